@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever the digits of a number in an error's context, they are recorded.
+// Numbers in an error's context are recorded digit by digit.
 func TestContext_numbersStayAsTheyAre(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {

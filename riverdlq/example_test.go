@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// What a worker returns when running the job again cannot help.
+// A worker returns an Error of a permanent class when running the job again cannot help.
 func ExampleError() {
 	err := &riverdlq.Error{
 		Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness,
@@ -25,7 +25,7 @@ func ExampleError() {
 	// permanent: true
 }
 
-// A client records structured errors once it has the middleware.
+// A client records structured errors once its configuration has the middleware.
 func ExampleNewMiddleware() {
 	config := &river.Config{
 		Middleware: []rivertype.Middleware{riverdlq.NewMiddleware()},

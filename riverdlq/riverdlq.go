@@ -1,5 +1,6 @@
-// Package riverdlq lets a River application say more about its errors than a string, so that dlqd can tell what to do
-// with a job that died: the type and code of the error, its class, and whatever context helps a person.
+// Package riverdlq adds structure to the errors of a River application: the type and code of an
+// error, its class, and context for the operator. dlqd uses them to decide what happens to a job
+// that failed for good.
 //
 //	workers := river.NewWorkers()
 //	client, err := river.NewClient(driver, &river.Config{
@@ -9,10 +10,13 @@
 //
 //	func (w *ChargeWorker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
 //		if declined {
-//			return &riverdlq.Error{Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness, Message: "insufficient funds"}
+//			return &riverdlq.Error{
+//				Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness, Message: "insufficient funds",
+//			}
 //		}
 //
-// It is optional: a job that fails with a plain error is captured all the same, and classified by its message.
+// The package is optional: dlqd also captures jobs that fail with a plain error, and classifies
+// them by its message.
 package riverdlq
 
 import (
@@ -29,26 +33,28 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// MetadataKey is the key of a job's metadata under which its structured error is.
+// MetadataKey is the key in a job's metadata that holds its structured error.
 const MetadataKey = "dlq:error"
 
-// AttemptsKey is the key of a job's metadata under which its failed attempts are, by their numbers:
-// how long each took, and how busy the worker's machine was.
+// AttemptsKey is the key in a job's metadata that holds its failed attempts by number: the duration
+// of each, and the load of the worker's machine.
 const AttemptsKey = "dlq:attempts"
 
-// maxAttempts bounds how many of a job's attempts are kept: the last ones.
+// maxAttempts is the number of attempts that are kept for a job. The oldest are dropped.
 const maxAttempts = 100
 
-// maxMessageBytes bounds what is recorded of an error's message: it is stored with the job at every attempt.
+// maxMessageBytes limits each recorded text (message, type, code, title, strings of the context),
+// because the job stores them at every attempt. A longer text is cut.
 const maxMessageBytes = 64 << 10
 
-// maxContextBytes bounds what is recorded beside it.
+// maxContextBytes limits the context as JSON. A larger one is dropped.
 const maxContextBytes = 256 << 10
 
-// Class says what kind of trouble an error is, and so what helps against it.
+// Class is the kind of an error. It decides whether retrying can help, and what dlqd does.
 type Class string
 
-// The classes. Retrying helps against the first three; the others need a person, or another program.
+// The classes, with examples. Retrying helps against the first three. The others need an operator
+// or a change of the program.
 const (
 	ClassTransient    Class = "transient"    // connection reset or refused, timeout, HTTP 408, 423, 425, 500, 502
 	ClassRateLimited  Class = "rate_limited" // HTTP 429, quota exceeded
@@ -59,10 +65,10 @@ const (
 	ClassNotFound     Class = "not_found"    // HTTP 404, 410
 	ClassBusiness     Class = "business"     // payment declined, out of stock, HTTP 402, 409
 	ClassCodeBug      Class = "code_bug"     // panic, nil dereference, type error
-	ClassUnknown      Class = "unknown"      // nothing matched: retried as a job, and then a person's
+	ClassUnknown      Class = "unknown"      // no rule matched: River retries, then the entry is parked
 )
 
-// Classes lists all classes.
+// Classes returns all classes.
 func Classes() []Class {
 	return []Class{
 		ClassTransient, ClassRateLimited, ClassOutage, ClassValidation, ClassMalformed, ClassUnauthorized,
@@ -75,19 +81,21 @@ func (c Class) Permanent() bool {
 	return slices.Contains([]Class{ClassValidation, ClassMalformed, ClassUnauthorized, ClassNotFound, ClassBusiness, ClassCodeBug}, c)
 }
 
-// Error is an error with what dlqd needs to judge it. All fields but Message may be empty.
+// Error is an error with the fields by which dlqd classifies and groups it. All fields are
+// optional, but Message or Err should be set.
 type Error struct {
 	Type    string         // name of the error, such as "CardDeclined"
 	Code    string         // code within the type, such as an HTTP status or a SQLSTATE
 	Class   Class          // empty: dlqd classifies it by the other fields
-	Title   string         // what went wrong, the same text each time: dlqd groups by it where there is no Code
-	Message string         // for people
-	Context map[string]any // anything that can be marshalled to JSON
-	Err     error          // the error behind it, for errors.Is and errors.As
+	Title   string         // what went wrong, the same text each time: dlqd groups by it if there is no Code
+	Message string         // for people; if empty, the text of Err
+	Context map[string]any // anything that can be marshaled to JSON; up to 256 KiB
+	Err     error          // the underlying error, for errors.Is and errors.As
 }
 
-// Error returns the type and the message, as text that River can store: a NUL character in it would make the database
-// refuse the end of this job, and of every job whose completion River writes in the same batch.
+// Error returns the type and the message as text that River can store. A NUL character in it would
+// make the database refuse the completion of this job, and of every job that River completes in the
+// same batch.
 func (e *Error) Error() string {
 	message := e.Message
 	if message == "" && e.Err != nil {
@@ -99,10 +107,10 @@ func (e *Error) Error() string {
 	return clean(message)
 }
 
-// Unwrap returns the error behind it.
+// Unwrap returns the underlying error.
 func (e *Error) Unwrap() error { return e.Err }
 
-// record is what is kept under [MetadataKey].
+// record is the value stored under [MetadataKey].
 type record struct {
 	Attempt int             `json:"attempt"`
 	Type    string          `json:"type,omitempty"`
@@ -113,8 +121,9 @@ type record struct {
 	Context json.RawMessage `json:"context,omitempty"`
 }
 
-// Record keeps the structured error in err's chain, if there is one, with the job whose worker's context ctx is. It
-// fails outside a worker, middleware or hook.
+// Record stores the structured error in err's chain, if there is one, in the job's metadata. ctx
+// must be the context of the job's worker: outside a worker, middleware or hook, Record returns an
+// error.
 func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 	var structured *Error
 	if !errors.As(err, &structured) {
@@ -138,9 +147,12 @@ func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 	return river.MetadataSet(ctx, MetadataKey, r)
 }
 
-// storable is context as JSON that jsonb can hold, nil where there is no such thing: context that cannot be stored must
-// cost neither the rest of the error nor the job's own end. Decoding replaces what is not Unicode (half a surrogate
-// pair). Numbers stay as they are written: an id beyond 2^53 is no float64. Those that are out of a float64's range are refused.
+// storable returns context as JSON that jsonb can hold, or nil if it cannot be stored: then the
+// rest of the error is still recorded, and the job still completes.
+//
+// Decoding replaces invalid Unicode (half a surrogate pair). Numbers keep their digits, because an
+// id beyond 2^53 does not fit a float64; a context with a number outside the range of a float64 is
+// dropped.
 func storable(context map[string]any) json.RawMessage {
 	raw, err := json.Marshal(context)
 	if err != nil || len(raw) > maxContextBytes {
@@ -163,7 +175,8 @@ func storable(context map[string]any) json.RawMessage {
 	return raw
 }
 
-// maxNumberLength bounds the digits of one number, which jsonb writes out: those of the largest float64 fit.
+// maxNumberLength limits the characters of a number, because jsonb writes out all its digits. The
+// largest float64 has 309.
 const maxNumberLength = 400
 
 // cleanTree makes all texts storable, and reports whether all numbers are.
@@ -194,7 +207,7 @@ func cleanTree(tree any) (any, bool) {
 	return tree, ok
 }
 
-// clean makes text that jsonb can hold.
+// clean returns text that jsonb can hold, cut to maxMessageBytes.
 func clean(s string) string {
 	if len(s) > maxMessageBytes {
 		s = s[:maxMessageBytes]
@@ -202,19 +215,20 @@ func clean(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// Middleware records structured errors, and ends a job at once whose error's class is permanent.
+// Middleware records structured errors, and cancels a job at once if the class of its error is
+// permanent.
 type Middleware struct {
 	river.MiddlewareDefaults
 
-	// SystemState, if not nil, says how busy this machine is. It is called after each failed
-	// attempt, and must not block; false means that nothing is known.
+	// SystemState, if not nil, returns the load of this machine, or false if it is unknown. It is
+	// called after each failed attempt and must not block.
 	SystemState func() (SystemState, bool)
 }
 
-// SystemState is how busy a machine is.
+// SystemState is the load of a machine.
 type SystemState struct {
-	CPU    float64 `json:"cpu"`    // percent of all processors in use
-	Memory float64 `json:"memory"` // percent in use
+	CPU    float64 `json:"cpu"`    // percent used, of all processors
+	Memory float64 `json:"memory"` // percent used
 }
 
 // NewMiddleware returns a middleware for river.Config.
@@ -224,7 +238,7 @@ func NewMiddleware() *Middleware { return &Middleware{} }
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
 	start, returned := time.Now(), false
 	defer func() {
-		if !returned { // a panic, which River recovers
+		if !returned { // doInner panicked; River recovers it
 			_ = m.recordAttempt(ctx, job, time.Since(start))
 		}
 	}()
@@ -248,13 +262,13 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	return err
 }
 
-// attempt is what is kept of one attempt under [AttemptsKey].
+// attempt is the record of one attempt under [AttemptsKey].
 type attempt struct {
 	Seconds float64      `json:"seconds"`
 	System  *SystemState `json:"system,omitempty"`
 }
 
-// recordAttempt adds an attempt to those that earlier ones left in the job's metadata.
+// recordAttempt adds this attempt to the earlier ones in the job's metadata.
 func (m *Middleware) recordAttempt(ctx context.Context, job *rivertype.JobRow, took time.Duration) error {
 	var metadata struct {
 		Attempts map[int]json.RawMessage `json:"dlq:attempts"`
@@ -269,7 +283,7 @@ func (m *Middleware) recordAttempt(ctx context.Context, job *rivertype.JobRow, t
 		}
 	}
 	raw, err := json.Marshal(last)
-	if err != nil { // a number that JSON has not
+	if err != nil { // NaN or infinity, which JSON cannot hold
 		return nil //nolint:nilerr // the attempt failed for another reason
 	}
 	metadata.Attempts[job.Attempt] = raw

@@ -1,5 +1,6 @@
-// Package approval is for what one person does not do alone: requests, the second person's approval, and the runner that carries them
-// out. What needs one, the database decides where people act (dlq.require_approval), by the policy.
+// Package approval implements operations that need a second person: requests, the approval, and the
+// runner that executes approved requests. The database decides what needs an approval, by the
+// policy (dlq.require_approval).
 package approval
 
 import (
@@ -15,26 +16,26 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Operations that are asked for.
+// Operations that can be requested.
 const (
 	Replay = "replay" // a [replay.Request]
 	Bulk   = "bulk"   // a [deadletter.Bulk]
 	Erase  = "erase"  // an [Erasure]
 )
 
-// States of a request.
+// States of a request. [Approval] lists all of them.
 const (
 	Requested = "requested"
-	Approved  = "approved" // until it is carried out
+	Approved  = "approved" // until the runner has executed it
 	Expired   = "expired"
 )
 
-// Erasure is what is asked for by [Erase].
+// Erasure is the request of an [Erase] operation.
 type Erasure struct {
 	Filter json.RawMessage `json:"filter"`
 }
 
-// Approval is what somebody asks for, and what became of it.
+// Approval is a request for an operation, with its decision and its outcome.
 type Approval struct {
 	ID          uuid.UUID       `json:"id" doc:"Identifies the request."`
 	Operation   string          `json:"operation" enum:"replay,bulk,erase" doc:"A replay run, one thing to many entries, or an erasure."`
@@ -57,7 +58,7 @@ type Approval struct {
 	EndedAt     *time.Time      `json:"endedAt,omitempty" doc:"When it was done, failed, was refused or withdrawn, or expired."`
 }
 
-// Do says what is asked for, in a word or two.
+// Do returns the requested operation; for a bulk operation, its action.
 func (a *Approval) Do() string {
 	var bulk deadletter.Bulk
 	if a.Operation == Bulk && json.Unmarshal(a.Request, &bulk) == nil {
@@ -66,23 +67,25 @@ func (a *Approval) Do() string {
 	return a.Operation
 }
 
-// Needs reports whether it takes an admin, rather than an operator, and in every queue and for every kind.
+// Needs returns whether the approval needs the role admin instead of operator, and whether it needs
+// that role for every queue and kind.
 func (a *Approval) Needs() (admin, everywhere bool) {
 	return a.Operation == Erase || a.Do() == "purge", a.Operation == Erase
 }
 
-// Person is somebody who asks or decides.
+// Person is the person who requests or decides.
 type Person struct {
 	deadletter.Act
 
 	OnBehalfOf string
-	TokenBy    string // who made the token by which they are known
+	TokenBy    string // who created the token with which the person is signed in
 }
 
-// Store keeps requests.
+// Store reads and writes requests.
 type Store struct {
 	Store *deadletter.Store
-	// Wake is called when something was approved; nil where no [Runner] is in this process, and it begins within a second.
+	// Wake, if not nil, is called after an approval, for the [Runner] of this process. Without it,
+	// a runner starts the request within a second.
 	Wake func()
 }
 
@@ -90,7 +93,7 @@ func (s *Store) inTx(ctx context.Context, fn func(q *dbsqlc.Queries) error) erro
 	return deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error { return fn(dbsqlc.New(tx)) }))
 }
 
-// Request asks for an operation.
+// Request creates a request for an operation.
 func (s *Store) Request(ctx context.Context, operation string, request any, by Person) (*Approval, error) {
 	raw, err := json.Marshal(request)
 	if err != nil {
@@ -106,7 +109,8 @@ func (s *Store) Request(ctx context.Context, operation string, request any, by P
 	return s.Get(ctx, id)
 }
 
-// Approve approves a request, for as many entries as it touches now, if these are not more than expect.
+// Approve approves a request for the entries that its filter selects now, and returns an error if
+// these are more than expect.
 func (s *Store) Approve(ctx context.Context, id uuid.UUID, expect int64, by Person) error {
 	if s.Wake != nil {
 		defer s.Wake()
@@ -123,7 +127,7 @@ func (s *Store) Refuse(ctx context.Context, id uuid.UUID, by deadletter.Act) err
 	})
 }
 
-// Withdraw withdraws what one asked for oneself.
+// Withdraw withdraws a request. Only the person who made it, or on whose behalf it was made, can.
 func (s *Store) Withdraw(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 	return s.inTx(ctx, func(q *dbsqlc.Queries) error {
 		return q.Withdraw(ctx, dbsqlc.WithdrawParams{ID: id, Note: by.Note, Actor: by.Actor})
@@ -142,7 +146,7 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
 	return list[0], nil
 }
 
-// List returns requests, of one state if that is not "", the latest first.
+// List returns requests, latest first: those in a state, or all if state is "".
 func (s *Store) List(ctx context.Context, state string, most int) ([]*Approval, error) {
 	return s.find(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(most)})
 }
@@ -163,7 +167,7 @@ func approval(row *dbsqlc.ApprovalsRow) *Approval {
 		Frozen: row.Frozen, Changed: row.Changed, Outcome: row.Outcome, Problem: row.Problem, EndedAt: row.EndedAt,
 	}
 	if a.State == Requested && !time.Now().Before(a.ExpiresAt) {
-		a.State = Expired // which the runner writes down
+		a.State = Expired // the runner writes this to the database
 	}
 	return a
 }

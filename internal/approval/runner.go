@@ -17,27 +17,31 @@ import (
 )
 
 const (
-	// interval is how often a runner looks for something to carry out.
+	// interval is the time between two checks for approved requests.
 	interval = time.Second
-	// lease is how long after its last word a process that died is waited for, and word how often it says that it goes on.
+	// lease is how long a request belongs to the process that executes it, since that process last
+	// renewed it; word is the interval of renewals.
 	lease = time.Minute
 	word  = 15 * time.Second
-	// turnTimeout bounds one approval: an erasure looks through the archive.
+	// turnTimeout limits one request: an erasure reads the whole archive.
 	turnTimeout = 2 * time.Hour
 )
 
-// Runner carries out what was approved, as who asked for it, on the entries that the approval froze. Each is one process's at a time; of
-// one that was cut short, the entries that are left are done (dlq.approval_entries.done_at); a replay run is started once.
+// Runner executes approved requests in the name and the scope of the person who made them, on
+// the entries that the approval froze. Only one process executes a request at a time. If it is
+// interrupted, the next one does the rest of the entries (dlq.approval_entries.done_at). A
+// replay run is started only once.
 type Runner struct {
 	Store    *deadletter.Store
 	Replayer *replay.Replayer
-	Archive  *archive.Archive // nil: there is none
+	Archive  *archive.Archive // nil if there is none
 	Logger   *slog.Logger
-	// Observe is told of everything that was carried out, or could not be: how long it took, and its error. Nil for nobody.
+	// Observe, if not nil, is called after each request that was executed or could not be, with its
+	// duration and error.
 	Observe func(took time.Duration, err error)
 }
 
-// Loop keeps carrying out what was approved.
+// Loop returns the loop that executes approved requests.
 func (r *Runner) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "approvals", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Failing: "what was approved is not carried out",
@@ -51,7 +55,7 @@ func (r *Runner) Loop() *background.Loop {
 	})
 }
 
-// RunOnce carries out one approved request, if there is one. Requests about which nobody decided in time end.
+// RunOnce executes one approved request, if there is one, after ending the requests that expired.
 func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 	q := dbsqlc.New(r.Store.DB())
 	if err := q.Expire(ctx); err != nil {
@@ -73,7 +77,7 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 			case <-working.Done():
 				return
 			case <-ticks.C:
-				_ = q.Hold(working, dbsqlc.HoldParams{ID: a.ID, During: lease}) // or another process does it again
+				_ = q.Hold(working, dbsqlc.HoldParams{ID: a.ID, During: lease}) // if it fails, another process takes over
 			}
 		}
 	}()
@@ -81,7 +85,7 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 	stop()
 	<-said
 	if ctx.Err() != nil {
-		_ = q.Release(context.WithoutCancel(ctx), a.ID) // its lease ends by itself
+		_ = q.Release(context.WithoutCancel(ctx), a.ID) // otherwise its lease ends by itself
 	}
 	if err != nil {
 		return false, fmt.Errorf("approval %s: %w", a.ID, err)
@@ -108,15 +112,15 @@ func (r *Runner) carryOut(ctx context.Context, a *dbsqlc.TakeRow) error {
 	end.ID = a.ID
 	err = r.Store.InTx(ctx, func(tx postgres.DB) error { return dbsqlc.New(tx).End(ctx, *end) })
 	if errors.Is(deadletter.Named(err), deadletter.ErrNotAllowed) {
-		return nil // it has ended
+		return nil // it has ended already
 	}
 	return err
 }
 
-// errRequest is of a request that says nothing: somebody wrote it by SQL.
+// errRequest reports a request that cannot be decoded, such as one written by SQL.
 var errRequest = errors.New("the request cannot be read")
 
-// do does what is asked for. It returns what came of it, nil where that is noted already.
+// do executes a request. It returns the outcome, or nil if that is recorded already.
 func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, error) {
 	act := deadletter.Act{Actor: a.Actor, Note: a.Note}
 	switch a.Operation {
@@ -125,15 +129,15 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 		if err := json.Unmarshal(a.Request, &request); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
-		_, err := r.Replayer.Start(ctx, &request) // which ends the approval with the same commit: it is not started twice
+		_, err := r.Replayer.Start(ctx, &request) // ends the approval in the same commit, so it starts only once
 		return nil, err
 	case Bulk:
-		act.Operation = a.ID // whoever goes on with it goes on with that
+		act.Operation = a.ID // a process that resumes the request continues this operation
 		bulk := deadletter.Bulk{Act: act}
 		if err := json.Unmarshal(a.Request, &bulk); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
-		_, _, err := r.Store.Bulk(ctx, bulk) // which counts what it has changed, batch by batch: dlq.act_where
+		_, _, err := r.Store.Bulk(ctx, bulk) // counts the changes of each batch in dlq.act_where
 		return &dbsqlc.EndParams{}, err
 	default:
 		var erasure Erasure

@@ -1,5 +1,5 @@
-// Package cause reads what went wrong out of a receiver's answer: problem documents and other JSON,
-// XML and SOAP faults, HTML pages, and text.
+// Package cause extracts the cause of a failure from a receiver's HTTP response: problem documents
+// and other JSON, XML and SOAP faults, HTML pages, and plain text.
 package cause
 
 import (
@@ -15,24 +15,25 @@ import (
 )
 
 const (
-	// MaxBytes is how much of an answer is read.
+	// MaxBytes is the number of bytes of a response that are read.
 	MaxBytes = 64 << 10
-	// MaxShown is the most bytes of an answer's texts that a headline has, and that one text has.
+	// MaxShown limits a headline, and each text taken from a response, in bytes.
 	MaxShown = 300
-	// maxName is the most bytes of a type or a code.
+	// maxName limits a type or a code, in bytes.
 	maxName = 200
 )
 
-// Cause is what an answer says went wrong. What it does not say is empty.
+// Cause is the cause of a failure as a response states it. A part that the response does not state
+// is empty.
 type Cause struct {
 	Type    string
 	Code    string
 	Title   string // the same text each time
-	Message string // may name what this one failure is about
+	Message string // may contain data of this one failure
 }
 
-// Paths are the places of the parts of a cause in JSON and XML: keys with dots between them. Case,
-// _ and - do not count, elements of arrays have the path of the array, and an XML document's root
+// Paths lists where JSON and XML documents have the parts of a cause: keys joined by dots. Case, _
+// and - do not count, elements of arrays have the path of the array, and an XML document's root
 // element is left out.
 type Paths struct {
 	Type    []string
@@ -41,19 +42,19 @@ type Paths struct {
 	Message []string
 }
 
-// Answer is an answer other than a success.
+// Answer is a response that reports a failure.
 type Answer struct {
 	Status      int
-	ContentType string // as the header has it
-	Type, Code  string // as headers name them: these replace those of the body
-	Body        []byte // at most MaxBytes of it
-	Paths       Paths  // looked at before the built-in ones
-	// Hide, if not nil, takes out what must not be shown. It is called with whole texts, before
-	// they are cut.
+	ContentType string // the Content-Type header
+	Type, Code  string // from headers; they take precedence over those of the body
+	Body        []byte // only the first MaxBytes are read
+	Paths       Paths  // tried before the built-in ones
+	// Hide, if not nil, removes what must not be shown. It is called with whole texts, before they
+	// are cut.
 	Hide func(text string) string
 }
 
-// Cause reads the answer.
+// Cause returns the cause that the response states.
 func (a *Answer) Cause() Cause {
 	body := text(a.Body[:min(len(a.Body), MaxBytes)], a.ContentType)
 	var c Cause
@@ -65,7 +66,7 @@ func (a *Answer) Cause() Cause {
 		c = a.ofFields(readXML(body), body)
 	case strings.ContainsRune(`{["`, rune(body[0])):
 		c = a.ofFields(readJSON(body), body)
-	case strings.Count(body, "\uFFFD") <= utf8.RuneCountInString(body)/4: // else it is no text
+	case strings.Count(body, "\uFFFD") <= utf8.RuneCountInString(body)/4: // otherwise the body is binary
 		c.Message = body
 	}
 	status := strconv.Itoa(a.Status)
@@ -86,7 +87,7 @@ func (a *Answer) Cause() Cause {
 	return c
 }
 
-// String is what people read: title, message and code, at most MaxShown bytes.
+// String returns title, message and code in at most MaxShown bytes.
 func (c *Cause) String() string {
 	parts := slices.DeleteFunc([]string{c.Title, c.Message}, func(part string) bool { return part == "" })
 	said := strings.Join(parts, ": ")
@@ -100,7 +101,7 @@ func (c *Cause) String() string {
 	return cut(said, MaxShown-len(code)) + code
 }
 
-// containsWord reports whether a text has a word in it, with no letter, digit or _ next to it.
+// containsWord reports whether text contains word with no letter, digit or _ next to it.
 func containsWord(text, word string) bool {
 	for from := 0; ; {
 		at := strings.Index(text[from:], word)
@@ -119,10 +120,10 @@ func containsWord(text, word string) bool {
 
 func isWordRune(r rune) bool { return r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) }
 
-// built are the places that receivers put the parts of a cause in, the most specific first: problem
-// documents (RFC 9457), OAuth, JSON:API, JSON-RPC, GraphQL, SOAP 1.1 and 1.2, and the errors of
-// Google, AWS, Stripe, PayPal, Salesforce, Adyen, Twilio, Spring, ASP.NET, FastAPI, Kubernetes and
-// Elasticsearch. Names are as [key] makes them.
+// built lists the paths that receivers use, the most specific first: problem documents (RFC 9457),
+// OAuth, JSON:API, JSON-RPC, GraphQL, SOAP 1.1 and 1.2, and the errors of Google, AWS, Stripe,
+// PayPal, Salesforce, Adyen, Twilio, Spring, ASP.NET, FastAPI, Kubernetes and Elasticsearch. Keys
+// are normalized by [key].
 var built = Paths{
 	Type: []string{
 		"error.type", "errors.type", "fault.type", "detail.type", "type", "errortype", "exceptiontype",
@@ -152,11 +153,11 @@ var built = Paths{
 	},
 }
 
-// identifier is a word that programs give: it has no blanks, and is more than one plain word.
+// identifier matches a word without blanks, as programs write names.
 var identifier = regexp.MustCompile(`^[\pL\pN$*][\pL\pN$#*]*(?:[_.:/\\#+-]+[\pL\pN$#*%]+)*[/()]*$`)
 
-// isIdentifier reports whether a text that is not at a place for names is one all the same:
-// HTTP_ERROR, CardDeclined, invalid_grant.
+// isIdentifier reports whether a text looks like a name in a program: HTTP_ERROR, CardDeclined,
+// invalid_grant. Values at paths that do not always hold names must pass it.
 func isIdentifier(text string) bool {
 	if len(text) > maxName || !identifier.MatchString(text) {
 		return false
@@ -165,7 +166,7 @@ func isIdentifier(text string) bool {
 	return inner && strings.IndexFunc(text, unicode.IsLetter) >= 0
 }
 
-// nothing are names that say only that something went wrong.
+// nothing lists names that say only that something failed.
 var nothing = func() map[string]bool {
 	names := map[string]bool{}
 	for name := range strings.FieldsSeq(`
@@ -180,7 +181,7 @@ var nothing = func() map[string]bool {
 	return names
 }()
 
-// SaysNothing reports whether a type or code says only that something went wrong: Error, Exception,
+// SaysNothing reports whether a type or code says only that something failed: Error, Exception,
 // RuntimeError, soap:Server.
 func SaysNothing(name string) bool {
 	name = strings.ToLower(strings.TrimSpace(name))
@@ -200,8 +201,8 @@ func IsStatus(text string) bool {
 
 var words = regexp.MustCompile(`[\pL]+`)
 
-// isStatus reports whether a text says no more than the answer's status does: "502 Bad Gateway",
-// "HTTP Status 404 – Not Found", "Error".
+// isStatus reports whether a text says no more than the response's status: "502 Bad Gateway", "HTTP
+// Status 404 – Not Found", "Error".
 func (a *Answer) isStatus(said string) bool {
 	if said == "" || len(said) > 100 {
 		return false
@@ -220,7 +221,7 @@ func (a *Answer) isStatus(said string) bool {
 	return (left == "" || left == "code") && strings.Contains(said, strconv.Itoa(a.Status))
 }
 
-// lettersOf returns the words of a text in small letters, without digits and punctuation.
+// lettersOf returns the words of a text in lower case, without digits and punctuation.
 func lettersOf(text string) string {
 	return strings.ToLower(strings.Join(words.FindAllString(strings.ReplaceAll(text, "'", ""), -1), " "))
 }
@@ -232,7 +233,7 @@ func (a *Answer) hidden(said string) string {
 	return a.Hide(line(a.Hide(said)))
 }
 
-// text returns a body as text that the database can hold, without blanks around it.
+// text returns a body as text that the database can store, without blanks at its ends.
 func text(body []byte, contentType string) string {
 	body = bytes.TrimPrefix(body, []byte("\uFEFF"))
 	var out string
@@ -276,7 +277,7 @@ func line(said string) string {
 
 func shown(said string, limit int) string { return cut(line(said), limit) }
 
-// cut returns the beginning of a text, with … where there is more, in at most limit bytes.
+// cut returns at most limit bytes of a text. If the text is longer, the result ends with ….
 func cut(said string, limit int) string {
 	const more = "…"
 	if len(said) <= limit {

@@ -182,7 +182,7 @@ func TestAnswer_PathsExtendTheTable(t *testing.T) {
 	require.Equal(t, cause.Cause{Code: "8", Message: "no stock"}, answer.Cause())
 }
 
-// What must not be shown is taken out before a text is cut: a cut would leave half of it.
+// Secrets are hidden before a text is cut: afterwards, half a secret could remain.
 func TestAnswer_HidesBeforeItCuts(t *testing.T) {
 	t.Parallel()
 	secret := "4111111111111111"
@@ -221,7 +221,7 @@ func TestCause_String(t *testing.T) {
 	require.True(t, utf8.ValidString(said.String()))
 }
 
-// hostile are bodies that are expensive to read, or broken.
+// hostile lists bodies that are broken, or expensive to read.
 func hostile() map[string]string {
 	const size = cause.MaxBytes
 	return map[string]string{

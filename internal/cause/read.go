@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// maxFields bounds the texts of a document that are looked at. The rest is not read.
+	// maxFields limits the fields that are read from a document. The rest is not read.
 	maxFields = 1000
-	// maxDepth is the most keys of a path: what is deeper is passed over.
+	// maxDepth is the largest number of keys in a path. Deeper values are skipped.
 	maxDepth = 8
 )
 
-// fields are the texts and numbers of a document by their paths, the first of each.
+// fields holds the texts and numbers of a document by path. The first value at a path counts.
 type fields struct {
 	at    map[string]string
 	first []string // paths of texts, in the document's order
-	root  string   // a document that is one text
+	root  string   // text of a document that is a single string
 }
 
 func (f *fields) add(path []string, value string, isText bool) {
@@ -50,7 +50,7 @@ func (f *fields) add(path []string, value string, isText bool) {
 	}
 }
 
-// key is a key as paths have it.
+// key normalizes a key for use in paths: lower case, without _, -, . and blanks.
 func key(name string) string {
 	name = strings.ToLower(name)
 	if strings.ContainsAny(name, "_-. ") {
@@ -59,8 +59,8 @@ func key(name string) string {
 	return name
 }
 
-// readJSON reads a document as far as it goes: one that was cut, or that goes wrong later, has the
-// fields before that.
+// readJSON reads a document as far as it is valid. If it is cut off or broken, the fields before
+// that point are returned.
 func readJSON(body string) fields {
 	f := fields{at: map[string]string{}}
 	decoder := json.NewDecoder(strings.NewReader(body))
@@ -105,16 +105,16 @@ func readJSON(body string) fields {
 	return f
 }
 
-// readXML reads a document as far as it goes. Attributes are fields of their element.
+// readXML reads a document as far as it is valid. Attributes are fields of their element.
 func readXML(body string) fields {
 	f := fields{at: map[string]string{}}
 	decoder := xml.NewDecoder(strings.NewReader(body))
 	decoder.Strict = false
 	decoder.Entity = xml.HTMLEntity
 	decoder.CharsetReader = func(_ string, input io.Reader) (io.Reader, error) {
-		return input, nil // it is UTF-8 by now
+		return input, nil // text has already converted the body to UTF-8
 	}
-	var path []string // with the root element
+	var path []string // starts with the root element
 	var said strings.Builder
 	leaf := false
 	for len(f.at) < maxFields {
@@ -144,20 +144,20 @@ func readXML(body string) fields {
 			path = path[:max(len(path)-1, 0)]
 		}
 	}
-	if leaf && len(path) > 0 { // cut within a text
+	if leaf && len(path) > 0 { // the document is cut off within a text
 		f.add(path[1:], said.String(), true)
 	}
 	return f
 }
 
-// isXMLs reports whether an attribute is one of XML itself, which says nothing about an error.
+// isXMLs reports whether an attribute belongs to XML itself, and so says nothing about an error.
 func isXMLs(name xml.Name) bool {
 	return name.Space == "xmlns" || name.Local == "xmlns" || name.Space == "xml" ||
 		strings.HasSuffix(name.Space, "XMLSchema-instance")
 }
 
-// ofFields chooses the parts of a cause: those at the paths that are given, then those at the
-// built-in ones.
+// ofFields chooses the parts of a cause. The answer's own paths take precedence over the built-in
+// ones.
 func (a *Answer) ofFields(f fields, body string) Cause {
 	given := func(string, string) bool { return true }
 	says := func(value string) bool { return !SaysNothing(value) && !IsStatus(value) && !a.isStatus(value) }
@@ -188,7 +188,7 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 		c.Message = f.at[f.find(built.Message, said)]
 	}
 	switch {
-	case c.Message != "" && c.Message[0] == '{' && strings.HasSuffix(c.Message, "}"): // JSON within JSON, once
+	case c.Message != "" && c.Message[0] == '{' && strings.HasSuffix(c.Message, "}"): // JSON inside JSON, one level
 		inner := (&Answer{Status: a.Status, Paths: a.Paths}).ofFields(readJSON(c.Message), "")
 		if inner != (Cause{}) {
 			inner.Type, inner.Code = cmp.Or(c.Type, inner.Type), cmp.Or(c.Code, inner.Code)
@@ -198,7 +198,7 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 	case c.Message == "" && f.root != "":
 		c.Message = f.root
 	case c.Message == "" && c.Title == "" && c.Code == "":
-		// The first text, behind the last key of its path: {"email": ["is required"]}.
+		// The first text, after the last key of its path: {"email": ["is required"]}.
 		for _, path := range f.first {
 			value := f.at[path]
 			if value != c.Type && !IsStatus(value) && !a.isStatus(value) && strings.Contains(value, " ") {
@@ -213,7 +213,7 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 	return c
 }
 
-// find returns the first of some paths at which there is a value that ok accepts, or "".
+// find returns the first of paths whose value ok accepts, or "".
 func (f *fields) find(paths []string, ok func(path, value string) bool) string {
 	for _, path := range paths {
 		name := path
@@ -231,7 +231,7 @@ func (f *fields) find(paths []string, ok func(path, value string) bool) string {
 	return ""
 }
 
-// unique is what names one failure, and no kind of failure.
+// unique matches values that identify one failure rather than a kind of failure.
 var unique = regexp.MustCompile(`[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-|[0-9]{8}|[0-9a-fA-F]{16}`)
 
 // failing reports whether a name is an error's: ValidationError, UNPROCESSABLE_ENTITY.
@@ -247,7 +247,7 @@ func isNumber(value string) bool {
 	return strings.Trim(strings.TrimPrefix(value, "-"), "0123456789") == ""
 }
 
-// isHTML reports whether a body that begins with < is a page.
+// isHTML reports whether a body is an HTML page.
 func isHTML(body string) bool {
 	if body[0] != '<' {
 		return false
@@ -260,13 +260,13 @@ func isHTML(body string) bool {
 		func(tag string) bool { return strings.HasPrefix(begin, tag) })
 }
 
-// ofHTML reads a page: its title, else its first heading, else its text.
+// ofHTML reads the cause from a page: its title, else its first heading, else its text.
 func (a *Answer) ofHTML(body string) Cause {
 	tokens := html.NewTokenizer(strings.NewReader(body))
 	tokens.SetMaxBuf(MaxBytes)
 	var title, heading, said strings.Builder
 	into := &said
-	skip := atom.Atom(0) // the element whose text is no text of the page
+	skip := atom.Atom(0) // the open element whose text is not part of the page
 	for said.Len() < 4*MaxShown {
 		switch tokens.Next() { //nolint:exhaustive // others say nothing
 		case html.ErrorToken:
@@ -308,7 +308,7 @@ func (a *Answer) ofPage(title, heading, said string) Cause {
 			break
 		}
 	}
-	if said = line(said); c.Title == "" && len(words.FindAllString(said, 4)) == 4 { // else it is the server's name
+	if said = line(said); c.Title == "" && len(words.FindAllString(said, 4)) == 4 { // fewer words name the server
 		c.Message = said
 	}
 	return c

@@ -5,15 +5,16 @@ import (
 	"strings"
 )
 
-// Typing is what is being typed at a place of a text, and what a completion replaces. Places are in characters.
+// Typing is the part of a text at the cursor, and the range that a completion replaces, in
+// characters.
 type Typing struct {
-	Field  string // whose value it is; empty for a field, or a word
+	Field  string // field whose value is being typed; empty for a field or a word
 	Prefix string
 	From   int
 	To     int
 }
 
-// At is what is being typed at a place, and whether anything can complete it.
+// At returns the part of a text at a cursor, and whether it can be completed.
 func At(text string, at int) (Typing, bool) {
 	runes := []rune(text)
 	at = max(min(at, len(runes)), 0)
@@ -26,7 +27,7 @@ func At(text string, at int) (Typing, bool) {
 	typed := string(runes[from:at])
 	name, values, isField := strings.Cut(typed, ":")
 	if !isField {
-		if strings.Contains(string(runes[at:to]), ":") { // the field of values that are there already
+		if strings.Contains(string(runes[at:to]), ":") { // the name of a field that has values already
 			to = from + len([]rune(strings.SplitN(string(runes[from:to]), ":", 2)[0])) + 1
 		}
 		return Typing{Prefix: typed, From: from, To: to}, !strings.ContainsAny(typed, `"-`)
@@ -53,7 +54,8 @@ func At(text string, at int) (Typing, bool) {
 	return t, true
 }
 
-// Complete returns what completes a field or a value from the language alone, the likeliest first.
+// Complete returns the fields or values of the language that complete the prefix, in the language's
+// order.
 func (t *Typing) Complete() []Field {
 	var out []Field
 	prefix := strings.ToLower(t.Prefix)
@@ -77,7 +79,8 @@ func (t *Typing) Complete() []Field {
 	return out
 }
 
-// Insert is what a completion puts in place of what was typed.
+// Insert returns the text that a completion inserts. ofLanguage tells a word of the language (me,
+// nobody) from a name that is spelled the same.
 func (t *Typing) Insert(name string, ofLanguage bool) string {
 	switch {
 	case t.Field == "" && name == "payload":

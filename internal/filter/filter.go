@@ -1,9 +1,9 @@
-// Package filter is the language in which people choose dead letters, such as
+// Package filter implements the language in which users select dead letters, such as
 //
 //	status:manual queue:payments kind:order.* payload.customer:42 age:>2d "timed out"
 //
-// and the filter that it stands for: the JSON that dlq.filter_where makes a condition of. Console, CLI, API and SQL choose by the
-// same one. docs/filter.md is the language's description.
+// and the filter that such a text stands for: the JSON from which dlq.filter_where builds a
+// condition. Console, CLI, API and SQL share this filter. docs/filter.md describes the language.
 package filter
 
 import (
@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// Filter chooses dead letters: those of which all fields that it has hold. An empty one chooses all.
+// Filter selects the dead letters for which all of its fields hold. An empty filter selects all.
 type Filter struct {
 	Status        []string `json:"status,omitempty" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"In one of these states."`
 	Queue         []string `json:"queue,omitempty" doc:"In one of these queues; * stands for any text."`
@@ -44,27 +44,28 @@ type Filter struct {
 	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured no longer ago, such as 2 days." example:"2 days"`
 	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or more."`
 	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or fewer."`
-	// Payload is compared by the database: a number that Go decodes is another one beyond 2^53.
+	// Payload stays raw for the database to compare, because decoding would change a number beyond
+	// 2^53.
 	Payload   json.RawMessage `json:"payload,omitempty" doc:"Whose payload contains this JSON."`
 	PayloadAt []Place         `json:"payloadAt,omitempty" doc:"Whose payload has these values at these places."`
 }
 
-// Place is a place in payloads, and what is there.
+// Place is a path in payloads and its values.
 type Place struct {
 	Path   []string `json:"path" minItems:"1" maxItems:"64" doc:"Keys, the outermost first. Arrays on the way are looked through." example:"[\"customer\",\"id\"]"`
 	Values []string `json:"values" minItems:"1" doc:"A text, number or truth value, as text: one of these." example:"[\"42\"]"`
 }
 
-// JSON is the filter as the database takes it.
+// JSON returns the filter as the database reads it.
 func (f *Filter) JSON() json.RawMessage {
 	raw, err := json.Marshal(f)
 	if err != nil {
-		panic(err) // a payload that is no JSON: it was decoded, or parsed
+		panic(err) // only an invalid Payload fails, and Payload was decoded or parsed
 	}
 	return raw
 }
 
-// FromJSON reads a filter as the database takes it, which has a value in place of a list of one, too.
+// FromJSON decodes a filter as the database reads it: a single value may stand in place of a list.
 func FromJSON(raw json.RawMessage) (Filter, error) {
 	var f Filter
 	var fields map[string]json.RawMessage
@@ -88,7 +89,8 @@ func FromJSON(raw json.RawMessage) (Filter, error) {
 	return f, nil
 }
 
-// Merge is the filter of what both choose. They have no field in common.
+// Merge returns the filter that selects what both a and b select. It returns an error if they share
+// a field.
 func Merge(a, b Filter) (Filter, error) {
 	var out Filter
 	fields := map[string]json.RawMessage{}
@@ -116,16 +118,17 @@ func Merge(a, b Filter) (Filter, error) {
 	return out, json.Unmarshal(raw, &out)
 }
 
-// field is one of the language's, and what of a filter it stands for.
+// field is a field of the language, with the part of a filter that it sets.
 type field struct {
 	name    string // in the language
-	json    string // in a filter's JSON, where it stands for one field of that
+	json    string // in the filter's JSON, if it is exactly one field there
 	doc     string
 	example string
-	values  []string // there are no others; nil for any
+	values  []string // the only values; nil if any value is allowed
 	words   func(*Filter) *[]string
 	numbers func(*Filter) *[]int64
-	// read is of fields that are more than words: it takes one value.
+	// read is set instead of words and numbers for fields with a syntax of their own: it parses one
+	// value.
 	read func(*Filter, value) error
 }
 
@@ -135,7 +138,7 @@ var (
 	classes    = []string{"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized", "not_found", "business", "code_bug", "unknown"}
 )
 
-// table has all fields, in the order in which they are printed.
+// table has all fields, in the order in which Print writes them.
 var table = []field{
 	{name: "status", json: "status", doc: "State; open and closed stand for those that are.", example: "status:manual,failed", values: slices.Concat(states, []string{"open", "closed"}), words: func(f *Filter) *[]string { return &f.Status }},
 	{name: "queue", json: "queue", doc: "Queue; * stands for any text.", example: "queue:payments", words: func(f *Filter) *[]string { return &f.Queue }},
@@ -172,10 +175,10 @@ type Field struct {
 	Doc     string   `json:"doc" doc:"What it is."`
 	Example string   `json:"example" doc:"How it is used."`
 	Values  []string `json:"values,omitempty" doc:"Its values, where there are no others."`
-	JSON    string   `json:"-"` // the field of the filter's JSON, where it is one
+	JSON    string   `json:"-"` // field of the filter's JSON, if it is exactly one
 }
 
-// Fields are the fields of the language.
+// Fields returns the fields of the language.
 func Fields() []Field {
 	out := make([]Field, len(table))
 	for i, d := range table {

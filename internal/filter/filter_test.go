@@ -21,7 +21,7 @@ const (
 	otherID = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3d"
 )
 
-// texts, and the filters that they stand for.
+// texts maps texts of the language to filters.
 var texts = map[string]string{
 	"":                                `{}`,
 	"status:manual":                   `{"status":["dlq_manual"]}`,
@@ -130,7 +130,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// What was understood of a text is known beside what was not.
+// Read returns the valid part of a text together with the problems.
 func TestRead(t *testing.T) {
 	t.Parallel()
 	f, terms := filter.Read(`queue:a qeueu:b "timed out" class:x`, "")
@@ -144,7 +144,7 @@ func TestRead(t *testing.T) {
 	require.EqualError(t, err, `filter: qeueu:b (at 1): there is no field qeueu; did you mean queue? (to look for it in errors, quote it); class:x (at 9): there is no class "x" (there are transient, rate_limited, outage, validation, malformed, unauthorized, not_found, business, code_bug, unknown)`)
 }
 
-// aFilter draws any filter that the database takes.
+// aFilter draws any filter that the database accepts.
 func aFilter(t *rapid.T) filter.Filter {
 	var f filter.Filter
 	word := rapid.OneOf(rapid.StringMatching(`[a-z0-9_.*-]{1,8}`), rapid.StringMatching(`[ -~]{0,10}`), rapid.StringMatching(`[\pL "\\,:\t\n]{0,6}`), rapid.SampledFrom([]string{"me", "nobody", "open", "-x", `"`, `\`, ",", "a:b"}))
@@ -187,7 +187,7 @@ func aFilter(t *rapid.T) filter.Filter {
 	return f
 }
 
-// A filter is what its text says.
+// A printed filter parses back to the same filter.
 func TestPrint_roundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -210,7 +210,8 @@ func TestPrint_roundTrip(t *testing.T) {
 	})
 }
 
-// Whatever is typed is understood, or what is not is named, at places of the text; and what is, is what its print says.
+// For any text, each term is read or has a problem with its position. What is read prints to a text
+// with the same meaning.
 func TestRead_anyText(t *testing.T) {
 	t.Parallel()
 	words := slices.Collect(func(yield func(string) bool) {
@@ -282,7 +283,7 @@ func TestMerge(t *testing.T) {
 	require.ErrorContains(t, err, "queue: in the text, and beside it")
 }
 
-// Every field of the filter can be said in the language.
+// The language has a field for every field of the filter.
 func TestFields_haveAllOfTheFilter(t *testing.T) {
 	t.Parallel()
 	fields := filter.Fields()
@@ -301,7 +302,7 @@ func TestFields_haveAllOfTheFilter(t *testing.T) {
 	}
 }
 
-// The page about the language has the fields that there are, as the code describes them.
+// docs/filter.md lists the fields as the code describes them.
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/filter.md")
@@ -318,7 +319,7 @@ func TestDocs(t *testing.T) {
 	require.Contains(t, string(page), want.String(), "docs/filter.md: the table is to be\n"+want.String())
 }
 
-// What is being typed, where the cursor is at the bar.
+// The cases mark the cursor by |.
 func TestAt(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

@@ -17,10 +17,11 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// MaxBytes is the longest text that is read.
+// MaxBytes is the length of the longest text that Parse accepts.
 const MaxBytes = 4096
 
-// Term is a part of a text: a field with its values, or a word. Places are counted in characters (Unicode code points).
+// Term is a part of a text: a field with its values, or a word. Positions count characters (Unicode
+// code points).
 type Term struct {
 	Field   string   `json:"field,omitempty" doc:"The field; of a word alone, the one that it stands for."`
 	Values  []string `json:"values,omitempty" doc:"Its values, as they were read."`
@@ -30,10 +31,10 @@ type Term struct {
 	Suggest []string `json:"suggest,omitempty" doc:"What may have been meant instead of the term."`
 }
 
-// Error is what was not understood of a text.
+// Error lists the terms of a text that cannot be parsed.
 type Error struct {
 	Text  string
-	Terms []Term // those that have a problem
+	Terms []Term // those with a problem
 }
 
 func (e *Error) Error() string {
@@ -49,7 +50,8 @@ func (e *Error) Error() string {
 	return "filter: " + strings.Join(said, "; ")
 }
 
-// Parse is the filter that a text stands for. me is who asks, empty where nobody knows; an error is an [*Error].
+// Parse returns the filter that a text stands for. me is the caller, or empty if unknown. Its
+// error is an [*Error].
 func Parse(text, me string) (Filter, error) {
 	f, terms := Read(text, me)
 	terms = slices.DeleteFunc(terms, func(t Term) bool { return t.Problem == "" })
@@ -59,7 +61,7 @@ func Parse(text, me string) (Filter, error) {
 	return f, nil
 }
 
-// Read is how a text is understood: the filter of the terms that are, and all terms.
+// Read returns the filter of the terms that are valid, and all terms with their problems.
 func Read(text, me string) (Filter, []Term) {
 	r := &reader{text: text, me: me}
 	switch {
@@ -85,7 +87,7 @@ func Read(text, me string) (Filter, []Term) {
 	return r.filter, terms
 }
 
-// suggestion is a problem for which something may have been meant.
+// suggestion is a problem with proposed replacements.
 type suggestion struct {
 	problem string
 	words   []string
@@ -93,16 +95,16 @@ type suggestion struct {
 
 func (s *suggestion) Error() string { return s.problem }
 
-// value is one that a term has.
+// value is a value of a term.
 type value struct {
 	text   string
-	quoted bool // is only what it says
+	quoted bool // has no special meaning, such as me or nobody
 }
 
 type reader struct {
 	text   string
 	me     string
-	at     int // in bytes
+	at     int // position in bytes
 	filter Filter
 	inside bool // a quote is not closed
 }
@@ -113,7 +115,7 @@ func (r *reader) blanks() {
 	r.at = len(r.text) - len(strings.TrimLeftFunc(r.rest(), unicode.IsSpace))
 }
 
-// skip goes on to the end of a term that was not understood.
+// skip moves to the end of an invalid term.
 func (r *reader) skip() {
 	if i := strings.IndexFunc(r.rest(), unicode.IsSpace); i >= 0 {
 		r.at += i
@@ -122,7 +124,7 @@ func (r *reader) skip() {
 	}
 }
 
-// What begins like a field: a letter, and a colon before any blank. (10:30 is a word.)
+// fieldLike matches a field's name and colon. It does not match 10:30, which is a word.
 var fieldLike = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.+/-]*:`)
 
 func (r *reader) term() (Term, error) {
@@ -163,7 +165,7 @@ func (r *reader) term() (Term, error) {
 	return t, r.set(lookup("error"), []value{v})
 }
 
-// values reads values with commas between.
+// values reads a comma-separated list of values.
 func (r *reader) values() ([]value, error) {
 	var out []value
 	for {
@@ -179,7 +181,7 @@ func (r *reader) values() ([]value, error) {
 	}
 }
 
-// word reads a value: quoted, or up to a blank (and, in a list, a comma).
+// word reads a value: in quotes, or up to a blank (in a list, also up to a comma).
 func (r *reader) word(listed bool) (value, error) {
 	rest := r.rest()
 	if !strings.HasPrefix(rest, `"`) {
@@ -214,7 +216,7 @@ func (r *reader) word(listed bool) (value, error) {
 	return value{text: out.String(), quoted: true}, errors.New("the quote is not closed")
 }
 
-// set puts values into the filter.
+// set adds the values of a field to the filter.
 func (r *reader) set(d *field, values []value) error {
 	f := &r.filter
 	if d.read != nil {
@@ -271,7 +273,8 @@ func (r *reader) set(d *field, values []value) error {
 	return nil
 }
 
-// What leads to a place of a payload: keys, quoted where they have a dot, a colon, a quote or a blank.
+// place and placeKey match the keys of a payload path. A key with a dot, colon, quote or blank is
+// quoted.
 var (
 	place    = regexp.MustCompile(`^(?i:payload)((?:\.(?:"(?:[^"\\]|\\.)*"|[^\s".:]+))+):`)
 	placeKey = regexp.MustCompile(`\.("(?:[^"\\]|\\.)*"|[^\s".:]+)`)
@@ -337,7 +340,7 @@ func (r *reader) payload() (Term, error) {
 		p.Values = append(p.Values, v.text)
 	}
 	t.Values = p.Values
-	for i := range r.filter.PayloadAt { // said again: one of all of these
+	for i := range r.filter.PayloadAt { // a path that occurs again adds alternatives
 		if at := &r.filter.PayloadAt[i]; slices.Equal(at.Path, p.Path) {
 			at.Values = append(at.Values, p.Values...)
 			return t, nil
@@ -347,7 +350,7 @@ func (r *reader) payload() (Term, error) {
 	return t, nil
 }
 
-// maxPath is how deep messages are.
+// maxPath is the maximum depth of a message.
 const maxPath = 64
 
 func noField(name, rest string) error {
@@ -380,7 +383,7 @@ func noValue(d *field, text string) error {
 	return errors.New(problem + list)
 }
 
-// nearest is the word that a mistyped one may be meant as, empty for none.
+// nearest returns the word that text is probably a misspelling of, or "".
 func nearest(text string, words []string) (near string) {
 	least := 1 + min(len(text)/3, 2)
 	for _, w := range words {
@@ -394,7 +397,9 @@ func nearest(text string, words []string) (near string) {
 	return near
 }
 
-// distance is by how many letters two words differ (Damerau and Levenshtein). Words of a field are short.
+// distance returns the number of edits between two words: insertions, deletions, replacements
+// and swaps of neighbors (optimal string alignment). Words above 40 bytes, which the language
+// does not have, count as different.
 func distance(a, b string) int {
 	if len(a) > 40 || len(b) > 40 {
 		return 40
@@ -432,10 +437,10 @@ func setOnce(into *string, text string) error {
 	return nil
 }
 
-// times are how a time may be written; without a zone it is UTC.
+// times lists the accepted layouts of a time. Without a zone, it is UTC.
 var times = []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02T15:04Z07:00", "2006-01-02T15:04"}
 
-// readTime returns a time, and when the day or moment that the text names is over.
+// readTime returns the time that a text names, and the end of the named day or the same time.
 func readTime(text string) (from, until time.Time, err error) {
 	problem := fmt.Errorf("%q is no time: 2026-11-20, or 2026-11-20T08:00 (UTC), or 2026-11-20T08:00:00+01:00", text)
 	at, err := time.Parse(time.DateOnly, text)
@@ -503,7 +508,7 @@ func readFailed(f *Filter, v value) error {
 	return setOnce(&f.Before, stamp(until))
 }
 
-// units of time, and what Postgres calls them.
+// units are the units of time, with their names in Postgres.
 var units = []struct{ letter, name string }{{"w", "week"}, {"d", "day"}, {"h", "hour"}, {"m", "minute"}, {"s", "second"}}
 
 var (
@@ -511,7 +516,7 @@ var (
 	part     = regexp.MustCompile(`([0-9]+)([wdhms])`)
 )
 
-// readDuration is a time such as 1d12h as Postgres has it: 1 day 12 hours.
+// readDuration converts a duration such as 1d12h to the form of Postgres: 1 day 12 hours.
 func readDuration(text string) (string, error) {
 	if !duration.MatchString(text) {
 		return "", fmt.Errorf("%q is no time: such as 30m, 2d or 1d12h (s, m, h, d, w)", text)
@@ -541,7 +546,7 @@ func readAge(f *Filter, v value) error {
 		return errors.New("age takes > or < and a time: age:>2d, age:<30m")
 	}
 	text = strings.TrimPrefix(text[1:], "=")
-	if !v.quoted { // quoted, it is what Postgres takes
+	if !v.quoted { // quoted, it is an interval of Postgres
 		var err error
 		if text, err = readDuration(text); err != nil {
 			return err
@@ -596,5 +601,5 @@ func readAttempts(f *Filter, v value) error {
 	return nil
 }
 
-// maxAttempts is the largest number that the database's column holds.
+// maxAttempts is the largest value of the database's column.
 const maxAttempts = 1<<31 - 1

@@ -10,7 +10,7 @@ import (
 	"unicode"
 )
 
-// Print is a text that [Parse] takes for the filter.
+// Print returns a text that [Parse] reads as the filter.
 func (f *Filter) Print() string {
 	var terms []string
 	add := func(name string, values ...string) {
@@ -80,7 +80,7 @@ func each[T any](values []T, text func(T) string) []string {
 	return out
 }
 
-// bare is a value as it is, where that is read as one.
+// bare returns a value without quotes if it reads back as one value, else in quotes.
 func bare(text string) string {
 	if text == "" || text[0] == '"' || strings.ContainsFunc(text, func(c rune) bool { return unicode.IsSpace(c) || c == ',' || !unicode.IsPrint(c) }) {
 		return quote(text)
@@ -103,7 +103,7 @@ func printStates(of []string) []string {
 	return each(short, bare)
 }
 
-// printTime is a day where a time is a day's beginning.
+// printTime writes the beginning of a UTC day as a date, and other times in full.
 func printTime(text string) string {
 	if day, ok := strings.CutSuffix(text, "T00:00:00Z"); ok {
 		return day
@@ -111,7 +111,8 @@ func printTime(text string) string {
 	return bare(text)
 }
 
-// printAge is a time as people write it where it reads back as this; else as Postgres takes it.
+// printAge writes an age in the short form if that reads back as the same age, else in quotes as
+// Postgres writes it.
 func printAge(sign, text string) string {
 	short := text
 	for _, u := range units {

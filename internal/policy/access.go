@@ -10,38 +10,38 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// Access is access.yaml: how callers of the API are known, and what they may do.
+// Access is access.yaml: how callers of the API are identified, and what they may do.
 type Access struct {
 	Authentication []string `json:"authentication" jsonschema:"enum=tokens,enum=socket,enum=proxy,enum=oidc,enum=certificates,description=How callers are known: by tokens (dlqd tokens)\\, as operating system users on a Unix socket\\, by what a proxy says of them\\, by tokens of an OpenID Connect provider (dlqd login)\\, by certificates of clients (serve --tls-client-ca); none: nobody is asked\\, and dlqd listens where only the machine's own users are."`
 	Proxy          Proxy    `json:"proxy"          jsonschema:"description=A proxy that has users sign in."`
 	OIDC           OIDC     `json:"oidc"           jsonschema:"description=An OpenID Connect provider that has users sign in."`
 	Grants         []Grant  `json:"grants"         jsonschema:"description=What users may do\\, of all grants that name them. Tokens have their own."`
 	Sessions       Sessions `json:"sessions"       jsonschema:"description=How long people stay signed in with a browser."`
-	// Approvals are what is not done by one person alone.
+	// Approvals configures the operations that one person cannot do alone.
 	Approvals   Approvals `json:"approvals"   jsonschema:"description=What needs a second person."`
 	ExpectAbove int64     `json:"expectAbove" jsonschema:"minimum=0,description=Replays\\, bulk operations and erasures of more dead letters than this say how many they expect (expect in the API; the command line asks)."`
 }
 
-// Sessions say how long people stay signed in with a browser.
+// Sessions configures how long users stay signed in with a browser.
 type Sessions struct {
 	Idle     time.Duration `json:"idle"     jsonschema:"description=Without asking for anything; 5m to 30d."`
 	Absolute time.Duration `json:"absolute" jsonschema:"description=At all; 5m to 30d."`
 }
 
-// Approvals say what needs a second person, who has the role for it too.
+// Approvals configures what needs a second person who also has the role for the operation.
 type Approvals struct {
 	Expire time.Duration  `json:"expire" jsonschema:"description=How long a request waits for one; 1m to 30d."`
 	Rules  []ApprovalRule `json:"rules"  jsonschema:"description=What needs one; nothing where there are none."`
 }
 
-// ApprovalRule has operations need a second person.
+// ApprovalRule makes operations need an approval.
 type ApprovalRule struct {
 	Operations []string `json:"operations" jsonschema:"required,minItems=1,enum=replay,enum=patch,enum=redirect,enum=discard,enum=resolve,enum=purge,enum=erase,description=replay: also unparking\\, after which dlqd redelivers at once; patch: a replay with another payload; redirect: a replay to another queue or destination."`
 	Queues     []string `json:"queues"     jsonschema:"description=Patterns of queues; * stands for any text; none: every queue."`
 	Above      int64    `json:"above"      jsonschema:"minimum=0,description=For more dead letters of these queues than this; 0: for each."`
 }
 
-// Published is what the database knows of the approvals: dlq.require_approval.
+// Published returns the approval rules as JSON for dlq.require_approval in the database.
 func (a Approvals) Published() (json.RawMessage, error) {
 	type rule struct {
 		Operations []string `json:"operations"`
@@ -55,14 +55,14 @@ func (a Approvals) Published() (json.RawMessage, error) {
 	return json.Marshal(map[string]any{"rules": rules, "seconds": a.Expire.Seconds()})
 }
 
-// Proxy is a proxy before dlqd that has users sign in.
+// Proxy is a proxy in front of dlqd that signs users in.
 type Proxy struct {
 	From         []string `json:"from"         jsonschema:"description=Addresses of the proxy\\, or networks (10.0.0.0/8): from others the headers are not believed; unix for the Unix socket."`
 	UserHeader   string   `json:"userHeader"   jsonschema:"minLength=1,description=Header with the user's name."`
 	GroupsHeader string   `json:"groupsHeader" jsonschema:"minLength=1,description=Header with the user's groups\\, with commas between."`
 }
 
-// OIDC is an OpenID Connect provider that has users sign in.
+// OIDC is an OpenID Connect provider that signs users in.
 type OIDC struct {
 	Issuer           string   `json:"issuer"        jsonschema:"description=The provider\\, as its tokens name it: an https URL\\, or http on this machine."`
 	ClientID         string   `json:"clientID"      jsonschema:"description=Client as which dlqd asks: for dlqd login a public one (PKCE)\\, that may be sent back to http://127.0.0.1 on any port; for browsers to /sign-in/callback."`
@@ -71,10 +71,10 @@ type OIDC struct {
 	GroupsClaim      string   `json:"groupsClaim"   jsonschema:"minLength=1,description=Claim with their groups."`
 	Scopes           []string `json:"scopes"        jsonschema:"description=Scopes for which dlqd asks; offline_access has dlqd login stay signed in."`
 	ClientSecretFile string   `json:"clientSecretFile" jsonschema:"description=File with the client's secret\\, where the provider gives one\\, beside this file or by its whole path: for sign-in with a browser."`
-	ClientSecret     Secret   `json:"-"` // what is in it
+	ClientSecret     Secret   `json:"-"` // content of ClientSecretFile
 }
 
-// Grant is what users may do.
+// Grant gives a role to users, within queues, kinds and sources.
 type Grant struct {
 	Users        []string `json:"users"   jsonschema:"description=Names by which the proxy\\, or the OpenID Connect provider\\, knows them."`
 	Groups       []string `json:"groups"  jsonschema:"description=Groups of theirs\\, as it says."`
@@ -86,12 +86,12 @@ type Grant struct {
 	Sources      []string `json:"sources" jsonschema:"description=Patterns of sources as which senders may submit; none: every source."`
 }
 
-// Access is the grant as package access has it.
+// Access converts the grant to package access.
 func (g Grant) Access() access.Grant {
 	return access.Grant{Role: access.Role(g.Role), Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources}
 }
 
-// Networks are where the proxy is.
+// Networks returns the addresses of the proxy, and whether it connects by the Unix socket.
 func (p Proxy) Networks() (networks []netip.Prefix, socket bool, err error) {
 	for _, from := range p.From {
 		if from == "unix" {
@@ -111,7 +111,7 @@ func (p Proxy) Networks() (networks []netip.Prefix, socket bool, err error) {
 	return networks, socket, nil
 }
 
-// minSession is the least that a session lasts: that somebody was there is written once a minute.
+// minSession is the shortest session limit: the last use of a session is recorded once a minute.
 const minSession = 5 * time.Minute
 
 func (l *loader) checkAccess() {
@@ -166,9 +166,9 @@ func (l *loader) checkAccess() {
 	}
 }
 
-// Rules are what is in force, as package access has it.
+// Rules converts the effective configuration to package access.
 func (a *Access) Rules() access.Rules {
-	networks, socket, _ := a.Proxy.Networks() // checked
+	networks, socket, _ := a.Proxy.Networks() // checked when the policy was loaded
 	rules := access.Rules{
 		Ways:  a.Authentication,
 		Proxy: access.Proxy{From: networks, Socket: socket, UserHeader: a.Proxy.UserHeader, GroupsHeader: a.Proxy.GroupsHeader},

@@ -15,25 +15,26 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// Bounds of durations, which a schema cannot express.
+// Limits of durations, which a schema cannot express.
 const (
 	maxBackoff = 24 * time.Hour
 	maxTimeout = time.Hour
 	maxDelay   = 30 * 24 * time.Hour
-	// A slip of the pen must not delete what closed a moment ago.
+	// minRetention keeps a typing error from deleting entries that closed a moment ago.
 	minRetention = time.Hour
 	maxRetention = 100 * 365 * 24 * time.Hour
-	// maxSmartOver is how long River keeps completed jobs, by its defaults.
+	// maxSmartOver is the time for which River keeps completed jobs by default.
 	maxSmartOver = 24 * time.Hour
-	// minPace is one redelivery in some 17 minutes.
+	// minPace is about one redelivery in 17 minutes.
 	minPace = 0.001
-	// maxQueueName is River's limit of the queues that a client works, in bytes.
+	// maxQueueName is River's limit for the names of queues that a client works, in bytes.
 	maxQueueName = 64
 )
 
 var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
 
-// check looks at what one file's schema cannot see: what names refer to, ranges of durations, secrets.
+// check validates what the schema of one file cannot: references between names, ranges of
+// durations, secrets.
 func (l *loader) check() {
 	p := l.policy
 	for _, name := range slices.Sorted(maps.Keys(p.Destinations)) {
@@ -122,10 +123,10 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	}
 }
 
-// readSecret reads a file with a secret, which is watched from then on.
+// readSecret reads a file that contains a secret. Watch checks that file from then on.
 func (l *loader) readSecret(file, at, path string) (secret string) {
 	key := at + " " + path
-	if l.draft != nil { // somebody's who need not be allowed to read it
+	if l.draft != nil { // the author of a draft may lack the right to read it
 		return l.draft.inForce.secrets[key]
 	}
 	defer func() { l.policy.secrets[key] = secret }()
@@ -223,7 +224,7 @@ func (l *loader) checkRange(file, at string, value, least, most time.Duration) {
 	}
 }
 
-// checkPace refuses a pace that is so low that it means never.
+// checkPace rejects a rate so low that it means never.
 func (l *loader) checkPace(file, at string, perSecond float64) {
 	if perSecond > 0 && perSecond < minPace {
 		l.badf(file, at, "is %g; must be 0 (no limit), or %g or more", perSecond, minPace)

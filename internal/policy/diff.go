@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Change is a value that two policies have different.
+// Change is a value that differs between two policies.
 type Change struct {
 	File, Path string
-	Old, New   string // "" where it is not there
+	Old, New   string // "" if absent
 }
 
 // String returns the change on one line.
@@ -27,8 +27,8 @@ func (c Change) String() string {
 	}
 }
 
-// Diff lists the values in which two policies differ, in order. Secrets count only as there or not; those in URLs count, and are not
-// shown.
+// Diff returns the values in which two policies differ, in order. Secrets in the files do not show
+// up as changes unless they were added or removed; secrets in URLs do, without their text.
 func Diff(old, next *Policy) []Change {
 	type key struct{ file, path string }
 	changes := map[key]*Change{}

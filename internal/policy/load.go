@@ -25,24 +25,24 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-// EnvironmentsDir is the folder of a configuration directory that holds a folder for each environment.
+// EnvironmentsDir is the folder of a configuration directory with one folder for each environment.
 const EnvironmentsDir = "environments"
 
-// maxFileBytes bounds one file of a policy.
+// maxFileBytes limits the size of one file of a policy.
 const maxFileBytes = 1 << 20
 
-// separator joins the keys of a path inside koanf: names may have dots.
+// separator joins the keys of a path inside koanf, because names may contain dots.
 const separator = "\x00"
 
 //go:embed defaults/*.yaml
 var defaults embed.FS
 
-// Files lists the files of a policy, by their names without an ending.
+// Files returns the files of a policy, by their names without an ending.
 func Files() []string {
 	return []string{"retry-policies", "circuit-breaker", "dlq-routing", "worker-pool", "monitoring", "access"}
 }
 
-// section is where a file's content goes.
+// section returns the field that a file is decoded into.
 func (p *Policy) section(name string) any {
 	switch name {
 	case "retry-policies":
@@ -60,7 +60,8 @@ func (p *Policy) section(name string) any {
 	}
 }
 
-// inherits lists, for each file, the maps whose items have what a sibling says unless they say otherwise.
+// inherits lists, for each file, the maps whose items inherit unset values, and the sibling that
+// they inherit from.
 var inherits = map[string][][2]string{
 	"retry-policies":  {{"queues", "defaults"}, {"destinations", "destinationDefaults"}},
 	"circuit-breaker": {{"destinations", "defaults"}, {"riverQueues", "defaults"}},
@@ -70,16 +71,16 @@ var inherits = map[string][][2]string{
 
 // Source is where a policy is read from.
 type Source struct {
-	Dir string // a configuration directory; empty for the built-in defaults alone
-	Env string // a folder of Dir/environments, merged over Dir key by key; empty for none
-	// Destination is where the one queue of a policy without queues delivers to: the URL of the destination "default".
+	Dir string // configuration directory; empty for the built-in defaults alone
+	Env string // folder of Dir/environments, merged over Dir key by key; empty for none
+	// Destination is the URL of the destination "default" if the policy defines no queues.
 	Destination string
 }
 
-// Setting is one value that is in force.
+// Setting is one effective value.
 type Setting struct {
 	File   string // without an ending
-	Path   string // queues.orders.timeout
+	Path   string // such as queues.orders.timeout
 	Value  any
 	Origin string // "built in", or file:line
 }
@@ -87,10 +88,11 @@ type Setting struct {
 // String returns file, path and value on one line.
 func (s Setting) String() string { return fmt.Sprintf("%s %s = %s", s.File, s.Path, shown(s.Value)) }
 
-// Text is the value as its file would have it, with secrets hidden.
+// Text returns the value as its file would write it, with secrets hidden.
 func (s Setting) Text() string { return shown(s.Value) }
 
-// Place is an origin as it is within the policy's directory: no path of the machine.
+// Place returns an origin relative to the policy's directory, so that it shows no path of the
+// machine.
 func (p *Policy) Place(origin string) string {
 	if p.dir == "" {
 		return origin
@@ -98,7 +100,7 @@ func (p *Policy) Place(origin string) string {
 	return strings.TrimPrefix(origin, filepath.Clean(p.dir)+string(filepath.Separator))
 }
 
-// shown is a value as its file would have it, with the secrets in its URLs hidden.
+// shown returns a value as its file would write it, with the secrets in its URLs hidden.
 func shown(value any) string {
 	raw, err := yaml.Marshal(flow(value))
 	if err != nil {
@@ -109,7 +111,7 @@ func shown(value any) string {
 
 func flow(value any) *yaml.Node {
 	node := &yaml.Node{}
-	_ = node.Encode(value) // whatever was decoded from YAML
+	_ = node.Encode(value) // the value was decoded from YAML, so it encodes
 	var set func(*yaml.Node)
 	set = func(n *yaml.Node) {
 		n.Style |= yaml.FlowStyle
@@ -122,14 +124,14 @@ func flow(value any) *yaml.Node {
 	return node
 }
 
-// Default is the policy where no directory is given: one queue, which delivers to a URL.
+// Default returns the policy without a directory: one queue, which delivers to a URL.
 func Default(destinationURL string) (*Policy, error) {
 	return Load(Source{Destination: destinationURL})
 }
 
-// Load reads and checks a policy. Its error names every mistake with file and line.
+// Load reads and checks a policy. Its error lists every mistake with file and line.
 func Load(source Source) (*Policy, error) {
-	looked := source.look() // before it is read: what changes meanwhile is seen
+	looked := source.look() // before the files are read, so that Watch sees changes during the read
 	p, err := (&loader{source: source}).readAll()
 	if err != nil {
 		return nil, err
@@ -140,9 +142,10 @@ func Load(source Source) (*Policy, error) {
 	return p, nil
 }
 
-// Draft is the policy that would be in force, in place of p, if a text were in place of one of the source's files: named without an
-// ending, and where it is one of the environment's with its folder (environments/prod/dlq-routing). Nothing is written, and no secret is
-// read: a draft has those that p has.
+// Draft returns the policy that would be in force if text replaced one of the source's files. The
+// file is named without an ending, and with its folder if it belongs to the environment
+// (environments/prod/dlq-routing). Draft writes nothing and reads no secrets: the draft has the
+// secrets of p.
 func (p *Policy) Draft(source Source, file, text string) (*Policy, error) {
 	if one := p.Destinations[DefaultQueue]; source.Dir == "" && one != nil {
 		source.Destination = one.URL
@@ -150,7 +153,7 @@ func (p *Policy) Draft(source Source, file, text string) (*Policy, error) {
 	return (&loader{source: source, draft: &draft{file: file, text: text, inForce: p}}).readAll()
 }
 
-// DraftFiles are the names of the files that a draft may replace.
+// DraftFiles returns the names of the files that a draft may replace.
 func (s Source) DraftFiles() []string {
 	names := Files()
 	if s.Env != "" {
@@ -178,7 +181,8 @@ func (l *loader) readAll() (*Policy, error) {
 	return l.policy, nil
 }
 
-// Where says which file and line a value comes from, for messages about it. The path may be of something inside it.
+// Where returns the file and line of a value, for messages. If path has no line itself, it returns
+// the line of the nearest value that contains it.
 func (p *Policy) Where(file, path string) string {
 	for ; path != ""; path = path[:max(strings.LastIndexAny(path, ".["), 0)] {
 		if origin, ok := p.origins[file][path]; ok {
@@ -188,28 +192,29 @@ func (p *Policy) Where(file, path string) string {
 	return file
 }
 
-// Settings lists every value that is in force, in order. Secrets are hidden.
+// Settings returns every effective value, in order. Secrets are hidden.
 func (p *Policy) Settings() []Setting { return p.settings }
 
 type loader struct {
 	source   Source
 	policy   *Policy
-	draft    *draft // nil: the files count as they are
+	draft    *draft // nil: use the files
 	problems []error
 }
 
-// draft is a text in place of a file.
+// draft is a text that replaces a file.
 type draft struct {
 	file, text string
 	inForce    *Policy
 }
 
-// badf notes a mistake at a path of a file.
+// badf records a mistake at a path of a file.
 func (l *loader) badf(file, path, format string, args ...any) {
 	l.problems = append(l.problems, fmt.Errorf("%s: %s: %w", l.policy.Where(file, path), path, fmt.Errorf(format, args...)))
 }
 
-// checkDir refuses what would be passed over in silence: a misspelt file, or an environment that is not there.
+// checkDir rejects what would be ignored silently: a misspelled file name, or a missing
+// environment.
 func (l *loader) checkDir() error {
 	if l.source.Dir == "" {
 		if l.source.Env != "" {
@@ -247,11 +252,11 @@ func (l *loader) checkDir() error {
 	return nil
 }
 
-// layer is one file.
+// layer is one decoded file.
 type layer struct {
 	content map[string]any
-	lines   map[string]string // origin by path
-	empty   bool              // not even {}: perhaps somebody is writing it
+	lines   map[string]string // file:line by path
+	empty   bool              // no content, not even {}: a write may be in progress
 }
 
 func (l *loader) load(name string) {
@@ -259,7 +264,7 @@ func (l *loader) load(name string) {
 	origins := map[string]string{}
 	l.policy.origins[name] = origins
 	add := func(one *layer) {
-		// What a layer gives anew, a list most of all, replaces the origins of what was there.
+		// A list of this layer replaces the earlier list, so the origins of the earlier items go.
 		for old := range origins {
 			if list, _, inside := strings.Cut(old, "["); inside && one.lines[list] != "" {
 				delete(origins, old)
@@ -297,7 +302,7 @@ func (l *loader) load(name string) {
 		inherit(merged, origins, pair[0], pair[1])
 	}
 	if len(l.problems) > 0 {
-		return // what was read is not what was meant
+		return // the values would not be what the file means
 	}
 	if err := merged.UnmarshalWithConf("", l.policy.section(name), koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
 		TagName: "json", ErrorUnused: true, DecodeHook: mapstructure.ComposeDecodeHookFunc(durationHook, wordsHook), Result: l.policy.section(name),
@@ -311,7 +316,7 @@ func (l *loader) load(name string) {
 			value = Secret("hidden").String()
 		}
 		list, ok := value.([]any)
-		if ok && len(list) > 0 && reflect.TypeOf(list[0]).Kind() == reflect.Map { // rules, one by one
+		if ok && len(list) > 0 && reflect.TypeOf(list[0]).Kind() == reflect.Map { // rules: one setting each
 			for i, item := range list {
 				at := path + "[" + strconv.Itoa(i) + "]"
 				l.policy.settings = append(l.policy.settings, Setting{File: name, Path: at, Value: item, Origin: cmp.Or(origins[at], "built in")})
@@ -322,7 +327,7 @@ func (l *loader) load(name string) {
 	}
 }
 
-// read reads and checks one file, in whichever form it is there; nil where it is not.
+// read reads and checks one file with any of the endings, or returns nil if there is none.
 func (l *loader) read(dir, name string) *layer {
 	if l.draft != nil && filepath.Join(dir, name) == filepath.Join(l.source.Dir, filepath.FromSlash(l.draft.file)) {
 		return l.parsed(name, l.draft.file+endings[0], []byte(l.draft.text))
@@ -353,7 +358,7 @@ func (l *loader) read(dir, name string) *layer {
 	return l.parsed(name, found, raw)
 }
 
-// parsed checks what a file holds.
+// parsed decodes and checks the content of a file.
 func (l *loader) parsed(name, found string, raw []byte) *layer {
 	if len(raw) > maxFileBytes {
 		l.problems = append(l.problems, fmt.Errorf("%s: is larger than %d bytes", found, maxFileBytes))
@@ -379,7 +384,8 @@ func (l *loader) parsed(name, found string, raw []byte) *layer {
 	return one
 }
 
-// unreadable are the mistakes for which a file is no YAML, each with its line first: "7: did not find expected key".
+// unreadable returns the mistakes that keep a file from being valid YAML, each with its line first:
+// "7: did not find expected key".
 func unreadable(err error) []string {
 	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
 	if several, ok := errors.AsType[*yaml.TypeError](err); ok {
@@ -395,7 +401,7 @@ func unreadable(err error) []string {
 	return texts
 }
 
-// parse decodes YAML, or JSON, which is YAML too, and notes where each value stands.
+// parse decodes YAML or JSON (a subset of YAML), and records the line of each value.
 func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(raw))
 	var document yaml.Node
@@ -410,7 +416,7 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	}
 	one := &layer{content: map[string]any{}, lines: map[string]string{}}
 	if document.IsZero() || document.Content[0].Tag == "!!null" {
-		one.empty = true // or comments alone
+		one.empty = true // empty, or only comments
 		return one, nil
 	}
 	if document.Content[0].Kind != yaml.MappingNode {
@@ -430,7 +436,7 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	return one, nil
 }
 
-// checkKeys refuses names that YAML takes for something else.
+// checkKeys rejects names that YAML does not decode as strings.
 func checkKeys(node *yaml.Node) error {
 	for i, child := range node.Content {
 		if name := child.ShortTag(); node.Kind == yaml.MappingNode && i%2 == 0 && name != "!!str" && name != "!!merge" {
@@ -448,7 +454,7 @@ func note(node *yaml.Node, path string, lines map[string]string, origin func(int
 	case yaml.AliasNode:
 		note(node.Alias, path, lines, origin)
 	case yaml.MappingNode:
-		for i := 0; i+1 < len(node.Content); i += 2 { // what is merged in first: what stands beside it counts
+		for i := 0; i+1 < len(node.Content); i += 2 { // merged keys (<<) first: the mapping's own keys override them
 			merged := node.Content[i+1]
 			switch {
 			case node.Content[i].ShortTag() != "!!merge":
@@ -480,7 +486,7 @@ func note(node *yaml.Node, path string, lines map[string]string, origin func(int
 	}
 }
 
-// dropNulls makes "orders:" with nothing after it the same as "orders: {}".
+// dropNulls gives "orders:" without a value the meaning of "orders: {}".
 func dropNulls(m map[string]any) {
 	for key, value := range m {
 		switch value := value.(type) {
@@ -497,7 +503,8 @@ func items(k *koanf.Koanf, key string) map[string]any {
 	return m
 }
 
-// inherit gives the items of a map what they do not say themselves.
+// inherit adds the values of the map at from to each item of the map at into that does not set
+// them.
 func inherit(k *koanf.Koanf, origins map[string]string, into, from string) {
 	base, added := k.Cut(from).All(), map[string]any{}
 	for name := range items(k, into) {
@@ -513,10 +520,10 @@ func inherit(k *koanf.Koanf, origins map[string]string, into, from string) {
 			}
 		}
 	}
-	_ = k.Load(confmap.Provider(added, separator), nil) // at once: each time, all of k is gone through
+	_ = k.Load(confmap.Provider(added, separator), nil) // a single load, because each one walks all of k
 }
 
-// durationHook decodes durations, which may be in days too.
+// durationHook decodes durations, including days.
 func durationHook(from, to reflect.Type, data any) (any, error) {
 	if to != reflect.TypeFor[time.Duration]() || from.Kind() != reflect.String {
 		return data, nil
@@ -524,7 +531,7 @@ func durationHook(from, to reflect.Type, data any) (any, error) {
 	return ParseDuration(data.(string)) //nolint:forcetypeassert // its kind is string
 }
 
-// ParseDuration is time.ParseDuration, and days: 30d, 1d12h.
+// ParseDuration is time.ParseDuration with days: 30d, 1d12h.
 func ParseDuration(text string) (time.Duration, error) {
 	days, rest, ok := strings.Cut(text, "d")
 	if !ok {
@@ -542,7 +549,7 @@ func ParseDuration(text string) (time.Duration, error) {
 	return d + more, err
 }
 
-// wordsHook decodes one text, or several; numbers are texts too.
+// wordsHook decodes a text or a list of texts. Numbers become texts.
 func wordsHook(_, to reflect.Type, data any) (any, error) {
 	if to != reflect.TypeFor[Words]() {
 		return data, nil

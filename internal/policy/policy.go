@@ -1,6 +1,6 @@
-// Package policy is the configuration that teams keep in Git: which queues there are, where their messages go, how they
-// are retried, what errors mean and what happens to dead letters. It is a directory of six files, each of which may be
-// absent, with overlays for each environment; docs/policy.md describes it.
+// Package policy reads and checks the configuration that teams keep in Git: the queues, where their
+// messages go, how they are retried, what errors mean and what happens to dead letters. A policy is
+// a directory of six optional files, with overlays for each environment; see docs/policy.md.
 package policy
 
 import (
@@ -14,10 +14,10 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-// DefaultQueue is the one queue of a policy that names none.
+// DefaultQueue is the name of the queue of a policy that defines none.
 const DefaultQueue = "default"
 
-// Policy is the whole configuration: what six files say, on top of the built-in defaults.
+// Policy is the whole configuration: the six files on top of the built-in defaults.
 type Policy struct {
 	RetryPolicies
 
@@ -28,13 +28,13 @@ type Policy struct {
 	Access     Access
 
 	settings    []Setting
-	origins     map[string]map[string]string // file and line, by file and path
+	origins     map[string]map[string]string // file:line, by file and path
 	version     string
 	dir         string
-	files       []string // that it was read from, without their endings
+	files       []string // the files that were read, without their endings
 	secretFiles []string
-	secrets     map[string]string // by the place that names a file, and the file
-	looked      string            // what Watch would have found when it was read
+	secrets     map[string]string // by the path of the field and the file that it names
+	looked      string            // hash of the files when they were read, for Watch
 }
 
 // RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.
@@ -46,7 +46,7 @@ type RetryPolicies struct {
 	Data                Data                    `json:"data"         jsonschema:"description=The audit trail\\, and who sees what."`
 }
 
-// Data says how long the audit trail is kept, and who sees what.
+// Data configures how long the audit trail is kept and who sees which data.
 type Data struct { //nolint:recvcheck // Mask is of the data in force, wherever they are
 	AuditRetention    time.Duration `json:"auditRetention"   jsonschema:"description=How long the audit trail is kept\\, by whole months."`
 	SensitiveColumns  []string      `json:"sensitiveColumns" jsonschema:"enum=original_event,enum=edited_event,enum=error_message,enum=error_stack_trace,enum=error_context,enum=retry_history,enum=replay_attempts,enum=metadata,enum=subscriber_id,enum=tags,enum=notes,description=Columns of dead letters that dlq_reader cannot read; with edited_event\\, what edits changed in the audit trail too."`
@@ -54,7 +54,8 @@ type Data struct { //nolint:recvcheck // Mask is of the data in force, wherever 
 	SensitivePatterns []string      `json:"sensitivePatterns" jsonschema:"enum=cardNumbers,enum=tokens,description=What is shown as *** wherever it is: numbers of payment cards\\, and tokens (bearer tokens\\, JWTs\\, keys of well-known issuers)."`
 }
 
-// Queue says how the messages of a queue are delivered, and how long their dead letters are kept.
+// Queue configures how the messages of a queue are delivered, and how long their dead letters are
+// kept.
 type Queue struct {
 	Name        string        `json:"-"`
 	MaxAttempts int           `json:"maxAttempts" jsonschema:"minimum=1,maximum=1000,description=Attempts of the job before it is a dead letter."`
@@ -64,7 +65,8 @@ type Queue struct {
 	WhenOpen    string        `json:"whenOpen"    jsonschema:"enum=reject,enum=accept,description=New messages while the destination's breaker is open: answered 503 (reject) or taken and held (accept)."`
 	Ordering    bool          `json:"ordering"    jsonschema:"description=Messages with an orderingKey are delivered in order; later ones wait behind an open dead letter."`
 	Payload     string        `json:"payload"     jsonschema:"enum=parsed,enum=exact,description=What is delivered: the payload as the database writes it (parsed) or byte for byte as it was submitted (exact)\\, for receivers that sign or hash bodies."`
-	// DeadLetterLogicalFailures makes a dead letter of a message whose receiver answers 200 with {"success": false}.
+	// DeadLetterLogicalFailures files a dead letter for a message whose receiver answers 200 with
+	// {"success": false}.
 	DeadLetterLogicalFailures bool      `json:"deadLetterLogicalFailures" jsonschema:"description=An answer of 200 with success: false becomes a dead letter."`
 	Retention                 Retention `json:"retention"                 jsonschema:"description=How long closed dead letters are kept."`
 }
@@ -75,25 +77,26 @@ type Backoff struct {
 	Delay time.Duration `json:"delay" jsonschema:"description=Before the second attempt; 1ms to 24h. Actual waits are up to 20 % longer or shorter."`
 }
 
-// Kinds of backoff.
+// The values of Backoff.Kind.
 const (
 	BackoffExponential = "exponential"
 	BackoffFixed       = "fixed"
 )
 
-// What a queue does with new messages while its destination's breaker is open.
+// The values of Queue.WhenOpen: what happens to new messages while the destination's breaker is
+// open.
 const (
 	WhenOpenReject = "reject"
 	WhenOpenAccept = "accept"
 )
 
-// What is delivered of a payload.
+// The values of Queue.Payload: the form in which a payload is delivered.
 const (
 	PayloadParsed = "parsed"
 	PayloadExact  = "exact"
 )
 
-// Retention is how long dead letters are kept after they closed.
+// Retention is how long closed dead letters are kept, by status.
 type Retention struct {
 	Resolved time.Duration `json:"resolved" jsonschema:"description=dlq_resolved."`
 	Failed   time.Duration `json:"failed"   jsonschema:"description=dlq_failed."`
@@ -107,13 +110,14 @@ type Destination struct {
 	URLFile    string `json:"urlFile"    jsonschema:"description=File with the URL\\, beside this file or by its whole path; nothing but its host is shown then."`
 	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…); deliveries are signed if there is one. Better kept in secretFile."`
 	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret\\, beside this file or by its whole path."`
-	// RedeliveriesPerSecond paces what dlqd itself sends back: redeliveries of DLQ workers, and messages that were held.
+	// RedeliveriesPerSecond limits what dlqd sends again: redeliveries of DLQ workers, and messages
+	// that were held.
 	RedeliveriesPerSecond float64    `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second by DLQ workers\\, and releases of held messages\\, over all processes; 0 is no limit."`
 	ErrorPaths            ErrorPaths `json:"errorPaths"         jsonschema:"description=Places in its answers other than 2xx (JSON and XML) that say what went wrong\\, before those that dlqd knows (docs/delivery.md)."`
 	Probe                 Probe      `json:"probe"                 jsonschema:"description=A request that says whether the destination is well; asked before conditional redeliveries."`
 }
 
-// ShownURL is the destination's URL as people may see it.
+// ShownURL returns the destination's URL without its secrets.
 func (d *Destination) ShownURL() string {
 	if d.URLFile != "" {
 		return redact.Origin(d.URL)
@@ -121,13 +125,13 @@ func (d *Destination) ShownURL() string {
 	return redact.URL(d.URL)
 }
 
-// Hide takes the destination's secrets out of a text: receivers, and errors, repeat what they were sent to.
+// Hide replaces the destination's secrets in a text, because responses and errors may repeat them.
 func (d *Destination) Hide(text string) string {
 	return redact.Hide(text, append(append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...), string(d.Secret))...)
 }
 
-// ErrorPaths are places in answers: keys with dots between them, such as result.reasonCode. Case, _
-// and - do not count, and elements of arrays have the path of the array. The first place that has a
+// ErrorPaths are places in responses: keys joined by dots, such as result.reasonCode. Case, _ and -
+// do not count, and elements of an array have the path of the array. The first place that has a
 // value counts.
 type ErrorPaths struct {
 	Type    []string `json:"type"    jsonschema:"description=Type of the error."`
@@ -136,7 +140,7 @@ type ErrorPaths struct {
 	Message []string `json:"message" jsonschema:"description=What went wrong this time."`
 }
 
-// Probe is an HTTP request that a destination answers with 2xx when it is well.
+// Probe is an HTTP request that a destination answers with 2xx if it is available.
 type Probe struct {
 	URL     string        `json:"url"     jsonschema:"description=Asked with GET; empty for no probe."`
 	Every   time.Duration `json:"every"   jsonschema:"description=Between two probes."`
@@ -150,7 +154,7 @@ type CircuitBreakers struct {
 	RiverQueues  map[string]*Breaker `json:"riverQueues"  jsonschema:"description=Breakers of River queues that an application works: one that opens pauses the queue. Only queues that are named here have one."`
 }
 
-// Breaker says when a circuit breaker opens and closes.
+// Breaker configures when a circuit breaker opens and closes.
 type Breaker struct {
 	Enabled             bool          `json:"enabled"             jsonschema:"description=false for a breaker that never opens by itself."`
 	FailureRate         float64       `json:"failureRate"         jsonschema:"minimum=1,maximum=100,description=Percent of deliveries in the window that fail and so open the breaker."`
@@ -162,7 +166,7 @@ type Breaker struct {
 	SuccessRate         float64       `json:"successRate"         jsonschema:"minimum=1,maximum=100,description=Percent of the probes that must succeed to close the breaker."`
 }
 
-// Routing is dlq-routing.yaml: what errors mean, and what happens next.
+// Routing is dlq-routing.yaml: the classes of errors, and what happens next.
 type Routing struct {
 	Rules      []Rule                   `json:"rules"      jsonschema:"description=Asked in order before the built-in table; the first that matches wins."`
 	Strategies Strategies               `json:"strategies" jsonschema:"description=What each strategy does where a class\\, queue or rule does not say otherwise."`
@@ -171,42 +175,45 @@ type Routing struct {
 	Kinds      map[string]*KindRouting  `json:"kinds"      jsonschema:"description=Exceptions for kinds of messages or jobs; * stands for any text. Of several patterns that match\\, the longest counts."`
 	Automatic  Automatic                `json:"automatic"  jsonschema:"description=For what dlqd redelivers by itself. Elsewhere it observes: dead letters are judged\\, shown\\, and left."`
 	SmartRetry SmartRetry               `json:"smartRetry" jsonschema:"description=Try entries again that a deploy has probably fixed."`
-	// RedeliveriesPerSecond paces redeliveries to queues that have no destination: an application's own.
+	// RedeliveriesPerSecond limits redeliveries into each queue that has no destination: an
+	// application's queues.
 	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second into each queue of an application; 0 is no limit."`
 }
 
-// Rule says what errors it matches, and what they are.
+// Rule matches errors, and sets their class and what happens to their entries.
 type Rule struct {
 	Name     string `json:"name"     jsonschema:"required,minLength=1,maxLength=100,description=Kept with every entry that the rule chose."`
 	Match    Match  `json:"match"    jsonschema:"required,description=All that is given must match."`
 	Class    string `json:"class"    jsonschema:"enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=What kind of error it is. Without a class\\, the rules that follow and the built-in table choose it."`
 	Plan     Plan   `json:"plan"     jsonschema:"description=What happens next\\, where it is not what the kind\\, queue or class has."`
 	Priority int    `json:"priority" jsonschema:"minimum=0,maximum=4,description=The entry's priority from now on: 1 is the most urgent; 0 leaves it."`
-	// Tags are added to the entry's, and are those of its redeliveries.
+	// Tags are added to the entry's tags. Its redeliveries have them too.
 	Tags     []string `json:"tags"     jsonschema:"description=Added to the entry's tags."`
 	Assignee string   `json:"assignee" jsonschema:"description=Who looks after the entry\\, if nobody does yet."`
 }
 
-// Names in place of a rule's, of entries whose strategy no rule chose.
+// Names that stand in place of a rule's name, for entries whose strategy no rule chose.
 const (
-	// RuleBackfilled and RuleSingleAttempt are of entries that are a person's although their class is not.
+	// RuleBackfilled and RuleSingleAttempt mark entries that need manual handling although their
+	// class does not.
 	RuleBackfilled    = "backfilled"
 	RuleSingleAttempt = "single-attempt"
-	// RuleUnparked is of entries that a person returned to the automatic path. (dlq.act_on writes it.)
+	// RuleUnparked marks entries that an operator unparked. The SQL function dlq.act_on sets it.
 	RuleUnparked = "unparked"
-	// RuleWorkerLost is of entries of an application's whose attempts River's rescuer ended twice or more: each time their worker
-	// had died, or they did not end. They need a person in every class.
+	// RuleWorkerLost marks an application's entries whose attempts River's rescuer ended twice or
+	// more, because their worker died or they did not end. They need manual handling in every
+	// class.
 	RuleWorkerLost = "worker-lost"
-	// RuleTooSlow is of entries over which the rules took longer than they may.
+	// RuleTooSlow marks entries for which the rules exceeded their time.
 	RuleTooSlow = "rules-too-slow"
 )
 
-// ReservedRules are names that no rule of a policy may have.
+// ReservedRules returns the names that a policy's rules must not have.
 func ReservedRules() []string {
 	return []string{RuleBackfilled, RuleSingleAttempt, RuleUnparked, RuleWorkerLost, RuleTooSlow}
 }
 
-// Match chooses errors. An empty field matches all.
+// Match selects errors. An empty field matches all.
 type Match struct {
 	Type    Words  `json:"type,omitempty" jsonschema:"description=Type of the error; * stands for any text."`
 	Code    Words  `json:"code,omitempty" jsonschema:"description=Code of the error; * stands for any text."`
@@ -227,23 +234,24 @@ func (m *Match) String() string {
 	return string(raw)
 }
 
-// Words is one text or several, of which any may match.
+// Words is a list of alternatives. In a file, it is one text or a list.
 type Words []string
 
-// Match reports whether a text matches one of them.
+// Match reports whether text matches one of the alternatives.
 func (w Words) Match(text string) bool {
 	return slices.ContainsFunc(w, func(pattern string) bool { return MatchPattern(pattern, text) })
 }
 
-// Strategies are what each strategy does by default.
+// Strategies are the defaults of each strategy.
 type Strategies struct {
 	Immediate   Plan `json:"immediate"   jsonschema:"description=Retried after each of the delays in turn."`
 	Scheduled   Plan `json:"scheduled"   jsonschema:"description=Retried in the next off-peak hour."`
 	Conditional Plan `json:"conditional" jsonschema:"description=Retried when its conditions hold."`
 }
 
-// Plan is what happens to an entry. What is not given comes from the next wider place: from a rule to its kind's plan for
-// the class, the kind's, the queue's plan for the class, the queue's, the plan of the class, and that of the strategy.
+// Plan is what happens to an entry. An unset field comes from the next wider place. The order is:
+// rule, the kind's plan for the class, the kind's plan, the queue's plan for the class, the queue's
+// plan, the class's plan, the strategy's defaults.
 type Plan struct {
 	Strategy   string          `json:"strategy,omitempty"   jsonschema:"enum=immediate,enum=scheduled,enum=conditional,enum=manual"`
 	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Before each redelivery\\, from the last failure; the last one repeats."`
@@ -254,7 +262,7 @@ type Plan struct {
 	Conditions *Conditions     `json:"conditions,omitempty" jsonschema:"description=conditional: what must hold."`
 }
 
-// Conditions must all hold before an entry is redelivered. A limit of 0 is not looked at.
+// Conditions must all hold before an entry is redelivered. A limit of 0 is not checked.
 type Conditions struct {
 	Breaker          *bool    `json:"breaker,omitempty"          jsonschema:"description=The destination's breaker is closed\\, or lets probes through."`
 	Probe            *bool    `json:"probe,omitempty"            jsonschema:"description=The destination's probe answers\\, if it has one."`
@@ -264,7 +272,7 @@ type Conditions struct {
 	Probes           int      `json:"probes,omitempty"           jsonschema:"minimum=1,description=Entries that are tried first when the conditions hold again; the rest follow if they succeed."`
 }
 
-// QueueRouting are a queue's exceptions.
+// QueueRouting is the routing of one queue where it differs from the default.
 type QueueRouting struct {
 	Plan       *Plan          `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
@@ -272,15 +280,15 @@ type QueueRouting struct {
 	SmartRetry *bool          `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
 }
 
-// KindRouting are the exceptions of a kind, or of several by a pattern.
+// KindRouting is the routing of one kind, or of all kinds that match a pattern.
 type KindRouting struct {
 	Plan       *Plan          `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
 	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this kind; 0 leaves it."`
 }
 
-// Automatic says for what dlqd redelivers by itself. Where several switches match, one that is off wins; the one for all
-// counts where no other matches.
+// Automatic configures what dlqd redelivers without an operator. If several switches match, one
+// that is off wins. All applies if no other switch matches.
 type Automatic struct {
 	All     *Switch            `json:"all"     jsonschema:"description=For what no other switch matches. Without it: on where River is dlqd's own\\, off where an application owns it."`
 	Queues  map[string]*Switch `json:"queues"  jsonschema:"description=By queue."`
@@ -288,14 +296,15 @@ type Automatic struct {
 	Classes ByClass[*Switch]   `json:"classes" jsonschema:"description=By class of error."`
 }
 
-// Switch switches automatic redelivery on or off.
+// Switch turns automatic redelivery on or off.
 type Switch struct {
 	Enabled bool `json:"enabled" jsonschema:"required,description=Whether matching dead letters are redelivered by themselves."`
-	// Include names what else goes: it is a person's otherwise.
+	// Include lists the groups of entries that are redelivered although they need manual handling
+	// by default.
 	Include []string `json:"include,omitempty" jsonschema:"enum=backfilled,enum=single-attempt,description=Dead letters that stay a person's unless they are named: backfilled\\, or of a job that had one attempt (single-attempt)."`
 }
 
-// SmartRetry tries closed and parked entries again whose cause has probably gone.
+// SmartRetry configures the retry of closed and parked entries whose cause has probably gone.
 type SmartRetry struct {
 	Enabled   bool          `json:"enabled"   jsonschema:"description=Off by default."`
 	ErrorRate float64       `json:"errorRate" jsonschema:"minimum=0,maximum=100,description=Percent of a queue's jobs that fail with an entry's fingerprint; below it\\, the cause has probably gone."`
@@ -312,35 +321,35 @@ type WorkerPool struct {
 	DLQWorkers DLQWorkers       `json:"dlqWorkers" jsonschema:"description=Workers on dead letters."`
 }
 
-// Pool is how much of a queue is worked at once.
+// Pool limits the concurrent deliveries of a queue in one process.
 type Pool struct {
 	Concurrency int `json:"concurrency" jsonschema:"minimum=1,maximum=10000,description=Deliveries at once\\, in one process."`
 }
 
-// DLQWorkers are settings of the workers on dead letters.
+// DLQWorkers configures the workers that handle dead letters.
 type DLQWorkers struct {
 	BatchSize int `json:"batchSize" jsonschema:"minimum=1,maximum=10000,description=Entries in one transaction."`
 }
 
-// Monitoring is monitoring.yaml: limits beyond which people want to be told. They are published as metrics, for rules
-// to compare with.
+// Monitoring is monitoring.yaml: limits for alerts. dlqd publishes them as metrics, for alerting
+// rules to compare with.
 type Monitoring struct {
 	Defaults Alert             `json:"defaults" jsonschema:"description=What every queue has that does not say otherwise."`
 	Queues   map[string]*Alert `json:"queues"   jsonschema:"description=By queue."`
 }
 
-// Alert are a queue's limits.
+// Alert is the limits of a queue.
 type Alert struct {
 	MaxOpen int           `json:"maxOpen" jsonschema:"minimum=0,description=Open dead letters."`
 	MaxAge  time.Duration `json:"maxAge"  jsonschema:"description=Age of the oldest open dead letter."`
-	// NeedsPersonAfter is for those that nothing but a person moves.
+	// NeedsPersonAfter is for entries that only an operator can move: manual or failed.
 	NeedsPersonAfter time.Duration `json:"needsPersonAfter" jsonschema:"description=How long a dead letter waits for a person (manual or failed) before people are told."`
 }
 
-// warnShare is the share of a limit from which on people are warned that it will be passed.
+// warnShare is the share of a limit from which Judge warns.
 const warnShare = 0.8
 
-// Judge says which limits a queue has passed, and of which it has used 80 %.
+// Judge returns the limits that a queue exceeds, and as warnings those that it has reached to 80 %.
 func (a Alert) Judge(open int64, oldest time.Duration) (problems, warnings []string) {
 	switch most := int64(a.MaxOpen); {
 	case open > most:
@@ -357,7 +366,7 @@ func (a Alert) Judge(open int64, oldest time.Duration) (problems, warnings []str
 	return problems, warnings
 }
 
-// Secret is text that does not print.
+// Secret is a text that prints as "(hidden)".
 type Secret string
 
 // String hides the secret.
@@ -374,13 +383,13 @@ func (s Secret) GoString() string { return s.String() }
 // MarshalText hides the secret.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// QueueNames lists the queues in order.
+// QueueNames returns the sorted names of the queues.
 func (p *Policy) QueueNames() []string { return slices.Sorted(maps.Keys(p.Queues)) }
 
-// Concurrency is how many deliveries of a queue run at once in one process.
+// Concurrency returns the number of deliveries of a queue that run at once in one process.
 func (p *Policy) Concurrency(queue string) int { return p.Pool(queue).Concurrency }
 
-// Pool is how much of a queue is worked at once.
+// Pool returns the pool of a queue.
 func (p *Policy) Pool(queue string) Pool {
 	if pool := p.Workers.Queues[queue]; pool != nil {
 		return *pool
@@ -388,7 +397,7 @@ func (p *Policy) Pool(queue string) Pool {
 	return p.Workers.Defaults
 }
 
-// Breaker is the breaker of a destination.
+// Breaker returns the breaker configuration of a destination.
 func (p *Policy) Breaker(destination string) Breaker {
 	if b := p.Breakers.Destinations[destination]; b != nil {
 		return *b
@@ -396,7 +405,7 @@ func (p *Policy) Breaker(destination string) Breaker {
 	return p.Breakers.Defaults
 }
 
-// Alert are the limits of a queue.
+// Alert returns the limits of a queue.
 func (p *Policy) Alert(queue string) Alert {
 	if a := p.Monitoring.Queues[queue]; a != nil {
 		return *a
@@ -404,7 +413,8 @@ func (p *Policy) Alert(queue string) Alert {
 	return p.Monitoring.Defaults
 }
 
-// DestinationOf is the destination of a queue's messages, nil for a queue of an application's.
+// DestinationOf returns the destination of a queue's messages, or nil if the queue belongs to an
+// application.
 func (p *Policy) DestinationOf(queue string) *Destination {
 	q := p.Queues[queue]
 	if q == nil {
@@ -413,7 +423,7 @@ func (p *Policy) DestinationOf(queue string) *Destination {
 	return p.Destinations[q.Destination]
 }
 
-// QueuesOf lists the queues that deliver to a destination.
+// QueuesOf returns the queues that deliver to a destination.
 func (p *Policy) QueuesOf(destination string) []string {
 	var names []string
 	for _, name := range p.QueueNames() {
@@ -424,13 +434,14 @@ func (p *Policy) QueuesOf(destination string) []string {
 	return names
 }
 
-// Pace is a stream of redeliveries that share one limit: those to a destination, or into one queue of an application.
+// Pace is a rate limit that redeliveries share: to one destination, or into one queue of an
+// application.
 type Pace struct {
 	Name      string
 	PerSecond float64 // 0 is no limit
 }
 
-// PaceOf is the pace that redeliveries into a queue share.
+// PaceOf returns the rate limit of redeliveries into a queue.
 func (p *Policy) PaceOf(queue string) Pace {
 	if d := p.DestinationOf(queue); d != nil {
 		return Pace{"destination:" + d.Name, d.RedeliveriesPerSecond}
@@ -438,7 +449,7 @@ func (p *Policy) PaceOf(queue string) Pace {
 	return Pace{"queue:" + queue, p.Routing.RedeliveriesPerSecond}
 }
 
-// KindRouting are the exceptions of a kind: those of the longest pattern that matches it, nil where none does.
+// KindRouting returns the routing of the longest pattern that matches a kind, or nil.
 func (p *Policy) KindRouting(kind string) *KindRouting {
 	longest, found := "", (*KindRouting)(nil)
 	for pattern, k := range p.Routing.Kinds {
@@ -450,7 +461,8 @@ func (p *Policy) KindRouting(kind string) *KindRouting {
 	return found
 }
 
-// MatchPattern reports whether a text matches a pattern in which * stands for any text: one meaning, for queues, kinds and grants.
+// MatchPattern reports whether text matches a pattern in which * stands for any text. Queues, kinds
+// and grants share this rule.
 func MatchPattern(pattern, text string) bool { return access.MatchPattern(pattern, text) }
 
 // SmartRetryOn reports whether smart retry is on for a queue.
@@ -471,7 +483,7 @@ func (p *Policy) SmartRetryAnywhere() bool {
 	return p.Routing.SmartRetry.Enabled
 }
 
-// MaxTimeout is the longest timeout of any queue.
+// MaxTimeout returns the longest timeout of any queue.
 func (p *Policy) MaxTimeout() time.Duration {
 	longest := time.Duration(0)
 	for _, q := range p.Queues {
@@ -480,6 +492,6 @@ func (p *Policy) MaxTimeout() time.Duration {
 	return longest
 }
 
-// Version identifies the policy: the Git commit of its directory, with -dirty- and a hash where files were changed since, or a hash
-// of its content where there is no Git.
+// Version identifies the policy. It is the Git commit of its directory, followed by -dirty- and a
+// hash if files differ from that commit. Without Git, it is a hash of the content.
 func (p *Policy) Version() string { return p.version }

@@ -149,7 +149,7 @@ func TestLoad_approvals(t *testing.T) {
 	}, lines)
 }
 
-// Every mistake is named with file, line, field and what is allowed.
+// Every mistake is reported with file, line, field and the allowed values.
 func TestLoad_bad(t *testing.T) {
 	t.Parallel()
 	destination := "destinations: {d: {url: 'http://x'}}\n"
@@ -246,7 +246,7 @@ func TestLoad_bad(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// The schemas that editors use are those of the types, and take the shipped files.
+// The committed schemas, which editors use, match the types.
 func TestSchema_committed(t *testing.T) {
 	t.Parallel()
 	for _, name := range policy.Files() {

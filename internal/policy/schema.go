@@ -21,16 +21,17 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// durationPattern is the form of a duration in a file.
+// durationPattern is the pattern of a duration in a file.
 const durationPattern = `^(\d+d(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))*|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)$`
 
-// durationFormat is what the pattern cannot say: that it is not too long for a number.
+// durationFormat is the format that rejects durations too long for an int64, which the pattern
+// cannot.
 const durationFormat = "dlqd-duration"
 
-// ByClass holds something for each class of errors that is named.
+// ByClass maps classes of errors to values.
 type ByClass[T any] map[string]T
 
-// JSONSchemaExtend names the classes, for editors to complete.
+// JSONSchemaExtend adds the names of the classes, so that editors complete them.
 func (ByClass[T]) JSONSchemaExtend(schema *jsonschema.Schema) {
 	schema.PropertyNames = &jsonschema.Schema{}
 	for _, class := range classNames() {
@@ -46,7 +47,8 @@ func classNames() []string {
 	return names
 }
 
-// Schema returns the JSON Schema of a file, from the types in this package. Editors complete and check by it.
+// Schema returns the JSON Schema of a file, made from the types in this package, for editors and
+// for validate.
 func Schema(name string) ([]byte, error) {
 	reflector := &jsonschema.Reflector{
 		Anonymous: true, DoNotReference: true, RequiredFromJSONSchemaTags: true,
@@ -71,13 +73,13 @@ type problem struct{ path, text string }
 
 var compiled sync.Map // of file name to *validator.Schema
 
-// validate checks one file's content, which may be an overlay, against its schema.
+// validate checks the content of one file, which may be an overlay, against its schema.
 func validate(name string, content map[string]any) []problem {
 	schema, err := compile(name)
 	if err != nil {
 		panic(err) // a test compiles every schema
 	}
-	// The validator knows the types of JSON only.
+	// The validator accepts only the types that JSON decodes to.
 	raw, err := json.Marshal(content)
 	if err != nil {
 		return []problem{{"", "cannot be written as JSON: " + err.Error()}}
@@ -127,7 +129,7 @@ func newCompiler(name string) (*validator.Compiler, error) {
 	compiler.RegisterFormat(&validator.Format{Name: durationFormat, Validate: func(v any) error {
 		text, ok := v.(string)
 		if !ok || !regexp.MustCompile(durationPattern).MatchString(text) {
-			return nil // said by type and pattern
+			return nil // type and pattern report it
 		}
 		_, err := ParseDuration(text)
 		return err
@@ -135,7 +137,7 @@ func newCompiler(name string) (*validator.Compiler, error) {
 	return compiler, compiler.AddResource(name, document)
 }
 
-// collect says in our words what the validator found, with the allowed values.
+// collect translates the validator's errors into problems, with the allowed values.
 func collect(name string, content map[string]any, err *validator.ValidationError, into *[]problem) {
 	names, ofNames := err.ErrorKind.(*kind.PropertyNames)
 	if len(err.Causes) > 0 && !ofNames {
@@ -158,7 +160,7 @@ func collect(name string, content map[string]any, err *validator.ValidationError
 	add := func(format string, args ...any) {
 		*into = append(*into, problem{path, fmt.Sprintf(format, args...)})
 	}
-	if ofNames { // (the validator does not keep where: what it has of that is of what it looked at last)
+	if ofNames { // err has the location that the validator checked last, not that of the name
 		for _, path = range classPaths(content, names.Property) {
 			add("is no class (there are: %s)", strings.Join(classNames(), ", "))
 		}
@@ -202,7 +204,7 @@ func collect(name string, content map[string]any, err *validator.ValidationError
 	}
 }
 
-// classPaths are where a content says something of a class.
+// classPaths returns the paths at which content names a class.
 func classPaths(content map[string]any, class string) []string {
 	var paths []string
 	for key, value := range content {
@@ -219,7 +221,7 @@ func classPaths(content map[string]any, class string) []string {
 	return paths
 }
 
-// properties are the fields that a schema at an address allows.
+// properties returns the fields that the schema at url allows.
 func properties(name, url string) []string {
 	compiler, err := newCompiler(name)
 	if err != nil {

@@ -15,19 +15,19 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-// Patterns by which something is sensitive wherever it is: see dlq.pattern.
+// Patterns of values that are sensitive at any place; see dlq.pattern in the database.
 const (
 	PatternCardNumbers = "cardNumbers"
 	PatternTokens      = "tokens"
 )
 
-// pathRoots is what a sensitive path can begin with.
+// pathRoots are the first segments that a sensitive path may have.
 var pathRoots = []string{"payload", "headers", "metadata"}
 
-// Masked is what the database masks, as dlq.mask has it; {} for nothing.
+// Masked returns the masking rules in the form that dlq.mask returns in the database; {} for none.
 func (d Data) Masked() json.RawMessage {
 	var mask struct {
-		Paths    []string `json:"paths,omitempty"` // as the policy has them, for whoever looks
+		Paths    []string `json:"paths,omitempty"` // as the policy writes them, for display
 		Where    string   `json:"where,omitempty"`
 		Keys     string   `json:"keys,omitempty"`
 		Last     []string `json:"last,omitempty"`
@@ -39,7 +39,7 @@ func (d Data) Masked() json.RawMessage {
 	for _, path := range d.SensitivePaths {
 		segments, err := parsePath(path)
 		if err != nil {
-			continue // it was checked
+			continue // checked when the policy was loaded
 		}
 		where = append(where, wherePath(segments))
 		keys = append(keys, keyOf(segments))
@@ -55,12 +55,12 @@ func (d Data) Masked() json.RawMessage {
 	}
 	raw, err := json.Marshal(mask)
 	if err != nil {
-		panic(err) // texts
+		panic(err) // strings always marshal
 	}
 	return raw
 }
 
-// parsePath takes a path apart: names of keys, * for any, and "" between two of them for any depth.
+// parsePath splits a path into segments: a key, * for any key, or "" for any depth.
 func parsePath(path string) ([]string, error) {
 	segments := strings.Split(strings.ReplaceAll(path, "[*]", ""), ".")
 	if root := segments[0]; root != pathRoots[0] && root != pathRoots[1] && root != pathRoots[2] {
@@ -81,10 +81,10 @@ func parsePath(path string) ([]string, error) {
 	return segments, nil
 }
 
-// separator of keys in the paths that the database looks at.
+// keySeparator joins the keys of the paths that the database matches.
 const keySeparator = `\u001f`
 
-// wherePath is a regular expression of Postgres's for paths.
+// wherePath returns a Postgres regular expression that matches the path.
 func wherePath(segments []string) string {
 	var out strings.Builder
 	for i, segment := range segments {
@@ -106,11 +106,12 @@ func wherePath(segments []string) string {
 
 var plainKey = regexp.MustCompile(`^[A-Za-z0-9_ -]+$`)
 
-// keyOf is a regular expression that the text of every JSON matches which has something at a path.
+// keyOf returns a regular expression that matches the text of every JSON document with a value at
+// the path.
 func keyOf(segments []string) string {
 	last := segments[len(segments)-1]
 	if len(segments) == 1 || !plainKey.MatchString(last) {
-		return "" // which all match
+		return "" // matches every text
 	}
 	return `"` + quoteRegexp(last) + `": `
 }
@@ -135,21 +136,21 @@ func (l *loader) checkSensitive() {
 }
 
 const (
-	maxSensitiveValues = 100 // where there are more, texts are masked whole, as dlq.sensitive_values has it
-	minSensitiveLength = 4   // bytes: shorter values are parts of words
+	maxSensitiveValues = 100 // with more values, whole texts are masked, as in dlq.sensitive_values
+	minSensitiveLength = 4   // bytes; shorter values occur inside words
 	maxMaskedDepth     = 70  // levels of an event
 )
 
-// Mask returns a function that takes out of a text what the policy masks: patterns, and the values
-// at sensitive paths of an event, which an error may repeat. The event has the roots of paths:
-// payload, headers, metadata. Values are found as they are, and as JSON and HTML write them.
+// Mask returns a function that masks a text by the policy: patterns, and the values at sensitive
+// paths of an event, which an error may repeat. The event has the keys payload, headers and
+// metadata. Values are also found in the forms in which JSON and HTML write them.
 func (d *Data) Mask(event func() map[string]any) func(text string) string {
 	var values []string
 	whole := false
 	if len(d.SensitivePaths) > 0 {
 		paths := make([][]string, 0, len(d.SensitivePaths))
 		for _, path := range d.SensitivePaths {
-			if segments, err := parsePath(path); err == nil { // it was checked
+			if segments, err := parsePath(path); err == nil { // checked when the policy was loaded
 				paths = append(paths, segments)
 			}
 		}
@@ -174,7 +175,7 @@ func (d *Data) Mask(event func() map[string]any) func(text string) string {
 	}
 }
 
-// gather adds the texts and numbers at, and below, some paths of a document.
+// gather adds the texts and numbers at and below the paths of a document to values.
 func gather(node any, at []string, paths [][]string, found bool, values *[]string) {
 	if len(*values) > maxSensitiveValues || len(at) > maxMaskedDepth {
 		return
@@ -201,7 +202,7 @@ func gather(node any, at []string, paths [][]string, found bool, values *[]strin
 	}
 }
 
-// written returns the other ways in which receivers write a value: JSON with <, > and & escaped or
+// written returns the other forms in which receivers write a value: JSON with <, > and & escaped or
 // not, JSON in ASCII, and HTML.
 func written(value string) []string {
 	var forms []string
@@ -226,7 +227,7 @@ func written(value string) []string {
 	return forms
 }
 
-// ascii returns a JSON text with escapes in place of the characters beyond ASCII.
+// ascii returns a JSON text with the characters beyond ASCII escaped.
 func ascii(text, escape string) string {
 	var out strings.Builder
 	for _, r := range text {
@@ -241,8 +242,8 @@ func ascii(text, escape string) string {
 	return out.String()
 }
 
-// matchPath reports whether keys match a path: case does not count, * is any key, and an empty
-// segment any number of keys.
+// matchPath reports whether keys match a path. Case does not count, * is any key, and an empty
+// segment is any number of keys.
 func matchPath(path, keys []string) bool {
 	switch {
 	case len(path) == 0:

@@ -14,7 +14,8 @@ func newSigner(secret Secret) (*standardwebhooks.Webhook, error) {
 	return standardwebhooks.NewWebhook(string(secret))
 }
 
-// Signer returns the function that signs deliveries to the destination (Standard Webhooks), nil if it has no secret.
+// Signer returns the function that signs deliveries to the destination (Standard Webhooks), or nil
+// if it has no secret.
 func (d *Destination) Signer() func(messageID string, at time.Time, body []byte) (string, error) {
 	if d.Secret == "" {
 		return nil

@@ -10,24 +10,27 @@ import (
 	"time"
 )
 
-// gitTimeout bounds what Git is asked.
+// gitTimeout limits one call of Git.
 const gitTimeout = 5 * time.Second
 
-// dirty marks the version of files that were changed since a commit; a hash of what is in force follows.
+// dirty marks the version of files that differ from the commit. A hash of the effective values
+// follows it.
 const dirty = "-dirty-"
 
-// Committed reports whether the files of a policy that were changed when it was loaded have been committed since.
+// Committed reports whether the policy was loaded from uncommitted files that have been committed
+// since.
 func (p *Policy) Committed() bool {
 	return strings.Contains(p.version, dirty) && version(p.dir, p.settings) != p.version
 }
 
-// version is the Git commit that a directory is at, or a hash of what is in force.
+// version returns the Git commit of a directory, or a hash of the effective values.
 func version(dir string, settings []Setting) string {
 	if dir != "" {
 		if commit, err := git(dir, "rev-parse", "--short=12", "HEAD"); err == nil && commit != "" {
-			// A directory that Git ignores or does not know yet is no part of the commit.
+			// A directory that Git ignores or does not track is not part of the commit.
 			if tracked, err := git(dir, "ls-files", "--", "."); err == nil && tracked != "" {
-				// (Somebody may be committing: what is clean must be so at the commit that was there before.)
+				// A commit may happen meanwhile: the files are clean only if HEAD is the same
+				// before and after the check.
 				changed, err := git(dir, "status", "--porcelain", "--", ".")
 				after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
 				if err != nil || afterErr != nil || changed != "" || after != commit {

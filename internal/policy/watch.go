@@ -16,25 +16,27 @@ import (
 )
 
 const (
-	// lookInterval is between two looks at the files. What has changed is read once two looks found the same: the files of one
-	// checkout are written one after another.
+	// lookInterval is the time between two checks of the files. A change is reported once two
+	// checks in a row find the same content, because a checkout writes its files one after another.
 	lookInterval = 300 * time.Millisecond
-	// watchPatience is how long a machine under load may take to look.
+	// watchPatience is the timeout of one check, for a machine under load.
 	watchPatience = 10 * time.Second
 )
 
-// watch sees changes of a policy's files, by looking at what is in them. To be told of changes would not do: a directory that is
-// replaced (a checkout, a symbolic link that is turned, a ConfigMap) takes its watch along, and network file systems tell nothing.
+// watch detects changes of a policy's files by hashing them. File notifications are not enough: a
+// directory that is replaced (a checkout, a switched symbolic link, a ConfigMap) takes its watch
+// along, and network file systems send none.
 type watch struct {
 	source  Source
 	inForce func() *Policy
 	changed func(context.Context)
-	secrets []string // that are looked at
-	last    string   // what the look before found
-	loaded  string   // what was there before the policy was read last
+	secrets []string // the secret files to check
+	last    string   // result of the previous check
+	loaded  string   // state of the files before the policy was last read
 }
 
-// Watch calls changed when files of a source, or of secrets of the policy in force, have changed since they were read.
+// Watch calls changed after files of the source, or secret files of the policy in force, differ
+// from what was last read.
 func Watch(source Source, inForce func() *Policy, changed func(context.Context)) *background.Loop {
 	w := &watch{source: source, inForce: inForce, changed: changed, secrets: inForce().secretFiles, loaded: inForce().looked}
 	return background.New(background.Config{
@@ -44,8 +46,8 @@ func Watch(source Source, inForce func() *Policy, changed func(context.Context))
 }
 
 func (w *watch) once(ctx context.Context) error {
-	if secrets := w.inForce().secretFiles; !slices.Equal(secrets, w.secrets) { // somebody else had them read
-		w.secrets, w.loaded = secrets, "" // and nobody has looked at these before they were read: once more
+	if secrets := w.inForce().secretFiles; !slices.Equal(secrets, w.secrets) { // a reload (SIGHUP) changed the list
+		w.secrets, w.loaded = secrets, "" // no hash of these from before that reload: report a change once more
 	}
 	found := w.source.look() + look(w.secrets)
 	settled := found == w.last
@@ -53,12 +55,13 @@ func (w *watch) once(ctx context.Context) error {
 	if !settled || found == w.loaded {
 		return nil
 	}
-	w.loaded = found // what changes from here on has perhaps not been read
+	w.loaded = found // later changes may not have been read
 	w.changed(ctx)
 	return nil
 }
 
-// look says what a source's files are now, and which cannot be read.
+// look returns a listing and a hash of the source's files, including the errors of those that
+// cannot be read.
 func (s Source) look() string {
 	var paths []string
 	var listings strings.Builder
@@ -74,7 +77,7 @@ func (s Source) look() string {
 	return listings.String() + look(paths)
 }
 
-// look is a hash of files.
+// look returns a hash of files.
 func look(paths []string) string {
 	hash := sha256.New()
 	for _, path := range paths {
@@ -91,10 +94,10 @@ func look(paths []string) string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// endings of a policy's files.
+// endings are the endings of a policy's files.
 var endings = []string{".yaml", ".yml", ".json"}
 
-// dirs are the directories of a source's files, the one that is merged over the other last.
+// dirs returns the directories of the source. The last one is merged over the first.
 func (s Source) dirs() []string {
 	switch {
 	case s.Dir == "":
@@ -105,8 +108,8 @@ func (s Source) dirs() []string {
 	return []string{s.Dir, filepath.Join(s.Dir, EnvironmentsDir, s.Env)}
 }
 
-// Gone says which files that p was read from next was not, "" if none. A file that is gone would leave the built-in defaults: other
-// queues, and other destinations.
+// Gone returns the files that p was read from and that next lacks, or "". Without such a file, the
+// built-in defaults would apply: other queues, and other destinations.
 func (p *Policy) Gone(next *Policy) string {
 	var gone []string
 	for _, file := range p.files {

@@ -15,7 +15,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// What changes while the policy is read is seen afterwards, and so is what changed between the first reading and the first look.
+// A change during the read of a policy is detected, and so is one between the first read and the
+// first check.
 func TestWatch_changesWhileItIsRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -31,17 +32,17 @@ func TestWatch_changesWhileItIsRead(t *testing.T) {
 	inForce.Store(loaded)
 	has := func(queue string) bool { _, ok := inForce.Load().Queues[queue]; return ok }
 
-	write("second") // after it was read, before anybody looks
+	write("second") // after the first read, before the first check
 	seen := make(chan struct{})
 	var looks atomic.Int64
 	loop := policy.Watch(source, func() *policy.Policy { looks.Add(1); return inForce.Load() }, func(context.Context) {
 		next, err := policy.Load(source)
 		require.NoError(t, err)
 		if _, ok := next.Queues["second"]; ok {
-			write("third") // after it was read again
+			write("third") // after the second read
 		}
 		if _, ok := next.Queues["third"]; ok {
-			defer close(seen) // and not read once more: that would close it twice
+			defer close(seen) // another read would panic: it would close the channel twice
 		}
 		inForce.Store(next)
 	})
@@ -60,7 +61,8 @@ func TestWatch_changesWhileItIsRead(t *testing.T) {
 	require.Eventually(t, func() bool { return looks.Load() >= three }, time.Minute, time.Millisecond)
 }
 
-// A secret that was not there when its policy was read, and that somebody else then had read, is looked at from then on.
+// A secret file that was missing at first, and that a reload outside of Watch then read, is checked
+// from then on.
 func TestWatch_secretThatCameLater(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

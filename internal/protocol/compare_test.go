@@ -12,13 +12,13 @@ import (
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-// compare requires that the database has what the model has, in the same words.
+// compare requires that the database and the model have the same state.
 func (d *database) compare() {
 	d.Helper()
 	require.Equal(d, d.expected(), d.actual(), d.trace())
 }
 
-// expected is the model's state.
+// expected returns the model's state as text.
 func (d *database) expected() string {
 	s := &d.state
 	var lines []string
@@ -71,7 +71,8 @@ func (d *database) expected() string {
 	return strings.Join(lines, "\n")
 }
 
-// actual is what is in the database, in the words of the model: jobs, entries and failures have the model's numbers.
+// actual returns the state of the database in the form of expected: jobs, entries and failures have
+// the model's numbers.
 func (d *database) actual() string {
 	d.Helper()
 	created := make([]time.Time, len(d.jobs))

@@ -27,8 +27,8 @@ const (
 	wholeLook        = "SELECT dlq.look_for_failures('whole', 'reconciler', 2000, '0', true)"
 )
 
-// database carries the model's steps out on a real Postgres: River's as the application's role, dlqd's as its own, and compares what is
-// there with the model's state.
+// database executes the model's steps on a real Postgres, River's as the application's role and
+// dlqd's as its own, and compares the result with the model's state.
 type database struct {
 	testing.TB
 
@@ -40,12 +40,12 @@ type database struct {
 	state    protocol.State
 	jobs     []job
 	failures []failure
-	acts     map[int8]uuid.UUID // the last operation on an entry
-	look     *look              // what the reconciler has read, where it is held before it locks anything
+	acts     map[int8]uuid.UUID // the last operation on each entry
+	look     *look              // the reconciler's call while it waits between reading and locking
 	taken    []string
 }
 
-// role is who acts.
+// role is the actor of a step.
 type role string
 
 const (
@@ -55,7 +55,7 @@ const (
 	reconciler    role = "reconciler"
 	person        role = "person"
 	administrator role = "administrator"
-	holder        role = "holder" // of a lock that holds the reconciler
+	holder        role = "holder" // of the lock that the reconciler waits for
 )
 
 type job struct {
@@ -65,10 +65,10 @@ type job struct {
 
 type failure struct {
 	at time.Time
-	id uuid.UUID // of the entry that it is, if it is one
+	id uuid.UUID // of the entry, if it has one
 }
 
-// look is a call of the reconciler that waits for a lock between what it reads and what it locks.
+// look is a call of the reconciler that waits for a lock between reading and locking.
 type look struct {
 	lock  *pgx.Conn
 	ended chan error
@@ -97,7 +97,7 @@ func newDatabase(tb testing.TB) *database {
 	return d
 }
 
-// begin begins a trace: nothing is there yet.
+// begin starts a trace on an empty database.
 func (d *database) begin(model *protocol.Model) {
 	d.Helper()
 	d.model, d.state = model, protocol.Start()
@@ -123,10 +123,11 @@ func (d *database) exec(of role, sql string, args ...any) {
 	require.NoError(d, err, sql)
 }
 
-// does are the statements of a step, in its transaction.
+// does runs the statements of a step in its transaction.
 type does func(tx pgx.Tx) error
 
-// transaction is a step's: who takes it, what it does, and what is noted once it is committed.
+// transaction is the transaction of a step: its role, its statements, and what the test records
+// after the commit.
 type transaction struct {
 	of        role
 	isolation pgx.TxIsoLevel
@@ -162,7 +163,7 @@ func one[T any](tx pgx.Tx, sql string, args ...any) (value T, err error) {
 // uniqueStates is River's default: all states but discarded and cancelled.
 const uniqueStates = "B'11110101'"
 
-// transactionOf is what a step does on the database; after is the model's state after it.
+// transactionOf returns the transaction of a step. after is the model's state after the step.
 func (d *database) transactionOf(step protocol.Step, after *protocol.State) transaction {
 	t := transaction{of: application}
 	switch {
@@ -281,7 +282,7 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.do = d.decides(&d.state.Workers[step.On], step.Rule == protocol.Park)
 	case protocol.ApplyFacts:
 		t.do = func(tx pgx.Tx) error {
-			for { // on a busy machine it may stop, since a second has passed
+			for { // apply_facts stops after a second, which a busy machine may exceed
 				began := time.Now()
 				if n, err := one[int](tx, "SELECT dlq.apply_facts()"); err != nil || n == 0 ||
 					time.Since(began) < time.Second {
@@ -331,7 +332,7 @@ func changesOne(tx pgx.Tx, sql string, args ...any) error {
 	return err
 }
 
-// ended notes when a job that is no success ended.
+// ended records the end of a job, if it is not a success.
 func (d *database) ended(i int8) {
 	var at *time.Time
 	var state string
@@ -342,7 +343,7 @@ func (d *database) ended(i int8) {
 	}
 }
 
-// redelivered notes the job that was made of an entry, if one was.
+// redelivered records the job that a redelivery inserted, if any.
 func (d *database) redelivered(after *protocol.State) {
 	if int(after.NJobs) == len(d.jobs) {
 		return
@@ -356,7 +357,8 @@ func (d *database) redelivered(after *protocol.State) {
 
 func repeat[T any](value T, n int) []T { return slices.Repeat([]T{value}, n) }
 
-// files is what a worker does with rows of the inbox that it read before: internal/worker/filing.go.
+// files returns what a worker does with rows of the inbox that it has read:
+// internal/worker/filing.go.
 func (d *database) files(failures uint8, parked bool) does {
 	return func(tx pgx.Tx) error {
 		rows, err := tx.Query(d.ctx, "SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY ($1) ORDER BY i.id FOR UPDATE SKIP LOCKED", d.entries(failures))
@@ -385,7 +387,7 @@ func (d *database) files(failures uint8, parked bool) does {
 	}
 }
 
-// decides is what a worker does with undecided entries that it read before.
+// decides returns what a worker does with undecided entries that it has read.
 func (d *database) decides(w *protocol.Worker, park bool) does {
 	ids, ats := []uuid.UUID{}, []time.Time{}
 	for e, last := range w.As {
@@ -407,7 +409,8 @@ func (d *database) decides(w *protocol.Worker, park bool) does {
 	}
 }
 
-// take takes a step, in the model and on the database, and compares. kill: the session is ended in the middle of its transaction.
+// take takes a step in the model and on the database, and compares. If kill is true, the session is
+// terminated before it commits.
 func (d *database) take(step protocol.Step, kill bool) protocol.Step {
 	d.Helper()
 	after, _, ok := d.model.Apply(d.state, step)
@@ -417,7 +420,7 @@ func (d *database) take(step protocol.Step, kill bool) protocol.Step {
 		if d.reconciles(step.Rule) {
 			break
 		}
-		step = protocol.Step{Rule: protocol.CrashReconciler} // it gave up
+		step = protocol.Step{Rule: protocol.CrashReconciler} // its lock timeout ended it
 		after, _, _ = d.model.Apply(d.state, step)
 	case kill:
 		d.kill(d.transactionOf(step, &after))
@@ -464,7 +467,7 @@ func (d *database) kill(t transaction) {
 	require.Error(d, tx.Commit(d.ctx))
 }
 
-// terminate ends a session, and waits until it has.
+// terminate terminates a session, and waits until it has ended.
 func (d *database) terminate(conn *pgx.Conn) {
 	d.Helper()
 	pid := conn.PgConn().PID()
@@ -486,8 +489,9 @@ func (d *database) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// reconciles takes a step of the reconciler, which reads, and then locks and appends, in one transaction: a lock on the table of its
-// findings, which it takes in between, holds it there. False: it gave up, since that took longer than it waits.
+// reconciles takes a step of the reconciler, whose reading, locking and appending are one
+// transaction. A lock on dlq.reconcile_findings, which the reconciler locks in between, makes it
+// wait there. It returns false if the reconciler's lock timeout ended the call.
 func (d *database) reconciles(rule protocol.Rule) bool {
 	d.Helper()
 	if rule == protocol.Scan {
@@ -513,7 +517,7 @@ func (d *database) reconciles(rule protocol.Rule) bool {
 	err = <-d.look.ended
 	d.look = nil
 	if rule == protocol.CrashReconciler {
-		_ = d.conns[reconciler].Close(d.ctx) // it may have given up before it was ended, and does not know
+		_ = d.conns[reconciler].Close(d.ctx) // its call may have failed before the session was terminated
 		return true
 	}
 	var pgErr *pgconn.PgError
@@ -524,7 +528,7 @@ func (d *database) reconciles(rule protocol.Rule) bool {
 	return true
 }
 
-// looksInVain has the reconciler look where the model has it find nothing.
+// looksInVain runs the reconciler where the model expects it to find nothing.
 func (d *database) looksInVain() {
 	d.Helper()
 	d.exec(reconciler, wholeLook)

@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Found is what an exploration found.
+// Found is the result of an exploration.
 type Found struct {
 	States    uint64
-	Depth     int    // of the last level that was gone through whole
-	Frontier  uint64 // states that were reached and not gone on from
+	Depth     int    // of the last level that was explored completely
+	Frontier  uint64 // states that were reached but not expanded
 	Exhausted bool
-	Wrong     string // the invariant that is broken
-	Trace     []Step // the shortest way there
+	Wrong     string // the invariant that broke
+	Trace     []Step // the shortest way to it
 }
 
 func (f *Found) String() string {
@@ -40,28 +40,31 @@ func (f *Found) String() string {
 	return out.String()
 }
 
-// Explorer goes through the states of a model, the nearest first, so that what it finds is shortest.
+// Explorer visits the states of a model, nearest first, so that the traces that it finds are
+// shortest.
 type Explorer struct {
 	Model *Model
-	// QuietEvery: of each so many states it is checked that nothing is left once all stop acting. 0 for none.
+	// QuietEvery is the sampling of [Model.CheckQuiet]: one state in QuietEvery is checked; 0 for
+	// none.
 	QuietEvery uint64
-	// MaxStates bounds the memory: some 50 bytes for each state, and 500 for each at the frontier.
+	// MaxStates limits the memory: about 50 bytes for each state, and 500 for each at the frontier.
 	MaxStates uint64
-	// Only, if not empty, is the one invariant that is looked at.
+	// Only, if not empty, is the only invariant that is checked.
 	Only string
 	// Report, if not nil, is called once a minute.
 	Report func(Found)
-	// Procs is how many go through a level together.
+	// Procs is the number of goroutines that expand a level.
 	Procs int
 }
 
-// shards are sets with a lock each; chunkSize is how many states of a level are taken at once.
+// shards is the number of sets of visited states, each with its lock. chunkSize is how many states
+// a goroutine takes at once.
 const (
 	shards    = 256
 	chunkSize = 256
 )
 
-// visited is a set of fingerprints, with how each was reached.
+// visited is a set of fingerprints, with the step by which each was reached.
 type visited struct {
 	sync.Mutex
 
@@ -78,7 +81,7 @@ type node struct {
 	print uint64
 }
 
-// Explore goes on until all is seen, an invariant is broken, or ctx ends.
+// Explore visits states until all are visited, an invariant breaks, or ctx ends.
 func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one search, and what its goroutines share
 	seed := maphash.MakeSeed()
 	fingerprint := func(s *State) uint64 { return maphash.Comparable(seed, *s) }
@@ -136,7 +139,7 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 						break
 					}
 					chunk := level[at]
-					level[at] = nil // what was gone on from is not needed any more
+					level[at] = nil // free the memory of expanded states
 					left.Add(-int64(len(chunk)))
 					for i := range chunk {
 						n := &chunk[i]
@@ -202,8 +205,9 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 	return found
 }
 
-// Wander takes random traces of up to length steps until ctx ends or an invariant is broken. It reaches depths that [Explorer.Explore]
-// has no memory for. A trace that it finds is shortened: no step of it can be left out. It returns how many traces it took.
+// Wander takes random traces of up to length steps until ctx ends or an invariant breaks. It
+// reaches depths for which [Explorer.Explore] lacks the memory. A trace that it returns is minimal:
+// no step of it can be left out. traces is the number of traces that it took.
 func (x *Explorer) Wander(ctx context.Context, length int) (traces uint64, found Found) {
 	var taken atomic.Uint64
 	var mu sync.Mutex
@@ -245,8 +249,8 @@ func (x *Explorer) Wander(ctx context.Context, length int) (traces uint64, found
 	return taken.Load(), found
 }
 
-// broken returns the invariant that a trace breaks, on its way or once all stop acting after it; empty for none, or for a trace that
-// cannot be taken.
+// broken returns the invariant that a trace breaks, on its way or once all actors stop after it. It
+// returns "" for none, and for a trace with an impossible step.
 func (x *Explorer) broken(trace []Step) string {
 	state := Start()
 	for _, step := range trace {
@@ -267,7 +271,7 @@ func (x *Explorer) broken(trace []Step) string {
 	return x.Model.CheckQuiet(state)
 }
 
-// shorten leaves out the steps of a trace without which it breaks the same invariant.
+// shorten removes the steps without which a trace still breaks the same invariant.
 func (x *Explorer) shorten(trace []Step, text string) (short []Step, wrong string) {
 	invariant, _, _ := strings.Cut(text, ":")
 	for size := max(1, len(trace)/2); size > 0; {
@@ -287,7 +291,7 @@ func (x *Explorer) shorten(trace []Step, text string) (short []Step, wrong strin
 	return trace, text
 }
 
-// report calls Report once a minute, until stop is called. The states of the level that is gone through now are all that is left.
+// report calls Report once a minute, until stop is called.
 func (x *Explorer) report(found func() Found) (stop func()) {
 	if x.Report == nil {
 		return func() {}

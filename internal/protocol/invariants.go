@@ -2,7 +2,7 @@ package protocol
 
 import "fmt"
 
-// The invariants, in words.
+// The invariants, as reports name them.
 const (
 	Kept         = "each failure that River can still show is in exactly one entry, or waits to be filed"
 	FiledOnce    = "none is filed twice"
@@ -13,8 +13,8 @@ const (
 	Quiet        = "once all stop acting, inbox and facts come to nothing"
 )
 
-// Check returns the invariant that a state breaks, with its words; empty for none. [NotSentBack], [OneUnderWay], [NotUndone] and part
-// of the others are about a step: see [Model.Apply].
+// Check returns the invariant that a state breaks, with details, or "". [NotSentBack],
+// [OneUnderWay], [NotUndone] and part of the others concern a step: see [Model.Apply].
 func (m *Model) Check(s *State) string {
 	for _, check := range []func(*State) string{m.filedOnce, m.kept} {
 		if wrong := check(s); wrong != "" {
@@ -24,7 +24,7 @@ func (m *Model) Check(s *State) string {
 	return ""
 }
 
-// filedOnce: [FiledOnce].
+// filedOnce checks [FiledOnce].
 func (m *Model) filedOnce(s *State) string {
 	for f := range s.NFailures {
 		if in := s.Failures[f].In; in&(in-1) != 0 {
@@ -34,7 +34,7 @@ func (m *Model) filedOnce(s *State) string {
 	return ""
 }
 
-// kept: [Kept].
+// kept checks [Kept].
 func (m *Model) kept(s *State) string {
 	w := &world{State: s, rules: m.Rules}
 	for i := range s.NJobs {
@@ -47,11 +47,11 @@ func (m *Model) kept(s *State) string {
 		for n := range s.NFacts {
 			waits = waits || s.Facts[n].Failure == f || s.Facts[n].Job == i && (s.Facts[n].Kind == Following || s.Facts[n].Kind == Retried)
 		}
-		// An entry that waits for the job is told by the sweep.
+		// If an entry waits for the job, the sweep moves the entry.
 		for e := range s.NFailures {
 			waits = waits || s.Entries[e].Status == Processing && s.Entries[e].Waits == j.ID && j.Entry == e
 		}
-		// What a redelivery failed with is of the entry that it redelivers.
+		// The failure of a redelivery belongs to the redelivered entry.
 		waits = waits || j.Entry != none && s.Entries[j.Entry].Status.exists() && s.Entries[j.Entry].Job != i
 		if !waits && s.Failures[f].In == 0 && s.Failures[f].TakenBy == none && !s.Failures[f].Noted {
 			return fmt.Sprintf("%s: failure %d of job %d is in none, and nothing will find it", Kept, f, i)
@@ -60,9 +60,8 @@ func (m *Model) kept(s *State) string {
 	return ""
 }
 
-// CheckQuiet lets filing, facts, sweep and reconciler run on from a state, with no other actor, and
-// returns the invariant that
-// breaks on the way or in the end.
+// CheckQuiet lets facts, filing, sweep and reconciler run on from a state without any other actor.
+// It returns the invariant that breaks on the way or at the end, or "".
 func (m *Model) CheckQuiet(s State) string {
 	for range 12 {
 		before := s
@@ -104,7 +103,8 @@ func (m *Model) CheckQuiet(s State) string {
 		if entry.Status != Pending && entry.Status != Manual || entry.DoneTwice || entry.Acted > 0 {
 			continue
 		}
-		// (What it resolved once may be open again: a person replayed it by force.)
+		// A job that resolved the entry before is no error: an operator may have replayed the entry
+		// by force.
 		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 {
 			return fmt.Sprintf("%s: job %d has completed, and its entry %d stays open", ClosesItsOwn, entry.Job, e)
 		}

@@ -5,10 +5,11 @@ import (
 	"slices"
 )
 
-// Ordering keys are a model of their own: two messages of one key, two workers that deliver, processes that die, and
-// messages that are put back. Of db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, rescue_messages.
+// Ordering keys have a model of their own: two messages of one key, two workers that deliver,
+// processes that die, and messages that are put back. It models these functions of
+// db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, rescue_messages.
 
-// The invariants of ordering keys, in words.
+// The invariants of ordering keys, as reports name them.
 const (
 	InOrder   = "first successes are in order"
 	NotBehind = "after a message's first success nothing older is sent"
@@ -23,19 +24,19 @@ type Ordering struct {
 
 // Message is a message and its job.
 type Message struct {
-	Job       JobState // retryable stands for held: another comes first
+	Job       JobState // Retryable stands for held, behind another message
 	Place     bool     // dlq.ordered_jobs
 	Delivered bool     // for the invariants: the receiver has answered with success
 }
 
-// Delivery is an attempt at a message, by a worker.
+// Delivery is an attempt at a message by a worker.
 type Delivery struct {
 	Phase Phase
 	Of    int
-	Late  bool // the job was put back meanwhile, since the process was silent
+	Late  bool // the job was put back meanwhile, because the process was silent
 }
 
-// Phase is how far a delivery is.
+// Phase is the progress of a delivery.
 type Phase uint8
 
 // Each phase ends with a transaction, or with the receiver's answer.
@@ -44,24 +45,25 @@ const (
 	Fetched          // River has given the job to the worker
 	MayGo            // no other message comes first
 	Answered         // with success
-	GaveAway         // with [Rules.PlaceFirst]: the place is gone, the job runs still
+	GaveAway         // with [Rules.PlaceFirst]: the place is gone, and the job still runs
 )
 
-// StartOrdering is the state after both messages were submitted.
+// StartOrdering returns the state after both messages were submitted.
 func StartOrdering() Ordering {
 	m := Message{Job: Available, Place: true}
 	return Ordering{Messages: [2]Message{m, m}}
 }
 
-// OrderingStep is a step, and the state after it. Wrong is the invariant that it breaks.
+// OrderingStep is a step and the state after it. Wrong is the invariant that the step breaks, or
+// "".
 type OrderingStep struct {
 	Text  string
 	After Ordering
 	Wrong string
-	Bad   bool // a process dies or the receiver refuses: none of that is needed for messages to arrive
+	Bad   bool // a process dies or the receiver refuses; messages must be able to arrive without such steps
 }
 
-// Steps returns what can happen next.
+// Steps returns the possible steps.
 func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 	can := func(bad bool, change func(*Ordering) (wrong string), format string, args ...any) {
 		after := *s
@@ -89,7 +91,8 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 				return ""
 			}, "message %d was held long enough", m)
 		case Running:
-			// (Not what a frozen process is about to send: see docs/protocol.md.)
+			// A message whose request is about to be sent is not put back. That case of a frozen
+			// process is left out: see docs/protocol.md.
 			if !slices.Contains(s.Deliveries[:], Delivery{Phase: MayGo, Of: m}) {
 				can(false, func(o *Ordering) string { o.putBack(m); return "" }, "message %d is put back", m)
 			}
@@ -150,8 +153,8 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 	return steps
 }
 
-// first is dlq.order_predecessor: whether no other message comes first. It takes away the places of
-// those that are done.
+// first is dlq.order_predecessor: it reports whether no other message comes first, and removes the
+// places of completed ones.
 func (s *Ordering) first(m int) bool {
 	if !s.Messages[m].Place {
 		return true
@@ -165,7 +168,7 @@ func (s *Ordering) first(m int) bool {
 	return true
 }
 
-// done is dlq.order_done: the place goes, and the next message need not wait.
+// done is dlq.order_done: the place goes, and the next message may go at once.
 func (s *Ordering) done(m int) {
 	s.Messages[m].Place = false
 	for n := range s.Messages {
@@ -178,7 +181,7 @@ func (s *Ordering) done(m int) {
 	}
 }
 
-// complete ends the job, unless its attempt is over.
+// complete ends the job, or returns false if its attempt is already over.
 func (s *Ordering) complete(d Delivery) bool {
 	if d.Late {
 		return false
@@ -187,7 +190,7 @@ func (s *Ordering) complete(d Delivery) bool {
 	return true
 }
 
-// putBack is dlq.rescue_messages: the process died, or was silent for long.
+// putBack is dlq.rescue_messages: the process died, or was silent for too long.
 func (s *Ordering) putBack(m int) {
 	s.Messages[m].Job = Available
 	for w := range s.Deliveries {
@@ -197,7 +200,8 @@ func (s *Ordering) putBack(m int) {
 	}
 }
 
-// sent is a request, and whether the receiver's answer is a success. It returns the invariant that is broken.
+// sent is a request, with the receiver's answer. It returns the invariant that the request breaks,
+// or "".
 func (s *Ordering) sent(m int, success bool) string {
 	wrong := ""
 	for n := range s.Messages {
@@ -212,8 +216,8 @@ func (s *Ordering) sent(m int, success bool) string {
 	return wrong
 }
 
-// ExploreOrdering goes through all states, the nearest first. It returns how many there are, and the invariant that is
-// broken, with the shortest way there.
+// ExploreOrdering visits all states, nearest first. It returns their number, and the invariant that
+// breaks with the shortest way to it.
 func ExploreOrdering(rules Rules) (states int, wrong string, trace []string) {
 	type origin struct {
 		from Ordering
@@ -245,7 +249,7 @@ func ExploreOrdering(rules Rules) (states int, wrong string, trace []string) {
 			}
 		}
 	}
-	// From each state both messages can still arrive.
+	// Both messages must be able to arrive from every state.
 	arrives := map[Ordering]bool{}
 	var back []Ordering
 	for s := range seen {

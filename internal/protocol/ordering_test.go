@@ -10,7 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-// Two messages of one ordering key, two workers, processes that die between any two transactions: all that can happen.
+// All states of two messages of one ordering key, two workers, and processes that die between any
+// two transactions.
 func TestOrdering_KeepsItsInvariants(t *testing.T) {
 	t.Parallel()
 	states, wrong, trace := protocol.ExploreOrdering(protocol.Rules{})
@@ -18,8 +19,8 @@ func TestOrdering_KeepsItsInvariants(t *testing.T) {
 	require.Empty(t, wrong, strings.Join(trace, "\n"))
 }
 
-// A place that was given away before the job's end was lost to a process that died between the two: the next message
-// went, and then the old one again.
+// Under the earlier rule, a message gave up its place before its job ended. If the process died
+// between the two, the next message was sent, and then the old one again.
 func TestOrdering_FindsWhatIsSentAgainBehindItsFollower(t *testing.T) {
 	t.Parallel()
 	earlier := protocol.Rules{PlaceFirst: true}

@@ -16,17 +16,18 @@ import (
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-// explore goes through a model, until an invariant is broken: any, where only is empty.
+// explore explores a model until an invariant breaks: only, or any if only is empty.
 func explore(t *testing.T, rules protocol.Rules, bounds protocol.Bounds, only string) protocol.Found {
 	t.Helper()
 	x := &protocol.Explorer{Model: &protocol.Model{Rules: rules, Bounds: bounds}, Only: only, QuietEvery: 16, MaxStates: 20_000_000, Procs: runtime.NumCPU()}
 	if only != "" {
-		x.QuietEvery = 0 // the trace goes on until it happens
+		x.QuietEvery = 0 // explore until the invariant breaks
 	}
 	return x.Explore(t.Context())
 }
 
-// One job, three failures, two workers, a person, and processes that die between any two transactions: all that can happen.
+// All states of one job, three failures, two workers, an operator, and processes that die between
+// any two transactions.
 func TestProtocol_KeepsItsInvariants(t *testing.T) {
 	t.Parallel()
 	for name, bounds := range map[string]protocol.Bounds{
@@ -46,15 +47,16 @@ func TestProtocol_KeepsItsInvariants(t *testing.T) {
 	}
 }
 
-// Two jobs, and more of everything: "make model". DLQD_MODEL is how long ("1h"), DLQD_MODEL_STATES how many states are gone through
-// from the nearest; random traces take the rest of the time.
+// Two jobs, and more of everything: "make model". DLQD_MODEL is the duration ("1h"),
+// DLQD_MODEL_STATES the number of states that are explored, nearest first. Random traces take the
+// rest of the time.
 func TestProtocol_KeepsItsInvariantsForLong(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("DLQD_MODEL"))
 	if err != nil {
 		t.Skip("make model")
 	}
-	debug.SetGCPercent(20)       // the states are nearly all there is
-	states := uint64(20_000_000) // some 10 GiB
+	debug.SetGCPercent(20)       // the states are nearly all of the heap
+	states := uint64(20_000_000) // about 10 GiB
 	if set, err := strconv.ParseUint(os.Getenv("DLQD_MODEL_STATES"), 10, 64); err == nil {
 		states = set
 	}
@@ -78,10 +80,12 @@ func TestProtocol_KeepsItsInvariantsForLong(t *testing.T) {
 	}
 }
 
-// calm is a job whose failures and facts are taken in before the next step: a fault there needs no race.
+// calm bounds a job whose failures and facts are all handled before the next step: a fault there
+// needs no race.
 var calm = protocol.Bounds{Jobs: 1, Failures: 2, Workers: 1, Moves: 2, Retries: 1, Sent: 1, Calm: true}
 
-// A failure that was folded into an entry was forgotten once that was closed, and the reconciler filed it again.
+// Under the earlier rule, a failure that was folded into an entry was forgotten when that entry
+// closed, and the reconciler filed it again.
 func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	t.Parallel()
 	for _, invariant := range []string{protocol.FiledOnce, protocol.NotSentBack} {
@@ -91,7 +95,8 @@ func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	}
 }
 
-// What the explorer found first, without a race, of the rules by which db/code went before failures were remembered.
+// The trace by which the explorer first broke the rules from before failures were remembered; it
+// needs no race.
 func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -127,8 +132,9 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	require.Len(t, d.jobs, 1, "it was redelivered")
 }
 
-// A failure was a fact when a person resolved its job's entry, and so completed the job, which takes its unique key
-// away. Filed after that, it had no key: it was redelivered beside an equal job.
+// A failure was still a fact when an operator resolved its job's entry. That completed the job,
+// which then lost its unique key. Filed afterwards, the failure had no key, and was redelivered
+// beside an equal job.
 func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -156,7 +162,7 @@ func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
 }
 
 // A redelivery that was retried outside dlqd before another job resolved the entry, and that dlqd
-// dropped before it ran, has done nothing twice.
+// dropped before it ran, has not done the work twice.
 func TestProtocol_AsksNotDoneTwiceOfARedeliveryThatWasDropped(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -180,7 +186,7 @@ func TestProtocol_AsksNotDoneTwiceOfARedeliveryThatWasDropped(t *testing.T) {
 	require.Equal(t, protocol.Resolved, d.state.Entries[0].Status)
 }
 
-// filedOnce requires that no failure is in two entries, or in one and in the inbox.
+// filedOnce requires that no failure is in two entries, or in an entry and the inbox.
 func (d *database) filedOnce() {
 	d.Helper()
 	for f, failure := range d.failures {

@@ -5,21 +5,21 @@ import (
 	"iter"
 )
 
-// Bounds are how much of what can go on for ever the model lets happen.
+// Bounds limit the steps that could otherwise repeat without end.
 type Bounds struct {
-	Jobs     int8 // of the application's
-	Failures int8 // ends that are no success, of all jobs
+	Jobs     int8 // inserted by the application
+	Failures int8 // ends other than success, of all jobs
 	Workers  int8
-	Moves    int8 // of the person
-	Retries  int8 // outside dlqd
-	Misses   int8 // of capture
-	Deletes  int8 // of jobs, and ids that come again
-	Attempts int8 // that fail and are retried by River
+	Moves    int8 // actions of the operator
+	Retries  int8 // of jobs, outside dlqd
+	Misses   int8 // ends and retries that capture skips
+	Deletes  int8 // of jobs; reuses of an id count too
+	Attempts int8 // that fail and that River retries
 	Sent     int8 // redeliveries
 	Isolated int8 // ends in SERIALIZABLE transactions
-	Lost     int8 // marks that an application takes out of a job's metadata
-	Keys     bool // some of the application's jobs have a unique key, all the same
-	Calm     bool // no actor moves while the inbox or a fact waits, or a step of dlqd is under way: nothing races
+	Lost     int8 // marks that an application removes from a job's metadata
+	Keys     bool // some of the application's jobs have a unique key, the same one
+	Calm     bool // nothing races: no actor moves while the inbox or a fact waits, or a step of dlqd is under way
 }
 
 // Model is the protocol within bounds.
@@ -78,7 +78,7 @@ var ruleNames = [nRules]string{
 	"delete entry", "worker dies", "reconciler dies",
 }
 
-// AllRules are all rules.
+// AllRules returns all rules.
 func AllRules() iter.Seq[Rule] {
 	return func(yield func(Rule) bool) {
 		for r := range nRules {
@@ -91,7 +91,7 @@ func AllRules() iter.Seq[Rule] {
 
 func (r Rule) String() string { return ruleNames[r] }
 
-// Step is a rule taken on a job, an entry or a worker.
+// Step is the application of a rule to a job, an entry or a worker.
 type Step struct {
 	Rule    Rule
 	On      int8
@@ -121,7 +121,7 @@ func (s Step) String() string {
 	return text
 }
 
-// Steps calls fn with each step that can be taken.
+// Steps calls fn with each possible step.
 func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // one table: what can be done when
 	b := &m.Bounds
 	if b.Calm && (s.NInbox > 0 || s.NFacts > 0 || s.Workers[0].Doing != Idle || s.Scanning) {
@@ -193,7 +193,7 @@ func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // o
 		switch s.Workers[n].Doing {
 		case Idle:
 			if n > 0 && s.Workers[n-1].Doing == Idle {
-				break // one is as good as the other
+				break // idle workers are interchangeable
 			}
 			if s.NInbox > 0 {
 				fn(Step{Rule: Look, On: n})
@@ -251,7 +251,7 @@ func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // o
 	}
 }
 
-// undecided are the pending entries of which no worker has decided.
+// undecided returns the pending entries without a decision.
 func (w *world) undecided() (set uint8) {
 	for e := range w.NFailures {
 		if w.Entries[e].Status == Pending && !w.Entries[e].Decided {
@@ -261,7 +261,8 @@ func (w *world) undecided() (set uint8) {
 	return set
 }
 
-// Apply takes a step. It returns the state after it, and the invariant that it has broken; false where the model has no room for it.
+// Apply takes a step. It returns the state after it, and the invariant that the step broke. It
+// returns false if the state exceeds the model's arrays.
 func (m *Model) Apply(s State, step Step) (State, string, bool) {
 	w := begin(&s, m.Rules)
 	m.take(w, step)
@@ -385,7 +386,7 @@ func (m *Model) take(w *world, step Step) {
 	}
 }
 
-// act is a move of a person: dlq.act_on, dlq.redeliver, dlq.undo, dlq.delete_entries.
+// act applies an operator's action: dlq.act_on, dlq.redeliver, dlq.undo, dlq.delete_entries.
 func (w *world) act(rule Rule, e int8) {
 	entry := &w.Entries[e]
 	switch rule { //nolint:exhaustive // the others are no person's
@@ -417,7 +418,7 @@ func (w *world) act(rule Rule, e int8) {
 	}
 }
 
-// operated notes that a person has closed an entry.
+// operated records that an operator closed an entry.
 func (w *world) operated(e int8, to Status) {
 	entry := &w.Entries[e]
 	entry.Op, entry.Still, entry.ByPerson, entry.Acted = int8(to), true, true, w.tick
@@ -453,7 +454,7 @@ func (w *world) delete(e int8) {
 	if entry.Status != Resolved && entry.Status != Archived {
 		return
 	}
-	waiting := w.Facts // a failure that waits as a fact needs the entry: it goes to the inbox
+	waiting := w.Facts // a failure that waits as a fact needs the entry, so it goes to the inbox
 	for _, f := range waiting[:w.NFacts] {
 		if f.Job == entry.Job && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
 			w.fileEnd(f.Job, f.Failure, e)

@@ -1,6 +1,7 @@
-// Package protocol is a model of how a failed job becomes one dead letter, and of everything that moves the two afterwards: River,
-// capture, filing, facts, the reconciler, redelivery, and people. An explorer goes through all that can happen within bounds and checks
-// the invariants; a walk carries the model's steps out on a real Postgres and compares. See docs/protocol.md.
+// Package protocol is a model of how a failed job becomes one dead letter, and of everything that
+// changes the two afterwards: River, capture, filing, facts, the reconciler, redelivery and
+// operators. An explorer visits all states within bounds and checks the invariants. A walk executes
+// the model's steps on a real Postgres and compares. See docs/protocol.md.
 package protocol
 
 import "math/bits"
@@ -19,10 +20,11 @@ type Time uint8
 // none stands for no job, no entry and no failure.
 const none int8 = -1
 
-// JobState is a state of River's, as far as the protocol tells them apart.
+// JobState is the state of a River job, as far as the protocol distinguishes states.
 type JobState uint8
 
-// The states of a job. Gone: River has no such row; retryable stands for scheduled and pending, too.
+// The states of a job. Gone: River has no such row. Retryable also stands for scheduled and
+// pending.
 const (
 	Gone JobState = iota
 	Available
@@ -40,30 +42,31 @@ func (s JobState) String() string {
 func (s JobState) waits() bool { return s == Available || s == Retryable }
 func (s JobState) ended() bool { return s >= Completed }
 
-// Job is a row of river_job, identified by id and created_at, with what dlqd remembers of it.
+// Job is a row of river_job, identified by id and created_at, with what dlqd stores about it.
 type Job struct {
-	ID        int8 // River's id: another job may have it once this one is gone
+	ID        int8 // River's id; another job may reuse it once this one is gone
 	State     JobState
-	Of        int8 // the entry that it was made from; none for an application's job
+	Of        int8 // entry that it redelivers; none for an application's job
 	Mark      int8 // metadata dlq:entry_id
 	DoneOf    int8 // metadata dlq:done: the entry with which dlqd completed it
-	Done      bool // and it has not run since
+	Done      bool // dlqd completed it, and it has not run since
 	Cancel    bool // metadata cancel_attempted_at
-	Keyed     bool // it has the unique key (there is one key in the model)
-	Errors    int8 // up to 2
-	Failure   int8 // which failure its last one was; of a job that an operator cancelled, that end
+	Keyed     bool // has the unique key, of which the model has one
+	Errors    int8 // at most 2
+	Failure   int8 // its last failure, or the end by which an operator cancelled it
 	Finalized Time // finalized_at
 
-	Entry      int8 // entry_jobs
+	Entry      int8 // in entry_jobs
 	Remembered bool // retired_jobs has a failure of it
 
-	Overtaken bool // for the invariants: its entry was closed while it ran, or a person has retried it
+	Overtaken bool // for the invariants: its entry was closed while it ran, or an operator retried it
 }
 
-// Status is a status of an entry.
+// Status is the status of an entry.
 type Status uint8
 
-// The states of an entry. Unfiled: there is no such entry, or it is in the inbox; Deleted: it was there once.
+// The statuses of an entry. Unfiled: there is no such entry, or it is in the inbox. Deleted: it was
+// deleted.
 const (
 	Unfiled Status = iota
 	Pending
@@ -83,44 +86,44 @@ func (s Status) open() bool   { return s >= Pending && s <= Manual }
 func (s Status) exists() bool { return s >= Pending && s <= Archived }
 func (s Status) closed() bool { return s >= Failed && s <= Archived }
 
-// Entry is a dead letter that is filed. Its id is that of the failure that it was made of.
+// Entry is a dead letter. Its id is that of the failure that it was made from.
 type Entry struct {
 	Status    Status
 	Job       int8          // river_job_id and job_created_at
-	Last      int8          // last_failed_at: whose time that is
+	Last      int8          // last_failed_at: the failure with that time
 	Closed    Time          // closed_at
-	Waits     int8          // redelivery_job_id, an id
+	Waits     int8          // redelivery_job_id, a job's id
 	ByRiver   bool          // locked_by: a retry outside dlqd
-	ByPerson  bool          // resolution_strategy: a person closed it
+	ByPerson  bool          // resolution_strategy: an operator closed it
 	Decided   bool          // strategy is set
 	DoneTwice bool          // rule is done-twice
 	Tries     int8          // dlq_retry_count
-	Completed [maxJobs]Time // replay_attempts: when a job, by id, completed it
-	LastTry   int8          // replay_attempts: the last one's job, an id
-	Known     uint8         // transitions.failed_at: which failures it has taken in
-	Op        int8          // the operation of a person that moved it last
-	Still     bool          // and it is where that put it
+	Completed [maxJobs]Time // replay_attempts: by job id, the time when that job completed it
+	LastTry   int8          // replay_attempts: the id of the last job
+	Known     uint8         // transitions.failed_at: the set of failures that it took in
+	Op        int8          // the operator's last operation that moved it, as the status after it
+	Still     bool          // it still has that status
 	Bare      bool          // original_event: there is no payload
 
-	Acted Time // for the invariants: when a person last closed or reopened it
+	Acted Time // for the invariants: when an operator last closed or reopened it
 }
 
-// Failure is an end of a job that is a failure, or an operator's cancellation.
+// Failure is an end of a job other than success: a failure, or an operator's cancellation.
 type Failure struct {
 	Job     int8
 	At      Time  // finalized_at
-	Cancel  bool  // it is no failure to file
-	Keyed   bool  // its job had the unique key: its entry has it
-	TakenBy int8  // retired_jobs.entry_id: which entry took it in, where the entry's own id does not say so
-	In      uint8 // for the invariants: which entries ever took it in
-	Noted   bool  // for the invariants: an entry's trail says that it happened
-	Closed  bool  // for the invariants: a person has closed its entry, and nothing has been said since
+	Cancel  bool  // an operator's cancellation, which is not filed
+	Keyed   bool  // its job had the unique key, so its entry has it
+	TakenBy int8  // retired_jobs.entry_id: the entry that took it in, if that entry's id does not show it
+	In      uint8 // for the invariants: the set of entries that ever took it in
+	Noted   bool  // for the invariants: an entry's trail mentions it
+	Closed  bool  // for the invariants: an operator closed its entry, and nothing has asked for its work since
 }
 
-// FactKind is what a fact says.
+// FactKind is the kind of a fact.
 type FactKind uint8
 
-// What facts say.
+// The kinds of facts.
 const (
 	Retried FactKind = iota
 	FactCompleted
@@ -141,20 +144,20 @@ type Fact struct {
 	Kind    FactKind
 	Job     int8
 	Entry   int8
-	Failure int8 // of an end that is no success
+	Failure int8 // none for a success
 	At      Time
 }
 
-// Row is a row of the inbox: a failure, and who found it.
+// Row is a row of the inbox: a failure, and whether the reconciler found it.
 type Row struct {
 	Failure    int8
 	Reconciler bool
 }
 
-// Doing is what a worker is in the middle of: what it has read in an earlier transaction.
+// Doing tells what a worker has read in one transaction, to use in its next.
 type Doing uint8
 
-// What a worker is doing.
+// The values of Doing.
 const (
 	Idle Doing = iota
 	Files
@@ -164,11 +167,11 @@ const (
 // Worker is a DLQ worker between two transactions.
 type Worker struct {
 	Doing Doing
-	Of    uint8             // inbox rows (by failure) that it read, or undecided entries
-	As    [maxFailures]int8 // of these: which failure was their last
+	Of    uint8             // the inbox rows (by failure) or undecided entries that it read
+	As    [maxFailures]int8 // for each of these entries, its last failure
 }
 
-// State is all that the protocol remembers. It is comparable, and without pointers.
+// State is everything that the protocol stores. It is comparable and has no pointers.
 type State struct {
 	Jobs      [maxJobs]Job
 	NJobs     int8
@@ -178,18 +181,18 @@ type State struct {
 	NFailures int8
 	Inbox     [maxInbox]Row
 	NInbox    int8
-	Facts     [maxFacts]Fact // in the order in which they lie in the table
+	Facts     [maxFacts]Fact // in the table's order
 	NFacts    int8
 	Workers   [maxWorkers]Worker
-	Scanning  bool  // the reconciler has read, and locked nothing yet
-	Scanned   uint8 // which jobs it found to be failures without an entry
-	Rest      bool  // they were cancelled: a page of discarded ones is still to be read, in the same transaction
+	Scanning  bool  // the reconciler has read, and has not locked anything yet
+	Scanned   uint8 // the jobs that it found to be failures without an entry
+	Rest      bool  // those were cancelled jobs; a page of discarded ones follows in the same transaction
 
-	// What is used up of the bounds.
+	// How much of each bound is used.
 	Inserted, Moves, Retries, Misses, Deletes, Attempts, Sent, Isolated, Lost int8
 }
 
-// Start is the state before anything has happened.
+// Start returns the initial state.
 func Start() State {
 	var s State
 	for i := range s.Jobs {
@@ -234,14 +237,15 @@ func (s *State) times(fn func(*Time)) {
 	}
 }
 
-// now is a time after all others.
+// now returns a time after all others.
 func (s *State) now() Time {
 	last := Time(0)
 	s.times(func(t *Time) { last = max(last, *t) })
 	return last + 1
 }
 
-// normalize gives states that differ in nothing that counts one form: times become ranks, and workers are interchangeable.
+// normalize maps equivalent states to the same value: times become ranks, and the order of the
+// workers is fixed.
 func (s *State) normalize() {
 	for i := range s.NJobs {
 		j := &s.Jobs[i]

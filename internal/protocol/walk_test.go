@@ -19,17 +19,19 @@ func TestMain(m *testing.M) { postgrestest.Main(m) }
 const (
 	traces   = 500
 	maxSteps = 35
-	// leastTaken is how often each rule is taken at least, if not before then up to maxTraces.
+	// leastTaken is the number of times that each rule must be taken. Traces beyond traces, up to
+	// maxTraces, make up for it.
 	leastTaken = 20
 	maxTraces  = 2 * traces
 	minSteps   = 15
 	databases  = 2
 )
 
-// Traces of the model, by chance, on a real Postgres: after each step both have the same. DLQD_WALK_SEED takes others.
+// Random traces of the model run on a real Postgres: after each step, both have the same state.
+// DLQD_WALK_SEED selects other traces.
 func TestProtocol_WalksAsTheModelSays(t *testing.T) {
 	t.Parallel()
-	seed := uint64(1) // the same traces each time, so that it fails where something has changed
+	seed := uint64(1) // the same traces each time, so that a failure points to a change
 	if set, err := strconv.ParseUint(os.Getenv("DLQD_WALK_SEED"), 10, 64); err == nil {
 		seed = set
 	}
@@ -74,13 +76,14 @@ func TestProtocol_WalksAsTheModelSays(t *testing.T) {
 	t.Logf("%v; %d killed", taken, kills)
 }
 
-// walk goes a trace, of this number. It returns how many sessions it has ended, and how often it took each rule.
+// walk takes a trace by its number. It returns how many sessions it terminated, and how often it
+// took each rule.
 func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[protocol.Rule]int) {
 	d.Helper()
 	taken = map[protocol.Rule]int{}
 	c := newChooser(random)
 	d.begin(c.model)
-	// The first traces have each rare beginning once.
+	// The first traces begin once with each of rare.
 	if trace < len(rare) || random.IntN(20) == 0 {
 		for _, step := range rare[trace%len(rare)] {
 			taken[d.take(step, false).Rule]++
@@ -114,7 +117,8 @@ func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[prot
 	return kills, taken
 }
 
-// missed is a job that fails, is retried and fails again; capture misses that, and the reconciler appends it.
+// missed is a job that fails, is retried and fails again. Capture misses the second failure, and
+// the reconciler appends it.
 var missed = []protocol.Step{
 	{Rule: protocol.Insert},
 	{Rule: protocol.StartJob},
@@ -126,16 +130,17 @@ var missed = []protocol.Step{
 	{Rule: protocol.Append},
 }
 
-// rare is what chance hardly ever comes to.
+// rare lists beginnings that random traces hardly ever reach.
 var rare = [][]protocol.Step{
-	// A row of the reconciler's waits in the inbox while its failure comes into an entry that is closed then.
+	// A row of the reconciler waits in the inbox while an entry takes in its failure and is closed.
 	slices.Concat(missed, []protocol.Step{
 		{Rule: protocol.ApplyFacts},
 		{Rule: protocol.Discard},
 		{Rule: protocol.Look},
 		{Rule: protocol.File},
 	}),
-	// A redelivery has resolved an entry, the entry's own job fails again and has another, and then the redelivery is retried.
+	// A redelivery resolved an entry. The entry's own job fails again and gets another entry, and
+	// then the redelivery is retried.
 	{
 		{Rule: protocol.Insert},
 		{Rule: protocol.StartJob},
@@ -154,7 +159,8 @@ var rare = [][]protocol.Step{
 		{Rule: protocol.RetryJob, On: 1},
 		{Rule: protocol.ApplyFacts},
 	},
-	// A job's later failure has an entry of its own when its earlier entry follows the job that ended so.
+	// A job's later failure has an entry of its own when the job's earlier entry follows the
+	// ended job.
 	slices.Concat(missed, []protocol.Step{
 		{Rule: protocol.Discard, On: 1},
 		{Rule: protocol.Replay},
@@ -162,14 +168,16 @@ var rare = [][]protocol.Step{
 	}),
 }
 
-// likely has the rules by which an entry comes far: what ends a trace early, or is possible nearly always, has less than 1.
+// likely has the weights of rules. The steps that bring an entry far have more than 1; those that
+// end a trace early, or are nearly always possible, have less.
 var likely = map[protocol.Rule]float64{
 	protocol.StartJob: 4, protocol.Fail: 6, protocol.Complete: 3, protocol.RetryJob: 2, protocol.Look: 4, protocol.File: 8, protocol.FileParked: 4, protocol.Claim: 6,
 	protocol.LookUndecided: 4, protocol.Decide: 5, protocol.Park: 5, protocol.ApplyFacts: 3, protocol.Scan: 3, protocol.Discard: 1.5, protocol.Reopen: 1.5, protocol.Delete: 0.7, protocol.Undo: 1.5,
 	protocol.Insert: 0.7, protocol.FindSuccesses: 10, protocol.Sweep: 2, protocol.DeleteJob: 0.1, protocol.CancelJob: 0.1, protocol.Attempt: 0.8, protocol.ComeAgain: 1, protocol.InsertMarked: 0.5, protocol.CrashWorker: 1, protocol.Force: 0.5,
 }
 
-// chooser chooses the steps of a trace by chance: rules that were taken seldom come first, and what changes nothing now and then.
+// chooser chooses the steps of a trace at random, by the weights of likely. Steps that change
+// nothing are chosen rarely.
 type chooser struct {
 	random *rand.Rand
 	model  *protocol.Model
@@ -188,7 +196,8 @@ func (c *chooser) can(rule protocol.Rule) (yes bool) {
 	return yes
 }
 
-// choose returns a step; false where none can be taken. held: the reconciler waits, and not for long.
+// choose returns a step, or false if none is possible. held: the reconciler is waiting for a lock,
+// and must go on soon.
 func (c *chooser) choose(held bool) (protocol.Step, bool) {
 	var can []protocol.Step
 	var weights []float64

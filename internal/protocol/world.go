@@ -2,12 +2,14 @@ package protocol
 
 import "fmt"
 
-// Rules are those of db/code, but for what is set: a model of an earlier rule shows why it was changed.
+// Rules are the rules of db/code. A field that is set restores an earlier rule, to show why it was
+// changed.
 type Rules struct {
-	// Forgetful: what an entry took in beside its own failure is not remembered (dlq.take_failure does nothing).
+	// Forgetful: dlqd does not remember the failures that an entry takes in beside its own
+	// (dlq.take_failure does nothing).
 	Forgetful bool
-	// PlaceFirst: an ordered message's place is given away in a transaction of its own, before its job's end
-	// (dlq.order_done, where dlq.complete_ordered is now).
+	// PlaceFirst: an ordered message gives up its place in a transaction of its own, before its job
+	// ends (dlq.order_done, now replaced by dlq.complete_ordered).
 	PlaceFirst bool
 }
 
@@ -17,8 +19,8 @@ type world struct {
 
 	rules Rules
 	tick  Time   // the transaction's time
-	wrong string // an invariant that the transaction itself has broken, with its words
-	full  bool   // the model has no room for what comes next: the step is left out
+	wrong string // invariant that the transaction itself broke, with details
+	full  bool   // the state exceeds the model's arrays, so the step is left out
 }
 
 func begin(s *State, rules Rules) *world { return &world{State: s, rules: rules, tick: s.now()} }
@@ -29,10 +31,10 @@ func (w *world) violatef(invariant, format string, args ...any) {
 	}
 }
 
-// Capture is what the trigger does about an end or a retry.
+// Capture is what the trigger does at an end or a retry of a job.
 type Capture int8
 
-// Capture works, gives way (or is off), or is in a SERIALIZABLE transaction, where it reads nothing.
+// Capture records it, skips it (or is off), or cannot read because the transaction is SERIALIZABLE.
 const (
 	Captures Capture = iota
 	Misses
@@ -58,7 +60,7 @@ func (w *world) append(r Row) {
 	w.NInbox++
 }
 
-// insert makes a job.
+// insert adds a job.
 func (w *world) insert(j Job) int8 {
 	if w.NJobs == maxJobs {
 		w.full = true
@@ -76,7 +78,7 @@ func (w *world) insert(j Job) int8 {
 
 var noJob = Job{ID: none, Of: none, Mark: none, DoneOf: none, Failure: none, Entry: none}
 
-// holder is the job that holds the unique key: none where no job does. (The key's states are River's default ones.)
+// holder returns the job that holds the unique key, or none. The key's states are River's defaults.
 func (w *world) holder() int8 {
 	for i := range w.NJobs {
 		if j := &w.Jobs[i]; j.Keyed && (j.State.waits() || j.State == Running || j.State == Completed) {
@@ -86,7 +88,7 @@ func (w *world) holder() int8 {
 	return none
 }
 
-// live is the job that has an id now.
+// live returns the job that currently has an id, or none.
 func (w *world) live(id int8) int8 {
 	for i := range w.NJobs {
 		if w.Jobs[i].ID == id && w.Jobs[i].State != Gone {
@@ -96,7 +98,8 @@ func (w *world) live(id int8) int8 {
 	return none
 }
 
-// ends is a statement that ends a job: River's completer, rescuer, or a person; and what dlq.capture appends in it.
+// ends is the statement by which River's completer or rescuer, or an operator, ends a job, with
+// what dlq.capture appends.
 func (w *world) ends(i int8, to JobState, byOperator bool, capture Capture) {
 	j := &w.Jobs[i]
 	if to != Completed && !byOperator {
@@ -140,7 +143,8 @@ func (w *world) ends(i int8, to JobState, byOperator bool, capture Capture) {
 	}
 }
 
-// retries is River UI's retry of a job, or a rescue by hand: a job that had ended is to run again. dlq.follow appends.
+// retries is a retry in River UI, or a rescue by hand: a job runs again. dlq.follow appends a fact
+// if the job had ended.
 func (w *world) retries(i int8, capture Capture) {
 	j := &w.Jobs[i]
 	was := *j
@@ -148,7 +152,7 @@ func (w *world) retries(i int8, capture Capture) {
 	j.Overtaken = true
 	for f := range w.NFailures {
 		if w.Failures[f].Job == i || j.Entry != none && w.in(j.Entry, f) {
-			w.Failures[f].Closed = false // a person wants it to run
+			w.Failures[f].Closed = false // an operator wants it to run
 		}
 	}
 	if !was.State.ended() || capture == Misses || was.State == Completed && was.DoneOf == none && was.Mark == none {
@@ -169,7 +173,7 @@ func (w *world) in(entry, failure int8) bool {
 	return w.Failures[failure].In&bit(entry) != 0
 }
 
-// openOf is the open entry of a job: none where it has none.
+// openOf returns the open entry of a job, or none.
 func (w *world) openOf(job int8) int8 {
 	for e := range w.NFailures {
 		if w.Entries[e].Status.open() && w.Entries[e].Job == job {
@@ -179,7 +183,7 @@ func (w *world) openOf(job int8) int8 {
 	return none
 }
 
-// move changes an entry's status: the trigger dlq.on_move.
+// move changes an entry's status, as the trigger dlq.on_move does.
 func (w *world) move(e int8, to Status) {
 	entry := &w.Entries[e]
 	from := entry.Status
@@ -209,7 +213,7 @@ func (w *world) move(e int8, to Status) {
 
 // Filing: dlq.file_as, dlq.file_repeats, dlq.failed_again, dlq.file.
 
-// unfiled are the failures that the inbox has.
+// unfiled returns the failures in the inbox.
 func (w *world) unfiled() (set uint8) {
 	for i := range w.NInbox {
 		set |= bit(w.Inbox[i].Failure)
@@ -232,9 +236,10 @@ func (w *world) takeOut(failure int8) {
 	w.NInbox = n
 }
 
-// fileAs is dlq.file_as: those that it leaves have an open entry, or are a redelivery's.
+// fileAs is dlq.file_as. It returns the failures that stay in the inbox: those of a redelivery,
+// those that an entry has taken in, and those whose job has an open entry.
 func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
-	before := w.Entries // one statement sees what was there before it, but for the unique index
+	before := w.Entries // a statement sees the state before it, except for the unique index
 	for f := range w.NFailures {
 		if failures&w.unfiled()&bit(f) == 0 {
 			continue
@@ -263,8 +268,8 @@ func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 	return left
 }
 
-// foundByReconciler reports whether all rows of a failure are the reconciler's: capture's are not looked into where dlqd remembers
-// nothing of the job.
+// foundByReconciler reports whether all rows of a failure come from the reconciler. Rows of capture
+// are not checked for known failures if dlqd remembers nothing about the job.
 func (w *world) foundByReconciler(f int8) bool {
 	for i := range w.NInbox {
 		if w.Inbox[i].Failure == f && !w.Inbox[i].Reconciler {
@@ -274,7 +279,7 @@ func (w *world) foundByReconciler(f int8) bool {
 	return true
 }
 
-// takenInto notes, for the invariants, that an entry has taken a failure in.
+// takenInto records, for the invariants, that an entry took in a failure.
 func (w *world) takenInto(f, e int8) { w.Failures[f].In |= bit(e) }
 
 // take is dlq.take_failure.
@@ -327,7 +332,7 @@ func (w *world) fileRepeat(f int8) {
 	case e == none:
 		m := j.Entry
 		if m == none || !w.Entries[m].Status.exists() || w.Entries[m].Job == job {
-			return // closed this moment: the next look files it
+			return // its entry was closed just now; the next run files it
 		}
 		w.fact(Fact{Kind: FactDiscarded, Job: job, Entry: m, Failure: f, At: w.tick})
 	case w.Entries[e].Status == Processing && w.Entries[e].Waits == j.ID:
@@ -339,7 +344,7 @@ func (w *world) fileRepeat(f int8) {
 	w.takeOut(f)
 }
 
-// file is dlq.file: undecided.
+// file is dlq.file: entries without a decision.
 func (w *world) file(failures uint8) {
 	if left := w.fileAs(failures, Pending, false); left != 0 {
 		w.fileRepeats(left)
@@ -355,7 +360,7 @@ func (w *world) drop(i int8) {
 	}
 }
 
-// supersede is dlq.supersede of one entry: by is the id of the job that did the work.
+// supersede is dlq.supersede of one entry. by is the id of the job that did the work.
 func (w *world) supersede(e, by int8, person bool) {
 	entry := &w.Entries[e]
 	if entry.Status != Resolved {
@@ -364,7 +369,7 @@ func (w *world) supersede(e, by int8, person bool) {
 	overtaken := func(s JobState) bool { return s == Discarded || s == Cancelled || !person && s.waits() }
 	waits := false
 	if o := &w.Jobs[entry.Job]; overtaken(o.State) && o.ID != by {
-		o.Keyed = o.Keyed && o.State.waits() // while it was discarded, another job may have taken the key
+		o.Keyed = o.Keyed && o.State.waits() // another job may have taken the key while it was discarded
 		o.State, o.Finalized, o.Mark, o.DoneOf, o.Done = Completed, w.tick, none, e, true
 	}
 	for i := range w.NJobs {
@@ -380,7 +385,8 @@ func (w *world) supersede(e, by int8, person bool) {
 	}
 }
 
-// resolveBy is dlq.resolve_by of one entry: a job, by id, did its work.
+// resolveBy is dlq.resolve_by of one entry. job is the id, and by the index, of the job that did
+// its work.
 func (w *world) resolveBy(e, job, by int8, ended Time, person bool) {
 	entry := &w.Entries[e]
 	if entry.Status.open() || entry.Status == Failed {
@@ -474,7 +480,7 @@ func (w *world) watchJob(e, i int8) bool {
 	return true
 }
 
-// endWaits reports whether an end of a job is a fact.
+// endWaits reports whether a fact records an end of a job.
 func (w *world) endWaits(i int8) bool {
 	for f := range w.NFacts {
 		if w.Facts[f].Job == i && w.Facts[f].Kind.end() {
@@ -484,7 +490,7 @@ func (w *world) endWaits(i int8) bool {
 	return false
 }
 
-// endOf is dlq.apply_end of a job as it is.
+// endOf is dlq.apply_end of a job's current state.
 func (w *world) endOf(e, i int8, own bool) {
 	failure := w.Jobs[i].Failure
 	if w.Jobs[i].State == Completed {
@@ -501,7 +507,7 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	entry := &w.Entries[e]
 	if failure == none {
 		switch {
-		case entry.Status == Resolved || entry.Status == Archived || entry.DoneTwice: // noted
+		case entry.Status == Resolved || entry.Status == Archived || entry.DoneTwice: // the entry's trail gets a note
 		case entry.Status == Failed || entry.Status.open():
 			w.resolveBy(e, w.Jobs[i].ID, i, ended, false)
 		}
@@ -527,7 +533,7 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	}
 }
 
-// fileEnd is dlq.file_end: e is the job's entry, which may be deleted.
+// fileEnd is dlq.file_end. e is the job's entry, which may be deleted.
 func (w *world) fileEnd(i, f, e int8) {
 	failure := &w.Failures[f]
 	there := e != none && w.Entries[e].Status.exists() && w.Entries[e].Job == i
@@ -544,7 +550,7 @@ func (w *world) fileEnd(i, f, e int8) {
 	}
 }
 
-// hadEntry reports whether a deleted entry was made of a failure of the job.
+// hadEntry reports whether a deleted entry was made from a failure of the job.
 func (w *world) hadEntry(i int8) bool {
 	for f := range w.NFailures {
 		if w.Failures[f].Job == i && w.Failures[f].TakenBy == f {
@@ -554,7 +560,7 @@ func (w *world) hadEntry(i int8) bool {
 	return false
 }
 
-// applied is what dlq.apply_fact returns.
+// applied is the result of dlq.apply_fact.
 type applied int8
 
 const (
@@ -602,7 +608,8 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	}
 	before, acted, byPerson := w.Entries[id].Status, w.Entries[id].Acted, w.Entries[id].ByPerson
 	defer func() {
-		// (A success resolves what a person reopened after it, if nothing had told of it by then: the work is done.)
+		// A success may resolve an entry that an operator reopened after it, if no fact had
+		// recorded it by then: the work is done.
 		after := w.Entries[id].Status
 		if byPerson && acted > f.At && before.closed() && after.open() {
 			w.violatef(NotUndone, "a person made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
@@ -628,7 +635,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 		}
 	case Retried:
 		switch {
-		case status.closed() && w.openOf(job) != none: // noted
+		case status.closed() && w.openOf(job) != none: // the entry's trail gets a note
 		case status != Resolved && status != Archived && w.Jobs[f.Job].failed() &&
 			w.hasFailure(id, w.Jobs[f.Job].Failure): // likewise
 		case status != Resolved && status != Archived:
@@ -655,7 +662,8 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	return done
 }
 
-// endsOf gives the failures of a job that wait as facts the entry that the job was retried after.
+// endsOf sets the entry of a job's failures that wait as facts without one: the entry after which
+// the job was retried.
 func (w *world) endsOf(e, job int8) {
 	facts := w.Facts
 	for _, f := range facts[:w.NFacts] {
@@ -677,7 +685,7 @@ func (w *world) applyFacts() {
 		}
 		return true
 	}
-	// What nearly all of them say, in one statement.
+	// The common case is one statement: the job that an entry waits for has completed.
 	var quick, others []Fact
 	for n := range w.NFacts {
 		f := w.Facts[n]
@@ -746,7 +754,7 @@ func (w *world) isKnown(i, f int8) bool {
 		return true
 	}
 	if j.Entry != none && (!w.Entries[j.Entry].Status.exists() || w.Entries[j.Entry].Job != i) {
-		return true // a redelivery's
+		return true // it belongs to a redelivery
 	}
 	for n := range w.NFacts {
 		if w.Facts[n].Job == i && w.Facts[n].Failure == f {
@@ -766,7 +774,8 @@ func (w *world) unknown() (set uint8) {
 	return set
 }
 
-// scan is the first half of a look: a page of cancelled jobs is read, or one of discarded ones where there is nothing in that.
+// scan is the first half of a scan by the reconciler: it reads a page of cancelled jobs, or of
+// discarded ones if there are no cancelled ones.
 func (w *world) scan() {
 	w.Scanning, w.Scanned = true, w.unknown()
 	if page := w.Scanned & w.cancelled(); page != 0 {
@@ -783,7 +792,8 @@ func (w *world) cancelled() (set uint8) {
 	return set
 }
 
-// appendUnknown is the second half of a look: those of the jobs that it found are locked, and looked at anew.
+// appendUnknown is the second half of a scan: it locks the jobs that scan found, checks them again
+// and appends their failures.
 func (w *world) appendUnknown(jobs uint8) {
 	for i := range w.NJobs {
 		if jobs&bit(i) != 0 && w.isUnknown(i) {
@@ -849,10 +859,10 @@ func (w *world) sweep() {
 
 // Redelivery: dlq.redeliver.
 
-// Verdict is what dlq.redeliver says of an entry.
+// Verdict is the result of dlq.redeliver for an entry.
 type Verdict int8
 
-// What becomes of an entry that is to be redelivered. Refused: from its status it cannot be.
+// The verdicts. Refused: the entry's status does not allow a redelivery.
 const (
 	Refused Verdict = iota
 	Sent
@@ -929,7 +939,7 @@ func (w *world) redeliver(e int8, person, force bool) Verdict {
 	return v
 }
 
-// wanted reports whether no person has closed all that an entry is of.
+// wanted reports whether an entry has a failure that no operator has closed.
 func (w *world) wanted(e int8) bool {
 	for f := range w.NFailures {
 		if w.in(e, f) && !w.Failures[f].Closed {
@@ -939,7 +949,7 @@ func (w *world) wanted(e int8) bool {
 	return false
 }
 
-// said notes that a person wants an entry's work.
+// said records that an operator wants an entry's work done.
 func (w *world) said(e int8) {
 	for f := range w.NFailures {
 		if w.in(e, f) {

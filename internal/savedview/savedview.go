@@ -1,4 +1,5 @@
-// Package savedview is lists of dead letters that people come back to: their own, and those that others share.
+// Package savedview stores named lists of dead letters. Users see their own views and those that
+// others share.
 package savedview
 
 import (
@@ -10,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/savedview/internal/dbsqlc"
 )
 
-// SavedView is a list that somebody comes back to.
+// SavedView is a named filter of dead letters, with its columns and order.
 type SavedView struct {
 	Name      string    `json:"name" doc:"Its name." example:"bank outages"`
 	Owner     string    `json:"owner" doc:"Who made it." example:"kim"`
@@ -22,12 +23,12 @@ type SavedView struct {
 	UpdatedAt time.Time `json:"updatedAt" doc:"When it was last changed."`
 }
 
-// Store keeps saved views.
+// Store reads and writes saved views.
 type Store struct {
 	Store *deadletter.Store
 }
 
-// List returns the views of somebody, and then those that others share.
+// List returns the views of actor, then those that others share.
 func (s *Store) List(ctx context.Context, actor string) ([]SavedView, error) {
 	rows, err := dbsqlc.New(s.Store.DB()).Views(ctx, actor)
 	views := make([]SavedView, len(rows))
@@ -37,7 +38,7 @@ func (s *Store) List(ctx context.Context, actor string) ([]SavedView, error) {
 	return views, deadletter.Named(err)
 }
 
-// Get returns a view by its name: of somebody's own, or of those that others share.
+// Get returns the view of a name that actor owns, or else one that others share.
 func (s *Store) Get(ctx context.Context, name, actor string) (*SavedView, error) {
 	views, err := s.List(ctx, actor)
 	if err != nil {
@@ -51,7 +52,8 @@ func (s *Store) Get(ctx context.Context, name, actor string) (*SavedView, error)
 	return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: "saved view " + name + ": there is none of this name"}
 }
 
-// Save keeps a view, of which Name, Query, Columns, Order and Shared count, or changes it.
+// Save creates or replaces actor's view of a name. It reads Name, Query, Columns, Order and Shared
+// of v.
 func (s *Store) Save(ctx context.Context, v *SavedView, actor string) error {
 	columns := v.Columns
 	if columns == nil {
@@ -62,7 +64,8 @@ func (s *Store) Save(ctx context.Context, v *SavedView, actor string) error {
 	}))
 }
 
-// Delete deletes a view of somebody's own or, where owner is not "", one that owner shares.
+// Delete deletes a view of actor or, if owner is not "", one that owner shares. The latter needs
+// the role admin.
 func (s *Store) Delete(ctx context.Context, name, owner, actor string) error {
 	return deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).Delete(ctx, dbsqlc.DeleteParams{Name: name, Owner: owner, Actor: actor})

@@ -17,7 +17,8 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// One's own views, and those that others share: by name, changed, deleted, and bounded.
+// Users see their own views and shared ones. Views are saved, changed and deleted by name, and
+// limited in number.
 func TestSavedViews(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -60,7 +61,7 @@ func TestSavedViews(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "status:pending", v.Query)
 
-	// Who is limited shares with those who see no less, and sees what those share.
+	// Only users whose scope contains the scope of a shared view see it.
 	limited := postgres.WithScope(ctx, `[{"queues": ["mail*"]}]`)
 	require.NoError(t, save(limited, "cleo", "mails", "queue:mails", true))
 	require.Equal(t, []string{"cleo/mails"}, names(postgres.WithScope(ctx, `[{"queues": ["mail*", "pay"]}]`), "dan"))
@@ -86,7 +87,7 @@ func TestSavedViews(t *testing.T) {
 	require.Equal(t, "kim saved, and shared|anna saved|ben deleted", acts)
 }
 
-// What a view of others' looks for at a sensitive path is masked, as it is in filters; one's own is as one typed it.
+// For other users than the owner, a view's values at sensitive paths are masked, as in filters.
 func TestSavedViews_MaskWhatOthersLookFor(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

@@ -13,21 +13,23 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// place is where a policy does something: a queue, a destination, a class of errors in a queue.
+// place is a scope in which policy values apply, such as a queue, a destination, or a class of
+// errors in a queue.
 type place struct{ sort, name string }
 
 func (p place) String() string { return strings.TrimSpace(p.sort + " " + p.name) }
 
-// field is one value that is in force at a place.
+// field is one effective value at a place.
 type field struct{ path, value string }
 
-// behaviour is all that a policy does: the values in force, wherever they come from, by the place where they count.
+// behaviour lists the effective values of a policy, defaults included, by place.
 type behaviour struct {
 	places []place
 	fields map[place][]field
 }
 
-// resolved are the fields of a policy that count where something is looked up in them, and not by themselves.
+// resolved lists the fields of a policy that are compared through the lookups that use them, and
+// not field by field.
 var resolved = []string{
 	"RetryPolicies.Defaults", "RetryPolicies.Queues", "RetryPolicies.Destinations", "RetryPolicies.DestinationDefaults",
 	"Breakers.Defaults", "Breakers.Destinations", "Breakers.RiverQueues",
@@ -35,13 +37,14 @@ var resolved = []string{
 	"Workers.Defaults", "Workers.Queues", "Monitoring.Defaults", "Monitoring.Queues",
 }
 
-// Where plans count.
+// Sorts of places that plans apply to.
 const (
 	everyQueue = "every queue, class"
-	ofClass    = ", class" // of one queue or kind
+	ofClass    = ", class" // suffix for one queue or kind
 )
 
-// behaviour looks at every field of the policy's types: a new one is compared without a word here.
+// behaviour returns the effective values of the policy. It walks the policy's types, so a new field
+// is compared without a change here.
 func (p *Planner) behaviour(names *named) *behaviour {
 	b := &behaviour{fields: map[place][]field{}}
 	rules, everywhere := p.policy, place{"everywhere", ""}
@@ -97,7 +100,7 @@ func (p *Planner) behaviour(names *named) *behaviour {
 	return b
 }
 
-// add adds the fields of a value.
+// add adds the fields of v under path.
 func (b *behaviour) add(at place, path string, v reflect.Value) {
 	leaf := func(text string) {
 		if b.fields[at] == nil {
@@ -126,7 +129,7 @@ func (b *behaviour) add(at place, path string, v reflect.Value) {
 	}
 }
 
-// texts are a map's keys, which are texts.
+// texts returns the keys of a map with string keys.
 func texts(v reflect.Value) map[string]bool {
 	keys := map[string]bool{}
 	for _, key := range v.MapKeys() {
@@ -135,13 +138,14 @@ func texts(v reflect.Value) map[string]bool {
 	return keys
 }
 
-// tagged is a field's name in files.
+// tagged returns the name of a field in the policy's files.
 func tagged(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	return name
 }
 
-// valueText is a value as a file would have it; a secret is one that nobody sees, and that differs from another.
+// valueText returns a value as a file writes it. A secret stays as it is, so that two secrets
+// compare as different; fieldsDiff masks it.
 func valueText(v reflect.Value) string {
 	switch value := v.Interface().(type) {
 	case time.Duration:
@@ -159,7 +163,7 @@ func valueText(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// shortDuration is 30m rather than 30m0s.
+// shortDuration returns 30m for 30m0s.
 func shortDuration(d time.Duration) string {
 	text := d.String()
 	if strings.HasSuffix(text, "m0s") {
@@ -171,7 +175,7 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
-// named are the queues and kinds that either of two policies names.
+// named lists the queues and kinds that at least one of two policies names.
 type named struct{ queues, kinds []string }
 
 func namesOf(planners ...*Planner) *named {
@@ -193,8 +197,9 @@ func namesOf(planners ...*Planner) *named {
 	return &named{slices.Sorted(maps.Keys(queues)), slices.Sorted(maps.Keys(kinds))}
 }
 
-// BehaviourDiff says what happens otherwise by one policy than by another: a line for each place, with the fields that
-// differ there, in the order in which they are in files. Places of one sort with the same differences share a line.
+// BehaviourDiff returns what changes from one policy to another: one line for each place, with the
+// fields that differ there, in the order of the files. Places of the same sort with the same
+// differences share a line.
 func BehaviourDiff(old, next *Planner) []string {
 	names := namesOf(old, next)
 	was, is := old.behaviour(names), next.behaviour(names)
@@ -207,7 +212,7 @@ func BehaviourDiff(old, next *Planner) []string {
 	type line struct{ sort, changes string }
 	var lines []line
 	at := map[line][]string{}
-	everywhere := map[string]string{} // what changes of a class in every queue
+	everywhere := map[string]string{} // changes of a class in every queue
 	for _, p := range places {
 		changes := fieldsDiff(was.fields[p], is.fields[p])
 		switch {
@@ -229,7 +234,7 @@ func BehaviourDiff(old, next *Planner) []string {
 	return diff
 }
 
-// fieldsDiff lists the fields in which two places differ. One of the two may be nothing at all.
+// fieldsDiff lists the fields in which two places differ. Either place may be absent (nil).
 func fieldsDiff(old, next []field) string {
 	was, is := map[string]string{}, map[string]string{}
 	var paths []string
@@ -279,7 +284,7 @@ func fieldsDiff(old, next []field) string {
 	return text
 }
 
-// shown is a value of a place as people may see it.
+// shown returns a value of a place with its secrets masked.
 func shown(values map[string]string, path string) string {
 	if path == "url" && values["urlFile"] != "" {
 		return redact.Origin(values[path])
@@ -287,7 +292,7 @@ func shown(values map[string]string, path string) string {
 	return redact.Text(values[path])
 }
 
-// quiet is a value, or the word for none.
+// quiet returns value, or "nothing" if it is empty.
 func quiet(value string) string {
 	if value == "" {
 		return "nothing"

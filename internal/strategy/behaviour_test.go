@@ -12,7 +12,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-// complete has something in every map and list of a policy.
+// complete is a policy with an element in every map and list.
 var complete = policytest.Files{
 	"retry-policies":  "queues: {orders: {destination: shop}, payments: {destination: bank}}\ndestinations: {shop: {url: \"http://s\"}, bank: {url: \"http://b\", secret: MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n",
 	"circuit-breaker": "destinations: {shop: {openFor: 1m}}\nriverQueues: {emails: {openFor: 1m}}\n",
@@ -26,14 +26,14 @@ automatic: {all: {enabled: true}, queues: {orders: {enabled: true}}, kinds: {k: 
 `,
 }
 
-// leaf is a value of a policy that is no struct, map or pointer.
+// leaf is a value of a policy that is not a struct, map or pointer.
 type leaf struct {
 	path string
-	// change makes it another, until undo.
+	// change replaces the value until undo is called.
 	change func() (undo func())
 }
 
-// leaves are those of a value, also those that pointers to nothing could have.
+// leaves returns the leaves below v, including those behind nil pointers.
 func leaves(v reflect.Value, path string) (found []leaf) {
 	switch v.Kind() { //nolint:exhaustive // all others are leaves
 	case reflect.Pointer:
@@ -41,7 +41,7 @@ func leaves(v reflect.Value, path string) (found []leaf) {
 			return leaves(v.Elem(), path)
 		}
 		something := reflect.New(v.Type().Elem())
-		if v.Type().Elem().Kind() == reflect.Bool { // false: the defaults are true
+		if v.Type().Elem().Kind() == reflect.Bool { // false, because the defaults are true
 			return []leaf{{path, func() func() { v.Set(something); return v.SetZero }}}
 		}
 		for _, l := range leaves(something.Elem(), path) {
@@ -87,7 +87,7 @@ func change(v reflect.Value) {
 	case reflect.Bool:
 		v.SetBool(!v.Bool())
 	case reflect.Int, reflect.Int64:
-		v.SetInt(v.Int() + int64(time.Minute)) // a number too
+		v.SetInt(v.Int() + int64(time.Minute)) // works for durations and numbers
 	case reflect.Uint:
 		v.SetUint(v.Uint() + 1)
 	case reflect.Float64:
@@ -101,7 +101,7 @@ func change(v reflect.Value) {
 	}
 }
 
-// Whatever a policy says, from the types: a field that is new and not compared fails here.
+// The test walks the policy's types: it fails if BehaviourDiff does not compare a new field.
 func TestBehaviourDiff_everyField(t *testing.T) {
 	t.Parallel()
 	old, next := &Planner{policy: policytest.Load(t, complete)}, &Planner{policy: policytest.Load(t, complete)}
@@ -109,8 +109,8 @@ func TestBehaviourDiff_everyField(t *testing.T) {
 	all := leaves(reflect.ValueOf(next.policy).Elem(), "")
 	require.Greater(t, len(all), 150)
 	for _, l := range all {
-		if strings.HasPrefix(l.path, ".RetryPolicies.DestinationDefaults.") || // read into each destination when the policy is loaded
-			strings.HasPrefix(l.path, ".Routing.Strategies.") && strings.HasSuffix(l.path, ".Strategy") { // says nothing
+		if strings.HasPrefix(l.path, ".RetryPolicies.DestinationDefaults.") || // copied into each destination on load
+			strings.HasPrefix(l.path, ".Routing.Strategies.") && strings.HasSuffix(l.path, ".Strategy") { // has no effect
 			continue
 		}
 		undo := l.change()

@@ -1,4 +1,5 @@
-// Package strategy goes from an error to its class, and from a class to what happens next and when.
+// Package strategy classifies errors, and decides what happens to a dead letter of a class, and
+// when.
 package strategy
 
 import (
@@ -13,38 +14,41 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// Facts are what is known of an error and of the work that met it, from whatever recorded them.
+// Facts describe an error and the job or message that failed with it, as its source recorded
+// them.
 type Facts struct {
 	Type    string
 	Code    string
 	Title   string // what went wrong, the same text each time
 	Message string
-	Class   riverdlq.Class  // what the worker that failed called it; empty if it did not say
-	Panic   bool            // there is a stack trace
-	Context json.RawMessage // what the worker recorded beside the error; an object, if anything
+	Class   riverdlq.Class  // reported by the worker that failed; empty if it reported none
+	Panic   bool            // whether there is a stack trace
+	Context json.RawMessage // recorded by the worker beside the error; an object, or empty
 
 	Kind   string // of the message or job
 	Queue  string
 	Source string // of the message
 
-	Payload json.RawMessage   // of the message, or the job's args; where [Planner.ReadsMessages]
+	Payload json.RawMessage   // of the message, or the job's args; only if [Planner.ReadsMessages]
 	Headers map[string]string // of the message
 }
 
-// status is the HTTP status of the answer that was the error: in the context, where deliveries put it, or the code.
+// status returns the HTTP status of the response that failed, or 0. It is in the context, where
+// deliveries put it, or it is the code.
 func (f *Facts) status() int {
 	status, _, _ := f.answer()
 	return status
 }
 
-// answer is the status, 0 for none, and whether the context has it, and says when to come back.
+// answer returns the HTTP status (0 for none), whether it is in the context, and whether the
+// context has a Retry-After.
 func (f *Facts) answer() (status int, inContext, retryAfter bool) {
 	var context struct {
 		Status     json.Number     `json:"status"`
 		RetryAfter json.RawMessage `json:"retryAfterSeconds"`
 	}
 	if len(f.Context) > 0 {
-		_ = json.Unmarshal(f.Context, &context) // a stranger's: what cannot be read says nothing
+		_ = json.Unmarshal(f.Context, &context) // untrusted: what cannot be decoded stays empty
 	}
 	retryAfter = len(context.RetryAfter) > 0
 	for i, text := range []string{context.Status.String(), f.Code} {
@@ -55,18 +59,18 @@ func (f *Facts) answer() (status int, inContext, retryAfter bool) {
 	return 0, false, retryAfter
 }
 
-// Failure returns what a fingerprint is made of.
+// Failure returns the input of [Fingerprint].
 func (f *Facts) Failure(trace string) *Failure {
 	return &Failure{Type: f.Type, Code: f.Code, Title: f.Title, Message: f.Message, Trace: trace, Context: f.Context}
 }
 
-// maxMatchBytes bounds the text that is matched: messages come from strangers.
+// maxMatchBytes limits the text that is matched, because messages are untrusted.
 const maxMatchBytes = 8 << 10
 
-// RescuedBy begins the error of an attempt that River's rescuer ended.
+// RescuedBy is the beginning of the error with which River's rescuer ends an attempt.
 const RescuedBy = "Stuck job rescued by"
 
-// Names of rules that are no line of the table.
+// Names of rules that are not lines of the table.
 const (
 	panicRule     = "panic"
 	workerRule    = "worker" // or the destination
@@ -77,11 +81,11 @@ const (
 	noRule        = "none"
 )
 
-// Classify returns an error's class by the built-in table, and the name of the line that decided.
-// An error that matches no line is unknown. The steps go from what says most of an error to what
-// says least:
-//  1. the class that the worker or the destination named; a stack trace
-//  2. HTTP 429, 503 and 504, and answers with Retry-After
+// Classify returns an error's class by the built-in table, and the name of the rule or line that
+// decided. An error that matches nothing is of class unknown. The steps go from the most specific
+// information to the least:
+//  1. the class that the worker or the destination reported; a stack trace
+//  2. HTTP 429, 503 and 504, and responses with Retry-After
 //  3. a reported type or code that the table knows
 //  4. the status of gRPC, SQL or SMTP
 //  5. other HTTP statuses
@@ -103,7 +107,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
 		return ofStatus, statusRule
 	case retryAfter && status >= 400 && (ofStatus.Permanent() || ofStatus == riverdlq.ClassUnknown):
-		return riverdlq.ClassRateLimited, statusRule // it may be sent again, but not at once
+		return riverdlq.ClassRateLimited, statusRule // it may be sent again later
 	case retryAfter && status >= 400:
 		return ofStatus, statusRule
 	}
@@ -144,8 +148,8 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	return riverdlq.ClassUnknown, noRule
 }
 
-// text is what the error says: its title and message, without the URL that earlier versions put
-// before them. A type of several words is a text as well.
+// text returns the text to classify: the title and the message, without the URL that earlier
+// versions put before the message. A type of several words is part of it.
 func (f *Facts) text() string {
 	text := bounded(f.Message)
 	if rest, ok := strings.CutPrefix(text, "POST "); ok {
@@ -162,8 +166,8 @@ func (f *Facts) text() string {
 	return text
 }
 
-// reported is the line of the reported code or type, or of the name that the text begins with. A
-// status of 500 says so little that a bug which the text names comes before it.
+// reported returns the line of the reported code or type, or of the name at the beginning of the
+// text. A status of 500 says so little that a bug named in the text comes before it.
 func (f *Facts) reported(text string, words *wording, status int) *line {
 	var l *line
 	head, _, _ := strings.Cut(text, ":")
@@ -190,8 +194,9 @@ func (f *Facts) reported(text string, words *wording, status int) *line {
 	return unlessBarred(l, words)
 }
 
-// unlessBarred returns a line. Where it is one of errors that pass, such as a ConnectionError, and
-// the text names what will not, such as a wrong password, it returns the line of that.
+// unlessBarred returns l, with one exception: if l is a temporary error, such as a ConnectionError,
+// and the text names a lasting one, such as a wrong password, it returns the line of the lasting
+// error.
 func unlessBarred(l *line, words *wording) *line {
 	if l == nil || l.class.Permanent() {
 		return l
@@ -202,12 +207,13 @@ func unlessBarred(l *line, words *wording) *line {
 	return l
 }
 
-// maxNamesBefore is how many names may stand before a message: that of an error, and those of the
-// errors behind it.
+// maxNamesBefore is the number of names that may precede a message: the error's name, and those of
+// the errors that it wraps.
 const maxNamesBefore = 4
 
-// nameBefore is the line of the name that a text begins with: "Uncaught TypeError: …",
-// "java.io.IOException: …", "TooManyRequests", "502 Bad Gateway: UpstreamFailed: …".
+// nameBefore returns the line of the name at the beginning of a text, or nil. Such texts are
+// "Uncaught TypeError: …", "java.io.IOException: …", "TooManyRequests" and
+// "502 Bad Gateway: UpstreamFailed: …".
 func nameBefore(text string) *line {
 	for range maxNamesBefore {
 		head, rest, more := strings.Cut(text[:min(len(text), maxNameBytes)], ": ")
@@ -220,7 +226,7 @@ func nameBefore(text string) *line {
 				return nil
 			}
 			name := fields[len(fields)-1]
-			// A word in small letters is no name.
+			// A single word is a name only in capitals.
 			if n := len(wordsOf(name).list); n == 0 || n == 1 && strings.ToUpper(name) != name {
 				return nil
 			}
@@ -236,11 +242,11 @@ func nameBefore(text string) *line {
 	return nil
 }
 
-// beforeGRPC stands before the name of a gRPC status in the texts of the libraries of Go, Rust,
-// Python and .NET.
+// beforeGRPC lists the texts that precede a gRPC status in messages of the Go, Rust, Python and
+// .NET libraries.
 var beforeGRPC = []string{"rpc error: code = ", "status: ", "StatusCode.", `StatusCode="`}
 
-// ofGRPC is the class of a gRPC status in a text.
+// ofGRPC returns the class of the gRPC status in a text, if there is one.
 func ofGRPC(text string) (riverdlq.Class, bool) {
 	for _, before := range beforeGRPC {
 		if _, name, ok := strings.Cut(text, before); ok {
@@ -266,8 +272,8 @@ func grpcClass(name string) (riverdlq.Class, bool) {
 
 var sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
 
-// ofSQL is the line of a SQLSTATE: of the code, or of what stands in the text behind that word, or
-// at its beginning.
+// ofSQL returns the line of a SQLSTATE: of the code, of the state after the word SQLSTATE in the
+// text, or of a state at the beginning of the text.
 func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	state := ""
 	if len(f.Code) == 5 && status == 0 {
@@ -288,8 +294,8 @@ func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	return line{}, false
 }
 
-// repliesLikeMail reports whether the error's code is a reply of SMTP or FTP, whose numbers mean
-// the same, and no HTTP status.
+// repliesLikeMail reports whether the error's code is an SMTP or FTP reply, not an HTTP status. The
+// replies of both protocols have the same meaning.
 func (f *Facts) repliesLikeMail() bool {
 	name := strings.ToLower(bounded(f.Type))
 	return slices.ContainsFunc([]string{"smtp", "mail", "ftp", "swift_"}, func(word string) bool {
@@ -297,7 +303,7 @@ func (f *Facts) repliesLikeMail() bool {
 	})
 }
 
-// isAMQP reports whether the error's code is one of AMQP, and no HTTP status; its text says more.
+// isAMQP reports whether the error's code is an AMQP reply code. Its text says more than the code.
 func (f *Facts) isAMQP() bool {
 	text := strings.ToLower(bounded(f.Type) + " " + bounded(f.Message))
 	for _, word := range []string{"amqp", "rabbit", "bunny", "lapin", "reply-code", "channel closed by server"} {
@@ -308,9 +314,9 @@ func (f *Facts) isAMQP() bool {
 	return false
 }
 
-// ofSMTP returns the class of a mail server's reply: of the code of a mail client's error, or of a
-// reply in the text with its enhanced status (RFC 3463), which begins with the same digit: 550
-// 5.1.1.
+// ofSMTP returns the class of a mail server's reply. The reply is the code of a mail client's
+// error, or a reply in the text followed by its enhanced status (RFC 3463), which begins with the
+// same digit: 550 5.1.1.
 func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
 	reply := ""
 	if f.repliesLikeMail() && isFailure([]byte(f.Code)) {
@@ -332,14 +338,14 @@ func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
 	return class, true
 }
 
-// maxWordsToStatus is how many words may stand between what announces an HTTP status in a text, and
-// the status.
+// maxWordsToStatus is the largest distance in words between a word that announces an HTTP status
+// and the status.
 const maxWordsToStatus = 6
 
-// statusIn is the HTTP status that a text names, 0 for none: at its beginning, or behind a word
-// that announces it.
+// statusIn returns the HTTP status in a text, or 0: a status at the beginning, or after a word that
+// announces one.
 func statusIn(words *wording) int {
-	announced := -1 // the last such word
+	announced := -1 // index of the last word that announces a status
 	for i := range words.list {
 		switch word := words.at(i); {
 		case isFailure(word) && (i == 0 || announced >= 0 && i-announced <= maxWordsToStatus):
@@ -348,7 +354,7 @@ func statusIn(words *wording) int {
 				return n
 			}
 		case len(word) > 2 && isNumber(word):
-			announced = -1 // another number
+			announced = -1 // a number that is not a status
 		default:
 			switch string(word) {
 			case "http", "status", "code", "returned", "response", "responded":
@@ -359,7 +365,7 @@ func statusIn(words *wording) int {
 	return 0
 }
 
-// isFailure reports whether a word is the number of a failure, in HTTP or SMTP: 400 to 599.
+// isFailure reports whether a word is a failure status of HTTP or SMTP: 400 to 599.
 func isFailure(word []byte) bool {
 	return len(word) == 3 && (word[0] == '4' || word[0] == '5') && isNumber(word)
 }

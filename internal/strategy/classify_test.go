@@ -14,7 +14,8 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// The words that the design has for errors are known wherever an error may have them: 65 samples.
+// The error names of the design document are recognized in every field that may contain them: 65
+// samples.
 func TestClassify_CommonWords(t *testing.T) {
 	t.Parallel()
 	samples := 0
@@ -85,7 +86,7 @@ func TestClassify_WholeWordsOnly(t *testing.T) {
 	}
 }
 
-// The first step that knows an error decides.
+// The first step that recognizes an error decides.
 func TestClassify_Order(t *testing.T) {
 	t.Parallel()
 	p, err := strategy.NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": `
@@ -130,7 +131,8 @@ rules: [{name: ours, match: {kind: ruled}, class: unknown}]
 	}
 }
 
-// A 500 says only that a request failed. The message of one that names a bug is not sent again.
+// A 500 says only that a request failed. If the response names a bug, the message is not sent
+// again.
 func TestClassify_BugBehindA500(t *testing.T) {
 	t.Parallel()
 	p := policytest.Load(t, nil)
@@ -150,8 +152,8 @@ func TestClassify_BugBehindA500(t *testing.T) {
 	}
 }
 
-// An error that is transient by its type is unauthorized where its text names a refused certificate
-// or password.
+// The type of these errors is transient, but the text names a rejected certificate or password, so
+// they are unauthorized.
 func TestClassify_ConnectionsThatAreRefusedForGood(t *testing.T) {
 	t.Parallel()
 	for _, facts := range []strategy.Facts{
@@ -165,7 +167,7 @@ func TestClassify_ConnectionsThatAreRefusedForGood(t *testing.T) {
 	}
 }
 
-// Codes of other protocols are no HTTP statuses.
+// Codes of other protocols are not HTTP statuses.
 func TestClassify_CodesOfOtherProtocols(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -21,7 +21,7 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// realError is a line of testdata/errors.jsonl, with the classes that two readers gave it.
+// realError is a line of testdata/errors.jsonl, with the labels of two readers.
 type realError struct {
 	ID     string `json:"id"`
 	How    string `json:"how"`
@@ -34,10 +34,10 @@ type realError struct {
 	facts   strategy.Facts
 }
 
-// heldOut reports whether the table must not be fitted to an error.
+// heldOut reports whether an error is reserved for measuring: the table must not be fitted to it.
 func (e *realError) heldOut() bool { return sha256.Sum256([]byte(e.ID))[0] < 85 }
 
-// answer is the HTTP answer that the error is: a status line, headers, an empty line and a body.
+// answer parses the error as an HTTP response: a status line, headers, an empty line and a body.
 func (e *realError) answer() *delivery.Answer {
 	head, body, _ := strings.Cut(e.Error, "\n\n")
 	_, lines, _ := strings.Cut(head, "\n")
@@ -62,8 +62,8 @@ func jsonLines[T any](tb testing.TB, name string) []T {
 	return rows
 }
 
-// realErrors reads the corpus, each error with the facts that the rules get of it: of an answer,
-// those of a delivery.
+// realErrors reads the corpus. Each error has the facts that the rules get; those of an HTTP
+// response come from a delivery.
 func realErrors(tb testing.TB) []realError {
 	tb.Helper()
 	labels := map[string][2]riverdlq.Class{}
@@ -80,7 +80,7 @@ func realErrors(tb testing.TB) []realError {
 		e := &errors[i]
 		e.classes = labels[e.ID]
 		require.NotEmpty(tb, e.classes[0], e.ID)
-		// An error within an answer of success is found by an application's worker.
+		// An error in the body of a successful response is reported by an application's worker.
 		if e.How == "http" && e.Status >= 300 {
 			m := &message.Message{MessageID: e.ID}
 			facts, err := delivery.FailureOf(tb.Context(), &p.Data, &p.Defaults, destination, m, e.answer())
@@ -96,13 +96,13 @@ func realErrors(tb testing.TB) []realError {
 	return errors
 }
 
-// goesBack reports whether an entry of a class is sent again without a person.
+// goesBack reports whether entries of a class are redelivered without an operator.
 func goesBack(class riverdlq.Class) bool {
 	return class == riverdlq.ClassTransient || class == riverdlq.ClassRateLimited || class == riverdlq.ClassOutage
 }
 
-// score counts how errors are judged. Where the two readers differ, either is right: such an error
-// may go back if one of them says so, and has to only if both do.
+// score counts how well errors are classified. If the two readers differ, either label is right:
+// such an error may be redelivered if one label allows it, and must be only if both do.
 type score struct {
 	all, unknown, right     int
 	sent, sentRightly       int
@@ -167,8 +167,9 @@ func (s *score) String() string {
 	return out.String()
 }
 
-// The built-in table is fitted to two thirds of the corpus. Of the third that is held out the test
-// prints numbers only: a table that is changed for its errors cannot be measured by them.
+// The built-in table is fitted to two thirds of the corpus. For the third that is held out, the
+// test prints only numbers: if the table were changed for those errors, they could no longer
+// measure it.
 func TestCorpus_IsJudgedRightly(t *testing.T) {
 	t.Parallel()
 	for name, heldOut := range map[string]bool{"fitted": false, "heldOut": true} {

@@ -14,18 +14,18 @@ import (
 	"github.com/dlqd/dlqd/internal/cause"
 )
 
-// GroupingMethod is the version of [Fingerprint]. A change of what it returns for a stored entry is
-// a new version.
+// GroupingMethod is the version of [Fingerprint]. It must increase if Fingerprint returns a
+// different value for a stored entry.
 const GroupingMethod = 2
 
-// digits are those of a fingerprint of each method, so that a fingerprint says which method made
-// it.
+// The lengths of the fingerprints of each method, in hexadecimal digits. They differ, so that a
+// fingerprint's length tells its method.
 const (
 	digits1 = 16
 	digits2 = 20
 )
 
-// MethodOf returns the grouping method that made a fingerprint; 0 for a text that is none.
+// MethodOf returns the grouping method of a fingerprint, or 0 if the text is not one.
 func MethodOf(fingerprint string) int {
 	switch len(fingerprint) {
 	case digits1:
@@ -36,7 +36,7 @@ func MethodOf(fingerprint string) int {
 	return 0
 }
 
-// Failure is what a fingerprint is made of: what an entry stores of its last failure.
+// Failure is the input of a fingerprint: the columns of an entry's last failure.
 type Failure struct {
 	Type    string          // error_type
 	Code    string          // error_code
@@ -46,10 +46,12 @@ type Failure struct {
 	Context json.RawMessage // error_context
 }
 
-// Fingerprint groups entries that failed for the same reason: 20 hexadecimal digits, a hash of what
-// names the reason. That is the code, with the type, or the type that a receiver gave; else the
-// title; else the message. Numbers, ids, dates, names and quoted values are taken out of title and
-// message. Where there is a stack trace, the application's own frame counts as well.
+// Fingerprint groups entries that failed for the same reason. It returns 20 hexadecimal digits, a
+// hash of the first of these that names the reason: the code with the type, or the type that a
+// receiver reported; the title; the message.
+//
+// Numbers, ids, dates, names of people and quoted values are removed from title and message. If
+// there is a stack trace, the application's innermost frame is part of the hash.
 func Fingerprint(f *Failure) string {
 	f = f.read()
 	errorType, code, answered := f.Type, f.Code, f.answered()
@@ -59,8 +61,8 @@ func Fingerprint(f *Failure) string {
 	if cause.SaysNothing(code) || cause.IsStatus(code) {
 		code = ""
 	}
-	// A SQLSTATE or gRPC status of a worker's error is no cause: many messages have it. A
-	// receiver's code is.
+	// A SQLSTATE or gRPC status that a worker reports does not name a cause, because many errors
+	// share it. A receiver's code does.
 	named := code != "" && (answered || !sqlState.MatchString(code) && !isGRPC(code)) ||
 		answered && errorType != "" && !madeType.MatchString(errorType)
 	message, frame := f.Message, ""
@@ -86,10 +88,11 @@ func Fingerprint(f *Failure) string {
 }
 
 var (
-	// madeType is a type that dlqd gave: it names no reason.
+	// madeType matches types that dlqd itself sets: they do not name a cause.
 	madeType = regexp.MustCompile(`^(HTTP_[0-9]{3}|LOGICAL_FAILURE|TIMEOUT_ERROR|` +
 		`CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR|panic)$`)
-	// recorded is how messages of deliveries began before error_title: with the destination's URL.
+	// recorded matches the start of delivery messages from before error_title existed: it has the
+	// destination's URL.
 	recorded = regexp.MustCompile(`^POST \S+: ([1-5][0-9]{2}\b)?`)
 )
 
@@ -98,7 +101,7 @@ func isGRPC(code string) bool {
 	return ok
 }
 
-// answered reports whether the failure was an HTTP answer.
+// answered reports whether the failure was an HTTP response.
 func (f *Failure) answered() bool { return f.status() != 0 }
 
 func (f *Failure) status() int {
@@ -113,8 +116,8 @@ func (f *Failure) status() int {
 	return status
 }
 
-// read returns a failure as this version records it: of deliveries that earlier versions recorded,
-// the answer's body says the cause.
+// read returns the failure as the current version records it. For deliveries that earlier versions
+// recorded, it reads the cause from the response's body.
 func (f *Failure) read() *Failure {
 	if f.Title != "" || !strings.HasPrefix(f.Message, "POST ") {
 		return f
@@ -151,37 +154,38 @@ func (f *Failure) read() *Failure {
 	return &now
 }
 
-// Headline returns the failure's message as this version records it: the cause, without the URL of
-// a destination.
+// Headline returns the failure's message as the current version records it: the cause, without the
+// destination's URL.
 func (f *Failure) Headline() string { return f.read().Message }
 
 const (
 	particles = `(?: (?:van|von|der|den|ten|de|la|le|di|da|del|bin|al))*`
 	month     = `(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}`
 	day       = `(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}`
-	// word of a name: Ann, Müller, O'Neill, Anne-Marie, J.
+	// nameWord is one word of a name: Ann, Müller, O'Neill, Anne-Marie, J.
 	nameWord = `\p{Lu}(?:\.|['’]\p{Lu}\p{Ll}+|\p{Ll}+(?:['’-]\p{Lu}?\p{Ll}+)*)`
 )
 
-// variables are what differs between two errors that are the same error, the longest forms first.
+// variables matches the parts in which two occurrences of the same error differ, the longest forms
+// first.
 var variables = regexp.MustCompile(strings.Join([]string{
-	// Quoted values. (An apostrophe within a word quotes nothing.)
+	// Quoted values. An apostrophe within a word is not a quote.
 	`"[^"]*"|“[^”]*”|«[^»]*»|` + "`[^`]*`" + `|\B'[^']*'\B`,
 	`[a-zA-Z][a-zA-Z0-9+.-]*://\S+|[\pL\pN._%+-]+@[\pL\pN-]+(?:\.[\pL\pN-]+)+`, // URLs, addresses of mail
 	`[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b`,
 	`\b(?:` + day + `,? )?(?:[0-9]{1,2} ` + month + `|` + month + ` [0-9]{1,2})\b(?:,? [0-9]{4})?`, // dates
 	`[$€£¥] ?[0-9][0-9.,]*|[0-9][0-9.,]* ?(?:[$€£¥%]|[A-Z]{3}\b)`,                                  // amounts
-	`\*{3}`, // what is masked
+	`\*{3}`, // masked values
 }, "|"))
 
-// names are names of people, where the words before say that they are: of Ann Smith; customer Ann,
-// Dear Mr Smith.
+// names matches names of people after a word that announces one: of Ann Smith; customer Ann, Dear
+// Mr Smith.
 var names = regexp.MustCompile(`\b([Oo]f|[Ff]or|[Bb]y) (` + nameWord + particles + `(?: ` + nameWord + `){1,2})` +
 	`|\b((?i:user|customer|client|member|holder|cardholder|owner|patient|employee|recipient|payer|payee|subscriber|` +
 	`tenant|merchant|dear|mr|mrs|ms|dr)\.?:?) (` +
 	nameWord + particles + `(?: ` + nameWord + `){0,2})`)
 
-// technical are words that no name of a person has: for Payment Gateway.
+// technical matches words that are not part of a person's name: for Payment Gateway.
 var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount|Authentication|Authorization|` +
 	`Balance|Bank|Billing|Broker|Card|Catalog|Checkout|Cluster|Code|Connection|Credit|Credits|Customer|Data|Database|` +
 	`Declined|Delivery|Email|Engine|Error|Event|Exception|Failed|Failure|Field|File|Found|Funds|Gateway|Host|Id|` +
@@ -191,7 +195,7 @@ var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount
 	`Session|Shipping|Signature|State|Status|Stock|Storage|Store|Subscription|System|Table|Tax|Template|Tenant|Time|` +
 	`Timeout|Token|Transaction|Type|Unauthorized|Unknown|Upload|User|Value|Version|Webhook|Worker)$`)
 
-// steady takes out of a text what differs from one failure to the next.
+// steady returns a text without the parts that differ between two occurrences of the same error.
 func steady(text string) string {
 	text = strings.ToValidUTF8(bounded(text), "?")
 	text = withoutIDs(variables.ReplaceAllString(text, "?"))
@@ -209,10 +213,11 @@ func steady(text string) string {
 	return strings.Join(strings.Fields(lists.ReplaceAllString(text, "?")), " ")
 }
 
-// withoutIDs takes words with a digit out of a text, with what a - joins to them.
+// withoutIDs replaces words that contain a digit by "?". A word includes what _ joins to it, and
+// what - joins after a digit.
 func withoutIDs(text string) string {
 	var out strings.Builder
-	word, hasDigit := 0, false // where it began
+	word, hasDigit := 0, false // start of the current word
 	flush := func(end int) {
 		if hasDigit {
 			out.WriteByte('?')
@@ -236,8 +241,8 @@ func withoutIDs(text string) string {
 	return out.String()
 }
 
-// capitalLetter begins what may be a name.
+// capitalLetter matches the beginning of a possible name.
 var capitalLetter = regexp.MustCompile(` \p{Lu}[\p{Ll}.'’]`)
 
-// lists are several values, and parts of one: "?, ? and ?", "?-?".
+// lists matches several values, or parts of one: "?, ? and ?", "?-?".
 var lists = regexp.MustCompile(`\?(?:(?:[ .,:;/+-]+|,? (?:and|or) )?\?)+`)

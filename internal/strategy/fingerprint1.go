@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// What method 1 took out of messages, the longest forms first.
+// variable1 matches what method 1 removed from messages, the longest forms first.
 var variable1 = regexp.MustCompile(
 	`"[^"]*"|'[^']*'|` + "`[^`]*`" + // quoted values
 		`|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}` + // UUIDs
@@ -18,18 +18,18 @@ var variable1 = regexp.MustCompile(
 		`|\b[0-9a-f]{12,}\b` +
 		`|\d+(?:\.\d+)?`)
 
-// FingerprintByMessage is grouping method 1, of dlqd before [GroupingMethod] 2: a hash of the
-// error's type, its message with numbers, ids, addresses and quoted values taken out, and the first
-// frame of a Go stack trace. 16 hexadecimal digits. It must not change: stored entries, links and
-// saved views have its values.
+// FingerprintByMessage is grouping method 1, which dlqd used before method 2 ([GroupingMethod]). It
+// hashes the error's type, its message without numbers, ids, addresses and quoted values, and the
+// first frame of a Go stack trace. It returns 16 hexadecimal digits. It must not change: stored
+// entries, links and saved views contain its values.
 func FingerprintByMessage(errorType, message, trace string) string {
 	message = message[:min(len(message), maxMatchBytes)]
 	sum := sha256.Sum256([]byte(errorType + "\x00" + variable1.ReplaceAllString(message, "?") + "\x00" + ownFrame1(trace)))
 	return hex.EncodeToString(sum[:8])
 }
 
-// ownFrame1 is the first function of a Go stack trace that belongs neither to the runtime nor to
-// River.
+// ownFrame1 returns the first function of a Go stack trace that belongs neither to the runtime nor
+// to River.
 func ownFrame1(trace string) string {
 	for line := range strings.Lines(trace) {
 		if line == "" || line[0] == '\t' {
@@ -43,7 +43,7 @@ func ownFrame1(trace string) string {
 	return ""
 }
 
-// trimPackage keeps the function of a stack frame readable.
+// trimPackage returns a stack frame's function without the path of its package.
 func trimPackage(frame string) string {
 	if i := strings.LastIndexByte(frame, '/'); i >= 0 {
 		return frame[i+1:]

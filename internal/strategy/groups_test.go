@@ -12,8 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/cause"
 )
 
-// answers are receivers' answers of five causes each, in which {n} is a name, {a} an amount and {i}
-// an id.
+// answers maps forms to the responses of receivers, with five causes each. {n} stands for a name,
+// {a} for an amount, {i} for an id.
 var answers = map[string][5]string{
 	"plain JSON": {
 		`{"error": "card of {n} declined", "code": "INSUFFICIENT_FUNDS"}`,
@@ -103,7 +103,7 @@ func TestFingerprint_FiveCausesAreFiveGroups(t *testing.T) {
 	}
 }
 
-// failureOf is what a delivery records of an answer.
+// failureOf returns the failure that a delivery records for a response.
 func failureOf(status int, body string) Failure {
 	answer := cause.Answer{Status: status, Body: []byte(body)}
 	said := answer.Cause()
@@ -119,13 +119,13 @@ func failureOf(status int, body string) Failure {
 	}
 	context, err := json.Marshal(map[string]any{"status": status, "body": body})
 	if err != nil {
-		panic(err) // texts
+		panic(err) // strings always marshal
 	}
 	f.Context = context
 	return f
 }
 
-// A failure that an earlier version recorded is in the same group as one that this version records.
+// A failure recorded by an earlier version is in the same group as one recorded by this version.
 func TestFingerprint_ReadsWhatEarlierVersionsRecorded(t *testing.T) {
 	t.Parallel()
 	for form, causes := range answers {

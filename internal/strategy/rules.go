@@ -21,23 +21,24 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// Limits on rules, which come from operators, and on what they read, which comes from strangers. A pattern takes time in
-// proportion to its instructions and to the text (10 ns for each of their product, measured): one alone 80 ms at most.
+// Limits on rules, which operators write, and on the untrusted texts that they read. The time of a
+// pattern is proportional to its instructions times the length of the text (10 ns for each unit of
+// the product, measured): 80 ms at most for one pattern.
 const (
 	maxRules        = 500
-	maxContextBytes = 64 << 10 // a larger context or payload is empty to expressions
+	maxContextBytes = 64 << 10 // bytes; expressions see a larger context or payload as empty
 	maxNodes        = 200      // of an expression
 	maxMemory       = 100_000  // of an expression's run, in values
-	maxPattern      = 2000     // bytes of a pattern: it is compiled before its instructions are known
-	maxInstructions = 1000     // of a pattern, compiled
+	maxPattern      = 2000     // bytes of a pattern: its instructions are known only once it is compiled
+	maxInstructions = 1000     // of a compiled pattern
 	maxCost         = 25_000   // instructions of all patterns of a policy
 )
 
-// DefaultBudget is how long the rules may take over one error. It is for patterns and errors that together are worse than
-// anybody thought of: classifying takes microseconds.
+// DefaultBudget limits the time of all rules for one error. Classifying takes microseconds; the
+// budget guards against combinations of patterns and errors that the other limits do not foresee.
 const DefaultBudget = 250 * time.Millisecond
 
-// rule is a rule of the policy, compiled.
+// rule is a compiled rule of the policy.
 type rule struct {
 	*policy.Rule
 
@@ -48,13 +49,13 @@ type rule struct {
 	when    *expression
 }
 
-// words are alternatives for one text.
+// words matches one text of the facts against alternatives.
 type words struct {
 	of  func(*Facts) string
 	any policy.Words
 }
 
-// environment is what an expression reads.
+// environment is the data that an expression reads.
 type environment struct {
 	Context any            `expr:"context"`
 	Payload any            `expr:"payload"`
@@ -70,7 +71,7 @@ type environment struct {
 
 var statusPattern = regexp.MustCompile(`^[1-5]([0-9]{2}|xx)$`)
 
-// compileRules prepares a policy's rules. Its error names every one that is wrong, with file and line.
+// compileRules compiles a policy's rules. Its error names every invalid one, with file and line.
 func compileRules(p *policy.Policy) ([]rule, error) {
 	const file = "dlq-routing"
 	var problems []error
@@ -132,7 +133,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 	return rules, errors.Join(problems...)
 }
 
-// compilePattern compiles a pattern that strangers' texts are matched against, unless it is too costly.
+// compilePattern compiles a pattern for untrusted texts. It rejects one that is too costly.
 func compilePattern(text string) (*regexp.Regexp, int, error) {
 	if n := len(text); n > maxPattern {
 		return nil, 0, fmt.Errorf("takes too long: the pattern has %d bytes; at most %d", n, maxPattern)
@@ -155,23 +156,25 @@ func compilePattern(text string) (*regexp.Regexp, int, error) {
 	return pattern, len(program.Inst), nil
 }
 
-// expression is an expression, compiled.
+// expression is a compiled expression.
 type expression struct {
 	*vm.Program
 
-	patterns        []*regexp.Regexp // of its matches
-	instructions    int              // of those
+	patterns        []*regexp.Regexp // of its matches operators
+	instructions    int              // of patterns
 	readsTheMessage bool             // payload or headers
 }
 
-// findFunction stands for the operator matches, whose text it cuts. No expression can name it.
+// findFunction replaces the operator matches, so that the text can be cut first. The blank keeps
+// expressions from calling it by name.
 const findFunction = "find pattern"
 
 func compileExpression(text string) (*expression, error) {
 	var e expression
 	b := bounds{expression: &e}
 	find := func(params ...any) (any, error) {
-		text, _ := params[0].(string)                                                          // nothing, or no text, has no match
+		// A value of another type counts as empty text.
+		text, _ := params[0].(string)
 		return params[0] != nil && e.patterns[params[1].(int)].MatchString(bounded(text)), nil //nolint:forcetypeassert // bounds wrote it
 	}
 	program, err := expr.Compile(text, expr.Patch(&b), expr.Env(environment{}), expr.AsBool(), expr.MaxNodes(maxNodes), expr.DisableAllBuiltins(),
@@ -185,7 +188,8 @@ func compileExpression(text string) (*expression, error) {
 	return &e, nil
 }
 
-// bounds finds what would let an expression run longer than its text and its input are, and bounds what its patterns read.
+// bounds is an AST visitor. It rejects what lets an expression run longer than in proportion to its
+// text and input, and replaces matches by a call that limits what patterns read.
 type bounds struct {
 	expression *expression
 	err        error
@@ -220,7 +224,7 @@ func (b *bounds) Visit(node *ast.Node) {
 	}
 }
 
-// matches reports whether everything that the rule asks for holds.
+// matches reports whether all of the rule's conditions hold.
 func (r *rule) matches(f *Facts, env *environment) bool {
 	for _, w := range r.words {
 		text := bounded(w.of(f))
@@ -228,8 +232,8 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 			return false
 		}
 	}
-	// A receiver's own code is in the place of the status, which a rule may ask for as a code all
-	// the same.
+	// If a receiver reports its own code, that code takes the place of the status. A rule may still
+	// name the status as a code.
 	if len(r.code) > 0 && !r.code.Match(env.Code) && (env.Status == 0 || !r.code.Match(strconv.Itoa(env.Status))) {
 		return false
 	}
@@ -248,17 +252,21 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 	machine := vm.VM{MemoryBudget: maxMemory}
 	out, err := machine.Run(r.when.Program, *env)
 	yes, ok := out.(bool)
-	return err == nil && ok && yes // what a stranger's context makes of it is no reason to stop
+	return err == nil && ok && yes // an error from an untrusted context is no match
 }
 
 func bounded(text string) string { return text[:min(len(text), maxMatchBytes)] }
 
-// tooSlow is what an error comes to over which the rules took too long: which of them would have been the one, nobody knows.
+// tooSlow is the rule of an error for which the rules exceeded their budget: which of them would
+// have matched is unknown.
 var tooSlow = &policy.Rule{Name: policy.RuleTooSlow, Plan: policy.Plan{Strategy: Manual}}
 
-// Classify returns an error's class, the name of the rule that chose what happens next, and that rule where it is one of
-// the policy's: those are asked first, in order, and then the built-in table. The first rule that matches is the one; where
-// it names no class, the class comes from those that follow. Where the rules take longer than their budget, it is a person's.
+// Classify returns an error's class, the name of the rule that decides what happens next, and that
+// rule if it belongs to the policy.
+//
+// The policy's rules are tried first, in order, then the built-in table. The first match decides.
+// If that rule sets no class, the class comes from the rules and lines after it. If the rules
+// exceed their budget, the result is class unknown with a rule that parks the entry.
 func (p *Planner) Classify(f Facts) (class riverdlq.Class, name string, first *policy.Rule) {
 	if len(p.rules) > 0 {
 		start := time.Now()
@@ -289,7 +297,8 @@ func (p *Planner) Classify(f Facts) (class riverdlq.Class, name string, first *p
 	return class, name, first
 }
 
-// environment is what the expressions of the rules read of an error, of which they see no text longer than patterns do.
+// environment returns the data that rules read of an error. Texts are cut to the length that
+// patterns read.
 func (p *Planner) environment(f *Facts) *environment {
 	env := &environment{
 		Type: bounded(f.Type), Code: bounded(f.Code), Message: bounded(f.Message), Status: f.status(),
@@ -314,12 +323,12 @@ func (p *Planner) ReadsMessages() bool {
 	return slices.ContainsFunc(p.rules, func(r rule) bool { return r.when != nil && r.when.readsTheMessage })
 }
 
-// document is a stranger's JSON as expressions see it: texts cut, and integers as such. What is too large, or no JSON, is an
-// empty object.
+// document decodes untrusted JSON for expressions: texts are cut, and integers stay integers.
+// Invalid JSON, and JSON above maxContextBytes, becomes an empty object.
 func document(raw json.RawMessage) any {
 	var value any
 	decoder := json.NewDecoder(bytes.NewReader(raw))
-	decoder.UseNumber() // an integer beyond 2^53 would be another one
+	decoder.UseNumber() // a float64 would change an integer beyond 2^53
 	if len(raw) > maxContextBytes || decoder.Decode(&value) != nil || value == nil {
 		return map[string]any{}
 	}
@@ -335,9 +344,9 @@ func cut(value any) any {
 			return n
 		}
 		if !strings.ContainsAny(v.String(), ".eE") {
-			return bounded(v.String()) // an integer that no int holds is the text of its digits
+			return bounded(v.String()) // an integer that does not fit an int stays text
 		}
-		n, _ := v.Float64() // what is too large is infinite
+		n, _ := v.Float64() // out of range: infinity
 		return n
 	case []any:
 		for i := range v {
@@ -351,13 +360,13 @@ func cut(value any) any {
 	return value
 }
 
-// Ends reports whether a job that failed so is not to be run again: its class says that it would fail again, or the rule
-// that a person is to look before.
+// Ends reports whether a delivery must not be retried: its class is permanent, or its rule parks
+// it.
 func (*Planner) Ends(class riverdlq.Class, rule *policy.Rule) bool {
 	return class.Permanent() || rule != nil && rule.Plan.Strategy == Manual
 }
 
-// ruleNamed finds a rule of the policy.
+// ruleNamed returns the policy's rule of a name, or nil.
 func (p *Planner) ruleNamed(name string) *policy.Rule {
 	for i := range p.rules {
 		if p.rules[i].Name == name {

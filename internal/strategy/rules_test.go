@@ -57,14 +57,14 @@ rules:
 		{Facts{Source: "legacy-shop", Code: "404"}, "http-status"},
 		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 3}`)}, "when"},
 		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 2}`)}, "none"},
-		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": "many"}`)}, "none"}, // makes no sense, matches nothing
+		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": "many"}`)}, "none"}, // no match if it fails
 		{Facts{Context: json.RawMessage(`["eu"]`)}, "none"},
 		{Facts{Context: json.RawMessage(`{"account": 9007199254740993}`)}, "account"},
-		{Facts{Context: json.RawMessage(`{"account": 9007199254740992}`)}, "none"}, // which is equal as a float64
+		{Facts{Context: json.RawMessage(`{"account": 9007199254740992}`)}, "none"}, // equal as a float64
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567891]}`)}, "account"},
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567890]}`)}, "none"},
 		{Facts{}, "none"},
-		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // rules go before what the worker said
+		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // before the worker's class
 		{Facts{Panic: true, Message: "a known bug"}, "bug"},
 	} {
 		_, rule, _ := p.Classify(test.facts)
@@ -105,7 +105,7 @@ queues:
 	require.Equal(t, Manual, p.Plan("nonsense", "orders", "", nil).Strategy)
 }
 
-// Rules come from operators, errors from strangers: whatever an error holds, it gets a class.
+// Operators write the rules, and errors are untrusted: every error gets a class.
 func TestClassify_anything(t *testing.T) {
 	t.Parallel()
 	p := plan(t, `
@@ -162,7 +162,8 @@ func TestNextHour_onTheDaysWhenClocksChange(t *testing.T) {
 	require.True(t, NextHour(nil, "UTC", time.Now()).IsZero())
 }
 
-// An entry that failed before the off-peak hour is judged within it: it is retried in what is left of this hour.
+// An entry that failed before the off-peak hour and is decided within it is retried in the rest of
+// that hour.
 func TestScheduled_RetriesWithinTheHourThatHasBegun(t *testing.T) {
 	t.Parallel()
 	night := func(clock string) time.Time {
@@ -177,7 +178,7 @@ func TestScheduled_RetriesWithinTheHourThatHasBegun(t *testing.T) {
 	}{
 		{"01:50", "02:10", 0.5, night("02:30")},
 		{"01:50", "02:30", 0.5, night("02:30")},
-		{"01:50", "02:31", 0.5, night("02:30").AddDate(0, 0, 1)}, // its place in the hour has passed
+		{"01:50", "02:31", 0.5, night("02:30").AddDate(0, 0, 1)}, // its time within the hour has passed
 		{"02:05", "02:10", 0.5, night("02:30").AddDate(0, 0, 1)}, // it failed within the hour
 		{"01:50", "03:10", 0.99, night("02:59").AddDate(0, 0, 1)},
 	} {
@@ -235,7 +236,7 @@ rules:
 	require.Equal(t, Conditional, p.Plan("code_bug", "mails", "report.daily", p.ruleNamed("r")).Strategy, "and a rule's before all")
 }
 
-// A rule without a class says what happens next; what the error is, those that follow say.
+// A rule without a class sets what happens next; later rules or the table set the class.
 func TestRules_withoutClass(t *testing.T) {
 	t.Parallel()
 	p := ruled(t, policytest.Files{"dlq-routing": `
@@ -257,7 +258,7 @@ rules:
 	require.Equal(t, "declined", d.Rule)
 }
 
-// The delay of a conditional entry counts from its failure, whether or not its conditions hold then.
+// The delay of a conditional entry starts at its failure, whether or not its conditions hold then.
 func TestConditional_delayCountsWhateverHolds(t *testing.T) {
 	t.Parallel()
 	for _, unmet := range []string{"", "the machine is busy"} {
@@ -283,7 +284,7 @@ type unmetBy string
 
 func (u unmetBy) Unmet(_, _ string, _ *policy.Conditions) string { return string(u) }
 
-// Rules see the message, with its integers as they are, and no text longer than patterns do.
+// Rules see the message with exact integers, and no text longer than patterns read.
 func TestRules_seeTheMessage(t *testing.T) {
 	t.Parallel()
 	p := plan(t, `
@@ -315,14 +316,15 @@ rules:
 		{Facts{Payload: json.RawMessage(`{"end": "` + strings.Repeat("a", 8191) + `ba"}`)}, "end"},
 		{Facts{Payload: json.RawMessage(`{"end": "` + strings.Repeat("a", 8192) + `b"}`)}, "none"},
 		{Facts{Payload: json.RawMessage(`{"end": "a` + strings.Repeat("b", 5000) + `a"}`)}, "joined"},
-		{Facts{Payload: json.RawMessage(`{"amount": 20000, "x": "` + strings.Repeat("x", 1<<17) + `"}`)}, "none"}, // too large to look into
+		{Facts{Payload: json.RawMessage(`{"amount": 20000, "x": "` + strings.Repeat("x", 1<<17) + `"}`)}, "none"}, // too large
 	} {
 		_, rule, _ := p.Classify(test.facts)
 		require.Equal(t, test.rule, rule, "%.100s", test.facts.Payload)
 	}
 }
 
-// What takes long is refused where policies are checked, with file and line; what takes long all the same is a person's.
+// Slow patterns are rejected when a policy is checked, with file and line. If rules are slow all
+// the same, the entry is parked.
 func TestRules_boundedTime(t *testing.T) {
 	t.Parallel()
 	for routing, want := range map[string]string{
@@ -353,7 +355,7 @@ rules:
 	require.Contains(t, policy.ReservedRules(), policy.RuleTooSlow)
 }
 
-// Each name and text of the table leads to the line that has it, and to no line before.
+// Each name and text of the table finds its own line, and no earlier line has it.
 func TestTable_HasNoDeadEntries(t *testing.T) {
 	t.Parallel()
 	for _, lines := range [][]line{table, weak} {
@@ -378,7 +380,8 @@ func TestTable_HasNoDeadEntries(t *testing.T) {
 	}
 }
 
-// Every line of the built-in table has a sample, and every status that the docs name for a class.
+// Every line of the built-in table has a sample, and so has every status that the docs list for a
+// class.
 func TestSamples_everyLineOfTheTable(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../config/dlq-routing.samples.yaml")

@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// Names of the strategies, as in the database.
+// The strategies, as the enum dlq.strategy names them.
 const (
 	Immediate   = "immediate"
 	Scheduled   = "scheduled"
@@ -24,60 +24,64 @@ const (
 	Manual      = "manual"
 )
 
-// waitLimit is how long an entry waits for a condition before a worker looks at it again although nothing released it.
+// waitLimit is how long an entry waits for a condition before a worker checks it again, even if no
+// gate has released it.
 const waitLimit = time.Hour
 
-// unknownDelay is when to look again at an entry whose strategy this program does not know.
+// unknownDelay is the time until the next check of an entry whose strategy this version does not
+// know.
 const unknownDelay = time.Minute
 
-// Strategy is one way of bringing an entry back. Another is added by implementing it and naming it in [NewPlanner];
-// neither the worker nor the database changes.
+// Strategy decides when an entry is redelivered. Besides an implementation, a new strategy needs
+// an entry in [NewPlanner], a section of the policy and a value of the enum dlq.strategy.
 type Strategy interface {
-	// First says when a worker should look at an entry that this strategy was just chosen for, and what the entry waits
-	// for besides the time, if anything.
+	// First returns when a worker should check an entry that has just got this strategy, and what
+	// the entry waits for besides the time ("" for nothing).
 	First(e *Entry, plan *policy.Plan, now time.Time) (at time.Time, waitingFor string)
-	// Due says, of an entry whose time has come, whether to redeliver it now or when to look again, and why.
+	// Due decides whether an entry whose time has come is redelivered now or checked again later,
+	// and why.
 	Due(e *Entry, plan *policy.Plan, now time.Time) Verdict
 }
 
-// Conditions says what keeps redeliveries into a queue from making sense now; "" where nothing does.
+// Conditions reports why redeliveries to a destination should wait now. Unmet returns "" if every
+// condition holds. An empty destination means the queue's.
 type Conditions interface {
 	Unmet(queue, destination string, c *policy.Conditions) string
 }
 
-// Entry is what a strategy knows of a dead letter.
+// Entry is the part of a dead letter that a strategy reads.
 type Entry struct {
 	Facts
 
 	ID           uuid.UUID
 	Trace        string
-	Before       riverdlq.Class // what it was taken for before it failed this time; empty if that says nothing of it
+	Before       riverdlq.Class // class before this failure; empty if unknown
 	Rule         string         // that decided last
 	WaitingFor   string         // besides the time
 	RetryCount   int            // redeliveries made so far
-	LastFailedAt time.Time      // what delays count from
-	RetryAfter   time.Duration  // what the destination asked for when it failed; 0 if nothing
-	Rescues      int            // attempts of its jobs that River's rescuer ended; 0 for messages, whose worker is dlqd itself
-	Together     int            // other jobs that the rescuer discarded with its last one
+	LastFailedAt time.Time      // delays start here
+	RetryAfter   time.Duration  // requested by the destination at the last failure; 0 if none
+	Rescues      int            // attempts ended by River's rescuer; 0 for messages, whose worker is dlqd itself
+	Together     int            // other jobs that the rescuer discarded at the same time as this entry's last one
 }
 
-// Verdict is what to do with an entry that is due.
+// Verdict is the decision about an entry whose time has come.
 type Verdict struct {
 	Redeliver  bool
-	Again      time.Time // when to look again, if not Redeliver
-	WaitingFor string    // what it waits for besides the time
+	Again      time.Time // time of the next check, if not Redeliver
+	WaitingFor string    // besides the time
 	Reason     string
 }
 
-// Decision is what was decided of an entry that failed.
+// Decision is the decision about an entry that failed.
 type Decision struct {
 	Class       riverdlq.Class
 	Rule        string
 	Strategy    string
-	Next        time.Time // zero for a person's
+	Next        time.Time // zero if the entry needs manual handling
 	WaitingFor  string
-	MaxRetries  int // redeliveries after which a failure closes it; 0 leaves what it has
-	Priority    int // 0 leaves what it has
+	MaxRetries  int // redeliveries after which a failure closes the entry; 0 keeps its current limit
+	Priority    int // 0 keeps the current priority
 	Tags        []string
 	Assignee    string
 	Reason      string
@@ -93,8 +97,8 @@ type Planner struct {
 	strategies map[string]Strategy
 }
 
-// NewPlanner returns the planner of a policy. conditions may be nil: they hold, then. The error names every rule that is
-// wrong, with file and line.
+// NewPlanner returns the planner of a policy. If conditions is nil, all conditions hold. The error
+// names every invalid rule with file and line.
 func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	rules, err := compileRules(p)
 	if err != nil {
@@ -110,11 +114,13 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	return planner, nil
 }
 
-// Policy is the policy that the planner goes by.
+// Policy returns the policy that the planner applies.
 func (p *Planner) Policy() *policy.Policy { return p.policy }
 
-// Plan is what happens to an entry of a class, of a kind, in a queue, that a rule chose: what the rule does not say comes
-// from the kind's plan for the class, the kind's, the queue's for the class, the queue's, the class's, and the strategy's.
+// Plan returns the plan for an entry of a class, queue and kind that matched rule (nil for none).
+// Each field comes from the first of these that sets it: the rule, the kind's plan for the class,
+// the kind's plan, the queue's plan for the class, the queue's plan, the class's plan, the
+// strategy's defaults.
 func (p *Planner) Plan(class riverdlq.Class, queue, kind string, rule *policy.Rule) policy.Plan {
 	routing := &p.policy.Routing
 	var layers []*policy.Plan
@@ -144,7 +150,7 @@ func (p *Planner) Plan(class riverdlq.Class, queue, kind string, rule *policy.Ru
 	return plan
 }
 
-// fill gives a plan what it does not say itself.
+// fill sets the fields that plan leaves empty to those of from.
 func fill(plan, from *policy.Plan) {
 	if from == nil {
 		return
@@ -174,12 +180,13 @@ func fill(plan, from *policy.Plan) {
 	}
 }
 
-// Decide says what happens next to an entry that was just captured, or has failed again.
+// Decide returns what happens next to an entry that was just captured or has failed again.
 func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	class, name, rule := p.Classify(e.Facts)
 	reason := "class " + string(class) + " (rule " + name + ")"
 	if name == stuckJob && e.Before != "" {
-		// A worker that was cut off says nothing of the work: what was known before does.
+		// The rescuer's error does not describe the work that the job did: the class from before
+		// does.
 		class, reason = e.Before, "class "+string(e.Before)+", as before (rule "+name+")"
 	}
 	plan := p.Plan(class, e.Queue, e.Kind, rule)
@@ -202,11 +209,13 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	return d
 }
 
-// ManyRescues is how many rescues of an application's entry need a person. One is a worker that was killed, by a deployment or for want of memory; a job that is
-// rescued again may be what kills its workers, and every job that runs beside it.
+// ManyRescues is the number of rescues after which an application's entry needs manual handling.
+// After one rescue, the worker was probably killed by a deployment or for lack of memory. A job
+// that is rescued again may be what kills its worker, and with it every job that runs in the same
+// process.
 const ManyRescues = 2
 
-// workerLost says what is known of an entry that River's rescuer ended again and again.
+// workerLost describes the rescues of an entry, for the reason of a decision.
 func workerLost(e *Entry) string {
 	text := fmt.Sprintf("its worker died, or it never ended, %d times", e.Rescues)
 	switch {
@@ -218,12 +227,13 @@ func workerLost(e *Entry) string {
 	return text
 }
 
-// Due says what to do with a decided entry whose time has come. Its conditions are asked then, and one whose conditions do not
-// hold waits without being looked at: the worker's gates release it.
+// Due decides about an entry whose time has come. It checks the conditions first: an entry whose
+// conditions do not hold waits until a gate of the worker releases it, or for waitLimit.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	s, ok := p.strategies[name]
 	if !ok {
-		// Another version of dlqd chose it. Leave it to that one, and say so.
+		// Another version of dlqd chose the strategy. Leave the entry to it, and say so in the
+		// reason.
 		return Verdict{Again: now.Add(unknownDelay), Reason: "this dlqd does not know the strategy " + name}
 	}
 	plan := p.planOf(e)
@@ -231,7 +241,7 @@ func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	if unmet != "" {
 		unmet = conditionPrefix + unmet
 	} else if WaitsForCondition(e.WaitingFor) {
-		unmet = e.WaitingFor // a gate lets it through when its turn comes
+		unmet = e.WaitingFor // a gate releases it in its turn
 	}
 	if unmet != "" {
 		return Verdict{Again: now.Add(waitLimit), WaitingFor: unmet, Reason: "waits for " + strings.TrimPrefix(unmet, conditionPrefix)}
@@ -243,14 +253,15 @@ func (p *Planner) planOf(e *Entry) policy.Plan {
 	return p.Plan(e.Class, e.Queue, e.Kind, p.ruleNamed(e.Rule))
 }
 
-// Unmet says what an entry that waits for its conditions still waits for; "" where they hold.
+// Unmet returns the unmet condition of an entry that waits for its conditions, or "" if they hold.
 func (p *Planner) Unmet(e *Entry) string {
 	plan := p.planOf(e)
 	return p.unmet(e, &plan)
 }
 
-// breakerClosed is the condition of every plan that does not say otherwise: what is sent to a destination whose breaker is open
-// would only be held there, with a redelivery spent.
+// breakerClosed is the condition of every plan that does not set Breaker. A redelivery to a
+// destination whose breaker is open would be held there, and would use up one of the entry's
+// redeliveries.
 var breakerClosed = &policy.Conditions{Breaker: new(true)}
 
 func (p *Planner) unmet(e *Entry, plan *policy.Plan) string {
@@ -262,11 +273,12 @@ func (p *Planner) unmet(e *Entry, plan *policy.Plan) string {
 	return p.UnmetBy(e.Queue, "", plan.Conditions)
 }
 
-// UnmetBreaker says that the breaker is open which a queue's redeliveries would meet; "" where it is not.
+// UnmetBreaker returns the unmet condition if the breaker of a queue's destination is open, else
+// "".
 func (p *Planner) UnmetBreaker(queue string) string { return p.UnmetBy(queue, "", breakerClosed) }
 
-// UnmetBy says which of some conditions do not hold for what is sent from a queue to a destination, "" for the queue's own; "" where
-// all do.
+// UnmetBy returns which of c's conditions does not hold for redeliveries from a queue to a
+// destination ("" for the queue's destination), or "" if all hold.
 func (p *Planner) UnmetBy(queue, destination string, c *policy.Conditions) string {
 	if p.conditions == nil || c == nil {
 		return ""
@@ -274,7 +286,8 @@ func (p *Planner) UnmetBy(queue, destination string, c *policy.Conditions) strin
 	return p.conditions.Unmet(queue, destination, c)
 }
 
-// Probes is how many of a queue's entries are tried first when their conditions hold again.
+// Probes returns how many of a queue's entries are sent as a trial after their conditions hold
+// again.
 func (p *Planner) Probes(e *Entry) int {
 	for _, c := range []*policy.Conditions{p.planOf(e).Conditions, p.policy.Routing.Strategies.Conditional.Conditions} {
 		if c != nil && c.Probes > 0 {
@@ -289,7 +302,8 @@ type immediate struct {
 	random func(*Entry) float64 // in [0, 1)
 }
 
-// drawn is a number in [0, 1) that is an entry's own for this redelivery: judged anew, it comes to the same time.
+// drawn returns a number in [0, 1) that depends only on the entry and its retry count, so that a
+// second decision about the same redelivery gives the same time.
 func drawn(e *Entry) float64 {
 	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount), binary.BigEndian.Uint64(e.ID[8:]))).Float64()
 }
@@ -298,7 +312,8 @@ func (s *immediate) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time
 	return s.after(e, plan, now), ""
 }
 
-// after is the plan's delay after the failure, but no sooner than the destination asked for.
+// after returns the time of the last failure plus the plan's delay or the destination's
+// Retry-After, whichever is longer, plus jitter; at the earliest now.
 func (s *immediate) after(e *Entry, plan *policy.Plan, now time.Time) time.Time {
 	delay := e.RetryAfter
 	if n := len(plan.Delays); n > 0 {
@@ -309,7 +324,7 @@ func (s *immediate) after(e *Entry, plan *policy.Plan, now time.Time) time.Time 
 	}
 	at := e.LastFailedAt.Add(delay)
 	if at.Before(now) {
-		return now // it failed long ago: dlqd was down, or the job was taken in late
+		return now // the failure is old: dlqd was down, or the job was filed late
 	}
 	return at
 }
@@ -318,15 +333,15 @@ func (*immediate) Due(*Entry, *policy.Plan, time.Time) Verdict {
 	return Verdict{Redeliver: true, Reason: "due"}
 }
 
-// scheduled retries when the destination asked to be left alone until, or else in the next off-peak hour, anywhere within
-// it, so that entries do not all land at once.
+// scheduled retries at the time that the destination asked for, or else at a random time within the
+// next off-peak hour, so that entries do not all arrive at once.
 type scheduled struct{ immediate }
 
 func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
 	if e.RetryAfter > 0 {
 		return s.after(e, plan, now), ""
 	}
-	for _, after := range []time.Time{e.LastFailedAt, now} { // now: dlqd was down, or the job was taken in late
+	for _, after := range []time.Time{e.LastFailedAt, now} { // now: dlqd was down, or the job was filed late
 		hour := NextHour(plan.Hours, plan.TimeZone, after)
 		if at := hour.Add(time.Duration(s.random(e) * float64(time.Hour))); !hour.IsZero() && !at.Before(now) {
 			return at, ""
@@ -335,8 +350,9 @@ func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time
 	return s.after(e, plan, now), ""
 }
 
-// NextHour is when the next of the hours begins in a time zone, after now; zero where there is no hour. On the days when
-// clocks change, an hour that does not come is passed over, and one that comes twice counts twice.
+// NextHour returns when the next of the hours begins in a time zone, after now, or zero if there
+// are no hours. When clocks change, an hour that is skipped does not count, and one that is
+// repeated counts twice.
 func NextHour(hours []int, zone string, now time.Time) time.Time {
 	texts := make([]string, len(hours))
 	for i, hour := range hours {
@@ -344,20 +360,21 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 	}
 	schedule, err := cron.ParseStandard("CRON_TZ=" + cmp.Or(zone, "UTC") + " 0 " + strings.Join(texts, ",") + " * * *")
 	if err != nil {
-		return time.Time{} // no hour; those of a policy, and its zones, were checked
+		return time.Time{} // no hours, or an invalid zone; policies are checked for that
 	}
 	return schedule.Next(now)
 }
 
-// conditional retries like immediate, with conditions of its own.
+// conditional retries like immediate. It differs in its conditions, which [Planner.Due] checks.
 type conditional struct{ immediate }
 
 func (*conditional) Due(*Entry, *policy.Plan, time.Time) Verdict {
 	return Verdict{Redeliver: true, Reason: "due, and its conditions hold"}
 }
 
-// What an entry waits for besides the time: that automatic redelivery is switched on for it, its place in its
-// destination's pace, an earlier entry of its ordering key, or a condition, which follows the prefix.
+// The values of WaitingFor: automatic redelivery is switched off for the entry; the entry waits for
+// its destination's rate; an earlier entry with the same ordering key is open; or a condition,
+// whose text follows the prefix.
 const (
 	WaitsForAutomatic = "automatic"
 	WaitsForPace      = "pace"
@@ -365,5 +382,5 @@ const (
 	conditionPrefix   = "condition: "
 )
 
-// WaitsForCondition reports whether an entry waits for a condition.
+// WaitsForCondition reports whether waitingFor names a condition.
 func WaitsForCondition(waitingFor string) bool { return strings.HasPrefix(waitingFor, conditionPrefix) }

@@ -80,12 +80,13 @@ func TestFingerprintByMessage_StaysAsItWas(t *testing.T) {
 	require.NotEqual(t, FingerprintByMessage("T", "a failed", ""), FingerprintByMessage("T", "b failed", ""))
 	trace := "runtime.gopanic\n\t/go/src/panic.go:1\ngithub.com/riverqueue/river.x\n\tx.go:1\nexample.com/app/orders.Place\n\torders.go:7\n"
 	require.Equal(t, "orders.Place", ownFrame1(trace))
-	// As runtime/debug has a panic: its frame is in every such trace, and would put all panics into one group.
+	// runtime/debug writes a panic like this. Its frame is in every such trace, and would group all
+	// panics together.
 	require.Equal(t, "orders.Place", ownFrame1("panic({0xa1b2c3, 0xc000012345})\n\t/go/src/runtime/panic.go:783 +0x132\n"+trace))
 	require.NotEqual(t, FingerprintByMessage("T", "a", trace), FingerprintByMessage("T", "a", ""))
 }
 
-// Delays grow, are never in the past, and never leave their nominal length by more than the jitter.
+// Delays grow, are never in the past, and exceed their nominal length by at most the jitter.
 func TestImmediate_properties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

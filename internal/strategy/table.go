@@ -7,12 +7,14 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// line is a line of the built-in table: errors of one sort.
+// line is a line of the built-in table: a group of errors with the same class.
 //
-// Names are those of types and codes, in words and without Error, Exception and the like: "not
-// found" is NotFoundError, NOT_FOUND and Faraday::NotFound; a * is for any words before or behind.
-// A name without * counts before those with one. Texts are words of messages, in this order; … is
-// for at most six words. Both are separated by commas, and no match begins or ends within a word.
+// names are those of types and codes, as words and without Error, Exception and the like: "not
+// found" matches NotFoundError, NOT_FOUND and Faraday::NotFound. A * stands for any words before or
+// after. A name without * takes precedence over those with one.
+//
+// texts are words of messages, in this order; … stands for at most six words. Names and texts are
+// separated by commas, and a match begins and ends at word boundaries.
 type line struct {
 	rule  string
 	class riverdlq.Class
@@ -20,14 +22,14 @@ type line struct {
 	texts string
 }
 
-// Names of lines that the code knows.
+// Names of lines that the code refers to.
 const (
-	stuckJob  = "stuck-job" // jobs that River's rescuer ended: their worker died, or hung
+	stuckJob  = "stuck-job" // jobs that River's rescuer ended: their worker died or hung
 	rateLimit = "rate-limit"
 )
 
-// table is the built-in table. Of the lines that match, the first counts: what is particular comes
-// before what is general.
+// table is the built-in table. The first line that matches decides, so the specific lines come
+// before the general ones.
 var table = []line{
 	{rule: stuckJob, class: riverdlq.ClassTransient, texts: `stuck job rescued by`},
 	{
@@ -165,7 +167,7 @@ var table = []line{
 			eof when reading, invalid zip, error parsing json, failed to parse json, jsondecodeerror,
 			jsonparseexception`,
 	},
-	// What is wrong with a timeout or a connection that is configured.
+	// Invalid configuration of a timeout or a connection.
 	{
 		rule: "validation", class: riverdlq.ClassValidation,
 		names: `invalid timeout, invalid connection *`,
@@ -177,7 +179,7 @@ var table = []line{
 			connection is invalid, connection must, connection is required`,
 	},
 
-	// What may succeed when it is sent again.
+	// From here on: errors that a retry may resolve.
 	{
 		rule: rateLimit, class: riverdlq.ClassRateLimited,
 		names: `
@@ -504,8 +506,8 @@ var table = []line{
 	},
 }
 
-// weak is asked after everything else: its names say what was done rather than what failed, and its
-// texts are single words.
+// weak is tried last: its names describe the operation rather than the failure, and its texts are
+// single words.
 var weak = []line{
 	{
 		rule: "code-bug", class: riverdlq.ClassCodeBug,
@@ -525,35 +527,35 @@ var weak = []line{
 	{rule: "connection", class: riverdlq.ClassTransient, names: `* connection, read error, write error`},
 }
 
-// known and lastResort are the table and weak, as they are asked; rateLimits are the texts of rate
-// limits alone.
+// known and lastResort are the indexes of table and weak; rateLimits indexes only the texts of rate
+// limits.
 var (
 	known      = newIndex(table)
 	lastResort = newIndex(weak)
 	rateLimits = newIndex(slices.DeleteFunc(slices.Clone(table), func(l line) bool { return l.rule != rateLimit })).texts
 )
 
-// firstPassing is the first line of what may succeed when it is sent again.
+// firstPassing is the index of the first line of errors that a retry may resolve.
 var firstPassing = slices.IndexFunc(table, func(l line) bool { return l.rule == rateLimit })
 
-// disguises are errors that are something else than the line of their type says.
+// disguises lists errors whose text shows that the line of their type is wrong.
 var disguises = []struct {
 	rule  string
 	texts *phrases
 	is    line
 }{
-	// Node's fetch reports any failure of the network as a TypeError.
+	// Node's fetch reports every network failure as a TypeError.
 	{
 		"nil-dereference", phrasesOf("fetch failed", "failed to fetch", "load failed", "networkerror when attempting"),
 		line{rule: "connection", class: riverdlq.ClassTransient},
 	},
-	// Rails deserializes a job's arguments by looking for their records.
+	// Rails deserializes a job's arguments by looking up their records.
 	{"decode", phrasesOf("trying to deserialize arguments"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
-	// DynamoDB cancels a transaction as well where a condition of it does not hold.
+	// DynamoDB also cancels a transaction if one of its conditions does not hold.
 	{"serialization", phrasesOf("conditional check failed"), line{rule: "business", class: riverdlq.ClassBusiness}},
-	// Kubernetes answers a write on an object that has changed meanwhile as a conflict.
+	// Kubernetes reports a write on an object that has changed meanwhile as a conflict.
 	{"business", phrasesOf("object has been modified"), line{rule: "serialization", class: riverdlq.ClassTransient}},
-	// Kafka's producer waits for a topic that does not exist until its timeout.
+	// Kafka's producer waits until its timeout for a topic that does not exist.
 	{"timeout", phrasesOf("not present in metadata"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
 }
 
@@ -583,17 +585,17 @@ func ClassifyStatus(status int) riverdlq.Class {
 	return riverdlq.ClassUnknown
 }
 
-// isAssigned reports whether a status is one of HTTP's, or of a CDN.
+// isAssigned reports whether a status is assigned by HTTP or used by a CDN.
 func isAssigned(status int) bool {
 	return http.StatusText(status) != "" || ClassifyStatus(status) == riverdlq.ClassOutage
 }
 
-// transportTypes are the types that deliveries give to errors of the network: each is transient.
+// transportTypes are the types that deliveries give to network errors. All of them are transient.
 var transportTypes = []string{
 	"TIMEOUT_ERROR", "CONNECTION_REFUSED", "CONNECTION_RESET", "CONNECTION_ERROR", "DNS_ERROR", "TLS_ERROR",
 }
 
-// grpcClasses are the classes of gRPC's status codes, by their names without _ and in lower case.
+// grpcClasses maps the names of gRPC status codes, in lower case and without _, to classes.
 var grpcClasses = map[string]riverdlq.Class{
 	"deadlineexceeded":   riverdlq.ClassTransient,
 	"aborted":            riverdlq.ClassTransient,
@@ -610,7 +612,7 @@ var grpcClasses = map[string]riverdlq.Class{
 	"unimplemented":      riverdlq.ClassCodeBug,
 }
 
-// sqlStates are the lines of SQLSTATEs, by all of their characters, or the first three or two.
+// sqlStates maps a SQLSTATE, or its first three or two characters, to a line.
 var sqlStates = map[string]line{
 	"08":    {rule: "database-down", class: riverdlq.ClassOutage},
 	"08P01": {rule: "sql-bug", class: riverdlq.ClassCodeBug},
@@ -641,8 +643,7 @@ var sqlStates = map[string]line{
 	"P0002": {rule: "not-found", class: riverdlq.ClassNotFound},
 }
 
-// smtpClasses are the classes of an SMTP server's replies (RFC 5321, 4.2.3), by all their digits or
-// the first.
+// smtpClasses maps an SMTP reply (RFC 5321, 4.2.3), or its first digit, to a class.
 var smtpClasses = map[string]riverdlq.Class{
 	"4":   riverdlq.ClassTransient,
 	"421": riverdlq.ClassOutage,

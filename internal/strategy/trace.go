@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// ownership says whose code a frame is. A frame of the application names the cause best.
+// ownership tells whose code a frame belongs to. A frame of the application identifies the cause
+// best.
 type ownership int
 
 const (
@@ -16,19 +17,20 @@ const (
 	ofRuntime
 )
 
-// frame is a frame of a stack trace: the function, without what a new build or run changes.
+// frame is a frame of a stack trace: the function, without the parts that differ between builds or
+// runs.
 type frame struct {
 	function string
 	of       ownership
 }
 
-// maxFrameBytes is how much of a line of a trace is read.
+// maxFrameBytes limits how much of a line of a trace is read.
 const maxFrameBytes = 500
 
 // ownFrame returns the innermost function of the application in a stack trace of Go, Java, Python,
 // Ruby, JavaScript, Rust, .NET or PHP, without addresses, line numbers, numbers of lambdas and
-// names of generated classes. Without one it returns a function of a library, else of the runtime,
-// and "" if there is no frame at all.
+// names of generated classes. If there is none, it returns a function of a library, else one of the
+// runtime, else "".
 func ownFrame(trace string) string {
 	lines := strings.Split(strings.ReplaceAll(trace, "\r\n", "\n"), "\n")
 	for i, line := range lines {
@@ -43,8 +45,8 @@ func ownFrame(trace string) string {
 	return ""
 }
 
-// splitTrace returns the headline of an error's text that has a stack trace in it, and its own
-// frame.
+// splitTrace returns the headline of an error's text that contains a stack trace, and the frame
+// that ownFrame finds. If there is no trace, it returns the whole text and "".
 func splitTrace(message string) (headline, own string) {
 	if !strings.Contains(message, "\n") {
 		return message, ""
@@ -65,10 +67,10 @@ func splitTrace(message string) (headline, own string) {
 
 var pythonHeader = regexp.MustCompile(`(?m)^\s*Traceback \(most recent call last\):`)
 
-// framesOf returns the frames of a trace, the innermost first.
+// framesOf returns the frames of a trace, innermost first.
 func framesOf(lines []string) []frame {
 	for _, language := range []struct {
-		sign string // that some line of its traces has
+		sign string // occurs in every trace of the language
 		read func([]string) []frame
 	}{
 		{`File "`, pythonFrames},
@@ -97,26 +99,27 @@ func containsAny(text string, parts []string) bool {
 	return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
 }
 
-// base is the name of a file without its folders, of either kind of machine.
+// base returns a file's name without its folders, for Unix and Windows paths.
 func base(file string) string { return path.Base(strings.ReplaceAll(file, `\`, "/")) }
 
 // Go.
 
 var (
 	goFile = regexp.MustCompile(`^\t(\S.*\.(?:go|s)):\d+`)
-	// goArguments are the arguments of a function as a trace of the runtime's has them.
+	// goArguments matches a function's arguments in a trace of the Go runtime.
 	goArguments = regexp.MustCompile(`\((?:[^()]|\([^()]*\)|\{[^{}]*\})*\)$|\(\.{3}\)$`)
 	goLambda    = regexp.MustCompile(`(?:\.func\d+|\.gowrap\d+|\.deferwrap\d+|\.\d+|-fm|-range\d+|\[\.\.\.\])+(?:$|\.)`)
 	goStandard  = strings.Fields(`
 		archive bufio builtin bytes cmp compress container context crypto database debug embed encoding errors expvar
 		flag fmt go hash html image index internal io iter log maps math mime net os path plugin reflect regexp runtime
 		slices sort strconv strings structs sync syscall testing text time unicode unique unsafe vendor weak panic`)
-	// goPanics are the functions above which a panic runs the deferred ones.
+	// goPanics lists the functions that run deferred functions after a panic. The frames above
+	// them belong to deferred functions.
 	goPanics = []string{"panic", "runtime.gopanic", "runtime.sigpanic"}
 )
 
-// goFrames reads what River records, and debug.Stack: functions, each with its file on the next
-// line.
+// goFrames reads what River records and what debug.Stack returns: each function is followed by a
+// line with its file.
 func goFrames(lines []string) []frame {
 	var frames []frame
 	for i := 0; i+1 < len(lines); i++ {
@@ -130,7 +133,7 @@ func goFrames(lines []string) []frame {
 			function = goArguments.ReplaceAllString(function, "")
 		}
 		if strings.HasPrefix(function, "panic(") || slices.Contains(goPanics, function) {
-			// What is above ran because of the panic: the handler that took the trace.
+			// The frames above are of the deferred function that took the trace.
 			frames = frames[:0]
 			continue
 		}
@@ -156,7 +159,7 @@ func goFrames(lines []string) []frame {
 	return frames
 }
 
-// Java, .NET and JavaScript, whose frames begin with "at".
+// Java, .NET and JavaScript: frames that begin with "at".
 
 var (
 	javaFile = regexp.MustCompile(`^(?:[^()\s]+\.(?:java|kt|scala|groovy|clj|kts)(?::\d+)?|Native Method|` +
@@ -223,7 +226,7 @@ func atFrames(lines []string) []frame {
 	return frames
 }
 
-// javaFrame reads a line such as "at app//com.acme.Orders.place(Orders.java:12)".
+// javaFrame parses a line such as "at app//com.acme.Orders.place(Orders.java:12)".
 func javaFrame(line string) (class, method string, ok bool) {
 	name, ok := strings.CutPrefix(strings.TrimLeft(line, " \t"), "at ")
 	if !ok {
@@ -244,8 +247,8 @@ func javaFrame(line string) (class, method string, ok bool) {
 	return name[:at], name[at+1:], true
 }
 
-// javaFrames returns those of the root cause first, which "Caused by" says last; then those of what
-// it caused.
+// javaFrames returns the frames of the root cause first, then those of the exceptions that it
+// caused. The trace lists the root cause last, after "Caused by".
 func javaFrames(lines []string) []frame {
 	sections := [][]frame{nil}
 	for _, line := range lines {
@@ -272,7 +275,7 @@ func javaFrames(lines []string) []frame {
 		}
 		class = javaTail.ReplaceAllString(class, "")
 		if method == "invokeSuspend" || method == "invoke" {
-			if parts := strings.Split(class, "$"); len(parts) > 1 { // a coroutine or lambda of Kotlin: Class$method$1
+			if parts := strings.Split(class, "$"); len(parts) > 1 { // a Kotlin coroutine or lambda: Class$method$1
 				class, method = parts[0], parts[1]
 			}
 		}
@@ -288,7 +291,7 @@ func dotnetFrameOf(line string) (frame, bool) {
 	if match == nil {
 		return frame{}, false
 	}
-	if match[2] == "" { // without a file, it may be a frame of JavaScript
+	if match[2] == "" { // without a file, it may be a JavaScript frame
 		if strings.Contains(match[1], " ") || !dotnetName.MatchString(match[1]) || jsPlace.MatchString(line) {
 			return frame{}, false
 		}
@@ -308,7 +311,7 @@ func dotnetFrameOf(line string) (frame, bool) {
 	return frame{dotnetKind.ReplaceAllString(name, ""), of}, true
 }
 
-// jsPlace is a place in a file of JavaScript at the end of a frame.
+// jsPlace matches the file position at the end of a JavaScript frame.
 var jsPlace = regexp.MustCompile(`:\d+:\d+\)?$|\((?:native|<anonymous>|index \d+)\)$`)
 
 func jsFrameOf(line string) (frame, bool) {
@@ -322,7 +325,7 @@ func jsFrameOf(line string) (frame, bool) {
 	return jsNamed(match[1], match[2])
 }
 
-// jsNamed returns the frame of a function, which may have no name, in a file.
+// jsNamed returns the frame of a function in a file. The function may be anonymous.
 func jsNamed(function, file string) (frame, bool) {
 	of := ofApplication
 	switch {
@@ -346,7 +349,7 @@ func jsNamed(function, file string) (frame, bool) {
 	return frame{file + ":" + function, of}, true
 }
 
-// fireFrame is a frame of Firefox and Safari: function@file:line:column.
+// fireFrame matches a frame of Firefox and Safari: function@file:line:column.
 var fireFrame = regexp.MustCompile(`^([^@\s]*)@(\S+?):\d+:\d+$`)
 
 func fireFrames(lines []string) []frame {
@@ -372,8 +375,8 @@ var (
 	pythonComment = regexp.MustCompile(`\.<locals>|<lambda>|<listcomp>|<genexpr>|<dictcomp>|<setcomp>`)
 )
 
-// pythonFrames are those of the exception that was raised last, or of that which is its direct
-// cause; the most recent call is the last.
+// pythonFrames returns the frames of the exception that was raised last, or of its direct cause if
+// the trace names one. The trace lists the most recent call last.
 func pythonFrames(lines []string) []frame {
 	var frames []frame
 	caused := false
@@ -464,7 +467,7 @@ var (
 	rustTrait = regexp.MustCompile(` as (?:core|std|alloc)::[^>]+>`)
 )
 
-// rustFrames reads the backtrace that std prints, which has the panic's own machinery first.
+// rustFrames reads the backtrace that std prints. Its first frames belong to the panic machinery.
 func rustFrames(lines []string) []frame {
 	var frames []frame
 	for i, line := range lines {
@@ -508,8 +511,8 @@ var (
 	}
 )
 
-// phpFrames reads getTraceAsString. A frame has the function that was called, and the file that
-// called it.
+// phpFrames reads the output of getTraceAsString. A frame names the function that was called and
+// the file that called it.
 func phpFrames(lines []string) []frame {
 	var frames []frame
 	for _, line := range lines {
@@ -525,7 +528,7 @@ func phpFrames(lines []string) []frame {
 		switch {
 		case !library:
 			frames = append(frames, frame{named, ofApplication})
-		case !vendor: // the application's file called a library
+		case !vendor: // a file of the application called a library
 			frames = append(frames, frame{named, ofLibrary}, frame{file, ofApplication})
 		default:
 			frames = append(frames, frame{named, ofLibrary})

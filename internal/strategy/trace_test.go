@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// stacks are stack traces by language and cause. Those of one cause differ as they do from run to
-// run and from build to build.
+// stacks are stack traces by language and cause. Traces of the same cause differ as they do between
+// runs and builds.
 var stacks = map[string]map[string][]string{
 	"Go": {
 		"orders.Place": {
@@ -29,7 +29,7 @@ var stacks = map[string]map[string][]string{
 				"\t/go/src/runtime/panic.go:262\nruntime.sigpanic()\n\t/go/src/runtime/signal_unix.go:917 +0x359\n" +
 				"example.com/shop/orders.(*Service).Place.func1({0x3, 0x4})\n\t/app/orders/place.go:33 +0x1\n" +
 				"example.com/shop/orders.(*Service).Place(0xc0000)\n\t/app/orders/pl",
-			// As River has it: functions without arguments.
+			// River's form: functions without arguments.
 			"runtime.gopanic\n\t/go/src/runtime/panic.go:783\nexample.com/shop/orders.(*Service).Place\n" +
 				"\torders/place.go:7\ngithub.com/riverqueue/river/internal/workunit.x\n\tx.go:1\n",
 			"runtime.goPanicIndex\n\t/go/src/runtime/panic.go:115\ngithub.com/jackc/pgx/v5.(*Conn).Query\n" +
@@ -232,7 +232,7 @@ func TestOwnFrame_SameCauseSameGroup(t *testing.T) {
 	}
 }
 
-// What dlqd reads of a long trace is its two ends, and others cut traces at their end.
+// dlqd reads both ends of a long trace, and other programs cut off the end of traces.
 func TestOwnFrame_OfACutTraceIsThatOfTheWhole(t *testing.T) {
 	t.Parallel()
 	libraries := map[string]string{
@@ -256,11 +256,11 @@ func TestOwnFrame_OfACutTraceIsThatOfTheWhole(t *testing.T) {
 				fmt.Fprintf(&more, library, i, i, i)
 			}
 			long := trace + more.String()
-			if language == "Python" { // the innermost frames are the last
+			if language == "Python" { // the innermost frames come last
 				head, last, _ := strings.Cut(trace, "  File ")
 				long = head + more.String() + "  File " + last
 			}
-			if language == "Java" { // the root cause is the last
+			if language == "Java" { // the root cause comes last
 				if head, root, ok := strings.Cut(trace, "Caused by"); ok {
 					long = head + more.String() + "Caused by" + root
 				}

@@ -2,32 +2,33 @@ package strategy
 
 import "strings"
 
-// Limits on names and texts, so that matching takes time in proportion to what is matched.
+// Limits on names and texts, which keep the time of matching proportional to the length of the
+// text.
 const (
-	maxNameBytes = 255 // of a type or code: as many as their columns hold; a longer one is no name
-	maxNameWords = 10  // of a name; one of more words is no name
-	maxGapWords  = 6   // that … is for
+	maxNameBytes = 255 // of a type or code, as in their columns; a longer one does not match
+	maxNameWords = 10  // of a name; one with more words does not match
+	maxGapWords  = 6   // that … stands for
 )
 
-// wording is the words of a text in small letters: runs of letters and digits. The parts of a name
-// such as FileNotFoundError are words as well, so that no match begins or ends within one.
+// wording is a text as lower-case words: runs of letters and digits. The parts of a name such as
+// FileNotFoundError are words too; a match begins and ends at word boundaries.
 type wording struct {
-	text []byte // the words, each followed by a blank
+	text []byte // the words, each followed by a space
 	list []word
 }
 
 type word struct {
 	start, end int // in wording.text
-	name       int // index of the first word of the name that it is a part of: of letters, digits and _
+	name       int // index of the first word of the name (letters, digits and _) that this word belongs to
 	ends       bool
 }
 
 func (w *wording) at(i int) []byte { return w.text[w.list[i].start:w.list[i].end] }
 
-// span is words i to before j.
+// span returns the words from i up to, not including, j.
 func (w *wording) span(i, j int) []byte { return w.text[w.list[i].start:w.list[j-1].end] }
 
-// Sorts of bytes. Those outside of ASCII are parts of letters.
+// Sorts of bytes. A byte outside ASCII is part of a letter.
 const (
 	separator = iota
 	underscore
@@ -77,7 +78,7 @@ func wordsOf(text string) *wording {
 		case underscore:
 			endWord()
 		case capital:
-			// fooBar, and the B of HTTPBar
+			// The B of fooBar and of HTTPBar begins a word.
 			if before == smallLetter || before == capital && i+1 < len(text) && sortOf(text[i+1]) == smallLetter {
 				endWord()
 			}
@@ -115,7 +116,7 @@ func newIndex(lines []line) *index {
 	return x
 }
 
-// listOf splits a list of names or texts.
+// listOf splits a comma-separated list of names or texts.
 func listOf(list string) []string {
 	var all []string
 	for item := range strings.SplitSeq(list, ",") {
@@ -133,9 +134,9 @@ func (x *index) line(i int) *line {
 	return &x.lines[i]
 }
 
-// ofName returns the line of a type or code, nil for none: of its last part (Net::ReadTimeout,
-// java.net.ConnectException, https://bank.example/errors/declined), or of the whole where that is a
-// mere Error (serde_json::Error).
+// ofName returns the line of a type or code, or nil. It looks up the last part of the name
+// (Net::ReadTimeout, java.net.ConnectException, https://bank.example/errors/declined), or the whole
+// name if the last part is generic (serde_json::Error).
 func (x *index) ofName(name string) *line {
 	if name == "" || len(name) > maxNameBytes {
 		return nil
@@ -152,7 +153,7 @@ func (x *index) ofName(name string) *line {
 	return x.line(x.names.find(w, 0, len(w.list)))
 }
 
-// ofText returns the first line that a text has a name or words of, nil for none.
+// ofText returns the first line with a name or text that occurs in w, or nil.
 func (x *index) ofText(w *wording) *line { return x.line(x.inText(w)) }
 
 func (x *index) inText(w *wording) int {
@@ -166,14 +167,14 @@ func (x *index) inText(w *wording) int {
 	return first
 }
 
-// noLine is behind all lines.
+// noLine is greater than the index of any line.
 const noLine = int(^uint(0) >> 1)
 
 // namesOfErrors finds lines by the names of errors.
 type namesOfErrors map[string][]nameLine
 
 type nameLine struct {
-	openLeft, openRight bool // * stands there
+	openLeft, openRight bool // whether the name begins or ends with *
 	line                int
 }
 
@@ -184,9 +185,9 @@ func (n namesOfErrors) add(name string, line int) {
 	n[name] = append(n[name], l)
 }
 
-// find returns the first line for the name which words i to before j are. It is looked up as it is,
-// then without what says no more than that it is an error. A name without * counts before those
-// with one.
+// find returns the first line for the name made of the words from i up to, not including, j. It
+// looks up the name as it is, then without its generic words. A name without * takes precedence
+// over those with one.
 func (n namesOfErrors) find(w *wording, i, j int) int {
 	if j-i > maxNameWords || i == j {
 		return noLine
@@ -228,7 +229,7 @@ func (n namesOfErrors) exactly(w *wording, i, j int) int {
 	return noLine
 }
 
-// isGeneric reports whether a word says no more than that a name is an error's.
+// isGeneric reports whether a word says only that a name is an error's.
 func isGeneric(word []byte) bool {
 	switch string(word) {
 	case "error", "errors", "exception", "err", "fault":
@@ -237,7 +238,7 @@ func isGeneric(word []byte) bool {
 	return false
 }
 
-// phrases finds lines by the words of messages: a tree of words.
+// phrases is a tree of words that finds lines by the words of messages.
 type phrases struct {
 	next map[string]*phrases
 	gap  *phrases // follows after at most maxGapWords words
@@ -275,7 +276,7 @@ func (p *phrases) add(text string, line int) {
 	p.line = min(p.line, line)
 }
 
-// find returns the first line of the texts that begin at word i.
+// find returns the first line among the texts that match at word i.
 func (p *phrases) find(w *wording, i int) int {
 	first := p.line
 	if i < len(w.list) && p.next != nil {
@@ -291,7 +292,7 @@ func (p *phrases) find(w *wording, i int) int {
 	return first
 }
 
-// in reports whether a text has one of the texts in it.
+// in reports whether a text contains one of the phrases.
 func (p *phrases) in(w *wording) bool {
 	for i := range w.list {
 		if p.find(w, i) != noLine {

@@ -1,4 +1,4 @@
-// Package policytest makes policies for tests.
+// Package policytest creates policies for tests.
 package policytest
 
 import (
@@ -11,13 +11,14 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// Destination is where the one queue of a policy without queues delivers to: nobody listens there.
+// Destination is the URL of the only destination of a policy that defines no queues. Nothing
+// listens there.
 const Destination = "http://127.0.0.1:1/"
 
-// Files are the contents of a policy's files, by their names without an ending.
+// Files maps the names of a policy's files, without an ending, to their contents.
 type Files map[string]string
 
-// Dir writes the files to a directory.
+// Dir writes the files to a temporary directory and returns its path.
 func Dir(tb testing.TB, files Files) string {
 	tb.Helper()
 	dir := tb.TempDir()
