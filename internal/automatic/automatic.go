@@ -1,5 +1,6 @@
-// Package automatic says which dead letters dlqd redelivers by itself, and which it only observes: by the switches of the
-// policy, those that people set, and whose River it is.
+// Package automatic decides which dead letters dlqd redelivers automatically and which it only
+// observes, based on the policy's switches, the operators' switches, and whether an application
+// owns River.
 package automatic
 
 import (
@@ -20,30 +21,31 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// What a switch is for.
+// Scopes of a switch.
 const (
 	ScopeAll   = "all"
 	ScopeQueue = "queue"
 	ScopeKind  = "kind"
 	ScopeClass = "class"
-	// ScopeStop is of the switch that stops all automatic redelivery.
+	// ScopeStop is the scope of the switch that stops all automatic redelivery.
 	ScopeStop = "stop"
 )
 
-// nameRestored is the name of the stop that dlqd itself makes in a database that was restored.
+// nameRestored is the name of the stop that dlqd sets when it detects a restored database.
 const nameRestored = "restored"
 
-// Where a switch comes from.
+// Sources of a switch.
 const (
 	FromDefault  = "default"
 	FromPolicy   = "policy"
 	FromOperator = "operator"
 )
 
-// CapturedByBackfill is dead_letter_queue.captured_by of an entry whose job failed before capture was there.
+// CapturedByBackfill is dead_letter_queue.captured_by of an entry whose job failed before capture
+// was installed.
 const CapturedByBackfill = "backfill"
 
-// Switch is one switch that is in force.
+// Switch is a switch in force.
 type Switch struct {
 	Scope   string     `json:"scope" enum:"all,queue,kind,class" doc:"What it is for: all dead letters, a queue, a kind or a class."`
 	Name    string     `json:"name,omitempty" doc:"Name of the queue or class, or pattern of the kind; absent for all." example:"mailers"`
@@ -55,21 +57,22 @@ type Switch struct {
 	Note    string     `json:"note,omitempty" doc:"Why."`
 }
 
-// String is the switch as a person says it: queue mailers.
+// String returns the scope and the name, for example "queue mailers".
 func (s *Switch) String() string { return strings.TrimSpace(s.Scope + " " + s.Name) }
 
-// Stop is a stop of all automatic redelivery: a person's, or dlqd's own in a database that was restored.
+// Stop is a stop of all automatic redelivery, by an operator, or by dlqd after it detected a
+// restored database.
 type Stop struct {
 	At    time.Time `json:"at" doc:"When."`
 	Actor string    `json:"actor" doc:"Who."`
 	Note  string    `json:"note,omitempty" doc:"Why."`
-	// Restored is of the stop that dlqd itself makes.
+	// Restored is set if dlqd stopped automatic redelivery.
 	Restored bool `json:"restored,omitempty" doc:"dlqd found the database restored to an earlier moment: replay runs, and messages from before, are held, too, until a person lets them go on (resume-restored)."`
-	// ByPerson is of a person's stop, also beside dlqd's own.
+	// ByPerson is set if an operator did, perhaps in addition to dlqd.
 	ByPerson bool `json:"byPerson,omitempty" doc:"A person stopped it, perhaps besides: their stop stays when a restored database goes on (resume-automatic)."`
 }
 
-// String says it on one line.
+// String describes the stop in one line.
 func (s *Stop) String() string {
 	if s.Restored {
 		text := "the database was restored: replay runs, redeliveries and messages from before are held since " + s.At.UTC().Format("2006-01-02 15:04 UTC") +
@@ -86,40 +89,41 @@ func (s *Stop) String() string {
 	return text + "; dlqd automatic resume lifts that"
 }
 
-// Switches are those in force.
+// Switches are the switches in force.
 type Switches struct {
 	// Stopped is nil unless all automatic redelivery is stopped.
 	Stopped *Stop
-	// Attached says that an application owns River: what no switch matches is observed.
+	// Attached is set if an application owns River. Entries that no switch matches are then observed.
 	Attached bool
 	list     []Switch // by scope and name
 }
 
-// Entry is what switches know of a dead letter.
+// Entry is the part of a dead letter that switches depend on.
 type Entry struct {
 	Queue, Kind, Class string
 	JobKind            string // River's kind of the job
-	Backfilled         bool   // its job failed before capture was there
-	SingleAttempt      bool   // its job was allowed one attempt
-	Unparked           bool   // a person returned it to the automatic path
+	Backfilled         bool   // its job failed before capture was installed
+	SingleAttempt      bool   // its job was limited to one attempt
+	Unparked           bool   // an operator unparked it
 }
 
-// Verdict is what the switches say of a dead letter.
+// Verdict is the decision of the switches on a dead letter.
 type Verdict struct {
 	On bool
-	// Reserved is set where it is a person's, on or off: the rule that says so, policy.RuleBackfilled or
-	// policy.RuleSingleAttempt.
+	// Reserved, if not empty, means that the entry needs manual handling, on or off. It is the rule
+	// that requires that: policy.RuleBackfilled or policy.RuleSingleAttempt.
 	Reserved string
 	Reason   string
 }
 
-// TryLock keeps the switches as they are until a transaction ends. Whatever redelivers by itself takes it before it reads
-// them. It reports false where one is being changed.
+// TryLock keeps the switches unchanged until a transaction ends. Transactions that redeliver
+// automatically take this lock before they read the switches. TryLock returns false while a switch
+// is being changed.
 func TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
 	return dbsqlc.New(tx).TryLockAutomatic(ctx)
 }
 
-// CountObserved counts up to so many observed entries.
+// CountObserved counts up to most observed entries.
 func CountObserved(ctx context.Context, db postgres.DB, most int32) (int64, error) {
 	return dbsqlc.New(db).CountObservedUpTo(ctx, most)
 }
@@ -133,7 +137,7 @@ func Read(ctx context.Context, db postgres.DB, p *policy.Policy) (*Switches, err
 	return InForce(p, rows), nil
 }
 
-// InForce are the switches of a policy, with those that people set in their place.
+// InForce returns the switches of a policy, overridden by those of operators.
 func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 	s := &Switches{}
 	for i := range rows {
@@ -144,7 +148,7 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 			note = *row.Note
 		}
 		switch row.Scope {
-		case "": // nobody switched anything
+		case "": // a row without a switch
 		case ScopeStop:
 			byPerson := row.Name != nameRestored || s.Stopped != nil
 			if s.Stopped == nil || row.Name == nameRestored {
@@ -159,7 +163,7 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 	return s
 }
 
-// complete adds the switches of the policy, and the default, where no person's is in their place.
+// complete adds the policy's switches and the default where no operator's switch overrides them.
 func (s *Switches) complete(p *policy.Policy) {
 	for _, one := range append(ofPolicy(p), Switch{Scope: ScopeAll, Enabled: !s.Attached, Source: FromDefault}) {
 		if !slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == one.Scope && o.Name == one.Name }) {
@@ -169,7 +173,7 @@ func (s *Switches) complete(p *policy.Policy) {
 	slices.SortFunc(s.list, func(a, b Switch) int { return strings.Compare(a.Scope+" "+a.Name, b.Scope+" "+b.Name) })
 }
 
-// ofPolicy are the switches of a policy.
+// ofPolicy returns the switches of a policy.
 func ofPolicy(p *policy.Policy) []Switch {
 	a := &p.Routing.Automatic
 	var list []Switch
@@ -187,7 +191,7 @@ func ofPolicy(p *policy.Policy) []Switch {
 	return list
 }
 
-// Publish tells people who look by SQL what the policy says.
+// Publish writes the policy's switches to the database, for SQL views.
 func Publish(ctx context.Context, db postgres.DB, p *policy.Policy) error {
 	raw, err := json.Marshal(append([]Switch{}, ofPolicy(p)...))
 	if err != nil {
@@ -196,7 +200,7 @@ func Publish(ctx context.Context, db postgres.DB, p *policy.Policy) error {
 	return dbsqlc.New(db).PublishAutomatic(ctx, string(raw))
 }
 
-// ReadStop returns the stop of all automatic redelivery, nil where there is none.
+// ReadStop returns the stop of all automatic redelivery, nil if there is none.
 func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
 	row, err := dbsqlc.New(db).AutomaticStop(ctx)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -212,10 +216,10 @@ func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
 	return stop, nil
 }
 
-// List are all switches in force, by scope and name.
+// List returns all switches in force, ordered by scope and name.
 func (s *Switches) List() []Switch { return slices.Clone(s.list) }
 
-// matches reports whether a switch other than the one for all is for an entry.
+// matches reports whether a switch for a queue, kind or class matches an entry.
 func (s *Switch) matches(e *Entry) bool {
 	switch s.Scope {
 	case ScopeQueue:
@@ -228,12 +232,16 @@ func (s *Switch) matches(e *Entry) bool {
 	return false
 }
 
-// Of says whether an entry is redelivered by itself.
+// Of returns whether an entry is redelivered automatically:
 //
-// An application's job that was backfilled, or was allowed one attempt, is a person's, unless a switch that is on and
-// matches it names that. Of the switches for a queue, kind or class that match, one that is off wins; where none matches,
-// the one for all counts. Messages that dlqd itself delivers are its own: neither the first, nor the default of a River
-// that an application owns, is for them. (dlq.automatic_for says the same of on and off.)
+//  1. An entry of an application's job that was backfilled or limited to one attempt is reserved,
+//     unless a matching switch that is on includes such entries, or an operator unparked it.
+//  2. A stop overrides all switches.
+//  3. Of the matching switches for a queue, kind or class, one that is off wins.
+//  4. If none matches, the switch for all counts.
+//
+// Neither the first rule nor the default of an attached River applies to messages, which dlqd
+// delivers. dlq.automatic_for decides the same in SQL, except for the first rule.
 func (s *Switches) Of(e *Entry) Verdict {
 	own := e.JobKind == message.JobKind
 	if rule := s.reserved(e); rule != "" && !own && !e.Unparked {
@@ -247,7 +255,7 @@ func (s *Switches) Of(e *Entry) Verdict {
 		reason := "all automatic redelivery is stopped"
 		if s.Stopped.Restored {
 			reason = "held, since the database was restored"
-		} else if s.Stopped.Actor != "" { // it is only looked at what a stop would do
+		} else if s.Stopped.Actor != "" { // empty in the preview of a stop
 			reason += " by " + s.Stopped.Actor
 		}
 		return Verdict{Reason: reason}
@@ -268,7 +276,8 @@ func (s *Switches) Of(e *Entry) Verdict {
 	return Verdict{On: true, Reason: "automatic is on"}
 }
 
-// reserved names the rule by which an entry is a person's, "" where switches include it.
+// reserved returns the rule that reserves an entry for manual handling, "" if switches include the
+// entry.
 func (s *Switches) reserved(e *Entry) string {
 	included := func(name string) bool {
 		return slices.ContainsFunc(s.list, func(o Switch) bool {

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// set is a switch that a person sets: dlq.set_automatic.
+// set is an operator's switch, set with dlq.set_automatic.
 type set struct {
 	scope, name string
 	enabled     bool
@@ -34,7 +34,8 @@ func with(e automatic.Entry, change func(*automatic.Entry)) automatic.Entry {
 	return e
 }
 
-// The table of what is redelivered by itself. Each line is asked of Go, which workers go by, and of SQL, which tells people.
+// The table of decisions. Go, which workers use, and SQL, which operators see, must agree on each
+// row.
 func TestSwitches(t *testing.T) {
 	t.Parallel()
 	single := with(job, func(e *automatic.Entry) { e.SingleAttempt = true })
@@ -85,7 +86,8 @@ func TestSwitches(t *testing.T) {
 	} {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
-		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }) // or the pool waits for it, where this fails
+		// If the test fails, the pool would wait for tx.
+		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
 		db := postgres.DefaultSchemas().Rendered(tx)
 		q := dbsqlc.New(db)
 		files := policytest.Files{}
@@ -119,7 +121,7 @@ func TestSwitches(t *testing.T) {
 	}
 }
 
-// What people change is a row of the audit trail, and what cannot be is refused.
+// An operator's change leaves a row in the audit trail. Invalid changes are rejected.
 func TestSwitches_bySQL(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -154,8 +156,8 @@ func TestSwitches_bySQL(t *testing.T) {
 	}
 }
 
-// A change waits for transactions that redeliver by the switches as they were, and says so where one does not end. A stop is in
-// force all the same.
+// A change waits for transactions that redeliver by the old switches, and fails if one does not
+// end. A stop takes effect regardless.
 func TestSwitches_changeIsBounded(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

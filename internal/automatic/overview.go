@@ -11,10 +11,10 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// maxChanges is how many of the last changes a status has.
+// maxChanges is the number of recent changes in an overview.
 const maxChanges = 20
 
-// ObservedGroup are observed entries that are alike to the switches.
+// ObservedGroup counts observed entries that switches treat alike.
 type ObservedGroup struct {
 	Queue      string `json:"queue" doc:"Their queue."`
 	Kind       string `json:"kind" doc:"Their kind."`
@@ -24,7 +24,7 @@ type ObservedGroup struct {
 	On         bool   `json:"on" doc:"They are about to go: automatic redelivery is on for them."`
 }
 
-// SwitchChange is a row of the audit trail of the switches.
+// SwitchChange is a row of the audit trail of switches.
 type SwitchChange struct {
 	At      time.Time `json:"at" doc:"When."`
 	Scope   string    `json:"scope" enum:"stop,all,queue,kind,class" doc:"What the switch is for; stop: all automatic redelivery was stopped, or went on; with the name restored, by dlqd itself, because the database was restored."`
@@ -37,7 +37,7 @@ type SwitchChange struct {
 	Note    *string   `json:"note,omitempty" doc:"Why."`
 }
 
-// Overview is where automatic redelivery stands.
+// Overview is the state of automatic redelivery.
 type Overview struct {
 	Stopped  *Stop           `json:"stopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
 	Attached bool            `json:"attached" doc:"River belongs to an application: what no switch is for is observed."`
@@ -46,7 +46,8 @@ type Overview struct {
 	Changes  []SwitchChange  `json:"changes" doc:"The last changes that people made, the newest first."`
 }
 
-// ReadOverview reads where automatic redelivery stands. Its cost grows with the number of observed entries.
+// ReadOverview reads the state of automatic redelivery. Its cost grows with the number of observed
+// entries.
 func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overview, error) {
 	switches, err := Read(ctx, db, p)
 	if err != nil {
@@ -72,7 +73,7 @@ func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overv
 	return overview, nil
 }
 
-// Going are observed entries that a change lets go.
+// Going counts observed entries that a change would release.
 type Going struct {
 	ObservedGroup
 
@@ -80,7 +81,7 @@ type Going struct {
 	Until     *time.Time `json:"until,omitempty" doc:"When those that go at once are gone, at that pace; absent where none goes at once."`
 }
 
-// Staying are entries that a change leaves where they are.
+// Staying counts entries that a change would not release.
 type Staying struct {
 	Queue      string `json:"queue" doc:"Their queue."`
 	Kind       string `json:"kind" doc:"Their kind."`
@@ -89,13 +90,13 @@ type Staying struct {
 	Why        string `json:"why" doc:"What keeps them."`
 }
 
-// Preview is what a change of the switches does to the entries that there are.
+// Preview is the effect of a change of switches on the current entries.
 type Preview struct {
 	Goes  []Going   `json:"goes" doc:"Observed dead letters that go, by queue, kind and class."`
 	Stays []Staying `json:"stays" doc:"Those that stay: observed, or a person's because they were backfilled or their job had one attempt."`
 }
 
-// stay adds entries that stay, to those that stay for the same reason.
+// stay adds entries to those that stay for the same reason.
 func (p *Preview) stay(s Staying) {
 	for i := range p.Stays {
 		same := &p.Stays[i]
@@ -107,13 +108,14 @@ func (p *Preview) stay(s Staying) {
 	p.Stays = append(p.Stays, s)
 }
 
-// With are the switches after a change. A nil enabled takes the switch away, so that the policy's or the default counts.
+// With returns the switches after a change. A nil enabled removes the switch, so that the policy's
+// switch or the default applies.
 func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, include []string) *Switches {
 	next := &Switches{Stopped: s.Stopped, Attached: s.Attached}
 	if scope == ScopeStop {
 		next.Stopped = nil
 		switch {
-		case s.Stopped != nil && s.Stopped.Restored: // dlqd's own stop is another's to lift
+		case s.Stopped != nil && s.Stopped.Restored: // only dlqd restored can lift it
 			held := *s.Stopped
 			held.ByPerson = enabled != nil
 			next.Stopped = &held
@@ -135,14 +137,14 @@ func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, inc
 	return next
 }
 
-// Preview says what becomes of the entries that there are, once these switches are in force.
+// Preview returns the effect of these switches on the current entries.
 func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy, now time.Time) (*Preview, error) {
 	preview := &Preview{Goes: []Going{}, Stays: []Staying{}}
 	observed, err := dbsqlc.New(db).CountObserved(ctx)
 	if err != nil {
 		return nil, err
 	}
-	free := map[string]time.Time{} // when each pace has let its entries through
+	free := map[string]time.Time{} // when each pace is free again
 	for i := range observed {
 		r := &observed[i]
 		v := s.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind})
@@ -182,7 +184,7 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 	return preview, nil
 }
 
-// Check refuses a change that cannot be.
+// Check returns an error if a change is invalid.
 func Check(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string) error {
 	if scope == ScopeStop {
 		return nil
@@ -190,8 +192,10 @@ func Check(ctx context.Context, db postgres.DB, scope, name string, enabled *boo
 	return dbsqlc.New(db).CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...)})
 }
 
-// Make makes a change: of the switch for all, a queue, a kind or a class, or of scope stop. A nil enabled takes it away.
-// It is in force over all processes when this returns.
+// Make changes the switch for all, a queue, a kind or a class, or stops or resumes all automatic
+// redelivery (ScopeStop). A nil enabled removes the switch. All processes follow the change when
+// Make returns. Exception: a stop does not fail if a worker's transaction does not end within 5 s;
+// that transaction may still redeliver.
 func Make(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor, note string) error {
 	var err error
 	switch {
@@ -210,12 +214,13 @@ func Make(ctx context.Context, db postgres.DB, scope, name string, enabled *bool
 	return nil
 }
 
-// onForAll reports whether entries are redelivered by themselves that no switch for a queue, kind or class matches.
+// onForAll reports whether entries that no switch for a queue, kind or class matches are
+// redelivered automatically.
 func (s *Switches) onForAll() bool {
 	return slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == ScopeAll && o.Enabled })
 }
 
-// Summary says on one line where automatic redelivery stands.
+// Summary describes the state of automatic redelivery in one line.
 func (s *Switches) Summary() string {
 	if s.Stopped != nil {
 		return s.Stopped.String()

@@ -33,11 +33,11 @@ func attemptsOf(t *testing.T, raw json.RawMessage) (attempts []heldAttempt) {
 	return attempts
 }
 
-// A worker with riverdlq says of each failed attempt how long it took and how busy its machine was,
-// also where it panicked. Of any other worker River says when the last attempt began.
+// A worker with riverdlq records the duration and the system load of each failed attempt, including
+// panics. For other workers only the start of the last attempt is known, from River.
 func TestAttempts_HaveTheirDuration(t *testing.T) {
 	t.Parallel()
-	const pause = 5 * time.Millisecond // what an attempt takes, at least
+	const pause = 5 * time.Millisecond // minimum duration of an attempt
 	busy := riverdlq.SystemState{CPU: 41.5, Memory: 63}
 	for name, look := range map[string]struct {
 		middleware []rivertype.Middleware
@@ -83,7 +83,7 @@ func TestAttempts_HaveTheirDuration(t *testing.T) {
 					require.Empty(t, entry.SystemState)
 				}
 			}
-			// A redelivery is a job of its own, and tells of itself.
+			// A redelivery is a separate job with its own attempts.
 			job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
 			require.NoError(t, err)
 			require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE id = $1 AND metadata ? 'dlq:attempts'", job))
@@ -98,7 +98,7 @@ func TestAttempts_HaveTheirDuration(t *testing.T) {
 	}
 }
 
-// Another program may write anything under the key. The failure is described all the same.
+// Other programs may write anything under the key. The failure is described regardless.
 func TestAttempts_OfStrangers(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -117,7 +117,8 @@ func TestAttempts_OfStrangers(t *testing.T) {
 			AND (retry_history #>> '{0,processingDuration}')::numeric = 3
 			AND retry_history #> '{0,systemState}' IS NULL`, id), said)
 	}
-	// The rescuer's error has the time of the rescue.
+	// An error of the rescuer carries the time of the rescue, which says nothing about the attempt's
+	// duration.
 	id := b.insert(nil)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'Stuck job rescued by JobRescuer', 'at', now())]
@@ -127,7 +128,7 @@ func TestAttempts_OfStrangers(t *testing.T) {
 		"AND NOT retry_history -> 0 ? 'processingDuration'", id))
 }
 
-// A redelivery has the strategy of its entry where a worker made it; a person's is manual.
+// A redelivery by a worker has the strategy of its entry; one by an operator is manual.
 func TestReplayAttempts_HaveTheirStrategy(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -155,7 +156,7 @@ func TestReplayAttempts_HaveTheirStrategy(t *testing.T) {
 	}
 }
 
-// A job that was retried outside dlqd and has done the work is an attempt, too.
+// A job that was retried outside dlqd and completed counts as an attempt.
 func TestReplayAttempts_HaveTheStrategyOfARetryOutside(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -170,7 +171,7 @@ func TestReplayAttempts_HaveTheStrategyOfARetryOutside(t *testing.T) {
 	require.Equal(t, "manual", attemptsOf(t, raw)[0].Strategy)
 }
 
-// Whose event it is, and in which form, is the message's to say.
+// An entry takes its source and version from the message.
 func TestEntry_SaysWhoSentIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// AuditFilter searches the audit trail. What is not given finds all.
+// AuditFilter selects audit rows. A field that is not set matches all.
 type AuditFilter struct {
 	Actor         string     `json:"actor,omitempty"`
 	People        bool       `json:"people,omitempty"`
@@ -28,7 +28,7 @@ type AuditFilter struct {
 	Before        *time.Time `json:"before,omitempty"`
 }
 
-// AuditRow is one move, or something that was done to what is no entry, as a search finds it.
+// AuditRow is a row of the audit trail: a move of an entry, or an action on something else.
 type AuditRow struct {
 	ID            int64           `json:"id" doc:"Identifies the row. The order is that of time." db:"id"`
 	At            time.Time       `json:"at" doc:"When." db:"at"`
@@ -49,13 +49,14 @@ type AuditRow struct {
 	Operation     *uuid.UUID      `json:"operation,omitempty" doc:"What the person did in one go, of which it is a part." db:"operation"`
 }
 
-// AuditCursor is where a page of the audit trail ended: at the row of this time and id. The zero cursor is before the first page.
+// AuditCursor is the row at which a page of the audit trail ended. The zero cursor selects the
+// first page.
 type AuditCursor struct {
 	At time.Time
 	ID int64
 }
 
-// Audit searches the audit trail, the latest first, after the page that ended at a cursor.
+// Audit returns up to most audit rows that match a filter, newest first, after a cursor.
 func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, cursor AuditCursor) ([]AuditRow, error) {
 	filter, err := json.Marshal(f)
 	if err != nil {

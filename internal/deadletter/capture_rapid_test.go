@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// anyJSON draws a JSON value of any shape, whose keys and texts are often those that capture looks at.
+// anyJSON draws JSON values of any shape. Keys and texts are often those that capture reads.
 func anyJSON(depth int) *rapid.Generator[any] {
 	text := rapid.Custom(func(t *rapid.T) string {
 		s := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{
@@ -36,7 +36,7 @@ func anyJSON(depth int) *rapid.Generator[any] {
 	)...)
 }
 
-// Whatever an application leaves in a job, the job can be discarded, and has one dead letter that can be read and replayed.
+// A job with any data can be discarded, and has one dead letter that can be read and replayed.
 func TestCapture_neverRaises(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

@@ -28,7 +28,7 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// childVariable makes this test binary a River program that knows nothing of dlqd.
+// childVariable makes this test binary run as a River program without dlqd.
 const childVariable = "DLQD_TEST_RIVER_CHILD"
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	postgrestest.Main(m)
 }
 
-// jobArgs are args of any kind and shape.
+// jobArgs are job args of any kind and shape.
 type jobArgs struct {
 	kind string
 	raw  json.RawMessage
@@ -49,7 +49,7 @@ func (a jobArgs) Kind() string                 { return a.kind }
 func (a jobArgs) MarshalJSON() ([]byte, error) { return a.raw, nil }
 func (a *jobArgs) UnmarshalJSON([]byte) error  { return nil }
 
-// bundle is a database with dlqd's schema, and a River client on it whose one worker runs a function.
+// bundle is a database with dlqd's schema and a River client whose only worker runs a function.
 type bundle struct {
 	*testing.T
 
@@ -84,7 +84,7 @@ type noWait struct{}
 
 func (noWait) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
-// start starts the client and returns when a job that is inserted now has ended.
+// start starts the client, and stops it when the test ends.
 func (b *bundle) start() {
 	b.Helper()
 	require.NoError(b, b.client.Start(b.Context()))
@@ -102,7 +102,7 @@ func (b *bundle) insert(opts *river.InsertOpts) int64 {
 	return result.Job.ID
 }
 
-// runs inserts a job, works it, and waits until it is in one of the states.
+// runs inserts a job, starts the client, and waits until the job is in one of the states.
 func (b *bundle) runs(opts *river.InsertOpts, states ...rivertype.JobState) int64 {
 	b.Helper()
 	b.start()
@@ -133,14 +133,14 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// settle files what is in the inbox, undecided, and applies facts, as dlqd does within a moment.
+// settle files the inbox, undecided, and applies facts. dlqd does both within a moment.
 func (b *bundle) settle() {
 	b.Helper()
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 	require.NoError(b, (&facts.Applier{Store: b.store}).All(b.Context()))
 }
 
-// entry returns the only dead letter, settled, with its audit trail.
+// entry settles, and returns the only dead letter with its audit trail.
 func (b *bundle) entry() (*deadletter.Entry, []deadletter.Transition) {
 	b.Helper()
 	b.settle()
@@ -160,7 +160,7 @@ func (b *bundle) none() {
 
 func succeed(context.Context, *river.Job[testArgs]) error { return nil }
 
-// endBySQL ends a job the way anybody with psql can.
+// endBySQL ends a job with a plain UPDATE.
 func (b *bundle) endBySQL(id int64, state string) {
 	b.Helper()
 	b.exec("UPDATE river_job SET state = $2::river_job_state, finalized_at = now() WHERE id = $1", id, state)
@@ -349,11 +349,11 @@ func TestCapture_uniqueDuplicateIsNoFailure(t *testing.T) {
 	b.exec("UPDATE river_job SET state = 'retryable', scheduled_at = now() - interval '1 minute' WHERE id = $1", first)
 	second := b.insert(unique)
 	require.NotEqual(t, first, second)
-	b.start() // its scheduler finds that the first one's key is taken
+	b.start() // the scheduler finds the first job's key taken
 	b.await(first, rivertype.JobStateDiscarded)
 	b.none()
 
-	// The scheduler's mark stays, but a failure later on is one all the same.
+	// The scheduler's marker stays in the metadata. A later failure still counts.
 	b.endBySQL(second, "completed")
 	_, err := b.client.JobRetry(t.Context(), first)
 	require.NoError(t, err)
@@ -389,7 +389,7 @@ func TestCapture_retryOutsideDlqdIsFollowedToItsEnd(t *testing.T) {
 				return nil
 			})
 			id := b.runs(&river.InsertOpts{MaxAttempts: 1}, rivertype.JobStateDiscarded)
-			_, err := b.client.JobRetry(t.Context(), id) // what River UI's button does
+			_, err := b.client.JobRetry(t.Context(), id) // same as River UI's retry button
 			require.NoError(t, err)
 			entry, _ := b.entry()
 			require.Equal(t, deadletter.Processing, entry.Status)
@@ -414,21 +414,21 @@ func TestCapture_secondFailureUpdatesTheOpenEntry(t *testing.T) {
 	id := b.insert(nil)
 	b.endBySQL(id, "discarded")
 	before, _ := b.entry()
-	b.endBySQL(id, "completed") // by hand: nothing follows this
+	b.endBySQL(id, "completed") // by hand: no entry follows this job
 	b.exec(`UPDATE river_job SET state = 'discarded', errors = ARRAY['{"attempt": 0, "error": "second", "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE id = $1`, id)
 	after, transitions := b.entry()
 	require.Equal(t, before.ID, after.ID)
 	require.Equal(t, "second", *after.ErrorMessage)
 	require.Len(t, transitions, 2)
 
-	// Also once the job bears the entry's mark, as it does after a retry that was followed.
+	// The same holds once the job carries the entry's marker, as after a retry that dlqd followed.
 	b.exec("UPDATE river_job SET metadata = jsonb_build_object('dlq:entry_id', $2::uuid) WHERE id = $1", id, after.ID)
 	b.endBySQL(id, "completed")
 	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "again"}'::jsonb WHERE id = $1`, id)
 	after, _ = b.entry()
 	require.Equal(t, "again", *after.ErrorMessage)
 
-	// A person's entry keeps its place and shows the new error.
+	// A parked entry stays parked and shows the new error.
 	require.NoError(t, b.store.Park(t.Context(), after.ID, deadletter.Act{Actor: "kim"}))
 	b.endBySQL(id, "completed")
 	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "third"}'::jsonb WHERE id = $1`, id)
@@ -451,7 +451,8 @@ func TestCapture_failureAfterTheEntryClosedIsANewEntry(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
 }
 
-// A redelivery that is run again after its entry has closed, and fails, is told in the entry's trail: the work was done.
+// A redelivery that is run again after its entry closed, and fails, is recorded in the entry's
+// trail: the work was done.
 func TestCapture_redeliveryThatFailsAfterItsEntryClosed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -513,7 +514,7 @@ func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
 func TestCapture_messageArgsOfAnyShape(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	var long strings.Builder // longer than an index takes, and not to be compressed
+	var long strings.Builder // exceeds the size of an index entry, and does not compress
 	for range 500 {
 		_, _ = fmt.Fprintf(&long, "%016x", rand.Uint64())
 	}
@@ -565,7 +566,7 @@ func TestCapture_ofAClientInAnotherProcess(t *testing.T) {
 	require.Equal(t, "the child fails", message)
 }
 
-// runChild is an application that uses River and has never heard of dlqd.
+// runChild is an application that uses River without dlqd.
 func runChild(url string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

@@ -7,26 +7,28 @@ import (
 	"strings"
 )
 
-// What a replay makes of a checkpoint.
+// Ways in which a replay treats a checkpoint.
 const (
-	Resume  = "resume"  // the job goes on where the last one stopped
-	Discard = "discard" // it does all steps again
+	Resume  = "resume"  // the job continues where the last one stopped
+	Discard = "discard" // the job repeats all steps
 )
 
-// Checkpoint is how far a resumable job of River's came before it failed: a job with it skips the steps that are done.
+// Checkpoint is the progress of a resumable River job before it failed. A job with a checkpoint
+// skips the completed steps.
 type Checkpoint struct {
 	Step    string   `json:"step,omitempty" doc:"The last step that was done, or that was begun where it is in cursors."`
 	Cursors []string `json:"cursors,omitempty" doc:"Steps that were begun, and have a cursor."`
 }
 
-// CheckpointOf reads the checkpoint in a job's metadata; nil where there is none. (dlq.has_checkpoint says the same.)
+// CheckpointOf returns the checkpoint in a job's metadata, nil if there is none. dlq.has_checkpoint
+// tests the same.
 func CheckpointOf(metadata json.RawMessage) *Checkpoint {
 	var kept map[string]json.RawMessage
 	if json.Unmarshal(metadata, &kept) != nil {
 		return nil
 	}
 	var c Checkpoint
-	_ = json.Unmarshal(kept["river:resumable_step"], &c.Step) // what is no text, River takes for none
+	_ = json.Unmarshal(kept["river:resumable_step"], &c.Step) // River ignores a step that is not a string
 	var cursors map[string]json.RawMessage
 	if json.Unmarshal(kept["river:resumable_cursor"], &cursors) == nil && len(cursors) > 0 {
 		c.Cursors = slices.Sorted(maps.Keys(cursors))
@@ -37,7 +39,7 @@ func CheckpointOf(metadata json.RawMessage) *Checkpoint {
 	return &c
 }
 
-// String says where a job with the checkpoint goes on.
+// String describes where a job with the checkpoint continues.
 func (c *Checkpoint) String() string {
 	switch {
 	case c.Step == "":

@@ -1,4 +1,4 @@
-// Package deadletter is the dead letter: what it holds, the moves it may make, and every query on it.
+// Package deadletter defines dead letters: their data, their moves, and the queries on them.
 package deadletter
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Status is where a dead letter stands. The database knows which moves are legal (dlq.allowed_moves).
+// Status is the state of a dead letter. The database defines the legal moves (dlq.allowed_moves).
 type Status string
 
 // The states of a dead letter.
@@ -24,7 +24,7 @@ const (
 // Open reports whether an entry of this status is open.
 func (s Status) Open() bool { return s == Pending || s == Processing || s == Manual }
 
-// Summary is what a list shows of an entry.
+// Summary is the part of an entry that lists show.
 type Summary struct {
 	ID             uuid.UUID  `json:"id" doc:"Identifies the entry; sorts by time of capture." db:"id"`
 	Status         Status     `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Where the entry stands." db:"status"`
@@ -56,7 +56,7 @@ type Summary struct {
 	ClosedAt       *time.Time `json:"closedAt,omitempty" doc:"When it was closed." db:"closed_at"`
 }
 
-// Entry is everything about a dead letter.
+// Entry is a dead letter with all its data.
 type Entry struct {
 	Summary
 

@@ -33,11 +33,12 @@ type Erasure struct {
 
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
 
-// eraseTimeout bounds an erasure.
+// eraseTimeout bounds the run time of an erasure.
 const eraseTimeout = time.Hour
 
-// Erase takes the data of whoever a filter names out of the database, in batches of a transaction each, and returns the record
-// of it. One that is cut short has done a part, and is done again.
+// Erase erases the data of the entries that a filter selects from the database, in batches with one
+// transaction each, and returns the record of the erasure. An interrupted erasure has done some
+// batches; the caller runs it again.
 func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout)
 	defer cancel()
@@ -48,7 +49,7 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	}); err != nil {
 		return e, err
 	}
-	// What capture missed would be filed afterwards.
+	// Failures that capture missed would otherwise be filed after the erasure.
 	for filed := false; !filed; {
 		if filed, err = s.queries.FileAll(ctx, e.At); err != nil {
 			return e, err
@@ -76,15 +77,16 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Erasure])
 }
 
-// FinishErasure notes in the record what was done to archives, and that all is done, unless something was left.
+// FinishErasure adds the results for archives to the record, and marks the erasure as finished
+// unless entries were left.
 func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int64) error {
 	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs})
 	e.Jobs, e.FinishedAt = row.Jobs, row.FinishedAt
 	return err
 }
 
-// EraseArchived takes what the database still has of entries that archives hold (as [Store.EraseRows] returned them), and returns
-// how many jobs it blanked.
+// EraseArchived erases what the database still holds of archived entries (as returned by
+// [Store.EraseRows]). It returns how many jobs it erased.
 func (s *Store) EraseArchived(ctx context.Context, entries []json.RawMessage) (jobs int, err error) {
 	raw, err := json.Marshal(entries)
 	if err != nil {
@@ -94,12 +96,12 @@ func (s *Store) EraseArchived(ctx context.Context, entries []json.RawMessage) (j
 	return int(n), Named(err)
 }
 
-// WereErased returns which of some entries were erased in the database.
+// WereErased returns those of ids whose entries were erased in the database.
 func (s *Store) WereErased(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
 	return s.queries.WereErased(ctx, ids)
 }
 
-// Erasures are the records, the latest first.
+// Erasures returns the records of erasures, newest first.
 func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
 	rows, err := s.db.Query(ctx, "SELECT "+erasureColumns+" FROM dlq.erasures ORDER BY id DESC LIMIT $1", most)
 	if err != nil {
@@ -108,7 +110,7 @@ func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Erasure])
 }
 
-// EraseRows returns, of entries as the archive has them, those that a filter chooses, erased, by id.
+// EraseRows erases those of archived entries that a filter selects, and returns them by id.
 func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage, filter json.RawMessage) (map[uuid.UUID]json.RawMessage, error) {
 	raw, err := json.Marshal(entries)
 	if err != nil {

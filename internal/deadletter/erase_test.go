@@ -11,7 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// An entry with a redelivery under way is left: its job has the payload. Its data goes once that has ended.
+// An entry with a redelivery in progress is not erased, because its job has the payload. A second
+// erasure after the end of the job erases it.
 func TestErase_leavesWhatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)
@@ -44,7 +45,8 @@ func TestErase_leavesWhatIsUnderWay(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 }
 
-// What somebody holds, entry or job, is left and counted: nobody is waited for, retention neither.
+// Entries and jobs that another transaction holds are left and counted. An erasure does not wait,
+// not even for retention.
 func TestErase_waitsForNobody(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)
@@ -71,7 +73,7 @@ func TestErase_waitsForNobody(t *testing.T) {
 	require.Zero(t, e.UnderWay)
 }
 
-// One call in psql, many transactions.
+// One CALL in psql commits a transaction per batch.
 func TestErase_procedure(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)

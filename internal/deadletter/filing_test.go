@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
-// unfiled has a job fail, and returns its entry as capture left it.
+// unfiled makes a job fail and returns its entry as capture left it.
 func (b *bundle) unfiled() uuid.UUID {
 	b.Helper()
 	id := b.insert(nil)
@@ -26,7 +26,7 @@ func (b *bundle) unfiled() uuid.UUID {
 	return entry
 }
 
-// What nobody has filed yet is in the table, in lists and in counts from its job's commit on.
+// A failure in the inbox is visible in the table, lists and counts from the commit of its job on.
 func TestUnfiled_isSeen(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -60,7 +60,7 @@ func TestUnfiled_isSeen(t *testing.T) {
 	}
 }
 
-// Counting what nobody has filed ends at 10,000.
+// The count of the inbox is limited to 10,000.
 func TestUnfiled_isCountedToALimit(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -72,7 +72,7 @@ func TestUnfiled_isCountedToALimit(t *testing.T) {
 	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided", Entries: 10_000, More: true}}, backlog)
 }
 
-// Whatever acts on an entry that nobody has filed files it, and the trail begins with the failure.
+// Every action on an unfiled entry files it. The trail begins with the failure.
 func TestUnfiled_isFiledByWhateverActsOnIt(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -115,7 +115,7 @@ func TestUnfiled_isFiledByWhateverActsOnIt(t *testing.T) {
 	}
 }
 
-// Whoever acts on an entry that somebody files this moment waits, and finds it filed.
+// An action on an entry that another session is filing waits, and finds it filed.
 func TestFile_waitsForWhoeverIsFiling(t *testing.T) {
 	t.Parallel()
 	for name, file := range map[string]string{
@@ -175,7 +175,8 @@ func TestFile_inRepeatableRead(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
 }
 
-// One failure has one id: what is open already is taken out of the inbox, also where somebody has changed the job's created_at since.
+// A failure has one id: filing an open failure removes it from the inbox, even if the job's
+// created_at has changed since.
 func TestFile_failureThatIsOpen(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -189,7 +190,7 @@ func TestFile_failureThatIsOpen(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }
 
-// A failure that came in twice is filed once.
+// A failure that is in the inbox twice is filed once.
 func TestFile_failureThatCameTwice(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -201,14 +202,14 @@ func TestFile_failureThatCameTwice(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
 }
 
-// A job that fails again before anybody has filed its first failure has one entry, with both failures.
+// A job that fails again before its first failure is filed has one entry with both failures.
 func TestFile_jobThatFailsAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	job := b.insert(nil)
 	fail := func(message string) {
 		b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
-		b.exec("DELETE FROM dlq.job_facts") // nobody saw that it was retried
+		b.exec("DELETE FROM dlq.job_facts") // the retry was not recorded
 		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), attempt = 1, errors = ARRAY[jsonb_build_object('attempt', 1, 'error', $2::text)] WHERE id = $1`, job, message)
 	}
 	failures := "SELECT count(*) FROM dlq.dead_letter_transitions WHERE error_type IS NOT NULL"
@@ -221,7 +222,7 @@ func TestFile_jobThatFailsAgain(t *testing.T) {
 	require.Contains(t, *trail[1].Reason, "failed again")
 	require.Equal(t, 2, b.count(failures))
 
-	// Before it is filed, it is none of lists and counts, and an UPDATE leaves it alone.
+	// An unfiled further failure does not show in lists and counts, and an UPDATE does not touch it.
 	fail("third")
 	backlog, err := b.store.Backlog(t.Context())
 	require.NoError(t, err)
@@ -237,13 +238,13 @@ func TestFile_jobThatFailsAgain(t *testing.T) {
 	require.Equal(t, "third", *entry.ErrorMessage)
 	require.Len(t, trail, 4)
 
-	// The same failure twice, as the reconciler might find it.
+	// The same failure twice, as the reconciler might record it.
 	b.exec(`INSERT INTO dlq.dead_letter_inbox (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, first_failed_at, last_failed_at)
 		SELECT dlq.uuid_v7(), river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, first_failed_at, last_failed_at FROM dlq.dead_letter_open`)
 	_, trail = b.entry()
 	require.Len(t, trail, 4)
 
-	// Of an entry that waits for this very job it is the end.
+	// If the entry waits for this very job, the failure ends the redelivery.
 	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id, locked_by = 'kim'")
 	fail("fourth")
 	entry, _ = b.entry()
@@ -253,14 +254,16 @@ func TestFile_jobThatFailsAgain(t *testing.T) {
 	require.Equal(t, 4, b.count(failures))
 }
 
-// A redelivery whose failure comes in by the inbox, because its mark is gone, is the end of its entry's redelivery, and no entry of its own.
+// A redelivery that lost its marker fails through the inbox. The failure ends the redelivery of its
+// entry; it makes no new entry.
 func TestFile_RedeliveryWithoutItsMarkEndsItsEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.unfiled()
 	job, err := b.store.Replay(t.Context(), id, kim, nil, false)
 	require.NoError(t, err)
-	b.exec("UPDATE river_job SET state = 'running', attempt = 1, metadata = '{}' WHERE id = $1", job) // as an application that writes metadata anew
+	// An application overwrites the metadata.
+	b.exec("UPDATE river_job SET state = 'running', attempt = 1, metadata = '{}' WHERE id = $1", job)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"attempt": 1, "error": "no money again"}'::jsonb] WHERE id = $1`, job)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE river_job_id = $1", job))
 	entry, _ := b.entry() // the only one
@@ -271,7 +274,8 @@ func TestFile_RedeliveryWithoutItsMarkEndsItsEntry(t *testing.T) {
 	require.Zero(t, b.count("SELECT (SELECT count(*) FROM dlq.dead_letter_inbox) + (SELECT count(*) FROM dlq.job_facts)"))
 }
 
-// A backlog of many is counted by the rollups, and not anew each time that somebody looks.
+// The backlog of more than 20,000 entries is read from the rollups instead of being counted on each
+// call.
 func TestBacklog_ofMany(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

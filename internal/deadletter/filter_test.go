@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// A time of whatever year chooses what it says, and what chooses everything is not done unless it is said to be meant. (An unset
-// time of Go's is of the year 1.)
+// Times of any year work in a filter. An action whose filter selects every entry is rejected unless
+// the caller confirms it. (Go's zero time is of year 1.)
 func TestFilter_times(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Entries of a job or a subscriber are found by an index in each partition, however much is closed there.
+// Entries of a job or a subscriber are found by an index in each partition, however many closed
+// entries there are.
 func TestFind_ByJobAndSubscriber(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -56,12 +57,12 @@ func TestFind_ByJobAndSubscriber(t *testing.T) {
 				b.readsLittle(sql, args...)
 			}
 			b.readsLittle("SELECT e.id FROM dlq.dead_letter_queue e WHERE "+chosen+" ORDER BY e.id DESC LIMIT 100",
-				look.filter.JSON()) // dlq.find_ids
+				look.filter.JSON()) // as dlq.find_ids
 		})
 	}
 }
 
-// readsLittle holds a statement to a few pages of each partition.
+// readsLittle checks that a statement reads only a few pages of each partition.
 func (b *bundle) readsLittle(sql string, args ...any) {
 	b.Helper()
 	var plan string

@@ -10,8 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// What was committed before a statement is seen by it, whatever the role's default is: a worker that has claimed entries
-// must see the stop of automatic redelivery that somebody has set meanwhile.
+// Statements of InTx see what was committed before them, for any default isolation level: a worker
+// that has claimed entries must see an operator's stop of automatic redelivery.
 func TestStore_InTx_seesWhatWasCommittedMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)

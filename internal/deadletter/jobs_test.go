@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is run again for one reason runs once, and once more for the next one: the copy, which was the last to do the work. A copy does
-// not inherit what River noted about the old job.
+// For each reason (note), the work of a job is run again once: for the next reason, the last copy
+// is run again and not the first job. A copy does not inherit River's metadata about the old job.
 func TestRunAgain(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)
@@ -41,14 +41,15 @@ func TestRunAgain(t *testing.T) {
 	require.Equal(t, "0", again("second incident"))
 	require.Equal(t, "6", s.text("SELECT count(*)::text FROM river_job WHERE queue = 'r'"))
 
-	// The worker of a copy gives up: that is a failure, although somebody had once tried to cancel the first job.
+	// The worker of a copy cancels it. This is a failure, although the first job carries an earlier
+	// cancellation request.
 	exec(`UPDATE river_job SET state = 'running', attempted_at = now(), attempt = 1 WHERE queue = 'r' AND state = 'available'`)
 	exec(`UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = ARRAY['{"error": "JobCancelError: no such account"}'::jsonb] WHERE queue = 'r' AND state = 'running'`)
 	require.Equal(t, "2", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'r'"))
 }
 
-// After a backup was restored, all that is pending is parked, however many there are; and what a person had in front of them before
-// is neither resolved nor sent. The same where what comes in is parked for a while.
+// The runbooks for a restored backup and for a burst of failures park all pending entries, however
+// many. Entries that were parked before are neither resolved nor redelivered.
 func TestRunbooks_parkAllAndReturnTheSame(t *testing.T) {
 	t.Parallel()
 	for file, entries := range map[string]struct{ kind, args, waits string }{

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Each field of the language chooses what it says, in lists and in SQL, of open and closed entries, and of what nobody has filed.
+// Each filter field selects the same entries in lists and in SQL: open, closed and unfiled ones.
 func TestFilter_fields(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -24,7 +24,7 @@ func TestFilter_fields(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	// Job 1 waits, 2 is parked, 3 closed, 4 is a message; 5 has just failed.
+	// Job 1 waits, 2 is parked, 3 is closed, 4 is a message, and 5 has just failed.
 	exec(`WITH e (n, status, stage, queue, kind, job_kind, event, class, type, code, message, fingerprint, rule, strategy, waiting, attempts, assigned, source, subscriber, key, tags, event_id, failed, replays) AS (VALUES
 			(1, 'dlq_pending', 'open', 'payments', 'order.paid', 'order.paid', '{"customer": {"id": 42}, "items": [{"sku": "a"}, {"sku": "b"}]}', 'outage', 'HTTP_503', '503', 'Bank said: 100% "busy"', '3f2a000000000001', 'http', 'conditional', 'condition: breaker', 0, NULL, NULL, NULL, NULL, '{}', NULL, '2025-11-20 10:00Z', '[]'),
 			(2, 'dlq_manual', 'open', 'mail_out', 'user.mail', 'user.mail', '{"customer": {"id": "42"}, "a.b": true}', 'validation', 'HTTP_422', NULL, 'timed out_x', '3f2b000000000002', 'schema', 'manual', NULL, 3, 'kim', NULL, NULL, NULL, '{vip,eu}', NULL, '2025-11-21 23:59Z', '[{"jobId": 77, "outcome": "discarded"}]'),
@@ -140,7 +140,7 @@ func TestFilter_fields(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, everything, text)
 	}
-	// What is no filter is refused wherever it comes in.
+	// Invalid filters are rejected by every function that takes one.
 	for _, raw := range []string{
 		`{"errorMessage": ""}`, `{"fingerprint": [""]}`, `{"waitingFor": "godot"}`, `{"failedIn": ["x"]}`, `{"strategy": "x"}`, `{"jobId": ["x"]}`, `{"minAge": "-1 day"}`, `{"payloadAt": {}}`, `{"payloadAt": []}`, `{"payloadAt": "x"}`,
 		`{"payloadAt": [{"path": [], "values": ["x"]}]}`, `{"payloadAt": [{"path": "x", "values": ["x"]}]}`, `{"payloadAt": [{"path": ["x"]}]}`, `{"payloadAt": ["x"]}`, `{"q": "x"}`, `[]`, `"x"`,

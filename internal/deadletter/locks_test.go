@@ -14,8 +14,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestLocks counts the locks of what people open most, in a database that has kept three years: the lock table is shared by all
-// databases of the server, so an entry must not cost what the history is long.
+// TestLocks counts the locks of common queries in a database with three years of history. All
+// databases of the server share one lock table, so the locks of an entry must not grow with the
+// history.
 func TestLocks(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -27,8 +28,8 @@ func TestLocks(t *testing.T) {
 	}
 	exec(`SELECT dlq.ensure_partition(p.parent, m) FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved'), ('dlq.dead_letter_archived')) p (parent),
 			generate_series(date_trunc('month', now(), 'UTC') - interval '36 months', now(), interval '1 month') m`)
-	// One that has just failed, one that was closed today, and two that failed 13 months ago: one was closed a month later, the
-	// other after ten.
+	// One entry has just failed, one was closed today, and two failed 13 months ago: one was closed a
+	// month later, the other after ten months.
 	exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running' FROM generate_series(1, 2)`)
 	exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	var fresh, closed uuid.UUID
@@ -49,8 +50,8 @@ func TestLocks(t *testing.T) {
 	}
 	old, late := closedAfter(7, 1), closedAfter(8, 10)
 
-	// So many a page can have, that a hundred be open in the lock table of a server with default settings (64 locks for each of 100
-	// connections, and 16 that each has in a place of its own).
+	// With fits locks a page, a hundred pages fit into the lock table of a server with default
+	// settings: 64 locks for each of 100 connections, and 16 fast-path locks per connection.
 	const fits = 80
 	count := func(sql string, args ...any) (n, found int) {
 		t.Helper()
@@ -78,7 +79,7 @@ func TestLocks(t *testing.T) {
 	for name, look := range map[string]struct {
 		id    uuid.UUID
 		acts  int // locks of a note, a tag or an assignment
-		reads int // of dlq.trail and dlq.audit
+		reads int // locks of dlq.trail and dlq.audit
 	}{
 		"has just failed":   {fresh, 100, 100},
 		"closed today":      {closed, 300, 300},
@@ -127,13 +128,13 @@ func TestLocks(t *testing.T) {
 	require.Less(t, locks("SELECT count(*) FROM dlq.by_rule('24 hours')"), 2*fits, "closed ones, too")
 	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 60, "open ones, in psql")
 
-	// What is done to an old entry finds it.
+	// Actions find an old entry.
 	n := 0
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.act_on('purge', ARRAY[$1::uuid], 'kim')", old).Scan(&n))
 	require.Equal(t, 1, n)
 }
 
-// Lists are read part by part, and say the same as one statement would.
+// A list that is read part by part equals the result of one statement.
 func TestList_inParts(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

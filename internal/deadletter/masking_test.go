@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// What must not be seen, wherever it is.
+// Values that must not appear anywhere.
 const (
 	cardNumber = "4111111111111111"
 	email      = "kim@example.com"
@@ -61,17 +61,17 @@ func TestMask(t *testing.T) {
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT $1::jsonb::text", c.out).Scan(&want))
 		require.Equal(t, want, out, name)
 	}
-	// A number in a pointer is a key, or a place of an array.
+	// A number in a pointer is a key or an array index.
 	for pointer, want := range map[string]string{"/7/id": `"***"`, "/7/id/x": `"***"`, "/0/7/id": `"***"`, "/7/name": `"x"`, "/7/7": `{"a": "x", "id": "***"}`} {
 		var out string
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_at($1, CASE $1 WHEN '/7/7' THEN '{"id": "y", "a": "x"}' ELSE '"x"' END::jsonb, $2)::text`, pointer, values).Scan(&out), pointer)
 		require.Equal(t, want, out, pointer)
 	}
-	// What a filter looks for at a sensitive path is as sensitive.
+	// The values that a filter looks for at a sensitive path are masked.
 	var filtered string
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_detail('{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["x", 1]}, {"path": ["n"], "values": ["y"]}, {"path": "card", "values": ["x"]}]}}', $1)::text`, mask).Scan(&filtered))
 	require.JSONEq(t, `{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["***", "***"]}, {"path": ["n"], "values": ["y"]}, "***"]}}`, filtered)
-	// Deeper than the stack, larger than is looked at, and more than is looked for.
+	// Values that exceed the limits of masking: depth, size, and number of matches.
 	for name, in := range map[string]string{
 		"deep": strings.Repeat(`{"a":[`, 3000) + `"` + token + `"` + strings.Repeat("]}", 3000), "large": `["` + strings.Repeat("x", 1_100_000) + `", "` + token + `"]`,
 		"cards": `["` + strings.Repeat("4111111111111111 5500005555555559 ", 20_000) + `"]`, "emails": "[" + strings.Repeat(`{"email": "a@b.c"},`, 20_000) + `{"email": "b@c.d"}]`,
@@ -82,12 +82,13 @@ func TestMask(t *testing.T) {
 			require.NotContains(t, out, secret, name)
 		}
 	}
-	// A list of large ones must not take long.
+	// A large list of arrays must not take long.
 	large := `{"email":"zz@zz.org","l":[` + strings.Repeat(`["zz@zz.org",0],`, 60_000) + `0]}`
 	var whole bool
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.sensitive_values($1, NULL, NULL, 'k', $2) = ARRAY[NULL]::text[]", large, mask).Scan(&whole))
 	require.True(t, whole, "it is not looked through")
-	// Of values of which one begins with another, the longer one is taken out whole; of more than a hundred, texts are masked whole.
+	// If one value is a prefix of another, the longer one is masked in full. With more than a hundred
+	// values, texts are masked in full.
 	var text string
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_text('of abcd and abcdefgh', $1, dlq.sensitive_values('{"email": ["abcd", "abcdefgh"]}', NULL, NULL, 'k', $1))`, mask).Scan(&text))
 	require.Equal(t, "of *** and ***", text)
@@ -96,7 +97,7 @@ func TestMask(t *testing.T) {
 			(SELECT jsonb_build_object('email', jsonb_agg('user' || i)) FROM generate_series(1, $2) i), NULL, NULL, 'k', $1))`, mask, n).Scan(&text))
 		require.Equal(t, want, text, n)
 	}
-	// Tokens of many issuers.
+	// Tokens of many issuers are masked.
 	for _, text := range []string{
 		token, "sk_live_51H8abcdEFGH", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJraW0ifQ.c2lnbmF0dXJl", "AKIAIOSFODNN7EXAMPLE", "ghp_abcdefghijklmnopqrstuvwxyz0123456789", "xoxb-1234567890-abcdef",
 		"Authorization: Basic a2ltOnNlY3JldA==", "3782 822463 10005", "378282246310005", "5500-0055-5555-5559",
@@ -107,7 +108,7 @@ func TestMask(t *testing.T) {
 	}
 }
 
-// sensitiveEntries makes dead letters that hold a secret in every place.
+// sensitiveEntries creates dead letters with a secret in every field.
 func sensitiveEntries(t *testing.T) (string, *deadletter.Store) {
 	t.Helper()
 	url := postgrestest.URL(t)
@@ -146,7 +147,8 @@ func jsonText(t *testing.T, text string) string {
 	return string(raw)
 }
 
-// Everything that a role may read, and every function that it may call, of the catalog, so that a new one cannot be forgotten.
+// Reads every table and calls every function that a role may use. Both come from the catalog, so
+// that new ones are included.
 func TestMask_walkOfSQL(t *testing.T) {
 	t.Parallel()
 	url, store := sensitiveEntries(t)
@@ -159,7 +161,7 @@ func TestMask_walkOfSQL(t *testing.T) {
 				require.NoError(t, err, sql)
 				all, err := pgx.CollectRows(rows, pgx.RowTo[*string])
 				if err != nil {
-					require.Regexp(t, "22023|DLQ02|DLQ04", err.Error(), sql) // a filter or an id is none for this one
+					require.Regexp(t, "22023|DLQ02|DLQ04", err.Error(), sql) // the argument is no valid filter or id for this function
 				}
 				var out strings.Builder
 				for _, row := range all {
@@ -180,7 +182,7 @@ func TestMask_walkOfSQL(t *testing.T) {
 					found++
 				}
 			}
-			// Functions that take nothing, a filter or an id, whatever else they take by default.
+			// Functions that take no argument, a filter or an id; other parameters have defaults.
 			for call := range strings.SplitSeq(strings.TrimSpace(look(`
 				SELECT format('SELECT jsonb_agg(f)::text FROM dlq.%I(%s) f', p.proname, CASE WHEN p.pronargs = p.pronargdefaults THEN '' WHEN p.proargtypes[0] = 'jsonb'::regtype THEN '''{}''' ELSE '(SELECT id FROM dlq.dead_letter_queue LIMIT 1)' END)
 				FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prokind = 'f' AND p.provolatile <> 'v' AND has_function_privilege(p.oid, 'EXECUTE')
@@ -189,7 +191,7 @@ func TestMask_walkOfSQL(t *testing.T) {
 			}
 			look("SELECT entries::text FROM dlq.entries")
 			require.Contains(t, look("SELECT jsonb_agg(e)::text FROM dlq.entries e"), "4200", "the rest is there")
-			// What is masked is not found by looking for it.
+			// A search for a masked value finds nothing.
 			ask := `SELECT id::text FROM dlq.entries WHERE original_event::text LIKE '%' || $1 || '%' OR error_message LIKE '%' || $1 || '%'`
 			require.Empty(t, look(ask, cardNumber))
 			for _, sql := range []string{"SELECT * FROM dlq.find($1)", "SELECT * FROM dlq.preview($1)", "SELECT dlq.find_ids($1, 1)"} {
@@ -210,7 +212,8 @@ func TestMask_walkOfSQL(t *testing.T) {
 	}
 	require.Greater(t, found, 40)
 
-	// dlqd itself, for an operator and for a reader, sees no more; who says why sees all, and the trail says who.
+	// Store's reads show no more, for operators and readers. With a reason they show all, and the trail
+	// names the actor.
 	ctx := t.Context()
 	act := deadletter.Act{Actor: "kim", Note: "ticket 7"}
 	read := func(ctx context.Context) string {
@@ -288,7 +291,7 @@ func TestReveal_inSQL(t *testing.T) {
 		fails("DLQ04", "CALL dlq.reveal('"+id+"', '')")
 		fails("DLQ02", "CALL dlq.reveal('"+uuid.NewString()+"', 'why')")
 		fails("DLQ06", "SELECT dlq.revealed('"+id+"')")
-		// What could be taken back shows nothing.
+		// A reveal whose audit row could be rolled back returns nothing.
 		fails("2D000", "BEGIN", "CALL dlq.reveal('"+id+"', 'why')")
 		fails("DLQ06", "BEGIN", "SELECT dlq.record_reveal('"+id+"', 'why')", "SELECT dlq.revealed('"+id+"')")
 		fails("DLQ06", "BEGIN", "SAVEPOINT s", "SELECT dlq.record_reveal('"+id+"', 'why')", "RELEASE s", "SELECT dlq.revealed('"+id+"')")
@@ -300,7 +303,7 @@ func TestReveal_inSQL(t *testing.T) {
 		require.Contains(t, entry, cardNumber)
 		require.Contains(t, entry, email)
 
-		// Who has said why looks once: each look has a row.
+		// A reason is good for one look: each look has a row.
 		looks := func() (n int) {
 			require.NoError(t, conn.QueryRow(ctx,
 				"SELECT count(*) FROM dlq.audit('{\"text\": \"revealed\"}')").Scan(&n))

@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Operation is what a person did to dead letters in one go.
+// Operation is one action of an operator on any number of entries.
 type Operation struct {
 	ID        uuid.UUID        `json:"id" doc:"UUIDv7."`
 	Action    string           `json:"action" doc:"What was done: discard, resolve, park, unpark, reopen, assign, tag, note, purge or undo."`
@@ -29,15 +29,15 @@ type Operation struct {
 	Unchanged map[string]int64 `json:"unchanged" doc:"Why it left the others, with how many for each reason."`
 }
 
-// Touched is an entry that an operation was for.
+// Touched is an entry that an operation looked at.
 type Touched struct {
 	ID      uuid.UUID `json:"id" doc:"The entry."`
 	Changed bool      `json:"changed" doc:"Whether it was changed."`
 	Reason  string    `json:"reason" doc:"What was done to it, or why it was left."`
 }
 
-// Operation returns what a person did in one go, and a page of the entries that it was for, after one of them; of those that it left,
-// 10,000 are kept.
+// Operation returns an operation and a page of the entries that it looked at, after an entry. Of
+// the entries that it left unchanged, 10,000 are kept.
 func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID, most int) (*Operation, []Touched, error) {
 	row, err := s.queries.Operation(ctx, id)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID, m
 	return o, touched, Named(err)
 }
 
-// Undone is what became of an operation that was undone.
+// Undone is the result of undoing an operation.
 type Undone struct {
 	Operation uuid.UUID        `json:"operation" doc:"The operation that the undoing is."`
 	Looked    int              `json:"looked" doc:"Entries that the operation had changed."`
@@ -69,7 +69,8 @@ type Undone struct {
 	Became    map[string]int64 `json:"became" doc:"Where those that were put back stand now. What was discarded or resolved is in dlq_manual, with a person."`
 }
 
-// Undo puts back what is still where an operation put it, in batches of a transaction each: one that is cut short has done a part.
+// Undo reverts the entries that are still as an operation left them, in batches with one
+// transaction each: if it is interrupted, the batches before are reverted.
 func (s *Store) Undo(ctx context.Context, operation uuid.UUID, act Act) (*Undone, error) {
 	out := &Undone{Operation: act.operation(), Became: map[string]int64{}}
 	params := dbsqlc.UndoParams{Operation: operation, Actor: act.Actor, Note: act.Note, Most: bulkBatch, Undo: out.Operation}

@@ -15,7 +15,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// as runs fn in a session of a new login that has one of dlqd's roles. Roles are the server's, so each test has its own.
+// as runs fn in a session of a new login with one of dlqd's roles. Roles belong to the server, so
+// each test has a separate login.
 func as(t *testing.T, url, role string, fn func(*pgx.Conn)) string {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -64,7 +65,8 @@ func (s *session) text(sql string) string {
 	return *text
 }
 
-// roleEntries makes four dead letters that are parked, and returns a pool of the owner's.
+// roleEntries creates four parked dead letters and returns the database's URL and a pool of the
+// owner.
 func roleEntries(t *testing.T) (string, *pgxpool.Pool) {
 	t.Helper()
 	url := postgrestest.URL(t)
@@ -81,7 +83,7 @@ func roleEntries(t *testing.T) (string, *pgxpool.Pool) {
 	return url, pool
 }
 
-// writes are what nobody may do but through functions.
+// writes are statements that every role is denied: writing needs a function.
 var writes = []string{
 	"UPDATE dlq.dead_letter_queue SET notes = 'x'", "DELETE FROM dlq.dead_letter_queue", "INSERT INTO dlq.dead_letter_open (id) VALUES (gen_random_uuid())", "TRUNCATE dlq.dead_letter_open",
 	"UPDATE dlq.dead_letter_transitions SET note = 'x'", "DELETE FROM dlq.dead_letter_transitions", "TRUNCATE dlq.dead_letter_transitions", "UPDATE dlq.dead_letter_transitions SET detail = '{\"erased\": true}'",
@@ -119,7 +121,7 @@ func TestRoles_reader(t *testing.T) {
 		require.ErrorContains(t, err, "DLQ06", "who may not see it does not find it")
 	})
 
-	// Another policy hides other columns.
+	// A different policy hides different columns.
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	require.NoError(t, store.Protect(t.Context(), []string{"error_message", "tags"}, []byte("{}")))
 	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
@@ -179,7 +181,7 @@ func TestRoles_admin(t *testing.T) {
 	})
 }
 
-// In SQL who acts is the database user, whatever name they give: that one is on whose behalf.
+// In SQL the actor is the database user. A given name is recorded as the person acted for.
 func TestRoles_actor(t *testing.T) {
 	t.Parallel()
 	url, pool := roleEntries(t)
@@ -213,7 +215,7 @@ func TestRoles_actor(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.audit('{\"people\": true}', 500) WHERE actor = $1", login).Scan(&people))
 	require.Equal(t, 17, people, "six moves and notes, four tags, seven acts: nobody disappears from the people's audit")
 
-	// dlqd says of whom it asks, even where they are called as dlqd calls itself.
+	// The owner may name the actor, even one with a name that dlqd uses for itself.
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()

@@ -17,27 +17,32 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// What little matches is looked for in slices: so many entries that none takes long, whatever is asked of them.
+// Filters that match few entries are searched in slices, which keeps each statement short for any
+// filter.
 const (
-	// firstSlice is how many entries of each part the first slice has; the next ones have as many as sliceTime lets them.
+	// firstSlice is the number of entries of each part in the first slice; later slices take about
+	// sliceTime each.
 	firstSlice = 1000
 	mostSlice  = 100_000
 	sliceTime  = 50 * time.Millisecond
-	// firstSliceTimeout bounds the first slice, which is looked at whatever the budget: a search comes to an end.
+	// firstSliceTimeout bounds the first slice. It runs even without budget, so that every search makes
+	// progress.
 	firstSliceTimeout = 2 * time.Second
 )
 
-// Found is a page of a search.
+// Found is the result of a search: a page of entries.
 type Found struct {
 	Entries []Summary
-	// Next is where the page after it begins (as [Page.Cursor]); nil where there is none.
+	// Next is the cursor of the next page ([Page.Cursor]); nil if there is none.
 	Next uuid.UUID
-	// SearchedTo is until when (of capture) it has looked, where it ended for want of time; zero where it did not.
+	// SearchedTo is the time of capture up to which the search has looked, if its budget ended it; zero
+	// otherwise.
 	SearchedTo time.Time
 }
 
-// Search is List within a budget of time. Texts, and what that does not find within half of it, are looked for in slices, in the order of
-// the page; a search that has used its budget up says how far it has come, and goes on from there.
+// Search is [Store.List] within a time budget. It searches in slices, in page order, if no index
+// answers the filter or half of the budget did not suffice. If the budget ends the search, the
+// result says where to continue.
 func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Found, error) {
 	deadline := time.Now().Add(budget)
 	chosen, err := s.Where(ctx, &p.Filter)
@@ -79,13 +84,14 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 	return found, nil
 }
 
-// isSearch reports whether no index answers a filter: what an index does answer may be combined with others so that little is left, too,
-// which shows when it is tried.
+// isSearch reports whether no index answers a filter. Indexed fields can select few entries in
+// combination, too; Search finds that out by trying.
 func isSearch(f *filter.Filter) bool {
 	return len(f.ErrorMessage) > 0 || f.Payload != nil || len(f.PayloadAt) > 0
 }
 
-// CountWithin counts up to most of the entries that a filter chooses, within a budget of time. more: there are others, or there may be.
+// CountWithin counts the entries that a filter selects, up to most, within a time budget. more
+// reports that there are, or may be, others.
 func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budget time.Duration) (n int, more bool, err error) {
 	deadline := time.Now().Add(budget)
 	chosen, err := s.Where(ctx, &f)
@@ -124,7 +130,8 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budg
 	return min(n, most), n > most || at != uuid.Nil, err
 }
 
-// partsOf are the parts that what a filter chooses can be in: that of open entries, and those of closed ones, the latest first.
+// partsOf returns the parts that can hold entries of a filter: open ones first, then closed ones,
+// newest first.
 func (s *Store) partsOf(ctx context.Context, f *filter.Filter) ([]Part, error) {
 	closed, err := s.ClosedParts(ctx)
 	if err != nil {
@@ -134,8 +141,9 @@ func (s *Store) partsOf(ctx context.Context, f *filter.Filter) ([]Part, error) {
 	return slices.DeleteFunc(append([]Part{OpenPart()}, closed...), func(p Part) bool { return !slices.ContainsFunc(stages, p.holds) }), nil
 }
 
-// inSlices looks at the entries of a page's filter, slice by slice in its order, until look says that it is full, there are no more, or
-// the deadline has passed. It returns how far it came, as a cursor; nil where it came to the end, or is full.
+// inSlices calls look for each slice of the page's filter, in page order, until look reports that
+// the page is full, no entries are left, or the deadline has passed. Only in the last case does it
+// return a cursor to continue from.
 func (s *Store) inSlices(ctx context.Context, p Page, deadline time.Time, look func(slice Page, parts []Part, until time.Time) (full bool, err error)) (uuid.UUID, error) {
 	bounds, err := s.queries.FilterBounds(ctx, p.Filter.JSON())
 	if err != nil {
@@ -183,27 +191,28 @@ func (s *Store) inSlices(ctx context.Context, p Page, deadline time.Time, look f
 			return uuid.Nil, nil
 		}
 		slice.Cursor, looked = slice.last, true
-		// (What a slice that is ended has found is lost.)
+		// The results of a slice that ran into the deadline are lost, so slices shrink toward it, down to
+		// firstSlice: smaller ones take no less time, because each is several statements.
 		faster := min(float64(min(sliceTime, max(time.Until(deadline)/2, 0)))/float64(max(time.Since(began), time.Millisecond)), 4)
-		entries = min(max(int(float64(entries)*faster), firstSlice), mostSlice) // (fewer take no less time: each is several statements)
+		entries = min(max(int(float64(entries)*faster), firstSlice), mostSlice)
 	}
 }
 
-// nextSlice sets the end of a slice that begins at its cursor, and has up to so many entries of each part. It returns the parts that they
-// can be in.
+// nextSlice sets the end of a slice, which begins at its cursor and has up to so many entries of
+// each part. It returns the parts that can hold them.
 func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uuid.UUID, entries int, until time.Time) (among []Part, err error) {
 	slice.last = end
 	for _, part := range parts {
-		// An entry closes after it was captured (a day for clocks that differ).
+		// An entry closes after its capture (a day for clock skew).
 		after := uuid.Max
 		if !part.To.IsZero() {
 			after = FirstID(part.To.Add(24*time.Hour + time.Millisecond))
 		}
 		switch {
-		case slice.Oldest && !less(slice.Cursor, after): // all of it is before
+		case slice.Oldest && !less(slice.Cursor, after): // every id in the part is before the slice
 		case slice.Oldest || part.To.IsZero() || slice.Cursor != uuid.Nil && !less(after, slice.Cursor):
 			among = append(among, part)
-		case less(slice.last, after): // its turn comes then
+		case less(slice.last, after): // the part comes later: end the slice where it begins
 			slice.last = after
 		}
 	}
@@ -219,7 +228,8 @@ func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uu
 	return among, nil
 }
 
-// nth is the id of a part's nth entry after a page's cursor; nil where it has fewer.
+// nth returns the id of the nth entry of a part after the page's cursor; uuid.Nil if there are
+// fewer.
 func (s *Store) nth(ctx context.Context, p *Page, part Part, n int, until time.Time) (id uuid.UUID, err error) {
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe})
 	if p.Cursor != uuid.Nil {
@@ -235,7 +245,7 @@ func (s *Store) nth(ctx context.Context, p *Page, part Part, n int, until time.T
 	return id, err
 }
 
-// read runs a statement that reads, and that the server ends at a time; zero for none.
+// read runs a read-only statement that the server cancels at a time; zero for no limit.
 func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.DB) error) error {
 	if until.IsZero() {
 		return run(s.statements)
@@ -245,7 +255,7 @@ func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.
 	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error { return run(tx) })
 }
 
-// isStatementTimeout recognises a statement that the server ended because its time was over.
+// isStatementTimeout reports whether the server cancelled a statement because of its timeout.
 func isStatementTimeout(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == "57014"
@@ -253,7 +263,7 @@ func isStatementTimeout(err error) bool {
 
 func less(a, b uuid.UUID) bool { return bytes.Compare(a[:], b[:]) < 0 }
 
-// before is the greatest id that is less than another.
+// before returns the greatest id that is less than id.
 func before(id uuid.UUID) uuid.UUID {
 	for i := len(id) - 1; i >= 0; i-- {
 		id[i]--
@@ -264,7 +274,7 @@ func before(id uuid.UUID) uuid.UUID {
 	return id
 }
 
-// capturedAt is when the job of an entry failed, as its id says.
+// capturedAt returns the time in an entry's id: when its job failed.
 func capturedAt(id uuid.UUID) time.Time {
 	var ms int64
 	for _, b := range id[:6] {

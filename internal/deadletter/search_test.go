@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// A search that has no time looks at a slice, says how far it has come, and goes on from there until it has found all, in order; so does
-// a count.
+// A search without time looks at one slice and returns a cursor. Continuing from it finds all
+// entries in order. A count works the same way.
 func TestSearch_inSlices(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -26,7 +26,7 @@ func TestSearch_inSlices(t *testing.T) {
 		require.NoError(t, err)
 	}
 	exec(`SELECT dlq.ensure_partition(p.parent, m) FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_archived')) p (parent), generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
-	// 20,000 of 14 months, a third of which has closed some time after; one in 1,999 has what is looked for.
+	// 20,000 entries of 14 months, a third of them closed some time later. One in 1,999 matches.
 	exec(`WITH e AS (
 			SELECT i, now() - interval '14 months' * random() * random() AS f, (ARRAY['pending', 'pending', 'pending', 'pending', 'resolved', 'archived'])[1 + i % 6] AS s FROM generate_series(1, 20000) i
 		), noted AS ( -- as what comes back from the archive
@@ -75,7 +75,7 @@ func TestSearch_inSlices(t *testing.T) {
 			require.Equal(t, want, got, "%s %s", text, order)
 			require.Greater(t, looks, 4, "slices are small")
 
-			// With time, it is a page, whatever way it was found.
+			// With enough time, a search returns one page, by index or in slices.
 			found, err := store.Search(t.Context(), deadletter.Page{Filter: f, Oldest: oldest, Limit: 100}, time.Minute)
 			require.NoError(t, err)
 			require.Zero(t, found.Next)

@@ -22,7 +22,8 @@ import (
 	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
-// Errors of moves. They wrap what the database said, which names the entry and what is allowed.
+// Errors of moves. A [MoveError] wraps one of them; its detail names the entry and the allowed
+// states.
 var (
 	ErrNotFound   = errors.New("not found")
 	ErrNotAllowed = errors.New("move not allowed")
@@ -33,10 +34,10 @@ var (
 	ErrApproval   = errors.New("needs a second person")
 )
 
-// SQLSTATEs that dlqd's functions raise.
+// sqlStates maps the SQLSTATEs that dlqd's functions raise to errors.
 var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob, "DLQ04": ErrInvalid, "DLQ05": ErrUnhealthy, "DLQ06": ErrForbidden, "DLQ07": ErrApproval}
 
-// MoveError is a move that the database refused.
+// MoveError is a rejected move, with a detail and a hint for the caller.
 type MoveError struct {
 	Kind   error // ErrNotFound, ErrNotAllowed, ErrLiveJob, ErrInvalid, ErrUnhealthy, ErrForbidden or ErrApproval
 	Detail string
@@ -52,14 +53,14 @@ func (e *MoveError) Error() string {
 
 func (e *MoveError) Unwrap() error { return e.Kind }
 
-// Store is what people and programs do with dead letters, over one pool: find them, move them, erase them. What a DLQ worker
-// does with those that it claims, a replay run with its own, and retention with what is over, is in those rooms.
+// Store reads, moves and erases dead letters for operators and API callers. The DLQ worker, replay
+// runs and retention have their queries in their own packages.
 type Store struct {
 	pool *pgxpool.Pool
-	// statements is the pool for statements that have the schemas' names in them.
+	// statements is the pool for SQL that is already rendered with the schema names.
 	statements postgres.DB
 	schemas    postgres.Schemas
-	db         postgres.DB // the pool
+	db         postgres.DB // the pool; renders schema names
 	queries    *dbsqlc.Queries
 }
 
@@ -69,14 +70,15 @@ func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	return &Store{pool: pool, statements: postgres.Statements(pool), schemas: schemas, db: db, queries: dbsqlc.New(db)}
 }
 
-// DB is the store's pool, for the queries of other rooms. Schemas have their names in it.
+// DB returns the store's pool for queries of other packages. It renders schema names.
 func (s *Store) DB() postgres.DB { return s.db }
 
-// InTx runs fn in a transaction whose plans use indexes alone: a plan that a session makes while the open partition is
-// small, and keeps while it grows, would read all of it every time.
+// InTx runs fn in a transaction with sequential scans disabled. A session can plan while the open
+// partition is small and keep that plan while the partition grows; the plan would then scan the
+// whole partition each time.
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
-	// One round trip for all.
-	// A transaction may hold jobs, for which an application waits: it waits for nobody for long.
+	// The settings travel with BEGIN, which saves a round trip. The transaction may lock jobs that an
+	// application waits for, so it waits at most 2 s for a lock.
 	options := pgx.TxOptions{BeginQuery: postgres.BeginQuery("enable_seqscan = off", "lock_timeout = '2s'")}
 	return pgx.BeginTxFunc(ctx, s.pool, options, func(tx pgx.Tx) error {
 		if err := s.setOrigin(ctx, tx); err != nil {
@@ -86,14 +88,14 @@ func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	})
 }
 
-// Page is a page of a list.
+// Page selects a page of a list.
 type Page struct {
 	Filter filter.Filter
 	Oldest bool      // oldest first; newest first otherwise
-	Cursor uuid.UUID // the last entry of the page before; it begins after it
+	Cursor uuid.UUID // the last entry of the previous page; the page begins after it
 	Limit  int
 
-	last uuid.UUID // the last that it may have
+	last uuid.UUID // the last entry that the page may contain
 }
 
 const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source, subscriber_id, priority, error_class, error_type,
@@ -102,8 +104,8 @@ const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source,
 	last_failed_at, created_at, updated_at, closed_at, fingerprint, assigned_to,
 	error_title, destination, destination_url`
 
-// listColumns are the columns of a list, of an entry e, as the mask m lets see them. What is cut off cannot be seen, nor make a
-// part of a secret of the rest.
+// listColumns are the columns of a list for an entry e, masked by m. An error message is cut to
+// 10,000 characters, masked, and cut to 500: a secret that the first cut splits is not shown.
 var listColumns = strings.NewReplacer(
 	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
 	"error_message,", `CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL THEN left(error_message, 500)
@@ -117,9 +119,9 @@ var listColumns = strings.NewReplacer(
 
 const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"
 
-// ListSQL is the query behind [Store.List] of a part of the queue, and its parameters, for EXPLAIN; chosen is the condition of the
-// page's filter ([Store.Where]). The page is cut by id, which sorts by time: each filter's index is in id order, so a page costs the
-// same wherever it is.
+// ListSQL returns the query behind [Store.List] for a part of the queue and its parameters, for
+// EXPLAIN. chosen is the condition of the page's filter ([Store.Where]). Pages are cut by id, which
+// sorts by time: every filter index is in id order, so all pages cost the same.
 func (s *Store) ListSQL(ctx context.Context, p Page, chosen string, part Part) (string, []any) {
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, p.Filter.JSON()})
 	where, args = p.where(where, args)
@@ -136,7 +138,7 @@ func (p *Page) order() string {
 	return "DESC"
 }
 
-// where adds the conditions of a page to those of a part.
+// where adds the conditions of the page to where and args.
 func (p *Page) where(where []string, args []any) ([]string, []any) {
 	beyond, until := "id < $%d", "id >= $%d"
 	if p.Oldest {
@@ -150,26 +152,29 @@ func (p *Page) where(where []string, args []any) ([]string, []any) {
 		args = append(args, p.last)
 		where = append(where, fmt.Sprintf(until, len(args)-1))
 	}
-	// What no DLQ worker has filed yet is pending; a job's further failure is none of the list.
+	// Failures in the inbox are listed as pending, except further failures of a job that has an open
+	// entry.
 	return append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))"), args
 }
 
-// Where is the condition of a filter (dlq.filter_where), for who asks.
+// Where returns the SQL condition of a filter (dlq.filter_where), limited to the scope of ctx.
 func (s *Store) Where(ctx context.Context, f *filter.Filter) (string, error) {
 	where, err := s.queries.FilterWhere(ctx, f.JSON())
 	return where, Named(err)
 }
 
-// FilterValue is a value with which a field of a filter may be completed.
+// FilterValue is a suggested value for a field of a filter.
 type FilterValue = dbsqlc.FilterValuesRow
 
-// FilterValues are up to most values of a field (of a filter's JSON) of open entries that have a text in them, likely ones first.
+// FilterValues returns up to most values of a filter's JSON field that contain text, among open
+// entries, likely ones first.
 func (s *Store) FilterValues(ctx context.Context, field, text string, most int) ([]FilterValue, error) {
 	rows, err := s.queries.FilterValues(ctx, dbsqlc.FilterValuesParams{Field: field, Prefix: text, Most: int32(min(most, math.MaxInt32))})
 	return rows, Named(err)
 }
 
-// stagesOf names the partitions that hold entries of these states, where none is named of all.
+// stagesOf returns the partitions that hold entries with these states; no state means all
+// partitions.
 func stagesOf(statuses []string) (stages []string) {
 	if len(statuses) == 0 {
 		return []string{"inbox", "open", "resolved", "failed", "archived"}
@@ -187,7 +192,8 @@ func stagesOf(statuses []string) (stages []string) {
 	return stages
 }
 
-// FirstID is the least id that an entry captured at a time can have: 48 bits of milliseconds since 1970.
+// FirstID returns the smallest id that an entry captured at a time can have: 48 bits of
+// milliseconds since 1970.
 func FirstID(at time.Time) uuid.UUID {
 	var id uuid.UUID
 	ms := min(max(at.UnixMilli(), 0), 1<<48-1)
@@ -197,7 +203,8 @@ func FirstID(at time.Time) uuid.UUID {
 	return id
 }
 
-// List returns one page of entries, part by part (see [Part]), however long that takes: see [Store.Search].
+// List returns one page of entries. It reads part by part (see [Part]) without a time limit;
+// [Store.Search] has one.
 func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
 	chosen, err := s.Where(ctx, &p.Filter)
 	if err != nil {
@@ -206,11 +213,12 @@ func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
 	return s.list(ctx, p, chosen, time.Time{})
 }
 
-// list is List, until a time; zero for none.
+// list is [Store.List] with a deadline; the zero time means none.
 func (s *Store) list(ctx context.Context, p Page, chosen string, until time.Time) ([]Summary, error) {
 	stages := stagesOf(p.Filter.Status)
 	page := []Summary{}
-	// (An entry that closes meanwhile is found twice, rather than not at all.)
+	// An entry that closes between the statements is found twice, and merge removes the duplicate.
+	// Closed parts first could miss it.
 	if open := OpenPart(); slices.ContainsFunc(stages, open.holds) {
 		var err error
 		if page, err = s.listPart(ctx, p, chosen, open, until); err != nil {
@@ -224,10 +232,10 @@ func (s *Store) list(ctx context.Context, p Page, chosen string, until time.Time
 	if err != nil {
 		return nil, err
 	}
-	since, _ := time.Parse(time.RFC3339, p.Filter.After) // zero where it is none, for no bound
+	since, _ := time.Parse(time.RFC3339, p.Filter.After) // zero, for no bound, if the filter has no such time
 	for _, part := range parts {
 		if !p.Oldest && len(page) == p.Limit {
-			// What closed before the last of the page had failed cannot come before it.
+			// An entry closes after it fails: what closed before the page's last entry failed sorts after it.
 			since = ClosedSince(page[len(page)-1].ID)
 		}
 		if !slices.ContainsFunc(stages, part.holds) || (!since.IsZero() && part.endsBefore(since.Add(-24*time.Hour))) {
@@ -242,7 +250,7 @@ func (s *Store) list(ctx context.Context, p Page, chosen string, until time.Time
 	return page, nil
 }
 
-// merge is a page of those of two.
+// merge returns the first page of the entries of both.
 func (p *Page) merge(page, more []Summary) []Summary {
 	page = append(page, more...)
 	slices.SortStableFunc(page, func(a, b Summary) int {
@@ -268,7 +276,8 @@ func (s *Store) listPart(ctx context.Context, p Page, chosen string, part Part, 
 	return found, err
 }
 
-// Summaries returns entries by their ids, as lists show them, the latest first. None of them closed before since.
+// Summaries returns entries by id as lists show them, newest first. It omits entries that closed
+// before since.
 func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time) ([]Summary, error) {
 	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
 		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3) AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb) ORDER BY id DESC`)
@@ -280,26 +289,27 @@ func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time)
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
 }
 
-// Part is what one statement reads of the queue. Each month of closed entries is a table with nine indexes, and a statement locks those
-// of all months that its plan cannot leave out, in a table of locks that all databases of the server share: so what looks at all of the
-// history does so in parts, one after the other.
+// Part is the share of the queue that one statement reads. Each month of closed entries is a table
+// with nine indexes. A statement locks those of every month that its plan cannot exclude, in a lock
+// table that all databases of the server share. So queries over the whole history read it in parts,
+// one after another.
 type Part struct {
 	Stages   []string
 	From, To time.Time // of closed_at; zero for no bound
 }
 
-// partMonths is how many months of closed entries a part has.
+// partMonths is the number of months of closed entries in a part.
 const partMonths = 4
 
-// OpenPart is that of open entries.
+// OpenPart returns the part that holds all open entries.
 func OpenPart() Part { return Part{Stages: []string{"inbox", "open"}} }
 
 func (p Part) holds(stage string) bool { return slices.Contains(p.Stages, stage) }
 
 func (p Part) endsBefore(t time.Time) bool { return !p.To.IsZero() && p.To.Before(t) }
 
-// where adds the conditions of a part to those of a statement, whose first argument is the mode in which pgx runs it: parameters must
-// be known to the plan.
+// where adds the conditions of the part to where and args. args[0] is pgx's query mode: the planner
+// must know the parameters.
 func (p Part) where(where []string, args []any) ([]string, []any) {
 	where = append(where, "stage IN ('"+strings.Join(p.Stages, "', '")+"')")
 	if !p.From.IsZero() {
@@ -313,7 +323,7 @@ func (p Part) where(where []string, args []any) ([]string, []any) {
 	return where, args
 }
 
-// ClosedParts returns the parts of closed entries, those that closed last first.
+// ClosedParts returns the parts of closed entries, most recently closed first.
 func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 	months, err := s.queries.ClosedMonths(ctx)
 	if err != nil {
@@ -323,7 +333,7 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 	for _, stage := range []string{"resolved", "failed", "archived"} {
 		part := Part{Stages: []string{stage}}
 		n := 0
-		for _, month := range months { // the last first
+		for _, month := range months { // newest first
 			if month.Stage != stage {
 				continue
 			}
@@ -349,7 +359,8 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 	return parts, nil
 }
 
-// entryColumns are those of [Entry]. Tags of what nobody has filed yet are as SQL took them: with NULL, or of several dimensions.
+// entryColumns are the columns of [Entry]. Tags of unfiled entries are as SQL wrote them: with
+// NULL, or with several dimensions.
 const entryColumns = summaryColumns + `,
 	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceType' END AS source_type,
 	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceId' END AS source_id,
@@ -364,10 +375,11 @@ const entryColumns = summaryColumns + `,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
 		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
 
-// exportPage is how many entries an export reads at once.
+// exportPage is the number of entries that an export reads at once.
 const exportPage = 200
 
-// FindEntries returns a page of what a filter chooses, whole, in order of capture, after the last entry of the page before.
+// FindEntries returns the next [exportPage] entries that a filter selects, in full, in order of
+// capture, after an entry.
 func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *uuid.UUID) ([]Entry, error) {
 	mask := "(SELECT dlq.mask())"
 	if isRevealed(ctx) {
@@ -381,7 +393,8 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 	return entries, Named(err)
 }
 
-// Get returns an entry and its audit trail, oldest move first.
+// Get returns an entry and its audit trail, oldest move first. It returns [ErrNotFound] if there is
+// no such entry.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, error) {
 	entry, err := s.find(ctx, id)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -399,13 +412,14 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, er
 }
 
 const (
-	// maxTrail is how many moves of an entry are shown.
+	// maxTrail limits how many moves of an entry are shown.
 	maxTrail = 1000
-	// trailMonths is how many months of the trail one statement reads: see [Part]. Each is a table with four indexes.
+	// trailMonths is the number of months of the audit trail that one statement reads (see [Part]).
+	// Each is a table with four indexes.
 	trailMonths = 10
 )
 
-// trail returns the audit rows of an entry, in order: those since it was captured.
+// trail returns the audit rows of an entry since its capture, oldest first, at most [maxTrail].
 func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 	var trail []Transition
 	for from := entry.CreatedAt.Add(-time.Hour); len(trail) < maxTrail; from = from.AddDate(0, trailMonths, 0) {
@@ -419,14 +433,15 @@ func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 			return nil, err
 		}
 		trail = append(trail, more...)
-		if from.AddDate(0, trailMonths, 0).After(time.Now().Add(24 * time.Hour)) { // (clocks differ)
+		if from.AddDate(0, trailMonths, 0).After(time.Now().Add(24 * time.Hour)) { // a day for clock skew
 			break
 		}
 	}
 	return trail, nil
 }
 
-// TrailSQL is the query behind the trail of [Store.Get] for some months, and its parameters, for EXPLAIN.
+// TrailSQL returns the query behind the trail of [Store.Get] for [trailMonths] months, and its
+// parameters, for EXPLAIN.
 func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limit int) (string, []any) {
 	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, dlq.masked_text(note, m.mask) AS note, strategy, rule, next_retry_at, river_job_id, config_version, origin, operation,
 			CASE WHEN m.mask -> 'hidden' ? 'edited_event' THEN NULL ELSE dlq.masked_detail(detail, m.mask) END AS detail
@@ -435,7 +450,8 @@ func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limi
 		[]any{pgx.QueryExecModeCacheDescribe, id, from, from.AddDate(0, trailMonths, 0), limit, postgres.IsReader(ctx), isRevealed(ctx)}
 }
 
-// find looks for an entry among open ones, and then among closed ones, from the time on when it failed, and before that.
+// find looks for an entry among the open ones, then among those closed since its job failed, then
+// among older ones.
 func (s *Store) find(ctx context.Context, id uuid.UUID) (*Entry, error) {
 	entry, err := s.findIn(ctx, id, OpenPart())
 	if !errors.Is(err, pgx.ErrNoRows) {
@@ -473,7 +489,8 @@ func (s *Store) findIn(ctx context.Context, id uuid.UUID, part Part) (*Entry, er
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Entry])
 }
 
-// GetSQL is the query behind [Store.Get] of a part of the queue, and its parameters, for EXPLAIN.
+// GetSQL returns the query behind [Store.Get] for a part of the queue, and its parameters, for
+// EXPLAIN.
 func (s *Store) GetSQL(ctx context.Context, id uuid.UUID, part Part) (string, []any) {
 	where, args := part.where([]string{"id = $1"}, []any{pgx.QueryExecModeCacheDescribe, id})
 	add := func(condition string, value any) string {
@@ -490,15 +507,16 @@ func (s *Store) GetSQL(ctx context.Context, id uuid.UUID, part Part) (string, []
 	return s.schemas.Render(fmt.Sprintf(maskedEntries, strings.Join(where, " AND "), mask)), args
 }
 
-// maskedEntries selects entries for which a condition holds, masked.
+// maskedEntries selects the masked entries that match a condition.
 const maskedEntries = "SELECT " + entryColumns + ` FROM (SELECT q AS entry FROM dlq.dead_letter_queue q WHERE %s) w CROSS JOIN LATERAL dlq.masked(w.entry, %s) e`
 
 type revealKey struct{}
 
-// isRevealed reports whether who asks has said why they look, and sees all.
+// isRevealed reports whether the caller recorded a reason for reading unmasked data.
 func isRevealed(ctx context.Context) bool { return ctx.Value(revealKey{}) != nil }
 
-// Reveal returns an entry whole, and leaves an audit row of who looked, and why. Nothing is returned without it.
+// Reveal returns an entry unmasked. It first writes an audit row with the actor and the reason; if
+// that fails, it returns nothing.
 func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Transition, error) {
 	if err := s.move(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).RecordReveal(ctx, dbsqlc.RecordRevealParams{ID: id, Note: act.Note, Actor: act.Actor})
@@ -508,8 +526,8 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 	return s.Get(context.WithValue(ctx, revealKey{}, true), id)
 }
 
-// RevealMany leaves an audit row of who takes the entries that a filter chooses, whole, and why. What is done in the context that
-// it returns sees all of them.
+// RevealMany writes an audit row for an unmasked export of the entries that a filter selects. Reads
+// with the returned context are unmasked. It requires a note.
 func (s *Store) RevealMany(ctx context.Context, filter json.RawMessage, act Act) (context.Context, error) {
 	if strings.TrimSpace(act.Note) == "" {
 		return nil, &MoveError{Kind: ErrInvalid, Detail: "export: say why what is masked is to be shown", Hint: "The note is in the audit trail."}
@@ -520,8 +538,8 @@ func (s *Store) RevealMany(ctx context.Context, filter json.RawMessage, act Act)
 	return context.WithValue(ctx, revealKey{}, true), err
 }
 
-// ClosedSince is the time before which an entry cannot have closed: when its job failed, which its id says, less a day for
-// clocks that differ. (dlq.closed_since says the same.)
+// ClosedSince returns the earliest time at which an entry can have closed: the time of its job's
+// failure, taken from the id, less a day for clock skew. dlq.closed_since computes the same.
 func ClosedSince(id uuid.UUID) time.Time {
 	failed := capturedAt(id)
 	if now := time.Now(); failed.After(now) {
@@ -530,15 +548,15 @@ func ClosedSince(id uuid.UUID) time.Time {
 	return failed.Add(-24 * time.Hour)
 }
 
-// Act is a person's move: who, and what they say about it.
+// Act is the actor and the note of an operator's action.
 type Act struct {
 	Actor string
 	Note  string
-	// Operation is the id of what they do in one go, for [Store.Undo]; made where it is none.
+	// Operation groups the moves of one action for [Store.Undo]; uuid.Nil for a new one.
 	Operation uuid.UUID
 }
 
-// operation returns the id of what a person does in one go.
+// operation returns the operation's id, a new one if a has none.
 func (a Act) operation() uuid.UUID {
 	if a.Operation != uuid.Nil {
 		return a.Operation
@@ -546,16 +564,17 @@ func (a Act) operation() uuid.UUID {
 	return NewOperation()
 }
 
-// NewOperation returns an id for what a person does in one go.
+// NewOperation returns an id for an operation.
 func NewOperation() uuid.UUID { return uuid.Must(uuid.NewV7()) }
 
-// Replay redelivers an entry now, with payload in place of its own if that is not nil, and returns the new job's id.
+// Replay redelivers an entry now and returns the new job's id. A payload that is not nil replaces
+// that of the entry.
 func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, force bool) (int64, error) {
 	return s.ReplayTo(ctx, id, act, payload, "", "", force)
 }
 
-// ReplayTo is Replay to a destination instead of the one of the entry's queue, and as its [Checkpoint] says ([Resume] or [Discard]), where
-// these are not "".
+// ReplayTo is [Store.Replay] with a destination that overrides the one of the entry's queue, and
+// with what to do about a [Checkpoint] ([Resume] or [Discard]). "" keeps the default of either.
 func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination, checkpoint string, force bool) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
@@ -566,27 +585,27 @@ func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload jso
 	return job, err
 }
 
-// Discard archives an entry whose work is not wanted any more.
+// Discard archives an entry whose work is no longer wanted.
 func (s *Store) Discard(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "discard", id, act)
 }
 
-// Resolve closes a parked entry whose work a person has done outside dlqd.
+// Resolve closes a parked entry whose work was done outside dlqd.
 func (s *Store) Resolve(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "resolve", id, act)
 }
 
-// Park takes a pending entry out of the automatic path.
+// Park moves a pending entry to manual.
 func (s *Store) Park(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "park", id, act)
 }
 
-// Unpark returns a parked entry to the automatic path.
+// Unpark returns a parked entry to pending.
 func (s *Store) Unpark(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "unpark", id, act)
 }
 
-// Reopen puts a closed entry in front of a person again.
+// Reopen moves a closed entry to manual.
 func (s *Store) Reopen(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "reopen", id, act)
 }
@@ -598,22 +617,22 @@ func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) er
 	})
 }
 
-// Bulk does one thing to every entry that a filter chooses now. As JSON it is what a request for approval is of.
+// Bulk is an action on every entry that a filter selects. Its JSON is what an approval covers.
 type Bulk struct {
 	Action   string          `json:"do"`            // discard, resolve, park, unpark, reopen, assign, tag, note or purge
 	Filter   json.RawMessage `json:"filter"`        // see dlq.find
-	All      bool            `json:"all,omitempty"` // an empty filter is meant
+	All      bool            `json:"all,omitempty"` // accept a filter that selects every entry
 	Assignee string          `json:"assignee,omitempty"`
 	Tags     []string        `json:"tags,omitempty"`
-	Force    bool            `json:"force,omitempty"` // purge: open and failed ones too
+	Force    bool            `json:"force,omitempty"` // purge: also open and failed entries
 	Act      Act             `json:"-"`
 }
 
-// bulkBatch is how many entries one transaction of a bulk action takes.
+// bulkBatch is the number of entries in one transaction of a bulk action.
 const bulkBatch = 500
 
-// Bulk carries a bulk action out, in batches of a transaction each: one that is cut short has done a part. It returns how
-// many entries the filter chose, and how many of them the action changed.
+// Bulk applies an action in batches, each in its own transaction: if it is interrupted, the batches
+// before are done. It returns how many entries the filter selected and how many the action changed.
 func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err error) {
 	below, err := s.queries.NewID(ctx)
 	if err != nil {
@@ -642,7 +661,8 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	}
 }
 
-// RestoreEntries brings archived entries back, and has retention leave them until a time. It returns how many it brought.
+// RestoreEntries brings archived entries back and keeps retention from dropping their months until a
+// time. It skips entries that are present, and returns how many it restored.
 func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, until time.Time, act Act) (int, error) {
 	var n int32
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
@@ -652,27 +672,28 @@ func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, unt
 	return int(n), err
 }
 
-// Protect hides columns from the role dlq_reader, and what is masked (see dlq.mask) from everybody, if that is otherwise now.
+// Protect sets the columns hidden from the role dlq_reader and the masking rules for all callers
+// (see dlq.mask), if they changed.
 func (s *Store) Protect(ctx context.Context, columns []string, masked json.RawMessage) error {
 	return s.queries.Protect(ctx, dbsqlc.ProtectParams{Columns: columns, Masked: masked})
 }
 
-// SchemaVersion is the version of the database schema: the number of its last migration.
+// SchemaVersion returns the version of the database schema: the number of its last migration.
 func (s *Store) SchemaVersion(ctx context.Context) (int64, error) {
 	return postgres.SchemaVersion(ctx, s.db)
 }
 
-// maxMoveTries bounds how often a move is tried again that met another one of the same row.
+// maxMoveTries limits how often a move is run if concurrent moves of the same row collide with it.
 const maxMoveTries = 5
 
 type originKey struct{}
 
-// WithOrigin says from where a person acts, for the audit trail: what is done in ctx is done from there.
+// WithOrigin returns a context that records where an action comes from in the audit trail.
 func WithOrigin(ctx context.Context, origin string) context.Context {
 	return context.WithValue(ctx, originKey{}, &origin)
 }
 
-// OnBehalfOf adds to the origin in ctx for whom a person acts.
+// OnBehalfOf adds the person that a caller acts for to the origin in ctx.
 func OnBehalfOf(ctx context.Context, who string) {
 	if origin, ok := ctx.Value(originKey{}).(*string); ok {
 		*origin += ", on behalf of " + who
@@ -681,12 +702,13 @@ func OnBehalfOf(ctx context.Context, who string) {
 
 type approvalKey struct{}
 
-// WithApproval has what is done in ctx be that which an approval is for: it touches no entry that this did not freeze.
+// WithApproval returns a context bound to an approval: actions in it touch only the entries that
+// the approval froze.
 func WithApproval(ctx context.Context, id uuid.UUID) context.Context {
 	return context.WithValue(ctx, approvalKey{}, id)
 }
 
-// Origin is from where a person acts; empty where nobody said so.
+// Origin returns where an action comes from; empty if ctx has no origin.
 func Origin(ctx context.Context) string {
 	if origin, ok := ctx.Value(originKey{}).(*string); ok {
 		return *origin
@@ -694,7 +716,8 @@ func Origin(ctx context.Context) string {
 	return ""
 }
 
-// setOrigin tells the database from where a person acts, and to what they are limited, for the rest of a transaction.
+// setOrigin passes the scope, the approval, the origin and the trace of ctx to the database for the
+// rest of a transaction.
 func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 	if err := s.schemas.SetScope(ctx, tx); err != nil {
 		return err
@@ -715,8 +738,8 @@ func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// move runs a move in a transaction, again where another one moved the row to another partition meanwhile, and gives its
-// errors their names.
+// move runs a move in a transaction and repeats it if a concurrent transaction moved the row to
+// another partition. It returns errors of dlqd's functions as [MoveError].
 func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error {
 	var err error
 	for range maxMoveTries {
@@ -728,7 +751,8 @@ func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error 
 	return Named(err)
 }
 
-// Named gives an error that dlqd's own functions raised its name.
+// Named turns an error that dlqd's functions raised into a [MoveError]. It returns other errors
+// unchanged.
 func Named(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && sqlStates[pgErr.Code] != nil {
@@ -737,36 +761,36 @@ func Named(err error) error {
 	return err
 }
 
-// Redelivery is what became of an entry that was to be redelivered: see dlq.redeliver.
+// Redelivery is the outcome for an entry that was to be redelivered: see dlq.redeliver.
 type Redelivery = dbsqlc.RedeliverRow
 
 // Verdicts of [Redelivery].
 const (
-	VerdictSent     = "sent"     // JobID was made
+	VerdictSent     = "sent"     // job JobID was created
 	VerdictFollows  = "follows"  // the entry's own job JobID runs again, and the entry waits for it
 	VerdictResolved = "resolved" // the entry's own job JobID has completed
-	VerdictBusy     = "busy"     // another transaction holds JobID this moment: try again
-	VerdictLive     = "live"     // JobID, which is live, has the unique key
-	VerdictDone     = "done"     // JobID, which has ended, has the unique key
-	VerdictOpen     = "open"     // the entry has failed, and another of its job JobID is open
-	VerdictAlone    = "alone"    // its job was rescued twice or more, and another such redelivery is under way in its queue
+	VerdictBusy     = "busy"     // another transaction holds JobID; try again
+	VerdictLive     = "live"     // JobID, which is live, holds the unique key
+	VerdictDone     = "done"     // JobID, which has ended, holds the unique key
+	VerdictOpen     = "open"     // the entry has failed, and another entry of its job JobID is open
+	VerdictAlone    = "alone"    // its job was rescued twice or more, and another such redelivery runs in its queue
 )
 
-// Redeliver makes jobs of entries that tx has claimed, by a version of the policy.
+// Redeliver creates jobs for entries that tx has claimed, under a version of the policy.
 func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason, configVersion string) ([]Redelivery, error) {
 	return dbsqlc.New(tx).Redeliver(ctx, dbsqlc.RedeliverParams{Ids: ids, Actor: actor, Reason: reason, ConfigVersion: configVersion})
 }
 
-// Sweep is what a look at the jobs of entries in dlq_processing found.
+// Sweep is the result of checking the jobs of entries in dlq_processing.
 type Sweep = dbsqlc.SweepRedeliveriesRow
 
-// SweepRedeliveries looks at the jobs of entries in dlq_processing, after one of them: uuid.Nil for the first, and where Last is that,
-// there are no more.
+// SweepRedeliveries checks the jobs of a batch of entries in dlq_processing, after an entry;
+// uuid.Nil for the first batch. If Sweep.Last is uuid.Nil, there are no more.
 func (s *Store) SweepRedeliveries(ctx context.Context, after uuid.UUID) (Sweep, error) {
 	return s.queries.SweepRedeliveries(ctx, after)
 }
 
-// OldestOpen is when the oldest open entry was captured, nil where none is open.
+// OldestOpen returns when the oldest open entry was captured, nil if none is open.
 func (s *Store) OldestOpen(ctx context.Context) (*time.Time, error) {
 	at, err := s.queries.OldestOpen(ctx)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -775,47 +799,51 @@ func (s *Store) OldestOpen(ctx context.Context) (*time.Time, error) {
 	return &at, err
 }
 
-// Backlog are the open entries of a status, a queue and a class.
+// Backlog counts the open entries of a status, a queue and a class.
 type Backlog = dbsqlc.BacklogRow
 
 // BacklogSQL is the query behind [Store.Backlog], for EXPLAIN.
 const BacklogSQL = dbsqlc.Backlog
 
-// Backlog counts the open entries.
+// Backlog returns the numbers of open entries.
 func (s *Store) Backlog(ctx context.Context) ([]Backlog, error) { return s.queries.Backlog(ctx) }
 
-// Chosen are the entries of a queue, a type of error and an age that a filter chooses.
+// Chosen counts the entries that a filter selects, by queue, error type and age.
 type Chosen = dbsqlc.PreviewRow
 
-// Preview counts what a filter chooses.
+// Preview counts the entries that a filter selects.
 func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]Chosen, error) {
 	rows, err := s.queries.Preview(ctx, filter)
 	return rows, Named(err)
 }
 
-// CountUpTo counts up to so many of the entries that a filter chooses, or of those that a replay run takes.
+// CountUpTo counts the entries that a filter selects, up to most; with replay, only those that a
+// replay run would take.
 func (s *Store) CountUpTo(ctx context.Context, filter json.RawMessage, replay bool, most int64) (int64, error) {
 	n, err := s.queries.CountUpTo(ctx, dbsqlc.CountUpToParams{Filter: filter, Replayable: replay, Most: int32(min(most, math.MaxInt32))})
 	return n, Named(err)
 }
 
-// Count counts the entries that a filter chooses, or those that a replay run takes.
+// Count counts the entries that a filter selects; with replay, only those that a replay run would
+// take.
 func (s *Store) Count(ctx context.Context, filter json.RawMessage, replay bool) (int64, error) {
 	n, err := s.queries.Count(ctx, dbsqlc.CountParams{Filter: filter, Replayable: replay})
 	return n, Named(err)
 }
 
-// ChoosesAll reports whether a filter leaves no entry out: such a one is meant, or a mistake.
+// ChoosesAll reports whether a filter selects every entry: then the caller must confirm it.
 func (s *Store) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, error) {
 	return s.queries.ChoosesAll(ctx, filter)
 }
 
-// PublishPolicy tells the database which version of the policy is in force, and what needs a second person.
+// PublishPolicy writes the version of the active policy, and the actions that require an approval,
+// to the database.
 func (s *Store) PublishPolicy(ctx context.Context, version string, approvals json.RawMessage) error {
 	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{Version: version, Approvals: string(approvals), Actor: "worker:" + postgres.ProcessName()})
 }
 
-// Record leaves an audit row of what a person does to something that is no entry, in the transaction that do runs in.
+// Record runs do in a transaction and writes an audit row for an action on something that is not an
+// entry.
 func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
 	return postgres.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if err := s.setOrigin(ctx, tx); err != nil {

@@ -21,7 +21,7 @@ import (
 
 var kim = deadletter.Act{Actor: "kim", Note: "a note"}
 
-// captured makes a dead letter and returns it.
+// captured creates a dead letter and returns it.
 func (b *bundle) captured() *deadletter.Entry {
 	b.Helper()
 	b.endBySQL(b.insert(nil), "discarded")
@@ -29,7 +29,7 @@ func (b *bundle) captured() *deadletter.Entry {
 	return entry
 }
 
-// put brings an entry to a state, by the shortest legal way.
+// put moves an entry to a state in as few legal moves as possible.
 func (b *bundle) put(id uuid.UUID, status deadletter.Status) {
 	b.Helper()
 	ways := map[deadletter.Status][]string{
@@ -47,7 +47,7 @@ func (b *bundle) put(id uuid.UUID, status deadletter.Status) {
 
 var statuses = []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual, deadletter.Resolved, deadletter.Failed, deadletter.Archived}
 
-// moveSQL is what somebody in psql might write.
+// moveSQL returns a move as an operator might write it in psql.
 func moveSQL(to string) string {
 	job, due := "NULL", "next_retry_at"
 	if to == "dlq_processing" {
@@ -59,7 +59,7 @@ func moveSQL(to string) string {
 	return fmt.Sprintf("UPDATE dlq.dead_letter_queue SET status = '%s', redelivery_job_id = %s, next_retry_at = %s WHERE id = $1", to, job, due)
 }
 
-// The state table of the design, as the database must enforce it on everybody.
+// The database enforces the state table of the design on every session.
 func TestMoves_everyPairOfStates(t *testing.T) {
 	t.Parallel()
 	allowed := map[deadletter.Status]string{
@@ -73,7 +73,7 @@ func TestMoves_everyPairOfStates(t *testing.T) {
 	for _, from := range statuses {
 		for _, to := range statuses {
 			if from == to && to != deadletter.Pending {
-				continue // nothing moves
+				continue // not a move
 			}
 			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
 				t.Parallel()
@@ -279,7 +279,7 @@ func TestSweep(t *testing.T) {
 
 	job = replay()
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_capture")
-	b.endBySQL(job, "completed") // unseen
+	b.endBySQL(job, "completed") // capture does not see this
 	b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_capture")
 	require.Equal(t, deadletter.Sweep{Looked: 1, Last: entry.ID, Settled: 1}, sweep())
 	after, _ = b.entry()
@@ -339,7 +339,8 @@ func TestList_pagesAndFilters(t *testing.T) {
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{After: time.Now().Add(-time.Hour).Format(time.RFC3339Nano), Before: time.Now().Add(time.Hour).Format(time.RFC3339Nano)}, Limit: 100}), n)
 }
 
-// TestPlans looks at the plans of the claim and of the lists, on enough rows that a sequential scan would lose.
+// TestPlans checks the plans of the claim and of lists, with so many rows that a sequential scan
+// would cost more.
 func TestPlans(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -386,7 +387,8 @@ func TestPlans(t *testing.T) {
 	require.NotContains(t, plan, "Sort")
 }
 
-// TestMoves_underContention has operators fight over the same entries: no move is lost, doubled or illegal.
+// TestMoves_underContention moves the same entries concurrently: no move is lost, doubled or
+// illegal.
 func TestMoves_underContention(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -451,7 +453,7 @@ func TestReopen(t *testing.T) {
 	_, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
 	require.NoError(t, err)
 
-	// Of an erased entry, nothing is left to do.
+	// An erased entry cannot be reopened.
 	b = setup(t, succeed)
 	erased := b.captured()
 	b.exec("CALL dlq.erase(jsonb_build_object('ids', jsonb_build_array($1::text)), 'ticket 9')", erased.ID)

@@ -25,8 +25,8 @@ func owner(t *testing.T, pool *pgxpool.Pool) *session {
 	return &session{T: t, conn: conn.Conn()}
 }
 
-// The owner of the schema, as whom dlqd works, gets past neither the state table nor the audit trail by a plain statement, whichever
-// table it names.
+// The owner of the schema, as which dlqd connects, cannot bypass the state table or the audit trail
+// with a plain statement on any table.
 func TestOwner_cannotForge(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)
@@ -59,7 +59,7 @@ func TestOwner_cannotForge(t *testing.T) {
 		refused["TRUNCATE dlq.dead_letter_transitions"+table] = "the audit trail is append-only"
 	}
 	refused["UPDATE dlq.dead_letter_transitions_"+now+" SET actor = 'x'"] = "it is append-only"
-	for _, stage := range []string{"open", "inbox"} { // nor one that is open, but not pending
+	for _, stage := range []string{"open", "inbox"} { // nor an open one that is not pending
 		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,", 1)] = "an entry is dlq_pending first"
 	}
 	require.NoError(t, exec(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, detail) VALUES (gen_random_uuid(), 'dlq_manual', 'kim', 'q', 'k', '{"payload": {"card": "4711"}}')`))
@@ -78,7 +78,8 @@ func TestOwner_cannotForge(t *testing.T) {
 	require.Equal(t, "4", owner(t, pool).text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'"))
 }
 
-// An entry that somebody moved to dlq_processing by hand has no job, or one that is another's: the sweep sends it back.
+// A manual UPDATE moved entries to dlq_processing without a job, or with one of another entry. The
+// sweep returns them to pending.
 func TestSweep_ofAnEntryMovedByHand(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)
@@ -98,7 +99,7 @@ func TestSweep_ofAnEntryMovedByHand(t *testing.T) {
 	require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND origin IS NOT NULL"), "who moved them is in the trail")
 }
 
-// A dlq_admin drops what retention would, and nothing else: a month whose time is over, and that is in the archive.
+// A dlq_admin can drop only what retention would drop: a month that has expired and is archived.
 func TestRoles_adminAndPartitions(t *testing.T) {
 	t.Parallel()
 	url, pool := roleEntries(t)
@@ -120,7 +121,7 @@ func TestRoles_adminAndPartitions(t *testing.T) {
 		}
 		s := &session{T: t, conn: conn}
 		for _, month := range []string{"dead_letter_transitions_" + now, "dead_letter_resolved_" + now, "dead_letter_transitions_202001"} {
-			refused("SELECT dlq.drop_partition('"+month+"')", "its time is not over") // dlqd has not said what the retention is
+			refused("SELECT dlq.drop_partition('"+month+"')", "its time is not over") // dlqd has not published the retention yet
 		}
 		exec(`INSERT INTO dlq.settings (key, value) VALUES ('retention', '{"periods": {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}}, "audit": "1100 days"}')`)
 		for _, month := range []string{"dead_letter_transitions_" + now, "dead_letter_resolved_" + now} {
@@ -142,7 +143,8 @@ func TestRoles_adminAndPartitions(t *testing.T) {
 	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE reason = 'deleted' AND note = 'asked to' AND actor = '"+admin+"'"))
 }
 
-// Whatever a person does leaves an audit row: who, as which database user, from where, under which policy.
+// Every action of an operator leaves an audit row with the actor, the database user, the origin and
+// the policy version.
 func TestAudit_ofWhatIsNoMove(t *testing.T) {
 	t.Parallel()
 	url, pool := roleEntries(t)
@@ -183,7 +185,8 @@ func TestAudit_ofWhatIsNoMove(t *testing.T) {
 	})
 }
 
-// Whatever a dlq_admin gives a function that works as the schema's owner, it is a value: no part of it is run.
+// Parameters that a dlq_admin passes to a SECURITY DEFINER function are values: no part of them is
+// executed as SQL.
 func TestRoles_noSQLInParameters(t *testing.T) {
 	t.Parallel()
 	url, pool := roleEntries(t)
@@ -208,7 +211,7 @@ func TestRoles_noSQLInParameters(t *testing.T) {
 			return quoted
 		case "text[]":
 			return "ARRAY[" + quoted + "]"
-		case "jsonb": // as a filter, rows, arguments and periods: names and values
+		case "jsonb": // serves as filter, rows, arguments and periods
 			return fmt.Sprintf(`jsonb_build_object('queue', %[1]s, 'payload', jsonb_build_object(%[1]s, %[1]s), 'tags', jsonb_build_array(%[1]s), 'defaults', jsonb_build_object('failed', %[1]s))`, quoted)
 		case "regclass":
 			return "'mine.\"" + strings.ReplaceAll(strings.ReplaceAll(text, `"`, `""`), "'", "''") + "\"'"
@@ -234,7 +237,7 @@ func TestRoles_noSQLInParameters(t *testing.T) {
 			_, err := conn.Exec(t.Context(), fmt.Sprintf(`CREATE TABLE mine."%s" (id uuid, at timestamptz, closed_at timestamptz)`, strings.ReplaceAll(text, `"`, `""`)))
 			require.NoError(t, err)
 			for _, f := range functions {
-				// Each text parameter is hostile in turn (the others are names of something that there is), and then all are.
+				// Each text parameter is hostile in turn, with existing names for the others; then all of them are.
 				for hostile := -1; hostile < len(f.Types); hostile++ {
 					args := make([]string, len(f.Types))
 					for n, of := range f.Types {
@@ -260,7 +263,7 @@ func TestRoles_noSQLInParameters(t *testing.T) {
 	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE c.relname LIKE 'zz%'"))
 }
 
-// Months are made of dlqd's own tables, one at a time, and by their names.
+// Only dlqd's own monthly tables get partitions, one month at a time, and by name.
 func TestRoles_monthsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	url, _ := roleEntries(t)
@@ -285,8 +288,8 @@ func TestRoles_monthsOfTheirOwn(t *testing.T) {
 	})
 }
 
-// When is not the caller's to say, of what takes something away: what retention does by itself, a dlq_admin has no function for. An
-// erasure takes what its record says.
+// The caller does not choose the time of a deletion: a dlq_admin cannot call the functions of
+// retention that take one. An erasure accepts only the filter of its record.
 func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
 	t.Parallel()
 	url, pool := roleEntries(t)
@@ -306,7 +309,8 @@ func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
 	})
 	require.Equal(t, "4", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE original_event <> '{\"erased\": true}'"))
 
-	// What only dlqd knows, that an entry is in the archive, is not theirs to say either; and a breaker that a person opens is in the trail.
+	// A dlq_admin cannot declare an entry archived, either: only dlqd knows that. Opening a breaker
+	// leaves a row in the trail.
 	entry := s.text("SELECT min(id::text) FROM dlq.dead_letter_queue")
 	s.can("SELECT dlq.resolve('" + entry + "', 'owner')")
 	s.can(`INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, detail) VALUES ('` + entry + `', 'dlq_manual', 'dlq_manual', 'owner', 'q', 'k', '{"payload": {"card": "4711"}}')`)
@@ -320,7 +324,8 @@ func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
 	require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE detail::text LIKE '%4711%'"))
 }
 
-// What was done last is on the first page, whichever session did it: each takes ids ahead.
+// The latest action is on the first page of the trail, whichever session did it: each session takes
+// ids in advance.
 func TestAudit_latestFirst(t *testing.T) {
 	t.Parallel()
 	_, pool := roleEntries(t)
@@ -332,12 +337,12 @@ func TestAudit_latestFirst(t *testing.T) {
 	early.can("SELECT dlq.reset_breaker('destination:a')")
 	early.can("SELECT dlq.note(id, 'the last') FROM dlq.find('{}', 1)")
 	require.Equal(t, "noted: the last; circuit breaker destination:a: reset: reset by an operator", early.text("SELECT string_agg(reason || ': ' || note, '; ' ORDER BY n) FROM dlq.audit('{}', 2) WITH ORDINALITY a (id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail, n)"))
-	// The same of switches of capture: what holds is what was done last.
+	// The same holds for capture's switch: the latest change counts.
 	early.can("SELECT dlq.set_capture('strict', p_actor => 'a')")
 	late.can("SELECT dlq.set_capture('off', p_actor => 'b')")
 	early.can("SELECT dlq.set_capture('on', p_actor => 'c')")
 	require.Equal(t, "c", early.text("SELECT changed_by FROM dlq.capture_status()"))
-	// Page by page all of it, each row once, in order.
+	// The pages contain each row once, in order.
 	all := early.text("SELECT string_agg(id::text, ' ' ORDER BY at DESC, id DESC) FROM dlq.audit('{}', 1000)")
 	require.Equal(t, all, early.text(`WITH RECURSIVE page AS (
 			SELECT 1 AS n, p.ids, p.at, p.id FROM (SELECT array_agg(a.id ORDER BY a.at DESC, a.id DESC) AS ids, min(a.at) AS at, (array_agg(a.id ORDER BY a.at, a.id))[1] AS id FROM dlq.audit('{}', 3) a) p

@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// undoBundle is a database with dead letters that are filed, judged and pending.
+// undoBundle is a database with dead letters that are filed, decided and pending.
 type undoBundle struct {
 	*testing.T
 
@@ -35,7 +35,7 @@ func (b *undoBundle) exec(sql string, args ...any) {
 	require.NoError(b, err, sql)
 }
 
-// entries makes n pending dead letters of a queue, which wait for a condition.
+// entries creates n pending dead letters of a queue that wait for a condition.
 func (b *undoBundle) entries(queue string, n int) (ids []uuid.UUID) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, tags) SELECT 'k', '{}', $1, 1, 1, 'running', '{first}' FROM generate_series(1, $2)`, queue, n)
@@ -46,7 +46,7 @@ func (b *undoBundle) entries(queue string, n int) (ids []uuid.UUID) {
 	return ids
 }
 
-// is how an entry stands: all that an operation changes of it.
+// is returns everything about an entry that an operation changes.
 func (b *undoBundle) is(id uuid.UUID) (text string) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT concat_ws(' ', status, strategy, rule, next_retry_at AT TIME ZONE 'UTC', waiting_for, parked_by, assigned_to, tags, notes) FROM dlq.dead_letter_queue WHERE id = $1`, id).Scan(&text))
@@ -69,7 +69,7 @@ func (b *undoBundle) undo(operation uuid.UUID) *deadletter.Undone {
 	return undone
 }
 
-// Each thing that can be undone puts back what it found, if that is still where it was put.
+// Undo reverts every kind of operation, except on entries that have changed since.
 func TestUndo(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)
@@ -78,8 +78,8 @@ func TestUndo(t *testing.T) {
 		action string
 		before string // SQL, for the entry $1
 		also   deadletter.Bulk
-		after  string // of an entry that was put back; as it was if empty
-		moved  string // SQL by which an entry moves on
+		after  string // state of a reverted entry; empty: as it was before
+		moved  string // SQL that changes an entry after the operation
 	}{
 		{"discard", "", deadletter.Bulk{Act: deadletter.Act{Note: "gone"}}, "dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)"},
 		{"resolve", "SELECT dlq.park($1, 'ben')", deadletter.Bulk{}, "dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)"},
@@ -104,7 +104,7 @@ func TestUndo(t *testing.T) {
 			require.Equal(t, 3, changed)
 			put := b.is(ids[0])
 			require.NotEqual(t, was, put)
-			b.exec(c.moved, ids[2]) // meanwhile
+			b.exec(c.moved, ids[2]) // after the operation
 			on := b.is(ids[2])
 
 			undone := b.undo(operation)
@@ -126,7 +126,7 @@ func TestUndo(t *testing.T) {
 			_, err := b.store.Undo(t.Context(), undone.Operation, deadletter.Act{Actor: "kim"})
 			require.ErrorIs(t, err, deadletter.ErrNotAllowed, "what was undone is done again by doing it")
 
-			// Both can be traced.
+			// Both the operation and its undo can be read back.
 			o, touched, err := b.store.Operation(t.Context(), operation, nil, 10)
 			require.NoError(t, err)
 			require.Equal(t, c.action, o.Action)
@@ -147,7 +147,8 @@ func TestUndo(t *testing.T) {
 	}
 }
 
-// An operation of many batches, with some that it cannot change, page by page; and by psql.
+// An operation of many batches, with entries that it cannot change, read page by page; and
+// operations by psql.
 func TestUndo_many(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)
@@ -167,7 +168,7 @@ func TestUndo_many(t *testing.T) {
 	undone := b.undo(operation)
 	require.Equal(t, []any{1200, 1200, map[string]int64{"dlq_pending": 1200}}, []any{undone.Looked, undone.Changed, undone.Became})
 
-	// By psql, each call is one.
+	// In psql, each call is an operation.
 	var done uuid.UUID
 	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT operation FROM dlq.act_where('discard', '{"queue": "payments", "status": "dlq_pending"}', 'kim', p_limit => NULL)`).Scan(&done))
 	var back int
@@ -177,7 +178,8 @@ func TestUndo_many(t *testing.T) {
 	b.exec("SELECT dlq.undo((SELECT id FROM dlq.operations ORDER BY id DESC LIMIT 1))")
 	require.True(t, strings.HasPrefix(b.is(ids[0]), "dlq_manual"))
 
-	// Who is limited sees and undoes what those did who are limited as they are; nobody goes on with what somebody else began.
+	// A caller with a scope sees and undoes only operations that were limited to that scope. A caller
+	// cannot continue another caller's operation.
 	_, _, err = b.store.Operation(postgres.WithScope(t.Context(), `[{"queues": ["payments"]}]`), operation, nil, 10)
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 	_, err = b.store.Undo(postgres.WithScope(t.Context(), `[{"queues": ["payments"]}]`), operation, deadletter.Act{Actor: "dan"})
@@ -192,7 +194,7 @@ func TestUndo_many(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrNotAllowed)
 }
 
-// What names somebody is taken out of operations with their entries; what was erased is not put back.
+// An erasure removes personal data from operations. Erased entries are not reverted.
 func TestUndo_erased(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)
@@ -215,7 +217,7 @@ func TestUndo_erased(t *testing.T) {
 	require.Zero(t, left)
 }
 
-// What was said later stands; what was taken back since does not.
+// A later assignment stays; one that was itself undone does not.
 func TestUndo_later(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)
@@ -228,7 +230,7 @@ func TestUndo_later(t *testing.T) {
 	require.Zero(t, b.undo(first).Changed)
 }
 
-// An operation is undone once: what has come since by another action, and looks the same, stays.
+// An operation is undone once: a later action with the same effect stays.
 func TestUndo_OfWhatWasUndoneChangesNothing(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)
@@ -248,7 +250,8 @@ func TestUndo_OfWhatWasUndoneChangesNothing(t *testing.T) {
 	require.Equal(t, parked, b.is(ids[1]))
 }
 
-// A note that came later stays, and does not keep a park or an unpark from being undone: the entry is where that put it.
+// A later note stays. It does not prevent the undo of a park or an unpark, because the entry has
+// not moved since.
 func TestUndo_LaterNotesStay(t *testing.T) {
 	t.Parallel()
 	for _, action := range []string{"park", "unpark"} {
@@ -267,7 +270,8 @@ func TestUndo_LaterNotesStay(t *testing.T) {
 	}
 }
 
-// Of two operations whose batches take turns, the one that began later is undone to what the other one left.
+// Of two operations with interleaved batches, undoing the later one restores what the earlier one
+// set.
 func TestUndo_BesideAnOperationThatBeganBefore(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)
@@ -289,7 +293,7 @@ func TestUndo_BesideAnOperationThatBeganBefore(t *testing.T) {
 	require.Contains(t, b.is(id), " dan ")
 }
 
-// What an operation changed in one moment is undone page by page, for any page length.
+// An operation whose changes all have the same timestamp is undone page by page, for any page size.
 func TestUndo_PagesOfOneMoment(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)
@@ -314,7 +318,7 @@ func TestUndo_PagesOfOneMoment(t *testing.T) {
 	require.Zero(t, b.undo(operation).Changed)
 }
 
-// Of an entry whose payload was erased nothing is left to do: neither a reopening nor an undo brings it back.
+// An erased entry cannot be reopened, neither directly nor by an undo.
 func TestReopen_NotOfWhatWasErased(t *testing.T) {
 	t.Parallel()
 	b := undoSetup(t)

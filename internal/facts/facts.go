@@ -1,5 +1,5 @@
-// Package facts applies what applications' transactions have appended: ends of redeliveries, and retries made outside dlqd, reach
-// their entries here.
+// Package facts applies the facts that capture recorded in applications' transactions to entries:
+// ends of redeliveries, and retries made outside dlqd.
 package facts
 
 import (
@@ -14,45 +14,49 @@ import (
 )
 
 const (
-	// interval is how often facts are looked for. Nothing tells of them: a notification would have the application's
-	// transactions wait for one another at their commit.
+	// interval is the time between looks for facts. There is no notification: with one, the
+	// applications' transactions would wait for one another at commit.
 	interval = 50 * time.Millisecond
-	// retry is between turns that fail, at most.
+	// retry is the longest pause after failures.
 	retry = 5 * time.Second
-	// batch is how many facts one transaction applies.
+	// batch is the number of facts that one transaction applies.
 	batch = 500
 	// timeout bounds one transaction.
 	timeout = 30 * time.Second
-	// quick is how long a look at the whole table may take to be made every time, and wholeInterval how often it is made otherwise.
+	// quick is the duration up to which a look reads the whole table each time. If it takes longer, the
+	// whole table is read every wholeInterval.
 	quick         = 20 * time.Millisecond
 	wholeInterval = 10 * time.Second
-	// workTime is what a fact may take to be applied: what a look takes beyond it, it takes to find nothing.
+	// workTime is the time allowed for applying one fact. The rest of a look's duration counts as
+	// searching.
 	workTime = time.Millisecond
-	// endPages is how much of the table's end is looked at otherwise: several thousand facts.
+	// endPages is the part of the table's end, in pages, that other looks read: several thousand facts.
 	endPages = 256
-	// refusedInterval is how often facts that the database refused are tried again, with all others one by one.
+	// refusedInterval is the time between retries of rejected facts. Such a look applies all facts one
+	// by one.
 	refusedInterval = time.Minute
-	// maxTries bounds how often a batch is tried again that met somebody who moved one of its entries.
+	// maxTries limits how often a batch is run if concurrent moves of its entries collide with it.
 	maxTries = 5
 )
 
-// Store runs transactions. [deadletter.Store] is one.
+// Store runs transactions. [deadletter.Store] implements it.
 type Store interface {
 	InTx(ctx context.Context, fn func(tx postgres.DB) error) error
 }
 
-// Applier applies facts. Any number may run, in any number of processes.
+// Applier applies facts to entries. Any number may run, in any number of processes.
 type Applier struct {
 	Store Store
 
-	// What was deleted lies before it, as long as somebody's open transaction has vacuum leave it.
+	// fromPage is where a look at the table's end begins. Deleted facts lie before it while an open
+	// transaction keeps vacuum from removing them.
 	fromPage int64
-	whole    time.Time     // when all was looked at last
-	took     time.Duration // how long that took, but for the work
-	refused  time.Time     // when those were tried last that the database had refused
+	whole    time.Time     // when the whole table was last read
+	took     time.Duration // how long that took, less the work
+	refused  time.Time     // when rejected facts were last retried
 }
 
-// Loop keeps applying facts.
+// Loop returns the background loop that applies facts.
 func (a *Applier) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "facts", Interval: retry, Timeout: timeout, Patience: timeout, Finish: true,
@@ -67,8 +71,9 @@ func (a *Applier) Loop() *background.Loop {
 	})
 }
 
-// Once applies a batch of facts, and returns how many it applied. It looks at the whole table where that is quick, and else
-// at its end: there is what is new. The rest, of applications' transactions that took long, follows now and then.
+// Once applies a batch of facts and returns how many it applied. It reads the whole table if that is
+// quick, and otherwise only its end, where new facts are. Facts of applications' long transactions
+// can lie before the end; a look at the whole table finds them.
 func (a *Applier) Once(ctx context.Context) (int, error) {
 	start := time.Now()
 	careful := start.Sub(a.refused) > refusedInterval
@@ -91,7 +96,7 @@ func (a *Applier) Once(ctx context.Context) (int, error) {
 	return int(row.Applied), nil
 }
 
-// All applies facts until none is left that can be applied now.
+// All applies facts until none can be applied now.
 func (a *Applier) All(ctx context.Context) error {
 	for {
 		applied, err := a.Once(ctx)
@@ -101,7 +106,7 @@ func (a *Applier) All(ctx context.Context) error {
 	}
 }
 
-// OfRun applies what there is of a replay run's facts, and of no others.
+// OfRun applies the present facts of a replay run's jobs, and no others.
 func OfRun(ctx context.Context, store Store, run uuid.UUID) error {
 	for {
 		row, err := apply(ctx, store, dbsqlc.ApplyParams{Most: batch, Run: &run})
@@ -118,7 +123,7 @@ func apply(ctx context.Context, store Store, params dbsqlc.ApplyParams) (row dbs
 			return err
 		})
 		if (postgres.IsRefusal(err) || postgres.IsLocked(err)) && !params.Careful {
-			params.Careful = true // one by one, so that it holds up no other
+			params.Careful = true // one by one: a rejected fact must not block the others
 			continue
 		}
 		if !postgres.IsCollision(err) || ctx.Err() != nil {

@@ -62,7 +62,7 @@ func (b *bundle) text(sql string, args ...any) (text string) {
 	return text
 }
 
-// insert inserts a job that runs. columns are further ones, with their values.
+// insert inserts a running job. more lists further columns, each followed by its SQL value.
 func (b *bundle) insert(more ...string) int64 {
 	b.Helper()
 	columns, values := "", ""
@@ -72,14 +72,14 @@ func (b *bundle) insert(more ...string) int64 {
 	return b.count("INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, errors" + columns + ") VALUES ('k', '{}', 'default', 'running', 1, 1, '{}'" + values + ") RETURNING id")
 }
 
-// end ends a job, as River's completer does.
+// end ends a job as River's completer does.
 func (b *bundle) end(job int64, state string) {
 	b.Helper()
 	b.exec(`UPDATE river_job SET state = $2::river_job_state, finalized_at = clock_timestamp(),
 		errors = CASE WHEN $2 = 'completed' THEN errors ELSE array_append(errors, jsonb_build_object('at', now(), 'attempt', attempt, 'error', 'boom ' || id, 'trace', '')) END WHERE id = $1`, job, state)
 }
 
-// fails inserts a job that fails, and returns it and its entry.
+// fails inserts a job that fails, and returns the job and its entry.
 func (b *bundle) fails(more ...string) (int64, uuid.UUID) {
 	b.Helper()
 	job := b.insert(more...)
@@ -100,7 +100,7 @@ func (b *bundle) replay(entry uuid.UUID) int64 {
 	return job
 }
 
-// retry is what River UI does.
+// retry retries a job as River UI does.
 func (b *bundle) retry(job int64) {
 	b.Helper()
 	_, err := b.river.JobRetry(b.Context(), job)
@@ -129,7 +129,7 @@ func (b *bundle) state(job int64) string {
 	return b.text("SELECT coalesce((SELECT state::text FROM river_job WHERE id = $1), 'gone')", job)
 }
 
-// reasons are those of an entry's moves, the last ones.
+// reason returns the reason of an entry's last move.
 func (b *bundle) reason(id uuid.UUID) string {
 	b.Helper()
 	_, trail, err := b.store.Get(b.Context(), id)
@@ -137,7 +137,7 @@ func (b *bundle) reason(id uuid.UUID) string {
 	return *trail[len(trail)-1].Reason
 }
 
-// facts are those that nobody has applied.
+// facts returns the number of facts that are not applied yet.
 func (b *bundle) facts() int64 {
 	b.Helper()
 	return b.count("SELECT count(*) FROM dlq.job_facts")
@@ -210,8 +210,8 @@ func TestApply_cancelledRedelivery(t *testing.T) {
 	require.Equal(t, "redelivery was cancelled by an operator", *b.entry(id).ErrorMessage)
 }
 
-// Metadata that an application copied to another job, or that somebody forged, makes and closes nothing.
-// A retried job that runs for long is looked at until it has ended. It is no fact that waits, and costs no transaction.
+// A retried job that runs for long is followed until it ends. Such a look counts no waiting fact
+// and assigns no transaction id.
 func TestApply_followedJobThatRunsForLong(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -228,7 +228,8 @@ func TestApply_followedJobThatRunsForLong(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// What capture gave way with holds its place in the order of its key until the reconciler has filed it.
+// A failure that capture skipped keeps its place in the order of its key until the reconciler files
+// it.
 func TestOrder_failureThatIsNotFiled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -247,6 +248,7 @@ func TestOrder_failureThatIsNotFiled(t *testing.T) {
 	require.Zero(t, before())
 }
 
+// A marker that an application copied to another job, or forged, creates and closes no entry.
 func TestApply_copiedMark(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -269,7 +271,8 @@ func TestApply_copiedMark(t *testing.T) {
 	require.Equal(t, "discarded", b.state(other))
 }
 
-// River's table was restored, or its sequence restarted: a job is its id and when it was made.
+// River's table is restored, or its sequence restarts: a job is identified by its id and creation
+// time.
 func TestApply_jobIDThatComesAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -287,19 +290,19 @@ func TestApply_jobIDThatComesAgain(t *testing.T) {
 	require.NoError(t, err)
 	b.is(id, deadletter.Pending)
 	require.Contains(t, b.reason(id), "is gone")
-	// A retry of the new job is none of the old one.
+	// A retry of the new job does not affect the old job's entry.
 	b.retry(again)
 	b.apply()
 	b.is(id, deadletter.Pending)
 	b.is(b.entryOf(original), deadletter.Processing)
-	// Nor is it looked at when the old entry is redelivered.
+	// A redelivery of the old entry ignores the new job.
 	b.end(b.replay(id), "completed")
 	b.apply()
 	b.is(id, deadletter.Resolved)
 	require.Equal(t, "available", b.state(again))
 }
 
-// Whichever job of an entry succeeds first resolves it.
+// The first job of an entry that succeeds resolves it.
 func TestApply_lateSuccessOfAnEarlierRedelivery(t *testing.T) {
 	t.Parallel()
 	for _, status := range []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Processing} {
@@ -308,7 +311,7 @@ func TestApply_lateSuccessOfAnEarlierRedelivery(t *testing.T) {
 			b := setup(t)
 			original, id := b.fails()
 			early := b.replay(id)
-			// Somebody took it for dead.
+			// An operator took the redelivery for dead.
 			b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', next_retry_at = now() WHERE id = $1", id)
 			var late int64
 			switch status { //nolint:exhaustive // closed ones are elsewhere
@@ -394,7 +397,7 @@ func TestApply_retriedOutside(t *testing.T) {
 	}
 }
 
-// All of it happens before dlqd looks.
+// Everything happens before dlqd applies the first fact.
 func TestApply_inOrder(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -404,7 +407,7 @@ func TestApply_inOrder(t *testing.T) {
 	b.end(job, "discarded")
 	b.retry(job)
 	b.runs(job)
-	b.end(job, "completed") // no mark: seen when the retry is applied
+	b.end(job, "completed") // no marker: found when the retry is applied
 	require.EqualValues(t, 3, b.facts())
 	b.apply()
 	b.is(id, deadletter.Resolved)
@@ -413,7 +416,7 @@ func TestApply_inOrder(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// Vacuum has made room, so that the later facts lie before the earlier ones.
+// After a vacuum, the later facts lie before the earlier ones in the table.
 func TestApply_inOrderWhereverTheyLie(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -430,7 +433,7 @@ func TestApply_inOrderWhereverTheyLie(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// A worker's transaction in REPEATABLE READ could not end its job after a write of dlqd's.
+// A worker's transaction in REPEATABLE READ could not end its job if dlqd wrote to the job.
 func TestApply_retriedJobThatRuns(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"completed", "discarded"} {
@@ -518,7 +521,7 @@ func TestApply_closedEntryIsReopened(t *testing.T) {
 	b.is(id, deadletter.Manual)
 	require.Contains(t, b.reason(id), "done twice?")
 
-	// A resolved one whose original could not be completed: somebody held it that moment.
+	// A resolved entry whose original was locked at that moment, and could not be completed.
 	held, heldID := b.fails()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -537,7 +540,7 @@ func TestApply_closedEntryIsReopened(t *testing.T) {
 	require.Nil(t, b.entry(heldID).ClosedAt)
 }
 
-// What a person says of an entry stands, also where a retry of before then is applied after it.
+// An operator's decision about an entry stands, even if an earlier retry is applied after it.
 func TestApply_olderRetryDoesNotReopen(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -558,7 +561,8 @@ func TestApply_olderRetryDoesNotReopen(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// Two failures of one job are in the inbox, and a person closes the later one: the earlier one's entry does not take it in, too.
+// Two failures of a job are in the inbox, and an operator closes the later one. The entry of the
+// earlier one does not include it.
 func TestApply_failureThatIsAnotherEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -580,7 +584,8 @@ func TestApply_failureThatIsAnotherEntry(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// A page of River UI's is older than what it retries: River retries completed jobs, too.
+// River UI's page is older than the state of the job that it retries: River also retries completed
+// jobs.
 func TestApply_supersededJobThatRunsAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -597,7 +602,7 @@ func TestApply_supersededJobThatRunsAgain(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// A retry that is committed while a redelivery succeeds is taken back if it has not begun.
+// A retry that commits while a redelivery succeeds is undone if it has not started.
 func TestApply_retryThatHeldTheOriginal(t *testing.T) {
 	t.Parallel()
 	for _, runs := range []bool{false, true} {
@@ -631,7 +636,7 @@ func TestApply_retryThatHeldTheOriginal(t *testing.T) {
 	}
 }
 
-// A redelivery that waits for an entry holds no job that the application ends.
+// A redelivery that waits for an entry's lock must not hold jobs that the application ends.
 func TestRedeliver_waitsForEntriesWithoutJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -658,7 +663,8 @@ func TestRedeliver_waitsForEntriesWithoutJobs(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// A retry whose success dlqd has seen before the retry itself was done once.
+// A retry succeeds, and dlqd learns of that before it applies the retry: the work counts as done
+// once.
 func TestApply_retryThatResolvedItsEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -675,7 +681,7 @@ func TestApply_retryThatResolvedItsEntry(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// An operator's open transaction holds up what it holds, and nothing else.
+// An operator's open transaction delays only the entries that it locks.
 func TestApply_heldEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -697,7 +703,7 @@ func TestApply_heldEntry(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// What the database refuses is set aside, and holds up nothing.
+// A rejected fact is set aside and does not block the others.
 func TestApply_refused(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -715,7 +721,7 @@ func TestApply_refused(t *testing.T) {
 	b.apply()
 	require.EqualValues(t, 1, b.facts())
 
-	// It is tried again.
+	// The fact is retried.
 	const later = "UPDATE dlq.job_facts SET job = job || jsonb_build_object('refusedAt', now() - interval '2 minutes') WHERE fact = 'refused'"
 	const careful = "SELECT dlq.apply_facts(p_careful => true)"
 	b.exec(careful)
@@ -731,14 +737,15 @@ func TestApply_refused(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// An original that runs beside its redelivery and fails again leaves a trace, whichever way dlqd hears of it.
+// An original that runs beside its redelivery and fails again leaves an audit row, through the
+// inbox and as a fact.
 func TestApply_originalFailsAgainBesideItsRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	original, id := b.fails()
 	redelivery := b.replay(id)
 	const again = "SELECT string_agg(from_status || ' ' || to_status || ' ' || reason, ', ') FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE '% failed again' AND failed_at IS NOT NULL"
-	// Nobody saw that it was retried: it is in the inbox.
+	// The retry was not captured: the failure is in the inbox.
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_follow")
 	b.retry(original)
 	b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_follow")
@@ -747,7 +754,7 @@ func TestApply_originalFailsAgainBesideItsRedelivery(t *testing.T) {
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	one := fmt.Sprintf("dlq_processing dlq_processing job %d failed again", original)
 	require.Equal(t, one, b.text(again, id))
-	// And as a fact.
+	// The same as a fact.
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, job) SELECT id, created_at, 'discarded', jsonb_build_object('state', state, 'attempt', 3, 'finalized_at', now(), 'errors', jsonb_build_array(jsonb_build_object('attempt', 3, 'error', 'at last', 'at', now())), 'metadata', metadata) FROM river_job WHERE id = $1", original)
 	b.apply()
 	require.Equal(t, one+", "+one, b.text(again, id))
@@ -759,7 +766,7 @@ func TestApply_originalFailsAgainBesideItsRedelivery(t *testing.T) {
 	require.Equal(t, one+", "+one, b.text(again, id))
 }
 
-// An erasure finds what nobody has applied.
+// An erasure includes facts that are not applied yet.
 func TestErase_facts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -770,7 +777,7 @@ func TestErase_facts(t *testing.T) {
 	require.JSONEq(t, `{"fact": "discarded", "errors": [], "metadata": {}}`, b.text("SELECT job::text FROM dlq.job_facts"))
 }
 
-// A run counts when all of its facts are applied, however many.
+// OfRun applies all facts of a run, in as many batches as needed.
 func TestOfRun_appliesAll(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -781,7 +788,7 @@ func TestOfRun_appliesAll(t *testing.T) {
 	require.EqualValues(t, 100, b.count("SELECT count(*) FROM dlq.job_facts"))
 }
 
-// An application's constraint on River's table keeps no entry open.
+// An application's constraint on River's table does not keep an entry open.
 func TestApply_originalThatCannotBeCompleted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -798,7 +805,8 @@ func TestApply_originalThatCannotBeCompleted(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// While somebody's open transaction has vacuum leave what was deleted, what is new is found at the end of the table.
+// While an open transaction keeps vacuum from removing deleted facts, new facts are found at the
+// end of the table.
 func TestApply_underAnOldSnapshot(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -817,7 +825,7 @@ func TestApply_underAnOldSnapshot(t *testing.T) {
 	b.is(id, deadletter.Resolved)
 }
 
-// Any number of processes apply facts at the same time.
+// Any number of processes apply facts concurrently.
 func TestApply_concurrently(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -855,14 +863,15 @@ func TestLoop(t *testing.T) {
 	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, time.Minute, 50*time.Millisecond)
 }
 
-// In a SERIALIZABLE transaction capture cannot look whether a job is a redelivery: whoever files its failure does.
+// In a SERIALIZABLE transaction capture cannot check whether a job is a redelivery. Filing the
+// failure does that.
 func TestApply_redeliveryThatFailsInASerializableTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, closed := range []bool{false, true} {
 		_, id := b.fails()
 		job := b.replay(id)
-		if closed { // another job has done the work meanwhile
+		if closed { // another job has done the work
 			b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT river_job_id, job_created_at, 'completed', id FROM dlq.dead_letter_open WHERE id = $1", id)
 			b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", job)
 			b.apply()
@@ -886,7 +895,7 @@ func TestApply_redeliveryThatFailsInASerializableTransaction(t *testing.T) {
 	}
 }
 
-// A lock that is not to be had is no refusal: the fact stays as it is.
+// An unavailable lock is not a rejection: the fact stays unchanged.
 func TestApply_collisionIsNoRefusal(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -902,7 +911,8 @@ func TestApply_collisionIsNoRefusal(t *testing.T) {
 	require.Zero(t, b.facts())
 }
 
-// River UI offers to run completed jobs again, those included that dlqd made or followed: that is seen, and so is a failure.
+// River UI can run completed jobs again, including those that dlqd created or followed. dlqd
+// records the run and its failure.
 func TestApply_completedJobRunsAgain(t *testing.T) {
 	t.Parallel()
 	for _, which := range []string{"the original, followed", "a redelivery"} {
@@ -938,10 +948,11 @@ func TestApply_completedJobRunsAgain(t *testing.T) {
 	}
 }
 
-// Of two entries of a job one is open at a time: who would open the other is told so, and nothing stays behind.
+// A job has one open entry at a time. What would open another one is rejected with that reason, and
+// leaves no fact behind.
 func TestApply_jobWithAnotherOpenEntry(t *testing.T) {
 	t.Parallel()
-	twin := func(b *bundle, job int64) uuid.UUID { // a further failure, seen by nobody but the reconciler
+	twin := func(b *bundle, job int64) uuid.UUID { // a further failure that only the reconciler sees
 		b.exec("ALTER TABLE river_job DISABLE TRIGGER USER")
 		b.exec("UPDATE river_job SET finalized_at = clock_timestamp(), errors = errors || errors WHERE id = $1", job)
 		b.exec("ALTER TABLE river_job ENABLE TRIGGER USER")
@@ -1015,7 +1026,8 @@ func TestApply_jobWithAnotherOpenEntry(t *testing.T) {
 	})
 }
 
-// Somebody holds a month of closed entries: what is told of others is applied meanwhile, and none of their jobs is held for long.
+// Another session locks a month of closed entries. The facts of other entries are applied, and no
+// job stays locked for long.
 func TestApply_besideALockedMonth(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -1037,7 +1049,8 @@ func TestApply_besideALockedMonth(t *testing.T) {
 	b.is(other, deadletter.Manual)
 }
 
-// A retry that nobody followed, and its success, are found while River keeps the job, and once.
+// The reconciler finds a retry that was not captured, and its success, while River keeps the job,
+// and applies it once.
 func TestApply_successThatNobodySaw(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

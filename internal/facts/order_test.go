@@ -21,8 +21,8 @@ func (b *bundle) awaitWaiting(n int64) {
 	}, time.Minute, 5*time.Millisecond)
 }
 
-// Entries that wait for a redelivery are filed; what a job failed with since may not be. Who acts
-// on both locks the entries in the order of their ids, as who acts on the entries' group does.
+// Entries that wait for a redelivery are filed; a later failure of their job may not be. Actions on
+// both lock the entries in the order of their ids, as actions on the entries' group do.
 func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]string{
@@ -40,7 +40,8 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 			b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, failures, first_seen, last_seen, title, " +
 				"error_class) SELECT queue, 'f00d', 2, now(), now(), 't', 'x' FROM dlq.dead_letter_open LIMIT 1 " +
 				"ON CONFLICT DO NOTHING")
-			// Its job fails again, in a transaction in which capture may not look whether it is known.
+			// The job fails again in a SERIALIZABLE transaction, in which capture cannot check whether it has
+			// an entry.
 			b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
 			require.NoError(t, pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable},
 				func(tx pgx.Tx) error {
@@ -75,7 +76,7 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 	}
 }
 
-// An entry that is moved to another partition while a redelivery waits for it is none of those that are sent.
+// An entry that moves to another partition while a redelivery waits for its lock is not sent.
 func TestRedeliver_LooksAgainForWhatWasMoved(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -103,8 +104,8 @@ func TestRedeliver_LooksAgainForWhatWasMoved(t *testing.T) {
 	require.Equal(t, deadletter.VerdictSent, sent[0].Verdict)
 }
 
-// A job that the entry does not wait for fails while another is under way: the audit row has when,
-// and analytics count it once.
+// A job that its entry does not wait for fails while a redelivery is in progress. The audit row has
+// the time of the failure, and analytics count it once.
 func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -122,7 +123,7 @@ func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
 		AND failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)`, id, job))
 	require.EqualValues(t, 2, b.count(failures, id), "with the first failure")
 
-	// Where the entry has no redelivery under way, the failure is the entry's, and counts once, too.
+	// Without a redelivery in progress, the failure ends the entry's redelivery, and also counts once.
 	b.end(redelivery, "discarded")
 	b.apply()
 	b.is(id, deadletter.Pending)

@@ -13,17 +13,17 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Masks of River's: in which states a job's unique key counts.
+// Values of River's unique_states: the job states in which a unique key counts.
 const (
 	maskDefault = "B'11110101'" // all but cancelled and discarded
-	maskAll     = "B'11111111'" // as dlqd's own messages have it
+	maskAll     = "B'11111111'" // that of dlqd's messages
 )
 
 func unique(key, mask string) []string {
 	return []string{"unique_key", "'" + key + "'", "unique_states", mask}
 }
 
-// redeliver is what a DLQ worker does.
+// redeliver redelivers entries as a DLQ worker does.
 func (b *bundle) redeliver(ids ...uuid.UUID) (all []deadletter.Redelivery) {
 	b.Helper()
 	require.NoError(b, b.store.InTx(b.Context(), func(tx postgres.DB) (err error) {
@@ -50,9 +50,9 @@ func TestRedeliver_looksAtTheOriginal(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 
-	// It lives again: the entry follows it.
+	// The job is live again: the entry follows it.
 	job, id := b.fails()
-	b.exec("SELECT dlq.set_capture('off')") // nobody told of it
+	b.exec("SELECT dlq.set_capture('off')") // the retry is not captured
 	b.retry(job)
 	b.exec("SELECT dlq.set_capture('on')")
 	verdict, other := b.verdict(id)
@@ -64,7 +64,7 @@ func TestRedeliver_looksAtTheOriginal(t *testing.T) {
 	b.apply()
 	b.is(id, deadletter.Resolved)
 
-	// It runs, so that it cannot be marked.
+	// The job is running, so that it cannot be marked.
 	job, id = b.fails()
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(job)
@@ -79,7 +79,7 @@ func TestRedeliver_looksAtTheOriginal(t *testing.T) {
 	b.is(id, deadletter.Resolved)
 	require.Zero(t, b.facts())
 
-	// It has been done.
+	// The job has completed.
 	job, id = b.fails()
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(job)
@@ -90,7 +90,7 @@ func TestRedeliver_looksAtTheOriginal(t *testing.T) {
 	require.Equal(t, job, other)
 	b.is(id, deadletter.Resolved)
 
-	// Somebody works on it this moment.
+	// Another session holds the job.
 	job, id = b.fails()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -106,7 +106,7 @@ func TestRedeliver_looksAtTheOriginal(t *testing.T) {
 	verdict, _ = b.verdict(id)
 	require.Equal(t, deadletter.VerdictSent, verdict)
 
-	// River has deleted it.
+	// River has deleted the job.
 	job, id = b.fails()
 	b.exec("DELETE FROM river_job WHERE id = $1", job)
 	verdict, other = b.verdict(id)
@@ -116,7 +116,8 @@ func TestRedeliver_looksAtTheOriginal(t *testing.T) {
 	b.is(id, deadletter.Resolved)
 }
 
-// Its job, which lost its key when the entry was resolved, is retried while an equal job lives: the entry follows its own.
+// An entry's job, which lost its key when the entry was resolved, is retried while an equal job is
+// live: the entry follows its own job.
 func TestRedeliver_followsItsOwnJobBesideAnEqualOne(t *testing.T) {
 	t.Parallel()
 	for _, completes := range []bool{false, true} {
@@ -156,7 +157,7 @@ func TestRedeliver_takesTheUniqueKey(t *testing.T) {
 	require.Equal(t, "completed", b.state(original))
 	require.Empty(t, b.key(original))
 
-	// A mask of all states has the discarded original hold the key.
+	// With a mask of all states, the discarded original holds the key.
 	original, id = b.fails(unique("all", maskAll)...)
 	redelivery = b.replay(id)
 	require.Empty(t, b.key(redelivery))
@@ -166,13 +167,13 @@ func TestRedeliver_takesTheUniqueKey(t *testing.T) {
 	require.Equal(t, "completed", b.state(original))
 	require.Equal(t, "all", b.key(original))
 
-	// So does a redelivery, where River has deleted the original.
+	// If River has deleted the original, the redelivery holds the key.
 	original, id = b.fails(unique("gone", maskAll)...)
 	b.exec("DELETE FROM river_job WHERE id = $1", original)
 	redelivery = b.replay(id)
 	require.Equal(t, "gone", b.key(redelivery))
 
-	// Without the states, the key means nothing.
+	// Without the states, the key has no effect.
 	_, id = b.fails("unique_key", "'old'")
 	require.Empty(t, b.key(b.replay(id)))
 }
@@ -207,7 +208,7 @@ func TestRedeliver_equalJob(t *testing.T) {
 	b.is(id, deadletter.Resolved)
 }
 
-// Two entries of one key, in one statement.
+// One statement redelivers two entries with the same key.
 func TestRedeliver_equalEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -259,7 +260,7 @@ func TestReplay_editedAndAlive(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What people press in River UI: retry every discarded job. It calls the client's JobRetryTx for each.
+// River UI's button to retry every discarded job calls the client's JobRetryTx for each.
 func TestRetryAll_runsNoResolvedWork(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -273,7 +274,7 @@ func TestRetryAll_runsNoResolvedWork(t *testing.T) {
 		b.is(id, deadletter.Resolved)
 		resolved = append(resolved, job)
 	}
-	// Resolved by a person; unresolved; and one whose redelivery has failed.
+	// One resolved by an operator, one open, and one whose redelivery failed.
 	person, id := b.fails()
 	require.NoError(t, b.store.Park(t.Context(), id, kim))
 	require.NoError(t, b.store.Resolve(t.Context(), id, kim))
@@ -307,8 +308,8 @@ func TestRetryAll_runsNoResolvedWork(t *testing.T) {
 	b.is(againID, deadletter.Processing)
 }
 
-// An application's transaction that is taking the keys of entries, in another order than dlqd would: a deadlock, and the application
-// might be its victim.
+// An application's transaction takes the unique keys of entries in a different order than dlqd. If
+// dlqd waited for it, both would deadlock, and the application might be the victim.
 func TestRedeliver_givesWayToWhoTakesItsKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -324,7 +325,7 @@ func TestRedeliver_givesWayToWhoTakesItsKey(t *testing.T) {
 	_, err = app.Exec(t.Context(), insert, "second")
 	require.NoError(t, err)
 	verdicts := map[uuid.UUID]string{}
-	for _, r := range b.redeliver(first, second, plain) { // which would wait for the application
+	for _, r := range b.redeliver(first, second, plain) { // must not wait for the application
 		verdicts[r.EntryID] = r.Verdict
 	}
 	require.Equal(t, map[uuid.UUID]string{first: deadletter.VerdictSent, second: deadletter.VerdictBusy, plain: deadletter.VerdictSent}, verdicts)
@@ -332,14 +333,15 @@ func TestRedeliver_givesWayToWhoTakesItsKey(t *testing.T) {
 	_, err = b.store.Replay(t.Context(), second, kim, nil, false)
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, "Try again")
-	_, err = app.Exec(t.Context(), insert, "first") // which waits for dlqd no longer
+	_, err = app.Exec(t.Context(), insert, "first") // no longer waits for dlqd
 	require.NoError(t, err)
 	require.NoError(t, app.Rollback(t.Context()))
 	verdict, _ := b.verdict(second)
 	require.Equal(t, deadletter.VerdictSent, verdict)
 }
 
-// Two people act on the same entries, some open and some failed: they wait for each other in one order.
+// Two operators act on the same entries, some open and some failed. Both lock them in the same
+// order.
 func TestRedeliver_locksInTheOrderOfOthers(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -1,5 +1,5 @@
-// Package group is failure groups as people work with them: entries of a queue that failed for the same reason, who looks after them,
-// what is known of them, that they are fixed, or not to be told of for a time.
+// Package group reads and changes failure groups: the entries of a queue that failed for the same
+// reason, with an owner, a note, a mark as fixed, and a mute.
 package group
 
 import (
@@ -20,10 +20,10 @@ import (
 
 // Statuses of a [Group].
 const (
-	Open      = "open"      // nobody has said that it is fixed
-	Fixed     = "fixed"     // somebody has, and it has not failed since
-	Regressed = "regressed" // it has
-	Muted     = "muted"     // nobody is told of it for now
+	Open      = "open"      // not marked as fixed
+	Fixed     = "fixed"     // marked as fixed, and has not failed since
+	Regressed = "regressed" // failed after it was marked as fixed
+	Muted     = "muted"     // no notifications for now
 )
 
 // Group is a failure group.
@@ -55,7 +55,7 @@ type Group struct {
 	Place       int64      `json:"-" db:"place"`
 }
 
-// Share is how many of a group's last entries are of one source, host or version.
+// Share is the share of one source, host or version among a group's last entries.
 type Share struct {
 	By      string  `json:"by" enum:"source,host,version" doc:"Of what."`
 	Name    string  `json:"name" doc:"Which one."`
@@ -70,13 +70,13 @@ type Store struct {
 
 func (s *Store) queries() *dbsqlc.Queries { return dbsqlc.New(s.Store.DB()) }
 
-// Filter chooses groups. Empty fields choose all.
+// Filter selects groups. Empty fields select all.
 type Filter struct {
 	Queue       string
 	Fingerprint string
 	ErrorClass  string
 	Statuses    []string
-	Owner       *string // "" for nobody
+	Owner       *string // "" for groups without an owner
 	HasOpen     *bool
 	Order       string        // latest, open or failures
 	Over        time.Duration // the window of counts
@@ -84,7 +84,7 @@ type Filter struct {
 	Limit       int
 }
 
-// List returns a page of groups, and where the next one begins; "" where there is none.
+// List returns a page of groups and the cursor of the next page; "" if there is none.
 func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string, err error) {
 	filter := map[string]any{}
 	for key, value := range map[string]string{"queue": f.Queue, "fingerprint": f.Fingerprint, "errorClass": f.ErrorClass} {
@@ -136,7 +136,8 @@ func readCursor(cursor string) (json.RawMessage, error) {
 	return json.Marshal([]any{place, queue, fingerprint})
 }
 
-// Get returns a group of a queue, by its fingerprint or the beginning of it, with failures in a window.
+// Get returns a group of a queue by its fingerprint or a prefix of it, with the failures in a time
+// window.
 func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Duration) (*Group, error) {
 	whole, err := s.queries().OneGroup(ctx, dbsqlc.OneGroupParams{Queue: queue, Fingerprint: fingerprint})
 	if err != nil {
@@ -152,14 +153,14 @@ func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Du
 	return &found[0], nil
 }
 
-// Former returns the fingerprints of the groups of an earlier grouping method with which a group
-// goes on: the last 100.
+// Former returns the fingerprints under which a group was known in earlier grouping methods: the
+// last 100.
 func (s *Store) Former(ctx context.Context, g *Group) ([]string, error) {
 	names, err := s.queries().GroupNames(ctx, dbsqlc.GroupNamesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
 	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.Named(err)
 }
 
-// Shares are where a group's last entries come from.
+// Shares returns the sources, hosts and versions of a group's last entries.
 func (s *Store) Shares(ctx context.Context, g *Group) ([]Share, error) {
 	rows, err := s.queries().Shares(ctx, dbsqlc.SharesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
 	shares := make([]Share, len(rows))
@@ -169,7 +170,7 @@ func (s *Store) Shares(ctx context.Context, g *Group) ([]Share, error) {
 	return shares, deadletter.Named(err)
 }
 
-// LastEntries are a group's last entries that are open, or closed within 30 days.
+// LastEntries returns a group's last entries that are open, or were closed within 30 days.
 func (s *Store) LastEntries(ctx context.Context, g *Group, most int) ([]deadletter.Summary, error) {
 	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Most: int32(most)})
 	if err != nil {
@@ -178,17 +179,17 @@ func (s *Store) LastEntries(ctx context.Context, g *Group, most int) ([]deadlett
 	return s.Store.Summaries(ctx, ids, time.Now().AddDate(0, 0, -31))
 }
 
-// Change is what is said of a group; nil for what stays.
+// Change is a change of a group; nil fields stay unchanged.
 type Change struct {
-	Owner        *string    `json:"owner,omitempty"` // "" for nobody
-	Note         *string    `json:"note,omitempty"`  // "" for none
+	Owner        *string    `json:"owner,omitempty"` // "" removes the owner
+	Note         *string    `json:"note,omitempty"`  // "" removes the note
 	Status       string     `json:"status,omitempty"`
 	MuteUntil    *time.Time `json:"muteUntil,omitempty"`
 	MuteFailures *int64     `json:"muteFailures,omitempty"`
 }
 
-// Set says something of a group. An owner is given its open entries, too, in batches; those that join it are assigned as they are
-// filed. It returns how many it assigned.
+// Set changes a group. A new owner is assigned the group's open entries, in batches; later entries
+// are assigned as they are filed. Set returns the number of assigned entries.
 func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Change, act deadletter.Act) (assigned int, err error) {
 	raw, err := json.Marshal(change)
 	if err != nil {
@@ -208,22 +209,22 @@ func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Chang
 	return assigned, err
 }
 
-// MutedEntries is how many entries wait for a person in groups that are muted.
+// MutedEntries returns the number of manual entries in muted groups.
 func (s *Store) MutedEntries(ctx context.Context) (int64, error) {
 	return s.queries().MutedEntries(ctx)
 }
 
-// Mark is what people have said of a group.
+// Mark is what operators have set on a group.
 type Mark struct {
 	Owner string
 	Muted bool
-	Fixed bool // it was marked as fixed: another failure makes it regressed
+	Fixed bool // marked as fixed: another failure makes it regressed
 }
 
-// Key names a group.
+// Key identifies a group.
 type Key struct{ Queue, Fingerprint string }
 
-// Marks are what people have said of some groups.
+// Marks returns the marks of some groups.
 func (s *Store) Marks(ctx context.Context, keys []Key) (map[Key]Mark, error) {
 	of := dbsqlc.MarksParams{}
 	for _, k := range keys {

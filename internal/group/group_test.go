@@ -44,7 +44,8 @@ func (b *bundle) text(sql string, args ...any) (text string) {
 	return text
 }
 
-// fail has a job of a queue fail at a time, and files its dead letter into a group, as a DLQ worker does.
+// fail makes a job of a queue fail at a time, and files its dead letter into a group as a DLQ
+// worker does.
 func (b *bundle) fail(queue, fingerprint string, at time.Time, metadata, attemptedBy string) (id string) {
 	b.Helper()
 	b.jobs++
@@ -75,7 +76,8 @@ func (b *bundle) set(queue, fingerprint string, change group.Change) int {
 	return n
 }
 
-// A group is open until somebody says that it is fixed; what fails after that makes it regressed; and a mute ends by itself.
+// A group is open until it is marked as fixed. A later failure makes it regressed. A mute ends
+// automatically.
 func TestGroup_status(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -83,7 +85,7 @@ func TestGroup_status(t *testing.T) {
 	b.refresh()
 	status := func(want string, regressed bool) *group.Group {
 		t.Helper()
-		g := b.get("payments", "aaaa") // the beginning will do
+		g := b.get("payments", "aaaa") // a prefix is enough
 		require.Equal(t, want, g.Status)
 		require.Equal(t, regressed, g.Regressed)
 		return g
@@ -98,19 +100,19 @@ func TestGroup_status(t *testing.T) {
 	g = status(group.Fixed, false)
 	require.Equal(t, "kim", *g.FixedBy)
 	require.Equal(t, "the bank mends it", *g.Note)
-	b.fail("payments", "aaaa1111", time.Now().Add(-time.Minute), "{}", "a") // before it was fixed, and filed after that
+	b.fail("payments", "aaaa1111", time.Now().Add(-time.Minute), "{}", "a") // failed before the mark, filed after it
 	status(group.Fixed, false)
 	b.fail("payments", "aaaa1111", time.Now(), "{}", "a")
 	status(group.Regressed, true)
 
-	// Until a time.
+	// Muted until a time.
 	b.set("payments", "aaaa1111", group.Change{Status: group.Muted, MuteUntil: new(time.Now().Add(time.Hour))})
 	g = status(group.Muted, true)
 	require.Equal(t, "kim", *g.MutedBy)
 	b.exec("UPDATE dlq.group_marks SET mute_until = now() - interval '1 second'")
 	require.Nil(t, status(group.Regressed, true).MutedAt, "it ended by itself")
 
-	// Until so many more failures, or a time.
+	// Muted until a number of failures, or a time.
 	b.set("payments", "aaaa1111", group.Change{MuteFailures: new(int64(2)), MuteUntil: new(time.Now().Add(time.Hour))})
 	require.EqualValues(t, 2, *status(group.Muted, true).MuteLeft)
 	muted, err := b.store.MutedEntries(t.Context())
@@ -134,7 +136,7 @@ func TestGroup_status(t *testing.T) {
 	require.Equal(t, "noted, marked as fixed|muted|muted|opened", b.text("SELECT string_agg(act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject = 'group payments aaaa1111' AND actor = 'kim' AND note = 'ticket 7' AND origin = 'API, from a test'"))
 	require.Equal(t, "open 5", b.text("SELECT status || ' ' || open FROM dlq.groups"), "by psql")
 
-	// What is of no group, and what says nothing.
+	// Invalid changes: no such group, an ambiguous prefix, and empty or contradictory changes.
 	b.fail("payments", "aaaa2222", time.Now(), "{}", "a")
 	b.refresh()
 	for _, c := range []struct {
@@ -157,7 +159,8 @@ func TestGroup_status(t *testing.T) {
 	}
 }
 
-// Who looks after a group has its open entries, and those that join it, however they come in; what a person said of an entry stays.
+// The owner of a group is assigned its open entries and those that join it later, by every way. A
+// later assignment of one entry stays.
 func TestGroup_assign(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -184,7 +187,7 @@ func TestGroup_assign(t *testing.T) {
 	require.Equal(t, "assigned to anna|assigned to cleo|assigned to nobody", b.text("SELECT string_agg(reason, '|' ORDER BY at, id) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE 'assigned%'", first))
 }
 
-// Pages of groups, by what people say of them.
+// Lists page through groups and filter by what operators set.
 func TestGroup_list(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -228,7 +231,7 @@ func TestGroup_list(t *testing.T) {
 		_, _, err := b.store.List(t.Context(), group.Filter{Order: "latest", Over: time.Hour, Limit: 3, Cursor: cursor})
 		require.ErrorIs(t, err, deadletter.ErrInvalid)
 	}
-	// In a scope, and of whole queues alone.
+	// A scope shows groups of whole queues only; a scope of kinds is rejected.
 	ctx := postgres.WithScope(t.Context(), `[{"queues": ["mail*"]}]`)
 	page, _, err := b.store.List(ctx, group.Filter{Order: "latest", Over: time.Hour, Limit: 10})
 	require.NoError(t, err)
@@ -241,7 +244,7 @@ func TestGroup_list(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrForbidden)
 }
 
-// Where the entries of a group come from: what the application said, and else what River keeps.
+// Shares come from what the application reported, or else from River's data.
 func TestGroup_shares(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -271,7 +274,7 @@ func TestGroup_shares(t *testing.T) {
 	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.group_shares('payments', 'aaaa1111')"), "by psql")
 }
 
-// What goes wrong while a group is looked up is an error: a page that was closed meanwhile is no reason to panic.
+// A failed lookup returns an error, for example when the request was cancelled; it must not panic.
 func TestGet_fails(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

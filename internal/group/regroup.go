@@ -14,21 +14,21 @@ import (
 )
 
 const (
-	// regroupInterval is the pause between two searches for entries of former groups: processes of
-	// an earlier version may still file some.
+	// regroupInterval is the pause between two searches for entries of former groups: processes of an
+	// earlier version may still file some.
 	regroupInterval = 5 * time.Second
-	// regroupTimeout bounds one turn: a batch, or the learning of all groups.
+	// regroupTimeout bounds one turn: one batch, or learning all groups.
 	regroupTimeout = time.Minute
-	// regroupBatch is how many entries one statement moves. The pause after a batch is as long as
-	// it took.
+	// regroupBatch is the number of entries that one statement moves. The pause after a batch is as
+	// long as the batch took.
 	regroupBatch = 500
 	// learnInterval is the pause between two searches for groups without an alias. Those without an
 	// entry never get one.
 	learnInterval = time.Minute
-	// learnPage is how many groups one statement reads.
+	// learnPage is the number of groups that one statement reads.
 	learnPage = 100
-	// learnEntries is how many of the last entries of a muted or fixed group are read. Of other
-	// groups one is read.
+	// learnEntries is how many of the last entries of a muted or fixed group are read; of other groups,
+	// one entry is read.
 	learnEntries = 20
 	// markedTimeout bounds how long the first filing waits for [Regrouper.LearnMarked].
 	markedTimeout = 5 * time.Second
@@ -43,7 +43,7 @@ type Regrouper struct {
 	Actor  string // in the audit trail
 
 	learned    time.Time // when all groups were last read
-	afterGroup string    // the last entry that a batch has read
+	afterGroup string    // the last entry that a batch read
 	afterID    uuid.UUID
 }
 
@@ -132,7 +132,7 @@ func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
 	}
 }
 
-// fingerprints returns those of entries by the present method.
+// fingerprints returns the fingerprints of entries by the current method.
 func fingerprints(rows []dbsqlc.FormerEntriesRow) []string {
 	now := make([]string, len(rows))
 	for i := range rows {
@@ -148,8 +148,8 @@ func failure(row *dbsqlc.FormerEntriesRow) *strategy.Failure {
 	}
 }
 
-// alias records what the groups of some entries are now. It is a transaction of its own: the new
-// group has the owner, note and mute before its first entry is there.
+// alias records the current groups of entries. It commits before the entries move, so that a new
+// group has its owner, note and mute before its first entry.
 func (r *Regrouper) alias(ctx context.Context, rows []dbsqlc.FormerEntriesRow, now []string) error {
 	type pair struct{ queue, former, now string }
 	seen := map[pair]bool{}

@@ -17,16 +17,16 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// find counts the entries that a filter for a failure group chooses.
+// find counts the entries that a filter for a failure group selects.
 const find = "SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text), 100)"
 
-// former is the fingerprint of a group of method 1.
+// former returns the fingerprint of a group of method 1.
 func former(n int) string { return fmt.Sprintf("%016x", 0xf000+n) }
 
-// present is what the present method makes of a message of an application's.
+// present returns the fingerprint of an application's message by the current method.
 func present(message string) string { return strategy.Fingerprint(&strategy.Failure{Message: message}) }
 
-// failAs has a job of a queue fail with a message, and files it into a group.
+// failAs makes a job of a queue fail with a message, and files it into a group.
 func (b *bundle) failAs(queue, fingerprint, message string, at time.Time) (id string) {
 	b.Helper()
 	b.jobs++
@@ -59,8 +59,7 @@ func (b *bundle) regroup() {
 	b.refresh()
 }
 
-// agree compares the rollups of groups with the entries, and with what a rebuild makes of the audit
-// trail.
+// agree compares the rollups of groups with the entries, and with a rebuild from the audit trail.
 func (b *bundle) agree() {
 	b.Helper()
 	require.Empty(b, b.text(`SELECT string_agg(d::text, ', ') FROM (
@@ -89,8 +88,7 @@ func (b *bundle) groups() []group.Group {
 	return all
 }
 
-// A former group and what it is now, one to one: everything that was known of it is known of the
-// new group.
+// A former group corresponds to exactly one new group, which takes over everything known of it.
 func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -128,7 +126,7 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	require.Equal(t, "4", b.text(ofMethod1), "closed entries")
 	require.Len(t, b.groups(), len(states))
 	for i, state := range states {
-		g := b.get("payments", former(i)) // a link of before
+		g := b.get("payments", former(i)) // a link from before
 		was := *before[state]
 		require.Equal(t, present("lost "+state), g.Fingerprint)
 		was.Fingerprint, was.Sample, g.Sample = g.Fingerprint, nil, nil
@@ -160,8 +158,8 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	require.Equal(t, "goes on with a former group", b.text(
 		"SELECT act FROM dlq.acts WHERE subject = $1 AND origin IS NULL", "group payments "+present("lost muted")))
 
-	// What is said of the old name is said of the new group, also to a dlqd that knows the old one
-	// alone.
+	// A change under the old name applies to the new group, also for a process that knows only the old
+	// name.
 	b.set("payments", former(3), group.Change{Status: group.Open, Owner: new("bert")})
 	require.Equal(t, group.Open, b.get("payments", present("lost muted")).Status)
 	marks, err = b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: former(3)}})
@@ -172,7 +170,7 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	require.Equal(t, group.Fixed, b.get("payments", former(1)).Status)
 }
 
-// A long trace is read as filing reads it, both of its ends: Python's own frame is the last.
+// Both ends of a long trace are read, as in filing: Python's failing frame is the last one.
 func TestRegroup_ReadsTheEndsOfATrace(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -186,19 +184,19 @@ func TestRegroup_ReadsTheEndsOfATrace(t *testing.T) {
 	require.Equal(t, filed, b.text("SELECT fingerprint FROM dlq.dead_letter_open"))
 }
 
-// Owner and note are always inherited; a mute and a mark as fixed are not where a group is split,
-// or joined with another.
+// Owner and note are always inherited. A mute and a mark as fixed are not inherited if a group is
+// split or joined.
 func TestRegroup_SplitsAndJoins(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	at := time.Now().Add(-30 * time.Hour)
-	for i := range 3 { // one group was two causes: muted
+	for i := range 3 { // one muted group had two causes
 		b.failAs("payments", former(1), "card declined", at)
 		if i < 2 {
 			b.failAs("payments", former(1), "no funds", at.Add(time.Hour))
 		}
 	}
-	b.failAs("payments", former(2), "lost", at) // two groups were one cause: one is fixed
+	b.failAs("payments", former(2), "lost", at) // two groups had one cause; one of them is fixed
 	b.failAs("payments", former(3), "lost", at.Add(-time.Hour))
 	b.refresh()
 	until := time.Now().Add(time.Hour)
@@ -236,8 +234,8 @@ func TestRegroup_SplitsAndJoins(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT dlq.muted_entries()"))
 	b.agree()
 
-	// A group that turns up later joins one that had inherited a mute: that ends, unless a person
-	// has said so since.
+	// A group found later joins a group that inherited a mute. The mute ends, unless an operator set it
+	// again.
 	for i, message := range []string{"slow", "gone"} {
 		b.failAs("mails", former(10+i), message, at)
 		b.refresh()
@@ -257,8 +255,8 @@ func TestRegroup_SplitsAndJoins(t *testing.T) {
 	b.agree()
 }
 
-// A group without open entries is what its last entries are, and one whose entries are gone stays
-// as it was.
+// A group without open entries takes the fingerprint of its last entries. A group whose entries are
+// deleted stays unchanged.
 func TestRegroup_ClosedGroupsGoOn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -274,7 +272,7 @@ func TestRegroup_ClosedGroupsGoOn(t *testing.T) {
 	}
 	b.refresh()
 	require.NoError(t, b.regrouper().LearnMarked(t.Context()))
-	b.failAs("payments", present("lost"), "lost", time.Now()) // the first failure that a new dlqd files
+	b.failAs("payments", present("lost"), "lost", time.Now()) // the first failure that a new process files
 	g := b.get("payments", present("lost"))
 	require.Equal(t, group.Regressed, g.Status, "the failure is a new one")
 	require.EqualValues(t, 2, g.Failures)
@@ -285,8 +283,8 @@ func TestRegroup_ClosedGroupsGoOn(t *testing.T) {
 	b.agree()
 }
 
-// A dlqd of before goes on filing and judging beside the new one: lists show one group, which never
-// flaps.
+// A process of an earlier version files and judges entries beside a new one. Lists show a single
+// group with a stable state.
 func TestRegroup_BesideAFormerDlqd(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -316,8 +314,8 @@ func TestRegroup_BesideAFormerDlqd(t *testing.T) {
 			b.regroup()
 		}
 	}
-	// The former dlqd's reclassification puts entries back: they are moved again, and the group
-	// stays what it is.
+	// A reclassification by the earlier version resets fingerprints. The entries are moved again, and
+	// the group stays unchanged.
 	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = $1, move = '{"actor": "worker:1", "reason": "reclassified"}'
 		WHERE status = 'dlq_manual' AND length(fingerprint) = 20`, former(1))
 	b.refresh()
@@ -329,7 +327,8 @@ func TestRegroup_BesideAFormerDlqd(t *testing.T) {
 	b.agree()
 }
 
-// Entries of groups that are not told apart leave the others.
+// Entries in the group "other", which collects entries beyond the limit of groups, move to their
+// new group.
 func TestRegroup_FromOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -351,7 +350,7 @@ func TestRegroup_FromOther(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.group_aliases"))
 }
 
-// An entry that has failed again since it was read is not moved by its earlier error.
+// An entry that failed again after it was read is not moved by its earlier error.
 func TestRegroup_LeavesWhatHasFailedAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -368,8 +367,7 @@ func TestRegroup_LeavesWhatHasFailedAgain(t *testing.T) {
 	require.Equal(t, "1", regroup("0"))
 }
 
-// An entry that another session holds is left for the next turn, and the batch does not wait for
-// it.
+// An entry that another session holds is left for the next turn; the batch does not wait for it.
 func TestRegroup_LeavesWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -391,9 +389,9 @@ func TestRegroup_LeavesWhatIsHeld(t *testing.T) {
 	b.agree()
 }
 
-// Entries are filed, judged anew, closed and reopened at random, by dlqds of both methods, some in
-// transactions that stay open, while groups are learned and entries moved, with refreshes in
-// between: the rollups count what the entries are.
+// Processes of both methods file, judge, close and reopen entries at random, some in transactions
+// that stay open, while groups are learned, entries moved and rollups refreshed. In the end, the
+// rollups match the entries.
 func TestRegroup_CountsWhatIsThere(t *testing.T) {
 	t.Parallel()
 	steps := strings.Fields("fail fail fail close reopen judge commit regroup regroup refresh refresh")
@@ -455,13 +453,14 @@ func TestRegroup_CountsWhatIsThere(t *testing.T) {
 				}
 			}
 			commit()
-			for range 2 { // what the first learns, a refresh counts
+			for range 2 { // the second refresh counts what the first turn learned
 				b.regroup()
 			}
 			require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
 			b.agree()
 			for _, g := range b.groups() {
-				if strategy.MethodOf(g.Fingerprint) != strategy.GroupingMethod { // nothing is left that would say what it is
+				// Nothing is left to derive its new fingerprint from.
+				if strategy.MethodOf(g.Fingerprint) != strategy.GroupingMethod {
 					const entries = "SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = $1"
 					require.Equal(t, "0", b.text(entries, g.Fingerprint), g)
 				}

@@ -26,10 +26,12 @@ const (
 	TriggersMissing  = "missing"
 )
 
-// unseenFor is how old an entry that nobody has filed, or a fact that nobody has applied, may become: DLQ workers look every 50 ms.
+// unseenFor is the age above which an unfiled failure or an unapplied fact is a problem. DLQ
+// workers look every 50 ms.
 const unseenFor = time.Minute
 
-// Capture is how capture is. What could not be had within a moment, since somebody holds a table, is absent.
+// Capture is the state of capture. Fields that could not be read within a moment, because another
+// session locks a table, are absent.
 type Capture struct {
 	Mode      string     `json:"mode" enum:"on,off,strict" doc:"on: a failure is captured in the transaction that ends its job, or by the reconciler where that would hold the application up. off: only the reconciler files failures. strict: a job cannot end as a failure unless its dead letter can be written."`
 	Limit     string     `json:"limit" doc:"How long capture may work in one statement of the application." example:"00:00:00.25"`
@@ -51,7 +53,7 @@ type Capture struct {
 	MissedAt    *time.Time       `json:"missedAt,omitempty" doc:"When it filed the last of them."`
 }
 
-// ReadCapture reads how capture is.
+// ReadCapture reads the state of capture.
 func ReadCapture(ctx context.Context, db postgres.DB) (*Capture, error) {
 	raw, err := dbsqlc.New(db).CaptureStatus(ctx)
 	if err != nil {
@@ -61,7 +63,8 @@ func ReadCapture(ctx context.Context, db postgres.DB) (*Capture, error) {
 	return &s, json.Unmarshal(raw, &s)
 }
 
-// Problem says what is wrong with capture; empty where nothing is. That failures were missed is no problem: they were found.
+// Problem describes what is wrong with capture; empty if nothing is. Missed failures are not a
+// problem: the reconciler filed them.
 func (s *Capture) Problem() string {
 	var wrong []string
 	if s.Triggers != TriggersEnabled {
@@ -78,7 +81,7 @@ func (s *Capture) Problem() string {
 	return strings.Join(wrong, "; ")
 }
 
-// Summary says how capture is, in a line.
+// Summary describes capture in one line.
 func (s *Capture) Summary() string {
 	text := s.Mode
 	if s.ChangedAt != nil {
@@ -99,7 +102,7 @@ func (s *Capture) Summary() string {
 	return text
 }
 
-// Switched is what became of a switch.
+// Switched is the result of a switch of capture.
 type Switched struct {
 	Mode     string `json:"mode" enum:"on,off,strict" doc:"What holds now."`
 	Writing  int    `json:"writing" doc:"Open transactions that have written jobs: what their statement under way ends is still treated as before."`
@@ -107,15 +110,15 @@ type Switched struct {
 	Message  string `json:"message" doc:"What that means, and whether what is missed meanwhile is filed later."`
 }
 
-// Switch is a switch of capture.
+// Switch is a request to switch capture.
 type Switch struct {
 	Mode  string
-	Limit time.Duration // how long capture may work in a statement; 0 for what holds
+	Limit time.Duration // how long capture may work in one statement; 0 keeps the current limit
 	Actor string
 	Note  string
 }
 
-// SetCapture switches capture. It waits for no lock on a table.
+// SetCapture switches capture. It does not wait for table locks.
 func SetCapture(ctx context.Context, db postgres.DB, s Switch) (*Switched, error) {
 	var limit *time.Duration
 	if s.Limit != 0 {
@@ -128,12 +131,13 @@ func SetCapture(ctx context.Context, db postgres.DB, s Switch) (*Switched, error
 	return &Switched{Mode: row.Mode, Writing: int(row.Writing), Recorded: row.Recorded, Message: row.Message}, nil
 }
 
-// Causes are why capture misses failures, as the reconciler tells them apart.
+// Causes returns the causes for which capture misses failures, as the reconciler distinguishes
+// them.
 func Causes() []string {
 	return []string{"capture_off", "trigger_missing", "trigger_disabled", "missed"}
 }
 
-// Missed counts the failures that capture has missed and the reconciler filed, by cause, since dlqd is on the database.
+// Missed counts the failures that the reconciler filed, by cause, since dlqd was installed.
 func Missed(ctx context.Context, db postgres.DB) (map[string]int64, error) {
 	rows, err := dbsqlc.New(db).ReconcileFindings(ctx)
 	if err != nil {

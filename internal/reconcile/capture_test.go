@@ -71,7 +71,8 @@ func TestSetCapture(t *testing.T) {
 	require.Contains(t, b.status().Problem(), "waits to be applied since")
 }
 
-// The way out works while everything is held: the record gives way, the switch does not.
+// An operator can switch capture while all tables are locked. The record of who did it is skipped;
+// the switch is not.
 func TestSetCapture_whileTablesAreHeld(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -115,7 +116,7 @@ func TestSetCapture_manyAtOnce(t *testing.T) {
 	require.Equal(t, 80, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'capture'"))
 }
 
-// What somebody switched outlasts an upgrade, and taking dlqd out and in again.
+// A switch survives an upgrade, and a detach and attach of dlqd.
 func TestSetCapture_outlastsAnUpgrade(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

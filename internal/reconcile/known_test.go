@@ -11,17 +11,17 @@ import (
 	"github.com/dlqd/dlqd/internal/survey"
 )
 
-// justNow is the finalized_at of a failure on a client whose clock is right.
+// justNow is the finalized_at of a failure from a client whose clock is right.
 const justNow = "clock_timestamp()"
 
-// retry has a person retry a job in River UI: River's JobRetry. attempt is what the client that fetches it adds.
+// retry retries a job as River UI does. The client that fetches the job increments attempt.
 func (b *testBundle) retry(id int64) {
 	b.Helper()
 	b.exec(`UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), metadata = metadata - 'cancel_attempted_at',
 		max_attempts = CASE WHEN attempt = max_attempts THEN max_attempts + 1 ELSE max_attempts END WHERE id = $1 AND state <> 'running'`, id)
 }
 
-// failAt has a job run and fail as River's completer does, with a finalized_at.
+// failAt runs a job and fails it as River's completer does, with a given finalized_at.
 func (b *testBundle) failAt(id int64, at string) {
 	b.Helper()
 	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1, attempted_at = now() WHERE id = $1", id)
@@ -29,7 +29,7 @@ func (b *testBundle) failAt(id int64, at string) {
 		errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout', 'trace', '') WHERE id = $1`, id)
 }
 
-// endsIn has a job run and end in a state, with an error.
+// endsIn runs a job and ends it in a state, with an error.
 func (b *testBundle) endsIn(id int64, state, message string) {
 	b.Helper()
 	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
@@ -37,7 +37,7 @@ func (b *testBundle) endsIn(id int64, state, message string) {
 		errors = errors || jsonb_build_object('error', $3::text, 'attempt', attempt) WHERE id = $1`, id, state, message)
 }
 
-// failed inserts a job that fails at a time. dlqd files the failure.
+// failed inserts a job, fails it at a time, and files the failure.
 func (b *testBundle) failed(at string) (id int64) {
 	b.Helper()
 	id = b.job()
@@ -46,7 +46,7 @@ func (b *testBundle) failed(at string) (id int64) {
 	return id
 }
 
-// failsUncaptured retries a job, which fails again at a time, while capture is off.
+// failsUncaptured retries a job and fails it at a time while capture is off.
 func (b *testBundle) failsUncaptured(id int64, at string) {
 	b.Helper()
 	b.exec("SELECT dlq.set_capture('off')")
@@ -55,7 +55,7 @@ func (b *testBundle) failsUncaptured(id int64, at string) {
 	b.exec("SELECT dlq.set_capture('on')")
 }
 
-// settle has dlqd do all that is to be done, automatic redelivery included.
+// settle applies facts and files the inbox until both are empty.
 func (b *testBundle) settle() {
 	b.Helper()
 	for range 3 {
@@ -73,12 +73,13 @@ func (b *testBundle) discard() {
 
 func (b *testBundle) entries() int { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") }
 
-// taken is how many failures are in entries: an entry's own, and those that were folded into it.
+// taken returns the number of failures that entries include: their own and further ones.
 func (b *testBundle) taken() int {
 	return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE failed_at IS NOT NULL")
 }
 
-// lost looks at all that River keeps, as recent and as a whole and as a backfill, and files what that finds. It returns how many.
+// lost runs a scan of recent failures, a whole scan and a backfill, files what they find, and
+// returns how many failures they found.
 func (b *testBundle) lost() int {
 	b.Helper()
 	n := b.look(b.pool, false) + b.look(b.pool, true) + b.count("SELECT dlq.backfill()")
@@ -86,7 +87,8 @@ func (b *testBundle) lost() int {
 	return n
 }
 
-// A job fails, its entry is discarded, a person retries the job, it fails again into the same entry, which is discarded again.
+// twiceDiscarded makes a job fail, discards its entry, and retries the job, which fails into the
+// same entry. It discards that again.
 func (b *testBundle) twiceDiscarded(first, second string) (id int64) {
 	b.Helper()
 	id = b.failed(first)
@@ -109,7 +111,7 @@ func TestKnown_FoldedFailureOfClosedEntryIsNotFiledAgain(t *testing.T) {
 	require.Zero(t, b.lost())
 	require.Equal(t, 1, b.entries())
 
-	// It is retried once more: that is of the entry, too. What it fails with then is taken in, once.
+	// Another retry belongs to the entry, too, and its failure is included once.
 	b.retry(id)
 	b.settle()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
@@ -119,7 +121,7 @@ func TestKnown_FoldedFailureOfClosedEntryIsNotFiledAgain(t *testing.T) {
 	b.discard()
 	require.Zero(t, b.lost())
 
-	// A newer failure, which no trigger saw, is filed, and once.
+	// A newer failure without capture is filed once.
 	b.failsUncaptured(id, justNow)
 	require.Equal(t, 1, b.lost())
 	require.Equal(t, 2, b.entries())
@@ -128,7 +130,7 @@ func TestKnown_FoldedFailureOfClosedEntryIsNotFiledAgain(t *testing.T) {
 	require.Zero(t, b.lost())
 }
 
-// River's clients have clocks of their own: what failed later may say that it failed earlier.
+// River's clients have different clocks: a later failure may have an earlier time.
 func TestKnown_NewerFailureWithEarlierClockIsFiled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -139,7 +141,7 @@ func TestKnown_NewerFailureWithEarlierClockIsFiled(t *testing.T) {
 	require.Zero(t, b.lost())
 }
 
-// All failures of a job whose finalized_at is no time have one id.
+// All failures of a job with an invalid finalized_at have the same id.
 func TestKnown_FailuresWithoutATime(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"infinity", "294276-01-01", "2100-01-01"} {
@@ -149,7 +151,7 @@ func TestKnown_FailuresWithoutATime(t *testing.T) {
 			at := "'" + at + "'::timestamptz"
 			id := b.twiceDiscarded(at, at)
 			require.Zero(t, b.lost())
-			// A newer one, past a closed entry that has its id.
+			// A newer failure does not match the closed entry that has its id.
 			b.failsUncaptured(id, at)
 			require.Equal(t, 1, b.lost())
 			require.Equal(t, 2, b.entries())
@@ -166,7 +168,7 @@ func TestKnown_FailuresWithoutATime(t *testing.T) {
 			require.Zero(t, b.lost())
 			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 			require.Zero(t, b.lost())
-			// Two that wait in the inbox at once, and the same id of another job.
+			// Two such failures are in the inbox at once, and another job has the same id.
 			for range 2 {
 				b.retry(id)
 				b.exec("DELETE FROM dlq.job_facts")
@@ -189,7 +191,7 @@ func TestKnown_FailuresWithoutATime(t *testing.T) {
 	}
 }
 
-// What closed or took away the entry does not matter, nor what filed it.
+// A failure stays known however its entry was closed or deleted.
 func TestKnown_WhateverBecomesOfTheEntry(t *testing.T) {
 	t.Parallel()
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
@@ -242,7 +244,7 @@ func TestKnown_WhateverBecomesOfTheEntry(t *testing.T) {
 	}
 }
 
-// dropMonths has retention drop the months of closed entries.
+// dropMonths drops the months of closed entries, as retention does.
 func (b *testBundle) dropMonths() {
 	b.Helper()
 	rows, err := b.pool.Query(b.Context(), "SELECT DISTINCT c.relname::text FROM dlq.dead_letter_queue e JOIN pg_class c ON c.oid = e.tableoid")
@@ -255,7 +257,7 @@ func (b *testBundle) dropMonths() {
 	require.Zero(b, b.entries())
 }
 
-// What filed the entry's first failure, or found the second one, does not matter.
+// A failure is known whether the reconciler or a backfill filed it.
 func TestKnown_FiledByReconcilerOrBackfill(t *testing.T) {
 	t.Parallel()
 	for _, filer := range []string{"dlq.reconcile(p_whole => true)", "dlq.backfill()"} {
@@ -271,7 +273,7 @@ func TestKnown_FiledByReconcilerOrBackfill(t *testing.T) {
 			fails()
 			b.settle()
 			require.Equal(t, 1, b.entries())
-			// The job's entry is open: what it fails with is taken in, and known once the entry is closed.
+			// The job's entry is open: it includes the further failure, which is known after the entry closes.
 			b.retry(id)
 			fails()
 			b.settle()
@@ -279,7 +281,7 @@ func TestKnown_FiledByReconcilerOrBackfill(t *testing.T) {
 			require.Equal(t, 2, b.taken())
 			b.discard()
 			require.Zero(t, b.lost())
-			// A newer one is an entry of its own, as the entry is closed.
+			// A newer failure makes a new entry, because the old one is closed.
 			b.retry(id)
 			fails()
 			b.settle()
@@ -290,7 +292,7 @@ func TestKnown_FiledByReconcilerOrBackfill(t *testing.T) {
 	}
 }
 
-// The person's retry, and what the job failed with then, wait as facts: the failure is the fact's.
+// The retry and its failure are unapplied facts: the scans leave the failure to the fact.
 func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -308,7 +310,7 @@ func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 	b.discard()
 	require.Zero(t, b.lost())
 
-	// The database refuses the fact for a while: it waits still.
+	// A rejected fact still waits.
 	b.retry(id)
 	b.failAt(id, justNow)
 	b.exec("UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')")
@@ -320,7 +322,7 @@ func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 	b.discard()
 	require.Zero(t, b.lost())
 
-	// The entry is closed between the two: no entry takes the failure in, so it is filed, and once.
+	// The entry is closed between the two facts. No entry includes the failure, so it is filed once.
 	b.retry(id)
 	b.failAt(id, justNow)
 	b.exec("SELECT dlq.apply_facts(1)")
@@ -334,7 +336,8 @@ func TestKnown_WhileTheReopeningWaits(t *testing.T) {
 	require.Zero(t, b.lost())
 }
 
-// The failure waits as a fact, River has deleted the job, and the entry is purged: it is an entry of its own, with what the old one had.
+// The failure is an unapplied fact, River has deleted the job, and the entry is purged. The failure
+// makes a new entry with the old one's data.
 func TestKnown_FailureOfPurgedEntryAndDeletedJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -349,8 +352,8 @@ func TestKnown_FailureOfPurgedEntryAndDeletedJob(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{\"n\": 1}'"))
 }
 
-// A job whose entry is deleted is retried, fails, and is deleted before dlqd applies the facts: the payload is gone with it, and the
-// failure is an entry that says so, archived.
+// A job whose entry is deleted is retried, fails, and is deleted before dlqd applies the facts. The
+// payload is lost, and the failure makes an archived entry that says so.
 func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 	t.Parallel()
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
@@ -432,7 +435,8 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 	}
 }
 
-// A person closes the entry before dlqd applies the facts of a retry, and River deletes the job: the entry has the payload.
+// An operator closes the entry before dlqd applies the facts of a retry, and River deletes the job.
+// The payload comes from the entry.
 func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 	t.Parallel()
 	for name, closes := range map[string]func(b *testBundle){
@@ -474,7 +478,7 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 	}
 }
 
-// What a redelivery fails with is of the entry that it redelivers, and goes with it.
+// A redelivery's failure belongs to the redelivered entry and is deleted with it.
 func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
 	t.Parallel()
 	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id " +
@@ -504,7 +508,7 @@ func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
 	}
 }
 
-// A failure that waits as a fact stays one when its entry is erased.
+// An unapplied failure still counts after its entry is erased.
 func TestKnown_FailureOfAnErasedEntry(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"discarded", "cancelled"} {
@@ -523,7 +527,8 @@ func TestKnown_FailureOfAnErasedEntry(t *testing.T) {
 	}
 }
 
-// An erased payload is never sent: what fails after the erasure, or before it and is applied later, is archived, too.
+// An erased payload is never sent. Failures after the erasure, and earlier ones that are applied
+// after it, are archived.
 func TestKnown_FailureOfAnErasedEntryIsNotSent(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"discarded", "cancelled"} {
@@ -550,7 +555,8 @@ func TestKnown_FailureOfAnErasedEntryIsNotSent(t *testing.T) {
 	}
 }
 
-// A failure whose finalized_at is no time has the id of another, and gets one of its own. It has no payload all the same, and is not sent.
+// A failure with an invalid finalized_at has the id of another and gets a new one. Without a
+// payload, it is not sent.
 func TestKnown_FailureWithoutATimeOfADeletedJobIsNotSent(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"infinity", "2100-01-01"} {
@@ -609,7 +615,8 @@ func TestKnown_FollowedJob(t *testing.T) {
 	}
 }
 
-// One failure comes twice into the inbox: it is one, also where its entry has been closed meanwhile.
+// The same failure is in the inbox twice: it counts once, even if its entry has been closed in
+// between.
 func TestKnown_SameFailureTwiceInTheInbox(t *testing.T) {
 	t.Parallel()
 	for name, again := range map[string]bool{"own": false, "folded": true} {
@@ -642,7 +649,7 @@ func TestKnown_SameFailureTwiceInTheInbox(t *testing.T) {
 	}
 }
 
-// With automatic redelivery on, nothing that a person has closed is sent.
+// With automatic redelivery on, an entry that an operator closed is not sent.
 func TestKnown_NothingIsSentAfterAPersonsClose(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -652,8 +659,8 @@ func TestKnown_NothingIsSentAfterAPersonsClose(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
 }
 
-// What entries took in before schema version 9 is recorded by the upgrade, which may take as long as it needs, and looks of
-// the reconciler add only what has changed since.
+// The upgrade to schema version 9 records the failures that entries included before. It may take as
+// long as it needs; later scans add only what has changed since.
 func TestKnown_TakenBeforeTheUpgrade(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -671,12 +678,12 @@ func TestKnown_TakenBeforeTheUpgrade(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken' AND value <> 'upgrade'"))
 
-	// A function of before, which was running meanwhile, has committed since.
+	// A function of the old version was running during the upgrade and commits after it.
 	b.exec("DELETE FROM dlq.retired_jobs")
 	require.Zero(t, b.lost())
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 
-	// Entries that were left alone are not read against River's jobs again.
+	// Entries that have not changed since are not compared with River's jobs again.
 	b.exec("DELETE FROM dlq.retired_jobs")
 	b.exec("UPDATE dlq.dead_letter_queue SET updated_at = now() - interval '2 hours'")
 	b.exec("SELECT dlq.remember_taken()")
@@ -688,7 +695,8 @@ func TestKnown_TakenBeforeTheUpgrade(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken'"))
 }
 
-// Who else asks says the same: the survey of what has no dead letter, and whether an ordering key's next message waits for the job.
+// Two other queries agree: the survey of failures without a dead letter, and the check whether an
+// ordering key's next message waits.
 func TestKnown_BySurveyAndOrder(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -701,7 +709,7 @@ func TestKnown_BySurveyAndOrder(t *testing.T) {
 	}
 	id := b.twiceDiscarded(justNow, justNow)
 	says(0, 0)
-	// It waits as a fact, is taken in, and its entry is closed.
+	// The failure is an unapplied fact, then part of the entry, which is then closed.
 	b.retry(id)
 	b.failAt(id, justNow)
 	says(0, 1)
@@ -709,7 +717,7 @@ func TestKnown_BySurveyAndOrder(t *testing.T) {
 	says(0, 1)
 	b.discard()
 	says(0, 0)
-	// No trigger saw it; it is filed, and closed.
+	// The failure is not captured, then filed, and its entry closed.
 	b.failsUncaptured(id, justNow)
 	says(1, 1)
 	require.Equal(t, 1, b.lost())
@@ -720,7 +728,7 @@ func TestKnown_BySurveyAndOrder(t *testing.T) {
 	says(0, 0)
 }
 
-// What was taken in before dlqd was detached is known when it is back, and what failed meanwhile is filed, once.
+// Failures from before a detach are known after the attach. A failure in between is filed once.
 func TestKnown_AfterDetachAndAttach(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -747,8 +755,9 @@ func TestKnown_AfterDetachAndAttach(t *testing.T) {
 	require.Zero(t, b.lost())
 }
 
-// The fact of a retry may be applied long after the retry has failed. By then the reconciler has filed that failure, which
-// capture skipped, a redelivery has failed, too, and a person has parked the entry.
+// The fact of a retry may be applied long after the retry has failed. By then the reconciler has
+// filed that failure, which capture skipped, a redelivery has failed, too, and an operator has
+// parked the entry.
 func TestKnown_FailureOfARetryThatIsSeenLate(t *testing.T) {
 	t.Parallel()
 	for name, own := range map[string]bool{"in the entry": false, "the entry's own": true} {
@@ -759,7 +768,7 @@ func TestKnown_FailureOfARetryThatIsSeenLate(t *testing.T) {
 			if own {
 				b.discard()
 			}
-			b.retry(id) // (its fact waits)
+			b.retry(id) // its fact is not applied yet
 			b.exec("SELECT dlq.set_capture('off')")
 			b.failAt(id, justNow)
 			require.Equal(t, 1, b.look(b.pool, true))
@@ -781,7 +790,8 @@ func TestKnown_FailureOfARetryThatIsSeenLate(t *testing.T) {
 	}
 }
 
-// A restore brings back a job that an entry follows as it was before its retry: as failed, which the entry has.
+// A restore brings back a followed job as it was before its retry: failed, with a failure that the
+// entry includes.
 func TestKnown_FailureOfAFollowedJobThatIsRestored(t *testing.T) {
 	t.Parallel()
 	for name, own := range map[string]bool{"the entry's own job": true, "a redelivery": false} {

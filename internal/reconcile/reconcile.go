@@ -1,5 +1,5 @@
-// Package reconcile finds the failures that capture missed, among the jobs that River keeps, and knows how capture is: on, off or
-// strict, and whether its triggers are there.
+// Package reconcile finds failures among River's jobs that capture missed. It also reads and
+// switches capture.
 package reconcile
 
 import (
@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// interval is between two looks at what failed lately, and wholeInterval between two at all that River keeps, by all
-	// processes together.
+	// interval is the time between two scans of recent failures, and wholeInterval between two scans of
+	// all jobs that River keeps, across all processes.
 	interval      = time.Minute
 	wholeInterval = time.Hour
-	// slack is by how much a look may come early: the loops of processes do not beat together.
+	// slack is how early a scan may begin, because the loops of the processes are not aligned.
 	slack = 5 * time.Second
-	// maxJobs is how many ended jobs one transaction looks at. It locks those that it files, at most so many, for as long as
-	// filing takes: some tens of milliseconds.
+	// maxJobs limits the ended jobs that one transaction reads. It locks at most that many jobs, those
+	// that it files, for as long as filing takes: some tens of milliseconds.
 	maxJobs = 2000
 )
 
-// Config is what a [Reconciler] needs.
+// Config configures a [Reconciler].
 type Config struct {
-	DB     postgres.DB // with the schemas' names put into queries
+	DB     postgres.DB // renders the schema names in queries
 	Logger *slog.Logger
 }
 
@@ -36,7 +36,7 @@ type Reconciler struct{ config Config }
 // New returns a reconciler.
 func New(config Config) *Reconciler { return &Reconciler{config} }
 
-// Loop keeps looking.
+// Loop returns the background loop of the reconciler.
 func (r *Reconciler) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "reconciler", Interval: interval, OneProcess: true,
@@ -45,7 +45,7 @@ func (r *Reconciler) Loop() *background.Loop {
 	})
 }
 
-// once takes a step of each look that is due, a transaction each.
+// once advances each scan that is due by one batch, in a transaction each.
 func (r *Reconciler) once(ctx context.Context) (time.Duration, error) {
 	next := time.Duration(0)
 	for _, look := range []struct {

@@ -41,7 +41,7 @@ func (b *testBundle) count(sql string, args ...any) int {
 	return n
 }
 
-// job has the application insert a job that runs.
+// job inserts a running job, as the application does.
 func (b *testBundle) job() (id int64) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), `INSERT INTO river_job (kind, args, max_attempts, state, attempt, tags, metadata, unique_key, unique_states)
@@ -51,7 +51,7 @@ func (b *testBundle) job() (id int64) {
 
 const fail = `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || jsonb_build_object('error', 'timeout', 'attempt', 3) WHERE id = $1`
 
-// bypassed runs a statement past the triggers.
+// bypassed runs a statement that fires no triggers.
 func (b *testBundle) bypassed(sql string, args ...any) {
 	b.Helper()
 	base := postgrestest.Superuser(b, b.pool.Config().ConnString())
@@ -64,7 +64,7 @@ func (b *testBundle) bypassed(sql string, args ...any) {
 	require.NoError(b, err)
 }
 
-// look makes a whole look, or one at what is recent, to its end.
+// look runs a scan to its end: a whole one, or one of recent failures.
 func (b *testBundle) look(db postgres.DB, whole bool) (filed int) {
 	b.Helper()
 	for {
@@ -99,7 +99,7 @@ func TestReconcile_filesWhatCaptureWouldHave(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT entries FROM dlq.reconcile_findings WHERE why = 'missed'"))
 }
 
-// discarded has jobs appear that failed at a time: a COPY, a restore.
+// discarded inserts jobs that have failed at a time, as a COPY or a restore does.
 func (b *testBundle) discarded(n int, finalizedAt string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt, finalized_at, errors)
@@ -145,7 +145,7 @@ func TestReconcile_findsWhatCaptureMissed(t *testing.T) {
 			b.discarded(1, "'1969-01-01'")
 			b.discarded(1, "'2999-01-01'")
 		}, "missed 3"},
-		"one statement's": {func(b *testBundle) { // gives way: somebody holds the inbox
+		"one statement's": {func(b *testBundle) { // skipped: another session locks the queue
 			tx, err := b.pool.Begin(b.Context())
 			require.NoError(b, err)
 			_, err = tx.Exec(b.Context(), "LOCK TABLE dlq.dead_letter_queue IN ACCESS EXCLUSIVE MODE")
@@ -163,7 +163,8 @@ func TestReconcile_findsWhatCaptureMissed(t *testing.T) {
 			miss.do(b)
 			missed := b.count("SELECT count(*) FROM river_job")
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-			b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '1 minute' WHERE look = 'recent'") // as after a while of looks
+			// As after some scans.
+			b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '1 minute' WHERE look = 'recent'")
 			b.look(b.pool, name == "old ones" || name == "odd times")
 			require.Equal(t, missed, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"))
 			require.Equal(t, miss.why, b.why())
@@ -187,16 +188,16 @@ func TestReconcile_leavesWhatIsNoFailure(t *testing.T) {
 	require.Zero(t, b.count("SELECT dlq.backfill()"))
 }
 
-// What dlqd makes and follows is no failure of its own.
+// Jobs that dlqd creates or follows are not failures of their own.
 func TestReconcile_leavesTheJobsOfEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(fail, b.job())
 	id := b.count("SELECT 1 FROM dlq.dead_letter_queue")
 	require.Equal(t, 1, id)
-	b.discarded(1, "now()") // a redelivery, whose end was not seen
+	b.discarded(1, "now()") // a redelivery whose end was not captured
 	b.exec("INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT j.id, j.created_at, e.id FROM river_job j, dlq.dead_letter_queue e WHERE j.max_attempts = 1")
-	// A job whose entry is open failed again, unseen: a further failure of that entry.
+	// A job with an open entry fails again without capture: this is a further failure of that entry.
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.bypassed("UPDATE river_job SET finalized_at = finalized_at + interval '1 second' WHERE max_attempts = 3")
 	require.Equal(t, 1, b.look(b.pool, true))
@@ -205,12 +206,13 @@ func TestReconcile_leavesTheJobsOfEntries(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%failed again'"))
 	require.Zero(t, b.look(b.pool, true))
 
-	// The same id, of a job that was made when River's sequence had begun anew.
+	// The same id, of a job created after River's sequence was restarted.
 	b.exec("UPDATE river_job SET created_at = created_at + interval '1 hour' WHERE max_attempts = 3")
 	require.Equal(t, 1, b.look(b.pool, true))
 }
 
-// Transactions that end long after their jobs' finalized_at are waited for, prepared ones too.
+// The scan waits for transactions that end long after their jobs' finalized_at, including prepared
+// ones.
 func TestReconcile_seesWhatCommitsLate(t *testing.T) {
 	t.Parallel()
 	for _, prepared := range []bool{false, true} {
@@ -241,7 +243,7 @@ func TestReconcile_seesWhatCommitsLate(t *testing.T) {
 		run(map[bool]string{false: "COMMIT", true: "COMMIT PREPARED 'late'"}[prepared])
 		require.Equal(t, 1, b.look(b.pool, false))
 		require.Zero(t, b.look(b.pool, false))
-		// Other tests of this server have transactions open, too: once those have ended, it goes on.
+		// Transactions of other tests on this server delay the scan, too.
 		require.Eventually(t, func() bool {
 			b.look(b.pool, false)
 			return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
@@ -249,7 +251,7 @@ func TestReconcile_seesWhatCommitsLate(t *testing.T) {
 	}
 }
 
-// A job that dlqd followed, and whose entry has closed, fails again while nobody tells of it.
+// A job that dlqd followed, and whose entry is closed, fails again without capture.
 func TestReconcile_ofAJobThatWasFollowed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -273,7 +275,7 @@ func TestReconcile_ofAJobThatWasFollowed(t *testing.T) {
 	require.Zero(t, b.look(b.pool, true))
 }
 
-// A job that somebody holds is not waited for, and not forgotten.
+// The scan does not wait for a locked job, and files it later.
 func TestReconcile_waitsForNoJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -288,7 +290,7 @@ func TestReconcile_waitsForNoJob(t *testing.T) {
 	require.Equal(t, 1, b.look(b.pool, false))
 }
 
-// One job that cannot be filed does not keep the others from it.
+// A job that cannot be filed does not block the others.
 func TestReconcile_oneThatIsRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -321,7 +323,7 @@ func TestReconcile_notWhatWasPurgedOrRetired(t *testing.T) {
 	require.Zero(t, b.look(b.pool, true))
 	require.Zero(t, b.count("SELECT dlq.backfill()"))
 
-	// Nor where the job ended in the future.
+	// The same holds for a job that ended in the future.
 	for _, at := range []string{"infinity", "294276-01-01", "2100-01-01"} {
 		id := b.job()
 		b.exec("UPDATE river_job SET state = 'discarded', finalized_at = $2, attempt = max_attempts WHERE id = $1", id, at)
@@ -332,12 +334,13 @@ func TestReconcile_notWhatWasPurgedOrRetired(t *testing.T) {
 		b.exec("DELETE FROM dlq.retired_jobs WHERE job_id = $1", id)
 	}
 
-	// What such a job does later is its own.
+	// A later failure of such a job is filed.
 	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = 1")
 	b.bypassed(fail, 1)
 	require.Equal(t, 1, b.look(b.pool, true))
 
-	// Once River has deleted the jobs, nothing is remembered; not at once, since they may come back from a backup.
+	// The record of a purged job is deleted after River has deleted the job, but not at once: the job
+	// may come back from a backup.
 	b.exec("DELETE FROM river_job WHERE id = 2")
 	b.look(b.pool, true)
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.retired_jobs"))
@@ -355,7 +358,7 @@ func TestReconcile_notWhatWasErased(t *testing.T) {
 	require.Zero(t, b.look(b.pool, true))
 }
 
-// River's table comes back from a backup, and its sequence begins again.
+// River's table is restored from a backup, and its sequence restarts.
 func TestReconcile_afterARestore(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -375,7 +378,7 @@ func TestReconcile_afterARestore(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// Transaction ids of the server that a dump is from may be ahead of this one's for ever.
+// After a restore, transaction ids of the original server may exceed those of this one forever.
 func TestReconcile_afterARestoreIntoAnotherServer(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -428,7 +431,8 @@ func TestReconcile_oneFailureIsNeverFiledTwice(t *testing.T) {
 	require.Equal(t, jobs, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status IS NULL"))
 }
 
-// A look that somebody else began may be past a failure: whoever asks for one sees when it began.
+// A scan that another caller began may already be past a failure. began_at tells the caller when it
+// began.
 func TestReconcile_goesOnWithALookThatAnotherBegan(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -445,7 +449,7 @@ func TestReconcile_goesOnWithALookThatAnotherBegan(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// Jobs that all ended at one time: a page costs the same however many there are.
+// Many jobs have the same finalized_at. The cost of a page does not depend on their number.
 func TestReconcile_manyAtOneTime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -459,20 +463,21 @@ func TestReconcile_manyAtOneTime(t *testing.T) {
 		tx, err := b.pool.Begin(t.Context())
 		require.NoError(t, err)
 		const stats = "SELECT seq_scan, seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'river_job'::regclass"
-		var scansBefore, readBefore, scans, read int // (of transactions before too, until they are reported)
+		// Counts include earlier transactions until their statistics are reported.
+		var scansBefore, readBefore, scans, read int
 		require.NoError(t, tx.QueryRow(t.Context(), stats).Scan(&scansBefore, &readBefore))
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT done FROM dlq.reconcile(1000, true)").Scan(&done))
 		require.NoError(t, tx.QueryRow(t.Context(), stats).Scan(&scans, &read))
 		require.NoError(t, tx.Commit(t.Context()))
 		require.Equal(t, scansBefore, scans)
-		if calls > 0 { // the first sorts them
+		if calls > 0 { // the first call sorts them
 			require.Less(t, read-readBefore, 20000)
 		}
 	}
 	require.Equal(t, jobs+10, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// Six processes look as often as one.
+// Six processes scan as often as one.
 func TestReconcile_oneProcessAtATime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -494,7 +499,7 @@ func TestReconcile_oneProcessAtATime(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 }
 
-// On an application's River, what failed before dlqd was attached is a backfill's.
+// On an application's River, failures before dlqd was attached are left to a backfill.
 func TestReconcile_notWhatFailedBeforeItWasAttached(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
@@ -519,7 +524,8 @@ func TestReconcile_notWhatFailedBeforeItWasAttached(t *testing.T) {
 	require.Equal(t, 2, n)
 }
 
-// Filing asks the entries once for a batch, and only where the batch has rows that capture did not append.
+// Filing checks for existing entries once per batch, and only if the batch has rows that capture
+// did not append.
 func TestReconcile_RowsAreAskedForOnceABatch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// Change is what an edit does to one place of a payload, in the words of JSON Patch (RFC 6902).
+// Change is an edit of one place in a payload, in terms of JSON Patch (RFC 6902).
 type Change struct {
 	Op    string          `json:"op" enum:"add,remove,replace" doc:"What is done."`
 	Path  string          `json:"path" doc:"Where, as a JSON Pointer (RFC 6901) into the payload; empty for all of it."`
@@ -20,8 +20,8 @@ type Change struct {
 	Value json.RawMessage `json:"value,omitempty" doc:"What is there instead."`
 }
 
-// Payload is the part of an event that patches are of: a message's payload as it is delivered, or the job's args where dlqd did
-// not submit it.
+// Payload returns the part of an event that patches apply to: a message's payload as it is
+// delivered, or the args of an application's job.
 func Payload(jobKind string, event json.RawMessage) (json.RawMessage, error) {
 	if jobKind != message.JobKind {
 		return event, nil
@@ -36,7 +36,7 @@ func Payload(jobKind string, event json.RawMessage) (json.RawMessage, error) {
 	return message.Message{Payload: m.Payload, PayloadText: m.PayloadText}.Body(), nil
 }
 
-// Changes are what makes one document of another, in the order of their paths.
+// Changes returns the changes from one document to another, ordered by path.
 func Changes(before, after json.RawMessage) []Change { return changes(nil, "", before, after) }
 
 func changes(so []Change, path string, before, after json.RawMessage) []Change {
@@ -69,7 +69,7 @@ func changes(so []Change, path string, before, after json.RawMessage) []Change {
 	return so
 }
 
-// change is what happens to a place, where nil is nothing.
+// change appends the changes of one place; nil means that nothing is there.
 func change(so []Change, path string, before, after json.RawMessage) []Change {
 	switch {
 	case before == nil:
@@ -82,17 +82,17 @@ func change(so []Change, path string, before, after json.RawMessage) []Change {
 
 func compact(raw json.RawMessage) []byte {
 	var out bytes.Buffer
-	_ = json.Compact(&out, raw) // it is JSON
+	_ = json.Compact(&out, raw) // cannot fail: raw is valid JSON
 	return out.Bytes()
 }
 
-// sameText reports whether both are the same text, of which one may be written with escapes.
+// sameText reports whether both are the same string, possibly with different escapes.
 func sameText(a, b json.RawMessage) bool {
 	var textA, textB *string
 	if json.Unmarshal(a, &textA) != nil || json.Unmarshal(b, &textB) != nil || textA == nil || textB == nil {
 		return false
 	}
-	return *textA == *textB && !strings.ContainsRune(*textA, utf8.RuneError) // half a character is read as that, whichever it is
+	return *textA == *textB && !strings.ContainsRune(*textA, utf8.RuneError) // invalid surrogates all decode to RuneError
 }
 
 func object(raw json.RawMessage, into *map[string]json.RawMessage) bool {

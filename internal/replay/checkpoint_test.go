@@ -23,17 +23,17 @@ import (
 
 type orderArgs struct {
 	Amount int    `json:"amount"`
-	FailIn string `json:"failIn,omitempty"` // a step
+	FailIn string `json:"failIn,omitempty"` // name of the failing step
 }
 
 func (orderArgs) Kind() string { return "order" }
 
-// orderWorker works orders in three steps, each of which a later attempt skips once it is done.
+// orderWorker works orders in three resumable steps; a later attempt skips completed steps.
 type orderWorker struct {
 	river.WorkerDefaults[orderArgs]
 
 	mu    sync.Mutex
-	steps []string // what was done, of which amount
+	steps []string // completed steps with their amount
 	fixed bool     // no step fails
 }
 
@@ -52,7 +52,7 @@ func (w *orderWorker) Work(ctx context.Context, job *river.Job[orderArgs]) error
 	return nil
 }
 
-// done returns the steps since the last time.
+// done returns the steps since the last call.
 func (w *orderWorker) done() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,7 +61,7 @@ func (w *orderWorker) done() string {
 	return steps
 }
 
-// orders is a database where River works orders.
+// orders is a database with a River client that works orders.
 type orders struct {
 	*bundle
 
@@ -89,7 +89,7 @@ func setupOrders(t *testing.T) *orders {
 	return o
 }
 
-// wait waits until a job has ended, and its end is known.
+// wait waits until a job has ended, then applies its facts and files its failure.
 func (o *orders) wait(job int64) {
 	o.Helper()
 	for event := range o.ended {
@@ -101,7 +101,7 @@ func (o *orders) wait(job int64) {
 	o.file()
 }
 
-// fails has an order fail in its last step.
+// fails makes an order fail in its last step.
 func (o *orders) fails() uuid.UUID {
 	o.Helper()
 	o.worker.mu.Lock()
@@ -133,7 +133,7 @@ func (o *orders) checkpoint(id uuid.UUID) string {
 	return c.String()
 }
 
-// sends replays an entry, and returns what its job did.
+// sends replays an entry and returns the steps of its job.
 func (o *orders) sends(id uuid.UUID, in replay.Single) string {
 	o.Helper()
 	in.Act = deadletter.Act{Actor: "kim"}
@@ -143,8 +143,8 @@ func (o *orders) sends(id uuid.UUID, in replay.Single) string {
 	return o.worker.done()
 }
 
-// TestCheckpoint_EditSaysWhetherToResume replays orders with a real River worker, whose steps are done once unless the replay says
-// otherwise.
+// TestCheckpoint_EditSaysWhetherToResume replays orders with a real River worker. Completed steps
+// are not repeated unless the replay discards the checkpoint.
 func TestCheckpoint_EditSaysWhetherToResume(t *testing.T) {
 	t.Parallel()
 	o := setupOrders(t)
@@ -178,7 +178,8 @@ func TestCheckpoint_EditSaysWhetherToResume(t *testing.T) {
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 }
 
-// TestCheckpoint_IsThatOfTheLastJob has a redelivery that began anew fail: the next one must not skip what that has not done.
+// TestCheckpoint_IsThatOfTheLastJob lets a redelivery from the start fail: the next one must not
+// skip steps that it did not complete.
 func TestCheckpoint_IsThatOfTheLastJob(t *testing.T) {
 	t.Parallel()
 	o := setupOrders(t)
@@ -196,12 +197,12 @@ func TestCheckpoint_IsThatOfTheLastJob(t *testing.T) {
 	require.Equal(t, "charge 12, ship 12", o.worker.done(), "automatic redelivery resumes")
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 
-	// It is done again after a person has reopened it: the same is asked.
+	// A reopened entry also needs the choice.
 	o.exec("SELECT dlq.reopen($1)", id)
 	_, _, err := o.replayer.Replay(t.Context(), id, &replay.Single{Payload: json.RawMessage(`{"amount": 13}`)})
 	require.ErrorContains(t, err, "have a checkpoint")
 
-	// What has completed is run again whole.
+	// A completed job is run again from the start.
 	o.exec("SELECT dlq.run_again('2000-01-01', 'receiver lost it')")
 	require.Zero(t, o.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_again' AND NOT metadata ? 'dlq:copied' AND metadata ? 'river:resumable_step'"))
 }
@@ -233,7 +234,7 @@ func TestRun_patchSaysWhetherToResume(t *testing.T) {
 	run := o.start(request)
 	o.once()
 	for _, id := range []uuid.UUID{first, second} {
-		o.wait(int64(o.count("SELECT max(job_id) FROM dlq.entry_jobs WHERE entry_id = $1", id))) // it may have ended by now
+		o.wait(int64(o.count("SELECT max(job_id) FROM dlq.entry_jobs WHERE entry_id = $1", id))) // it may already have ended
 		require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 	}
 	require.Equal(t, "reserve 12, charge 12, ship 12, reserve 12, charge 12, ship 12", o.worker.done())
@@ -241,7 +242,8 @@ func TestRun_patchSaysWhetherToResume(t *testing.T) {
 	require.Equal(t, 2, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND detail @> '{"checkpoint": "discard"}' AND entry_id = ANY ($1)`, []uuid.UUID{first, second}))
 }
 
-// TestRun_patchOfWhatHasACheckpointByNow has an entry of a run without the choice fail again, with a checkpoint, before its turn comes.
+// TestRun_patchOfWhatHasACheckpointByNow gives an entry a checkpoint after a run without the choice
+// was started.
 func TestRun_patchOfWhatHasACheckpointByNow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -253,7 +255,8 @@ func TestRun_patchOfWhatHasACheckpointByNow(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE '%was not told whether to resume it'"))
 }
 
-// A replay that discards the checkpoint discards the cursors of its steps, too; the entry keeps both.
+// A replay that discards the checkpoint also discards the cursors of its steps; the entry keeps
+// both.
 func TestCheckpoint_DiscardsCursors(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 )
 
-// member is a name of an object and its value, as they were written.
+// member is a name and a value of an object, as written.
 type member struct {
 	name  string
 	value json.RawMessage
 }
 
-// members are those of a JSON object, in their order; ok is false for any other JSON.
+// members returns the members of a JSON object in order; ok is false for other JSON.
 func members(raw json.RawMessage) (all []member, ok bool, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	first, err := decoder.Token()
@@ -24,7 +24,7 @@ func members(raw json.RawMessage) (all []member, ok bool, err error) {
 			return nil, false, err
 		}
 		m := member{}
-		m.name, _ = name.(string) // names are
+		m.name, _ = name.(string) // a name is always a string
 		if err := decoder.Decode(&m.value); err != nil {
 			return nil, false, err
 		}
@@ -33,14 +33,15 @@ func members(raw json.RawMessage) (all []member, ok bool, err error) {
 	return all, true, nil
 }
 
-// mergePatch is the algorithm of RFC 7396, section 2. What the patch does not name keeps its order and its text, and so all of its
-// digits. (evanphx/json-patch drops nulls inside arrays of the patch, which the RFC keeps.) The patch has names once.
+// mergePatch implements RFC 7396, section 2. Values that the patch does not name keep their order
+// and text, and so all digits. (evanphx/json-patch drops nulls inside arrays of the patch, which
+// the RFC keeps.) Names in the patch must be unique.
 func mergePatch(target, patch json.RawMessage) (json.RawMessage, error) {
 	changes, ok, err := members(patch)
 	if err != nil || !ok {
 		return patch, err
 	}
-	into, _, err := members(target) // none where it is no object
+	into, _, err := members(target) // none if the target is not an object
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func TestMergePatch(t *testing.T) {
 		// nulls inside arrays are values
 		{`{"a":1}`, `{"a":[{"b":null,"c":[null]},null]}`, `{"a":[{"b":null,"c":[null]},null]}`},
 		{`[]`, `[{"b":null}]`, `[{"b":null}]`},
-		// what it does not name stays as it was written
+		// values that the patch does not name keep their text
 		{`{"z": 1.0, "b": [1e3, 9007199254740993], "a": {"x": 1.50, "y": 0}}`, `{"a":{"y":null},"n":9007199254740993}`, `{"z":1.0,"b":[1e3, 9007199254740993],"a":{"x":1.50},"n":9007199254740993}`},
 		{`{"a": null, "b": 1}`, `{"a": {"x": null}}`, `{"a":{},"b":1}`},
 	} {

@@ -1,5 +1,5 @@
-// Package replay is bulk replay: runs that send many dead letters back, in the server, at their pace, with their
-// progress and their report in the database.
+// Package replay implements replay runs: bulk replays that run in the server at their pace, with
+// progress and report in the database.
 package replay
 
 import (
@@ -29,28 +29,30 @@ import (
 )
 
 const (
-	// unpaced is about how many entries a second are sent back on two cores (docs/benchmarks.md), for estimates.
+	// unpaced is the approximate number of redeliveries per second on two cores (docs/benchmarks.md),
+	// for estimates.
 	unpaced = 10_000
-	// DefaultStopAt is the percent of the last stopOf outcomes that fail and so stop a run.
+	// DefaultStopAt is the percentage of failures among the last stopOf outcomes that stops a run.
 	DefaultStopAt = 50
 	stopOf        = 50
-	// DefaultBatchSize is how many entries a run sends in one transaction.
+	// DefaultBatchSize is the number of entries that a run sends in one transaction.
 	DefaultBatchSize = 100
-	// maxOperations is how many operations a JSON Patch may have.
+	// maxOperations is the maximum number of operations of a JSON Patch.
 	maxOperations = 100
-	// maxPatchedBytes bounds a payload that a patch makes, unless it was longer before: the largest message, by default.
+	// maxPatchedBytes limits the size of a patched payload, unless the payload was larger before. It is
+	// the default maximum size of a message.
 	maxPatchedBytes = 1 << 20
-	// maxSamples is how many entries a preview shows.
+	// maxSamples is the number of entries that a preview shows.
 	maxSamples = 5
 )
 
-// Patch changes payloads: one of the two, or none.
+// Patch changes payloads. At most one field is set.
 type Patch struct {
 	JSONPatch  json.RawMessage `json:"patch,omitempty"`      // RFC 6902
 	MergePatch json.RawMessage `json:"mergePatch,omitempty"` // RFC 7396
 }
 
-// Validate says what is wrong with a patch.
+// Validate returns an error if the patch is invalid.
 func (p *Patch) Validate() error {
 	if p.JSONPatch != nil && p.MergePatch != nil {
 		return errors.New("give a patch or a mergePatch, not both")
@@ -75,7 +77,8 @@ func (p *Patch) Validate() error {
 	return nil
 }
 
-// Event applies the patch to the payload of an event: the message's, or the job's args where dlqd did not submit it.
+// Event applies the patch to the payload of an event: the message's payload, or the args of an
+// application's job.
 func (p *Patch) Event(jobKind string, event json.RawMessage) (json.RawMessage, error) {
 	if jobKind != message.JobKind {
 		return p.apply(event)
@@ -107,7 +110,7 @@ func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) 
 	case p.JSONPatch != nil:
 		var operations jsonpatch.Patch
 		if operations, err = jsonpatch.DecodePatch(p.JSONPatch); err == nil {
-			// "copy" can double a document with every operation: a kilobyte of patch would make gigabytes.
+			// "copy" can double a document with each operation: a kilobyte of patch would produce gigabytes.
 			out, err = operations.ApplyWithOptions(payload, &jsonpatch.ApplyOptions{SupportNegativeIndices: true, AccumulatedCopySizeLimit: maxPatchedBytes})
 		}
 	default:
@@ -122,25 +125,27 @@ func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) 
 	return out, message.CheckJSON(out)
 }
 
-// Request asks for a run. As JSON it is what a request for approval is of.
+// Request describes a run. Its JSON is what an approval covers.
 type Request struct {
 	Patch
 
 	Filter      json.RawMessage `json:"filter"`
-	All         bool            `json:"all,omitempty"` // an empty filter is meant
+	All         bool            `json:"all,omitempty"` // accept a filter that selects every entry
 	NewestFirst bool            `json:"newestFirst,omitempty"`
 	BatchSize   int             `json:"batchSize,omitempty"`     // 0 means DefaultBatchSize
-	Rate        float64         `json:"rate,omitempty"`          // entries a second; 0 for as fast as it goes
-	Concurrency int             `json:"concurrency,omitempty"`   // redeliveries under way at once; 0 for no limit
-	Queue       string          `json:"queue,omitempty"`         // where redeliveries go instead
-	Destination string          `json:"toDestination,omitempty"` // where messages are delivered instead
-	Checkpoint  string          `json:"checkpoint,omitempty"`    // deadletter.Resume or deadletter.Discard; a patch needs it where entries have a checkpoint
-	Force       bool            `json:"force,omitempty"`
-	StopAt      float64         `json:"stopAt,omitempty"` // percent of the last outcomes that fail and so stop the run; 0 means DefaultStopAt
-	Act         deadletter.Act  `json:"-"`
+	Rate        float64         `json:"rate,omitempty"`          // entries per second; 0 means no limit
+	Concurrency int             `json:"concurrency,omitempty"`   // redeliveries in progress at once; 0 means no limit
+	Queue       string          `json:"queue,omitempty"`         // overrides the queue of redeliveries
+	Destination string          `json:"toDestination,omitempty"` // overrides the destination of messages
+	// Checkpoint is deadletter.Resume or deadletter.Discard. A patch requires it if entries have a checkpoint.
+	Checkpoint string `json:"checkpoint,omitempty"`
+	Force      bool   `json:"force,omitempty"`
+	// StopAt is the percentage of failures among the last outcomes that stops the run; 0 means DefaultStopAt.
+	StopAt float64        `json:"stopAt,omitempty"`
+	Act    deadletter.Act `json:"-"`
 }
 
-// Preview says what a run would do.
+// Preview is the result of a dry run.
 type Preview struct {
 	Total       int64            `json:"total" doc:"Entries that the filter chooses now."`
 	ByErrorType map[string]int64 `json:"byErrorType" doc:"By type of error."`
@@ -163,12 +168,13 @@ type Sample struct {
 	Checkpoint *deadletter.Checkpoint `json:"checkpoint,omitempty" doc:"How far its resumable job came: a redelivery goes on there, unless checkpoint is discard."`
 }
 
-// shown is what people see of what a patch makes of an event. Where something is masked the patch is applied to what they see, so that
-// it moves nothing to where it is seen.
+// shown returns the result of the patch on an event as the viewer may see it. If data is masked,
+// the patch is applied to the masked event, so that it cannot move a masked value to a visible
+// place.
 func (p *Patch) shown(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.EventsRow) (Sample, error) {
 	s := p.sample(e)
 	if is, err := queries.IsMasked(ctx); err != nil || !is {
-		return s, err // what is shown stays as it is written
+		return s, err // nothing is masked: show the JSON as written
 	}
 	masked, err := queries.MaskSample(ctx, dbsqlc.MaskSampleParams{Event: e.Event, JobKind: e.JobKind, Patched: json.RawMessage("null"), Changes: json.RawMessage("[]")})
 	if err != nil {
@@ -179,13 +185,13 @@ func (p *Patch) shown(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.Ev
 		return seen, seen.mask(ctx, queries, e.JobKind)
 	}
 	seen.Problem += " (*** stands for what is masked)"
-	if s.Problem == "" && !p.tests() { // it applies, and what comes of it is not to be seen
+	if s.Problem == "" && !p.tests() { // the patch applies, but its result must not be visible
 		seen.Problem, seen.Patched = "", json.RawMessage(`"***"`)
 	}
 	return seen, nil
 }
 
-// tests reports whether a patch asks what a payload has.
+// tests reports whether the patch contains "test" operations, which could reveal payload values.
 func (p *Patch) tests() bool {
 	type operation struct {
 		Op string `json:"op"`
@@ -194,7 +200,8 @@ func (p *Patch) tests() bool {
 	return json.Unmarshal(p.JSONPatch, &operations) == nil && slices.ContainsFunc(operations, func(o operation) bool { return o.Op == "test" })
 }
 
-// mask takes out of what somebody wrote into a patch, or of what is compared with that, what people do not see without saying why.
+// mask masks values in the patched event and the changes: a patch, or the comparison with it, can
+// contain masked values.
 func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind string) error {
 	params := dbsqlc.MaskSampleParams{Event: json.RawMessage("null"), JobKind: jobKind, Patched: json.RawMessage("null")}
 	if s.Patched != nil {
@@ -219,25 +226,26 @@ func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind stri
 	return err
 }
 
-// Replayer starts runs.
+// Replayer starts and controls runs.
 type Replayer struct {
 	Store   *deadletter.Store
 	Planner func() *strategy.Planner
-	// Tracer makes a span of each run; nil: there is none.
+	// Tracer creates a span for each run; nil disables that.
 	Tracer trace.Tracer
-	// Wake is called when a run may go on; nil where no [Runner] is in this process, and runs begin within a second.
+	// Wake is called when a run can continue. It is nil if the process has no [Runner]; runs then begin
+	// within a second.
 	Wake func()
 
 	outcomes outcomes
 }
 
-// conditionsOfStart are what must hold before a run starts.
+// conditionsOfStart returns the conditions for starting a run.
 func conditionsOfStart() *policy.Conditions {
 	yes, most := true, 95.0
 	return &policy.Conditions{Breaker: &yes, Probe: &yes, ConnectionsBelow: &most}
 }
 
-// transaction is a transaction, and the queries on replay runs in it.
+// transaction is a database transaction with the queries for replay runs.
 type transaction struct {
 	*dbsqlc.Queries
 	postgres.DB
@@ -248,7 +256,7 @@ func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) 
 	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{dbsqlc.New(db), db}) })
 }
 
-// Preview says what a run would do, and changes nothing.
+// Preview returns what a run would do. It changes nothing.
 func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	if err := in.Validate(); err != nil {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}
@@ -305,7 +313,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	}
 	for _, queue := range targets {
 		unmet := r.Planner().UnmetBy(queue, in.Destination, conditionsOfStart())
-		if unmet != "" && !slices.Contains(p.Unhealthy, unmet) { // of another queue with this destination
+		if unmet != "" && !slices.Contains(p.Unhealthy, unmet) { // a different queue may have the same destination
 			p.Unhealthy = append(p.Unhealthy, unmet)
 		}
 	}
@@ -324,7 +332,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	return p, nil
 }
 
-// readCheckpoints reads how far the jobs of the samples came.
+// readCheckpoints adds the checkpoints of the samples' jobs.
 func (p *Preview) readCheckpoints(ctx context.Context, tx transaction, ids []uuid.UUID) error {
 	rows, err := tx.Checkpoints(ctx, ids)
 	for _, row := range rows {
@@ -337,7 +345,7 @@ func (p *Preview) readCheckpoints(ctx context.Context, tx transaction, ids []uui
 	return err
 }
 
-// checkDestination refuses a destination that the policy does not have.
+// checkDestination returns an error if the policy does not have the destination.
 func (r *Replayer) checkDestination(name string) error {
 	known := r.Planner().Policy().Destinations
 	if name == "" || known[name] != nil {
@@ -356,14 +364,14 @@ func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
 		s.Problem = err.Error()
 	case !bytes.Equal(patched, e.Event):
 		s.Patched = patched
-		before, _ := Payload(e.JobKind, e.Event) // the patch applies to it
+		before, _ := Payload(e.JobKind, e.Event) // cannot fail: the patch was applied to it
 		after, _ := Payload(e.JobKind, patched)
 		s.Changes = Changes(before, after)
 	}
 	return s
 }
 
-// Run is a run and how far it has come.
+// Run is a run with its progress.
 type Run struct {
 	ID          uuid.UUID       `json:"id" doc:"Identifies the run."`
 	Status      string          `json:"status" enum:"running,paused,completed,cancelled,stopped" doc:"stopped: too much of it failed."`
@@ -393,7 +401,7 @@ type Run struct {
 	Forecast    *Forecast       `json:"forecast,omitempty" doc:"What a dry run foretold as it was started; absent where SQL started it."`
 }
 
-// Forecast is what a dry run foretold of a run as it was started.
+// Forecast is the result of the dry run when a run was started.
 type Forecast struct {
 	Entries   int64            `json:"entries" doc:"How many it would take."`
 	Seconds   float64          `json:"seconds" doc:"How long it would take to send them."`
@@ -401,13 +409,13 @@ type Forecast struct {
 	Unhealthy []string         `json:"unhealthy" doc:"What spoke against starting it."`
 }
 
-// Start starts a run. It is refused where its destinations are in trouble, unless forced.
+// Start starts a run. Unless forced, it returns an error if the run's destinations are unhealthy.
 func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	preview, err := r.Preview(ctx, in)
 	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {
 		return nil, err
 	}
-	var forecast []byte // where there was no time to look, a run that is forced has none
+	var forecast []byte // nil if a forced run is started after a failed preview
 	if err == nil {
 		if len(preview.Unhealthy) > 0 && !in.Force {
 			return nil, &deadletter.MoveError{
@@ -437,7 +445,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	if err != nil {
 		return nil, deadletter.Named(err)
 	}
-	telemetry.StartRun(ctx, r.Tracer, id).End() // what redeliveries are linked to
+	telemetry.StartRun(ctx, r.Tracer, id).End() // redeliveries link to this span
 	r.wake()
 	return r.Get(ctx, id)
 }
@@ -448,7 +456,7 @@ func (r *Replayer) wake() {
 	}
 }
 
-// Get returns a run and how far it has come.
+// Get returns a run with its progress, or [deadletter.ErrNotFound].
 func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 	runs, err := r.runs(ctx, []uuid.UUID{id})
 	if err != nil {
@@ -460,16 +468,17 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 	return runs[0], nil
 }
 
-// outcomes are how redeliveries of runs ended that have ended whole: they are counted once, and not each time that somebody looks.
+// outcomes caches the outcomes of runs that have ended with all their redeliveries, so that they
+// are counted once.
 type outcomes struct {
 	mu sync.Mutex
 	of map[uuid.UUID][2]int64 // succeeded, failed
 }
 
-// mostOutcomes bounds them.
+// mostOutcomes limits the number of cached runs.
 const mostOutcomes = 1000
 
-// known are those of some runs.
+// known returns the cached outcomes of some runs.
 func (o *outcomes) known(ids []uuid.UUID) map[uuid.UUID][2]int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -482,7 +491,7 @@ func (o *outcomes) known(ids []uuid.UUID) map[uuid.UUID][2]int64 {
 	return known
 }
 
-// settle remembers those of a run that has ended, if all that it sent has ended, too.
+// settle caches the outcomes of a run if the run and all its redeliveries have ended.
 func (o *outcomes) settle(run *Run) {
 	if run.Status != "completed" && run.Status != "cancelled" || run.Succeeded+run.Failed < run.Replayed {
 		return
@@ -495,7 +504,8 @@ func (o *outcomes) settle(run *Run) {
 	o.of[run.ID] = [2]int64{run.Succeeded, run.Failed}
 }
 
-// runs are runs by their ids, the newest first; those that are not there, or not the caller's to see, are left out.
+// runs returns runs by id, newest first. It omits runs that do not exist or that the caller may not
+// see.
 func (r *Replayer) runs(ctx context.Context, ids []uuid.UUID) ([]*Run, error) {
 	known := r.outcomes.known(ids)
 	rows, err := dbsqlc.New(r.Store.DB()).RunsByID(ctx, dbsqlc.RunsByIDParams{Ids: ids, Known: slices.AppendSeq([]uuid.UUID{}, maps.Keys(known))})
@@ -541,7 +551,7 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 	}
 	rate := run.PerSecond
 	if run.Rate != nil && (rate == 0 || *run.Rate < rate) {
-		rate = *run.Rate // it was changed just now, or nothing has been sent yet
+		rate = *run.Rate // the rate was just changed, or nothing has been sent yet
 	}
 	if left := float64(run.Total - run.Replayed - run.Skipped); left > 0 && rate > 0 && run.Status == "running" {
 		run.SecondsLeft = left / rate
@@ -549,7 +559,7 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 	return run, nil
 }
 
-// List returns the newest runs.
+// List returns the newest runs, at most so many.
 func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 	ids, err := dbsqlc.New(r.Store.DB()).ReplayRuns(ctx, int32(most))
 	if err != nil {
@@ -558,7 +568,7 @@ func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 	return r.runs(ctx, ids)
 }
 
-// RunEntry is an entry of a run, and what became of it there.
+// RunEntry is an entry of a run with its outcome in the run.
 type RunEntry struct {
 	ID          uuid.UUID  `json:"id" doc:"The entry."`
 	Outcome     string     `json:"outcome" enum:"succeeded,failed,skipped,to_go" doc:"to_go: its redelivery is under way, or its turn has not come."`
@@ -571,8 +581,8 @@ type RunEntry struct {
 	Fingerprint string     `json:"fingerprint,omitempty" doc:"Its failure group now."`
 }
 
-// Entries returns a page of the entries of a run, those that were captured last first: with an outcome, or all if that is empty; those
-// captured before another one, if that is not nil.
+// Entries returns a page of a run's entries, most recently captured first. outcome, if not empty,
+// and before, if not nil, filter them.
 func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, before *uuid.UUID, most int) ([]RunEntry, error) {
 	rows, err := dbsqlc.New(r.Store.DB()).ReplayEntries(ctx, dbsqlc.ReplayEntriesParams{ID: id, Outcome: outcome, Before: before, Most: int32(most)})
 	if err != nil {
@@ -601,7 +611,7 @@ func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb, actor string) 
 	}))
 }
 
-// SetRate changes the rate of a run that has not ended; 0 is as fast as it goes.
+// SetRate changes the rate of a run that has not ended; 0 means no limit.
 func (r *Replayer) SetRate(ctx context.Context, id uuid.UUID, perSecond float64, actor string) error {
 	return deadletter.Named(inTx(ctx, r.Store, func(tx transaction) error {
 		return tx.SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: perSecond, Actor: actor})

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// bundle is a database with dead letters, and what replays them.
+// bundle is a database with dead letters, a replayer and a runner.
 type bundle struct {
 	*testing.T
 
@@ -65,7 +65,7 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// fail has n jobs fail, and files them: their args say which, and their queue and error are given.
+// fail makes n jobs of a queue fail with a type of error, and files them. Their args number them.
 func (b *bundle) fail(n int, queue, errorType string) {
 	b.Helper()
 	b.works(queue)
@@ -75,19 +75,19 @@ func (b *bundle) fail(n int, queue, errorType string) {
 	b.file()
 }
 
-// works has a River client work a queue.
+// works registers a queue as worked by a River client.
 func (b *bundle) works(queue string) {
 	b.Helper()
 	b.exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now()) ON CONFLICT DO NOTHING", queue)
 }
 
-// file describes what has failed: a filter by type or class finds it then.
+// file files failures, so that filters by type or class find them.
 func (b *bundle) file() {
 	b.Helper()
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 }
 
-// end ends redeliveries, the oldest first: so many as they say, in one state after the other.
+// end ends the n oldest live redeliveries in a state.
 func (b *bundle) end(state string, n int) {
 	b.Helper()
 	b.exec(`UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1,
@@ -113,7 +113,7 @@ func complete(request replay.Request) *replay.Request {
 	return &request
 }
 
-// once takes all runs one batch further.
+// once advances all runs by one batch.
 func (b *bundle) once() {
 	b.Helper()
 	_, err := b.runner.RunOnce(b.Context())
@@ -134,7 +134,7 @@ func TestRun_toItsEnd(t *testing.T) {
 	b.fail(5, "a", "OTHER")
 	run := b.start(replay.Request{Filter: json.RawMessage(`{"errorType": "TIMEOUT_ERROR", "kind": "payment.*"}`)})
 	require.EqualValues(t, 25, run.Total)
-	b.fail(3, "a", "TIMEOUT_ERROR") // later: not drawn in
+	b.fail(3, "a", "TIMEOUT_ERROR") // later: not part of the run
 	for range 3 {
 		b.once()
 	}
@@ -157,7 +157,7 @@ func TestRun_toItsEnd(t *testing.T) {
 	require.Equal(t, 25, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'replay run ' || $1 AND actor = 'kim' AND note = 'after the fix'", run.ID.String()))
 	require.Equal(t, 5, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'failed' AND detail = 'still wrong'"))
 
-	// In the order of capture.
+	// Redeliveries are in the order of capture.
 	require.Equal(t, 0, b.count(`SELECT count(*) FROM (SELECT (args ->> 'n')::int - lag((args ->> 'n')::int) OVER (ORDER BY id) AS step FROM river_job WHERE metadata ? 'dlq:run_id') s WHERE step < 0`))
 }
 
@@ -166,7 +166,7 @@ func TestRun_severalServersNeverReplayAnEntryTwice(t *testing.T) {
 	b := setup(t)
 	b.fail(300, "a", "T")
 	first := b.start(replay.Request{All: true, BatchSize: 7})
-	second := b.start(replay.Request{All: true, BatchSize: 7}) // the same entries once more
+	second := b.start(replay.Request{All: true, BatchSize: 7}) // the same entries again
 	var wg sync.WaitGroup
 	for range 4 {
 		runner := b.newRunner()
@@ -192,7 +192,7 @@ func TestRun_severalServersNeverReplayAnEntryTwice(t *testing.T) {
 	require.EqualValues(t, 300, one.Succeeded+two.Succeeded)
 }
 
-// A batch that waited too long for a lock is tried again.
+// A batch that timed out on a lock is retried.
 func TestRun_goesOnAfterALock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -218,7 +218,7 @@ func TestRun_pauseResumeCancelAndRestart(t *testing.T) {
 	require.Equal(t, "paused by ann", b.get(run).Reason)
 	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"), deadletter.ErrNotAllowed)
 	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"))
-	b.runner = b.newRunner() // dlqd was restarted
+	b.runner = b.newRunner() // as after a restart of dlqd
 	b.once()
 	require.EqualValues(t, 20, b.get(run).Replayed, "it goes on where it was")
 	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "cancel", "ann"))
@@ -264,7 +264,7 @@ func TestRun_concurrency(t *testing.T) {
 	require.EqualValues(t, 7, b.get(run).Replayed)
 }
 
-// A step is shorter than the time between two entries of a slow run.
+// The time between two entries of a slow run exceeds a step.
 func TestRun_lowRates(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -296,7 +296,8 @@ func TestRun_lowRates(t *testing.T) {
 	require.ErrorContains(t, err, "replay: a patch and a merge patch")
 }
 
-// What is reported is how fast it sends, not how long it was paused or waited for its redeliveries to end.
+// The reported rate covers the time of sending, without pauses and without waiting for redeliveries
+// to end.
 func TestRun_rateIsOfTheTimeThatItSends(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -374,12 +375,12 @@ func TestRun_toAnotherQueue(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job WHERE state = 'available' AND queue = 'new'"))
 }
 
-// Whatever order they failed in, and whichever entry a run begins with, those of one ordering key go one after the other, in
-// the order of their messages.
+// Entries of one ordering key are sent one after another in the order of their messages, for any
+// order of failures and any first entry of the run.
 func TestRun_keepsTheOrderOfEachKey(t *testing.T) {
 	t.Parallel()
 	for _, newest := range []bool{false, true} {
-		for _, places := range []bool{false, true} { // as in a queue that keeps the order, too
+		for _, places := range []bool{false, true} { // also as in a queue that keeps the order
 			b := setup(t)
 			b.fail(2, "a", "T")
 			const insert = `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'dlqd_message', jsonb_build_object('messageId', $1::text || i, 'kind', 'k', 'orderingKey', $1::text, 'payload', i), 'a', 1, 'running' FROM generate_series(1, 6) i`
@@ -391,7 +392,7 @@ func TestRun_keepsTheOrderOfEachKey(t *testing.T) {
 			b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - hashtext(args ->> 'messageId') % 1000 * interval '1 s', attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
 			b.file()
 			if places {
-				b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual'") // or whatever moves them
+				b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual'") // or any other move
 				b.exec("DELETE FROM dlq.ordered_jobs")
 			}
 			run := b.start(replay.Request{All: true, NewestFirst: newest, BatchSize: 3})
@@ -425,7 +426,8 @@ func TestRun_keepsTheOrderOfEachKey(t *testing.T) {
 	}
 }
 
-// A redelivery whose job somebody deletes has ended: the run does not wait for it, and has its place free.
+// A redelivery whose job was deleted has ended: it neither blocks the run nor counts towards its
+// concurrency.
 func TestRun_redeliveryThatIsDeleted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -445,7 +447,7 @@ func TestRun_redeliveryThatIsDeleted(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE 'job % is gone'"))
 }
 
-// One entry that the database refuses is passed over, and holds up nobody.
+// An entry that the database rejects is skipped and does not block the others.
 func TestRun_oneIsRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -461,7 +463,8 @@ func TestRun_oneIsRefused(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE 'the database refused it: %no_seven%'"))
 }
 
-// An entry of the batch is resolved while the batch waits for it: its job was retried elsewhere, for example.
+// An entry of the batch is resolved while the batch waits for its lock, for example because its job
+// was retried elsewhere.
 func TestRun_entryThatMovesMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -535,7 +538,7 @@ func TestFilter_everyField(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.find('{}', 1)"))
 }
 
-// A run that cannot go on for the moment does not hold up those after it.
+// A run that fails temporarily does not block the runs after it.
 func TestRun_oneThatFailsHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -551,8 +554,8 @@ func TestRun_oneThatFailsHoldsUpNoOther(t *testing.T) {
 	require.EqualValues(t, 3, b.get(second).Replayed)
 }
 
-// A run is of the entries that its filter chose when it was started: those that come to match it later are not drawn in, and those
-// that do not match it any more are in its report.
+// A run covers the entries that its filter selected at its start. Later matches are not included;
+// entries that no longer match are in its report.
 func TestRun_entriesAreChosenAtItsStart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -577,7 +580,7 @@ func TestRun_entriesAreChosenAtItsStart(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }
 
-// A dry run counts what would be sent back.
+// A dry run counts the entries that would be sent.
 func TestPreview_countsWhatCanBeReplayed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -599,7 +602,7 @@ func TestPreview_countsWhatCanBeReplayed(t *testing.T) {
 	require.ErrorContains(t, err, "dlq_lost")
 }
 
-// Whatever leaves no entry out needs to be meant, in every action on many.
+// Every bulk action requires confirmation of a filter that selects all entries.
 func TestFilter_thatChoosesEverything(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -618,7 +621,7 @@ func TestFilter_thatChoosesEverything(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }
 
-// A kilobyte of JSON Patch must not make gigabytes.
+// A kilobyte of JSON Patch must not produce gigabytes.
 func TestPatch_isBounded(t *testing.T) {
 	t.Parallel()
 	event := json.RawMessage(`{"a": ["` + strings.Repeat("x", 200) + `"]}`)
@@ -640,7 +643,8 @@ func TestPatch_isBounded(t *testing.T) {
 	require.ErrorContains(t, err, "written out")
 }
 
-// What a run with a patch does not send is as it was: somebody else's redelivery of it must not carry the patch.
+// An entry that a run with a patch does not send stays unedited: a later redelivery must not carry
+// the patch.
 func TestRun_patchOfWhatIsNotSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -650,7 +654,8 @@ func TestRun_patchOfWhatIsNotSent(t *testing.T) {
 		return "(SELECT id FROM river_job WHERE args @> '{\"n\": " + n + "}' AND NOT metadata ? 'dlq:entry_id')"
 	}
 	b.exec("UPDATE dlq.dead_letter_queue SET edited_event = '{\"n\": 4, \"edited\": true}' WHERE original_event @> '{\"n\": 4}'")
-	// One whose equal job is live, one whose job was run again and has completed unseen, two whose jobs somebody holds.
+	// One entry has a live equal job, one has a job that ran again and completed without capture, and
+	// two have jobs that another session holds.
 	b.exec("SELECT dlq.set_capture('off')")
 	b.exec("UPDATE dlq.dead_letter_queue SET unique_key = 'k', unique_states = B'11111111' WHERE original_event @> '{\"n\": 1}'")
 	b.exec("INSERT INTO river_job (kind, args, queue, max_attempts, state, unique_key, unique_states) VALUES ('k', '{}', 'a', 1, 'available', 'k', B'11111111')")

@@ -22,39 +22,42 @@ import (
 )
 
 const (
-	// interval is how often a runner looks for something to do.
+	// interval is the time between looks for active runs.
 	interval = time.Second
-	// paceStep is what a paced run is cut to: finer steps cost more transactions, coarser ones come in bursts.
+	// paceStep is the length of a step of a run with a rate: shorter steps cost more transactions,
+	// longer ones send bursts.
 	paceStep = 50 * time.Millisecond
-	// commitEntries is up to how many entries of a run without a pace go in one transaction, in batches: a commit waits for
-	// the disk.
+	// commitEntries limits the entries that one transaction sends for a run without a rate or
+	// concurrency, in several batches: a commit waits for the disk.
 	commitEntries = 500
-	// turnTimeout bounds one look at all active runs.
+	// turnTimeout bounds one pass over all active runs.
 	turnTimeout = time.Minute
 )
 
-// Runner carries runs out. Any number may work, in any number of processes: each batch of a run is one process's.
+// Runner executes runs. Any number may run, in any number of processes: one process at a time sends
+// a batch of a run.
 type Runner struct {
 	store   *deadletter.Store
 	logger  *slog.Logger
 	may     func(ctx context.Context, tx postgres.DB) (bool, error)
-	careful map[uuid.UUID]int // entries that are gone through one by one, after the database refused a batch
+	careful map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
 }
 
-// NewRunner returns a runner that does not run yet. may, if not nil, is asked in each transaction before it sends
+// NewRunner returns a runner. may, if not nil, is called in each transaction before it sends
 // (restored.Guard.MaySend).
 func NewRunner(store *deadletter.Store, logger *slog.Logger, may func(ctx context.Context, tx postgres.DB) (bool, error)) *Runner {
 	return &Runner{store: store, logger: logger, may: may, careful: map[uuid.UUID]int{}}
 }
 
-// What one look at a run came to, as the time until the next one.
+// Results of one look at a run, as the time until the next look.
 const (
-	idle = interval        // nothing to do until something ends
-	held = paceStep / 2    // others of it are under way, or its pace holds it back for a moment
-	sent = background.More // a batch went
+	idle = interval        // nothing to do until a redelivery ends
+	held = paceStep / 2    // the concurrency or the rate delays the run for a moment
+	sent = background.More // a batch was sent
 )
 
-// Loop keeps carrying runs out. The batch that is under way at a stop ends by itself: it is one short transaction.
+// Loop returns the background loop of runs. A batch that is in progress at shutdown finishes: it is
+// one short transaction.
 func (r *Runner) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "replay-runs", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Finish: true, Failing: "replay runs do not go on",
@@ -62,7 +65,8 @@ func (r *Runner) Loop() *background.Loop {
 	})
 }
 
-// RunOnce takes every active run one batch further, and returns when to look again. One that fails does not hold up the others.
+// RunOnce advances every active run by one batch, and returns the time until the next look. A
+// failed run does not block the others.
 func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	runs, err := dbsqlc.New(r.store.DB()).ActiveReplays(ctx)
 	if err != nil {
@@ -74,7 +78,7 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	for _, id := range runs {
 		p, err := r.batch(ctx, id)
 		for try := 1; (postgres.IsCollision(err) || postgres.IsLocked(err)) && try < maxTries && ctx.Err() == nil; try++ {
-			p, err = r.batch(ctx, id) // an entry was moved meanwhile, or a lock was held, perhaps by another run
+			p, err = r.batch(ctx, id) // an entry moved, or another transaction, perhaps of another run, held a lock
 		}
 		if postgres.IsRefusal(err) && r.careful[id] == 0 {
 			r.logger.Warn("replay run: a batch was refused by the database; going through it one by one", "run", id, "error", err)
@@ -93,16 +97,18 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	return wait, errors.Join(errs...)
 }
 
-// maxTries is how often a batch is tried that another transaction was in the way of.
+// maxTries limits how often a batch is run that collides with other transactions.
 const maxTries = 10
 
-// maxCareful is how many entries are gone through one by one after a refusal: the largest batch.
+// maxCareful is the number of entries sent one by one after a rejection: the size of the largest
+// batch.
 const maxCareful = 10_000
 
-// batch takes a run one batch further, or a few if it has no pace, in one transaction.
+// batch advances a run by one batch, or by several without a rate or concurrency, in one
+// transaction.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err error) {
 	p = idle
-	// How many are under way, and how the last ones ended, is known when their ends have reached their entries.
+	// Redeliveries in progress and recent outcomes are known once the facts are applied.
 	if err := facts.OfRun(ctx, r.store, id); err != nil {
 		return idle, err
 	}
@@ -116,7 +122,7 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		}
 		run, err := tx.LockReplay(ctx, id)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return nil // another process has it, or it is not running any more
+			return nil // another process has the run, or it is no longer running
 		}
 		if err != nil {
 			return err
@@ -134,7 +140,7 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 			next := dbsqlc.ReplayNextParams{ID: id, NewestFirst: run.NewestFirst, After: run.Cursor, Most: int32(size)}
 			ids, err := tx.ReplayNext(ctx, next)
 			if err == nil && len(ids) == 0 && run.Cursor != nil {
-				next.After = nil // what was passed by, behind another of its ordering key
+				next.After = nil // entries that waited behind another of their ordering key
 				ids, err = tx.ReplayNext(ctx, next)
 			}
 			if err != nil {
@@ -166,8 +172,9 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 	return p, err
 }
 
-// rest sends what must go alone, once all others have gone: one entry in each queue whose last such redelivery has ended. Where nothing is
-// left, it finishes the run. It returns the last entry that it sent, or tried to.
+// rest sends entries that must be sent alone, after all others: one per queue, if the previous one
+// has ended. If none is left, it finishes the run. It returns the last entry that it sent or tried
+// to send.
 func (r *Runner) rest(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, size int) (last uuid.UUID, err error) {
 	ids, err := tx.ReplayAlone(ctx, dbsqlc.ReplayAloneParams{ID: run.ID, Most: int32(size)})
 	if err != nil {
@@ -181,7 +188,7 @@ func (r *Runner) rest(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 
 func withoutPace(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
 
-// room says how many entries may go now, and if none, why.
+// room returns how many entries may be sent now, or, if none, the time until the next look.
 func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise time.Duration, err error) {
 	if run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
 		reason := fmt.Sprintf("%d of the last %d redeliveries failed; look at them, and resume the run or cancel it", run.Failed, run.Ended)
@@ -212,7 +219,7 @@ func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 	return size, sent, nil
 }
 
-// finish ends a run that has nothing left to send, once all of it has ended.
+// finish ends a run that has nothing left to send, once its redeliveries have ended.
 func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error {
 	unfinished, err := tx.ReplayUnfinished(ctx, id)
 	if err != nil || unfinished {
@@ -221,7 +228,7 @@ func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error
 	return tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "completed", Reason: "every entry was replayed or skipped"})
 }
 
-// send sends a batch back. Entries whose patch does not apply are skipped.
+// send sends a batch. It skips entries to which the patch does not apply.
 func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
 	step := dbsqlc.ReplayStepParams{ID: run.ID, Ids: ids, Skipped: []uuid.UUID{}, Why: []string{}}
 	if run.Patch != nil || run.MergePatch != nil {
@@ -239,7 +246,7 @@ func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 	return tx.ReplayStep(ctx, step)
 }
 
-// skip passes over an entry that the database refuses to send back.
+// skip skips an entry that the database refuses to redeliver.
 func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) error {
 	return inTx(ctx, r.store, func(tx transaction) error {
 		return tx.ReplayStep(ctx, dbsqlc.ReplayStepParams{
@@ -248,7 +255,8 @@ func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) 
 	})
 }
 
-// edit patches the payloads of entries. skip gets those to which the patch does not apply. It returns what they were before.
+// edit patches the payloads of entries, calls skip for those to which the patch does not apply, and
+// returns how to undo the edits.
 func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) (undo dbsqlc.UndoEditsParams, err error) {
 	undo = dbsqlc.UndoEditsParams{Run: run.ID}
 	events, err := tx.Events(ctx, ids)
@@ -257,7 +265,7 @@ func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 	}
 	edits := dbsqlc.EditEventsParams{}
 	for _, e := range events {
-		if e.Resumes && run.Checkpoint == "" { // it has failed since the run was started
+		if e.Resumes && run.Checkpoint == "" { // the checkpoint is newer than the run
 			skip(e.ID, "its job has a checkpoint by now, and the run was not told whether to resume it")
 			continue
 		}

@@ -11,17 +11,19 @@ import (
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
-// Single asks for a replay of one entry.
+// Single describes the replay of one entry.
 type Single struct {
-	Payload     json.RawMessage // in place of the entry's
-	Patch       Patch           // of the entry's payload, where Payload is nil
-	Destination string          // where it is delivered instead
-	Checkpoint  string          // [deadletter.Resume] or [deadletter.Discard]; an edit needs it where the entry has a checkpoint
-	Force       bool
-	Act         deadletter.Act
+	Payload     json.RawMessage // replaces the entry's payload
+	Patch       Patch           // applied to the entry's payload if Payload is nil
+	Destination string          // overrides the destination
+	// Checkpoint is [deadletter.Resume] or [deadletter.Discard]. An edit requires it if the entry has a
+	// checkpoint.
+	Checkpoint string
+	Force      bool
+	Act        deadletter.Act
 }
 
-// Replay redelivers one entry now. It returns the new job's id, and what the edit, if any, changed.
+// Replay redelivers an entry now. It returns the new job's id and the changes of an edit, if any.
 func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in *Single) (job int64, changes []Change, err error) {
 	if err := r.checkDestination(in.Destination); err != nil {
 		return 0, nil, err
@@ -36,7 +38,8 @@ func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in *Single) (job in
 	return job, changes, err
 }
 
-// edit is an entry's payload as it is to be, and what makes it so. It is none where there is no entry.
+// edit returns the edited payload of an entry, and the changes as the viewer may see them. If there
+// is no such entry, it returns in.Payload and no changes.
 func (r *Replayer) edit(ctx context.Context, id uuid.UUID, in *Single) (json.RawMessage, []Change, error) {
 	invalid := func(err error) error { return &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()} }
 	if err := in.Patch.Validate(); err != nil {

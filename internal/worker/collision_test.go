@@ -10,9 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-// An entry that is moved to another partition after a claim began to read, and before the claim
-// comes to it, is nothing that SKIP LOCKED skips: Postgres refuses the claim (40001), and the
-// worker makes it again.
+// An entry moves to another partition after a claim began to read and before the claim reaches it.
+// SKIP LOCKED does not skip it: Postgres rejects the claim (40001), and the worker repeats it.
 func TestWorker_ClaimsAgainAfterACollision(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{})
@@ -22,7 +21,7 @@ func TestWorker_ClaimsAgainAfterACollision(t *testing.T) {
 	require.NoError(t, j.pool.QueryRow(t.Context(),
 		"SELECT min(id::text), max(id::text) FROM dlq.dead_letter_open").Scan(&first, &second))
 	j.exec("UPDATE dlq.dead_letter_open SET priority = 2 WHERE id = $1", second)
-	// The claim reads the urgent entry first, and waits there.
+	// The claim reads the urgent entry first, and blocks on it.
 	j.exec(`CREATE OR REPLACE FUNCTION dlq.rescues(p_metadata jsonb) RETURNS integer LANGUAGE plpgsql AS $$
 		BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN 0; END $$`)
 	held, err := j.pool.Begin(t.Context())

@@ -15,10 +15,10 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// What comes of a batch is gathered in rows, and written in one statement for each kind, which takes an array for each
-// column: one array of JSON would take half as long again (docs/decisions.md).
+// The decisions of a batch are collected in rows and written by one statement per kind, with one
+// array per column. A single array of JSON would take half as long again (docs/decisions.md).
 
-// column is the array of one column of rows.
+// column returns one column of rows.
 func column[R, V any](rows []R, of func(*R) V) []V {
 	values := make([]V, len(rows))
 	for i := range rows {
@@ -27,11 +27,11 @@ func column[R, V any](rows []R, of func(*R) V) []V {
 	return values
 }
 
-// decision is what happens to an entry that was just judged.
+// decision is the outcome for an entry that was just judged.
 type decision struct {
 	ID          uuid.UUID
 	Queue, Kind string
-	Parked      bool // it comes to need a person
+	Parked      bool // the entry becomes manual
 	Status      deadletter.Status
 	Strategy    string
 	Class       string
@@ -39,17 +39,17 @@ type decision struct {
 	Fingerprint string
 	Next        time.Time
 	WaitingFor  string
-	MaxRetries  int             // 0: as many as before
-	Priority    int             // 0: the same
-	Tags        json.RawMessage // an array of texts, which are added
+	MaxRetries  int             // 0 leaves it unchanged
+	Priority    int             // 0 leaves it unchanged
+	Tags        json.RawMessage // array of strings to add
 	Assignee    string
 	Reason      string
 }
 
-// decisions are those of a batch.
+// decisions are the decisions of a batch.
 type decisions []decision
 
-// add gathers the decision on an entry, and returns what it comes to: "decided" or "parked".
+// add adds the decision on an entry and returns its action: "decided" or "parked".
 func (d *decisions) add(row *dbsqlc.ClaimDueRow, of *strategy.Decision) string {
 	status, action := deadletter.Pending, "decided"
 	if of.Strategy == strategy.Manual {
@@ -66,7 +66,7 @@ func (d *decisions) add(row *dbsqlc.ClaimDueRow, of *strategy.Decision) string {
 	return action
 }
 
-// write writes what was gathered, if anything.
+// write writes the decisions, if there are any.
 func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Act, configVersion string) error {
 	if len(*d) == 0 {
 		return nil
@@ -80,7 +80,7 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 	})
 }
 
-// file files the entries that were gathered. It returns which: the others' jobs have an open entry.
+// file files the entries. It returns the filed ids; the jobs of the others have an open entry.
 func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersion string) ([]uuid.UUID, error) {
 	params := d.columns()
 	params.Actor, params.ConfigVersion = actor, configVersion
@@ -89,7 +89,7 @@ func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersi
 	return filed, err
 }
 
-// tell says which of some entries come to need a person.
+// tell records which of the entries become manual as parked by tx.
 func (d *decisions) tell(tx *transaction, of []uuid.UUID) {
 	among := make(map[uuid.UUID]bool, len(of))
 	for _, id := range of {
@@ -102,7 +102,7 @@ func (d *decisions) tell(tx *transaction, of []uuid.UUID) {
 	}
 }
 
-// columns are what was gathered, an array for each column.
+// columns returns the decisions as one array per column.
 func (d *decisions) columns() dbsqlc.FileDecidedParams {
 	return dbsqlc.FileDecidedParams{
 		Ids:          column(*d, func(r *decision) uuid.UUID { return r.ID }),
@@ -121,7 +121,7 @@ func (d *decisions) columns() dbsqlc.FileDecidedParams {
 	}
 }
 
-// waiting is an entry that waits until a time, and for something else if that is not empty.
+// waiting is an entry that waits until a time, and for WaitingFor if that is not empty.
 type waiting struct {
 	ID         uuid.UUID
 	Until      time.Time
@@ -129,26 +129,27 @@ type waiting struct {
 	Reason     string
 }
 
-// reserved is an entry that is a person's.
+// reserved is an entry that needs manual handling.
 type reserved struct {
 	ID      uuid.UUID
-	Rule    string // that says so, although its class does not
+	Rule    string // the rule that requires it, if the class does not
 	Reason  string
-	Refusal string // what the database said, which may name a person: an erasure takes it out of the trail
+	Refusal string // database error; may contain personal data, so an erasure removes it
 }
 
-// aside are decided entries that do not go now.
+// aside collects decided entries that are not redelivered now.
 type aside struct {
 	waiting  []waiting
 	reserved []reserved
 }
 
-// wait has an entry wait until a time, and for something else if that is not empty.
+// wait defers an entry until a time, and for waitingFor if that is not empty.
 func (a *aside) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
 	a.waiting = append(a.waiting, waiting{id, until, waitingFor, reason})
 }
 
-// unlessOn puts an entry aside, unless it may go by itself: it is observed, or a person's. It reports whether it did.
+// unlessOn sets an entry aside unless automatic redelivery is on for it: as observed, or as
+// reserved. It reports whether it did.
 func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
 	switch {
 	case v.Reserved != "":
@@ -161,7 +162,7 @@ func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool
 	return true
 }
 
-// write writes what was gathered, if anything.
+// write writes the collected entries, if there are any.
 func (a *aside) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
 	if n := len(a.waiting); n > 0 {
 		if err := tx.PutOff(ctx, dbsqlc.PutOffParams{
@@ -191,7 +192,7 @@ func (a *aside) write(ctx context.Context, tx transaction, actor string, counts 
 	return nil
 }
 
-// park leaves entries to a person, each for its own reason.
+// park moves entries to manual, each for its own reason.
 func park(ctx context.Context, tx transaction, actor string, entries []reserved) error {
 	if len(entries) == 0 {
 		return nil

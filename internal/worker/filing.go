@@ -22,43 +22,44 @@ import (
 )
 
 const (
-	// fileInterval is between looks at the inbox. Capture tells nobody that a job failed: a NOTIFY takes a lock at commit that
-	// all transactions of the server share which notify.
+	// fileInterval is the time between looks at the inbox. Capture sends no NOTIFY for a failed job: at
+	// commit, NOTIFY takes a lock that all notifying transactions of the server share.
 	fileInterval = 50 * time.Millisecond
-	// fileRetry is between turns that fail, at most.
+	// fileRetry is the longest pause after failures.
 	fileRetry = 5 * time.Second
-	// fileBatch is how many entries one transaction files.
+	// fileBatch is the number of entries that one transaction files.
 	fileBatch = 500
-	// lookBack is how far before the last failure that was filed a look begins which does not look at the whole inbox: jobs'
-	// transactions do not commit in the order in which the jobs failed.
+	// lookBack is how far before the last filed failure a partial look at the inbox begins. Jobs'
+	// transactions do not commit in the order of the failures.
 	lookBack = 5 * time.Second
-	// maxUnlooked is between two looks at the whole inbox. Each may have to step over every row that was filed since the oldest
-	// transaction of the server began: looks take a twentieth of the time at most, and the inbox is never left alone for longer.
+	// maxUnlooked is the longest pause between two looks at the whole inbox. Each may have to step over
+	// every row that was filed since the server's oldest transaction began.
 	maxUnlooked = 10 * time.Second
-	// wholeShare is how much longer than a look at the whole inbox the pause after it is.
+	// wholeShare times the duration of a look at the whole inbox is the pause after it: such looks take
+	// a twentieth of the time at most.
 	wholeShare = 20
-	// refusedFor is how long an entry is left alone that the database does not let go.
+	// refusedFor is how long an entry stays in the inbox after the database refused to file it.
 	refusedFor = time.Minute
-	// maxRefused is how many of those there may be before filing as a whole counts as failing.
+	// maxRefused is the number of refused entries above which filing as a whole counts as failing.
 	maxRefused = 100
 )
 
-// inbox is where a worker is in the inbox.
+// inbox is a worker's position in the inbox.
 type inbox struct {
 	mu      sync.Mutex
 	after   uuid.UUID // where the next look begins
-	last    uuid.UUID // the latest failure that was filed
-	whole   time.Time // when the next look is at all of it
+	last    uuid.UUID // the latest filed failure
+	whole   time.Time // when the next look at the whole inbox is due
 	refused map[uuid.UUID]time.Time
 }
 
-// look is one look at the inbox.
+// look is the range of one look at the inbox.
 type look struct {
 	after   uuid.UUID
 	refused []uuid.UUID
 }
 
-// next says where to look now.
+// next returns the range of the next look.
 func (i *inbox) next(now time.Time) look {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -76,7 +77,7 @@ func (i *inbox) next(now time.Time) look {
 	return l
 }
 
-// saw notes what a look found, how long that took, and whether there is more behind it.
+// saw records the result of a look, its duration, and whether it was full.
 func (i *inbox) saw(l look, rows []dbsqlc.ClaimDueRow, took time.Duration, full bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -96,7 +97,8 @@ func (i *inbox) saw(l look, rows []dbsqlc.ClaimDueRow, took time.Duration, full 
 	}
 }
 
-// before is the least id of a time that much before another id's; before none there is none.
+// before returns the smallest id of a time that much before another id's time; uuid.Nil for
+// uuid.Nil.
 func before(id uuid.UUID, by time.Duration) uuid.UUID {
 	if id == uuid.Nil {
 		return id
@@ -105,7 +107,8 @@ func before(id uuid.UUID, by time.Duration) uuid.UUID {
 	return deadletter.FirstID(time.UnixMilli(int64(ms)).Add(-by))
 }
 
-// refuse has an entry left alone for a while. It reports whether there are too many of those.
+// refuse excludes an entry from filing for refusedFor. It reports whether too many entries are
+// excluded.
 func (i *inbox) refuse(id uuid.UUID) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -125,8 +128,8 @@ func (w *Worker) beforeFiling(ctx context.Context) {
 	}
 }
 
-// File files one batch of what applications' transactions left in the inbox: judged, in one transaction. It reports whether
-// there may be more.
+// File files one batch of failures from the inbox, with the planner's decisions, in one
+// transaction. It reports whether there may be more.
 func (w *Worker) File(ctx context.Context) (bool, error) {
 	w.prepare.Do(func() { w.beforeFiling(ctx) })
 	size := cmp.Or(w.config.BatchSize, fileBatch)
@@ -144,8 +147,9 @@ func (w *Worker) File(ctx context.Context) (bool, error) {
 	return len(rows) == size, nil
 }
 
-// fileOneByOne files the entries of a batch that the database refused, each in a transaction of its own. One that it refuses
-// alone is filed as a person's, and where that is refused, too, left alone for a while: it must not hold up the others.
+// fileOneByOne retries a rejected batch with one transaction per entry. An entry that is rejected
+// again is filed as manual. If that is rejected too, the entry stays in the inbox for a while, so
+// that it does not block the others.
 func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
 	for range entries {
 		rows, err := w.file(ctx, at, 1)
@@ -179,7 +183,7 @@ func (w *Worker) fileForAPerson(ctx context.Context, refused reserved) error {
 	})
 }
 
-// file files at most size entries. It returns what it claimed, also where it failed.
+// file files at most size entries. It returns what it found, and on failure what it claimed.
 func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.ClaimDueRow, err error) {
 	began, params := time.Now(), dbsqlc.UnfiledParams{ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size)}
 	_, err = inTx(ctx, w.config.Store, func(tx transaction) error {
@@ -192,7 +196,8 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 	}
 	found, took := rows, time.Since(began)
 	if len(rows) > 0 {
-		once := slices.CompactFunc(slices.Clone(rows), func(a, b dbsqlc.ClaimDueRow) bool { return a.ID == b.ID }) // a failure may be there twice
+		// A failure may be in the inbox twice.
+		once := slices.CompactFunc(slices.Clone(rows), func(a, b dbsqlc.ClaimDueRow) bool { return a.ID == b.ID })
 		if rows, err = w.fileJudged(ctx, once); err != nil {
 			return rows, err
 		}
@@ -201,7 +206,8 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 	return found, nil
 }
 
-// fileJudged files those entries of the inbox that no other worker files, as the planner decides. It returns which.
+// fileJudged files those entries that no other worker is filing, as the planner decides. It returns
+// them.
 func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
 	start := time.Now()
 	defer func() { w.step(ctx, StageDecision, start, err) }()
@@ -230,13 +236,13 @@ func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (cla
 	}
 	w.traceFiling(ctx, claimed, made, start)
 	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
-		w.batches.Wake() // it may sleep for longer
+		w.batches.Wake() // it may be sleeping longer
 	}
 	return claimed, nil
 }
 
-// traceFiling makes a span of the filing of each entry, from start until now, in the trace that its
-// message was submitted in.
+// traceFiling sends a span, from start until now, for each filed entry whose message was submitted
+// in a trace.
 func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, made *judgements, start time.Time) {
 	if len(filed) == 0 || !telemetry.Sends(w.config.Tracer) {
 		return
@@ -268,7 +274,7 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ma
 	}
 }
 
-// fileDecided files claimed entries. It returns when the first is due that is no person's.
+// fileDecided files claimed entries. It returns when the first one that is not manual is due.
 func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, made *judgements, counts map[string]int) (soonest time.Time, err error) {
 	by, err := w.judge(ctx, tx, made.planner)
 	if err != nil {
@@ -292,7 +298,7 @@ func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.
 	for _, id := range filed {
 		counts[actions[id]]++
 	}
-	if len(filed) < len(rows) { // jobs that failed again
+	if len(filed) < len(rows) { // the others are further failures of open entries
 		ids := column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
 		repeats, err := tx.FileRepeats(ctx, ids)
 		if err != nil {

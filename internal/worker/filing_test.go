@@ -24,7 +24,7 @@ func (b *bundle) file() {
 	}
 }
 
-// One audit row says that the job failed, and what was decided; analytics count both.
+// One audit row records the failure and the decision; analytics count both.
 func TestFile_decides(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -35,7 +35,7 @@ func TestFile_decides(t *testing.T) {
 	b.fail(2, "connection refused")
 	b.fail(2, "connection refused")
 	b.fail(2, "card was declined")
-	b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM dlq.dead_letter_inbox") // each came in twice
+	b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM dlq.dead_letter_inbox") // each failure twice
 	b.file()
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
 	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_open e ON e.id = t.entry_id
@@ -58,7 +58,8 @@ func TestFile_decides(t *testing.T) {
 	require.Equal(t, want, rolled())
 }
 
-// A further failure of an entry that somebody holds stays in the inbox, and nobody is told twenty times a second that it needs a person.
+// A further failure of a locked entry stays in the inbox. It is not reported as parked on each
+// look, twenty times a second.
 func TestFile_furtherFailureOfAHeldEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -97,7 +98,8 @@ func (b *bundle) one(sql string, args ...any) (text string) {
 	return text
 }
 
-// An entry that the database refuses holds up no other: what was decided is not written and a person has it, or it stays.
+// A rejected entry does not block the others. It is filed as manual without the decision; if that
+// is rejected too, it stays in the inbox.
 func TestFile_entryThatTheDatabaseRefuses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -110,7 +112,7 @@ func TestFile_entryThatTheDatabaseRefuses(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'undecidable' AND status = 'dlq_manual' AND parked_by = 'worker:test'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%the database refused what was decided of it' AND detail ->> 'refusal' LIKE '%no_poison%'"))
-	// What the database said may be the person's data.
+	// The database's error may contain personal data.
 	b.exec("SELECT dlq.erase_entries(ARRAY(SELECT entry_id FROM dlq.dead_letter_transitions WHERE detail ? 'refusal'), 'kim', 'request 9')")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions t WHERE t::text LIKE '%no_poison%'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE kind = 'poison'"))
@@ -119,7 +121,8 @@ func TestFile_entryThatTheDatabaseRefuses(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"), "it is left alone for a while")
 }
 
-// The loop files what failed long ago, too: jobs' transactions do not commit in the order in which the jobs failed.
+// The loop also files older failures: jobs' transactions do not commit in the order of the
+// failures.
 func TestFile_loopFindsAll(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -137,7 +140,7 @@ func TestFile_loopFindsAll(t *testing.T) {
 	filed(2)
 }
 
-// Workers and persons come upon the same entries at once: each is filed once, whoever is first.
+// Workers and operators act on the same entries concurrently: each entry is filed once.
 func TestFile_besidePersons(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

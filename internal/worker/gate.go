@@ -20,39 +20,40 @@ import (
 )
 
 const (
-	// gateHold is how long a gate in front of conditions stays shut whose probes failed. It is short: a destination that
-	// goes on failing opens its breaker, which is a condition too.
+	// gateHold is how long a condition gate stays shut after its probes failed. It is short, because a
+	// destination that keeps failing opens its breaker, which is a condition, too.
 	gateHold = 10 * time.Second
-	// gateIdle is how long a gate stays open through which nothing goes.
+	// gateIdle is how long an open gate stays open without releases. After that it probes again.
 	gateIdle = 10 * time.Second
 	// probeSuccess is the share of probes that must succeed to let the rest follow.
 	probeSuccess = 0.8
-	// maxRelease bounds what one look at a gate releases.
+	// maxRelease bounds the entries that one look at a gate releases.
 	maxRelease = 1000
-	// maxGroupsWaiting bounds how many groups of one plan a look at a gate asks for.
+	// maxGroupsWaiting bounds the groups of a queue that one look at a gate reads.
 	maxGroupsWaiting = 10_000
 )
 
-// States of a gate, as in dlq.gates. One that is not there is shut and has tried nothing.
+// States of a gate in dlq.gates. A gate without a row is shut and has not probed.
 const (
 	gateProbing = "probing"
 	gateShut    = "shut"
 	gateOpen    = "open"
 )
 
-// gate is in front of entries that wait together: a few are released first, and the rest if those succeed.
+// gate controls the release of entries that wait together: a few probes first, and the rest if the
+// probes succeed.
 type gate struct {
 	name   string
 	pace   policy.Pace
 	probes int
-	hold   time.Duration // how long it stays shut when the probes failed
-	why    string        // they may go now
-	// claim locks up to so many of the entries.
+	hold   time.Duration // how long it stays shut after its probes failed
+	why    string        // reason for the audit trail
+	// claim locks up to most of the entries.
 	claim func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error)
 }
 
-// Gates looks once at every queue with entries that wait for a condition, and releases those whose conditions hold; and
-// at the smart retries that are on their way.
+// Gates looks once at the gate of each queue with entries that wait for a condition, and at the
+// gates of smart retries in progress. A gate whose conditions hold releases entries.
 func (w *Worker) Gates(ctx context.Context) error {
 	var queues, smart []string
 	_, err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
@@ -65,7 +66,7 @@ func (w *Worker) Gates(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error // one that fails does not hold up the others
+	var errs []error // one failure does not block the other gates
 	for _, queue := range queues {
 		if err := w.conditionGate(ctx, queue); err != nil {
 			errs = append(errs, fmt.Errorf("gate of queue %s: %w", queue, err))
@@ -94,8 +95,9 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 			return err
 		}
 		planner := by.planner
-		// Each entry waits for what its own plan asks: groups of one plan are asked for once, whoever is first in the queue.
-		// (A condition of the machine's may hold on another one.)
+		// A group is the entries of one kind, class and rule, which have the same plan. Each group's
+		// conditions are checked once, so that a group that waits does not block the others. (A condition
+		// on this machine may hold on another one.)
 		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
 		if err != nil {
 			return err
@@ -123,8 +125,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	if !postgres.IsRefusal(err) {
 		return err
 	}
-	// One that the database refuses would hold up the others for good. As entries that are due, they are gone through
-	// one by one.
+	// One rejected entry would block the others forever. As due entries they are retried one by one.
 	w.config.Logger.Error("DLQ worker: a release was refused by the database; its entries are due instead", "queue", queue, "error", err)
 	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
@@ -145,8 +146,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	return err
 }
 
-// claimWaiting claims entries of groups whose conditions hold. Those that may not go by themselves are put aside, so that they do
-// not hold up anybody.
+// claimWaiting claims entries of groups whose conditions hold. It defers those whose automatic
+// redelivery is off, so that they do not block the others.
 func (w *Worker) claimWaiting(ctx context.Context, tx transaction, by *judged, queue string, groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int) ([]uuid.UUID, error) {
 	rows, err := tx.ClaimWaiting(ctx, claimParams(queue, groups, most))
 	if err != nil {
@@ -171,7 +172,7 @@ func claimParams(queue string, groups []dbsqlc.WaitingGroupsRow, most int) dbsql
 	}
 }
 
-// waitingEntry is an entry of a group, as the planner sees it.
+// waitingEntry returns an entry of a group for the planner.
 func waitingEntry(queue string, g *dbsqlc.WaitingGroupsRow) *strategy.Entry {
 	return &strategy.Entry{Facts: strategy.Facts{Class: riverdlq.Class(g.ErrorClass), Queue: queue, Kind: g.Kind}, Rule: g.Rule}
 }
@@ -182,7 +183,8 @@ func waitingSwitched(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
 	})
 }
 
-// release moves a gate on by one step: probes go, their outcome is judged, and the rest follow at their pace.
+// release advances a gate by one step: it sends probes, evaluates them, or releases the rest at
+// their pace.
 func (w *Worker) release(ctx context.Context, tx transaction, g *gate, counts map[string]int) error {
 	if mine, err := tx.LockGate(ctx, g.name); err != nil || !mine {
 		return err
@@ -197,7 +199,7 @@ func (w *Worker) release(ctx context.Context, tx transaction, g *gate, counts ma
 	}
 	switch state.State {
 	case gateOpen:
-		if now.Sub(state.StartedAt) > gateIdle { // its conditions did not hold meanwhile
+		if now.Sub(state.StartedAt) > gateIdle { // no look released anything since: its conditions did not hold
 			return w.probe(ctx, tx, g, now, counts)
 		}
 	case gateShut:
@@ -230,7 +232,8 @@ func (w *Worker) probe(ctx context.Context, tx transaction, g *gate, now time.Ti
 	return w.redeliver(ctx, tx, ids, fmt.Sprintf("%s: one of %d probes", g.why, len(ids)), counts)
 }
 
-// follow releases what comes after successful probes, as many as their pace lets through until the next look.
+// follow releases entries after successful probes, as many as their pace allows until the next
+// look.
 func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.Time, counts map[string]int) error {
 	ids, err := g.claim(ctx, tx, maxRelease)
 	if err != nil {
@@ -244,7 +247,7 @@ func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.T
 		}
 		ids = ids[:places.Granted]
 	}
-	if len(ids) == claimed && claimed < maxRelease { // nobody is left
+	if len(ids) == claimed && claimed < maxRelease { // none are left
 		err = tx.DeleteGate(ctx, g.name)
 	} else {
 		err = tx.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateOpen, Probes: []uuid.UUID{}, Now: now})

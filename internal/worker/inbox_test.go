@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A worker that found nothing yet does not look past what comes first.
+// A worker that has found nothing yet does not skip the first failures.
 func TestInbox_thatWasEmpty(t *testing.T) {
 	t.Parallel()
 	var i inbox

@@ -13,30 +13,30 @@ import (
 )
 
 const (
-	// listenTurn is how long one wait for a NOTIFY takes at most. After it the connection is asked whether it still works: one
-	// that died without a word would be silent for ever.
+	// listenTurn bounds one wait for a NOTIFY. After it the connection is pinged: a dead connection
+	// would otherwise stay silent forever.
 	listenTurn = 10 * time.Second
-	// listenRetry is how long to wait before listening again after the connection broke.
+	// listenRetry is the pause before listening again after the connection broke.
 	listenRetry = 5 * time.Second
-	// closeTimeout is how long the server gets to take leave.
+	// closeTimeout bounds the closing of a connection.
 	closeTimeout = 200 * time.Millisecond
 )
 
-// listener wakes the worker at every NOTIFY. It is an optimisation: without it entries wait for the next poll.
+// listener wakes the worker on every NOTIFY. Without it, entries wait for the next poll.
 type listener struct {
 	pool   *pgxpool.Pool
 	topic  string
 	notify func()
-	conn   *pgx.Conn // nil while it does not listen
+	conn   *pgx.Conn // nil while not listening
 }
 
-// once waits for one NOTIFY, on a connection that it holds on to.
+// once waits for one NOTIFY on a connection that it keeps.
 func (l *listener) once(ctx context.Context) (time.Duration, error) {
 	if l.conn == nil {
 		if err := l.open(ctx); err != nil {
 			return 0, err
 		}
-		l.notify() // what was sent while nobody listened
+		l.notify() // catch up on notifications sent before
 	}
 	wait, cancel := context.WithTimeout(ctx, listenTurn)
 	defer cancel()

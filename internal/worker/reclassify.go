@@ -15,17 +15,17 @@ import (
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
-// reclassifyPage is how many entries are judged in one transaction.
+// reclassifyPage is the number of entries in one transaction.
 const reclassifyPage = 500
 
-// Judgement is what an error was taken for.
+// Judgement is the class, rule and strategy of an entry.
 type Judgement struct {
 	Class    string `json:"class" doc:"What kind of error it is."`
 	Rule     string `json:"rule" doc:"The rule that chose the class."`
 	Strategy string `json:"strategy" doc:"What happens next."`
 }
 
-// Rejudged are entries whose judgement changes in the same way.
+// Rejudged counts entries whose judgement changes in the same way.
 type Rejudged struct {
 	From    Judgement `json:"from" doc:"What they were taken for."`
 	To      Judgement `json:"to" doc:"What they are taken for now."`
@@ -34,17 +34,17 @@ type Rejudged struct {
 	Example uuid.UUID `json:"example" doc:"One of them."`
 }
 
-// Reclassified says what came of judging open entries anew.
+// Reclassified is the result of judging open entries again.
 type Reclassified struct {
 	DryRun  bool       `json:"dryRun" doc:"Nothing was changed."`
 	Looked  int        `json:"looked" doc:"Open entries that were looked at: those that rules had judged, and no person."`
 	Changed []Rejudged `json:"changed" doc:"Those whose judgement changes, the most first."`
-	Parked  []Parked   `json:"-"` // those that now need a person, for who tells people
+	Parked  []Parked   `json:"-"` // entries that became manual, for notifications
 }
 
-// Reclassify judges open entries anew, by the rules that are in force. Entries that a person has parked, or that are
-// being redelivered, are left alone; so are those that a worker or another reclassification holds at the moment. A dry
-// run changes nothing.
+// Reclassify judges open entries again by the rules in force. It skips entries that an operator
+// parked or that are being redelivered, and entries that a worker or another reclassification
+// holds. A dry run changes nothing.
 //
 //nolint:gocognit // batch by batch, one thing after the other
 func Reclassify(
@@ -139,7 +139,7 @@ func Reclassify(
 	return result, nil
 }
 
-// alsoChanged lists what a decision changes of an entry beside class, rule and strategy.
+// alsoChanged lists what a decision changes in an entry besides class, rule and strategy.
 func alsoChanged(row *dbsqlc.ClaimDueRow, has *dbsqlc.ClaimDecidedRow, d *strategy.Decision, now time.Time) []string {
 	also := []string{}
 	if d.Priority != 0 && d.Priority != int(has.Priority) {
@@ -154,7 +154,7 @@ func alsoChanged(row *dbsqlc.ClaimDueRow, has *dbsqlc.ClaimDecidedRow, d *strate
 	if d.MaxRetries != 0 && d.MaxRetries != int(has.DlqMaxRetries) {
 		also = append(also, "maxRetries")
 	}
-	// What waits for something else than the time has its next look for that, and not from its plan.
+	// If an entry waits for something other than a time, that wait sets its next look, not the plan.
 	if next := d.Next.Truncate(time.Microsecond); row.NextRetryAt != nil && !d.Next.IsZero() && !next.Equal(*row.NextRetryAt) &&
 		(next.After(now) || row.NextRetryAt.After(now)) && (row.WaitingFor == "" || row.WaitingFor == strategy.WaitsForAutomatic) {
 		also = append(also, "nextRetryAt")

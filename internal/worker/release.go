@@ -15,17 +15,19 @@ import (
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
-// maxObservedGroups bounds how many groups of observed entries one look takes in.
+// maxObservedGroups bounds the groups of observed entries that one look reads.
 const maxObservedGroups = 10_000
 
-// releaseGate is the name of the lock by which one process at a time releases observed entries.
+// releaseGate is the name of the lock that limits the release of observed entries to one process at
+// a time.
 const releaseGate = "automatic"
 
-// Release looks once at the groups of observed entries, and lets those go for which automatic redelivery has been switched
-// on: at the pace of their queue, the oldest first. It also tells SQL what the policy says of it, where that has changed.
+// Release releases observed entries for which automatic redelivery is now on: oldest first, at the
+// pace of their queue. It also writes the policy's switches to the database if the policy has
+// changed.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
-	var told *policy.Policy // in this transaction
+	var told *policy.Policy // written in this transaction
 	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
 		released, told = false, nil
 		if mine, err := tx.LockGate(ctx, releaseGate); err != nil || !mine {
@@ -49,7 +51,8 @@ func (w *Worker) Release(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// In one order, as a batch does, so that two that reserve in several paces cannot deadlock.
+		// In the same order as in a batch: two transactions that reserve in several paces would otherwise
+		// deadlock.
 		slices.SortStableFunc(groups, func(a, b dbsqlc.ObservedGroupsRow) int {
 			return strings.Compare(p.PaceOf(a.Queue).Name, p.PaceOf(b.Queue).Name)
 		})
@@ -75,13 +78,13 @@ func (w *Worker) Release(ctx context.Context) error {
 		w.published.Store(told)
 	}
 	if err == nil && released {
-		w.notify() // after the commit: before it, a batch sees none of them
+		w.notify() // after the commit: before it, a batch does not see them
 	}
 	return err
 }
 
-// releaseGroup lets the first entries of a group go: those that are due get their places in the pace, and the others are
-// due when they would have been anyway.
+// releaseGroup releases the first entries of a group. Due entries get places in the pace; the
+// others keep their time.
 func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g *dbsqlc.ObservedGroupsRow, most int, aside *aside, counts map[string]int) error {
 	of, now := by.planner.Policy().PaceOf(g.Queue), w.now()
 	if of.PerSecond > 0 {
@@ -97,7 +100,7 @@ func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g
 			Queue: g.Queue, Kind: g.Kind, ErrorClass: g.ErrorClass, JobKind: g.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
 		}))
 		switch next := row.NextRetryAt; {
-		case aside.unlessOn(row.ID, next, v): // a person's: it was observed before switches were, or by another dlqd
+		case aside.unlessOn(row.ID, next, v): // reserved: observed before switches existed, or by another version
 		case next.After(now):
 			aside.wait(row.ID, next, "", v.Reason)
 		default:

@@ -23,7 +23,7 @@ func attached(t *testing.T, files policytest.Files) *judged {
 	return j
 }
 
-// failJobs has n jobs of a queue fail that were allowed so many attempts.
+// failJobs makes n jobs of a queue fail that had a maximum number of attempts.
 func (j *judged) failJobs(n, attempts int, queue, kind, message string) {
 	j.Helper()
 	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT $3, jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'order.placed'), $1, $4, 'running' FROM generate_series(1, $2)`, queue, n, kind, attempts)
@@ -50,7 +50,8 @@ func (j *judged) text(sql string, args ...any) string {
 
 const refused = "connection refused"
 
-// On a River that an application owns, entries are judged and shown, and nothing is sent again by itself.
+// On a River that an application owns, entries are judged and shown, and not redelivered
+// automatically.
 func TestAutomatic_observesFirst(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
@@ -75,7 +76,7 @@ func TestAutomatic_observesFirst(t *testing.T) {
 	_, err := dbsqlc.New(j.store.DB()).NextDue(t.Context())
 	require.Error(t, err, "and keeps no worker awake")
 
-	// A person's replay works; when it fails, the entry is observed again.
+	// An operator's replay works. If it fails, the entry is observed again.
 	_, err = j.store.Replay(t.Context(), entry.ID, deadletter.Act{Actor: "kim"}, nil, false)
 	require.NoError(t, err)
 	j.failure = refused
@@ -85,14 +86,15 @@ func TestAutomatic_observesFirst(t *testing.T) {
 	require.Equal(t, 1, j.observed())
 	require.EqualValues(t, 1, j.entry().DLQRetryCount)
 
-	// What dlqd itself delivers is sent again as ever.
+	// Messages, which dlqd delivers, are redelivered as usual.
 	j.failJobs(1, 1, "default", "dlqd_message", refused)
 	j.all()
 	j.delayOver()
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND job_kind = 'dlqd_message'"))
 }
 
-// Entries that wait for automatic redelivery are not claimed: older than what is due, they would fill every batch.
+// Entries that wait for automatic redelivery are not claimed. Older than the due ones, they would
+// fill every batch.
 func TestClaim_PassesByWhatWaitsForAutomatic(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
@@ -110,7 +112,7 @@ func TestClaim_PassesByWhatWaitsForAutomatic(t *testing.T) {
 	require.False(t, full, "one is due")
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND job_kind = 'dlqd_message'"))
 
-	// Nor once the switch is on: they go when they are released, which has their pace.
+	// The same holds once the switch is on: Release sends them, at their pace.
 	j.exec("SELECT dlq.set_automatic('all', NULL, true, p_actor => 'kim')")
 	_, err = small.RunOnce(t.Context())
 	require.NoError(t, err)
@@ -118,7 +120,8 @@ func TestClaim_PassesByWhatWaitsForAutomatic(t *testing.T) {
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))
 }
 
-// Switched on, what waited goes at the pace of its queue, the oldest first; what is not due yet goes in its own time.
+// Once switched on, observed entries are released at the pace of their queue, oldest first. Those
+// that are not due keep their time.
 func TestAutomatic_switchedOnReleasesAtAPace(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})
@@ -149,7 +152,7 @@ func TestAutomatic_switchedOnReleasesAtAPace(t *testing.T) {
 	require.Equal(t, 45, j.inStatus(deadletter.Processing))
 }
 
-// A pace of less than one a second releases too.
+// A pace below one per second releases, too.
 func TestAutomatic_slowPace(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.1\nautomatic: {queues: {slow: {enabled: true}}}\n"})
@@ -167,13 +170,13 @@ func TestAutomatic_slowPace(t *testing.T) {
 	require.Equal(t, 3, j.inStatus(deadletter.Processing), "one in ten seconds")
 }
 
-// Paces are reserved in one order everywhere: a release whose queues sort otherwise than their paces would deadlock with a
-// batch that reserves in the same ones.
+// Paces are reserved in the same order everywhere. A release whose queues sort differently from
+// their paces would otherwise deadlock with a batch.
 func TestAutomatic_pacesInOneOrder(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
-	j.failJobs(1, 3, "a", "report", refused)       // its pace: queue:a
-	j.failJobs(1, 3, "default", "report", refused) // destination:default
+	j.failJobs(1, 3, "a", "report", refused)       // pace queue:a
+	j.failJobs(1, 3, "default", "report", refused) // pace destination:default
 	j.all()
 	require.Equal(t, 2, j.observed())
 	j.now = j.now.Add(2 * time.Minute)
@@ -197,10 +200,10 @@ func TestAutomatic_pacesInOneOrder(t *testing.T) {
 	require.Zero(t, j.observed())
 }
 
-// A person's entries: of jobs with one attempt, and backfilled ones, unless they are named.
+// Entries of jobs with one attempt and backfilled entries are manual, unless a switch names them.
 func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil) // on dlqd's own River too
+	j := setupJudged(t, nil) // applies to dlqd's own River, too
 	j.failJobs(1, 1, "mails", "once", refused)
 	j.failJobs(1, 3, "mails", "old", refused)
 	j.exec("UPDATE dlq.dead_letter_queue SET captured_by = 'backfill' WHERE kind = 'old'")
@@ -212,7 +215,7 @@ func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
 	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt: whether it may run twice is a person's decision$`,
 		j.text("SELECT t.reason FROM dlq.dead_letter_transitions t WHERE t.kind = 'once' AND t.to_status = 'dlq_manual'"))
 
-	// Once they are named, reclassify takes them along.
+	// Once a switch names them, reclassify makes them pending.
 	reclassify := func() *worker.Reclassified {
 		result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
 		require.NoError(t, err)
@@ -227,14 +230,15 @@ func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
 	j.delayOver()
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'once' AND status = 'dlq_processing'"))
 
-	// What a person returned to the automatic path goes.
+	// An unparked entry is redelivered.
 	j.exec("SELECT dlq.unpark(id, 'kim') FROM dlq.dead_letter_open WHERE kind = 'old'")
 	require.Contains(t, j.text("SELECT next FROM dlq.entries WHERE kind = 'old'"), ", as a person returned it")
 	j.delayOver()
 	require.Equal(t, 2, j.inStatus(deadletter.Processing))
 }
 
-// What was decided before there were switches, or while it was named, does not go when it comes due.
+// Entries that were decided before switches existed, or while a switch named them, are not
+// redelivered when they come due.
 func TestAutomatic_namedNoMore(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
@@ -250,7 +254,7 @@ func TestAutomatic_namedNoMore(t *testing.T) {
 	require.Equal(t, 2, j.inStatus(deadletter.Manual), "and the one that was observed")
 }
 
-// Switched off, what comes due is put aside, and what fails is observed.
+// Once switched off, due entries are deferred and new failures are observed.
 func TestAutomatic_switchedOffPutsAside(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
@@ -270,7 +274,8 @@ func TestAutomatic_switchedOffPutsAside(t *testing.T) {
 	require.Equal(t, 5, j.inStatus(deadletter.Processing))
 }
 
-// Once a stop has returned, no worker redelivers by itself, until it is lifted. A person's replay goes on.
+// After a stop returns, no worker redelivers automatically until the stop is lifted. An operator's
+// replay still works.
 func TestAutomatic_stopOverAllWorkers(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
@@ -323,7 +328,8 @@ func TestAutomatic_stopOverAllWorkers(t *testing.T) {
 	}
 }
 
-// While a switch is being changed, workers leave everything as it is, and wait for nobody; where that does not end, they fail.
+// While a switch is being changed, workers change nothing and do not wait. If the change does not
+// end, they fail.
 func TestAutomatic_whileASwitchIsChanged(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
@@ -347,7 +353,7 @@ func TestAutomatic_whileASwitchIsChanged(t *testing.T) {
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))
 }
 
-// Gates obey the switches, and what is off does not hold up what is on.
+// Gates obey the switches. Entries that are off do not block those that are on.
 func TestAutomatic_gates(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\nstrategies: {conditional: {conditions: {probes: 2}}}\n"})
@@ -402,7 +408,7 @@ func TestAutomatic_smartRetry(t *testing.T) {
 	require.Equal(t, 8, j.inStatus(deadletter.Manual), "what is off, and what had one attempt")
 }
 
-// A look that is rolled back has told SQL nothing of a new policy: the next one does.
+// A rolled-back release has not written the new policy's switches; the next one does.
 func TestAutomatic_publishedByACommitAlone(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
@@ -422,7 +428,8 @@ func TestAutomatic_publishedByACommitAlone(t *testing.T) {
 	require.NotEqual(t, before, published())
 }
 
-// A change of a switch that does not end is a failure also where nothing is due: entries wait for a release, or a condition.
+// A switch change that does not end is a failure even if nothing is due: entries may wait for a
+// release or a condition.
 func TestAutomatic_aSwitchThatHangsIsAFailureOfEveryLook(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)

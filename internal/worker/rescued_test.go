@@ -24,11 +24,12 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// applicationVariable makes this test binary an application that works jobs with River, until one of them kills it. Its value is the
-// URL of the database.
+// applicationVariable makes this test binary run as an application that works River jobs until one
+// of them kills it. Its value is the URL of the database.
 const applicationVariable = "DLQD_TEST_APPLICATION"
 
-// deadlyArgs are of a job that kills its worker, or of a bystander, which ends once no killer is there.
+// deadlyArgs are the args of a job that kills its worker, or of a bystander, which completes once
+// no killer is left.
 type deadlyArgs struct {
 	Kills bool `json:"kills"`
 }
@@ -41,8 +42,8 @@ type deadlyWorker struct {
 	pool *pgxpool.Pool
 }
 
-// Work looks how the other jobs are until this one can end: a killer once all jobs run that are to run, so that it takes all of them
-// with it.
+// Work polls the other jobs until this one can end. A killer waits until all jobs run, so that it
+// kills all of them.
 func (w *deadlyWorker) Work(ctx context.Context, job *river.Job[deadlyArgs]) error {
 	for {
 		var waiting, killers int
@@ -56,13 +57,14 @@ func (w *deadlyWorker) Work(ctx context.Context, job *river.Job[deadlyArgs]) err
 		case !job.Args.Kills && killers == 0:
 			return nil
 		}
-		time.Sleep(5 * time.Millisecond) // between looks
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
 func (*deadlyWorker) NextRetry(*river.Job[deadlyArgs]) time.Time { return time.Now() }
 
-// client returns a client of the application's River. A rescuer works no jobs, and takes every one that runs for stuck.
+// client returns a client of the application's River. A rescuer works no jobs, and considers every
+// running job stuck.
 func client(pool *pgxpool.Pool, rescuer bool) (*river.Client[pgx.Tx], error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &deadlyWorker{pool: pool})
@@ -90,7 +92,7 @@ func runApplication(url string) {
 	if err := c.Start(ctx); err != nil {
 		panic(err)
 	}
-	// It does not outlive the test, which holds the other end.
+	// The process ends with the test, which holds the other end of stdin.
 	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 }
 
@@ -99,7 +101,7 @@ type application struct {
 	*judged
 
 	url    string
-	client *river.Client[pgx.Tx] // inserts
+	client *river.Client[pgx.Tx] // to insert jobs
 }
 
 func setupApplication(t *testing.T) *application {
@@ -120,7 +122,7 @@ func (a *application) insert(attempts int, args ...deadlyArgs) {
 	}
 }
 
-// leads lets the next client that starts lead at once: the one that led was killed.
+// leads lets the next client become leader at once: the last leader was killed.
 func (a *application) leads() {
 	a.Helper()
 	a.exec("DELETE FROM river_leader")
@@ -137,7 +139,8 @@ func (a *application) start() *exec.Cmd {
 	return process
 }
 
-// isKilled has the application work until a job kills it, and River's rescuer find what ran.
+// isKilled runs the application until a job kills it, and then River's rescuer until no job is
+// running.
 func (a *application) isKilled() {
 	a.Helper()
 	process := a.start()
@@ -149,15 +152,16 @@ func (a *application) isKilled() {
 	require.NoError(a, err)
 	require.NoError(a, c.Start(a.Context()))
 	for a.count("SELECT count(*) FROM river_job WHERE state = 'running'") > 0 {
-		time.Sleep(10 * time.Millisecond) // between looks
+		time.Sleep(10 * time.Millisecond)
 	}
 	require.NoError(a, c.Stop(a.Context()))
 	a.settle()
 	require.NoError(a, a.pool.QueryRow(a.Context(),
-		"SELECT clock_timestamp() + interval '1 s'").Scan(&a.now)) // what failed is due
+		"SELECT clock_timestamp() + interval '1 s'").Scan(&a.now)) // failures are due
 }
 
-// TestWorkerLost_NeedsAPerson has a job kill the application again and again, with all that runs beside it.
+// TestWorkerLost_NeedsAPerson lets a job kill the application repeatedly, together with all jobs
+// that run beside it.
 func TestWorkerLost_NeedsAPerson(t *testing.T) {
 	t.Parallel()
 	a := setupApplication(t)
@@ -169,7 +173,8 @@ func TestWorkerLost_NeedsAPerson(t *testing.T) {
 	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%: its worker died, or it never ended, 2 times; rescued together with 3 others'`))
 	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.find('{"rule": "worker-lost"}')`))
 
-	// A run sends one at a time: the killer, which failed first, kills nothing but its worker, and what ran beside it is done.
+	// A replay run sends such entries one at a time. The killer failed first and kills only its worker;
+	// the others complete.
 	replayer := &replay.Replayer{Store: a.store, Planner: a.planner.Load}
 	_, err := replayer.Start(t.Context(), &replay.Request{
 		Filter: json.RawMessage(`{"rule": "worker-lost"}`), Force: true, BatchSize: 100, StopAt: 50, Act: deadletter.Act{Actor: "kim"},
@@ -200,7 +205,8 @@ func TestWorkerLost_NeedsAPerson(t *testing.T) {
 	require.Equal(t, 1, a.inStatus(deadletter.Manual), "the killer")
 }
 
-// TestWorkerLost_OneRescueIsTransient has a job's only attempt be rescued, and then its redelivery.
+// TestWorkerLost_OneRescueIsTransient lets the rescuer end a job's only attempt, and then its
+// redelivery.
 func TestWorkerLost_OneRescueIsTransient(t *testing.T) {
 	t.Parallel()
 	a := setupApplication(t)
@@ -227,7 +233,7 @@ func TestWorkerLost_OneRescueIsTransient(t *testing.T) {
 	require.Empty(t, result.Changed)
 }
 
-// rescued has n jobs of a queue discarded by River's rescuer, which ended so many of their attempts.
+// rescued makes n jobs discarded by River's rescuer after it ended so many of their attempts.
 func (j *judged) rescued(n int, kind string, rescues int) {
 	j.Helper()
 	j.exec(`INSERT INTO river_job (kind, args, max_attempts, state, metadata) SELECT $1, '{"kind": "order", "payload": {}}', 3, 'running', jsonb_build_object('river:rescue_count', $2::integer)
@@ -246,7 +252,7 @@ func TestWorkerLost_IsNotOfMessages(t *testing.T) {
 	require.Equal(t, 3, j.inStatus(deadletter.Processing), "together")
 }
 
-// TestWorkerLost_UnparkedGoOneByOne returns all of them to the automatic path at once.
+// TestWorkerLost_UnparkedGoOneByOne unparks all such entries at once.
 func TestWorkerLost_UnparkedGoOneByOne(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, errorRate: 5, over: 1h, minJobs: 10, probes: 3, classes: [transient]}\n"})

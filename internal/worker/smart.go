@@ -16,17 +16,18 @@ import (
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
-// maxGroups bounds how many failure groups one look for a smart retry takes in.
+// maxGroups bounds the failure groups that one look for smart retries reads.
 const maxGroups = 1000
 
-// maxStuckPages bounds how many entries of a group are gone by that may not go by themselves.
+// maxStuckPages bounds how many pages of a group a claim reads to get past entries that may not be
+// redelivered automatically.
 const maxStuckPages = 10
 
-// smartPrefix is before a queue and a fingerprint in the name of a gate of smart retry.
+// smartPrefix precedes the queue and the fingerprint in the name of a smart retry's gate.
 const smartPrefix = "smart:"
 
-// SmartRetry looks once at the failure groups with parked and failed entries, and tries again those whose cause has
-// probably gone: a few entries first, and the rest if those succeed.
+// SmartRetry looks once at the failure groups with parked or failed entries, and retries those
+// whose cause is probably fixed: a few entries first, and the rest if those succeed.
 func (w *Worker) SmartRetry(ctx context.Context) error {
 	planner := w.config.Planner()
 	if !planner.Policy().SmartRetryAnywhere() {
@@ -40,7 +41,7 @@ func (w *Worker) SmartRetry(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error // one that fails does not hold up the others
+	var errs []error // one failure does not block the other groups
 	for _, g := range groups {
 		if !planner.Policy().SmartRetryOn(g.Queue) {
 			continue
@@ -58,7 +59,7 @@ func (w *Worker) SmartRetry(ctx context.Context) error {
 func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error {
 	p := w.config.Planner().Policy()
 	smart := &p.Routing.SmartRetry
-	if !p.SmartRetryOn(queue) { // not any more
+	if !p.SmartRetryOn(queue) { // switched off since
 		return w.queries.DeleteGate(ctx, smartPrefix+queue+":"+fingerprint)
 	}
 	name := smartPrefix + queue + ":" + fingerprint
@@ -69,14 +70,14 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 			return err
 		}
 		if by.planner.UnmetBreaker(queue) != "" {
-			return nil // they would only be held
+			return nil // redeliveries would only be held
 		}
 		since := w.now().Add(-smart.Over)
 		failed, err := tx.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})
 		if err != nil {
 			return err
 		}
-		// So many jobs make the failures less than the rate.
+		// With this many jobs, the failures are below the error rate.
 		needed := smart.MinJobs
 		if failed > 0 {
 			needed = max(needed, int(math.Floor(100*float64(failed)/max(smart.ErrorRate, math.SmallestNonzeroFloat64)))+1)
@@ -103,7 +104,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	if errors.Is(err, errSwitching) {
 		return nil
 	}
-	if postgres.IsRefusal(err) { // it stays a person's
+	if postgres.IsRefusal(err) { // the entries stay manual
 		w.config.Logger.Error("DLQ worker: a smart retry was refused by the database", "queue", queue, "fingerprint", fingerprint, "error", err)
 		until := w.now().Add(smart.Over)
 		err = w.queries.SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
@@ -111,7 +112,8 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	return err
 }
 
-// claimStuck locks up to so many entries of a failure group that may go by themselves. Those that may not stay as they are.
+// claimStuck locks up to most entries of a failure group that may be redelivered automatically. It
+// leaves the others unchanged.
 func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.ClaimStuckParams, most int) ([]uuid.UUID, error) {
 	var ids []uuid.UUID
 	params.Most = int32(max(most, maxRelease))
@@ -126,7 +128,8 @@ func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.C
 			as := &dbsqlc.ClaimDueRow{
 				Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule, Rescues: row.Rescues,
 			}
-			if rescuesOf(as) < strategy.ManyRescues && by.switches.Of(switched(as)).On { // more rescues, and it may kill its worker again
+			// After more rescues, the job may kill its worker again.
+			if rescuesOf(as) < strategy.ManyRescues && by.switches.Of(switched(as)).On {
 				ids = append(ids, row.ID)
 			}
 			if len(ids) == most {

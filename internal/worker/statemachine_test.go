@@ -22,11 +22,11 @@ import (
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
-// maxEntries is how many entries there are in one sequence: few, so that much happens to each.
+// maxEntries is the number of entries in one sequence: few, so that much happens to each.
 const maxEntries = 3
 
-// The policies of the property test, and what the model knows of them: the strategy of each class, and how many
-// redeliveries an entry gets.
+// machinePolicies are the policies of the property test with the model's view of them: the strategy
+// of each class, and the maximum number of redeliveries.
 var machinePolicies = []struct {
 	files      string
 	strategies map[string]string
@@ -49,22 +49,22 @@ var machineErrors = map[string]string{
 	"connection refused": "transient", "429 Too Many Requests": "rate_limited", "503 Service Unavailable": "outage", "TypeError: x": "code_bug",
 }
 
-// modelled is what the model expects of an entry.
+// modelled is the expected state of an entry.
 type modelled struct {
-	job       int64 // that failed first
+	job       int64 // first failed job
 	status    deadletter.Status
 	message   string // of the last error
 	undecided bool
 	waits     bool // for a condition
 	observed  bool // automatic redelivery was off for it when a worker last looked
-	parked    bool // by a person, or by a worker for a reason of its own
+	parked    bool // by an operator, or by a worker for a reason besides the class
 	retries   int
-	most      int   // redeliveries; 0 before the first decision
+	most      int   // maximum redeliveries; 0 before the first decision
 	live      int64 // job of the redelivery, while dlq_processing
-	closed    bool  // for good
+	closed    bool  // finally
 }
 
-// machine is the model beside the real database.
+// machine runs the model beside the real database.
 type machine struct {
 	*bundle
 
@@ -75,7 +75,7 @@ type machine struct {
 	current    *atomic.Pointer[strategy.Planner]
 	conditions *switched
 	unmet      bool
-	off        bool // automatic redelivery, for this queue
+	off        bool // automatic redelivery is off for this queue
 	entries    map[uuid.UUID]*modelled
 }
 
@@ -84,7 +84,7 @@ func (m *machine) do(sql string, args ...any) {
 	require.NoError(m.rt, err, sql)
 }
 
-// pick draws an entry in one of some states, nil where there is none.
+// pick draws an entry in one of some states, nil if there is none.
 func (m *machine) pick(states ...deadletter.Status) (uuid.UUID, *modelled) {
 	var ids []uuid.UUID
 	for id, e := range m.entries {
@@ -133,7 +133,7 @@ func (m *machine) capture() {
 	m.entries[id] = &modelled{job: job, status: deadletter.Pending, message: message, undecided: true}
 }
 
-// decide is what the rules in force make of an entry.
+// decide applies the rules in force to an entry.
 func (m *machine) decide(e *modelled) {
 	p := machinePolicies[m.policy]
 	name := p.strategies[machineErrors[e.message]]
@@ -146,10 +146,10 @@ func (m *machine) decide(e *modelled) {
 	e.most = p.retries
 }
 
-// work runs the worker until there is nothing to do at this time.
+// work runs the worker until nothing is left to do at the current time.
 func (m *machine) work() {
 	if soon := time.Now().Add(time.Second); m.now.Before(soon) {
-		m.now = soon // what has come back is due
+		m.now = soon // makes returned entries due
 	}
 	for {
 		m.settle()
@@ -171,8 +171,8 @@ func (m *machine) work() {
 		if e.status != deadletter.Pending {
 			continue
 		}
-		// When, is the strategy's and the clock's matter (which their own tests look at); that it is one of the two, and
-		// that what is put off is not due, is this one's.
+		// The time of a redelivery is tested elsewhere. This test checks that an entry is redelivered or
+		// deferred, and that a deferred one is not due.
 		actual := m.read(id)
 		switch {
 		case actual.Status == deadletter.Processing && !e.waits:
@@ -203,7 +203,7 @@ func (m *machine) read(id uuid.UUID) *deadletter.Entry {
 	return entry
 }
 
-// gates has waiting entries released: which of them, and how many, is the gates' own test's matter.
+// gates looks at the gates. Which entries they release, and how many, is tested elsewhere.
 func (m *machine) gates() {
 	require.NoError(m.rt, m.worker.Gates(m.Context()))
 	for id, e := range m.entries {
@@ -214,7 +214,7 @@ func (m *machine) gates() {
 		}
 		if e.waits && actual.Status == deadletter.Processing {
 			require.False(m.rt, m.off, "%s was released although automatic redelivery is off", id)
-			// Another policy may have no conditions for it any more.
+			// A different policy may have no conditions for the entry.
 			conditional := machinePolicies[m.policy].strategies[machineErrors[e.message]] == strategy.Conditional
 			require.False(m.rt, m.unmet && conditional, "%s was released although its conditions do not hold", id)
 			m.redelivered(id, e)
@@ -228,7 +228,7 @@ func (m *machine) flip() {
 	m.do("SELECT dlq.set_automatic('queue', $1, $2, p_actor => 'kim')", m.queue, !m.off)
 }
 
-// release lets observed entries go, if that is on. It redelivers nothing by itself.
+// release releases observed entries if the queue is on. It redelivers nothing.
 func (m *machine) release() {
 	require.NoError(m.rt, m.worker.Release(m.Context()))
 	for id, e := range m.entries {
@@ -266,7 +266,7 @@ func (m *machine) outcome() {
 	}
 }
 
-// operate has a person make a move, legal or not.
+// operate makes an operator's move, legal or not.
 func (m *machine) operate() {
 	id, e := m.pick()
 	if e == nil {
@@ -311,7 +311,7 @@ func (m *machine) operate() {
 	}
 }
 
-// riverUI has somebody retry the job of an entry in River UI.
+// riverUI retries the job of an entry as River UI does.
 func (m *machine) riverUI() {
 	id, e := m.pick(deadletter.Pending, deadletter.Manual, deadletter.Failed)
 	if e == nil || m.count("SELECT count(*) FROM river_job WHERE id = $1 AND state = 'discarded'", e.job) == 0 {
@@ -323,7 +323,7 @@ func (m *machine) riverUI() {
 	require.Equal(m.rt, e.job, e.live)
 }
 
-// lose deletes the job of a redelivery by hand; a sweep finds that.
+// lose deletes the job of a redelivery, and sweeps.
 func (m *machine) lose() {
 	_, e := m.pick(deadletter.Processing)
 	if e == nil || e.live == e.job {
@@ -337,7 +337,7 @@ func (m *machine) lose() {
 
 var errDied = errors.New("died")
 
-// die has a worker die in the middle of its transaction.
+// die rolls back a worker's transaction halfway.
 func (m *machine) die() {
 	err := m.store.InTx(m.Context(), func(tx postgres.DB) error {
 		rows, err := dbsqlc.New(tx).ClaimDue(m.Context(), dbsqlc.ClaimDueParams{Now: &m.now, MaxEntries: 100})
@@ -361,7 +361,7 @@ func (m *machine) switchConditions() {
 	m.conditions.set(map[bool]string{true: "the moon is up", false: ""}[m.unmet])
 }
 
-// reclassify has the rules in force judge open entries anew.
+// reclassify judges open entries again by the rules in force.
 func (m *machine) reclassify() {
 	_, err := worker.Reclassify(m.Context(), m.store, m.current.Load(), deadletter.Act{Actor: "kim"}, false)
 	require.NoError(m.rt, err)
@@ -369,7 +369,7 @@ func (m *machine) reclassify() {
 		if (e.status != deadletter.Pending && e.status != deadletter.Manual) || e.undecided || e.parked {
 			continue
 		}
-		// Only a change of class, rule or strategy is written, so an entry that waits may go on waiting.
+		// Only a change of class, rule or strategy is written, so an entry may continue to wait.
 		actual, was := m.read(id), *e
 		m.decide(e)
 		e.waits = actual.WaitingFor != nil && strategy.WaitsForCondition(*actual.WaitingFor)
@@ -380,7 +380,7 @@ func (m *machine) reclassify() {
 	}
 }
 
-// check compares the database with the model, and looks at the audit trail.
+// check compares the database with the model and checks the audit trail.
 func (m *machine) check(after string) {
 	require.Equal(m.rt, len(m.entries), m.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = $1", m.queue), "after %s: none is lost or doubled", after)
 	for id, e := range m.entries {
@@ -397,7 +397,7 @@ func (m *machine) check(after string) {
 			require.Empty(m.rt, transitions, "after %s: nobody has filed %s", after, id)
 			continue
 		}
-		// Every move is audited: an unbroken chain, from the capture to where it stands.
+		// The moves form an unbroken chain from the capture to the current state.
 		require.Nil(m.rt, transitions[0].FromStatus)
 		at := transitions[0].ToStatus
 		for _, move := range transitions[1:] {
@@ -412,8 +412,8 @@ func (m *machine) check(after string) {
 		WHERE t.queue = $1 AND t.from_status IS NOT NULL AND NOT t.to_status = ANY (dlq.allowed_moves(t.from_status))`, m.queue), "no illegal move")
 }
 
-// TestStateMachine runs random sequences of everything that happens to dead letters against the real database and a
-// model of them.
+// TestStateMachine runs random sequences of events of dead letters against the real database and a
+// model.
 func TestStateMachine(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -451,7 +451,7 @@ func TestStateMachine(t *testing.T) {
 			actions[name]()
 			m.check(name)
 		}
-		// Out of the way of the next round.
+		// Close what is left, out of the way of the next round.
 		m.do("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE finalized_at IS NULL")
 		m.do("UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE status IN ('dlq_pending', 'dlq_manual')")
 	})

@@ -2,10 +2,11 @@ package worker
 
 import "github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 
-// Statements of a worker whose cost must not grow with the number of dead letters, for EXPLAIN.
+// Statements whose cost must not grow with the number of dead letters, for EXPLAIN, with their
+// parameters.
 const (
-	ClaimSQL         = dbsqlc.ClaimDue      // whether rules read messages, now or null, entries
-	WaitingQueuesSQL = dbsqlc.WaitingQueues // nothing
+	ClaimSQL         = dbsqlc.ClaimDue      // read messages, now or null, entries
+	WaitingQueuesSQL = dbsqlc.WaitingQueues // none
 	ClaimWaitingSQL  = dbsqlc.ClaimWaiting  // kinds, classes, rules, queue, entries
 	StuckGroupsSQL   = dbsqlc.StuckGroups   // groups
 	GroupFailuresSQL = dbsqlc.GroupFailures // queue, fingerprint, first id

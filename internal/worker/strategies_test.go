@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// switched are conditions that a test switches.
+// switched are conditions that a test controls.
 type switched struct{ unmet atomic.Pointer[string] }
 
 func (s *switched) Unmet(_, _ string, want *policy.Conditions) string {
@@ -35,7 +35,8 @@ func (s *switched) set(unmet string) {
 	s.unmet.Store(&unmet)
 }
 
-// judged is a bundle whose worker goes by a policy that the test writes, with conditions that it switches.
+// judged is a bundle whose worker follows a policy written by the test, with conditions that the
+// test controls.
 type judged struct {
 	*bundle
 
@@ -63,7 +64,7 @@ func (j *judged) reload(files policytest.Files) {
 	j.planner.Store(planner)
 }
 
-// failMany has n jobs of a queue fail with an error.
+// failMany makes n jobs of a queue fail with an error.
 func (j *judged) failMany(n int, queue, message string) {
 	j.Helper()
 	j.failure = message
@@ -72,7 +73,8 @@ func (j *judged) failMany(n int, queue, message string) {
 		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'running'`, message)
 }
 
-// endRedeliveries ends the jobs of redeliveries as River does, those that fail with the error of the last failMany.
+// endRedeliveries ends the jobs of redeliveries as River does. Failures carry the error of the last
+// failMany.
 func (j *judged) endRedeliveries(state string) {
 	j.Helper()
 	j.exec(`UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1,
@@ -81,7 +83,7 @@ func (j *judged) endRedeliveries(state string) {
 	j.settle()
 }
 
-// all runs batches until there is nothing to do at the present time.
+// all runs batches until nothing is left to do at the current time.
 func (j *judged) all() {
 	j.Helper()
 	for j.once() {
@@ -98,7 +100,7 @@ func (j *judged) inStatus(status deadletter.Status) int {
 	return j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = $1::dlq.dead_letter_status", string(status))
 }
 
-// delayOver goes to the time at which the delays of a first failure are over, and has the worker look.
+// delayOver advances the clock past the delays of a first failure and runs the worker.
 func (j *judged) delayOver() {
 	j.Helper()
 	j.now = j.now.Add(2 * time.Minute)
@@ -119,7 +121,7 @@ func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
 	j.delayOver()
 	require.Equal(t, 40, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'conditional' AND waiting_for = 'condition: circuit breaker destination:bank is open'"))
 
-	// As long as it does not hold, nobody looks at them, and nothing is written.
+	// While the condition does not hold, the entries are not claimed and nothing is written.
 	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
 	j.now = j.now.Add(10 * time.Minute)
 	j.all()
@@ -132,7 +134,7 @@ func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
 	j.gates()
 	require.Equal(t, 5, j.inStatus(deadletter.Processing), "the rest wait for them")
 
-	// They fail: the gate shuts, and tries again later.
+	// If the probes fail, the gate shuts and tries again later.
 	j.conditions.set("circuit breaker destination:bank is open")
 	j.endRedeliveries("discarded")
 	j.all()
@@ -172,7 +174,7 @@ func TestConditional_whileConditionsHoldItIsDelayedOnly(t *testing.T) {
 	require.Equal(t, deadletter.Processing, j.entry().Status)
 }
 
-// An entry with a stricter condition of its own waits alone.
+// An entry with a stricter condition waits alone.
 func TestConditional_eachWaitsForItsOwnConditions(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\nrules: [{name: strict, match: {message: nightly}, class: outage, plan: {conditions: {cpuBelow: 1}}}]\n"})
@@ -192,7 +194,8 @@ func TestConditional_eachWaitsForItsOwnConditions(t *testing.T) {
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND rule = 'strict' AND dlq_retry_count = 0"))
 }
 
-// While the breaker is open, nothing is sent that would only be held: whatever its class, it waits, spends no retry and says so.
+// While the breaker is open, entries of every class wait: a redelivery would only be held. They use
+// no retry, and say so.
 func TestDue_everyClassWaitsForTheBreaker(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: []}}\n"})
@@ -214,7 +217,7 @@ func TestDue_everyClassWaitsForTheBreaker(t *testing.T) {
 	require.Equal(t, 5, j.inStatus(deadletter.Processing))
 }
 
-// An entry whose hour of waiting is over while its gate probes must not slip past it.
+// An entry that comes due while its gate probes must not bypass the gate.
 func TestConditional_nobodySlipsPastTheGate(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
@@ -230,7 +233,7 @@ func TestConditional_nobodySlipsPastTheGate(t *testing.T) {
 	require.Equal(t, 15, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: x'"))
 }
 
-// One entry that the database refuses holds up neither the gate nor the others.
+// A rejected entry blocks neither the gate nor the other entries.
 func TestConditional_oneIsRefused(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
@@ -247,7 +250,7 @@ func TestConditional_oneIsRefused(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND tags = '{poison}' AND parked_by IS NOT NULL"))
 }
 
-// A gate lets them through at their pace though less than one comes in the time between two looks.
+// A gate keeps a pace below one entry per look.
 func TestPace_ofLessThanOneASecond(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: {conditions: {probes: 1}}}\n"})
@@ -285,7 +288,7 @@ func TestPace_spreadsRedeliveriesAndKeepsPlaces(t *testing.T) {
 	require.LessOrEqual(t, j.count("SELECT max(n) FROM (SELECT count(*) AS n FROM dlq.dead_letter_transitions WHERE reason LIKE 'its place in the pace%' GROUP BY entry_id) m"), 1,
 		"each is put off once: it keeps its place")
 
-	// After a time in which nobody worked, those whose places have passed get new ones.
+	// After a downtime, entries whose places have passed get new places.
 	j.failMany(50, "jobs", "connection refused")
 	j.all()
 	j.now = j.now.Add(2 * time.Minute)
@@ -319,7 +322,7 @@ func TestScheduled_offPeakOrWhatTheDestinationAskedFor(t *testing.T) {
 	j.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = (SELECT min(id) FROM river_job)")
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 2, metadata = metadata || '{"dlq:error": {"attempt": 2, "message": "429", "code": "429", "context": {"status": 429, "retryAfterSeconds": 1800}}}',
 		errors = errors || '{"error": "429", "attempt": 2}'::jsonb WHERE state = 'available'`)
-	j.now = time.Now().Add(time.Second) // on a busy machine the test's clock is behind by now
+	j.now = time.Now().Add(time.Second) // on a busy machine the test's clock is behind
 	j.all()
 	var wait float64
 	require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT extract(epoch FROM next_retry_at - last_failed_at) FROM dlq.dead_letter_open WHERE dlq_retry_count = 1").Scan(&wait))
@@ -367,7 +370,8 @@ rules:
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'hiccup' AND to_status = 'dlq_pending' AND config_version = $1", j.planner.Load().Policy().Version()))
 }
 
-// An application that dies in a redelivery says nothing of the work: what is a person's stays one's.
+// A crash of the application in a redelivery says nothing about the work: an entry that was manual
+// becomes manual again.
 func TestDecide_crashInARedelivery(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "rules: [{name: bank, match: {message: code 51}, class: business}]\n"})
@@ -398,7 +402,7 @@ func TestDecide_crashInARedelivery(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'transient'"), "nothing was known before")
 }
 
-// Whatever parks an entry, people are told, once.
+// Every way to park an entry reports it, once.
 func TestParked_everyWay(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\n"})
@@ -440,7 +444,7 @@ func TestParked_everyWay(t *testing.T) {
 	j.delayOver()
 	told(2, "live", "transient")
 
-	// By a gate, too.
+	// A gate parks, too.
 	j.failMany(1, "gate", outage)
 	j.conditions.set("x")
 	j.all()
@@ -458,8 +462,8 @@ func TestParked_everyWay(t *testing.T) {
 	told(1, "refused", "transient")
 }
 
-// A new version's table judges what fails from then on. What an earlier one judged stays as it is
-// until it is reclassified, and the dry run says how much that would change.
+// The rule table of a new version applies to new failures. Earlier decisions stay until they are
+// reclassified; the dry run reports the changes.
 func TestReclassify_AfterAnUpgrade(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": `
@@ -529,12 +533,12 @@ rules:
 	require.Equal(t, 4, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = 'kim' AND reason LIKE 'reclassified: %' AND note = 'new rules'"))
 	require.Empty(t, reclassify(false).Changed)
 
-	// A change of rule alone is recorded too, and moves nobody.
+	// A change of only the rule is recorded, and moves no entry.
 	j.reload(policytest.Files{"dlq-routing": "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient}]"})
 	require.Len(t, reclassify(false).Changed, 1)
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'refused-again'"))
 
-	// So is all else that rules and plans say.
+	// So are all other settings of rules and plans.
 	rules := "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient%s}]"
 	for _, change := range []struct{ says, also string }{
 		{", tags: [lunar]", "tags"},
@@ -555,11 +559,12 @@ rules:
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE tags = '{lunar}' AND priority = 3 AND assigned_to = 'kim' AND dlq_max_retries = 9 AND next_retry_at < last_failed_at + interval '37 minutes'"))
 }
 
-// What operators' patterns make of strangers' texts is found out while nothing is locked; what somebody did meanwhile stays.
+// Operators' patterns run on arbitrary texts while nothing is locked. An action taken in that time
+// stays.
 func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
-	asked, judging := 0, 2 // the first is to know what to read
+	asked, judging := 0, 2 // the first call asks whether to read messages
 	meanwhile := func() {}
 	w := worker.New(worker.Config{
 		Store: j.store, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
@@ -581,7 +586,7 @@ func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND rule = 'none'"))
 
 	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = now() - interval '1 hour'")
-	asked, judging = 0, 3 // and to look
+	asked, judging = 0, 3 // the third call is for the version, before the claim
 	meanwhile = func() {
 		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
 	}
@@ -591,7 +596,7 @@ func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND strategy = 'manual'"))
 }
 
-// smartRouting has a smart retry that a test can wait for.
+// smartRouting has a smart retry with thresholds for a test.
 const smartRouting = "smartRetry: {enabled: %t, over: 1h, minJobs: 10, errorRate: 10, probes: 3}\nredeliveriesPerSecond: 1000\n"
 
 func TestSmartRetry(t *testing.T) {
@@ -693,7 +698,8 @@ func TestOrder_redeliveriesKeepIt(t *testing.T) {
 	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "entries that close leave the order")
 }
 
-// What is given up leaves the order, so that the next one goes, and has its place again when it is replayed or reopened.
+// A closed entry leaves the order, so that the next one can go. A replay or reopening restores its
+// place.
 func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
@@ -701,7 +707,7 @@ func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
 		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text), 'stock', 1, 'running')`, fmt.Sprint(n))
 	}
 	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id, created_at FROM river_job ORDER BY id`)
-	// They fail in another order than they came in, and are given up.
+	// They fail in a different order than they were submitted, and close as failed.
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - id * interval '1 s', attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb]`)
 	j.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	j.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1")
@@ -727,7 +733,7 @@ func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
 	redelivery := "SELECT redelivery_job_id FROM dlq.dead_letter_queue WHERE id = $1::uuid"
 	require.Equal(t, j.count("SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm0'"), before(redelivery))
 	require.NotZero(t, before(original))
-	// The redelivery that is next is woken.
+	// The next redelivery is woken.
 	j.exec(`UPDATE river_job SET state = 'scheduled', scheduled_at = now() + interval '1 hour', metadata = metadata || '{"dlq:held": "order"}' WHERE state = 'available' AND args ->> 'messageId' <> 'm0'`)
 	j.endRedeliveries("completed")
 	require.Equal(t, 1, j.count("SELECT count(*) FROM river_job WHERE state = 'available' AND args ->> 'messageId' = 'm1'"))
@@ -739,7 +745,7 @@ func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
 	require.NotZero(t, before(original), "a reopened one, too")
 }
 
-// A queue whose gate fails for a reason that may pass does not hold up those after it.
+// A queue whose gate fails transiently does not block the queues after it.
 func TestConditional_oneQueueFails(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
@@ -755,7 +761,7 @@ func TestConditional_oneQueueFails(t *testing.T) {
 	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND queue = 'b'"))
 }
 
-// Each stage of the way of a dead letter is told of: its steps, those that fail among them, and what came of them.
+// Each stage reports its steps, including failed ones, and their results.
 func TestWorker_tellsOfEachStage(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 5\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 5}\n"})
@@ -799,7 +805,7 @@ func TestWorker_tellsOfEachStage(t *testing.T) {
 	require.Equal(t, 2, done["decided"])
 	require.Equal(t, 1, made["decision ok"])
 
-	// Places in a pace, and steps that fail.
+	// Places in a pace, and failing steps.
 	j.failMany(1, "b", "connection refused")
 	j.file()
 	j.now = j.now.Add(10 * time.Minute)
@@ -828,11 +834,12 @@ func TestWorker_tellsOfEachStage(t *testing.T) {
 	require.Positive(t, made["pace error"])
 }
 
-// Rules see a message's payload and headers, and the args of an application's job; what is too large is nothing to them.
+// Rules see the payload and headers of a message, and the args of an application's job. They do not
+// see data that is too large.
 func TestRules_seeTheMessage(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, policytest.Files{"dlq-routing": `rules: [{name: large, match: {when: 'payload.amount > 10000 && (kind == "k" || headers["x-region"] == "eu")'}, class: business}]`})
-	exact := `{"amount": 20000, "list": [` + strings.Repeat(`"x", `, 12_000) + `0]}` // beside its text, it is still what a delivery's rules see
+	exact := `{"amount": 20000, "list": [` + strings.Repeat(`"x", `, 12_000) + `0]}` // also visible beside its text
 	text, err := json.Marshal(exact)
 	require.NoError(t, err)
 	for _, test := range []struct{ kind, args, rule string }{
@@ -849,7 +856,7 @@ func TestRules_seeTheMessage(t *testing.T) {
 		j.file()
 		require.Equal(t, test.rule, j.one("SELECT rule FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1"), "%.80s", test.args)
 	}
-	// Judged anew, by what is sent from now on.
+	// Reclassification uses the payload that the next redelivery sends.
 	j.exec(`UPDATE dlq.dead_letter_queue SET edited_event = '{"amount": 5}' WHERE kind = 'k' AND rule = 'large'`)
 	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
 	require.NoError(t, err)
@@ -857,7 +864,7 @@ func TestRules_seeTheMessage(t *testing.T) {
 	require.Equal(t, "transport", result.Changed[0].To.Rule)
 }
 
-// A destination that asked to be left alone is, whatever the strategy.
+// A destination's Retry-After is respected by every strategy.
 func TestRetryAfter_countsInEveryStrategy(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)
@@ -870,7 +877,8 @@ func TestRetryAfter_countsInEveryStrategy(t *testing.T) {
 	require.Equal(t, 3, j.count("SELECT count(DISTINCT strategy) FROM dlq.dead_letter_open WHERE next_retry_at BETWEEN last_failed_at + interval '24 hours' AND last_failed_at + interval '30 hours'"))
 }
 
-// Who put an entry off, parked, released or redelivered it went by a policy, too: the one that was in force then.
+// Every move of a worker records the policy version that was in force: deferring, parking,
+// releasing and redelivering.
 func TestConfigVersion_ofEveryMove(t *testing.T) {
 	t.Parallel()
 	j := setupJudged(t, nil)

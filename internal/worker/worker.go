@@ -1,5 +1,5 @@
-// Package worker is the DLQ worker: it claims due dead letters, has the planner decide what happens to those that just
-// failed, and redelivers those whose time has come.
+// Package worker is the DLQ worker: it files failed jobs, decides what happens to them, and
+// redelivers due dead letters.
 package worker
 
 import (
@@ -32,50 +32,54 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// Defaults of a worker.
+// Default intervals of a worker.
 const (
 	DefaultPollInterval  = 30 * time.Second
 	DefaultSweepInterval = time.Minute
 	DefaultGateInterval  = time.Second
-	// DefaultSmartInterval is how often parked and failed entries are looked at for a smart retry. One that has begun goes
-	// on with the gates.
+	// DefaultSmartInterval is the time between looks for parked and failed entries to retry. A smart
+	// retry that has begun continues at the interval of the gates.
 	DefaultSmartInterval = 15 * time.Second
 
-	// batchTimeout bounds one batch: one short transaction, or one for each entry that the database refused.
+	// batchTimeout bounds one batch: one short transaction, or one per entry after the database
+	// rejected the batch.
 	batchTimeout = 30 * time.Second
-	// gateTimeout bounds one look at all gates, each of which may redeliver maxRelease entries.
+	// gateTimeout bounds one pass over all gates. Each gate releases up to maxRelease entries.
 	gateTimeout = time.Minute
-	// heldByOther is how long to wait where an entry is due and could not be claimed.
+	// heldByOther is the pause if an entry is due but could not be claimed.
 	heldByOther = time.Second
-	// A wake-up is followed by others while jobs fail: gather them for so long.
+	// wakeDelay is how long a wake-up waits for others. They come in bursts while jobs fail.
 	wakeDelay = 20 * time.Millisecond
-	// orderPoll is how long an entry waits behind another of its ordering key before it looks again.
+	// orderPoll is how long an entry waits behind another of its ordering key before the next check.
 	orderPoll = 5 * time.Minute
-	// maxSwitching is how long a change of a switch may hold everything up before that counts as a failure: a change is one
-	// short transaction, which waits 5 s at most.
+	// maxSwitching is how long a change of a switch may block workers before that counts as a failure.
+	// A change is one short transaction that waits at most 5 s.
 	maxSwitching = 15 * time.Second
-	// maxSwitchingGap is between two looks that met changes which count as one: some loop looks every second.
+	// maxSwitchingGap is the longest gap between two blocked looks that count as the same change. Some
+	// loop looks every second.
 	maxSwitchingGap = time.Minute
-	// aloneStep is between two entries of a queue whose jobs were rescued twice or more: one of them is sent at a time.
+	// aloneStep spaces entries of a queue whose jobs were rescued twice or more: they are sent one at a
+	// time.
 	aloneStep = time.Minute
-	// busyPause is how long an entry is put off whose job another transaction holds.
+	// busyPause is how long an entry waits if another transaction holds its job.
 	busyPause = 10 * time.Second
-	// sweepPages is how many pages of entries in dlq_processing one sweep looks through.
+	// sweepPages limits the pages of entries in dlq_processing that one sweep checks.
 	sweepPages = 20
-	// paceGrain is what is not worth waiting for.
+	// paceGrain is the shortest wait for a place in a pace; shorter ones are skipped.
 	paceGrain = 100 * time.Millisecond
-	// placeKept is how long after its time an entry still has its place in a pace.
+	// placeKept is how long an entry keeps its place in a pace after the place's time.
 	placeKept = time.Minute
-	// maxRetryAfter bounds how long a destination can put off an entry.
+	// maxRetryAfter limits how long a destination can delay an entry.
 	maxRetryAfter = 7 * 24 * time.Hour
 )
 
-// Observer is told of every entry that a worker moved: what it did ("filed", "repeated", "claimed", "decided", "parked", "placed",
-// "released", "redelivered", "put_off", "settled", "requeued"), how many, and of every batch's duration.
+// Observer is called after a transaction for each of its actions ("filed", "repeated", "claimed",
+// "decided", "parked", "placed", "released", "redelivered", "put_off"), with the number of entries
+// and the transaction's duration. A sweep calls it with "settled" and "requeued" and no duration.
 type Observer func(action string, entries int, took time.Duration)
 
-// Stages of the way of a dead letter that are told of by themselves: a batch is claimed; what failed is judged, and what comes of it written;
-// places in a pace are reserved; one gate is looked at.
+// Stages that are observed separately: claiming a batch; deciding failures and writing the
+// decisions; reserving places in a pace; one look at a gate.
 const (
 	StageClaim    = "claim"
 	StageDecision = "decision"
@@ -83,28 +87,29 @@ const (
 	StageGate     = "gate"
 )
 
-// Config is what a [Worker] needs.
+// Config configures a [Worker].
 type Config struct {
 	Store         *deadletter.Store
-	Planner       func() *strategy.Planner // by the policy that is in force
+	Planner       func() *strategy.Planner // returns the planner of the active policy
 	Logger        *slog.Logger
-	Name          string        // in locked_by and the audit trail; empty for host and process id
-	PollInterval  time.Duration // between looks for due entries, when nothing wakes it; 0 means DefaultPollInterval
-	SweepInterval time.Duration // between looks at the jobs of entries in dlq_processing; 0 means DefaultSweepInterval
-	GateInterval  time.Duration // between looks at entries that wait for a condition; 0 means DefaultGateInterval
-	SmartInterval time.Duration // between looks for a smart retry; 0 means DefaultSmartInterval
-	BatchSize     int           // entries in one transaction; 0 means the policy's
-	// Listen is the pool whose connections may LISTEN; nil to poll only (transaction poolers lack LISTEN).
+	Name          string        // used in locked_by and the audit trail; empty means host and process id
+	PollInterval  time.Duration // between looks for due entries without a wake-up; 0 means DefaultPollInterval
+	SweepInterval time.Duration // between checks of the jobs of entries in dlq_processing; 0 means DefaultSweepInterval
+	GateInterval  time.Duration // between looks at the gates; 0 means DefaultGateInterval
+	SmartInterval time.Duration // between looks for smart retries; 0 means DefaultSmartInterval
+	BatchSize     int           // entries per transaction; 0 means the policy's
+	// Listen is a pool whose connections can LISTEN; nil to poll only, because transaction poolers lack
+	// LISTEN.
 	Listen    *pgxpool.Pool
 	WakeTopic string
-	// Now is the time that decides what is due; nil for the database's.
+	// Now decides what is due; nil for the current time.
 	Now     func() time.Time
 	Observe Observer
-	// ObserveStage is told of every step of a stage: how long it took, and its error. Nil for nobody.
+	// ObserveStage, if not nil, is called after each step of a stage with its duration and error.
 	ObserveStage func(stage string, took time.Duration, err error)
-	// Tracer makes a span of the filing of each entry that was submitted in a trace; nil: there is none.
+	// Tracer, if not nil, creates a span when an entry is filed whose message was submitted in a trace.
 	Tracer trace.Tracer
-	// TryLock is automatic.TryLock, or restored.Guard.TryLock, which also looks whether the database was restored.
+	// TryLock is automatic.TryLock, or restored.Guard.TryLock, which also detects a restored database.
 	TryLock func(ctx context.Context, tx postgres.DB) (bool, error)
 	// BeforeFiling, if not nil, is called once before the first entry is filed or judged. Its error is logged.
 	BeforeFiling func(ctx context.Context) error
@@ -113,7 +118,7 @@ type Config struct {
 	Parked func([]Parked)
 }
 
-// Parked is an entry that needs a person.
+// Parked describes an entry that needs manual handling.
 type Parked struct {
 	ID          uuid.UUID
 	Queue, Kind string
@@ -122,22 +127,24 @@ type Parked struct {
 	Fingerprint string
 }
 
-// Worker claims due entries and carries their strategy out. Any number may run, in any number of processes.
+// Worker claims due entries and applies their strategies. Any number of workers may run, in any
+// number of processes.
 type Worker struct {
 	config  Config
 	actor   string
 	batches *background.Loop
-	// published is the policy whose switches of automatic redelivery this process told SQL last.
+	// published is the policy whose automatic-redelivery switches this process last wrote to the
+	// database.
 	published atomic.Pointer[policy.Policy]
-	// switching is the change of a switch that is under way; nil where the last look met none.
+	// switching is the switch change that the last look met; nil if it met none.
 	switching atomic.Pointer[switching]
-	swept     uuid.UUID // the last entry that the sweep has looked at
+	swept     uuid.UUID // the last entry that the sweep checked
 	queries   *dbsqlc.Queries
 	inbox     inbox
 	prepare   sync.Once // calls BeforeFiling
 }
 
-// New returns a worker that does not run yet.
+// New returns a worker. Its [Worker.Loops] run it.
 func New(config Config) *Worker {
 	if config.PollInterval == 0 {
 		config.PollInterval = DefaultPollInterval
@@ -178,8 +185,9 @@ func New(config Config) *Worker {
 	return w
 }
 
-// Loops are what a worker does, each at its own pace: a backlog that is due holds up neither new failures nor redeliveries nor gates nor
-// smart retry. A batch or a release that is under way at a stop ends by itself: it is one short transaction.
+// Loops returns the worker's background loops. They are separate, so that a backlog of due entries
+// delays neither filing nor sweeps, gates or smart retries. A batch or release that is in progress
+// at shutdown finishes: it is one short transaction.
 func (w *Worker) Loops() []*background.Loop {
 	loops := []*background.Loop{
 		background.New(background.Config{
@@ -228,23 +236,24 @@ func (w *Worker) now() time.Time {
 	return time.Now()
 }
 
-// transaction is a transaction, a worker's queries in it, and the entries that it parks: whatever parks one says so here.
+// transaction is a database transaction with the worker's queries. It collects the entries that it
+// parks.
 type transaction struct {
 	*dbsqlc.Queries
 	postgres.DB
 
 	parked  *[]Parked
-	version string // of the policy by which entries are moved in it
+	version string // version of the policy that the transaction's moves record
 }
 
 func (tx *transaction) parks(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
 
-// maxTries is how often a transaction is tried that another one was in the way of: an entry was
-// moved to another partition after a statement began, which SKIP LOCKED does not skip.
+// maxTries limits how often a transaction is run after collisions. In a collision, an entry moves
+// to another partition after a statement began; SKIP LOCKED does not skip it.
 const maxTries = 10
 
-// inTx runs fn in a transaction of [deadletter.Store.InTx], again after a collision: fn begins anew
-// each time. It returns what that has parked.
+// inTx runs fn in a transaction of [deadletter.Store.InTx], and again after a collision. It returns
+// the entries that the committed run parked.
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) (parked []Parked, err error) {
 	for range maxTries {
 		err = store.InTx(ctx, func(db postgres.DB) error {
@@ -261,7 +270,8 @@ func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) 
 	return parked, nil
 }
 
-// observed runs one transaction. It tells the observer what that did, and people what it parked, after the commit.
+// observed runs fn in a transaction. After the commit it calls Observe for each count, and Parked
+// with the parked entries.
 func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts map[string]int) error) error {
 	start := time.Now()
 	counts := map[string]int{}
@@ -282,27 +292,28 @@ func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts ma
 	return nil
 }
 
-// step tells that a step of a stage has ended, but for one that was cut short or is made again.
+// step reports a finished step of a stage. It skips steps that were cancelled or will be retried.
 func (w *Worker) step(ctx context.Context, stage string, start time.Time, err error) {
 	if !errors.Is(err, errSwitching) && (err == nil || !errors.Is(ctx.Err(), context.Canceled)) {
 		w.config.ObserveStage(stage, time.Since(start), err)
 	}
 }
 
-// untilNextDue is the poll interval, or less where an entry is due sooner.
+// untilNextDue returns the time until the next entry is due, at most the poll interval.
 func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 	next, err := w.queries.NextDue(ctx)
 	if err != nil {
-		return w.config.PollInterval // nothing is pending, or the database is away: the next look says more
+		return w.config.PollInterval // none is pending, or the database is unavailable: the next batch tells
 	}
 	until := time.Until(next)
 	if until <= 0 {
-		until = heldByOther // due, and not claimed
+		until = heldByOther // due, but held by another worker
 	}
 	return min(max(until, wakeDelay), w.config.PollInterval)
 }
 
-// RunOnce handles one batch of due entries that are filed, in one transaction. It reports whether there may be more.
+// RunOnce handles one batch of due, filed entries in one transaction. It reports whether there may
+// be more.
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
@@ -318,8 +329,8 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	return len(claimed) == size, nil
 }
 
-// oneByOne handles the entries of a batch that the database refused, each in a transaction of its own, and parks those
-// that it refuses alone: one entry that cannot be redelivered must not hold up the others.
+// oneByOne retries a rejected batch with one transaction per entry and parks the entries that are
+// rejected again, so that one bad entry does not block the rest.
 func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 	for range entries {
 		claimed, err := w.batch(ctx, 1)
@@ -338,12 +349,12 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 	return nil
 }
 
-// storable is an error's text as the database takes it.
+// storable returns an error's text without characters that Postgres rejects.
 func storable(err error) string {
 	return strings.ToValidUTF8(strings.ReplaceAll(err.Error(), "\x00", "?"), "?")
 }
 
-// batch claims and handles at most size entries. It returns what it claimed, also where it failed.
+// batch claims and handles at most size entries. It returns the claimed ids even if it fails.
 func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err error) {
 	var undecided []dbsqlc.ClaimDueRow
 	params, now := dbsqlc.ClaimDueParams{ReadMessages: w.config.Planner().ReadsMessages(), MaxEntries: int32(size)}, w.now()
@@ -379,7 +390,8 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 	return claimed, err
 }
 
-// decide judges entries that failed again, and writes what comes of those that are undecided still.
+// decide judges entries that failed again, and writes the decisions on those that are still
+// undecided.
 func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) (err error) {
 	if len(rows) == 0 {
 		return nil
@@ -419,17 +431,17 @@ func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) (err err
 	})
 }
 
-// judged is what one look of a worker goes by.
+// judged combines the planner and the switches that apply to one transaction.
 type judged struct {
 	planner  *strategy.Planner
 	switches *automatic.Switches
 }
 
-// version is the policy's.
+// version returns the version of the policy.
 func (j *judged) version() string { return j.planner.Policy().Version() }
 
-// judgements are what a policy makes of some entries. They are made outside of transactions, which patterns of operators and
-// texts of strangers would keep open.
+// judgements are the planner's decisions on some entries. They are made outside of transactions:
+// operators' patterns can take long on arbitrary texts, and would keep a transaction open.
 type judgements struct {
 	planner *strategy.Planner
 	of      map[uuid.UUID]strategy.Decision
@@ -453,7 +465,9 @@ func judgementsBy(ctx context.Context, queries *dbsqlc.Queries, planner *strateg
 	return j, nil
 }
 
-// rescuedTogether is with how many others each of those entries was rescued last whose worker may not be what was wrong.
+// rescuedTogether returns, for entries whose job may have killed its worker ([strategy.ManyRescues]
+// rescues or more), how many other jobs the rescuer discarded together with the last one. The reason
+// of the decision shows the count.
 func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries, rows []dbsqlc.ClaimDueRow) (map[uuid.UUID]int, error) {
 	var ids []uuid.UUID
 	for i := range rows {
@@ -475,8 +489,8 @@ func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries, rows []dbsqlc
 	return together, nil
 }
 
-// rescuesOf is how often an attempt of an application's job was ended by River's rescuer. The worker of a message is dlqd itself: that
-// it died says nothing of the message.
+// rescuesOf returns how many attempts of an application's job the rescuer ended. It returns 0 for a
+// message: its worker is dlqd, whose death says nothing about the message.
 func rescuesOf(row *dbsqlc.ClaimDueRow) int {
 	if row.JobKind == message.JobKind {
 		return 0
@@ -484,10 +498,13 @@ func rescuesOf(row *dbsqlc.ClaimDueRow) int {
 	return int(row.Rescues)
 }
 
-// errSwitching says that a switch of automatic redelivery is being changed this moment: the next look goes by it.
+// errSwitching means that a switch of automatic redelivery is being changed. The worker skips this
+// look; the next one sees the change.
 var errSwitching = errors.New("automatic redelivery is being switched")
 
-// judge reads what a transaction that redelivers goes by. From then on, no switch changes before it ends.
+// judge reads the switches that apply to a transaction, which then keeps them from changing until
+// it ends. It returns errSwitching if a change is in progress, and a different error if the change
+// takes too long.
 func (w *Worker) judge(ctx context.Context, tx transaction, planner *strategy.Planner) (*judged, error) {
 	switch locked, err := w.config.TryLock(ctx, tx); {
 	case err != nil:
@@ -500,10 +517,11 @@ func (w *Worker) judge(ctx context.Context, tx transaction, planner *strategy.Pl
 	return &judged{planner, switches}, err
 }
 
-// switching is a change of a switch that looks have met, of batches, gates or releases.
+// switching is a switch change that blocked batches, gates or releases: when it did first and last.
 type switching struct{ first, last time.Time }
 
-// metSwitching is errSwitching, or, where a change is under way for so long that somebody must look, the error that it is.
+// metSwitching returns errSwitching, or an error for the operator if a change has blocked workers
+// for maxSwitching.
 func (w *Worker) metSwitching() error {
 	now := w.now()
 	met := &switching{now, now}
@@ -518,7 +536,7 @@ func (w *Worker) metSwitching() error {
 	return fmt.Errorf("nothing has been judged or redelivered for %s: %s, and the transaction that does that does not end (advisory locks in pg_locks, and pg_stat_activity, say whose it is)", took.Round(time.Second), errSwitching.Error())
 }
 
-// handle redelivers decided entries that are due, or has them wait.
+// handle redelivers due, decided entries, or defers them.
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) error {
 	by, err := w.judge(ctx, tx, w.config.Planner())
 	if err != nil {
@@ -560,7 +578,8 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	return nil
 }
 
-// inOrder puts off those entries that have undone work of their ordering key before them.
+// inOrder defers entries that have unfinished work of their ordering key before them, and returns
+// the rest.
 func (w *Worker) inOrder(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
 ) ([]*dbsqlc.ClaimDueRow, error) {
@@ -586,8 +605,9 @@ func (w *Worker) inOrder(ctx context.Context, tx transaction, planner *strategy.
 	}), nil
 }
 
-// inPace gives entries their places in the paces that they share, and puts off those whose place is later. An entry that
-// comes back for its place has it, unless so much later that everybody would come at once: dlqd was down meanwhile.
+// inPace reserves places in shared paces, defers entries whose place is later, and returns the
+// rest. An entry that comes back for its place keeps it for placeKept. After a longer downtime it
+// reserves again, or all such entries would be sent at once.
 func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string), counts map[string]int,
 ) ([]*dbsqlc.ClaimDueRow, error) {
@@ -602,7 +622,7 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 		}
 		without[of] = append(without[of], row)
 	}
-	// In one order, so that two workers that reserve in several paces cannot deadlock.
+	// A fixed order: two workers that reserve in several paces would otherwise deadlock.
 	for _, of := range slices.SortedFunc(maps.Keys(without), func(a, b policy.Pace) int { return strings.Compare(a.Name, b.Name) }) {
 		rows := without[of]
 		places, err := w.reserve(ctx, tx, of, len(rows), now, nil, counts)
@@ -621,7 +641,7 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 	return ready, nil
 }
 
-// reserve takes up to so many places in a pace: see pace.Reserve.
+// reserve takes up to so many places in a pace: see [pace.Reserve].
 func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, entries int, now time.Time, within *time.Duration, counts map[string]int) (pace.Places, error) {
 	start := time.Now()
 	places, err := pace.Reserve(ctx, tx, of.Name, of.PerSecond, entries, now, within)
@@ -640,7 +660,7 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	alone := 0
 	for _, r := range redeliveries {
 		switch r.Verdict {
-		case deadletter.VerdictLive: // whether to run both is a person's decision
+		case deadletter.VerdictLive: // an operator decides whether to run both
 			left = append(left, reserved{ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.JobID)})
 			counts["parked"]++
 		case deadletter.VerdictDone:
@@ -663,22 +683,22 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	return park(ctx, tx, w.actor, left)
 }
 
-// entryOf is a decided entry as the planner sees it.
+// entryOf returns a decided entry for the planner.
 func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry { return entryWith(row, row.ErrorClass) }
 
-// entryWith is an entry as the planner sees it, with the class that was reported, or decided.
+// entryWith returns an entry for the planner with the given class: the reported or the decided one.
 func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	var said struct {
 		RetryAfterSeconds float64 `json:"retryAfterSeconds"`
 	}
-	_ = json.Unmarshal(row.ErrorContext, &said) // an application's: what cannot be read says nothing
+	_ = json.Unmarshal(row.ErrorContext, &said) // written by applications: ignored if malformed
 	of := struct {
 		Payload json.RawMessage   `json:"payload"`
 		Headers map[string]string `json:"headers"`
 	}{Payload: row.Message}
 	if row.JobKind == message.JobKind {
 		of.Payload = nil
-		_ = json.Unmarshal(row.Message, &of) // what was edited by hand into something else says nothing
+		_ = json.Unmarshal(row.Message, &of) // ignored if an edit by hand malformed it
 	}
 	return &strategy.Entry{
 		Facts: strategy.Facts{
@@ -693,7 +713,7 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	}
 }
 
-// switched is an entry as the switches of automatic redelivery see it, of the class that was decided.
+// switched returns an entry for the switches of automatic redelivery, with its decided class.
 func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	return &automatic.Entry{
 		Queue: row.Queue, Kind: row.Kind, Class: row.ErrorClass, JobKind: row.JobKind,
@@ -701,8 +721,8 @@ func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	}
 }
 
-// decide is what the switches of automatic redelivery make of the planner's decision: an entry that would go by
-// itself is observed where that is off, and some are a person's.
+// decide applies the switches to the planner's decision. An entry that would be redelivered
+// automatically is observed instead if that is off, and parked if it is reserved.
 func (j *judged) decide(row *dbsqlc.ClaimDueRow, d strategy.Decision) strategy.Decision {
 	if d.Strategy == strategy.Manual {
 		return d
@@ -720,7 +740,8 @@ func (j *judged) decide(row *dbsqlc.ClaimDueRow, d strategy.Decision) strategy.D
 	return d
 }
 
-// sweep looks at the jobs of some of the entries in dlq_processing, and goes on after them the next time.
+// sweep checks the jobs of some entries in dlq_processing. The next call continues after the last
+// of them.
 func (w *Worker) sweep(ctx context.Context) error {
 	for range sweepPages {
 		found, err := w.config.Store.SweepRedeliveries(ctx, w.swept)
@@ -740,8 +761,9 @@ func (w *Worker) sweep(ctx context.Context) error {
 	return nil
 }
 
-// PublishAgain has the worker tell SQL what the policy says though it has not changed: dlqd's tables are new.
+// PublishAgain makes the worker write the policy's switches again although the policy has not
+// changed: dlqd's tables were recreated.
 func (w *Worker) PublishAgain() { w.published.Store(nil) }
 
-// notify has the next batch claimed now.
+// notify wakes the loop that claims batches.
 func (w *Worker) notify() { w.batches.Wake() }

@@ -40,7 +40,7 @@ var builtIn = sync.OnceValue(func() *strategy.Planner {
 	return planner
 })
 
-// childVariable makes this test binary a DLQ worker that goes on until it is killed.
+// childVariable makes this test binary run as a DLQ worker until it is killed.
 const childVariable = "DLQD_TEST_WORKER_CHILD"
 
 func TestMain(m *testing.M) {
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 	postgrestest.Main(m)
 }
 
-// runChild works on a database whose clock is hours ahead, so that every entry is due as soon as it is decided.
+// runChild runs a worker whose clock is hours ahead, so that every entry is due once it is decided.
 func runChild(url string) {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, url)
@@ -77,7 +77,8 @@ func runChild(url string) {
 	}
 }
 
-// TestWorker_isKilledAgainAndAgain kills workers wherever they are: every entry is decided once and redelivered once.
+// TestWorker_isKilledAgainAndAgain kills workers at random points: every entry is decided once and
+// redelivered once.
 func TestWorker_isKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
@@ -94,9 +95,10 @@ func TestWorker_isKilledAgainAndAgain(t *testing.T) {
 		out, err := child.StdoutPipe()
 		require.NoError(t, err)
 		require.NoError(t, child.Start())
-		_, err = bufio.NewReader(out).ReadString('\n') // it has begun
+		_, err = bufio.NewReader(out).ReadString('\n') // it has started
 		require.NoError(t, err)
-		time.Sleep(time.Duration(rand.IntN(40+2*kills)) * time.Millisecond) // longer and longer: a slow machine gets on, too
+		// The time grows, so that a slow machine makes progress, too.
+		time.Sleep(time.Duration(rand.IntN(40+2*kills)) * time.Millisecond)
 		require.NoError(t, child.Process.Kill())
 		_ = child.Wait()
 		kills++
@@ -107,7 +109,7 @@ func TestWorker_isKilledAgainAndAgain(t *testing.T) {
 	require.Equal(t, 2*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "filed, redelivered")
 }
 
-// bundle is a database, and a worker on it whose clock the test moves.
+// bundle is a database and a worker whose clock the test controls.
 type bundle struct {
 	*testing.T
 
@@ -126,7 +128,7 @@ func setup(t *testing.T) *bundle {
 		Name: "test", BatchSize: 10, Now: func() time.Time { return b.now },
 	})
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&b.now))
-	b.now = b.now.Add(time.Second) // what is captured in this test is due
+	b.now = b.now.Add(time.Second) // entries captured in this test are due
 	return b
 }
 
@@ -143,7 +145,7 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// fail inserts a job and has it fail with an error.
+// fail inserts a job and makes it fail with an error.
 func (b *bundle) fail(priority int, message string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, priority, max_attempts) VALUES ('k', '{}', $1, 3)`, priority)
@@ -162,8 +164,9 @@ func (b *bundle) once() bool {
 	return filed || full
 }
 
-// catchUp moves the test's clock, if it is behind, to the time at which undecided entries were due.
-// A failed redelivery is due by the database's clock, which overtakes the test's on a slow machine.
+// catchUp advances the test's clock, if it is behind, to the time at which undecided entries are
+// due. A failed redelivery is due by the database's clock, which overtakes the test's on a slow
+// machine.
 func (b *bundle) catchUp() {
 	b.Helper()
 	var due *time.Time
@@ -174,7 +177,7 @@ func (b *bundle) catchUp() {
 	}
 }
 
-// settle applies facts, as dlqd does within a moment.
+// settle applies facts. dlqd does so within a moment.
 func (b *bundle) settle() {
 	b.Helper()
 	require.NoError(b, (&facts.Applier{Store: b.store}).All(b.Context()))
@@ -285,7 +288,7 @@ func TestWorker_uniqueJobWithALiveTwinIsAPersons(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job"), "nothing was redelivered")
 }
 
-// An entry that cannot be redelivered is parked, and holds up nobody.
+// An entry that cannot be redelivered is parked and does not block the others.
 func TestWorker_entryThatTheDatabaseRefuses(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
@@ -329,7 +332,7 @@ func TestWorker_strategyOfAnotherVersionIsPutOff(t *testing.T) {
 	require.True(t, entry.NextRetryAt.After(b.now))
 }
 
-// TestWorker_manyAtOnce has several workers go through the same entries: each is redelivered once.
+// TestWorker_manyAtOnce runs several workers on the same entries: each entry is redelivered once.
 func TestWorker_manyAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -363,7 +366,7 @@ func TestWorker_manyAtOnce(t *testing.T) {
 		require.NoError(t, <-errs)
 	}
 	drain()
-	drain() // what one worker held when another looked
+	drain() // entries that one worker held when another looked
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "each was filed by one of them")
 	b.now = b.now.Add(time.Hour)
@@ -392,7 +395,8 @@ func TestWorker_passesByWhatAnotherHolds(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
 }
 
-// TestWorker_diesBetweenItsSteps breaks each statement of a batch in turn: all of it is undone, nothing is half done.
+// TestWorker_diesBetweenItsSteps breaks each statement of a batch in turn: the batch is rolled back
+// completely.
 func TestWorker_diesBetweenItsSteps(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -421,7 +425,7 @@ func TestWorker_diesBetweenItsSteps(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
 }
 
-// run runs a worker's loops until the test ends, or stops them.
+// run runs a worker's loops until the test ends or calls stop.
 func run(t *testing.T, w *worker.Worker) (stop func()) {
 	t.Helper()
 	loops := &background.Group{Logger: slog.New(slog.DiscardHandler)}
@@ -432,7 +436,7 @@ func run(t *testing.T, w *worker.Worker) (stop func()) {
 	return stop
 }
 
-// TestWorker_aBacklogHoldsUpNothing has every batch full, for good: the sweep and smart retry have their turns all the same.
+// TestWorker_aBacklogHoldsUpNothing keeps every batch full: the sweep and smart retry still run.
 func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -447,7 +451,7 @@ func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 		Observe: func(action string, n int, _ time.Duration) {
 			switch {
 			case action == "decided" && n > 0:
-				b.fail(2, "timeout") // the next one
+				b.fail(2, "timeout") // the next entry
 				begun.Do(func() { close(batches) })
 			case action == "requeued" && n > 0:
 				close(swept)
@@ -456,7 +460,7 @@ func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
 			}
 		},
 	})
-	// One that is parked for what has passed, and one whose redelivery somebody deletes.
+	// One entry is parked for a cause that is over, and one loses its redelivery's job.
 	b.fail(2, "TypeError: undefined is not a function")
 	b.fail(2, "timeout")
 	b.once()
