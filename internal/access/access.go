@@ -1,5 +1,6 @@
-// Package access says who calls, and what they may do: tokens, operating system users on a Unix socket, what a proxy says of its
-// users, tokens of an OpenID Connect provider; roles, each limited to queues and kinds.
+// Package access authenticates callers and decides what they may do. It knows tokens, sessions of
+// browsers, operating system users on a Unix socket, users named by a proxy, client certificates
+// and tokens of an OpenID Connect provider. Each role can be limited to queues and kinds.
 package access
 
 import (
@@ -14,17 +15,20 @@ import (
 	"unicode/utf8"
 )
 
-// Role is what somebody may do. People's are the database's: dlq_reader, dlq_operator and dlq_admin.
+// Role is what a caller may do. Reader, operator and admin correspond to the database roles
+// dlq_reader, dlq_operator and dlq_admin.
 type Role string
 
-// The roles. Each of reader, operator and admin may do what those before it may; sender and metrics are for machines, and may do
-// one thing alone.
+// The roles. Reader, operator and admin each include the roles before them. Sender and metrics are
+// for machines; each allows only what its comment says.
 const (
-	// Reader sees dead letters, but for what the policy marks as sensitive, the audit trail and analytics.
+	// Reader sees the audit trail, analytics, and dead letters without the data that the policy marks
+	// as sensitive.
 	Reader Role = "reader"
-	// Operator also sees payloads (but for what the policy masks until they say why they look), moves dead letters, starts and steers replay runs, breakers and queues.
+	// Operator also sees payloads (masked values only after giving a reason), moves dead letters,
+	// starts and controls replay runs, breakers and queues.
 	Operator Role = "operator"
-	// Admin also erases, switches capture, and keeps tokens.
+	// Admin also erases data, switches capture on and off, and manages tokens.
 	Admin Role = "admin"
 	// Sender submits messages.
 	Sender Role = "sender"
@@ -32,11 +36,12 @@ const (
 	Metrics Role = "metrics"
 )
 
-// Roles lists all of them.
+// Roles returns all roles.
 func Roles() []Role { return []Role{Reader, Operator, Admin, Sender, Metrics} }
 
-// Includes reports whether a role may do what another one may. Senders' and metrics' part is also that of people: who may send dead
-// letters back may submit, and who may read may read metrics.
+// Includes reports whether r allows everything that other allows. Operators and admins are also
+// senders: a caller who may replay dead letters may submit messages. Readers and above may also
+// read metrics.
 func (r Role) Includes(other Role) bool {
 	if r == other {
 		return slices.Contains(Roles(), r)
@@ -48,77 +53,81 @@ func (r Role) Includes(other Role) bool {
 	return slices.Contains(people, other) && slices.Index(people, r) >= slices.Index(people, other)
 }
 
-// Grant is a role, in the queues and for the kinds that match.
+// Grant is a role, limited to the queues, kinds and sources that match.
 type Grant struct {
 	Role    Role
-	Queues  []string // patterns, in which * stands for any text; none: every queue
-	Kinds   []string // likewise
-	Sources []string // as which a sender may submit, likewise
+	Queues  []string // patterns, in which * matches any text; none: every queue
+	Kinds   []string // patterns; none: every kind
+	Sources []string // patterns of the sources that a sender may submit as; none: every source
 }
 
-// everything reports whether a grant is not limited.
+// everything reports whether the grant has no limit.
 func (g Grant) everything() bool {
 	return all(g.Queues) && all(g.Kinds) && all(g.Sources)
 }
 
-// all reports whether patterns let everything through.
+// all reports whether the patterns match every text.
 func all(patterns []string) bool { return len(patterns) == 0 || slices.Contains(patterns, "*") }
 
-// Ways in which callers are known.
+// Ways in which a caller is authenticated.
 const (
 	ViaToken  = "token"
 	ViaSocket = "socket"
 	ViaProxy  = "proxy"
 	ViaOIDC   = "oidc"
-	// ViaCertificate is of a client that showed a certificate.
+	// ViaCertificate means that the client presented a TLS certificate.
 	ViaCertificate = "certificate"
-	// ViaNothing is of a dlqd that asks nobody who they are: it listens where only the machine's own users are.
+	// ViaNothing means that the policy configures no authentication: dlqd listens where only users
+	// of this machine can connect.
 	ViaNothing = ""
 )
 
-// Principal is somebody who calls.
+// Principal is an authenticated caller.
 type Principal struct {
 	Name   string // the actor of the audit trail
 	Via    string
 	Grants []Grant
-	// TokenBy made the token by which they are known; empty where they are known otherwise.
+	// TokenBy is the creator of the caller's token; empty for callers without a token.
 	TokenBy string
-	// Session is the id of the session by which they are known; empty where there is none.
+	// Session is the id of the caller's browser session; empty for callers without a session.
 	Session string
 }
 
-// Anybody is who calls a dlqd that asks nobody who they are.
+// Anybody returns the principal of every caller where authentication is off: an admin without a
+// name.
 func Anybody() *Principal { return &Principal{Grants: []Grant{{Role: Admin}}} }
 
-// May reports whether somebody has a role, wherever it is.
+// May reports whether the caller has the role in any scope.
 func (p *Principal) May(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) })
 }
 
-// MayEverywhere reports whether somebody has a role in every queue and for every kind.
+// MayEverywhere reports whether the caller has the role in every queue and for every kind.
 func (p *Principal) MayEverywhere(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && g.everything() })
 }
 
-// SeesPayloads reports whether somebody who does what needs a role sees all that an operator sees: where some of their grants for it
-// are a reader's, what they do is.
+// SeesPayloads reports whether the caller sees payloads in an operation that requires role. If any
+// of the grants that allow the operation is below operator, the whole operation shows what a reader
+// sees.
 func (p *Principal) SeesPayloads(role Role) bool {
 	return p.MayEverywhere(Operator) || !slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && !g.Role.Includes(Operator) })
 }
 
-// MayIn reports whether somebody has a role for anything of a queue.
+// MayIn reports whether the caller has the role for at least part of the queue.
 func (p *Principal) MayIn(role Role, queue string) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && matches(g.Queues, queue) })
 }
 
-// MayFor reports whether somebody has a role for this queue, kind and source.
+// MayFor reports whether the caller has the role for this queue, kind and source.
 func (p *Principal) MayFor(role Role, queue, kind, source string) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool {
 		return g.Role.Includes(role) && matches(g.Queues, queue) && matches(g.Kinds, kind) && matches(g.Sources, source)
 	})
 }
 
-// RoleName is the highest role that somebody has anywhere.
+// RoleName returns the highest role that the caller has in any scope, or "" for a caller without a
+// role.
 func (p *Principal) RoleName() Role {
 	for _, role := range []Role{Admin, Operator, Reader, Sender, Metrics} {
 		if slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role == role }) {
@@ -132,7 +141,7 @@ func matches(patterns []string, text string) bool {
 	return len(patterns) == 0 || slices.ContainsFunc(patterns, func(p string) bool { return MatchPattern(p, text) })
 }
 
-// MatchPattern reports whether a text matches a pattern in which * stands for any text.
+// MatchPattern reports whether text matches pattern, in which * matches any text.
 func MatchPattern(pattern, text string) bool {
 	first, rest, wild := strings.Cut(pattern, "*")
 	if !wild {
@@ -144,7 +153,7 @@ func MatchPattern(pattern, text string) bool {
 	}
 	parts := strings.Split(rest, "*")
 	last := len(parts) - 1
-	for _, part := range parts[:last] { // each where it comes first: that leaves the most to the others
+	for _, part := range parts[:last] { // the first match of each part leaves the most text to the parts after it
 		at := strings.Index(text, part)
 		if at < 0 {
 			return false
@@ -156,19 +165,20 @@ func MatchPattern(pattern, text string) bool {
 
 type principalKey struct{}
 
-// With has what is done in ctx done by somebody.
+// With returns a context in which p is the caller.
 func With(ctx context.Context, p *Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, p)
 }
 
 type againKey struct{}
 
-// WithAgain has [Still] find out again who makes a request.
+// WithAgain returns a context in which [Still] authenticates the caller again by calling again.
 func WithAgain(ctx context.Context, again func() (*Principal, error)) context.Context {
 	return context.WithValue(ctx, againKey{}, again)
 }
 
-// Still reports whether who calls would be let in now as they were at first: for what takes long.
+// Still reports whether the caller would be authenticated now with the same grants as at the start
+// of the request. Long-running requests check it. Without [WithAgain] it returns true.
 func Still(ctx context.Context) bool {
 	again, ok := ctx.Value(againKey{}).(func() (*Principal, error))
 	if !ok {
@@ -178,7 +188,7 @@ func Still(ctx context.Context) bool {
 	return err == nil && reflect.DeepEqual(p, From(ctx))
 }
 
-// From is who calls; [Anybody] where nobody was asked.
+// From returns the caller of ctx, or [Anybody] if ctx has none.
 func From(ctx context.Context) *Principal {
 	if p, ok := ctx.Value(principalKey{}).(*Principal); ok {
 		return p
@@ -186,15 +196,16 @@ func From(ctx context.Context) *Principal {
 	return Anybody()
 }
 
-// Errors of sign-in.
+// Errors of authentication.
 var (
-	// ErrUnknown is of a caller that nobody knows.
+	// ErrUnknown means that the request has no credentials, or none that the policy accepts.
 	ErrUnknown = errors.New("who calls is not known")
-	// ErrRefused is of credentials that do not count: malformed, unknown, expired or revoked.
+	// ErrRefused means that the credentials are malformed, unknown, expired or revoked.
 	ErrRefused = errors.New("the token is not valid")
 )
 
-// Token is a key to the API. What it is made of is shown once, when it is made; the database has a hash.
+// Token is a key to the API. Its secret is shown once, when it is created; the database stores a
+// hash.
 type Token struct {
 	ID        string     `json:"id" doc:"By what it is revoked. It signs nobody in."`
 	Name      string     `json:"name" doc:"Who holds it: the actor in the audit trail."`
@@ -211,12 +222,13 @@ type Token struct {
 	RevokedBy string     `json:"revokedBy,omitempty" doc:"Who revoked it."`
 }
 
-// grant is what a token may do.
+// grant returns what the token allows.
 func (t *Token) grant() Grant {
 	return Grant{Role: t.Role, Queues: t.Queues, Kinds: t.Kinds, Sources: t.Sources}
 }
 
-// State says in a word how a token is.
+// State returns "active", "expired", "revoked", or "until" and the time from which the token is
+// refused.
 func (t *Token) State(now time.Time) string {
 	switch {
 	case t.RevokedAt != nil && !now.Before(*t.RevokedAt):
@@ -230,7 +242,8 @@ func (t *Token) State(now time.Time) string {
 	}
 }
 
-// checkName refuses a name that no trail could show as it is, and those by which dlqd itself acts, as dlq.is_person has it.
+// checkName refuses names that an audit trail cannot print, and the names under which dlqd itself
+// acts (see dlq.is_person).
 func checkName(name string) error {
 	switch {
 	case name == "" || len(name) > 255:
@@ -243,7 +256,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// CheckGrant refuses a grant that means nothing.
+// CheckGrant returns an error if the grant is invalid: an unknown role, a limit that its role does
+// not have, or an empty or overlong pattern.
 func CheckGrant(g Grant) error {
 	if !slices.Contains(Roles(), g.Role) {
 		return fmt.Errorf("there is no role %q (there are: reader, operator, admin, sender, metrics)", g.Role)

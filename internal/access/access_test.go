@@ -102,7 +102,8 @@ func (b *bundle) token(t access.Token) (secret, id string) {
 	return secret, t.ID
 }
 
-// asks makes a request of an API that tells who asked, by a token if there is one, and with further headers.
+// asks sends a request with a token, if any, and further headers. It returns the status and the
+// body, which names the caller.
 func (b *bundle) asks(url, token string, headers ...string) (status int, who string) {
 	b.Helper()
 	client := http.DefaultClient
@@ -128,7 +129,7 @@ func (b *bundle) asks(url, token string, headers ...string) (status int, who str
 	return response.StatusCode, string(body)
 }
 
-// serve serves who asks, by TCP and a Unix socket.
+// serve starts a server, on TCP and on a Unix socket, that answers with the caller.
 func (b *bundle) serve(a *access.Authenticator) (url, socket string) {
 	b.Helper()
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -164,7 +165,7 @@ func TestTokens(t *testing.T) {
 	require.Equal(t, 200, status, who)
 	require.Equal(t, "token ci operator", who)
 
-	// The database has a hash, and nothing that is good for anything.
+	// The database stores only a hash.
 	var rows string
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(t::text, ' ') || (SELECT string_agg(a::text, ' ') FROM dlq.acts a) FROM dlq.tokens t").Scan(&rows))
 	require.NotContains(t, rows, secret[5:20])
@@ -204,8 +205,8 @@ func TestTokens(t *testing.T) {
 	require.NotNil(t, tokens[0].UsedAt)
 }
 
-// A token is looked up once for many requests; use and revocation race, and a revoked token is refused from the moment that the look
-// of before is no longer believed.
+// A token is looked up once for many requests. Here use and revocation race: after the first
+// refusal the token stays refused.
 func TestTokens_areLookedUpSeldom(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -248,7 +249,8 @@ func TestTokens_thatMeanNothing(t *testing.T) {
 	require.ErrorContains(t, b.store.Revoke(t.Context(), "nonsense", "kim", ""), "is no token's id")
 }
 
-// Who tries token after token has to wait; who had a good one at the same address has not.
+// After too many failures, further failures must wait. Valid tokens from the same address still
+// work.
 func TestTokens_attemptsAreLimited(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -263,13 +265,13 @@ func TestTokens_attemptsAreLimited(t *testing.T) {
 	}
 	require.Contains(t, who, "too many attempts")
 	fresh, _ := b.token(access.Token{Name: "new", Role: access.Reader})
-	for _, token := range []string{good, fresh} { // also one that this process has not seen before
+	for _, token := range []string{good, fresh} { // the second one is unknown to this process
 		status, who = b.asks(url, token)
 		require.Equal(t, 200, status, who)
 	}
 }
 
-// Nobody waits for somebody else's transaction because of the time of a token's last use.
+// Recording a token's last use does not wait for another transaction.
 func TestTokens_heldByATransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -284,7 +286,7 @@ func TestTokens_heldByATransaction(t *testing.T) {
 	require.Equal(t, 200, status, who)
 }
 
-// Who may in "every queue" by a pattern may everywhere.
+// The pattern * means every queue.
 func TestPrincipal_starIsEverywhere(t *testing.T) {
 	t.Parallel()
 	p := &access.Principal{Grants: []access.Grant{{Role: access.Operator, Queues: []string{"*"}}}}
@@ -292,7 +294,7 @@ func TestPrincipal_starIsEverywhere(t *testing.T) {
 	require.Nil(t, p.Scope(access.Reader))
 }
 
-// What a proxy says counts from where the proxy is, and from nowhere else.
+// The proxy's headers count only from the proxy's addresses.
 func TestProxy(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -313,7 +315,8 @@ func TestProxy(t *testing.T) {
 		{nil, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", ""}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "capture"}, access.ErrUnknown.Error() + "\n"},
-		{[]string{"X-User", "anna", "X-User", "kim"}, access.ErrUnknown.Error() + "\n"}, // the proxy's, and somebody's own
+		// The proxy's header and one of the client:
+		{[]string{"X-User", "anna", "X-User", "kim"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "anna", "X-Groups", "staff", "X-Groups", "oncall"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "an\u202ena"}, access.ErrUnknown.Error() + "\n"},
 	} {
@@ -343,7 +346,8 @@ func TestSocket(t *testing.T) {
 	require.Equal(t, 401, status)
 }
 
-// Where nobody is asked, everybody may do everything, if only the machine's own users can call, and nothing otherwise.
+// Without authentication every caller may do everything if only users of this machine can connect,
+// and nothing otherwise.
 func TestNobodyIsAsked(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -355,7 +359,7 @@ func TestNobodyIsAsked(t *testing.T) {
 	require.Equal(t, 401, status)
 }
 
-// While the database is away a token that was good a moment ago is neither good nor bad.
+// While the database is unavailable, a token is neither accepted nor refused.
 func TestTokens_databaseAway(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -21,17 +21,17 @@ import (
 	"github.com/dlqd/dlqd/internal/door"
 )
 
-// Rules say how callers are known, and what those may do who have no token.
+// Rules configure how callers are authenticated, and what callers without a token may do.
 type Rules struct {
-	Ways   []string // of the Via constants; none: nobody is asked
+	Ways   []string // Via constants, but tokens and certificates in the plural; none: authentication is off
 	Proxy  Proxy
 	OIDC   OIDC
 	Grants []UserGrant
-	// Sessions say how long people stay signed in with a browser; zero values mean the defaults.
+	// Sessions limits how long browsers stay signed in; zero values mean the defaults.
 	Sessions SessionLimits
 }
 
-// principal is somebody, with what the grants say of them that name them.
+// principal returns a caller with all grants for which names returns true.
 func (r *Rules) principal(name, via string, names func(*UserGrant) bool) *Principal {
 	p := &Principal{Name: name, Via: via}
 	for _, g := range r.Grants {
@@ -42,62 +42,66 @@ func (r *Rules) principal(name, via string, names func(*UserGrant) bool) *Princi
 	return p
 }
 
-// user is somebody whom a proxy or a provider knows.
+// user returns a caller whom a proxy or a provider authenticated, with the grants of the name and
+// the groups.
 func (r *Rules) user(name, via string, groups []string) *Principal {
 	return r.principal(name, via, func(g *UserGrant) bool {
 		return slices.Contains(g.Users, name) || slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) })
 	})
 }
 
-// Proxy is a proxy that has users sign in.
+// Proxy is a reverse proxy that authenticates users and names them in headers.
 type Proxy struct {
 	From         []netip.Prefix
-	Socket       bool // it comes by the Unix socket
+	Socket       bool // it connects through the Unix socket
 	UserHeader   string
 	GroupsHeader string
 }
 
-// UserGrant is what users may do.
+// UserGrant is a grant for the users, groups, operating system users and certificates that it
+// names.
 type UserGrant struct {
 	Grant
 
 	Users, Groups, OSUsers, Certificates []string
 }
 
-// Authenticator finds out who calls.
+// Authenticator authenticates callers.
 type Authenticator struct {
 	Tokens *Store
-	Rules  func() Rules // in force
-	// Open says that who is not asked may do anything: only the machine's own users reach this dlqd, or somebody wants it so.
+	Rules  func() Rules // of the policy in force
+	// Open allows every caller everything if the policy configures no authentication: only users of
+	// this machine reach dlqd, or the operator asked for it.
 	Open   bool
 	Logger *slog.Logger
-	// Now is the clock by which tokens of the provider expire; nil for time.Now.
+	// Now is the clock for the expiry of the provider's tokens; nil for time.Now.
 	Now func() time.Time
 
-	provider *provider // of the policy in force; nil before somebody came by it
+	provider *provider // of the policy in force; nil until first used
 	flights  singleflight.Group
 	mu       sync.Mutex
 	known    map[[32]byte]looked
-	turn     chan struct{} // of whoever may ask for a token, of those who come from where many were refused
+	turn     chan struct{} // held by one token lookup at a time, of peers that had too many refusals; see queue
 	attempts attempts
 }
 
-// looked is what a look at the tokens, or sessions, found.
+// looked is the result of one lookup of a token or a session.
 type looked struct {
 	at        time.Time
-	principal *Principal // who holds a token; nil: nobody
-	session   *session   // whose cookie it is; nil: nobody's
+	principal *Principal // the token's holder; nil: no such token
+	session   *session   // the cookie's session; nil: no such session
 }
 
-// tokenTTL is how long a look at the tokens and sessions counts: a revoked one is refused within it, and the time that a look takes.
+// tokenTTL is how long the result of a lookup is used. A revoked token is refused after tokenTTL
+// and the time of one lookup.
 const tokenTTL = 3 * time.Second
 
-// maxKnown bounds the looks that are kept.
+// maxKnown is the maximum number of cached lookups, and of peers with counted failures.
 const maxKnown = 10_000
 
 type peerKey struct{}
 
-// ConnContext keeps who is at the other end of a Unix socket, for http.Server.
+// ConnContext records the user id of a Unix socket's peer. It is a ConnContext of http.Server.
 func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -114,14 +118,15 @@ func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, peerKey{}, peer.Uid)
 }
 
-// RetryError is of a caller who must wait before trying again.
+// RetryError is returned to a caller who must wait before the next attempt.
 type RetryError struct{ After time.Duration }
 
 func (e *RetryError) Error() string {
 	return fmt.Sprintf("too many attempts to sign in from here; try again in %s", e.After.Round(time.Second))
 }
 
-// Authenticate says who makes a request. It fails with [ErrUnknown], [ErrRefused], a [*RetryError], [ErrProvider], or an error of the database.
+// Authenticate returns the caller of a request. It fails with [ErrUnknown], [ErrRefused], a
+// [*RetryError], [ErrProvider], or an error of the database.
 func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	rules := a.Rules()
 	if len(rules.Ways) == 0 {
@@ -133,7 +138,7 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	secret = strings.TrimSpace(secret)
 	tokens, provider := slices.Contains(rules.Ways, ViaToken+"s"), slices.Contains(rules.Ways, ViaOIDC)
-	if len(r.Header.Values("Authorization")) > 1 { // whoever stands before dlqd may have believed the other one
+	if len(r.Header.Values("Authorization")) > 1 { // a proxy in front of dlqd may have checked the other one
 		return nil, a.refuse(door.Peer(r))
 	}
 	if strings.EqualFold(scheme, "Bearer") && (tokens || provider) {
@@ -145,7 +150,8 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	if p, err := a.bySession(r, &rules); p != nil || err != nil {
 		return p, err
 	}
-	// (A proxy may pass on by what it knows its users: Basic, for one.)
+	// A proxy may forward the credentials of its own users in Authorization, such as Basic. Other
+	// schemes are refused only after all other ways.
 	if p := byProxy(r, &rules); p != nil {
 		return p, nil
 	}
@@ -161,8 +167,9 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	return nil, ErrUnknown
 }
 
-// refuse is what is said of credentials that do not count. (Whether they do is found out first: a good one does not suffer from what
-// others at its address do, and guessing is of no use.)
+// refuse returns the error for invalid credentials: ErrRefused, or a RetryError after too many
+// failures of the peer. Credentials are checked first, so that valid ones work from an address
+// where others fail; secrets are too long to guess.
 func (a *Authenticator) refuse(from string) error {
 	if wait := a.attempts.wait(from, time.Now()); wait > 0 {
 		return &RetryError{After: wait}
@@ -186,7 +193,8 @@ func (a *Authenticator) byToken(r *http.Request, secret string) (*Principal, err
 	return found.principal, nil
 }
 
-// knownOr is what was found a moment ago or, if it can be anything at all, what is found now, which is then fresh.
+// knownOr returns a cached lookup that is younger than tokenTTL. Otherwise, unless possible is
+// false, it calls find and returns fresh as true.
 func (a *Authenticator) knownOr(r *http.Request, key [32]byte, possible bool, find func(context.Context) (looked, error)) (found looked, fresh bool, err error) {
 	a.mu.Lock()
 	found = a.known[key]
@@ -194,7 +202,7 @@ func (a *Authenticator) knownOr(r *http.Request, key [32]byte, possible bool, fi
 	if !possible || time.Since(found.at) < tokenTTL {
 		return found, false, nil
 	}
-	// Who comes from where many were refused lately asks the database one at a time.
+	// Peers with too many failures query the database one at a time.
 	if found.at.IsZero() && a.attempts.wait(door.Peer(r), time.Now()) > 0 {
 		done, err := a.queue(r.Context())
 		if err != nil {
@@ -206,7 +214,7 @@ func (a *Authenticator) knownOr(r *http.Request, key [32]byte, possible bool, fi
 	return found, true, err
 }
 
-// queue waits until nobody else is in the queue.
+// queue waits for the turn and returns the function that ends it.
 func (a *Authenticator) queue(ctx context.Context) (done func(), err error) {
 	a.mu.Lock()
 	if a.turn == nil {
@@ -222,7 +230,8 @@ func (a *Authenticator) queue(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// look asks the database: once for all requests that come meanwhile. Its answer counts from before it was asked.
+// look queries the database and caches the result. Concurrent requests for the same key share one
+// query. The result's age counts from the start of the query.
 func (a *Authenticator) look(ctx context.Context, key [32]byte, find func(context.Context) (looked, error)) (looked, error) {
 	flight := a.flights.DoChan(string(key[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tokenTTL)
@@ -261,7 +270,7 @@ func byProxy(r *http.Request, rules *Rules) *Principal {
 	}
 	users, said := r.Header.Values(rules.Proxy.UserHeader), r.Header.Values(rules.Proxy.GroupsHeader)
 	if len(users) != 1 || len(said) > 1 || checkName(strings.TrimSpace(users[0])) != nil {
-		return nil // none, or one that somebody put beside the proxy's
+		return nil // no header, or a second one that the client added to the proxy's
 	}
 	var groups []string
 	for group := range strings.SplitSeq(strings.Join(said, ","), ",") {
@@ -284,8 +293,9 @@ func bySocket(r *http.Request, rules *Rules) *Principal {
 	return rules.principal(name, ViaSocket, func(g *UserGrant) bool { return slices.Contains(g.OSUsers, name) })
 }
 
-// byCertificate says who shows a certificate: its common name, or the first of its other names where it has none. Grants may name any of
-// them. (A connection may outlive its certificate.)
+// byCertificate returns the holder of a client certificate. The name is the common name or, without
+// one, the first alternative name; grants may name any of them. It checks the expiry again because
+// a connection may outlive its certificate.
 func byCertificate(r *http.Request, rules *Rules) *Principal {
 	certificate := door.ClientCertificate(r)
 	if certificate == nil || !slices.Contains(rules.Ways, ViaCertificate+"s") || time.Now().After(certificate.NotAfter) {
@@ -306,7 +316,7 @@ func byCertificate(r *http.Request, rules *Rules) *Principal {
 	})
 }
 
-// attempts counts sign-ins that failed, by [door.Peer].
+// attempts counts failed sign-ins by [door.Peer].
 type attempts struct {
 	mu sync.Mutex
 	of map[string]*failures
@@ -317,7 +327,8 @@ type failures struct {
 	n     int
 }
 
-// From one address, maxFailures sign-ins may fail in failureWindow; then the rest of it is waited out.
+// A peer may fail maxFailures times within failureWindow; until the window ends, further failures
+// get a RetryError.
 const (
 	maxFailures   = 20
 	failureWindow = time.Minute
@@ -346,7 +357,8 @@ func (a *attempts) failed(from string, now time.Time) {
 	f.n++
 }
 
-// IsRefusal reports whether an error is about the caller, rather than of the database.
+// IsRefusal reports whether an error is about the caller, rather than about the database or the
+// provider.
 func IsRefusal(err error) bool {
 	var retry *RetryError
 	return errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) || errors.As(err, &retry)

@@ -22,47 +22,52 @@ import (
 	"github.com/dlqd/dlqd/internal/door"
 )
 
-// OIDC is an OpenID Connect provider that has users sign in.
+// OIDC is an OpenID Connect provider that authenticates users.
 type OIDC struct {
 	Issuer        string
-	ClientID      string   // as which "dlqd login" asks
-	Audiences     []string // whom tokens are for: one of these
+	ClientID      string   // client of "dlqd login" and of sessions
+	Audiences     []string // accepted audiences of tokens: any of these
 	UsernameClaim string   // empty: the email if it is verified, else the subject
 	GroupsClaim   string
-	Scopes        []string // for which people are asked
-	ClientSecret  string   // of the client, for sessions; empty: it is a public one
+	Scopes        []string // requested at sign-in
+	ClientSecret  string   // for sessions; empty: a public client
 }
 
-// ErrProvider is of a token that cannot be judged now: the provider's keys are not known, and it does not answer.
+// ErrProvider means that a token cannot be verified now: the provider's keys are unknown, and it
+// does not answer.
 var ErrProvider = errors.New("the OpenID Connect provider does not answer")
 
 const (
-	// clockSkew is how far the provider's clock may be from ours: a token counts so long after its expiry. (That a token is not good
-	// yet is forgiven for go-oidc's five minutes, less this.)
+	// clockSkew is the tolerated difference to the provider's clock: a token is accepted this long
+	// after its expiry. For a token that is not valid yet, the tolerance is go-oidc's five minutes
+	// less clockSkew.
 	clockSkew = time.Minute
-	// keysFresh is how long keys count before the provider is asked again, beside the requests that use them: one that it withdrew is
-	// refused after it.
+	// keysFresh is the age after which keys are fetched again in the background, while requests
+	// still use them. A withdrawn key is refused after that.
 	keysFresh = 5 * time.Minute
-	// keysGood is how long keys count where the provider does not answer.
+	// keysGood is how long keys are used while the provider does not answer.
 	keysGood = time.Hour
-	// askInterval is the least time between two times that the provider is asked, however many tokens have a key that nobody knows.
+	// askInterval is the minimum time between two requests to the provider, however many tokens
+	// name an unknown key.
 	askInterval = 5 * time.Second
-	// providerTimeout is how long it may take to answer, and providerWait how long a request waits for that.
+	// providerTimeout limits a request to the provider; providerWait is how long a caller's request
+	// waits for it.
 	providerTimeout = 10 * time.Second
 	providerWait    = 2 * time.Second
-	// maxJWT bounds a token, in bytes: those of people in hundreds of groups are several thousand long.
+	// maxJWT is the maximum size of a token, in bytes. Tokens of users in hundreds of groups have
+	// several thousand.
 	maxJWT = 32 << 10
-	// maxKeysBytes bounds what the provider answers.
+	// maxKeysBytes is the maximum size of the provider's key set, in bytes.
 	maxKeysBytes = 1 << 20
 )
 
-// algorithms are those that sign with a private key. With none, or a shared secret (HS256), whoever knows the provider's public key
-// could sign.
+// algorithms are the accepted signature algorithms, all with a private key. With "none" or a shared
+// secret (HS256), anyone with the provider's public key could sign.
 var algorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
 }
 
-// Algorithms names them, as go-oidc wants it.
+// Algorithms returns the names of the accepted signature algorithms, as go-oidc expects them.
 func Algorithms() []string {
 	names := make([]string, len(algorithms))
 	for i, a := range algorithms {
@@ -71,7 +76,8 @@ func Algorithms() []string {
 	return names
 }
 
-// CheckProviderURL refuses a URL that anybody on the way could answer: https, or http on this machine.
+// CheckProviderURL accepts https, and http on this machine. Any other URL could be answered by a
+// machine in between.
 func CheckProviderURL(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" {
@@ -83,22 +89,24 @@ func CheckProviderURL(text string) error {
 	return fmt.Errorf("%q must be https, or http on this machine (127.0.0.1)", text)
 }
 
-// IsLoopback reports whether a host of a URL is this machine.
+// IsLoopback reports whether the host of a URL is this machine.
 func IsLoopback(host string) bool {
 	address, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && address.IsLoopback()
 }
 
-// ProviderClient asks providers. It follows them nowhere: what they say of themselves is where it is.
+// ProviderClient returns the HTTP client for providers. It follows no redirects: a provider's
+// endpoints are where its metadata says.
 func ProviderClient() *http.Client {
 	return &http.Client{Timeout: providerTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// isJWT reports whether a bearer token is a JWT, by its form: three parts. Tokens of dlqd have no dots.
+// isJWT reports whether a bearer token has the form of a JWT: three parts. Tokens of dlqd have no
+// dots.
 func isJWT(secret string) bool { return strings.Count(secret, ".") == 2 }
 
-// provider knows the keys of an OpenID Connect provider. It is asked when somebody comes with a token, and never waited for by those
-// who come with something else.
+// provider caches the keys and endpoints of an OpenID Connect provider. A token or a browser sign-in
+// that needs them fetches them; other requests never wait for the provider.
 type provider struct {
 	issuer string
 	now    func() time.Time
@@ -107,14 +115,15 @@ type provider struct {
 	mu     sync.Mutex
 	keys   []jose.JSONWebKey
 	where  endpoints
-	got    time.Time     // when they were
-	asked  time.Time     // when the provider was asked last
-	asking chan struct{} // closed when it has answered; nil while it is not asked
-	err    error         // of the last time; nil where it worked
-	failed time.Time     // since when it does not
+	got    time.Time     // when keys were fetched
+	asked  time.Time     // when the last request to the provider began
+	asking chan struct{} // closed when the current request ends; nil without one
+	err    error         // of the last request; nil if it succeeded
+	failed time.Time     // when the first of the current failures ended
 }
 
-// ask asks the provider for its keys, unless it was a moment ago, and returns what is closed when it has answered.
+// ask starts fetching the provider's keys, unless a request is running or began less than
+// askInterval ago. The returned channel is closed when the request has ended.
 func (p *provider) ask() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,7 +158,7 @@ func (p *provider) ask() <-chan struct{} {
 	return done
 }
 
-// wait waits until the provider has answered, a while.
+// wait waits up to providerWait for the provider's answer.
 func wait(ctx context.Context, answered <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, providerWait)
 	defer cancel()
@@ -159,7 +168,8 @@ func wait(ctx context.Context, answered <-chan struct{}) {
 	}
 }
 
-// known returns the keys that count now, and what went wrong when the provider was asked last.
+// known returns the current keys, nil if they are older than keysGood, and the error of the last
+// request.
 func (p *provider) known() (keys []jose.JSONWebKey, age time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -169,14 +179,15 @@ func (p *provider) known() (keys []jose.JSONWebKey, age time.Duration, err error
 	return p.keys, age, p.err
 }
 
-// endpoints are where a provider has browsers sign in.
+// endpoints are the provider's endpoints for the sign-in of browsers.
 type endpoints struct {
 	oauth2.Endpoint
 
-	secretInHeader bool // the client shows its secret there, and not in the form
+	secretInHeader bool // the client sends its secret as HTTP Basic, not in the form
 }
 
-// endpointNow is where people sign in, and how a client shows its secret if it has one. It fails with ErrProvider.
+// endpointNow returns the sign-in endpoints and how a client with a secret sends it. It fails with
+// ErrProvider.
 func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endpoint, error) {
 	if keys, _, _ := p.known(); keys == nil {
 		wait(ctx, p.ask())
@@ -197,7 +208,7 @@ func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endp
 	return endpoint, nil
 }
 
-// discover asks a provider for its keys, and where people sign in.
+// discover fetches a provider's signing keys and its sign-in endpoints.
 func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, where endpoints, err error) {
 	client := ProviderClient()
 	discovered, err := oidc.NewProvider(oidc.ClientContext(ctx, client), issuer)
@@ -237,7 +248,7 @@ func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, where
 	}
 	for _, raw := range set.Keys {
 		var key jose.JSONWebKey
-		// (Of a kind that nobody here knows, or not for signing: not ours.)
+		// Skip keys of unknown types and keys that are not for signatures.
 		if key.UnmarshalJSON(raw) == nil && key.Valid() && key.IsPublic() && (key.Use == "" || key.Use == "sig") {
 			keys = append(keys, key)
 		}
@@ -250,7 +261,7 @@ func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, where
 
 var errSignature = errors.New("no key of the provider's made the signature")
 
-// payload returns what a token says, if the provider has signed it.
+// payload returns the token's content if the provider signed it.
 func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([]byte, error) {
 	keys, age, _ := p.known()
 	if keys == nil {
@@ -266,7 +277,7 @@ func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([
 	if payload != nil {
 		return payload, nil
 	}
-	// By a key that is new, perhaps.
+	// The signing key may be new.
 	wait(ctx, p.ask())
 	keys, _, err := p.known()
 	if payload, _ = signed(token, keys); payload != nil {
@@ -278,7 +289,8 @@ func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([
 	return nil, errSignature
 }
 
-// signed returns what a token says if one of the keys has signed it, and whether one had its name.
+// signed returns the token's content if one of the keys signed it. tried is true if a key had the
+// token's key id and algorithm.
 func signed(token *jose.JSONWebSignature, keys []jose.JSONWebKey) (payload []byte, tried bool) {
 	header := token.Signatures[0].Protected
 	for _, key := range keys {
@@ -293,7 +305,8 @@ func signed(token *jose.JSONWebSignature, keys []jose.JSONWebKey) (payload []byt
 	return nil, tried
 }
 
-// signatures are the provider's, for go-oidc, which keeps no more of an error than its text.
+// signatures is the key set for go-oidc. It keeps the last error, of which go-oidc passes on only
+// the text.
 type signatures struct {
 	provider *provider
 	err      error
@@ -305,7 +318,8 @@ func (s *signatures) VerifySignature(ctx context.Context, raw string) (payload [
 	if err != nil {
 		return nil, err
 	}
-	// Access tokens and ID tokens; a provider also signs other things for the same audience, such as those that say that somebody left.
+	// Only access tokens and ID tokens are accepted. A provider signs other things for the same
+	// audience, such as logout tokens.
 	if kind, ok := token.Signatures[0].Protected.ExtraHeaders[jose.HeaderType]; ok {
 		name, _ := kind.(string)
 		if name = strings.TrimPrefix(strings.ToLower(name), "application/"); name != "jwt" && name != "at+jwt" {
@@ -315,7 +329,8 @@ func (s *signatures) VerifySignature(ctx context.Context, raw string) (payload [
 	return s.provider.payload(ctx, token)
 }
 
-// who says who holds a token. It fails with ErrProvider, or with the reason why the token does not count, which is for the log alone.
+// who returns the holder of a token. It fails with ErrProvider, or with the reason for the refusal,
+// which is for the log only.
 func (p *provider) who(ctx context.Context, rules *Rules, raw string) (*Principal, error) {
 	token, claims, err := p.verified(ctx, raw)
 	if err != nil {
@@ -331,7 +346,7 @@ func (p *provider) who(ctx context.Context, rules *Rules, raw string) (*Principa
 	return rules.user(name, ViaOIDC, texts(claims[rules.OIDC.GroupsClaim])), nil
 }
 
-// verified is what a token says, whoever it is for. It fails as who does.
+// verified returns the token and its claims for any audience. It fails as who does.
 func (p *provider) verified(ctx context.Context, raw string) (*oidc.IDToken, map[string]any, error) {
 	if len(raw) > maxJWT {
 		return nil, nil, errors.New("is too long")
@@ -356,7 +371,8 @@ func (p *provider) verified(ctx context.Context, raw string) (*oidc.IDToken, map
 	return token, claims, nil
 }
 
-// name is by which claim users are known.
+// name returns the user's name: the configured claim or, without one, the verified email, else the
+// subject.
 func (o *OIDC) name(claims map[string]any) (string, error) {
 	claim := o.UsernameClaim
 	email := texts(claims["email"])
@@ -380,7 +396,7 @@ func (o *OIDC) name(claims map[string]any) (string, error) {
 	return name, nil
 }
 
-// texts are those of a claim that is one text, or several.
+// texts returns the strings of a claim that is a string or an array.
 func texts(claim any) []string {
 	switch claim := claim.(type) {
 	case string:
@@ -397,13 +413,14 @@ func texts(claim any) []string {
 	return nil
 }
 
-// bounded is an error's text, for the log: what others answered may be long.
+// bounded returns at most 300 bytes of an error's text, for the log. Answers of other systems may
+// be long.
 func bounded(err error) string {
 	text := err.Error()
 	return text[:min(len(text), 300)]
 }
 
-// byJWT says who comes with a token of the provider's.
+// byJWT returns the caller of a request with a token of the provider.
 func (a *Authenticator) byJWT(r *http.Request, rules *Rules, raw string) (*Principal, error) {
 	p, err := a.providerOf(rules.OIDC.Issuer).who(r.Context(), rules, raw)
 	if err == nil || errors.Is(err, ErrProvider) {
@@ -416,7 +433,7 @@ func (a *Authenticator) byJWT(r *http.Request, rules *Rules, raw string) (*Princ
 	return nil, refused
 }
 
-// providerOf is the provider of the policy in force.
+// providerOf returns the cached provider, or a new one if the policy now names another issuer.
 func (a *Authenticator) providerOf(issuer string) *provider {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -429,8 +446,8 @@ func (a *Authenticator) providerOf(issuer string) *provider {
 	return a.provider
 }
 
-// ProviderDown says since when the OpenID Connect provider has not answered those who came by it; the zero time where it has. While it
-// is down, it is asked again.
+// ProviderDown returns since when the OpenID Connect provider has not answered, or the zero time.
+// While the provider is down, each call asks it again.
 func (a *Authenticator) ProviderDown() time.Time {
 	rules := a.Rules()
 	if !slices.Contains(rules.Ways, ViaOIDC) {

@@ -25,11 +25,11 @@ import (
 	"github.com/dlqd/dlqd/internal/access/accesstest"
 )
 
-// signIn is an Authenticator whose clock the test moves, and what it logs.
+// signIn is an Authenticator with a clock that the test controls, and its log.
 type signIn struct {
 	*access.Authenticator
 
-	later atomic.Int64 // how much later it is than at the start
+	later atomic.Int64 // offset of the clock from the start, in nanoseconds
 	rules access.Rules
 	log   *lockedBuffer
 }
@@ -69,7 +69,7 @@ func newSignIn(issuer string) *signIn {
 	return s
 }
 
-// from is who calls with a token from an address.
+// from authenticates a request from an address with a token.
 func (s *signIn) from(t *testing.T, address, token string) (*access.Principal, error) {
 	t.Helper()
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/whoami", nil)
@@ -105,7 +105,7 @@ func TestOIDC_users(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrRefused)
 }
 
-// What is wrong with a token is for the log. The client is told that it does not count, and nobody is told what it was.
+// The reason for a refusal is in the log only, and no part of the token is.
 func TestOIDC_badTokens(t *testing.T) {
 	t.Parallel()
 	issuer, other := accesstest.New(t), accesstest.New(t)
@@ -173,7 +173,7 @@ func TestOIDC_badTokens(t *testing.T) {
 	}
 }
 
-// A provider's clock may be a minute off, and no more.
+// The provider's clock may be one minute off, and no more.
 func TestOIDC_clockSkew(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
@@ -189,7 +189,8 @@ func TestOIDC_clockSkew(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrRefused)
 }
 
-// A new key counts when the first token comes that it signed; a withdrawn one no more after a few minutes.
+// A new key is accepted with the first token that it signed. A withdrawn key is refused after a few
+// minutes.
 func TestOIDC_keyRotation(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
@@ -208,7 +209,7 @@ func TestOIDC_keyRotation(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrRefused)
 	require.Equal(t, 2, issuer.Fetched())
 
-	// Without anybody who comes with the new key:
+	// No token with the new key arrives.
 	issuer.Rotate()
 	s.later.Store(int64(20 * time.Minute))
 	require.Eventually(t, func() bool {
@@ -217,7 +218,7 @@ func TestOIDC_keyRotation(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 }
 
-// However many tokens name keys that nobody knows, the provider is asked now and then.
+// Tokens with unknown keys cause few requests to the provider, however many arrive.
 func TestOIDC_boundedRefetch(t *testing.T) {
 	t.Parallel()
 	issuer, other := accesstest.New(t), accesstest.New(t)
@@ -236,7 +237,7 @@ func TestOIDC_boundedRefetch(t *testing.T) {
 	require.Equal(t, 2, issuer.Fetched())
 	require.LessOrEqual(t, strings.Count(s.log.String(), "is refused"), 40, "nor do they fill the log")
 
-	// Their addresses are told to wait; whoever has a good token there is let in.
+	// Their addresses must wait, but a valid token from there is accepted.
 	_, err = s.from(t, "10.0.0.2", other.Token(nil))
 	var retry *access.RetryError
 	require.ErrorAs(t, err, &retry)
@@ -262,7 +263,7 @@ func TestOIDC_providerDown(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, s.log.String(), "answers again")
 
-	// It goes again: who signed in before stays, until its keys are too old.
+	// Down again: tokens are accepted until the keys are too old.
 	issuer.Down(true)
 	s.later.Store(int64(30 * time.Minute))
 	_, err = s.from(t, "10.0.0.1", issuer.Token(map[string]any{"exp": time.Now().Add(3 * time.Hour).Unix()}))
@@ -272,7 +273,8 @@ func TestOIDC_providerDown(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrProvider)
 }
 
-// What answers at the issuer's URL must be the issuer, and its keys where nobody can put others.
+// The server at the issuer's URL must name that issuer, and serve its keys over https or on this
+// machine.
 func TestOIDC_falseProvider(t *testing.T) {
 	t.Parallel()
 	real := accesstest.New(t)

@@ -8,17 +8,18 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Scope is where somebody may do something: what any of its parts lets through. Nil is everywhere. As JSON it is what dlq.scope() has:
-// the database decides of entries by it (dlq.in_scope).
+// Scope is the queues and kinds in which a caller may act: the union of its parts. Nil means
+// everywhere. Its JSON is the value of dlq.scope(), by which the database filters entries
+// (dlq.in_scope).
 type Scope []Part
 
-// Part is a part of a scope.
+// Part is one part of a scope.
 type Part struct {
-	Queues []string `json:"queues,omitempty"` // patterns, in which * stands for any text; none: every queue
-	Kinds  []string `json:"kinds,omitempty"`  // likewise
+	Queues []string `json:"queues,omitempty"` // patterns, in which * matches any text; none: every queue
+	Kinds  []string `json:"kinds,omitempty"`  // patterns; none: every kind
 }
 
-// Scope is where somebody has a role: of all grants that include it.
+// Scope returns where the caller has the role: the union of all grants that include it.
 func (p *Principal) Scope(role Role) Scope {
 	if role == "" || p.MayEverywhere(role) {
 		return nil
@@ -32,12 +33,12 @@ func (p *Principal) Scope(role Role) Scope {
 	return scope
 }
 
-// HasQueue reports whether all of a queue is in the scope, whatever its kinds.
+// HasQueue reports whether the scope covers the queue with all of its kinds.
 func (s Scope) HasQueue(name string) bool {
 	return s == nil || slices.ContainsFunc(s, func(part Part) bool { return all(part.Kinds) && matches(part.Queues, name) })
 }
 
-// Limit limits what is done in ctx to a scope.
+// Limit returns a context whose database statements are limited to the scope.
 func Limit(ctx context.Context, scope Scope) (context.Context, error) {
 	if scope == nil {
 		return ctx, nil
@@ -49,13 +50,13 @@ func Limit(ctx context.Context, scope Scope) (context.Context, error) {
 	return postgres.WithScope(ctx, string(raw)), nil
 }
 
-// ScopeOf is to what ctx is limited.
+// ScopeOf returns the scope to which ctx is limited.
 func ScopeOf(ctx context.Context) Scope {
 	text := postgres.Scope(ctx)
 	if text == "" {
 		return nil
 	}
-	scope := Scope{} // (what cannot be read is nowhere)
+	scope := Scope{} // an unreadable scope covers nothing
 	_ = json.Unmarshal([]byte(text), &scope)
 	return scope
 }

@@ -8,14 +8,15 @@ import (
 	"strings"
 )
 
-// secretPrefix begins every token, so that scanners of repositories and logs know one when they see it.
+// secretPrefix begins every token, so that scanners of repositories and logs can recognise one.
 const secretPrefix = "dlqd_"
 
-// sessionPrefix begins what the cookie of a session holds, which is made likewise.
+// sessionPrefix begins the value of a session cookie, which has the form of a token.
 const sessionPrefix = "dlqds_"
 
-// A token is the prefix, randomLength digits of base 62 (178 bits), and a checksum of checksumLength, so that a mistyped or made up
-// one is refused without asking the database.
+// A token is the prefix, randomLength digits of base 62 (178 bits), and a checksum of
+// checksumLength digits. The checksum lets dlqd refuse a mistyped or invented token without a
+// query.
 const (
 	randomLength   = 30
 	checksumLength = 6
@@ -23,7 +24,8 @@ const (
 
 const digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-// newSecret makes what a token is, and the hash that is kept of it. It is random enough that no salt or slow hash is needed.
+// newSecret returns a new token or cookie value, and the hash that the database stores. The secret
+// is random enough to need no salt and no slow hash.
 func newSecret(prefix string) (secret string, hash []byte, err error) {
 	random := make([]byte, randomLength)
 	for i := range random {
@@ -52,7 +54,7 @@ func hashOf(secret string) []byte {
 	return hash[:]
 }
 
-// wellFormed reports whether something can be a token, or what the cookie of a session holds, at all.
+// wellFormed reports whether secret has the form of a token, or of a session cookie's value.
 func wellFormed(prefix, secret string) bool {
 	if len(secret) != len(prefix)+randomLength+checksumLength || !strings.HasPrefix(secret, prefix) {
 		return false

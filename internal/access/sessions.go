@@ -20,63 +20,67 @@ import (
 	"github.com/dlqd/dlqd/internal/door"
 )
 
-// SessionLimits say how long people stay signed in with a browser.
+// SessionLimits limits how long a browser stays signed in.
 type SessionLimits struct {
-	Idle     time.Duration // without asking for anything
-	Absolute time.Duration // at all
+	Idle     time.Duration // since the last request
+	Absolute time.Duration // since sign-in
 }
 
-// Defaults of SessionLimits: a day's work, and a week.
+// Defaults of SessionLimits: a working day, and a week.
 const (
 	DefaultSessionIdle     = 12 * time.Hour
 	DefaultSessionAbsolute = 7 * 24 * time.Hour
 )
 
 const (
-	// rotateAfter is how long a cookie is good before another one takes its place.
+	// rotateAfter is the age at which a session's cookie is replaced.
 	rotateAfter = time.Hour
-	// arriveWithin is how long the other one may take to arrive; then it is taken for lost, and the browser gets one again.
+	// arriveWithin is how long the browser may take to show the new cookie. After that, the answer
+	// counts as lost and the browser gets another cookie.
 	arriveWithin = time.Minute
-	// keepPrevious is how long the one before is good once the browser has shown the new one: requests that were on their way have it.
+	// keepPrevious is how long the old cookie works after the browser has shown the new one, for
+	// requests that were already sent.
 	keepPrevious = time.Minute
-	// maxSessions is how many sessions somebody may have; the oldest end.
+	// maxSessions is the maximum number of sessions of a user; the oldest end.
 	maxSessions = 100
 )
 
-// cookieName is the session's cookie. Browsers take one by that name from the host itself alone, by https, and for all of its paths.
-// By http on loopback, the cookie has plainCookieName: no browser would take the other there.
+// cookieName is the name of the session cookie. Because of its prefix, browsers accept it only from
+// the host itself, over https, and for all paths. Over http on loopback, where browsers refuse that
+// prefix, the cookie has plainCookieName.
 const (
 	cookieName      = "__Host-dlqd"
 	plainCookieName = "dlqd"
 )
 
-// Session is somebody's, with a browser.
+// Session is a user's session in a browser.
 type Session struct {
 	ID        string
-	Name      string // who signed in
+	Name      string // the user
 	Via       string // ViaToken or ViaOIDC
-	Address   string // from where they signed in
-	Agent     string // what their browser calls itself
+	Address   string // from which the user signed in
+	Agent     string // User-Agent of the browser
 	CreatedAt time.Time
-	SeenAt    time.Time // within a minute or so
-	ExpiresAt time.Time // unless they are seen again
+	SeenAt    time.Time // accurate to a minute
+	ExpiresAt time.Time // unless the user makes another request
 }
 
-// ErrNoSession is of an id that no session has.
+// ErrNoSession means that no session has the id.
 var ErrNoSession = errors.New("there is no such session")
 
-// session is what was found of one.
+// session is a session as found in the database.
 type session struct {
 	id        string
 	name, via string
-	grant     *Grant // of its token
+	grant     *Grant // of the token that began it; nil for sessions by OIDC
 	tokenBy   string
-	issuer    string // its provider
+	issuer    string // of the OpenID Connect provider
 	groups    []string
-	rotate    bool // another cookie is to take the place of this one
+	rotate    bool // the cookie is due for replacement
 }
 
-// principal says who has a session, by the policy in force: nil where that knows nobody that way any more.
+// principal returns the session's user under the policy in force, or nil if the policy no longer
+// allows this way of sign-in.
 func (s *session) principal(rules *Rules) *Principal {
 	var p *Principal
 	switch {
@@ -93,7 +97,7 @@ func (s *session) principal(rules *Rules) *Principal {
 	return p
 }
 
-// proof is how somebody showed who they are.
+// proof is the identity that a user proved at sign-in.
 type proof struct {
 	name, via       string
 	tokenID         *uuid.UUID
@@ -101,10 +105,10 @@ type proof struct {
 	groups          []string
 }
 
-// origin is from where somebody signs in.
+// origin is where a sign-in came from.
 type origin struct{ address, agent string }
 
-// maxAgent bounds what is kept of what a browser calls itself, in bytes.
+// maxAgent is how much of a User-Agent is kept, in bytes.
 const maxAgent = 200
 
 func originOf(r *http.Request) origin {
@@ -123,13 +127,14 @@ func originOf(r *http.Request) origin {
 
 func (o origin) String() string {
 	text := "console, from " + o.address
-	if o.agent != "" { // what it says of itself ends at its bracket
+	if o.agent != "" { // the client must not close the bracket
 		text += " (" + strings.NewReplacer("(", "[", ")", "]").Replace(o.agent) + ")"
 	}
 	return text
 }
 
-// begin begins a session in place of the one, if any, whose cookie this is, and returns what its own cookie holds.
+// begin starts a session and returns the value of its cookie. It ends the session with the cookie
+// instead, if there is one.
 func (s *Store) begin(ctx context.Context, p *proof, from origin, instead string) (secret string, err error) {
 	secret, hash, err := newSecret(sessionPrefix)
 	if err != nil {
@@ -147,7 +152,7 @@ func (s *Store) begin(ctx context.Context, p *proof, from origin, instead string
 	})
 }
 
-// findSession returns the session of a cookie, or that of an id; nil where there is none.
+// findSession returns the session of a cookie's hash or of an id, or nil.
 func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limits SessionLimits) (*session, error) {
 	row, err := s.queries.FindSession(ctx, dbsqlc.FindSessionParams{
 		Hash: hash, ID: id, RotateAfter: rotateAfter, ArriveWithin: arriveWithin, Absolute: limits.Absolute, Idle: limits.Idle,
@@ -157,7 +162,7 @@ func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limi
 		return nil, nil //nolint:nilnil // none
 	case err != nil:
 		return nil, err
-	case row.Replaced: // somebody has a copy, and the one who has not is told so by having to sign in again
+	case row.Replaced: // the cookie was copied: end the session, and its user notices by having to sign in again
 		_, err := s.End(ctx, Ending{ID: row.ID.String(), By: "sweep", Note: "a cookie came again that had been changed: somebody has a copy"})
 		if errors.Is(err, ErrNoSession) {
 			err = nil
@@ -179,7 +184,8 @@ func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limi
 	return found, nil
 }
 
-// Sessions lists the sessions that are good, of somebody or (name empty) of all, the latest first.
+// Sessions returns the active sessions of a user or, if name is empty, of all users, the latest
+// first.
 func (s *Store) Sessions(ctx context.Context, name string, limits SessionLimits) ([]Session, error) {
 	limits = limits.orDefault()
 	rows, err := s.queries.Sessions(ctx, dbsqlc.SessionsParams{Name: name, Absolute: limits.Absolute, Idle: limits.Idle})
@@ -190,16 +196,17 @@ func (s *Store) Sessions(ctx context.Context, name string, limits SessionLimits)
 	return sessions, err
 }
 
-// Ending says which sessions end, and who has them end.
+// Ending selects the sessions to end, and says who ends them.
 type Ending struct {
-	ID     string // that one, if it is of Name, or Name is empty
-	Name   string // without an ID: all of this person's
+	ID     string // the session, if Name is its user or is empty
+	Name   string // without an ID: the user whose sessions all end
 	By     string
-	Origin string // from where
+	Origin string // address and program of the caller
 	Note   string
 }
 
-// End ends sessions, and returns how many. Every process refuses them within five seconds. It fails with [ErrNoSession].
+// End ends sessions and returns their number. All processes refuse the sessions within five
+// seconds. It fails with [ErrNoSession].
 func (s *Store) End(ctx context.Context, e Ending) (n int, err error) {
 	params := dbsqlc.EndSessionsParams{Name: e.Name}
 	if e.ID != "" {
@@ -227,7 +234,7 @@ func (s *Store) End(ctx context.Context, e Ending) (n int, err error) {
 	return n, err
 }
 
-// TrimSessions takes away sessions that are good no more.
+// TrimSessions deletes expired sessions.
 func (s *Store) TrimSessions(ctx context.Context, limits SessionLimits) error {
 	limits = limits.orDefault()
 	_, err := s.queries.TrimSessions(ctx, dbsqlc.TrimSessionsParams{Absolute: limits.Absolute, Idle: limits.Idle})
@@ -238,7 +245,7 @@ func (l SessionLimits) orDefault() SessionLimits {
 	return SessionLimits{Idle: cmp.Or(l.Idle, DefaultSessionIdle), Absolute: cmp.Or(l.Absolute, DefaultSessionAbsolute)}
 }
 
-// cookieOf is the name of the cookie of a request's session.
+// cookieOf returns the name of the session cookie for this request.
 func cookieOf(r *http.Request) string {
 	if secure(r) {
 		return cookieName
@@ -246,14 +253,14 @@ func cookieOf(r *http.Request) string {
 	return plainCookieName
 }
 
-// secure reports whether a browser that makes a request sees https: dlqd's own, or that of a proxy before it. Without either there are
-// sessions on loopback alone, since anybody on the way could take the cookie. (Who is not a browser may say what it likes: it gets a cookie that
-// browsers are more careful with.)
+// secure reports whether the session cookie of a request is for https only: with TLS, behind a proxy
+// with https, and for any host but loopback. Browsers drop such a cookie over plain http, where the
+// network could read it. A client that forges the header gets only a stricter cookie.
 func secure(r *http.Request) bool {
 	return r.TLS != nil || !IsLoopback(door.Host(r)) || r.Header.Get("X-Forwarded-Proto") == "https"
 }
 
-// setCookie has the browser keep something, or (empty) forget it.
+// setCookie sets a cookie, or deletes it if value is empty.
 func setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
 	//nolint:gosec // Secure wherever the browser takes it so
 	cookie := &http.Cookie{Name: name, Value: value, Path: "/", MaxAge: int(life.Seconds()), Secure: secure(r), HttpOnly: true, SameSite: http.SameSiteLaxMode}
@@ -263,7 +270,7 @@ func setCookie(w http.ResponseWriter, r *http.Request, name, value string, life 
 	http.SetCookie(w, cookie)
 }
 
-// sessionCookie is what a request's cookie holds; empty where there is none, or several.
+// sessionCookie returns the value of the session cookie; empty without one, or with several.
 func sessionCookie(r *http.Request) string {
 	cookies := r.CookiesNamed(cookieOf(r))
 	if len(cookies) != 1 || !wellFormed(sessionPrefix, cookies[0].Value) {
@@ -272,8 +279,9 @@ func sessionCookie(r *http.Request) string {
 	return cookies[0].Value
 }
 
-// ownPage reports whether a request is made by dlqd's own pages, or by somebody who follows a link to one: a cookie counts for nothing
-// else. Browsers say so in Sec-Fetch-Site, and older ones in Origin; who says neither is none, or reads.
+// ownPage reports whether a request comes from a page of dlqd, or from a browser that opens a link
+// to one. The session cookie counts only for these. Browsers send Sec-Fetch-Site, older ones
+// Origin; a request with neither is no browser's, or only reads.
 func ownPage(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "same-origin", "none":
@@ -290,7 +298,7 @@ func ownPage(r *http.Request) bool {
 	}
 }
 
-// bySession says who makes a request by the cookie of their session; nil where there is none that counts.
+// bySession returns the caller of a request with a valid session cookie, or nil.
 func (a *Authenticator) bySession(r *http.Request, rules *Rules) (*Principal, error) {
 	secret := sessionCookie(r)
 	if secret == "" || !ownPage(r) {
@@ -310,8 +318,8 @@ func (a *Authenticator) bySession(r *http.Request, rules *Rules) (*Principal, er
 	return found.session.principal(rules), nil
 }
 
-// Again says who makes a request that [Authenticator.Authenticate] let in before: of a session, it is the same one, whose cookie may have
-// changed meanwhile.
+// Again authenticates a request again after [Authenticator.Authenticate]. It looks up a session by
+// its id, because the cookie may have been replaced in between.
 func (a *Authenticator) Again(r *http.Request, before *Principal) (*Principal, error) {
 	if before.Session == "" {
 		return a.Authenticate(r)
@@ -334,7 +342,8 @@ func (a *Authenticator) Again(r *http.Request, before *Principal) (*Principal, e
 	return nil, ErrUnknown
 }
 
-// Renew changes the cookie of a session now and then, before a request is answered: a copy that somebody has is of no use for longer.
+// Renew replaces the session's cookie when it is due, before the request is answered. This limits
+// how long a stolen copy works.
 func (a *Authenticator) Renew(w http.ResponseWriter, r *http.Request, p *Principal) {
 	if p.Session == "" {
 		return
@@ -363,7 +372,7 @@ func (a *Authenticator) setSessionCookie(w http.ResponseWriter, r *http.Request,
 	setCookie(w, r, cookieOf(r), secret, rules.Sessions.orDefault().Absolute)
 }
 
-// forget has the database asked about sessions by the next request.
+// forget removes cached lookups, so that the next request queries the database.
 func (a *Authenticator) forget(keys ...[32]byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -372,7 +381,7 @@ func (a *Authenticator) forget(keys ...[32]byte) {
 	}
 }
 
-// EndSessions ends sessions as [Store.End] does, by this process at once.
+// EndSessions ends sessions as [Store.End] does. This process refuses them at once.
 func (a *Authenticator) EndSessions(ctx context.Context, e Ending) (int, error) {
 	n, err := a.Tokens.End(ctx, e)
 	a.mu.Lock()
@@ -381,7 +390,8 @@ func (a *Authenticator) EndSessions(ctx context.Context, e Ending) (int, error) 
 	return n, err
 }
 
-// rotate changes what the cookie of a session holds, and returns that; empty where another request has.
+// rotate replaces the value of a session's cookie and returns the new one; empty if another request
+// replaced it first.
 func (s *Store) rotate(ctx context.Context, id string, hash []byte) (secret string, err error) {
 	secret, next, err := newSecret(sessionPrefix)
 	if err != nil {

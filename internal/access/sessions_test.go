@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// console is what the console is to a browser: whoever is known is told who they are.
+// console is a server with sign-in that answers with the caller, as the console does for a browser.
 type console struct {
 	*bundle
 
@@ -55,7 +55,7 @@ func (b *bundle) console(rules func() access.Rules, tls bool) *console {
 	return &console{b, server.URL, a}
 }
 
-// browser keeps the cookie of a session, and follows nobody.
+// browser keeps cookies and follows no redirects.
 type browser struct {
 	*console
 
@@ -64,7 +64,7 @@ type browser struct {
 
 func (c *console) browser() *browser { return &browser{c, map[string]string{}} }
 
-// asks makes a request as a browser does of a page's own, unless headers say otherwise.
+// asks sends a request as a page of dlqd does, unless headers say otherwise.
 func (b *browser) asks(method, path string, form url.Values, headers ...string) (*http.Response, string) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), method, b.url+path, strings.NewReader(form.Encode()))
@@ -104,7 +104,7 @@ var insecure = func() *http.Transport {
 	return server.Client().Transport.(*http.Transport)
 }()
 
-// who is as whom a browser is known; empty for nobody.
+// who returns the caller that the server sees; empty if it sees none.
 func (b *browser) who(headers ...string) string {
 	b.Helper()
 	response, who := b.asks(http.MethodGet, "/", nil, headers...)
@@ -122,7 +122,7 @@ func (b *browser) signIn(token string, headers ...string) *http.Response {
 	return response
 }
 
-// soon waits until a look at the sessions counts no more.
+// soon waits until who returns want: cached lookups have expired.
 func (b *browser) soon(want string) {
 	b.Helper()
 	require.Eventually(b, func() bool { return b.who() == want }, time.Minute, 50*time.Millisecond)
@@ -153,7 +153,7 @@ func TestSessions(t *testing.T) {
 	require.Equal(t, "token kim operator", kim.who())
 	require.Equal(t, "token kim operator", c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).who(), "by another process")
 
-	// The database has nothing that signs anybody in; the trail has who signed in, and from where.
+	// The database stores no secret. The audit trail has who signed in, and from where.
 	for _, sql := range []string{"SELECT string_agg(s::text, ' ') FROM dlq.sessions s", "SELECT string_agg(a::text, ' ') FROM dlq.acts a"} {
 		rows := b.text(sql)
 		require.NotContains(t, rows, kim.cookies["dlqd"][6:20], sql)
@@ -168,7 +168,7 @@ func TestSessions(t *testing.T) {
 
 	require.Equal(t, "false true", b.text("SELECT concat_ws(' ', bool_or(has_table_privilege(r, 'dlq.sessions', 'SELECT'))::text, (SELECT c.relrowsecurity::text FROM pg_class c WHERE c.oid = 'dlq.sessions'::regclass)) FROM unnest(ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin']) r"))
 
-	// What a token says counts before the cookie; a revoked one takes its sessions along.
+	// A token takes precedence over the cookie. Revoking a token ends its sessions.
 	reader, _ := b.token(access.Token{Name: "anna", Role: access.Reader})
 	require.Equal(t, "token anna reader", kim.who("Authorization", "Bearer "+reader))
 	anna := c.browser()
@@ -177,7 +177,8 @@ func TestSessions(t *testing.T) {
 	kim.soon("")
 	require.Equal(t, "token anna reader", anna.who())
 
-	// Signing out ends this one, or all of one's own; a copy of the cookie is of no use.
+	// Signing out ends this session, or all sessions of the user. A copy of the cookie is refused,
+	// too.
 	second := c.browser()
 	second.signIn(reader)
 	copied := map[string]string{"dlqd": anna.cookies["dlqd"]}
@@ -198,7 +199,7 @@ func (c *console) with(cookies map[string]string) *browser {
 	return &browser{c, maps.Clone(cookies)}
 }
 
-// By https the cookie is one that browsers take from nowhere else, and send nowhere else.
+// Over https, browsers accept the cookie only from this host and send it only there.
 func TestSessions_https(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -210,7 +211,7 @@ func TestSessions_https(t *testing.T) {
 	require.Equal(t, "token kim reader", kim.who())
 	require.Empty(t, c.with(map[string]string{"dlqd": kim.cookies["__Host-dlqd"]}).who(), "which another host of the site could set")
 
-	// Behind a proxy that speaks https; and without one nobody gives their token away.
+	// A proxy that speaks https counts. Without one, sign-in with a token is refused.
 	plain := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
 	for _, headers := range [][]string{{"Host", "dlqd.example", "Origin", "https://dlqd.example"}, {"X-Forwarded-Proto", "https"}} {
 		require.Contains(t, plain.browser().signIn(secret, headers...).Header.Get("Set-Cookie"), "__Host-dlqd=", headers)
@@ -221,14 +222,15 @@ func TestSessions_https(t *testing.T) {
 	require.Empty(t, response.Cookies())
 }
 
-// The cookie changes every hour, without any request that fails for it; the one before is of no use for longer than a minute, and whoever
-// shows it then ends the session for all who have a copy.
+// The cookie is replaced every hour without a failed request. The old cookie works for one more
+// minute. A request with it after that ends the session, because the cookie was copied.
 func TestSessions_rotation(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
 	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
-	fresh := func() *console { return b.console(rules(access.Rules{Ways: []string{"tokens"}}), false) } // which has not looked yet
+	// fresh returns a process without cached lookups.
+	fresh := func() *console { return b.console(rules(access.Rules{Ways: []string{"tokens"}}), false) }
 	kim := c.browser()
 	kim.signIn(secret)
 	before := kim.cookies["dlqd"]
@@ -253,7 +255,7 @@ func TestSessions_rotation(t *testing.T) {
 	require.Len(t, changed, 1, "one of those who ask at a time gets another cookie")
 	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).who(), "until the new one is shown")
 
-	// An answer that never arrived is given again.
+	// If the new cookie never arrived, the browser gets another.
 	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 minutes'")
 	again := fresh().with(map[string]string{"dlqd": before})
 	require.Equal(t, "token kim reader", again.who())
@@ -270,7 +272,7 @@ func TestSessions_rotation(t *testing.T) {
 	require.Contains(t, b.text("SELECT note FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended' AND actor = 'sweep'"), "somebody has a copy")
 }
 
-// Nobody is signed in by a cookie that they were given, made up, changed, or kept for too long.
+// A cookie that was planted, invented, changed or kept too long signs no browser in.
 func TestSessions_hostile(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -278,7 +280,7 @@ func TestSessions_hostile(t *testing.T) {
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}, Sessions: limits}), false)
 	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
 
-	// Fixation: what a browser had before, whoever gave it, is not what signs it in.
+	// Fixation: sign-in replaces the cookie that the browser had before.
 	evil := c.browser()
 	evil.signIn(secret)
 	given := evil.cookies["dlqd"]
@@ -305,7 +307,7 @@ func TestSessions_hostile(t *testing.T) {
 	_, who := b.asks(c.url, good)
 	require.NotContains(t, who, "kim", "it is no token")
 
-	// Whose page asks.
+	// The cookie counts for dlqd's own pages and for links to them.
 	for _, ask := range []struct {
 		headers []string
 		known   bool
@@ -320,7 +322,8 @@ func TestSessions_hostile(t *testing.T) {
 		{[]string{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "image"}, false},
 		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, false},
 		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "cors", "Sec-Fetch-Dest", "empty"}, false},
-		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, true}, // a link that somebody follows
+		// The user opens a link on another site.
+		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, true},
 	} {
 		require.Equal(t, ask.known, kim.who(ask.headers...) != "", "%v", ask.headers)
 	}
@@ -333,7 +336,7 @@ func TestSessions_hostile(t *testing.T) {
 	}
 	require.Equal(t, "token kim reader", kim.who())
 
-	// Limits. That somebody is there is written once a minute.
+	// Limits. The last request is recorded once a minute.
 	fresh := func() *browser {
 		return b.console(rules(access.Rules{Ways: []string{"tokens"}, Sessions: limits}), false).with(kim.cookies)
 	}
@@ -347,7 +350,7 @@ func TestSessions_hostile(t *testing.T) {
 	require.NoError(t, b.store.TrimSessions(t.Context(), limits))
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.sessions"))
 
-	// Who guesses waits, and who has a good token does not.
+	// A client that guesses must wait; one with a valid token does not.
 	for range 25 {
 		response, _ := c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {"dlqd_" + strings.Repeat("b", 36)}})
 		require.Contains(t, []int{http.StatusUnauthorized, http.StatusTooManyRequests}, response.StatusCode)
@@ -363,7 +366,7 @@ func TestSessions_hostile(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, large.StatusCode)
 }
 
-// A session by a token ends with the token, also where the token expires unrevoked, and is not listed from then on.
+// A session that began with a token ends when the token expires, and is no longer listed.
 func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -389,8 +392,8 @@ func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.sessions"))
 }
 
-// Whom a proxy names needs no session. Who signs in all the same is who they say, until they sign out; and where nobody is asked, a cookie
-// of before says nothing.
+// A user whom a proxy names needs no session. After signing in, the user is the session's until
+// signing out. With authentication off, an old cookie is ignored.
 func TestSessions_besideAProxy(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -419,7 +422,7 @@ func TestSessions_besideAProxy(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, response.StatusCode)
 }
 
-// Use and end race, and a session that was refused once stays so, in every process.
+// Use and end race: once refused, a session stays refused in every process.
 func TestSessions_endedWhileUsed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -429,7 +432,8 @@ func TestSessions_endedWhileUsed(t *testing.T) {
 	kim := c.browser()
 	kim.signIn(secret)
 	require.NotEmpty(t, kim.who())
-	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 hours'") // each of them wants to change the cookie, too
+	// The cookie is due, so every request also tries to replace it.
+	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 hours'")
 	var wg sync.WaitGroup
 	for _, process := range []*console{c, other, c, other} {
 		one := process.with(kim.cookies)
@@ -451,7 +455,7 @@ func TestSessions_endedWhileUsed(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrNoSession)
 }
 
-// A program that signs in again and again has no more sessions than a person has browsers.
+// A program that signs in again and again is limited to maxSessions.
 func TestSessions_many(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -464,7 +468,7 @@ func TestSessions_many(t *testing.T) {
 	require.Equal(t, "100 10", b.text("SELECT concat_ws(' ', count(*) FILTER (WHERE name = 'kim'), count(*) FILTER (WHERE name = 'lee')) FROM dlq.sessions"))
 }
 
-// Where somebody goes who has signed in is a page of dlqd's.
+// After sign-in, the browser goes only to pages of dlqd.
 func TestReturnTo(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/", "/dead-letters", "/dead-letters?q=a:b%20c&x=//y", "/groups/3f2a#top"} {
@@ -491,7 +495,8 @@ func oidcRules(issuer string) access.Rules {
 	}
 }
 
-// provider has a browser ask the provider, and returns the address to which that sends it back.
+// provider sends the browser to the provider, and returns the callback path to which the provider
+// redirects it.
 func (b *browser) provider() string {
 	b.Helper()
 	response, body := b.asks(http.MethodGet, "/sign-in/oidc?to=/groups", nil)
@@ -509,7 +514,7 @@ func (b *browser) provider() string {
 	return path
 }
 
-// back is how a browser comes back from the provider.
+// back opens the callback path as a browser does after the provider's redirect.
 func (b *browser) back(path string) (int, string) {
 	b.Helper()
 	response, body := b.asks(http.MethodGet, path, nil, "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document")
@@ -545,7 +550,7 @@ func TestSessions_provider(t *testing.T) {
 	require.Len(t, kim.cookies, 1, "what was there for the sign-in is gone")
 	require.Zero(t, issuer.Sessions()-1, "nothing that could be renewed is asked for or kept")
 
-	// Login CSRF: an answer for another browser; and one that comes again, or was made up.
+	// Login CSRF: a callback in another browser, a repeated one, or an invented one.
 	for name, change := range map[string]func(*browser, url.Values){
 		"another browser's": func(victim *browser, _ url.Values) { clear(victim.cookies) },
 		"another sign-in's": func(victim *browser, _ url.Values) { victim.provider() },
@@ -587,7 +592,7 @@ func TestSessions_provider(t *testing.T) {
 		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, host)
 	}
 
-	// What the policy says counts at once.
+	// Policy changes apply at once.
 	change(func(r *access.Rules) { r.Grants = r.Grants[1:] })
 	require.Equal(t, "oidc kim@example.com reader", kim.who())
 	change(func(r *access.Rules) { r.Grants = nil })

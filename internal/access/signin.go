@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/door"
 )
 
-// Paths of sign-in and sign-out. What asks for SignInPath itself gets the console's page.
+// Paths of sign-in and sign-out. A GET of SignInPath shows the console's page.
 const (
 	SignInPath   = "/sign-in"
 	ProviderPath = "/sign-in/oidc"
@@ -31,26 +31,29 @@ const (
 )
 
 const (
-	// signInPatience is how long somebody may take at the provider.
+	// signInPatience is how long a sign-in at the provider may take.
 	signInPatience = 10 * time.Minute
-	// maxSignInBody bounds the form with a token, in bytes, and signInBodyTime how long it may take.
+	// maxSignInBody is the maximum size of the form with a token, in bytes; signInBodyTime limits
+	// how long it takes to arrive.
 	maxSignInBody  = 16 << 10
 	signInBodyTime = 10 * time.Second
-	// maxReturnTo bounds where somebody wants to go, in bytes.
+	// maxReturnTo is the maximum length of the page to return to, in bytes.
 	maxReturnTo = 2000
 )
 
-// SignIn has people begin and end sessions, with a browser.
+// SignIn begins and ends sessions of browsers.
 type SignIn struct {
 	Access *Authenticator
-	// Ours reports whether dlqd is asked for under one of its own names: the provider sends people back to it.
+	// Ours reports whether the request's Host is one of dlqd's own names. The provider redirects
+	// browsers to that host.
 	Ours func(*http.Request) bool
-	// Failed answers where somebody is not signed in; nil for problem details.
+	// Failed answers a failed sign-in; nil for problem details.
 	Failed func(w http.ResponseWriter, r *http.Request, status int, why string)
 }
 
-// Register has mux serve POST /sign-in (form: token, to), GET /sign-in/oidc (query: to), GET /sign-in/callback and POST /sign-out (form:
-// everywhere). They need nobody to be known. Pages of other sites do not get here with a POST: see [door.Guard].
+// Register adds to mux: POST /sign-in (form: token, to), GET /sign-in/oidc (query: to), GET
+// /sign-in/callback and POST /sign-out (form: everywhere). They need no authentication.
+// [door.Guard] refuses POSTs from pages of other sites.
 func (s *SignIn) Register(mux *http.ServeMux) {
 	mux.HandleFunc("POST "+SignInPath, s.byToken)
 	mux.HandleFunc("GET "+ProviderPath, s.askProvider)
@@ -58,13 +61,14 @@ func (s *SignIn) Register(mux *http.ServeMux) {
 	mux.HandleFunc("POST "+SignOutPath, s.signOut)
 }
 
-// SignInWays says by what people can begin a session here: a token, the OpenID Connect provider.
+// SignInWays reports whether a session can begin with a token, and with the OpenID Connect
+// provider.
 func (a *Authenticator) SignInWays() (token, provider bool) {
 	ways := a.Rules().Ways
 	return slices.Contains(ways, ViaToken+"s"), slices.Contains(ways, ViaOIDC)
 }
 
-// SignInURL is where somebody signs in to come back to what a request asks for.
+// SignInURL returns the sign-in page that leads back to the requested page.
 func SignInURL(r *http.Request) string {
 	to := "/"
 	if r.Method == http.MethodGet {
@@ -76,7 +80,8 @@ func SignInURL(r *http.Request) string {
 	return SignInPath + "?to=" + url.QueryEscape(to)
 }
 
-// ReturnTo is where somebody goes who has signed in: a path of dlqd's pages, and "/" in place of anything that could lead elsewhere.
+// ReturnTo returns text if it is a path of dlqd's pages, and "/" for anything that could lead
+// elsewhere.
 func ReturnTo(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || !LocalPath(text) || len(text) > maxReturnTo || strings.HasPrefix(u.Path, SignInPath) || strings.HasPrefix(u.Path, SignOutPath) {
@@ -85,7 +90,8 @@ func ReturnTo(text string) string {
 	return text
 }
 
-// LocalPath reports whether an address is a path of the site that it stands on: a browser takes //name and /\name for another's.
+// LocalPath reports whether an address is a path on the same site. Browsers take //name and /\name
+// for another site.
 func LocalPath(address string) bool {
 	u, err := url.Parse(address)
 	return err == nil && strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "//") && u.Host == "" && u.Scheme == "" &&
@@ -93,7 +99,7 @@ func LocalPath(address string) bool {
 		!strings.Contains(u.Path, "//") && !strings.Contains(u.Path, "\\")
 }
 
-// fail answers that somebody is not signed in.
+// fail answers that the sign-in failed.
 func (s *SignIn) fail(w http.ResponseWriter, r *http.Request, status int, why string) {
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
@@ -105,7 +111,7 @@ func (s *SignIn) fail(w http.ResponseWriter, r *http.Request, status int, why st
 	s.Failed(w, r, status, why)
 }
 
-// failed answers by the error.
+// failed answers with the status of the error.
 func (s *SignIn) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var retry *RetryError
 	switch {
@@ -124,7 +130,7 @@ func (s *SignIn) failed(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// byToken signs in who has a token of dlqd's.
+// byToken signs in the holder of a token.
 func (s *SignIn) byToken(w http.ResponseWriter, r *http.Request) {
 	if tokens, _ := s.Access.SignInWays(); !tokens {
 		s.fail(w, r, http.StatusNotFound, "nobody signs in here by a token (access.yaml: authentication)")
@@ -160,7 +166,8 @@ func (s *SignIn) byToken(w http.ResponseWriter, r *http.Request) {
 	s.begin(w, r, &proof{name: row.Name, via: ViaToken, tokenID: &row.ID}, r.PostForm.Get("to"))
 }
 
-// begin begins a session of somebody who has shown who they are. Its cookie is a new one, whatever the browser had before.
+// begin starts a session and sets its cookie. The cookie is always new: a value that the browser
+// already had could be known to an attacker.
 func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *proof, to string) {
 	secret, err := s.Access.Tokens.begin(r.Context(), p, originOf(r), sessionCookie(r))
 	if err != nil {
@@ -171,7 +178,7 @@ func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *proof, to stri
 	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther) //nolint:gosec // a path of dlqd's
 }
 
-// signOut ends the session of who asks or, if the form says so, all of theirs.
+// signOut ends the caller's session or, with everywhere in the form, all sessions of the caller.
 func (s *SignIn) signOut(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxSignInBody)
 	rules := s.Access.Rules()
@@ -191,9 +198,9 @@ func (s *SignIn) signOut(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, SignInPath, http.StatusSeeOther)
 }
 
-// pending is a sign-in for which somebody is at the provider. The cookie has all of it: a secret that no page knows, from which follow
-// what the provider is to repeat (state, nonce) and to be shown (verifier), and where to go then. So an answer counts in the browser alone
-// that asked.
+// pending is a sign-in that waits for the provider's answer. Its cookie holds all of its state:
+// where to go afterwards, and a secret from which state, nonce and PKCE verifier are derived. So an
+// answer is valid only in the browser that asked.
 type pending struct{ secret, to string }
 
 func pendingCookie(r *http.Request) string { return cookieOf(r) + "-sign-in" }
@@ -202,7 +209,7 @@ func (p *pending) String() string {
 	return p.secret + "." + base64.RawURLEncoding.EncodeToString([]byte(p.to))
 }
 
-// pendingOf is the sign-in of a request's cookie; nil where there is none, or several.
+// pendingOf returns the sign-in in the request's cookie; nil without one, or with several.
 func pendingOf(r *http.Request) *pending {
 	cookies := r.CookiesNamed(pendingCookie(r))
 	if len(cookies) != 1 {
@@ -216,13 +223,13 @@ func pendingOf(r *http.Request) *pending {
 	return &pending{secret, ReturnTo(string(to))}
 }
 
-// derived is a text that only who knows the secret can say.
+// derived returns a value that cannot be computed without the secret.
 func (p *pending) derived(what string) string {
 	sum := sha256.Sum256([]byte(what + " " + p.secret))
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// client is as whom dlqd asks the provider to have the browser of a request come back.
+// client returns the OAuth client for this request, with dlqd's callback on the requested host.
 func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	if !s.Ours(r) {
 		return nil, errNotOurs
@@ -235,7 +242,7 @@ func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	if !secure(r) {
 		scheme = "http"
 	}
-	// (To stay signed in is for "dlqd login": a session ends by itself.)
+	// Sessions end without renewal; offline access is for "dlqd login".
 	scopes := slices.DeleteFunc(slices.Clone(rules.OIDC.Scopes), func(scope string) bool { return scope == oidc.ScopeOfflineAccess })
 	return &oauth2.Config{
 		ClientID: rules.OIDC.ClientID, ClientSecret: rules.OIDC.ClientSecret, Endpoint: endpoint, Scopes: scopes, RedirectURL: scheme + "://" + r.Host + CallbackPath,
@@ -246,7 +253,7 @@ var errOfProvider = errors.New("what the OpenID Connect provider answers does no
 
 var errNotOurs = errors.New("dlqd is not asked for under this name; --allowed-host adds it")
 
-// askProvider sends the browser to the provider.
+// askProvider redirects the browser to the provider.
 func (s *SignIn) askProvider(w http.ResponseWriter, r *http.Request) {
 	_, config := s.provider(w, r)
 	if config == nil {
@@ -258,7 +265,8 @@ func (s *SignIn) askProvider(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, address, http.StatusSeeOther) //nolint:gosec // the provider's
 }
 
-// provider is the policy in force, and as whom the provider is asked; nil where that was answered already.
+// provider returns the policy in force and the OAuth client, or nil after it has answered with an
+// error.
 func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oauth2.Config) {
 	rules := s.Access.Rules()
 	if !slices.Contains(rules.Ways, ViaOIDC) {
@@ -277,11 +285,12 @@ func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oaut
 	return &rules, config
 }
 
-// byProvider signs in whom the provider sends back.
+// byProvider signs in the user whom the provider sends back.
 func (s *SignIn) byProvider(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	p := pendingOf(r)
-	if p == nil || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(p.derived("state"))) != 1 { // of another browser, or another time
+	// The answer is for another browser, or for an earlier sign-in.
+	if p == nil || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(p.derived("state"))) != 1 {
 		s.fail(w, r, http.StatusBadRequest, "this is no answer to a sign-in that this browser has begun, or it took too long: sign in again")
 		return
 	}
@@ -306,10 +315,11 @@ func (s *SignIn) byProvider(w http.ResponseWriter, r *http.Request) {
 	s.begin(w, r, known, p.to)
 }
 
-// exchange has the provider say who came back with a code. It fails as [Authenticator.Authenticate].
+// exchange redeems a code at the provider and returns the user's identity. It fails as
+// [Authenticator.Authenticate].
 func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string, p *pending) (*proof, error) {
 	from := door.Peer(r)
-	if a.attempts.wait(from, time.Now()) > 0 { // one at a time
+	if a.attempts.wait(from, time.Now()) > 0 { // one at a time; see queue
 		done, err := a.queue(r.Context())
 		if err != nil {
 			return nil, err

@@ -16,30 +16,31 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Store keeps tokens and sessions.
+// Store stores tokens and sessions.
 type Store struct {
 	pool    *pgxpool.Pool
 	schemas postgres.Schemas
 	queries *dbsqlc.Queries
-	origin  string // from where what is done is done; empty for the address of the database session
+	origin  string // recorded in the audit trail; empty for the address of the database session
 }
 
-// From is the same store, for what is done from somewhere: the audit trail says so.
+// From returns a copy of the store that records origin in the audit trail.
 func (s *Store) From(origin string) *Store {
 	from := *s
 	from.origin = origin
 	return &from
 }
 
-// NewStore returns the tokens and sessions of a database.
+// NewStore returns the store of a database.
 func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	return &Store{pool: pool, schemas: schemas, queries: dbsqlc.New(schemas.Rendered(pool))}
 }
 
-// ErrNoToken is of an id that no token has, or none that is still good.
+// ErrNoToken means that no active token has the id.
 var ErrNoToken = errors.New("there is no token with this id that is still good")
 
-// Create makes a token, whose name, grant, note and expiry are given, and returns what it is: the only time that anybody sees it.
+// Create creates a token with the given name, grant, note and expiry, and returns its secret. The
+// secret cannot be retrieved later.
 func (s *Store) Create(ctx context.Context, t *Token, by string) (secret string, err error) {
 	err = s.recorded(ctx, &act{"tokens", "made", by, "", t.Note, t}, func(q *dbsqlc.Queries) error {
 		secret, err = insert(ctx, q, t, by)
@@ -48,7 +49,7 @@ func (s *Store) Create(ctx context.Context, t *Token, by string) (secret string,
 	return secret, err
 }
 
-// Check says what is wrong with the name or the grant of a token that is to be made.
+// Check returns an error if the name or the grant of a new token is invalid.
 func (t *Token) Check() error {
 	if err := checkName(t.Name); err != nil {
 		return err
@@ -78,7 +79,7 @@ func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string
 
 func list(patterns []string) []string { return append([]string{}, patterns...) }
 
-// List returns all tokens, the oldest first, those included that are good no more.
+// List returns all tokens, including expired and revoked ones, the oldest first.
 func (s *Store) List(ctx context.Context) ([]Token, error) {
 	rows, err := s.queries.Tokens(ctx)
 	tokens := make([]Token, len(rows))
@@ -97,7 +98,7 @@ func (s *Store) List(ctx context.Context) ([]Token, error) {
 	return tokens, err
 }
 
-// Revoke has a token refused, within five seconds by every process.
+// Revoke revokes a token. All processes refuse it within five seconds.
 func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
 	return s.recorded(ctx, &act{"tokens", "revoked", by, "", note, map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
 		return revoke(ctx, q, id, by, 0)
@@ -107,7 +108,8 @@ func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
 func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Duration) error {
 	parsed, err := uuid.Parse(id)
 	if err != nil {
-		return errors.New("that is no token's id: dlqd tokens list has them") // it may be the token itself
+		// The message does not contain id, which may be the token itself.
+		return errors.New("that is no token's id: dlqd tokens list has them")
 	}
 	n, err := q.RevokeToken(ctx, dbsqlc.RevokeTokenParams{ID: parsed, RevokedBy: &by, After: after})
 	if err == nil && n == 0 {
@@ -116,7 +118,7 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 	return err
 }
 
-// Rotate makes a token of the same name and grant in place of another one, which is good for a while longer.
+// Rotate creates a token with the name and grant of another one, which stays valid for keep.
 func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration, expiresAt *time.Time) (t *Token, secret string, err error) {
 	err = s.recorded(ctx, &act{"tokens", "rotated", by, "", "", map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
 		tokens, err := s.List(ctx)
@@ -141,15 +143,15 @@ func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration, e
 	return t, secret, err
 }
 
-// act is what an audit row says.
+// act is the content of an audit row.
 type act struct {
 	subject, act, by string
-	origin           string // from where; empty for the address of the database session
+	origin           string // empty for the address of the database session
 	note             string
 	detail           any
 }
 
-// recorded does something, and leaves an audit row of it.
+// recorded runs do and writes its audit row in the same transaction.
 func (s *Store) recorded(ctx context.Context, a *act, do func(q *dbsqlc.Queries) error) error {
 	return postgres.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(s.schemas.Rendered(tx))
@@ -167,7 +169,7 @@ func (s *Store) recorded(ctx context.Context, a *act, do func(q *dbsqlc.Queries)
 	})
 }
 
-// find returns who holds a token, nil where nobody does.
+// find returns the holder of a token, or nil.
 func (s *Store) find(ctx context.Context, hash []byte) (*Principal, error) {
 	row, err := s.queries.FindToken(ctx, hash)
 	if errors.Is(err, pgx.ErrNoRows) {

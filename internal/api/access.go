@@ -15,20 +15,22 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// need is what an operation needs of who calls.
+// need is what an operation requires of the caller.
 type need struct {
-	role access.Role // "" for anybody who is known
-	// scoped operations keep to the queues and kinds of who calls; others need the role in all of them.
+	role access.Role // "" for any authenticated caller
+	// scoped operations are limited to the caller's queues and kinds. The others require the role
+	// in all of them.
 	scoped bool
 }
 
-// open is of what anybody may ask: whether the process lives, how one signs in, and how the API is used.
+// open lists the paths that need no authentication: probes, sign-in, and the API's documentation.
 var open = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
 
-// StaticPath is where the console's style sheet and script are, which a sign-in page needs.
+// StaticPath is the path of the console's style sheet and script. The sign-in page uses them, so
+// they need no authentication.
 const StaticPath = "/static/"
 
-// needs has every operation, so that a new one cannot be forgotten: the API is not built without it.
+// needs lists every operation. The API cannot be built with an operation that is missing here.
 var needs = map[string]need{
 	"submit-message": {access.Sender, true}, "submit-batch": {access.Sender, true}, "get-message": {access.Reader, true},
 
@@ -39,17 +41,17 @@ var needs = map[string]need{
 
 	"get-operation": {access.Reader, true}, "undo": {access.Operator, true},
 
-	// Counted by queue, as analytics: those who are limited to kinds are refused.
+	// Groups are counted by queue, like analytics, so callers who are limited to kinds are refused.
 	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
 
-	// To share one takes an operator, to delete what somebody else shares an admin.
+	// Sharing a view requires operator; deleting another user's shared view requires admin.
 	"list-views": {access.Reader, true}, "get-view": {access.Reader, true}, "save-view": {access.Reader, true}, "delete-view": {access.Reader, true},
 
 	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true}, "list-replay-entries": {access.Reader, true},
 	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true}, "resume-replay": {access.Operator, true},
 	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
 
-	// To approve what takes an admin takes one, too: see decide.
+	// Approving an operation that requires admin requires admin, too; see decide.
 	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true}, "approve": {access.Operator, true}, "refuse": {access.Operator, true},
 	"withdraw": {access.Operator, true},
 
@@ -64,20 +66,22 @@ var needs = map[string]need{
 	"set-automatic": {access.Operator, false}, "reset-automatic": {access.Operator, false},
 	"get-capture": {access.Reader, false}, "set-capture": {access.Admin, false}, "reclassify": {access.Operator, false},
 
-	// Analytics count by queue: those who are limited to kinds are refused, but for the oldest entries. Sources are of all queues.
+	// Analytics are counted by queue, so callers who are limited to kinds are refused, except for
+	// the oldest entries. Sources are counted over all queues.
 	"get-analytics-flow": {access.Reader, true}, "get-analytics-queues": {access.Reader, true}, "get-analytics-times": {access.Reader, true},
 	"get-analytics-error-types": {access.Reader, true}, "get-analytics-groups": {access.Reader, true}, "get-analytics-heat-map": {access.Reader, true},
 	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true}, "get-analytics-retry-cost": {access.Reader, true},
 	"get-analytics-sources": {access.Reader, false}, "get-analytics-policies": {access.Reader, true}, "get-analytics-rules": {access.Reader, true},
 
-	// One's own; others' take an admin of everything.
+	// Callers see and end their own sessions; for other users', the handlers require admin
+	// everywhere.
 	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
 
 	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false},
 	"get-log-level": {access.Metrics, false}, "set-log-level": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
 }
 
-// needOf is what an operation needs.
+// needOf returns what an operation requires.
 func needOf(operation string) need {
 	n, ok := needs[operation]
 	if !ok {
@@ -86,7 +90,7 @@ func needOf(operation string) need {
 	return n
 }
 
-// describeNeeds says in the document what each operation needs.
+// describeNeeds adds what each operation requires to the OpenAPI document.
 func describeNeeds(api huma.API) {
 	document := api.OpenAPI()
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
@@ -116,10 +120,10 @@ func describeNeeds(api huma.API) {
 	}
 }
 
-// docsPath is of the page that describes the API, to those too who have not signed in.
+// docsPath is the page that describes the API. It needs no authentication.
 const docsPath = "/docs"
 
-// signIn finds out who makes a request.
+// signIn authenticates requests before next handles them.
 func (s *service) signIn(next http.Handler) http.Handler {
 	if s.Access == nil {
 		return next
@@ -128,7 +132,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 		if r.URL.Path == docsPath {
 			p, err := s.Access.Authenticate(r)
 			if err != nil {
-				p = &access.Principal{} // nobody, who may do nothing
+				p = &access.Principal{} // a caller without any role
 			}
 			next.ServeHTTP(w, r.WithContext(access.With(r.Context(), p)))
 			return
@@ -164,7 +168,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
 	case errors.Is(err, access.ErrProvider):
-		w.Header().Set("Retry-After", "5") // it is not asked more often
+		w.Header().Set("Retry-After", "5") // askInterval of access: dlqd does not ask the provider more often
 		door.Problem(w, http.StatusServiceUnavailable, access.ErrProvider.Error()+": who calls cannot be known now; tokens of dlqd go on")
 	case access.IsRefusal(err):
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
@@ -177,12 +181,13 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	}
 }
 
-// isPage reports whether a browser asks for a page.
+// isPage reports whether a browser requests a page.
 func isPage(r *http.Request) bool {
 	return r.Method == http.MethodGet && !strings.HasPrefix(r.URL.Path, "/api/") && r.URL.Path != "/metrics" && strings.Contains(r.Header.Get("Accept"), "text/html")
 }
 
-// authorize refuses operations that are not for who calls, and limits the others to their queues and kinds.
+// authorize refuses operations that the caller may not call, and limits the others to the caller's
+// queues and kinds.
 func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		limited, err := s.limitTo(ctx.Context(), needOf(ctx.Operation().OperationID))
@@ -194,7 +199,8 @@ func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context))
 	}
 }
 
-// limitTo refuses who has not what something needs, and limits what is done in ctx to where they have it.
+// limitTo refuses a caller without what n requires. Otherwise it returns a context that is limited
+// to the caller's queues and kinds for the role.
 func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) {
 	p := access.From(ctx)
 	if n.role != "" && !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
@@ -221,8 +227,8 @@ func mayNot(p *access.Principal, n need) string {
 	return says + "; " + p.Name + " has none (grants in access.yaml)"
 }
 
-// act is the move of a request, whose body is optional. Who signed in is who acts; whom they name beside themselves is kept with
-// where they come from.
+// act returns the actor and the note of a request, whose body is optional. The actor is the
+// authenticated caller. A different name in the body is recorded beside the request's origin.
 func (a *Action) act(ctx context.Context) deadletter.Act {
 	by := a.person(ctx)
 	if by.OnBehalfOf != "" {
@@ -231,7 +237,8 @@ func (a *Action) act(ctx context.Context) deadletter.Act {
 	return by.Act
 }
 
-// mayNotSubmit is the answer to a message that is not for who sends it; nil where it is.
+// mayNotSubmit returns the error for a caller who may not submit the message; nil if the caller
+// may.
 func mayNotSubmit(ctx context.Context, queue, kind, source string) error {
 	p := access.From(ctx)
 	if p.MayFor(access.Sender, queue, kind, source) {
@@ -244,14 +251,14 @@ func mayNotSubmit(ctx context.Context, queue, kind, source string) error {
 	return huma.Error403Forbidden(p.Name + " may not submit " + cut(kind, maxEcho) + " to " + cut(queue, maxEcho) + as + "; nothing was stored")
 }
 
-// Caller is who calls, and what they may do.
+// Caller is the authenticated caller and its grants.
 type Caller struct {
 	Name   string        `json:"name" doc:"Who calls: the actor in the audit trail."`
 	Via    string        `json:"via,omitempty" enum:"token,socket,proxy,oidc,certificate" doc:"How they are known; absent where nobody is asked."`
 	Grants []CallerGrant `json:"grants" doc:"What they may do."`
 }
 
-// CallerGrant is a role, and where.
+// CallerGrant is a role and its scope.
 type CallerGrant struct {
 	Role    string   `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"The role."`
 	Queues  []string `json:"queues,omitempty" doc:"Patterns of queues; absent: every queue."`
@@ -261,7 +268,7 @@ type CallerGrant struct {
 
 type whoamiOutput struct{ Body Caller }
 
-// Login says how one signs in.
+// Login is what a client needs to sign in.
 type Login struct {
 	Issuer   string   `json:"issuer" doc:"The OpenID Connect provider that has users sign in."`
 	ClientID string   `json:"clientId" doc:"The client as which it is asked: a public one."`

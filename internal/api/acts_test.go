@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// watching is a console that keeps the tags of operations after which its pages are rendered again.
+// watching is a console that sends the tags with which Acted is called.
 type watching struct {
 	console
 
@@ -38,7 +38,8 @@ type noConditions struct{}
 
 func (noConditions) Unmet(string, string, *policy.Conditions) string { return "" }
 
-// The console hears of operations that changed something, and not of dry runs, previews, exports and checks.
+// The console is notified of operations that change something, but not of dry runs, previews,
+// exports and checks.
 func TestActs_ReachTheConsole(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -84,7 +85,7 @@ func TestActs_ReachTheConsole(t *testing.T) {
 		require.Equal(t, c.tag == "refused", response.StatusCode >= http.StatusBadRequest, "%s %s %s: %s", c.method, c.path, c.body, response.Status)
 		heard := ""
 		select {
-		case heard = <-acts: // before the operation's answer ends
+		case heard = <-acts: // sent before the response ends
 		default:
 		}
 		require.Equal(t, strings.TrimSuffix(c.tag, "refused"), heard, "%s %s %s", c.method, c.path, c.body)

@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// Report is an answer of analytics.
+// Report is the answer to an analytics query.
 type Report[T any] struct {
 	AsOf time.Time `json:"asOf" doc:"What happened until then is counted, exactly."`
 	Rows []T       `json:"rows" doc:"The answer."`
@@ -21,7 +21,8 @@ type Report[T any] struct {
 
 type reportOutput[T any] struct{ Body Report[T] }
 
-// WindowInput is the time that a question is about. Windows end now and are made of whole minutes, hours or days.
+// WindowInput is the time range of a query. Windows end now and consist of whole minutes, hours or
+// days.
 type WindowInput struct {
 	Over  string `query:"over" default:"7d" doc:"How far back: hours, minutes and days such as 90m, 24h or 30d." example:"24h"`
 	Queue string `query:"queue" maxLength:"127" doc:"Of this queue alone."`
@@ -38,7 +39,7 @@ func (in *WindowInput) window() (analytics.Window, error) {
 	return analytics.Window{Over: over, Queue: in.Queue}, nil
 }
 
-// maxWindow is the longest time that analytics look at.
+// maxWindow is the maximum length of a time range.
 const maxWindow = 10 * 365 * 24 * time.Hour
 
 type flowInput struct {

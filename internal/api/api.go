@@ -1,4 +1,5 @@
-// Package api is the REST API: huma operations, one file per resource, and the OpenAPI document they make.
+// Package api is the REST API: its huma operations, one file per resource, and the OpenAPI document
+// generated from them.
 package api
 
 import (
@@ -44,42 +45,43 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// DefaultMaxBodyBytes is the largest message that is accepted, unless configured otherwise.
+// DefaultMaxBodyBytes is the default maximum size of a message.
 const DefaultMaxBodyBytes = 1 << 20
 
-// DefaultMaxBodiesBytes bounds the bodies that are being read or whose requests are being answered, all together. It is more where
-// four of the largest batches need more: one alone may have half of it.
+// DefaultMaxBodiesBytes is the default total size of the request bodies that are being read or
+// answered. The default is higher if four of the largest batches need more, because one client may
+// use only half of it.
 const DefaultMaxBodiesBytes = 256 << 20
 
-// maxBatchBodies is how many times larger a batch may be than one message.
+// maxBatchBodies is the maximum size of a batch, in messages of maximum size.
 const maxBatchBodies = 16
 
-// messagesTag is of messages.
+// messagesTag is the tag of operations on messages.
 const messagesTag = "messages"
 
-// operationsTag is of what asks how the program is.
+// operationsTag is the tag of operations that examine the program.
 const operationsTag = "operations"
 
-// policyTag is of what shows and tries policies.
+// policyTag is the tag of operations that show and try policies.
 const policyTag = "policy"
 
-// unshownTags are those of operations that change nothing that pages show: messages come all the time, and
-// the others examine or try something.
+// unshownTags are the tags of operations that change nothing on the console's pages. Messages
+// arrive all the time; the others only examine or try something.
 var unshownTags = []string{messagesTag, operationsTag, policyTag}
 
-// Version is the API's.
+// Version is the version of the API.
 const Version = "0.1.0"
 
-// Part is one part of the program, and how it is.
+// Part is the health of one part of the program.
 type Part struct {
 	Name   string `json:"name" doc:"The part." example:"database"`
 	OK     bool   `json:"ok" doc:"Whether it works."`
 	Detail string `json:"detail,omitempty" doc:"More about it."`
-	// LastSuccess is nil for parts that take no turns, and before the first.
+	// LastSuccess is nil for parts that are not loops, and before the first successful run.
 	LastSuccess *time.Time `json:"lastSuccess,omitempty" doc:"When a turn of it in this process succeeded last, of what runs in the background; absent before the first."`
 }
 
-// QueueHealth is whether a queue's dead letters are within its limits.
+// QueueHealth reports whether a queue's dead letters are within its limits.
 type QueueHealth struct {
 	Queue         string   `json:"queue" doc:"The queue." example:"payment-processing"`
 	Status        string   `json:"status" enum:"up,down" doc:"down: a limit of monitoring.yaml is passed."`
@@ -91,59 +93,65 @@ type QueueHealth struct {
 	MaxAgeSeconds float64  `json:"maxAgeSeconds" doc:"The limit of their age."`
 }
 
-// Config is what the API serves.
+// Config configures the API.
 type Config struct {
 	Ingester  *ingest.Ingester
 	Store     *deadletter.Store
 	Analytics *analytics.Store
-	Archive   *archive.Archive         // nil: there is none
-	Planner   func() *strategy.Planner // by the policy that is in force
-	// Draft is the policy that would be in force if a text were in place of one of its files, DraftFiles.
+	Archive   *archive.Archive         // nil: no archive
+	Planner   func() *strategy.Planner // by the policy in force
+	// Draft returns the planner of the policy with text in place of one of its files, which
+	// DraftFiles lists.
 	Draft        func(file, text string) (*strategy.Planner, error)
 	DraftFiles   []string
-	Parked       func([]worker.Parked) // is told of entries that a reclassification parked; nil for nobody
+	Parked       func([]worker.Parked) // called with the entries that a reclassification parked; may be nil
 	Breakers     *breaker.Breakers
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
 	Groups       *group.Store
 	Views        *savedview.Store
-	River        *river.Client[pgx.Tx] // to see queues and pause them; it works none
-	Access       *access.Authenticator // nil: nobody is asked who they are
+	River        *river.Client[pgx.Tx] // lists and pauses queues; works no jobs
+	Access       *access.Authenticator // nil: no authentication
 	Metrics      *metrics.Metrics
 	Tracer       trace.Tracer // nil: requests are not traced
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
 	// MaxBodiesBytes bounds all bodies at once; 0 means DefaultMaxBodiesBytes.
 	MaxBodiesBytes int64
-	// BodyGrace is how long a body may take beside what it needs at door.MinBodyRate; 0 means door.DefaultBodyGrace.
+	// BodyGrace is how long a body may take in addition to its time at door.MinBodyRate; 0 means
+	// door.DefaultBodyGrace.
 	BodyGrace time.Duration
-	// Door says who may come in. Its Client is what bodies are shared by, too; nil for who signed in. Its Refused is not used.
+	// Door configures which requests are let in. Its Client also tells whose room a body takes; nil
+	// means that of the authenticated caller. Its Refused is ignored.
 	Door door.Config
-	// WriteTimeout is how long a client may leave a part of an answer unread; 0 means DefaultWriteTimeout.
+	// WriteTimeout is how long a client may leave part of a response unread; 0 means
+	// DefaultWriteTimeout.
 	WriteTimeout time.Duration
-	// Health says how each part is, and Queues how each queue is, or nothing where the database does not say. Ready says whether requests
-	// should be sent here, but for the database, which Reach asks for a sign of life. Idle says why none is answered at the
-	// moment, but those about the program itself; nil for never.
+	// Health returns the health of each part, and Queues that of each queue, or nothing if the
+	// database does not answer. Ready returns an error if requests should not be sent to this
+	// process; it does not check the database, which Reach does. Idle, if not nil, returns why all
+	// operations except those about the program itself are refused now.
 	Health func(ctx context.Context) []Part
 	Queues func(ctx context.Context) []QueueHealth
 	Ready  func() error
 	Reach  func(ctx context.Context) error
 	Idle   func() error
-	// StatusOnly serves how the process is, and nothing else: see statusPaths.
+	// StatusOnly serves only statusPaths.
 	StatusOnly bool
-	// LogLevel is what this process logs; nil where it cannot be changed.
+	// LogLevel is the log level of this process; nil if it cannot be changed.
 	LogLevel *slog.LevelVar
-	// Examine makes doctor's checks.
+	// Examine runs doctor's checks.
 	Examine func(ctx context.Context) []doctor.Finding
-	// Console makes the pages, of the API's operations, and of what answers what is neither; nil for no pages.
+	// Console builds the pages from the API's operations and the handler for unknown paths; nil for
+	// no pages.
 	Console func(operations, notServed http.Handler) Console
 }
 
-// Console is dlqd's pages.
+// Console serves dlqd's pages.
 type Console interface {
 	http.Handler
 
-	// SignInFailed answers who could not sign in with a browser.
+	// SignInFailed answers a failed sign-in of a browser.
 	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
 	// Acted is called after an operation that may have changed what pages show, with the operation's tag.
 	Acted(tag string)
@@ -155,7 +163,7 @@ type service struct {
 	examining, previewing sync.Mutex
 
 	bodies  door.Bodies
-	console Console // nil where there are no pages
+	console Console // nil if there are no pages
 }
 
 // New returns the API's handler.
@@ -173,7 +181,7 @@ func New(config Config) http.Handler {
 	return cutOffUnread(served, cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
 }
 
-// statusPaths are what a process without the API serves.
+// statusPaths are the paths that a process without the API serves.
 var statusPaths = []string{"/metrics", "/livez", "/readyz", "/api/health", "/api/log-level"}
 
 func statusOnly(next http.Handler) http.Handler {
@@ -186,7 +194,8 @@ func statusOnly(next http.Handler) http.Handler {
 	})
 }
 
-// client names who makes a request, for limits: who signed in or, where nobody is asked, the peer.
+// client identifies the client of a request for limits: the authenticated caller or, without
+// authentication, the peer.
 func client(r *http.Request) string {
 	if p := access.From(r.Context()); p.Name != "" {
 		return p.Via + " " + p.Name
@@ -212,7 +221,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	mux := http.NewServeMux()
 	humaConfig := huma.DefaultConfig("dlqd", Version)
 	humaConfig.CreateHooks = nil // no $schema links in answers
-	humaConfig.DocsPath = ""     // ours needs nothing from elsewhere
+	humaConfig.DocsPath = ""     // registered below, without resources of other sites
 	humaConfig.SchemasPath = ""
 	humaConfig.Formats = map[string]huma.Format{"application/json": jsonFormat(), "json": jsonFormat()}
 	humaConfig.RejectUnknownQueryParameters = true // a mistyped filter must not choose everything
@@ -279,7 +288,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	return s, mux, api
 }
 
-// panicDetail is all that a client learns of a panic, whose own text may be secret.
+// panicDetail is what a client is sent after a panic. The panic's own text may be secret.
 const panicDetail = "the request failed by a fault of this program; its log has the reason"
 
 // recovered answers a request whose handler panics with a problem. If the answer has begun, it closes
@@ -327,7 +336,7 @@ func (s *service) logPanic(ctx context.Context, path string, p *background.Panic
 	s.Logger.ErrorContext(ctx, "a request panicked", "path", path, "error", p.Value, "stack", p.Stack)
 }
 
-// observe counts requests, times and traces them.
+// observe counts, times and traces a request, and notifies the console of changes.
 func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
 	operation := ctx.Operation().OperationID
@@ -366,7 +375,8 @@ func tracestate(ctx huma.Context) string {
 	return strings.Join(r.Header.Values("Tracestate"), ",")
 }
 
-// refuseWhenIdle answers 503 while nothing is to be done, unless somebody asks how the program is.
+// refuseWhenIdle answers 503 while Idle returns an error, except for operations about the program
+// itself.
 func (s *service) refuseWhenIdle(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		if s.Idle != nil && !slices.Contains(ctx.Operation().Tags, operationsTag) {
@@ -380,23 +390,24 @@ func (s *service) refuseWhenIdle(api huma.API) func(huma.Context, func(huma.Cont
 	}
 }
 
-// maxAgent bounds what is kept of what a client calls itself.
+// maxAgent is how much of a User-Agent is kept, in bytes.
 const maxAgent = 100
 
-// origin is from where a request comes, for the audit trail.
+// origin returns where a request comes from, for the audit trail.
 func origin(ctx huma.Context) string {
 	host, _, err := net.SplitHostPort(ctx.RemoteAddr())
 	if err != nil {
 		host = "a local socket"
 	}
 	agent := ctx.Header("User-Agent")
-	if agent = strings.ToValidUTF8(agent[:min(len(agent), maxAgent)], "?"); agent != "" { // what it says of itself ends at its bracket
+	// The client must not close the bracket.
+	if agent = strings.ToValidUTF8(agent[:min(len(agent), maxAgent)], "?"); agent != "" {
 		agent = " (" + strings.NewReplacer("(", "[", ")", "]").Replace(agent) + ")"
 	}
 	return "API, from " + host + agent
 }
 
-// readBodies reads the bodies of requests, within the room that there is for them.
+// readBodies reads the bodies of requests, limited by MaxBodiesBytes.
 func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)) {
 	buffers := sync.Pool{New: func() any { return new(bytes.Buffer) }}
 	return func(ctx huma.Context, next func(huma.Context)) {
@@ -435,13 +446,13 @@ func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)
 	}
 }
 
-// maxPooledBuffer is the largest buffer that is kept for the next body, in bytes.
+// maxPooledBuffer is the maximum size of a reused buffer, in bytes.
 const maxPooledBuffer = 64 << 10
 
-// humaContext is embedded: a field named Context would hide the method.
+// humaContext allows embedding: a field named Context would hide the method.
 type humaContext huma.Context
 
-// readContext is the context of a request whose body has been read.
+// readContext is the context of a request whose body is already read.
 type readContext struct {
 	humaContext
 
@@ -451,13 +462,15 @@ type readContext struct {
 // BodyReader returns the body that was read.
 func (c readContext) BodyReader() io.Reader { return c.body }
 
-// SetReadDeadline does nothing: a deadline for what has arrived would end the request while it is being answered.
+// SetReadDeadline does nothing: the body has arrived, and a deadline would end the request during
+// the response.
 func (c readContext) SetReadDeadline(time.Time) error { return nil }
 
-// Unwrap is for humago.Unwrap.
+// Unwrap implements the interface of humago.Unwrap.
 func (c readContext) Unwrap() huma.Context { return c.humaContext }
 
-// problem makes the answer to an error. Errors that a client can do nothing about are logged, not told.
+// problem returns the response for an error. Errors that a client cannot fix are logged; the
+// response does not repeat them.
 func (s *service) problem(ctx context.Context, err error) error {
 	var move *deadletter.MoveError
 	switch {
@@ -471,7 +484,8 @@ func (s *service) problem(ctx context.Context, err error) error {
 		case errors.Is(err, deadletter.ErrForbidden):
 			status = http.StatusForbidden
 		}
-		return huma.NewError(status, strings.ReplaceAll(move.Error(), "p_all => true", `"all": true`)) // psql's words, and the API's
+		// Replace the SQL argument by the API's field.
+		return huma.NewError(status, strings.ReplaceAll(move.Error(), "p_all => true", `"all": true`))
 	case errors.Is(err, ingest.ErrNoMessage):
 		return huma.Error404NotFound(err.Error() + "; it was never stored, or it ended longer ago than jobs are kept")
 	case ctx.Err() != nil:
@@ -484,10 +498,10 @@ func (s *service) problem(ctx context.Context, err error) error {
 	return answer
 }
 
-// statusClientClosedRequest is nginx's status for a client that hung up: nobody reads it but the metrics.
+// statusClientClosedRequest is nginx's status for a client that disconnected. Only metrics use it.
 const statusClientClosedRequest = 499
 
-// example gives an operation's answer an example.
+// example sets the example of an operation's response.
 func example(op *huma.Operation, status int, value any) {
 	if op.Responses == nil {
 		op.Responses = map[string]*huma.Response{}
@@ -503,8 +517,8 @@ func example(op *huma.Operation, status int, value any) {
 	response.Content["application/json"] = &huma.MediaType{Example: value}
 }
 
-// describeBody describes the body of a registered operation whose handler decodes it by itself: huma knows only that it
-// is bytes.
+// describeBody documents the body of a registered operation whose handler decodes it itself. huma
+// only knows that it is bytes.
 func describeBody[T any](api huma.API, path, description string, value any) {
 	schema := api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
 	api.OpenAPI().Paths[path].Post.RequestBody = &huma.RequestBody{

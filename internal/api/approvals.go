@@ -18,21 +18,24 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// ApprovalsPath is where requests for approval are.
+// ApprovalsPath is the path of requests for approval.
 const ApprovalsPath = "/api/dlq/approvals"
 
-// Asked is the answer to what needs a second person: nothing was done, and somebody was asked.
+// Asked is the response of an operation that needs a second person: nothing was done, and approval
+// was requested.
 type Asked struct {
 	Approval *approval.Approval `json:"approval" doc:"The request, which somebody else approves."`
 }
 
-// asked is [Asked] as huma has answers that are not an operation's usual one.
+// asked is [Asked] as a huma.StatusError, which lets a handler return it in place of the
+// operation's usual response.
 type asked struct{ Asked }
 
 func (a asked) Error() string  { return "approval " + a.Approval.ID.String() + " was asked for" }
 func (a asked) GetStatus() int { return http.StatusAccepted }
 
-// ask is the answer to an operation that was refused: a request for approval, where that is why.
+// ask returns the response to a refused operation. If the refusal is that approval is required, ask
+// requests it.
 func (s *service) ask(ctx context.Context, refusal error, operation string, request any, action *Action) error {
 	if !errors.Is(deadletter.Named(refusal), deadletter.ErrApproval) {
 		return s.problem(ctx, refusal)
@@ -44,7 +47,7 @@ func (s *service) ask(ctx context.Context, refusal error, operation string, requ
 	return huma.ErrorWithHeaders(asked{Asked{a}}, http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
 }
 
-// person is who makes a request, beside what act says of it.
+// person returns the caller of a request as an approval.Person, with the action's note.
 func (a *Action) person(ctx context.Context) approval.Person {
 	if a == nil {
 		a = &Action{}
@@ -57,12 +60,13 @@ func (a *Action) person(ctx context.Context) approval.Person {
 	case p.Via == access.ViaNothing:
 		by.Actor = a.Actor
 	case a.Actor != p.Name:
-		by.OnBehalfOf = a.Actor // "" where they name nobody
+		by.OnBehalfOf = a.Actor // "" if the action has no actor
 	}
 	return by
 }
 
-// expected refuses what touches more entries than the policy lets go without saying how many: expect must say so, and be right.
+// expected checks the number of entries that filter chooses. Above the policy's expectAbove, expect
+// is required; if given, it must be exact.
 func (s *service) expected(ctx context.Context, filter json.RawMessage, replay bool, expect *int64) error {
 	above := s.Planner().Policy().Access.ExpectAbove
 	if expect == nil {
@@ -180,7 +184,7 @@ func (s *service) registerApprovals(api huma.API) {
 	s.describeAsked(api, shown)
 }
 
-// describeAsked says of the operations that may need a second person how they answer then.
+// describeAsked documents the response of the operations that may need approval.
 func (s *service) describeAsked(api huma.API, shown approval.Approval) {
 	document := api.OpenAPI()
 	schema := document.Components.Schemas.Schema(reflect.TypeFor[Asked](), true, "Asked")
@@ -206,14 +210,16 @@ func (s *service) describeAsked(api huma.API, shown approval.Approval) {
 }
 
 func (s *service) approval(ctx context.Context, id string) (*approvalOutput, error) {
-	a, err := s.Approvals.Get(ctx, uuid.MustParse(id)) // its format was checked
+	// huma has checked the format.
+	a, err := s.Approvals.Get(ctx, uuid.MustParse(id))
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return &approvalOutput{Body: *a}, nil
 }
 
-// decide has somebody decide about a request, who has the role for what it is for.
+// decide calls do for a request for approval. It requires authentication, and admin if the
+// requested operation does.
 func (s *service) decide(ctx context.Context, id string, action *Action, do func(context.Context, uuid.UUID, approval.Person) error) (*approvalOutput, error) {
 	out, err := s.approval(ctx, id)
 	if err != nil {
@@ -228,7 +234,7 @@ func (s *service) decide(ctx context.Context, id string, action *Action, do func
 			return nil, err
 		}
 	}
-	action.act(ctx) // keeps whom they name with where they come from
+	action.act(ctx) // records on whose behalf the caller acts
 	if err := do(ctx, out.Body.ID, action.person(ctx)); err != nil {
 		return nil, s.problem(ctx, err)
 	}

@@ -43,7 +43,7 @@ type AuditPage struct {
 
 type auditOutput struct{ Body AuditPage }
 
-// EraseRequest asks for an erasure.
+// EraseRequest is a request to erase data.
 type EraseRequest struct {
 	Filter EntryFilter `json:"filter" doc:"Whose data: usually payload, subscriberId or tags."`
 	Note   string      `json:"note" minLength:"1" maxLength:"4000" doc:"Why, such as the number of the request."`
@@ -52,7 +52,7 @@ type EraseRequest struct {
 	Expect *int64      `json:"expect,omitempty" minimum:"0" doc:"How many entries of the database it is to touch: required above the policy's expectAbove, and refused (409) where it is otherwise."`
 }
 
-// EraseAnswer is the record of an erasure, or what a dry run counted.
+// EraseAnswer is the record of an erasure, or the count of a dry run.
 type EraseAnswer struct {
 	deadletter.Erasure
 
@@ -121,7 +121,8 @@ func (s *service) searchAudit(ctx context.Context, in *auditInput) (*auditOutput
 		f.Before = &in.Before
 	}
 	var cursor deadletter.AuditCursor
-	if at, id, found := strings.Cut(in.Cursor, "-"); found { // microseconds and id: its form was checked
+	// The cursor is microseconds and id; huma has checked its format.
+	if at, id, found := strings.Cut(in.Cursor, "-"); found {
 		us, _ := strconv.ParseInt(at, 10, 64)
 		cursor.At = time.UnixMicro(us)
 		cursor.ID, _ = strconv.ParseInt(id, 10, 64)

@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// AutomaticAction changes whether dead letters are redelivered by themselves.
+// AutomaticAction changes automatic redelivery.
 type AutomaticAction struct {
 	Action
 
@@ -36,7 +36,7 @@ type SetAction struct {
 	Include []string `json:"include,omitempty" enum:"backfilled,single-attempt" doc:"Dead letters that stay a person's unless they are named: backfilled, and of jobs that had one attempt."`
 }
 
-// AutomaticChanged is what a change of automatic redelivery does.
+// AutomaticChanged is the effect of a change of automatic redelivery.
 type AutomaticChanged struct {
 	automatic.Preview
 
@@ -96,7 +96,8 @@ func (s *service) registerAutomatic(api huma.API) {
 	})
 }
 
-// changeAutomatic makes a change, or says what it would do. A nil enabled takes the switch away.
+// changeAutomatic sets a switch, or removes it if enabled is nil. A dry run only returns the
+// effect.
 func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, scope, name string, enabled *bool, include []string) (*automaticChangedOutput, error) {
 	if action == nil {
 		action = &AutomaticAction{}

@@ -106,8 +106,9 @@ func (s *service) resetBreaker(ctx context.Context, in *resetInput) (*breakerOut
 	})
 }
 
-// hasBreaker reports whether the caller may know of a circuit breaker: those of destinations are for who may do everywhere what they do,
-// for many queues' messages go to one. (dlq.breaker_in_scope says the same.)
+// hasBreaker reports whether the caller may see a circuit breaker. Those of destinations require an
+// unlimited scope, because messages of many queues go to one destination. dlq.breaker_in_scope
+// implements the same rule.
 func hasBreaker(ctx context.Context, name string) bool {
 	scope := access.ScopeOf(ctx)
 	queue, ok := strings.CutPrefix(name, breaker.QueuePrefix)

@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// BulkRequest asks for one thing to be done to many entries.
+// BulkRequest asks for one action on many entries.
 type BulkRequest struct {
 	Action
 
@@ -36,7 +36,7 @@ type BulkRequest struct {
 	Expect   *int64      `json:"expect,omitempty" minimum:"0" doc:"How many entries it is to touch: required above the policy's expectAbove (but to assign, tag and note), and refused (409) where it is otherwise."`
 }
 
-// BulkAnswer says what a bulk action came to.
+// BulkAnswer is the result of a bulk action.
 type BulkAnswer struct {
 	DryRun  bool             `json:"dryRun" doc:"Nothing was changed."`
 	Chosen  int64            `json:"chosen" doc:"Entries that the filter chooses."`
@@ -157,11 +157,12 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 	} else if in.Body.Note != "" || in.Body.Actor != "" {
 		return nil, huma.Error422UnprocessableEntity("a note and an actor are for reveal", &huma.ErrorDetail{Location: "body.reveal", Message: "is not given"})
 	}
-	if !in.Body.Reveal { // which leaves an audit row
+	if !in.Body.Reveal { // revealing leaves an audit row
 		changesNothing(ctx)
 	}
 	format := cmp.Or(in.Body.Format, "ndjson")
-	first, err := s.Store.FindEntries(ctx, filter, nil) // what is wrong with the filter is said before the stream begins
+	// Read the first page now: after the stream has begun, an invalid filter could not be reported.
+	first, err := s.Store.FindEntries(ctx, filter, nil)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -175,14 +176,14 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 		for page := first; len(page) > 0; {
 			for i := range page {
 				if err := write(&page[i]); err != nil {
-					return // the client hung up
+					return // the client disconnected
 				}
 			}
 			if page, err = s.Store.FindEntries(ctx, filter, &page[len(page)-1].ID); err != nil {
-				if ctx.Err() == nil { // else the client hung up
+				if ctx.Err() == nil { // else the client disconnected
 					s.Logger.Error("export was cut short", "error", err)
 				}
-				panic(http.ErrAbortHandler) // so that the client sees that it is not whole
+				panic(http.ErrAbortHandler) // tells the client that the export is incomplete
 			}
 		}
 		_ = buffered.Flush()
@@ -225,8 +226,8 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// cell is a text as a spreadsheet shows it: what strangers wrote must not be taken for a formula, which some take it for after blanks
-// and in full width, too.
+// cell returns a text that a spreadsheet does not take for a formula. Texts come from outside. Some
+// spreadsheets also recognise formulas after blanks and in full-width characters.
 func cell(text *string) string {
 	if text == nil || *text == "" {
 		return ""

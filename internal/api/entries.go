@@ -26,25 +26,26 @@ import (
 type EntryPage struct {
 	Entries []deadletter.Summary `json:"entries" doc:"The entries of this page."`
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
-	// SearchedTo is of filters that no index answers.
+	// SearchedTo is set for filters that no index answers.
 	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Where there was no time to look at all: until when it has looked, of when entries were captured. next goes on from there, and the page may have fewer entries than asked for, or none."`
 	Count      *Count     `json:"count,omitempty" doc:"How many the filter chooses, where that was asked for."`
-	// AutomaticStopped says so wherever people look.
+	// AutomaticStopped is part of every list, so that each viewer sees it.
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
 }
 
-// Count is how many entries a filter chooses.
+// Count is the number of entries that a filter chooses.
 type Count struct {
 	Entries int  `json:"entries" doc:"So many, up to 10,000."`
 	AtLeast bool `json:"atLeast,omitempty" doc:"There are more, or there was no time to look at all."`
 }
 
 const (
-	// searchBudget is for how long one request looks for entries that no index has together.
+	// searchBudget limits one request's search for entries that no single index finds.
 	searchBudget = 300 * time.Millisecond
-	// countBudget is for how long one counts them beside that: a page does not wait for a number that is no more than a help.
+	// countBudget limits the count that runs beside the search. A count is only a hint and must not
+	// delay the page.
 	countBudget = 150 * time.Millisecond
-	// MostCounted is how many entries are counted, where a count is no more than a help.
+	// MostCounted is the maximum number of entries that such a count counts.
 	MostCounted = 10_000
 )
 
@@ -57,19 +58,19 @@ type EntryDetail struct {
 	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
 }
 
-// Action is a person's move.
+// Action is the actor and the note of an operator's action.
 type Action struct {
 	Actor string `json:"actor,omitempty" maxLength:"255" doc:"Who does it; \"api\" if absent." example:"kim"`
 	Note  string `json:"note,omitempty" maxLength:"10000" doc:"Why." example:"customer refunded by hand"`
 }
 
-// RevealAction says why somebody looks at what is masked.
+// RevealAction is the actor and the note of a reveal of masked data.
 type RevealAction struct {
 	Actor string `json:"actor,omitempty" maxLength:"255" doc:"Who looks; \"api\" if absent." example:"kim"`
 	Note  string `json:"note" minLength:"1" maxLength:"10000" doc:"Why." example:"ticket 7: which card was charged twice"`
 }
 
-// ReplayAction is a replay.
+// ReplayAction replays an entry, possibly edited.
 type ReplayAction struct {
 	Action
 
@@ -81,14 +82,14 @@ type ReplayAction struct {
 	Force       bool              `json:"force,omitempty" doc:"Replay although an equal job is live."`
 }
 
-// Moved is the answer to a move.
+// Moved is the response to an action on an entry.
 type Moved struct {
 	ID     uuid.UUID         `json:"id" doc:"The entry."`
 	Status deadletter.Status `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Where it stands now."`
 	Undo   *uuid.UUID        `json:"undo,omitempty" doc:"What undoes it: POST /api/dlq/undo/{id}; absent where nothing does."`
 }
 
-// Replayed is the answer to a replay.
+// Replayed is the response to a replay.
 type Replayed struct {
 	Moved
 
@@ -102,17 +103,17 @@ type Stats struct {
 	Open     int64            `json:"open" doc:"Open entries. Where there are more than 20,000 the count is a second or so old; of those that no worker has looked at 10,000 are counted."`
 	Backlog  []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
 	ByStatus map[string]int64 `json:"byStatus" doc:"Open entries by status."`
-	// NeedsPerson is what an overview counts.
+	// NeedsPerson is the number that an overview shows.
 	NeedsPerson int64      `json:"needsPerson" doc:"Entries in dlq_manual, less those of failure groups that are muted."`
 	Muted       int64      `json:"muted" doc:"Entries in dlq_manual of failure groups that are muted; 10,000 of each are counted."`
 	LastDay     MovesOfDay `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
 	OldestOpen  *time.Time `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
-	// Observed are among the pending ones.
+	// Observed entries are also counted as pending.
 	Observed         int64           `json:"observed" doc:"Pending entries that are not redelivered by themselves, because that is off for them; 10,000 are counted."`
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
 }
 
-// BacklogRow is a count of open entries.
+// BacklogRow is a number of open entries.
 type BacklogRow struct {
 	Status     string `json:"status" doc:"Where they stand."`
 	Queue      string `json:"queue" doc:"Their queue."`
@@ -121,7 +122,7 @@ type BacklogRow struct {
 	More       bool   `json:"more,omitempty" doc:"There are more: of those that no worker has looked at 10,000 are counted."`
 }
 
-// MovesOfDay are counts of moves.
+// MovesOfDay are the numbers of moves of a day.
 type MovesOfDay struct {
 	Captured int64 `json:"captured" doc:"Jobs that became dead letters."`
 	Resolved int64 `json:"resolved" doc:"Entries that were resolved."`
@@ -146,7 +147,7 @@ type listInput struct {
 	Count      bool      `query:"count" doc:"Say how many there are, up to 10,000."`
 }
 
-// filter is what the other parameters choose.
+// filter returns the filter of the parameters other than q.
 func (in *listInput) filter() filter.Filter {
 	f := filter.Filter{Status: in.Status}
 	for _, of := range []struct {
@@ -168,7 +169,7 @@ func (in *listInput) filter() filter.Filter {
 
 type listOutput struct{ Body EntryPage }
 
-// EntryInput names an entry. (It is exported for huma, which looks only into exported embedded structs.)
+// EntryInput names an entry. It is exported because huma reads only exported embedded structs.
 type EntryInput struct {
 	ID string `path:"id" format:"uuid" doc:"The entry." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
@@ -282,7 +283,8 @@ func (s *service) registerEntries(api huma.API) {
 		}
 		example(&op, http.StatusOK, Moved{ID: uuid.MustParse(entryExample), Status: a.to})
 		huma.Register(api, op, func(ctx context.Context, in *actionInput) (*movedOutput, error) {
-			id := uuid.MustParse(in.ID) // its format was checked
+			// huma has checked the format.
+			id := uuid.MustParse(in.ID)
 			act := in.Body.act(ctx)
 			act.Operation = deadletter.NewOperation()
 			if err := a.run(ctx, id, act); err != nil {
@@ -315,7 +317,7 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 		return nil, err
 	}
 	if in.Cursor != "" {
-		page.Cursor = uuid.MustParse(in.Cursor) // its format was checked
+		page.Cursor = uuid.MustParse(in.Cursor) // huma has checked the format
 	}
 	var found *deadletter.Found
 	var count Count
@@ -380,7 +382,7 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		in.Body = &ReplayAction{}
 	}
 	if string(in.Body.Payload) == "null" {
-		in.Body.Payload = nil // what a client wrote that leaves nothing out
+		in.Body.Payload = nil // sent by clients that omit no field
 	}
 	if in.Body.Payload != nil {
 		if err := message.CheckJSON(in.Body.Payload); err != nil {
@@ -401,20 +403,20 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force, Act: in.Body.act(ctx),
 	})
 	if err != nil {
-		if in.Body.Payload != nil { // as a run has it
+		if in.Body.Payload != nil { // replay.Request has only patches
 			patch.JSONPatch = slices.Concat([]byte(`[{"op":"replace","path":"","value":`), in.Body.Payload, []byte(`}]`))
 		}
 		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force}, &in.Body.Action)
 	}
 	out := &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}
-	// The replay is made even if this cannot be read.
+	// A failure to read the stop must not fail the request: the replay has started.
 	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored {
 		out.Body.Warning = "the database was restored: the receiver may have had this since (" + stop.Note + ")"
 	}
 	return out, nil
 }
 
-// onlyOf is the filter that chooses one entry.
+// onlyOf returns the filter that chooses one entry.
 func onlyOf(id uuid.UUID) json.RawMessage { return json.RawMessage(`{"ids":["` + id.String() + `"]}`) }
 
 func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) {

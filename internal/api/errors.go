@@ -18,17 +18,19 @@ import (
 )
 
 const (
-	// maxEcho is how much of what a client sent an answer repeats, in bytes.
+	// maxEcho is how much of a client's value a response repeats, in bytes.
 	maxEcho = 200
-	// maxDetail bounds what an answer says of one thing that is wrong, in bytes.
+	// maxDetail is the maximum size of one error's text in a response, in bytes.
 	maxDetail = 2000
-	// maxProblems is how many things that are wrong an answer lists.
+	// maxProblems is the maximum number of errors in a response.
 	maxProblems = 100
 )
 
-// Errors of huma's go through here as well: they would repeat all that was sent, a megabyte of it.
+// init bounds all error responses, including huma's own, which would repeat a whole request body of
+// up to a megabyte.
 func init() { //nolint:gochecknoinits // huma has these as variables of the package
-	huma.ValidateStrictCasing = true // encoding/json takes "Filter" for "filter", and others do not
+	// encoding/json accepts "Filter" for "filter"; other parsers do not.
+	huma.ValidateStrictCasing = true
 	standard := huma.NewError
 	huma.NewError = func(status int, msg string, errs ...error) huma.StatusError {
 		e := standard(status, cut(msg, maxDetail), errs[:min(len(errs), maxProblems)]...)
@@ -54,7 +56,7 @@ func init() { //nolint:gochecknoinits // huma has these as variables of the pack
 	}
 }
 
-// echo is a value as an answer repeats it, nil where it is too long.
+// echo returns a value as a response repeats it; nil if it is too long.
 func echo(value any) any {
 	if text, ok := value.(string); ok {
 		return cut(text, maxEcho)
@@ -76,7 +78,8 @@ func cut(text string, most int) string {
 	return text[:most] + "…"
 }
 
-// jsonFormat reads bodies: what the database cannot hold, or a parser may read in two ways, is refused before anything looks at it.
+// jsonFormat returns the format that decodes bodies. It refuses JSON that the database cannot
+// store, or that parsers may read in two ways.
 func jsonFormat() huma.Format {
 	format := huma.DefaultJSONFormat
 	format.Unmarshal = func(raw []byte, into any) error {
@@ -92,7 +95,7 @@ func jsonFormat() huma.Format {
 	return format
 }
 
-// refuseUnstorable refuses paths and queries that are no text of the database's.
+// refuseUnstorable refuses paths and queries that the database cannot store as text.
 func refuseUnstorable(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		url := ctx.URL()
@@ -117,10 +120,10 @@ func refuseUnstorable(api huma.API) func(huma.Context, func(huma.Context)) {
 
 func unstorable(text string) bool { return strings.ContainsRune(text, 0) || !utf8.ValidString(text) }
 
-// methods of HTTP that an address may be served for.
+// methods are the HTTP methods that a path may be served for.
 var methods = []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 
-// notServed answers where no operation is: 405 where the address is served for other methods.
+// notServed answers 404 for an unknown path, and 405 for a path that is served for other methods.
 func notServed(mux *http.ServeMux) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var allowed []string
@@ -140,8 +143,8 @@ func notServed(mux *http.ServeMux) http.HandlerFunc {
 	}
 }
 
-// databaseProblem is the answer to an error of the database: only where it, or the way there, is in trouble is trying again any
-// use.
+// databaseProblem returns the response to an error of the database. Only failures of the server or
+// of the connection get 503, which tells a client to retry.
 func databaseProblem(err error) huma.StatusError {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
@@ -166,7 +169,7 @@ func databaseProblem(err error) huma.StatusError {
 
 const unreachable = "the database did not answer; try again"
 
-// isConnection recognises that there was no connection, or none any more.
+// isConnection reports whether an error is a failed or lost connection.
 func isConnection(err error) bool {
 	var network net.Error
 	var connect *pgconn.ConnectError
@@ -174,7 +177,7 @@ func isConnection(err error) bool {
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || strings.Contains(err.Error(), "conn closed") || strings.Contains(err.Error(), "closed pool")
 }
 
-// alsoAnswers describes an answer of an operation beside its standard one, of the same form.
+// alsoAnswers documents a second response of an operation, with the schema of the response like.
 func alsoAnswers(api huma.API, path string, status, like int, description string, value any) {
 	responses := api.OpenAPI().Paths[path].Post.Responses
 	schema := responses[strconv.Itoa(like)].Content["application/json"].Schema

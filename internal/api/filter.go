@@ -14,14 +14,14 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
-// EntryFilter chooses dead letters. What is not given chooses all.
+// EntryFilter chooses dead letters. An empty field matches all.
 type EntryFilter struct {
 	filter.Filter
 
 	Q string `json:"q,omitempty" maxLength:"4096" doc:"The same as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). What it says is not said in another field, too." example:"queue:payments age:<2d"`
 }
 
-// resolve is the filter as the database takes it.
+// resolve returns the filter in the form that the database takes.
 func (f *EntryFilter) resolve(ctx context.Context) (json.RawMessage, error) {
 	out, err := merged(ctx, f.Filter, "body.filter.q", f.Q)
 	if err != nil {
@@ -30,7 +30,8 @@ func (f *EntryFilter) resolve(ctx context.Context) (json.RawMessage, error) {
 	return out.JSON(), nil
 }
 
-// merged is a filter, and what a text says, which is at a place of the request.
+// merged returns f merged with the filter that text spells. Errors name location, the place of text
+// in the request.
 func merged(ctx context.Context, f filter.Filter, location, text string) (filter.Filter, error) {
 	if text == "" {
 		return f, nil
@@ -50,11 +51,11 @@ func merged(ctx context.Context, f filter.Filter, location, text string) (filter
 	return out, nil
 }
 
-// FilterReading is how a text is understood as a filter, and what completes it.
+// FilterReading is how a text is read as a filter, and its completions.
 type FilterReading struct {
 	Filter filter.Filter `json:"filter" doc:"The filter of what is understood."`
 	Terms  []filter.Term `json:"terms" doc:"The terms of the text, in order, also those that are not understood."`
-	// From and To are of the text: what a completion replaces.
+	// From and To delimit the part of the text that a completion replaces.
 	From        int          `json:"from" doc:"A completion replaces the text from here, in characters (Unicode code points),"`
 	To          int          `json:"to" doc:"to here."`
 	Completions []Completion `json:"completions" doc:"What completes it at the place, the likeliest first: fields, or values of open entries."`
@@ -74,7 +75,7 @@ type completeInput struct {
 
 type completeOutput struct{ Body FilterReading }
 
-// maxCompletions is how many completions an answer has.
+// maxCompletions is the maximum number of completions in a response.
 const maxCompletions = 20
 
 func (s *service) registerFilter(api huma.API) {

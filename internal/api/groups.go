@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// groupEntries is how many of a group's last entries are shown with it.
+// groupEntries is how many of a group's latest entries are shown with it.
 const groupEntries = 20
 
 // GroupPage is one page of failure groups.
@@ -34,7 +34,7 @@ type GroupDetail struct {
 	Entries    []deadletter.Summary `json:"entries" doc:"Its last entries that are open, or closed within 30 days: 20 at most."`
 }
 
-// GroupChange says something of a failure group. What is absent stays.
+// GroupChange changes a failure group. Absent fields stay as they are.
 type GroupChange struct {
 	Actor        string     `json:"actor,omitempty" maxLength:"255" doc:"Who says so; \"api\" if absent." example:"kim"`
 	Why          string     `json:"why,omitempty" maxLength:"10000" doc:"Why, for the audit trail."`
@@ -175,7 +175,7 @@ func (s *service) getGroup(ctx context.Context, in *groupInput) (*groupOutput, e
 	return out, nil
 }
 
-// workerLost counts open entries of a group whose worker died again and again.
+// workerLost returns the number of a group's open entries whose worker died repeatedly.
 func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error) {
 	lost := filter.Filter{
 		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Processing)}, Queue: []string{g.Queue}, Fingerprint: []string{g.Fingerprint},

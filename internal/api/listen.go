@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Listen opens an address of --listen: TCP, or a Unix socket. A socket file that nobody listens on is a dead process's, and
-// goes.
+// Listen opens an address of --listen: TCP, or a Unix socket. It removes the socket file of a
+// process that has ended.
 func Listen(ctx context.Context, address string) (net.Listener, error) {
 	path, unix := strings.CutPrefix(address, "unix:")
 	if !unix {
@@ -40,7 +40,8 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, os.Chmod(path, 0o660) //nolint:gosec // the group may submit
 }
 
-// URL is where a listener of [Listen] is reached: a URL, or unix: and a path. Only what comes by TCP is encrypted.
+// URL returns the address of a listener of [Listen]: a URL, or unix: and a path. Unix sockets are
+// never encrypted.
 func URL(listener net.Listener, encrypted bool) string {
 	if listener.Addr().Network() == "unix" {
 		return "unix:" + listener.Addr().String()

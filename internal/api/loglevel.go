@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// LogLevel is what a process logs.
+// LogLevel is the log level of a process.
 type LogLevel struct {
 	Level string `json:"level" enum:"debug,info,warn,error" doc:"The least level that is logged."`
 }
@@ -51,7 +51,9 @@ func (s *service) registerLogLevel(api huma.API) {
 		if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
 			return nil, huma.Error422UnprocessableEntity(err.Error())
 		}
-		s.LogLevel.Set(min(level, slog.LevelWarn)) // whoever reads the log sees who changed it, both ways
+		// While the change is logged, the level is at most warn, so that the log shows every change
+		// and its actor.
+		s.LogLevel.Set(min(level, slog.LevelWarn))
 		s.Logger.WarnContext(ctx, "log level changed", "from", was, "to", in.Body.Level, "actor", access.From(ctx).Name)
 		s.LogLevel.Set(level)
 		return now(), nil

@@ -18,13 +18,14 @@ import (
 	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
-// MaxBatch is how many messages one batch may have.
+// MaxBatch is the maximum number of messages in a batch.
 const MaxBatch = 1000
 
-// How long a client should wait before it sends again what did not fit: a group is committed every few milliseconds.
+// retryAfterSeconds is when a client should retry what was refused for lack of room: a group is
+// committed every few milliseconds.
 const retryAfterSeconds = "1"
 
-// Submission is what the API takes as a message.
+// Submission is a message as a client submits it.
 type Submission struct {
 	MessageID    string                     `json:"messageId,omitempty" maxLength:"128" pattern:"^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$" doc:"Identifies the message: the same id again does no second work. Made if absent."`
 	Queue        string                     `json:"queue" doc:"Queue, as the policy names it." example:"default"`
@@ -40,12 +41,12 @@ type Submission struct {
 	OrderingKey  string                     `json:"orderingKey,omitempty" maxLength:"255" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
 }
 
-// SubmissionBatch is what the API takes as a batch.
+// SubmissionBatch is a batch as a client submits it.
 type SubmissionBatch struct {
 	Messages []Submission `json:"messages" minItems:"1" maxItems:"1000" doc:"Stored together, or not at all."`
 }
 
-// Accepted is the answer to a submission.
+// Accepted is the response to a submission.
 type Accepted struct {
 	MessageID string           `json:"messageId" doc:"Identifies the message."`
 	JobID     int64            `json:"jobId" doc:"River's job that delivers it."`
@@ -59,14 +60,14 @@ type submitInput struct {
 	RawBody []byte `contentType:"application/json"`
 }
 
-// Trace is the W3C trace context of a request, which [service.observe] has read: here it is described. What is none is left out: it is
-// not the message's fault.
+// Trace documents the W3C trace context of a request; [service.observe] reads it. An invalid one is
+// ignored, because it is no fault of the message.
 type Trace struct {
 	TraceParent string `header:"traceparent" doc:"W3C trace context: deliveries continue the trace."`
 	TraceState  string `header:"tracestate" doc:"W3C trace context; kept up to 512 characters."`
 }
 
-// traceOf is the trace context that a submission's deliveries continue.
+// traceOf returns the trace context that the deliveries of a submission continue.
 func traceOf(ctx context.Context) ingest.Trace {
 	parent, state := telemetry.Of(ctx)
 	return ingest.Trace{Parent: parent, State: state}
@@ -97,11 +98,11 @@ var submissionExample = map[string]any{
 	"payload": map[string]any{"paymentId": "pay_1029", "amount": 4200, "currency": "EUR"},
 }
 
-// duplicates says how long a messageId is remembered.
+// duplicates describes how long a messageId is remembered.
 const duplicates = "The same messageId with the same content does no second work and answers 200 with the first one's state; with other content it answers 409. " +
 	"This holds while River keeps the message's job (24 hours after it completed, 7 days after it failed, by River's defaults) and, beyond that, while the message has an open dead letter."
 
-// unworked says where messages are refused that nobody of dlqd's would deliver.
+// unworked describes when messages are refused because no dlqd process would deliver them.
 const unworked = " On a River that an application owns, a message for a queue that no dlqd process delivers answers 422, with the queues that are delivered, " +
 	"or 503 with Retry-After where one did a few minutes ago: the application's clients would fetch it, and fail."
 
@@ -199,7 +200,7 @@ func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutpu
 			}
 			continue
 		}
-		out.Status = http.StatusAccepted // something was stored now
+		out.Status = http.StatusAccepted // at least one message was stored
 		s.count(messages[i].Queue, "accepted", 1)
 	}
 	return out, nil
@@ -213,7 +214,8 @@ func (s *service) getMessage(ctx context.Context, in *messageInput) (*messageOut
 	return &messageOutput{Body: *position}, nil
 }
 
-// count counts submissions. A queue that the policy does not have is a stranger's word, and no label.
+// count counts submissions. The queue of an invalid submission is not a label: clients could create
+// any number of them.
 func (s *service) count(queue, outcome string, messages int) {
 	if outcome == "invalid" {
 		queue = ""
@@ -248,8 +250,8 @@ func outcomeOf(err error) string {
 	}
 }
 
-// submitProblem is the answer to a submission that failed. It names the fields that are wrong and, where the outcome is
-// uncertain, the messageId that settles it.
+// submitProblem returns the response to a failed submission. It names the invalid fields. If the
+// outcome is uncertain, it names the messageId with which a retry settles it.
 func (s *service) submitProblem(ctx context.Context, err error, messageID string) error {
 	var invalid *message.InvalidError
 	var unknown *ingest.UnknownQueueError
@@ -289,7 +291,7 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		return huma.Error422UnprocessableEntity("message refused: "+unworked.Error()+"; nothing was stored",
 			&huma.ErrorDetail{Location: locate("queue", unworked.Index, messageID), Message: "is not delivered", Value: unworked.Queue})
 	case errors.As(err, &conflict):
-		if !access.From(ctx).MayEverywhere(access.Reader) { // whose it is, is not theirs to know
+		if !access.From(ctx).MayEverywhere(access.Reader) { // the job may be outside the sender's scope
 			conflict.JobID = 0
 		}
 		return huma.Error409Conflict(conflict.Error(), &huma.ErrorDetail{Location: locate("messageId", conflict.Index, messageID), Message: "has been used for other content", Value: conflict.MessageID})
@@ -310,7 +312,8 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 	return s.problem(ctx, err)
 }
 
-// locate names a field of a message: of the one that was submitted or, where it has no id of its own here, of a batch.
+// locate returns the location of a message's field. An empty messageId means that the message is
+// part of a batch.
 func locate(field string, index int, messageID string) string {
 	if messageID == "" {
 		return fmt.Sprintf("body.messages[%d].%s", index, field)
@@ -318,7 +321,7 @@ func locate(field string, index int, messageID string) string {
 	return "body." + field
 }
 
-// notNow is the answer to a submission that was not stored and may be sent again later.
+// notNow returns the response to a submission that was not stored and can be retried later.
 func notNow(err error, after time.Duration) error {
 	return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(err.Error()+"; nothing was stored"), http.Header{"Retry-After": {door.Seconds(after)}})
 }

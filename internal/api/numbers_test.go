@@ -16,8 +16,9 @@ import (
 
 const anyNumber = `-?[1-9][0-9]{0,40}(\.[0-9]{1,30})?(e-?[1-9][0-9]?)?`
 
-// What Go decodes into an interface has float64s for numbers, which are other numbers beyond 2^53: JSON of strangers goes
-// through the API as it was written, so no type of a request or an answer has an interface.
+// Go decodes numbers in an interface into float64, which changes numbers beyond 2^53. The API
+// passes JSON of clients on as it was written, so no type of a request or response contains an
+// interface.
 func TestNumbers_noTypeOfTheAPIDecodesJSONOfStrangers(t *testing.T) {
 	t.Parallel()
 	_, _, api := build(Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
@@ -42,7 +43,7 @@ func TestNumbers_noTypeOfTheAPIDecodesJSONOfStrangers(t *testing.T) {
 		}
 	}
 	for name := range registry.Map() {
-		if name == "ErrorModel" || name == "ErrorDetail" { // its value is what was refused
+		if name == "ErrorModel" || name == "ErrorDetail" { // its value is the refused one
 			continue
 		}
 		look(name, registry.TypeFromRef("#/components/schemas/"+name))
@@ -51,7 +52,7 @@ func TestNumbers_noTypeOfTheAPIDecodesJSONOfStrangers(t *testing.T) {
 	require.Contains(t, seen, reflect.TypeFor[Submission]())
 }
 
-// Every place of the API that takes JSON of strangers hands its numbers on as they were written.
+// Everywhere the API accepts JSON of clients, it passes numbers on as they were written.
 func TestNumbers_areHandedOnAsWritten(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {

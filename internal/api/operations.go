@@ -9,11 +9,11 @@ import (
 	"github.com/dlqd/dlqd/internal/doctor"
 )
 
-// Health is how the program is.
+// Health is the health of the program and of the queues.
 type Health struct {
 	OK    bool   `json:"ok" doc:"Whether every part works."`
 	Parts []Part `json:"parts" doc:"How each part is."`
-	// Queues says nothing of dlqd itself: a queue that is down leaves OK as it is.
+	// Queues does not affect OK: a queue over its limits does not mean that dlqd fails.
 	Queues []QueueHealth `json:"queues" doc:"How each queue is: those of the policy, and others with open dead letters. A queue that is down does not make ok false: dlqd itself works. Empty while the database does not answer."`
 }
 
@@ -22,7 +22,7 @@ type healthOutput struct {
 	Body   Health
 }
 
-// Examination is what doctor's checks found.
+// Examination is the result of doctor's checks.
 type Examination struct {
 	OK       bool             `json:"ok" doc:"Nothing is wrong."`
 	Findings []doctor.Finding `json:"findings" doc:"What each check found."`

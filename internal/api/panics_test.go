@@ -75,7 +75,7 @@ func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // 
 	require.Contains(t, log.String(), `error="a part"`)
 	require.Contains(t, log.String(), "panics_test.go", "with its stack")
 
-	// If the answer has begun, the client must not take the part that it has for the whole.
+	// If the response has begun, the client must not take its part for the whole.
 	response, err := http.Get(server.URL + "/begun")
 	if err == nil {
 		_, err = io.ReadAll(response.Body)

@@ -21,14 +21,14 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// PolicyInForce is the policy that is in force.
+// PolicyInForce is the policy in force.
 type PolicyInForce struct {
 	Version  string          `json:"version" doc:"The Git commit of its files (-dirty-…: they were changed since), or a hash of what is in force."`
 	Rules    []PolicyRule    `json:"rules" doc:"The rules that classify errors, in order: the first that matches decides."`
 	Settings []PolicySetting `json:"settings" doc:"Every value in force. Secrets are hidden."`
 }
 
-// PolicyRule is a rule, and where it is written.
+// PolicyRule is a rule and its place in the policy's files.
 type PolicyRule struct {
 	Name  string       `json:"name" doc:"The rule."`
 	Class string       `json:"class,omitempty" doc:"The class that it gives; absent: the rules that follow, or the built-in table, choose it."`
@@ -60,7 +60,7 @@ type SampleError struct {
 	Payload json.RawMessage `json:"payload,omitempty" doc:"Its payload, for rules that look at it."`
 }
 
-// SampleJudgement is what the policy makes of an error.
+// SampleJudgement is how the policy judges an error.
 type SampleJudgement struct {
 	Class      string      `json:"class" doc:"The class."`
 	Rule       string      `json:"rule,omitempty" doc:"The rule that chose it; absent where the built-in table did."`
@@ -72,13 +72,13 @@ type SampleJudgement struct {
 	Tags       []string    `json:"tags,omitempty" doc:"Tags that it would get."`
 }
 
-// PolicyDraft is a change of the policy that somebody thinks of.
+// PolicyDraft is a proposed change of one file of the policy.
 type PolicyDraft struct {
 	File string `json:"file" maxLength:"255" doc:"The file that it would be in place of, without an ending; one of the environment's with its folder." example:"dlq-routing"`
 	Text string `json:"text" maxLength:"131072" doc:"All of the file, as it would be: YAML or JSON."`
 }
 
-// PolicyPreview says what a change of the policy would do.
+// PolicyPreview is the effect of a proposed change.
 type PolicyPreview struct {
 	Values    []string          `json:"values" doc:"The values that differ from those in force."`
 	Behaviour []string          `json:"behaviour" doc:"What would be done otherwise, with which errors, in which queues."`
@@ -88,13 +88,15 @@ type PolicyPreview struct {
 }
 
 const (
-	// maxTimes bounds the times that a judgement names.
+	// maxTimes is the maximum number of times in a judgement.
 	maxTimes = 10
-	// maxSampled is how many open dead letters a draft of a policy is tried on, and sampleBudget for how long at most.
+	// maxSampled is how many open dead letters a draft is tried on, and sampleBudget the maximum
+	// time for it.
 	maxSampled   = 1000
 	samplePage   = 100
 	sampleBudget = 2 * time.Second
-	// maxDraftSettings bounds what comparing a draft with what is in force takes: time and memory grow with its values.
+	// maxDraftSettings is the maximum number of a draft's values. The time and memory to compare a
+	// draft with the policy in force grow with it.
 	maxDraftSettings = 10_000
 )
 
@@ -172,8 +174,8 @@ func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPre
 	return out, nil
 }
 
-// tryOnOpen asks two policies about the newest open dead letters, as the caller sees them: what a rule finds in what is masked would say
-// what that is.
+// tryOnOpen compares how two policies judge the newest open dead letters. It reads them as the
+// caller sees them, because a rule that matched a masked value would reveal it.
 func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner, out *PolicyPreview) error {
 	changes := map[[2]worker.Judgement]*worker.Rejudged{}
 	until := time.Now().Add(sampleBudget)
@@ -204,13 +206,14 @@ func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner
 				break
 			}
 			e := &entries[i]
-			if e.ParkedBy != nil || !e.Status.Open() { // a person has decided, or somebody was quicker
+			if e.ParkedBy != nil || !e.Status.Open() { // parked by a person, or closed since it was listed
 				continue
 			}
 			out.Looked++
 			facts := factsOf(e)
 			rescues := 0
-			if text(e.Rule) == policy.RuleWorkerLost { // no rule of the policy overrides it
+			// No rule of the policy overrides worker-lost.
+			if text(e.Rule) == policy.RuleWorkerLost {
 				rescues = strategy.ManyRescues
 			}
 			var made [2]worker.Judgement
@@ -239,7 +242,7 @@ func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner
 	return nil
 }
 
-// factsOf is what rules go by, of an entry as somebody sees it.
+// factsOf returns an entry's facts for rules, as far as the caller sees them.
 func factsOf(e *deadletter.Entry) strategy.Facts {
 	event := e.OriginalEvent
 	if e.EditedEvent != nil {
@@ -251,7 +254,7 @@ func factsOf(e *deadletter.Entry) strategy.Facts {
 	}{Payload: event}
 	if e.JobKind == message.JobKind {
 		of.Payload = nil
-		_ = json.Unmarshal(event, &of) // what was edited by hand into something else says nothing
+		_ = json.Unmarshal(event, &of) // an event edited into another form has no payload and no headers
 	}
 	return strategy.Facts{
 		Type: text(e.ErrorType), Code: text(e.ErrorCode), Title: text(e.ErrorTitle), Message: text(e.ErrorMessage),
@@ -284,7 +287,7 @@ func policyInForce(p *policy.Policy) PolicyInForce {
 	return out
 }
 
-// judge is what a planner makes of an error that fails now, and again each time that it is redelivered.
+// judge returns how a planner judges an error that fails now, and again after each redelivery.
 func judge(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudgement {
 	facts := strategy.Facts{
 		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class), Kind: in.Kind, Queue: in.Queue, Source: in.Source, Payload: in.Payload,
@@ -297,7 +300,7 @@ func judge(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudg
 	out := SampleJudgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy, Reason: d.Reason, WaitingFor: d.WaitingFor, Times: []time.Time{}, Assignee: d.Assignee, Tags: d.Tags}
 	most := d.MaxRetries
 	if most == 0 {
-		most = 5 // as an entry has that nobody says otherwise of
+		most = 5 // the default of an entry
 	}
 	for ; !d.Next.IsZero() && len(out.Times) < min(most, maxTimes); d = planner.Decide(e, e.LastFailedAt) {
 		out.Times = append(out.Times, d.Next)

@@ -17,10 +17,10 @@ import (
 	"github.com/dlqd/dlqd/internal/delivery"
 )
 
-// maxQueues bounds a list of queues.
+// maxQueues is the maximum number of queues that are read from River.
 const maxQueues = 1000
 
-// Queue is a River queue, dlqd's or an application's.
+// Queue is a River queue, of dlqd or of an application.
 type Queue struct {
 	Name        string     `json:"name" doc:"The queue." example:"payment-processing"`
 	PausedAt    *time.Time `json:"pausedAt,omitempty" doc:"Since when it is paused: no client works it."`
@@ -92,7 +92,7 @@ func (s *service) registerQueues(api huma.API) {
 				return nil, unknown
 			}
 			err := s.Store.Record(ctx, "queue "+in.Name, verb.done, in.Body.act(ctx), func(tx pgx.Tx) error {
-				// River takes "*" for all queues: what is not the name of one is not given to it.
+				// River takes "*" for all queues, so the name must be that of an existing queue.
 				if _, err := s.River.QueueGetTx(ctx, tx, in.Name); err != nil {
 					return err
 				}
@@ -109,7 +109,7 @@ func (s *service) registerQueues(api huma.API) {
 				return nil, s.problem(ctx, err)
 			}
 			i := slices.IndexFunc(queues, func(q Queue) bool { return q.Name == in.Name })
-			if i < 0 { // there are more than a list shows, or it has gone this moment
+			if i < 0 { // beyond maxQueues, or just removed
 				return &queueOutput{Body: Queue{Name: in.Name}}, nil
 			}
 			return &queueOutput{Body: queues[i]}, nil
@@ -117,7 +117,8 @@ func (s *service) registerQueues(api huma.API) {
 	}
 }
 
-// queues gathers what River, the policy and the dead letters know of the queues that the caller has all of.
+// queues returns what River, the policy and the dead letters know of the queues that the caller's
+// scope covers with all kinds.
 func (s *service) queues(ctx context.Context) ([]Queue, error) {
 	found := map[string]*Queue{}
 	of := func(name string) *Queue {
@@ -151,7 +152,7 @@ func (s *service) queues(ctx context.Context) ([]Queue, error) {
 			q.Running = row.Jobs
 		case "retryable":
 			q.Retryable = row.Jobs
-		default: // pending ones wait too
+		default: // pending jobs wait, too
 			q.Scheduled += row.Jobs
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// ReclassifyAction asks for open entries to be judged anew.
+// ReclassifyAction asks for a new judgement of open entries.
 type ReclassifyAction struct {
 	Action
 

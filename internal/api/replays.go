@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// progressInterval is how often a stream of progress says where a run is.
+// progressInterval is the time between two events of a progress stream.
 const progressInterval = time.Second
 
 // ReplayRequest asks for a replay run.
@@ -40,7 +40,7 @@ type ReplayRequest struct {
 	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percent of the last 50 redeliveries that fail and so stop the run."`
 }
 
-// ReplayAnswer is a run that was started, or what a dry run found.
+// ReplayAnswer is a started run, or the result of a dry run.
 type ReplayAnswer struct {
 	Run     *replay.Run     `json:"run,omitempty" doc:"The run."`
 	Preview *replay.Preview `json:"preview,omitempty" doc:"What a dry run found."`
@@ -51,7 +51,7 @@ type RunInput struct {
 	ID string `path:"id" format:"uuid" doc:"The run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
-// EndedRun is the last event of a stream of progress: the report.
+// EndedRun is the last event of a progress stream: the report.
 type EndedRun struct{ replay.Run }
 
 // RateAction changes the rate of a run.
@@ -179,7 +179,7 @@ func (s *service) registerReplays(api huma.API) {
 	api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"].Example = []any{map[string]any{"event": "progress", "data": run}}
 }
 
-// maxRuns is how many runs a list shows.
+// maxRuns is the maximum number of runs in a list.
 const maxRuns = 50
 
 func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayAnswerOutput, error) {
@@ -216,7 +216,8 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	return &replayAnswerOutput{Status: http.StatusAccepted, Body: ReplayAnswer{Run: run}}, nil
 }
 
-// maySendTo refuses redeliveries to a queue that is not the caller's, and to a destination, which is of no queue, where they are limited.
+// maySendTo refuses redeliveries to a queue outside the caller's scope. A destination belongs to no
+// queue, so it is refused for any limited caller.
 func maySendTo(ctx context.Context, queue, destination string) error {
 	scope := access.ScopeOf(ctx)
 	if queue != "" && !scope.HasQueue(queue) {
@@ -228,7 +229,7 @@ func maySendTo(ctx context.Context, queue, destination string) error {
 	return nil
 }
 
-// patchOf is the patch of a request.
+// patchOf returns the patch of a request.
 func patchOf(operations []json.RawMessage, merge json.RawMessage) (replay.Patch, error) {
 	patch := replay.Patch{MergePatch: merge}
 	if operations == nil {
@@ -244,7 +245,8 @@ func patchOf(operations []json.RawMessage, merge json.RawMessage) (replay.Patch,
 func (s *service) runEntries(ctx context.Context, in *runEntriesInput) (*runEntriesOutput, error) {
 	var before *uuid.UUID
 	if in.Cursor != "" {
-		before = new(uuid.MustParse(in.Cursor)) // its format was checked
+		// huma has checked the format.
+		before = new(uuid.MustParse(in.Cursor))
 	}
 	entries, err := s.Replayer.Entries(ctx, uuid.MustParse(in.ID), in.Outcome, before, in.Limit+1)
 	if err != nil {
@@ -258,9 +260,9 @@ func (s *service) runEntries(ctx context.Context, in *runEntriesInput) (*runEntr
 	return &runEntriesOutput{Body: page}, nil
 }
 
-// run makes a change, if any, and answers with the run.
+// run applies a change, if any, and returns the run.
 func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) error) (*runOutput, error) {
-	id := uuid.MustParse(text) // its format was checked
+	id := uuid.MustParse(text) // huma has checked the format
 	if change != nil {
 		if err := change(id); err != nil {
 			return nil, s.problem(ctx, err)
@@ -273,10 +275,10 @@ func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) e
 	return &runOutput{Body: *run}, nil
 }
 
-// refuseUnknownRun answers 404 for an unknown run before the stream begins, which has status 200 from its start.
+// refuseUnknownRun answers 404 for an unknown run. Once the stream has begun, its status is 200.
 func (s *service) refuseUnknownRun(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
-		if id, err := uuid.Parse(ctx.Param("id")); err == nil { // else its format is refused
+		if id, err := uuid.Parse(ctx.Param("id")); err == nil { // else huma refuses the format
 			if _, err := s.Replayer.Get(ctx.Context(), id); err != nil {
 				err := s.problem(ctx.Context(), err)
 				status := http.StatusInternalServerError
@@ -301,7 +303,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 			return
 		}
 		if run.Status != "running" && run.Status != "paused" {
-			_ = send.Data(EndedRun{*run}) // or the client hung up
+			_ = send.Data(EndedRun{*run}) // a client that disconnected gets no report
 			return
 		}
 		if send.Data(*run) != nil {
@@ -312,7 +314,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 			return
 		case <-ticker.C:
 		}
-		if s.Ready() != nil || !access.Still(ctx) { // a stop waits for nobody who follows
+		if s.Ready() != nil || !access.Still(ctx) { // streams must not delay a stop
 			return
 		}
 	}

@@ -13,13 +13,14 @@ import (
 	"github.com/dlqd/dlqd/internal/restored"
 )
 
-// Restored is whether the database counts as restored, and what may be done a second time.
+// Restored is the state of a database that was restored: the hold, and the work that may be done a
+// second time.
 type Restored struct {
 	Hold      *automatic.Stop   `json:"hold,omitempty" doc:"Since when, and why, dlqd holds what it would send; absent where it holds nothing for this reason."`
 	MayRepeat []restored.Repeat `json:"mayRepeat" doc:"What may be done a second time, once it goes on. Empty where nothing is held."`
 }
 
-// RestoredResumed is what going on does.
+// RestoredResumed is the effect of resuming.
 type RestoredResumed struct {
 	Restored
 

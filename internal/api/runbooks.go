@@ -8,10 +8,11 @@ import (
 	"github.com/dlqd/dlqd/runbooks"
 )
 
-// runbooksPath is where runbooks are, for whoever follows an alert's link: they have nothing that is secret.
+// runbooksPath is the path of the runbooks. They need no authentication, so that links in alerts
+// work; they contain no secrets.
 const runbooksPath = "/runbooks/"
 
-// runbook serves a runbook as the text that it is; README lists them.
+// runbook serves a runbook as plain text; README lists them.
 func runbook(w http.ResponseWriter, r *http.Request) {
 	text, err := runbooks.Files.ReadFile(strings.TrimSuffix(r.PathValue("name"), ".md") + ".md")
 	if err != nil {

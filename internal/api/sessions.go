@@ -12,10 +12,10 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// SessionsPath is where sessions are.
+// SessionsPath is the path of sessions.
 const SessionsPath = "/api/sessions"
 
-// Session is somebody's, with a browser.
+// Session is a user's session in a browser.
 type Session struct {
 	ID        string    `json:"id" format:"uuid" doc:"By what it is ended. It signs nobody in."`
 	Name      string    `json:"name" doc:"Who signed in."`
@@ -28,13 +28,13 @@ type Session struct {
 	Current   bool      `json:"current" doc:"It is the one with which this is asked."`
 }
 
-// EndSessions says whose sessions end.
+// EndSessions selects the sessions to end.
 type EndSessions struct {
 	Name string `json:"name,omitempty" maxLength:"255" doc:"Whose; one's own if absent. Others' take an admin."`
 	Note string `json:"note,omitempty" maxLength:"10000" doc:"Why; kept in the audit trail."`
 }
 
-// EndedSessions says how many sessions ended.
+// EndedSessions is the number of ended sessions.
 type EndedSessions struct {
 	Ended int `json:"ended" doc:"How many."`
 }
@@ -147,7 +147,7 @@ func (s *service) listSessions(ctx context.Context, in *sessionsInput) (*session
 	return out, nil
 }
 
-// endSessions ends sessions, and returns how many there were.
+// endSessions ends sessions and returns their number.
 func (s *service) endSessions(ctx context.Context, e access.Ending) (int, error) {
 	if s.Access == nil {
 		return 0, nil

@@ -13,13 +13,13 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// TokensPath is where tokens are.
+// TokensPath is the path of tokens.
 const TokensPath = "/api/tokens"
 
-// defaultTokenLife is how long a token is good unless its maker says otherwise.
+// defaultTokenLife is how long a token is valid by default.
 const defaultTokenLife = 90 * 24 * time.Hour
 
-// maxTokenLife bounds what a token is made for.
+// maxTokenLife is the maximum lifetime of a token.
 const maxTokenLife = 10 * 365 * 24 * time.Hour
 
 // Token is a key to the API, without its secret.
@@ -29,7 +29,7 @@ type Token struct {
 	State string `json:"state" doc:"active, revoked, expired, or until when one that was rotated is good."`
 }
 
-// NewToken asks for a token.
+// NewToken describes a token to create.
 type NewToken struct {
 	Name    string   `json:"name" minLength:"1" maxLength:"255" doc:"Who holds it: the actor in the audit trail." example:"ci"`
 	Role    string   `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"What they may do."`

@@ -11,12 +11,12 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// OperationInput names what a person did in one go.
+// OperationInput names an operator's action on one or many entries.
 type OperationInput struct {
 	ID string `path:"id" format:"uuid" doc:"The operation: undo of the answer to what was done." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
-// OperationDetail is what a person did in one go, and to what.
+// OperationDetail is an operator's action and its entries.
 type OperationDetail struct {
 	deadletter.Operation
 
@@ -55,7 +55,8 @@ func (s *service) registerUndo(api huma.API) {
 	huma.Register(api, get, func(ctx context.Context, in *operationInput) (*operationOutput, error) {
 		var after *uuid.UUID
 		if in.Cursor != "" {
-			cursor := uuid.MustParse(in.Cursor) // its format was checked
+			// huma has checked the format.
+			cursor := uuid.MustParse(in.Cursor)
 			after = &cursor
 		}
 		operation, entries, err := s.Store.Operation(ctx, uuid.MustParse(in.ID), after, in.Limit+1)

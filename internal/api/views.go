@@ -12,7 +12,7 @@ import (
 	"github.com/dlqd/dlqd/internal/savedview"
 )
 
-// ViewsPath is where saved views are.
+// ViewsPath is the path of saved views.
 const ViewsPath = "/api/dlq/views"
 
 // ViewInput names a saved view.
@@ -20,7 +20,7 @@ type ViewInput struct {
 	Name string `path:"name" minLength:"1" maxLength:"100" doc:"Its name." example:"bank outages"`
 }
 
-// ViewBody is what a saved view is.
+// ViewBody is the content of a saved view.
 type ViewBody struct {
 	Query   string   `json:"query" maxLength:"4096" doc:"What it chooses, as one types it: the q of GET /api/dlq/entries." example:"status:manual queue:payments"`
 	Columns []string `json:"columns,omitempty" maxItems:"40" doc:"Which columns it shows, in this order; the usual ones if absent." example:"[\"status\",\"errorType\"]"`
@@ -90,7 +90,8 @@ func (s *service) registerViews(api huma.API) {
 				return nil, err
 			}
 		}
-		if _, err := merged(ctx, filter.Filter{}, "body.query", in.Body.Query); err != nil { // what no list would take
+		// Refuse a query that no list accepts.
+		if _, err := merged(ctx, filter.Filter{}, "body.query", in.Body.Query); err != nil {
 			return nil, err
 		}
 		v := savedview.SavedView{Name: in.Name, Query: in.Body.Query, Columns: in.Body.Columns, Order: in.Body.Order, Shared: in.Body.Shared}

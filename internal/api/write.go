@@ -5,29 +5,31 @@ import (
 	"time"
 )
 
-// DefaultWriteTimeout is how long a client may leave a part of an answer unread.
+// DefaultWriteTimeout is how long a client may leave part of a response unread.
 const DefaultWriteTimeout = 30 * time.Second
 
-// cutOffUnread cuts off clients that do not read: an export, or a stream of progress, would wait for them for ever.
+// cutOffUnread disconnects clients that do not read. An export or a progress stream would wait for
+// them forever.
 func cutOffUnread(next http.Handler, timeout time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		timed := &timedWriter{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout}
 		timed.extend()
 		next.ServeHTTP(timed, r)
-		timed.extend() // what is still buffered
+		timed.extend() // for the rest of the buffer
 	})
 }
 
-// timedWriter gives each write a time of its own, however long the whole answer takes.
+// timedWriter sets a new deadline for each write, so that the whole response may take any time.
 type timedWriter struct {
 	http.ResponseWriter
 
 	control *http.ResponseController
 	timeout time.Duration
-	begun   bool // a part of the answer was written
+	begun   bool // part of the response was written
 }
 
-func (w *timedWriter) extend() { _ = w.control.SetWriteDeadline(time.Now().Add(w.timeout)) } // a test's recorder has none
+// extend ignores the error: recorders of tests have no deadline.
+func (w *timedWriter) extend() { _ = w.control.SetWriteDeadline(time.Now().Add(w.timeout)) }
 
 func (w *timedWriter) WriteHeader(status int) {
 	w.extend()
@@ -48,7 +50,7 @@ func (w *timedWriter) Flush() {
 	_ = w.control.Flush()
 }
 
-// hasBegun reports whether a part of an answer may have been sent.
+// hasBegun reports whether part of a response may have been sent.
 func hasBegun(w http.ResponseWriter) bool {
 	for w != nil {
 		if timed, ok := w.(*timedWriter); ok {
@@ -63,5 +65,5 @@ func hasBegun(w http.ResponseWriter) bool {
 	return false
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the wrapped writer, for http.ResponseController.
 func (w *timedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -21,7 +21,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// as makes a request with a token.
+// as sends a request with a token and returns the status.
 func (b *bundle) as(token, method, path, body string) int {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(body))
@@ -34,7 +34,8 @@ func (b *bundle) as(token, method, path, body string) int {
 	return response.StatusCode
 }
 
-// The actor of the audit trail is who signed in; whom they name is kept beside it.
+// The actor in the audit trail is the authenticated caller. A different name in the body is
+// recorded beside it.
 func TestAccess_actor(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{
@@ -70,7 +71,8 @@ func TestAccess_actor(t *testing.T) {
 	}
 }
 
-// Where others than the machine's own users are, dlqd does not listen without asking who they are, unless somebody says so.
+// dlqd does not listen without authentication where other machines can connect, unless Insecure is
+// set.
 func TestAccess_beyondTheMachine(t *testing.T) {
 	t.Parallel()
 	rules, err := policy.Default("http://127.0.0.1:9/")
@@ -84,7 +86,7 @@ func TestAccess_beyondTheMachine(t *testing.T) {
 		require.ErrorContains(t, err, "--listen "+address, address)
 		require.ErrorContains(t, err, "access.yaml", address)
 	}
-	config.API, config.DLQWorkers = false, true // which says how it is, to everybody as well
+	config.API, config.DLQWorkers = false, true // serves only metrics and health
 	_, err = server.Start(t.Context(), config)
 	require.ErrorContains(t, err, "--listen [::]:0")
 	config.API, config.DLQWorkers = true, false
@@ -96,7 +98,7 @@ func TestAccess_beyondTheMachine(t *testing.T) {
 	require.NoError(t, s.Wait(ctx, context.Background()))
 }
 
-// A process without the API serves how it is where it listens, and nothing else, to who may see it.
+// A process without the API serves only metrics and health, with authentication.
 func TestAccess_withoutAPI(t *testing.T) {
 	t.Parallel()
 	source := policy.Source{Dir: policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"}), Destination: policytest.Destination}
@@ -146,7 +148,8 @@ func TestAccess_withoutAPI(t *testing.T) {
 	}
 }
 
-// A reload whose access.yaml lost a line lets nobody in who was not let in before, and who follows a run is looked at again.
+// A reload of an access.yaml that lost a line gives no caller new access. A stream that follows a
+// run ends when its token is revoked.
 func TestAccess_reloads(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
@@ -179,6 +182,6 @@ func TestAccess_reloads(t *testing.T) {
 	defer response.Body.Close()
 	require.Equal(t, 200, response.StatusCode)
 	require.NoError(t, tokens.Revoke(t.Context(), token.ID, "anna", ""))
-	_, err = io.Copy(io.Discard, response.Body) // it ends
+	_, err = io.Copy(io.Discard, response.Body) // the stream ends
 	require.NoError(t, err)
 }

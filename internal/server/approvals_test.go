@@ -21,7 +21,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// approvalsSetup is a dlqd whose policy wants a second person, with parked dead letters in the queues payments and mail.
+// approvalsSetup starts a dlqd whose policy has these approval rules.
 func approvalsSetup(t *testing.T, rules ...policy.ApprovalRule) *scopeBundle {
 	t.Helper()
 	b := &scopeBundle{bundle: setup(t, options{config: func(c *server.Config) {
@@ -33,7 +33,7 @@ func approvalsSetup(t *testing.T, rules ...policy.ApprovalRule) *scopeBundle {
 	return b
 }
 
-// fail has jobs of a queue end as parked dead letters.
+// fail inserts n failed jobs of a queue and waits until their dead letters are parked.
 func (b *scopeBundle) fail(queue string, n int) {
 	b.Helper()
 	for _, sql := range []string{
@@ -56,7 +56,7 @@ func (b *scopeBundle) named(name string, role access.Role, by string, queues ...
 	return secret
 }
 
-// ask makes a request that needs a second person, and returns the id of the approval.
+// ask sends a request that needs approval, and returns the id of the approval.
 func (b *scopeBundle) ask(token, path, body string) string {
 	b.Helper()
 	status, out := b.as(token, "POST", path, body)
@@ -107,8 +107,9 @@ func TestApprovals_secondPerson(t *testing.T) {
 	require.JSONEq(t, `{"do": "discard", "filter": {"kind": ["order.*"]}}`, string(a.Request))
 	require.Equal(t, []string{"kim", "ann", "ticket 7"}, []string{a.Actor, *a.OnBehalfOf, a.Note})
 
-	// Not who asked, by whatever name or token; nor for whom; nor who made the token; nor somebody whose token the first one made; nor without
-	// the role, or all of the scope.
+	// The requester cannot approve, with any token or spelling of the name. Neither can the person
+	// whom the requester acts for, the creator of the requester's token, or the holder of a token
+	// that the requester created. The approver needs the role, and all of the scope.
 	for name, token := range map[string]string{
 		"kim": kim, "another token of the same name": b.named("kim", access.Admin, "root"), "in capitals": b.named("KIM", access.Operator, "root"),
 		"for whom": b.named("ann", access.Operator, "root"), "the token's maker": b.named("root", access.Operator, "root"), "a token that kim made": b.named("x", access.Operator, "kim"),
@@ -125,7 +126,8 @@ func TestApprovals_secondPerson(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "withdraw", ""), "only who asked")
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 7}`), "more than expected")
 
-	// One arrives meanwhile: the approver is told; and when it is approved, what comes later is not touched.
+	// An entry that arrives before the approval requires a new expect. Entries that arrive after it
+	// are not touched.
 	b.fail("mail", 1)
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 8}`))
 	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 9, "note": "fine"}`))
@@ -137,7 +139,7 @@ func TestApprovals_secondPerson(t *testing.T) {
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 9}`))
 	require.Equal(t, http.StatusConflict, b.decide(kim, id, "withdraw", ""))
 
-	// To purge takes an admin, to ask and to approve.
+	// Purging requires admin, both to request and to approve.
 	status, _ = b.as(kim, "POST", "/api/dlq/bulk", `{"do": "purge", "filter": {}, "all": true}`)
 	require.Equal(t, http.StatusForbidden, status)
 	boss, other := b.named("boss", access.Admin, "root"), b.named("other", access.Admin, "root")
@@ -161,7 +163,8 @@ func TestApprovals_secondPerson(t *testing.T) {
 	require.Contains(t, out, `dlqd_stage_seconds_count{outcome="ok",stage="approval"} 2`)
 }
 
-// What was frozen is touched; what came later is not, and what has moved on is not either.
+// An approved operation touches the entries frozen at approval, except those that have moved since,
+// and no later ones.
 func TestApprovals_frozen(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
@@ -171,8 +174,8 @@ func TestApprovals_frozen(t *testing.T) {
 	kim, lee := b.named("kim", access.Operator, "root", "pay*"), b.named("lee", access.Operator, "root")
 
 	id := b.ask(kim, "/api/dlq/replay", `{"filter": {"queue": ["payments", "mail"]}, "mergePatch": {"fixed": true}, "note": "fixed"}`)
-	b.fail("mail", 1) // out of kim's scope
-	// Frozen, one more comes, and one moves on: then it is carried out.
+	b.fail("mail", 1) // outside kim's scope
+	// Freeze, add one entry, move one, and only then let it run.
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT dlq.approve($1, 4, p_actor => 'lee')", id)
@@ -195,7 +198,7 @@ func TestApprovals_frozen(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"), "what came later, and what is elsewhere")
 
-	// One entry, edited, and by unparking it: the same.
+	// The same for a single entry: edited, and unparked.
 	left := b.text("SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND queue = 'payments'")
 	id = b.ask(kim, "/api/dlq/entries/"+left+"/unpark", "")
 	require.Equal(t, http.StatusOK, b.decide(kim, id, "withdraw", ""))
@@ -205,7 +208,7 @@ func TestApprovals_frozen(t *testing.T) {
 	require.Eventually(t, func() bool { return b.count(`SELECT count(*) FROM river_job WHERE args = '{"whole": 1.50}'`) == 1 }, time.Minute, 50*time.Millisecond)
 }
 
-// What was approved in time is carried out, also where that comes after the time in which it could be approved.
+// An operation approved in time runs even after the request would have expired.
 func TestApprovals_ApprovedInTimeDoesNotExpire(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
@@ -242,7 +245,7 @@ func TestApprovals_expiryAndRaces(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 	require.Equal(t, "expired", b.approval(lee, id).State)
 
-	// Of several approvers at once, one is first; and who was revoked is none.
+	// Of several concurrent approvals one succeeds. A revoked token cannot approve.
 	id = b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`)
 	var wait sync.WaitGroup
 	statuses := make([]int, 6)
@@ -277,7 +280,7 @@ func TestApprovals_expiryAndRaces(t *testing.T) {
 	require.Equal(t, "requested", b.approval(kim, id).State)
 }
 
-// Who works by SQL asks and approves there, and has no way round.
+// In SQL, approvals work the same way and cannot be bypassed.
 func TestApprovals_sql(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay", "discard", "resolve", "purge", "erase"}, Queues: []string{"payments"}})
@@ -323,7 +326,7 @@ func TestApprovals_sql(t *testing.T) {
 	_, err = lee.Exec(ctx, "SELECT dlq.request_approval('erase', '{\"filter\": {\"tags\": [\"x\"]}}')")
 	require.ErrorContains(t, err, "not a dlq_admin")
 
-	// The hint of the error is the request.
+	// The error's hint is the statement that requests approval.
 	var pgErr *pgconn.PgError
 	_, err = kim.Exec(ctx, "SELECT dlq.act_where('discard', '{\"queue\": \"payments\"}')")
 	require.ErrorAs(t, err, &pgErr)
@@ -347,17 +350,17 @@ func TestApprovals_sql(t *testing.T) {
 	require.Equal(t, 1, rows)
 	_, err = reader.Exec(ctx, "SELECT request FROM dlq.approvals")
 	require.ErrorContains(t, err, "permission denied")
-	// A request that says nothing fails, and holds nothing up.
+	// An invalid request fails without blocking others.
 	require.NoError(t, kim.QueryRow(ctx, `SELECT dlq.request_approval('replay', '{"rate": "much", "filter": {"queue": "payments"}}')`).Scan(&id))
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
 	require.NoError(t, err)
 	require.Contains(t, b.awaitApproval(token, id, "failed").Problem, "cannot be read")
-	// The schema's owner, and dlqd by itself, ask nobody.
+	// The owner of the schema, and so dlqd itself, needs no approval.
 	_, err = b.pool.Exec(ctx, "SELECT dlq.act_where('purge', '{\"queue\": \"payments\"}')")
 	require.NoError(t, err)
 }
 
-// What is large is not moved by a slip.
+// A large operation requires the expected number of entries.
 func TestExpect(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Process, c.DLQWorkers, c.Policy.Access.ExpectAbove = false, false, 2 }})
@@ -401,7 +404,8 @@ func TestExpect(t *testing.T) {
 	}
 }
 
-// Requests name people as runs do: an erasure takes them out of those that have ended, and says that others are there.
+// Requests can contain personal data, as runs do. An erasure removes it from ended requests and
+// reports the others.
 func TestApprovals_erased(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
@@ -424,7 +428,7 @@ func TestApprovals_erased(t *testing.T) {
 	require.Empty(t, b.approval(kim, open).Note)
 	require.Contains(t, string(b.approval(kim, other).Request), "payments", "it names nobody")
 
-	// They are kept as long as reports of runs.
+	// Requests are kept as long as the reports of runs.
 	_, err := b.pool.Exec(t.Context(), "INSERT INTO dlq.approval_entries SELECT $1, id FROM dlq.dead_letter_queue", ended)
 	require.NoError(t, err)
 	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET ended_at = now() - interval '401 days' WHERE id = $1", ended)
@@ -435,7 +439,8 @@ func TestApprovals_erased(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.approval_entries"))
 }
 
-// What one process did not finish, another does; and while one says that it goes on, no other begins.
+// If a process dies, another carries the operation out. While a process extends its claim, no other
+// begins.
 func TestApprovals_carriedOutOnce(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
@@ -452,10 +457,11 @@ func TestApprovals_carriedOutOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.take_approval('1 hour')"))
-	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() - interval '1 second'") // it died
+	// The process died.
+	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() - interval '1 second'")
 	require.NoError(t, err)
 	run := b.awaitApproval(lee, id, "done").Outcome
-	// One that was only slow comes too late.
+	// A process that was only slow is refused.
 	tx, err = b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT set_config('dlq.approved', $1, true)", id)
@@ -467,7 +473,8 @@ func TestApprovals_carriedOutOnce(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs"))
 }
 
-// A process that dies between two batches has another one go on: what it has done is not done again, whatever became of it since.
+// If a process dies between two batches, another continues. It does not touch the finished entries
+// again, even if they have moved since.
 func TestApprovals_cutShort(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
@@ -480,12 +487,15 @@ func TestApprovals_cutShort(t *testing.T) {
 		_, err = tx.Exec(t.Context(), sql, id)
 		require.NoError(t, err, sql)
 	}
-	_, err = tx.Exec(t.Context(), "SELECT dlq.act_where('discard', '{}', 'kim', p_all => true, p_limit => 3)") // the first batch
+	// This is the first batch.
+	_, err = tx.Exec(t.Context(), "SELECT dlq.act_where('discard', '{}', 'kim', p_all => true, p_limit => 3)")
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))
-	_, err = b.pool.Exec(t.Context(), "SELECT dlq.act_where('reopen', '{}', 'ann', p_all => true)") // somebody has thought better of it
+	// Another operator reopens those entries.
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.act_where('reopen', '{}', 'ann', p_all => true)")
 	require.NoError(t, err)
-	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() - interval '1 second'") // it died
+	// The process died.
+	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() - interval '1 second'")
 	require.NoError(t, err)
 	done := b.awaitApproval(lee, id, "done")
 	require.EqualValues(t, 4, *done.Changed)

@@ -8,13 +8,14 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// attachmentInterval is how often to look whether dlqd is still in the database.
+// attachmentInterval is how often to check that dlqd is still attached to the database.
 const attachmentInterval = 2 * time.Second
 
 var errDetached = errors.New("dlqd was detached from this database: nothing is captured, and nothing is done; attach it again, or stop this process")
 
-// attachment looks whether somebody has taken dlqd out of the database. While it is out, all loops idle, no queue is worked,
-// and requests are answered with 503; once it is back, all goes on.
+// attachment checks whether dlqd was detached from the database. While it is detached, all loops
+// are idle, no queue is worked, and requests get 503. Once it is attached again, everything
+// continues.
 func (s *Server) attachment() *background.Loop {
 	return background.New(background.Config{
 		Name: "attachment", Interval: attachmentInterval, WhenIdle: true, Failing: "whether dlqd is still attached is not known",
@@ -24,7 +25,8 @@ func (s *Server) attachment() *background.Loop {
 				return err
 			}
 			was := s.detached.Load()
-			if installed && (was != nil || s.unpublished.Load()) { // its tables may be new, without what was written at the start
+			// The tables may be new, without what was published at the start.
+			if installed && (was != nil || s.unpublished.Load()) {
 				s.protect(ctx)
 			}
 			switch {
@@ -48,7 +50,7 @@ func (s *Server) attachment() *background.Loop {
 	})
 }
 
-// idle says why nothing is to be done at the moment; nil where there is no such reason.
+// idle returns why loops and requests must not work now, or nil.
 func (s *Server) idle() error {
 	if err := s.detached.Load(); err != nil {
 		return *err

@@ -105,7 +105,7 @@ func TestAudit(t *testing.T) {
 		status, out, _ := b.call("GET", "/api/dlq/audit?cursor="+cursor, "")
 		require.Equal(t, want, status, "%s: %v", cursor, out)
 	}
-	// What is done to a queue, a breaker and a run is in the same trail, with its caller.
+	// Actions on queues, breakers and runs are in the same trail, with their caller.
 	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 }, time.Minute, 50*time.Millisecond)
 	for _, path := range []string{"/api/queues/default/pause", "/api/queues/default/resume", "/api/circuit-breakers/destination:default/open", "/api/circuit-breakers/destination:default/reset"} {
 		status, out, _ := b.call("POST", path, `{"actor": "trillian", "note": "ticket 8"}`)
@@ -124,7 +124,7 @@ func TestAudit(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 }
 
-// everywhere is all that the database and the archive hold, as text.
+// everywhere returns everything that the database and the archive hold, as text.
 func everywhere(t *testing.T, b *bundle, cold *archive.Archive) string {
 	t.Helper()
 	var all strings.Builder
@@ -146,7 +146,7 @@ func everywhere(t *testing.T, b *bundle, cold *archive.Archive) string {
 	return all.String()
 }
 
-// TestErase looks for a customer's name in all that there is, before and after.
+// TestErase searches the database and the archive for a customer's name, before and after.
 func TestErase(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -169,7 +169,7 @@ func TestErase(t *testing.T) {
 		_, position, _ := b.call("GET", "/api/messages/"+message, "")
 		return position["deadLetter"].(map[string]any)["id"].(string)
 	}
-	// One is resolved and in the archive, one was edited and is resolved, one is open.
+	// One entry is resolved and archived, one was edited and is resolved, one is open.
 	z0, z1 := entry("z0"), entry("z1")
 	for _, id := range []string{z0, entry("t0")} {
 		status, _, _ := b.call("POST", "/api/dlq/entries/"+id+"/resolve", `{"note": "zaphod called"}`)
@@ -186,7 +186,7 @@ func TestErase(t *testing.T) {
 	held, err := cold.Partition(t.Context(), store, archive.Manifest{Unit: month, Partition: month}, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, held.Rows)
-	// By then, River has deleted its job.
+	// River has deleted the archived entry's job by then.
 	b.exec(fmt.Sprintf("DELETE FROM river_job WHERE id IN (SELECT river_job_id FROM dlq.dead_letter_transitions WHERE entry_id = '%s')", z0))
 	b.exec(fmt.Sprintf("SELECT dlq.delete_entries(ARRAY['%s'::uuid])", z0))
 	trail := time.Now().UTC().Format("dead_letter_transitions_200601")
@@ -225,7 +225,8 @@ func TestErase(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, string(record), "zaphod", "the record does not say whose it was")
 
-	// What an erasure that was cut short left behind goes with the next one; a unit that is not whole yet stays.
+	// The next erasure removes what an interrupted one left behind. Files of an unfinished unit
+	// stay.
 	stray, unfinished := filepath.Join(dir, month, "entries.ndjson.gz"), filepath.Join(dir, "unfinished", "entries.ndjson.gz")
 	require.NoError(t, os.MkdirAll(filepath.Dir(unfinished), 0o700))
 	for _, file := range []string{stray, unfinished} {

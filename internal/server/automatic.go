@@ -8,7 +8,7 @@ import (
 	"github.com/dlqd/dlqd/internal/automatic"
 )
 
-// logMode says in which mode dlqd starts, and what that means.
+// logMode logs the mode in which dlqd starts.
 func (s *Server) logMode(ctx context.Context) {
 	river := "River here is dlqd's own"
 	if s.attached {
@@ -17,7 +17,7 @@ func (s *Server) logMode(ctx context.Context) {
 	s.logger.Info(river, "automatic", s.automaticHealth(ctx).Detail, "parts", s.parts())
 }
 
-// restoredHealth says whether the database was restored: a person must look.
+// restoredHealth reports a database that was restored as failed, because an operator must check it.
 func (s *Server) restoredHealth() api.Part {
 	if hold := s.guard.Load().Held(); hold != nil {
 		return api.Part{Name: "restored", Detail: "the database was restored, and what dlqd would send is held since " + hold.At.UTC().Format(time.RFC3339) + ": " + hold.Note}
@@ -25,10 +25,12 @@ func (s *Server) restoredHealth() api.Part {
 	return api.Part{Name: "restored", OK: true, Detail: "the server is the one that dlqd knows"}
 }
 
-// automaticHealth says whether dead letters are redelivered by themselves, or observed. Neither is a fault.
+// automaticHealth reports whether dead letters are redelivered automatically or only observed. Both
+// are healthy.
 func (s *Server) automaticHealth(ctx context.Context) api.Part {
 	part := api.Part{Name: "automatic", OK: true, Detail: "unknown"}
-	if switches, err := automatic.Read(ctx, s.store.DB(), s.policy()); err == nil { // what is wrong is another part's to say
+	// Other parts report an error.
+	if switches, err := automatic.Read(ctx, s.store.DB(), s.policy()); err == nil {
 		part.Detail = switches.Summary()
 	}
 	return part

@@ -11,7 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// On a River that an application owns: observed, previewed, switched on, stopped, and said everywhere.
+// Automatic redelivery on an application's River: observed, previewed, switched on and stopped, and
+// reported everywhere.
 func TestAutomatic(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Process = false }})
@@ -45,7 +46,7 @@ func TestAutomatic(t *testing.T) {
 	require.Equal(t, true, health["ok"])
 	require.Contains(t, health["parts"], map[string]any{"name": "automatic", "ok": true, "detail": "observing: dead letters are judged and shown, and none is redelivered by itself"})
 
-	// A dry run says what would go, and changes nothing.
+	// A dry run returns the effect and changes nothing.
 	on := `{"scope": "queue", "name": "mailers", "enabled": true, "actor": "kim", "note": "tried"`
 	code, preview, _ := b.call("POST", "/api/dlq/automatic/set", on+`, "dryRun": true}`)
 	require.Equal(t, http.StatusOK, code, preview)
@@ -61,7 +62,7 @@ func TestAutomatic(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.automatic_changes"))
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+observed))
 
-	// Stopped, a switch lets nothing go, and everybody is told.
+	// While everything is stopped, a switch has no effect, and every answer says so.
 	_, preview, _ = b.call("POST", "/api/dlq/automatic/stop", `{"dryRun": true}`)
 	require.Equal(t, "all automatic redelivery is stopped by api", preview["stays"].([]any)[0].(map[string]any)["why"])
 	code, out, _ := b.call("POST", "/api/dlq/automatic/stop", `{"actor": "ada", "note": "a release"}`)

@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// Every operation answers a body that is empty, null or of the wrong type, and not with 500.
+// Every operation answers an empty body, null and a body of the wrong type without a 500.
 func TestAPI_AnswersBodiesThatAreNone(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})

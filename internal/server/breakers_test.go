@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// down is a receiver that a test takes down and up.
+// down is a receiver that fails while it is set, and counts attempts.
 type down struct {
 	atomic.Bool
 
@@ -76,12 +76,12 @@ func TestBreaker_openItAnswers503(t *testing.T) {
 	b.submit("m1")
 	b.awaitBreaker("open")
 	body := `{"messageId": "m2", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`
-	require.Eventually(t, func() bool { // unless a probe goes this very moment
+	require.Eventually(t, func() bool { // unless the request is a probe
 		status, out, header := b.call("POST", "/api/messages", body)
 		return status == http.StatusServiceUnavailable && header.Get("Retry-After") == "1" && strings.Contains(out["detail"].(string), "circuit breaker of its destination default is open")
 	}, time.Minute, 50*time.Millisecond)
 
-	// Once its time has come, new messages are the probes, beside the dead letter that waits for it.
+	// Once the breaker is half-open, new messages and the waiting dead letter are its probes.
 	receiver.Store(false)
 	n := 0
 	require.Eventually(t, func() bool {
@@ -110,7 +110,7 @@ func TestBreaker_heldMessagesGoWhenItCloses(t *testing.T) {
 	for i := 1; i <= n; i++ {
 		b.submit(fmt.Sprintf("m%d", i))
 	}
-	// Probes fail for a while: they spend their attempts, the others none.
+	// Probes fail for a while. They use up attempts; other messages do not.
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'") >= 2
 	}, time.Minute, 50*time.Millisecond)
@@ -137,7 +137,7 @@ func TestBreaker_byThePersonOnCall(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, status)
 	require.NotEmpty(t, header.Get("Retry-After"))
 	for _, line := range []string{`dlqd_circuit_breaker_state{name="destination:default",state="open"} 1`, `dlqd_alert_max_open{queue="default"} 1000`, `dlqd_policy_up_to_date 1`} {
-		require.Eventually(t, func() bool { // once there is a sample
+		require.Eventually(t, func() bool { // after the next sample
 			_, metrics, _ := b.call("GET", "/metrics", "")
 			return strings.Contains(metrics["text"].(string), line)
 		}, time.Minute, 50*time.Millisecond, line)
@@ -156,7 +156,8 @@ func TestBreaker_byThePersonOnCall(t *testing.T) {
 	require.Equal(t, "body.for", out["errors"].([]any)[0].(map[string]any)["location"])
 }
 
-// While a dead letter of an ordering key is open, later messages of that key wait behind it, and others do not.
+// While a dead letter of an ordering key is open, later messages of that key wait; those of other
+// keys do not.
 func TestOrdering(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -199,7 +200,7 @@ func TestOrdering(t *testing.T) {
 	require.Equal(t, []string{"b1", "a1", "a2z", "a2a", "a3"}, taken, "in the order of their submission")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.ordered_jobs"))
 
-	// One that is discarded lets the next go, too.
+	// Discarding a dead letter also releases the next message.
 	b.awaitEntry(entry, "dlq_resolved")
 	fail.Store(true)
 	b.exec(`UPDATE river_job SET unique_key = NULL`)
@@ -212,7 +213,7 @@ func TestOrdering(t *testing.T) {
 	b.awaitMessage("c2", "completed")
 }
 
-// Messages of one key that were given up, one after the other, are delivered in their order when a run sends them all back.
+// Dead letters of one key that failed one after the other are redelivered in order by a replay run.
 func TestOrdering_replayOfWhatWasGivenUp(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -246,7 +247,8 @@ func TestOrdering_replayOfWhatWasGivenUp(t *testing.T) {
 	require.Equal(t, []string{"o1", "o2", "o3"}, taken)
 }
 
-// Completed messages that are run again are delivered in the order in which they were done, each key's after the one before.
+// Completed messages that are run again are delivered in the order of their completion, each key's
+// one after the other.
 func TestOrdering_runAgain(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -255,14 +257,15 @@ func TestOrdering_runAgain(t *testing.T) {
 	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get("Webhook-Id")
 		if _, before := refused.LoadOrStore(id, again.Load()); !before && again.Load() && strings.HasSuffix(id, "4") {
-			w.WriteHeader(http.StatusInternalServerError) // without an order, the next of its key would come first
+			// Without ordering, the next message of the key would be delivered first.
+			w.WriteHeader(http.StatusInternalServerError)
 			return
 		}
 		receiver.ServeHTTP(w, r)
 	}, config: func(c *server.Config) { c.Policy.Queues["default"].Ordering = true }})
 	var done []string
 	for i := range 4 {
-		for _, key := range []string{"b", "a"} { // done the other way round than they are named
+		for _, key := range []string{"b", "a"} { // completed in another order than that of their names
 			id := fmt.Sprint(key, 4-i)
 			status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
 			require.Equal(t, http.StatusAccepted, status, out)
@@ -308,7 +311,7 @@ func (b *bundle) policyPart() (version string, ok bool) {
 	return health.Parts[i].Detail, health.Parts[i].OK
 }
 
-// The policy is read again when its files change: all of it, or nothing.
+// When the policy's files change, all of the new policy comes into force, or none of it.
 func TestReload(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -350,13 +353,13 @@ func TestReload(t *testing.T) {
 	require.Eventually(t, func() bool { return submit("m4", "two") == 202 }, time.Minute, 50*time.Millisecond)
 	b.awaitMessage("m4", "completed")
 	require.Equal(t, 202, submit("m5", "one"))
-	b.awaitMessage("m5", "completed") // its concurrency changed, and it is worked
+	b.awaitMessage("m5", "completed") // the queue is still worked after its concurrency changed
 	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.processes WHERE queues = '{one,two}'") == 1 }, time.Minute, 50*time.Millisecond)
 	second, ok := b.policyPart()
 	require.True(t, ok)
 	require.NotEqual(t, first, second)
 
-	// Back by the way it came: files as they were, and SIGHUP's reload.
+	// Back again: the old files, and the reload that SIGHUP triggers.
 	require.NoError(t, os.WriteFile(file, []byte(good), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), nil, 0o600))
 	require.ErrorContains(t, b.server.Reload(t.Context()), "gone, or empty", "perhaps somebody is writing it")
@@ -367,7 +370,8 @@ func TestReload(t *testing.T) {
 	require.Equal(t, 422, submit("m6", "two"))
 }
 
-// Whatever becomes of the policy's directory, files that are gone are not the built-in defaults, and what comes back is seen.
+// Missing files never mean the built-in defaults, and files that come back are noticed, whether
+// files or directories were replaced.
 func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(answering(http.StatusOK))
@@ -381,7 +385,7 @@ func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
 		return dir
 	}
 	link := filepath.Join(parent, "current")
-	turn := func(to string) { // as a ConfigMap's mount, or a deploy, does
+	turn := func(to string) { // as the mount of a ConfigMap, or a deployment, does
 		require.NoError(t, os.Symlink(to, link+".new"))
 		require.NoError(t, os.Rename(link+".new", link))
 	}
@@ -409,7 +413,7 @@ func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
 	serves("two")
 	require.NoError(t, os.Remove(link))
 	refuses("no such file", "two")
-	require.NoError(t, os.Mkdir(link, 0o700)) // empty
+	require.NoError(t, os.Mkdir(link, 0o700)) // without files
 	refuses("gone", "two")
 	require.NoError(t, os.Remove(link))
 	turn(first)
@@ -420,7 +424,7 @@ func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
 	require.NoError(t, os.Rename(file+".away", file))
 	serves("one")
 
-	// Secrets are files too.
+	// The same holds for files with secrets.
 	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), nil, 0o600))
 	refuses("key is empty", "one")
 	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), []byte("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"), 0o600))

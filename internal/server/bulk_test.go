@@ -144,7 +144,7 @@ func TestQueues(t *testing.T) {
 	status, out, _ := b.call("POST", "/api/queues/default/pause", "")
 	require.Equal(t, http.StatusOK, status, out)
 	require.NotEmpty(t, out["pausedAt"])
-	// The client hears of it in its own time; what it fetches until then is delivered.
+	// The client learns of the pause later; jobs that it fetches until then are delivered.
 	require.Eventually(t, func() bool {
 		b.submit(fmt.Sprintf("p%d", time.Now().UnixNano()))
 		return queue()["available"].(float64) >= 2
@@ -153,7 +153,7 @@ func TestQueues(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 	require.Nil(t, out["pausedAt"])
 	require.Eventually(t, func() bool { return queue()["available"].(float64) == 0 }, time.Minute, 50*time.Millisecond)
-	for _, verb := range []string{"pause", "resume"} { // River takes it for all queues
+	for _, verb := range []string{"pause", "resume"} { // River takes * for all queues
 		status, _, _ = b.call("POST", "/api/queues/%2A/"+verb, "")
 		require.Equal(t, http.StatusNotFound, status)
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// With a pool of one connection, whatever needs a second one while it holds the first waits for itself for ever.
+// With one connection in the pool, code that needs a second one while it holds the first would wait
+// forever.
 func TestServe_withOneConnection(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {

@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// browse asks for a page as a browser does that sends a token.
+// browse requests a page as a browser does, with a token.
 func (b *scopeBundle) browse(token, path string) (int, string) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.base+path, nil)
@@ -33,7 +33,8 @@ func (b *scopeBundle) browse(token, path string) (int, string) {
 	return response.StatusCode, string(raw)
 }
 
-// send sends a form, and returns what one is told, on the page or after it, and where one is sent.
+// send posts a form. It returns the message that the user sees, on the page or in a cookie, and the
+// redirect.
 func (b *scopeBundle) send(token, path string, form url.Values) (status int, told, to string) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), http.MethodPost, b.base+path, strings.NewReader(form.Encode()))
@@ -60,22 +61,23 @@ func (b *scopeBundle) send(token, path string, form url.Values) (status int, tol
 	return response.StatusCode, string(raw), response.Header.Get("Location")
 }
 
-// hostile is a text that is markup, and turns what follows round.
+// hostile is a text with markup, and with a character that reverses the text after it.
 const hostile = "<script>alert(1)</script>\u202eevil"
 
-// notMarkup: a page shows hostile as text, and its hidden character by name.
+// notMarkup checks that a page shows hostile as text, and its invisible character by name.
 func notMarkup(t *testing.T, page string) {
 	t.Helper()
 	require.False(t, strings.Contains(page, "<script>alert") || strings.Contains(page, "\u202e"), "a text is markup")
 }
 
-// has: a page has a text. (A failure does not print the page.)
+// has checks that a page contains a text. A failure does not print the page.
 func has(t *testing.T, page, text string) {
 	t.Helper()
 	require.Contains(t, page, text, "not on the page: %s", text)
 }
 
-// Pages for people who steer: what each shows to whom, what its forms do, and that these leave an audit row.
+// Pages of operators: what each role sees, what the forms do, and that each action leaves an audit
+// row.
 func TestConsole_pages(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}, Above: 2})
@@ -132,7 +134,8 @@ func TestConsole_pages(t *testing.T) {
 	})
 	t.Run("overview", func(t *testing.T) {
 		was := b.text("SELECT dlq.policy_version()")
-		for range 2 { // by two processes, the second of which changes nothing
+		// Two processes publish the policy; the second changes nothing.
+		for range 2 {
 			exec("SELECT dlq.publish_policy('3d5ebe1c5944', (SELECT value FROM dlq.settings WHERE key = 'approvals'), 'worker:test')")
 		}
 		exec("SELECT dlq.refresh_rollups()")
@@ -309,7 +312,7 @@ func TestConsole_pages(t *testing.T) {
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		has(t, page, "such as 503")
 
-		// A change that somebody thinks of.
+		// A proposed change of the policy.
 		exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', '{}', 'mail', 1, 'running' FROM generate_series(1, 4)`)
 		exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`)
 		status, told, _ := b.send(kim, "/policy", url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- {name: a, match: {message: '('}, class: outage}\n- {name: b, match: {status: 9xx}, class: outage}\n"}})
@@ -335,7 +338,8 @@ func TestConsole_pages(t *testing.T) {
 		_, all := b.as(reader, "GET", "/api/dlq/analytics/rules?over=1h", "")
 		require.NotEqual(t, out, all, "those of its queues alone")
 	})
-	t.Run("a new replay run", func(t *testing.T) { // it begins with a filter: choose, preview, start
+	// The form has three steps: choose, preview, start.
+	t.Run("a new replay run", func(t *testing.T) {
 		_, page := b.browse(kim, "/replays/new")
 		has(t, page, "Which dead letters are to be sent back?")
 		_, page = b.browse(kim, "/replays/new?q=queue:mail")
@@ -347,7 +351,7 @@ func TestConsole_pages(t *testing.T) {
 		status, told, to := b.send(kim, "/bulk", url.Values{"do": {"replay"}, "all": {"1"}, "q": {"queue:mail"}, "force": {"yes"}, "rate": {"0.002"}, "expect": {"4"}})
 		require.Equal(t, http.StatusSeeOther, status, told)
 		_, page = b.browse(kim, to)
-		has(t, page, `<th scope="row">time to send them</th><td>33 min</td>`) // four at two a thousand seconds
+		has(t, page, `<th scope="row">time to send them</th><td>33 min</td>`) // four entries at 0.002 per second
 		_, out := b.as(kim, "GET", "/api/dlq"+to, "")
 		require.Contains(t, out, `"forecast":{"entries":4,"seconds":2000,"byQueue":{"mail":4},"unhealthy":[]}`)
 		_, _, _ = b.send(kim, to+"/steer", url.Values{"do": {"cancel"}})

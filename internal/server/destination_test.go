@@ -14,7 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// setupTwo is a dlqd whose one queue delivers to a receiver that refuses, and which knows another destination.
+// setupTwo starts a dlqd whose only queue delivers to own, which refuses, and which also has the
+// destination "second".
 func setupTwo(t *testing.T) (b *bundle, own, other *bodies) {
 	t.Helper()
 	own, other = &bodies{}, &bodies{takes: true}
@@ -54,7 +55,7 @@ func TestReplay_toAnotherDestination(t *testing.T) {
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND detail = '{"destination": "second"}' AND actor = 'kim'`))
 }
 
-// It is of that one redelivery: the next goes to the queue's own destination.
+// The destination is for one redelivery: the next goes to the queue's own destination.
 func TestReplay_toAnotherDestinationWhichRefuses(t *testing.T) {
 	t.Parallel()
 	b, own, other := setupTwo(t)
@@ -90,7 +91,7 @@ func TestReplay_manyToAnotherDestination(t *testing.T) {
 	}
 	status, out := run(`, "toDestination": "third"`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	// It is the breaker of where they go that counts.
+	// The breaker that counts is that of the requested destination.
 	for name, verb := range map[string]string{"default": "open", "second": "open"} {
 		status, out, _ := b.call("POST", "/api/circuit-breakers/destination:"+name+"/"+verb, `{}`)
 		require.Equal(t, http.StatusOK, status, out)
@@ -115,7 +116,8 @@ func TestReplay_manyToAnotherDestination(t *testing.T) {
 	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t JOIN dlq.replay_runs r ON t.detail = jsonb_build_object('run', r.id, 'destination', r.destination) WHERE r.destination = 'second'`))
 }
 
-// A breaker that opens meanwhile is that of the other destination, and what it holds goes once it has closed.
+// If the breaker of the requested destination opens, the redelivery waits until that breaker
+// closes.
 func TestReplay_toAnotherDestinationWhoseBreakerOpens(t *testing.T) {
 	t.Parallel()
 	b, _, other := setupTwo(t)
@@ -135,7 +137,7 @@ func TestReplay_toAnotherDestinationWhoseBreakerOpens(t *testing.T) {
 	require.Len(t, other.all(), 1)
 }
 
-// A job of an application's has no destination.
+// A job of an application has no destination.
 func TestReplay_ofAnApplicationsJobToADestination(t *testing.T) {
 	t.Parallel()
 	b, _, _ := setupTwo(t)
@@ -157,7 +159,7 @@ func TestReplay_ofAnApplicationsJobToADestination(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs"))
 }
 
-// One that the policy has no more is an error that says so.
+// A destination that the policy no longer has is a delivery error.
 func TestReplay_toADestinationThatIsGone(t *testing.T) {
 	t.Parallel()
 	b, _, other := setupTwo(t)
@@ -171,7 +173,7 @@ func TestReplay_toADestinationThatIsGone(t *testing.T) {
 	require.Empty(t, other.all())
 }
 
-// The answer says what an edit changed.
+// The response lists what an edit changed.
 func TestReplay_saysWhatTheEditChanged(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})

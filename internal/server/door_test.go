@@ -35,7 +35,7 @@ import (
 
 const aMessage = `{"queue": "default", "kind": "order.placed", "payload": {"n": 1}}`
 
-// ask makes a request with headers, "Host" among them.
+// ask sends a request with headers, which may include "Host".
 func (b *bundle) ask(client *http.Client, method, url, body string, headers ...string) *http.Response {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), method, url, strings.NewReader(body))
@@ -55,7 +55,7 @@ func (b *bundle) ask(client *http.Client, method, url, body string, headers ...s
 	return response
 }
 
-// dial opens a connection and begins a request on it.
+// dial opens a connection and writes the beginning of a request.
 func (b *bundle) dial(format string, args ...any) net.Conn {
 	b.Helper()
 	conn, err := (&net.Dialer{}).DialContext(b.Context(), "tcp", strings.TrimPrefix(b.base, "http://"))
@@ -74,8 +74,8 @@ func (b *bundle) metric(want string) {
 	}, time.Minute, 50*time.Millisecond, want)
 }
 
-// A page whose name was made to lead to this machine is of the API's origin, for its browser: neither Origin nor Sec-Fetch-Site
-// tells it from ours.
+// DNS rebinding: for a browser, a page whose name resolves to this machine has the API's origin.
+// Neither Origin nor Sec-Fetch-Site distinguishes it from dlqd's own pages.
 func TestDoor_reboundName(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -101,7 +101,8 @@ func TestDoor_reboundName(t *testing.T) {
 		require.Equal(t, "application/problem+json", response.Header.Get("Content-Type"))
 	}
 	require.Zero(t, b.count("SELECT count(*) FROM river_job"))
-	conn := b.dial("GET http://%s/api/dlq/entries HTTP/1.1\r\nHost: localhost\r\n\r\n", evil) // the request's line counts
+	// The host in the request line counts, not the header.
+	conn := b.dial("GET http://%s/api/dlq/entries HTTP/1.1\r\nHost: localhost\r\n\r\n", evil)
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
@@ -139,7 +140,7 @@ func TestDoor_headersOfEveryAnswer(t *testing.T) {
 	}
 }
 
-// What clients only announce keeps nobody out.
+// Bodies that clients only announce take no room.
 func TestDoor_announcedBodies(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
@@ -151,7 +152,7 @@ func TestDoor_announcedBodies(t *testing.T) {
 	}
 }
 
-// A sender that is too slow, or silent, is cut off, and has its room no more.
+// A client that sends too slowly or not at all is disconnected, and its room is freed.
 func TestDoor_slowBodies(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 200 * time.Millisecond }})
@@ -159,7 +160,7 @@ func TestDoor_slowBodies(t *testing.T) {
 	cut := make(chan struct{})
 	go func() {
 		defer close(cut)
-		for range time.Tick(20 * time.Millisecond) { // a byte now and then
+		for range time.Tick(20 * time.Millisecond) { // one byte every 20 ms
 			if _, err := conn.Write([]byte(" ")); err != nil {
 				return
 			}
@@ -173,7 +174,7 @@ func TestDoor_slowBodies(t *testing.T) {
 	b.submit("m1")
 }
 
-// A request whose body came is answered however long that takes.
+// Once the body has arrived, the response may take any time.
 func TestDoor_slowAnswers(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 50 * time.Millisecond }})
@@ -191,7 +192,7 @@ func TestDoor_slowAnswers(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, <-answered)
 }
 
-// One client cannot have all of the room, of requests or bodies.
+// One client cannot take all of the room for requests or bodies.
 func TestDoor_shares(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {
@@ -275,12 +276,12 @@ func TestDoor_headerBytes(t *testing.T) {
 	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, response.StatusCode)
 }
 
-// The longest addresses that a page of ours can have are answered: a filter of 4 kB, percent-encoded, in the address of the page and once
-// more in that of its events; and a selection of 500 in one, which somebody wrote by hand.
+// The longest URLs of dlqd's pages are served: a filter of 4 KB, percent-encoded, in the page's URL
+// and again in that of its events; and a handwritten selection of 500 entries.
 func TestDoor_longAddresses(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
-	filter := url.QueryEscape(strings.Repeat("ü", 2048)) // 4 kB, and 12 as an address has it
+	filter := url.QueryEscape(strings.Repeat("ü", 2048)) // 4 KB, and 12 KB in a URL
 	for _, path := range []string{
 		"/dead-letters?q=" + filter, "/bulk?all=1&do=replay&q=" + filter + "&note=" + strings.Repeat("x", 10_000), "/api/dlq/entries?q=" + filter,
 		"/bulk?do=discard&q=" + filter + strings.Repeat("&id="+uuid.NewString(), 500),
@@ -303,7 +304,7 @@ func TestDoor_longAddresses(t *testing.T) {
 	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, response.StatusCode)
 }
 
-// authority makes certificates.
+// authority is a certificate authority.
 type authority struct {
 	*testing.T
 
@@ -339,7 +340,8 @@ func (a *authority) issue(name string) (cert, key []byte) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: rawKey})
 }
 
-// A client's certificate says who it is: by its common name, or another of its names, it has what grants say.
+// A client certificate authenticates its holder. Grants may name its common name or another of its
+// names.
 func TestDoor_certificates(t *testing.T) {
 	t.Parallel()
 	a, clients := newAuthority(t), newAuthority(t)
@@ -354,13 +356,14 @@ func TestDoor_certificates(t *testing.T) {
 		c.Policy.Access.Authentication = []string{"certificates"}
 		c.Policy.Access.Grants = []policy.Grant{
 			{Certificates: []string{"billing"}, Role: "sender", Kinds: []string{"order.*"}},
-			{Certificates: []string{"localhost"}, Role: "metrics"}, // another of the names of each
+			{Certificates: []string{"localhost"}, Role: "metrics"}, // an alternative name of every certificate
 			{Users: []string{"mallory"}, Groups: []string{"mallory"}, OSUsers: []string{"mallory"}, Role: "admin"},
 		}
 	}})
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM(a.pem))
-	as := func(certificates ...tls.Certificate) func(method, path, body string, headers ...string) int { // (TestDoor_tls: what another authority has made is refused)
+	// TestDoor_tls covers certificates of another authority.
+	as := func(certificates ...tls.Certificate) func(method, path, body string, headers ...string) int {
 		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}, ForceAttemptHTTP2: true}
 		defer transport.CloseIdleConnections()
 		client := &http.Client{Transport: transport}
@@ -422,7 +425,7 @@ func TestDoor_tls(t *testing.T) {
 	require.True(t, roots.AppendCertsFromPEM(a.pem))
 	client := func(config *tls.Config) *http.Client {
 		config.RootCAs = roots
-		// (Without connections that are kept, a client of HTTP/2 hangs up on itself now and then.)
+		// With kept connections, an HTTP/2 client sometimes closes one that it is using.
 		transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}
 		t.Cleanup(transport.CloseIdleConnections)
 		return &http.Client{Transport: transport}
@@ -446,7 +449,8 @@ func TestDoor_tls(t *testing.T) {
 	}}}
 	require.Equal(t, 200, b.ask(bySocket, "GET", "http://dlqd/livez", "").StatusCode)
 
-	// A client that shows a certificate is known by its subject; another authority's is refused.
+	// The subject of a client certificate identifies the client. Another authority's certificate is
+	// refused.
 	known, err := tls.X509KeyPair(clients.issue("billing"))
 	require.NoError(t, err)
 	stranger, err := tls.X509KeyPair(newAuthority(t).issue("billing"))
@@ -456,7 +460,8 @@ func TestDoor_tls(t *testing.T) {
 	_, err = client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &stranger, nil }}).Get(b.base + "/livez")
 	require.Error(t, err)
 
-	// Files that change are read; those that do not fit together change nothing, and are said.
+	// Changed files are read again. Files that do not match each other are logged and change
+	// nothing.
 	shown := func() string {
 		conn, err := (&tls.Dialer{Config: &tls.Config{RootCAs: roots}}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "https://"))
 		require.NoError(t, err)
@@ -484,8 +489,8 @@ func TestDoor_tls(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond, "its authority is trusted no more")
 }
 
-// The body of a request with both headers is what its chunks are, and nothing after them is a request, as
-// docs/security.md says.
+// A request with both headers has the body that its chunks make, and nothing after the chunks is a
+// request, as docs/security.md says.
 func TestDoor_DropsContentLengthBesideTransferEncoding(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})

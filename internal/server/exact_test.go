@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// bodies is a receiver that keeps what it gets, and refuses it until it is told otherwise.
+// bodies is a receiver that records bodies, and refuses them until takes is set.
 type bodies struct {
 	mu    sync.Mutex
 	got   []string
@@ -43,7 +43,7 @@ func (r *bodies) take() {
 	r.takes = true
 }
 
-// What the database would write in its own way.
+// asWritten is JSON that the database would write differently.
 const asWritten = "{ \"zeta\" : 1.0,\n\t\"n\":[1e3 ,-0.0,1E+2, 9007199254740993],\"alpha\":\"\\u00e9\\/<&>\u2028\",  \"b\":{ }, \"customer\": \"cus_81\" }"
 
 func setupExact(t *testing.T, payload string) (*bundle, *bodies) {
@@ -98,7 +98,8 @@ func TestExact_batch(t *testing.T) {
 	require.Equal(t, []string{asWritten}, receiver.all())
 }
 
-// An edit makes new text: as it was typed, or as a patch leaves what it does not name.
+// An edit makes new text: as the operator typed it, or as a patch leaves the values that it does
+// not name.
 func TestExact_edits(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)

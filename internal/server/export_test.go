@@ -2,5 +2,5 @@ package server
 
 import "github.com/dlqd/dlqd/internal/background"
 
-// Loops are what the server runs in the background.
+// Loops returns the server's background loops.
 func (s *Server) Loops() *background.Group { return &s.loops }

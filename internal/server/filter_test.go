@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
-// A text chooses the same wherever it comes in: lists, exports, bulk actions, replays and SQL.
+// A filter text chooses the same entries in lists, exports, bulk actions, replays and SQL.
 func TestFilter_sameEverywhere(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -77,7 +77,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 		require.ElementsMatch(t, ids, found, text)
 	}
 
-	// A page says how many there are, where it is asked to.
+	// A page has a count if the request asks for one.
 	var counted struct {
 		Count struct {
 			Entries int
@@ -89,7 +89,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 	require.Equal(t, 2, counted.Count.Entries)
 	require.False(t, counted.Count.AtLeast)
 
-	// What is assigned to me is the caller's.
+	// "me" is the caller.
 	var status int
 	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("queue:pay_eu", `, "do": "assign", "assignee": "kim"`))
 	require.Equal(t, http.StatusOK, status, out)
@@ -102,7 +102,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 	_, out = b.as(admin, "GET", "/api/dlq/entries?q=assigned:me", "")
 	require.NotContains(t, out, "pay_eu")
 
-	// What is not understood, or is said twice, is named with its place, and nothing is done.
+	// An unknown or repeated term is an error with its position, and nothing is changed.
 	status, out = b.as(admin, "GET", "/api/dlq/entries?q="+url.QueryEscape("queue:pay_eu qeueu:x"), "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 	for _, says := range []string{"qeueu:x (at 14): there is no field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
@@ -120,7 +120,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 	require.Contains(t, out, "chooses every entry")
 
-	// Who does not see payloads does not find them by asking.
+	// A caller who does not see payloads cannot search them.
 	reader := b.token(access.Reader, nil)
 	for text, want := range map[string]int{"payload.secret:x": http.StatusForbidden, `payload:{"secret":"x"}`: http.StatusForbidden, "secret": http.StatusOK, "queue:pay_eu": http.StatusOK} {
 		status, out = b.as(reader, "GET", "/api/dlq/entries?q="+url.QueryEscape(text), "")
@@ -128,7 +128,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 	}
 }
 
-// Fields are completed, and values from what there is, in the scope of who asks.
+// Completions are fields, and values of entries in the caller's scope.
 func TestFilter_completion(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -162,7 +162,7 @@ func TestFilter_completion(t *testing.T) {
 		{operator, "st", "status: strategy: stage: "},
 		{operator, "status:m", "manual "},
 		{operator, "status:manual queue:", "mailqueue pay_eu "},
-		{operator, "queue:pay_eu,qu", "mailqueue "}, // has it
+		{operator, "queue:pay_eu,qu", "mailqueue "}, // pay_eu is in the filter already
 		{payments, "queue:", "pay_eu "},
 		{orders, "queue:", "mailqueue pay_eu "},
 		{operator, "kind:", "order.paid user.mail "},
@@ -193,7 +193,7 @@ func TestFilter_completion(t *testing.T) {
 	require.Contains(t, reading.Terms[0].Problem, "did you mean queue?")
 	require.Equal(t, []string{"pay_eu"}, reading.Terms[1].Values)
 
-	// Where something is masked, tags, keys and subscribers may have it.
+	// With masking, tags, ordering keys and subscribers may contain masked values.
 	_, err = b.pool.Exec(t.Context(), `SELECT dlq.protect(dlq.sensitive_columns(), '{"patterns": ["tokens"]}')`)
 	require.NoError(t, err)
 	for _, q := range []string{"tag:v", "key:", "subscriber:"} {

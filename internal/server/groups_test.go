@@ -12,7 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// A group from its first entry on: it is listed, assigned, marked as fixed, comes back, and is muted; nobody is told of what is muted.
+// A group from its first entry on: it is listed, assigned, marked as fixed, regresses and is muted.
+// Entries of a muted group are not logged.
 func TestGroups_api(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}

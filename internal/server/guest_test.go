@@ -32,9 +32,10 @@ type chargeArgs struct {
 
 func (chargeArgs) Kind() string { return "charge" }
 
-// TestGuest walks the whole way as the team would that runs River in production: four roles (River's owner, the
-// application, dlqd, an operator), none a superuser, none a member of another. Attach, capture, serve, replay, upgrade,
-// detach; the application knows nothing of dlqd, and none of its statements fails.
+// TestGuest walks the whole way of a team that runs River in production, with four roles: River's
+// owner, the application, dlqd and an operator. None is a superuser or a member of another. Attach,
+// capture, serve, replay, upgrade, detach: the application is unchanged, and none of its statements
+// fails.
 func TestGuest(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
@@ -48,7 +49,7 @@ func TestGuest(t *testing.T) {
 		return n
 	}
 
-	// The application: its worker fails until the bank is there again.
+	// The application's worker fails while the bank is down.
 	app, err := pgxpool.New(t.Context(), g.App)
 	require.NoError(t, err)
 	t.Cleanup(app.Close)
@@ -81,7 +82,7 @@ func TestGuest(t *testing.T) {
 	}
 	const discarded = "SELECT count(*) FROM river_job WHERE state = 'discarded'"
 
-	// What failed before dlqd came is taken in by backfill alone.
+	// Only backfill files failures from before dlqd was attached.
 	charge(2)
 	await(2, discarded)
 	require.NoError(t, migrator.Attach(t.Context()))
@@ -97,11 +98,11 @@ func TestGuest(t *testing.T) {
 	}})
 	status, out, _ := guest.call(http.MethodGet, "/readyz", "")
 	require.Equal(t, http.StatusOK, status, out)
-	// Observed: judged, and nothing is sent back. What was backfilled is a person's.
+	// Entries are observed: judged, but not redelivered. Backfilled ones are parked.
 	await(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
 	await(2, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND captured_by = 'backfill'")
 
-	// A person replays: by the API, and as an operator in psql.
+	// Replays, through the API and by an operator in psql.
 	bankIsDown.Store(false)
 	_, list, _ := guest.call(http.MethodGet, "/api/dlq/entries", "")
 	first := list["entries"].([]any)[0].(map[string]any)["id"].(string)
@@ -117,7 +118,7 @@ func TestGuest(t *testing.T) {
 	_, err = operator.Exec(t.Context(), "SELECT count(*) FROM river_job")
 	require.ErrorContains(t, err, "permission denied")
 
-	// A right that is lost is named, and not taken for a database that is away.
+	// The error names a missing right instead of an unavailable database.
 	_, err = owner.Exec(t.Context(), "REVOKE INSERT ON river_job FROM "+g.DLQDRole)
 	require.NoError(t, err)
 	_, list, _ = guest.call(http.MethodGet, "/api/dlq/entries?status=dlq_pending", "")
@@ -127,7 +128,7 @@ func TestGuest(t *testing.T) {
 	_, err = owner.Exec(t.Context(), "GRANT INSERT ON river_job TO "+g.DLQDRole)
 	require.NoError(t, err)
 
-	// An upgrade while the application works.
+	// Upgrade while the application works.
 	bankIsDown.Store(true)
 	charge(20)
 	_, err = dlqd.Exec(t.Context(), "UPDATE dlq.settings SET value = 'older' WHERE key IN ('code_version', 'river_triggers')")
@@ -136,10 +137,11 @@ func TestGuest(t *testing.T) {
 	await(25, "SELECT count(*) FROM dlq.dead_letter_queue")
 	require.Zero(t, count("SELECT count(*) FROM river_job j WHERE j.state = 'discarded' AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id)"), "no failure without its dead letter")
 
-	// Detached under a server that runs: that becomes unready, and idle.
+	// Detach under a running server: the server becomes unready and idle.
 	found, err := migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)
-	_, err = dlqd.Exec(t.Context(), "DROP FUNCTION dlq.capture() CASCADE") // what detach does first
+	// Detach does this first.
+	_, err = dlqd.Exec(t.Context(), "DROP FUNCTION dlq.capture() CASCADE")
 	require.NoError(t, err)
 	status, out, _ = guest.call(http.MethodGet, "/readyz", "")
 	require.Equal(t, http.StatusServiceUnavailable, status, "at once")
@@ -168,10 +170,11 @@ func TestGuest(t *testing.T) {
 	}
 	require.Equal(t, 6, idle)
 	charge(1)
-	await(24, discarded+" AND NOT metadata ? 'dlq:entry_id'") // of the two that were resolved, the jobs are completed
+	// The jobs of the two resolved entries are completed.
+	await(24, discarded+" AND NOT metadata ? 'dlq:entry_id'")
 	require.Equal(t, 25, count("SELECT count(*) FROM dlq.dead_letter_queue"), "nothing is captured any more")
 
-	// And on again: it goes on by itself.
+	// Attach again: the server continues.
 	require.NoError(t, migrator.Attach(t.Context()))
 	require.Eventually(t, func() bool {
 		status, out, _ = guest.call(http.MethodGet, "/readyz", "")
@@ -195,7 +198,8 @@ func TestGuest(t *testing.T) {
 	await(26, discarded+" AND NOT metadata ? 'dlq:entry_id'")
 }
 
-// TestGuest_delivers runs all parts as dlqd's role: River's client works its queues there with the rights that the page lists.
+// TestGuest_delivers runs all parts as dlqd's role: the documented rights suffice for River's
+// client.
 func TestGuest_delivers(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
@@ -217,13 +221,13 @@ func TestGuest_delivers(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 }
 
-// atOnce retries a job without a wait.
+// atOnce retries a job immediately.
 type atOnce struct{}
 
 // NextRetry implements river.ClientRetryPolicy.
 func (atOnce) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
-// TestAttachedAgain_theTablesAreNew: what the start wrote by the policy is written again.
+// TestAttachedAgain_theTablesAreNew checks that a server publishes its policy to new tables.
 func TestAttachedAgain_theTablesAreNew(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)

@@ -17,18 +17,19 @@ import (
 	"github.com/dlqd/dlqd/internal/reconcile"
 )
 
-// healthTimeout bounds what a question about health asks the database.
+// healthTimeout limits the database queries of a health check.
 const healthTimeout = 2 * time.Second
 
 // rollupsStaleAfter is the age of rollups above which health reports them, as the alert RollupsLagging does.
 const rollupsStaleAfter = 5 * time.Minute
 
-// figuresGrace is how long after its start a process does not judge the age of figures: after an outage they are old
-// until the loops have run once.
+// figuresGrace is how long after its start a process ignores the age of figures. After an outage
+// they are old until the loops have run once.
 const figuresGrace = 15 * time.Second
 
-// ready says why requests should go elsewhere, if so: this process stops, or dlqd was detached. Beside that, only where it does not
-// reach the database may others be better off: whatever else is wrong is as wrong there.
+// ready returns an error if requests should go to another process: this one is stopping, or dlqd
+// was detached. The only other reason is an unreachable database, which reach checks. Any other
+// problem affects all processes alike.
 func (s *Server) ready() error {
 	if s.stopping.Load() {
 		return errors.New("stopping")
@@ -36,8 +37,9 @@ func (s *Server) ready() error {
 	return s.idle()
 }
 
-// reach fails if the database does not answer, or dlqd is not in it any more. [Server.attachment] looks only
-// every two seconds, and a load balancer must send no request here once "dlqd detach" has returned.
+// reach returns an error if the database does not answer or dlqd was detached. [Server.attachment]
+// checks only every two seconds, and a load balancer must send no request here once "dlqd detach"
+// has returned.
 func (s *Server) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -52,14 +54,14 @@ func (s *Server) reach(ctx context.Context) error {
 	return nil
 }
 
-// queueHealth says how each queue is, those of the policy and others with open entries, by name.
+// queueHealth returns the health of the policy's queues and of others with open entries, by name.
 func (s *Server) queueHealth(ctx context.Context) []api.QueueHealth {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	queues := []api.QueueHealth{}
 	sample, err := metrics.ReadSample(ctx, s.store.DB())
 	if err != nil {
-		return queues // what is wrong is the database's part to say
+		return queues // the part "database" reports this
 	}
 	sizes := sample.QueueSizes()
 	p := s.policy()
@@ -83,7 +85,7 @@ func (s *Server) queueHealth(ctx context.Context) []api.QueueHealth {
 	return queues
 }
 
-// health says how each part is, and each loop. What runs elsewhere is not listed.
+// health returns the health of each part and loop that runs in this process.
 func (s *Server) health(ctx context.Context) []api.Part {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -140,8 +142,8 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	return parts
 }
 
-// judgeAges marks the parts that keep figures up to date as failed if the figures are too old, in whichever
-// process they stopped.
+// judgeAges marks the parts that update figures as failed if the figures are too old, whichever
+// process should have updated them.
 func (s *Server) judgeAges(ctx context.Context, parts []api.Part) {
 	if time.Since(s.began) < figuresGrace {
 		return
@@ -186,12 +188,13 @@ func loopPart(status *background.Status) api.Part {
 	return part
 }
 
-// captureHealth says how capture is. That a person switched it off, or that something was missed and found, is no fault.
+// captureHealth returns the health of capture. It is healthy when an operator switched it off, and
+// when the reconciler found missed failures.
 func (s *Server) captureHealth(ctx context.Context) api.Part {
 	part := api.Part{Name: "capture", OK: true, Detail: "unknown"}
 	status, err := reconcile.ReadCapture(ctx, s.store.DB())
 	if err != nil {
-		return part // what is wrong is another part's to say
+		return part // other parts report this
 	}
 	part.Detail = status.Summary()
 	if problem := status.Problem(); problem != "" {
@@ -200,7 +203,7 @@ func (s *Server) captureHealth(ctx context.Context) api.Part {
 	return part
 }
 
-// policyHealth says which policy is in force, and whether it is the one in the files.
+// policyHealth returns the version of the policy in force, and whether the last reload failed.
 func (s *Server) policyHealth() api.Part {
 	part := api.Part{Name: "policy", OK: true, Detail: "version " + s.policy().Version()}
 	if s.unpublished.Load() {

@@ -27,24 +27,24 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// hostileRequest is one of the hostile set, and what its answer may be.
+// hostileRequest is a request of the hostile set, and the answers that it may get.
 type hostileRequest struct {
 	says         string
 	method, path string
 	header       http.Header
 	body         string
-	hidden       []string // what the answer may not hold
-	statuses     []int    // which it may have; none: any but those of success and of dlqd's errors
+	hidden       []string // texts that the answer must not contain
+	statuses     []int    // allowed statuses; none: any but success and 5xx
 }
 
-// send makes the request and says what is wrong with the answer; "" for nothing.
+// send sends the request and returns what is wrong with the answer, or "".
 func (h *hostileRequest) send(ctx context.Context, base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
 		return err.Error()
 	}
 	path, query, _ := strings.Cut(h.path, "?")
-	u.Opaque, u.RawQuery = path, query // as it is
+	u.Opaque, u.RawQuery = path, query // unchanged
 	if strings.HasPrefix(path, "//") {
 		u.Opaque = "//" + u.Host + path
 	}
@@ -57,7 +57,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	}
 	response, err := hostileTransport.RoundTrip(request)
 	if strings.HasPrefix(h.says, "large") && (errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) {
-		return "" // it was refused before all of it was sent
+		return "" // refused before the whole request was sent
 	}
 	if err != nil {
 		return err.Error()
@@ -65,7 +65,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	defer response.Body.Close()
 	stream := strings.Contains(response.Header.Get("Content-Type"), "event-stream")
 	raw := make([]byte, 4096)
-	if stream { // one event, or none
+	if stream { // one event at most
 		n, _ := response.Body.Read(raw)
 		raw = raw[:n]
 	} else if raw, err = io.ReadAll(response.Body); err != nil {
@@ -80,7 +80,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	case len(h.statuses) == 0 && status < 300, len(h.statuses) > 0 && !slices.Contains(h.statuses, status):
 		return "is answered with " + answer
 	case strings.HasPrefix(string(raw), fmt.Sprintf("%d %s", status, http.StatusText(status))) && (status == http.StatusBadRequest || status == http.StatusRequestHeaderFieldsTooLarge):
-		return "" // of net/http's, before anything of dlqd's is asked
+		return "" // an answer of net/http, before any code of dlqd runs
 	case status >= 400 && h.method != http.MethodHead && response.Header.Get("Content-Type") != "application/problem+json":
 		return "is no problem document: " + answer
 	case status == http.StatusUnauthorized && response.Header.Get("WWW-Authenticate") == "":
@@ -88,7 +88,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	case response.Header.Get("Cache-Control") != "no-store":
 		return "may be kept: " + answer
 	}
-	// What somebody sent may be told to them, in whatever way they wrote an id.
+	// An answer may repeat what the client sent, however the client wrote an id.
 	same := strings.NewReplacer("-", "")
 	sent := same.Replace(strings.ToLower(h.path + h.body))
 	for _, word := range append([]string{"goroutine ", ".go:", "panic", "SQLSTATE", "pgconn", "river_job"}, h.hidden...) {
@@ -101,7 +101,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 
 var hostileTransport = &http.Transport{MaxIdleConnsPerHost: 16, DisableCompression: true}
 
-// A thousand requests and more of people who want to know, or do, what they may not.
+// More than a thousand requests for data and actions that the caller has no right to.
 func TestHostile_access(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
@@ -113,7 +113,8 @@ func TestHostile_access(t *testing.T) {
 	token := func(role access.Role, scope int) string {
 		secret := b.token(role, scopes[scope].scope)
 		secrets = append(secrets, secret)
-		status, out := b.as(secret, "GET", "/api/whoami", "") // known before others' attempts are limited
+		// The token must be known before failed attempts of others limit lookups.
+		status, out := b.as(secret, "GET", "/api/whoami", "")
 		require.Equal(t, http.StatusOK, status, out)
 		return secret
 	}
@@ -124,11 +125,12 @@ func TestHostile_access(t *testing.T) {
 	everything := token(access.Admin, 0)
 	const elsewhere = "mailqueue/order.paid"
 
-	// Operations × roles × scopes, with ids of what is elsewhere: 404, and 403 where the role or the scope is not enough for any id.
+	// Operations × roles × scopes, with ids outside the scope: 404, or 403 if the role or the scope
+	// does not suffice for any id.
 	for _, scope := range []int{0, payScope, kindScope, noScope} {
 		for _, role := range access.Roles() {
 			if scope > payScope && role != access.Admin || role == access.Metrics && scope != 0 {
-				continue // roles are of one scope as of another, but for metrics, which are of all
+				continue // scopes work the same for all roles; metrics has no scope
 			}
 			secret, hidden := token(role, scope), b.hidden(scope)
 			for _, o := range operations {
@@ -161,7 +163,7 @@ func TestHostile_access(t *testing.T) {
 					case o.of == "queue" && o.method == http.MethodGet && scopes[scope].scope == nil:
 						h.statuses = []int{200, 400, 404, 422}
 					case o.method != http.MethodGet && (theirs || o.of == "" && scopes[scope].scope == nil):
-						continue // as it should be
+						continue // allowed
 					case o.of == "entry" && !theirs, o.of == "queue", (o.of == "run" || o.of == "operation" || o.of == "approval") && scopes[scope].scope != nil, o.of == "none":
 						h.statuses = []int{404}
 						if strings.Contains(target, "%00") {
@@ -176,7 +178,7 @@ func TestHostile_access(t *testing.T) {
 		}
 	}
 
-	// Filters, cursors, and what else names things that are elsewhere.
+	// Filters, cursors and other ways to name things outside the scope.
 	entry, run := b.ids[elsewhere], b.runs["mailqueue"]
 	_, first := b.as(everything, "GET", "/api/dlq/audit?limit=1", "")
 	_, cursor, _ := strings.Cut(first, `"next":"`)
@@ -216,7 +218,7 @@ func TestHostile_access(t *testing.T) {
 		}
 	}
 
-	// Headers that say who calls, or what is asked for, beside those that count.
+	// Headers that claim another caller or host, beside those that count.
 	spoofs := []http.Header{
 		{"Authorization": {"Bearer " + limited, "Bearer " + everything}},
 		{"Authorization": {"Bearer " + everything, "Bearer " + limited}},
@@ -266,7 +268,7 @@ func TestHostile_access(t *testing.T) {
 		}
 	}
 
-	// Methods, and other spellings of paths.
+	// Methods and other spellings of paths.
 	for _, method := range []string{"HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get", "GETT", "DEBUG"} {
 		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/dlq/entries/" + entry + "/discard", "/api/dlq/replays/" + run, "/api/dlq/erasures", "/api/queues/mailqueue/pause", "/metrics", "/api/health", "/", "/openapi.json"} {
 			add(hostileRequest{says: "method", method: method, path: path, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 403, 404, 405}})
@@ -289,7 +291,7 @@ func TestHostile_access(t *testing.T) {
 		}
 	}
 
-	// What is too large.
+	// Requests that are too large.
 	large := strings.Repeat("x", 200_000)
 	add(hostileRequest{says: "large token", method: "GET", path: "/api/queues", header: bearer("dlqd_" + large[:60_000]), statuses: []int{401, 429}})
 	for _, o := range operations {
@@ -299,7 +301,7 @@ func TestHostile_access(t *testing.T) {
 		}
 	}
 
-	// Credentials that do not count.
+	// Invalid credentials.
 	revoked, expired, rotated := token(access.Admin, 0), token(access.Admin, 0), token(access.Admin, 0)
 	id := func(secret string) (id string) {
 		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.tokens WHERE hash = sha256($1::text::bytea)", secret).Scan(&id))
@@ -345,7 +347,8 @@ func TestHostile_access(t *testing.T) {
 		}
 		require.NoError(t, group.Wait())
 	}
-	// A token that is revoked while it is used: five seconds later nothing succeeds with it, on any connection.
+	// A token is revoked while it is in use: after five seconds no request with it succeeds, on any
+	// connection.
 	used, stop := token(access.Reader, 0), make(chan struct{})
 	var last atomic.Int64
 	var users errgroup.Group

@@ -34,7 +34,7 @@ func (b *lockedBuffer) String() string {
 	return b.b.String()
 }
 
-// Whatever stands where the API takes a value, the answer is a client's error, short, and none of dlqd's.
+// Any hostile value in any input gets a short client error without internals of dlqd.
 func TestHostileValues(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
@@ -96,7 +96,7 @@ func TestHostileValues(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, status)
 	require.NotContains(t, log.String(), "level=ERROR")
 
-	// What is no trace context is left out.
+	// An invalid trace context is ignored.
 	for _, state := range []string{strings.Repeat("a=b,", 15_000), "a=\xff"} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.base+"/api/messages", strings.NewReader(`{"messageId": "t`+fmt.Sprint(len(state))+`", "queue": "default", "kind": "k", "payload": 1}`))
 		require.NoError(t, err)
@@ -110,7 +110,8 @@ func TestHostileValues(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job WHERE metadata ? 'traceparent' AND NOT metadata ? 'tracestate'"))
 }
 
-// An export that nobody reads is cut off; one whose client hangs up is no error of dlqd's.
+// An export that the client does not read is cut off. A client that disconnects causes no error in
+// the log.
 func TestExport_clientsThatDoNotRead(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
@@ -138,7 +139,7 @@ func TestExport_clientsThatDoNotRead(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, out, _ := b.call("GET", "/metrics", "")
 			return strings.Contains(out["text"].(string), fmt.Sprintf(`dlqd_http_request_seconds_count{operation="export"} %d`, exports))
-		}, 5*time.Minute, 50*time.Millisecond) // 40 MB are read first
+		}, 5*time.Minute, 50*time.Millisecond) // dlqd reads 40 MB first
 	}
 	unread := begin()
 	defer unread.Close()
@@ -176,7 +177,7 @@ func TestMessage_duplicatesOfABatchSayWhereTheFirstIs(t *testing.T) {
 	require.Contains(t, string(document), "The same message was submitted before")
 }
 
-// A refused move says what can be done with this entry.
+// The error of a refused move lists the moves that the entry allows.
 func TestMoves_refusedSayWhatIsAllowed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})

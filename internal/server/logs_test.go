@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLogs_fieldsAreThoseOfTheDocs goes through every call that logs: its fields have the names that docs/operations.md lists, as
-// literals, and each of those is used.
+// TestLogs_fieldsAreThoseOfTheDocs checks every call that logs: its fields are literals that
+// docs/operations.md lists, and each listed field is used.
 func TestLogs_fieldsAreThoseOfTheDocs(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../docs/operations.md")
@@ -34,7 +34,7 @@ func TestLogs_fieldsAreThoseOfTheDocs(t *testing.T) {
 		}
 	}
 	require.Greater(t, len(known), 30)
-	// How many arguments come before the fields.
+	// before is the number of arguments before the fields.
 	before := map[string]int{"Debug": 1, "Info": 1, "Warn": 1, "Error": 1, "DebugContext": 2, "InfoContext": 2, "WarnContext": 2, "ErrorContext": 2, "Log": 3, "With": 0}
 	calls := 0
 	for _, root := range []string{"../../internal", "../../cmd/dlqd", "../../riverdlq"} {
@@ -78,12 +78,13 @@ func TestLogs_fieldsAreThoseOfTheDocs(t *testing.T) {
 	}
 	require.Greater(t, calls, 50)
 	for name, used := range known {
-		elsewhere := slices.Contains([]string{"trace_id", "span_id", "kind", "client"}, name) // from the context and River
+		// The context and River set these.
+		elsewhere := slices.Contains([]string{"trace_id", "span_id", "kind", "client"}, name)
 		require.True(t, used || elsewhere, "nothing logs %q any more", name)
 	}
 }
 
-// isLogger recognises what the code calls its loggers.
+// isLogger reports whether x has a name that the code uses for loggers.
 func isLogger(x ast.Expr) bool {
 	switch x := x.(type) {
 	case *ast.Ident:

@@ -26,7 +26,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// part is a part of the program's health.
+// part returns the health of one part.
 func (b *bundle) part(name string) (ok bool, detail string) {
 	b.Helper()
 	health := b.health()
@@ -48,7 +48,8 @@ func (b *bundle) health() (health api.Health) {
 	return health
 }
 
-// TestLoops_startAndStop stops and starts all loops of a server from everywhere at once, and it works afterwards.
+// TestLoops_startAndStop starts and stops all loops of a server concurrently; afterwards the server
+// still works.
 func TestLoops_startAndStop(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
@@ -83,7 +84,7 @@ func TestLoops_startAndStop(t *testing.T) {
 	}
 }
 
-// TestHealth_aWorkerThatHangs has a worker wait for a lock, while the database answers.
+// TestHealth_aWorkerThatHangs blocks a worker on a lock while the database answers.
 func TestHealth_aWorkerThatHangs(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.PollInterval = 100 * time.Millisecond }})
@@ -103,7 +104,8 @@ func TestHealth_aWorkerThatHangs(t *testing.T) {
 	require.Eventually(t, healthy, time.Minute, 50*time.Millisecond)
 }
 
-// TestReload_aQueueThatCouldNotBeAddedIsTriedAgain has the database refuse a queue that a reload adds, for a while.
+// TestReload_aQueueThatCouldNotBeAddedIsTriedAgain makes the database refuse a new queue for a
+// while.
 func TestReload_aQueueThatCouldNotBeAddedIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	var dir, files string
@@ -130,7 +132,8 @@ func TestReload_aQueueThatCouldNotBeAddedIsTriedAgain(t *testing.T) {
 	b.awaitMessage("m1", "completed")
 }
 
-// TestStop_theDatabaseHangs freezes every process of Postgres: health is red, and the stop ends by its deadline.
+// TestStop_theDatabaseHangs freezes all processes of Postgres: health fails, and the stop ends by
+// its deadline.
 func TestStop_theDatabaseHangs(t *testing.T) {
 	t.Parallel()
 	for name, embedded := range map[string]bool{"its own": true, "another's": false} {
@@ -157,7 +160,7 @@ func TestStop_theDatabaseHangs(t *testing.T) {
 			freeze(t, dir)
 			frozen := time.Now()
 			waiting := make(chan struct{})
-			go func() { // its message waits for its commit
+			go func() { // the message waits for its commit
 				defer close(waiting)
 				response, err := http.Post(b.base+"/api/messages", "application/json", strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
 				if err == nil {
@@ -186,7 +189,7 @@ func TestStop_theDatabaseHangs(t *testing.T) {
 	}
 }
 
-// startPostgres starts a server of the test's own, with dlqd's schema.
+// startPostgres starts a separate server with dlqd's schema.
 func startPostgres(t *testing.T, dir string) (url string) {
 	t.Helper()
 	e, err := postgres.StartEmbedded(t.Context(), postgres.EmbeddedConfig{
@@ -198,7 +201,7 @@ func startPostgres(t *testing.T, dir string) (url string) {
 	return e.URL()
 }
 
-// freeze stops all processes of a data directory's Postgres, until the test ends.
+// freeze stops all processes of a data directory's Postgres until the test ends.
 func freeze(t *testing.T, dir string) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(dir, "pgdata", "postmaster.pid"))
@@ -206,7 +209,7 @@ func freeze(t *testing.T, dir string) {
 	postmaster, _, _ := strings.Cut(string(raw), "\n")
 	pid, err := strconv.Atoi(postmaster)
 	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // it makes no more children
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // it starts no more children
 	all := []int{pid}
 	processes, err := filepath.Glob("/proc/[0-9]*/stat")
 	require.NoError(t, err)
@@ -228,7 +231,8 @@ func freeze(t *testing.T, dir string) {
 	})
 }
 
-// TestReload_aQueueThatComesBackBeforeItIsGone takes a queue away while one of its jobs runs, and gives it back before that ends.
+// TestReload_aQueueThatComesBackBeforeItIsGone removes a queue while one of its jobs runs, and adds
+// it again before the job ends.
 func TestReload_aQueueThatComesBackBeforeItIsGone(t *testing.T) {
 	t.Parallel()
 	arrived, answer := make(chan struct{}, 10), make(chan struct{})
@@ -253,7 +257,7 @@ func TestReload_aQueueThatComesBackBeforeItIsGone(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(files), 0o600))
 		since := time.Now()
 		require.NoError(t, b.server.Reload(t.Context()))
-		require.Eventually(t, func() bool { // a turn has gone by it
+		require.Eventually(t, func() bool { // the loop has run since
 			for _, status := range b.server.Loops().Statuses() {
 				if status.Name == "policy-queues" && status.LastSuccess.After(since) {
 					return true
@@ -277,7 +281,7 @@ func TestReload_aQueueThatComesBackBeforeItIsGone(t *testing.T) {
 	b.awaitMessage("m2", "completed")
 }
 
-// TestHealth_queues has a queue come near its limit, and pass it.
+// TestHealth_queues brings a queue near its limit, and then over it.
 func TestHealth_queues(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
@@ -324,7 +328,7 @@ func TestHealth_queues(t *testing.T) {
 	}
 }
 
-// After an outage figures are old until the loops have run: health does not turn red for it.
+// After an outage, figures are old until the loops have run. Health does not fail because of that.
 func TestHealth_FiguresOlderThanTheProcess(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(config *server.Config) {
@@ -342,7 +346,7 @@ func TestHealth_FiguresOlderThanTheProcess(t *testing.T) {
 	require.Eventually(t, func() bool { ok, _ := b.part("rollups"); return !ok }, time.Minute, 50*time.Millisecond)
 }
 
-// Figures that stand still make health fail, in whichever process they stopped, until they move again.
+// If figures are not updated, health fails in all processes until they are updated again.
 func TestHealth_FiguresThatStandStill(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusOK)})
@@ -356,7 +360,7 @@ func TestHealth_FiguresThatStandStill(t *testing.T) {
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", of.lock)
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { // again, since a write may have been under way
+		require.Eventually(t, func() bool { // repeated: an update of the figures may have been running
 			_, err := b.pool.Exec(t.Context(), of.age)
 			require.NoError(t, err)
 			ok, detail := b.part(part)

@@ -19,7 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// Secrets of the message that the walk looks for.
+// secrets are the values in the message that must not appear.
 var secrets = []string{"4111111111111111", "kim@example.com", "dlqd_0123456789abcdefABCDEF0123456789", "DE02120300000000202051", "key-of-the-shop", "sk_live_51H8abcdEFGH"}
 
 const sensitivePayload = `{"amount": 4200, "card": {"number": "4111111111111111"}, "people": [{"email": "kim@example.com"}], "accounts": [{"iban": "DE02120300000000202051"}],
@@ -42,8 +42,8 @@ func (l *logged) text() string {
 	return l.String()
 }
 
-// A message with a secret in every place, whose receiver repeats them all: nobody finds one of them by any operation, nor in the log, until
-// they say why they look.
+// A message contains a secret in every place, and the receiver's answer repeats them all. No
+// operation and no log shows a secret, except to an operator who gives a reason.
 func TestMask_walkOfAPI(t *testing.T) {
 	t.Parallel()
 	log := &logged{}
@@ -80,18 +80,18 @@ func TestMask_walkOfAPI(t *testing.T) {
 			require.NotContains(t, out, secret, what)
 		}
 	}
-	// An edit that is itself sensitive, and runs that look for it.
+	// A sensitive edit, and runs that search for a secret.
 	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "dryRun": true, "mergePatch": {"card": {"number": "5500005555555559"}}}`)
 	require.Equal(t, http.StatusOK, status, out)
 	require.Contains(t, out, `"total":1`)
 	require.NotContains(t, out, "5500005555555559")
 	check("dry run", out)
-	// Nor does a patch that moves it to where it is seen, or asks what it is, show it.
+	// A patch that copies or tests a secret does not reveal it.
 	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"ids": ["`+id+`"]}, "dryRun": true, "patch": [{"op": "copy", "from": "/card", "path": "/a"}, {"op": "copy", "from": "", "path": "/b"}]}`)
 	require.Equal(t, http.StatusOK, status, out)
 	require.Contains(t, out, `"path":"/a"`)
 	check("dry run of a copy", out)
-	// What is shown as *** is not sent as that.
+	// A value shown as *** is never sent as ***.
 	for _, edit := range []string{`{"payload": {"card": {"number": "***"}}}`, `{"mergePatch": {"card": {"number": "***"}}}`} {
 		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", edit)
 		require.Equal(t, http.StatusUnprocessableEntity, status, out)
@@ -159,7 +159,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	check("log", log.text())
 	require.Contains(t, log.text(), "Job cancelled explicitly", "it is said that a job failed, but not how")
 
-	// Without a reason, or without the role, nobody sees more; with one, the trail says so.
+	// Revealing requires a reason and the role, and leaves an audit row.
 	reveal := "/api/dlq/entries/" + id + "/reveal"
 	for body, want := range map[string]int{``: 422, `{}`: 422, `{"note": ""}`: 422, `{"note": " "}`: 422} {
 		status, out = b.as(operator, "POST", reveal, body)
@@ -179,7 +179,8 @@ func TestMask_walkOfAPI(t *testing.T) {
 
 	status, out = b.as(operator, "POST", reveal, `{"note": "ticket 7"}`)
 	require.Equal(t, http.StatusOK, status, out)
-	for _, secret := range secrets[:len(secrets)-1] { // the last is in the receiver's answer alone, and not kept
+	// The last secret is only in the receiver's answer, which is not kept.
+	for _, secret := range secrets[:len(secrets)-1] {
 		require.Contains(t, out, secret)
 	}
 	status, out = b.as(operator, "POST", "/api/dlq/export", `{"filter": {"queue": ["default"]}, "reveal": true, "note": "ticket 8"}`)
@@ -191,7 +192,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 		require.Contains(t, out, want)
 	}
 
-	// The policy is published: what it masks, people see again once it does not.
+	// The published policy decides: values that it no longer masks are visible again.
 	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), "SELECT dlq.protect('{}', '{}')")
 		return err
@@ -200,7 +201,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	require.Contains(t, out, secrets[0])
 }
 
-// What the policy hides from readers by column they do not see in the API, either.
+// Columns that the policy hides from readers are hidden in the API, too.
 func TestMask_readersColumns(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)

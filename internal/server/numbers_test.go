@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Account 9007199254740993 is another customer than 9007199254740992, which is what a float64 makes of it.
+// Account 9007199254740993 is another customer than 9007199254740992, which a float64 would turn it
+// into.
 func TestNumbers_areExactFromEndToEnd(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -74,7 +75,7 @@ func TestNumbers_areExactFromEndToEnd(t *testing.T) {
 	}
 }
 
-// quoteNumbers has numbers compared by their digits.
+// quoteNumbers quotes numbers, so that they are compared by their digits.
 func quoteNumbers(body string) string {
 	var out strings.Builder
 	inside := false
@@ -89,7 +90,7 @@ func quoteNumbers(body string) string {
 	return out.String()
 }
 
-// text is the one value that a query returns, as text.
+// text returns the only value of a query, as text.
 func (b *bundle) text(sql string) (text string) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT ("+sql+")::text").Scan(&text), sql)

@@ -38,7 +38,7 @@ func pooledSessions(t *testing.T, pooled string, servers int) map[int32]pooledSe
 		tx, err := conn.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-		_, err = tx.Exec(t.Context(), "DO $$ BEGIN END $$") // the settings of plpgsql are there once it is loaded
+		_, err = tx.Exec(t.Context(), "DO $$ BEGIN END $$") // loads plpgsql, whose settings exist only then
 		require.NoError(t, err)
 		var pid int32
 		var raw []byte
@@ -57,8 +57,8 @@ func pooledSessions(t *testing.T, pooled string, servers int) map[int32]pooledSe
 	return found
 }
 
-// No setting, prepared statement, channel or lock of dlqd stays in a pooler's sessions. The database's default
-// isolation is serializable here, which dlqd's transactions must not take over.
+// dlqd leaves no setting, prepared statement, channel or lock in a pooler's sessions. The
+// database's default isolation is serializable here, which dlqd's transactions must not use.
 func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
 	t.Parallel()
 	const servers = 4
@@ -70,7 +70,7 @@ func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
 		before = pooledSessions(t, pooled, servers)
 		c.DatabaseURL, c.PollInterval = pooled, 50*time.Millisecond
 	}})
-	// What a committed serializable transaction has read stays locked while one that began before it goes on.
+	// Locks of a committed serializable transaction's reads remain while an older transaction runs.
 	application, err := pgx.Connect(t.Context(), postgrestest.WithUser(b.url, postgrestest.Role))
 	require.NoError(t, err)
 	defer func() { _ = application.Close(context.WithoutCancel(t.Context())) }()
@@ -111,7 +111,7 @@ func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
 
 const listeners = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
 
-// Behind a pooler that gives each client a session of its own, dlqd listens if it is asked to.
+// Behind a pooler that gives each client its own session, dlqd listens if configured to.
 func TestServe_ListensThroughAPoolerWhereAsked(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {

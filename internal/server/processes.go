@@ -13,11 +13,12 @@ import (
 	"github.com/dlqd/dlqd/internal/restored"
 )
 
-// register tells the other processes on the database that this one is there, now and for as long as it runs, and compares the
-// server with the one that dlqd ran on before. Nothing is sent before that, and no job of its may run: see process.Rescue.
+// register announces this process to the others, now and for as long as it runs, and checks whether
+// the database was restored. It must come before anything is sent and before a job runs; see
+// process.Rescue.
 func (s *Server) register(ctx context.Context) error {
-	// A pool of their own for the two loops of process: if requests used up the common pool, other processes
-	// would take this one for dead.
+	// The two loops of process have their own pool. If requests used up a common pool, other
+	// processes would consider this one dead.
 	config := s.pool.Config()
 	config.MaxConns, config.MinConns, config.MinIdleConns = 2, 0, 0
 	var err error
@@ -49,8 +50,9 @@ func (s *Server) register(ctx context.Context) error {
 	return nil
 }
 
-// connected compares the server before a new connection is used: it may have been restored since the last one. A connection on which
-// that fails is used all the same: each transaction that sends asks again (dlq.may_send), and health needs a connection.
+// connected checks whether the database was restored before a new connection is used. If the check
+// fails, the connection is used anyway: each transaction that sends checks again (dlq.may_send),
+// and health needs a connection.
 func (s *Server) connected(ctx context.Context, conn *pgx.Conn) {
 	guard := s.guard.Load()
 	if guard == nil || s.idle() != nil {
@@ -61,7 +63,7 @@ func (s *Server) connected(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// parts are what this process runs, by the names of their flags.
+// parts returns the names of the parts that run in this process, which are those of their flags.
 func (s *Server) parts() []string {
 	var parts []string
 	for _, part := range []struct {

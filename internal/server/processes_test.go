@@ -25,7 +25,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// application is an application that knows nothing of dlqd, with dlqd attached to its River.
+// application is an application on whose River dlqd is attached, and which does not use dlqd.
 type application struct {
 	url  string
 	pool *pgxpool.Pool
@@ -64,7 +64,7 @@ func (a *application) count(t *testing.T, sql string, args ...any) int {
 	return n
 }
 
-// An application's clients fetch every job of their queues, and fail those whose kind they do not know.
+// An application's clients fetch every job of their queues, and fail jobs of unknown kinds.
 func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)
@@ -84,7 +84,8 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	require.Equal(t, "body.messages[0].queue", out["errors"].([]any)[0].(map[string]any)["location"])
 	require.Zero(t, a.count(t, "SELECT count(*) FROM river_job"), "nothing was stored")
 
-	// A dlqd that names the application's queue does not work it; one with nothing else does not start.
+	// A dlqd does not work the application's queue even if its policy names it. Without another
+	// queue it does not start.
 	_, err := server.Start(t.Context(), server.Config{
 		DatabaseURL: a.url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: policyOf(t, "default"), Logger: slog.New(slog.DiscardHandler),
 	})
@@ -101,7 +102,8 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 
 	deliver.stop()
 	var header http.Header
-	require.Eventually(t, func() bool { // until what the API knows is a second old, the message is a duplicate
+	// Until the API's view of the processes is a second old, the message is a duplicate.
+	require.Eventually(t, func() bool {
 		status, out, header = front.call("POST", "/api/messages", message)
 		return status == http.StatusServiceUnavailable
 	}, time.Minute, 50*time.Millisecond)
@@ -129,7 +131,7 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"))
 }
 
-// deliver runs a dlqd that delivers some queues on the application's River.
+// deliver runs a dlqd that delivers these queues on the application's River.
 func (a *application) deliver(t *testing.T, queues ...string) *bundle {
 	t.Helper()
 	return setup(t, options{config: func(c *server.Config) {
@@ -138,7 +140,7 @@ func (a *application) deliver(t *testing.T, queues ...string) *bundle {
 	}})
 }
 
-// policyOf is a policy of some queues.
+// policyOf returns a policy with these queues.
 func policyOf(t *testing.T, queues ...string) *policy.Policy {
 	t.Helper()
 	p, err := policy.Default("http://127.0.0.1:1/")
@@ -151,7 +153,7 @@ func policyOf(t *testing.T, queues ...string) *policy.Policy {
 	return p
 }
 
-// On its own River nobody else fetches a message: it waits for the next process.
+// On its own River only dlqd fetches messages, so a message waits for the next process.
 func TestSubmit_acceptedOnOwnRiverWithoutAProcess(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Process = false }})
@@ -181,8 +183,8 @@ func TestProcesses(t *testing.T) {
 	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered by themselves"`)
 }
 
-// A process whose requests hold all connections of its pool still reports itself, so that its messages are not
-// put back.
+// A process whose requests use all connections of its pool still announces itself, so that its
+// messages are not rescued.
 func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.MaxConns = 5 }})
@@ -208,13 +210,14 @@ func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
 	defer cancel()
 	usedUp := func() bool { return b.server.Pool().Stat().AcquiredConns() == 5 }
 	require.Eventually(t, usedUp, time.Minute, 10*time.Millisecond)
-	at := b.count("SELECT floor(extract(epoch FROM clock_timestamp()))::integer + 6") // a beat that was under way is over
+	// By then, a heartbeat that had begun is over.
+	at := b.count("SELECT floor(extract(epoch FROM clock_timestamp()))::integer + 6")
 	require.Eventually(t, func() bool {
 		return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.processes WHERE extract(epoch FROM seen_at) > %d", at)) == 1
 	}, 30*time.Second, 100*time.Millisecond)
 }
 
-// The mode is the one in force: what a policy or a person switched, and a stop, counts.
+// The logged mode is the one in force: by the policy, an operator's switch, or a stop.
 func TestMode(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)

@@ -13,14 +13,14 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// versionInterval is between two looks whether files that were changed have been committed.
+// versionInterval is how often to check whether changed files have been committed.
 const versionInterval = 2 * time.Second
 
-// protectTimeout bounds the statement that hides columns from readers.
+// protectTimeout limits publishing the policy to the database.
 const protectTimeout = 10 * time.Second
 
-// Reload reads the policy again and puts it in force, all of it or nothing: where a file is wrong, the policy that was in
-// force stays, and log, health and metrics say so.
+// Reload reads the policy again and puts all of it in force, or none of it: if a file is invalid,
+// the old policy stays in force, and log, health and metrics report it.
 func (s *Server) Reload(ctx context.Context) error {
 	s.reloading.Lock()
 	defer s.reloading.Unlock()
@@ -53,7 +53,7 @@ func (s *Server) Reload(ctx context.Context) error {
 	return nil
 }
 
-// goneError says which files that a policy was read from the next one was not.
+// goneError returns an error if files that old was read from are missing in next.
 func goneError(old, next *policy.Policy) error {
 	if gone := old.Gone(next); gone != "" {
 		return fmt.Errorf("%s: gone, or empty, and without it the built-in defaults would be in force; put it back, or a file with {} in its place, or start dlqd anew", gone)
@@ -61,7 +61,8 @@ func goneError(old, next *policy.Policy) error {
 	return nil
 }
 
-// protect has people see what the policy says, and the database know of it. Where that fails it is tried again ([Server.attachment]).
+// protect publishes to the database which data is sensitive, the policy's version and its approval
+// rules. After a failure, [Server.attachment] tries again.
 func (s *Server) protect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, protectTimeout)
 	defer cancel()
@@ -74,8 +75,8 @@ func (s *Server) protect(ctx context.Context) {
 	}
 }
 
-// draft is the planner of the policy that would be in force if a text were in place of one of its files. Its error names no path of the
-// machine.
+// draft returns the planner of the policy with text in place of one of its files. Its errors
+// contain no path of this machine.
 func (s *Server) draft(file, text string) (*strategy.Planner, error) {
 	next, err := s.policy().Draft(s.config.Source, file, text)
 	if err == nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// A deploy broke one kind of message; it is mended, and all that died of it is replayed, while its progress is followed.
+// A deploy broke one kind of message. After the fix, all its dead letters are replayed, and the
+// test follows the progress.
 func TestReplay_afterAFix(t *testing.T) {
 	t.Parallel()
 	var mended atomic.Bool
@@ -92,7 +93,7 @@ func TestReplay_notWhileTheBreakerIsOpen(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status, out)
 }
 
-// A stop does not wait for those who follow a run.
+// A stop does not wait for clients that follow a run.
 func TestStop_whileARunIsFollowed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.StopTimeout = 12 * time.Second }})
@@ -110,7 +111,7 @@ func TestStop_whileARunIsFollowed(t *testing.T) {
 	b.stop()
 }
 
-// What a run edited is in each entry's trail.
+// Each entry's audit trail contains the edit of the run.
 func TestReplay_thePatchIsInTheTrail(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})

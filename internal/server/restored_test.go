@@ -26,12 +26,12 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// ledger is a receiver that keeps the id of each message that it took, and refuses those of a kind until it is
-// told otherwise.
+// ledger is a receiver that counts the messages it accepted, and refuses those of the kinds in
+// refuses.
 type ledger struct {
 	mu      sync.Mutex
 	taken   map[string]int
-	refuses map[string]int // by kind: the status that it answers
+	refuses map[string]int // by kind: the status of the answer
 }
 
 func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -51,7 +51,7 @@ func (l *ledger) answer(kind string, status int) {
 	l.refuses[kind] = status
 }
 
-// forget begins a new page.
+// forget clears the ledger.
 func (l *ledger) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,25 +67,27 @@ func (l *ledger) ids() (ids []string, most int) {
 	return ids, most
 }
 
-// cluster is a private Postgres server that archives its WAL, with a database of a plain role.
+// cluster is a separate Postgres server that archives its WAL, with a database that a plain role
+// owns.
 type cluster struct {
 	*testing.T
 
 	embedded *postgres.Embedded
 	dir      string
 	archive  string // directory of WAL files
-	bin      string // directory of the server's programs
+	bin      string // directory of the server's executables
 	app      string // URL of the plain role
 }
 
 const plainRole = "team"
 
-// newCluster starts a server, and migrates a database that a plain role owns.
+// newCluster starts a server and migrates a database that a plain role owns.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	found, err := postgres.FindBinaries(t.Context(), os.Getenv("DLQD_TEST_POSTGRES_BIN"), 0)
 	require.NoError(t, err)
-	dir, err := os.MkdirTemp("", "dlqd-restored-") // t.TempDir is too long for a socket, and closed to the server's user
+	// The path of t.TempDir is too long for a socket, and the server's user cannot enter it.
+	dir, err := os.MkdirTemp("", "dlqd-restored-")
 	require.NoError(t, err)
 	require.NoError(t, os.Chmod(dir, 0o755))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -117,7 +119,7 @@ func (c *cluster) url(database, role string) string {
 	return strings.NewReplacer("//dlqd@", "//"+role+"@", "/dlqd?", "/"+database+"?").Replace(c.embedded.URL())
 }
 
-// admin runs statements as the server's administrator.
+// admin runs statements as the superuser.
 func (c *cluster) admin(statements ...string) {
 	c.Helper()
 	conn, err := pgx.Connect(c.Context(), c.embedded.URL())
@@ -129,7 +131,7 @@ func (c *cluster) admin(statements ...string) {
 	}
 }
 
-// copy takes a base backup into the data directory of another cluster.
+// copy takes a base backup into the data directory of a new cluster.
 func (c *cluster) copy(name string, more ...string) *cluster {
 	c.Helper()
 	other := &cluster{T: c.T, dir: filepath.Join(filepath.Dir(c.dir), name), archive: c.archive, bin: c.bin}
@@ -156,7 +158,7 @@ func (c *cluster) owned(other *cluster) {
 	}))
 }
 
-// configure adds lines to the configuration of a server that does not run.
+// configure adds lines to the configuration of a stopped server.
 func (c *cluster) configure(lines ...string) {
 	c.Helper()
 	file, err := os.OpenFile(filepath.Join(c.dir, "pgdata", "postgresql.auto.conf"), os.O_APPEND|os.O_WRONLY, 0o600)
@@ -180,7 +182,7 @@ func (c *cluster) writable() {
 	}, time.Minute, 50*time.Millisecond)
 }
 
-// restoredBundle is a dlqd on a cluster.
+// restoredBundle starts a dlqd on a cluster.
 func restoredBundle(t *testing.T, url string, l *ledger) *bundle {
 	t.Helper()
 	b := setup(t, options{receiver: l.ServeHTTP, config: func(c *server.Config) {
@@ -195,7 +197,7 @@ func restoredBundle(t *testing.T, url string, l *ledger) *bundle {
 	return b
 }
 
-// wholeHealth is what /api/health says, also where that is that something is wrong.
+// wholeHealth returns the status and body of /api/health, for a failing process, too.
 func (b *bundle) wholeHealth() (status int, said map[string]any) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.base+"/api/health", nil)
@@ -226,7 +228,7 @@ func (b *bundle) awaitTaken(l *ledger, n int) {
 	require.Eventually(b, func() bool { ids, _ := l.ids(); return len(ids) >= n }, time.Minute, 20*time.Millisecond)
 }
 
-// turns waits until loops have made turns that began after now.
+// turns waits until each loop has had a successful run that began after now.
 func (b *bundle) turns(names ...string) {
 	b.Helper()
 	for range 2 {
@@ -247,8 +249,8 @@ func (b *bundle) turns(names ...string) {
 	}
 }
 
-// A base backup and WAL into the middle of a replay run: nothing that the receiver has goes out again before a
-// person says so.
+// A base backup and WAL are restored to the middle of a replay run. Nothing that the receiver has
+// already is sent again before an operator resumes.
 func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	t.Parallel()
 	const entries = 40
@@ -264,7 +266,7 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	l.answer("order.placed", 0)
 	status, answer, _ := before.call("POST", "/api/dlq/replay", `{"filter": {"status": ["dlq_manual"]}, "rate": 10, "actor": "kim"}`)
 	require.Less(t, status, 300, answer)
-	before.send("late", "order.late") // is retried, and waits for that
+	before.send("late", "order.late") // fails, and waits for its next attempt
 	before.awaitCount(1, "SELECT count(*) FROM river_job WHERE state IN ('retryable', 'available', 'scheduled') AND args ->> 'kind' = 'order.late'")
 	before.awaitTaken(l, 5)
 	c.admin("SELECT pg_create_restore_point('middle')")
@@ -275,7 +277,7 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	before.awaitCount(1, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'")
 	before.stop()
 	c.admin("SELECT pg_switch_wal()")
-	require.NoError(t, c.embedded.Stop()) // which archives what is left
+	require.NoError(t, c.embedded.Stop()) // archives the last WAL segment
 
 	backup.configure("restore_command = 'cp "+c.archive+"/%f %p'", "recovery_target_name = 'middle'", "recovery_target_action = 'promote'", "archive_mode = off")
 	require.NoError(t, os.WriteFile(filepath.Join(backup.dir, "pgdata", "recovery.signal"), nil, 0o644))
@@ -285,9 +287,10 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 
 	after := restoredBundle(t, backup.url("app", plainRole), l)
 	require.Equal(t, 1, after.count("SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop' AND name = 'restored' AND note LIKE 'the server is on timeline 2, and dlqd knew it on 1: %; it knows of nothing after %'"))
-	after.exec("UPDATE river_job SET state = 'available' WHERE state = 'running' AND args ->> 'kind' <> 'order.new'") // as River's rescuer would, in minutes
+	// River's rescuer would do the same after minutes.
+	after.exec("UPDATE river_job SET state = 'available' WHERE state = 'running' AND args ->> 'kind' <> 'order.new'")
 	after.send("new", "order.new")
-	after.awaitTaken(l, 1) // what is new goes
+	after.awaitTaken(l, 1) // new messages are delivered
 	after.awaitCount(1, `SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "restored"}' AND args ->> 'kind' = 'order.late'`)
 	after.turns("replay-runs", "dlq-workers", "gates", "observed")
 	ids, _ = l.ids()
@@ -303,7 +306,7 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	require.Equal(t, "running", run["status"])
 	require.Equal(t, true, run["held"])
 
-	// A person's own replay of one goes.
+	// An operator's replay of a single entry is sent.
 	var left string
 	require.NoError(t, after.pool.QueryRow(t.Context(), "SELECT entry_id FROM dlq.replay_run_entries WHERE job_id IS NULL AND outcome IS NULL ORDER BY entry_id DESC LIMIT 1").Scan(&left))
 	status, out, _ := after.call("POST", "/api/dlq/entries/"+left+"/replay", `{"actor": "kim"}`)
@@ -317,13 +320,14 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	after.awaitCount(0, "SELECT count(*) FROM river_job WHERE args ->> 'kind' = 'order.late' AND state <> 'completed'")
 	require.Equal(t, 1, after.count("SELECT count(*) FROM dlq.acts WHERE subject = 'server' AND act = 'acknowledged' AND actor = 'kim' AND note = 'the receiver drops repeats'"))
 
-	// Once acknowledged, a restart knows the server.
+	// After the acknowledgement, a restarted process accepts the server.
 	after.stop()
 	again := restoredBundle(t, backup.url("app", plainRole), l)
 	require.Zero(t, again.count("SELECT count(*) FROM dlq.automatic_switches"))
 }
 
-// A standby takes over under a dlqd that runs, which goes on by itself: what it wrote last is there.
+// A standby is promoted under a running dlqd, which continues without an operator: its last write
+// is there.
 func TestRestored_goesOnWhereAStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
 	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{}}
@@ -334,7 +338,7 @@ func TestRestored_goesOnWhereAStandbyIsPromoted(t *testing.T) {
 	b := restoredBundle(t, both, l)
 	b.send("m1", "order.placed")
 	b.awaitTaken(l, 1)
-	// The standby has what the primary had when nothing is written any more.
+	// Once nothing is written any more, the standby has everything that the primary has.
 	require.Eventually(t, func() bool {
 		conn, err := pgx.Connect(t.Context(), standby.embedded.URL())
 		require.NoError(t, err)
@@ -342,7 +346,7 @@ func TestRestored_goesOnWhereAStandbyIsPromoted(t *testing.T) {
 		var streams bool
 		return conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming')").Scan(&streams) == nil && streams
 	}, time.Minute, 50*time.Millisecond)
-	require.NoError(t, c.embedded.Stop()) // a clean stop sends the standby all that was written
+	require.NoError(t, c.embedded.Stop()) // a clean stop sends all WAL to the standby
 	standby.admin("SELECT pg_promote()")
 	standby.writable()
 	b.awaitCount(1, "SELECT count(*) FROM dlq.acts WHERE subject = 'server' AND act = 'promoted'")
@@ -359,8 +363,8 @@ func hostOf(t *testing.T, c *cluster) string {
 	return config.Host
 }
 
-// What tells a restore, besides the timeline: another server, database or dump, and what a process wrote last. A
-// stop of a person's stays.
+// Besides the timeline, a restore shows in another server, another database, a dump, or the loss of
+// a process's last write. An operator's stop stays in force.
 func TestRestored_noticesAndSaysSo(t *testing.T) {
 	t.Parallel()
 	for name, becomes := range map[string]struct{ sql, note string }{

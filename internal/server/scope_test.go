@@ -20,13 +20,13 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// scopes of the walk, each with the entries that are in it.
+// scopes are the scopes of the walk, with the entries in each.
 var scopes = []struct {
 	name    string
 	scope   access.Scope
 	entries []string // queue/kind
-	byQueue bool     // it is of whole queues
-	queues  []string // which
+	byQueue bool     // it covers whole queues
+	queues  []string // the queues that it covers
 }{
 	{"everything", nil, []string{"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid", "mailqueue/user.mail"}, true, []string{"pay_eu", "mailqueue"}},
 	{"a queue", access.Scope{{Queues: []string{"pay_eu"}}}, []string{"pay_eu/order.paid", "pay_eu/user.mail"}, true, []string{"pay_eu"}},
@@ -36,15 +36,15 @@ var scopes = []struct {
 	{"elsewhere", access.Scope{{Queues: []string{"pay", "PAY_EU", "pay_e", "p_y_eu", "%"}}}, nil, true, nil},
 }
 
-// scopeBundle is a dlqd that asks for tokens, on a database with four dead letters.
+// scopeBundle is a dlqd with token authentication on a database with four dead letters.
 type scopeBundle struct {
 	*bundle
 
 	tokens *access.Store
 	ids    map[string]string // of entries, by queue/kind
 	runs   map[string]string // of replay runs, by queue
-	asked  map[string]string // of requests for approval, likewise
-	done   map[string]string // of operations, likewise
+	asked  map[string]string // ids of requests for approval, by queue
+	done   map[string]string // ids of operations, by queue
 }
 
 func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
@@ -71,13 +71,14 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	}
 	exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)]`)
 	exec(`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'note')`)
-	exec(`UPDATE dlq.dead_letter_queue SET fingerprint = 'same', move = '{"actor": "worker:1", "reason": "judged"}'`) // one of each queue
+	// This makes one failure group per queue.
+	exec(`UPDATE dlq.dead_letter_queue SET fingerprint = 'same', move = '{"actor": "worker:1", "reason": "judged"}'`)
 	rows, err := b.pool.Query(t.Context(), "SELECT queue || '/' || kind, id::text FROM dlq.dead_letter_queue")
 	require.NoError(t, err)
 	var name, id string
 	_, err = pgx.ForEachRow(rows, []any{&name, &id}, func() error { b.ids[name] = id; return nil })
 	require.NoError(t, err)
-	// (dlqd may refresh them at the same time.)
+	// dlqd may be refreshing the rollups at the same time.
 	exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
 		status, out := b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
@@ -101,7 +102,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	return b
 }
 
-// requestAs asks for a second person, by the name of somebody who is limited to a scope.
+// requestAs requests approval as a user who is limited to a scope.
 func (b *scopeBundle) requestAs(name string, scope access.Scope) (id string) {
 	b.Helper()
 	raw, err := json.Marshal(scope)
@@ -137,7 +138,7 @@ func (b *scopeBundle) as(token, method, path, body string) (int, string) {
 	require.NoError(b, err)
 	defer response.Body.Close()
 	if strings.Contains(response.Header.Get("Content-Type"), "event-stream") {
-		line := make([]byte, 4096) // one event, or none
+		line := make([]byte, 4096) // one event at most
 		n, _ := response.Body.Read(line)
 		return response.StatusCode, string(line[:n])
 	}
@@ -146,7 +147,8 @@ func (b *scopeBundle) as(token, method, path, body string) (int, string) {
 	return response.StatusCode, string(raw)
 }
 
-// hidden is what no answer may hold that is for somebody of a scope: ids, payloads, error texts, names of queues, and runs.
+// hidden returns the texts that no answer to a caller with the scope may contain: ids, payloads,
+// error texts, names of queues, and runs.
 func (b *scopeBundle) hidden(scope int) (hidden []string) {
 	s := scopes[scope]
 	for name, id := range b.ids {
@@ -156,7 +158,8 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 	}
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
 		if !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, queue) }) {
-			hidden = append(hidden, queue, b.done[queue]) // (an operation's id is in the trail of what it touched)
+			// An operation's id is in the audit trail of its entries.
+			hidden = append(hidden, queue, b.done[queue])
 		}
 		if !slices.Contains(s.queues, queue) {
 			hidden = append(hidden, b.runs[queue], b.asked[queue])
@@ -165,13 +168,13 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 	return hidden
 }
 
-// operation is one of the OpenAPI document, and how the walk asks for it.
+// operation is an operation of the OpenAPI document, and the request that the walk sends.
 type operation struct {
 	id, method, path string
 	role             access.Role
 	body             string
-	of               string // entry, queue, breaker, run: what {id} is; empty where it is of no one thing
-	need             string // everything, queues (not for who is limited to kinds), or empty
+	of               string // the type of {id}: entry, queue, breaker, run; empty without {id}
+	need             string // everything, queues (refused for callers limited to kinds), or empty
 }
 
 var operations = []operation{
@@ -248,7 +251,7 @@ var operations = []operation{
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
 	{"get-log-level", "GET", "/api/log-level", access.Metrics, "", "", "everything"},
 	{"set-log-level", "PUT", "/api/log-level", access.Admin, `{"level": "info"}`, "", "everything"},
-	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // their own: TestSessions_ofOthers
+	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // only the caller's: TestSessions_ofOthers
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
 	{"list-tokens", "GET", "/api/tokens", access.Admin, "", "", "everything"},
@@ -264,8 +267,8 @@ var operations = []operation{
 	{"readyz", "GET", "/readyz", "", "", "open", ""},
 }
 
-// Every operation of the document, for every role, in every scope: who may not is told 403; ids of what is elsewhere are not there; and
-// no answer holds a word of it.
+// Every operation of the document, for every role, in every scope: a caller without the right gets
+// 403, ids outside the scope get 404, and no answer contains a hidden text.
 func TestScope_walk(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -282,12 +285,12 @@ func TestScope_walk(t *testing.T) {
 	require.ElementsMatch(t, in, walked, "a new operation belongs in the walk")
 
 	roles := []access.Role{access.Admin, access.Operator, access.Reader, access.Sender}
-	unknown := map[string]string{} // what is said of ids of nothing
+	unknown := map[string]string{} // answers for unknown ids
 	for i, s := range scopes {
 		hidden := b.hidden(i)
 		for _, role := range roles {
 			if role != access.Admin && i > 1 {
-				continue // roles are of one scope as of another
+				continue // scopes work the same for all roles
 			}
 			token := b.token(role, s.scope)
 			for _, o := range operations {
@@ -314,11 +317,11 @@ func TestScope_walk(t *testing.T) {
 				}
 				for target, mine := range targets {
 					if role != access.Admin && o.of != "" && (mine || o.role == access.Reader) {
-						continue // as for an admin
+						continue // the same as for an admin
 					}
 					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
 					if mine && (o.of == "entry" || o.of == "run" || o.of == "operation" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
-						continue // they would change what the others look at: see TestScope_moves
+						continue // would change entries that other cases read; see TestScope_moves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
 						continue
@@ -354,7 +357,8 @@ func TestScope_walk(t *testing.T) {
 					case o.of == "invalid":
 						require.Contains(t, []int{http.StatusUnprocessableEntity, http.StatusForbidden}, status, says+out)
 					default:
-						require.True(t, status < 300 || o.id == "get-health" && status == http.StatusServiceUnavailable, says+out) // (a busy machine is not healthy)
+						// A busy machine may be unhealthy.
+						require.True(t, status < 300 || o.id == "get-health" && status == http.StatusServiceUnavailable, says+out)
 						require.NotContains(t, out, "error of dlqd's", says)
 					}
 				}
@@ -363,7 +367,7 @@ func TestScope_walk(t *testing.T) {
 	}
 }
 
-// The same person sees the same in the API, by its functions in SQL, and in its tables.
+// A user sees the same entries in the API, through the SQL functions and in the tables.
 func TestScope_sameInSQL(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -375,7 +379,7 @@ func TestScope_sameInSQL(t *testing.T) {
 		login := "scoped_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 		_, err := admin.Exec(ctx, "CREATE ROLE "+login+" LOGIN IN ROLE dlq_operator")
 		require.NoError(t, err)
-		raw := []byte(`[{"queues": ["nothing", "*"], "kinds": ["*"]}]`) // everything, too
+		raw := []byte(`[{"queues": ["nothing", "*"], "kinds": ["*"]}]`) // also covers everything
 		if s.scope != nil {
 			raw, err = json.Marshal(s.scope)
 			require.NoError(t, err)
@@ -410,7 +414,7 @@ func TestScope_sameInSQL(t *testing.T) {
 		} {
 			require.ElementsMatch(t, want, list(sql), s.name+": "+sql)
 		}
-		// Plans do not tell what is elsewhere.
+		// Query plans reveal nothing outside the scope.
 		if s.scope != nil && !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, "mailqueue") }) {
 			_, err = b.pool.Exec(ctx, "UPDATE dlq.dead_letter_queue SET resolution_notes = 'for Anna' WHERE queue = 'mailqueue'")
 			require.NoError(t, err)
@@ -419,7 +423,7 @@ func TestScope_sameInSQL(t *testing.T) {
 			}
 			require.Equal(t, plan("nobody"), plan("for Anna"), s.name)
 		}
-		// What a GRANT of all tables opens has the same rows.
+		// A GRANT on all tables shows the same rows.
 		_, err = b.pool.Exec(ctx, "GRANT SELECT ON ALL TABLES IN SCHEMA dlq TO "+login)
 		require.NoError(t, err)
 		require.ElementsMatch(t, want, list(`SELECT id::text FROM dlq.dead_letter_inbox UNION ALL SELECT id::text FROM dlq.dead_letter_open
@@ -477,7 +481,8 @@ func TestScope_sameInSQL(t *testing.T) {
 			for _, table := range []string{"job_facts", "entry_jobs", "rollup_sources", "erasures", "role_scopes"} {
 				require.Zero(t, sum("SELECT count(*)::int FROM dlq."+table), table)
 			}
-			// Nobody gets out by taking a role that they are in, by saying what dlqd says, or with a function that looks at rows first.
+			// A user cannot leave the scope with SET ROLE, with dlqd's settings, or with a function
+			// that sees rows before the policy filters them.
 			_, err := conn.Exec(ctx, "SET ROLE dlq_operator; SET dlq.scope = ''; SET row_security = on")
 			require.NoError(t, err)
 			require.ElementsMatch(t, want, list("SELECT id::text FROM dlq.find()"))
@@ -509,7 +514,8 @@ func TestScope_sameInSQL(t *testing.T) {
 	require.NotZero(t, b.count("SELECT count(*) FROM dlq.acts WHERE subject LIKE 'role scoped_%' AND act = 'limited' AND actor IS NOT NULL"))
 }
 
-// One meaning of scopes, in Go, in SQL for a constant, and in SQL for many rows, whatever is in names and patterns.
+// Scopes mean the same in Go, in SQL for a constant, and in SQL for many rows, with any characters
+// in names and patterns.
 func TestScope_patterns(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -548,7 +554,8 @@ func TestScope_patterns(t *testing.T) {
 	require.False(t, nothing, "what is no pattern lets nothing through")
 }
 
-// Who is limited moves what is theirs, one by one and many at once, and a run that they start stays with it.
+// A limited operator moves only entries in scope, one by one and in bulk, and a run that the
+// operator starts is limited, too.
 func TestScope_moves(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -581,7 +588,7 @@ func TestScope_moves(t *testing.T) {
 	}
 	status, out = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"toDestination": "default"}`)
 	require.Equal(t, http.StatusForbidden, status, out)
-	// A run is for those who have all that its starter has.
+	// A caller sees a run whose scope the caller's scope covers.
 	runs := func(scope access.Scope) int {
 		_, out := b.as(b.token(access.Reader, scope), "GET", "/api/dlq/replays", "")
 		return strings.Count(out, `"createdAt"`)
@@ -594,7 +601,7 @@ func TestScope_moves(t *testing.T) {
 	status, _ = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"force": true}`)
 	require.Equal(t, http.StatusAccepted, status)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"), "nobody else's")
-	// Groups by sums: all of one queue, and of both, are the same numbers as the rows say.
+	// Sums by group match the rows, for one queue and for both.
 	for scope, captured := range map[string]int{"pay_eu": 2, "mail*": 2, "*": 4} {
 		_, out = b.as(b.token(access.Reader, access.Scope{{Queues: []string{scope}}}), "GET", "/api/dlq/analytics/queues", "")
 		require.Contains(t, out, fmt.Sprintf(`"open":%d,`, captured), scope)
@@ -616,7 +623,7 @@ func TestScope_messages(t *testing.T) {
 	}
 	status, out := b.as(sender, "POST", "/api/messages", message("m1", "order.paid"))
 	require.Equal(t, http.StatusAccepted, status, out)
-	// Nor does it hear of queues and jobs that are others'.
+	// A sender learns nothing of queues and jobs outside its scope.
 	status, out = b.as(sender, "POST", "/api/messages", strings.Replace(message("m1", "order.paid"), "{}", "1", 1))
 	require.Equal(t, http.StatusConflict, status, out)
 	require.NotContains(t, out, "job")

@@ -1,5 +1,5 @@
-// Package server is the program behind "dlqd serve": it builds the parts, starts them in order, and stops them in the
-// reverse one.
+// Package server is the program behind "dlqd serve": it starts the parts in order, and stops them
+// within one deadline.
 package server
 
 import (
@@ -57,76 +57,88 @@ const (
 	DefaultListen      = "127.0.0.1:7353"
 	DefaultStopTimeout = 30 * time.Second
 
-	// readHeaderTimeout bounds how long a client may take over its headers.
+	// readHeaderTimeout limits how long a client may take to send its headers.
 	readHeaderTimeout = 10 * time.Second
-	// maxHeaderBytes bounds a request's headers; net/http adds 4 KB.
+	// maxHeaderBytes is the maximum size of a request's headers; net/http adds 4 KB.
 	maxHeaderBytes = 64 << 10
-	// idleTimeout closes connections that are kept and not used.
+	// idleTimeout is how long an unused connection is kept.
 	idleTimeout = 2 * time.Minute
-	// forgetTimeout bounds one clearing of places of ordered messages.
+	// forgetTimeout limits one run of the loop that deletes the places of ordered messages.
 	forgetTimeout = 10 * time.Minute
 )
 
-// Config is what a [Server] needs.
+// Config configures a [Server].
 type Config struct {
-	// DatabaseURL names a Postgres; empty starts an embedded one in DataDir.
+	// DatabaseURL is the URL of a Postgres database; empty starts an embedded server in DataDir.
 	DatabaseURL string
 	DataDir     string
 	PostgresBin string
 	Schemas     postgres.Schemas
-	// Which parts run in this process.
+	// API, Process and DLQWorkers select the parts that run in this process.
 	API, Process, DLQWorkers bool
-	// Listen are addresses of the API: host:port, or unix: and a path. Without API, metrics and health alone are served there.
+	// Listen lists the addresses of the API: host:port, or unix: and a path. Without API, only
+	// metrics and health are served there.
 	Listen []string
-	// Insecure serves addresses that others than the machine's own users reach, and asks nobody who they are.
+	// Insecure allows addresses that other machines reach without authentication.
 	Insecure bool
 	Policy   *policy.Policy
-	// Source is where Policy was read from: with a directory, it is read again when its files change.
+	// Source is where Policy was read from. If it is a directory, the policy is read again when its
+	// files change.
 	Source       policy.Source
 	MaxBodyBytes int64
-	// BodyGrace is how long a body may take beside what it needs at door.MinBodyRate; 0 means door.DefaultBodyGrace.
+	// BodyGrace is how long a body may take in addition to its time at door.MinBodyRate; 0 means
+	// door.DefaultBodyGrace.
 	BodyGrace time.Duration
-	// Door says who may come in. Hosts of Listen come in too; Client is the peer's address where it is nil.
+	// Door configures which requests are let in. The hosts of Listen are added to its Hosts. A nil
+	// Client means the authenticated caller or, without authentication, the peer.
 	Door door.Config
-	// MaxConnections bounds the connections to the API by TCP; 0 means door.DefaultMaxConnections.
+	// MaxConnections limits the TCP connections to the API; 0 means door.DefaultMaxConnections.
 	MaxConnections int64
-	// TLS is what connections by TCP are encrypted with; the zero value is not at all.
+	// TLS are the files for encrypted TCP connections; the zero value means no encryption.
 	TLS door.CertificateFiles
-	// MaxPending bounds the messages that wait for their commit; 0 means ingest.DefaultMaxPending.
+	// MaxPending limits the messages that wait for their commit; 0 means ingest.DefaultMaxPending.
 	MaxPending int
-	// MaxBodiesBytes bounds the bodies of submissions, all together; 0 means api.DefaultMaxBodiesBytes.
+	// MaxBodiesBytes limits the total size of request bodies in memory; 0 means
+	// api.DefaultMaxBodiesBytes.
 	MaxBodiesBytes int64
-	// WriteTimeout is how long a client may leave a part of an answer unread; 0 means api.DefaultWriteTimeout.
+	// WriteTimeout is how long a client may leave part of a response unread; 0 means
+	// api.DefaultWriteTimeout.
 	WriteTimeout time.Duration
-	// PollInterval is how often DLQ workers look for due entries when nothing wakes them.
+	// PollInterval is how often DLQ workers look for due entries without a notification.
 	PollInterval time.Duration
-	// PollOnly does without LISTEN, which transaction poolers lack. Behind a pooler it is implied, unless Listens.
+	// PollOnly disables LISTEN, which transaction poolers do not support. Behind a pooler it is
+	// implied, unless Listens is set.
 	PollOnly bool
-	// Listens says that a pooler in front of the database gives each client a session of its own.
+	// Listens means that the pooler in front of the database gives each client its own session.
 	Listens bool
-	// StopTimeout is how long a stop may take, all of it, whatever hangs. Running jobs may take most of it to finish.
+	// StopTimeout limits the whole stop, even if the database hangs. Running jobs may take most of
+	// it to finish.
 	StopTimeout time.Duration
-	// RiverUI is the address of River UI, to which the console links jobs; empty for no links.
+	// RiverUI is the address of River UI, for the console's links to jobs; empty for no links.
 	RiverUI string
-	// MaxConns bounds the pool's connections to the database; 0 means the URL's pool_max_conns, or postgres.DefaultMaxConns.
+	// MaxConns is the maximum size of the connection pool; 0 means the URL's pool_max_conns, or
+	// postgres.DefaultMaxConns.
 	MaxConns int32
-	// Archive is where closed entries go before they are dropped, a directory or a URL: see archive.Open. Empty: nowhere.
+	// Archive is the directory or URL where closed entries are archived before they are dropped;
+	// see archive.Open. Empty means no archive.
 	Archive string
 	Logger  *slog.Logger
-	// LogLevel is the level of Logger; nil where it cannot be changed.
+	// LogLevel is the level of Logger; nil if it cannot be changed.
 	LogLevel *slog.LevelVar
-	// OTLPEndpoint is the base URL of a collector of OpenTelemetry's that gets traces, metrics and logs; empty: nobody does.
+	// OTLPEndpoint is the base URL of an OpenTelemetry collector for traces, metrics and logs;
+	// empty for none.
 	OTLPEndpoint string
-	// Measure says how loaded machine and database are; nil to measure them.
+	// Measure returns the load of the machine and the database; nil means that conditions measures
+	// it.
 	Measure func(context.Context) (conditions.Load, error)
 }
 
-// Server is the program.
+// Server runs the parts of dlqd.
 type Server struct {
 	config  Config
 	logger  *slog.Logger
 	metrics *metrics.Metrics
-	// telemetry sends traces, metrics and logs to a collector, if at all.
+	// telemetry sends traces, metrics and logs to the collector, if there is one.
 	telemetry *telemetry.Telemetry
 
 	embedded  *postgres.Embedded
@@ -140,36 +152,36 @@ type Server struct {
 	delivery  *delivery.Worker
 	river     *delivery.Client
 	process   *process.Process
-	// presencePool has the connections of process.
+	// presencePool is the pool of process.
 	presencePool *pgxpool.Pool
-	guard        atomic.Pointer[restored.Guard] // nil until the pool is there
+	guard        atomic.Pointer[restored.Guard] // nil until register
 	worker       *worker.Worker
 	attached     bool                  // River belongs to an application
-	detached     atomic.Pointer[error] // dlqd was taken out of the database meanwhile; nil where it is there
+	detached     atomic.Pointer[error] // not nil while dlqd is detached from the database
 	http         *http.Server
 	access       *access.Authenticator
-	// certificates are those of the API; nil without TLS.
+	// certificates are the API's TLS certificates; nil without TLS.
 	certificates *door.Certificates
 	listeners    []net.Listener
 
 	conditions  *conditions.Conditions
-	planner     atomic.Pointer[strategy.Planner] // by the policy that is in force
+	planner     atomic.Pointer[strategy.Planner] // by the policy in force
 	reloading   sync.Mutex
-	reloadErr   atomic.Pointer[error]    // of the last reload; nil where it worked
-	unpublished atomic.Bool              // the database does not know what the policy says: it is tried again
-	asked       atomic.Pointer[[]string] // how callers were known when that was last said; nil where nobody was ever asked
+	reloadErr   atomic.Pointer[error]    // of the last reload; nil if it succeeded
+	unpublished atomic.Bool              // publishing the policy to the database failed, and is retried
+	asked       atomic.Pointer[[]string] // the last configured ways of authentication; nil if there were none
 
 	loops        background.Group
-	wakeApproved func()           // has what was approved carried out, likewise
-	wakeRuns     func()           // has replay runs go on; nil where another process carries them out
-	queues       *background.Loop // has River's client work the queues of the policy in force
-	presence     *background.Loop // tells other processes which those are
-	failed       chan error       // a part died
+	wakeApproved func()           // starts what was approved; nil if this process has no DLQ workers
+	wakeRuns     func()           // continues replay runs; nil if this process has no DLQ workers
+	queues       *background.Loop // applies the policy's queues to River's client
+	presence     *background.Loop // announces this process and its queues to the others
+	failed       chan error       // receives the error of a part that died
 	stopping     atomic.Bool
 	began        time.Time
 }
 
-// Start starts all parts. On an error, those that had started are stopped again.
+// Start starts all parts. On an error it stops those that it has started.
 func Start(ctx context.Context, config Config) (*Server, error) {
 	if config.StopTimeout == 0 {
 		config.StopTimeout = DefaultStopTimeout
@@ -207,7 +219,8 @@ func (s *Server) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.config.Process && status.RiverVersion < status.RiverLatest { // an application's: Check saw to our own
+	// openDatabase has checked dlqd's own River; only an application's can be older.
+	if s.config.Process && status.RiverVersion < status.RiverLatest {
 		return fmt.Errorf("the River here is at version %d, and this dlqd's client needs %d to deliver messages: run River's migrations, or serve with --api and --dlq-workers alone", status.RiverVersion, status.RiverLatest)
 	}
 	s.attached = status.Attached
@@ -259,10 +272,10 @@ func (s *Server) start(ctx context.Context) error {
 	return nil
 }
 
-// listens reports whether requests are answered: to the API or, without it, about how this process is.
+// listens reports whether this process serves requests: the API or, without it, metrics and health.
 func (s *Server) listens() bool { return s.config.API || len(s.config.Listen) > 0 }
 
-// startJudgement starts what all parts ask: the policy, the circuit breakers, and the conditions.
+// startJudgement starts what all parts use: the policy, the circuit breakers and the conditions.
 func (s *Server) startJudgement(ctx context.Context) error {
 	s.breakers = breaker.New(breaker.Config{
 		DB: s.store.DB(), Policy: s.policy, Actor: postgres.ProcessName(), Logger: s.logger,
@@ -286,8 +299,9 @@ func (s *Server) startJudgement(ctx context.Context) error {
 		s.loops.Add(s.conditions.Loop())
 	}
 	if s.config.Source.Dir != "" {
-		s.loops.Add(policy.Watch(s.config.Source, s.policy, func(ctx context.Context) { _ = s.Reload(ctx) })) // it says itself what went wrong
-		// A commit changes no file of the policy.
+		// Reload logs its own errors.
+		s.loops.Add(policy.Watch(s.config.Source, s.policy, func(ctx context.Context) { _ = s.Reload(ctx) }))
+		// A commit changes the policy's version, but none of its files, so Watch does not see it.
 		s.loops.Add(background.New(background.Config{
 			Name: "policy-version", Interval: versionInterval, WhenIdle: true, Failing: "policy: its version is that of an earlier commit",
 			Once: background.Each(func(ctx context.Context) error {
@@ -301,15 +315,15 @@ func (s *Server) startJudgement(ctx context.Context) error {
 	return nil
 }
 
-// policy is the policy that is in force.
+// policy returns the policy in force.
 func (s *Server) policy() *policy.Policy { return s.planner.Load().Policy() }
 
 func (s *Server) migrator() *postgres.Migrator {
 	return &postgres.Migrator{Pool: s.pool, Schemas: s.config.Schemas, Logger: s.logger, OwnRiver: s.embedded != nil}
 }
 
-// openDatabase opens the database. The embedded one is brought up to date; another is only checked, because whoever
-// owns it decides when its schema changes.
+// openDatabase opens the database. It migrates an embedded one. Another one is only checked,
+// because its owner decides when the schema changes.
 func (s *Server) openDatabase(ctx context.Context) error {
 	url := s.config.DatabaseURL
 	if url == "" {
@@ -326,7 +340,8 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		return err
 	}
 	if postgres.IsPooled(s.pool) && !s.config.PollOnly && !s.config.Listens {
-		s.config.PollOnly = true // a session that listens would belong to other clients of the pooler, too
+		// Other clients of the pooler would inherit a session that listens.
+		s.config.PollOnly = true
 		s.logger.Info("a pooler is in front of the database: dlqd polls; " +
 			"--poll-only=false where it gives each client a session")
 	}
@@ -363,11 +378,11 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	s.queues = s.river.Loop()
 	releaser := &delivery.Releaser{DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Restored: func() bool { return s.guard.Load().Held() != nil }}
 	s.loops.Add(s.queues, releaser.Loop())
-	return s.process.Once(ctx) // with its queues
+	return s.process.Once(ctx) // announces the queues
 }
 
-// systemState returns what the conditions of DLQ workers measured last. A process without DLQ workers measures
-// nothing.
+// systemState returns the last measurement of the conditions. Only processes with DLQ workers
+// measure.
 func (s *Server) systemState() (riverdlq.SystemState, bool) {
 	load, measured := s.conditions.Load()
 	return riverdlq.SystemState{CPU: math.Round(load.CPU*10) / 10, Memory: math.Round(load.Memory*10) / 10}, measured
@@ -409,7 +424,8 @@ func (s *Server) replayer() *replay.Replayer {
 	return &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer}
 }
 
-// keepHouse has partitions made ahead, and taken away what nobody needs.
+// keepHouse adds the maintenance loops: partitions, retention, rollups, the metrics sample and the
+// reconciler.
 func (s *Server) keepHouse() {
 	keeper := &retention.Keeper{Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger, Observe: s.metrics.ObserveRetention}
 	s.loops.Add(
@@ -436,7 +452,7 @@ func (s *Server) keepHouse() {
 	s.loops.Add(reconcile.New(reconcile.Config{DB: s.store.DB(), Logger: s.logger.With("part", "reconciler")}).Loop())
 }
 
-// steering is a client of River's that works no queue: it sees queues, and pauses them.
+// steering returns a River client that works no queue. It lists and pauses queues.
 func (s *Server) steering() (*river.Client[pgx.Tx], error) {
 	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{
 		Schema: s.config.Schemas.River, Logger: slog.New(delivery.RiverLog(s.logger.Handler())),
@@ -447,8 +463,9 @@ func (s *Server) steering() (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
-// tellPeople logs that a worker parked dead letters, except those of muted groups. Entries parked otherwise do
-// not come here: the metric dlqd_needs_person counts all that wait for a person.
+// tellPeople logs dead letters that a worker parked, except those of muted groups. Entries parked
+// by other means do not pass through here; the metric dlqd_needs_person counts all that wait for an
+// operator.
 func (s *Server) tellPeople(parked []worker.Parked) {
 	type of struct {
 		group.Key
@@ -461,10 +478,11 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 		counts[of{key, p.Class}]++
 		keys = append(keys, key)
 	}
-	// (The worker's own context may have ended with its turn; each statement has a time of its own.)
+	// The worker's context may have ended with the loop's run. Each statement has its own timeout.
 	marks, err := s.groups.Marks(context.Background(), keys)
 	if err != nil {
-		s.logger.Error("which failure groups are muted is not known", "error", err) // rather told twice than not at all
+		// Log a muted group rather than miss one that is not muted.
+		s.logger.Error("which failure groups are muted is not known", "error", err)
 	}
 	for g, n := range counts {
 		if mark := marks[g.Key]; !mark.Muted {
@@ -473,7 +491,7 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 	}
 }
 
-// reached is the first of some addresses that others than the machine's own users reach; empty where there is none.
+// reached returns the first address that other machines can reach, or "".
 func reached(addresses []string) string {
 	for _, address := range addresses {
 		host, _, err := net.SplitHostPort(address)
@@ -484,7 +502,8 @@ func reached(addresses []string) string {
 	return ""
 }
 
-// checkAccess refuses to let everybody on the network do everything, unless somebody says so.
+// checkAccess refuses to listen where other machines connect without authentication, unless
+// Insecure is set. Authentication by certificates requires a client CA.
 func (s *Server) checkAccess() error {
 	if slices.Contains(s.policy().Access.Authentication, access.ViaCertificate+"s") && s.config.TLS.ClientCA == "" {
 		return errors.New("access.yaml: authentication by certificates needs --tls-client-ca, the authority that makes them")
@@ -500,7 +519,8 @@ func (s *Server) checkAccess() error {
 	return nil
 }
 
-// accessHealth says so where everybody on the network may do everything.
+// accessHealth returns the health of authentication. It is failed if other machines can connect
+// without authentication, or if a reload removed all ways of authentication.
 func (s *Server) accessHealth() api.Part {
 	ways := s.policy().Access.Authentication
 	address := reached(s.config.Listen)
@@ -508,7 +528,8 @@ func (s *Server) accessHealth() api.Part {
 	switch {
 	case len(ways) > 0:
 		part := api.Part{Name: "access", OK: true, Detail: "callers are known by " + strings.Join(ways, ", ")}
-		if since := s.access.ProviderDown(); !since.IsZero() { // who has a token of dlqd's goes on, so this is no reason to send people elsewhere
+		// The part stays healthy: dlqd's own tokens still work.
+		if since := s.access.ProviderDown(); !since.IsZero() {
 			part.Detail += "; the OpenID Connect provider has not answered since " + since.UTC().Format(time.RFC3339)
 		}
 		return part
@@ -521,8 +542,8 @@ func (s *Server) accessHealth() api.Part {
 	}
 }
 
-// rules say how callers are known. Where that was asked once, no reload has it asked no more: a line that an edit lost must not let
-// everybody in.
+// rules returns the rules of authentication in force. Once authentication was configured, a reload
+// cannot switch it off: a line lost in an edit must not give everyone access.
 func (s *Server) rules() access.Rules {
 	rules := s.policy().Access.Rules()
 	if len(rules.Ways) > 0 {
@@ -533,7 +554,7 @@ func (s *Server) rules() access.Rules {
 	return rules
 }
 
-// startIntake starts what takes messages.
+// startIntake starts the ingester, which stores submitted messages.
 func (s *Server) startIntake() (err error) {
 	var worked *process.Queues
 	if s.attached {
@@ -564,7 +585,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.rules() // what is asked from now on
+	s.rules() // stores the ways for later reloads
 	s.config.Door.Hosts = slices.Concat(s.config.Door.Hosts, door.HostsOf(s.config.Listen))
 	s.access = &access.Authenticator{
 		Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: s.rules,
@@ -624,7 +645,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	return nil
 }
 
-// Addresses are the URLs, or socket paths, that the API is served at.
+// Addresses returns the URLs or socket paths at which the API is served.
 func (s *Server) Addresses() []string {
 	addresses := make([]string, len(s.listeners))
 	for i, l := range s.listeners {
@@ -633,8 +654,8 @@ func (s *Server) Addresses() []string {
 	return addresses
 }
 
-// Policy is the policy that is in force.
+// Policy returns the policy in force.
 func (s *Server) Policy() *policy.Policy { return s.policy() }
 
-// Pool is the server's pool.
+// Pool returns the server's connection pool.
 func (s *Server) Pool() *pgxpool.Pool { return s.pool }

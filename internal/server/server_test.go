@@ -33,7 +33,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// bundle is a whole dlqd on a database of its own, and a receiver whose answer the test sets.
+// bundle is a complete dlqd on its own database.
 type bundle struct {
 	*testing.T
 
@@ -91,7 +91,7 @@ func setup(t *testing.T, o options) *bundle {
 	return b
 }
 
-// call makes a request and decodes the answer.
+// call sends a request and decodes the answer.
 func (b *bundle) call(method, path, body string) (int, map[string]any, http.Header) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(body))
@@ -237,7 +237,7 @@ func TestEntry_movesOfAPerson(t *testing.T) {
 		require.Equal(t, step.status, status, "%s: %v", step.path, out)
 		require.Contains(t, fmt.Sprint(out["detail"], out["status"]), step.want)
 	}
-	b.awaitEntry(first, "dlq_manual") // it was redelivered, and not found again
+	b.awaitEntry(first, "dlq_manual") // redelivered, and answered 404 again
 	status, _, _ := b.call("POST", "/api/dlq/entries/"+first+"/discard", "")
 	require.Equal(t, http.StatusOK, status, "a body is optional")
 
@@ -269,7 +269,7 @@ func TestEntries_list(t *testing.T) {
 		}
 	}
 	require.Equal(t, []string{"m0", "m1", "m2", "m3", "m4"}, got)
-	// What nobody has filed is there, and not described yet.
+	// Entries that are not filed yet are in lists, but have no error type.
 	_, page, _ := b.call("GET", "/api/dlq/entries?errorType=HTTP_404", "")
 	require.Empty(t, page["entries"])
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
@@ -331,7 +331,8 @@ func TestOperations(t *testing.T) {
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
 	b.awaitMessage("m1", "dead-lettered")
-	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond) // a busy machine may be late with a turn
+	// A loop may be late on a busy machine.
+	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond)
 	var names []string
 	for _, p := range b.health().Parts {
 		names = append(names, p.Name)
@@ -365,7 +366,7 @@ func TestOperations(t *testing.T) {
 			for code, r := range op["responses"].(map[string]any) {
 				contents, _ := r.(map[string]any)["content"].(map[string]any)
 				if code == "204" {
-					examples++ // of nothing
+					examples++ // a 204 has no content
 				}
 				for kind, content := range contents {
 					if kind == "application/problem+json" {
@@ -390,7 +391,7 @@ func TestMetrics(t *testing.T) {
 	b.submit("m1")
 	b.awaitEntry(b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string), "dlq_manual")
 	var text string
-	require.Eventually(t, func() bool { // the database's part is sampled every other second
+	require.Eventually(t, func() bool { // database figures are sampled every two seconds
 		_, out, _ := b.call("GET", "/metrics", "")
 		text, _ = out["text"].(string)
 		return strings.Contains(text, `dlqd_dead_letters{error_class="not_found",queue="default",status="dlq_manual"} 1`) &&
@@ -448,14 +449,16 @@ func TestSubmit_overflowAnswers429(t *testing.T) {
 
 func TestSubmit_boundsTheBodiesOfAll(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{config: func(c *server.Config) { c.MaxBodiesBytes = 12 << 10 }}) // two bodies, of one client one
+	// The room is for two bodies; one client may hold one.
+	b := setup(t, options{config: func(c *server.Config) { c.MaxBodiesBytes = 12 << 10 }})
 	body := `{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 700) + `"}`
 	refused := func() bool {
 		status, _, header := b.call("POST", "/api/messages", body)
 		return status == http.StatusTooManyRequests && header.Get("Retry-After") == "1"
 	}
-	// A client announces its message and does not send the end of it: until it does, there is no room. On a busy machine
-	// the other one may have been first, and the message be refused, or the end come too late.
+	// A client sends its message except for the end; until the end arrives, there is no room. On a
+	// busy machine another request may come first, so that this message is refused or its end comes
+	// too late.
 	held := func() bool {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(b.base, "http://"))
 		require.NoError(t, err)
@@ -478,7 +481,7 @@ func TestSubmit_boundsTheBodiesOfAll(t *testing.T) {
 			}
 			answer <- status
 		}()
-		for !refused() { // what was sent has not arrived
+		for !refused() { // until the server has read the first part
 			select {
 			case <-answer:
 				return false
@@ -537,7 +540,7 @@ func TestListen_unixSocket(t *testing.T) {
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	require.NoError(t, err)
 	stale.SetUnlinkOnClose(false)
-	require.NoError(t, stale.Close()) // what a killed dlqd leaves
+	require.NoError(t, stale.Close()) // as after a kill
 	b := setup(t, options{config: func(c *server.Config) { c.Listen = append(c.Listen, "unix:"+path) }})
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
@@ -564,7 +567,7 @@ func TestStart_refusesAnOldSchema(t *testing.T) {
 	require.ErrorContains(t, err, "dlqd migrate up")
 }
 
-// An application may be behind with River's migrations: dead letters work all the same, deliveries may not.
+// An application may run an older version of River's schema. Dead letters work, deliveries may not.
 func TestStart_onAnOlderRiver(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
@@ -596,7 +599,7 @@ func TestStop_letsRunningJobsFinish(t *testing.T) {
 	b.submit("m1")
 	<-arrived
 	go func() {
-		for b.ready() { // stopping has begun
+		for b.ready() { // until the stop has begun
 			time.Sleep(time.Millisecond)
 		}
 		close(release)
@@ -624,7 +627,7 @@ func (b *bundle) ready() bool {
 }
 
 func TestStop_leavesNothingBehind(t *testing.T) { //nolint:paralleltest // it looks at all goroutines of the process
-	_, err := postgrestest.Start(t.Context()) // its server stays
+	_, err := postgrestest.Start(t.Context()) // the test's server keeps running
 	require.NoError(t, err)
 	before := goleak.IgnoreCurrent()
 	b := setup(t, options{})
@@ -655,7 +658,7 @@ func TestSchemas_ofOtherNames(t *testing.T) {
 	require.NotZero(t, b.count("SELECT count(*) FROM dead_letters.dead_letter_transitions WHERE origin LIKE 'API, from 127.0.0.1%'"))
 }
 
-// Who is limited to some queues is so in schemas of other names, too.
+// Scopes also work in schemas with other names.
 func TestSchemas_ofOtherNamesWithScopes(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)

@@ -21,14 +21,14 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// browser is somebody's, who is signed in.
+// browser is a browser with a user's session.
 type browser struct {
 	*bundle
 
 	cookie string // name=value
 }
 
-// signIn has somebody sign in by a token of theirs.
+// signIn creates a token and signs a user in with it.
 func (b *bundle) signIn(name string, role access.Role) *browser {
 	b.Helper()
 	secret, err := access.NewStore(b.pool, postgres.DefaultSchemas()).Create(b.Context(), &access.Token{Name: name, Role: role}, "test")
@@ -68,14 +68,14 @@ func (b *browser) asks(method, path, body string, headers ...string) (*http.Resp
 	return response, string(raw)
 }
 
-// status is what somebody is answered.
+// status sends a request and returns the status.
 func (b *browser) status(method, path, body string, headers ...string) int {
 	b.Helper()
 	response, _ := b.asks(method, path, body, headers...)
 	return response.StatusCode
 }
 
-// sessions are those that somebody sees: whose, and which.
+// sessions returns the sessions that the user sees: the names, and the ids by name.
 func (b *browser) sessions() (names []string, ids map[string]string) {
 	b.Helper()
 	response, body := b.asks("GET", "/api/sessions", "")
@@ -99,7 +99,8 @@ func (b *browser) sessions() (names []string, ids map[string]string) {
 	return names, ids
 }
 
-// The console's own script uses the API as who is signed in, in every process, and nobody else's page does.
+// The console's script uses the API with the session's rights, in every process. Pages of other
+// sites cannot.
 func TestSessions_ofTheAPI(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
@@ -118,7 +119,8 @@ func TestSessions_ofTheAPI(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`, "Sec-Fetch-Site", "cross-site"))
 	require.Equal(t, http.StatusUnauthorized, kim.status("GET", "/api/dlq/entries", "", "Sec-Fetch-Site", "same-site"))
 
-	// Rights are those of now, and who follows a run while the cookie changes goes on, until they sign out.
+	// Changed rights apply at once. A user who follows a run while the cookie is replaced continues
+	// to, until sign-out.
 	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, status) VALUES ('0198a0b0-0000-7000-8000-000000000000', '{}', 'kim', 1, 'paused')`)
 	follow, err := http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", ""))
 	require.NoError(t, err)
@@ -128,9 +130,10 @@ func TestSessions_ofTheAPI(t *testing.T) {
 	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 hours'")
 	require.Eventually(t, func() bool { kim.status("GET", "/api/whoami", ""); return kim.cookie != before }, time.Minute, 100*time.Millisecond)
 	require.Equal(t, http.StatusOK, kim.status("GET", "/api/whoami", ""))
-	b.exec("UPDATE dlq.sessions SET previous_until = now()") // the cookie with which they follow is good for nothing else
+	// The cookie of the stream is no longer valid for new requests.
+	b.exec("UPDATE dlq.sessions SET previous_until = now()")
 	events := bufio.NewScanner(follow.Body)
-	for range 6 { // which come every second: longer than any look at the sessions counts
+	for range 6 { // one event a second: longer than lookups are cached
 		for events.Scan() && !strings.HasPrefix(events.Text(), "data:") {
 		}
 		require.Contains(t, events.Text(), `"paused"`)
@@ -139,7 +142,7 @@ func TestSessions_ofTheAPI(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return kim.status("POST", "/api/dlq/bulk", `{"do": "note", "filter": {"queue": ["q"]}, "note": "n", "dryRun": true}`) == http.StatusForbidden
 	}, time.Minute, 100*time.Millisecond)
-	for events.Scan() { // as somebody who may less, they follow again
+	for events.Scan() { // ends because the user's rights changed
 	}
 	require.NoError(t, events.Err())
 	follow, err = http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", ""))
@@ -147,11 +150,11 @@ func TestSessions_ofTheAPI(t *testing.T) {
 	defer follow.Body.Close()
 	require.Equal(t, http.StatusOK, follow.StatusCode)
 	require.Equal(t, http.StatusSeeOther, kim.status("POST", "/sign-out", ""))
-	_, err = io.Copy(io.Discard, follow.Body) // it ends
+	_, err = io.Copy(io.Discard, follow.Body) // the stream ends
 	require.NoError(t, err)
 	require.Equal(t, http.StatusUnauthorized, kim.status("GET", "/api/whoami", ""))
 
-	// A reload that takes tokens away takes their sessions along.
+	// A reload that removes the authentication by tokens ends their sessions.
 	anna := b.signIn("anna", access.Reader)
 	require.Equal(t, http.StatusOK, anna.status("GET", "/api/whoami", ""))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "access.yaml"), []byte("authentication: [socket]"), 0o600))
@@ -159,7 +162,7 @@ func TestSessions_ofTheAPI(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, anna.status("GET", "/api/whoami", ""))
 }
 
-// People see and end their own sessions; an admin of everything those of all.
+// Users see and end their own sessions; an admin without limits sees and ends all.
 func TestSessions_ofOthers(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {

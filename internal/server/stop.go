@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// mostReserve bounds what a stop keeps of its time for what has to be cut short.
+// mostReserve is the maximum of [Server.reserve].
 const mostReserve = 5 * time.Second
 
-// ErrStoppedAtOnce says that a second signal, or the stop's time limit, cut the stop short. Nothing accepted is lost:
-// jobs that were cut off run again.
+// ErrStoppedAtOnce means that a second signal or the time limit cut the stop short. No accepted
+// message is lost; interrupted jobs run again.
 var ErrStoppedAtOnce = errors.New("stopped at once; jobs that were running will run again")
 
-// reserve is the end of the stop's time, in which nothing waits for anybody any more.
+// reserve returns the length of the last part of a stop, which cuts off everything that still runs.
 func (s *Server) reserve() time.Duration { return min(s.config.StopTimeout/4, mostReserve) }
 
-// Wait waits until ctx is done or a part dies, and then stops everything: intake first, then what was accepted is
-// written, then running jobs finish within the limit, then the database. hard cuts that short.
+// Wait waits until ctx is done or a part dies, and then stops the server. Requests, accepted
+// messages and running jobs finish within the limit; the database stops last. hard cuts that short.
 func (s *Server) Wait(ctx, hard context.Context) error {
 	var exited <-chan struct{}
 	if s.embedded != nil {
@@ -38,8 +38,9 @@ func (s *Server) Wait(ctx, hard context.Context) error {
 	return errors.Join(died, s.stop(hard))
 }
 
-// stop stops what has started. One deadline holds for all of it, also where the database hangs: most of the time is for
-// requests, accepted messages and running jobs, and the reserve for cutting short what did not end.
+// stop stops all started parts. One deadline covers everything, even if the database hangs. Most of
+// the time is for requests, accepted messages and running jobs; the reserve is for cutting off the
+// rest.
 func (s *Server) stop(hard context.Context) error {
 	s.stopping.Store(true)
 	deadline := time.Now().Add(s.config.StopTimeout)
@@ -55,7 +56,7 @@ func (s *Server) stop(hard context.Context) error {
 	if hard.Err() != nil && time.Until(deadline) > s.reserve() { // a second signal
 		deadline = time.Now().Add(s.reserve())
 	}
-	half := func() (context.Context, context.CancelFunc) { // of what is left
+	half := func() (context.Context, context.CancelFunc) { // of the remaining time
 		return context.WithTimeout(context.WithoutCancel(hard), time.Until(deadline)/2)
 	}
 	cut, cancelCut := half()
@@ -88,7 +89,8 @@ func (s *Server) stop(hard context.Context) error {
 			if s.presencePool != nil {
 				s.presencePool.Close()
 			}
-			s.pool.Close() // waits for whoever has a connection, and for the server's farewell
+			// Close waits for connections in use, and for the server to close its end.
+			s.pool.Close()
 		}()
 		select {
 		case <-closed:
@@ -102,7 +104,7 @@ func (s *Server) stop(hard context.Context) error {
 	return errors.Join(errs...)
 }
 
-// stopIntake lets requests and accepted messages finish until ctx is done, and then cuts them off.
+// stopIntake waits for requests and accepted messages until ctx is done, and then cuts them off.
 func (s *Server) stopIntake(ctx context.Context) (err error) {
 	if s.http != nil {
 		if err = s.http.Shutdown(ctx); err != nil {
@@ -116,7 +118,7 @@ func (s *Server) stopIntake(ctx context.Context) (err error) {
 	return err
 }
 
-// leave tells other processes that this one works no queue any more.
+// leave announces that this process works no queue any more.
 func (s *Server) leave(ctx context.Context) {
 	if s.process == nil || s.idle() != nil {
 		return
@@ -126,7 +128,7 @@ func (s *Server) leave(ctx context.Context) {
 	}
 }
 
-// stopJobs lets running jobs finish until ctx is done.
+// stopJobs waits for running jobs until ctx is done.
 func (s *Server) stopJobs(ctx context.Context) error {
 	if s.river == nil {
 		return nil

@@ -24,7 +24,7 @@ const (
 	parentSpan  = "00f067aa0ba902b7"
 )
 
-// traced records with which trace contexts a receiver was called.
+// traced is a receiver that records trace contexts.
 type traced struct {
 	status atomic.Int32
 
@@ -45,7 +45,8 @@ func (r *traced) seen() []string {
 	return r.parents
 }
 
-// submitTraced submits a message within a trace, and returns its dead letter's id once a person is to look at it.
+// submitTraced submits a message with a trace context, and returns its dead letter's id once it is
+// parked.
 func (b *bundle) submitTraced(id string) string {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), http.MethodPost, b.base+"/api/messages", strings.NewReader(fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "payment.captured", "payload": {"card": "4111"}}`, id)))
@@ -63,7 +64,7 @@ func (b *bundle) submitTraced(id string) string {
 	return entry.String()
 }
 
-// replayAll replays everything in a run, and returns the run's id once it has ended.
+// replayAll replays everything in a run, and returns the run's id once the entry is resolved.
 func (b *bundle) replayAll() string {
 	b.Helper()
 	status, run, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["default"]}, "force": true, "note": "fixed"}`)
@@ -91,8 +92,8 @@ func linkAttributes(link *trace.Span_Link) map[string]string {
 	return attributes(&trace.Span{Attributes: link.GetAttributes()})
 }
 
-// A message can be followed from its submission over its job to the delivery, and from a redelivery back to both the submission and the
-// replay run that made it; logs and metrics go to the same collector.
+// Traces connect a submission with its job and its delivery, and a redelivery with both the
+// submission and the replay run. Logs and metrics go to the same collector.
 func TestTelemetry_traceOfAMessage(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
@@ -106,7 +107,7 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	entry := b.submitTraced("traced")
 	receiver.status.Store(http.StatusOK)
 	run := b.replayAll()
-	b.stop() // what is left is sent
+	b.stop() // sends the remaining spans
 
 	require.Equal(t, []string{"dlqd"}, collector.Services())
 	one := func(name string, n, of int) *trace.Span {
@@ -162,7 +163,7 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	require.Equal(t, "manual", attributes(filing)["dlqd.strategy"])
 	require.LessOrEqual(t, filing.GetStartTimeUnixNano(), filing.GetEndTimeUnixNano())
 
-	// Logs know their trace, here and there.
+	// Log records have their trace, at the collector and in the text log.
 	records := collector.Records("delivery")
 	require.Len(t, records, 2)
 	require.Equal(t, job.GetTraceId(), records[0].GetTraceId())
@@ -177,7 +178,7 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	require.NotNil(t, collector.Metric("dlqd_database_up"))
 }
 
-// The trace of a single replay links to the replay's request, with the request's tracestate.
+// The trace of a single replay links to the trace of its request, with the request's tracestate.
 func TestTelemetry_LinksSingleReplays(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
@@ -216,8 +217,8 @@ func TestTelemetry_LinksSingleReplays(t *testing.T) {
 	}
 }
 
-// Without an endpoint nothing is sent, and a trace is handed on as it came, as W3C Trace Context asks of who takes no part in it. Without
-// a trace, none is made up.
+// Without an endpoint nothing is sent. A trace context is forwarded unchanged, as W3C Trace Context
+// requires of a service that does not take part in tracing, and none is created.
 func TestTelemetry_off(t *testing.T) {
 	t.Parallel()
 	receiver := &traced{}
@@ -233,7 +234,7 @@ func TestTelemetry_off(t *testing.T) {
 	require.Equal(t, []string{as, as, " "}, receiver.seen())
 }
 
-// A collector that is away holds up neither deliveries nor a stop, and is complained of once in a while.
+// An unavailable collector delays neither deliveries nor a stop, and is logged only now and then.
 func TestTelemetry_collectorAway(t *testing.T) {
 	t.Parallel()
 	receiver := &traced{}

@@ -1,4 +1,5 @@
-// Package accesstest has an OpenID Connect provider for tests: real HTTP, real signatures, and users who always say yes.
+// Package accesstest provides an OpenID Connect provider for tests: real HTTP, real signatures, and
+// a user who always consents.
 package accesstest
 
 import (
@@ -19,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// ClientID is the one client of an issuer.
+// ClientID is the id of the only client of an issuer.
 const ClientID = "dlqd"
 
 // Issuer is an OpenID Connect provider.
@@ -31,14 +32,14 @@ type Issuer struct {
 	key     *rsa.PrivateKey
 	kid     string
 	down    bool
-	fetched int // how often its keys were
+	fetched int // number of requests for its keys
 	user    map[string]any
 	life    time.Duration
-	nonce   string            // in place of the one that was asked for
+	nonce   string            // sent in place of the requested one
 	codes   map[string]asked  // by code
-	refresh map[string]string // of tokens that are good, to ""
-	secret  string            // of the client; empty: it is a public one
-	pending int               // looks at a device's code that find the user still thinking
+	refresh map[string]string // valid tokens, to ""
+	secret  string            // of the client; empty: a public client
+	pending int               // polls with a device code before the user consents
 }
 
 type asked struct{ nonce, challenge, redirect string }
@@ -88,60 +89,60 @@ func answer(w http.ResponseWriter, status int, body any) {
 	_ = json.NewEncoder(w).Encode(body) //nolint:errchkjson // tests see what is missing
 }
 
-// with looks at an issuer, or changes it, while nobody asks it.
+// with calls change while the issuer serves no request.
 func (i *Issuer) with(change func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	change()
 }
 
-// Rotate has it sign with another key, and withdraws the one before.
+// Rotate replaces the signing key and withdraws the old one.
 func (i *Issuer) Rotate() {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	require.NoError(i.tb, err)
 	i.with(func() { i.key, i.kid = key, rand.Text() })
 }
 
-// Down has it answer nothing, or again.
+// Down makes the issuer fail all requests, or serve them again.
 func (i *Issuer) Down(down bool) { i.with(func() { i.down = down }) }
 
-// Lives says how long the ID tokens are good that it gives from now on.
+// Lives sets how long ID tokens issued from now on are valid.
 func (i *Issuer) Lives(life time.Duration) { i.with(func() { i.life = life }) }
 
-// Nonce has it put this into ID tokens in place of what was asked for; "" for that again.
+// Nonce sets the nonce of ID tokens; "" restores the requested one.
 func (i *Issuer) Nonce(nonce string) { i.with(func() { i.nonce = nonce }) }
 
-// Secret has its client show a secret with codes; "" for none.
+// Secret sets the secret that the client must send to get tokens; "" for a public client.
 func (i *Issuer) Secret(secret string) { i.with(func() { i.secret = secret }) }
 
-// Fetched is how often its keys were asked for.
+// Fetched returns the number of requests for the keys.
 func (i *Issuer) Fetched() (n int) {
 	i.with(func() { n = i.fetched })
 	return n
 }
 
-// Sessions is how many sign-ins may be renewed.
+// Sessions returns the number of sign-ins that can be renewed.
 func (i *Issuer) Sessions() (n int) {
 	i.with(func() { n = len(i.refresh) })
 	return n
 }
 
-// EndSessions has none of them renewed any more.
+// EndSessions revokes all refresh tokens.
 func (i *Issuer) EndSessions() { i.with(func() { clear(i.refresh) }) }
 
-// Key is what it signs with now, and the key's name.
+// Key returns the current signing key and its id.
 func (i *Issuer) Key() (key *rsa.PrivateKey, kid string) {
 	i.with(func() { key, kid = i.key, i.kid })
 	return key, kid
 }
 
-// Token is an ID token of its user, with these claims changed; nil takes one away.
+// Token returns an ID token of the user with these claims changed; nil removes a claim.
 func (i *Issuer) Token(claims map[string]any) string {
 	key, kid := i.Key()
 	return i.Sign(jose.RS256, key, map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "JWT"}, claims)
 }
 
-// Sign is Token, signed in another way.
+// Sign returns what Token does, with another signature and header.
 func (i *Issuer) Sign(algorithm jose.SignatureAlgorithm, key any, header map[jose.HeaderKey]any, claims map[string]any) string {
 	all := maps.Clone(i.user)
 	maps.Copy(all, map[string]any{"iss": i.URL, "aud": ClientID, "iat": time.Now().Unix(), "exp": time.Now().Add(i.life).Unix()})
@@ -200,7 +201,7 @@ func (i *Issuer) token(w http.ResponseWriter, r *http.Request) {
 			answer(w, http.StatusBadRequest, map[string]any{"error": "invalid_grant"})
 			return
 		}
-		delete(i.refresh, token) // each is good once
+		delete(i.refresh, token) // a refresh token is valid once
 	case "urn:ietf:params:oauth:grant-type:device_code":
 		if i.pending--; i.pending >= 0 {
 			answer(w, http.StatusBadRequest, map[string]any{"error": "authorization_pending"})
