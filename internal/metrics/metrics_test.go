@@ -169,7 +169,8 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 		"dlqd_time_in_dlq_seconds{queue=payments}":                                              7, "dlqd_time_to_recovery_seconds{queue=payments}": 4,
 	}
 	b.has(b.sampled(), want)
-	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'") // the entry is closed already
+	// The entry is closed already.
+	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'")
 	b.has(b.sampled(), want)
 	require.Nil(t, b.sampled()["dlqd_dead_letters_closed_total{error_class=outage,outcome=archived,queue=payments}"])
 
@@ -178,7 +179,8 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 	b.exec("SELECT dlq.trim_rollups(now() + interval '3000 days')")
 	b.exec("SELECT dlq.trim_counters(now() + interval '3000 days')")
 	b.has(b.sampled(), want)
-	b.exec("UPDATE dlq.rollup_state SET snapshot = '900000000:900000000:'") // as restored from a dump into another server
+	// As restored from a dump into another server.
+	b.exec("UPDATE dlq.rollup_state SET snapshot = '900000000:900000000:'")
 	b.fail(1, "payments", "TIMEOUT", 0)
 	want["dlq_jobs_total{queue=payments}"], want["dlq_size{queue=payments}"] = 8, 1
 	b.has(b.sampled(), want)
