@@ -19,18 +19,18 @@ import (
 	"time"
 )
 
-// Notification is what Alertmanager sent to somebody.
+// Notification is a notification that Alertmanager sent.
 type Notification struct {
 	At       time.Time
 	Receiver string // pagerduty, opsgenie, slack or email
 	Title    string
 	Text     string
-	Link     string // to the page, where the receiver has a field for it
+	Link     string // to the page, if the receiver has a field for it
 	Over     bool   // it resolves Incident (pagerduty, opsgenie)
 	Incident string // the key of the incident (pagerduty, opsgenie)
 }
 
-// Receivers stand in for the services that tell people.
+// Receivers replace the notification services.
 type Receivers struct {
 	http   *http.Server
 	web    net.Listener
@@ -41,7 +41,7 @@ type Receivers struct {
 	got []Notification
 }
 
-// NewReceivers listens on free ports. notify, if any, is told of each notification.
+// NewReceivers listens on free ports. notify, if not nil, is called with each notification.
 func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, error) {
 	r := &Receivers{notify: notify}
 	var err error
@@ -102,7 +102,7 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 // Close stops listening.
 func (r *Receivers) Close() error { return errors.Join(r.http.Close(), r.mail.Close()) }
 
-// Notifications are those that came.
+// Notifications returns the notifications received so far.
 func (r *Receivers) Notifications() []Notification {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,7 +134,7 @@ func taking[T any](r *Receivers, read func(*T) Notification) http.HandlerFunc {
 	}
 }
 
-// takeMail is as much of SMTP as Alertmanager speaks.
+// takeMail implements the part of SMTP that Alertmanager uses.
 func (r *Receivers) takeMail() {
 	for {
 		conn, err := r.mail.Accept()
@@ -183,7 +183,7 @@ func (r *Receivers) converse(c *textproto.Conn) error {
 	}
 }
 
-// plainText is the text of a message; Alertmanager's have one part.
+// plainText returns the text of a message; Alertmanager's messages have one part.
 func plainText(message *mail.Message) (string, error) {
 	_, params, err := mime.ParseMediaType(message.Header.Get("Content-Type"))
 	if err != nil {
@@ -197,7 +197,7 @@ func plainText(message *mail.Message) (string, error) {
 	return string(text), err
 }
 
-// takeThePlace has a configuration of Alertmanager's send to these receivers, and at once.
+// takeThePlace changes a configuration of Alertmanager to send to these receivers without delay.
 func (r *Receivers) takeThePlace(config node, dir string) error {
 	secret := filepath.Join(dir, "secret")
 	if err := os.WriteFile(secret, []byte("practice"), 0o600); err != nil {
@@ -237,7 +237,7 @@ func (r *Receivers) takeThePlace(config node, dir string) error {
 	return nil
 }
 
-// hurry has a route and those below it send at once.
+// hurry makes a route and its subroutes send at once.
 func hurry(route node) {
 	route["group_wait"], route["group_interval"] = "0s", "1s"
 	for inner := range route.each("routes") {

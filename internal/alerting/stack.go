@@ -1,5 +1,6 @@
-// Package alerting runs Debian's Prometheus and Alertmanager beside a dlqd, on free ports, with the files of deploy/ made quicker: for
-// "dlqd demo --alerts", and for the test that has each alert fire.
+// Package alerting runs Debian's Prometheus and Alertmanager for a dlqd, on free ports, with the
+// files of deploy/ and shorter durations. "dlqd demo --alerts" uses it, and the test that makes
+// each alert fire.
 package alerting
 
 import (
@@ -24,35 +25,37 @@ import (
 	"github.com/dlqd/dlqd/deploy"
 )
 
-// startTimeout bounds how long Prometheus and Alertmanager may take to be ready.
+// startTimeout bounds the time until Prometheus and Alertmanager are ready.
 const startTimeout = time.Minute
 
-// Config is what [Start] needs.
+// Config configures [Start].
 type Config struct {
-	// Dir gets their configuration, data and logs.
+	// Dir is the directory for their configuration, data and logs.
 	Dir string
-	// Targets are the addresses (host:port) of dlqd's processes, Console is the URL that alerts link to.
+	// Targets are the addresses (host:port) of dlqd's processes; Console is the URL that alerts
+	// link to.
 	Targets []string
 	Console string
-	// Interval is between two scrapes and two evaluations of the rules. For takes the place of what the rules wait before they fire.
+	// Interval is the time between two scrapes and between two evaluations of the rules. For
+	// replaces the rules' "for" durations.
 	Interval, For time.Duration
-	// Receivers take the place of PagerDuty, Opsgenie, Slack and the mail server.
+	// Receivers replace PagerDuty, Opsgenie, Slack and the mail server.
 	Receivers *Receivers
 }
 
-// Stack is a Prometheus and an Alertmanager that run.
+// Stack is a running Prometheus and Alertmanager.
 type Stack struct {
-	// Prometheus and Alertmanager are their URLs.
+	// Prometheus and Alertmanager are the URLs of the two programs.
 	Prometheus, Alertmanager string
 
 	stop    context.CancelFunc
 	running []*exec.Cmd
 }
 
-// alertmanagerNames are what the program is called: by Debian, and by its makers.
+// alertmanagerNames are the names of the program: in Debian, and upstream.
 var alertmanagerNames = []string{"prometheus-alertmanager", "alertmanager"}
 
-// Start starts both, and waits until they are ready.
+// Start starts both programs and waits until they are ready.
 func Start(ctx context.Context, config Config) (*Stack, error) {
 	prometheus, err := find("prometheus")
 	if err != nil {
@@ -90,7 +93,7 @@ func Start(ctx context.Context, config Config) (*Stack, error) {
 	return s, nil
 }
 
-// Stop stops both.
+// Stop stops both programs.
 func (s *Stack) Stop() {
 	s.stop()
 	for _, cmd := range s.running {
@@ -122,7 +125,7 @@ func find(names ...string) (string, error) {
 	return "", fmt.Errorf("%s is not installed: run scripts/install.sh prometheus alertmanager", strings.Join(names, " or "))
 }
 
-// freePorts returns addresses that nobody listens on at the moment.
+// freePorts returns addresses that are currently unused.
 func freePorts(ctx context.Context, n int) ([]string, error) {
 	var addresses []string
 	var errs []error
@@ -131,7 +134,7 @@ func freePorts(ctx context.Context, n int) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer func() { errs = append(errs, listener.Close()) }() // all at the end, so that they differ
+		defer func() { errs = append(errs, listener.Close()) }() // close all at the end, so that the ports differ
 		addresses = append(addresses, listener.Addr().String())
 	}
 	return addresses, errors.Join(errs...)
@@ -152,7 +155,7 @@ func awaitReady(ctx context.Context, url string) error {
 	}
 }
 
-// get reads a JSON answer, unless into is nil.
+// get requests a URL and decodes the JSON answer into into, unless that is nil.
 func get(ctx context.Context, url string, into any) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -176,7 +179,7 @@ func get(ctx context.Context, url string, into any) error {
 	return json.Unmarshal(body, into)
 }
 
-// Alert is an alert that fires, or is about to.
+// Alert is an alert that is pending or firing.
 type Alert struct {
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
@@ -184,7 +187,7 @@ type Alert struct {
 	ActiveAt    time.Time         `json:"activeAt"`
 }
 
-// Alerts are those that Prometheus knows at the moment.
+// Alerts returns the alerts that are currently pending or firing in Prometheus.
 func (s *Stack) Alerts(ctx context.Context) ([]Alert, error) {
 	var answer struct {
 		Data struct {
@@ -195,7 +198,7 @@ func (s *Stack) Alerts(ctx context.Context) ([]Alert, error) {
 	return answer.Data.Alerts, err
 }
 
-// Series returns how many series a query has had at any time of the last while.
+// Series returns how many series a query had at any time within the last over.
 func (s *Stack) Series(ctx context.Context, query string, over, step time.Duration) (int, error) {
 	var answer struct {
 		Data struct {
@@ -209,7 +212,7 @@ func (s *Stack) Series(ctx context.Context, query string, over, step time.Durati
 	return len(answer.Data.Result), err
 }
 
-// writeFiles writes the files of deploy/ with other addresses and durations.
+// writeFiles writes the files of deploy/ with this stack's addresses and durations.
 func writeFiles(config *Config, alertmanager string) error {
 	write := func(name string, content any) error {
 		raw, err := yaml.Marshal(content)
@@ -270,13 +273,13 @@ func writeFiles(config *Config, alertmanager string) error {
 // node is a mapping of a YAML file.
 type node map[string]any
 
-// in is the mapping at a key.
+// in returns the mapping at a key.
 func (n node) in(key string) node {
 	inner, _ := n[key].(node)
 	return inner
 }
 
-// each goes through the mappings of a list.
+// each iterates over the mappings of a list.
 func (n node) each(key string) func(func(node) bool) {
 	list, _ := n[key].([]any)
 	return func(yield func(node) bool) {

@@ -1,5 +1,5 @@
-// Package analytics says what happens to dead letters over time, from rollups of the audit trail: no query of these
-// counts entries or moves.
+// Package analytics reports what happens to dead letters over time. It reads rollups of the audit
+// trail; no query of it counts entries or moves.
 package analytics
 
 import (
@@ -24,22 +24,23 @@ type Store struct {
 	queries *dbsqlc.Queries
 }
 
-// NewStore returns a store on a pool.
+// NewStore returns a store that uses pool.
 func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	db := schemas.Rendered(pool)
 	return &Store{pool: pool, schemas: schemas, db: db, queries: dbsqlc.New(db)}
 }
 
-// AsOf is when the rollups were last brought up to date.
+// AsOf returns when the rollups were last refreshed.
 func (s *Store) AsOf(ctx context.Context) (time.Time, error) { return s.queries.AsOf(ctx) }
 
-// Moves are counts of moves.
+// Moves holds counts of moves.
 type Moves = dbsqlc.MovesLastDayRow
 
-// MovesLastDay counts the moves of the last 24 hours, those too that the rollups do not count yet.
+// MovesLastDay counts the moves of the last 24 hours, including moves that are not in the rollups
+// yet.
 func (s *Store) MovesLastDay(ctx context.Context) (Moves, error) { return s.queries.MovesLastDay(ctx) }
 
-// Window is what analytics look at: the time before now, of one queue or all.
+// Window is the period that analytics cover: the time before now, of one queue or of all.
 type Window struct {
 	Over  time.Duration
 	Queue string // all if empty
@@ -52,16 +53,16 @@ func (w Window) queue() *string {
 	return &w.Queue
 }
 
-// Seconds is a length of time.
+// Seconds is a duration in seconds.
 type Seconds float64
 
-// ScanInterval reads an interval of Postgres; a day has 24 hours.
+// ScanInterval converts an interval of Postgres; a day has 24 hours.
 func (s *Seconds) ScanInterval(v pgtype.Interval) error {
 	*s = Seconds((time.Duration(v.Microseconds)*time.Microsecond + time.Duration(v.Days)*24*time.Hour).Seconds())
 	return nil
 }
 
-// Bucket is what happened in a minute, an hour, a day or a week.
+// Bucket holds the counts of one minute, hour, day or week.
 type Bucket struct {
 	Start       time.Time `json:"start" doc:"When it begins." db:"bucket"`
 	Captured    int64     `json:"captured" doc:"Jobs that became dead letters." db:"captured"`
@@ -75,14 +76,14 @@ type Bucket struct {
 	Open        int64     `json:"open" doc:"Open entries at its end." db:"open"`
 }
 
-// Series is what happened over time.
+// Series is a sequence of buckets.
 type Series struct {
 	Name    string   `json:"name" doc:"The queue or the class; \"all\" where it is of all." example:"payment-processing"`
 	Buckets []Bucket `json:"buckets" doc:"Oldest first, without gaps."`
 }
 
-// Flow is what happened over time, by "all", "queue" or "class". step is minute, hour, day, week, or empty for what suits the
-// window.
+// Flow returns the buckets of a window, in total ("all") or by "queue" or "class". step is minute,
+// hour, day or week; if empty, it is chosen by the length of the window.
 func (s *Store) Flow(ctx context.Context, w Window, by, step string) ([]Series, error) {
 	type row struct {
 		Bucket
@@ -105,7 +106,7 @@ func (s *Store) Flow(ctx context.Context, w Window, by, step string) ([]Series, 
 	return series, err
 }
 
-// QueueStats is one queue now, and over a window.
+// QueueStats is the current state of a queue, and its counts over a window.
 type QueueStats struct {
 	Queue          *string  `json:"queue,omitempty" doc:"The queue; absent for all." db:"queue"`
 	Open           int64    `json:"open" doc:"Open entries now." db:"open"`
@@ -123,12 +124,12 @@ type QueueStats struct {
 	ReplaySuccess  *float64 `json:"replaySuccess,omitempty" doc:"Share of the redeliveries ended that succeeded, 0 to 1; absent where none ended." db:"replay_success"`
 }
 
-// Stats is each queue, and all of them first.
+// Stats returns the figures of each queue, after those of all queues together.
 func (s *Store) Stats(ctx context.Context, w Window) ([]QueueStats, error) {
 	return query[QueueStats](ctx, s, "dlq.stats($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
 }
 
-// Times is how long something took.
+// Times is the distribution of a duration.
 type Times struct {
 	Queue   *string `json:"queue,omitempty" doc:"The queue; absent for all." db:"queue"`
 	Measure string  `json:"measure" enum:"in_dlq,to_recovery" doc:"in_dlq: how long entries were open. to_recovery: how long after its first failure work was done." db:"measure"`
@@ -139,24 +140,25 @@ type Times struct {
 	P99     Seconds `json:"p99" doc:"Seconds that 99 % of them took at most." db:"p99"`
 }
 
-// Times are how long entries were open, and work took to recover, by queue or all together.
+// Times returns how long entries were open and how long recovery took, by queue or in total.
 func (s *Store) Times(ctx context.Context, w Window, by string) ([]Times, error) {
 	return query[Times](ctx, s, "dlq.times($1, $2, $3)", w.Over, by, w.queue())
 }
 
-// ErrorType is how often a type of error came.
+// ErrorType is the frequency of an error type.
 type ErrorType struct {
 	ErrorType string   `json:"errorType" doc:"The type; empty where the error has none." db:"error_type"`
 	Failures  int64    `json:"failures" doc:"Captures and failed redeliveries." db:"failures"`
 	Share     *float64 `json:"share,omitempty" doc:"Of all failures, 0 to 1." db:"share"`
 }
 
-// ErrorTypes are the types with the most failures.
+// ErrorTypes returns the types with the most failures.
 func (s *Store) ErrorTypes(ctx context.Context, w Window, most int) ([]ErrorType, error) {
 	return query[ErrorType](ctx, s, "dlq.error_types($1, $2, $3)", w.Over, w.queue(), most)
 }
 
-// TopGroup is a failure group (see the package group), as it went in a window: entries of a queue that failed for the same reason.
+// TopGroup is a failure group (see the package group) in a window: entries of a queue that failed
+// with the same cause.
 type TopGroup struct {
 	Queue       string     `json:"queue" doc:"Its queue." db:"queue"`
 	Fingerprint string     `json:"fingerprint" doc:"Identifies it, with the queue." db:"fingerprint"`
@@ -172,24 +174,24 @@ type TopGroup struct {
 	Sample      *uuid.UUID `json:"sample,omitempty" doc:"Its last entry." db:"sample"`
 }
 
-// TopGroups are the failure groups with the most failures.
+// TopGroups returns the failure groups with the most failures.
 func (s *Store) TopGroups(ctx context.Context, w Window, most int) ([]TopGroup, error) {
 	return query[TopGroup](ctx, s, "dlq.top_groups($1, $2, $3)", w.Over, w.queue(), most)
 }
 
-// Cell is an hour of a weekday.
+// Cell is one hour of one weekday.
 type Cell struct {
 	Weekday  int   `json:"weekday" doc:"1 is Monday, 7 Sunday." db:"weekday"`
 	Hour     int   `json:"hour" doc:"0 to 23." db:"hour"`
 	Failures int64 `json:"failures" doc:"Captures and failed redeliveries." db:"failures"`
 }
 
-// HeatMap is failures by weekday and hour in a time zone, all 168.
+// HeatMap returns the failures by weekday and hour in a time zone, in 168 cells.
 func (s *Store) HeatMap(ctx context.Context, w Window, zone string) ([]Cell, error) {
 	return query[Cell](ctx, s, "dlq.heat_map($1, $2, $3)", w.Over, zone, w.queue())
 }
 
-// ReplaySuccess is how redeliveries of a class of a queue ended.
+// ReplaySuccess counts the outcomes of redeliveries of one class and queue.
 type ReplaySuccess struct {
 	Queue       string   `json:"queue" doc:"The queue." db:"queue"`
 	ErrorClass  string   `json:"errorClass" doc:"The class that the entries had when they were sent." db:"error_class"`
@@ -199,7 +201,7 @@ type ReplaySuccess struct {
 	Success     *float64 `json:"success,omitempty" doc:"Share of those ended that succeeded, 0 to 1." db:"success"`
 }
 
-// ReplaySuccess is how redeliveries ended, by queue and class.
+// ReplaySuccess returns the outcomes of redeliveries by queue and class.
 func (s *Store) ReplaySuccess(ctx context.Context, w Window) ([]ReplaySuccess, error) {
 	return query[ReplaySuccess](ctx, s, "dlq.replay_success($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
 }
@@ -216,24 +218,24 @@ type Oldest struct {
 	AssignedTo *string   `json:"assignedTo,omitempty" doc:"Who looks after it." db:"assigned_to"`
 }
 
-// Oldest are the entries that have been open for the longest.
+// Oldest returns the entries that have been open longest.
 func (s *Store) Oldest(ctx context.Context, most int) ([]Oldest, error) {
 	return query[Oldest](ctx, s, "dlq.oldest_entries($1)", most)
 }
 
-// Source is who sent messages that failed.
+// Source is a sender of messages that failed.
 type Source struct {
 	Source   string   `json:"source" doc:"Who sent them." db:"source"`
 	Captured int64    `json:"captured" doc:"How many became dead letters." db:"captured"`
 	Share    *float64 `json:"share,omitempty" doc:"Of those that name a source, 0 to 1." db:"share"`
 }
 
-// NoisiestSources are the sources with the most captures.
+// NoisiestSources returns the sources with the most captures.
 func (s *Store) NoisiestSources(ctx context.Context, w Window, most int) ([]Source, error) {
 	return query[Source](ctx, s, "dlq.noisiest_sources($1, $2)", w.Over, most)
 }
 
-// RetryCost is what retrying costs in a queue.
+// RetryCost is the cost of retries in a queue.
 type RetryCost struct {
 	Queue              string   `json:"queue" doc:"The queue." db:"queue"`
 	Captured           int64    `json:"captured" doc:"Jobs that became dead letters." db:"captured"`
@@ -245,35 +247,35 @@ type RetryCost struct {
 	Wasted             *float64 `json:"wasted,omitempty" doc:"Share of attempts and redeliveries that failed, 0 to 1." db:"wasted"`
 }
 
-// RetryCost is what retrying costs, the costliest queue first.
+// RetryCost returns the cost of retries by queue, highest first.
 func (s *Store) RetryCost(ctx context.Context, w Window) ([]RetryCost, error) {
 	return query[RetryCost](ctx, s, "dlq.retry_cost($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
 }
 
-// PolicyChange is when another version of the policy came into force.
+// PolicyChange is the activation of another version of the policy.
 type PolicyChange struct {
 	At      time.Time `json:"at" doc:"When the first process had it in force." db:"at"`
 	Version string    `json:"version" doc:"The Git commit of its files (-dirty-…: they were changed since), or a hash of what it says." db:"version"`
 }
 
-// PolicyChanges are the policies that came into force in a window, the latest first.
+// PolicyChanges returns the policies that became active in a window, latest first.
 func (s *Store) PolicyChanges(ctx context.Context, w Window) ([]PolicyChange, error) {
 	return query[PolicyChange](ctx, s, "dlq.policy_changes($1)", w.Over)
 }
 
-// RuleCount is how many dead letters a rule has judged.
+// RuleCount is the number of dead letters that a rule classified.
 type RuleCount struct {
 	Rule    string `json:"rule" doc:"The rule." db:"rule"`
 	Entries int64  `json:"entries" doc:"How many it judged last." db:"entries"`
 	More    bool   `json:"more,omitempty" doc:"More came in the window than are looked at: these are of the newest 5,000, of all queues together." db:"more"`
 }
 
-// ByRule are the dead letters captured in a window, by the rule that judged them last; of the newest.
+// ByRule counts the newest dead letters of a window by the rule that classified them last.
 func (s *Store) ByRule(ctx context.Context, w Window) ([]RuleCount, error) {
 	return query[RuleCount](ctx, s, "dlq.by_rule($1)", w.Over)
 }
 
-// query reads the rows of one of dlqd's functions, whose columns are the fields of T: one more or less is an error.
+// query reads the rows of one of dlqd's functions. Its columns must match the fields of T exactly.
 func query[T any](ctx context.Context, s *Store, from string, args ...any) ([]T, error) {
 	rows, err := s.db.Query(ctx, "SELECT * FROM "+from, args...) //nolint:unqueryvet // see above
 	if err != nil {

@@ -46,7 +46,7 @@ func (b *bundle) exec(t execer, sql string, args ...any) {
 
 func (b *bundle) refresh(t execer) { require.NoError(t, b.store.Refresh(b.Context())) }
 
-// fail makes n dead letters of a queue.
+// fail creates n dead letters of a queue.
 func (b *bundle) fail(t execer, n int, queue, errorType, source string, attempts int) {
 	b.failAt(t, time.Now(), n, queue, errorType, source, attempts)
 }
@@ -58,13 +58,13 @@ func (b *bundle) failAt(t execer, at time.Time, n int, queue, errorType, source 
 	b.file(t)
 }
 
-// decide does what a DLQ worker does first: class, group and what happens next.
+// decide sets class, group and status of new entries, as a DLQ worker does.
 func (b *bundle) decide(t execer, class, fingerprint, status string) {
 	b.exec(t, `UPDATE dlq.dead_letter_queue SET status = $3::dlq.dead_letter_status, error_class = $1, fingerprint = $2, strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}'
 		WHERE status = 'dlq_pending' AND strategy IS NULL`, class, fingerprint, status)
 }
 
-// ended ends the redeliveries that are under way: the moves that dlqd makes once their jobs have ended.
+// ended makes the moves that dlqd makes when the jobs of the current redeliveries end.
 func (b *bundle) ended(t execer, state string) {
 	if state == "completed" {
 		b.exec(t, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
@@ -75,12 +75,13 @@ func (b *bundle) ended(t execer, state string) {
 		last_failed_at = clock_timestamp() - random() * interval '2 hours', strategy = NULL, next_retry_at = now(), move = '{"actor": "capture", "reason": "job failed"}' WHERE status = 'dlq_processing'`)
 }
 
-// file files what is in the inbox, undecided.
+// file files the entries in the inbox, undecided.
 func (b *bundle) file(t execer) {
 	b.exec(t, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 }
 
-// rollups are all of them as one text, but for what a rebuild cannot know (which group said what first).
+// rollups returns all rollups as text, except which error came first in a group: a rebuild cannot
+// know it.
 func (b *bundle) rollups(t execer) []string {
 	rows, err := b.pool.Query(b.Context(), `
 		SELECT 'flow ' || to_jsonb(r)::text FROM dlq.rollup_flow r WHERE (captured, failures, attempts, redelivered, succeeded, resolved, failed, archived, parked, open_change) <> (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -97,7 +98,7 @@ func (b *bundle) rollups(t execer) []string {
 	return lines
 }
 
-// agree checks the rollups against the entries and the trail themselves.
+// agree compares the rollups with the entries and the trail.
 func (b *bundle) agree(t execer) {
 	for name, sql := range map[string]string{
 		"backlog": `SELECT count(*) FROM (
@@ -120,8 +121,8 @@ func (b *bundle) agree(t execer) {
 	}
 }
 
-// TestRollups_property does random things to random entries, some in transactions that stay open meanwhile, with refreshes
-// in between: the rollups are what the entries are, and what a rebuild makes of the trail.
+// TestRollups_property makes random moves of random entries, some in transactions that stay open,
+// with refreshes in between. The rollups equal the entries, and a rebuild from the trail.
 func TestRollups_property(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -149,7 +150,7 @@ func TestRollups_property(t *testing.T) {
 				b.exec(rt, "UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE status = 'dlq_processing'")
 			case 7:
 				b.exec(rt, "SELECT dlq.act_on($1, ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE random() < 0.3), 'kim')", rapid.SampledFrom([]string{"discard", "resolve", "park", "unpark", "note"}).Draw(rt, "action"))
-			case 8: // a move whose transaction commits later than others that began after it
+			case 8: // a move and a capture in one transaction
 				tx, err := b.pool.Begin(b.Context())
 				require.NoError(rt, err)
 				late = append(late, tx)
@@ -161,10 +162,10 @@ func TestRollups_property(t *testing.T) {
 				require.NoError(rt, err)
 				_, err = tx.Exec(b.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox' AND queue = 'late'))")
 				require.NoError(rt, err)
-				// Nobody waits for the row that it holds.
+				// Commit at once: other steps would wait for the row that it holds.
 				require.NoError(rt, tx.Commit(b.Context()))
 				late = late[:len(late)-1]
-			case 9:
+			case 9: // a transaction that stays open while others begin and commit
 				tx, err := b.pool.Begin(b.Context())
 				require.NoError(rt, err)
 				late = append(late, tx)
@@ -200,7 +201,7 @@ func TestRollups_property(t *testing.T) {
 	})
 }
 
-// scenario is four failures: two resolved by a replay, one discarded, one open.
+// scenario creates four failures: two resolved by a replay, one discarded, one open.
 func (b *bundle) scenario() {
 	b.fail(b, 3, "payments", "TimeoutError", "shop", 5)
 	b.decide(b, "transient", "f1", "dlq_manual")
@@ -302,8 +303,8 @@ func TestStore(t *testing.T) {
 	require.Equal(t, "payments", oldest[0].Queue)
 }
 
-// TestRollups_filedLater files on Monday, decided at once, what failed on Saturday: it is Saturday's, and open since then. A
-// rebuild says the same, although the trail is younger than that.
+// TestRollups_filedLater files failures of Saturday on Monday, decided at once: they count on
+// Saturday, and are open since then. A rebuild gives the same, although the trail is younger.
 func TestRollups_filedLater(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -328,7 +329,7 @@ func TestRollups_filedLater(t *testing.T) {
 	require.EqualValues(t, 3, groups[0].Failures)
 	require.WithinDuration(t, saturday, groups[0].FirstSeen, time.Second)
 
-	for range 2 { // from nothing, and over what is there
+	for range 2 { // from nothing, then over existing rollups
 		b.exec(t, "SELECT dlq.rebuild_rollups()")
 		b.exec(t, "UPDATE dlq.rollup_backlog SET manual = 2, pending = 1")
 		require.Equal(t, flowOf(kept), flowOf(b.rollups(t)))
@@ -336,7 +337,7 @@ func TestRollups_filedLater(t *testing.T) {
 	}
 }
 
-// flowOf are the lines that a rebuild makes of the trail alone.
+// flowOf returns the lines that a rebuild computes from the trail alone.
 func flowOf(lines []string) (flow []string) {
 	for _, line := range lines {
 		if !strings.HasPrefix(line, "backlog ") && !strings.HasPrefix(line, "group ") {
@@ -346,8 +347,8 @@ func flowOf(lines []string) (flow []string) {
 	return flow
 }
 
-// TestRollups_openTransaction: a refresh reads what came since the last one, however long a transaction is open; and when that
-// commits, its moves are counted too.
+// TestRollups_openTransaction: a refresh reads only moves since the last one, however long another
+// transaction is open; the moves of that transaction are counted after it commits.
 func TestRollups_openTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -366,7 +367,7 @@ func TestRollups_openTransaction(t *testing.T) {
 	b.exec(t, moves, 10)
 	var all, before, after, found int64
 	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
-		fetched := func(n *int64) error { // what the session has read, of all that it has not reported yet
+		fetched := func(n *int64) error { // pages that this session has read and not reported yet
 			return tx.QueryRow(t.Context(), `SELECT sum(pg_relation_size(i.inhrelid)) / 8192, sum(pg_stat_get_xact_blocks_fetched(i.inhrelid))
 				FROM pg_inherits i WHERE i.inhparent = 'dlq.dead_letter_transitions'::regclass`).Scan(&all, n)
 		}
@@ -387,7 +388,8 @@ func TestRollups_openTransaction(t *testing.T) {
 	require.EqualValues(t, 60_017, stats[0].Redelivered)
 }
 
-// TestTimes puts a thousand known times into the trail: percentiles are right within 5 %, averages exactly.
+// TestTimes inserts a thousand known durations into the trail: percentiles are within 5 %, averages
+// exact.
 func TestTimes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -406,7 +408,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestRollups_restored takes a snapshot of another server's future, as a restored dump brings.
+// TestRollups_restored sets a snapshot from the future of another server, as a restored dump has.
 func TestRollups_restored(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -427,7 +429,7 @@ func TestRollups_restored(t *testing.T) {
 	b.agree(t)
 }
 
-// TestLoops has the loop take in what comes.
+// TestLoops lets the loop refresh the rollups.
 func TestLoops(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -442,8 +444,8 @@ func TestLoops(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 }
 
-// Strangers choose the names of types and sources, and their texts make failure groups: so many are counted one by one, and the rest as
-// other, of which nothing is lost.
+// Applications choose the names of types and sources, and their texts make failure groups: a
+// bounded number is counted by name, the rest as "other", and no count is lost.
 func TestRollups_manyNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -468,7 +470,7 @@ func TestRollups_manyNames(t *testing.T) {
 	require.Equal(t, names-10_000, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 	require.Equal(t, 600, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'day' AND failures = 2"), "those that were known stay")
 
-	// Who leaves a group that is not counted by itself leaves the others.
+	// An entry that leaves a group without a row is subtracted from "other".
 	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class, left_group)
 		SELECT dlq.entry_id(i, now()), 'dlq_manual', 'dlq_archived', 'kim', 'q', 'k', 'unknown', 'g' || i FROM generate_series(1, $1::int) i`, names)
 	b.refresh(t)
@@ -476,8 +478,9 @@ func TestRollups_manyNames(t *testing.T) {
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
 
-// A redelivery that failed counts for the class that its entry was sent with, as one that succeeded does: in the
-// rollups, refreshed or rebuilt, and in the counters, whichever class the new error has.
+// A failed redelivery counts for the class that its entry had when it was sent, as a successful one
+// does: in refreshed and rebuilt rollups and in the counters, independent of the class of the new
+// error.
 func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -508,7 +511,7 @@ func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 	check()
 }
 
-// slow makes refreshes take longer.
+// slow delays each refresh by the given seconds.
 func (b *bundle) slow(t *testing.T, seconds float64) {
 	t.Helper()
 	var function string
@@ -517,12 +520,13 @@ func (b *bundle) slow(t *testing.T, seconds float64) {
 	b.exec(t, function)
 }
 
-// A refresh that hangs is cut off, and the next has longer, so that a large backlog of moves is counted, too.
+// A hanging refresh is cancelled and the next one may take longer, so that a large backlog of moves
+// is counted.
 func TestLoops_RefreshThatHangsIsCutOff(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(b, 3, "payments", "TimeoutError", "shop", 5)
-	b.slow(t, 7) // longer than the first may take
+	b.slow(t, 7) // longer than the first limit
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
 	loop := b.store.Loops()[0]
 	group.Add(loop)
@@ -538,7 +542,7 @@ func TestLoops_RefreshThatHangsIsCutOff(t *testing.T) {
 	}, 3*time.Minute, 50*time.Millisecond)
 }
 
-// Turns in which another process refreshes do not shorten the rest after a slow refresh.
+// Runs in which another process refreshes do not shorten the pause after a slow refresh.
 func TestLoops_RestAfterASlowRefresh(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -14,34 +14,38 @@ import (
 )
 
 const (
-	// refreshInterval is how old the rollups get.
+	// refreshInterval is the shortest time between two refreshes.
 	refreshInterval = time.Second
-	// A refresh is followed by a rest of refreshRest times the median of the last five, at most maxRefreshRest.
+	// The pause after a refresh is refreshRest times the median duration of the last five, at most
+	// maxRefreshRest.
 	refreshRest    = 10
 	maxRefreshRest = 30 * time.Second
-	// refreshTimeout bounds a refresh, so that one that hangs does not block the next. After each refresh that is cut
-	// off, the limit doubles until one succeeds: there may be more to count than fits.
+	// refreshTimeout bounds a refresh, so that a hanging one does not block the next. The limit
+	// doubles after each refresh that was cancelled, until one succeeds: there may be more to count
+	// than fits.
 	refreshTimeout = 5 * time.Second
-	// rebuildTimeout bounds a refresh. One that finds a restored database counts the whole audit trail.
+	// rebuildTimeout bounds every refresh. A refresh that finds a restored database counts the
+	// whole audit trail.
 	rebuildTimeout = 30 * time.Minute
-	// trimInterval is how often old rollups are taken away, and trimTimeout bounds that.
+	// trimInterval is the time between two trims of old rollups; trimTimeout bounds one.
 	trimInterval = time.Hour
 	trimTimeout  = 10 * time.Minute
 )
 
-// Refresh brings the rollups up to now, unless another process is at it.
+// Refresh updates the rollups, unless another process is doing so.
 func (s *Store) Refresh(ctx context.Context) error {
 	_, _, err := s.refresh(ctx, rebuildTimeout)
 	return err
 }
 
-// Trim takes away rollups that are finer than their age deserves, and gives the most frequent names counters of their own.
+// Trim deletes rollups that are too fine for their age, and gives the most frequent names their own
+// counters.
 func (s *Store) Trim(ctx context.Context) error {
 	return errors.Join(s.queries.TrimRollups(ctx), s.queries.TrimCounters(ctx))
 }
 
-// refresh brings the rollups up to now within a limit. It returns how long that took, not counting the wait for a
-// connection, and whether it did: not while another process is at it.
+// refresh updates the rollups within a time limit. took does not include the wait for a connection;
+// refreshed is false if another process was refreshing.
 func (s *Store) refresh(ctx context.Context, limit time.Duration) (took time.Duration, refreshed bool, err error) {
 	var began time.Time
 	begin := postgres.BeginQuery(fmt.Sprintf("statement_timeout = %d", limit.Milliseconds()))
@@ -56,7 +60,7 @@ func (s *Store) refresh(ctx context.Context, limit time.Duration) (took time.Dur
 	return time.Since(began), refreshed, err
 }
 
-// Loops keep the rollups up to date, and take away what is too fine for its age.
+// Loops returns the loops that refresh and trim the rollups.
 func (s *Store) Loops() []*background.Loop {
 	rest, limit := background.Rest{Times: refreshRest, Most: maxRefreshRest}, refreshTimeout
 	return []*background.Loop{

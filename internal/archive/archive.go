@@ -1,7 +1,10 @@
-// Package archive is cold storage: what retention takes out of the database is written to a directory or an object
-// store first, read back and checked. A unit of it is what went together: a month of closed entries, a batch of single
-// ones, or a month of the audit trail. It is a folder of gzipped NDJSON, which any tool can read, and a manifest, which is
-// written last: a unit without one is not whole, and is written again.
+// Package archive is cold storage. Data that retention removes from the database is first written
+// to a directory or an object store, read back and checked.
+//
+// A unit is the data that was removed together: a month of closed entries, a batch of single
+// entries, or a month of the audit trail. It is a folder of gzipped NDJSON files, which any tool can
+// read, and a manifest. The manifest is written last: a unit without one is incomplete and is
+// written again.
 package archive
 
 import (
@@ -35,14 +38,14 @@ const (
 	entriesName  = "entries"
 	auditName    = "audit"
 
-	// maxLine is the longest line that is read: jsonb holds no larger value.
+	// maxLine is the longest line that is read; jsonb cannot hold a larger value.
 	maxLine = 256 << 20
 )
 
-// ErrNoUnit is a unit that is not there.
+// ErrNoUnit means that a unit does not exist.
 var ErrNoUnit = errors.New("there is no such unit")
 
-// Manifest says what a unit holds.
+// Manifest describes a unit.
 type Manifest struct {
 	Unit      string    `json:"unit" doc:"Its name."`
 	Partition string    `json:"partition" doc:"Of which partition it is all, or a part."`
@@ -57,7 +60,7 @@ type Manifest struct {
 	Erasures  []Erasure `json:"erasures,omitempty" doc:"What was erased in it since."`
 }
 
-// File is a file of a unit.
+// File describes a file of a unit.
 type File struct {
 	Name   string `json:"name" doc:"Its name, in the unit's folder."`
 	Lines  int64  `json:"lines" doc:"Rows."`
@@ -65,7 +68,7 @@ type File struct {
 	SHA256 string `json:"sha256" doc:"Of the file as it is, compressed."`
 }
 
-// Erasure is a mark that somebody's data was erased from a unit.
+// Erasure records that data was erased from a unit.
 type Erasure struct {
 	ID      uuid.UUID `json:"id" doc:"dlq.erasures.id."`
 	At      time.Time `json:"at" doc:"When."`
@@ -78,8 +81,8 @@ type Archive struct {
 	url    string
 }
 
-// Open opens the archive at a URL (s3://bucket?region=…&prefix=…/, file:///path) or in a directory, which is made if it is
-// missing.
+// Open opens the archive at a URL (s3://bucket?region=…&prefix=…/, file:///path) or in a directory,
+// which it creates if it is missing.
 func Open(ctx context.Context, at string) (*Archive, error) {
 	url := at
 	if !strings.Contains(at, "://") {
@@ -91,7 +94,7 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 	}
 	bucket, err := blob.OpenBucket(ctx, url)
 	if err != nil {
-		if url == at { // it repeats the URL
+		if url == at { // the error repeats the URL
 			err = errors.New(redact.Hide(err.Error(), redact.Secrets(url, false)...))
 		}
 		return nil, fmt.Errorf("archive %s: %w", shown(at), err)
@@ -99,7 +102,7 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 	return &Archive{bucket: bucket, url: shown(at)}, nil
 }
 
-// shown is where an archive is, as people see it: its user and query may hold what should not be in a log.
+// shown returns an archive's location without user and query, which may contain secrets.
 func shown(at string) string {
 	at, _, _ = strings.Cut(at, "?")
 	if scheme, rest, ok := strings.Cut(at, "://"); ok {
@@ -108,13 +111,13 @@ func shown(at string) string {
 	return at
 }
 
-// String is where the archive is.
+// String returns the archive's location.
 func (a *Archive) String() string { return a.url }
 
-// Close ends the use of the archive.
+// Close releases the archive.
 func (a *Archive) Close() error { return a.bucket.Close() }
 
-// Units are all units that are whole, by name.
+// Units returns the manifests of all complete units, by name.
 func (a *Archive) Units(ctx context.Context) ([]Manifest, error) {
 	units := []Manifest{}
 	list := a.bucket.List(nil)
@@ -137,7 +140,7 @@ func (a *Archive) Units(ctx context.Context) ([]Manifest, error) {
 	}
 }
 
-// Manifest reads a unit's manifest. ErrNoUnit: there is none.
+// Manifest reads a unit's manifest. It returns ErrNoUnit if there is none.
 func (a *Archive) Manifest(ctx context.Context, unit string) (*Manifest, error) {
 	raw, err := a.bucket.ReadAll(ctx, path.Join(unit, manifestName))
 	if gcerrors.Code(err) == gcerrors.NotFound {
@@ -161,7 +164,7 @@ func (a *Archive) putManifest(ctx context.Context, m *Manifest) error {
 	return a.bucket.WriteAll(ctx, path.Join(m.Unit, manifestName), append(raw, '\n'), nil)
 }
 
-// Verify reads a unit's files: each must be what the manifest says, and every line JSON.
+// Verify reads a unit's files and checks them against the manifest; every line must be JSON.
 func (a *Archive) Verify(ctx context.Context, m *Manifest) error {
 	for _, f := range []*File{m.Entries, m.Audit} {
 		if f == nil {
@@ -179,7 +182,8 @@ func (a *Archive) Verify(ctx context.Context, m *Manifest) error {
 	return nil
 }
 
-// Entries calls each with every entry of a unit, and checks the file meanwhile: an error may come after the last one.
+// Entries calls each with every entry of a unit. It checks the file at the same time, so an error
+// may follow the last entry.
 func (a *Archive) Entries(ctx context.Context, m *Manifest, each func(line []byte) error) error {
 	if m.Entries == nil {
 		return nil
@@ -195,7 +199,7 @@ func (a *Archive) Audit(ctx context.Context, m *Manifest, each func(line []byte)
 	return a.lines(ctx, m, m.Audit, each)
 }
 
-// lines reads a file, and compares it to what the manifest says.
+// lines calls each with every line of a file and checks the file against the manifest.
 func (a *Archive) lines(ctx context.Context, m *Manifest, f *File, each func(line []byte) error) error {
 	bad := func(err error) error { return fmt.Errorf("archive %s: %s/%s: %w", a, m.Unit, f.Name, err) }
 	reader, err := a.bucket.NewReader(ctx, path.Join(m.Unit, f.Name), nil)
@@ -223,7 +227,7 @@ func (a *Archive) lines(ctx context.Context, m *Manifest, f *File, each func(lin
 	if n != f.Lines {
 		return bad(fmt.Errorf("it has %d lines, and the manifest says %d", n, f.Lines))
 	}
-	// The scanner stops at the end of what was compressed; the file may go on.
+	// The scanner stops at the end of the compressed data; the file may be longer.
 	if _, err := io.Copy(sum, reader); err != nil {
 		return bad(err)
 	}
@@ -276,13 +280,14 @@ func (f *fileWriter) close() (*File, error) {
 	return &f.file, nil
 }
 
-// abandon leaves nothing behind.
+// abandon cancels the upload, which leaves no file behind.
 func (f *fileWriter) abandon() {
 	f.cancel()
 	_ = f.blob.Close()
 }
 
-// freeName is a unit's name that no unit has: the name, or name~2 and so on.
+// freeName returns the first unused unit name: name, name~2 and so on. taken are the units before
+// it.
 func (a *Archive) freeName(ctx context.Context, name string) (free string, taken []Manifest, err error) {
 	free = name
 	for n := 2; ; n++ {

@@ -12,8 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/archive"
 )
 
-// What goes to the database in one array is bounded in bytes: 1,000 large entries are more than a jsonb array can hold (256 MB), and
-// then no erasure or restore of that archive would work.
+// Arrays that go to the database are bounded in bytes: 1,000 large entries exceed a jsonb array
+// (256 MB), and then the archive could be neither erased nor restored.
 func TestBatches_areBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	cold, err := archive.Open(t.Context(), t.TempDir())

@@ -17,25 +17,26 @@ import (
 )
 
 const (
-	// page is how many rows are read in one transaction, and pageBytes about how much: a jsonb array, as which rows go to the
-	// database, holds 256 MB at most.
+	// page bounds the rows that one transaction reads, and pageBytes their approximate size: a
+	// jsonb array, which carries rows back to the database, holds 256 MB at most.
 	page      = 1000
 	pageBytes = 16 << 20
-	// fetch is how many rows are read at once, since a row may have 10 MB; ten times as many where they are small.
+	// fetch is how many rows one FETCH reads, since a row may have 10 MB; ten times as many if they
+	// are smaller than smallRow on average.
 	fetch    = 10
 	smallRow = 16 << 10
 )
 
-// Held is what a partition holds, all of which is in the archive.
+// Held describes the content of a partition, all of which is in the archive.
 type Held struct {
 	Rows    int64
 	Hash    string // sum of hashtextextended(row::text, 0), which dlq.drop_partition compares
-	Written int64  // of the rows, how many were not in the archive before
+	Written int64  // rows that were not in the archive before
 }
 
-// Partition writes what a partition holds to the archive, but for rows that are there already, from an earlier round or
-// because they were restored: their lines are compared. Rows are read in short transactions; that none has changed
-// meanwhile is for dlq.drop_partition to see.
+// Partition writes the rows of a partition to the archive, except rows that are already there, from
+// an earlier round or because they were restored; it compares lines. Rows are read in short
+// transactions, so dlq.drop_partition checks by count and hash that none has changed meanwhile.
 func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Manifest, ofAudit bool) (*Held, error) {
 	free, taken, err := a.freeName(ctx, m.Unit)
 	if err != nil {
@@ -84,7 +85,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 		}); err != nil {
 			return nil, err
 		}
-		// (The transaction has ended: the archive may be slow.)
+		// The transaction has ended, because the archive may be slow.
 		held.Written += int64(len(fresh))
 		if err := unit.write(ctx, fresh, moves, ofAudit); err != nil {
 			return nil, err
@@ -95,7 +96,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(time.Since(start)): // half of the time is the others'
+		case <-time.After(time.Since(start)): // leave half of the time to other work
 		}
 	}
 	held.Hash = sum.String()
@@ -103,8 +104,8 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 	return held, err
 }
 
-// Rows writes a unit of some entries and their moves, those that make up a page, and returns which they were, with the hashes of
-// their rows.
+// Rows writes a unit with the given closed entries, up to a page, and their moves. It returns the
+// ids that were written and the hashes of their rows.
 func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest, ids []uuid.UUID) (written []uuid.UUID, hashes []int64, err error) {
 	if m.Unit, _, err = a.freeName(ctx, m.Unit); err != nil {
 		return nil, nil, err
@@ -132,7 +133,7 @@ func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
 	return written, hashes, err
 }
 
-// row is a row of a partition: an entry, or a move (whose key is seq and at).
+// row is a row of a partition: an entry, or a move (with the key Seq and At).
 type row struct {
 	Seq  int64
 	ID   uuid.UUID
@@ -149,8 +150,8 @@ func readPage(ctx context.Context, tx postgres.DB, partition string, ofAudit boo
 	return readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE e.id > $1 ORDER BY e.id", after.ID)
 }
 
-// readRows reads the first page of what a query finds: so many rows, or so many bytes, as a cursor gives them. More says that
-// there may be others.
+// readRows reads the first page of a query's rows through a cursor, bounded in rows and bytes. more
+// reports that there may be others.
 func readRows(ctx context.Context, tx postgres.DB, query string, args ...any) (all []row, more bool, err error) {
 	if err := utc(ctx, tx); err != nil {
 		return nil, false, err
@@ -181,13 +182,13 @@ func readRows(ctx context.Context, tx postgres.DB, query string, args ...any) (a
 	return all, true, nil
 }
 
-// utc has times written in one way, whatever the session's zone: lines and hashes are compared.
+// utc makes times independent of the session's time zone: lines and hashes are compared.
 func utc(ctx context.Context, tx postgres.DB) error {
 	_, err := tx.Exec(ctx, "SET LOCAL timezone = 'UTC'")
 	return err
 }
 
-// movesOf are the moves of entries, given in the order of their ids, since the first of them was captured.
+// movesOf returns the moves of entries, which are sorted by id, since the capture of the first one.
 func movesOf(ctx context.Context, tx postgres.DB, rows []row) ([]string, error) {
 	if len(rows) == 0 {
 		return nil, nil
@@ -204,7 +205,7 @@ func movesOf(ctx context.Context, tx postgres.DB, rows []row) ([]string, error) 
 	return pgx.CollectRows(moves, pgx.RowTo[string])
 }
 
-// write adds entries and their moves, or rows that are moves.
+// write adds entries and their moves, or, with ofAudit, rows that are moves.
 func (u *Unit) write(ctx context.Context, rows []row, moves []string, ofAudit bool) error {
 	for _, r := range rows {
 		add := u.Entry
@@ -229,8 +230,9 @@ func digest(line []byte) (d [16]byte) {
 	return d
 }
 
-// Restore brings a unit's entries back into the database, or the one of an id, and has retention leave them until a time.
-// Entries that are there are left alone. It returns how many it brought.
+// Restore returns a unit's entries to the database, or only the one with the given id, and protects
+// them from retention until a time. Existing entries are left unchanged. It returns the number of
+// restored entries.
 func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time, act deadletter.Act) (restored int, err error) {
 	found := false
 	err = a.batches(ctx, m, func(line []byte) (bool, error) {
@@ -255,7 +257,8 @@ func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manif
 	return restored, err
 }
 
-// batches calls each with the entries of a unit that keep chooses, a page at a time: so many, or so many bytes.
+// batches calls each with the entries of a unit that keep accepts, in batches bounded in rows and
+// bytes.
 func (a *Archive) batches(ctx context.Context, m *Manifest, keep func(line []byte) (bool, error), each func([]json.RawMessage) error) error {
 	var batch []json.RawMessage
 	size := 0

@@ -12,17 +12,19 @@ import (
 )
 
 const (
-	// dutyTime is how long after its last word a process that died is waited for, and dutyWord how often it says that it goes on.
+	// dutyTime is how long the duty of a process that died lasts after its last renewal; dutyWord
+	// is the time between renewals.
 	dutyTime = 5 * time.Minute
 	dutyWord = time.Minute
-	// dutyPause is how often one that waits looks again.
+	// dutyPause is how often a waiting process tries to take the duty.
 	dutyPause = 250 * time.Millisecond
 )
 
 var errLostDuty = errors.New("another process writes the archive: this one was not heard of for too long")
 
-// Exclusively runs fn while no other process writes the archive, and the months that go there. It returns false where another
-// one does, and does not stop for wait. No connection is held meanwhile, and no transaction is open.
+// Exclusively runs fn while no other process writes the archive or removes what goes there. It
+// returns false if another process keeps the duty for longer than wait. It holds no connection and
+// no transaction while fn runs.
 func Exclusively(ctx context.Context, store *deadletter.Store, wait time.Duration, fn func(ctx context.Context) error) (ran bool, err error) {
 	holder := uuid.New()
 	q := dbsqlc.New(store.DB())
@@ -70,7 +72,7 @@ func Exclusively(ctx context.Context, store *deadletter.Store, wait time.Duratio
 	defer func() {
 		cancel(nil)
 		<-said
-		_ = q.EndDuty(context.WithoutCancel(ctx), holder) // it ends by itself
+		_ = q.EndDuty(context.WithoutCancel(ctx), holder) // if this fails, the duty expires
 	}()
 	if err = fn(working); err != nil && errors.Is(context.Cause(working), errLostDuty) {
 		err = errors.Join(errLostDuty, err)

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// One process at a time writes the archive. One that died has the duty until its time is over, and no longer.
+// One process at a time writes the archive. The duty of a process that died lasts until it expires.
 func TestExclusively_TakesOverFromAProcessThatDied(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -39,7 +39,7 @@ func TestExclusively_TakesOverFromAProcessThatDied(t *testing.T) {
 	require.True(t, runs())
 	require.True(t, runs(), "the duty was given back")
 
-	// A process that comes back too late gives back no duty but its own.
+	// A process that comes back too late does not end another process's duty.
 	require.True(t, take(other, "1 hour"))
 	_, err := pool.Exec(t.Context(), "SELECT dlq.end_duty('archive', $1)", uuid.New())
 	require.NoError(t, err)

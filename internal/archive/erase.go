@@ -19,11 +19,11 @@ import (
 // retentionTimeout bounds how long an erasure waits for a round of retention to end.
 const retentionTimeout = time.Hour
 
-// ErrNotAll is of an erasure that was done in the database, and not in all of the archive.
+// ErrNotAll means that an erasure was completed in the database but not in all of the archive.
 var ErrNotAll = errors.New("the data was erased from the database, but not from all of the archive; erase again")
 
-// EraseEverywhere takes the data of whoever a filter names out of the database, and out of the archive if there is one (a is not nil).
-// It returns the record of it.
+// EraseEverywhere erases the data that a filter selects from the database and, if a is not nil,
+// from the archive. It returns the record of the erasure.
 func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, filter json.RawMessage, act deadletter.Act) (deadletter.Erasure, error) {
 	record, err := store.Erase(ctx, filter, act)
 	if err != nil {
@@ -41,10 +41,11 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 	return record, store.FinishErasure(ctx, &record, jobs)
 }
 
-// Erase takes the data of whoever a filter names out of every unit: of entries, what [deadletter.Store.Erase] takes out of
-// those in the database; of moves, the details. A unit that changes gets new files, then a manifest that names them and the
-// erasure, and then loses the old ones, so that it is whole at every moment. An erasure that is cut short is done again;
-// whatever files it left behind go then. No retention and no other erasure writes the archive meanwhile.
+// Erase erases the data that a filter selects from every unit: from entries as
+// [deadletter.Store.Erase] does, and from moves the details. A changed unit gets new files, then a
+// manifest that names them and the erasure, and then loses the old files, so that it is complete at
+// any time. An interrupted erasure is repeated, which also deletes the files that it left.
+// Retention and other erasures wait meanwhile.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID, filter json.RawMessage) (done Erased, err error) {
 	ran, err := Exclusively(ctx, store, retentionTimeout, func(ctx context.Context) error {
 		all, err := a.Units(ctx)
@@ -52,8 +53,8 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 			return err
 		}
 		done.Units = int64(len(all))
-		// An entry's moves may be in another unit than the entry, and the entry in the database: months of the audit trail are
-		// their own.
+		// An entry's moves may be in another unit than the entry, which may be in the database:
+		// months of the audit trail are separate units.
 		erased := map[uuid.UUID]json.RawMessage{}
 		for _, m := range all {
 			if err := a.batches(ctx, &m, func([]byte) (bool, error) { return true, nil }, func(batch []json.RawMessage) error {
@@ -89,15 +90,15 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 	return done, err
 }
 
-// Erased is what an erasure of the archive came to.
+// Erased counts the results of an erasure of the archive.
 type Erased struct {
-	Entries int64 // that were erased
-	Units   int64 // that were looked through
-	Jobs    int64 // of those entries, which River still had
+	Entries int64 // erased entries
+	Units   int64 // units that were searched
+	Jobs    int64 // jobs of the erased entries that River still had
 }
 
-// erasedInDatabase adds entries whose moves a unit has, with details, and that were erased in the database, by this erasure or
-// an earlier one: nil in place of a line.
+// erasedInDatabase adds to erased the entries that were erased in the database, by this erasure or
+// an earlier one, and of which the unit has moves with details. Their value is nil.
 func (a *Archive) erasedInDatabase(ctx context.Context, store *deadletter.Store, m *Manifest, erased map[uuid.UUID]json.RawMessage) error {
 	ids := map[uuid.UUID]bool{}
 	ask := func() error {
@@ -123,7 +124,7 @@ func (a *Archive) erasedInDatabase(ctx context.Context, store *deadletter.Store,
 	return ask()
 }
 
-// entryID is the id of an entry's line.
+// entryID returns the id of an entry's line.
 func entryID(line []byte) (uuid.UUID, error) {
 	var e struct {
 		ID uuid.UUID `json:"id"`
@@ -132,7 +133,8 @@ func entryID(line []byte) (uuid.UUID, error) {
 	return e.ID, err
 }
 
-// detailOf says whose move a line is, and whether it has a detail that may be personal: which run made it is not.
+// detailOf returns the entry of a move's line, and whether the move has a detail that may be
+// personal. The run that made the move is not.
 func detailOf(line []byte) (entry uuid.UUID, has bool, err error) {
 	var t struct {
 		EntryID uuid.UUID                  `json:"entry_id"`
@@ -144,7 +146,7 @@ func detailOf(line []byte) (entry uuid.UUID, has bool, err error) {
 	return t.EntryID, len(t.Detail) > 0, err
 }
 
-// holds counts what a unit holds of erased entries: the entries, and details of their moves.
+// holds counts the erased entries in a unit, and the details of their moves.
 func (a *Archive) holds(ctx context.Context, m *Manifest, erased map[uuid.UUID]json.RawMessage) (entries, details int64, err error) {
 	if err := a.Entries(ctx, m, func(line []byte) error {
 		id, err := entryID(line)
@@ -165,8 +167,8 @@ func (a *Archive) holds(ctx context.Context, m *Manifest, erased map[uuid.UUID]j
 	return entries, details, err
 }
 
-// rewrite writes a unit anew, if it holds anything of erased entries, and returns how many entries that were. m becomes its
-// new manifest.
+// rewrite replaces a unit that contains data of erased entries, sets m to the new manifest, and
+// returns the number of those entries.
 func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID, erased map[uuid.UUID]json.RawMessage) (int64, error) {
 	if len(erased) == 0 {
 		return 0, nil
@@ -213,7 +215,8 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID, e
 	return entries, err
 }
 
-// withoutDetail takes what an edit put into a payload out of a line, and leaves which run made it.
+// withoutDetail removes an edit of the payload from a move's line and keeps the run that made the
+// move.
 func withoutDetail(line []byte) ([]byte, error) {
 	var row map[string]json.RawMessage
 	if err := json.Unmarshal(line, &row); err != nil {
@@ -234,8 +237,8 @@ func withoutDetail(line []byte) ([]byte, error) {
 	return json.Marshal(row)
 }
 
-// deleteUnnamed deletes files in the folders of whole units that their manifests do not name: what units held before they
-// were rewritten, by this erasure or by one that was cut short.
+// deleteUnnamed deletes files in the folders of complete units that their manifests do not name:
+// files of units that were rewritten, by this erasure or by an interrupted one.
 func (a *Archive) deleteUnnamed(ctx context.Context, units []Manifest) error {
 	named := map[string]bool{}
 	for _, m := range units {

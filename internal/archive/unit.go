@@ -12,19 +12,20 @@ type Unit struct {
 	manifest Manifest
 	entries  *fileWriter
 	audit    *fileWriter
-	suffix   string // of file names: a unit that is rewritten gets new files, and the manifest says which
+	suffix   string // of file names: a rewritten unit gets new files, which the manifest names
 }
 
-// NewUnit begins a unit. Nothing of it counts before [Unit.Close].
+// NewUnit begins a unit. The unit does not exist before [Unit.Close].
 func (a *Archive) NewUnit(m Manifest) *Unit { return &Unit{archive: a, manifest: m} }
 
-// Entry adds an entry that was closed at a time.
+// Entry adds an entry that was closed at the given time.
 func (u *Unit) Entry(ctx context.Context, line string, closedAt time.Time) error {
 	u.span(closedAt)
 	return u.add(ctx, &u.entries, entriesName, line)
 }
 
-// Move adds a move. Moves of a day say when they were made, those of entries do not count in the unit's time.
+// Move adds a move. The time of a move in a month of the audit trail extends the unit's period; at
+// is zero for moves of entries.
 func (u *Unit) Move(ctx context.Context, line string, at time.Time) error {
 	if !at.IsZero() {
 		u.span(at)
@@ -53,7 +54,8 @@ func (u *Unit) add(ctx context.Context, f **fileWriter, name, line string) (err 
 	return nil
 }
 
-// Close ends the files, reads them back, and writes the manifest. A unit of nothing is not written.
+// Close completes the files, reads them back and writes the manifest. It writes nothing for an
+// empty unit.
 func (u *Unit) Close(ctx context.Context) (*Manifest, error) {
 	if err := u.closeFiles(); err != nil {
 		return nil, err
@@ -88,7 +90,7 @@ func (u *Unit) closeFiles() (err error) {
 	return nil
 }
 
-// Abandon leaves off: nothing of the unit counts. After Close it does nothing.
+// Abandon discards the unit. After Close it does nothing.
 func (u *Unit) Abandon() {
 	for _, f := range []**fileWriter{&u.entries, &u.audit} {
 		if *f != nil {

@@ -1,6 +1,7 @@
-// Package breaker is the circuit breakers of destinations. Whether a closed breaker should open is each process's own
-// view of its deliveries; what state a breaker is in, the processes share through Postgres, so that one that opens is
-// known to all within a second, half-open probes are counted over all of them, and a restart forgets nothing.
+// Package breaker implements the circuit breakers of destinations and River queues. Each process
+// decides from its own deliveries whether a closed breaker should open. The state of a breaker is
+// shared through Postgres: every process learns within a second that a breaker has opened,
+// half-open probes are counted over all processes, and the state survives a restart.
 package breaker
 
 import (
@@ -24,61 +25,62 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// State is where a breaker stands.
+// State is the state of a breaker.
 type State string
 
 // The states of a breaker.
 const (
-	Closed   State = "closed"    // deliveries go through
-	Open     State = "open"      // none does until its time has come
-	HalfOpen State = "half_open" // a few probes do
+	Closed   State = "closed"    // deliveries pass
+	Open     State = "open"      // no delivery passes until the open period ends
+	HalfOpen State = "half_open" // a few probes pass
 )
 
 const (
-	// DefaultSyncInterval is how often a process looks at what the others know.
+	// DefaultSyncInterval is how often a process reads the shared state.
 	DefaultSyncInterval = time.Second
-	// forcedRetryAfter is what a client is told where nobody knows when a breaker closes.
+	// forcedRetryAfter is the wait returned for a breaker that is open until it is reset.
 	forcedRetryAfter = time.Minute
 	// writeTimeout bounds the write that opens a breaker: a delivery waits for it.
 	writeTimeout = 5 * time.Second
-	// syncTimeout bounds a look at the database.
+	// syncTimeout bounds one [Breakers.Sync] of the loop.
 	syncTimeout = 5 * time.Second
-	// probeGrace is how long after its timeout a probe keeps its place; dlq.take_probe has the same.
+	// probeGrace is how long after its timeout a probe keeps its place. It equals the grace in
+	// dlq.take_probe.
 	probeGrace = 10 * time.Second
 )
 
-// DestinationPrefix is before a destination's name in the name of its breaker.
+// DestinationPrefix precedes the destination's name in a breaker's name.
 const DestinationPrefix = "destination:"
 
-// Config is what [Breakers] need.
+// Config configures [Breakers].
 type Config struct {
-	DB       postgres.DB // with the schemas' names put into queries
+	DB       postgres.DB // renders schema names in queries
 	Policy   func() *policy.Policy
-	Actor    string // who this process is, in the breakers' log
+	Actor    string // identifies this process in the log of breaker changes
 	Logger   *slog.Logger
-	Interval time.Duration    // between looks at the database; 0 means DefaultSyncInterval
+	Interval time.Duration    // between reads of the shared state; 0 means DefaultSyncInterval
 	Now      func() time.Time // nil means time.Now
 }
 
-// Breakers are all breakers, as this process sees them.
+// Breakers holds all breakers as this process knows them.
 type Breakers struct {
 	config  Config
 	queries *dbsqlc.Queries
 
 	mu        sync.Mutex
-	shared    map[string]dbsqlc.BreakersRow       // as read last, by name
+	shared    map[string]dbsqlc.BreakersRow       // as last read, by name
 	local     map[string]*local                   // by name
-	unwritten map[string]dbsqlc.OpenBreakerParams // what this process opened and the database does not know, by name
+	unwritten map[string]dbsqlc.OpenBreakerParams // openings of this process that the database has not stored, by name
 }
 
-// local is this process's view of a destination's deliveries while the breaker is closed.
+// local counts this process's deliveries to a destination while its breaker is closed.
 type local struct {
 	settings policy.Breaker
-	window   circuitbreaker.CircuitBreaker[any] // counts only: it would open on a success, too
-	streak   circuitbreaker.CircuitBreaker[any] // nil where a streak opens nothing
+	window   circuitbreaker.CircuitBreaker[any] // counts only: its own threshold would also open on a success
+	streak   circuitbreaker.CircuitBreaker[any] // nil if a streak does not open the breaker
 }
 
-// New returns breakers that know nothing yet; see [Breakers.Sync] and [Breakers.Loop].
+// New returns breakers without any state; see [Breakers.Sync] and [Breakers.Loop].
 func New(config Config) *Breakers {
 	config.Interval = cmp.Or(config.Interval, DefaultSyncInterval)
 	if config.Now == nil {
@@ -90,7 +92,7 @@ func New(config Config) *Breakers {
 	}
 }
 
-// Loop keeps looking at the database.
+// Loop returns the loop that calls [Breakers.Sync].
 func (b *Breakers) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "circuit-breakers", Interval: b.config.Interval, Timeout: syncTimeout, Once: background.Each(b.Sync),
@@ -98,7 +100,7 @@ func (b *Breakers) Loop() *background.Loop {
 	})
 }
 
-// Sync takes in what the other processes know, and tells them what they could not be told before.
+// Sync reads the shared state, and writes openings that the database could not store before.
 func (b *Breakers) Sync(ctx context.Context) error {
 	rows, err := b.queries.Breakers(ctx)
 	if err != nil {
@@ -119,7 +121,7 @@ func (b *Breakers) Sync(ctx context.Context) error {
 		was := cmp.Or(b.shared[row.Name].State, string(Closed))
 		if was != row.State {
 			b.config.Logger.Warn("circuit breaker", "breaker", row.Name, "from", was, "to", row.State, "reason", row.Reason, "actor", row.ChangedBy)
-			delete(b.local, row.Name) // what was counted before is of another time
+			delete(b.local, row.Name) // the counts are of an earlier period
 		}
 		b.shared[row.Name] = row
 	}
@@ -130,8 +132,9 @@ func (b *Breakers) Sync(ctx context.Context) error {
 	return nil
 }
 
-// writeAgain writes openings that the database did not take when they happened, unless the breaker has changed since: somebody
-// has reset it, or another process opened it. It reports whether it wrote any.
+// writeAgain writes openings that the database did not store when they happened. It drops an
+// opening if the breaker has changed since: an operator has reset it, or another process has opened
+// it. It reports whether it wrote any.
 func (b *Breakers) writeAgain(ctx context.Context, rows []dbsqlc.BreakersRow) (written bool, err error) {
 	b.mu.Lock()
 	unwritten := maps.Clone(b.unwritten)
@@ -149,7 +152,8 @@ func (b *Breakers) writeAgain(ctx context.Context, rows []dbsqlc.BreakersRow) (w
 	return written, nil
 }
 
-// State returns where a breaker stands and, for an open one, how long until a probe may go through: 0 if one may.
+// State returns the state of a breaker and, if it is open, the time until a probe may pass (0 if
+// one may).
 func (b *Breakers) State(name string) (State, time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -178,8 +182,9 @@ type Permit struct {
 	until    time.Time // when a probe that has not reported loses its place
 }
 
-// Allow asks whether a delivery to a destination may be made now. It returns nil where not. A probe that
-// does not report within the delivery's timeout and ten seconds counts as lost, and another takes its place.
+// Allow returns a permit for a delivery to a destination, or nil if none is allowed now. A probe
+// that does not report within the delivery's timeout and ten seconds loses its place to another
+// probe.
 func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.Duration) (*Permit, error) {
 	name := DestinationPrefix + destination
 	permit := &Permit{breakers: b, name: name, settings: b.config.Policy().Breaker(destination)}
@@ -192,11 +197,11 @@ func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.D
 		return permit, nil
 	case wait > 0:
 		return nil, nil
-	// Every message that is held asks; those that surely get nothing need not ask the database.
+	// Every held message calls Allow; do not query the database if no place can be left.
 	case state == HalfOpen && placesLeft(&row, permit.settings.Probes, b.config.Now()) == 0:
 		return nil, nil
 	}
-	now := b.config.Now().Truncate(time.Microsecond) // as Postgres has it
+	now := b.config.Now().Truncate(time.Microsecond) // Postgres' precision
 	permit.until = now.Add(timeout + probeGrace)
 	epoch, err := b.queries.TakeProbe(ctx, dbsqlc.TakeProbeParams{
 		Name: name, Probes: int32(permit.settings.Probes), OpenFor: permit.settings.OpenFor,
@@ -206,13 +211,14 @@ func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.D
 		return nil, fmt.Errorf("circuit breaker %s: %w", name, err)
 	}
 	if epoch == 0 {
-		return nil, b.Sync(ctx) // it closed this moment, or its probes are all under way
+		return nil, b.Sync(ctx) // the breaker has just closed, or all its places are taken
 	}
 	permit.epoch = epoch
 	return permit, nil
 }
 
-// placesLeft is how many more probes a half-open breaker lets through now, as dlq.take_probe counts them.
+// placesLeft returns how many more probes a half-open breaker allows now, counted as in
+// dlq.take_probe.
 func placesLeft(row *dbsqlc.BreakersRow, probes int, now time.Time) int {
 	places := max(probes-int(row.ProbesSucceeded)-int(row.ProbesFailed), 1)
 	for _, until := range row.ProbesUntil {
@@ -223,8 +229,8 @@ func placesLeft(row *dbsqlc.BreakersRow, probes int, now time.Time) int {
 	return max(places, 0)
 }
 
-// Done reports how a delivery ended: whether the destination was well, not whether it liked the message. What the
-// database does not take is logged: it must not make a delivery fail that was made.
+// Done reports whether the destination was available, whether or not it accepted the message. A
+// failure to store the outcome is only logged: it must not fail a delivery that was made.
 func (p *Permit) Done(ctx context.Context, ok bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
@@ -250,7 +256,8 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 	}
 }
 
-// count counts a delivery, and returns the breaker's opening, if it should open. It opens on a failure alone.
+// count counts a delivery and returns the opening if the breaker should open. Only a failure opens
+// it.
 func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -278,9 +285,9 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	}
 	delete(b.local, p.name)
 	if state, _ := b.state(p.name); state != Closed {
-		return nil // a delivery that began before it opened
+		return nil // the delivery began before the breaker opened
 	}
-	// At once for this process, whether or not the database answers.
+	// This process treats the breaker as open at once, whether or not the database answers.
 	now := b.config.Now()
 	until := now.Add(l.settings.OpenFor)
 	b.shared[p.name] = dbsqlc.BreakersRow{
@@ -293,7 +300,7 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	return &opening
 }
 
-// forget takes an opening off those that are to be written. It reports whether it was there.
+// forget drops an opening that is still to be written. It reports whether there was one.
 func (b *Breakers) forget(name string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -317,7 +324,7 @@ func (b *Breakers) localOf(name string, settings policy.Breaker) *local {
 	return l
 }
 
-// Status is a breaker as people see it.
+// Status is a breaker's state for the API and the console.
 type Status struct {
 	Name            string     `json:"name" doc:"destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
 	State           State      `json:"state" enum:"closed,open,half_open" doc:"closed: deliveries go through. open: none does. half_open: a few probes do."`
@@ -333,7 +340,7 @@ type Status struct {
 	ChangedBy       string     `json:"changedBy,omitempty" doc:"Who changed it: a process, or a person."`
 }
 
-// List returns every breaker of the policy, and every one that has ever opened.
+// List returns the policy's breakers and all breakers that have ever opened.
 func (b *Breakers) List() []Status {
 	p := b.config.Policy()
 	b.mu.Lock()
@@ -379,7 +386,8 @@ func (b *Breakers) Find(name string) (Status, bool) {
 	return list[i], true
 }
 
-// ForceOpen opens a breaker by a person's word: for a while, or until it is reset where that is 0.
+// ForceOpen opens a breaker for an operator: for the given duration, or until it is reset if that
+// is 0.
 func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, during time.Duration) error {
 	params := dbsqlc.OpenBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by a person"), Forced: true, Origin: deadletter.Origin(ctx), Now: b.config.Now()}
 	if during > 0 {
@@ -391,12 +399,12 @@ func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, du
 	return b.Sync(ctx)
 }
 
-// Reset closes a breaker by a person's word. It reports whether it was not closed already.
+// Reset closes a breaker for an operator. It reports whether the breaker was not closed before.
 func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool, error) {
 	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by a person"), Origin: deadletter.Origin(ctx), Now: b.config.Now()})
 	if err != nil {
 		return false, err
 	}
-	was = b.forget(name) || was // nobody else knew that it was open
+	was = b.forget(name) || was // only this process knew that it was open
 	return was, b.Sync(ctx)
 }

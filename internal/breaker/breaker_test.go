@@ -29,7 +29,7 @@ const (
 	timeout = 30 * time.Second // of a delivery
 )
 
-// bundle is a database, and a clock, that several processes share.
+// bundle is a database and a clock that several processes share.
 type bundle struct {
 	*testing.T
 
@@ -60,7 +60,7 @@ func (b *bundle) pass(d time.Duration) {
 	b.now = b.now.Add(d)
 }
 
-// process is what one process knows, as one that has just started.
+// process returns the breakers of a process that has just started.
 func (b *bundle) process(name string) *breaker.Breakers {
 	b.Helper()
 	p := b.breakers(name, b.pool, func() *policy.Policy { return b.policy })
@@ -74,7 +74,7 @@ func (b *bundle) breakers(name string, db postgres.DB, rules func() *policy.Poli
 	})
 }
 
-// deliver makes a delivery that succeeds or fails, and reports whether the breaker let it.
+// deliver makes a delivery that succeeds or fails, and reports whether the breaker allowed it.
 func (b *bundle) deliver(p *breaker.Breakers, ok bool) bool {
 	b.Helper()
 	permit := b.permit(p)
@@ -174,7 +174,7 @@ func TestBreaker_aStreakOpensItAtOnce(t *testing.T) {
 	require.Equal(t, []string{"- open one", "open half_open one", "half_open closed " + closer(changes)}, changes)
 }
 
-// closer is who closed it: whichever process the last probe was of.
+// closer returns which process reported the last probe.
 func closer(changes []string) string {
 	last := changes[len(changes)-1]
 	return last[len(last)-3:]
@@ -194,7 +194,7 @@ func TestBreaker_failedProbesOpenItAgain(t *testing.T) {
 	_, wait := p.State(bank)
 	require.Equal(t, 30*time.Second, wait)
 
-	// A probe of that time that ends in the next half-open period does not count there.
+	// A late probe does not count in the next half-open period.
 	b.pass(30 * time.Second)
 	require.True(t, b.deliver(p, true))
 	late.Done(t.Context(), false)
@@ -203,7 +203,7 @@ func TestBreaker_failedProbesOpenItAgain(t *testing.T) {
 	require.Equal(t, 1, status.ProbesSucceeded)
 	require.Zero(t, status.ProbesFailed)
 
-	// Probes whose process dies give their places back, and what was counted counts.
+	// Probes whose process dies lose their places; reported outcomes still count.
 	for b.permit(p) != nil {
 	}
 	b.pass(39 * time.Second)
@@ -264,7 +264,7 @@ func TestBreaker_aRateNeedsACount(t *testing.T) {
 	b.requireState(p, breaker.Open)
 }
 
-// Without the database a process goes by what it sees itself.
+// Without the database a process relies on its own deliveries.
 func TestBreaker_withoutTheDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
@@ -283,7 +283,7 @@ func TestBreaker_withoutTheDatabase(t *testing.T) {
 	require.Error(t, p.Sync(t.Context()))
 }
 
-// away is a database that a test switches off.
+// away is a database that a test can switch off.
 type away struct {
 	postgres.DB
 
@@ -298,8 +298,8 @@ func (a *away) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return a.DB.QueryRow(ctx, sql, args...)
 }
 
-// What opened while the database was away, for the first time, is told to it afterwards: so it becomes half-open, and a person
-// can reset it.
+// A first opening while the database is off is written afterwards, so that the breaker becomes
+// half-open and an operator can reset it.
 func TestBreaker_firstOpeningThatIsNotWritten(t *testing.T) {
 	t.Parallel()
 	for _, reset := range []bool{false, true} {
@@ -327,7 +327,7 @@ func TestBreaker_firstOpeningThatIsNotWritten(t *testing.T) {
 	}
 }
 
-// What opened while the database was away is not told to it where the breaker has been reset since, by whichever process.
+// An opening while the database was off is not written if any process has reset the breaker since.
 func TestBreaker_LateOpeningDoesNotUndoAReset(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
@@ -351,7 +351,8 @@ func TestBreaker_LateOpeningDoesNotUndoAReset(t *testing.T) {
 	require.True(t, b.deliver(p, true))
 }
 
-// A delivery that began before its breaker opened, and fails after it, changes nothing of how the breaker stands.
+// A delivery that began before its breaker opened, and fails afterwards, does not change the
+// breaker.
 func TestBreaker_DeliveryThatEndsLateOpensNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
@@ -368,7 +369,7 @@ func TestBreaker_DeliveryThatEndsLateOpensNothing(t *testing.T) {
 	require.Equal(t, "kim", status.ChangedBy)
 }
 
-// A person's opening goes before that of a process which does not know it yet.
+// An operator's opening overrides the opening of a process that does not know it yet.
 func TestBreaker_PersonsOpeningStands(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
@@ -386,7 +387,7 @@ func TestBreaker_PersonsOpeningStands(t *testing.T) {
 	}
 }
 
-// A probe that has not reported ten seconds after its timeout loses its place, however short an open period is; its
+// A probe loses its place ten seconds after its timeout, however short an open period is; its
 // outcome still counts.
 func TestBreaker_LostProbeGivesItsPlaceBack(t *testing.T) {
 	t.Parallel()
@@ -412,7 +413,8 @@ func TestBreaker_LostProbeGivesItsPlaceBack(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 }
 
-// A policy with fewer probes than have reported already leaves a place for the one that decides.
+// If the policy is lowered to fewer probes than have reported, one place is left for the probe that
+// decides.
 func TestBreaker_FewerProbesThanReported(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1}")
@@ -427,7 +429,7 @@ func TestBreaker_FewerProbesThanReported(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 }
 
-// It opens on a failure alone, by what the window holds then: not by what it held once.
+// Only a failure opens the breaker, by the deliveries that the window holds at that time.
 func TestBreaker_successDoesNotOpenIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
@@ -436,7 +438,7 @@ func TestBreaker_successDoesNotOpenIt(t *testing.T) {
 		require.True(t, b.deliver(p, false))
 	}
 	for range 5 {
-		require.True(t, b.deliver(p, true)) // the tenth: half of them have failed
+		require.True(t, b.deliver(p, true)) // the tenth delivery: half have failed
 	}
 	b.requireState(p, breaker.Closed)
 	for range 10_000 {
@@ -454,7 +456,7 @@ type appArgs struct {
 
 func (appArgs) Kind() string { return "app" }
 
-// An application's own River client stops working a queue whose breaker opens.
+// A breaker that opens pauses the queue of an application's own River client.
 func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "riverQueues: {emails: {minimumCount: 4, probes: 3, openFor: 10s}}")
@@ -492,7 +494,7 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 		require.NoError(t, err)
 		return queue.PausedAt != nil
 	}
-	// look looks until a breaker is in a state: jobs end in their own time.
+	// look repeats until the breaker is in the wanted state: jobs end asynchronously.
 	look := func(want breaker.State) {
 		require.Eventually(t, func() bool {
 			require.NoError(t, watch.RunOnce(t.Context()))
@@ -511,14 +513,14 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	look(breaker.Open)
 	require.True(t, paused())
 
-	// Half-open: still failing. It opens again.
+	// Half-open: jobs still fail, and the breaker opens again.
 	b.pass(10 * time.Second)
 	b.exec(t, "UPDATE river_job SET finalized_at = finalized_at - interval '1 hour' WHERE finalized_at IS NOT NULL")
 	b.setNow(time.Now())
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
 	look(breaker.HalfOpen)
 	require.False(t, paused())
-	// What dlqd completed itself says nothing of the queue.
+	// Jobs that dlqd completed do not count as outcomes of the queue.
 	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata) SELECT 'app', '{}', 'emails', 1, 'completed', now() + interval '1 minute', '{"dlq:done_by": 1}' FROM generate_series(1, 10)`)
 	look(breaker.HalfOpen)
 	b.exec(t, "DELETE FROM river_job WHERE state = 'completed'")
@@ -527,7 +529,7 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	look(breaker.Open)
 	require.True(t, paused())
 
-	// Half-open: well again. It closes.
+	// Half-open: jobs succeed, and the breaker closes.
 	b.exec(t, "UPDATE river_job SET finalized_at = finalized_at - interval '1 hour' WHERE finalized_at IS NOT NULL")
 	b.setNow(time.Now())
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
@@ -537,7 +539,7 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	look(breaker.Closed)
 	require.False(t, paused())
 
-	// A person opens it, and resets it.
+	// An operator opens the breaker and resets it.
 	require.NoError(t, p.ForceOpen(t.Context(), "queue:emails", "kim", "", 0))
 	require.NoError(t, watch.RunOnce(t.Context()))
 	require.True(t, paused())
@@ -546,7 +548,7 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	require.NoError(t, watch.RunOnce(t.Context()))
 	require.False(t, paused())
 
-	// A queue that a person paused is theirs.
+	// A queue that an operator paused stays paused.
 	require.NoError(t, client.QueuePause(t.Context(), "emails", nil))
 	require.NoError(t, p.ForceOpen(t.Context(), "queue:emails", "kim", "", 0))
 	require.NoError(t, watch.RunOnce(t.Context()))
@@ -556,7 +558,8 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	require.True(t, paused())
 }
 
-// What failed before a breaker was reset has been judged, and what an operator cancelled has not failed.
+// Failures before a reset are not counted again, and jobs that an operator cancelled are not
+// failures.
 func TestQueues_CountFailuresOnce(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {minimumCount: 4}}", "emails")
@@ -578,7 +581,8 @@ func TestQueues_CountFailuresOnce(t *testing.T) {
 	b.requireQueue("emails", breaker.Open, true)
 }
 
-// A queue that a breaker paused is resumed once the policy does not name it any more; what a person opened stays until they say so.
+// A queue that its breaker paused is resumed once the policy no longer names it. A breaker that an
+// operator opened stays open until an operator resets it.
 func TestQueues_notNamedAnyMore(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {}, sms: {}}", "emails", "sms")
@@ -623,7 +627,8 @@ func setupQueues(t *testing.T, breakers string, names ...string) *queues {
 	return q
 }
 
-// requireQueue looks once at the queues, and compares the state of one's breaker and whether it is paused.
+// requireQueue checks the queues once, and compares one queue's breaker state and whether it is
+// paused.
 func (q *queues) requireQueue(name string, want breaker.State, paused bool) {
 	q.Helper()
 	require.NoError(q, q.watch.RunOnce(q.Context()))

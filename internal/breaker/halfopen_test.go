@@ -14,7 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-// A delivery each 40 s, longer than openFor, and each succeeds: eight of ten probes are needed, and eight close it.
+// A delivery succeeds every 40 s, longer than openFor. Eight of ten probes are needed, and eight
+// close it.
 func TestBreaker_ClosesAtLowTraffic(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1}")
@@ -32,8 +33,9 @@ func TestBreaker_ClosesAtLowTraffic(t *testing.T) {
 	b.requireState(two, breaker.Closed)
 }
 
-// walk is one breaker whose destination works again, on a clock that the test sets. Deliveries come at random
-// intervals and take random times; some probes are never reported, as if their process had died.
+// walk is a breaker whose destination works again, on a clock that the test sets. Deliveries come
+// at random intervals and take random times. Some probes are never reported, as if their process
+// had died.
 type walk struct {
 	*bundle
 
@@ -41,20 +43,20 @@ type walk struct {
 	settings       policy.Breaker
 	timeout        time.Duration
 	gap            time.Duration // between deliveries
-	lost           float64       // share of the probes that are never reported
+	lost           float64       // share of probes that are never reported
 	failing        int           // probes that fail before the destination works again
 	random         *rand.Rand
 	processes      []*breaker.Breakers
 	underway       []probe
-	lastLet        time.Time // when the breaker last let a probe through, or opened
+	lastLet        time.Time // when the breaker last allowed a probe, or opened
 	reported, lets int
 }
 
-// probe is a delivery that a breaker which is not closed has let through.
+// probe is a delivery that a half-open breaker allowed.
 type probe struct {
 	permit *breaker.Permit
 	began  time.Time
-	ends   time.Time // when it is reported; zero for one that is lost
+	ends   time.Time // when it reports; zero if it is lost
 	ok     bool
 	epoch  int64
 }
@@ -120,7 +122,7 @@ func (w *walk) goOn() {
 			return
 		}
 		p := w.processes[w.random.IntN(len(w.processes))]
-		require.NoError(w, p.Sync(w.Context())) // as its loop does each second
+		require.NoError(w, p.Sync(w.Context())) // as its loop does every second
 		permit, err := p.Allow(w.Context(), w.name[len(breaker.DestinationPrefix):], w.timeout)
 		require.NoError(w, err)
 		now, _ := w.epoch()
@@ -128,7 +130,7 @@ func (w *walk) goOn() {
 			require.Equal(w, before, now, "a half-open period goes on until its outcomes end it")
 		}
 		if permit == nil {
-			// Each place is taken by a probe that may still report, or it is open.
+			// Each place is taken by a probe that may still report, or the breaker is open.
 			most := max(w.settings.OpenFor, w.timeout+10*time.Second)
 			require.Less(w, w.clock().Sub(w.lastLet), most, "it stands still")
 			continue
@@ -150,8 +152,8 @@ func (w *walk) goOn() {
 	}
 }
 
-// A breaker whose destination works again closes after the successes that it needs, and never stands still for longer
-// than a probe may take: at any rate of deliveries, over two processes, with lost probes.
+// A breaker whose destination works again closes after the successes that it needs, and never waits
+// longer than a probe may take: at any delivery rate, over two processes, with lost probes.
 func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -186,8 +188,8 @@ func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
 	}
 }
 
-// Since of an open or half-open breaker is when it was last closed, however many probes failed; LastTried is when the
-// last probe began.
+// Since of a breaker that is not closed is when it was last closed, however many probes failed.
+// LastTried is when the last probe began.
 func TestBreaker_InTroubleSinceItWasClosed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1, probes: 1, openFor: 30s}")
@@ -227,21 +229,22 @@ func TestBreaker_InTroubleSinceItWasClosed(t *testing.T) {
 	require.Nil(t, status.LastTried)
 }
 
-// running inserts a job of the queue emails that runs.
+// running inserts a running job into the queue emails.
 func (q *queues) running() {
 	q.Helper()
 	q.exec(q.T, `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, attempted_at)
 		VALUES ('app', '{}', 'emails', 1, 1, 'running', $1)`, q.clock())
 }
 
-// end ends the jobs that run.
+// end ends the running jobs.
 func (q *queues) end(state string) {
 	q.Helper()
 	q.exec(q.T, "UPDATE river_job SET state = $1::river_job_state, finalized_at = $2 WHERE state = 'running'",
 		state, q.clock())
 }
 
-// A half-open River queue is paused while jobs run, except for jobs that were put off or have run for over a minute.
+// A half-open River queue is paused while jobs run, except if they were snoozed or have run for
+// over a minute.
 func TestQueues_HalfOpenAlwaysEnds(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
@@ -270,7 +273,7 @@ func TestQueues_HalfOpenAlwaysEnds(t *testing.T) {
 	b.requireQueue("emails", breaker.Closed, false)
 }
 
-// A queue that its half-open breaker paused, and that failed again, is resumed when a person resets the breaker.
+// An operator's reset resumes a queue that its half-open breaker paused and whose job failed again.
 func TestQueues_ResetAfterAFailedProbe(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
@@ -288,7 +291,7 @@ func TestQueues_ResetAfterAFailedProbe(t *testing.T) {
 	b.requireQueue("emails", breaker.Closed, false)
 }
 
-// A queue that a person paused stays paused, whatever state its breaker goes through.
+// A queue that an operator paused stays paused through all states of its breaker.
 func TestQueues_PausedByAPerson(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")

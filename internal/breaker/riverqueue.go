@@ -19,15 +19,16 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// QueuePrefix is before a River queue's name in the name of its breaker.
+// QueuePrefix precedes the River queue's name in a breaker's name.
 const QueuePrefix = "queue:"
 
 // queueProbeTime is how long a half-open queue waits for a running job before it lets others run:
 // River's default job timeout plus ten seconds.
 const queueProbeTime = river.JobTimeoutDefault + probeGrace
 
-// Queues watches River queues that an application works. dlqd does not see their work, so the failure rate comes from
-// the database, and a breaker that opens pauses the queue, which River's clients obey.
+// Queues runs the breakers of River queues that an application works. dlqd does not see these jobs
+// run, so the failure rate comes from the database. A breaker that opens pauses the queue, which
+// River's clients respect.
 type Queues struct {
 	Pool     *pgxpool.Pool
 	Schemas  postgres.Schemas
@@ -35,7 +36,7 @@ type Queues struct {
 	Breakers *Breakers
 }
 
-// Loop keeps looking at the queues.
+// Loop returns the loop that calls [Queues.RunOnce] in one process at a time.
 func (w *Queues) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "queue-breakers", Interval: w.Breakers.config.Interval, OneProcess: true, Once: background.Each(w.RunOnce),
@@ -43,7 +44,8 @@ func (w *Queues) Loop() *background.Loop {
 	})
 }
 
-// RunOnce looks once at every River queue that the policy names, and at every one that a breaker paused when it did.
+// RunOnce checks each River queue of the policy once. It also checks queues that a breaker paused
+// and that the policy no longer names.
 func (w *Queues) RunOnce(ctx context.Context) error {
 	p := w.Breakers.config.Policy()
 	var errs []error
@@ -64,7 +66,8 @@ func (w *Queues) RunOnce(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// leave resumes a queue that the policy does not name any more, and closes its breaker, unless a person opened that.
+// leave resumes a queue that the policy no longer names, and closes its breaker, unless an operator
+// opened the breaker.
 func (w *Queues) leave(ctx context.Context, queue string) error {
 	name := QueuePrefix + queue
 	return postgres.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
@@ -102,7 +105,7 @@ func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breake
 		}
 		switch State(row.State) {
 		case Closed:
-			if row.Paused { // somebody reset it
+			if row.Paused { // an operator has reset the breaker
 				return w.resume(ctx, tx, q, queue, true)
 			}
 			return w.watch(ctx, tx, q, queue, settings, row.Since, now)
@@ -113,7 +116,7 @@ func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breake
 				}
 				return w.resume(ctx, tx, q, queue, row.Paused)
 			}
-			if !row.Paused { // a person opened it
+			if !row.Paused { // an operator opened it
 				return w.pause(ctx, tx, q, queue)
 			}
 		case HalfOpen:
@@ -123,14 +126,14 @@ func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breake
 	})
 }
 
-// watch opens a closed breaker whose queue fails too much.
+// watch opens a closed breaker if its queue's failure rate is too high.
 func (w *Queues) watch(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, since, now time.Time) error {
 	if !settings.Enabled {
 		return nil
 	}
 	from := now.Add(-settings.Window)
 	if since.After(from) {
-		from = since // what failed before it closed has been judged
+		from = since // earlier failures were counted before the breaker closed
 	}
 	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: from, Queue: queue, RunningSince: now})
 	if err != nil {
@@ -147,8 +150,8 @@ func (w *Queues) watch(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	return w.pause(ctx, tx, q, queue)
 }
 
-// judge lets a half-open queue run for a moment, pauses it again, and closes or opens its breaker by how those jobs
-// ended.
+// judge evaluates a half-open queue: it pauses the queue once jobs run, and closes or opens the
+// breaker by their outcomes.
 func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
 	name := QueuePrefix + queue
 	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{
@@ -161,7 +164,8 @@ func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	total := ended.Succeeded + failed
 	switch {
 	case total == 0 && ended.Running == 0:
-		// Nothing has come yet; or the jobs that ran when it was paused were put off, or have run for too long.
+		// No job has come yet, or the jobs that ran at the pause were snoozed or have run for too
+		// long.
 		return w.resume(ctx, tx, q, queue, row.Paused)
 	case total < int64(settings.Probes) && ended.Running > 0:
 		if !row.Paused {
@@ -184,13 +188,14 @@ func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	return w.pause(ctx, tx, q, queue)
 }
 
-// pause pauses a queue with River's own means, and remembers that it did: a queue that a person paused is not resumed.
+// pause pauses a queue through River and records that the breaker did it: a queue that an operator
+// paused is not resumed.
 func (w *Queues) pause(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string) error {
 	row, err := w.River.QueueGetTx(ctx, tx, queue)
 	if errors.Is(err, river.ErrNotFound) {
-		return nil // no client works it yet
+		return nil // no client works the queue yet
 	}
-	if err != nil || row.PausedAt != nil { // a person was there first
+	if err != nil || row.PausedAt != nil { // an operator paused it first
 		return err
 	}
 	if err := w.River.QueuePauseTx(ctx, tx, queue, nil); err != nil {
@@ -199,7 +204,7 @@ func (w *Queues) pause(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	return q.SetPaused(ctx, dbsqlc.SetPausedParams{Name: QueuePrefix + queue, Paused: true})
 }
 
-// resume resumes a queue that its breaker paused.
+// resume resumes a queue if its breaker paused it.
 func (w *Queues) resume(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, paused bool) error {
 	if !paused {
 		return nil

@@ -33,8 +33,8 @@ func TestDeliver_RecordsTheCause(t *testing.T) {
 	require.Contains(t, s.Context["url"], "http://127.0.0.1:")
 }
 
-// An answer that never ends, or breaks off, is still a failure of its status, and what came of its
-// body says why.
+// An answer that never ends or breaks off is still a failure by its status, and the part of its
+// body that arrived tells the cause.
 func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
 	t.Parallel()
 	for name, write := range map[string]func(w http.ResponseWriter, r *http.Request){
@@ -66,7 +66,7 @@ func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
 	}
 }
 
-// Headers of an answer are cut like its body, and the status is not repeated as a code.
+// Headers of an answer are truncated like its body, and the status is not repeated as a code.
 func TestFailureOf_BoundsAndChoosesWhatHeadersName(t *testing.T) {
 	t.Parallel()
 	const body = `{"title": "Card declined", "detail": "insufficient funds"}`
@@ -91,17 +91,18 @@ func TestFailureOf_BoundsAndChoosesWhatHeadersName(t *testing.T) {
 	}
 }
 
-// Receivers repeat a value as their encoders write it: the answer's body is recorded as it came.
+// Receivers repeat a value in their encoder's escaping, and the answer's body is recorded without
+// decoding it.
 func TestFailureOf_MasksWhatReceiversEscape(t *testing.T) {
 	t.Parallel()
 	data := &policy.Data{SensitivePaths: []string{"payload.name"}}
 	m := &message.Message{MessageID: "m", Payload: json.RawMessage(`{"name": "Zoë \"O'Neill\" <z>"}`)}
 	for _, said := range []string{
-		`Zoë \"O'Neill\" <z>`,                 // JSON
-		`Zo\u00eb \"O'Neill\" <z>`,            // of Python
+		`Zoë \"O'Neill\" <z>`,                 // in JSON
+		`Zo\u00eb \"O'Neill\" <z>`,            // in JSON by Python
 		`Zo\u00EB \"O'Neill\" <z>`,            // in upper case
-		`Zoë \"O'Neill\" \u003cz\u003e`,       // of Go
-		`Zoë &#34;O&#39;Neill&#34; &lt;z&gt;`, // HTML
+		`Zoë \"O'Neill\" \u003cz\u003e`,       // in JSON by Go
+		`Zoë &#34;O&#39;Neill&#34; &lt;z&gt;`, // in HTML
 	} {
 		answer := &delivery.Answer{Status: 402, Body: "{\"error\": \"" + said + " is unknown\"}"}
 		queue, destination := &policy.Queue{Timeout: time.Second}, &policy.Destination{URL: "https://bank.example/"}
@@ -113,7 +114,7 @@ func TestFailureOf_MasksWhatReceiversEscape(t *testing.T) {
 	}
 }
 
-// What the policy masks is in nothing that is recorded, wherever a text is cut.
+// Values that the policy masks are in no recorded text, wherever a text is truncated.
 func TestFailureOf_MasksBeforeItCuts(t *testing.T) {
 	t.Parallel()
 	const card, name, token = "4111111111111111", "Ann Smith", "sk_live_abcdefgh1234"

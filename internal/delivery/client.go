@@ -24,66 +24,69 @@ import (
 )
 
 const (
-	// fetchCooldown is the least time between two fetches of a queue. River's default of 100 ms bounds a queue to
-	// concurrency / 0.1 s (measured: 5 ms gives 18,000 jobs/s at 1,000 workers).
+	// fetchCooldown is the shortest time between two fetches of a queue. River's default of 100 ms
+	// limits a queue to concurrency / 0.1 s (measured: 5 ms gives 18,000 jobs/s at 1,000 workers).
 	fetchCooldown = 5 * time.Millisecond
-	// fetchPollInterval finds new jobs where NOTIFY does not reach.
+	// fetchPollInterval is how soon new jobs are found if NOTIFY does not arrive.
 	fetchPollInterval = time.Second
-	// rescueSlack is how much longer than the longest timeout a job must run before River takes its process for dead.
+	// rescueSlack is added to the longest timeout once for River's job timeout, and twice for the
+	// time after which River rescues a job as stuck.
 	rescueSlack = time.Minute
 
-	// queuesInterval is how often the queues that the client works are compared with the policy's, beside at every reload.
+	// queuesInterval is how often the client's queues are compared with the policy's, in addition
+	// to each reload.
 	queuesInterval = 10 * time.Second
-	// removeTimeout is how long one wait for the running jobs of a queue that is removed takes: River's client adds none
-	// meanwhile. removeAgain is between two waits.
+	// removeTimeout bounds one wait for the running jobs of a queue that is removed; River's client
+	// adds no queue meanwhile. removeAgain is the pause between two waits.
 	removeTimeout = time.Second
 	removeAgain   = time.Second
 )
 
-// ClientConfig is what a [Client] needs.
+// ClientConfig configures a [Client].
 type ClientConfig struct {
-	// ID is the process's in dlq.processes: by that others know whose jobs to put back when it dies. Empty for one of
-	// River's making.
+	// ID is the process's id in dlq.processes, by which other processes find the jobs to rescue
+	// when this one dies. If empty, River generates one.
 	ID      string
 	Pool    *pgxpool.Pool
 	Schemas postgres.Schemas
 	Policy  func() *policy.Policy
 	Worker  *Worker
 	Logger  *slog.Logger
-	// PollOnly does without LISTEN.
+	// PollOnly polls instead of using LISTEN.
 	PollOnly bool
-	// Attached says that an application owns this River: River's leader discards stuck jobs of kinds it does not know, and
-	// deletes old jobs by its own settings, so that is for the application's clients.
+	// Attached means that River belongs to an application. The client then never becomes River's
+	// leader: a leader discards stuck jobs of kinds that it does not know, and deletes old jobs by
+	// its own settings.
 	Attached bool
-	// Shared says which of some queues others work, too, who would take messages' jobs; nil where nobody does. The client does
-	// not work those.
+	// Shared, if not nil, returns which of the given queues other clients work too. Those clients
+	// would fetch messages' jobs, so this client does not work these queues.
 	Shared func(ctx context.Context, queues []string) ([]string, error)
-	// Idle says why no queue is to be worked at the moment, if so; nil for never.
+	// Idle, if not nil, returns an error while no queue is to be worked: the reason.
 	Idle func() error
-	// Changed is told when the client works other queues than before; nil for nobody.
+	// Changed, if not nil, is called when the set of worked queues has changed.
 	Changed func()
-	// SystemState, if not nil, returns how busy this machine is. It is recorded with failed
-	// attempts.
+	// SystemState, if not nil, returns how busy this machine is. Failed attempts record it.
 	SystemState func() (riverdlq.SystemState, bool)
-	// SoftStopTimeout is how long running jobs may take to finish at a stop.
+	// SoftStopTimeout is how long running jobs may take to finish when the client stops.
 	SoftStopTimeout time.Duration
 }
 
-// Client is River's client that works the policy's queues.
+// Client is the River client that works the policy's queues.
 type Client struct {
 	*river.Client[pgx.Tx]
 
 	config ClientConfig
-	worked map[string]int           // concurrency of the queues that it works
-	ending map[string]bool          // those of them that fetch nothing any more: once begun, a removal must go on
-	names  atomic.Pointer[[]string] // of those queues, for others
-	shared atomic.Pointer[[]string] // queues of the policy that it does not work, since others do
+	worked map[string]int           // concurrency by queue
+	ending map[string]bool          // queues that fetch no more jobs: a removal that has begun must be finished
+	names  atomic.Pointer[[]string] // of the worked queues, for other goroutines
+	shared atomic.Pointer[[]string] // queues of the policy that are not worked because other clients work them
 }
 
-// Shared are the queues of the policy that the client does not work, since others do.
+// Shared returns the queues of the policy that the client does not work because other clients work
+// them.
 func (c *Client) Shared() []string { return *c.shared.Load() }
 
-// own leaves out of the policy's queues those that others work.
+// own returns names without the queues that other clients work.
 func (c *Client) own(ctx context.Context, names []string) ([]string, error) {
 	if c.config.Shared == nil || len(names) == 0 {
 		return names, nil
@@ -101,7 +104,7 @@ func (c *Client) own(ctx context.Context, names []string) ([]string, error) {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(shared, name) }), nil
 }
 
-// Worked are the queues that the client works at the moment.
+// Worked returns the queues that the client currently works.
 func (c *Client) Worked() []string {
 	select {
 	case <-c.Stopped():
@@ -111,14 +114,14 @@ func (c *Client) Worked() []string {
 	}
 }
 
-// note keeps the names of the queues that the client works, and says whether they have changed.
+// note stores the names of the worked queues and reports whether they have changed.
 func (c *Client) note() bool {
 	names := slices.Sorted(maps.Keys(c.worked))
 	old := c.names.Swap(&names)
 	return old == nil || !slices.Equal(*old, names)
 }
 
-// NewClient returns a client that does not run yet.
+// NewClient returns a client that is not started.
 func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	c := &Client{config: config}
 	c.shared.Store(&[]string{})
@@ -149,7 +152,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		FetchCooldown:     fetchCooldown,
 		FetchPollInterval: fetchPollInterval,
 		PollOnly:          config.PollOnly,
-		// A queue may be shared with an application whose kinds this client does not know.
+		// An application may share the queue, with kinds that this client does not know.
 		FetchOnlyKnownKinds:    true,
 		LeaderElectionDisabled: config.Attached,
 		JobTimeout:             p.MaxTimeout() + rescueSlack,
@@ -164,7 +167,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	return c, nil
 }
 
-// panics counts deliveries that panic. River logs them and records them as errors of their jobs.
+// panics counts deliveries that panic. River logs each panic and records it as the job's error.
 type panics struct{}
 
 // HandleError implements river.ErrorHandler.
@@ -178,15 +181,16 @@ func (panics) HandlePanic(_ context.Context, _ *rivertype.JobRow, value any, _ s
 	return nil
 }
 
-// Loop keeps the client working the queues of the policy in force. Wake it when that changes.
+// Loop returns the loop that adapts the client to the current policy's queues. Wake it when the
+// policy changes.
 func (c *Client) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "policy-queues", Interval: queuesInterval, WhenIdle: true, Once: c.follow, Failing: "policy: a queue is not worked, or as before",
 	})
 }
 
-// follow makes the changes that are due. Removing a queue waits for its running jobs, however long: it is tried again and
-// again, so that other queues and reloads go on meanwhile.
+// follow adds and removes queues as the policy requires. Removing a queue waits for its running
+// jobs, so it is tried repeatedly in short waits that let other queues and reloads proceed.
 func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 	p := c.config.Policy()
 	names := p.QueueNames()
@@ -206,7 +210,7 @@ func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 	add := func(name string) {
 		concurrency := p.Concurrency(name)
 		if err := c.Queues().Add(name, river.QueueConfig{MaxWorkers: concurrency}); err != nil {
-			// River keeps a queue that it could not start, and would refuse to add it again.
+			// River keeps a queue that it failed to start, and would refuse to add it again.
 			_ = c.Queues().Remove(ctx, name)
 			errs = append(errs, fmt.Errorf("queue %s: %w", name, err))
 			return
@@ -229,7 +233,7 @@ func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 		err := c.Queues().Remove(removing, name)
 		cancel()
 		switch {
-		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // its jobs run
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // its jobs still run
 			wait = removeAgain
 		case err != nil:
 			errs = append(errs, fmt.Errorf("queue %s: %w", name, err))
@@ -244,18 +248,18 @@ func (c *Client) follow(ctx context.Context) (time.Duration, error) {
 	return wait, errors.Join(errs...)
 }
 
-// RiverLog returns a handler of River's log lines. It gives their fields the names that dlqd's own
-// lines have, leaves out the errors of jobs, and passes informational lines (one for each job that
-// fails, and one for each queue every few seconds) only where the level is debug.
+// RiverLog returns a handler for River's log lines. It renames fields to dlqd's names, drops the
+// errors of jobs, and passes informational lines only at debug level: River logs one for each
+// failed job, and one for each queue every few seconds.
 func RiverLog(next slog.Handler) slog.Handler { return riverLog{next, false} }
 
 type riverLog struct {
 	slog.Handler
 
-	ofJob bool // a field that was added before says that all lines are about a job
+	ofJob bool // a field added earlier shows that all lines are about a job
 }
 
-// fieldNames are dlqd's names for River's fields.
+// fieldNames maps River's field names to dlqd's.
 var fieldNames = map[string]string{
 	"job_id": "job", "job_kind": "kind", "err": "error", "client_id": "client",
 	"panic_val": "error", "goroutine_dump": "stack",
@@ -265,7 +269,8 @@ func (h riverLog) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.Handler.Enabled(ctx, level) && (level >= slog.LevelWarn || h.Handler.Enabled(ctx, slog.LevelDebug))
 }
 
-// Handle leaves out what the error of a job says: that may be what nobody is to see, and the dead letter has it.
+// Handle drops the error text of a job, which may contain sensitive data; the dead letter records
+// it.
 func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
 	var attrs []slog.Attr
 	r.Attrs(func(a slog.Attr) bool {
@@ -278,8 +283,8 @@ func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, named)
 }
 
-// named returns fields with dlqd's names, without the error of a job if they are of one, and
-// whether they are.
+// named returns the fields with dlqd's names, and whether they are about a job; if so, without its
+// error.
 func (h riverLog) named(attrs []slog.Attr) (named []slog.Attr, ofJob bool) {
 	ofJob = h.ofJob || slices.ContainsFunc(attrs, func(a slog.Attr) bool {
 		return a.Key == "job_id" || a.Key == "job_kind"

@@ -1,5 +1,5 @@
-// Package delivery is the River worker that takes a message to its destination over HTTP, and says what the answer
-// means.
+// Package delivery is the River worker that delivers messages to their destinations over HTTP and
+// classifies the answers.
 package delivery
 
 import (
@@ -42,24 +42,26 @@ import (
 )
 
 const (
-	// connectTimeout bounds the connection alone, so that a host that is gone does not use up the whole timeout.
+	// connectTimeout bounds connecting, so that an unreachable host does not use up the whole
+	// timeout.
 	connectTimeout = 5 * time.Second
-	// maxExcerpt is how much of an answer's body is kept with the error.
+	// maxExcerpt is how many bytes of an answer's body are kept with the error.
 	maxExcerpt = 2 << 10
-	// maxRetryAfter bounds how long a destination can put off its next attempt. What it asked for is recorded whole: its dead letter
-	// comes back no sooner.
+	// maxRetryAfter bounds how long a Retry-After header can delay the next attempt. The error
+	// records the unbounded value, which the dead letter's redelivery respects.
 	maxRetryAfter = time.Hour
-	// maxIdleConns keeps a connection for every delivery that may run at once, so that each is used again.
+	// maxIdleConns keeps an idle connection for each concurrent delivery, so that connections are
+	// reused.
 	maxIdleConns = 10_000
-	// recordTime is what a job gets beyond its delivery's timeout, to record the outcome.
+	// recordTime is added to a delivery's timeout for recording the outcome.
 	recordTime = 5 * time.Second
-	// jitterShare is the most that a backoff is longer or shorter than its nominal length.
+	// jitterShare is the largest share by which a backoff differs from its nominal length.
 	jitterShare = 0.2
-	// LogicalFailureKey is the key of a job's metadata under which a logical failure is recorded.
+	// LogicalFailureKey is the key of a job's metadata that records a logical failure.
 	LogicalFailureKey = "dlq:logical_failure"
 )
 
-// Error types of deliveries that got no answer.
+// Error types of deliveries without an answer.
 const (
 	TypeTimeout           = "TIMEOUT_ERROR"
 	TypeConnectionRefused = "CONNECTION_REFUSED"
@@ -70,43 +72,45 @@ const (
 	TypeLogicalFailure    = "LOGICAL_FAILURE"
 )
 
-// Args are the args of a delivery's job: the message, and what Work tells NextRetry of the same attempt.
+// Args are the args of a delivery's job: the message, and the Retry-After that Work passes to
+// NextRetry.
 type Args struct {
 	message.Message
 
 	retryAfter *time.Duration
 }
 
-// Outcomes of deliveries, beside the classes of errors.
+// Outcomes of deliveries, in addition to the error classes.
 const (
 	OutcomeOK   = "ok"
-	OutcomeHeld = "held" // not tried yet
+	OutcomeHeld = "held" // postponed without spending an attempt
 )
 
-// Delivered is how a delivery went.
+// Delivered describes how a delivery ended.
 type Delivered struct {
 	Queue       string
-	Destination string        // empty where the policy does not say which
+	Destination string        // empty if the delivery ended before its destination was known
 	Outcome     string        // OutcomeOK, OutcomeHeld, or the class of the error
-	Waited      time.Duration // from when its job was due until the attempt began
+	Waited      time.Duration // from when the job was due until the attempt began
 	Took        time.Duration
 }
 
-// Observer is told of every delivery.
+// Observer is called after each delivery.
 type Observer func(Delivered)
 
-// Config is what a [Worker] needs.
+// Config configures a [Worker].
 type Config struct {
-	Planner  func() *strategy.Planner // by the policy that is in force
+	Planner  func() *strategy.Planner // of the current policy
 	Breakers *breaker.Breakers
-	DB       postgres.DB // with the schemas' names put into queries
+	DB       postgres.DB // renders schema names in queries
 	Observe  Observer
-	Tracer   trace.Tracer // nil: deliveries hand on the trace that their message came with
+	Tracer   trace.Tracer // nil: deliveries pass on the trace that their message came with
 	Logger   *slog.Logger
-	// InDoubt reports whether other processes may have put back a job of this process that began in the last within;
-	// nil for never.
+	// InDoubt, if not nil, reports whether another process may have rescued a job that this process
+	// began within the given duration.
 	InDoubt func(within time.Duration) bool
-	// Holds, if not nil, reports whether a job that was made at a time is held, since the database was restored.
+	// Holds, if not nil, reports whether a job created at the given time is held because the
+	// database was restored.
 	Holds func(createdAt time.Time) bool
 }
 
@@ -118,7 +122,7 @@ type Worker struct {
 	client *http.Client
 }
 
-// NewWorker returns a worker for a policy's queues.
+// NewWorker returns a worker for the policy's queues.
 func NewWorker(config Config) *Worker {
 	config.Tracer = telemetry.Tracer(config.Tracer)
 	return &Worker{config: config, client: &http.Client{
@@ -131,8 +135,8 @@ func NewWorker(config Config) *Worker {
 			IdleConnTimeout:       90 * time.Second,
 			ExpectContinueTimeout: time.Second,
 		},
-		// A redirect to another host would carry the payload to somebody the policy does not name; one that turns the
-		// POST into a GET would lose it.
+		// A redirect to another host would send the payload to a host that the policy does not
+		// name. A redirect that turns the POST into a GET would lose the payload.
 		CheckRedirect: func(next *http.Request, via []*http.Request) error {
 			if next.URL.Host != via[0].URL.Host || next.URL.Scheme != via[0].URL.Scheme || next.Method != http.MethodPost || len(via) >= 3 {
 				return http.ErrUseLastResponse
@@ -147,7 +151,7 @@ func (w *Worker) Close() {
 	w.client.CloseIdleConnections()
 }
 
-// Timeout implements river.Worker: the queue's, and a moment to record the outcome.
+// Timeout implements river.Worker. It returns the queue's timeout plus recordTime.
 func (w *Worker) Timeout(job *river.Job[Args]) time.Duration {
 	p := w.config.Planner().Policy()
 	if q := p.Queues[job.Queue]; q != nil {
@@ -156,8 +160,9 @@ func (w *Worker) Timeout(job *river.Job[Args]) time.Duration {
 	return p.Defaults.Timeout
 }
 
-// NextRetry implements river.Worker: the queue's backoff, or what the destination asked for with Retry-After where that is later.
-// (One that says "now", or a time that has passed, must not have all attempts spent at once.)
+// NextRetry implements river.Worker. The delay is the queue's backoff or the destination's
+// Retry-After, the longer of the two: a Retry-After of zero or in the past must not use up all
+// attempts at once.
 func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
 	p := w.config.Planner().Policy()
 	backoff := p.Defaults.Backoff
@@ -171,8 +176,9 @@ func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
 	return time.Now().Add(delay)
 }
 
-// Backoff is the delay, doubled with each attempt where it is exponential, longer or shorter by up to 20 %; attempt is
-// the one that failed, from 1, and random is in [0, 1).
+// Backoff returns the delay before the next attempt, varied by up to 20 %. An exponential backoff
+// doubles with each attempt, up to 24 hours. attempt is the failed attempt, counted from 1; random
+// is in [0, 1).
 func Backoff(b policy.Backoff, attempt int, random float64) time.Duration {
 	const most = 24 * time.Hour
 	nominal := float64(b.Delay)
@@ -200,7 +206,8 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	return err
 }
 
-// work delivers a message, unless it has to wait, and says to which destination, and how that ended: ok, held, or the class of the error.
+// work delivers or holds a message. It stores the destination's name in *to and returns the outcome:
+// OutcomeOK, OutcomeHeld or the class of the error.
 func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata, to *string) (outcome string, err error) {
 	if w.config.Holds != nil && w.config.Holds(job.CreatedAt) {
 		return hold(ctx, job, HeldForRestored, nil)
@@ -238,7 +245,8 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 		return hold(ctx, job, waitsFor, err)
 	}
 	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, about)
-	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) { // else it was cut off, which says nothing
+	// A delivery that was cut off by a stop or a cancellation says nothing about its destination.
+	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		permit.Done(ctx, isWell(err))
 	}
 	if err != nil {
@@ -250,9 +258,9 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 	return OutcomeOK, nil
 }
 
-// completeOrdered completes the job of an ordered message that was delivered, and lets the next of its key go. What
-// fails here does not make a delivery fail that was made: River completes the job, and the next message's own look
-// finds that.
+// completeOrdered completes the job of a delivered ordered message and releases the next message of
+// its key. If the query fails, the delivery still counts as successful: River completes the job,
+// and the next message finds that when it checks again.
 func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) error {
 	completed, err := dbsqlc.New(w.config.DB).CompleteOrdered(ctx, dbsqlc.CompleteOrderedParams{
 		Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt),
@@ -260,15 +268,16 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	switch {
 	case err != nil:
 		w.config.Logger.WarnContext(ctx, "delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
-	case !completed: // the attempt that counts is another process's
+	case !completed: // another process runs the attempt that counts
 		w.config.Logger.WarnContext(ctx, "delivered, but the message had been put back meanwhile: its receiver gets it again",
 			"queue", job.Queue, "job", job.ID)
-		return river.JobSnooze(time.Second) // which says what attempt this was: see executor
+		// Unlike a success, a snooze records its attempt: see attemptOf.
+		return river.JobSnooze(time.Second)
 	}
 	return nil
 }
 
-// judge says what class an error is of, by the rules, and ends the job at once where running it again cannot help.
+// judge classifies an error by the rules, and cancels the job if another attempt cannot help.
 func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
@@ -281,11 +290,11 @@ func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err erro
 	return string(class), err
 }
 
-// factsOf is what rules go by.
+// factsOf returns the facts that rules match.
 func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
 	said, err := json.Marshal(failure.Context)
 	if err != nil {
-		said = nil // rules that ask for it do not match
+		said = nil // rules that match the context do not apply
 	}
 	return strategy.Facts{
 		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message,
@@ -294,7 +303,8 @@ func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
 	}
 }
 
-// isWell reports whether a delivery's end speaks for its destination: it answered, and not that it is in trouble itself.
+// isWell reports whether a delivery's result shows that its destination is available: the
+// destination answered, and the answer is not a transient failure or an outage.
 func isWell(err error) bool {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
@@ -302,7 +312,7 @@ func isWell(err error) bool {
 	}
 	status, answered := structured.Context["status"].(int)
 	if status == http.StatusLocked || status == http.StatusTooEarly {
-		return true // they are about one request
+		return true // these statuses are about one request
 	}
 	class := strategy.ClassifyStatus(status)
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
@@ -328,7 +338,7 @@ func (w *Worker) deliver(
 	}
 	defer func() { _ = response.Body.Close() }()
 	status = response.StatusCode
-	if response.StatusCode < http.StatusOK { // 101: what follows is no answer, and lasts as long as the receiver likes
+	if response.StatusCode < http.StatusOK { // 101: the connection stays open for as long as the receiver likes
 		return answerError(destination, response, nil, hide)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, cause.MaxBytes))
@@ -338,8 +348,8 @@ func (w *Worker) deliver(
 	case success:
 		return w.success(ctx, job, queue, destination, response, body, hide)
 	}
-	// The status of an answer that was cut off says that it is a failure; its body is what has come
-	// of it.
+	// An answer that was cut off is a failure by its status, with the part of the body that
+	// arrived.
 	failure := answerError(destination, response, body, hide)
 	if after, ok := retryAfter(response.Header.Get("Retry-After"), time.Now()); ok {
 		job.Args.retryAfter = &after
@@ -348,27 +358,27 @@ func (w *Worker) deliver(
 	return failure
 }
 
-// metadata is what deliveries read of a job's metadata.
+// metadata is the part of a job's metadata that deliveries read.
 type metadata struct {
 	Parent  string     `json:"traceparent"`
 	State   string     `json:"tracestate"`
 	EntryID *uuid.UUID `json:"dlq:entry_id"`
 	RunID   *uuid.UUID `json:"dlq:run_id"` // the replay run that made this redelivery
-	Trace   string     `json:"dlq:trace"`  // of the request that asked for it: traceparent and tracestate
+	Trace   string     `json:"dlq:trace"`  // of the request that asked for the replay: traceparent and tracestate
 	Snoozes int        `json:"snoozes"`    // River's count
-	// Destination is where a person sent this redelivery instead of its queue's destination.
+	// Destination is where an operator sent this redelivery, instead of to its queue's destination.
 	Destination string `json:"dlq:destination"`
 }
 
 func metadataOf(job *river.Job[Args]) metadata {
 	var m metadata
-	// Metadata is open to everyone; what cannot be read of it is left out.
+	// Any client can write metadata; unreadable metadata is ignored.
 	_ = json.Unmarshal(job.Metadata, &m)
 	return m
 }
 
-// newRequest makes the POST: the payload as the body, and around it what lets a receiver drop a repeat (webhook-id),
-// know the attempt, check the signature and continue the trace.
+// newRequest returns the POST request. Its body is the payload; its headers let a receiver drop a
+// repeat (Webhook-Id), see the attempt, verify the signature and continue the trace.
 func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args], about *metadata) (*http.Request, error) {
 	body := job.Args.Body()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
@@ -401,9 +411,9 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	return request, nil
 }
 
-// hider returns a function that takes out of a text what must not be shown: many receivers repeat
-// what they were sent, and where. It reads the message at its first call, so that a delivery that
-// succeeds costs nothing.
+// hider returns a function that masks sensitive values and the destination's secrets in a text:
+// many receivers repeat the message and the URL in their answer. It reads the message at the first
+// call, so that successful deliveries do not pay for it.
 func hider(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
 	mask := sync.OnceValue(func() func(string) string {
 		return data.Mask(func() map[string]any { return eventOf(job) })
@@ -411,14 +421,14 @@ func hider(data *policy.Data, destination *policy.Destination, job *river.Job[Ar
 	return func(text string) string { return mask()(destination.Hide(text)) }
 }
 
-// eventOf returns the parts of a job that sensitive paths name.
+// eventOf returns the parts of a job that sensitive paths refer to.
 func eventOf(job *river.Job[Args]) map[string]any {
 	event := map[string]any{}
 	for root, raw := range map[string]json.RawMessage{"payload": job.Args.Body(), "metadata": job.Args.Metadata} {
 		decoder := json.NewDecoder(bytes.NewReader(raw))
 		decoder.UseNumber()
 		var value any
-		_ = decoder.Decode(&value) // it was checked when it was submitted
+		_ = decoder.Decode(&value) // validated at submission
 		event[root] = value
 	}
 	headers := map[string]any{}
@@ -429,7 +439,7 @@ func eventOf(job *river.Job[Args]) map[string]any {
 	return event
 }
 
-// success looks into a 2xx answer for a receiver that says no all the same.
+// success handles a 2xx answer, which may still report a logical failure ("success": false).
 func (w *Worker) success(
 	ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination,
 	response *http.Response, body []byte, hide func(string) string,
@@ -437,7 +447,7 @@ func (w *Worker) success(
 	var answer struct {
 		Success *bool `json:"success"`
 	}
-	_ = json.Unmarshal(body, &answer) // an answer that is no JSON says nothing
+	_ = json.Unmarshal(body, &answer) // an answer that is not JSON counts as a success
 	if answer.Success == nil || *answer.Success {
 		return nil
 	}
@@ -454,12 +464,12 @@ func (w *Worker) success(
 	})
 }
 
-// statusLine is what the headline of a failure begins with.
+// statusLine returns the beginning of a failure's message.
 func statusLine(status int) string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
 }
 
-// answerError is what an answer other than a success means.
+// answerError returns the error of an answer that is not a success.
 func answerError(
 	destination *policy.Destination, response *http.Response, body []byte, hide func(string) string,
 ) *riverdlq.Error {
@@ -493,18 +503,18 @@ func answerError(
 	return failure
 }
 
-// stopped reports whether a delivery was cut off by its own process: the program is stopping, or an
-// operator cancelled the job.
+// stopped reports whether the delivery was cut off because the process is stopping or an operator
+// cancelled the job.
 func stopped(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
-// transportError is what it means that there was no answer.
+// transportError returns the error of a delivery without an answer.
 func transportError(
 	ctx context.Context, destination *policy.Destination, err error, hide func(string) string,
 ) error {
 	if stopped(ctx) {
-		return err // River knows why
+		return err // River records the reason
 	}
 	failure := &riverdlq.Error{
 		Type: TypeConnection, Err: err,
@@ -525,13 +535,13 @@ func transportError(
 		failure.Type = TypeTLS
 	}
 	if outer, ok := errors.AsType[*url.Error](err); ok {
-		err = outer.Err // its text repeats the URL, with the password if there is one
+		err = outer.Err // its text repeats the URL, which may contain a password
 	}
-	failure.Message = hide(err.Error()) // an answer that is not HTTP is quoted in it
+	failure.Message = hide(err.Error()) // the text quotes an answer that is not HTTP
 	return failure
 }
 
-// retryAfter reads the header of RFC 9110, 10.2.3: seconds, or a date.
+// retryAfter parses a Retry-After header (RFC 9110, 10.2.3): seconds, or a date.
 func retryAfter(value string, now time.Time) (time.Duration, bool) {
 	if value == "" {
 		return 0, false
@@ -546,7 +556,7 @@ func retryAfter(value string, now time.Time) (time.Duration, bool) {
 	return max(at.Sub(now), 0), true
 }
 
-// excerpt is the start of an answer, as text that jsonb can hold.
+// excerpt returns the beginning of an answer as text that jsonb can store.
 func excerpt(body string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(body[:min(len(body), maxExcerpt)], "\uFFFD"), "\x00", "\uFFFD")
 }

@@ -159,7 +159,7 @@ func TestDeliver_theRequest(t *testing.T) {
 	require.Error(t, webhook.Verify([]byte(`{"amount": 1}`), h))
 }
 
-// The signature of a payload that is delivered byte for byte is of these bytes.
+// An exact payload is signed byte for byte.
 func TestDeliver_exactIsSigned(t *testing.T) {
 	t.Parallel()
 	var headers http.Header
@@ -180,7 +180,7 @@ func TestDeliver_exactIsSigned(t *testing.T) {
 	require.NoError(t, webhook.Verify([]byte(payload), headers))
 }
 
-// What each answer means: whether the job is retried, and what is recorded.
+// The status decides whether the job is retried, and what is recorded.
 func TestDeliver_theAnswerDecides(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -227,7 +227,7 @@ func TestDeliver_theAnswerDecides(t *testing.T) {
 	}
 }
 
-// The policy's rules decide here too, whether a job is retried or ends at once.
+// The policy's rules decide whether a job is retried or ends at once.
 func TestDeliver_rulesDecide(t *testing.T) {
 	t.Parallel()
 	rules := `rules:
@@ -267,7 +267,7 @@ func TestDeliver_problemDocumentsAndErrorHeaders(t *testing.T) {
 	require.Equal(t, "\uFFFD\uFFFDx", s.Context["body"])
 }
 
-// A destination may name the class of its error. A name that is no class is ignored.
+// A destination may name the class of its error. An unknown class is ignored.
 func TestDeliver_DestinationNamesTheClass(t *testing.T) {
 	t.Parallel()
 	for header, want := range map[string]rivertype.JobState{
@@ -287,7 +287,7 @@ func TestDeliver_DestinationNamesTheClass(t *testing.T) {
 	}
 }
 
-// The message of a 500 that reports a bug is not sent again: it would fail each time.
+// A message is not sent again if its receiver reports a bug with a 500: it would fail each time.
 func TestDeliver_BugOfTheReceiverEndsTheJob(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -311,7 +311,7 @@ func TestDeliver_retryAfterIsHonoured(t *testing.T) {
 	}
 }
 
-// A destination that says "now" does not have all attempts spent in a moment.
+// A Retry-After of zero or in the past does not use up all attempts at once.
 func TestDeliver_retryAfterIsNeverSoonerThanTheBackoff(t *testing.T) {
 	t.Parallel()
 	for _, header := range []string{"0", "1", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)} {
@@ -324,7 +324,7 @@ func TestDeliver_retryAfterIsNeverSoonerThanTheBackoff(t *testing.T) {
 	}
 }
 
-// A message that was delivered is done, though the order of its key could not be told.
+// A delivered message is completed even if releasing the next message of its key fails.
 func TestDeliver_orderThatIsNotRecorded(t *testing.T) {
 	t.Parallel()
 	var taken atomic.Int64
@@ -337,7 +337,8 @@ func TestDeliver_orderThatIsNotRecorded(t *testing.T) {
 	require.EqualValues(t, 1, taken.Load())
 }
 
-// The next attempt is put off by an hour at most; what the destination asked for is recorded whole, for the dead letter.
+// A Retry-After delays the next attempt by an hour at most; the error records the full value for
+// the dead letter.
 func TestDeliver_retryAfterIsRecordedWhole(t *testing.T) {
 	t.Parallel()
 	for header, seconds := range map[string]float64{
@@ -377,7 +378,8 @@ func TestDeliver_noAnswer(t *testing.T) {
 	other, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { _ = other.Close() }()
-	taken, err := net.Dial("tcp", other.Addr().String()) // nobody listens at its own end, nor can begin to
+	// Its local address refuses connections: the port is taken and has no listener.
+	taken, err := net.Dial("tcp", other.Addr().String())
 	require.NoError(t, err)
 	defer func() { _ = taken.Close() }()
 	refusing := "http://user:hunter2@" + taken.LocalAddr().String() + "/?token=hunter2"
@@ -388,7 +390,7 @@ func TestDeliver_noAnswer(t *testing.T) {
 	}{
 		"refused": {refusing, delivery.TypeConnectionRefused, "1m"},
 		"hangs": {answering(t, func(_ http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body) // only then does the server notice that the client hangs up
+			_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that the client hangs up
 			select {
 			case <-r.Context().Done():
 			case <-time.After(20 * time.Second):
@@ -454,7 +456,7 @@ func TestDeliver_answerWithoutEnd(t *testing.T) {
 	require.Equal(t, "HTTP_500", structuredOf(t, job).Type, "the answer counts, however long its body")
 }
 
-// A destination that switches protocols keeps the connection for as long as it likes.
+// A destination that switches protocols can keep the connection open without end.
 func TestDeliver_switchingProtocols(t *testing.T) {
 	t.Parallel()
 	done := make(chan struct{})
@@ -500,8 +502,9 @@ func TestBackoff(t *testing.T) {
 	require.Equal(t, 5*time.Second, delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
 }
 
-// A rule whose plan is a person's counts while the message is still delivered: it may have been booked, and is not sent again. It
-// sees the message, which no context of a delivery holds.
+// A rule with a manual plan counts from the first attempt: the message may have been booked, and is
+// not sent again. The rule sees the payload and the headers, which the error's context does not
+// hold.
 func TestDeliver_aRulesPlanCountsFromTheFirstAttempt(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int32
@@ -518,7 +521,7 @@ func TestDeliver_aRulesPlanCountsFromTheFirstAttempt(t *testing.T) {
 	require.Equal(t, "transient", <-b.outcomes)
 }
 
-// Samples are judged by what a delivery over the network records.
+// FailureOf gives a sample the same facts as a delivery over the network.
 func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
 	t.Parallel()
 	gone, err := net.Listen("tcp", "127.0.0.1:0")

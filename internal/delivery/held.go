@@ -18,43 +18,51 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// HeldKey is the key of a job's metadata that says what a message is held for.
+// HeldKey is the key of a job's metadata that says why its message is held.
 const HeldKey = "dlq:held"
 
-// What a message is held for.
+// Reasons to hold a message.
 const (
 	HeldForBreaker = "breaker" // its destination's breaker is open
-	HeldForOrder   = "order"   // another of its ordering key comes first
-	// HeldForRedirected is for a redelivery to another destination than its queue's, whose breaker is open.
+	HeldForOrder   = "order"   // an earlier message of its ordering key is not done
+	// HeldForRedirected: a redelivery to a destination other than its queue's, whose breaker is
+	// open.
 	HeldForRedirected = "redirected"
-	// HeldForRestored is for what a database that was restored may have delivered since.
+	// HeldForRestored: the database was restored, and the message may have been delivered since the
+	// backup.
 	HeldForRestored = "restored"
 )
 
 const (
-	// releaseInterval is how often held messages are looked at.
+	// releaseInterval is the time between two rounds of the releaser.
 	releaseInterval = time.Second
-	// holdTime is how long a message is held at most: what it waits for releases it, and this is for what nobody saw.
-	// Each look costs as much as a delivery.
+	// holdTime is the longest time that a message is held. Usually the releaser or the predecessor
+	// releases it earlier; holdTime covers a release that was missed. Each recheck costs as much as
+	// a delivery.
 	holdTime = 15 * time.Minute
-	// maxRelease bounds what is released at once.
+	// maxRelease bounds the messages of a destination that one round releases.
 	maxRelease = 1000
-	// lingerDoublings is for how many seconds after a breaker has closed messages may still come to be held.
+	// lingerDoublings is for how many seconds after a breaker has closed messages may still become
+	// held.
 	lingerDoublings = 10
-	// restoredLinger is for how long after a restored database goes on messages may still come to be held.
+	// restoredLinger is for how long after a restored database resumes messages may still become
+	// held.
 	restoredLinger = time.Minute
-	// maxDoublings is after how many seconds the ramp has long passed every pace.
+	// maxDoublings bounds the doublings of a release or of a hold time: 20 exceed maxRelease and
+	// holdTime.
 	maxDoublings = 20
 )
 
-// HoldTime is how long to hold a message, spread so that messages that were held together do not come back together.
+// HoldTime returns how long to hold a message, spread so that messages held together do not return
+// together.
 func HoldTime() time.Duration { return spread(holdTime) }
 
 func spread(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (1 - jitterShare + 2*jitterShare*mathrand.Float64()))
 }
 
-// hold puts a message off without spending an attempt. err, if any, is why it is not known whether it may go.
+// hold postpones a message without spending an attempt. If err is not nil, the check itself failed,
+// and the message is checked again in a second.
 func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (string, error) {
 	if err != nil {
 		return OutcomeHeld, errors.Join(river.JobSnooze(time.Second), err)
@@ -64,29 +72,32 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 	}
 	most := holdTime
 	if reason != HeldForBreaker && reason != HeldForRestored {
-		// What it waits for may have ended since it was asked, and before this message can be found held; and who releases a
-		// queue's messages knows the queue's destination alone: look again soon, and ever later.
+		// A predecessor may end between the check and this job's becoming visible as held, and the
+		// releaser does not know redirected destinations. So these messages check again after a
+		// second, then at doubling intervals.
 		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
 	}
 	return OutcomeHeld, river.JobSnooze(spread(most))
 }
 
-// Releaser lets held messages go when their destination's breaker lets them: a few as probes, and once it has closed all
-// of them, the more the longer it stays closed, up to the destination's pace.
+// Releaser releases held messages as their destination's breaker permits: a few as probes, and
+// after it has closed, more each second up to the destination's pace.
 type Releaser struct {
-	DB       postgres.DB // with the schemas' names put into queries
+	DB       postgres.DB // renders schema names in queries
 	Policy   func() *policy.Policy
 	Breakers *breaker.Breakers
 	Logger   *slog.Logger
-	// Restored, if not nil, reports whether messages are held since the database was restored.
+	// Restored, if not nil, reports whether messages are held because the database was restored.
 	Restored func() bool
 
-	goesOn  time.Time            // since when they are not; zero once all were released
-	closed  map[string]time.Time // since when each breaker is closed, while messages may be held for it
-	drained map[string]bool      // no message is held
+	// goesOn is when a restored database resumed or the loop started; zero once all messages held for
+	// a restore are released.
+	goesOn  time.Time
+	closed  map[string]time.Time // by destination: when its breaker was first seen closed
+	drained map[string]bool      // by destination: no message is held
 }
 
-// Loop keeps releasing.
+// Loop returns the loop that releases held messages.
 func (r *Releaser) Loop() *background.Loop {
 	r.closed, r.drained, r.goesOn = map[string]time.Time{}, map[string]bool{}, time.Now()
 	return background.New(background.Config{
@@ -94,7 +105,8 @@ func (r *Releaser) Loop() *background.Loop {
 	})
 }
 
-// once looks once at every destination.
+// once runs one round. It releases messages held for a restored database, then messages held for
+// breakers that permit it.
 func (r *Releaser) once(ctx context.Context) error {
 	errs := []error{r.goOn(ctx)}
 	for name := range r.Policy().Destinations {
@@ -139,12 +151,13 @@ func (r *Releaser) look(ctx context.Context, destination string) error {
 		return nil
 	}
 	released, err := r.release(ctx, destination, most)
-	// A message that was being held the moment that it closed is found a little later.
+	// Messages may still become held for a moment after the breaker has closed.
 	r.drained[destination] = err == nil && released < most && doublings >= lingerDoublings
 	return err
 }
 
-// goOn releases what was held since the database was restored, once a person let it go on; at a start, what another process left.
+// goOn releases messages held since the database was restored, after an operator has resumed it.
+// After a start it also releases messages that another process left held.
 func (r *Releaser) goOn(ctx context.Context) error {
 	if r.Restored == nil {
 		return nil
@@ -159,7 +172,7 @@ func (r *Releaser) goOn(ctx context.Context) error {
 	released, err := dbsqlc.New(r.DB).ReleaseHeld(ctx, dbsqlc.ReleaseHeldParams{
 		Queues: r.Policy().QueueNames(), MaxJobs: maxRelease, Horizon: holdTime * 2, Held: HeldForRestored,
 	})
-	// Another process may not know yet that they go on.
+	// For a moment, other processes may still hold messages.
 	if err == nil && released < maxRelease && time.Since(r.goesOn) > restoredLinger {
 		r.goesOn = time.Time{}
 	}
@@ -176,16 +189,16 @@ func (r *Releaser) release(ctx context.Context, destination string, most int) (i
 	return int(released), err
 }
 
-// ForgetOrdered takes away the places of ordered messages whose work is done.
+// ForgetOrdered deletes the order rows of messages whose work is done.
 func ForgetOrdered(ctx context.Context, db postgres.DB) error {
 	_, err := dbsqlc.New(db).ForgetOrdered(ctx)
 	return err
 }
 
-// LiveJobs are the jobs of a queue in a state, and how many of them are held.
+// LiveJobs is the number of jobs of a queue in a state, and how many of them are held.
 type LiveJobs = dbsqlc.LiveJobsRow
 
-// CountLiveJobs counts the jobs that have not ended.
+// CountLiveJobs counts jobs that have not ended, by queue and state.
 func CountLiveJobs(ctx context.Context, db postgres.DB) ([]LiveJobs, error) {
 	return dbsqlc.New(db).LiveJobs(ctx)
 }

@@ -15,28 +15,30 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// A process that was stopped, or cut off from the database, for 30 s and goes on may have attempts at jobs that
-// another process has put back and runs by now. River's completer writes the end of a job by its id and ignores its
-// attempt: a late failure would end the other process's attempt, whose success then counts for nothing. So a process
-// in doubt checks before it sends a message, and before it writes how attempts ended. One that was seen all the time
-// checks nothing.
+// A process that was paused or cut off from the database for 30 s may still run attempts of jobs
+// that another process has rescued and runs. River's completer sets a job's state by the job's id
+// and ignores the attempt: a late failure would end the job while the other process's attempt still
+// runs, and that attempt's success would be lost. A process that may have been considered dead ("in
+// doubt") therefore checks the attempt before it sends a message and before it records outcomes. A
+// process that was seen all the time checks nothing.
 
-// errNotOurs is why a message is not sent.
+// errNotOurs is the reason not to send a message.
 var errNotOurs = errors.New("another process may deliver the message by now")
 
-// inDoubt reports whether another process may have put back a job that runs in this one.
+// inDoubt reports whether another process may have rescued a job that this process runs.
 func (w *Worker) inDoubt() bool {
 	return w.config.InDoubt != nil && w.config.InDoubt(w.config.Planner().Policy().MaxTimeout()+2*rescueSlack)
 }
 
-// runs reports whether an attempt is still the one that counts.
+// runs reports whether the job's current attempt is still this one.
 func (w *Worker) runs(ctx context.Context, job *river.Job[Args]) (bool, error) {
 	return dbsqlc.New(w.config.DB).AttemptRuns(ctx, dbsqlc.AttemptRunsParams{
 		Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt),
 	})
 }
 
-// driver is River's, but for how a client in doubt writes the ends of attempts.
+// driver is River's driver, except that a client in doubt records only outcomes of current
+// attempts.
 type driver struct {
 	*postgres.Driver
 
@@ -51,7 +53,7 @@ func (d *driver) GetExecutor() riverdriver.Executor {
 	return &executor{Executor: d.Driver.GetExecutor(), driver: d}
 }
 
-// updates are the ends of attempts, an array for each column.
+// updates are the outcomes of attempts, with one array per column.
 type updates = riverdriver.JobSetStateIfRunningManyParams
 
 type executor struct {
@@ -60,8 +62,8 @@ type executor struct {
 	driver *driver
 }
 
-// JobSetStateIfRunningMany implements riverdriver.Executor. In doubt, it leaves out the ends of attempts that do not
-// run any more.
+// JobSetStateIfRunningMany implements riverdriver.Executor. If the process is in doubt, it skips
+// the outcomes of attempts that no longer run.
 func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *updates) (rows []*rivertype.JobRow, err error) {
 	if !e.driver.inDoubt() {
 		return e.Executor.JobSetStateIfRunningMany(ctx, params)
@@ -84,7 +86,7 @@ func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *updates
 	return rows, err
 }
 
-// only returns those of some updates that are of some jobs.
+// only returns the updates of the given jobs.
 func only(params *updates, jobs []int64) *updates {
 	kept := &updates{Now: params.Now, Schema: params.Schema}
 	for i, id := range params.ID {
@@ -103,8 +105,9 @@ func only(params *updates, jobs []int64) *updates {
 	return kept
 }
 
-// attemptOf returns the attempt whose end an update records: a failure has it in its error, and a job that is put off
-// gets its attempt back. 0: it does not say, as for an attempt that succeeded.
+// attemptOf returns the attempt whose outcome an update records: a failure has it in its error, and
+// a snooze restores the attempt before it. It returns 0 if the update does not say, as for a
+// success.
 func attemptOf(params *updates, i int) int32 {
 	var failure rivertype.AttemptError
 	switch {

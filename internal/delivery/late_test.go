@@ -25,17 +25,18 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// late is a message that two processes deliver: the first was taken for dead, its job was put back, and it goes on.
+// late is a message that two processes deliver: the first one is considered dead, another process
+// rescues its job, and then the first one resumes.
 type late struct {
 	*testing.T
 
 	pool    *pgxpool.Pool
 	planner *strategy.Planner
-	doubt   atomic.Bool         // of the first
-	arrived chan string         // attempts
-	answers map[string]chan int // to attempts
-	clients [2]*delivery.Client // processes
-	ended   [2]chan string      // outcomes
+	doubt   atomic.Bool         // of the first process
+	arrived chan string         // attempt numbers
+	answers map[string]chan int // by attempt number: status to answer
+	clients [2]*delivery.Client // one for each process
+	ended   [2]chan string      // outcomes, by process
 }
 
 func setupLate(t *testing.T, queue string) *late {
@@ -45,7 +46,7 @@ func setupLate(t *testing.T, queue string) *late {
 		l.answers[attempt] = make(chan int, 1)
 	}
 	receiver := answering(t, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // only then is it seen that a client has gone
+		_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that a client has gone
 		attempt := r.Header.Get("Dlqd-Attempt")
 		l.arrived <- attempt
 		select {
@@ -64,7 +65,7 @@ func setupLate(t *testing.T, queue string) *late {
 	return l
 }
 
-// run starts a process.
+// run starts process i.
 func (l *late) run(i int) {
 	l.Helper()
 	logger := slog.New(slog.DiscardHandler)
@@ -105,7 +106,7 @@ func (l *late) submit(extra string) (job int64) {
 	return receipt.JobID
 }
 
-// putBack has the first process fetch nothing more and be taken for dead: its job is put back.
+// putBack stops the first process's fetching, makes the process look dead, and rescues its job.
 func (l *late) putBack() {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), time.Second)
@@ -131,15 +132,15 @@ func (l *late) count(sql string) (n int) {
 	return n
 }
 
-// An attempt that ends after its job was put back leaves the attempt alone that another process runs by now. (River's
-// completer takes the end of any attempt for that of the job: without the check, a late failure ends a message as a
-// dead letter that is delivered.)
+// An attempt that ends after its job was rescued does not affect the attempt that another process
+// runs. River's completer applies any attempt's outcome to the job: without the check, a late
+// failure would turn a delivered message into a dead letter.
 func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		ordered bool
 		status  int
-		trusts  bool // the first process does not know that it was taken for dead
+		trusts  bool // the first process does not know that it was considered dead
 		state   rivertype.JobState
 	}{
 		"success":                 {status: http.StatusOK, state: rivertype.JobStateRunning},
@@ -166,14 +167,14 @@ func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
 			l.run(1)
 			require.Equal(t, "2", <-l.arrived)
 			l.doubt.Store(!test.trusts)
-			if test.state == rivertype.JobStateAvailable { // the second process would run it again
+			if test.state == rivertype.JobStateAvailable { // otherwise the second process would run it again
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				require.ErrorIs(t, l.clients[1].Queues().Remove(ctx, "default"), context.DeadlineExceeded)
 			}
 			l.answers["1"] <- test.status
 			<-l.ended[0]
-			l.halt(0) // and what it has to say about its jobs is said
+			l.halt(0) // this flushes the outcomes of its jobs
 			require.Equal(t, test.state, l.job(id).State)
 			require.Equal(t, places, l.count("SELECT count(*) FROM dlq.ordered_jobs"))
 			if test.trusts {
@@ -190,7 +191,7 @@ func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
 	}
 }
 
-// A message that was put back before its process had sent it is not sent by that process.
+// A process does not send a message whose job was rescued before it sent the message.
 func TestLate_DoesNotSendWhatWasPutBack(t *testing.T) {
 	t.Parallel()
 	l := setupLate(t, ", ordering: true")

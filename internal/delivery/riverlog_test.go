@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// River's lines have dlqd's field names, and not the errors of jobs.
+// River's lines have dlqd's field names and no errors of jobs.
 func TestRiverLog_HasTheFieldsOfOurs(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

@@ -23,16 +23,16 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// Answer is what a destination does with a sample of a message.
+// Answer is a destination's answer to a sample message.
 type Answer struct {
 	Status  int               `yaml:"status"`
 	Headers map[string]string `yaml:"headers"`
 	Body    string            `yaml:"body"`
-	// Failure is why there is no answer: the type of the error.
+	// Failure, if not empty, is the error type of a delivery without an answer.
 	Failure string `yaml:"failure"`
 }
 
-// failures are errors of the kinds that a transport returns where there is no answer.
+// failures are errors that a transport returns if there is no answer, by error type.
 var failures = map[string]error{
 	TypeTimeout:           context.DeadlineExceeded,
 	TypeConnectionRefused: syscall.ECONNREFUSED,
@@ -54,7 +54,8 @@ func (a *Answer) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// FailureOf delivers a message as a [Worker] does, but to an answer in place of a network, and returns what rules go by.
+// FailureOf delivers a message as a [Worker] does, with answer in place of the network, and returns
+// the facts that rules match.
 func FailureOf(
 	ctx context.Context, data *policy.Data, queue *policy.Queue, destination *policy.Destination,
 	m *message.Message, answer *Answer,

@@ -15,9 +15,9 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// startSpan starts the span of an attempt, in the trace that the message was submitted in. A
-// redelivery, which may come weeks later, has a trace of its own. It is linked to that one, and to
-// its replay run or the request that asked for it.
+// startSpan starts the span of an attempt, in the trace of the message's submission. A redelivery
+// may come weeks later and starts its own trace, linked to the submission and to the replay run or
+// request that asked for it.
 func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *metadata) (context.Context, trace.Span) {
 	ctx = telemetry.With(ctx, about.Parent, about.State)
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
@@ -32,7 +32,7 @@ func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *met
 		if replay := trace.SpanContextFromContext(telemetry.With(context.Background(), parent, state)); replay.IsValid() {
 			options = append(options, telemetry.Link(replay, "replay"))
 		}
-		if telemetry.Sends(w.config.Tracer) { // else the receiver gets the trace context as it came
+		if telemetry.Sends(w.config.Tracer) { // else the receiver gets the trace context unchanged
 			ctx = telemetry.Anew(ctx)
 		}
 	}
@@ -54,8 +54,8 @@ func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *met
 	return ctx, span
 }
 
-// endSpan ends it. One that was held has not tried yet, and tries every few seconds: it is not sent at all. (A span that never ends
-// is not.)
+// endSpan ends an attempt's span. The span of a held message is never ended, so it is not exported:
+// the message was not sent, and is checked repeatedly.
 func endSpan(span trace.Span, outcome string, err error) {
 	if outcome == OutcomeHeld {
 		return
@@ -67,7 +67,7 @@ func endSpan(span trace.Span, outcome string, err error) {
 	span.End()
 }
 
-// endRequestSpan ends the span of a request. status is 0 where there was no answer.
+// endRequestSpan ends the span of a request. status is 0 if there was no answer.
 func endRequestSpan(span trace.Span, destination *policy.Destination, status int, err error) {
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("http.request.method", "POST"), attribute.String("url.full", destination.ShownURL()), attribute.String("dlqd.destination", destination.Name))
@@ -79,7 +79,8 @@ func endRequestSpan(span trace.Span, destination *policy.Destination, status int
 	span.End()
 }
 
-// markFailed says of what type an error is. Its message stays out: a receiver may repeat in it what it was sent.
+// markFailed records an error's type. It leaves out the message, in which a receiver may repeat the
+// payload.
 func markFailed(span trace.Span, err error) {
 	if err == nil {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// Statuses 423 (Locked) and 425 (Too Early) are about one request: the destination is not down.
+// Statuses 423 (Locked) and 425 (Too Early) are about one request: the destination is available.
 func TestIsWell_AnswersAboutOneRequest(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]bool{
@@ -21,7 +21,7 @@ func TestIsWell_AnswersAboutOneRequest(t *testing.T) {
 	}
 }
 
-// The error of an answer that is not HTTP quotes it.
+// The error of an answer that is not HTTP quotes the answer.
 func TestTransportError_IsMasked(t *testing.T) {
 	t.Parallel()
 	hide := func(text string) string { return strings.ReplaceAll(text, "4111111111111111", "***") }

@@ -13,21 +13,23 @@ import (
 )
 
 const (
-	// alertTroubles is how long a destination refuses connections in the demo of alerts, from its start on: long enough to be told of.
+	// alertTroubles is how long a destination refuses connections, from the demo's start: long
+	// enough for an alert.
 	alertTroubles = 40 * time.Second
 	alertBreakers = "defaults: {consecutiveFailures: 10, openFor: 8s}\n"
-	// alertInterval is between two scrapes and two evaluations. Rules fire after alertFor.
+	// alertInterval is the time between two scrapes and between two evaluations. Rules fire after
+	// alertFor.
 	alertInterval = time.Second
-	alertFor      = 6 * time.Second // Prometheus needs 5 s to know whom to scrape
-	// alertTimeout is how long everything may take.
+	alertFor      = 6 * time.Second // Prometheus needs 5 s to discover its targets
+	// alertTimeout bounds the whole demo of alerts.
 	alertTimeout = 2 * time.Minute
 )
 
-// errNotTold says that the demo of alerts did not show what it is for.
+// errNotTold means that the expected notifications did not arrive.
 var errNotTold = errors.New("nobody was told that the destination is down, and that it is back")
 
-// runAlerts breaks a destination under the eyes of a Prometheus and an Alertmanager, and prints which alert fired when, and what was sent
-// to whom.
+// runAlerts lets a destination fail, monitored by Prometheus and Alertmanager, and prints which
+// alert fired when and which notifications were sent.
 func (d *demo) runAlerts(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, alertTimeout)
 	defer cancel()
@@ -61,7 +63,7 @@ func (d *demo) runAlerts(ctx context.Context) error {
 	return d.followAlerts(ctx, started, stack, told)
 }
 
-// followAlerts prints what happens until a breaker's alert has fired and is over.
+// followAlerts prints events until the alert of a breaker has fired and is resolved.
 func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alerting.Stack, told <-chan alerting.Notification) error {
 	const (
 		breaker = "CircuitBreakerOpen"
@@ -95,11 +97,12 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 		case <-ctx.Done():
 			return errors.Join(errNotTold, ctx.Err())
 		case n := <-told:
-			// An alert fires before it is sent, so its line is printed first: ask Prometheus now.
+			// An alert fires before it is sent. Query Prometheus now, so that its line is printed
+			// first.
 			if err := look(); err != nil {
 				return err
 			}
-			if n.Title == "" { // Opsgenie's end of an incident has its key alone
+			if n.Title == "" { // Opsgenie closes an incident by its key, without a title
 				continue
 			}
 			d.sayf("%s%s was sent: %s", at(), n.Receiver, n.Title)

@@ -31,32 +31,32 @@ import (
 const (
 	messages = 400
 	senders  = 8
-	// troublesAtMost is how long the receiver's troubles last if nothing ends them.
+	// troublesAtMost bounds how long the receiver fails if the demo does not end it earlier.
 	troublesAtMost = 5 * time.Minute
-	// settleTimeout is how long it may take until all messages are delivered or decided.
+	// settleTimeout bounds the time until all messages are delivered or decided.
 	settleTimeout = time.Minute
 	lookEvery     = 200 * time.Millisecond
 	stopTimeout   = 10 * time.Second
 )
 
-// ErrDoesNotAddUp says that a message is unaccounted for.
+// ErrDoesNotAddUp means that a message is unaccounted for.
 var ErrDoesNotAddUp = errors.New("the demo does not add up")
 
-// Options are of a demo.
+// Options configure a demo.
 type Options struct {
-	Program     string // this program
-	PostgresBin string // directory of the Postgres programs; looked for if empty
-	// Alerts shows alerts, in place of what becomes of messages.
+	Program     string // path of this program
+	PostgresBin string // directory of the Postgres programs; searched for if empty
+	// Alerts demonstrates alerts instead of the fate of messages.
 	Alerts bool
 }
 
-// Run runs the demo and prints what happens to out.
+// Run runs the demo and prints events to out.
 func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "dlqd-demo-")
 	if err != nil {
 		return err
 	}
-	// The server may run as another user, who must get through to its own directory in here.
+	// The server may run as another user, who must be able to traverse this directory to its data.
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it can be entered, not read
 		return err
 	}
@@ -122,7 +122,7 @@ func (d *demo) sayf(format string, args ...any) { _, _ = fmt.Fprintf(d.out, form
 
 type receiverAddresses struct{ url, refusing string }
 
-// startReceiver starts the receiver as a process of its own, as a real one is.
+// startReceiver starts the receiver as a separate process, like a real one.
 func (d *demo) startReceiver(ctx context.Context, troubles time.Duration) (receiverAddresses, func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
 	cmd := exec.CommandContext(ctx, d.program, "receiver", "--listen", "127.0.0.1:0", "--troubles", troubles.String()) //nolint:gosec // this program itself
@@ -155,7 +155,7 @@ func (d *demo) startReceiver(ctx context.Context, troubles time.Duration) (recei
 	return receiverAddresses{found[0], found[1]}, stop, nil
 }
 
-// What takes minutes in earnest is shortened to what one can watch.
+// Times that are minutes in production are shortened to seconds.
 const (
 	demoBreakers = "defaults: {consecutiveFailures: 10, openFor: 1s}\n"
 	demoRouting  = `strategies:
@@ -227,7 +227,7 @@ func (d *demo) send(ctx context.Context) error {
 	return nil
 }
 
-// example is a realistic message.
+// example returns a realistic message.
 func example(i int) map[string]any {
 	customer := fmt.Sprintf("cus_%04d", rand.IntN(500))
 	amount := 100 + rand.IntN(20_000)
@@ -269,9 +269,9 @@ func (d *demo) post(ctx context.Context, message map[string]any) error {
 	return nil
 }
 
-// standing is where all messages are at one moment.
+// standing counts the messages by state at one moment.
 type standing struct {
-	Completed, Live                                        int64 // jobs of messages that have no dead letter
+	Completed, Live                                        int64 // jobs of messages without a dead letter
 	Pending, Processing, Manual, Resolved, Failed, Archive int64
 }
 
@@ -294,8 +294,8 @@ func (d *demo) standing(ctx context.Context) (standing, error) {
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[standing])
 }
 
-// watch prints what happens, ends the receiver's troubles once they have shown, and returns when no message is under
-// way any more.
+// watch prints events, ends the receiver's failures once their effects have shown, and returns when
+// no message is in progress.
 func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
@@ -318,7 +318,7 @@ func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) er
 			err = story.goOn(ctx)
 		}
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return nil // the summary says what is still under way
+			return nil // the summary shows the messages that are still in progress
 		}
 		if err != nil {
 			return err
@@ -336,23 +336,23 @@ func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) er
 	}
 }
 
-// story prints what happens to the messages: the first event of each kind.
+// story prints events of the messages: the first of each kind.
 type story struct {
 	*demo
 
 	started        time.Time
-	printed        map[string]bool // by key of the event
-	opened, closed bool            // the circuit breaker of exports has opened, and closed
+	printed        map[string]bool // by the event's key
+	opened, closed bool            // whether the circuit breaker of exports has opened, and closed again
 }
 
 func (s *story) sayf(format string, args ...any) {
 	s.demo.sayf("%5.1f s  "+format, append([]any{time.Since(s.started).Seconds()}, args...)...)
 }
 
-// event is one line. Of events with the same key the first is printed.
+// event is one line. Only the first event of a key is printed.
 type event struct{ Key, Line string }
 
-// goOn prints what is new.
+// goOn prints new events.
 func (s *story) goOn(ctx context.Context) error {
 	rows, err := s.pool.Query(ctx, `
 		(SELECT DISTINCT ON (error_class) 'class ' || error_class AS key,
@@ -386,7 +386,7 @@ func (s *story) goOn(ctx context.Context) error {
 	return nil
 }
 
-// recover ends the receiver's troubles.
+// recover ends the receiver's failures.
 func (d *demo) recover(ctx context.Context, receiver string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, receiver+"/recover", nil)
 	if err != nil {
@@ -444,7 +444,7 @@ func (d *demo) summary(ctx context.Context, receiver string) error {
 		accepted, s.Completed, s.open(), s.closed(), s.Live)
 	d.sayf("the receiver has taken %d messages: completed %d + resolved %d (and %d repeats: delivery is at least once)",
 		taken.Messages, s.Completed, s.Resolved, taken.Repeats)
-	// The receiver may have taken more: a message whose answer came too late.
+	// The receiver may have taken more, if an answer came too late.
 	if accepted != messages || s.accounted() != accepted || s.Live != 0 || int64(taken.Messages) < s.Completed+s.Resolved {
 		return ErrDoesNotAddUp
 	}

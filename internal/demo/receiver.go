@@ -1,5 +1,5 @@
-// Package demo runs dlqd's main job on realistic input: a few hundred messages, sent over HTTP, to a receiver that
-// behaves like real services do.
+// Package demo demonstrates dlqd with realistic input: a few hundred messages, sent over HTTP to a
+// receiver that behaves like real services.
 package demo
 
 import (
@@ -16,33 +16,36 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Troubles is how long the receiver's services are down, failing and refusing after it starts, unless told otherwise.
+// Troubles is how long the receiver's services fail and refuse connections after its start, by
+// default.
 const Troubles = 8 * time.Second
 
-// Receiver is a practice receiver. Its paths are services, each with its own kind of trouble; "/" takes everything.
+// Receiver is a practice receiver. Each path is a service with its own kind of failures; "/"
+// accepts every message.
 type Receiver struct {
-	well    context.Context // done when the passing troubles are over
+	well    context.Context // done when the temporary failures end
 	recover context.CancelFunc
 	limiter *rate.Limiter
 
 	mu    sync.Mutex
-	taken map[string]int // messages answered 200, by id, and how often
+	taken map[string]int // how often each message was answered 200, by id
 }
 
-// NewReceiver returns a receiver whose passing troubles last for a while, or until POST /recover.
+// NewReceiver returns a receiver whose temporary failures end after the given time, or with POST
+// /recover.
 func NewReceiver(troubles time.Duration) *Receiver {
 	well, wellNow := context.WithTimeout(context.Background(), troubles)
 	return &Receiver{well: well, recover: wellNow, limiter: rate.NewLimiter(30, 10), taken: map[string]int{}}
 }
 
-// Count is what a receiver has taken.
+// Count is how many messages a receiver has accepted.
 type Count struct {
-	Messages int `json:"messages"` // different ones
-	Repeats  int `json:"repeats"`  // deliveries of one that it had taken already
+	Messages int `json:"messages"` // distinct messages
+	Repeats  int `json:"repeats"`  // deliveries of messages that it had already accepted
 }
 
-// Serve listens on an address, prints where, and serves until ctx is done. A second address, printed too, refuses
-// connections until the troubles are over.
+// Serve listens on an address, announces it, and serves until ctx is done. It announces a second
+// address, which refuses connections until the temporary failures end.
 func (r *Receiver) Serve(ctx context.Context, address string, announce func(url, refusing string)) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -53,7 +56,7 @@ func (r *Receiver) Serve(ctx context.Context, address string, announce func(url,
 		return err
 	}
 	late := refusing.Addr().String()
-	if err := refusing.Close(); err != nil { // the port is ours to open again
+	if err := refusing.Close(); err != nil { // the port is opened again later
 		return err
 	}
 	announce("http://"+listener.Addr().String(), "http://"+late)
@@ -79,10 +82,10 @@ func (r *Receiver) Serve(ctx context.Context, address string, announce func(url,
 	return nil
 }
 
-// ServeHTTP answers as the service of the path does. What it does to a message depends on the message's id alone, so
-// that a message that is refused stays refused.
+// ServeHTTP answers as the service of the path does. The answer depends on a hash of the message's
+// id, so that a refused message stays refused.
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	_, _ = io.Copy(io.Discard, req.Body) // only then does the server notice that a client hangs up
+	_, _ = io.Copy(io.Discard, req.Body) // the server notices only then that a client hangs up
 	id := req.Header.Get("Webhook-Id")
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(id))
@@ -101,7 +104,7 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 		r.recover()
 		return
-	case "/payments": // a bank: declines, rejects, and has a bad quarter of an hour
+	case "/payments": // a bank: rejects, declines, and fails temporarily
 		switch {
 		case lot < 8:
 			problem(w, 422, "https://bank.example/errors/amount", "Unprocessable amount", "amount must be positive")
@@ -122,7 +125,7 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			http.Error(w, "down for maintenance", http.StatusServiceUnavailable)
 			return
 		}
-	case "/invoices": // an archive that has lost some customers
+	case "/invoices": // an archive with missing customers
 		if lot < 10 {
 			w.Header().Set("X-Error-Type", "CustomerNotFound")
 			http.Error(w, "no such customer", http.StatusNotFound)
@@ -134,10 +137,10 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			http.Error(w, "too many requests", http.StatusTooManyRequests)
 			return
 		}
-	case "/documents": // a converter that hangs on some, hangs up on others, and says no politely
+	case "/documents": // a converter: hangs, closes connections, or answers 200 with success: false
 		switch {
 		case lot < 6 && trouble:
-			select { // past every timeout
+			select { // longer than every timeout
 			case <-req.Context().Done():
 			case <-time.After(time.Minute):
 			}
@@ -164,7 +167,7 @@ func (r *Receiver) take(id string) {
 	r.taken[id]++
 }
 
-// Count says what the receiver has taken.
+// Count returns how many messages the receiver has accepted.
 func (r *Receiver) Count() Count {
 	r.mu.Lock()
 	defer r.mu.Unlock()

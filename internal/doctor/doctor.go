@@ -1,5 +1,6 @@
-// Package doctor looks for what goes wrong slowly: triggers that are gone, partitions that were not made, transactions that
-// hold back vacuum, a River without a leader. It says what to do about each, and changes nothing.
+// Package doctor checks for problems that develop slowly: missing triggers, missing partitions,
+// transactions that hold back vacuum, a River without a leader. It gives a remedy for each and
+// changes nothing.
 package doctor
 
 import (
@@ -15,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Limits beyond which something is worth telling.
+// Limits beyond which a check reports a problem.
 const (
 	maxClockSkew      = 2 * time.Second
 	maxTransactionAge = 10 * time.Minute
@@ -25,12 +26,12 @@ const (
 	maxOverdue        = time.Hour // of an available job
 	maxLookAge        = 5 * time.Minute
 	maxUnfiledAge     = time.Minute
-	minDaysAhead      = 2 // partitions of the audit trail
+	minDaysAhead      = 2 // of partitions of the audit trail and of closed entries
 	maxRollupLag      = 5 * time.Minute
-	maxDrift          = 20 // differences that are named
+	maxDrift          = 20 // differences that are listed
 )
 
-// Finding is what one check found.
+// Finding is the result of one check.
 type Finding struct {
 	Name   string `json:"name" doc:"The check."`
 	OK     bool   `json:"ok" doc:"Nothing is wrong."`
@@ -38,17 +39,18 @@ type Finding struct {
 	Do     string `json:"do,omitempty" doc:"What to do, where something is wrong."`
 }
 
-// check is one question to the database.
+// check is one query with its interpretation.
 type check struct {
 	name string
-	// sql returns one row: a number, and a text about it.
+	// sql returns one row: a number and a text about it.
 	sql string
 	bad func(n float64) bool
-	// ok and found format number and text; do says what to do.
+	// ok and found are formats for number and text; do is the remedy.
 	ok, found, do string
 }
 
-// oldest is the oldest transaction of all programs but dlqd (<>), or of dlqd (=), beyond an age in seconds.
+// oldest selects the age and the process of the oldest transaction of all programs except dlqd
+// (<>), or of dlqd (=), if it is above a number of seconds.
 const oldest = `SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8, coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
 	FROM pg_stat_activity WHERE coalesce(application_name, '') %s '` + postgres.ApplicationName + `' AND xact_start < now() - interval '%d seconds' AND backend_type = 'client backend'`
 
@@ -194,8 +196,8 @@ var checks = []check{
 	},
 }
 
-// Examine makes all checks: first of what every other one needs, then those that can be made on a database whose schema is
-// current.
+// Examine runs all checks: first the ones that every other check depends on, then, if the schema is
+// current, the others.
 func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
 	findings := []Finding{where(ctx, m), rights(ctx, m), hidden(ctx, m)}
 	if err := m.Check(ctx); err != nil {
@@ -220,11 +222,12 @@ func (c *check) make(ctx context.Context, m *postgres.Migrator) Finding {
 	return Finding{Name: c.name, OK: true, Detail: sentence(m.Schemas.Render(c.ok), n, text)}
 }
 
-// objects compares everything in dlqd's schema with what this program makes.
+// objects compares all objects in dlqd's schema with those that this program creates.
 func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	const name = "tables and functions"
 	drift, err := m.Drift(ctx)
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == "42501" || pgErr.Code == "25006") { // lacks the right, or only reads
+	// 42501: the role lacks the right. 25006: the server is read-only.
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == "42501" || pgErr.Code == "25006") {
 		return Finding{Name: name, OK: true, Detail: "were not compared with what this dlqd makes, which takes a server that is no standby and the right to create a schema, for the moment: " + pgErr.Message}
 	}
 	switch {
@@ -243,12 +246,12 @@ func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	return Finding{Name: name, OK: true, Detail: "are those that this dlqd makes"}
 }
 
-// sentence fills in what a format asks for, and nothing else.
+// sentence formats number and text. The extra argument allows formats that use neither.
 func sentence(format string, n float64, text string) string {
 	return fmt.Sprintf(format+"%[3]s", n, text, "")
 }
 
-// clock compares the database's clock with this machine's: what is due is decided by both.
+// clock compares the database's clock with this machine's: both decide what is due.
 func clock(ctx context.Context, m *postgres.Migrator) Finding {
 	var there time.Time
 	start := time.Now()
@@ -263,7 +266,7 @@ func clock(ctx context.Context, m *postgres.Migrator) Finding {
 	return Finding{Name: "clock", OK: true, Detail: fmt.Sprintf("%s off the database's", skew.Abs().Round(time.Millisecond))}
 }
 
-// where says which database was looked at.
+// where reports which database was checked.
 func where(ctx context.Context, m *postgres.Migrator) Finding {
 	text, err := m.Where(ctx)
 	if err != nil {
@@ -298,7 +301,7 @@ func rights(ctx context.Context, m *postgres.Migrator) Finding {
 	return Finding{Name: "rights", OK: true, Detail: strings.Join(does, "; ")}
 }
 
-// hidden looks for row level security that hides jobs from dlqd.
+// hidden checks for row level security that hides jobs from dlqd.
 func hidden(ctx context.Context, m *postgres.Migrator) Finding {
 	tables, err := m.Hidden(ctx)
 	if err != nil {

@@ -41,12 +41,12 @@ func TestExamine(t *testing.T) {
 	exec("SELECT dlq.reconcile()")
 	exec("SELECT dlq.refresh_rollups()")
 	for name, f := range examine(t, pool) {
-		if name != "transactions" && name != "replication slots" { // those are the whole server's
+		if name != "transactions" && name != "replication slots" { // these cover the whole server
 			require.True(t, f.OK, "%s: %s", name, f.Detail)
 		}
 	}
 
-	// Each round has what can be wrong at once.
+	// Each round combines problems that can exist at the same time.
 	type ill struct{ name, sql, cure, says string }
 	for _, round := range [][]ill{{
 		{"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture", "dlq_capture is disabled, dlq_follow is enabled"},
@@ -70,7 +70,8 @@ func TestExamine(t *testing.T) {
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
 			WHERE inhparent = 'dlq.dead_letter_resolved'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved made only 0.0 days ahead"},
 	}, {
-		{"tables and functions", "SELECT 1", "SELECT 1", "trigger dlq_follow on river_job is for replicas only"}, // as the next
+		// Caused by the next one.
+		{"tables and functions", "SELECT 1", "SELECT 1", "trigger dlq_follow on river_job is for replicas only"},
 		{"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow", "ALTER TABLE river_job ENABLE TRIGGER dlq_follow", "dlq_follow is enabled for replicas only"},
 		{"capture", "SELECT dlq.set_capture('strict')", "SELECT dlq.set_capture('on')", "is strict, by"},
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
@@ -93,7 +94,8 @@ func TestExamine(t *testing.T) {
 	require.Contains(t, examine(t, postgrestest.Open(t, postgrestest.Empty(t)))["schema"].Detail, "dlqd migrate up")
 }
 
-// As a stranger's database is: dlqd is a plain role there, and what it lacks is said with the statement that mends it.
+// In an application's database dlqd has a plain role; each missing right comes with the statement
+// that grants it.
 func TestExamine_rights(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
@@ -121,7 +123,7 @@ func TestExamine_rights(t *testing.T) {
 	require.Contains(t, found["row level security"].Detail, "hides rows of river_job")
 }
 
-// What it says is of the schemas that it looked at.
+// Findings name the schemas that were checked.
 func TestExamine_otherSchemas(t *testing.T) {
 	t.Parallel()
 	m := &postgres.Migrator{Pool: postgrestest.Open(t, postgrestest.Empty(t)), Schemas: postgres.Schemas{DLQ: "office", River: "jobs"}, Logger: slog.New(slog.DiscardHandler)}
@@ -140,12 +142,13 @@ func TestExamine_otherSchemas(t *testing.T) {
 	require.Zero(t, left, "what was made to be compared is gone")
 }
 
-// A dump has views as pg_get_viewdef prints them, which Postgres prints otherwise again once they are read.
+// A dump contains views as pg_get_viewdef prints them; Postgres prints them differently after a
+// restore.
 func TestExamine_RestoredDump(t *testing.T) {
 	t.Parallel()
 	from, to := postgrestest.URL(t), postgrestest.Empty(t)
 	dump := filepath.Join(t.TempDir(), "dump")
-	for range 2 { // and of what was restored
+	for range 2 { // the second time from the restored database
 		command(t, "pg_dump", "--format=custom", "--file", dump, postgrestest.Superuser(t, from))
 		command(t, "pg_restore", "--exit-on-error", "--no-comments", "--dbname", postgrestest.Superuser(t, to), dump)
 		found := examine(t, postgrestest.Open(t, to))["tables and functions"]
@@ -154,8 +157,8 @@ func TestExamine_RestoredDump(t *testing.T) {
 	}
 }
 
-// TestExamine_RemadeViews is for servers without a pg_dump of their own: it remakes views and
-// functions as a restored dump does.
+// TestExamine_RemadeViews is for machines without pg_dump: it recreates views and functions as a
+// restored dump does.
 func TestExamine_RemadeViews(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -180,7 +183,7 @@ func TestExamine_RemadeViews(t *testing.T) {
 		found := examine(t, pool)["tables and functions"]
 		require.True(t, found.OK, found.Detail)
 	}
-	// What was changed before the dump is found after it.
+	// A change from before the dump is found after it.
 	_, err := pool.Exec(t.Context(), "CREATE OR REPLACE VIEW dlq.automatic AS "+changed(t, pool,
 		"SELECT pg_get_viewdef('dlq.automatic'::regclass)", "'policy'::text", "'politics'::text"))
 	require.NoError(t, err)
@@ -193,7 +196,7 @@ func TestExamine_RemadeViews(t *testing.T) {
 	require.Regexp(t, `function known_failure\([^;]*\) is otherwise`, detail)
 }
 
-// changed is a definition with one thing in place of another.
+// changed returns a definition with one text replaced by another.
 func changed(t *testing.T, pool *pgxpool.Pool, query, was, is string) (definition string) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), query).Scan(&definition))

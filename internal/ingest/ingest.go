@@ -1,5 +1,5 @@
-// Package ingest makes submitted messages durable. Submissions that come at the same time are joined into one insert
-// and one commit (group commit); each is answered after that commit.
+// Package ingest stores submitted messages. It joins concurrent submissions into one insert and one
+// commit (group commit) and answers each after that commit.
 package ingest
 
 import (
@@ -31,44 +31,50 @@ import (
 	"github.com/dlqd/dlqd/internal/process"
 )
 
-// Limits of what waits for its commit. Together they bound the memory that submissions take.
+// Limits of the submissions that wait for their commit. Together they bound the memory of
+// submissions.
 const (
 	DefaultMaxPending      = 10_000   // messages
 	DefaultMaxPendingBytes = 64 << 20 // bytes of payloads
 
-	// DefaultMaxGroup is how many messages are in one insert. More gains nothing (measured: 34,000 to 37,000 jobs/s from 100 to 5,000), and makes the
-	// first one wait for the last.
+	// DefaultMaxGroup is how many messages one insert has at most. More gains nothing (measured:
+	// 34,000 to 37,000 jobs/s from 100 to 5,000) and makes the first message wait for the last.
 	DefaultMaxGroup = 500
 
-	// DefaultFlushers is how many inserts are under way at once: while one waits for its commit to reach the disk, the next is being prepared.
+	// DefaultFlushers is how many inserts run concurrently: while one waits for its commit to reach
+	// the disk, the next is prepared.
 	DefaultFlushers = 2
 
-	// notifyCooldown is the least time between two notifications of a queue's workers. River's default, 100 ms, is what
-	// messages would wait for at steady traffic: 50 ms of it in the middle.
+	// notifyCooldown is the shortest time between two notifications of a queue's workers. With
+	// River's default of 100 ms, messages of steady traffic would wait a median of 50 ms.
 	notifyCooldown = 5 * time.Millisecond
 
-	// How long one insert may take. It is not the client's time: a client that hangs up does not undo what others share.
+	// flushTimeout bounds one insert. It does not depend on the client's context: a client that
+	// hangs up must not cancel an insert that other clients share.
 	flushTimeout = 15 * time.Second
 
-	// awayRetryAfter is when to send a message again whose queue's process is away: a restart takes seconds.
+	// awayRetryAfter is when the client should retry while the queue's process is away: a restart
+	// takes seconds.
 	awayRetryAfter = 10 * time.Second
 
-	// Tries of an insert whose connection broke. Every try is safe, because the messageId is unique.
+	// maxTries is how often an insert is executed if it fails for a temporary reason. Repeats are
+	// safe because the messageId is unique.
 	maxTries = 4
 )
 
 // Errors of submissions.
 var (
-	// ErrFull says that as much waits as may wait. Nothing of the submission is stored; it can be sent again.
+	// ErrFull means that the limits of waiting submissions are reached. Nothing of the submission
+	// is stored; the client can send it again.
 	ErrFull = errors.New("too many messages wait for their commit")
-	// ErrStopped says that the program is stopping. Nothing of the submission is stored.
+	// ErrStopped means that the program is stopping. Nothing of the submission is stored.
 	ErrStopped = errors.New("intake is stopped")
-	// ErrUncertain says that the database did not answer: the message may be stored or not, and its messageId settles
-	// which once it is sent again.
+	// ErrUncertain means that the database did not answer, so the message may or may not be stored.
+	// Sending it again with the same messageId resolves this.
 	ErrUncertain = errors.New("the database did not answer; send the message again with the same messageId")
 )
 
-// UnknownQueueError is a message for a queue that the policy does not have.
+// UnknownQueueError reports a message for a queue that the policy does not have.
 type UnknownQueueError struct {
 	Index int // in the batch
 	Queue string
@@ -79,12 +85,13 @@ func (e *UnknownQueueError) Error() string {
 	return fmt.Sprintf("there is no queue %q (there are: %s)", e.Queue, strings.Join(e.Known, ", "))
 }
 
-// UnworkedQueueError is a message for a queue that no dlqd process delivers, on a River that an application owns: the
-// application's clients would fetch it and fail, because they do not know its kind.
+// UnworkedQueueError reports a message for a queue that no dlqd process delivers, on a River that
+// an application owns. The application's clients would fetch the message and fail, because they do
+// not know its kind.
 type UnworkedQueueError struct {
 	Index  int // in the batch
 	Queue  string
-	Worked []string // queues of the policy that could take it
+	Worked []string // queues of the policy that dlqd processes deliver
 }
 
 func (e *UnworkedQueueError) Error() string {
@@ -95,12 +102,13 @@ func (e *UnworkedQueueError) Error() string {
 	return fmt.Sprintf(format, e.Queue, "delivered are: "+strings.Join(e.Worked, ", "))
 }
 
-// AwayError is a message for a queue whose dlqd process is away for the moment, on a River that an application owns, or of
-// which that could not be found out. Nothing of the submission is stored; it can be sent again.
+// AwayError reports a message for a queue whose dlqd process is temporarily away, or for which that
+// could not be determined, on a River that an application owns. Nothing of the submission is
+// stored; the client can send it again.
 type AwayError struct {
 	Queue      string
 	RetryAfter time.Duration
-	Err        error // why it is not known who delivers the queue; nil where that is known
+	Err        error // why it could not be determined, or nil
 }
 
 func (e *AwayError) Error() string {
@@ -112,11 +120,11 @@ func (e *AwayError) Error() string {
 
 func (e *AwayError) Unwrap() error { return e.Err }
 
-// ConflictError is a message whose messageId an earlier one with other content has.
+// ConflictError reports a message whose messageId belongs to an earlier message with other content.
 type ConflictError struct {
 	Index     int // in the batch
 	MessageID string
-	JobID     int64 // 0 where it is not said
+	JobID     int64 // 0 if unknown
 }
 
 func (e *ConflictError) Error() string {
@@ -127,7 +135,7 @@ func (e *ConflictError) Error() string {
 	return text
 }
 
-// RefusedError is a message that the database would not store, or that cannot be written down.
+// RefusedError reports a message that the database refuses or that cannot be encoded.
 type RefusedError struct {
 	MessageID string
 	Reason    string
@@ -137,7 +145,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("message %s: it cannot be stored: %s", e.MessageID, e.Reason)
 }
 
-// OpenError is a message whose destination's circuit breaker is open.
+// OpenError reports a message whose destination's circuit breaker is open.
 type OpenError struct {
 	Queue, Destination string
 	RetryAfter         time.Duration
@@ -147,49 +155,50 @@ func (e *OpenError) Error() string {
 	return fmt.Sprintf("queue %s: the circuit breaker of its destination %s is open", e.Queue, e.Destination)
 }
 
-// Receipt says what became of a message.
+// Receipt is the result of a submission.
 type Receipt struct {
 	MessageID string
 	JobID     int64
-	Duplicate bool // the same message was submitted before; nothing was stored now
+	Duplicate bool // the same message was submitted before; nothing was stored
 	Job       *rivertype.JobRow
-	EntryID   uuid.UUID // its open dead letter, where it is a duplicate whose job is gone
+	EntryID   uuid.UUID // the open dead letter of a duplicate whose job River has deleted
 }
 
-// Trace is the W3C trace context that a message came with.
+// Trace is the W3C trace context of a submission.
 type Trace struct {
 	Parent string `json:"traceparent,omitempty"`
 	State  string `json:"tracestate,omitempty"`
 }
 
-// jobMetadata is what a message's job carries beside the message.
+// jobMetadata is the metadata of a message's job.
 type jobMetadata struct {
 	Trace
 
-	Held string `json:"dlq:held,omitempty"` // what for
+	Held string `json:"dlq:held,omitempty"` // reason; see the delivery package
 }
 
-// Observer is told of every insert: of how many messages, how long the one that waited the longest did, and how long the insert took.
+// Observer is called after each insert with its number of messages, the longest wait of a message,
+// and the duration and error of the insert.
 type Observer func(messages int, waited, took time.Duration, err error)
 
-// Config is what an [Ingester] needs.
+// Config configures an [Ingester].
 type Config struct {
 	Pool     *pgxpool.Pool
 	Schemas  postgres.Schemas
 	Policy   func() *policy.Policy
-	Breakers *breaker.Breakers // of destinations; nil for none
-	// Worked knows which queues dlqd processes work. nil on dlqd's own River, where a message waits for the next process
-	// and nobody else fetches it.
+	Breakers *breaker.Breakers // of destinations; nil: not checked
+	// Worked knows which queues dlqd processes work. It is nil on dlqd's own River, where a message
+	// waits for the next process and no other client fetches it.
 	Worked          *process.Queues
 	Logger          *slog.Logger
 	MaxPending      int // 0 means DefaultMaxPending
 	MaxPendingBytes int // 0 means DefaultMaxPendingBytes
 	MaxGroup        int // messages in one insert; 0 means DefaultMaxGroup
-	Flushers        int // inserts under way at once; 0 means DefaultFlushers
+	Flushers        int // concurrent inserts; 0 means DefaultFlushers
 	Observe         Observer
 }
 
-// Ingester takes submissions.
+// Ingester accepts submissions.
 type Ingester struct {
 	config Config
 	client *river.Client[pgx.Tx]
@@ -197,10 +206,10 @@ type Ingester struct {
 	pending      atomic.Int64
 	pendingBytes atomic.Int64
 
-	inserts    context.Context // of every insert
+	inserts    context.Context // parent of every insert's context
 	cutInserts context.CancelFunc
 
-	mu      sync.RWMutex // held to send on queue; locked to close it
+	mu      sync.RWMutex // read-locked to send on queue; locked to close it
 	queue   chan *submission
 	stopped bool
 	running sync.WaitGroup
@@ -209,7 +218,7 @@ type Ingester struct {
 type submission struct {
 	message *message.Message
 	params  river.InsertManyParams
-	at      time.Time // when it was handed in
+	at      time.Time // when it was submitted
 	done    chan outcome
 }
 
@@ -218,7 +227,7 @@ type outcome struct {
 	err     error
 }
 
-// New returns an ingester, running.
+// New returns a running ingester.
 func New(config Config) (*Ingester, error) {
 	config.MaxPending = cmp.Or(config.MaxPending, DefaultMaxPending)
 	config.MaxPendingBytes = cmp.Or(config.MaxPendingBytes, DefaultMaxPendingBytes)
@@ -239,11 +248,12 @@ func New(config Config) (*Ingester, error) {
 	return i, nil
 }
 
-// Pending returns how many messages wait for their commit, and the bytes of their payloads.
+// Pending returns the number of messages that wait for their commit, and the bytes of their
+// payloads.
 func (i *Ingester) Pending() (messages, bytes int64) { return i.pending.Load(), i.pendingBytes.Load() }
 
-// Stop refuses new submissions and waits until those that were accepted are answered. When ctx is done, those that wait
-// are answered with ErrUncertain: their senders send them again.
+// Stop refuses new submissions and waits until accepted ones are answered. When ctx is done, the
+// remaining ones are answered with ErrUncertain, and their clients send them again.
 func (i *Ingester) Stop(ctx context.Context) {
 	defer i.cutInserts()
 	defer context.AfterFunc(ctx, i.cutInserts)()
@@ -256,7 +266,7 @@ func (i *Ingester) Stop(ctx context.Context) {
 	i.running.Wait()
 }
 
-// Submit stores one message, together with whatever else is submitted at the time. It returns after the commit.
+// Submit stores one message, together with concurrent submissions. It returns after the commit.
 func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace) (Receipt, error) {
 	params, err := i.params(ctx, msg, trace)
 	if err != nil {
@@ -264,7 +274,7 @@ func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace
 	}
 	s := &submission{message: msg, params: params, at: time.Now(), done: make(chan outcome, 1)}
 	release, err := i.accept(1, sizeOf(params), func() {
-		i.queue <- s // never blocks: accept admits no more than the channel holds
+		i.queue <- s // never blocks: accept admits no more messages than the channel holds
 	})
 	if err != nil {
 		return Receipt{}, err
@@ -274,7 +284,7 @@ func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace
 		release()
 		return out.receipt, out.err
 	case <-ctx.Done():
-		// It is stored all the same, or not: the client is gone and asks by its messageId.
+		// The message may still be stored. The client can look it up by its messageId.
 		go func() { <-s.done; release() }()
 		return Receipt{}, ctx.Err()
 	}
@@ -316,7 +326,7 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 	return receipts, nil
 }
 
-// sizeOf is the size of a submission's payload, and of its text beside it.
+// sizeOf returns the bytes of a submission's payload and of the payload text stored with it.
 func sizeOf(params river.InsertManyParams) int {
 	args, ok := params.Args.(message.Message)
 	if !ok {
@@ -325,7 +335,8 @@ func sizeOf(params river.InsertManyParams) int {
 	return len(args.Payload) + len(args.PayloadText)
 }
 
-// accept takes the room that a submission needs, and hands it in before Stop can close the queue.
+// accept reserves the room that a submission needs, and calls handIn before Stop can close the
+// queue.
 func (i *Ingester) accept(messages, bytes int, handIn func()) (release func(), err error) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
@@ -337,7 +348,7 @@ func (i *Ingester) accept(messages, bytes int, handIn func()) (release func(), e
 		i.pendingBytes.Add(int64(-bytes))
 	}
 	n, size := i.pending.Add(int64(messages)), i.pendingBytes.Add(int64(bytes))
-	// One that is larger than the whole budget goes through alone.
+	// A submission that exceeds the whole budget is accepted if nothing else waits.
 	if n > int64(max(i.config.MaxPending, messages)) || size > int64(max(i.config.MaxPendingBytes, bytes)) {
 		release()
 		return nil, ErrFull
@@ -371,7 +382,7 @@ func (i *Ingester) params(ctx context.Context, msg *message.Message, trace Trace
 		Priority:    max(msg.Priority, 0),
 		Queue:       msg.Queue,
 		Tags:        msg.Tags,
-		// As long as River keeps the job, whatever became of it, its messageId is taken.
+		// The messageId is taken as long as River keeps the job, in any state.
 		UniqueOpts: river.UniqueOpts{ByArgs: true, ByState: rivertype.JobStates()},
 	}
 	if opts.Priority == 0 {
@@ -397,7 +408,7 @@ func (i *Ingester) params(ctx context.Context, msg *message.Message, trace Trace
 	return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
 }
 
-// checkWorked refuses a message that nobody of dlqd's would deliver, where somebody else would fetch it.
+// checkWorked refuses a message that no dlqd process would deliver and another client would fetch.
 func (i *Ingester) checkWorked(ctx context.Context, rules *policy.Policy, queue string) error {
 	if i.config.Worked == nil {
 		return nil
@@ -417,11 +428,12 @@ func (i *Ingester) checkWorked(ctx context.Context, rules *policy.Policy, queue 
 	return nil
 }
 
-// run takes whatever waits, at once: an idle program adds no wait, and a busy one gathers while it commits.
+// run inserts all submissions that wait, up to MaxGroup, without waiting for more: submissions to
+// an idle program are not delayed, and a busy program collects them while it commits.
 func (i *Ingester) run() {
 	for s := range i.queue {
 		group := []*submission{s}
-		var again []*submission // same messageId as another of the group
+		var again []*submission // same messageId as another one of the group
 		seen := map[string]bool{s.message.MessageID: true}
 	gather:
 		for len(group) < i.config.MaxGroup {
@@ -447,8 +459,8 @@ func (i *Ingester) run() {
 	}
 }
 
-// flush inserts a group and answers each of its submissions. A message that the database refuses fails alone: the
-// group is halved until it is by itself.
+// flush inserts a group and answers its submissions. If the database refuses the group, flush
+// halves it, so that only the refused message fails.
 func (i *Ingester) flush(group []*submission) {
 	outcomes, err := i.insertWithRetries(group, false)
 	switch {
@@ -467,7 +479,7 @@ func (i *Ingester) flush(group []*submission) {
 	}
 }
 
-// insertWithRetries goes on when the client hangs up: others share its insert.
+// insertWithRetries does not stop when a client hangs up: other clients share the insert.
 func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]outcome, error) {
 	for try := 1; ; try++ {
 		start := time.Now()
@@ -484,7 +496,8 @@ func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]out
 	}
 }
 
-// insert is one transaction. An outcome's error concerns that message alone; an error of insert's own undid it all.
+// insert runs one transaction. An outcome's error concerns one message; if insert returns an error,
+// nothing was stored.
 func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bool) ([]outcome, error) {
 	outcomes := make([]outcome, len(group))
 	err := postgres.BeginFunc(ctx, i.config.Pool, func(tx pgx.Tx) error {
@@ -493,7 +506,7 @@ func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bo
 		if err != nil {
 			return err
 		}
-		index := make(map[string]int, len(group)) // of unique key
+		index := make(map[string]int, len(group)) // index in group, by unique key
 		params := make([]river.InsertManyParams, 0, len(group))
 		order := make([]int, 0, len(group))
 		for n, s := range group {
@@ -506,7 +519,8 @@ func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bo
 			}
 			order = append(order, n)
 		}
-		// All inserts take their unique keys in one order, so that two of them cannot deadlock.
+		// All inserts take their unique keys in the same order, so that two inserts cannot
+		// deadlock.
 		slices.SortFunc(order, func(a, b int) int { return strings.Compare(group[a].message.MessageID, group[b].message.MessageID) })
 		for _, n := range order {
 			index[string(message.UniqueKey(group[n].message.MessageID))] = n
@@ -577,10 +591,10 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 	return nil
 }
 
-// insertOrdered gives messages with an ordering key their places, in queues that keep the order.
+// insertOrdered stores the order of messages with an ordering key, in queues that keep the order.
 func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, group []*submission, index map[string]int, results []*rivertype.JobInsertResult) error {
 	rules := i.config.Policy()
-	jobs := make(map[int]*rivertype.JobRow, len(results)) // by place in the group, which is the order of submission
+	jobs := make(map[int]*rivertype.JobRow, len(results)) // by index in group, which is the order of submission
 	for _, result := range results {
 		if !result.UniqueSkippedAsDuplicate {
 			jobs[index[string(result.Job.UniqueKey)]] = result.Job
@@ -602,7 +616,8 @@ func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, g
 	return queries.InsertOrdered(ctx, ordered)
 }
 
-// openEntries finds the open dead letters of messages whose senders named them: River may have deleted their jobs.
+// openEntries returns the open dead letters of messages whose clients chose the messageId: River
+// may have deleted their jobs.
 func openEntries(ctx context.Context, queries *dbsqlc.Queries, group []*submission) (map[string]uuid.UUID, error) {
 	var ids []string
 	for _, s := range group {
@@ -631,7 +646,7 @@ func duplicateOfEntry(ctx context.Context, queries *dbsqlc.Queries, s *submissio
 	}
 	row, err := queries.EntrySameContent(ctx, dbsqlc.EntrySameContentParams{Args: args, ID: entry})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return outcome{err: ErrUncertain}, nil // it closed this moment; the next try sees what became of it
+		return outcome{err: ErrUncertain}, nil // the entry was just closed; the next submission sees its outcome
 	}
 	if err != nil {
 		return outcome{}, err
@@ -651,7 +666,7 @@ func publicError(err error, messageID string) error {
 		return conflict
 	case postgres.IsRefusal(err) && errors.As(err, &pgErr):
 		return &RefusedError{MessageID: messageID, Reason: pgErr.Message}
-	case postgres.IsRefusal(err): // it never came to the database
+	case postgres.IsRefusal(err): // it was not sent to the database
 		return &RefusedError{MessageID: messageID, Reason: err.Error()}
 	default:
 		return fmt.Errorf("%w (%w)", ErrUncertain, err)

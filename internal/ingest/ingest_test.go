@@ -96,7 +96,7 @@ func TestSubmit_scheduled(t *testing.T) {
 	at := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	msg, err := message.Parse([]byte(`{"messageId": "later", "queue": "default", "kind": "k", "payload": 1, "scheduledAt": "` + at.Format(time.RFC3339) + `"}`))
 	require.NoError(t, err)
-	for range 2 { // and the second time is the same message
+	for range 2 { // the second is a duplicate
 		_, err = i.Submit(t.Context(), msg, ingest.Trace{})
 		require.NoError(t, err)
 	}
@@ -131,7 +131,7 @@ func TestSubmit_sameMessageAgain(t *testing.T) {
 		require.True(t, again.Duplicate, "after it was %s", end)
 	}
 
-	// River deletes old jobs; an open dead letter still knows the message.
+	// River deletes old jobs; an open dead letter still has the message.
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	require.NoError(t, err)
 	_, err = b.pool.Exec(t.Context(), "DELETE FROM river_job")
@@ -156,7 +156,7 @@ func TestSubmit_joinsWhatComesTogether(t *testing.T) {
 		wg.Go(func() {
 			id := ""
 			if k%5 == 0 {
-				id = fmt.Sprintf("same-%d", k%10) // two ids that 50 senders each use at once
+				id = fmt.Sprintf("same-%d", k%10) // two ids, each used by 50 concurrent clients
 			}
 			receipt, err := i.Submit(t.Context(), b.message(id, `1`), ingest.Trace{})
 			require.NoError(t, err)
@@ -204,7 +204,7 @@ func refusesPoisonAlone(t *testing.T, sql string) {
 			}
 			msg := b.message(fmt.Sprintf("m-%d", k), payload)
 			if k%50 == 7 && sql == "" {
-				msg.ScheduledAt = new(time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)) // which JSON cannot have
+				msg.ScheduledAt = new(time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)) // JSON cannot encode this year
 			}
 			_, err := i.Submit(t.Context(), msg, ingest.Trace{})
 			var bad *ingest.RefusedError
@@ -222,7 +222,7 @@ func refusesPoisonAlone(t *testing.T, sql string) {
 	require.Equal(t, 196, b.jobs())
 }
 
-// blockInserts holds a lock that every insert waits for, until the returned function is called.
+// blockInserts takes a lock that every insert waits for, until the returned function is called.
 func (b *bundle) blockInserts() (release func()) {
 	b.Helper()
 	tx, err := b.pool.Begin(b.Context())
@@ -278,7 +278,7 @@ func TestSubmit_boundsBytes(t *testing.T) {
 	release()
 	require.NoError(t, <-done, "one that is larger than the budget goes through alone")
 
-	// The text that is kept beside a payload counts, too.
+	// The payload text that is stored with a payload counts too.
 	b.config.Policy().Queues[policy.DefaultQueue].Payload = policy.PayloadExact
 	release = b.blockInserts()
 	go func() {
@@ -311,17 +311,17 @@ func TestSubmit_clientThatHangsUpLeavesNothingInDoubt(t *testing.T) {
 	require.Equal(t, 1, b.jobs(), "once, whichever of the two was first")
 }
 
-// cutConn is a connection that breaks after it has sent a COMMIT, before the answer comes.
+// cutConn is a connection that breaks after it has sent a COMMIT and before the answer arrives.
 type cutConn struct {
 	net.Conn
 
-	cut *atomic.Int64 // commits still to be cut
+	cut *atomic.Int64 // number of commits still to cut
 }
 
 func (c cutConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
 	if bytes.Contains(p, []byte("commit")) && c.cut.Add(-1) >= 0 {
-		_, _ = c.Read(make([]byte, 1)) // the server has done it, and answers
+		_, _ = c.Read(make([]byte, 1)) // the server has committed and answers
 		_ = c.Close()
 		return n, errors.New("connection cut")
 	}

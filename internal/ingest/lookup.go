@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// State is where a message is.
+// State is the state of a message.
 type State string
 
 // The states of a message. A message ends as completed, dead-lettered, or cancelled by an operator.
@@ -29,10 +29,11 @@ const (
 	Cancelled    State = "cancelled"
 )
 
-// ErrNoMessage says that nothing is known of a message: it was never stored, or it ended longer ago than River keeps jobs.
+// ErrNoMessage means that a message is unknown: it was never stored, or it ended longer ago than
+// River keeps jobs.
 var ErrNoMessage = errors.New("no such message")
 
-// Position is where a message is now, and how far it has come.
+// Position is the current state of a message.
 type Position struct {
 	MessageID      string          `json:"messageId" doc:"Identifies the message."`
 	State          State           `json:"state" enum:"queued,running,retrying,completed,dead-lettered,cancelled" doc:"Where it is."`
@@ -54,7 +55,7 @@ type DeadLetterLink struct {
 	URL    string    `json:"url" doc:"Its address in this API."`
 }
 
-// Lookup says where a message is.
+// Lookup returns the state of a message, or ErrNoMessage.
 func (i *Ingester) Lookup(ctx context.Context, messageID string) (*Position, error) {
 	queries := dbsqlc.New(i.config.Schemas.Rendered(i.config.Pool))
 	position := &Position{MessageID: messageID}
@@ -69,10 +70,10 @@ func (i *Ingester) Lookup(ctx context.Context, messageID string) (*Position, err
 			position.NextAttemptAt = &job.ScheduledAt
 		}
 		var metadata map[string]json.RawMessage
-		_ = json.Unmarshal(job.Metadata, &metadata) // an object, or there is no logical failure in it
+		_ = json.Unmarshal(job.Metadata, &metadata) // metadata that is not an object has no logical failure
 		position.LogicalFailure = metadata["dlq:logical_failure"]
 		if job.State == string(rivertype.JobStateScheduled) {
-			_ = json.Unmarshal(metadata[delivery.HeldKey], &position.HeldFor) // a text, or it is not held
+			_ = json.Unmarshal(metadata[delivery.HeldKey], &position.HeldFor) // metadata without this text: not held
 		}
 		if position.State != Cancelled {
 			return position, nil
@@ -99,8 +100,8 @@ func linkTo(entry uuid.UUID, status string) *DeadLetterLink {
 	return &DeadLetterLink{ID: entry, Status: status, URL: "/api/dlq/entries/" + entry.String()}
 }
 
-// stateOf is a job's state as a message's. A job that ended other than well is Cancelled here: whether it has a dead
-// letter, only the table of those knows.
+// stateOf returns the message state for a job state. A job that ended without success is Cancelled
+// here: only the dead letters show whether it became one.
 func stateOf(state rivertype.JobState, attempt int) State {
 	switch state { //nolint:exhaustive // the rest wait
 	case rivertype.JobStateRunning:

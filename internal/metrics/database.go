@@ -19,21 +19,22 @@ import (
 )
 
 const (
-	// readTimeout is how long a scrape waits for the database before it goes without.
+	// readTimeout is how long a scrape waits for the database before it serves the last sample.
 	readTimeout = 3 * time.Second
-	// maxAway is how old a sample may get that is served while the database does not answer: so long alerts go on. A process that is cut
-	// off from a database that others reach would otherwise keep alerts for good that are over.
+	// maxAway is the age up to which the last sample is served while the database does not answer,
+	// so that alerts continue. Without a limit, a process that alone lost the database would keep
+	// alerts that are over.
 	maxAway = time.Hour
-	// otherQueue is what queues count as that have no series of their own: see dlq.most_counted_queues.
+	// otherQueue is the label of all queues without series: see dlq.most_counted_queues.
 	otherQueue = "other"
 	maxQueues  = 100
 )
 
-// What the database knows. Every process serves the same.
+// Figures of the database. Every process serves the same.
 var (
 	described []*prometheus.Desc
 
-	// The names that dead-letter queues have on people's dashboards.
+	// These names are common on dashboards of dead-letter queues.
 	jobsDesc        = desc("dlq_jobs_total", "Jobs that became dead letters.", "queue")
 	sizeDesc        = desc("dlq_size", "Open dead letters: pending, processing and manual.", "queue")
 	retriedDesc     = desc("dlq_retry_success_total", "Redeliveries that succeeded.", "queue")
@@ -92,10 +93,10 @@ var (
 	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape; where not, the others say what it said last.")
 )
 
-// totalDescs are totals of queues, by their name in dlq.counters.
+// totalDescs are the totals by queue, keyed by their name in dlq.counters.
 var totalDescs = map[string]*prometheus.Desc{"captured": jobsDesc, "succeeded": retriedDesc, "failed": permanentDesc, "swept": sweptDesc}
 
-// timeDescs are the histograms, by their name in dlq.counters.
+// timeDescs are the histograms, keyed by their name in dlq.counters.
 var timeDescs = map[string]*prometheus.Desc{"in_dlq": inDLQDesc, "to_recovery": recoveryDesc, "to_retry": timeToRetryDesc, "to_filing": filingDesc}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -104,7 +105,8 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return d
 }
 
-// database reads what the metrics say of the database: one row at each scrape, and the sample in it only where it has changed.
+// database publishes the sample of the database. A scrape reads one row, and the sample in it only
+// if it has changed.
 type database struct {
 	queries *dbsqlc.Queries
 	policy  func() *policy.Policy
@@ -141,16 +143,17 @@ func (d *database) Collect(ch chan<- prometheus.Metric) {
 	(&publisher{Sample: s, ch: ch, policy: d.policy()}).publish()
 }
 
-// Sample is what the metrics say of the database, and as of when.
+// Sample is the database's figures and their time.
 type Sample struct {
 	counted
 	sample
 
-	at, now time.Time // by the database's clock; at is zero where no sample was taken yet
-	read    time.Time // when it was now, by this process's clock
+	at, now time.Time // by the database's clock; at is zero if no sample exists yet
+	read    time.Time // when now was read, by this process's clock
 }
 
-// later is the sample (nil for none) as it is now, without the database's word.
+// later returns the sample with its clock advanced to the present; a nil sample gives an empty one.
+// It does not query the database.
 func (s *Sample) later() *Sample {
 	if s == nil {
 		return &Sample{}
@@ -160,12 +163,12 @@ func (s *Sample) later() *Sample {
 	return &aged
 }
 
-// ReadSample reads what the metrics say of the database.
+// ReadSample reads the current sample.
 func ReadSample(ctx context.Context, db postgres.DB) (*Sample, error) {
 	return readSample(ctx, dbsqlc.New(db), nil)
 }
 
-// readSample reads the sample, or takes the known one (nil for none) where it is still the last that was taken.
+// readSample reads the current sample. It reuses known (nil: none) if that is still the last one.
 func readSample(ctx context.Context, queries *dbsqlc.Queries, known *Sample) (*Sample, error) {
 	if known == nil {
 		known = &Sample{}
@@ -185,14 +188,15 @@ func readSample(ctx context.Context, queries *dbsqlc.Queries, known *Sample) (*S
 	return s, json.Unmarshal(row.Sample, &s.sample) //nolint:musttag // likewise
 }
 
-// Queue is how full a queue is.
+// Queue is the fill level of a queue.
 type Queue struct {
 	Open   int64
-	Oldest time.Duration // age of the oldest open entry; 0 where there is none
+	Oldest time.Duration // age of the oldest open entry; 0 if there is none
 }
 
-// asOf returns now, but at most maxRest after the sample. Ages of states that pass within seconds are taken as of
-// then: a failure that waited to be filed when the sample was taken has been filed since, though no sample says so.
+// asOf returns now, but at most maxRest after the sample. It is the time for ages of states that
+// pass within seconds: a failure that was unfiled when the sample was taken has probably been filed
+// since.
 func (s *Sample) asOf() time.Time {
 	if until := s.at.Add(maxRest); s.now.After(until) {
 		return until
@@ -200,13 +204,13 @@ func (s *Sample) asOf() time.Time {
 	return s.now
 }
 
-// Ages returns how old the sample and the rollups are; 0 if there are none yet.
+// Ages returns the ages of the sample and of the rollups; 0 if there are none yet.
 func Ages(ctx context.Context, db postgres.DB) (sample, rollups time.Duration, err error) {
 	row, err := dbsqlc.New(db).Ages(ctx)
 	return row.Sample, row.Rollups, err
 }
 
-// QueueSizes are how full the queues are, by name; those that are empty may be missing.
+// QueueSizes returns the fill level of each queue by name; empty queues may be missing.
 func (s *Sample) QueueSizes() map[string]Queue {
 	sizes := map[string]Queue{}
 	add := func(name string, entries int64, since time.Time) {
@@ -229,16 +233,17 @@ func (s *Sample) QueueSizes() map[string]Queue {
 	return sizes
 }
 
-// publisher turns a sample into metrics.
+// publisher converts a sample to metrics.
 type publisher struct {
 	*Sample
 
 	ch     chan<- prometheus.Metric
 	policy *policy.Policy
-	shown  map[string]bool // queues with series of their own
+	shown  map[string]bool // queues with series
 }
 
-// queue is the label of a queue: the queues of counters have labels of their own and, as far as there is room, others.
+// queue returns the label of a queue: its name if the queue has series or maxQueues leaves room for
+// it, else otherQueue.
 func (p *publisher) queue(name string) string {
 	if p.shown[name] {
 		return name
@@ -251,7 +256,7 @@ func (p *publisher) queue(name string) string {
 }
 
 func (p *publisher) publish() {
-	if p.at.IsZero() { // rather no counter than one that begins at 0 again
+	if p.at.IsZero() { // publish no counters: counters that restart at 0 would look like a reset
 		return
 	}
 	p.shown = map[string]bool{}
@@ -261,7 +266,7 @@ func (p *publisher) publish() {
 	for _, name := range p.policy.QueueNames() {
 		p.shown[name] = true
 	}
-	for _, q := range p.Queues { // so that the first burst of one is seen to grow from 0
+	for _, q := range p.Queues { // so that rate() sees a queue's first burst grow from 0
 		p.queue(q.Name)
 	}
 	p.publishCounters()
@@ -270,8 +275,8 @@ func (p *publisher) publish() {
 	p.publishRiver()
 }
 
-// publishCounters publishes what never goes down. Queues of the policy have their series from the start, and so have
-// those of River while there is room.
+// publishCounters publishes the monotonic values. Queues of the policy have series from the start,
+// and so have River's queues while there is room.
 func (p *publisher) publishCounters() {
 	for name, queues := range p.Kinds {
 		for queue, labels := range queues {
@@ -302,7 +307,7 @@ func (p *publisher) publishCounters() {
 	}
 }
 
-// publishKind publishes the counters of a name and queue, by label.
+// publishKind publishes the counters of one name and queue, by label.
 func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 	var d *prometheus.Desc
 	var more []string
@@ -323,7 +328,8 @@ func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 		d = parkedDesc
 	case "error_type":
 		d = typesDesc
-		if n, has := labels[""]; has { // strangers choose types, also one that is called as we call those without
+		// Applications choose error types: one may be "none", the label of errors without a type.
+		if n, has := labels[""]; has {
 			labels = maps.Clone(labels)
 			delete(labels, "")
 			labels["none"] += n
@@ -331,14 +337,14 @@ func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 	case "breaker":
 		d = changesDesc
 	default:
-		return // by queue alone, or of a later version
+		return // a total by queue, or of a later version
 	}
 	for label, n := range labels {
 		counter(p.ch, d, n, slices.Concat([]string{queue, label}, more)...)
 	}
 }
 
-// publishBacklog publishes what is open.
+// publishBacklog publishes the open entries.
 func (p *publisher) publishBacklog() {
 	type group struct{ status, queue, class string }
 	open := map[group]int64{}
@@ -394,7 +400,8 @@ func (p *publisher) publishBacklog() {
 	}
 }
 
-// publishHouse publishes how the database's own house is.
+// publishHouse publishes the state of dlqd in the database: sample and rollup ages, capture,
+// partitions, gates, paces, replay runs, approvals and processes.
 func (p *publisher) publishHouse() {
 	gauge(p.ch, sampleDesc, p.now.Sub(p.at).Seconds())
 	gauge(p.ch, lagDesc, p.age(p.Rollups.At))
@@ -407,7 +414,7 @@ func (p *publisher) publishHouse() {
 		n          *int64
 		since      *time.Time
 	}{{unfiledDesc, waitingDesc, p.Capture.Unfiled, p.Capture.UnfiledSince}, {factsDesc, factsAgeDesc, p.Capture.Facts, p.Capture.FactsSince}} {
-		if waits.n == nil { // somebody held the table
+		if waits.n == nil { // another session had locked the table
 			continue
 		}
 		age := 0.0
@@ -475,7 +482,7 @@ func (p *publisher) publishRiver() {
 	}
 }
 
-// age returns how long before asOf a time of the database's clock was.
+// age returns the time from since, by the database's clock, until asOf.
 func (p *publisher) age(since time.Time) float64 { return max(0, p.asOf().Sub(since).Seconds()) }
 
 func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
@@ -486,7 +493,8 @@ func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, lab
 	ch <- constant(d, prometheus.CounterValue, value, labels)
 }
 
-// constant is a value of this scrape. (Strangers choose names of queues and error types: what is no UTF-8 is no label.)
+// constant returns a metric of this scrape. Applications choose names of queues and error types; a
+// name that is not valid UTF-8 gives an invalid metric, which is left out alone.
 func constant(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels []string) prometheus.Metric {
 	m, err := prometheus.NewConstMetric(d, kind, value, labels...)
 	if err != nil {

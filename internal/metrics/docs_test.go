@@ -18,15 +18,16 @@ import (
 )
 
 var (
-	// description is of prometheus.Desc's text.
+	// description matches the text of a prometheus.Desc.
 	description = regexp.MustCompile(`^Desc\{fqName: "(dlqd?_\w+)", help: "((?:[^"\\]|\\.)*)", unit: "[a-z]*", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 	named       = regexp.MustCompile(`\bdlqd?_[a-z_]+\b`)
 	statuses    = regexp.MustCompile(`^dlq_(pending|processing|manual|resolved|failed|archived)$`)
 	histogramOf = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
 
-// TestDocs_listEveryMetric compares the tables of docs/metrics.md to what a process serves: each metric is there, with its labels and its
-// help, and no other; queries name those alone.
+// TestDocs_listEveryMetric compares the tables of docs/metrics.md with the metrics that a process
+// serves: the tables list exactly these metrics with their labels and help, and queries use no
+// other names.
 func TestDocs_listEveryMetric(t *testing.T) {
 	t.Parallel()
 	m := metrics.New()
@@ -45,7 +46,7 @@ func TestDocs_listEveryMetric(t *testing.T) {
 	for d := range described {
 		match := description.FindStringSubmatch(d.String())
 		if match == nil {
-			continue // of the Go runtime
+			continue // a metric of the Go runtime
 		}
 		labels := match[4]
 		if match[3] != "" {

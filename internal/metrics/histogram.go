@@ -12,25 +12,27 @@ import (
 )
 
 const (
-	// nativeSchema says how fine the bins of times in dlq.counters are: each is 2^(1/8) times as wide as the one before.
+	// nativeSchema sets the width of the bins of times in dlq.counters: each bin is 2^(1/8) times as
+	// wide as the one before.
 	nativeSchema  = 3
 	binsPerDouble = 1 << nativeSchema
-	// The classic buckets of these times, in powers of two of a second: from a second to 48 days; of those that are short where all is
-	// well, from 16 ms. Every bin lies in one of them.
+	// Powers of two of a second that bound the classic buckets: from one second to 48 days, and
+	// from 16 ms for times that are normally short. Every bin lies within one classic bucket.
 	firstBucket, firstShortBucket, lastBucket = 0, -6, 22
 	// maxBin is beyond every time: 2^50 seconds.
 	maxBin = 50 * binsPerDouble
-	// zeroThreshold is the smallest time that is no zero, as client_golang has it.
+	// zeroThreshold is the smallest time that is not counted as zero, as in client_golang.
 	zeroThreshold = prometheus.DefNativeHistogramZeroThreshold
 )
 
-// binned are times as dlq.counters has them: how many of up to 2^(n/8) seconds, and more than 2^((n-1)/8), by n; and their sum.
+// binned are the times of a row in dlq.counters: bin n counts times above 2^((n-1)/8) and up to
+// 2^(n/8) seconds; sum is their sum in seconds.
 type binned struct {
 	bins map[int]float64
 	sum  float64
 }
 
-// newBinned reads labels and values of dlq.counters.
+// newBinned parses labels and values of dlq.counters.
 func newBinned(labels []string, values []float64) binned {
 	of := binned{bins: make(map[int]float64, len(labels))}
 	for i, label := range labels {
@@ -40,14 +42,15 @@ func newBinned(labels []string, values []float64) binned {
 		}
 		n, err := strconv.Atoi(label)
 		if err != nil || n < -maxBin || n > maxBin {
-			continue // somebody's: all else is shown
+			continue // not a bin: skip it
 		}
 		of.bins[n] = values[i]
 	}
 	return of
 }
 
-// MarshalJSON implements json.Marshaler: the sum, the least n, and how many of that n and of each one after it.
+// MarshalJSON implements json.Marshaler. It writes a list: the sum, the lowest n, and the count of
+// each bin from there on.
 func (b binned) MarshalJSON() ([]byte, error) {
 	list := []float64{b.sum}
 	if len(b.bins) > 0 {
@@ -83,12 +86,12 @@ func (b *binned) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// histogram is binned times as Prometheus reads them, with classic buckets and native ones, both exact.
+// histogram is a Prometheus metric of binned times, with classic and native buckets, both exact.
 type histogram struct {
 	desc   *prometheus.Desc
 	labels []*dto.LabelPair
 	of     binned
-	first  int // classic bucket
+	first  int // power of two of the first classic bucket
 }
 
 func newHistogram(desc *prometheus.Desc, first int, of binned, labels ...string) histogram {
@@ -134,7 +137,7 @@ func (h histogram) Write(out *dto.Metric) error {
 		made.PositiveDelta = append(made.PositiveDelta, entries-before)
 		before = entries
 	}
-	if len(numbers) == 0 { // without a span it would count as a classic one
+	if len(numbers) == 0 { // without a span it would count as a classic histogram
 		made.PositiveSpan = []*dto.BucketSpan{{Offset: proto.Int32(0), Length: proto.Uint32(0)}}
 	}
 	out.Label, out.Histogram = h.labels, made

@@ -1,8 +1,9 @@
-// Package metrics is what Prometheus reads: rate, errors and duration of each stage of a message's path, and what the database
-// knows of dead letters.
+// Package metrics exposes metrics to Prometheus: rate, errors and duration of each stage of a
+// message's path, and the database's figures on dead letters.
 //
-// There are two sorts. What one process does, it counts itself: sum it over the processes. What the database knows, every process
-// serves with the same value, from one row that one of them writes: take the maximum.
+// There are two kinds. Each process counts its own work: sum these metrics over the processes. All
+// processes serve the same figures of the database, from one row that one of them writes: take
+// their maximum.
 package metrics
 
 import (
@@ -30,17 +31,18 @@ import (
 
 const (
 	namespace = "dlqd"
-	// Native buckets beside the classic ones: each at most 1.1 times as wide as the one before, 160 of them at most.
+	// Native buckets, in addition to the classic ones: each is at most 1.1 times as wide as the one
+	// before, and a histogram has at most 160.
 	nativeFactor     = 1.1
 	maxNativeBuckets = 160
 	nativeReset      = time.Hour
-	// maxBreakers bounds the circuit breakers that are shown.
+	// maxBreakers bounds the circuit breakers with series.
 	maxBreakers = 200
-	// stageApproval is the stage in which what was approved is carried out.
+	// stageApproval is the stage that executes approved requests.
 	stageApproval = "approval"
 )
 
-// Metrics are the program's metrics.
+// Metrics holds the program's metrics.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -66,7 +68,7 @@ type Metrics struct {
 	records         *prometheus.CounterVec   // level
 }
 
-// New returns metrics in a registry of their own.
+// New returns metrics in a new registry.
 func New() *Metrics {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -134,7 +136,7 @@ func New() *Metrics {
 	return m
 }
 
-// buildInfo says what program this is.
+// buildInfo returns a gauge whose labels are the program's version, revision and Go version.
 func buildInfo() prometheus.Collector {
 	labels := prometheus.Labels{"version": "unknown", "revision": "unknown", "go_version": "unknown"}
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -148,10 +150,10 @@ func buildInfo() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: "build_info", Help: "The program: 1.", ConstLabels: labels}, func() float64 { return 1 })
 }
 
-// Refused counts what was refused at the door.
+// Refused counts a request or connection that was refused before its handler, by reason.
 func (m *Metrics) Refused(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
-// ObserveInsert is an ingest.Observer.
+// ObserveInsert counts an insert; it is an ingest.Observer.
 func (m *Metrics) ObserveInsert(messages int, waited, took time.Duration, err error) {
 	outcome := "ok"
 	if err != nil {
@@ -163,7 +165,7 @@ func (m *Metrics) ObserveInsert(messages int, waited, took time.Duration, err er
 	m.insertMessages.Observe(float64(messages))
 }
 
-// ObserveDelivery is a delivery.Observer.
+// ObserveDelivery counts a delivery; it is a delivery.Observer.
 func (m *Metrics) ObserveDelivery(d delivery.Delivered) {
 	m.deliveries.WithLabelValues(d.Queue, d.Destination, d.Outcome).Inc()
 	if d.Outcome != delivery.OutcomeHeld {
@@ -172,7 +174,7 @@ func (m *Metrics) ObserveDelivery(d delivery.Delivered) {
 	}
 }
 
-// ObserveWorker is a worker.Observer.
+// ObserveWorker counts entries that a worker moved; it is a worker.Observer.
 func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) {
 	m.moves.WithLabelValues(action).Add(float64(entries))
 	if took > 0 {
@@ -180,7 +182,7 @@ func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) 
 	}
 }
 
-// ObserveStage is a worker.Config's ObserveStage.
+// ObserveStage counts a step of a stage, for worker.Config.ObserveStage.
 func (m *Metrics) ObserveStage(stage string, took time.Duration, err error) {
 	outcome := "ok"
 	if err != nil {
@@ -189,17 +191,17 @@ func (m *Metrics) ObserveStage(stage string, took time.Duration, err error) {
 	m.stageSeconds.WithLabelValues(stage, outcome).Observe(took.Seconds())
 }
 
-// ObserveApproval is an approval.Runner's Observe.
+// ObserveApproval counts the execution of an approved request, for approval.Runner.Observe.
 func (m *Metrics) ObserveApproval(took time.Duration, err error) {
 	m.ObserveStage(stageApproval, took, err)
 }
 
-// ObserveRetention counts what a round of retention did.
+// ObserveRetention counts results of a retention round.
 func (m *Metrics) ObserveRetention(what string, n int) {
 	m.retention.WithLabelValues(what).Add(float64(n))
 }
 
-// ObserveTurn is background.Group's Observe.
+// ObserveTurn counts a run of a loop, for background.Group.Observe.
 func (m *Metrics) ObserveTurn(loop string, took time.Duration, err error) {
 	outcome := "ok"
 	if err != nil {
@@ -209,7 +211,7 @@ func (m *Metrics) ObserveTurn(loop string, took time.Duration, err error) {
 	m.turnSeconds.WithLabelValues(loop).Observe(took.Seconds())
 }
 
-// Logged returns a handler that counts what it hands on.
+// Logged returns a handler that counts log records and passes them to next.
 func (m *Metrics) Logged(next slog.Handler) slog.Handler {
 	for _, level := range logLevels {
 		m.records.WithLabelValues(level)
@@ -248,7 +250,7 @@ func (h countingHandler) WithGroup(name string) slog.Handler {
 	return countingHandler{h.Handler.WithGroup(name), h.records}
 }
 
-// WatchPending publishes what waits for its commit.
+// WatchPending publishes the submissions that wait for their commit.
 func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
 	gauge := func(name, help string, value func() float64) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, value))
@@ -257,37 +259,38 @@ func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
 	gauge("ingest_pending_bytes", "Bytes of their payloads.", func() float64 { _, n := pending(); return float64(n) })
 }
 
-// WatchDatabase publishes what the database knows, as its last sample says.
+// WatchDatabase publishes the last sample of the database.
 func (m *Metrics) WatchDatabase(db postgres.DB, current func() *policy.Policy, logger *slog.Logger) {
 	m.registry.MustRegister(&database{queries: dbsqlc.New(db), policy: current, logger: logger})
 }
 
-// WatchPool publishes how a pool is used.
+// WatchPool publishes the usage of a connection pool.
 func (m *Metrics) WatchPool(pool *pgxpool.Pool) { m.registry.MustRegister(poolState{pool}) }
 
-// WatchPolicy publishes which policy is in force, and whether it is that of the files.
+// WatchPolicy publishes which policy is active, and whether it matches the files.
 func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() bool) {
 	m.registry.MustRegister(&policyState{current: current, upToDate: upToDate, submitted: m.Submitted})
 }
 
-// WatchBreakers publishes where circuit breakers stand.
+// WatchBreakers publishes the states of circuit breakers.
 func (m *Metrics) WatchBreakers(breakers *breaker.Breakers) {
 	m.registry.MustRegister(breakerStates{breakers})
 }
 
-// WatchLoops publishes how the loops are.
+// WatchLoops publishes the health of the loops.
 func (m *Metrics) WatchLoops(statuses func() []background.Status) {
-	for _, status := range statuses() { // a rate of errors needs a 0 before the first
+	for _, status := range statuses() { // rate() of errors needs a 0 before the first
 		m.turns.WithLabelValues(status.Name, "ok")
 		m.turns.WithLabelValues(status.Name, "error")
 	}
 	m.registry.MustRegister(loopStates{statuses})
 }
 
-// Gatherer is what the metrics are gathered from.
+// Gatherer returns the source of the metrics.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// Handler serves the metrics. One that cannot be served costs the scrape that one, and promhttp_metric_handler_errors_total counts it.
+// Handler serves the metrics. A metric that cannot be collected is left out of the scrape and
+// counted in promhttp_metric_handler_errors_total.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})
 }

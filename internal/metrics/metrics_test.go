@@ -56,7 +56,7 @@ func setup(t *testing.T) *bundle {
 	return b
 }
 
-// process is another process's metrics.
+// process returns the metrics of another process.
 func (b *bundle) process(pool *pgxpool.Pool) *metrics.Metrics {
 	b.Helper()
 	m := metrics.New()
@@ -77,7 +77,7 @@ func (b *bundle) exec(sql string, args ...any) {
 	require.NoError(b, err, sql)
 }
 
-// fail makes n dead letters of a queue, filed, which failed a while ago.
+// fail creates n filed dead letters of a queue that failed the given time ago.
 func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', $1, 5, 5, 'running' FROM generate_series(1, $2)`, queue, n)
@@ -86,7 +86,8 @@ func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 }
 
-// sampled refreshes the rollups, has a sample taken and returns the series that the process serves, by name and labels.
+// sampled refreshes the rollups, takes a sample, and returns the series that the process serves, by
+// name and labels.
 func (b *bundle) sampled() map[string]*dto.Metric {
 	b.Helper()
 	b.exec("SELECT dlq.refresh_rollups()")
@@ -122,7 +123,7 @@ func value(m *dto.Metric) float64 {
 	return m.GetGauge().GetValue()
 }
 
-// has checks series: a float64 is the value, nil says that the series is not there.
+// has requires that the series in want exist and have these values.
 func (b *bundle) has(series map[string]*dto.Metric, want map[string]float64) {
 	b.Helper()
 	got := map[string]float64{}
@@ -155,7 +156,7 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 	require.Positive(t, value(first["dlqd_dead_letter_oldest_seconds{queue=payments}"]))
 	require.InDelta(t, 5*time.Hour.Seconds(), first["dlq_time_to_retry_seconds{queue=payments}"].GetHistogram().GetSampleSum(), 60)
 
-	// Four succeed, and one has spent its redeliveries.
+	// Four succeed, and one has used up its redeliveries.
 	b.exec(`WITH one AS (SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_processing' LIMIT 1)
 		UPDATE dlq.dead_letter_queue e SET status = 'dlq_failed', last_failed_at = now(), move = '{"actor": "capture", "reason": "job failed"}' FROM one WHERE e.id = one.id`)
 	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
@@ -168,22 +169,25 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 		"dlqd_time_in_dlq_seconds{queue=payments}":                                              7, "dlqd_time_to_recovery_seconds{queue=payments}": 4,
 	}
 	b.has(b.sampled(), want)
-	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'") // which is closed already
+	// The entry is closed already.
+	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'")
 	b.has(b.sampled(), want)
 	require.Nil(t, b.sampled()["dlqd_dead_letters_closed_total{error_class=outage,outcome=archived,queue=payments}"])
 
-	// What they have counted stays, whatever becomes of the trail and its rollups.
+	// Counts survive a rebuild and a trim of the rollups and counters.
 	b.exec("SELECT dlq.rebuild_rollups()")
 	b.exec("SELECT dlq.trim_rollups(now() + interval '3000 days')")
 	b.exec("SELECT dlq.trim_counters(now() + interval '3000 days')")
 	b.has(b.sampled(), want)
-	b.exec("UPDATE dlq.rollup_state SET snapshot = '900000000:900000000:'") // restored from a dump into another server
+	// As restored from a dump into another server.
+	b.exec("UPDATE dlq.rollup_state SET snapshot = '900000000:900000000:'")
 	b.fail(1, "payments", "TIMEOUT", 0)
 	want["dlq_jobs_total{queue=payments}"], want["dlq_size{queue=payments}"] = 8, 1
 	b.has(b.sampled(), want)
 }
 
-// A type of error may be called as those without one are; and a metric that cannot be served costs the scrape that one alone.
+// An application may name an error type like the label of errors without a type. A metric that
+// cannot be collected is the only one missing from the scrape.
 func TestDatabase_strangersNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -191,7 +195,8 @@ func TestDatabase_strangersNames(t *testing.T) {
 	b.fail(3, "q", "none", 0)
 	b.has(b.sampled(), map[string]float64{
 		"dlqd_failures_by_type_total{error_type=none,queue=q}": 5,
-		"dlq_size{queue=q}": 5, "dlqd_alert_max_open{queue=q}": 2, "dlqd_queue_up{queue=q}": 0, // a queue that the policy says nothing of has limits as well
+		// The policy's queues do not include q; monitoring.yaml sets limits for it nevertheless.
+		"dlq_size{queue=q}": 5, "dlqd_alert_max_open{queue=q}": 2, "dlqd_queue_up{queue=q}": 0,
 		"dlqd_alert_max_open{queue=default}": 1000, "dlqd_alert_max_age_seconds{queue=q}": 60,
 	})
 	b.metrics.WatchLoops(func() []background.Status { return []background.Status{{Name: "twice"}, {Name: "twice"}} })
@@ -201,7 +206,7 @@ func TestDatabase_strangersNames(t *testing.T) {
 	require.Contains(t, recorder.Body.String(), `dlq_size{queue="q"} 5`)
 }
 
-// The first burst of a queue of River's is seen to grow from 0.
+// The first burst of a River queue is seen to grow from 0.
 func TestDatabase_queuesOfRiver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -219,7 +224,7 @@ func TestDatabase_queuesOfRiver(t *testing.T) {
 	require.Equal(t, 100, queues)
 }
 
-// A rebuild counts what has come since the last refresh, and nothing twice.
+// A rebuild counts changes since the last refresh, and counts nothing twice.
 func TestDatabase_rebuildCountsOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -230,7 +235,7 @@ func TestDatabase_rebuildCountsOnce(t *testing.T) {
 	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlqd_failures_by_type_total{error_type=A,queue=q}": 3})
 }
 
-// Every process serves what one of them has sampled, and asks the database for one row.
+// Every process serves the sample that one of them took, and reads one row for it.
 func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -252,7 +257,7 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	require.Contains(t, texts[0], "metrics_sample")
 	require.NotContains(t, texts[0], "river_job")
 
-	// A sample that it has read it does not read again, while its ages go on.
+	// A process does not read the same sample again, while its ages advance.
 	age := value(second["dlqd_sample_age_seconds{}"])
 	b.exec("UPDATE dlq.metrics_sample SET sample = '{}'")
 	again := b.gather(other)
@@ -272,7 +277,7 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	}
 	require.Greater(t, same, 50)
 
-	// Of samplers that come at once, one works.
+	// Only one of concurrent samplers works.
 	b.exec("UPDATE dlq.metrics_sample SET at = now() - interval '1 hour'")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -286,7 +291,8 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	require.NoError(t, sampler.Once(t.Context()))
 	require.Less(t, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 60.0)
 
-	// A crash of the server's empties the table: who has read a sample goes on with it, and others rather serve no counter than a 0.
+	// A crash of the server empties the table: a process that has read a sample continues with it;
+	// others serve no counters rather than zeros.
 	b.exec("TRUNCATE dlq.metrics_sample")
 	age = value(b.gather(other)["dlqd_sample_age_seconds{}"])
 	again = b.gather(other)
@@ -299,7 +305,8 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	b.has(b.gather(other), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlq_jobs_total{queue=default}": 0})
 }
 
-// Where the database does not answer, alerts go on by what it said last: for an hour.
+// While the database does not answer, the last sample is served for an hour, so that alerts
+// continue.
 func TestDatabase_away(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -336,14 +343,15 @@ func TestDatabase_away(t *testing.T) {
 			require.Greater(t, lag, 25.0, "it was read from the sample")
 		}
 	}
-	m := b.process(b.pool) // one that never reached it has nothing to say
+	m := b.process(b.pool) // a process that never reached the database has no sample
 	b.pool.Close()
 	series := b.gather(m)
 	b.has(series, map[string]float64{"dlqd_database_up{}": 0})
 	require.NotContains(t, series, "dlq_jobs_total{queue=default}")
 }
 
-// Counters of years, of as many queues as have their own, are a small row, which is not written again where they have not changed.
+// The counters of years, of as many queues as have series, fit into a small row, which is not
+// written again unless they change.
 func TestSampler_smallRow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -390,7 +398,7 @@ func TestSampler_smallRow(t *testing.T) {
 	require.Equal(t, before, outOfLine())
 }
 
-// statements are the texts that a pool has sent.
+// statements records the SQL that a pool has sent.
 type statements struct {
 	mu    sync.Mutex
 	texts []string
@@ -413,7 +421,8 @@ func (s *statements) take() []string {
 	return taken
 }
 
-// Strangers choose names of queues and types: each has so many series, and no counter goes down when others take their places.
+// Applications choose names of queues and error types: the number of series is bounded, and no
+// counter decreases when other names take its place.
 func TestDatabase_boundsNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -443,7 +452,8 @@ func TestDatabase_boundsNames(t *testing.T) {
 	require.Len(t, types, 21)
 	require.InDelta(t, 200, all, 0)
 
-	// One of the others becomes the most frequent one: it gets a counter of its own, and the others lose nothing.
+	// A type counted under "other" becomes the most frequent one: it gets its own counter, and
+	// "other" does not decrease.
 	shown := func(series map[string]*dto.Metric, name string) bool {
 		return series["dlqd_failures_by_type_total{error_type="+name+",queue=q1}"] != nil
 	}
@@ -463,7 +473,7 @@ func TestDatabase_boundsNames(t *testing.T) {
 	types = slices.DeleteFunc(types, func(name string) bool { return !strings.HasSuffix(name, "queue=q1}") })
 	require.LessOrEqual(t, len(types), 21)
 
-	// Queues that nobody uses give their places to others.
+	// Unused queues give their series to others.
 	b.exec("UPDATE dlq.rollup_flow SET bucket = bucket - interval '60 days' WHERE queue <> 'q1'")
 	b.exec("UPDATE dlq.rollup_backlog SET pending = 0 WHERE queue <> 'q1'")
 	b.exec("SELECT dlq.trim_counters()")
@@ -471,7 +481,7 @@ func TestDatabase_boundsNames(t *testing.T) {
 	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=late}": 1, "dlq_jobs_total{queue=other}": 50})
 }
 
-// Classic buckets and native ones say the same.
+// Classic and native buckets agree.
 func TestHistogram_classicAndNativeAgree(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// What this process knows without asking the database.
+// State of this process, published without a query.
 var (
 	breakerDesc = prometheus.NewDesc("dlqd_circuit_breaker_state", "Where a circuit breaker stands: 1 for the state that it is in.", []string{"name", "state"}, nil)
 
@@ -27,7 +27,7 @@ var (
 	waitTimeDesc    = prometheus.NewDesc("dlqd_pool_acquire_wait_seconds_total", "Time spent waiting for connections.", nil, nil)
 )
 
-// breakerStates reads the breakers at every scrape.
+// breakerStates reads the breakers at each scrape.
 type breakerStates struct{ breakers *breaker.Breakers }
 
 func (breakerStates) Describe(ch chan<- *prometheus.Desc) { ch <- breakerDesc }
@@ -43,7 +43,7 @@ func (s breakerStates) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// loopStates asks the loops at every scrape.
+// loopStates reads the loops' status at each scrape.
 type loopStates struct {
 	statuses func() []background.Status
 }
@@ -64,7 +64,7 @@ func (s loopStates) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// policyState reads the policy at every scrape.
+// policyState reads the policy at each scrape.
 type policyState struct {
 	current   func() *policy.Policy
 	upToDate  func() bool
@@ -85,13 +85,13 @@ func (s *policyState) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, policyDesc, 1, p.Version())
 	gauge(ch, upToDateDesc, truth(s.upToDate()))
 	for _, queue := range p.QueueNames() {
-		for _, outcome := range refusals { // an increase needs a 0 before the first
+		for _, outcome := range refusals { // increase() needs a 0 before the first
 			s.submitted.WithLabelValues(queue, outcome)
 		}
 	}
 }
 
-// poolState asks the pool at every scrape.
+// poolState reads the pool's statistics at each scrape.
 type poolState struct{ pool *pgxpool.Pool }
 
 func (poolState) Describe(ch chan<- *prometheus.Desc) {

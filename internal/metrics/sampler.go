@@ -20,33 +20,38 @@ import (
 )
 
 const (
-	// sampleInterval is how old the sample gets, and unchangedInterval where nothing happens: it is not written each time for nothing.
+	// sampleInterval is the time between samples. A sample without changes is written only every
+	// unchangedInterval, to save writes.
 	sampleInterval    = 2 * time.Second
 	unchangedInterval = 10 * time.Second
 	sampleTimeout     = 30 * time.Second
-	// A sample is followed by a rest of restTimes the median of the last five, at most maxRest.
+	// The pause after a sample is restTimes the median duration of the last five, at most maxRest.
 	restTimes = 20
 	maxRest   = 30 * time.Second
 	// statementTimeout bounds each statement of a sample.
 	statementTimeout = 5 * time.Second
-	// StaleAfter is when a sample is stale: the longest rest, the longest sample, and a margin.
+	// StaleAfter is the age at which a sample is stale: the longest pause, the longest sample, and
+	// a margin.
 	StaleAfter = time.Minute
-	// maxRiverQueues and maxRiverJobs bound what is looked at of River's tables: counting 300,000 jobs takes 52 ms, and 10,000 of them 2.
+	// maxRiverQueues and maxRiverJobs bound the reads of River's tables: counting 300,000 jobs
+	// takes 52 ms, counting 10,000 of them 2 ms.
 	maxRiverQueues = 100
 	maxRiverJobs   = 10_000
-	// maxLooked bounds how many entries dlq.needs_person reads, of those that are manual and of those that failed.
+	// maxLooked bounds the manual entries, and the failed entries, that dlq.needs_person reads.
 	maxLooked = 5_000
 )
 
 var errAnother = errors.New("another process does not finish the next")
 
-// counted is what dlq.counters has. A hundred queues have 70,000 rows: as JSON these are lists, not objects.
+// counted is the content of dlq.counters. A hundred queues have 70,000 rows, so bins are JSON
+// lists, not objects.
 type counted struct {
 	Kinds map[string]map[string]map[string]float64 // by name, queue and label
 	Times map[string]map[string]binned             // by name and queue
 }
 
-// count sorts rows of dlq.counters. Names of a later version are nobody's.
+// count groups the rows of dlq.counters. Unknown names, of a later version, are kept and not
+// published.
 func count(rows []dbsqlc.CountersRow) *counted {
 	c := &counted{Kinds: map[string]map[string]map[string]float64{}, Times: map[string]map[string]binned{}}
 	for i := range rows {
@@ -71,7 +76,8 @@ func put[V any](into map[string]map[string]V, name, queue string, value V) {
 	into[name][queue] = value
 }
 
-// sample is what else the metrics say of the database, with times in place of ages: it changes where something happens.
+// sample is the rest of the database's figures. It stores times instead of ages, so that it changes
+// only when something happens.
 type sample struct {
 	Open      []dbsqlc.DlqRollupBacklog
 	Unfiled   []dbsqlc.UnfiledRow
@@ -97,20 +103,20 @@ type sample struct {
 	Latency   []dbsqlc.RiverLatencyRow
 }
 
-// Sampler writes down what the metrics say of the database, for the scrapes of all processes: a scrape reads one row, however large
-// the backlog. Any number may run; one works at a time.
+// Sampler writes the database's figures for the scrapes of all processes, so that a scrape reads
+// one row, however large the backlog. Any number of samplers may run; one works at a time.
 type Sampler struct {
 	Store   *deadletter.Store
 	Schemas postgres.Schemas
-	Policy  func() *policy.Policy // whose needsPersonAfter counts
-	Looked  int                   // how many entries dlq.needs_person reads; 0 means maxLooked
+	Policy  func() *policy.Policy // its needsPersonAfter applies
+	Looked  int                   // entries that dlq.needs_person reads; 0 means maxLooked
 
-	rest  background.Rest // after samples that failed
-	until time.Time       // end of that rest
+	rest  background.Rest // after failed samples
+	until time.Time       // end of the pause after a failed sample
 	err   error           // of the last sample
 }
 
-// Loop keeps taking samples.
+// Loop returns the loop that takes samples.
 func (s *Sampler) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "metrics", Interval: sampleInterval, Timeout: sampleTimeout, OneProcess: true, Once: background.Each(s.Once),
@@ -118,15 +124,15 @@ func (s *Sampler) Loop() *background.Loop {
 	})
 }
 
-// Once takes a sample, unless the last one is young or another process is taking one. A sample that fails is
-// followed by a rest, too, during which Once returns its error.
+// Once takes a sample, unless the last one is recent or another process is taking one. In the pause
+// after a failed sample, Once returns the sample's error.
 func (s *Sampler) Once(ctx context.Context) error {
 	if time.Now().Before(s.until) {
 		return s.err
 	}
 	var began time.Time
 	err := s.Store.InTx(ctx, func(tx postgres.DB) error {
-		began = time.Now() // what it waited for a connection is not what it costs the database
+		began = time.Now() // waiting for a connection costs the database nothing
 		return s.sample(ctx, tx, began)
 	})
 	if s.err = err; err != nil && !began.IsZero() && !errors.Is(err, errAnother) {
@@ -208,7 +214,7 @@ func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
 	return &t, r.err
 }
 
-// needs returns after how long entries need a person, as the policy says.
+// needs returns after how long entries need manual handling, by the policy.
 func (s *Sampler) needs() dbsqlc.NeedsPersonParams {
 	monitoring := s.Policy().Monitoring
 	params := dbsqlc.NeedsPersonParams{
@@ -221,7 +227,7 @@ func (s *Sampler) needs() dbsqlc.NeedsPersonParams {
 	return params
 }
 
-// reader keeps the first error of some reads; those after it are not made.
+// reader keeps the first error of several reads and skips the reads after it.
 type reader struct{ err error }
 
 func read[T any](r *reader, into *T, from func() (T, error)) {

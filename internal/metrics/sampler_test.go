@@ -17,20 +17,20 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// takes returns how long the last samples took, the newest first, and their median.
+// takes returns the durations of the last samples, newest first, and their median.
 func (b *bundle) takes() (takes []time.Duration, took time.Duration) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT takes, took FROM dlq.metrics_sample").Scan(&takes, &took))
 	return takes, took
 }
 
-// One sample that hung does not delay the next, and samples that all take long are 30 seconds apart.
+// One slow sample does not delay the next; samples that are all slow are 30 seconds apart.
 func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	sampler := b.sampler()
 	for range 5 {
-		b.exec("UPDATE dlq.metrics_sample SET at = at - interval '31 s'") // old enough for the next
+		b.exec("UPDATE dlq.metrics_sample SET at = at - interval '31 s'") // old enough for the next sample
 		require.NoError(t, sampler.Once(t.Context()))
 	}
 	before, _ := b.takes()
@@ -53,7 +53,7 @@ func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 		return waits && time.Since(since) > slices.Max(before)
 	}, time.Minute, 10*time.Millisecond)
 	require.NoError(t, tx.Rollback(t.Context()))
-	if err := <-stalled; err != nil { // its lock_timeout was over
+	if err := <-stalled; err != nil { // its lock_timeout expired
 		t.Skip("this machine is too slow to hang a sample and let it go on")
 	}
 	takes, took := b.takes()
@@ -61,7 +61,7 @@ func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 	require.Less(t, took, takes[0])
 	require.LessOrEqual(t, took, slices.Max(before))
 
-	// The rest has an end, whatever samples take, and also where the clock was set back.
+	// The pause has an upper bound, however long samples take, and even if the clock was set back.
 	b.exec(`UPDATE dlq.metrics_sample SET at = now() - interval '31 s', took = '20 s',
 		takes = array_fill('20 s'::interval, ARRAY[5])`)
 	require.NoError(t, sampler.Once(t.Context()))
@@ -71,7 +71,7 @@ func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 	require.GreaterOrEqual(t, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 0.0)
 }
 
-// The wait for a connection does not count as time of the sample.
+// Waiting for a connection does not count as time of the sample.
 func TestSampler_WaitForAConnectionIsApart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -97,7 +97,8 @@ func TestSampler_WaitForAConnectionIsApart(t *testing.T) {
 	require.Less(t, takes[0], time.Since(began)-2*time.Second)
 }
 
-// A statement of a sample that hangs is cut off, and a rest follows, during which the loop fails.
+// A hanging statement of a sample is cancelled; a pause follows, during which the loop reports the
+// error.
 func TestSampler_HangingStatementIsCutOff(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -110,7 +111,7 @@ func TestSampler_HangingStatementIsCutOff(t *testing.T) {
 	var pgErr *pgconn.PgError
 	require.ErrorAs(t, err, &pgErr)
 	require.Equal(t, "57014", pgErr.Code, "statement_timeout")
-	b.exec("UPDATE dlq.metrics_sample SET at = now()") // the database says that none is due
+	b.exec("UPDATE dlq.metrics_sample SET at = now()") // to the database, no sample is due
 	require.ErrorIs(t, sampler.Once(t.Context()), err)
 
 	other := b.sampler()
@@ -120,8 +121,8 @@ func TestSampler_HangingStatementIsCutOff(t *testing.T) {
 	require.Less(t, sample, metrics.StaleAfter)
 }
 
-// Entries count that are manual or failed for longer than the policy says, however they came to be so; not those of
-// muted groups.
+// Entries count that have been manual or failed for longer than the policy allows, however they got
+// there. Entries of muted groups do not count.
 func TestSampler_NeedsPerson(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -131,7 +132,7 @@ func TestSampler_NeedsPerson(t *testing.T) {
 		b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_class = nullif($1, ''), fingerprint = $2,
 				strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}'
 			WHERE queue = $3 AND status = 'dlq_pending' AND stage = 'open'`, class, fingerprint, queue)
-		if status == "dlq_failed" { // the last of its redeliveries
+		if status == "dlq_failed" { // its last redelivery failed
 			b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = 1, dlq_retry_count = 5,
 					locked_by = 'worker:1', locked_at = now(), move = '{"actor": "worker:1"}'
 				WHERE queue = $1 AND fingerprint = $2 AND stage = 'open'`, queue, fingerprint)
@@ -152,7 +153,7 @@ func TestSampler_NeedsPerson(t *testing.T) {
 	fail(6, "other", "outage", "e", "dlq_manual", 6*time.Minute) // 15 minutes
 	fail(7, "other", "business", "f", "dlq_manual", 16*time.Minute)
 	fail(2, "other", "", "g", "dlq_manual", 16*time.Minute)
-	for _, group := range []string{"m", "n"} { // muted, on both sides of others in the index
+	for _, group := range []string{"m", "n"} { // muted groups on both sides of others in the index
 		fail(8, "q", "validation", group, "dlq_manual", time.Hour)
 		fail(8, "q", "outage", group+"f", "dlq_failed", time.Hour)
 	}
@@ -169,21 +170,21 @@ func TestSampler_NeedsPerson(t *testing.T) {
 	})
 	require.NotContains(t, series, "dlqd_needs_person{error_class=outage,queue=other}")
 
-	// Entries that failed for the last time before a worker decided them have no group.
+	// Entries whose last failure preceded a worker's decision have no group.
 	_, err := super.Exec(t.Context(), `SET session_replication_role = replica;
 		UPDATE dlq.dead_letter_queue SET fingerprint = NULL WHERE fingerprint = 'z';
 		RESET session_replication_role`)
 	require.NoError(t, err)
 	b.has(b.sampled(), map[string]float64{"dlqd_needs_person{error_class=outage,queue=q}": 6})
 
-	// If there are more than are read, the rollups say how many there are at least.
+	// If more entries exist than are read, the rollups give a lower bound.
 	sampler := b.sampler()
 	sampler.Looked = 1
 	b.exec("UPDATE dlq.rollup_flow SET parked = 0") // all were parked within this test
 	b.exec("DELETE FROM dlq.metrics_sample")
 	require.NoError(t, sampler.Once(t.Context()))
 	series = b.gather(b.metrics)
-	// Those of a and b, and none that is muted.
+	// Entries of a and b, and none that is muted.
 	b.has(series, map[string]float64{
 		"dlqd_needs_person{error_class=validation,queue=q}": 5, "dlqd_needs_person{error_class=business,queue=other}": 7,
 	})

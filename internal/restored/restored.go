@@ -1,5 +1,5 @@
-// Package restored notices that the database was restored to an earlier moment, and holds what dlqd would then
-// send a second time, until a person lets it go on.
+// Package restored detects that the database was restored to an earlier time, and holds everything
+// that dlqd might then send a second time, until an operator resumes it.
 package restored
 
 import (
@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// interval is how often a process compares the server, and writes its mark.
+	// interval is how often a process checks the server and writes its mark.
 	interval = 2 * time.Second
-	// lookTimeout bounds one comparison: longer than the 5 s for which it waits for transactions that send.
+	// lookTimeout bounds one check: it exceeds the 5 s that a check waits for sending transactions.
 	lookTimeout = 10 * time.Second
 )
 
-// What dlq.may_send and dlq.watch_server answer.
+// Verdicts of dlq.may_send and dlq.watch_server.
 const (
 	verdictYes       = "yes"
 	verdictSwitching = "switching"
@@ -39,7 +39,7 @@ type Hold struct {
 	Note string
 }
 
-// Config is what a [Guard] needs.
+// Config configures a [Guard].
 type Config struct {
 	Schemas postgres.Schemas
 	Process uuid.UUID // its row in dlq.processes
@@ -47,20 +47,20 @@ type Config struct {
 	Logger  *slog.Logger
 }
 
-// Guard knows which server this process has run on, and asks before anything is sent. The mark and the timeline
-// are of the last comparison that was committed: what proves that nothing is lost.
+// Guard knows which server this process has run on, and is asked before anything is sent. Mark and
+// timeline are those of the last committed check: they prove that nothing was lost.
 type Guard struct {
 	config Config
 	loop   *background.Loop
 
-	mu       sync.Mutex // of mark and timeline, which belong together
+	mu       sync.Mutex // guards mark and timeline, which belong together
 	mark     int64
 	timeline int64
 
 	held atomic.Pointer[Hold]
 }
 
-// New returns a guard that has not looked yet. db is where its loop looks.
+// New returns a guard that has not checked yet. Its loop checks on db.
 func New(config Config, db postgres.DB) *Guard {
 	g := &Guard{config: config}
 	g.loop = background.New(background.Config{
@@ -70,7 +70,7 @@ func New(config Config, db postgres.DB) *Guard {
 	return g
 }
 
-// Loop keeps looking.
+// Loop returns the loop that calls [Guard.Look].
 func (g *Guard) Loop() *background.Loop { return g.loop }
 
 func (g *Guard) last() (mark, timeline int64) {
@@ -79,8 +79,8 @@ func (g *Guard) last() (mark, timeline int64) {
 	return g.mark, g.timeline
 }
 
-// Look compares the server with what is known of it, on db, and holds what dlqd sends where it was restored. It
-// comes before a process begins to work, and before a new connection is used.
+// Look compares the server behind db with the known one, and holds what dlqd sends if it was
+// restored. It runs before a process begins to work, and before a new connection is used.
 func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
 	mark, timeline := g.last()
 	found, err := dbsqlc.New(g.config.Schemas.Rendered(db)).WatchServer(ctx, dbsqlc.WatchServerParams{
@@ -95,7 +95,7 @@ func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
 	}
 	g.mu.Lock()
 	was := hold
-	if found.Mark > g.mark { // else another connection has looked since
+	if found.Mark > g.mark { // else another connection has checked since
 		g.mark, g.timeline = found.Mark, found.Timeline
 		was = g.held.Swap(hold)
 	}
@@ -116,25 +116,26 @@ func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
 	return nil
 }
 
-// Held says why nothing is sent by itself; nil where it is.
+// Held returns why nothing is sent automatically, or nil.
 func (g *Guard) Held() *Hold { return g.held.Load() }
 
-// Holds reports whether a job that was made at a time is held: one that the restored database had already. What
-// came later cannot have been sent before.
+// Holds reports whether a job with the given creation time is held: a job that the restored
+// database already had. Later jobs cannot have been sent before.
 func (g *Guard) Holds(createdAt time.Time) bool {
 	hold := g.held.Load()
 	return hold != nil && createdAt.Before(hold.At)
 }
 
-// TryLock reports whether a transaction may judge what is sent by itself, and keeps the switches of automatic
-// redelivery as they are until it ends. It reports false where a switch is being changed, or the server was
-// switched this moment.
+// TryLock reports whether a transaction may decide what is sent automatically, and locks the
+// switches of automatic redelivery until it ends. It returns false while a switch is changing, or
+// if the server has just changed.
 func (g *Guard) TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
 	verdict, err := g.ask(ctx, tx)
 	return verdict != verdictSwitching && verdict != verdictUnsettled, err
 }
 
-// MaySend is TryLock for what knows no switches: it also reports false where the database was restored.
+// MaySend is TryLock for senders without switches: it also returns false if the database was
+// restored.
 func (g *Guard) MaySend(ctx context.Context, tx postgres.DB) (bool, error) {
 	verdict, err := g.ask(ctx, tx)
 	return verdict == verdictYes, err
@@ -149,7 +150,7 @@ func (g *Guard) ask(ctx context.Context, tx postgres.DB) (string, error) {
 	return verdict, err
 }
 
-// Repeat is something that may be done a second time.
+// Repeat is work that may be done a second time.
 type Repeat struct {
 	What   string `json:"what" doc:"What: a replay run, redeliveries under way, dead letters that go by themselves, messages in River's queues, or approved requests."`
 	Held   bool   `json:"held" doc:"dlqd holds it while the database counts as restored. Jobs of an application run on the application's workers, and are not held."`
@@ -157,7 +158,7 @@ type Repeat struct {
 	Detail string `json:"detail,omitempty" doc:"Which."`
 }
 
-// Preview says what may be done a second time.
+// Preview returns the work that may be done a second time.
 func Preview(ctx context.Context, db postgres.DB) ([]Repeat, error) {
 	rows, err := dbsqlc.New(db).Restored(ctx)
 	if err != nil {
@@ -170,8 +171,8 @@ func Preview(ctx context.Context, db postgres.DB) ([]Repeat, error) {
 	return repeats, nil
 }
 
-// Resume lets go on what is held, and takes this server for dlqd's own from now on. It reports whether something
-// was held.
+// Resume releases everything that is held, and records this server as the known one. It reports
+// whether anything was held.
 func Resume(ctx context.Context, db postgres.DB, actor, note string) (bool, error) {
 	return dbsqlc.New(db).ResumeRestored(ctx, dbsqlc.ResumeRestoredParams{Actor: actor, Note: note})
 }

@@ -22,15 +22,16 @@ func newGuard(pool *pgxpool.Pool) (*restored.Guard, postgres.DB) {
 	return restored.New(restored.Config{Schemas: schemas, Process: uuid.New(), Name: "test", Logger: slog.New(slog.DiscardHandler)}, pool), schemas.Rendered(pool)
 }
 
-// watch looks as a process that wrote a mark last, on a timeline.
+// watch checks as a process that last wrote mark on timeline.
 func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark, timeline int64) (written int64, verdict string, held bool) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT w.mark, w.verdict, w.held_at IS NOT NULL FROM dlq.watch_server($1, 'test', $2, $3) w", process, mark, timeline).Scan(&written, &verdict, &held))
 	return written, verdict, held
 }
 
-// Only a process that wrote its last mark on the timeline before, and finds it, says that a standby was promoted;
-// one whose mark is lost says that it was not.
+// Only a process that wrote its last mark on the previous timeline, and finds the mark, concludes
+// that a standby was promoted. A process whose mark is lost concludes that the database was
+// restored.
 func TestWatchServer_whoSawThePromotion(t *testing.T) {
 	t.Parallel()
 	pool, living := postgrestest.Pool(t), uuid.New()
@@ -61,7 +62,8 @@ func TestWatchServer_whoSawThePromotion(t *testing.T) {
 	require.True(t, held)
 }
 
-// A backup from before dlqd kept the server says nothing of it; a process that lived through its return does.
+// A backup from before dlqd recorded the server does not identify it; a process that ran during the
+// restore detects it.
 func TestWatchServer_backupThatKnowsNoServer(t *testing.T) {
 	t.Parallel()
 	pool, living := postgrestest.Pool(t), uuid.New()
@@ -83,7 +85,8 @@ func TestWatchServer_backupThatKnowsNoServer(t *testing.T) {
 	require.True(t, held)
 }
 
-// Processes that start at once on a restored database hold once, and none of them may send before or meanwhile.
+// Processes that start concurrently on a restored database hold once, and none may send before or
+// meanwhile.
 func TestGuard_processesAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -132,7 +135,7 @@ func TestGuard_processesAtOnce(t *testing.T) {
 	require.False(t, was)
 }
 
-// What dlqd cannot notice, a person says.
+// An operator can declare a restore that dlqd cannot detect.
 func TestHoldRestored_byAPerson(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -147,7 +150,8 @@ func TestHoldRestored_byAPerson(t *testing.T) {
 	require.False(t, may)
 }
 
-// What had begun before the restored moment and fails only now may have been done since, too; what is new cannot.
+// A job from before the restored time that fails only now may have been done since; a new job
+// cannot.
 func TestPreview_hasWhatFailsLater(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// holds lists the tables, by the catalog, and the files of the archive that hold a word.
+// holds returns the tables of the catalog, and the lines of the archive, that contain a word.
 func (b *bundle) holds(word string) (where []string) {
 	b.Helper()
 	rows, err := b.pool.Query(b.Context(), `SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -50,7 +50,7 @@ func (b *bundle) holds(word string) (where []string) {
 	return where
 }
 
-// erase does what the API does.
+// erase erases as the API does.
 func (b *bundle) erase(filter string) deadletter.Erasure {
 	b.Helper()
 	store := b.keeper.Store
@@ -63,12 +63,12 @@ func (b *bundle) erase(filter string) deadletter.Erasure {
 	return e
 }
 
-// Of whoever was erased no table and no file has anything left: edits in the trail, in the database and in the archive, of entries
-// here and there, and runs that name them.
+// No table and no file contains data of an erased person afterwards: not the edits in the trail, in
+// the database and in the archive, nor the runs whose filter names the person.
 func TestErase_leavesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	// A message of hers that is delivered byte for byte holds its payload twice.
+	// An exact payload is stored twice.
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message',
 		'{"messageId": "m1", "kind": "k", "queue": "payments", "payload": {"customer": "zaphod"}, "payloadText": "{ \"customer\" : \"zaphod\" }"}', 'payments', 1, 'running')`)
 	for _, customer := range []string{"zaphod", "trillian"} {
@@ -107,7 +107,8 @@ func TestErase_leavesNothing(t *testing.T) {
 	b.exec(`SELECT dlq.replay_cancel(dlq.replay_start('{"errorMessage": ["no zaphod here"]}', 'kim', p_force => true))`)
 	b.exec("SELECT dlq.save_view('hers', 'payload.customer:trillian', p_actor => 'kim')")
 	b.exec("SELECT dlq.refresh_rollups()")
-	// The first is in the archive alone, but for its job; the second is closed, and its moves are in the archive; the others are open.
+	// The first entry is only in the archive, except for its job. The second is closed, and its
+	// moves are in the archive. The others are open.
 	b.exec("SELECT dlq.act_on('resolve', ARRAY[$1::uuid, $2::uuid], 'kim')", id(1), id(2))
 	first := uuid.MustParse(id(1))
 	ids, hashes, err := b.cold.Rows(t.Context(), b.keeper.Store, archive.Manifest{Unit: "entries_1"}, []uuid.UUID{first})
@@ -138,7 +139,8 @@ func TestErase_leavesNothing(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail = jsonb_build_object('run', $1::text, 'erased', true)", run), "that a run sent it back stays")
 }
 
-// What is not in the archive cannot be found there: what an edit put into the trail goes with its entry.
+// A move whose entry was deleted without an archive cannot be found by filter, so an edit in the
+// trail is removed with its entry.
 func TestErase_ofWhatIsDeletedWithoutAnArchive(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -157,7 +159,7 @@ func TestErase_ofWhatIsDeletedWithoutAnArchive(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'edited and replayed' AND detail = '{\"erased\": true}'"))
 }
 
-// What capture missed is found before an erasure, and not filed after it.
+// Failures that capture missed are found before an erasure, and not filed after it.
 func TestErase_ofWhatCaptureMissed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -177,7 +179,7 @@ func TestErase_ofWhatCaptureMissed(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"erased\": true}'"))
 }
 
-// Somebody is named where a value stands, and not where it is the beginning of another number.
+// A value counts as a name where it stands alone, not where it is the beginning of another number.
 func TestErase_names(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

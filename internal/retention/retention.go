@@ -1,6 +1,6 @@
-// Package retention lets closed dead letters go when their time is over: failed ones are archived, whole months are
-// written to the archive and dropped, and what a queue keeps for less time than others goes one by one. Open entries
-// are kept for ever.
+// Package retention removes closed dead letters when their retention ends. Failed entries are
+// archived first. Whole months are written to the archive and dropped; entries of queues with
+// shorter retention are deleted one by one. Open entries are kept forever.
 package retention
 
 import (
@@ -21,37 +21,39 @@ import (
 )
 
 const (
-	// batchSize is how many entries one step takes: it holds their rows while they are written to the archive.
+	// batchSize is how many entries one step handles: it holds them in memory while they are
+	// written to the archive.
 	batchSize = 1000
-	// maxSteps bounds one round, and with it how long its lock is held.
+	// maxSteps bounds one round, and with it how long other writers of the archive wait.
 	maxSteps = 1000
-	// interval is between two rounds; timeout bounds one, and retry is how long after one that failed the next begins: a
-	// partition that cannot be archived now will hardly be a second later.
+	// interval is the time between two rounds, and timeout bounds one. A round that failed is
+	// repeated after retry: a partition that cannot be archived now rarely can be a second later.
 	interval = time.Hour
 	timeout  = 12 * time.Hour
 	retry    = 10 * time.Minute
 )
 
-// Keeper enforces a policy's retention. Any number may run; one works at a time.
+// Keeper enforces the policy's retention. Any number may run; one works at a time.
 type Keeper struct {
 	Store   *deadletter.Store
-	Archive *archive.Archive // nil: what goes is gone
+	Archive *archive.Archive // nil: removed entries are not archived
 	Policy  func() *policy.Policy
 	Logger  *slog.Logger
-	// Observe is told of what was done, and how often: aged_out, deleted, partitions, archived. nil for nobody.
+	// Observe, if not nil, is called after each round with the counts of Done: aged_out, deleted,
+	// partitions, archived.
 	Observe func(what string, n int)
 	Now     func() time.Time // nil means time.Now
 }
 
-// Done counts what a round did.
+// Done counts the results of a round.
 type Done struct {
 	AgedOut  int // failed entries that were archived
-	Deleted  int // entries that went one by one
-	Dropped  int // partitions that went whole
+	Deleted  int // entries that were deleted one by one
+	Dropped  int // partitions that were dropped
 	Archived int // entries and moves that were written to the archive
 }
 
-// Loop keeps enforcing the retention.
+// Loop returns the loop that enforces the retention.
 func (k *Keeper) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "retention", Interval: interval, Timeout: timeout, Retry: retry, Patience: timeout, OneProcess: true,
@@ -63,8 +65,8 @@ func (k *Keeper) Loop() *background.Loop {
 	})
 }
 
-// Run enforces the retention once. A partition that could not be archived or dropped is left for the next round, and the
-// others go on.
+// Run enforces the retention once. A partition that cannot be archived or dropped is left for the
+// next round. The round continues with the other partitions, unless this one was locked.
 func (k *Keeper) Run(ctx context.Context) (done Done, err error) {
 	_, err = archive.Exclusively(ctx, k.Store, 0, func(ctx context.Context) error { return k.run(ctx, &done) })
 	if k.Observe != nil {
@@ -116,7 +118,9 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		archived, err := k.letGo(ctx, p.Name, p.OfAudit, rules.Version())
 		if err != nil {
 			errs = append(errs, fmt.Errorf("partition %s stays for now: %w", p.Name, err))
-			if postgres.IsLocked(err) { // whoever reads it for long, a dump say, reads the others too: each try has all others wait
+			// A session that reads this partition for long, such as a dump, reads the others too,
+			// and each attempt to lock a partition makes all other sessions wait.
+			if postgres.IsLocked(err) {
 				break
 			}
 			continue
@@ -131,14 +135,14 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		done.Deleted += deleted
 		done.Archived += archived
 		if deleted == 0 {
-			return 0, err // all of them were changed meanwhile
+			return 0, err // all of them changed meanwhile
 		}
 		return looked, err
 	}))
 	return errors.Join(errs...)
 }
 
-// steps takes steps until one comes short.
+// steps repeats step until it handles less than a full batch, at most maxSteps times.
 func (k *Keeper) steps(step func() (int, error)) error {
 	for range maxSteps {
 		if n, err := step(); err != nil || n < batchSize {
@@ -148,8 +152,8 @@ func (k *Keeper) steps(step func() (int, error)) error {
 	return nil
 }
 
-// dropTries is how often a partition is tried to be dropped that somebody uses, and dropPause about the time between: each try has
-// whoever comes next wait for a tenth of a second.
+// dropTries is how often dropping a locked partition is tried, and dropPause the average time
+// between. Each try makes other sessions wait for a tenth of a second.
 const (
 	dropTries = 5
 	dropPause = time.Second
@@ -169,7 +173,7 @@ func (k *Keeper) drop(ctx context.Context, drop func() error) error {
 	}
 }
 
-// dropEmptyMonths drops months of failed entries of which nothing is left. Those that somebody uses stay until the next round.
+// dropEmptyMonths drops empty months of failed entries. Locked ones stay until the next round.
 func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, now time.Time) error {
 	for {
 		var name string
@@ -187,7 +191,7 @@ func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, n
 	}
 }
 
-// letGo writes a partition to the archive, as far as it is not there yet, and drops it.
+// letGo drops a partition after writing it to the archive, except rows that are already there.
 func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, policyVersion string) (archived int64, err error) {
 	if k.Archive == nil {
 		return 0, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition})
@@ -210,7 +214,8 @@ func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartiti
 	return deadletter.Named(k.drop(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
 }
 
-// letGoSingly writes a batch of entries to the archive and deletes those that have not changed meanwhile.
+// letGoSingly writes a batch of entries to the archive and deletes those that have not changed
+// meanwhile.
 func (k *Keeper) letGoSingly(ctx context.Context, periods json.RawMessage, now time.Time, policyVersion string) (looked, deleted, archived int, err error) {
 	q := dbsqlc.New(k.Store.DB())
 	ids, err := q.ExpiredEntries(ctx, dbsqlc.ExpiredEntriesParams{Periods: periods, MaxEntries: batchSize, Now: now})
@@ -238,7 +243,7 @@ func (k *Keeper) manifest(ctx context.Context, unit, partition, policyVersion st
 	return archive.Manifest{Unit: unit, Partition: partition, WrittenAt: time.Now().UTC(), WrittenBy: postgres.ProcessName(), Schema: schema, Policy: policyVersion}, err
 }
 
-// periodsOf are a policy's periods as dlq.expired_partitions reads them.
+// periodsOf returns the policy's periods in the form that dlq.expired_partitions reads.
 func periodsOf(p *policy.Policy) (json.RawMessage, error) {
 	of := func(r policy.Retention) map[string]string {
 		seconds := func(d time.Duration) string { return fmt.Sprintf("%d seconds", int64(d.Seconds())) }

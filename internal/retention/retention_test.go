@@ -81,7 +81,7 @@ func (b *bundle) exec(sql string, args ...any) {
 	require.NoError(b, err)
 }
 
-// closed makes n dead letters of a queue that are closed.
+// closed creates n closed dead letters of a queue.
 func (b *bundle) closed(n int, queue, status string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 1, 'running' FROM generate_series(1, $2)`, queue, n)
@@ -90,7 +90,7 @@ func (b *bundle) closed(n int, queue, status string) {
 		b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'), 'kim')")
 		return
 	}
-	// The moves that a redelivery makes, and its end.
+	// The moves of a redelivery and of its end.
 	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id, move = '{"actor": "worker:1", "reason": "redelivered"}' WHERE status = 'dlq_pending'`)
 	b.exec("UPDATE dlq.dead_letter_queue SET status = $1::dlq.dead_letter_status WHERE status = 'dlq_processing'", status)
 }
@@ -112,7 +112,7 @@ func TestKeeper(t *testing.T) {
 	b := setup(t)
 	b.closed(5, "mails", "dlq_resolved")
 	b.closed(4, "payments", "dlq_resolved")
-	b.closed(3, "elsewhere", "dlq_resolved") // a queue of an application's: the defaults
+	b.closed(3, "elsewhere", "dlq_resolved") // a queue of an application: the defaults apply
 	b.closed(2, "mails", "dlq_failed")
 	b.closed(2, "payments", "dlq_archived")
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'mails', 1, 'running')`)
@@ -149,12 +149,13 @@ func TestKeeper(t *testing.T) {
 	b.run()
 	require.Zero(t, b.in("dlq_archived"))
 	require.Equal(t, 1, b.in("dlq_pending"))
-	b.exec("CALL dlq.ensure_partitions()") // a dropped month of today is made again
+	b.exec("CALL dlq.ensure_partitions()") // creates the dropped month of today again
 	b.closed(1, "mails", "dlq_resolved")
 	require.Equal(t, 2, b.in("dlq_resolved"), "that one, and the one that was open")
 }
 
-// Each failed entry is archived when the period of its own queue is over, not the shortest one of any queue.
+// A failed entry is archived after its own queue's period, not after the shortest period of any
+// queue.
 func TestAgeOut_AfterTheQueuesOwnPeriod(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -172,7 +173,7 @@ func TestAgeOut_AfterTheQueuesOwnPeriod(t *testing.T) {
 	require.Zero(t, b.in("dlq_failed"))
 }
 
-// An entry that has changed since it was archived is not deleted: the archive does not have it as it is.
+// An entry that has changed since it was archived is not deleted: the archive has an older version.
 func TestDeleteEntries_LeavesWhatHasChanged(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -184,7 +185,7 @@ func TestDeleteEntries_LeavesWhatHasChanged(t *testing.T) {
 	require.Equal(t, changed, b.text("SELECT string_agg(id::text, ' ') FROM dlq.dead_letter_queue"))
 }
 
-// What was restored is kept until the last of the times for which it was asked for, and no longer.
+// Restored entries are kept until the latest of the requested times, and no longer.
 func TestRestoreEntries_KeepUntilTheLastTimeAskedFor(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -203,7 +204,8 @@ func TestRestoreEntries_KeepUntilTheLastTimeAskedFor(t *testing.T) {
 	require.Equal(t, 2, expired(21))
 }
 
-// An entry whose partition is missing goes to the default one, which is drained when the partition is made.
+// An entry whose partition is missing goes to the default partition. Creating the partition moves
+// it there.
 func TestPartitions_theDefaultOneIsDrained(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -223,7 +225,7 @@ func TestPartitions_theDefaultOneIsDrained(t *testing.T) {
 	require.Equal(t, moves, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
 }
 
-// units are the archive's units by the partition they are of.
+// units returns the archive's units by partition.
 func (b *bundle) units() map[string][]archive.Manifest {
 	b.Helper()
 	units, err := b.cold.Units(b.Context())
@@ -243,7 +245,7 @@ func TestArchive(t *testing.T) {
 	month := time.Now().UTC().Format("dead_letter_resolved_200601")
 	before := b.text("SELECT jsonb_agg(to_jsonb(e) ORDER BY id)::text FROM dlq.dead_letter_queue e")
 	id := uuid.MustParse(b.text("SELECT max(id::text) FROM dlq.dead_letter_queue"))
-	// In the middle of a month, so that no other month ends while the test goes on, whenever it runs.
+	// The middle of a month, so that no other month ends during the test.
 	y, m0, _ := time.Now().UTC().Date()
 	b.now = time.Date(y, m0+4, 10, 12, 0, 0, 0, time.UTC)
 	require.Equal(t, 3, b.run().Archived)
@@ -254,7 +256,7 @@ func TestArchive(t *testing.T) {
 	require.WithinDuration(t, time.Now(), m.From, time.Minute)
 	require.NotEmpty(t, m.Policy)
 
-	// One comes back as it was, and stays for a while.
+	// A restored entry is unchanged, and stays until the requested time.
 	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, id, b.now.Add(time.Hour), deadletter.Act{Actor: "kim", Note: "ticket 7"})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
@@ -268,7 +270,7 @@ func TestArchive(t *testing.T) {
 	_, err = b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.New(), b.now, deadletter.Act{Actor: "kim"})
 	require.ErrorContains(t, err, "there is no entry")
 
-	// Somebody tagged one meanwhile: that one is archived again, the others are there already.
+	// One entry was tagged meanwhile: only that one is archived again.
 	b.exec("SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"seen\"]}')", id)
 	b.now = b.now.Add(3 * time.Hour)
 	done := b.run()
@@ -279,7 +281,7 @@ func TestArchive(t *testing.T) {
 	require.Zero(t, b.in("dlq_resolved"))
 }
 
-// What a run changed, where it sent it, and the text of a payload that is delivered byte for byte are in the archive, and come back.
+// Edits and destinations of a run, and the text of an exact payload, are archived and restored.
 func TestArchive_editsAndTexts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -322,7 +324,7 @@ func TestArchive_editsAndTexts(t *testing.T) {
 	require.Equal(t, text, b.text("SELECT original_event ->> 'payloadText' FROM dlq.dead_letter_queue")) //nolint:testifylint // byte for byte
 }
 
-// A partition that changes after it was archived, or whose archive fails, is not dropped.
+// A partition that changes after it was archived, or whose archiving fails, is not dropped.
 func TestArchive_nothingIsDroppedUnarchived(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -348,7 +350,8 @@ func TestArchive_nothingIsDroppedUnarchived(t *testing.T) {
 	require.Equal(t, retention.Done{Dropped: 1}, b.run(), "without an archive, what goes is gone")
 }
 
-// Months of the audit trail go as those of entries do, and what a bad disk does to a unit is seen.
+// Months of the audit trail are archived and dropped like months of entries, and a damaged unit is
+// detected.
 func TestArchive_audit(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -380,9 +383,9 @@ func TestArchive_audit(t *testing.T) {
 	}
 }
 
-// The same in an object store.
+// TestArchive_s3 archives, erases and restores in an object store.
 func TestArchive_s3(t *testing.T) {
-	// While bytes go there, no transaction is open, and no connection is held.
+	// During uploads no transaction is open and no connection is held.
 	var pool atomic.Pointer[pgxpool.Pool]
 	var held atomic.Int64
 	s3 := gofakes3.New(s3mem.New(), gofakes3.WithAutoBucket(true)).Server()
@@ -420,7 +423,7 @@ func TestArchive_s3(t *testing.T) {
 	require.Equal(t, 3, n)
 }
 
-// What dlqd remembers of what it did does not grow for ever.
+// dlqd's records of past operations do not grow without bound.
 func TestKeeper_forgetsOldReports(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -462,7 +465,7 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.circuit_breaker_changes"))
 }
 
-// Whoever reads a month for long holds up a round once, and not once for each month.
+// A session that reads a month for long delays a round once, not once for each month.
 func TestKeeper_endsAtTheFirstLock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -480,7 +483,7 @@ func TestKeeper_endsAtTheFirstLock(t *testing.T) {
 	require.Equal(t, 2, b.run().Dropped)
 }
 
-// The month in which rows wait today comes first.
+// The month that today's rows wait for comes first.
 func TestPartitions_todaysFirst(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

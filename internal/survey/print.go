@@ -16,7 +16,7 @@ const (
 	timeLayout = "2006-01-02 15:04 MST"
 )
 
-// Print says what was found.
+// Print prints the survey.
 func (s *Survey) Print(w io.Writer) error {
 	out := &printer{w: w}
 	if s.Total == 0 {
@@ -81,26 +81,27 @@ func (s *Survey) printFailures(out *printer) {
 	}
 }
 
-// count says how many there are.
+// count returns the number of failures as text.
 func (all *Failures) count() string {
 	if all.More {
-		return "the latest " + count(all.Count, "failure") // older jobs were not looked at
+		return "the latest " + count(all.Count, "failure") // older jobs were not examined
 	}
 	return count(all.Count, "failure")
 }
 
-// Next is what there is to say once dlqd is attached.
+// Next describes what follows after dlqd is attached.
 type Next struct {
 	Schemas postgres.Schemas
-	// Observes says that River belongs to an application, where dlqd redelivers nothing by itself until it is told to.
+	// Observes means that River belongs to an application: dlqd redelivers nothing automatically
+	// until an operator enables it.
 	Observes bool
-	// Found is what was found before; nil where it is not known.
+	// Found is the survey from before; nil if unknown.
 	Found *Survey
-	// Backfilled is how many failures were taken in; nil where none was to be.
+	// Backfilled is how many failures were filed; nil if no backfill was requested.
 	Backfilled *int
 }
 
-// Print says what happens from now on, and which command to run next.
+// Print prints what happens from now on and which command to run next.
 func (n *Next) Print(w io.Writer) error {
 	out := &printer{w: w}
 	const takeIn = "\"dlqd attach%s --backfill\" takes them in; they stay a person's then (dlq_manual)."
@@ -139,7 +140,7 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// printer writes until something goes wrong.
+// printer writes until an error occurs.
 type printer struct {
 	w   io.Writer
 	err error
@@ -151,7 +152,8 @@ func (p *printer) linef(format string, args ...any) {
 	}
 }
 
-// table prints rows in columns. What an application wrote is cut to one short line, and does not steer the terminal.
+// table prints rows in columns. Application texts are cut to one short line of printable
+// characters, so that they cannot control the terminal.
 func (p *printer) table(rows [][]any) {
 	if p.err != nil {
 		return

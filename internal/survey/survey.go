@@ -1,5 +1,5 @@
-// Package survey looks over the River of an application, for "dlqd attach" to say what it found there. It only reads, and
-// neither for long nor without end.
+// Package survey summarizes an application's River for "dlqd attach". It only reads, and its
+// queries are bounded in time and rows.
 package survey
 
 import (
@@ -20,57 +20,58 @@ import (
 )
 
 const (
-	// maxJobs is how many jobs are counted, the latest (measured: 0.5 s).
+	// maxJobs is how many of the latest jobs are counted (measured: 0.5 s).
 	maxJobs = 200_000
-	// maxFailures is how many discarded and how many cancelled jobs are looked at, the latest of each.
+	// maxFailures is how many of the latest discarded jobs, and of the latest cancelled jobs, are
+	// examined.
 	maxFailures = 10_000
-	// topGroups is how many groups of like failures are named.
+	// topGroups is how many groups of similar failures are listed.
 	topGroups = 10
-	// timeout bounds each of the two questions to the database, and lockTimeout what they wait for.
+	// timeout bounds each statement, and lockTimeout its wait for a lock.
 	timeout     = 10 * time.Second
 	lockTimeout = 2 * time.Second
-	// maxMessage is how much of an error is shown, in characters.
+	// maxMessage is the number of characters of an error that are shown.
 	maxMessage = 100
 )
 
-// Survey is what was found.
+// Survey is the summary of a River.
 type Survey struct {
-	Schema   string // of River
+	Schema   string // River's schema
 	Jobs     []Jobs // by queue and kind
 	Total    int    // of Jobs
-	MoreJobs bool   // there are older ones, which were not counted
+	MoreJobs bool   // there are older jobs, which were not counted
 	Failures Failures
 }
 
-// Jobs are the jobs of a kind in a queue.
+// Jobs counts the jobs of a kind in a queue, by state.
 type Jobs struct {
 	Queue, Kind string
 	States      map[string]int
 }
 
-// Failures are the jobs that River keeps which ended as a failure and have no dead letter.
+// Failures are jobs in River's tables that ended as a failure and have no dead letter.
 type Failures struct {
 	Count         int
-	SingleAttempt int // of Count, jobs that were allowed one attempt
+	SingleAttempt int // jobs of Count that were allowed one attempt
 	Since, Until  time.Time
-	More          bool    // older jobs were not looked at
-	Groups        []Group // of failures that are alike, the largest first
+	More          bool    // older jobs were not examined
+	Groups        []Group // of similar failures, largest first
 }
 
-// Group is failures that are alike: of a queue, a kind and a fingerprint.
+// Group is a set of similar failures: of one queue, kind and fingerprint.
 type Group struct {
 	Queue, Kind, Fingerprint string
 	Count                    int
 	Last                     time.Time
 	Class                    riverdlq.Class // by the built-in policy
 	Strategy                 string         // for new failures like these, by the built-in policy
-	Message                  string         // the first line of the latest
+	Message                  string         // of the latest failure
 }
 
-// states are River's, in the order in which a job has them.
+// states are River's job states, in the order in which a job passes through them.
 var states = []string{"available", "pending", "scheduled", "running", "retryable", "completed", "cancelled", "discarded"}
 
-// Look looks over the jobs of a River. dlqd need not be installed beside it.
+// Look surveys the jobs of a River. It does not require dlqd to be installed.
 func Look(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
 	s := &Survey{Schema: schemas.River}
 	for _, question := range []func(context.Context, postgres.DB) error{s.countJobs, s.lookAtFailures} {
@@ -81,7 +82,7 @@ func Look(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*S
 	return s, nil
 }
 
-// read runs a question that changes nothing, and neither runs nor waits for long.
+// read runs a question in a read-only transaction with timeouts.
 func read(ctx context.Context, pool *pgxpool.Pool, question func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery()}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::bigint::text, true), set_config('lock_timeout', $2::bigint::text, true)",
@@ -114,8 +115,9 @@ func (s *Survey) countJobs(ctx context.Context, db postgres.DB) error {
 	return err
 }
 
-// failures finds what dlq.backfill would take in. dlqd's functions may not be there, so it says once more what a failure is
-// (dlq.look_for_failures), and what describes it (dlq.describe_failure).
+// failures selects the jobs that dlq.backfill would file. dlqd's functions may not be installed, so
+// this query repeats the definition of a failure (dlq.look_for_failures) and its description
+// (dlq.describe_failure).
 const failures = `
 	WITH latest AS (
 		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
@@ -139,19 +141,20 @@ const failures = `
 	       CASE WHEN pg_column_size(d.reported -> 'context') <= 60000 THEN d.reported -> 'context' END
 	FROM described d`
 
-// known leaves out what dlqd knows, where it is installed; kept is the same where its functions are gone or older, and its tables are not.
+// known excludes failures that dlqd knows. kept does the same if dlqd's tables exist and its
+// functions are missing or older.
 const (
 	known = `
 	WHERE (SELECT k.known FROM dlq.known_failure(d.id, d.created_at, dlq.entry_id(d.id, d.finalized_at), d.attempt::integer, d.finalized_at) k) IS NULL`
 	kept = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at)`
 )
 
-// older says whether there is more than failures looked at.
+// older reports whether there are more jobs than failures examines.
 const older = `
 	SELECT EXISTS (SELECT FROM river.river_job WHERE state = 'discarded' AND finalized_at IS NOT NULL OFFSET $1)
 	    OR EXISTS (SELECT FROM river.river_job WHERE state = 'cancelled' AND finalized_at IS NOT NULL OFFSET $1)`
 
-// failure is a row of failures.
+// failure is a row of the query failures.
 type failure struct {
 	strategy.Facts
 
@@ -161,7 +164,7 @@ type failure struct {
 }
 
 func (s *Survey) lookAtFailures(ctx context.Context, db postgres.DB) error {
-	builtIn, err := policy.Default("http://127.0.0.1/") // where messages would go does not matter to a class
+	builtIn, err := policy.Default("http://127.0.0.1/") // the destination does not affect a class
 	if err != nil {
 		return err
 	}

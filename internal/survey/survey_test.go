@@ -25,7 +25,7 @@ type bundle struct {
 	pool *pgxpool.Pool
 }
 
-// setup makes a database where an application runs River, and dlqd was never seen.
+// setup creates a database with an application's River and without dlqd.
 func setup(t *testing.T) *bundle {
 	t.Helper()
 	b := &bundle{T: t, pool: postgrestest.Open(t, postgrestest.Empty(t))}
@@ -50,7 +50,7 @@ func (b *bundle) migrator() *postgres.Migrator {
 	return &postgres.Migrator{Pool: b.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 }
 
-// insertFailures inserts every way in which a job ends, or is left.
+// insertFailures inserts jobs with every kind of end, and jobs that have not ended.
 func (b *bundle) insertFailures() {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (queue, kind, args, attempt, max_attempts, state, finalized_at, errors, metadata)
@@ -69,7 +69,7 @@ func (b *bundle) insertFailures() {
 		('odd', 'odd', '{}', 1, 9, 'discarded', '2026-11-15 09:00Z', NULL, '[]')`)
 }
 
-// What the survey calls a failure is what is taken in, and it calls it what dlqd calls it then.
+// The survey finds the failures that a backfill files, with the classes that dlqd then gives them.
 func TestLook_findsWhatBackfillTakesIn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -164,7 +164,7 @@ func TestNext(t *testing.T) {
 	require.NotContains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: &survey.Survey{}}), "aken in")
 }
 
-// The survey waits for nobody for long, and does not hold up an application's migration.
+// The survey does not wait long for a lock, so it does not delay an application's migration.
 func TestLook_isBounded(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -1,8 +1,9 @@
-// Package metricstest makes what metrics are measured with.
+// Package metricstest creates data for measuring metrics.
 package metricstest
 
-// FillCounters is a statement that gives $1 queues ("queue_0" …) the counters that years of use leave: all classes, 20 types of error and the
-// rest, and times from a second to a month (to filing, from a millisecond to a second).
+// FillCounters is a statement that gives $1 queues ("queue_0" …) the counters of years of use: all
+// classes, 20 error types and the rest, and times from a second to a month (to filing: a
+// millisecond to a second).
 const FillCounters = `
 INSERT INTO dlq.counters (name, queue, label, value)
 SELECT c.name, 'queue_' || q, c.label, floor(random() * 10000) + 1
