@@ -1,8 +1,9 @@
--- The flow of what dlqd sends by itself: its pace, and messages that are held.
+-- The flow of redeliveries and messages: pacing, held messages and ordering.
 
--- reserve_pace gives p_count redeliveries their places in a stream that lets p_rate through a second, behind those that
--- have theirs already, over all processes. With p_within it gives only those that are no further ahead than that: the first
--- at first_at, so that a rate of one in many looks is kept, too.
+-- reserve_pace reserves the next p_count places in a stream of p_rate redeliveries per second,
+-- which all processes share. The first place is at first_at. With p_within it reserves only the
+-- places before p_now + p_within. A place may be in the future, so that a rate below one per poll is
+-- met, too.
 CREATE OR REPLACE FUNCTION dlq.reserve_pace(p_name text, p_rate float8, p_count integer, p_now timestamptz, p_within interval DEFAULT NULL,
     OUT first_at timestamptz, OUT granted integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -16,10 +17,13 @@ BEGIN
     UPDATE dlq.paces SET free_at = first_at + make_interval(secs => granted / p_rate) WHERE name = p_name AND granted > 0;
 END
 $$;
-COMMENT ON FUNCTION dlq.reserve_pace IS 'Gives p_count redeliveries their places in a stream of p_rate a second: the first at first_at, the others behind it. With p_within only as many (granted) as come within that time.';
+COMMENT ON FUNCTION dlq.reserve_pace IS
+    'Reserves the next p_count places in a stream of p_rate redeliveries per second: the first at first_at, the '
+    'others behind it. With p_within, only the places (granted) that come within that time.';
 
--- Messages that are held are River jobs scheduled for later with the mark dlq:held. Their time is never far off, which
--- bounds what is looked at here: a queue may have any number of jobs that their senders scheduled.
+-- A held message is a River job with the metadata key dlq:held that is scheduled for a few minutes
+-- later. p_horizon bounds the scan, because a queue may hold any number of jobs that applications
+-- scheduled.
 CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval, p_held text DEFAULT 'breaker') RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -50,13 +54,17 @@ BEGIN
     RETURN v_released;
 END
 $$;
-COMMENT ON FUNCTION dlq.release_held IS 'Lets up to p_limit messages go that were held because a breaker was open, or for what p_held says: restored. Returns how many.';
+COMMENT ON FUNCTION dlq.release_held IS
+    'Makes up to p_limit held messages available now: those held for p_held, by default because of an open '
+    'breaker. Returns how many.';
 
--- A process that was not seen for some time has died, or is cut off from the database. What it was delivering is put
--- back as River's rescuer does, which comes minutes later (it must wait for the longest timeout of all queues), with
--- three differences: the next attempt is due at once, since the process failed and not the destination; a job's own
--- timeout is not asked, since its process is gone; and river:rescue_count stays as it is: it counts jobs that may have
--- killed their worker, and a message does not run code of its own.
+-- rescue_messages puts back the messages of processes that died or lost the database. River's
+-- rescuer does the same minutes later, because it waits for the longest timeout of all queues.
+-- Three differences:
+--   - The next attempt is due at once, because the process failed and not the destination.
+--   - The job's timeout is ignored, because its process is gone.
+--   - river:rescue_count does not change. It counts jobs that may have killed their worker, and a
+--     message runs no code of its own.
 CREATE OR REPLACE FUNCTION dlq.rescue_messages(p_seen_before timestamptz, p_limit integer,
     OUT retried integer, OUT ended integer)
 LANGUAGE plpgsql
@@ -77,7 +85,9 @@ BEGIN
         FROM river.river_job j
         WHERE j.state = 'running' AND j.kind = 'dlqd_message'
           AND j.attempted_by[cardinality(j.attempted_by)] = ANY (v_silent)
-        ORDER BY j.id + 0 -- (an expression is what no index is of: that of the ids has all jobs that ended)
+        -- The expression keeps the planner off the index of ids, which also contains all finished
+        -- jobs.
+        ORDER BY j.id + 0
         LIMIT p_limit
         FOR NO KEY UPDATE SKIP LOCKED
     ), rescued AS (
@@ -98,10 +108,14 @@ BEGIN
     FROM told LEFT JOIN rescued ON true;
 END
 $$;
-COMMENT ON FUNCTION dlq.rescue_messages IS 'Puts back up to p_limit messages that processes were delivering which dlq.processes has not seen since p_seen_before, as River''s rescuer would. Returns how many are delivered again, and how many ended: cancelled, or out of attempts.';
+COMMENT ON FUNCTION dlq.rescue_messages IS
+    'Puts back up to p_limit messages that were running in processes that dlq.processes has not seen since '
+    'p_seen_before, as River''s rescuer would. Returns how many run again (retried), and how many were cancelled '
+    'or had no attempts left (ended).';
 
--- Order. A message with an orderingKey, in a queue that keeps the order, has a row in ordered_jobs from its submission.
--- Rows of work that is done are taken away by whoever comes by: job and entry are the truth, the row says where to look.
+-- Ordering. In an ordered queue a message with an orderingKey has a row in ordered_jobs from its
+-- submission on. Job and entry decide whether the work is done; the row is only an index to them.
+-- Readers delete rows of finished work.
 CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -116,12 +130,14 @@ BEGIN
     RETURN coalesce(v_runs, false)
         OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job AND e.job_created_at = p_created_at)
         OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e WHERE e.id = dlq.entry_id(p_job, v_ended)))
-        -- A failure that no entry has taken in yet: it waits, or capture gave way with it and the reconciler files it.
+        -- A failure that no entry holds yet: it is in the inbox, or capture skipped it and the
+        -- reconciler files it later.
         OR coalesce(v_failure, false)
            AND (SELECT k.known FROM dlq.known_failure(p_job, p_created_at, dlq.entry_id(p_job, v_ended), v_attempt, v_ended) k WHERE k.known <> 'waits') IS NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.is_undone IS 'Whether a job has not ended yet, or its dead letter is open or still to be filed.';
+COMMENT ON FUNCTION dlq.is_undone IS
+    'Whether a job has not ended yet, or its failure is not filed yet, or its entry is open.';
 
 CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -142,7 +158,9 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.order_predecessor IS 'The first job of an ordering key, before p_job (or before the message that it redelivers), whose work is not done; null where it is p_job''s turn.';
+COMMENT ON FUNCTION dlq.order_predecessor IS
+    'Returns the first unfinished job with this ordering key that comes before p_job (or before the message '
+    'that p_job redelivers). Null if it is p_job''s turn.';
 
 CREATE OR REPLACE FUNCTION dlq.order_place(p_job bigint, p_created_at timestamptz) RETURNS bigint
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -150,7 +168,7 @@ DECLARE
     v_place bigint;
 BEGIN
     SELECT o.place INTO v_place FROM dlq.ordered_jobs o WHERE o.job_id = p_job AND o.job_created_at = p_created_at;
-    IF NOT FOUND THEN -- a redelivery has its message's place
+    IF NOT FOUND THEN -- a redelivery has the place of its message
         SELECT o.place INTO v_place
         FROM dlq.entry_jobs m
         JOIN dlq.dead_letter_open e ON e.id = m.entry_id
@@ -160,15 +178,17 @@ BEGIN
     RETURN v_place;
 END
 $$;
-COMMENT ON FUNCTION dlq.order_place IS 'The place of a job, or of the message that it redelivers, in the order of its key; null where it has none.';
+COMMENT ON FUNCTION dlq.order_place IS
+    'Returns the place of a job, or of the message that it redelivers, in the order of its key; null if it has '
+    'none.';
 
--- Whoever takes the row away this moment does what is to be done: nobody waits.
+-- SKIP LOCKED: a session that holds the lock deletes the row itself.
 CREATE OR REPLACE FUNCTION dlq.leave_order(p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     DELETE FROM dlq.ordered_jobs o
     WHERE (o.queue, o.ordering_key, o.place) IN (SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s WHERE s.job_id = p_job AND s.job_created_at = p_created_at FOR UPDATE SKIP LOCKED)
 $$;
-COMMENT ON FUNCTION dlq.leave_order IS 'Takes a job''s place in the order of its key away.';
+COMMENT ON FUNCTION dlq.leave_order IS 'Deletes a job''s place in the order of its key.';
 
 CREATE OR REPLACE FUNCTION dlq.order_again(p_queue text, p_key text, p_place bigint, p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -176,9 +196,12 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_queue, p_key, p_place, p_job, p_created_at WHERE p_place IS NOT NULL
     ON CONFLICT DO NOTHING
 $$;
-COMMENT ON FUNCTION dlq.order_again IS 'Gives work that is to be done after all the place in the order of its key that it had.';
+COMMENT ON FUNCTION dlq.order_again IS
+    'Restores a job''s former place in the order of its key, because its work is to be done after all.';
 
--- A wake-up that is lost, because somebody holds the next job, is mended by that job''s own looks: see the delivery of held messages.
+-- If another session holds the lock on the next job, order_done does not wake it. That job then
+-- notices by itself: a held message looks for its predecessor again each time that it runs
+-- (internal/delivery/held.go).
 CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
@@ -203,11 +226,13 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.order_done IS 'The work of a job (or of the message that it redelivers) is done: the next of its ordering key, or that one''s redelivery, may go.';
+COMMENT ON FUNCTION dlq.order_done IS
+    'Ends the work of a job (or of the message that it redelivers), and makes the next job of its ordering key, '
+    'or that job''s redelivery, available.';
 
--- A place goes with the end of its job, in one transaction. Given away before, it would be lost to a process that dies
--- between the two: those behind would go, and the job, rescued, would be delivered again behind them. River's
--- completer finds the job completed, and leaves it.
+-- complete_ordered completes the job and removes its place in one transaction. If the place were
+-- removed first and the process died, later messages would be delivered, and then the rescued job
+-- again, after them. River's completer finds the job completed and leaves it alone.
 CREATE OR REPLACE FUNCTION dlq.complete_ordered(p_queue text, p_key text, p_job bigint, p_created_at timestamptz,
     p_attempt integer) RETURNS boolean
 LANGUAGE plpgsql
@@ -222,7 +247,9 @@ BEGIN
     RETURN true;
 END
 $$;
-COMMENT ON FUNCTION dlq.complete_ordered IS 'Completes a job whose message was delivered in attempt p_attempt, and gives its place in the order of its key away. False, and nothing is done, where that attempt does not run any more: the job was rescued meanwhile.';
+COMMENT ON FUNCTION dlq.complete_ordered IS
+    'Completes a job whose message was delivered in attempt p_attempt, and removes its place in the order of '
+    'its key. Returns false, and changes nothing, if that attempt no longer runs because the job was rescued.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_ordered(p_limit integer DEFAULT 10000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -236,11 +263,14 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.forget_ordered IS 'Takes rows out of ordered_jobs whose work is done and that nobody came by. Returns how many.';
+COMMENT ON FUNCTION dlq.forget_ordered IS
+    'Deletes up to p_limit rows of ordered_jobs whose work is done and that no reader has deleted. Returns how '
+    'many.';
 
--- An application's clients fetch every job of their queues, and fail those whose kind they do not know. Jobs say whose a queue is;
--- where there are none, River's own list of queues does, unless a dlqd has worked the queue. A few jobs of each state are
--- looked at, however many there are.
+-- A client of an application fetches every job of its queues and fails those with a kind that it
+-- does not know. The jobs of a queue show who works it. Without jobs of other kinds, a queue that
+-- River lists and no dlqd has worked counts as shared. The function reads at most 100 jobs per
+-- queue and state.
 CREATE OR REPLACE FUNCTION dlq.shared_queues(p_queues text[]) RETURNS text[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
@@ -255,4 +285,6 @@ BEGIN
         ORDER BY 1);
 END
 $$;
-COMMENT ON FUNCTION dlq.shared_queues IS 'Which of some queues clients other than dlqd''s work, too: there are jobs of theirs, or River knows the queue and no dlqd has worked it.';
+COMMENT ON FUNCTION dlq.shared_queues IS
+    'Returns those of the queues that clients other than dlqd''s work, too: they have jobs of other kinds, or '
+    'River lists them and no dlqd has worked them.';
