@@ -17,11 +17,12 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// analyticsAsks is how often each question is asked; what is printed is of these.
+// analyticsAsks is the number of times that each question is asked, for its percentiles.
 const analyticsAsks = 200
 
-// analyticsBench fills ten million entries and thirty million moves of 90 days, makes the rollups, and measures how long
-// each question takes, and what keeping the rollups up to date does to captures.
+// analyticsBench fills ten million entries and thirty million moves of 90 days and rebuilds the
+// rollups. It measures the time of each question, and what keeping the rollups up to date costs
+// captures.
 func analyticsBench(b *bench, scale float64) error {
 	entries := int(10_000_000 * scale)
 	return b.withPool(4, func(pool *pgxpool.Pool) error {
@@ -52,8 +53,9 @@ func analyticsBench(b *bench, scale float64) error {
 	})
 }
 
-// refreshBehind has a transaction open while a million moves come in transactions of 10,000: what a refresh takes then, of
-// 10,000 moves and of none, and the same once the transaction has ended.
+// refreshBehind keeps a transaction open while a million moves arrive in transactions of 10,000. It
+// prints the time of a refresh with 10,000 new moves and with none, and the same without the open
+// transaction.
 func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 	store := analytics.NewStore(pool, postgres.DefaultSchemas())
 	batches := max(int(100*scale), 3)
@@ -79,7 +81,7 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 				if err := store.Refresh(b.ctx); err != nil {
 					return err
 				}
-				*took = time.Since(start) // that of the last batch counts
+				*took = time.Since(start) // the last batch's time remains
 			}
 		}
 		if err := tx.Rollback(b.ctx); err != nil {
@@ -94,7 +96,8 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 	return nil
 }
 
-// fillHistory fills entries, of which three percent are open, and three moves of each. Indexes other than keys are made once all is there.
+// fillHistory fills entries, of which three percent are open, with three moves each. It creates
+// indexes other than keys at the end.
 func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	const row = `SELECT i, to_timestamp(floor(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS at,
 		dlq.first_id(to_timestamp(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS first_id FROM generate_series(1, %[1]d) i`
@@ -146,7 +149,7 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return setWAL(ctx, pool, "RESET max_wal_size")
 }
 
-// setWAL changes how much log the server keeps, and ends with a checkpoint.
+// setWAL changes how much WAL the server keeps, and ends with a checkpoint.
 func setWAL(ctx context.Context, pool *pgxpool.Pool, change string) error {
 	for _, sql := range []string{"ALTER SYSTEM " + change, "SELECT pg_reload_conf()", "ANALYZE", "CHECKPOINT"} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
@@ -156,7 +159,8 @@ func setWAL(ctx context.Context, pool *pgxpool.Pool, change string) error {
 	return nil
 }
 
-// askAnalytics asks every question often, over the window that is asked for most and over a long one.
+// askAnalytics asks each question analyticsAsks times over a common window, 7 days, and over a long
+// one, 90 days.
 func askAnalytics(b *bench, pool *pgxpool.Pool) error {
 	store, trail := analytics.NewStore(pool, postgres.DefaultSchemas()), deadletter.NewStore(pool, postgres.DefaultSchemas())
 	week, quarter := analytics.Window{Over: 7 * 24 * time.Hour}, analytics.Window{Over: 90 * 24 * time.Hour}
@@ -212,13 +216,13 @@ func askAnalytics(b *bench, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// refreshCost has jobs fail with nobody refreshing the rollups, and with a dlqd that does.
+// refreshCost measures captures while no process refreshes the rollups, and while dlqd does.
 func refreshCost(b *bench, pool *pgxpool.Pool) error {
 	store := analytics.NewStore(pool, postgres.DefaultSchemas())
 	b.row("captures/s", "rollups at rest", "kept up to date", "ratio")
 	run := func(refresh bool) func() (float64, error) {
 		return func() (float64, error) {
-			// The longer jobs fail, the more of them River's table holds, and the slower they fail.
+			// River's table grows with each failed job, which slows further failures down.
 			if _, err := pool.Exec(b.ctx, "TRUNCATE river_job"); err != nil {
 				return 0, err
 			}

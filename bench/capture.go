@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// capture measures what dlqd's triggers cost an application, beside River without them: jobs that River works, one statement that
-// discards many, transactions that fail one job each, and WAL. No dlqd runs beside.
+// capture measures the cost of dlqd's triggers for an application, beside River without them: jobs
+// that River works, one statement that discards many jobs, transactions that fail one job each, and
+// WAL. No dlqd process runs meanwhile.
 func capture(b *bench, scale float64) error {
 	b.head("River's own batches", "with capture jobs/s", "without jobs/s", "ratio")
 	for _, c := range []struct {
@@ -50,7 +51,7 @@ func capture(b *bench, scale float64) error {
 const discardJobs = `UPDATE river_job SET state = 'discarded', finalized_at = now(),
 	errors = ARRAY['{"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "connection refused by 10.0.0.7:5432", "trace": ""}'::jsonb]`
 
-// running makes jobs that run, of payloads that do not compress to nothing.
+// running creates running jobs whose payloads do not compress well.
 func (b *bench) running(pool *pgxpool.Pool, jobs, bytes int, withDLQ bool) error {
 	if err := b.fresh(pool, withDLQ); err != nil {
 		return err
@@ -110,7 +111,7 @@ func (b *bench) commits(jobs, conns int, withDLQ bool) func() (float64, error) {
 	}
 }
 
-// captureWAL says what one failure writes in the application's transaction.
+// captureWAL prints the WAL that one failure writes in the application's transaction.
 func (b *bench) captureWAL() error {
 	const jobs = 5000
 	written := map[bool]float64{}

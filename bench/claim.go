@@ -19,10 +19,11 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// batchSize is how many entries one transaction of the benchmark claims.
+// batchSize is the number of entries that one transaction claims.
 const batchSize = 100
 
-// claim fills the open partition and measures what DLQ workers do there; the baseline is the same with 10,000 entries.
+// claim fills the open partition and measures what DLQ workers do there. The baseline is the same
+// with 10,000 entries.
 func claim(b *bench, scale float64) error {
 	large, small := int(1_000_000*scale), int(10_000*scale)
 	b.row("entries", "claim rows/s", "claim + decide rows/s", "claim + redeliver rows/s")
@@ -78,8 +79,8 @@ func fill(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// measureClaims returns rows per second of the claim alone, of claims that decide, and of claims that redeliver, each in
-// batches of 100 and one transaction a batch, from one worker.
+// measureClaims returns the rows per second of one worker for claims only, for claims that decide,
+// and for claims that redeliver. Each transaction handles one batch of 100.
 func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float64, error) {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	var rates [3]float64
@@ -105,7 +106,7 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 	if err != nil {
 		return rates, err
 	}
-	rules.Routing.RedeliveriesPerSecond = 0 // as fast as it goes
+	rules.Routing.RedeliveriesPerSecond = 0 // no limit
 	planner, err := strategy.NewPlanner(rules, nil)
 	if err != nil {
 		return rates, err
@@ -115,7 +116,7 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 		Store: store, Planner: func() *strategy.Planner { return planner }, Logger: quiet, Now: func() time.Time { return now },
 	})
 	for i, step := range []string{"decide", "redeliver"} {
-		if step == "redeliver" { // as if their times had come
+		if step == "redeliver" { // as if the entries were due
 			if _, err := pool.Exec(ctx, "SET session_replication_role = replica; UPDATE dlq.dead_letter_open SET strategy = 'immediate', next_retry_at = now() - interval '1 day' WHERE strategy = 'immediate'; SET session_replication_role = DEFAULT",
 				pgx.QueryExecModeSimpleProtocol); err != nil {
 				return rates, err
@@ -135,7 +136,7 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 	return rates, nil
 }
 
-// plans prints how the claim and the lists are executed, and how long they take.
+// plans prints the plans and times of the claim and the lists.
 func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	show := func(name, sql string, args ...any) error {
@@ -152,7 +153,7 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := show("backlog", deadletter.BacklogSQL); err != nil {
 		return err
 	}
-	// A third waits for a condition, a third is parked, in a thousand failure groups.
+	// A third of the entries waits for a condition and a third is parked, in a thousand failure groups.
 	if _, err := pool.Exec(ctx, `SET session_replication_role = replica;
 		UPDATE dlq.dead_letter_open SET strategy = 'conditional', waiting_for = 'condition: x', next_retry_at = now() + interval '1 hour' WHERE error_class = 'outage';
 		UPDATE dlq.dead_letter_open SET strategy = 'manual', status = 'dlq_manual', next_retry_at = NULL, fingerprint = md5((river_job_id % 1000)::text) WHERE error_class = 'validation';
@@ -195,7 +196,7 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// listSQL is the query behind a page of open entries that a text chooses.
+// listSQL returns the query of a page of open entries that match a filter.
 func listSQL(ctx context.Context, store *deadletter.Store, text string) (string, []any, error) {
 	chosen, err := filter.Parse(text, "")
 	if err != nil {

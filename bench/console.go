@@ -26,7 +26,8 @@ const (
 	consoleWatched  = 30 * time.Second
 )
 
-// consoleBench asks for each page of the console often, of ten million entries and their moves, and has pages open.
+// consoleBench requests each page of the console many times, with ten million entries and their
+// moves, and measures the load of open pages.
 func consoleBench(b *bench, scale float64) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
 		entries := int(10_000_000 * scale)
@@ -52,7 +53,8 @@ func consoleBench(b *bench, scale float64) error {
 	})
 }
 
-// filled fills a history of entries with their rollups, unless that was done before in a directory that is kept.
+// filled fills a history of entries with rollups, unless the database of -keep has it from an
+// earlier run.
 func (b *bench) filled(pool *pgxpool.Pool, entries int) error {
 	mark := fmt.Sprintf("%d entries", entries)
 	var before string
@@ -76,7 +78,7 @@ func (b *bench) filled(pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// askPages times each page.
+// askPages measures each page.
 func askPages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
 	var id, queue, fingerprint string
 	if err := pool.QueryRow(b.ctx, "SELECT id, queue, fingerprint FROM dlq.dead_letter_open WHERE status = 'dlq_manual' ORDER BY id DESC LIMIT 1").Scan(&id, &queue, &fingerprint); err != nil {
@@ -131,14 +133,14 @@ func fetchPage(ctx context.Context, address string) (size, status int, err error
 	return int(n), response.StatusCode, err
 }
 
-// watchPages counts the transactions of the database while no page, one, and many are open.
+// watchPages prints the database's transactions per second with no, one and many open pages.
 func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
 	b.head("open pages", "transactions a second: the overview", "a list", "one dead letter", "replays", "a replay run that goes on")
 	var id string
 	if err := pool.QueryRow(b.ctx, "SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual' LIMIT 1").Scan(&id); err != nil {
 		return err
 	}
-	var run string // that nobody carries out
+	var run string // no worker carries it out
 	if err := pool.QueryRow(b.ctx, "SELECT dlq.replay_start(jsonb_build_object('ids', jsonb_build_array($1::text)), 'bench', p_rate => 0.001, p_force => true)", id).Scan(&run); err != nil {
 		return err
 	}
@@ -176,7 +178,7 @@ func transactionsWhile(ctx context.Context, pool *pgxpool.Pool, base, page strin
 	}
 	begun.Wait()
 	count := func() (n int64, err error) {
-		// Sessions tell of their transactions within a second.
+		// Sessions report their transactions within a second.
 		return n, pool.QueryRow(ctx, "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()").Scan(&n)
 	}
 	before, err := count()

@@ -19,8 +19,9 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// filing measures how fast one DLQ worker files and decides what capture, and what the reconciler, left in the inbox, how long after its
-// job's commit a failure is decided at steady traffic, and how that goes on in a storm.
+// filing measures how fast one DLQ worker files and decides failures from capture and from the
+// reconciler. It also measures the time from a job's commit to the decision, in steady traffic and
+// in a storm.
 func filing(b *bench, scale float64) error {
 	if err := b.filingRates(int(50_000 * scale)); err != nil {
 		return err
@@ -31,7 +32,7 @@ func filing(b *bench, scale float64) error {
 	return b.filingDelays("storm", int(100_000*scale), 1000, 0)
 }
 
-// listIndexes are those of the open partition that lists alone need.
+// listIndexes are the indexes of the open partition that only lists need.
 var listIndexes = []string{"event", "status", "queue", "kind", "class", "type", "source"}
 
 func (b *bench) filingRates(entries int) error {
@@ -56,10 +57,11 @@ func (b *bench) filingRates(entries int) error {
 	return b.table.Flush()
 }
 
-// captured has capture see the end of jobs.
+// captured lets capture see the end of jobs.
 func captured(_ *pgxpool.Pool, end func() error) error { return end() }
 
-// missed has the reconciler find the end of jobs, beside two years of closed entries.
+// missed lets the reconciler find the end of jobs, beside two years of partitions of closed
+// entries.
 func (b *bench) missed(pool *pgxpool.Pool, end func() error) error {
 	if _, err := pool.Exec(b.ctx, `SELECT dlq.ensure_partition(p, now() - m * interval '1 month')
 		FROM unnest('{dlq.dead_letter_resolved,dlq.dead_letter_failed,dlq.dead_letter_archived}'::regclass[]) p, generate_series(1, 23) m`); err != nil {
@@ -79,8 +81,8 @@ func (b *bench) missed(pool *pgxpool.Pool, end func() error) error {
 	return nil
 }
 
-// filingRate is the rate at which entries are filed without some of the list indexes, and the WAL of an entry in bytes. found has
-// their jobs end, and come into the inbox.
+// filingRate returns the number of entries filed per second, without some of the list indexes, and
+// the WAL per entry in bytes. found ends the jobs and brings them into the inbox.
 func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error, without ...string) (rate, wal float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.fresh(pool, true); err != nil {
@@ -133,7 +135,8 @@ func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() 
 	return rate, wal, err
 }
 
-// failing inserts jobs on their last attempt: two thirds fail for something that passes, the others are a person's.
+// failing inserts jobs at their last attempt. Two thirds fail with transient errors; the others
+// need a person.
 func failing(ctx context.Context, pool *pgxpool.Pool, jobs int) error {
 	_, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, priority, max_attempts, attempt, state, attempted_at, errors)
 		SELECT 'kind_' || i % 50, jsonb_build_object('blob', repeat('x', 900), 'n', i), 'queue_' || i % 10, 1 + i % 4, 3, 3, 'running', now(),
@@ -158,8 +161,9 @@ func filingWorker(pool *pgxpool.Pool, batch int, parked func([]worker.Parked)) (
 	}), nil
 }
 
-// filingDelays has jobs fail while a DLQ worker runs, so many in one statement and at that pace, and prints how long after their
-// commit they were decided (by the third of them that is a person's, of which the worker tells once that has committed).
+// filingDelays fails jobs while a DLQ worker runs, statement jobs at a time at the given interval,
+// and prints the time from their commit to the decision. It measures the third of the jobs that
+// needs a person, because the worker reports parked entries after its commit.
 func (b *bench) filingDelays(name string, jobs, statement int, every time.Duration) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
 		if err := b.fresh(pool, true); err != nil {
@@ -225,7 +229,7 @@ func (b *bench) filingDelays(name string, jobs, statement int, every time.Durati
 	})
 }
 
-// delays prints, for each fifth of the jobs, how long after its commit a failure was decided.
+// delays prints, for each fifth of the jobs, the time from a failure's commit to the decision.
 func (b *bench) delays(committed, decided []time.Time) error {
 	jobs := len(committed) - 1
 	b.row("failed so far", "p50 ms", "p99 ms", "max ms")

@@ -14,11 +14,12 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// errUndone ends a transaction that was for measuring.
+// errUndone rolls back a transaction that was only for measuring.
 var errUndone = errors.New("undone")
 
-// indexStudy says of each list index of the open partition what filing and deciding gain without it, and what the lists that it is
-// for take without it among 1,000,000 open entries: one that looks for what is common, and one for what only old entries have.
+// indexStudy measures, for each list index of the open partition, what filing and deciding gain
+// without it. Among 1,000,000 open entries it also measures the lists that use the index, without
+// it: one that looks for common values, and one for values that only old entries have.
 func indexStudy(b *bench, scale float64) error {
 	entries := int(30_000 * scale)
 	b.row("without the index of", "filed and decided/s", "of all indexes", "WAL bytes an entry")
@@ -28,7 +29,7 @@ func indexStudy(b *bench, scale float64) error {
 	}
 	sets = append(sets, []string{"status", "kind", "type", "source", "class"}, listIndexes)
 	rates, wals := make([][]float64, len(sets)), make([]float64, len(sets))
-	for range b.rounds { // in turn, so that the machine's mood is everybody's
+	for range b.rounds { // interleaved, so that drift of the machine affects all sets alike
 		for i, without := range sets {
 			rate, wal, err := b.filingRate(entries, 500, captured, without...)
 			if err != nil {
@@ -50,7 +51,7 @@ func indexStudy(b *bench, scale float64) error {
 		if err := fill(b.ctx, pool, int(1_000_000*scale)); err != nil {
 			return err
 		}
-		// The oldest one percent are of their own.
+		// The oldest one percent have values of their own.
 		if _, err := pool.Exec(b.ctx, `SET session_replication_role = replica;
 			UPDATE dlq.dead_letter_open SET status = 'dlq_manual', next_retry_at = NULL, queue = 'old', kind = 'old', error_class = 'business', error_type = 'old', source = 'old'
 			WHERE id <= (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET `+strconv.Itoa(int(10_000*scale))+` LIMIT 1);
@@ -104,7 +105,7 @@ func listTimes(b *bench, pool *pgxpool.Pool) error {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d.Microseconds())/1000) }
 
-// listTime is the median of a few, in a transaction without an index.
+// listTime returns the median time of five runs of a query, without an index if one is named.
 func listTime(b *bench, pool *pgxpool.Pool, without, sql string, args []any) (time.Duration, error) {
 	took := make([]time.Duration, 5)
 	err := pgx.BeginFunc(b.ctx, pool, func(tx pgx.Tx) error {

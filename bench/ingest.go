@@ -26,7 +26,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// ingestBench sends single messages of 1 KB over 64 and 256 connections, each request after the answer to the last.
+// ingestBench sends single messages of 1 KB over 64 and 256 connections, each request after the
+// answer to the previous one.
 func ingestBench(b *bench, scale float64) error {
 	seconds := time.Duration(8 * scale * float64(time.Second))
 	b.row("connections", "joined inserts/s", "p50 ms", "p99 ms", "one insert per request/s", "ratio")
@@ -60,7 +61,7 @@ func ingestBench(b *bench, scale float64) error {
 	return nil
 }
 
-// accessBench sends the same messages with a token, beside a server that asks nobody who they are.
+// accessBench sends the same messages with a token, beside a server without authentication.
 func accessBench(b *bench, scale float64) error {
 	seconds := time.Duration(8 * scale * float64(time.Second))
 	b.row("connections", "with a token, inserts/s", "without, inserts/s", "ratio")
@@ -139,8 +140,8 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 	return stored / took.Seconds(), all, nil
 }
 
-// hammer sends one request after the other on one connection, with as little work of its own as it can: the load
-// shares the machine with what it measures.
+// hammer sends one request after the other on one connection. It does as little work as possible,
+// because the load shares the machine with the measured server.
 func hammer(ctx context.Context, address string, request []byte, until time.Time) ([]time.Duration, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {

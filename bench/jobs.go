@@ -29,7 +29,7 @@ func (noopArgs) Kind() string { return "noop" }
 
 var errNoop = errors.New("connection refused")
 
-// work has a River client work jobs that were inserted before, and returns jobs per second.
+// work runs a River client on jobs that it inserts beforehand, and returns jobs per second.
 func work(b *bench, pool *pgxpool.Pool, jobs int, fail bool, middleware []rivertype.Middleware) (float64, error) {
 	blob := strings.Repeat("x", 900)
 	if _, err := pool.Exec(b.ctx, `INSERT INTO river_job (kind, args, max_attempts, queue) SELECT 'noop', jsonb_build_object('blob', $1::text), 1, 'default' FROM generate_series(1, $2::int)`, blob, jobs); err != nil {
@@ -57,7 +57,7 @@ func work(b *bench, pool *pgxpool.Pool, jobs int, fail bool, middleware []rivert
 		return 0, err
 	}
 	for left := 1; left > 0; time.Sleep(20 * time.Millisecond) {
-		// The cheapest look: is there one that has not ended?
+		// The cheapest check: is there a job that has not ended?
 		err := pool.QueryRow(b.ctx, "SELECT 1 FROM river_job WHERE finalized_at IS NULL LIMIT 1").Scan(&left)
 		if errors.Is(err, pgx.ErrNoRows) {
 			break
@@ -92,7 +92,8 @@ func (b *bench) working(jobs int, withDLQ, fail bool, middleware ...rivertype.Mi
 	}
 }
 
-// processing works no-op jobs through dlqd's River client on its schema, and through bare River on River's.
+// processing works no-op jobs with dlqd's River client on its schema, and with bare River on
+// River's.
 func processing(b *bench, scale float64) error {
 	jobs := int(200_000 * scale)
 	b.row("no-op jobs", "dlqd jobs/s", "bare River jobs/s", "ratio")

@@ -1,21 +1,22 @@
-// Command bench measures dlqd beside a baseline, both in one run on one machine, and prints a table.
+// Command bench measures dlqd beside a baseline, both in one run on one machine, and prints a
+// table.
 //
 //	go run ./bench ingest       single-message POSTs, beside the same server with one insert per request
-//	go run ./bench access       the same POSTs with a token, beside a server that asks nobody who they are
+//	go run ./bench access       the same POSTs with a token, beside a server without authentication
 //	go run ./bench processing   no-op jobs, beside bare River
-//	go run ./bench capture      what capture costs jobs that succeed and jobs that fail, beside River without it
+//	go run ./bench capture      cost of capture for jobs that succeed and jobs that fail, beside River without it
 //	go run ./bench replay       runs that replay many entries, beside River inserting as many jobs
-//	go run ./bench retention    a month of a million entries, dropped beside deleted, and what captures do meanwhile
-//	go run ./bench analytics    every question of analytics at 10,000,000 entries and 30,000,000 moves, and what rollups cost captures
-//	go run ./bench console      every page of the console at 10,000,000 entries, and what open pages cost the database
-//	go run ./bench metrics      what a scrape and a sample cost, with the counters of years and up to 1,000,000 open entries
+//	go run ./bench retention    a month of a million entries, dropped beside deleted, and captures meanwhile
+//	go run ./bench analytics    each question at 10,000,000 entries and 30,000,000 moves; cost of rollups for captures
+//	go run ./bench console      each page of the console at 10,000,000 entries, and the database load of open pages
+//	go run ./bench metrics      cost of a scrape and a sample, with counters of years and up to 1,000,000 open entries
 //	go run ./bench outage       ten minutes of outage of one of three destinations; -scale 0.1 for one minute
-//	go run ./bench filing       failures filed and decided per second, and how long after its job's commit a failure is decided
-//	go run ./bench indexes      what each list index of the open partition costs filing, and what its lists take without it
+//	go run ./bench filing       failures filed and decided per second, and the time from a job's commit to the decision
+//	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
-// Postgres is an embedded one with its standard settings, fsync on; it, the program and the load share the machine.
-// What this does not measure: networks, several machines, disks other than this one, payloads other than 1 KB.
+// Postgres is an embedded server with default settings and fsync on. It, dlqd and the load share
+// the machine. Not measured: networks, several machines, other disks, payloads other than 1 KB.
 package main
 
 import (
@@ -113,7 +114,7 @@ func start(run func(*bench, float64) error, rounds int, scale float64, bin, keep
 	return b.table.Flush()
 }
 
-// head begins a table: what came before is printed.
+// head prints the table so far and begins a new one.
 func (b *bench) head(cells ...any) {
 	_ = b.table.Flush()
 	fmt.Println()
@@ -128,7 +129,7 @@ func (b *bench) row(cells ...any) {
 }
 
 func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
-	pool, err := postgres.Open(b.ctx, b.server.URL(), max(conns, 4)) // detaching takes three
+	pool, err := postgres.Open(b.ctx, b.server.URL(), max(conns, 4)) // Detach takes three
 	if err != nil {
 		return err
 	}
@@ -136,7 +137,7 @@ func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
 	return run(pool)
 }
 
-// fresh empties the database and installs River, with dlqd on it or without.
+// fresh empties the database and installs River, with or without dlqd.
 func (b *bench) fresh(pool *pgxpool.Pool, withDLQ bool) error {
 	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: quiet}
 	if _, err := pool.Exec(b.ctx, "DROP SCHEMA IF EXISTS dlq CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public"); err != nil {
@@ -151,12 +152,12 @@ func (b *bench) fresh(pool *pgxpool.Pool, withDLQ bool) error {
 		}
 	}
 	if withDLQ {
-		// What is measured is the whole of the work: on a slow machine capture would give way.
+		// All of the work is measured: with the default limit, capture would skip jobs on a slow machine.
 		if _, err := pool.Exec(b.ctx, "SELECT dlq.set_capture('on', '1 min')"); err != nil {
 			return err
 		}
 	}
-	pool.Reset() // prepared statements of the dropped tables
+	pool.Reset() // drops prepared statements of the old tables
 	_, err := pool.Exec(b.ctx, "CHECKPOINT")
 	return err
 }
@@ -166,7 +167,7 @@ func median(values []float64) float64 {
 	return sorted[len(sorted)/2]
 }
 
-// pairs runs two measurements in turn, the one first and then the other, and returns the median of each and of their
+// pairs runs two measurements in alternating order, and returns the median of each and of their
 // ratio.
 func (b *bench) pairs(subject, baseline func() (float64, error)) (s, base, ratio float64, err error) {
 	var ss, bs, rs []float64

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Benchmarks ask dlqd's own statements, and fill its tables by themselves: each of these is tried on a thousandth of its work.
+// TestBenchmarks runs the benchmarks that use dlqd's internal statements and fill its tables
+// themselves, with a thousandth of their work.
 func TestBenchmarks(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"claim", "replay", "retention"} {

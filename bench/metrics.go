@@ -19,8 +19,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// metricsBench measures what a scrape and a sample cost with the counters of years, of 20 queues and of as many as have counters of their
-// own; with ten thousand open dead letters and with a million, and 300,000 jobs that wait.
+// metricsBench measures the cost of a scrape and of a sample. Its parameters are queues with
+// counters of years (20, and the maximum with separate counters), open dead letters (ten thousand,
+// a million) and 300,000 waiting jobs.
 func metricsBench(b *bench, scale float64) error {
 	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9"})
 	if err != nil {
@@ -49,7 +50,7 @@ func metricsBench(b *bench, scale float64) error {
 	})
 }
 
-// measured is what metrics are measured with: queues with counters, open dead letters, and jobs.
+// measured is the number of queues with counters, of open dead letters and of jobs.
 type measured struct{ queues, open, jobs int }
 
 func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
@@ -90,7 +91,7 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 	if err := sampler.Once(b.ctx); err != nil {
 		return err
 	}
-	// Something moves before each sample: a pace, as latencies do; and every other time a counter.
+	// Before each sample one row changes: alternately a pace, as latencies do, and a counter.
 	var samples, reads, scrapes []float64
 	var logged [2][]float64
 	for i := range 30 {
@@ -126,12 +127,13 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 		start := time.Now()
 		var at, now time.Time
 		var counters, sample []byte
-		if err := pool.QueryRow(b.ctx, "SELECT at, counters, sample, clock_timestamp() FROM dlq.metrics_sample").Scan(&at, &counters, &sample, &now); err != nil { // as metrics.ReadSample does, which also decodes it
+		// As metrics.ReadSample does, which also decodes the sample.
+		if err := pool.QueryRow(b.ctx, "SELECT at, counters, sample, clock_timestamp() FROM dlq.metrics_sample").Scan(&at, &counters, &sample, &now); err != nil {
 			return err
 		}
 		reads = append(reads, millisecondsSince(start))
 		size = len(counters) + len(sample)
-		if _, err := pool.Exec(b.ctx, "UPDATE dlq.metrics_sample SET at = clock_timestamp()"); err != nil { // one that no scrape has read
+		if _, err := pool.Exec(b.ctx, "UPDATE dlq.metrics_sample SET at = clock_timestamp()"); err != nil { // not read by a scrape yet
 			return err
 		}
 		start = time.Now()
@@ -159,7 +161,7 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 	return nil
 }
 
-// walPosition is how many bytes the server has written to its log.
+// walPosition returns the number of bytes that the server has written to its WAL.
 func walPosition(ctx context.Context, pool *pgxpool.Pool) (bytes float64, err error) {
 	err = pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8").Scan(&bytes)
 	return bytes, err

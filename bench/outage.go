@@ -26,52 +26,52 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// The three destinations of the drill; broken is down for a while.
+// destinations are the three destinations of the drill. broken is down for a while.
 var destinations = []string{"orders", "payments", "mails"}
 
 const broken = "payments"
 
-// outageParams are the drill's.
+// outageParams are the parameters of the drill.
 type outageParams struct {
 	perSecond      int           // messages, over all destinations
-	before, outage time.Duration // of the phases; the last one ends when everything has been delivered
-	whileDown      int           // messages that the broken destination is down for at least
-	periods        int           // half-open periods that it is down for at least
+	before, outage time.Duration // first phase; second phase, at least. The last one ends when all is delivered
+	whileDown      int           // minimum number of messages to the broken destination while it is down
+	periods        int           // minimum number of half-open periods while it is down
 	slot           time.Duration // of the curve
 	breaker        string        // circuit-breaker.yaml
-	pace           int           // redeliveries and releases a second, to each destination
-	concurrency    int           // deliveries at once of each queue; 0 for the default
+	pace           int           // redeliveries and releases per second, to each destination
+	concurrency    int           // concurrent deliveries of each queue; 0 for the default
 }
 
 // slot is one point of the curve.
 type slot struct {
 	delivered map[string]int
-	failed    int             // attempts at the broken destination that failed
+	failed    int             // failed attempts at the broken destination
 	others    []time.Duration // from submission to delivery, of the other destinations
 }
 
-// outageReport is what happened.
+// outageReport is the result of the drill.
 type outageReport struct {
 	sent, delivered map[string]int // by destination
 	repeats         int
-	attempts        int          // that failed, at the broken destination
+	attempts        int          // failed attempts at the broken destination
 	sentWhileDown   atomic.Int64 // to the broken destination
 	probes          int          // half-open periods
 	captured        int          // messages that became dead letters
-	dead            int          // of those, in front of a person or failed
+	dead            int          // dead letters that need a person or failed
 	p50, p99        map[string][3]time.Duration
-	recovery        time.Duration // from the end of the outage until everything was delivered
+	recovery        time.Duration // from the end of the outage until all messages were delivered
 	peak            int           // most deliveries to the broken destination in one second
-	released        int           // most messages that were held for it and let go in one second
+	released        int           // most held messages for it that were released in one second
 	curve           []slot
 	slot            time.Duration
 }
 
-// receivers take the messages of all destinations.
+// receivers receives the messages of all destinations.
 type receivers struct {
 	start time.Time
 	slot  time.Duration
-	phase atomic.Int32 // before, outage, after
+	phase atomic.Int32 // 0 before, 1 during, 2 after the outage
 
 	mu        sync.Mutex
 	curve     []slot
@@ -80,7 +80,7 @@ type receivers struct {
 	attempts  int
 	delivered map[string]int
 	latencies map[string]*[3][]time.Duration
-	seconds   map[int]int // deliveries to the broken one
+	seconds   map[int]int // deliveries to the broken destination, by second
 }
 
 func (r *receivers) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -126,7 +126,7 @@ func (r *receivers) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// outage is the drill: messages to three destinations, of which one is down for a while.
+// outage runs the drill: messages to three destinations, one of which is down for a while.
 func outage(b *bench, scale float64) error {
 	p := outageParams{
 		perSecond: 500, outage: time.Duration(float64(10*time.Minute) * scale), before: max(time.Duration(float64(2*time.Minute)*scale), 5*time.Second),
@@ -147,8 +147,8 @@ func outage(b *bench, scale float64) error {
 	})
 }
 
-// figures returns which of the drill's figures are not as promised. They are promised for a machine that does nothing
-// else: TestOutage asserts none of them.
+// figures returns an error for the figures that miss their targets. The targets are for an
+// otherwise idle machine, so TestOutage does not check them.
 func (o *outageReport) figures(p outageParams) error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -213,7 +213,7 @@ func outagePolicy(url string, p outageParams) (rules *policy.Policy, remove func
 		"retry-policies":  "defaults: {whenOpen: accept}\nqueues:\n" + queues.String() + "destinations:\n" + targets.String(),
 		"circuit-breaker": p.breaker,
 		"worker-pool":     fmt.Sprintf("defaults: {concurrency: %d}\n", cmp.Or(p.concurrency, 100)),
-		// Load and receivers are on this machine.
+		// The load and the receivers run on this machine.
 		"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 0, memoryBelow: 0}}}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
@@ -260,7 +260,7 @@ func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p 
 	}
 	r.phase.Store(2)
 	up := time.Now()
-	// Messages go on coming while what was held is released, until nothing is held or waits.
+	// Messages continue while held ones are released, until none is held or waits.
 	for {
 		if err := wait(time.Second); err != nil {
 			return nil, err
@@ -287,7 +287,7 @@ func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p 
 	return report, report.collect(ctx, pool, r)
 }
 
-// senders is how many requests are under way at most.
+// senders is the maximum number of concurrent requests.
 const senders = 64
 
 func (o *outageReport) send(ctx context.Context, api string, r *receivers, perSecond int) error {
@@ -342,7 +342,7 @@ func (o *outageReport) collect(ctx context.Context, pool *pgxpool.Pool, r *recei
 		}
 		o.p50[name], o.p99[name] = p50, p99
 	}
-	// A message that was held is scheduled for the moment when it was let go.
+	// scheduled_at of a held message is the time of its release.
 	if err := pool.QueryRow(ctx, `SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM river_job
 		WHERE queue = $1 AND kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND scheduled_at > created_at + interval '100 ms'
 		GROUP BY date_trunc('second', scheduled_at)) s`, broken).Scan(&o.released); err != nil {
@@ -380,12 +380,13 @@ func (o *outageReport) print(b *bench) {
 	fmt.Printf("everything that was held was delivered %.0f s after the end of the outage; at most %d deliveries in one second, and %d let go\n", o.recovery.Seconds(), o.peak, o.released)
 }
 
-// share is how many attempts there were at the broken destination for each message that was sent to it meanwhile.
+// share returns the number of attempts at the broken destination per message sent to it during the
+// outage.
 func (o *outageReport) share() float64 {
 	return float64(o.attempts) / float64(max(o.sentWhileDown.Load(), 1))
 }
 
-// quantile is a percentile of a list, which it sorts; 0 where there is nothing.
+// quantile sorts a list and returns a percentile; 0 for an empty list.
 func quantile(list []time.Duration, percent int) time.Duration {
 	if len(list) == 0 {
 		return 0

@@ -12,9 +12,9 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// TestOutage is the drill of "go run ./bench outage", cut short: the same code, until a few hundred messages have come
-// for a destination that is down, and its breaker has let probes through more than once. What it asserts depends on no
-// speed; the drill itself asserts figures.
+// TestOutage is a short run of "go run ./bench outage": the same code, until a few hundred messages
+// have been sent to a destination that is down and its breaker has had more than one half-open
+// period. It asserts nothing that depends on speed; the benchmark itself checks figures.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
@@ -29,11 +29,11 @@ func TestOutage(t *testing.T) {
 		report.attempts, report.sentWhileDown.Load(), report.probes, report.released)
 	require.Equal(t, report.sent, report.delivered, "everything that was accepted is delivered")
 	require.Zero(t, report.dead, "nothing is dead that should not be")
-	// What was under way when it opened, and a probe of each half-open period: no message spends its attempts on a
-	// destination that is down.
+	// Attempts under way when the breaker opens, and a probe per half-open period. No message spends
+	// its attempts on a destination that is down.
 	require.GreaterOrEqual(t, report.probes, p.periods)
 	require.LessOrEqual(t, report.attempts, failures+p.concurrency+report.probes)
-	// What was held comes back at its pace, not all at once.
+	// Held messages are released at the pace, not all at once.
 	require.Positive(t, report.released)
 	require.Less(t, int64(report.released), report.sentWhileDown.Load())
 	for _, name := range destinations {

@@ -14,16 +14,17 @@ import (
 )
 
 const (
-	// paints is how often each page is loaded; the median counts.
+	// paints is the number of loads of each page. The median is printed.
 	paints = 5
-	// slowCPU is by how much the browser's processor is slowed down: the setting for a slow machine of Chromium's own tools.
+	// slowCPU is the slowdown of the browser's processor: the setting of Chromium's own tools for a
+	// slow machine.
 	slowCPU = 4
-	// paintPatience bounds one load.
+	// paintPatience limits one load.
 	paintPatience = time.Minute
 )
 
-// firstPaints are how long it took from the beginning of a page's load to its first contentful paint, in milliseconds, as Chromium
-// measures it, with nothing in its cache.
+// firstPaints returns for each page the time from the beginning of its load to its first contentful
+// paint, in milliseconds, as Chromium measures it with an empty cache.
 func firstPaints(ctx context.Context, base string, pages []string) (map[string]float64, error) {
 	var path string
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
@@ -37,7 +38,8 @@ func firstPaints(ctx context.Context, base string, pages []string) (map[string]f
 	ctx, cancel := chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU,
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(paintPatience), chromedp.WindowSize(1440, 900))...)
 	defer cancel()
-	ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {})) // of events that it does not know
+	// WithErrorf drops errors about events that chromedp does not know.
+	ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
 	defer cancel()
 	if err := chromedp.Run(ctx, network.Enable(), network.SetCacheDisabled(true), emulation.SetCPUThrottlingRate(slowCPU)); err != nil {
 		return nil, err
@@ -68,7 +70,7 @@ func paint(ctx context.Context, address string, milliseconds *float64) error {
 		if err != nil || *milliseconds > 0 {
 			return err
 		}
-		if err := chromedp.Run(ctx, chromedp.Sleep(20*time.Millisecond)); err != nil { // its entry comes after the page's load
+		if err := chromedp.Run(ctx, chromedp.Sleep(20*time.Millisecond)); err != nil { // the entry follows the page's load
 			return err
 		}
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// replayBench measures replay runs: as fast as they go, beside River inserting as many jobs of the same size, and at a
-// rate that was asked for.
+// replayBench measures replay runs without a rate limit, beside River inserting as many jobs of the
+// same size, and at a given rate.
 func replayBench(b *bench, scale float64) error {
 	entries := int(200_000 * scale)
 	b.row("batch size", "replayed/s", "River inserts/s", "ratio")
@@ -75,7 +75,8 @@ func replayBench(b *bench, scale float64) error {
 	})
 }
 
-// replayAll runs a replay of all entries until so many are replayed, and returns how many a second that was.
+// replayAll runs a replay of all entries until the number of replayed ones reaches most, and
+// returns the number per second.
 func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, most int) (float64, error) {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	if err != nil {
@@ -88,7 +89,7 @@ func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, 
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	replayer := &replay.Replayer{Store: store, Planner: func() *strategy.Planner { return planner }}
 	request.Filter, request.All, request.StopAt, request.Act = json.RawMessage(`{}`), true, replay.DefaultStopAt, deadletter.Act{Actor: "bench"}
-	request.Force = true // nobody works what is sent back
+	request.Force = true // no worker runs the redeliveries
 	run, err := replayer.Start(ctx, &request)
 	if err != nil {
 		return 0, err

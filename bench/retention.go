@@ -17,11 +17,11 @@ import (
 	"github.com/dlqd/dlqd/internal/retention"
 )
 
-// captureBatch is how many jobs fail in one transaction while a month goes.
+// captureBatch is the number of jobs that fail in one transaction.
 const captureBatch = 100
 
-// retentionBench measures how long a month of a million resolved entries takes to go, dropped and deleted, and how many
-// jobs a second can fail, each with its capture, meanwhile.
+// retentionBench measures how long it takes to drop, or to delete, a month of a million resolved
+// entries, and how many jobs per second can fail and be captured meanwhile.
 func retentionBench(b *bench, scale float64) error {
 	entries := int(1_000_000 * scale)
 	nothing := func() error { time.Sleep(time.Duration(float64(5*time.Second) * min(1, 10*scale))); return nil }
@@ -43,13 +43,14 @@ func retentionBench(b *bench, scale float64) error {
 			meanwhile, longest, err := captures(b.ctx, pool, func() error {
 				err := letGo(b.ctx, pool, how)
 				took = time.Since(start)
-				time.Sleep(max(0, time.Second-took)) // a rate needs a while
+				time.Sleep(max(0, time.Second-took)) // a rate takes a while to measure
 				return err
 			})
 			if err != nil {
 				return err
 			}
-			// The longer jobs fail, the more of them River's table holds: what comes after says how much of a drop that is.
+			// River's table grows with each failed job, which slows further failures down. The rate afterwards
+			// shows how much of a decline this causes.
 			after, _, err := captures(b.ctx, pool, nothing)
 			b.row(how, fmt.Sprintf("%.3f", took.Seconds()), thousands(before), thousands(meanwhile), thousands(after), longest.Round(time.Millisecond))
 			return err
@@ -61,7 +62,7 @@ func retentionBench(b *bench, scale float64) error {
 	return nil
 }
 
-// fillMonth fills a month of long ago.
+// fillMonth fills a month that is long past.
 func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	for _, sql := range []string{
 		"SELECT dlq.ensure_partition('dlq.dead_letter_resolved', '2024-01-01Z')",
@@ -79,7 +80,8 @@ func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// letGo drops the month as retention does, without an archive or with one, or deletes its entries in steps of 1,000.
+// letGo drops the month as retention does, with or without an archive, or deletes its entries in
+// steps of 1,000.
 func letGo(ctx context.Context, pool *pgxpool.Pool, how string) error {
 	if how != "deleted" {
 		keeper := &retention.Keeper{Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Logger: quiet}
@@ -113,7 +115,8 @@ func letGo(ctx context.Context, pool *pgxpool.Pool, how string) error {
 	}
 }
 
-// captures has jobs fail for as long as during runs: how many a second, and how long the longest 100 took.
+// captures fails jobs while during runs. It returns the number of jobs per second and the longest
+// time for a batch of captureBatch.
 func captures(ctx context.Context, pool *pgxpool.Pool, during func() error) (perSecond float64, longest time.Duration, err error) {
 	var stop atomic.Bool
 	ended := make(chan error, 1)

@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/alerting"
 )
 
-// alertmanager is an Alertmanager with the configuration of deploy/, which a test sends alerts to.
+// alertmanager is an Alertmanager with the configuration of deploy/. Tests post alerts to it.
 type alertmanager struct {
 	*testing.T
 
@@ -29,7 +29,7 @@ func newAlertmanager(t *testing.T) *alertmanager {
 	telling, err := alerting.NewReceivers(t.Context(), nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, telling.Close()) })
-	// (Its Prometheus has nothing to scrape, and waits for an hour before it says so.)
+	// Its Prometheus has no targets, and waits an hour before it alerts on that.
 	stack, err := alerting.Start(t.Context(), alerting.Config{
 		Dir: t.TempDir(), Targets: []string{}, Console: "http://dlqd.example",
 		Interval: time.Second, For: time.Hour, Receivers: telling,
@@ -39,7 +39,8 @@ func newAlertmanager(t *testing.T) *alertmanager {
 	return &alertmanager{T: t, stack: stack, telling: telling}
 }
 
-// post sends alerts, each by its labels: "DlqdDown severity=critical job=dlqd". They fire, or are over.
+// post sends alerts, each with its labels: "DlqdDown severity=critical job=dlqd". They are firing,
+// or resolved if over is set.
 func (a *alertmanager) post(over bool, alerts ...string) {
 	a.Helper()
 	var list []any
@@ -67,7 +68,7 @@ func (a *alertmanager) post(over bool, alerts ...string) {
 	require.Equal(a, http.StatusOK, response.StatusCode)
 }
 
-// told counts what a receiver was told of an alert: that it fires, and that it is over.
+// told counts the notifications of an alert that a receiver got: firing and resolved.
 func (a *alertmanager) told(receiver, alert string) (fires, over int) {
 	incidents := map[string]bool{}
 	for _, n := range a.telling.Notifications() {
@@ -91,7 +92,8 @@ func (a *alertmanager) awaitTold(receiver, alert string, fires, over int) {
 	}, patience, 50*time.Millisecond, "%s of %s: %v", receiver, alert, a.telling.Notifications())
 }
 
-// PagerDuty and Opsgenie get a resolve for each trigger, even if an alert that would explain the incident fires.
+// TestAlertmanager_ResolveForEachTrigger checks that PagerDuty and Opsgenie get a resolve for each
+// trigger, even if an alert that would explain the incident fires.
 func TestAlertmanager_ResolveForEachTrigger(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)
@@ -113,7 +115,9 @@ func TestAlertmanager_ResolveForEachTrigger(t *testing.T) {
 	}
 }
 
-// DlqdLoopFailing is inhibited by an alert on its process or its database, and by none of another process.
+// TestAlertmanager_LoopsThatFailAreExplained checks that DlqdLoopFailing is inhibited by an alert
+// on its process or its database, and not by one on another process. DLQMetricsStale inhibits the
+// metrics loop of every process.
 func TestAlertmanager_LoopsThatFailAreExplained(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)
@@ -139,8 +143,9 @@ func TestAlertmanager_LoopsThatFailAreExplained(t *testing.T) {
 	}
 }
 
-// Groups of critical alerts are flushed each minute. None is inhibited: Alertmanager sends no resolve for an alert that
-// ends meanwhile.
+// TestAlertmanager_CriticalAlerts checks that groups of critical alerts are flushed each minute and
+// that none is inhibited: Alertmanager sends no resolve for an alert that ends while it is
+// inhibited.
 func TestAlertmanager_CriticalAlerts(t *testing.T) {
 	t.Parallel()
 	var config struct {

@@ -35,10 +35,10 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// patience is how long anything may take on a busy machine.
+// patience limits every wait on a busy machine.
 const patience = 3 * time.Minute
 
-// watched is a dlqd that a Prometheus and an Alertmanager watch.
+// watched is a dlqd with a Prometheus and an Alertmanager.
 type watched struct {
 	*testing.T
 
@@ -53,8 +53,8 @@ type watched struct {
 	telling *alerting.Receivers
 	began   time.Time
 
-	receiver   atomic.Int32 // the status that its receiver answers
-	unmeasured atomic.Bool  // the machine's load cannot be measured
+	receiver   atomic.Int32 // HTTP status of dlqd's receiver
+	unmeasured atomic.Bool  // the measurement of the machine's load fails
 	fired      map[string]bool
 }
 
@@ -141,7 +141,7 @@ func (w *watched) send(n int, queue string) {
 	w.post("/api/messages/batch", map[string]any{"messages": messages})
 }
 
-// refused sends a message that is refused.
+// refused submits a message and requires that dlqd answers with a 5xx status.
 func (w *watched) refused() {
 	w.Helper()
 	response, err := http.Post("http://"+w.address+"/api/messages", "application/json",
@@ -157,7 +157,7 @@ func (w *watched) exec(sql string, args ...any) {
 	require.NoError(w, err, sql)
 }
 
-// asSuperuser runs statements without triggers, on one connection.
+// asSuperuser runs statements with triggers disabled, on one connection.
 func (w *watched) asSuperuser(statements ...string) {
 	w.Helper()
 	conn, err := pgx.Connect(w.Context(), postgrestest.Superuser(w, w.url))
@@ -169,7 +169,7 @@ func (w *watched) asSuperuser(statements ...string) {
 	}
 }
 
-// until waits until nothing is missing.
+// until waits until missing returns "".
 func (w *watched) until(missing func() string) {
 	w.Helper()
 	for started := time.Now(); ; time.Sleep(50 * time.Millisecond) {
@@ -195,7 +195,7 @@ func (w *watched) await(want, sql string) {
 	})
 }
 
-// reconcile has the reconciler find two failures.
+// reconcile runs the reconciler until it has found two failures for a reason.
 func (w *watched) reconcile(why string) {
 	w.Helper()
 	w.until(func() string {
@@ -208,7 +208,7 @@ func (w *watched) reconcile(why string) {
 	})
 }
 
-// awaitSeries waits until Prometheus has something for a query.
+// awaitSeries waits until a query returns series in Prometheus.
 func (w *watched) awaitSeries(query string) {
 	w.Helper()
 	w.until(func() string {
@@ -221,7 +221,8 @@ func (w *watched) awaitSeries(query string) {
 	})
 }
 
-// awaitAlerts waits until alerts fire, or have fired: by name, or by name and queue ("DLQQueueSize payments").
+// awaitAlerts waits until each alert has fired, given by name, or by name and queue ("DLQQueueSize
+// payments").
 func (w *watched) awaitAlerts(names ...string) {
 	w.Helper()
 	w.until(func() string {
@@ -238,7 +239,7 @@ func (w *watched) awaitAlerts(names ...string) {
 	w.Logf("%5.1f s: %s", time.Since(w.began).Seconds(), strings.Join(names, ", "))
 }
 
-// awaitFiring waits until an alert fires now.
+// awaitFiring waits until an alert is firing.
 func (w *watched) awaitFiring(name string) {
 	w.Helper()
 	w.until(func() string {
@@ -253,16 +254,16 @@ func (w *watched) awaitFiring(name string) {
 	})
 }
 
-// fails inserts jobs of an application's that run, and has them fail.
+// fails returns SQL that inserts n running jobs of an application, for failed.
 func (w *watched) fails(n int, queue string) string {
 	return fmt.Sprintf(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, metadata, attempted_at) SELECT 'app', '%s', '{}', 1, 1, 'running', '{}', now() FROM generate_series(1, %d)`, queue, n)
 }
 
 const failed = `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE state = 'running' AND kind = 'app'`
 
-// Every alert fires for real once: a Prometheus and an Alertmanager as Debian has them watch a dlqd to which each ill is done, and those who
-// are to be told are told, in words that say what, since when and what to do. Every query of the rules and of the dashboard has found
-// something by then.
+// TestAlerts makes every alert fire, with the Prometheus and Alertmanager of Debian. Each alert
+// must reach its receivers, with a text that says what is wrong, since when and what to do. Every
+// query of the rules and of the dashboard must have returned data by then.
 func TestAlerts(t *testing.T) { //nolint:paralleltest // it wants the machine for itself
 	w := newWatched(t, policytest.Files{
 		"retry-policies": `queues:
@@ -280,8 +281,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		return "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = '" + queue + "'"
 	}
 
-	// What counters are compared with later. (A series that was not there before has not grown.) Of the queue "fresh" River alone knows;
-	// nobody knows of app-near and app-over, but for their limits.
+	// The state before, because a series that did not exist before has not grown. Only River knows the
+	// queue "fresh". The queues app-near and app-over are only known by their limits.
 	w.exec("INSERT INTO river_queue (name, updated_at) VALUES ('fresh', now()), ('stuck', now()), ('forgotten', now())")
 	w.exec(w.fails(1, "app"))
 	w.exec(failed)
@@ -307,7 +308,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.awaitSeries(`dlqd_delivery_wait_seconds_count{queue="late"} == 1`)
 	w.Logf("%5.1f s: before", time.Since(w.began).Seconds())
 
-	// Many fail, of queues of an application's among them that never failed before.
+	// Many failures, some of them in application queues without earlier failures.
 	w.exec(w.fails(25, "fresh"))
 	w.exec(w.fails(10, "app-near"))
 	w.exec(w.fails(12, "app-over"))
@@ -344,8 +345,9 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		WHERE queue = 'late' AND state = 'available'`)
 	w.post("/api/queues/late/resume", map[string]any{})
 
-	// Redeliveries whose jobs somebody deletes.
-	w.await("true", "SELECT count(*) >= 100 FROM dlq.dead_letter_open WHERE queue = 'app'") // the others wait in the inbox, and count
+	// Redeliveries whose jobs are deleted.
+	// The other entries are in the inbox, and count too.
+	w.await("true", "SELECT count(*) >= 100 FROM dlq.dead_letter_open WHERE queue = 'app'")
 	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"app\"}', 8)")
 	w.exec("DELETE FROM river_job WHERE queue = 'app' AND state = 'available'")
 	w.exec("SELECT dlq.sweep_redeliveries()")
@@ -359,9 +361,10 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec(failed)
 	w.reconcile("capture_off")
 
-	// What people and time do.
+	// Actions of operators, a restore, a missing partition and an invalid policy.
 	w.exec("SELECT dlq.stop_automatic('kim', 'test')")
-	w.exec("UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '\"1\"') WHERE key = 'server'") // as in a backup of another server
+	// As in a backup of another server.
+	w.exec("UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '\"1\"') WHERE key = 'server'")
 	w.exec("DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_archived_%s', to_char(now() AT TIME ZONE 'UTC', 'YYYYMM')); END $$")
 	require.NoError(t, os.WriteFile(filepath.Join(w.config.Source.Dir, "worker-pool.yaml"), []byte("defaults: {concurrency: many}\n"), 0o600))
 	require.Error(t, w.dlqd.Reload(t.Context()))
@@ -372,7 +375,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		"DLQNeedsPerson near", "JobsWaitLong stuck", "DeliveryWaitLong late", "QueuePausedLong forgotten",
 		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over", "DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")
 
-	// The rollups stand still.
+	// The rollups are not refreshed.
 	holder, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0))")
@@ -382,7 +385,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	require.NoError(t, holder.Rollback(t.Context()))
 	w.queries()
 
-	// The sample of the metrics grows old.
+	// The sample of the metrics becomes stale.
 	holder, err = w.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0))")
@@ -402,7 +405,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec(failed)
 	w.asSuperuser("UPDATE dlq.dead_letter_inbox SET created_at = now() - interval '10 minutes'")
 	w.awaitAlerts("DLQNotFiled")
-	// Its database takes no messages any more.
+	// The database accepts no more messages.
 	w.exec(`CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$`)
 	w.exec("CREATE TRIGGER no_room BEFORE INSERT ON river_job EXECUTE FUNCTION no_room()")
@@ -412,25 +415,26 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		w.refused()
 	}
 	w.awaitAlerts("IntakeRefused")
-	// The new process has counted the backlog: what was filed since the last refresh of the rollups is missing until
-	// the next.
+	// The new process has counted the backlog. Entries filed since the last refresh of the rollups are
+	// missing until the next one.
 	w.awaitFiring("DLQBacklogGrowing")
 
-	// Its database lets nobody in.
+	// The database refuses connections.
 	database := w.pool.Config().ConnConfig.Database
 	_, err = w.super.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{database}.Sanitize()+" ALLOW_CONNECTIONS false")
 	require.NoError(t, err)
 	_, err = w.super.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", database)
 	require.NoError(t, err)
 	w.awaitAlerts("DlqdDatabaseDown")
-	w.awaitFiring("DLQBacklogGrowing") // what is wrong in it is not over meanwhile
+	w.awaitFiring("DLQBacklogGrowing") // alerts on its content keep firing
 	_, err = w.super.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{database}.Sanitize()+" ALLOW_CONNECTIONS true")
 	require.NoError(t, err)
 
 	w.told()
 }
 
-// told checks that every alert of the rules has reached who is to be told of it.
+// told checks that every alert of the rules was notified, and that each receiver got complete texts
+// and links.
 func (w *watched) told() {
 	w.Helper()
 	w.until(func() string {
@@ -462,7 +466,7 @@ func (w *watched) told() {
 	w.Logf("%5.1f s: %d notifications", time.Since(w.began).Seconds(), len(w.telling.Notifications()))
 }
 
-// queries checks that none of the dashboard's is empty.
+// queries checks that no query of the dashboard is empty.
 func (w *watched) queries() {
 	w.Helper()
 	var dashboard struct {

@@ -1,4 +1,5 @@
-// Package deploy has the files with which others watch dlqd, so that "dlqd demo --alerts" can show them at work.
+// Package deploy embeds the example configuration for monitoring dlqd. "dlqd demo --alerts" runs
+// it.
 package deploy
 
 import "embed"

@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// rule is one alert of rules.yaml.
+// rule is an alert of rules.yaml.
 type rule struct {
 	Alert       string            `yaml:"alert"`
 	Expr        string            `yaml:"expr"`
@@ -46,7 +46,7 @@ func read(t *testing.T, path string) string {
 	return string(raw)
 }
 
-// run runs a program that has to be installed: scripts/install.sh prometheus alertmanager.
+// run runs a program that scripts/install.sh installs (prometheus alertmanager).
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
@@ -54,7 +54,8 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// Each alert says what, how bad and what to do, with links that exist, has a unit test, and is in the documentation.
+// TestRules checks that each alert has a severity, texts, first steps, links that exist, a unit
+// test and a line in the documentation.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	run(t, "promtool", "check", "config", "prometheus/prometheus.yaml")
@@ -81,7 +82,7 @@ func TestRules(t *testing.T) {
 	require.Len(t, documented, len(rules(t)))
 }
 
-// Who is told of what.
+// TestAlertmanager_routes checks which receivers get which alerts.
 func TestAlertmanager_routes(t *testing.T) {
 	t.Parallel()
 	run(t, "amtool", "check-config", "alertmanager.yaml")
@@ -100,7 +101,8 @@ func TestAlertmanager_routes(t *testing.T) {
 	}
 }
 
-// The dashboard is what Grafana's published types say a dashboard is (testdata/README.md), and its panels have the options of their plugins.
+// TestDashboard_schema validates the dashboard against the types that Grafana publishes
+// (testdata/README.md), and its panels against the options of their plugins.
 func TestDashboard_schema(t *testing.T) {
 	t.Parallel()
 	var schemas map[string]any
@@ -116,7 +118,8 @@ func TestDashboard_schema(t *testing.T) {
 	}
 	var dashboard map[string]any
 	require.NoError(t, json.Unmarshal([]byte(read(t, "grafana/dlqd.json")), &dashboard))
-	for _, annotation := range dashboard["annotations"].(map[string]any)["list"].([]any) { // a query's own fields are its data source's, which publishes no schema
+	// An annotation's query fields belong to its data source, which publishes no schema.
+	for _, annotation := range dashboard["annotations"].(map[string]any)["list"].([]any) {
 		for _, own := range []string{"expr", "step", "titleFormat", "textFormat", "tagKeys", "useValueForTime"} {
 			require.Contains(t, annotation, own)
 			delete(annotation.(map[string]any), own)

@@ -12,12 +12,13 @@ import (
 // RulesFile is the name of the alerts in [Files].
 const RulesFile = "prometheus/rules.yaml"
 
-// Links are where alerts link to, by scrape job; the key "" is for all jobs that have no key of their own.
+// Links are the targets of the alerts' links by scrape job. The key "" applies to jobs without a
+// key.
 type Links struct {
 	// Consoles are URLs of consoles. The default for "" is the external label dlqd_url of Prometheus.
 	Consoles map[string]string
-	// Runbooks are URLs of runbooks. {name} is replaced by the runbook's name, which is appended if {name} is missing.
-	// The default for "" is the console, which serves them.
+	// Runbooks are URLs of runbooks. {name} is replaced by the runbook's name, which is appended if
+	// {name} is missing. The default for "" is the console, which serves them.
 	Runbooks map[string]string
 }
 
@@ -85,8 +86,8 @@ func byJob(urls map[string]string, otherwise string, link func(to string) string
 	return text.String() + "{{ else }}" + otherwise + "{{ end }}"
 }
 
-// checkLink refuses what is not a link, or would end the template or the YAML text around it; and a link with a query
-// or a fragment if a path is appended to it.
+// checkLink rejects texts that are not links or that would end the template or the YAML text around
+// them. It also rejects a link with a query or a fragment if a path is appended to it.
 func checkLink(job, to string, appended bool) error {
 	if job != "" && !jobName.MatchString(job) {
 		return fmt.Errorf("%q is not the name of a scrape job", job)

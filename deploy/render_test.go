@@ -11,7 +11,8 @@ import (
 	"github.com/dlqd/dlqd/deploy"
 )
 
-// Rendered rules are those of rules.yaml, with links by scrape job.
+// TestRender_LinksByJob checks that rendered rules are those of rules.yaml with links by scrape
+// job.
 func TestRender_LinksByJob(t *testing.T) {
 	t.Parallel()
 	as, err := deploy.Render(deploy.Links{})

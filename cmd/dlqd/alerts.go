@@ -50,7 +50,7 @@ without --runbook-url, to the runbooks of the console, which are not served whil
 	return cmd
 }
 
-// linksByJob reads URL and JOB=URL. A URL may contain = after its colon.
+// linksByJob parses links of the form URL or JOB=URL. A URL may contain = after its colon.
 func linksByJob(flag string, given []string) (map[string]string, error) {
 	links := map[string]string{}
 	for _, link := range given {

@@ -13,13 +13,15 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// reportCommand is a command that prints one of the API's reports, at /api/dlq/analytics/ and its name, whose parameters are its flags.
+// reportCommand returns a command that prints the report at /api/dlq/analytics/NAME. The command's
+// flags are the report's parameters.
 func reportCommand[T any](name, short string, flags func(*cobra.Command), write func(cmd *cobra.Command, rows []T) error) *cobra.Command {
 	var c client
 	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs}
 	flags(cmd)
 	var parameters []*pflag.Flag
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { parameters = append(parameters, f) }) // not those of the API's address
+	// The flags of the API's address are added below: they are no parameters of the report.
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { parameters = append(parameters, f) })
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		query := url.Values{}
 		for _, f := range parameters {

@@ -18,7 +18,8 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 )
 
-// askedError is of what needs a second person, who was asked.
+// askedError is returned for an operation that was not carried out: a request for its approval was
+// made instead.
 type askedError struct{ approval *approval.Approval }
 
 func (e *askedError) Error() string {
@@ -27,7 +28,7 @@ func (e *askedError) Error() string {
 		a.ID, a.Entries, stamp(a.ExpiresAt), a.ID, a.Entries)
 }
 
-// count is a flag that is given, or not.
+// count is an optional integer flag: nil unless it is given.
 type count struct{ into **int64 }
 
 func (c count) String() string { return "" }
@@ -45,8 +46,8 @@ func registerExpect(cmd *cobra.Command, into **int64) {
 	cmd.Flags().Var(count{into}, "expect", "how many dead letters it is to touch: refused where it is otherwise, and needed for many (a person at a terminal is asked)")
 }
 
-// confirmed makes a request that may be of many dead letters. Where the API wants to be told how many are expected, whoever is at the
-// terminal types the number.
+// confirmed sends a request that may affect many dead letters. If the API requires the expected
+// number, confirmed asks the user at the terminal to type it and sends the request again.
 func (c *client) confirmed(cmd *cobra.Command, path string, in any, expect **int64, out any) error {
 	err := c.call(cmd, http.MethodPost, path, in, out)
 	refused, ok := errors.AsType[*apiError](err)
@@ -66,7 +67,8 @@ func (c *client) confirmed(cmd *cobra.Command, path string, in any, expect **int
 	return err
 }
 
-// typed has whoever is at the terminal type how many dead letters something is of.
+// typed asks the user at the terminal to type the number of dead letters. It returns a usage error
+// if standard input is not a terminal or the number differs.
 func typed(cmd *cobra.Command, n int64) (*int64, error) {
 	refusal := &usageError{fmt.Errorf("%d dead letters are chosen; nothing was done: say that this is meant with --expect %d", n, n)}
 	in, ok := cmd.InOrStdin().(*os.File)
@@ -117,7 +119,8 @@ func newApprovals() *cobra.Command {
 	return cmd
 }
 
-// newDecision shows a request for approval, or decides about it. It says of nobody else that they decide: they sign in.
+// newDecision returns the command that shows, approves, refuses or withdraws a request for
+// approval. The request names no actor: the API takes the decider from the authentication.
 func newDecision(verb, short string) *cobra.Command {
 	var c client
 	var expect *int64

@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// typing runs dlqd at a terminal, at which somebody types a line.
+// typing runs dlqd on a pseudo-terminal and types a line.
 func typing(t *testing.T, line string, args ...string) (said string, code int) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -39,7 +39,8 @@ func typing(t *testing.T, line string, args ...string) (said string, code int) {
 	return out.String(), cmd.ProcessState.ExitCode()
 }
 
-// By the command line, one asks and another approves; and whoever acts on many says how many.
+// TestApprovals requests and approves an action with the command line. An action on many entries
+// requires their number.
 func TestApprovals(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
@@ -59,7 +60,7 @@ func TestApprovals(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
 
-	// A script is told what to say; a person types it.
+	// A script passes the number; a user at a terminal types it.
 	_, said, code := run(t, with(kim, "discard", "--all")...)
 	require.Equal(t, 2, code)
 	require.Contains(t, said, "4 dead letters are chosen; nothing was done: say that this is meant with --expect 4")
@@ -74,7 +75,8 @@ func TestApprovals(t *testing.T) {
 	require.Contains(t, said, "unpark: 4 of 4 dead letters")
 	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
 
-	// It needs a second person: the exit code says that nothing was done, and the message what to do.
+	// The action needs approval: the exit code says that it was not carried out, and the message what
+	// to do.
 	_, said, code = run(t, with(kim, "discard", "--all", "--expect", "4", "--note", "ticket 7")...)
 	require.Equal(t, 7, code, said)
 	approve := regexp.MustCompile(`dlqd (approvals approve (\S+) --expect 4)`).FindStringSubmatch(said)

@@ -15,17 +15,17 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// noArchive is a location that means that what retention drops is gone.
+// noArchive is the value of --archive with which retention deletes data without archiving it.
 const noArchive = "none"
 
-// archiveFlag names the archive.
+// archiveFlag is the flag that names the archive.
 type archiveFlag struct{ at string }
 
 func (f *archiveFlag) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.at, "archive", "", "where retention puts what it takes out of the database: a directory, or s3://BUCKET?region=R&prefix=P/; \"none\" for nowhere (default: archive in --data-dir)")
 }
 
-// location is where the archive is; empty for none.
+// location returns the location of the archive, or "" for none.
 func (f *archiveFlag) location(database *databaseFlags) string {
 	switch {
 	case f.at == noArchive:
@@ -144,7 +144,7 @@ func newArchiveVerify() *cobra.Command {
 	return cmd
 }
 
-// named are the units of some names, or all.
+// named returns the units with the given names, or all units.
 func named(ctx context.Context, a *archive.Archive, names []string) ([]archive.Manifest, error) {
 	if len(names) == 0 {
 		return a.Units(ctx)
@@ -189,7 +189,7 @@ func newArchiveShow() *cobra.Command {
 	return cmd
 }
 
-// defaultKeep is how long restored entries stay.
+// defaultKeep is how long retention leaves restored entries in the database by default.
 const defaultKeep = 7 * 24 * time.Hour
 
 func newArchiveRestore() *cobra.Command {
@@ -210,7 +210,7 @@ func newArchiveRestore() *cobra.Command {
 				}
 			}
 			if flag.at == "" {
-				database.besideURL = []string{"data-dir"} // it says where the archive is
+				database.besideURL = []string{"data-dir"} // locates the archive
 			}
 			return flag.with(cmd, &database, func(a *archive.Archive) error {
 				m, err := a.Manifest(cmd.Context(), args[0])

@@ -39,7 +39,7 @@ func newGrants() *cobra.Command {
 					return &usageError{fmt.Errorf("--part %s: there is no such part (there are: %s)", part, strings.Join(postgres.Parts(), ", "))}
 				}
 			}
-			name := `:"DBNAME"` // psql's variable
+			name := `:"DBNAME"` // a psql variable
 			if u, err := url.Parse(database.url); err == nil && strings.Trim(u.Path, "/") != "" {
 				name = pgx.Identifier{strings.Trim(u.Path, "/")}.Sanitize()
 			}
@@ -153,7 +153,7 @@ func atLeast(n int, more bool) string {
 	return strconv.Itoa(n)
 }
 
-// printLater says which rights other parts than attach lack.
+// printLater prints the rights that the role lacks for parts other than attach.
 func printLater(w io.Writer, plan *postgres.Plan) {
 	if len(plan.Later) > 0 {
 		_, _ = fmt.Fprintf(w, "role %s lacks rights that other parts than attach need:\n", plan.Role)
@@ -167,7 +167,8 @@ func printLater(w io.Writer, plan *postgres.Plan) {
 	}
 }
 
-// lookOver says what jobs River keeps, and returns it. Where that cannot be looked at, dlqd can be attached all the same.
+// lookOver prints and returns a survey of River's jobs. An error is only printed: attach works
+// without the survey.
 func lookOver(cmd *cobra.Command, m *postgres.Migrator) *survey.Survey {
 	found, err := survey.Look(cmd.Context(), m.Pool, m.Schemas)
 	if err == nil {

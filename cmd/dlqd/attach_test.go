@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestGrants_areThoseOfThePage compares what the command prints with what the page says.
+// TestGrants_areThoseOfThePage compares the output of "dlqd grants" with docs/attach.md.
 func TestGrants_areThoseOfThePage(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/attach.md")
@@ -28,7 +28,7 @@ func TestGrants_areThoseOfThePage(t *testing.T) {
 	require.Contains(t, stderr, "there are: attach, dlq-workers, api, process, doctor")
 }
 
-// TestAttach_asAStranger is the page's beginning, as a plain role.
+// TestAttach_asAStranger follows the beginning of docs/attach.md as a role without privileges.
 func TestAttach_asAStranger(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)

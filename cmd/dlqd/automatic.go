@@ -97,14 +97,14 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// sayStopped says that all automatic redelivery is stopped, if it is.
+// sayStopped prints the stop of all automatic redelivery, if there is one.
 func sayStopped(w io.Writer, stop *automatic.Stop) {
 	if stop != nil {
 		sayf(w, "%s\n", stop.String())
 	}
 }
 
-// newSwitch is one of on, off and reset.
+// newSwitch returns the command on, off or reset.
 func newSwitch(verb, short string) *cobra.Command {
 	var c client
 	in := api.SetAction{Enabled: verb == "on"}
@@ -148,7 +148,7 @@ func newSwitch(verb, short string) *cobra.Command {
 	return cmd
 }
 
-// newStop is stop or resume.
+// newStop returns the command stop or resume.
 func newStop(verb, short string) *cobra.Command {
 	var c client
 	var in api.AutomaticAction
@@ -170,7 +170,7 @@ func (c *client) registerAutomatic(cmd *cobra.Command, in *api.AutomaticAction) 
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say what would go, and what would stay")
 }
 
-// changeAutomatic makes a change, and says what goes and what stays.
+// changeAutomatic makes a change and prints which entries are redelivered and which stay.
 func (c *client) changeAutomatic(cmd *cobra.Command, path string, body any, done string) error {
 	var out api.AutomaticChanged
 	if err := c.call(cmd, http.MethodPost, path, body, &out); err != nil || c.asJSON {

@@ -17,10 +17,10 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// bulkTimeout bounds a bulk action and an export, which answer when all entries are done.
+// bulkTimeout limits a bulk action or an export. The API answers when all entries are done.
 const bulkTimeout = time.Hour
 
-// newMove is a move of one dead letter, or of every one that a filter chooses.
+// newMove returns a command that moves one dead letter, or all that match a filter.
 func newMove(name, short string) *cobra.Command {
 	var c client
 	var filter filterFlags
@@ -57,7 +57,8 @@ func registerBulk(cmd *cobra.Command, in *api.BulkRequest, filter *filterFlags) 
 	registerExpect(cmd, &in.Expect)
 }
 
-// newBulk is a bulk action that has no form for one entry of its own: an id is a filter.
+// newBulk returns a command for a bulk action that has no endpoint for a single entry. It takes ids
+// as a filter.
 func newBulk(name, short string, flags func(*cobra.Command, *api.BulkRequest)) *cobra.Command {
 	var c client
 	var filter filterFlags
@@ -114,7 +115,7 @@ func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, fl
 	return nil
 }
 
-// printSplit says how chosen entries are spread.
+// printSplit prints the number of entries by one property.
 func printSplit(cmd *cobra.Command, by string, counts map[string]int64) {
 	for _, key := range slices.Sorted(maps.Keys(counts)) {
 		sayf(cmd.OutOrStdout(), "  %-10s  %-40s  %d\n", by, shorten(cmp.Or(key, "(none)"), 40), counts[key])

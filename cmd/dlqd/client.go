@@ -28,16 +28,17 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// client talks to the API of a dlqd that serves.
+// client calls the API of a running dlqd.
 type client struct {
 	base    string
 	asJSON  bool
 	timeout time.Duration // of one request; 0 means apiTimeout
-	// tokenFile holds a token: an argument would be seen by everybody on the machine.
+	// tokenFile is a file with a token. There is no flag for the token itself, because other users of
+	// the machine can read arguments.
 	tokenFile string
-	secret    string // a token that was got just now
-	nobody    bool   // asks what everybody may ask, without a token
-	plainHTTP bool   // sends a token where others on the way can read it
+	secret    string // a token obtained by this command
+	nobody    bool   // send no token: the operation needs none
+	plainHTTP bool   // allow sending a token unencrypted over the network
 }
 
 func (c *client) register(cmd *cobra.Command) {
@@ -60,8 +61,8 @@ func (c *client) registerAddress(cmd *cobra.Command) {
 	cmd.Flags().Lookup("api-url").DefValue = redact.Text(standard)
 }
 
-// call makes a request and decodes its answer into out, or prints it as it is where --json is given. What the API says is
-// wrong becomes the error.
+// call sends a request and decodes the answer into out, or prints the answer unchanged with --json.
+// An error answer becomes the error.
 func (c *client) call(cmd *cobra.Command, method, path string, in, out any) error {
 	raw, err := c.raw(cmd, method, path, in)
 	if err != nil {
@@ -74,7 +75,7 @@ func (c *client) call(cmd *cobra.Command, method, path string, in, out any) erro
 	return json.Unmarshal(raw, out)
 }
 
-// raw makes a request and returns its answer.
+// raw sends a request and returns the answer.
 func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, error) {
 	var body io.Reader
 	if in != nil {
@@ -106,7 +107,7 @@ func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, e
 	return nil, &askedError{asked.Approval}
 }
 
-// apiError is what the API says is wrong.
+// apiError is an error answer of the API.
 type apiError struct {
 	status  int
 	problem huma.ErrorModel
@@ -121,7 +122,7 @@ func (e *apiError) Error() string {
 	return strings.ReplaceAll(strings.Join(said, "; "), `"all": true`, "--all")
 }
 
-// token is what this client shows of itself; empty for nothing.
+// token returns the token to send, or "" for none.
 func (c *client) token(ctx context.Context) (string, error) {
 	if c.secret != "" || c.nobody {
 		return c.secret, nil
@@ -139,8 +140,8 @@ func (c *client) token(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(raw)), nil
 }
 
-// withPayload is the JSON of a request with a payload as it was typed, which encoding/json would write in its own way. The request
-// is an object with another field.
+// withPayload encodes a request together with a payload exactly as it was typed, which
+// encoding/json would reformat. The request must encode to an object with at least one field.
 func withPayload(request any, payload json.RawMessage) ([]byte, error) {
 	raw, err := json.Marshal(request)
 	if err != nil || payload == nil {
@@ -149,19 +150,20 @@ func withPayload(request any, payload json.RawMessage) ([]byte, error) {
 	return slices.Concat(raw[:len(raw)-1], []byte(`,"payload":`), payload, []byte(`}`)), nil
 }
 
-// redirectError is of an address that sends callers elsewhere.
+// redirectError is returned if the API's address redirects.
 type redirectError struct{ to string }
 
 func (e *redirectError) Error() string {
 	return "--api-url leads to " + e.to + ": if that is the API, name it there; a token follows nobody elsewhere"
 }
 
-// refuseRedirect has a token, and what a request holds, go nowhere but where the user says. The API itself redirects nobody.
+// refuseRedirect rejects redirects, so that tokens and request bodies are sent only to the address
+// that the user named. The API itself does not redirect.
 func refuseRedirect(next *http.Request, _ []*http.Request) error {
 	return &redirectError{to: next.URL.Scheme + "://" + next.URL.Host}
 }
 
-// do makes a request whose answer the caller reads. What the API says is wrong becomes the error.
+// do sends a request; the caller reads the answer. An error answer becomes the error.
 func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*http.Response, error) {
 	transport := &http.Transport{}
 	base := strings.TrimSuffix(c.base, "/")
@@ -223,8 +225,8 @@ func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cel
 	}
 }
 
-// printable keeps what strangers wrote from steering the terminal: control characters become blanks, and what turns the direction
-// of a text, or cannot be seen, is shown by its number.
+// printable makes untrusted text safe for a terminal. Control characters become blanks; characters
+// that are invisible or change the direction of text become escapes.
 func printable(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if !strings.ContainsFunc(text, steers) {
@@ -248,7 +250,7 @@ func steers(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) || r == '\u2028' || r == '\u2029'
 }
 
-// printLines is printable, of a text of several lines.
+// printLines applies printable to each line of a text.
 func printLines(text string) string {
 	lines := strings.Split(text, "\n")
 	for i := range lines {
@@ -257,7 +259,7 @@ func printLines(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// sayf prints what holds words of strangers.
+// sayf prints text that may contain untrusted parts.
 func sayf(w io.Writer, format string, args ...any) {
 	_, _ = io.WriteString(w, printLines(fmt.Sprintf(format, args...)))
 }
@@ -269,7 +271,7 @@ func text[T any](v *T) string {
 	return fmt.Sprint(*v)
 }
 
-// stamp is how times are printed.
+// stamp formats times in output.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 func stampOrNone(t *time.Time) string {
@@ -288,7 +290,7 @@ func shorten(s string, most int) string {
 	return s
 }
 
-// actor is who runs the command, for the audit trail.
+// actor returns the name of the user who runs the command, for the audit trail.
 func actor() string {
 	if u, err := user.Current(); err == nil {
 		return u.Username

@@ -25,10 +25,10 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// standardDestination is where messages go if nobody says otherwise: the practice receiver.
+// standardDestination is the default destination: the address of the practice receiver.
 const standardDestination = "http://127.0.0.1:9090/"
 
-// policyFlags name a policy.
+// policyFlags are the flags that name a policy.
 type policyFlags struct{ dir, env, destination string }
 
 func (f *policyFlags) register(cmd *cobra.Command) {
@@ -49,7 +49,7 @@ func newConfig() *cobra.Command {
 	return cmd
 }
 
-// check refuses --destination where the policy has destinations of its own.
+// check rejects --destination if the policy names its own destinations.
 func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
 	for _, d := range p.Destinations {
 		if d.URL == f.destination {
@@ -59,7 +59,7 @@ func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
 	return ignores(cmd, "where the policy says where messages are delivered to", "destination")
 }
 
-// loadRuled loads a policy with its rules compiled.
+// loadRuled loads a policy and compiles its rules.
 func loadRuled(source policy.Source) (*strategy.Planner, error) {
 	p, err := policy.Load(source)
 	if err != nil {
@@ -183,7 +183,8 @@ func newConfigDiff() *cobra.Command {
 	return cmd
 }
 
-// checkout returns the directory of a policy, which for REVISION:DIRECTORY is a temporary copy.
+// checkout returns the directory of a policy. REVISION:DIRECTORY is checked out of Git into a
+// temporary directory.
 func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err error) {
 	revision, path, ok := strings.Cut(name, ":")
 	if _, err := os.Stat(name); err == nil || !ok {
@@ -229,8 +230,8 @@ func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err e
 	}
 }
 
-// sample is a failure to try rules on, and what they should make of it: a message that is delivered and answered, or an error
-// that a worker of an application reports.
+// sample is a failure to test rules with, and the expected outcome. The failure is either an answer
+// to a delivery of a message, or an error that an application's worker reports.
 type sample struct {
 	Name   string           `yaml:"name"`
 	Answer *delivery.Answer `yaml:"answer"`
@@ -319,7 +320,8 @@ func readSamples(file string) ([]sample, error) {
 	return samples, nil
 }
 
-// facts is what rules go by: of a message, what a delivery reports that has such an answer.
+// facts returns the input of the rules. For a message, it is what a delivery with this answer would
+// report.
 func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, error) {
 	payload := mustJSON(s.Payload)
 	if s.Answer == nil {
@@ -342,7 +344,7 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 	return delivery.FailureOf(ctx, &p.Data, queue, destination, sent, s.Answer)
 }
 
-// remark says what was expected, where it is something else.
+// remark lists the differences between the expected and the actual decision.
 func (s *sample) remark(d *strategy.Decision) string {
 	var remarks []string
 	for _, e := range []struct{ what, want, got string }{
@@ -375,7 +377,7 @@ func newConfigSchema() *cobra.Command {
 func mustJSON(v any) json.RawMessage {
 	raw, err := json.Marshal(v)
 	if err != nil {
-		return nil // what YAML can hold and JSON cannot, such as a map with a list as key
+		return nil // YAML can express values that JSON cannot, such as a map with a list as key
 	}
 	return raw
 }

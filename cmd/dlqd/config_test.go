@@ -20,7 +20,8 @@ import (
 
 var policyBlock = regexp.MustCompile("(?s)```yaml ([a-z-]+)\n(.*?)```")
 
-// TestDocs_examples checks the policy files in the docs, tries their samples, and runs their commands.
+// TestDocs_examples checks the policy files in the docs, tests their samples and runs their
+// commands.
 func TestDocs_examples(t *testing.T) {
 	t.Parallel()
 	for _, page := range []string{"policy", "rules", "strategies", "login"} {
@@ -56,7 +57,8 @@ func TestDocs_examples(t *testing.T) {
 	}
 }
 
-// The shipped example is right in every environment, and its rules do what their samples expect.
+// TestConfig_shipped checks that the example in config/ is valid in every environment, and that its
+// rules match their samples.
 func TestConfig_shipped(t *testing.T) {
 	t.Parallel()
 	out := ok(t, "config", "check", "../../config")
@@ -119,7 +121,7 @@ func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
 	}
 	require.Equal(t, "no difference\n", ok(t, "config", "diff", next, next))
 
-	// Against a revision of the Git repository around.
+	// Against a revision of the Git repository of the working directory.
 	git := func(args ...string) {
 		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...)
 		cmd.Dir = old
@@ -137,7 +139,8 @@ func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
 	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  other queues: maxOpen 1000 -> 7\n  queue default: maxOpen 1000 -> 7\n", string(diff))
 }
 
-// A person on call goes through it: a rule is wrong, its file is changed, SIGHUP, and the open entries are judged anew.
+// TestReclassify_afterAChangeOfRules corrects a wrong rule, reloads the policy with SIGHUP and
+// reclassifies the open entries.
 func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	t.Parallel()
 	receiver := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
@@ -160,7 +163,7 @@ func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	require.Regexp(t, `1 +unknown, manual \(none\) +rate_limited, scheduled \(teapot\)`, out)
 	require.Len(t, list("dlq_pending"), 1)
 
-	// Files that were changed, and are committed: their version is the commit, without a change of any file.
+	// A commit of changed files changes the version without a change of any file.
 	git := func(args ...string) string {
 		out, err := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).Output()
 		require.NoError(t, err)
@@ -188,7 +191,8 @@ func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }
 
-// River's client would refuse these names when dlqd serves.
+// TestConfigCheck_RefusesQueueNamesThatRiverDoes rejects queue names that River's client would only
+// reject when dlqd serves.
 func TestConfigCheck_RefusesQueueNamesThatRiverDoes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

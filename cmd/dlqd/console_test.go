@@ -24,7 +24,8 @@ import (
 
 var copied = regexp.MustCompile(`<li><span>([^<]+)</span><code data-copy="([^"]*)">`)
 
-// What a page of the console offers to copy runs as it is, and finds what the page shows: as a command, as SQL for an operator, and as curl.
+// TestConsole_copies checks that each text to copy runs as it is and finds what the page shows: as
+// a command, as SQL for an operator, and as curl.
 func TestConsole_copies(t *testing.T) {
 	t.Parallel()
 	const queue = "it's $HOME; `id`"
@@ -66,8 +67,8 @@ func TestConsole_copies(t *testing.T) {
 	all := []string{"a command", "SQL", "curl"}
 	for path, page := range map[string]struct {
 		ways  []string
-		finds []string // in each of them
-		not   string   // in none
+		finds []string // texts in the output of each way
+		not   string   // text in no output
 	}{
 		"/":             {all, []string{queue}, ""},
 		"/dead-letters": {all, []string{first, second, odd}, ""},
@@ -130,7 +131,7 @@ func TestConsole_copies(t *testing.T) {
 					cmd.Env = env
 					printed, err := cmd.CombinedOutput()
 					out = string(printed)
-					if name == "the checks" { // which fail where they find something
+					if name == "the checks" { // the checks fail if they find something
 						require.Contains(t, out, "schema")
 						continue
 					}

@@ -95,14 +95,14 @@ func newPsql() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// Ctrl-C in psql cancels a query; it is not for us.
+			// The child below runs without cmd's context: Ctrl-C in psql cancels a query and must not end psql.
 			url, password, err := postgres.ForPsql(url)
 			if err != nil {
 				return errors.Join(err, stop())
 			}
 			child := exec.Command(psql, append([]string{"--dbname", url}, args...)...) //nolint:gosec,noctx // psql, as asked
 			child.Env = os.Environ()
-			if password != "" { // everybody on this machine can read the arguments
+			if password != "" { // other users of this machine can read the arguments
 				child.Env = append(child.Env, "PGPASSWORD="+password)
 			}
 			child.Env = append(child.Env, "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River)
@@ -114,10 +114,10 @@ func newPsql() *cobra.Command {
 	return cmd
 }
 
-// psqlOptionsWithValue are psql's options whose value is the argument after them.
+// psqlOptionsWithValue are psql's short options that take the next argument as their value.
 const psqlOptionsWithValue = "cdfvoFRPLThpU"
 
-// splitPsqlArguments tells this command's flags from what psql is to get.
+// splitPsqlArguments separates the flags of this command from the arguments for psql.
 func splitPsqlArguments(flags *pflag.FlagSet, args []string) (own, psql []string) {
 	for i := 0; i < len(args); i++ {
 		arg := args[i]

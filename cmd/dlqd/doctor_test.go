@@ -16,7 +16,7 @@ func TestDoctor(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	s := serve(t, "--database-url", url)
-	require.Eventually(t, func() bool { // River elects its leader in its own time
+	require.Eventually(t, func() bool { // River takes a while to elect a leader
 		out, _, _ := run(t, "doctor", "--database-url", url)
 		return !strings.Contains(out, "there is none: nothing is scheduled") && strings.Contains(out, "dlq_capture and dlq_follow are there")
 	}, time.Minute, 100*time.Millisecond)

@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A flag that a command does not act on is an error: whoever gave --dry-run, or a filter, must not find the thing done, or done
-// to everything.
+// A command rejects flags that it does not act on. Otherwise a command that ignores --dry-run or a
+// filter would carry out the action, or apply it to all entries.
 
-// actsOn refuses all flags but these, in a form of a command that acts on these alone.
+// actsOn rejects all flags except names. form describes the form of the command.
 func actsOn(cmd *cobra.Command, form string, names ...string) error {
 	var idle []string
 	cmd.Flags().Visit(func(f *pflag.Flag) {
@@ -23,7 +23,7 @@ func actsOn(cmd *cobra.Command, form string, names ...string) error {
 	return refuse(form, idle)
 }
 
-// ignores refuses these flags, in a form of a command that does not act on them.
+// ignores rejects the named flags. form describes the form of the command.
 func ignores(cmd *cobra.Command, form string, names ...string) error {
 	var idle []string
 	for _, name := range names {
@@ -41,7 +41,8 @@ func refuse(form string, idle []string) error {
 	return &usageError{fmt.Errorf("%s %s nothing %s", strings.Join(idle, ", "), map[bool]string{true: "does", false: "do"}[len(idle) == 1], form)}
 }
 
-// explainGroups has a command that only holds others refuse what is none of them, where cobra would print help and succeed.
+// explainGroups makes command groups reject unknown subcommands. By default cobra prints the help
+// and succeeds.
 func explainGroups(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		explainGroups(sub)
@@ -61,7 +62,7 @@ func explainGroups(cmd *cobra.Command) {
 	}
 }
 
-// asList has a command without a verb do what its list does.
+// asList makes cmd without a subcommand run list.
 func asList(cmd, list *cobra.Command, c *client) {
 	cmd.RunE = list.RunE
 	c.register(cmd)

@@ -21,7 +21,7 @@ import (
 
 const testEntry = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
 
-// eachCommand calls fn with every command that runs.
+// eachCommand calls fn with every command that can run.
 func eachCommand(cmd *cobra.Command, fn func(*cobra.Command)) {
 	for _, sub := range cmd.Commands() {
 		eachCommand(sub, fn)
@@ -31,7 +31,7 @@ func eachCommand(cmd *cobra.Command, fn func(*cobra.Command)) {
 	}
 }
 
-// did is what a command came to: what it asked of the API, what it printed, and its error.
+// did runs a command and returns its requests to the API, its output and its error.
 func did(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var mu sync.Mutex
@@ -57,7 +57,7 @@ func did(t *testing.T, args ...string) (string, error) {
 	return seen.String() + out.String(), err
 }
 
-// other is a value of a flag that is not its default.
+// other returns a value of a flag that is not its default.
 func other(f *pflag.Flag) string {
 	switch {
 	case f.Value.Type() == "bool":
@@ -86,7 +86,7 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 			return
 		}
 		path := strings.Fields(cmd.CommandPath())[1:]
-		if path[0] == "login" { // login_test.go
+		if path[0] == "login" { // see login_test.go
 			return
 		}
 		forms := [][]string{nil}
@@ -124,7 +124,7 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 	require.Greater(t, tried, 200)
 }
 
-// A token goes over http to this machine alone, unless somebody says otherwise.
+// TestFlags_plainHTTP sends a token over http only to this machine, unless --plain-http is given.
 func TestFlags_plainHTTP(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
@@ -142,8 +142,8 @@ func TestFlags_plainHTTP(t *testing.T) {
 	}
 }
 
-// The other commands' flags are few, and each is named here with what shows that it is acted on, so that a new one cannot be
-// forgotten.
+// TestFlags_ofOtherCommandsAreKnown lists the flags of the other commands and the tests that use
+// them, so that a new flag cannot be forgotten.
 func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 	t.Parallel()
 	const (
@@ -199,7 +199,7 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 	})
 }
 
-// refused wants the command line to be wrong.
+// refused requires that a command line is rejected.
 func refused(t *testing.T, why string, args ...string) {
 	t.Helper()
 	root := newRoot(t.Context())
@@ -227,7 +227,7 @@ func TestFlags_ofADatabase(t *testing.T) {
 		if path[0] == "archive" || path[0] == "serve" {
 			args = append(args, "--archive", dir)
 		}
-		if path[0] != "archive" { // restore looks for its unit first
+		if path[0] != "archive" { // restore reads its unit first
 			refused(t, "--data-dir does nothing where --database-url", append(args, "--data-dir", dir)...)
 			if path[0] != "psql" {
 				refused(t, "--postgres-bin does nothing where --database-url", append(args, "--postgres-bin", dir)...)
@@ -272,7 +272,7 @@ func TestFlags_ofAPolicy(t *testing.T) {
 	}
 }
 
-// What one dead letter's commands do with flags that are for many.
+// TestFlags_ofOneDeadLetter checks that commands on one dead letter reject flags for many.
 func TestFlags_ofOneDeadLetter(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{"discard", "resolve", "park", "unpark", "reopen", "replay"} {
@@ -312,7 +312,7 @@ func TestCommands_thatDoNotExist(t *testing.T) {
 	}
 }
 
-// Numbers that were typed are asked for as they were typed.
+// TestFlags_numbersAsTyped checks that numbers in JSON reach the API as they were typed.
 func TestFlags_numbersAsTyped(t *testing.T) {
 	t.Parallel()
 	const document = `{"acct":9007199254740993,"sum":0.12345678901234567890123}`
@@ -330,7 +330,7 @@ func TestFlags_numbersAsTyped(t *testing.T) {
 		require.NoError(t, err, args)
 		require.Contains(t, asked, document, args)
 	}
-	const spaced = `{ "b" : 1.0,"a":"<&>" }` // the body of an exact delivery
+	const spaced = `{ "b" : 1.0,"a":"<&>" }` // a delivery sends exactly these bytes
 	for _, args := range [][]string{{"replay", testEntry, "--payload", spaced}, {"send", "--kind", "k", spaced}} {
 		asked, err := did(t, args...)
 		require.NoError(t, err, args)

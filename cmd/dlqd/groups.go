@@ -129,7 +129,7 @@ func newShowGroup() *cobra.Command {
 	return cmd
 }
 
-// workerLost says what is to be known of entries of a group whose worker died again and again.
+// workerLost describes the entries of a group whose worker died repeatedly.
 func workerLost(n int64) string {
 	return fmt.Sprintf("rescued twice or more (rule worker-lost): %d. One of them may be what kills the worker; a replay run sends one at a time", n)
 }
@@ -160,7 +160,8 @@ func printGroup(cmd *cobra.Command, g *group.Group) error {
 	return w.Flush()
 }
 
-// newSetGroup is a command that says something of a failure group. fill says what, by the flags and what the group is now.
+// newSetGroup returns a command that changes a failure group. fill sets the change from the flags
+// and the group's current state.
 func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.GroupChange, now *group.Group)) *cobra.Command {
 	var c client
 	var in api.GroupChange
@@ -169,7 +170,7 @@ func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.Group
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()
 			var now api.GroupDetail
-			if verb == "unmute" { // what it is then depends on what it is
+			if verb == "unmute" { // the new status depends on the current one
 				asked := c
 				asked.asJSON = false
 				if err := asked.call(cmd, http.MethodGet, groupPath(args), nil, &now); err != nil {

@@ -23,11 +23,11 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// inTrial is whether these tests run long, and assert figures: make trial-kills.
+// inTrial reports whether these tests run at full length and check figures (make trial-kills).
 var inTrial = os.Getenv("DLQD_TRIAL") != ""
 
-// ordered is a database, and processes that deliver messages with ordering keys to a receiver that writes down what it
-// gets.
+// ordered is a database with processes that deliver messages with ordering keys to a receiver,
+// which records what it gets.
 type ordered struct {
 	*testing.T
 
@@ -37,14 +37,14 @@ type ordered struct {
 	ledger ledger
 }
 
-// arrival is one delivery that was answered with success.
+// arrival is a delivery that was answered with success.
 type arrival struct {
 	id string
-	n  int // place in its key
+	n  int // position within its key
 	at time.Time
 }
 
-// ledger is what a receiver got.
+// ledger records what a receiver gets.
 type ledger struct {
 	mu      sync.Mutex
 	keys    map[string][]arrival
@@ -53,7 +53,8 @@ type ledger struct {
 	wait func(id string)
 }
 
-// ServeHTTP implements http.Handler. Messages have the id key-number; each 50th is refused at first.
+// ServeHTTP implements http.Handler. Message ids have the form key-number. Every 50th message is
+// refused once.
 func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := r.Header.Get("Webhook-Id")
 	key, number, _ := strings.Cut(id, "-")
@@ -79,8 +80,9 @@ func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// counts go through the ledger: how many messages came, how many came again, the most often that one came, and how
-// many came again after a later one of their key. First arrivals are in order.
+// counts returns the number of messages, the number of repeated deliveries, the most deliveries of
+// one message, and the number of repeats after a later message of the same key. It requires that
+// first deliveries are in order.
 func (o *ordered) counts() (messages, repeats, most, behind int) {
 	o.Helper()
 	o.ledger.mu.Lock()
@@ -127,7 +129,7 @@ func (o *ordered) serve(url string) *served {
 	return serve(o.T, "--database-url", url, "--config-dir", o.config)
 }
 
-// process is the id of a process that runs, in dlq.processes.
+// process returns the id in dlq.processes of a running process.
 func (o *ordered) process(s *served) (id string) {
 	o.Helper()
 	require.NoError(o, o.pool.QueryRow(o.Context(), "SELECT id FROM dlq.processes WHERE name LIKE '%/' || $1 ORDER BY started_at DESC LIMIT 1", strconv.Itoa(s.cmd.Process.Pid)).Scan(&id))
@@ -140,7 +142,8 @@ func (o *ordered) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// submit submits messages in one request to any of some processes; it tries again until one has answered.
+// submit submits messages in one request, to the first process that answers. It tries until one
+// does.
 func (o *ordered) submit(ids []string, apis func() []string) {
 	o.Helper()
 	type message struct {
@@ -186,8 +189,9 @@ func (o *ordered) settle(messages int) {
 	}, time.Minute, 50*time.Millisecond)
 }
 
-// A process is killed after the receiver has answered and before River has recorded that: it waits for the job's row.
-// The messages behind must not be delivered before the one that is delivered again.
+// TestServe_KilledBetweenAnswerAndCompletion kills a process after the receiver has answered and
+// before River has recorded it: the process waits for the job's row, which the test locks. Messages
+// behind it must not be delivered before it is delivered again.
 func TestServe_KilledBetweenAnswerAndCompletion(t *testing.T) {
 	t.Parallel()
 	o := newOrdered(t)
@@ -213,7 +217,7 @@ func TestServe_KilledBetweenAnswerAndCompletion(t *testing.T) {
 	}, time.Minute, 10*time.Millisecond)
 	require.NoError(t, first.cmd.Process.Kill())
 	_ = first.cmd.Wait()
-	// What waits for the row ends with its process, and does nothing any more.
+	// End the dead process's session that waits for the row, so that it writes nothing later.
 	_, err = o.pool.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0")
 	require.NoError(t, err)
 
@@ -227,7 +231,8 @@ func TestServe_KilledBetweenAnswerAndCompletion(t *testing.T) {
 	require.Zero(t, second.stop(syscall.SIGTERM), second.log.String())
 }
 
-// cut lets nothing through any of some proxies for a while: to their processes, the database or the network hangs.
+// cut blocks all traffic through the proxies for a while. To the processes behind them, the
+// database or the network hangs.
 func cut(d time.Duration, proxies ...*postgrestest.Proxy) {
 	for _, p := range proxies {
 		p.Hold()
@@ -238,9 +243,9 @@ func cut(d time.Duration, proxies ...*postgrestest.Proxy) {
 	}
 }
 
-// TestServe_OrderThroughKills delivers messages by two processes, one of which is killed. In a trial there are 10,000
-// of 200 keys, two kills, one process that is stopped for 40 s, one that is cut off from the database for as long, and
-// a database that hangs for as long.
+// TestServe_OrderThroughKills delivers messages with two processes, one of which is killed. A trial
+// has 10,000 messages of 200 keys, two kills, a process that is stopped for 40 s, one that is cut
+// off from the database for 40 s, and a database that hangs for 40 s.
 func TestServe_OrderThroughKills(t *testing.T) {
 	t.Parallel()
 	o := newOrdered(t)

@@ -32,15 +32,17 @@ import (
 )
 
 const (
-	// loginPatience is how long somebody may take to sign in.
+	// loginPatience limits the time for a sign-in.
 	loginPatience = 5 * time.Minute
-	// loginMargin is how long before its end an ID token is renewed: it must not end on the way.
+	// loginMargin is how long before its expiry an ID token is renewed, so that it does not expire in
+	// transit.
 	loginMargin = 30 * time.Second
-	// providerSkew is how far the provider's clock may be from ours.
+	// providerSkew is the accepted difference between the provider's clock and the local one.
 	providerSkew = time.Minute
 )
 
-// login is what "dlqd login" got for one API. It is kept in a file that its user alone may read.
+// login is the result of "dlqd login" for one API. It is stored in a file that only its owner may
+// read.
 type login struct {
 	API              string    `json:"api"`
 	Issuer           string    `json:"issuer"`
@@ -53,7 +55,7 @@ type login struct {
 	Expiry           time.Time `json:"expiry"` // of the ID token
 }
 
-// loginPath is where the login at an API is kept.
+// loginPath returns the path of the login for an API.
 func loginPath(base string) (string, error) {
 	dir, err := os.UserConfigDir()
 	if err != nil {
@@ -82,13 +84,13 @@ func readLogin(path string) (*login, error) {
 	return &l, nil
 }
 
-// write keeps a login, all of it or what was there before.
+// write replaces the file of the login atomically.
 func (l *login) write(path string) error {
 	raw, err := json.MarshalIndent(l, "", "  ") //nolint:gosec // the file is there to hold them
 	if err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(filepath.Dir(path), "login-") // its owner alone may read it
+	file, err := os.CreateTemp(filepath.Dir(path), "login-") // readable by its owner only
 	if err != nil {
 		return err
 	}
@@ -100,7 +102,8 @@ func (l *login) write(path string) error {
 	return os.Rename(file.Name(), path)
 }
 
-// lockLogin has other processes wait: a refresh token is good once, and two who use it at a time are taken for a theft.
+// lockLogin serializes processes. A refresh token can be used once: providers treat a second use as
+// theft.
 func lockLogin(path string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -115,11 +118,12 @@ func lockLogin(path string) (unlock func(), err error) {
 	return func() { _ = file.Close() }, nil
 }
 
-// loginToken is the token of whoever signed in at this API, renewed if need be; empty where nobody did.
+// loginToken returns the ID token of the login at this API, renewed if necessary, or "" if there is
+// no login.
 func (c *client) loginToken(ctx context.Context) (string, error) {
 	path, err := loginPath(c.base)
 	if err != nil {
-		return "", nil // no home, no login
+		return "", nil // without a home directory there is no login
 	}
 	l, err := readLogin(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -133,7 +137,7 @@ func (c *client) loginToken(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	if l, err = readLogin(path); err != nil || time.Until(l.Expiry) > loginMargin { // another process was faster
+	if l, err = readLogin(path); err != nil || time.Until(l.Expiry) > loginMargin { // another process has renewed it
 		return l.token(), err
 	}
 	if err = l.renew(ctx); err == nil {
@@ -152,7 +156,8 @@ func (l *login) token() string {
 	return l.IDToken
 }
 
-// provider finds out where the provider has its users sign in. The context that it returns asks it.
+// provider discovers the provider's endpoints. The returned context carries the HTTP client for
+// requests to the provider.
 func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, *oauth2.Config, error) {
 	if err := access.CheckProviderURL(l.Issuer); err != nil {
 		return nil, nil, nil, err
@@ -163,7 +168,7 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 		return nil, nil, nil, fmt.Errorf("the OpenID Connect provider %s: %w", l.Issuer, err)
 	}
 	config := &oauth2.Config{ClientID: l.ClientID, Endpoint: provider.Endpoint(), Scopes: l.Scopes}
-	config.Endpoint.AuthStyle = oauth2.AuthStyleInParams // to try both would spend the code
+	config.Endpoint.AuthStyle = oauth2.AuthStyleInParams // trying both styles would use up the code
 	if l.ClientSecretFile != "" {
 		raw, err := os.ReadFile(l.ClientSecretFile)
 		if err != nil {
@@ -180,7 +185,7 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 	return ctx, provider, config, nil
 }
 
-// take checks and keeps what the provider gave.
+// take verifies the provider's tokens and stores them in l.
 func (l *login) take(ctx context.Context, provider *oidc.Provider, token *oauth2.Token, nonce string) error {
 	raw, _ := token.Extra("id_token").(string)
 	if raw == "" {
@@ -203,7 +208,7 @@ func (l *login) take(ctx context.Context, provider *oidc.Provider, token *oauth2
 	return nil
 }
 
-// renew gets another ID token, without anybody who signs in.
+// renew gets a new ID token with the refresh token.
 func (l *login) renew(ctx context.Context) error {
 	ended := fmt.Errorf("your sign-in has ended: dlqd login --api-url %s", l.API)
 	if l.RefreshToken == "" {
@@ -294,7 +299,7 @@ func newLogin() *cobra.Command {
 	return cmd
 }
 
-// checkPrivate refuses to send what somebody signs in with where others could read it.
+// checkPrivate rejects addresses to which credentials would be sent unencrypted over the network.
 func checkPrivate(base string) error {
 	u, err := url.Parse(base)
 	if err != nil {
@@ -306,7 +311,7 @@ func checkPrivate(base string) error {
 	return fmt.Errorf("--api-url %s: others on the way could read who you are, and be you; use https, or a tunnel to 127.0.0.1", u.Redacted())
 }
 
-// inBrowser has the user sign in with a browser, which comes back to this machine with a code.
+// inBrowser signs the user in with a browser, which returns to this machine with a code.
 func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config, port int, noBrowser bool) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
@@ -321,7 +326,8 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("Referrer-Policy", "no-referrer")
 		query := r.URL.Query()
-		// (Others may come here too: pages in the same browser. They do not know the state, and end nothing.)
+		// Other pages in the same browser may request this address too. They do not know the state, so they
+		// cannot end the sign-in.
 		if r.Method != http.MethodGet || r.URL.Path != "/callback" || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(state)) != 1 {
 			w.WriteHeader(http.StatusBadRequest)
 			_, _ = io.WriteString(w, "This is no answer to the sign-in that waits here.\n")
@@ -330,11 +336,11 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 		_, _ = io.WriteString(w, "dlqd has the answer; see your terminal. This page can be closed.\n")
 		select {
 		case came <- query:
-		default: // the first counts
+		default: // only the first answer counts
 		}
 	})}
 	go func() { _ = server.Serve(listener) }()
-	defer func() { // the browser gets its page
+	defer func() { // let the browser receive its page
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
@@ -365,7 +371,7 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 	return l.take(ctx, provider, token, nonce)
 }
 
-// openBrowser opens a page where there is a desktop. The address is printed too.
+// openBrowser opens an address if there is a desktop. The caller prints the address as well.
 func openBrowser(ctx context.Context, address string) {
 	if os.Getenv("DISPLAY") == "" && os.Getenv("WAYLAND_DISPLAY") == "" {
 		return
@@ -375,7 +381,7 @@ func openBrowser(ctx context.Context, address string) {
 	}
 }
 
-// onDevice has the user sign in on another machine, by a code (RFC 8628).
+// onDevice signs the user in on another device with a code (RFC 8628).
 func (l *login) onDevice(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config) error {
 	if config.Endpoint.DeviceAuthURL == "" {
 		return errors.New("this OpenID Connect provider has no --device sign-in")
@@ -413,7 +419,8 @@ func newLogout() *cobra.Command {
 				sayf(cmd.OutOrStdout(), "nobody is signed in at %s\n", c.base)
 				return nil
 			}
-			// (Whatever is in it, it goes. The lock stays: another process may wait for it.)
+			// Remove the file even if it is not readable as a login. Keep the lock file: another process may be
+			// waiting for it.
 			if removed := os.Remove(path); removed != nil {
 				return removed
 			}
@@ -431,7 +438,7 @@ func newLogout() *cobra.Command {
 	return cmd
 }
 
-// revoke has the provider renew this login no more (RFC 7009).
+// revoke revokes the refresh token at the provider (RFC 7009).
 func (l *login) revoke(ctx context.Context) error {
 	if l.RefreshToken == "" {
 		return nil

@@ -21,7 +21,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// person is somebody with a home of their own.
+// person is a user with their own home directory.
 type person struct {
 	*testing.T
 
@@ -40,7 +40,7 @@ func (p *person) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs dlqd to its end.
+// run runs dlqd and waits for its exit.
 func (p *person) run(args ...string) (out string, failed bool) {
 	p.Helper()
 	raw, err := p.command(args...).CombinedOutput()
@@ -63,7 +63,7 @@ func (p *person) fails(args ...string) string {
 
 var address = regexp.MustCompile(`^https?://\S+$`)
 
-// login signs in, with a browser that goes where it is sent. What the address is to become may be changed.
+// login signs in and calls browse with the address that dlqd prints.
 func (p *person) login(browse func(address string), args ...string) (out string, failed bool) {
 	p.Helper()
 	cmd := p.command(append([]string{"login", "--no-browser"}, args...)...)
@@ -84,7 +84,7 @@ func (p *person) login(browse func(address string), args ...string) (out string,
 	return stderr.String() + stdout.String(), err != nil
 }
 
-// get is a browser without a person: it goes where it is sent.
+// get requests an address as a browser without a user does: it follows redirects.
 func (p *person) get(address string) string {
 	p.Helper()
 	response, err := http.Get(address)
@@ -95,7 +95,7 @@ func (p *person) get(address string) string {
 	return string(raw)
 }
 
-// file is what dlqd login keeps.
+// file returns the path of the file that "dlqd login" writes, or "".
 func (p *person) file() string {
 	p.Helper()
 	found, err := filepath.Glob(filepath.Join(p.home, ".config", "dlqd", "logins", "*.json"))
@@ -140,12 +140,12 @@ func TestLogin(t *testing.T) {
 	require.Contains(t, kim.ok("whoami"), "kim@example.com (by oidc)")
 	require.Contains(t, newPerson(t, s.api).fails("list"), "who calls is not known", "others did not sign in")
 
-	// Kept for this API alone.
+	// The login is for this API only.
 	elsewhere := *kim
 	elsewhere.api = serveOIDC(t, issuer.URL).api
 	require.Contains(t, elsewhere.fails("list"), "who calls is not known")
 
-	// A file that others may read counts no more.
+	// A file that others can read is rejected.
 	require.NoError(t, os.Chmod(kim.file(), 0o640))
 	require.Contains(t, kim.fails("list"), "others than its owner may read it")
 
@@ -161,7 +161,7 @@ func TestLogin_renews(t *testing.T) {
 	issuer := accesstest.New(t)
 	s := serveOIDC(t, issuer.URL)
 	kim := newPerson(t, s.api)
-	issuer.Lives(time.Second) // always about to end
+	issuer.Lives(time.Second) // always about to expire
 	out, failed := kim.login(func(address string) { kim.get(address) })
 	require.False(t, failed, out)
 	before, err := os.ReadFile(kim.file())
@@ -171,7 +171,7 @@ func TestLogin_renews(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEqual(t, before, after)
 
-	// A refresh token is good once: commands that run at a time use it one after the other.
+	// A refresh token can be used once: commands that run at the same time use it one after the other.
 	var all sync.WaitGroup
 	for range 5 {
 		all.Go(func() {
@@ -183,7 +183,8 @@ func TestLogin_renews(t *testing.T) {
 	all.Wait()
 	require.Equal(t, 1, issuer.Sessions())
 
-	// The provider's key is another one meanwhile. (It was asked for its keys a moment ago, and is not again within five seconds.)
+	// The provider changes its key. dlqd has just fetched the keys, and does not fetch them again
+	// within five seconds.
 	issuer.Rotate()
 	require.Eventually(t, func() bool {
 		_, failed := kim.run("whoami")
@@ -201,7 +202,7 @@ func TestLogin_renews(t *testing.T) {
 	require.Contains(t, kim.fails("whoami"), "your sign-in has ended: dlqd login --api-url "+s.api)
 }
 
-// expired is a login that needs another ID token.
+// expired returns the content of a login file with an expired ID token.
 func expired(t *testing.T, file string) []byte {
 	t.Helper()
 	raw, err := os.ReadFile(file)
@@ -218,13 +219,13 @@ func TestLogin_device(t *testing.T) {
 	require.Contains(t, out, "kim@example.com (by oidc)")
 }
 
-// What comes back to this machine must be the answer to what was asked.
+// TestLogin_refused rejects answers to this machine that do not belong to the sign-in.
 func TestLogin_refused(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := serveOIDC(t, issuer.URL)
 	kim := newPerson(t, s.api)
-	// back is where the browser is sent after it was at the provider.
+	// back returns where the provider redirects the browser.
 	back := func(address string) string {
 		client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 		response, err := client.Get(address)
@@ -264,7 +265,7 @@ func TestLogin_refused(t *testing.T) {
 	require.Contains(t, out, "answers another sign-in (nonce)")
 	require.Empty(t, kim.file())
 
-	// A code that somebody caught is of no use without what it was asked for with (PKCE).
+	// A stolen code is useless without the verifier (PKCE).
 	issuer.Nonce("")
 	out, failed = kim.login(func(address string) {
 		kim.get(back(regexp.MustCompile(`code_challenge=[^&]*`).ReplaceAllString(address, "code_challenge=another")))
@@ -278,7 +279,7 @@ func TestLogin_refused(t *testing.T) {
 	require.Contains(t, kim.fails("login"), "nobody signs in here by an OpenID Connect provider")
 }
 
-// A provider that is down stops nobody else.
+// TestLogin_providerDown checks that a provider that is down affects only its own users.
 func TestLogin_providerDown(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestLogLevel has a dlqd that serves say more for a while, in JSON, and no more of payloads than their sizes.
+// TestLogLevel raises the log level of a running dlqd for a while. The log is JSON and has only the
+// sizes of payloads.
 func TestLogLevel(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }))

@@ -1,4 +1,4 @@
-// Command dlqd is a dead-letter office for Postgres. "dlqd help" lists what it does.
+// Command dlqd is a dead-letter office for Postgres. "dlqd help" lists its commands.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	_ "time/tzdata" // off-peak hours are in time zones, which a small machine may not have
+	_ "time/tzdata" // off-peak hours have time zones, and the machine may have no zone files
 
 	"github.com/spf13/cobra"
 
@@ -27,22 +27,22 @@ import (
 
 // Exit codes, for systemd units and scripts.
 const (
-	exitFailed   = 1 // it did not work; standard error says why
-	exitUsage    = 2 // the command line is wrong
+	exitFailed   = 1 // standard error says why
+	exitUsage    = 2 // wrong command line
 	exitSchema   = 3 // the database's schema is old: run the command that the message names
 	exitHeld     = 4 // another dlqd holds the data directory
 	exitStopped  = 5 // stopped before running jobs had finished; they run again
 	exitNoServer = 6 // no Postgres is installed
-	exitAsked    = 7 // it needs a second person, who was asked
+	exitAsked    = 7 // approval is needed and was requested
 )
 
-// How long a stop that a second signal cut short may still take.
+// hardStopLimit is how long the process may run on after the second signal.
 const hardStopLimit = 15 * time.Second
 
 func main() {
 	ctx, hard := signals()
 	root := newRoot(hard)
-	started := false // before a command runs, what fails is the command line
+	started := false // an error before a command runs is in the command line
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	err := root.ExecuteContext(ctx)
 	if err == nil {
@@ -52,7 +52,7 @@ func main() {
 		err = &usageError{err}
 	}
 	if _, ok := errors.AsType[*usageError](err); ok {
-		err = &usageError{errors.New(redact.Text(err.Error()))} // it may repeat the command line
+		err = &usageError{errors.New(redact.Text(err.Error()))} // the message may quote the command line
 	}
 	sayf(os.Stderr, "dlqd: %s\n", err)
 	os.Exit(exitCode(err))
@@ -79,10 +79,11 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// usageError is a wrong command line.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
-// signals returns a context that the first SIGINT or SIGTERM ends, and one that the second ends.
+// signals returns a context that ends at the first SIGINT or SIGTERM, and one that ends at the
+// second. hardStopLimit after the second, the process exits.
 func signals() (ctx, hard context.Context) {
 	ctx, cancel := context.WithCancel(context.Background())
 	hard, cancelHard := context.WithCancel(context.Background())
@@ -131,13 +132,14 @@ func newRoot(hard context.Context) *cobra.Command {
 	return root
 }
 
-// databaseFlags name a database: any Postgres, or the embedded one of a data directory.
+// databaseFlags are the flags that name a database: a Postgres server, or the embedded server of a
+// data directory.
 type databaseFlags struct {
 	url, dataDir, postgresBin string
 	schemas                   postgres.Schemas
 	ownRiver                  bool
-	makesData                 bool     // a data directory that is not there is made
-	besideURL                 []string // flags of the embedded one that are acted on where a URL names the database
+	makesData                 bool     // create a missing data directory
+	besideURL                 []string // flags of the embedded server that a URL does not exclude
 }
 
 func (f *databaseFlags) register(cmd *cobra.Command) {
@@ -177,7 +179,8 @@ func (f *databaseFlags) registerDataDir(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.dataDir, "data-dir", dataDir, "where the embedded Postgres keeps its data")
 }
 
-// withMigrator runs fn on the database that the flags name. The embedded one is started if no dlqd runs it.
+// withMigrator runs fn on the database that the flags name. It starts the embedded server if no
+// dlqd runs it.
 func (f *databaseFlags) withMigrator(cmd *cobra.Command, fn func(*postgres.Migrator) error) error {
 	if err := f.check(cmd); err != nil {
 		return err
@@ -197,7 +200,8 @@ func (f *databaseFlags) withMigrator(cmd *cobra.Command, fn func(*postgres.Migra
 	}(), stop())
 }
 
-// check refuses names of schemas that are none and, where a URL names the database, flags that are for the embedded one.
+// check rejects invalid schema names and, if a URL names the database, flags of the embedded
+// server.
 func (f *databaseFlags) check(cmd *cobra.Command) error {
 	if err := f.schemas.Validate(); err != nil {
 		return &usageError{err}
@@ -224,7 +228,7 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// reach returns the database's URL, and what ends the server that had to be started for it.
+// reach returns the database's URL, and a function that stops the server if reach has started it.
 func (f *databaseFlags) reach(ctx context.Context, logger *slog.Logger) (url string, stop func() error, err error) {
 	if f.url != "" {
 		return f.url, func() error { return nil }, nil
@@ -233,7 +237,7 @@ func (f *databaseFlags) reach(ctx context.Context, logger *slog.Logger) (url str
 		return "", nil, &usageError{fmt.Errorf("--data-dir %s: no dlqd keeps its data there; \"dlqd serve\" or \"dlqd migrate up\" makes it", f.dataDir)}
 	}
 	embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: f.dataDir, BinDir: f.postgresBin, Logger: logger})
-	if _, ok := errors.AsType[*postgres.HeldError](err); ok { // a dlqd runs it: use that one
+	if _, ok := errors.AsType[*postgres.HeldError](err); ok { // a running dlqd has started it: use that one
 		url, err := postgres.EmbeddedURL(f.dataDir)
 		return url, func() error { return nil }, err
 	}

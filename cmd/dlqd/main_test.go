@@ -31,7 +31,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// program is dlqd, built once, where any user can run it.
+// program is the path of the dlqd binary, built once in a directory that any user can read.
 var program string
 
 func TestMain(m *testing.M) {
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// run runs dlqd to its end.
+// run runs dlqd and waits for its exit.
 func run(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
@@ -66,7 +66,7 @@ func run(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// ok runs dlqd and wants it to work.
+// ok runs dlqd and requires that it succeeds.
 func ok(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := run(t, args...)
@@ -74,7 +74,7 @@ func ok(t *testing.T, args ...string) string {
 	return stdout
 }
 
-// served is a "dlqd serve" that runs.
+// served is a running "dlqd serve".
 type served struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -135,7 +135,7 @@ func serve(t *testing.T, args ...string) *served {
 func (s *served) stop(signal syscall.Signal) int {
 	s.t.Helper()
 	require.NoError(s.t, s.cmd.Process.Signal(signal))
-	select { // Wait closes the pipe, and what was not read of it yet is lost
+	select { // Wait closes the pipe, which would lose unread output
 	case <-s.read:
 	case <-time.After(time.Minute):
 	}
@@ -238,7 +238,8 @@ func TestServe_exitCodes(t *testing.T) {
 	require.Contains(t, help, "DATABASE_URL")
 }
 
-// A second signal does not wait for a receiver that hangs; what was cut off runs again.
+// TestServe_secondSignalStopsAtOnce checks that a second signal does not wait for a receiver that
+// hangs, and that the interrupted job runs again.
 func TestServe_secondSignalStopsAtOnce(t *testing.T) {
 	t.Parallel()
 	arrived := make(chan struct{}, 10)
@@ -252,7 +253,7 @@ func TestServe_secondSignalStopsAtOnce(t *testing.T) {
 	ok(t, "send", "--api-url", s.api, "--kind", "k", "1")
 	<-arrived
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGTERM))
-	require.Eventually(t, func() bool { // it has begun to stop
+	require.Eventually(t, func() bool { // the stop has begun
 		response, err := http.Get(s.api + "/livez")
 		if err == nil {
 			_ = response.Body.Close()
@@ -268,7 +269,7 @@ func TestServe_secondSignalStopsAtOnce(t *testing.T) {
 func TestServe_embedded(t *testing.T) {
 	t.Parallel()
 	parent := dataDir(t)
-	require.NoError(t, os.Chmod(parent, 0o755)) // the server has a user of its own
+	require.NoError(t, os.Chmod(parent, 0o755)) // the server runs as another user
 	dir := filepath.Join(parent, "my data, and more")
 	s := serve(t, embedded(t, dir)...)
 	_, stderr, code := run(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, embedded(t, dir)...)...)
@@ -276,7 +277,7 @@ func TestServe_embedded(t *testing.T) {
 	require.Contains(t, stderr, "is in use by dlqd with process id "+strconv.Itoa(s.cmd.Process.Pid)+", which serves "+s.api)
 
 	psql := append(append([]string{"psql"}, embedded(t, dir)...), "-Atc", "SELECT count(*) FROM dead_letter_queue")
-	if os.Getenv("DLQD_TEST_POSTGRES_BIN") != "" { // a server alone; psql comes from elsewhere
+	if os.Getenv("DLQD_TEST_POSTGRES_BIN") != "" { // it has only the server; psql is elsewhere
 		psql = []string{"psql", "-Atc", "SELECT count(*) FROM dead_letter_queue", "--data-dir", dir}
 	}
 	require.Equal(t, "0\n", ok(t, psql...))
@@ -285,7 +286,8 @@ func TestServe_embedded(t *testing.T) {
 	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date", "it starts the server itself")
 }
 
-// What psql gets, as everybody on the machine can see it.
+// TestPsql_command checks the arguments of psql, which other users of the machine can read: the
+// password is not among them.
 func TestPsql_command(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()
@@ -308,7 +310,7 @@ func TestPsql_command(t *testing.T) {
 func TestServe_asANormalUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		return // then every other test is this one
+		return // all other tests already run as a normal user
 	}
 	nobody, err := user.Lookup("nobody")
 	require.NoError(t, err)
@@ -359,8 +361,8 @@ func TestAttach_command(t *testing.T) {
 	require.Contains(t, stderr, `run "dlqd attach"`)
 }
 
-// TestServe_isKilledAgainAndAgain submits messages while dlqd is killed, and then accounts for every one that was
-// accepted: it was delivered, or it has one dead letter; none is lost and none is doubled.
+// TestServe_isKilledAgainAndAgain submits messages while dlqd is killed repeatedly. Then each
+// accepted message has been delivered or has one dead letter; none is lost or doubled.
 func TestServe_isKilledAgainAndAgain(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -383,7 +385,8 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 	config := dataDir(t)
 	require.NoError(t, os.WriteFile(filepath.Join(config, "retry-policies.yaml"), fmt.Appendf(nil,
 		"queues: {default: {maxAttempts: 3, backoff: {delay: 10ms}, timeout: 2s}}\ndestinations: {default: {url: %q}}\n", receiver), 0o600))
-	// What a killed process leaves behind is, for the most part, what is answered with 502: no breaker is to hold it for minutes.
+	// Most of the jobs that a killed process leaves behind were answered with 502, which must not open
+	// the breaker for minutes.
 	require.NoError(t, os.WriteFile(filepath.Join(config, "circuit-breaker.yaml"), []byte("defaults: {enabled: false}\n"), 0o600))
 	dir := dataDir(t)
 	args := append(embedded(t, dir), "--config-dir", config)
@@ -397,7 +400,7 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 			body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": %d}`, id, next)
 			response, err := client.Post(api+"/api/messages", "application/json", strings.NewReader(body))
 			if err != nil {
-				return // killed; the same message is sent again after the restart
+				return // killed; the message is submitted again after the restart
 			}
 			_ = response.Body.Close()
 			if response.StatusCode == http.StatusAccepted || response.StatusCode == http.StatusOK {
@@ -427,7 +430,8 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), "postgres://dlqd@/dlqd?host="+url)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(context.Background()) }()
-	// A job that a killed process was running is put back after half a minute (kills_test.go); this test does not wait.
+	// A job of a killed process is put back after half a minute (kills_test.go). This test does not
+	// wait for that.
 	var left string
 	assert.Eventually(t, func() bool {
 		_, err := conn.Exec(t.Context(), "UPDATE river_job SET state = 'available', attempt = 0 WHERE state = 'running' AND attempted_at < now() - interval '5 seconds'")
@@ -467,7 +471,7 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 	require.Zero(t, s.stop(syscall.SIGTERM), s.log.String())
 }
 
-// freePort is a port that nobody listens on at this moment.
+// freePort returns a port that is not in use at the moment.
 func freePort(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -478,7 +482,7 @@ func freePort(t *testing.T) string {
 
 var testedBlock = regexp.MustCompile("(?s)```sh test\n(.*?)```")
 
-// TestREADME runs the commands of README's quick start as they stand there, on ports of its own.
+// TestREADME runs the commands of the README's quick start unchanged, except for the ports.
 func TestREADME(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../README.md")
@@ -505,7 +509,7 @@ func TestREADME(t *testing.T) {
 	}
 }
 
-// TestConfig_example is what docs/operations.md points to.
+// TestConfig_example serves with config/, which docs/operations.md refers to.
 func TestConfig_example(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--database-url", postgrestest.URL(t), "--config-dir", "../../config")

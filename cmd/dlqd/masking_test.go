@@ -11,7 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// What the policy's files mask, no command shows without a reason.
+// TestMask_commands checks that commands do not show what the policy's files mask, unless a reason
+// is given.
 func TestMask_commands(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)

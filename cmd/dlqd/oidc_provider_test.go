@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// realProvider is npm's certified oidc-provider, a process of its own on loopback.
+// realProvider is npm's certified oidc-provider, running as a process on loopback.
 type realProvider struct {
 	*testing.T
 
@@ -52,7 +52,7 @@ func (p *realProvider) line() string {
 	return p.out.Text()
 }
 
-// does has it do something: see testdata/oidc-provider.mjs.
+// does sends the provider a command of testdata/oidc-provider.mjs.
 func (p *realProvider) does(command string) {
 	p.Helper()
 	_, err := fmt.Fprintln(p.in, command)
@@ -60,7 +60,7 @@ func (p *realProvider) does(command string) {
 	require.Equal(p, "done", p.line())
 }
 
-// keys are what it signs with.
+// keys returns the provider's signing keys.
 func (p *realProvider) keys() jose.JSONWebKeySet {
 	p.Helper()
 	response, err := http.Get(p.issuer + "/jwks")
@@ -71,7 +71,7 @@ func (p *realProvider) keys() jose.JSONWebKeySet {
 	return keys
 }
 
-// renewed is another ID token for somebody who signed in.
+// renewed returns a new ID token of a signed-in user.
 func (p *realProvider) renewed(kim *person) string {
 	p.Helper()
 	response, err := http.PostForm(p.issuer+"/token", url.Values{"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kim.kept()["refreshToken"].(string)}})
@@ -87,7 +87,7 @@ func (p *realProvider) renewed(kim *person) string {
 	return tokens.IDToken
 }
 
-// kept is what dlqd login keeps.
+// kept returns the content of the file that "dlqd login" writes.
 func (p *person) kept() (out map[string]any) {
 	p.Helper()
 	raw, err := os.ReadFile(p.file())
@@ -96,7 +96,7 @@ func (p *person) kept() (out map[string]any) {
 	return out
 }
 
-// browse is a browser that keeps cookies.
+// browse opens an address in a browser that keeps cookies.
 func (p *person) browse(address string) {
 	p.Helper()
 	jar, err := cookiejar.New(nil)
@@ -109,7 +109,7 @@ func (p *person) browse(address string) {
 	require.Contains(p, string(raw), "see your terminal")
 }
 
-// status is what an API answers to a token.
+// status returns the API's status for a token.
 func status(t *testing.T, api, token string) int {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, api+"/api/whoami", nil)
@@ -121,8 +121,9 @@ func status(t *testing.T, api, token string) int {
 	return response.StatusCode
 }
 
-// DLQD_TEST_OIDC_PROVIDER is where npm has installed oidc-provider (npm install --prefix DIR oidc-provider): .ci/run says so. Without
-// it, all of this is tried with accesstest's provider alone: TestLogin, and TestOIDC of internal/access.
+// TestLogin_realProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory
+// where npm has installed it (npm install --prefix DIR oidc-provider); .ci/run sets it. Without it,
+// TestLogin and TestOIDC of internal/access check the same with accesstest's provider only.
 func TestLogin_realProvider(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_OIDC_PROVIDER")
@@ -142,7 +143,7 @@ func TestLogin_realProvider(t *testing.T) {
 	good := kim.kept()["idToken"].(string)
 	require.Equal(t, http.StatusOK, status(t, s.api, good))
 
-	// Audience, issuer, algorithm.
+	// A wrong audience, issuer or algorithm is rejected.
 	another := serveAccess(t, `authentication: [oidc]
 oidc: {issuer: "`+provider.issuer+`", clientID: another}
 `)
@@ -166,14 +167,15 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"` + key.KeyID + `"}`))
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, none+"."+strings.Split(good, ".")[1]+"."))
 
-	// Another key, which counts within five seconds.
+	// A new key is accepted within five seconds.
 	provider.does("rotate")
 	renewed := provider.renewed(kim)
 	require.NotEqual(t, key.KeyID, provider.keys().Keys[0].KeyID)
 	require.Eventually(t, func() bool { return status(t, s.api, renewed) == http.StatusOK }, time.Minute, 500*time.Millisecond)
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, good), "the key that signed it is withdrawn")
 
-	// Clocks that differ by less than a minute, and by more. (Its ID tokens are good for two minutes.)
+	// Clocks may differ by up to a minute. ID tokens live for two minutes, so one from a clock that is
+	// 150 s behind expired 30 s ago and is accepted; with a life of one minute it is rejected.
 	for _, ahead := range []int{45, -150} {
 		provider.does(fmt.Sprintf("clock %d", ahead))
 		signIn()

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A token goes where the user says, and follows nobody elsewhere: not to another host, and not from https to http.
+// TestClient_followsNoRedirects checks that a token is sent only to the address that the user
+// named, not to another host and not from https to http.
 func TestClient_followsNoRedirects(t *testing.T) {
 	t.Parallel()
 	asked := make(chan string, 10)

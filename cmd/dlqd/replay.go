@@ -25,10 +25,10 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// followEvery is how often a command that follows a run asks how far it is.
+// followEvery is the interval at which a command that follows a run polls its progress.
 const followEvery = 300 * time.Millisecond
 
-// filterFlags choose dead letters.
+// filterFlags are the flags that select dead letters.
 type filterFlags struct {
 	api.EntryFilter
 
@@ -58,8 +58,9 @@ func (f *filterFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.payload, "payload-contains", "", "whose payload contains this JSON")
 }
 
-// isID reports whether a command is given the id of one dead letter. What is neither that nor a filter is refused: a mistyped id must
-// not choose what happens to have it in its error.
+// isID reports whether the argument is the id of a dead letter. Anything that is neither an id nor
+// a filter is rejected: as a text search, a mistyped id would select entries with that text in
+// their error.
 func isID(args []string) (bool, error) {
 	if len(args) != 1 {
 		return false, nil
@@ -73,16 +74,16 @@ func isID(args []string) (bool, error) {
 	return false, nil
 }
 
-// textOf is the filter that arguments are, once it is understood.
+// textOf joins the arguments to a filter and checks its syntax.
 func textOf(args []string) (string, error) {
 	text := strings.Join(args, " ")
-	if _, err := filter.Parse(text, "me"); err != nil { // who that is, the API knows
+	if _, err := filter.Parse(text, "me"); err != nil { // a placeholder: the API knows the user
 		return "", &usageError{err}
 	}
 	return text, nil
 }
 
-// filter is the filter that the flags name, and arguments are.
+// filter returns the filter given by the flags and arguments.
 func (f *filterFlags) filter(args []string) (api.EntryFilter, error) {
 	out := f.EntryFilter
 	var err error
@@ -108,7 +109,8 @@ func (f *filterFlags) filter(args []string) (api.EntryFilter, error) {
 	return out, nil
 }
 
-// chosen is the filter that the flags name, and arguments are, which must name something unless all is meant.
+// chosen returns the filter given by the flags and arguments. An empty filter is an error without
+// --all.
 func (f *filterFlags) chosen(args []string, all bool) (api.EntryFilter, error) {
 	out, err := f.filter(args)
 	if err == nil && !all && reflect.ValueOf(out).IsZero() {
@@ -117,7 +119,7 @@ func (f *filterFlags) chosen(args []string, all bool) (api.EntryFilter, error) {
 	return out, err
 }
 
-// jsonFlag is the JSON that a flag holds, as it was typed.
+// jsonFlag returns the JSON value of a flag as it was typed.
 func jsonFlag(name, value string) (json.RawMessage, error) {
 	var raw json.RawMessage
 	if err := json.Unmarshal([]byte(value), &raw); err != nil {
@@ -222,7 +224,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	return cmd
 }
 
-// checkpointOf is what flags say of checkpoints.
+// checkpointOf returns what --resume and --from-start mean for checkpoints.
 func checkpointOf(resume, fromStart bool) string {
 	switch {
 	case resume:
@@ -233,7 +235,7 @@ func checkpointOf(resume, fromStart bool) string {
 	return ""
 }
 
-// replayOne replays one dead letter, with whole in place of its payload if that is not nil.
+// replayOne replays one dead letter. whole, if not nil, replaces its payload.
 func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage, in *api.ReplayRequest) error {
 	body, err := withPayload(api.ReplayAction{Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force}, whole)
 	if err != nil {
@@ -251,7 +253,8 @@ func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage,
 	return nil
 }
 
-// previewOne says what a replay of one dead letter would do: as a run of that one alone, which another payload patches whole.
+// previewOne previews the replay of one dead letter. It uses a run of this one entry, with a patch
+// if the payload is replaced.
 func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
 	in.Filter.IDs = []string{id}
 	if payload != nil {
@@ -316,7 +319,7 @@ func inAbout(p *replay.Preview) string {
 	}
 }
 
-// printChanges shows what an edit changes.
+// printChanges prints the changes of an edit.
 func printChanges(out io.Writer, changes []replay.Change) {
 	for _, c := range changes {
 		path := cmp.Or(c.Path, "(all)")
@@ -331,7 +334,8 @@ func printChanges(out io.Writer, changes []replay.Change) {
 	}
 }
 
-// follow shows how far a run is, until it ends: as a bar, where somebody looks.
+// follow shows the progress of a run until it ends: as a progress bar if standard error is a
+// terminal.
 func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
 	show, end := func() {}, func() {}
 	if info, err := os.Stderr.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
@@ -358,7 +362,7 @@ func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
 }
 
 func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
-	var mu sync.Mutex // run's fields are drawn by another goroutine
+	var mu sync.Mutex // guards line, which bars draws in another goroutine
 	var line string
 	bars := mpb.New(mpb.WithOutput(cmd.ErrOrStderr()), mpb.WithAutoRefresh(), mpb.WithWidth(60))
 	total := max(run.Total, 1)
@@ -371,7 +375,7 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 		mu.Lock()
 		line = fmt.Sprintf(" %s%s  %d ok, %d failed, %d skipped", perSecond(run), timeLeft(run), run.Succeeded, run.Failed, run.Skipped)
 		mu.Unlock()
-		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // it is whole when it has ended
+		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // full only at the end
 	}
 	end = func() {
 		if run.Status == "completed" {
@@ -384,7 +388,7 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 	return show, end
 }
 
-// perSecond is a run's rate so far: in digits that say something of slow ones, too.
+// perSecond formats the rate of a run, with two digits for slow runs.
 func perSecond(run *replay.Run) string {
 	if run.PerSecond < 10 {
 		return fmt.Sprintf("%.2g/s", run.PerSecond)
@@ -392,7 +396,7 @@ func perSecond(run *replay.Run) string {
 	return fmt.Sprintf("%.0f/s", run.PerSecond)
 }
 
-// timeLeft is how long a run will take yet; empty where nobody knows, or it is over.
+// timeLeft formats the estimated time left of a run; "" if unknown or over.
 func timeLeft(run *replay.Run) string {
 	if run.SecondsLeft == 0 {
 		return ""

@@ -27,26 +27,28 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// scenario is what a runbook is for: how things came to be ill, what its blocks print, and how it is seen that all is well again.
+// scenario is the situation that a runbook is for: how it comes about, what the runbook's blocks
+// print, and the state afterwards.
 type scenario struct {
-	file   string            // where it is not a runbook's
-	policy map[string]string // files of the policy, beside or in place of the usual ones
+	file   string            // if not a runbook
+	policy map[string]string // files of the policy, added to the defaults or replacing them
 	ill    func(*patient)
 	steps  []step
-	prints []string          // patterns, over all that the blocks print
-	waits  string            // what its block marked "wait" comes to print
+	prints []string          // patterns that the output of all blocks must match
+	waits  string            // pattern of the final output of the block marked "wait"
 	after  map[string]string // SQL that returns one value, and that value
 	mended func(*patient)
 }
 
-// step is what the world does before the block that contains a text: others mend their side, or time passes.
+// step is an event before the block that contains a text: another side repairs its fault, or time
+// passes.
 type step struct {
 	before string
 	do     func(*patient)
 }
 
 var scenarios = map[string]scenario{
-	// A receiver that falls over what it gets: each message dies, as fast as they come.
+	// The receiver crashes on messages of one kind, as fast as they come.
 	"dlq-grows-fast": {
 		ill: func(p *patient) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
@@ -70,7 +72,7 @@ var scenarios = map[string]scenario{
 		},
 		mended: func(p *patient) { require.Equal(p, 15, p.tries("order.placed")) },
 	},
-	// A receiver that answers 503, until it is there again.
+	// The receiver answers 503 until it is back.
 	"destination-down": {
 		policy: map[string]string{
 			"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}, whenOpen: accept}}\ndestinations: {default: {url: RECEIVER}}\n",
@@ -83,7 +85,7 @@ var scenarios = map[string]scenario{
 			p.await("2", decided)
 			p.send(10, "order.placed", `{}`)
 			p.await("open", "SELECT state FROM dlq.circuit_breakers WHERE name = 'destination:default'")
-			p.send(3, "order.placed", `{}`) // taken, and held
+			p.send(3, "order.placed", `{}`) // accepted and held
 			p.await("0", "SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable')")
 			p.await("t", "SELECT bool_and(waiting_for LIKE 'condition: %') FROM dlq.dead_letter_queue")
 			p.remember = p.tries("order.placed")
@@ -101,7 +103,7 @@ var scenarios = map[string]scenario{
 		},
 		mended: func(p *patient) { require.Equal(p, 15, p.taken("order.placed")) },
 	},
-	// A receiver that, since its deploy, wants what nobody sends.
+	// Since its deploy, the receiver requires a field that no client sends.
 	"deploy-broke-a-kind": {
 		ill: func(p *patient) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
@@ -123,7 +125,7 @@ var scenarios = map[string]scenario{
 		},
 		mended: func(p *patient) { require.Equal(p, 9, p.taken("order.placed")) },
 	},
-	// A message that takes the process down which works on it, each time.
+	// A message kills each process that works on it.
 	"poison-message": {
 		ill: func(p *patient) {
 			arrived := make(chan struct{}, 10)
@@ -147,7 +149,7 @@ var scenarios = map[string]scenario{
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE note LIKE '%ticket 4711'": "1"},
 		mended: func(p *patient) { require.Equal(p, 1, p.taken("document.uploaded")) },
 	},
-	// A receiver that lost what it had taken, and refused the rest.
+	// The receiver lost what it had accepted, and refused the rest.
 	"replay-since-a-time": {
 		policy: map[string]string{"retry-policies": "queues: {default: {ordering: true}}\ndestinations: {default: {url: RECEIVER}}\n"},
 		ill: func(p *patient) {
@@ -206,7 +208,7 @@ var scenarios = map[string]scenario{
 			p.await("dlq_resolved", "SELECT status FROM dlq.dead_letter_queue WHERE kind = 'paused'")
 		},
 	},
-	// Months that nobody made: rows went to the default partitions.
+	// Missing monthly partitions: rows went to the default partitions.
 	"partitions-and-disk": {
 		ill: func(p *patient) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
@@ -223,7 +225,7 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_resolved":                                                                 "3",
 		},
 	},
-	// Workers that hang, a queue that is deeper than they are many, and a forgotten transaction that holds up River.
+	// Workers hang, a queue has more jobs than workers, and a forgotten transaction blocks River.
 	"river-is-slow": {
 		policy: map[string]string{
 			"retry-policies": "queues: {default: {timeout: 5m}}\ndestinations: {default: {url: RECEIVER}}\n",
@@ -257,7 +259,7 @@ var scenarios = map[string]scenario{
 		after:  map[string]string{"SELECT count(*) FROM river_job WHERE state = 'completed'": "12"},
 		mended: func(p *patient) { require.Equal(p, 12, p.taken("order.placed")) },
 	},
-	// A database that is dumped, goes on, and is restored elsewhere as it was.
+	// The database is dumped, continues, and is restored elsewhere from the dump.
 	"restored-from-backup": {
 		ill: func(p *patient) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
@@ -286,7 +288,7 @@ var scenarios = map[string]scenario{
 			p.pool = postgrestest.Open(p, p.url)
 			p.command("pg_restore", "--no-comments", "--exit-on-error", "--dbname", p.url, backup)
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'")
-			// (The restore takes a while.)
+			// The restore takes a while, so the entries are due.
 			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'")
 			p.forget()
 			p.serve()
@@ -307,7 +309,7 @@ var scenarios = map[string]scenario{
 			require.Equal(p, []string{`{"paymentId": "pay_2"}`}, p.bodies("payment.captured"), "what the bank has is not sent again")
 		},
 	},
-	// Somebody stopped everything, while a receiver was down.
+	// An operator stopped all automatic redelivery while a receiver was down.
 	"automatic-stopped": {
 		policy: map[string]string{"dlq-routing": "strategies: {immediate: {delays: [100ms]}}\n"},
 		ill: func(p *patient) {
@@ -322,7 +324,7 @@ var scenarios = map[string]scenario{
 		waits:  `overdue.*\n-+\n +0`,
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "3"},
 	},
-	// Somebody switched capture off; jobs fail.
+	// An operator switched capture off, and jobs fail.
 	"capture-missing": {
 		ill: func(p *patient) {
 			p.exec("SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'disk full')")
@@ -343,7 +345,7 @@ var scenarios = map[string]scenario{
 			p.await("3", decided)
 		},
 	},
-	// An error that passes for a passing one, and a run that sends it back all the same.
+	// A permanent error is classified as transient, and a run replays it anyway.
 	"few-are-resolved": {
 		policy: map[string]string{"dlq-routing": "strategies: {immediate: {delays: [100ms, 1h]}}\n"},
 		ill: func(p *patient) {
@@ -353,18 +355,19 @@ var scenarios = map[string]scenario{
 			})
 			p.send(4, "payment.booked", `{}`)
 			p.await("4", "SELECT count(*) FROM dlq.dead_letter_queue WHERE dlq_retry_count = 1 AND status = 'dlq_pending' AND next_retry_at > now() + interval '1 minute'")
-			// A run with more than one entry to replay goes on until it is paused.
+			// A run with more than one entry to replay continues until it is paused.
 			p.exec("INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state) SELECT 'app', 'elsewhere', '{}', 1, 1, 'running' FROM generate_series(1, 3)")
 			p.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{\"error\": \"no\", \"attempt\": 1}'::jsonb] WHERE queue = 'elsewhere'")
 			p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = 'elsewhere' AND status = 'dlq_manual'")
 			p.exec("SELECT dlq.replay_start('{\"queue\": [\"elsewhere\"]}', p_note => 'in vain', p_rate => 0.001, p_force => true)")
-			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$") // dlqd may be at it
+			// dlqd may be refreshing them at the same time.
+			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 			p.answers(nil)
 		},
 		prints: []string{`default +\| +4 \| +0 \| +4 \| +4 \| +0`, `default +\| transient +\| LEDGER_CLOSED \| +4 \| +1`, `default +\| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
 	},
-	// dlqd was killed; the application goes on and fails.
+	// dlqd was killed. The application goes on, and its jobs fail.
 	"dlqd-is-down": {
 		ill: func(p *patient) {
 			p.dies()
@@ -375,7 +378,7 @@ var scenarios = map[string]scenario{
 		prints: []string{`behind`},
 		waits:  `0 \| +0 \| t`,
 	},
-	// A commit that takes outages for mistakes.
+	// A commit of the policy classifies outages as validation errors.
 	"bad-policy": {
 		ill: func(p *patient) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
@@ -394,7 +397,7 @@ var scenarios = map[string]scenario{
 			{"dlqd reclassify", func(p *patient) { p.revert() }},
 			{"'unpark'", func(p *patient) {
 				p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'outage' AND status = 'dlq_pending'")
-				p.revert() // bad again, and for those that use psql
+				p.revert() // the bad rule again, to follow the steps for psql
 				p.send(2, "order.placed", `{}`)
 				p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE rule = 'all-mistakes' AND status = 'dlq_manual'")
 				p.revert()
@@ -407,7 +410,7 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE rule = 'all-mistakes'":                                                        "0",
 		},
 	},
-	// What a receiver refused of a customer's, and quotes; and what it took.
+	// A receiver quotes a customer's data in its refusals, and accepted other data.
 	"customer-data-gone": {
 		ill: func(p *patient) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
@@ -434,12 +437,12 @@ var scenarios = map[string]scenario{
 	},
 }
 
-// decided counts entries that a worker has judged.
+// decided counts the entries that a worker has judged.
 const decided = "SELECT count(*) FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND strategy IS NOT NULL"
 
 var runbookBlock = regexp.MustCompile("(?s)```(sql|sh)( wait)?\n(.*?)```")
 
-// TestRunbooks runs every block of every runbook, in the state that the runbook is for.
+// TestRunbooks runs every block of every runbook in the situation that the runbook is for.
 func TestRunbooks(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../runbooks/*.md")
@@ -460,7 +463,7 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// TestDocs_replay runs the commands of the page on replays in the same way.
+// TestDocs_replay runs the commands of docs/replay.md in the same way.
 func TestDocs_replay(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
@@ -478,19 +481,21 @@ func TestDocs_replay(t *testing.T) {
 	})
 }
 
-// TestDocs_analytics and TestDocs_operations run the blocks of those pages.
+// TestDocs_analytics runs the blocks of docs/analytics.md.
 func TestDocs_analytics(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
 		file: "../../docs/analytics.md",
 		ill: func(p *patient) {
 			p.refuses(3, 422, "payment.captured", "TIMEOUT_ERROR", `{"amount": 1}`)
-			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$") // dlqd may be at it
+			// dlqd may be refreshing them at the same time.
+			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 		},
 		prints: []string{`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`, `[\d.]+m?s +[0-9a-f-]{36} +pending +default +payment.captured +transient +TIMEOUT_ERROR +-`, `\n3 +100.0 % +shop`, `default +3 +[▁█]+ +0 +3`, `default \| 422 Unprocessable Entity \| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
 	})
 }
 
+// TestDocs_operations runs the blocks of docs/operations.md.
 func TestDocs_operations(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
@@ -543,7 +548,8 @@ func runRunbook(t *testing.T, s *scenario) {
 	require.Zero(t, p.dlqd.stop(syscall.SIGTERM))
 }
 
-// patient is a database with a dlqd that serves, a receiver whose answers are set, and a policy of its own.
+// patient is a database with a running dlqd, a receiver whose answers can be set, and its own
+// policy.
 type patient struct {
 	*testing.T
 
@@ -562,10 +568,10 @@ type patient struct {
 	got    []delivery
 }
 
-// delivery is what the receiver got.
+// delivery is a request that the receiver got.
 type delivery struct {
 	id, kind, body string
-	gone           <-chan struct{} // closed when whoever sent it has gone
+	gone           <-chan struct{} // closed when the sender is gone
 	status         int
 }
 
@@ -577,7 +583,7 @@ func newPatient(t *testing.T, files map[string]string) *patient {
 		logins: map[string]string{"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"), "the owner of River's tables": postgrestest.Role},
 	}
 	receiver := answering(t, p.receive)
-	for name, text := range map[string]string{ // quick attempts, and no breaker
+	for name, text := range map[string]string{ // short backoff, and no breaker
 		"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}}}\ndestinations: {default: {url: RECEIVER}}\n",
 		"circuit-breaker": "defaults: {consecutiveFailures: 0, minimumCount: 1000}\n",
 	} {
@@ -609,21 +615,21 @@ func (p *patient) receive(w http.ResponseWriter, r *http.Request) {
 	p.got = append(p.got, d)
 }
 
-// answers has the receiver answer so from now on; nil is 200 to all.
+// answers sets the receiver's answers. nil means 200 to all requests.
 func (p *patient) answers(answer func(http.ResponseWriter, delivery)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer = answer
 }
 
-// forget has the receiver forget what it got.
+// forget clears the receiver's record of requests.
 func (p *patient) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.got = nil
 }
 
-// tries is how often the receiver got messages of a kind, taken how many it took, each counted once.
+// tries returns the number of requests of a kind.
 func (p *patient) tries(kind string) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -635,6 +641,7 @@ func (p *patient) tries(kind string) (n int) {
 	return n
 }
 
+// taken returns the number of messages of a kind that the receiver accepted, each counted once.
 func (p *patient) taken(kind string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -647,7 +654,7 @@ func (p *patient) taken(kind string) int {
 	return len(ids)
 }
 
-// bodies are what the receiver took of a kind, in order.
+// bodies returns the accepted requests of a kind, in order.
 func (p *patient) bodies(kind string) (bodies []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -659,7 +666,7 @@ func (p *patient) bodies(kind string) (bodies []string) {
 	return bodies
 }
 
-// send submits messages over the API, with more fields as JSON.
+// send submits messages to the API. fields are further JSON fields.
 func (p *patient) send(n int, kind, payload string, fields ...string) {
 	p.Helper()
 	for range n {
@@ -698,7 +705,7 @@ func (p *patient) serve() {
 	p.dlqd = serve(p.T, "--database-url", p.url, "--config-dir", p.config, "--archive", p.cold)
 }
 
-// dies kills dlqd, as the kernel does.
+// dies kills dlqd with SIGKILL.
 func (p *patient) dies() {
 	p.Helper()
 	require.NoError(p, p.dlqd.cmd.Process.Kill())
@@ -711,7 +718,7 @@ func (p *patient) exec(sql string) {
 	require.NoError(p, err)
 }
 
-// await waits until a query returns a text.
+// await waits until a query returns want.
 func (p *patient) await(want, sql string) {
 	p.Helper()
 	var got strings.Builder
@@ -724,7 +731,7 @@ func (p *patient) await(want, sql string) {
 	}, 60*time.Second, 50*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
 }
 
-// block runs a block of a runbook, as the role that its first line names, and returns what it prints.
+// block runs a block of a runbook as the role that its first line names, and returns the output.
 func (p *patient) block(language, text string) string {
 	p.Helper()
 	role := ""
@@ -752,7 +759,7 @@ func (p *patient) command(name string, args ...string) string {
 	return string(out)
 }
 
-// dump is all of the database's data, as text.
+// dump returns all data of the database as text.
 func (p *patient) dump() string {
 	p.Helper()
 	return p.command("pg_dump", "--data-only", p.url)
@@ -768,7 +775,7 @@ func (p *patient) git(args ...string) string {
 	return p.command("git", append([]string{"-C", p.config, "-c", "user.name=kim", "-c", "user.email=kim@example.com", "-c", "commit.gpgsign=false"}, args...)...)
 }
 
-// revert takes the last commit of the policy back, and waits until that is in force.
+// revert reverts the last commit of the policy and waits until the policy is in force.
 func (p *patient) revert() {
 	p.Helper()
 	p.git("revert", "--no-edit", "HEAD")
@@ -781,7 +788,7 @@ func (p *patient) inForce() {
 	p.await("t", "SELECT bool_or(value LIKE '"+commit+"%' AND value NOT LIKE '%-dirty') FROM dlq.settings WHERE key = 'policy_version'")
 }
 
-// login makes a user who has one of dlqd's roles, and returns the name.
+// login creates a database user in one of dlqd's roles and returns its name.
 func login(t *testing.T, url, role string) string {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())

@@ -20,15 +20,16 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// walked are commands, each with what it asks the API. {entry}, {queue}, {run} and {asked} (a request for approval) are of one queue, and then of the other one.
+// walked lists commands with the API request that each makes. {entry}, {queue}, {run} and {asked}
+// (a request for approval) belong first to one queue, then to another.
 var walked = []struct {
-	operation, command string // with --json, where that is known
-	path, body         string // POST, where there is a body
-	elsewhere          bool   // asked only of what is elsewhere: done twice, it is not the same
+	operation, command string // with --json, if it has that flag
+	path, body         string // POST if there is a body
+	elsewhere          bool   // run only outside of the caller's queue, because it changes something
 }{
 	{"list-entries", "list --json", "/api/dlq/entries", "", false},
 	{"get-entry", "show {entry} --json", "/api/dlq/entries/{entry}", "", false},
-	{"get-stats", "stats --json", "/api/dlq/analytics/flow", "", false}, // which asks the analytics first that not everybody may
+	{"get-stats", "stats --json", "/api/dlq/analytics/flow", "", false}, // of its requests, the first that is limited by scope
 	{"export", "export", "/api/dlq/export", `{"filter": {}}`, false},
 	{"bulk", "tag --add seen --all --json", "/api/dlq/bulk", `{"do": "tag", "tags": ["seen"], "filter": {}, "all": true}`, false},
 	{"bulk", "discard --queue {queue} --dry-run --json", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["{queue}"]}, "dryRun": true}`, false},
@@ -40,7 +41,7 @@ var walked = []struct {
 	{"reopen-entry", "reopen {entry} --json", "/api/dlq/entries/{entry}/reopen", `{}`, true},
 	{"list-replays", "replays --json", "/api/dlq/replays", "", false},
 	{"get-replay", "replays show {run} --json", "/api/dlq/replays/{run}", "", false},
-	{"follow-replay", "replays follow {run}", "/api/dlq/replays/{run}", "", true}, // (it asks again and again)
+	{"follow-replay", "replays follow {run}", "/api/dlq/replays/{run}", "", true}, // polls this path
 	{"start-replay", "replay --queue {queue} --dry-run --json", "/api/dlq/replay", `{"filter": {"queue": ["{queue}"]}, "dryRun": true}`, false},
 	{"pause-replay", "replays pause {run} --json", "/api/dlq/replays/{run}/pause", `{}`, true},
 	{"resume-replay", "replays resume {run} --json", "/api/dlq/replays/{run}/resume", `{}`, true},
@@ -81,16 +82,18 @@ var walked = []struct {
 	{"whoami", "whoami --json", "/api/whoami", "", false},
 }
 
-// withoutCommand are operations that no command of the API's asks for by itself: stats asks for the analytics, and capture looks into the database.
+// withoutCommand are operations that no command calls, or none in a form to compare: stats calls
+// several reports, and capture reads the database.
 var withoutCommand = []string{
 	"end-session", // TestSessions
 	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level", "get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
 	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost", "get-analytics-rules", "preview-policy",
-	"complete-filter", "get-policy", "test-policy", "examine", "list-replay-entries", "list-tokens", "create-token", "revoke-token", // for pages; commands look into files, or the database
+	"complete-filter", "get-policy", "test-policy", "examine", "list-replay-entries", "list-tokens", "create-token", "revoke-token", // for pages; commands read files or the database
 	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo", // TestScope_walk, in package server
 }
 
-// The same person gets the same from a command as from the API: the same entries, runs and queues, or the same refusal.
+// TestScope_commands checks that a caller gets the same from a command as from the API: the same
+// entries, runs and queues, or the same refusal.
 func TestScope_commands(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
@@ -192,7 +195,7 @@ func TestScope_commands(t *testing.T) {
 		}
 		return found
 	}
-	type person struct{ name, token, queue string } // the queue that is theirs; empty for none
+	type person struct{ name, token, queue string } // queue is the one in scope; "" for none
 	var people errgroup.Group
 	people.SetLimit(4)
 	for _, p := range []person{
@@ -229,7 +232,8 @@ func TestScope_commands(t *testing.T) {
 					}
 					if status < 300 {
 						said := out.String()
-						for range 10 { // (a run moves an entry now and then: between the two, too)
+						// Try again: a run may move an entry between the two requests.
+						for range 10 {
 							if w.operation == "get-stats" || !strings.HasPrefix(w.command, "audit") || slices.Equal(in(answer), in(said)) {
 								break
 							}

@@ -22,10 +22,12 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Secrets of all kinds, and whatever can go wrong with what they are for: nothing that comes out of dlqd repeats one.
+// TestSecrets_areNeverShown provokes errors around secrets of all kinds and checks that no output
+// of dlqd contains one.
 func TestSecrets_areNeverShown(t *testing.T) {
 	t.Parallel()
-	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as many do, it says what it was asked for
+	// The receiver echoes the request in its errors, as many servers do.
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		said := fmt.Sprintf("Cannot %s %s for %s, signed %s", r.Method, r.URL, r.Header.Get("Authorization"), r.Header.Get("Webhook-Signature"))
 		switch {
 		case strings.Contains(r.URL.Path, "problem"):
@@ -44,7 +46,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	}))
 	t.Cleanup(receiver.Close)
 	host := strings.TrimPrefix(receiver.URL, "http://")
-	// Each is a secret of its own, so that one that comes out says from where.
+	// Each secret is unique, so that a leak shows its origin.
 	secrets := map[string]string{}
 	secret := func(name, value string) string {
 		secrets[name] = value
@@ -85,7 +87,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	require.NotEmpty(t, token)
 
 	var out strings.Builder
-	shows := func(want string) { // without all that there is, should it not
+	shows := func(want string) { // does not print the whole output on failure
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("nothing shows %s", want)
 		}
@@ -144,7 +146,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 			runs("show", match[1], "--api-url", s.api, "--json")
 		}
 	}
-	// A policy that is wrong, and another whose secrets differ.
+	// An invalid policy, and one with other secrets.
 	other := policytest.Dir(t, policytest.Files{"retry-policies": strings.ReplaceAll(content, "T0ken-plain", secret("other token", "T0ken-other"))})
 	write(other, "filed.url", receiver.URL+"/"+secret("other filed path", "otherwordsonly"))
 	write(other, "filed.key", filed)
@@ -176,7 +178,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	require.NoError(t, response.Body.Close())
 	runs("tokens", "list")
 	runs("tokens", "revoke", mistyped)
-	// Databases that cannot be reached, and command lines that are wrong.
+	// Unreachable databases and invalid command lines.
 	password := secret("another password", "pAssw0rd-another")
 	for _, at := range []string{
 		"postgres://u:" + password + "@127.0.0.1:1/x?connect_timeout=1", "postgres://u:" + password + "%zz@127.0.0.1/x", "postgres://127.0.0.1:1/x?connect_timeout=1&password=" + password,
@@ -196,7 +198,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	runs("psql", "-At", "-c", `SELECT row_to_json(e) FROM dead_letter_queue e`, "-c", `SELECT row_to_json(j) FROM river_job j`, "-c", `SELECT row_to_json(t) FROM dead_letter_transitions t`, "-c", `SELECT row_to_json(t) FROM tokens t`, "-c", `SELECT row_to_json(s) FROM sessions s`)
 	shows(`"name":"kim"`)
 	shows(`"kind":"dlqd_message"`)
-	require.NoError(t, s.cmd.Process.Signal(syscall.SIGQUIT)) // all that goroutines are at
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGQUIT)) // dumps all goroutines
 	<-s.read
 	require.Contains(t, s.log.String(), "goroutine")
 	out.WriteString(s.log.String())

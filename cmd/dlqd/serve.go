@@ -39,7 +39,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if archive.at == "" {
-				database.besideURL = []string{"data-dir"} // it says where the archive is
+				database.besideURL = []string{"data-dir"} // locates the archive
 			}
 			if err := database.check(cmd); err != nil {
 				return err
@@ -57,7 +57,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 				return &usageError{fmt.Errorf("--log-format %s: must be text or json", logFormat)}
 			}
 			if !cmd.Flags().Changed("max-conns") {
-				config.MaxConns = 0 // the URL may say
+				config.MaxConns = 0 // the URL may set it
 			}
 			config.DatabaseURL, config.DataDir, config.PostgresBin, config.Schemas = database.url, database.dataDir, database.postgresBin, database.schemas
 			config.Archive = archive.location(&database)
@@ -149,7 +149,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 	return cmd
 }
 
-// reloadOnHangup has the server read its policy again at SIGHUP.
+// reloadOnHangup reloads the server's policy on SIGHUP.
 func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -160,7 +160,7 @@ func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 			case <-done:
 				return
 			case <-hangups:
-				_ = s.Reload(ctx) // it says itself what went wrong
+				_ = s.Reload(ctx) // Reload logs its errors
 			}
 		}
 	}()
@@ -170,10 +170,10 @@ func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 	}
 }
 
-// apiTimeout bounds one request of the client commands.
+// apiTimeout limits one request of the client commands.
 const apiTimeout = 30 * time.Second
 
-// checkRiverUI refuses what is no address that people can open.
+// checkRiverUI rejects addresses that a browser cannot open.
 func checkRiverUI(address string) error {
 	u, err := url.Parse(address)
 	if address != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil) {

@@ -18,13 +18,13 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// visitor is a browser that keeps cookies, and goes where it is sent.
+// visitor is a browser that keeps cookies and follows redirects.
 type visitor struct {
 	*testing.T
 	*http.Client
 
 	api  string
-	last *url.URL // where it came back from the provider
+	last *url.URL // address of the last redirect from the provider
 }
 
 func newVisitor(t *testing.T, api string) *visitor {
@@ -50,7 +50,8 @@ func (v *visitor) answer(response *http.Response, err error) (int, string) {
 	return response.StatusCode, string(raw)
 }
 
-// By the command line, people see where they are signed in and sign out there, and an admin signs out anybody.
+// TestSessions lists and ends sessions with the command line. Users end their own; an admin ends
+// those of all users.
 func TestSessions(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
@@ -96,7 +97,8 @@ func TestSessions(t *testing.T) {
 	require.Contains(t, ok(t, with(byKim, "sessions", "end-all")...), "1 sessions have ended")
 }
 
-// serveConsole is a dlqd at which people sign in as another client than dlqd login's, that has a secret.
+// serveConsole starts a dlqd whose console is another client of the provider than "dlqd login",
+// with a secret.
 func serveConsole(t *testing.T, issuer, client, secret string) *served {
 	t.Helper()
 	dir := policytest.Dir(t, policytest.Files{"access": `authentication: [oidc]
@@ -108,7 +110,8 @@ grants:
 	return serve(t, "--database-url", postgrestest.URL(t), "--config-dir", dir)
 }
 
-// A client's secret is in a file, and is shown to the provider alone.
+// TestSessions_clientSecret checks that a client's secret is read from a file and sent only to the
+// provider.
 func TestSessions_clientSecret(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
@@ -128,7 +131,8 @@ func TestSessions_clientSecret(t *testing.T) {
 	require.NotContains(t, body+s.log.String(), "of% the client")
 }
 
-// People sign in with a browser at npm's oidc-provider: see TestLogin_realProvider.
+// TestSessions_realProvider signs in with a browser at npm's oidc-provider; see
+// TestLogin_realProvider.
 func TestSessions_realProvider(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_OIDC_PROVIDER")
@@ -150,7 +154,8 @@ func TestSessions_realProvider(t *testing.T) {
 		status, body := newVisitor(t, s.api).answer(http.Get(kim.last.String()))
 		require.Equal(t, http.StatusBadRequest, status, body)
 
-		// Another key of the provider's, and clocks that differ. Who is signed in stays so, whatever becomes of the token.
+		// The provider changes its key, and its clock differs. A signed-in user stays signed in regardless
+		// of the token.
 		provider.does("rotate")
 		require.Equal(t, http.StatusOK, func() int { status, _ := kim.answer(kim.Get(s.api + "/api/whoami")); return status }())
 		require.Eventually(t, func() bool {

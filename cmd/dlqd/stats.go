@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// sparkWidth is how many characters a sparkline has at most.
+	// sparkWidth is the maximum number of characters of a sparkline.
 	sparkWidth = 32
-	// topGroups is how many failure groups, and types of error, stats names.
+	// topGroups is the number of failure groups and of error types that stats lists.
 	topGroups = 5
 )
 
-// report is what stats asks for. Its JSON is what --json prints.
+// report is the data of stats. --json prints it as JSON.
 type report struct {
 	Now        api.Stats                        `json:"now"`
 	Flow       api.Report[analytics.Series]     `json:"flow"`
@@ -170,7 +170,8 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 func add(sum, next int64) int64 { return sum + next }
 func last(_, next int64) int64  { return next }
 
-// sparkline draws values, oldest first, of which as many share a character as it takes.
+// sparkline draws values, oldest first. If there are more than sparkWidth, join combines adjacent
+// ones.
 func sparkline(values []int64, join func(so, next int64) int64) string {
 	each := (len(values) + sparkWidth - 1) / sparkWidth
 	var drawn []int64
@@ -186,7 +187,7 @@ func sparkline(values []int64, join func(so, next int64) int64) string {
 	return bars(drawn, most)
 }
 
-// bars draws each value in a character, of which most is the highest.
+// bars draws each value as one character, scaled to most.
 func bars(values []int64, most int64) string {
 	heights := []rune("▁▂▃▄▅▆▇█")
 	line := make([]rune, len(values))

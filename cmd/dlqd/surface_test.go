@@ -32,9 +32,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestSurface compares every public name to testdata/surface: names that SQL, scripts, dashboards, alerts, policy files,
-// API clients and Go programs use. A name that is missing or changed breaks one of them. DLQD_SURFACE=write writes the
-// files afresh, for a change that adds names.
+// TestSurface compares every public name with testdata/surface: names used by SQL, scripts,
+// dashboards, alerts, policy files, API clients and Go programs. A missing or changed name breaks
+// one of them. DLQD_SURFACE=write rewrites the files, for a change that adds names.
 func TestSurface(t *testing.T) {
 	t.Parallel()
 	for name, names := range map[string]func(*testing.T) []string{
@@ -70,8 +70,8 @@ func TestSurface(t *testing.T) {
 	}
 }
 
-// sqlNames lists functions with their arguments, tables and views with their columns, types with their labels, and the
-// triggers on River's tables.
+// sqlNames lists functions with their arguments, tables and views with their columns, types with
+// their labels, and the triggers on River's tables.
 func sqlNames(t *testing.T) []string {
 	t.Helper()
 	rows, err := postgrestest.Pool(t).Query(t.Context(), `
@@ -104,7 +104,7 @@ func sqlNames(t *testing.T) []string {
 	return names
 }
 
-// sqlCode returns the functions of db/code without their comments.
+// sqlCode returns the functions of db/code without comments.
 func sqlCode(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../../db/code/*.sql")
@@ -118,8 +118,8 @@ func sqlCode(t *testing.T) string {
 	return code.String()
 }
 
-// storedTexts lists the literals that SQL stores as reasons, actors and acts: functions and people compare and search for
-// them.
+// storedTexts lists the literals that SQL stores as reasons, actors and acts. Functions compare
+// them, and operators search for them.
 func storedTexts(t *testing.T) []string {
 	t.Helper()
 	stores := regexp.MustCompile(`(?:jsonb_build_object\('actor'|record_act\(|_reason text DEFAULT|\breason = |'reason', |note_on\()(?:'(?:[^']|'')*'|[^';])*`)
@@ -182,16 +182,16 @@ func alertNames(t *testing.T) []string {
 	return names
 }
 
-// words of a schema that describe it to people.
+// describing are the keys of a schema with text for readers only.
 var describing = []string{"description", "summary", "title", "example", "examples", "externalDocs", "markdownDescription"}
 
-// flatten lists the leaves of a JSON document by their paths, without what describes them.
+// flatten lists the leaves of a JSON document with their paths, except under describing keys.
 func flatten(at string, value any) (leaves []string) {
 	switch value := value.(type) {
 	case map[string]any:
 		for key, inner := range value {
 			if _, ofSchema := inner.(map[string]any); slices.Contains(describing, key) && (!ofSchema || !strings.HasSuffix(at, "properties")) {
-				continue // but for a property that has such a name
+				continue // unless it is the name of a property
 			}
 			leaves = append(leaves, flatten(at+"/"+key, inner)...)
 		}
@@ -220,7 +220,8 @@ func flattenFile(t *testing.T, at, path string) []string {
 	return flatten(at, document)
 }
 
-// apiNames lists paths, operations, parameters, fields, statuses and media types of the OpenAPI document.
+// apiNames lists paths, operations, parameters, fields, statuses and media types of the OpenAPI
+// document.
 func apiNames(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(flattenFile(t, "", "../../openapi/openapi.json"), func(line string) bool {
@@ -317,7 +318,7 @@ func environmentNames(t *testing.T) (names []string) {
 	return names
 }
 
-// logNames lists the fields of log lines, which package server's tests compare to the code.
+// logNames lists the fields of log lines, which tests of package server compare with the code.
 func logNames(t *testing.T) (names []string) {
 	t.Helper()
 	raw, err := os.ReadFile("../../docs/operations.md")
@@ -335,7 +336,7 @@ func logNames(t *testing.T) (names []string) {
 	return names
 }
 
-// filterNames lists the fields of the filter language, and their values where those are a list.
+// filterNames lists the fields of the filter language, with the values of enumerations.
 func filterNames(*testing.T) (names []string) {
 	for _, field := range filter.Fields() {
 		names = append(names, fmt.Sprintf("%s: %v", field.Name, field.Values))
@@ -343,7 +344,8 @@ func filterNames(*testing.T) (names []string) {
 	return names
 }
 
-// urlNames lists the addresses that the pages and the API's server serve beside the API, and the runbooks.
+// urlNames lists the addresses of pages and of server endpoints outside of the OpenAPI document,
+// and the runbooks.
 func urlNames(t *testing.T) (names []string) {
 	t.Helper()
 	standIn := regexp.MustCompile(`internal/alerting|test/`) // of other programs

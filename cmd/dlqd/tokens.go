@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// defaultTokenLife is how long a token is good unless its maker says otherwise.
+// defaultTokenLife is the default lifetime of a token.
 const defaultTokenLife = 90 * 24 * time.Hour
 
 func newTokens() *cobra.Command {
@@ -28,7 +28,7 @@ func newTokens() *cobra.Command {
 	return cmd
 }
 
-// tokenCommand is a command on the tokens of a database.
+// tokenCommand returns a command on the tokens of a database.
 func tokenCommand(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, tokens *access.Store, args []string) error) *cobra.Command {
 	var database databaseFlags
 	cmd := &cobra.Command{Use: use, Short: short, Args: args, RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,7 +52,7 @@ func newTokensCreate() *cobra.Command {
 			return &usageError{errors.New("a token is somebody's, and for something: --name and --role")}
 		}
 		for flag, patterns := range map[string][]string{"queue": token.Queues, "kind": token.Kinds, "source": token.Sources} {
-			if cmd.Flags().Changed(flag) && len(patterns) == 0 { // an empty variable of a script
+			if cmd.Flags().Changed(flag) && len(patterns) == 0 { // for example an empty variable in a script
 				return &usageError{fmt.Errorf("--%s is empty: leave it out for every %s", flag, flag)}
 			}
 		}
@@ -90,7 +90,8 @@ func expiry(life time.Duration) (*time.Time, error) {
 	return &at, nil
 }
 
-// printSecret prints a token alone on standard output, for files and variables, and what it is on standard error.
+// printSecret prints the token on standard output, for files and variables, and its description on
+// standard error.
 func printSecret(cmd *cobra.Command, token *access.Token, secret string) error {
 	until := "for ever"
 	if token.ExpiresAt != nil {
@@ -128,7 +129,7 @@ func newTokensList() *cobra.Command {
 	return cmd
 }
 
-// where says where a token counts.
+// where describes the scope of a token.
 func where(t *access.Token) string {
 	var parts []string
 	for _, limit := range []struct {

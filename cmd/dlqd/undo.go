@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// sayUndo says how what was done is undone, where it can be.
+// sayUndo prints the command that undoes an operation, if it can be undone.
 func sayUndo(cmd *cobra.Command, operation *uuid.UUID) {
 	if operation != nil {
 		sayf(cmd.OutOrStdout(), "undo: dlqd undo %s\n", *operation)

@@ -35,7 +35,7 @@ func newViews() *cobra.Command {
 	return cmd
 }
 
-// viewPath is where a view of whoever runs the command is.
+// viewPath returns the API's path of a view of the current user.
 func viewPath(name string, query url.Values) string {
 	query.Set("actor", actor())
 	return api.ViewsPath + "/" + url.PathEscape(name) + "?" + query.Encode()
@@ -82,7 +82,7 @@ func newDeleteView() *cobra.Command {
 	return cmd
 }
 
-// useView has a list choose what a saved view chooses.
+// useView sets the query of a list to a saved view's.
 func (c *client) useView(cmd *cobra.Command, name string, query url.Values) error {
 	var v savedview.SavedView
 	asked := *c

@@ -11,24 +11,24 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// accessEvery is how often an open page of access is made anew.
+// accessEvery is the render interval of an open access page.
 const accessEvery = 30 * time.Second
 
 type accessPage struct {
 	Sentence string
 	Me       api.Caller
 	Sessions []api.Session
-	Admin    bool           // who looks keeps tokens, and sees everybody's sessions
-	Why      string         // who looks does not
-	Grants   []policy.Grant // of the policy
-	Ways     []string       // how callers are known
+	Admin    bool           // the viewer keeps tokens and sees the sessions of all users
+	Why      string         // why the viewer does not; "" if Admin
+	Grants   []policy.Grant // from the policy
+	Ways     []string       // of authentication
 	Tokens   []api.Token
-	Made     *api.MadeToken // just now: the only time that its secret is shown
+	Made     *api.MadeToken // by this request; nil otherwise: the secret is shown once
 	Roles    []roleWords
 	Copies   []copyText
 }
 
-// roleWords says what a role may do.
+// roleWords describes what a role may do.
 type roleWords struct{ Role, May string }
 
 func rolesInWords() []roleWords {
@@ -41,7 +41,7 @@ func rolesInWords() []roleWords {
 	}
 }
 
-// whereInWords says where a grant holds.
+// whereInWords describes the scope of a grant.
 func whereInWords(queues, kinds, sources []string) string {
 	var said []string
 	for _, w := range []struct {
@@ -104,7 +104,8 @@ func (a *accessPage) say() string {
 	return "You are " + a.Me.Name + ", known " + via + ": " + strings.Join(roles, "; ") + "."
 }
 
-// endSessions ends a session, or all of one's own.
+// endSessions ends the session with the given id, or all sessions of the viewer if the form has no
+// id.
 func (c *Console) endSessions(in *request) (*done, error) {
 	note := in.PostFormValue("note")
 	if id := in.PostFormValue("id"); id != "" {
@@ -120,7 +121,7 @@ func (c *Console) endSessions(in *request) (*done, error) {
 	return &done{To: "/access#sessions", Flash: flash{Text: plural(ended.Ended, "session is", "sessions are") + " ended."}}, nil
 }
 
-// changeTokens makes a token, whose secret it shows this once, or revokes one.
+// changeTokens creates a token and shows its secret once, or revokes a token.
 func (c *Console) changeTokens(in *request) (*done, error) {
 	if id := in.PostFormValue("revoke"); id != "" {
 		if err := in.call(http.MethodDelete, api.TokensPath+"/"+url.PathEscape(id), url.Values{"note": {in.PostFormValue("note")}}, nil, nil); err != nil {
@@ -148,6 +149,6 @@ func (c *Console) changeTokens(in *request) (*done, error) {
 	if page, ok := v.Data.(*accessPage); ok {
 		page.Made = &made
 	}
-	v.Every = 0 // the secret stays until one leaves the page
+	v.Every = 0 // a rendering would remove the secret from the page
 	return &done{View: v}, nil
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// acted is the answer to a move, as far as people are told of it.
+// acted is the part of a move's answer that the console shows.
 type acted struct {
 	JobID int64  `json:"jobId"`
 	Undo  string `json:"undo"`
 }
 
-// act does one thing to one dead letter.
+// act makes one move of one dead letter.
 func (c *Console) act(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), in.PathValue("id")
 	if !slices.Contains([]string{"replay", "discard", "resolve", "park", "unpark", "reopen"}, verb) {
@@ -43,7 +43,7 @@ func (c *Console) act(in *request) (*done, error) {
 	return &done{To: to, Flash: flash{Text: short(id) + ": " + said, Undo: out.Undo, To: "/dead-letters/" + url.PathEscape(id)}}, nil
 }
 
-// askedFor is where somebody goes whose act needs a second person.
+// askedFor returns a redirect to the approval if err says that the action needs a second person.
 func askedFor(err error) (*done, bool) {
 	needs, ok := errors.AsType[*askedError](err)
 	if !ok {
@@ -52,7 +52,7 @@ func askedFor(err error) (*done, bool) {
 	return &done{To: "/approvals/" + needs.Approval.ID.String(), Flash: flash{Text: "This needs a second person: it was asked for, and nothing was done yet."}}, true
 }
 
-// assign gives a dead letter to somebody.
+// assign assigns a dead letter to a user, or to no one if the field is empty.
 func (c *Console) assign(in *request) (*done, error) {
 	id := in.PathValue("id")
 	var out acted
@@ -66,15 +66,15 @@ func (c *Console) assign(in *request) (*done, error) {
 	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: text, Undo: out.Undo}}, nil
 }
 
-// edit shows what an edit changes, and then replays with it.
+// edit is the page that previews an edited payload and then replays with it.
 type edit struct {
 	Letter  *letter
 	Payload string
 	Note    string
-	Changed bool // after its preview: nothing was sent
+	Changed bool // the payload changed after the preview; nothing was sent
 	Preview api.ReplayAnswer
 	Problem *Problem
-	// Checkpoint is what was chosen: resume or discard; "" for nothing yet.
+	// Checkpoint is the operator's choice for a resumable job: resume, discard or "" (not chosen yet).
 	Checkpoint string
 }
 
@@ -98,7 +98,8 @@ func (c *Console) edit(in *request) (*done, error) {
 		return &done{View: v}, nil
 	}
 	patch := []any{map[string]any{"op": "replace", "path": "", "value": json.RawMessage(payload)}}
-	if in.PostFormValue("confirmed") == "" || in.PostFormValue("seen") != payload { // nobody replays what they have not seen the changes of
+	// A payload is sent only after a preview of this very payload.
+	if in.PostFormValue("confirmed") == "" || in.PostFormValue("seen") != payload {
 		e.Changed = in.PostFormValue("confirmed") != ""
 		err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "filter": map[string]any{"ids": []string{id}}, "patch": patch}, &e.Preview)
 		if problem, ok := errors.AsType[*Problem](err); ok {
@@ -127,7 +128,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: "Sent back, edited, as job " + number(out.JobID) + ". What it was is below."}}, nil
 }
 
-// placeOf is where an offset is in a text.
+// placeOf returns the line and column of an offset in a text.
 func placeOf(text string, offset int64) string {
 	line, column := 1, 1
 	for i, r := range text {
@@ -142,7 +143,7 @@ func placeOf(text string, offset int64) string {
 	return "line " + number(line) + ", column " + number(column)
 }
 
-// undo takes back what was done.
+// undo reverts an operation.
 func (c *Console) undo(in *request) (*done, error) {
 	to := "/"
 	if from := in.PostFormValue("from"); access.LocalPath(from) {
@@ -162,7 +163,7 @@ func (c *Console) undo(in *request) (*done, error) {
 	return &done{To: to, Flash: flash{Text: text, To: "/operations/" + out.Operation.String()}}, nil
 }
 
-// reveal shows a dead letter once, with what is masked elsewhere, to who says why.
+// reveal shows a dead letter unmasked, once. The API requires a note and records it.
 func (c *Console) reveal(in *request) (*done, error) {
 	var detail api.EntryDetail
 	if err := in.post("/api/dlq/entries/"+url.PathEscape(in.PathValue("id"))+"/reveal", map[string]any{"note": in.PostFormValue("note")}, &detail); err != nil {

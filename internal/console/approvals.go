@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 )
 
-// approvalsEvery is how often open pages of approvals are made anew.
+// approvalsEvery is the render interval of open approval pages.
 const approvalsEvery = 5 * time.Second
 
 // asking is a request for approval as pages show it.
@@ -21,10 +21,10 @@ type asking struct {
 	*approval.Approval
 }
 
-// Verb is what is asked for, as a verb.
+// Verb returns the requested action with a capital.
 func (a asking) Verb() string { return upper(a.Do()) }
 
-// Filter is which entries, as JSON.
+// filter returns the filter of the request, as JSON.
 func (a asking) filter() json.RawMessage {
 	var request struct {
 		Filter json.RawMessage `json:"filter"`
@@ -33,13 +33,13 @@ func (a asking) filter() json.RawMessage {
 	return request.Filter
 }
 
-// Words is its filter as one types it.
+// Words returns the filter in the filter language.
 func (a asking) Words() string { return filterWords(a.filter()) }
 
-// Open reports whether somebody may decide yet.
+// Open reports whether the request still waits for a decision.
 func (a asking) Open() bool { return a.State == approval.Requested }
 
-// Mark is its state.
+// Mark returns the mark of the request's state.
 func (a asking) Mark() mark {
 	switch a.State {
 	case approval.Requested:
@@ -54,14 +54,14 @@ func (a asking) Mark() mark {
 	return mark{a.State, a.State, "▢", "neutral"}
 }
 
-// Queues is how many of each queue.
+// Queues returns the number of entries by queue.
 func (a asking) Queues() []share {
 	of := map[string]int64{}
 	_ = json.Unmarshal(a.ByQueue, &of)
 	return shares(of)
 }
 
-// Sentence says in words what is asked, and what became of it.
+// Sentence describes the request and its outcome.
 func (a asking) Sentence() string {
 	asks := a.Actor + " asks to " + strings.ToLower(a.Do()) + " " + plural(a.Entries, "dead letter") + "."
 	by := ""
@@ -98,7 +98,8 @@ type approvals struct {
 	Copies   []copyText
 }
 
-// approvalColumns are those of dlq.approvals that nothing hides from anybody who may read the table.
+// approvalColumns are the columns of dlq.approvals that every role with access to the table may
+// read.
 const approvalColumns = "id, operation, state, entries, by_queue, actor, requested_at, expires_at, decided_by, decided_at, changed, outcome"
 
 func (c *Console) approvals(in *request) (*view, error) {
@@ -137,11 +138,11 @@ func (c *Console) approvals(in *request) (*view, error) {
 type approvalDetail struct {
 	asking
 
-	Now        *int64 // how many entries it would touch now; nil where that cannot be had
-	WhyApprove string // it cannot be approved by who looks
+	Now        *int64 // number of entries that match now; nil if it is unknown
+	WhyApprove string // why the viewer cannot approve; "" if they can
 	WhyRefuse  string
 	Mine       bool
-	Rest       json.RawMessage // what else the operation takes
+	Rest       json.RawMessage // the other parameters of the operation
 	Copies     []copyText
 }
 
@@ -168,7 +169,7 @@ func (c *Console) approval(in *request) (*view, error) {
 	if a.WhyApprove = a.WhyRefuse; a.WhyApprove == "" && a.Mine {
 		a.WhyApprove = "you asked for it: it takes another person"
 	}
-	if _, live := isLive(in.Context()); a.Open() && !live { // it counts: when the page is loaded is enough
+	if _, live := isLive(in.Context()); a.Open() && !live { // counting is expensive: only when the page is loaded
 		a.look(in)
 	}
 	rest := map[string]json.RawMessage{}
@@ -185,7 +186,8 @@ func (c *Console) approval(in *request) (*view, error) {
 	return &view{Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Every: approvalsEvery}, nil
 }
 
-// look counts what it would touch now. Where that cannot be had, what it was when it was asked stands alone.
+// look counts the entries that the operation would touch now. If the count fails, Now stays nil and
+// the page shows only the number at the time of the request.
 func (a *approvalDetail) look(in *request) {
 	var body map[string]any
 	if json.Unmarshal(a.Request, &body) != nil {
@@ -222,7 +224,7 @@ func (a *approvalDetail) look(in *request) {
 	}
 }
 
-// decide approves, refuses or withdraws.
+// decide approves, refuses or withdraws a request.
 func (c *Console) decide(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), url.PathEscape(in.PathValue("id"))
 	body := map[string]any{"note": in.PostFormValue("note")}

@@ -16,10 +16,10 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// auditEvery is how often an open first page of the audit trail is looked at for new rows.
+// auditEvery is the render interval of the first page of the audit trail. Older pages are not live.
 const auditEvery = 15 * time.Second
 
-// auditField is one thing to search the audit trail by.
+// auditField is a search field of the audit trail.
 type auditField struct {
 	Name, Flag, Label, Hint string
 	Choices                 []string
@@ -50,7 +50,7 @@ func auditFields() []auditField {
 
 type auditRow struct{ deadletter.AuditRow }
 
-// Run is the replay run that a row is of; "" where it is of none.
+// Run returns the id of the replay run that wrote the row, or "".
 func (r auditRow) Run() string {
 	rest, ok := strings.CutPrefix(fmt.Sprint(deref(r.Reason)), "replay run ")
 	if id, err := uuid.Parse(rest[:min(len(rest), 36)]); ok && err == nil {
@@ -62,7 +62,7 @@ func (r auditRow) Run() string {
 type audit struct {
 	Sentence string
 	Fields   []auditField
-	Used     bool // more than people only is asked for
+	Used     bool // a field other than People is set
 	People   bool
 	Rows     []auditRow
 	Next     string
@@ -126,7 +126,8 @@ func (c *Console) audit(in *request) (*view, error) {
 	return v, nil
 }
 
-// timeAsTyped is a time that was typed without its zone or its seconds, as the API takes it.
+// timeAsTyped converts a time without zone or seconds to RFC 3339 in UTC. Other texts are returned
+// as they are, for the API to parse.
 func timeAsTyped(text string) string {
 	for _, layout := range []string{"2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04", time.DateTime, time.DateOnly} {
 		if at, err := time.Parse(layout, text); err == nil {

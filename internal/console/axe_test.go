@@ -12,8 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// npm's axe-core finds nothing on any page, in light and in dark, on a desktop and on a phone. DLQD_TEST_AXE is where npm has installed
-// it (npm install --prefix DIR axe-core): .ci/run says so. Without it, what it looks for is tried in part by TestPages and TestKeyboard.
+// TestAxe checks that npm's axe-core finds no problem on any page, in light and dark, at desktop
+// and phone width. DLQD_TEST_AXE is the directory where npm has installed it (npm install --prefix
+// DIR axe-core); .ci/run sets it. Without it, TestPages and TestKeyboard check part of the same.
 func TestAxe(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_AXE")

@@ -14,27 +14,27 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// bulk is what happens to many dead letters: choose, preview, say why, do.
+// bulk is an action on many dead letters: choose an action, preview it, give a note, confirm.
 type bulk struct {
 	Verb    *bulkVerb // nil: not chosen yet
 	Verbs   []bulkVerb
 	Query   string
 	IDs     []string
-	All     bool // all that match, and not some that were selected
+	All     bool // all that match Query; otherwise those of IDs
 	Total   int64
 	ByQueue []share
 	ByType  []share
 	ByAge   []share
 	Preview *replay.Preview // of a replay
-	Typed   bool            // so many that the number is to be typed
+	Typed   bool            // the operator must type the number of entries to confirm
 	Problem *Problem
 	Form    url.Values
-	New     bool                 // a replay run that begins with a filter: /replays/new
-	Groups  []analytics.TopGroup // that it may be of
+	New     bool                 // the page is /replays/new, which begins with a filter
+	Groups  []analytics.TopGroup // suggestions for the filter
 	Copies  []copyText
 }
 
-// share is a part of many.
+// share is the number of entries of one part of a whole, such as a queue.
 type share struct {
 	Name    string
 	Entries int64
@@ -54,10 +54,10 @@ func shares(of map[string]int64) []share {
 	return list
 }
 
-// maxIDs bounds a selection: what is more is chosen by a filter.
+// maxIDs limits a selection by id. Larger selections use a filter.
 const maxIDs = 500
 
-// newBulk reads what is to be done to which dead letters.
+// newBulk reads the action and the selection from a form.
 func newBulk(form url.Values) (*bulk, error) {
 	b := &bulk{Query: form.Get("q"), IDs: form["id"], All: form.Get("all") != "", Form: form, Verbs: bulkVerbs(), New: form.Get("new") != ""}
 	if len(b.IDs) > maxIDs {
@@ -75,7 +75,7 @@ func newBulk(form url.Values) (*bulk, error) {
 	return b, nil
 }
 
-// filter chooses the entries, as the API takes it.
+// filter returns the filter of the selection, as the API takes it.
 func (b *bulk) filter() map[string]any {
 	if b.All {
 		return map[string]any{"q": b.Query}
@@ -83,7 +83,7 @@ func (b *bulk) filter() map[string]any {
 	return map[string]any{"ids": b.IDs}
 }
 
-// Words are the selection in words.
+// Words describes the selection.
 func (b *bulk) Words() string {
 	switch {
 	case !b.All:
@@ -95,10 +95,10 @@ func (b *bulk) Words() string {
 	}
 }
 
-// everything reports whether the filter chooses all there is, which the API wants to have said.
+// everything reports whether the filter matches all dead letters. The API requires "all" for that.
 func (b *bulk) everything() bool { return b.All && strings.TrimSpace(b.Query) == "" }
 
-// number reads a number of the form; nil where it is empty.
+// number parses a numeric field of the form; nil if the field is empty.
 func (b *bulk) number(name string) (any, error) {
 	text := strings.TrimSpace(b.Form.Get(name))
 	if text == "" {
@@ -111,7 +111,7 @@ func (b *bulk) number(name string) (any, error) {
 	return n, nil
 }
 
-// body is the request to the API.
+// body returns the API request for the action.
 func (b *bulk) body() (map[string]any, error) {
 	body := map[string]any{"filter": b.filter(), "all": b.everything()}
 	if note := b.Form.Get("note"); note != "" {
@@ -155,7 +155,7 @@ func (b *bulk) path() string {
 	return "/api/dlq/bulk"
 }
 
-// look asks what would happen.
+// look asks the API for a preview.
 func (b *bulk) look(in *request) error {
 	body, err := b.body()
 	if err != nil {
@@ -163,7 +163,7 @@ func (b *bulk) look(in *request) error {
 	}
 	body["dryRun"] = true
 	if b.Verb.Name == "tag" && len(b.Form.Get("tags")) == 0 {
-		body["tags"] = []string{"tag"} // not said yet; a dry run only counts
+		body["tags"] = []string{"tag"} // no tag typed yet; a dry run only counts
 	}
 	if b.Verb.Name == "replay" {
 		var answer api.ReplayAnswer
@@ -184,7 +184,8 @@ func (b *bulk) look(in *request) error {
 	return nil
 }
 
-// copies are how the same is looked at elsewhere; without --dry-run, the command does it.
+// copies returns the equivalents of the preview. The command has --dry-run; without it the command
+// carries out the action.
 func (b *bulk) copies(in *request, body map[string]any) []copyText {
 	command, filter := "dlqd "+b.Verb.Name, in.filterJSON(b.Query)
 	switch {
@@ -203,7 +204,7 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		}
 	}
 	if tags, ok := body["tags"].([]string); ok {
-		said := "TAG" // nobody has said which
+		said := "TAG" // placeholder: no tag typed yet
 		if b.Form.Get("tags") != "" {
 			said = shellQuoted(strings.Join(tags, ","))
 		}
@@ -216,7 +217,7 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		command += " --force"
 	}
 	if b.Verb.Name == "note" {
-		command = "" // there is none for many
+		command = "" // dlqd has no command that notes many
 	} else {
 		command += " --dry-run"
 	}
@@ -227,7 +228,7 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 	return copies(command, "SELECT * FROM dlq.preview("+chosen+");", in.curlPost(b.path(), body)) //nolint:unqueryvet // for people
 }
 
-// bulkPreview shows what would happen before it does.
+// bulkPreview shows a preview of the action.
 func (c *Console) bulkPreview(in *request) (*view, error) {
 	b, err := newBulk(in.URL.Query())
 	if err != nil {
@@ -236,7 +237,7 @@ func (c *Console) bulkPreview(in *request) (*view, error) {
 	return b.page(in)
 }
 
-// newReplay begins a replay run with a filter.
+// newReplay is the page that prepares a replay run from a filter instead of a selection.
 func (c *Console) newReplay(in *request) (*view, error) {
 	form := in.URL.Query()
 	form["id"], form["all"], form["do"] = nil, []string{"1"}, []string{"replay"}
@@ -276,7 +277,7 @@ func (b *bulk) page(in *request) (*view, error) {
 	return v, err
 }
 
-// bulkDo does it.
+// bulkDo carries out the action.
 func (c *Console) bulkDo(in *request) (*done, error) {
 	b, err := newBulk(in.PostForm)
 	if err != nil {

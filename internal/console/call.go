@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// Problem is what the API answers where something is wrong (RFC 9457).
+// Problem is an error answer of the API (RFC 9457).
 type Problem struct { //nolint:errname // the RFC's word
 	Status int    `json:"status"`
 	Title  string `json:"title"`
@@ -51,22 +51,24 @@ func (p *Problem) heading() string {
 	return cmp.Or(p.Title, http.StatusText(p.Status))
 }
 
-// asked is an answer that says that a second person is needed.
+// asked is the API's answer to an operation that needs approval.
 type asked = api.Asked
 
-// askedError is of something that was not done, but asked for.
+// askedError is returned for an operation that was not carried out: a request for its approval was
+// made instead.
 type askedError struct{ asked }
 
 func (e *askedError) Error() string {
 	return "needs a second person: approval " + e.Approval.ID.String()
 }
 
-// get asks the API, and decodes its answer.
+// get reads from the API and decodes the answer into out.
 func (in *request) get(path string, query url.Values, out any) error {
 	return in.call(http.MethodGet, path, query, nil, out)
 }
 
-// may is get of what this person may not be allowed to see: it reports whether they are.
+// may is get for data that the viewer may not be allowed to see. It returns false if the API
+// answers 403 or 404.
 func (in *request) may(path string, query url.Values, out any) (bool, error) {
 	err := in.get(path, query, out)
 	if problem, ok := errors.AsType[*Problem](err); ok && (problem.Status == http.StatusForbidden || problem.Status == http.StatusNotFound) {
@@ -75,10 +77,11 @@ func (in *request) may(path string, query url.Values, out any) (bool, error) {
 	return err == nil, err
 }
 
-// together asks several things at once.
+// together runs up to four requests at once.
 func together(asks ...func() error) error { return background.Together(4, asks...) }
 
-// post has the API do something. What needs a second person is an *askedError.
+// post calls an operation that changes something. It returns an *askedError if the operation needs
+// approval.
 func (in *request) post(path string, body, out any) error {
 	return in.call(http.MethodPost, path, nil, body, out)
 }
@@ -111,7 +114,7 @@ func (in *request) call(method, path string, query url.Values, body, out any) er
 	return json.Unmarshal(answer.Bytes(), out)
 }
 
-// response keeps an answer of the API's.
+// response records an answer of the API.
 type response struct {
 	bytes.Buffer
 
@@ -129,8 +132,9 @@ func (r *response) WriteHeader(status int) {
 	}
 }
 
-// call has the API answer a request of the person in ctx. from is the browser's, for the audit trail. An operation that panics has failed: what
-// asks may be nothing that net/http serves.
+// call runs an operation of the API in this process as the principal in ctx. The audit trail takes
+// the address and the user agent from the browser's request, from. A panic becomes an error:
+// callers such as live renderings run outside of net/http, which would recover it.
 func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values, body any) (answer *response, err error) {
 	defer func() {
 		if p := recover(); p != nil {

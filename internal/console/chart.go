@@ -15,26 +15,26 @@ type band struct {
 	Values []int64
 }
 
-// marker is something that happened, on a chart.
+// marker is an event shown on a chart.
 type marker struct {
 	At         time.Time
-	Kind, Text string // policy, replay or breaker
+	Kind, Text string // Kind is policy, replay or breaker
 }
 
-// Words say when what happened.
+// Words describes the event with its time.
 func (m marker) Words() string {
 	return m.Sign() + " " + m.Text + ", " + m.At.UTC().Format("2 Jan 15:04 UTC")
 }
 
-// Sign is the sign of its kind.
+// Sign returns the character of the marker's kind.
 func (m marker) Sign() string {
 	return map[string]string{"policy": "▲", "replay": "◇", "breaker": "■"}[m.Kind]
 }
 
-// markerShapes are the signs as they are drawn, about their middle.
+// markerShapes are SVG paths of the signs, centred on the origin.
 var markerShapes = map[string]string{"policy": "M0-5 5 4H-5Z", "replay": "M0-5.5 5.5 0 0 5.5-5.5 0Z", "breaker": "M-4-4H4V4H-4Z"}
 
-// chart is what happened over time, stacked. All its words are beside it as a table, too.
+// chart is a stacked area chart over time. The page also shows its data as a table.
 type chart struct {
 	Title   string
 	Starts  []time.Time
@@ -43,17 +43,20 @@ type chart struct {
 	Markers []marker
 }
 
-// saidMarks is how many of the last markers a chart's summary tells; the table beside it has all.
+// saidMarks is the maximum number of markers in a chart's summary, or in the title of one sign. The
+// table lists them all.
 const saidMarks = 6
 
-// The chart is as wide as its place, and so high, in pixels; the plot leaves room for hours below it.
+// The chart fills the width of its container. Heights are in pixels; hour labels are drawn below
+// plotBottom.
 const (
 	chartHeight = 176.0
 	plotTop     = 14.0
 	plotBottom  = 152.0
 )
 
-// SVG draws the chart. Its colours are the style sheet's: a band has the class series-1, series-2, ...
+// SVG draws the chart. Colours come from the style sheet: bands have the classes series-1,
+// series-2, ...
 func (c *chart) SVG() template.HTML {
 	n := len(c.Starts)
 	if n < 2 || len(c.Bands) == 0 {
@@ -108,7 +111,7 @@ func (c *chart) SVG() template.HTML {
 	return template.HTML(svg.String()) //nolint:gosec // numbers, and texts that were escaped
 }
 
-// Summary says in words what the chart shows.
+// Summary describes the chart in words.
 func (c *chart) Summary() string {
 	first, last, most := int64(0), int64(0), int64(0)
 	n := len(c.Starts)
@@ -133,7 +136,7 @@ func (c *chart) Summary() string {
 	return strings.Join(said, "; ")
 }
 
-// Marks are the markers that are in the chart's time, in order.
+// Marks returns the markers within the chart's time range, sorted by time.
 func (c *chart) Marks() (marks []marker) {
 	for _, m := range c.Markers {
 		if len(c.Starts) > 0 && !m.At.Before(c.Starts[0]) {
@@ -144,16 +147,17 @@ func (c *chart) Marks() (marks []marker) {
 	return marks
 }
 
-// sign is what is drawn for one marker or for some of a kind that are close together.
+// sign is the drawing of one marker, or of several of a kind that are close together.
 type sign struct {
 	kind, words string
 	at          float64 // percent of the width
 	many        int
 }
 
-// signs are what is drawn for the markers, so far apart that each is seen.
+// signs places the markers. It merges those of a kind that are closer than apart, and moves the
+// others apart.
 func (c *chart) signs() (signs []*sign) {
-	const apart = 1.5 // percent of the width
+	const apart = 1.5 // minimum distance, in percent of the width
 	span := c.Starts[len(c.Starts)-1].Sub(c.Starts[0])
 	last := map[string]*sign{}
 	for _, m := range c.Marks() {
@@ -170,7 +174,7 @@ func (c *chart) signs() (signs []*sign) {
 		last[m.Kind] = &sign{m.Kind, m.Words(), at, 1}
 		signs = append(signs, last[m.Kind])
 	}
-	most := 100.0 // and none beyond the end
+	most := 100.0 // keep signs within the chart
 	for _, s := range slices.Backward(signs) {
 		s.at = max(min(s.at, most), 0)
 		most = s.at - apart
@@ -183,7 +187,7 @@ func (c *chart) signs() (signs []*sign) {
 	return signs
 }
 
-// Happened are one marker of each kind that there is.
+// Happened returns one marker for each kind in the chart, for the legend.
 func (c *chart) Happened() (kinds []marker) {
 	for _, m := range c.Marks() {
 		if !slices.ContainsFunc(kinds, func(k marker) bool { return k.Kind == m.Kind }) {
@@ -193,7 +197,7 @@ func (c *chart) Happened() (kinds []marker) {
 	return kinds
 }
 
-// Rows is the chart as a table.
+// Rows returns the data of the chart as table rows.
 func (c *chart) Rows() [][]string {
 	rows := make([][]string, 0, len(c.Starts))
 	for i, start := range c.Starts {
@@ -207,7 +211,7 @@ func (c *chart) Rows() [][]string {
 	return rows
 }
 
-// spark is a small line of bars.
+// spark returns a small bar chart.
 func spark(values []int64) template.HTML {
 	if len(values) == 0 {
 		return ""
@@ -236,7 +240,8 @@ func maxOf(values []int64) (most int64) {
 	return most
 }
 
-// niceTop is the least round number that is not below a value: 1, 2, 4, 5 or 8 and zeros, halves whole.
+// niceTop returns the smallest number of the form 2, 4, 6 or 10 times a power of ten that is at
+// least v. Its half, the label in the middle of the axis, is whole.
 func niceTop(v int64) int64 {
 	for power := int64(1); ; power *= 10 {
 		for _, d := range []int64{2, 4, 6, 10} {

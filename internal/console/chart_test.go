@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What happened within the same hour is seen apart, or told together.
+// TestChart_signs draws events within the same hour as separate signs, or as one sign that names
+// them all.
 func TestChart_signs(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)

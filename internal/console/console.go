@@ -1,5 +1,6 @@
-// Package console is dlqd's pages: what people see in a browser. Each page asks the API's operations, within the process, as the person
-// who looks at it. So it has no rule of its own: who may do what, what is masked, and what needs a second person is said once, there.
+// Package console serves dlqd's web pages. A page calls the operations of the API within the
+// process as its viewer. The console has no access rules of its own: the API decides permissions,
+// masking and approvals.
 package console
 
 import (
@@ -16,23 +17,25 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// Config is what the console needs.
+// Config configures the console.
 type Config struct {
-	// API answers the API's operations for who is in the context of a request (access.From). It does not ask who that is.
+	// API serves the operations of the API as the principal in the request's context (access.From). It
+	// does not authenticate.
 	API http.Handler
-	// NotServed answers what is neither a page nor of the API.
+	// NotServed serves requests that are neither for a page nor for the API.
 	NotServed http.Handler
-	// Policy is the policy in force, and Environment the environment that it is of.
+	// Policy returns the policy in force. Environment is its environment.
 	Policy      func() *policy.Policy
 	Environment string
-	// SignInWays says how one signs in with a browser: by a token of dlqd's, at the OpenID Connect provider; nil where nobody
-	// signs in.
+	// SignInWays returns which ways of signing in a browser are available: a token of dlqd, the OpenID
+	// Connect provider. It is nil if authentication is off.
 	SignInWays func() (tokens, provider bool)
-	// RiverUI is the address of River UI, for links to jobs; "" for none.
+	// RiverUI is the address of River UI, for links to jobs; "" if there is none.
 	RiverUI string
-	// Ready says why nobody should be sent here, if so: streams of events end then.
+	// Ready, if not nil, returns an error while the process should get no traffic. Event streams end
+	// then.
 	Ready func() error
-	// Reach fails if the database does not answer.
+	// Reach returns an error if the database does not answer.
 	Reach  func(ctx context.Context) error
 	Logger *slog.Logger
 }
@@ -48,7 +51,8 @@ type Console struct {
 	described described
 }
 
-// New returns the console. Requests have come through the door, and bear who makes them.
+// New returns the console. Requests must be authenticated already: the principal is in their
+// context.
 func New(config Config) *Console {
 	c := &Console{Config: config, mux: http.NewServeMux(), templates: parse()}
 	c.live.render, c.live.reach = c.renderLive, config.Reach
@@ -98,19 +102,19 @@ func New(config Config) *Console {
 	return c
 }
 
-// ServeHTTP answers with a page.
+// ServeHTTP serves a page.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.mux.ServeHTTP(w, r) }
 
-// pagesOf has, by the tag of an operation, the pages that show what the operation changes. What other
-// operations change, any page may show: each has counts around it.
+// pagesOf maps the tag of an operation to the pages that show what the operation changes.
+// Operations with other tags may change any page, because every page shows counts.
 var pagesOf = map[string][]string{
 	"saved views": {"/dead-letters", "/audit"},
 	"sessions":    {"/access", "/audit"},
 	"tokens":      {"/access", "/audit"},
 }
 
-// Acted has the pages rendered that show what an operation with a tag has changed. It is called for acts of
-// pages too, which are clients of the API.
+// Acted requests a rendering of the open pages that may show what an operation with this tag
+// changed. The API calls it after each such operation, including those called by pages.
 func (c *Console) Acted(tag string) {
 	paths := pagesOf[tag]
 	if paths == nil {
@@ -119,10 +123,10 @@ func (c *Console) Acted(tag string) {
 	c.live.wake(paths...)
 }
 
-// contentSecurityPolicy keeps a browser from loading or running anything that is not the console's own.
+// contentSecurityPolicy lets a browser load and run only the console's own files.
 const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// request is one request for a page, or for something that a page does.
+// request is a request for a page or an action.
 type request struct {
 	*http.Request
 
@@ -131,23 +135,23 @@ type request struct {
 	frame   *frame
 }
 
-// view is what a page shows.
+// view is the content of a page.
 type view struct {
-	// Template names the file in templates/, without its ending.
+	// Template is the name of the file in templates/, without its extension.
 	Template string
 	Title    string
 	Data     any
-	// Every is how often the page's live parts are made anew; 0 for never.
+	// Every is the render interval of the page's live sections; 0 if the page is not live.
 	Every time.Duration
-	// Status is that of the answer; 0 means 200.
+	// Status is the HTTP status; 0 means 200.
 	Status int
-	// Live is the address of the page's live parts, where it says more than the page's.
+	// Live is the address of the page's live sections; "" if it is the address of the page.
 	Live string
-	// Section is the part of the rail that is marked, where the path does not say it.
+	// Section is the path of the navigation item to highlight, if the path of the page does not tell.
 	Section string
 }
 
-// page serves a page at a pattern.
+// page registers a page.
 func (c *Console) page(pattern string, show func(*request) (*view, error)) {
 	c.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
 		in := c.request(r)
@@ -156,15 +160,15 @@ func (c *Console) page(pattern string, show func(*request) (*view, error)) {
 	})
 }
 
-// done is where somebody goes who has done something, and what they are told there.
+// done is the result of an action: where the browser goes next, and the message shown there.
 type done struct {
 	To    string
 	Flash flash
-	// View is shown instead, where what was sent is to be looked at again.
+	// View, if not nil, is shown instead of a redirect, for example a preview.
 	View *view
 }
 
-// action serves what a page's forms do. An error is told on the page that the form was on.
+// action registers a form action. An error of the client is shown on the page that sent the form.
 func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 	c.mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
 		in := c.request(r)
@@ -189,7 +193,7 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 	})
 }
 
-// maxFormBytes bounds what a form may send: a payload of the largest size, as a form writes it.
+// maxFormBytes limits the body of a form: the largest payload, URL-encoded.
 const maxFormBytes = 4 << 20
 
 func (c *Console) request(r *http.Request) *request {
@@ -198,7 +202,7 @@ func (c *Console) request(r *http.Request) *request {
 	return in
 }
 
-// answer answers with a page, or says what went wrong.
+// answer writes the page, or an error page if err is not nil.
 func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error) {
 	if err != nil {
 		v = c.trouble(in, err)
@@ -227,7 +231,7 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 	_, _ = w.Write(page.Bytes())
 }
 
-// trouble is the page that says what went wrong.
+// trouble returns the error page. Errors other than API problems are logged.
 func (c *Console) trouble(in *request, err error) *view {
 	problem, ok := errors.AsType[*Problem](err)
 	if !ok {
@@ -247,5 +251,5 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, c.request(r), nil, &Problem{Status: http.StatusNotFound, Title: "No such page", Detail: "there is no page " + r.URL.Path})
 }
 
-// me is who looks.
+// me returns the viewer.
 func (in *request) me() *access.Principal { return access.From(in.Context()) }

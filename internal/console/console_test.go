@@ -46,15 +46,15 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// patience bounds every wait for a state. A machine that runs these tests may be busy.
+	// patience limits every wait for a state. The machine that runs these tests may be busy.
 	patience = 2 * time.Minute
-	// answered bounds what the browser is asked at once: a page that is being left may never answer.
+	// answered limits a single evaluation in the browser: a page that is being left may never answer.
 	answered = 10 * time.Second
-	// lookEvery is how often a state is looked at.
+	// lookEvery is the interval at which a state is polled.
 	lookEvery = 20 * time.Millisecond
 )
 
-// browser is the one browser of all tests. Each test has tabs of its own in it, with cookies of their own.
+// browser is shared by all tests. Each test has its own tabs and cookies.
 var browser chromium
 
 type chromium struct {
@@ -79,7 +79,8 @@ func (c *chromium) start() (context.Context, error) {
 		ctx, cancel := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
 			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(patience))...)
 		c.cancel = append(c.cancel, cancel)
-		c.ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {})) // of events that it does not know
+		// WithErrorf drops errors about events that chromedp does not know.
+		c.ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
 		c.cancel = append(c.cancel, cancel)
 		c.err = chromedp.Run(c.ctx)
 	})
@@ -92,8 +93,9 @@ func (c *chromium) stop() {
 	}
 }
 
-// office is a whole dlqd on a database of its own, and a receiver that answers with the status that a message's payload asks for
-// ({"answer": 503}), until it is mended: what is gone (410) stays so.
+// office is a whole dlqd on its own database, with a receiver that answers with the status in a
+// message's payload ({"answer": 503}). Once mended is set, the receiver accepts all messages but
+// those that ask for 410.
 type office struct {
 	*testing.T
 
@@ -150,7 +152,7 @@ func open(t *testing.T, change func(*server.Config)) *office {
 	return o
 }
 
-// in is the same office for a subtest.
+// in returns the office for a subtest.
 func (o *office) in(t *testing.T) *office {
 	t.Helper()
 	in := *o
@@ -158,7 +160,7 @@ func (o *office) in(t *testing.T) *office {
 	return &in
 }
 
-// start starts the server, again where it was before.
+// start starts the server, or starts it again at the same address.
 func (o *office) start() {
 	o.Helper()
 	s, err := server.Start(context.WithoutCancel(o.Context()), o.config)
@@ -192,13 +194,13 @@ func (o *office) text(sql string, args ...any) (text string) {
 	return text
 }
 
-// eventually waits until something counted is so many.
+// eventually waits until a count reaches want.
 func (o *office) eventually(want int, sql string, args ...any) {
 	o.Helper()
 	require.Eventually(o, func() bool { return o.count(sql, args...) == want }, patience, 50*time.Millisecond, "%s: want %d", sql, want)
 }
 
-// submit submits a message to a queue, as a client does.
+// submit submits a message as a client does.
 func (o *office) submit(queue, id, kind string, payload any) {
 	o.Helper()
 	body, err := json.Marshal(map[string]any{"messageId": id, "queue": queue, "kind": kind, "payload": payload})
@@ -206,7 +208,7 @@ func (o *office) submit(queue, id, kind string, payload any) {
 	o.post(string(body))
 }
 
-// post submits a message, as it is written.
+// post submits a message given as JSON.
 func (o *office) post(body string) {
 	o.Helper()
 	request, err := http.NewRequestWithContext(o.Context(), http.MethodPost, o.base+"/api/messages", strings.NewReader(body))
@@ -219,14 +221,15 @@ func (o *office) post(body string) {
 	require.Equal(o, http.StatusAccepted, response.StatusCode, string(raw))
 }
 
-// entry is the dead letter of a message, once there is one in the state.
+// entry waits until a message has a dead letter with the status, and returns its id.
 func (o *office) entry(message, status string) string {
 	o.Helper()
 	o.eventually(1, "SELECT count(*) FROM dlq.dead_letter_queue WHERE event_id = $1 AND status = $2 AND stage <> 'inbox'", message, status)
 	return o.text("SELECT id::text FROM dlq.dead_letter_queue WHERE event_id = $1", message)
 }
 
-// fail has so many jobs of an application's fail for good in one statement, which the trigger captures, and waits until they are filed.
+// fail inserts n jobs of an application and fails them for good in one statement, which the trigger
+// captures. It waits until they are filed.
 func (o *office) fail(queue, kind, problem string, n int) {
 	o.Helper()
 	const filed = "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = $1 AND kind = $2"
@@ -239,7 +242,7 @@ func (o *office) fail(queue, kind, problem string, n int) {
 	o.eventually(before+n, filed, queue, kind)
 }
 
-// token makes a token for somebody.
+// token creates a token.
 func (o *office) token(name string, role access.Role) string {
 	o.Helper()
 	secret, err := access.NewStore(o.pool, postgres.DefaultSchemas()).Create(o.Context(), &access.Token{Name: name, Role: role}, "test")
@@ -249,7 +252,7 @@ func (o *office) token(name string, role access.Role) string {
 
 func withTokens(c *server.Config) { c.Policy.Access.Authentication = []string{"tokens"} }
 
-// tab is a tab of the browser, as its user has it.
+// tab is a tab of the browser, with the cookies of one user.
 type tab struct {
 	*testing.T
 
@@ -257,10 +260,10 @@ type tab struct {
 	ctx context.Context //nolint:containedctx // it is the tab
 
 	mu       sync.Mutex
-	clicks   int       // and fields filled
-	began    time.Time // of an incident
-	problems []string  // what the browser complained of
-	expected []string  // parts of complaints that the test provokes
+	clicks   int       // and filled fields
+	began    time.Time // when an incident began
+	problems []string  // errors and warnings of the browser
+	expected []string  // parts of problems that the test provokes
 }
 
 func (o *office) tab() *tab {
@@ -304,7 +307,7 @@ func (o *office) tab() *tab {
 					b.complain("console: " + string(arg.Value))
 				}
 			}
-		case *log.EventEntryAdded: // violations of the Content-Security-Policy come here too
+		case *log.EventEntryAdded: // includes violations of the Content-Security-Policy
 			if e.Entry.Level == log.LevelError || e.Entry.Level == log.LevelWarning || e.Entry.Source == log.SourceSecurity {
 				b.complain(e.Entry.Text + " " + e.Entry.URL)
 			}
@@ -324,7 +327,7 @@ func (b *tab) complain(problem string) {
 	b.problems = append(b.problems, problem)
 }
 
-// expect names a part of what the browser may complain of, since the test provokes it.
+// expect allows problems that contain part, because the test provokes them.
 func (b *tab) expect(part string) { b.expected = append(b.expected, part) }
 
 func (b *tab) provoked(problem string) bool {
@@ -343,50 +346,50 @@ func (b *tab) run(actions ...chromedp.Action) {
 	require.NoError(b, chromedp.Run(ctx, actions...))
 }
 
-// size makes the window so large.
+// size sets the size of the window.
 func (b *tab) size(width, height int64) {
 	b.Helper()
 	b.run(emulation.SetDeviceMetricsOverride(width, height, 1, width < 600))
 }
 
-// theme is what the system prefers: light or dark.
+// theme sets the system's preference: light or dark.
 func (b *tab) theme(name string) {
 	b.Helper()
 	b.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}))
 }
 
-// script switches the page's own scripts on or off, from the next page on.
+// script switches the page's own scripts on or off from the next page on.
 func (b *tab) script(on bool) {
 	b.Helper()
 	b.run(emulation.SetScriptExecutionDisabled(!on))
 }
 
-// open goes to a page, and waits until it is there.
+// open loads a page.
 func (b *tab) open(path string) {
 	b.Helper()
 	b.run(chromedp.Navigate(b.o.base + path))
 }
 
-// rows waits until the list has so many rows.
+// rows waits until the list has n rows.
 func (b *tab) rows(n int) {
 	b.Helper()
 	b.until(fmt.Sprintf(`document.querySelectorAll("[data-row]").length === %d`, n))
 }
 
-// reads waits until the text of what a selector finds is this.
+// reads waits until the first element that matches a selector has this text.
 func (b *tab) reads(selector, text string) {
 	b.Helper()
 	b.until(fmt.Sprintf(`document.querySelector(%s)?.innerText === %s`, quoted(selector), quoted(text)))
 }
 
-// completed waits until the filter is a text, and its completions are those of that text.
+// completed waits until the filter has this text and shows its completions.
 func (b *tab) completed(text string) {
 	b.Helper()
 	const both = `[document.querySelector("[data-filter]").value, document.querySelector("#completions:not([hidden])")?.dataset.for]`
 	b.until(both + ".every(text => text === " + quoted(text) + ")")
 }
 
-// signIn signs in by a token, in the page.
+// signIn signs in with a token on the sign-in page.
 func (b *tab) signIn(secret string) {
 	b.Helper()
 	b.open("/sign-in")
@@ -395,7 +398,7 @@ func (b *tab) signIn(secret string) {
 	b.until(`location.pathname === "/"`)
 }
 
-// value is what an expression is in the page.
+// value evaluates an expression in the page.
 func (b *tab) value(expression string) any {
 	b.Helper()
 	var value any
@@ -409,14 +412,14 @@ func (b *tab) texts(selector string) string {
 	return text
 }
 
-// asks evaluates an expression in the page. It is false where the page is being left.
+// asks evaluates an expression in the page. It returns false if the page is being left.
 func (b *tab) asks(expression string, result any) bool {
 	ctx, cancel := context.WithTimeout(b.ctx, answered)
 	defer cancel()
 	return chromedp.Run(ctx, chromedp.Evaluate(expression, result)) == nil
 }
 
-// await waits until done is true.
+// await waits until done returns true.
 func (b *tab) await(what string, done func() bool) {
 	b.Helper()
 	for until := time.Now().Add(patience); !done(); time.Sleep(lookEvery) {
@@ -426,7 +429,7 @@ func (b *tab) await(what string, done func() bool) {
 	}
 }
 
-// until waits until an expression is true in the page; pages may come and go meanwhile.
+// until waits until an expression is true in the page. The page may change meanwhile.
 func (b *tab) until(expression string) {
 	b.Helper()
 	b.await(expression, func() bool {
@@ -435,7 +438,7 @@ func (b *tab) until(expression string) {
 	})
 }
 
-// now is what the page shows.
+// now returns the content of the page, for failure messages.
 func (b *tab) now() (text string) {
 	b.asks(`location.href + " " + document.readyState + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text)
 	return text
@@ -450,12 +453,12 @@ func (b *tab) sees(text string) {
 func quoted(text string) string {
 	raw, err := json.Marshal(text)
 	if err != nil {
-		panic(err) // a text
+		panic(err) // unreachable for a string
 	}
 	return string(raw)
 }
 
-// does does something that leads to another page, and waits until that is there.
+// does runs an action that leads to another page, and waits until that page is loaded.
 func (b *tab) does(act func()) {
 	b.Helper()
 	b.value("void (window.pageBefore = true)")
@@ -463,8 +466,9 @@ func (b *tab) does(act func()) {
 	b.until(`!window.pageBefore && document.readyState === "complete"`)
 }
 
-// click clicks what a selector finds first, as a mouse does. A live part may move meanwhile: click looks at what was
-// pressed before it lets the button go. Where that is something else, it clicks nothing and looks for the element again.
+// click clicks the first element that matches a selector, as a mouse does. A live section may move
+// meanwhile, so click checks the pressed element before it releases the button. If it is another
+// element, click releases elsewhere and tries again.
 func (b *tab) click(selector string) {
 	b.Helper()
 	b.clicks++
@@ -485,12 +489,13 @@ func (b *tab) click(selector string) {
 		}
 		ctx, cancel := context.WithTimeout(b.ctx, answered)
 		defer cancel()
-		_ = chromedp.Run(ctx, mouse(input.MouseReleased, at[0], at[1])) // a page that is left by it may not answer
+		_ = chromedp.Run(ctx, mouse(input.MouseReleased, at[0], at[1])) // a page that is being left may not answer
 		return true
 	})
 }
 
-// placeOf is the middle of an element, in the window; nothing where it is not seen, or something is before it.
+// placeOf returns the middle of an element in the window, or nothing if the element is hidden or
+// covered.
 const placeOf = `(() => {
 	const found = %s;
 	if (!found?.checkVisibility()) return [];
@@ -505,28 +510,28 @@ func mouse(what input.MouseType, x, y float64) chromedp.Action {
 	return input.DispatchMouseEvent(what, x, y).WithButton(input.Left).WithClickCount(1)
 }
 
-// follow clicks what leads to another page, and waits until that is there.
+// follow clicks an element that leads to another page, and waits until that page is loaded.
 func (b *tab) follow(selector string) {
 	b.Helper()
 	b.does(func() { b.click(selector) })
 }
 
-// byText begins the selector of what is clicked by its text.
+// byText is the prefix of selectors that match an element by its text.
 const byText = "the text "
 
-// button is a button or link of main, by its text, for click and follow.
+// button returns a selector of a button or link by its text, for click and follow.
 func (b *tab) button(text string) string {
 	b.Helper()
 	b.until(ofText(text))
 	return byText + text
 }
 
-// ofText finds a button or link by its text.
+// ofText returns an expression that finds a button or link by its text.
 func ofText(text string) string {
 	return fmt.Sprintf(`[...document.querySelectorAll("main button, main a, main summary, .flash button, .flash a, .top button")].find(e => e.checkVisibility() && e.innerText.trim().startsWith(%s))`, quoted(text))
 }
 
-// fill types into a field, in place of what is there.
+// fill replaces the content of a field.
 func (b *tab) fill(selector, text string) {
 	b.Helper()
 	b.click(selector)
@@ -537,15 +542,15 @@ func (b *tab) fill(selector, text string) {
 	b.until(field + ".value === " + quoted(text))
 }
 
-// insert types a text where the focus is.
+// insert types a text into the focused element.
 func insert(text string) chromedp.Action { return input.InsertText(text) }
 
-// press presses keys, one after the other.
+// press presses keys one after the other.
 func (b *tab) press(keys string) {
 	b.Helper()
 	for _, key := range keys {
 		events := kb.Encode(key)
-		if len(events) == 3 { // what a key writes comes with it, and not where the page takes the key for itself
+		if len(events) == 3 { // the key's text is part of its keydown, so a page that handles the key can suppress it
 			events[0].Text, events[0].UnmodifiedText = events[1].Text, events[1].UnmodifiedText
 			events = slices.Delete(events, 1, 2)
 		}
@@ -557,7 +562,7 @@ func (b *tab) press(keys string) {
 
 func listOf(q string) string { return "/dead-letters?q=" + url.QueryEscape(q) }
 
-// logger is where the servers' logs go: nowhere, or to standard error with DLQD_TEST_LOG=1.
+// logger discards the servers' logs, or writes them to standard error with DLQD_TEST_LOG=1.
 func logger() *slog.Logger {
 	if os.Getenv("DLQD_TEST_LOG") != "" {
 		return slog.New(slog.NewTextHandler(os.Stderr, nil))

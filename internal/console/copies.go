@@ -10,10 +10,10 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
-// copyText is what one copies to see the same elsewhere: a command, SQL, or curl.
+// copyText is a text to copy that shows the same data elsewhere: a command, SQL or curl.
 type copyText struct{ Name, Text string }
 
-// copies are the ways in which a page is seen elsewhere; "" for one that there is none of.
+// copies returns the texts that are not "".
 func copies(command, sql, curl string) []copyText {
 	var list []copyText
 	for _, c := range []copyText{{"a command", command}, {"SQL", sql}, {"curl", curl}} {
@@ -24,7 +24,7 @@ func copies(command, sql, curl string) []copyText {
 	return list
 }
 
-// curl asks the API, as a command, for paths with their queries.
+// curl returns a shell command that gets the given paths from the API.
 func (in *request) curl(addresses ...string) string {
 	commands := make([]string, len(addresses))
 	for i, address := range addresses {
@@ -33,12 +33,13 @@ func (in *request) curl(addresses ...string) string {
 	return strings.Join(commands, "; ")
 }
 
-// curlPost is curl of an operation that takes a body.
+// curlPost returns a curl command that posts a JSON body.
 func (in *request) curlPost(path string, body any) string {
 	return "curl -s " + in.bearer() + `-H 'Content-Type: application/json' "$DLQD_API"` + shellQuoted(path) + " -d " + shellQuoted(jsonOf(body))
 }
 
-// bearer is the header with which curl says who asks, where a token is what says so.
+// bearer returns curl's option for the Authorization header, or "" if the viewer did not
+// authenticate by a bearer token.
 func (in *request) bearer() string {
 	if via := in.me().Via; via == access.ViaToken || via == access.ViaOIDC {
 		return `-H "Authorization: Bearer $DLQD_TOKEN" `
@@ -46,16 +47,16 @@ func (in *request) bearer() string {
 	return ""
 }
 
-// filterJSON is a filter of the language as SQL takes it.
+// filterJSON converts a filter to the JSON form that SQL functions take.
 func (in *request) filterJSON(text string) string {
 	f, err := filter.Parse(text, in.me().Name)
 	if err != nil {
-		return "{}" // the API has understood it
+		return "{}" // unreachable: the API has parsed it
 	}
 	return string(f.JSON())
 }
 
-// listCopies are those of a list of dead letters.
+// listCopies returns the copy texts of a list of dead letters.
 func (in *request) listCopies(text string, oldest bool, limit string) []copyText {
 	command, sql, query := "dlqd list", "SELECT * FROM dlq.find("+sqlQuoted(in.filterJSON(text))+", "+limit, url.Values{"limit": {limit}} //nolint:unqueryvet // for people
 	if text != "" {
@@ -69,27 +70,27 @@ func (in *request) listCopies(text string, oldest bool, limit string) []copyText
 	return copies(command, sql+");", in.curl("/api/dlq/entries?"+query.Encode()))
 }
 
-// jsonOf is a value as JSON.
+// jsonOf encodes a value as JSON.
 func jsonOf(value any) string {
 	raw, err := json.Marshal(value)
 	if err != nil {
-		return "null" // of our own making
+		return "null" // unreachable: values are our own
 	}
 	return string(raw)
 }
 
-// sqlQuoted is a text as a literal of SQL.
+// sqlQuoted returns text as an SQL literal.
 func sqlQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
-// shellQuoted is a text as a shell takes it for one word.
+// shellQuoted returns text as one word for a shell.
 func shellQuoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
 
-// flagged is a command with one flag more.
+// flagged adds a flag to a command.
 func flagged(command, flag, value string) string {
 	return command + " --" + flag + " " + shellQuoted(value)
 }
 
-// groupCopies are those of a list of failure groups, as the API is asked for it.
+// groupCopies returns the copy texts of a list of failure groups, for the query sent to the API.
 func (in *request) groupCopies(query url.Values) []copyText {
 	chosen, flags := map[string]any{}, ""
 	for _, name := range []string{"queue", "status", "owner", "hasOpen"} {

@@ -20,64 +20,66 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// letterEvery is how often an open dead letter is made anew.
+// letterEvery is the render interval of an open dead letter.
 const letterEvery = 5 * time.Second
 
 type letter struct {
 	api.EntryDetail
 
 	Sentence string
-	Payload  json.RawMessage // what is shown and edited: the message's payload, or the job's args
+	Payload  json.RawMessage // shown and edited: the message's payload, or the job's args
 	Headers  []header        // of the message
-	RuleAt   string          // where the policy in force has its rule, as file and line; "" where it has none of that name
-	Earlier  bool            // another version of the policy decided
+	RuleAt   string          // file and line of the rule in the policy in force; "" if it has no such rule
+	Earlier  bool            // another version of the policy chose the rule
 	Attempts []attempt
 	Actions  []verb
 	Frames   []stackFrame
 	Copies   []copyText
 	Tree     *node
-	Curl     string // what a redelivery sends; "" for an application's job
+	Curl     string // the request of a redelivery; "" for a job of an application
 	Operator bool
-	Masked   bool   // something of it is ***
-	Revealed bool   // and is shown this once
-	Hidden   bool   // who looks does not see payloads
-	RiverUI  string // the address of River UI; "" where nobody said it
+	Masked   bool   // a part of the entry is shown as ***
+	Revealed bool   // shown unmasked by this request
+	Hidden   bool   // the viewer may not see payloads
+	RiverUI  string // address of River UI; "" if not configured
 }
 
-// IsMessage reports whether dlqd submitted the job.
+// IsMessage reports whether the job was created for a message.
 func (l *letter) IsMessage() bool { return l.JobKind == message.JobKind }
 
-// CanEdit reports whether who looks may replay it with another payload, here: *** is nobody's payload.
+// CanEdit reports whether the form to edit the payload is shown. A payload with masked parts cannot
+// be edited, because *** would be sent.
 func (l *letter) CanEdit() bool {
 	return l.Editable() && (l.Revealed || !bytes.Contains(l.Payload, []byte("***")))
 }
 
-// TooLong reports whether it is longer than what is shown whole.
+// TooLong reports whether the payload exceeds maxShown.
 func (l *letter) TooLong() bool { return len(l.Payload) > maxShown }
 
-// Editable reports whether it can be replayed with another payload, once one sees it.
+// Editable reports whether the viewer may replay with another payload once the payload is unmasked.
 func (l *letter) Editable() bool {
 	return l.Operator && !l.Hidden && !l.TooLong() && slices.Contains(movesFrom("replay"), l.Status)
 }
 
-// header is one of the message's headers, which a delivery sends as they are.
+// header is a header of the message. Deliveries send it unchanged.
 type header struct{ Name, Value string }
 
-// attempt is one try of the work: newest first, and the next one that is due before them.
+// attempt is one attempt of the work. The list is newest first; an attempt that is due comes before
+// them.
 type attempt struct {
 	At     time.Time
 	Title  string
 	By     string // who started it
-	Detail string // its strategy, duration and the load of its machine; "" where none is known
+	Detail string // strategy, duration and load of the machine; "" if unknown
 	Error  string
 	OK     bool
 	Due    bool
 }
 
-// verb is something that can be done with an entry, or why it cannot.
+// verb is a move of an entry.
 type verb struct {
 	Name, Label, Consequence string
-	Why                      string // it cannot be done now; "" where it can
+	Why                      string // why it is not possible now; "" if it is
 	Key                      string
 }
 
@@ -113,7 +115,7 @@ func newLetter(in *request, detail *api.EntryDetail) *letter {
 	return l
 }
 
-// askPolicy looks up what the policy in force says of the rule that chose the strategy.
+// askPolicy finds the rule that chose the strategy in the policy in force.
 func (l *letter) askPolicy(p *policy.Policy) {
 	if l.Rule == nil {
 		return
@@ -126,7 +128,8 @@ func (l *letter) askPolicy(p *policy.Policy) {
 	}
 }
 
-// payloadOf is what people call the payload, and the headers beside it: of a message what was submitted, of another job its args.
+// payloadOf returns what pages show as the payload, and the headers. For a message that is the
+// submitted payload; for other jobs, the args without headers.
 func payloadOf(e *api.EntryDetail) (json.RawMessage, []header) {
 	event := e.OriginalEvent
 	if len(e.EditedEvent) > 0 && string(e.EditedEvent) != "null" {
@@ -140,14 +143,14 @@ func payloadOf(e *api.EntryDetail) (json.RawMessage, []header) {
 		Payload json.RawMessage `json:"payload"`
 		Headers json.RawMessage `json:"headers"`
 	}
-	_ = json.Unmarshal(event, &message) // replay.Payload has read it
-	if !json.Valid(payload) {           // the text of it is masked whole, where something of it is
+	_ = json.Unmarshal(event, &message) // replay.Payload has parsed it
+	if !json.Valid(payload) {           // a payload kept as text is masked as a whole
 		payload = json.RawMessage(cmp.Or(string(message.Payload), string(event)))
 	}
 	return payload, headersOf(message.Headers)
 }
 
-// headersOf reads headers, which are texts; whatever else stands there is shown as it is.
+// headersOf reads headers. Values that are not strings are shown as JSON.
 func headersOf(raw json.RawMessage) []header {
 	var of map[string]json.RawMessage
 	if json.Unmarshal(raw, &of) != nil {
@@ -176,7 +179,7 @@ func sentenceOf(e *deadletter.Entry) string {
 	case deadletter.Pending:
 		if e.Next != nil {
 			next := *e.Next
-			if e.Rule != nil { // which is told below
+			if e.Rule != nil { // because adds it below
 				next = strings.TrimSuffix(strings.Replace(next, " by rule "+*e.Rule, "", 1), ",")
 			}
 			said = append(said, upper(next)+because(e)+".")
@@ -204,14 +207,14 @@ func sentenceOf(e *deadletter.Entry) string {
 	return strings.Join(said, " ")
 }
 
-// because says which rule chose, and what its class means.
+// because says which rule chose the class, and what the class means.
 func because(e *deadletter.Entry) string {
 	class := fmt.Sprint(deref(e.ErrorClass))
 	if means := classOf(class)["Means"]; class != "" && means != "" {
 		class += " (" + means + ")"
 	}
 	switch rule := fmt.Sprint(deref(e.Rule)); {
-	case rule == "unparked": // what comes next says so
+	case rule == "unparked": // the next step in the sentence says so
 		return ""
 	case rule == "single-attempt":
 		return ", because its job had one attempt"
@@ -234,7 +237,7 @@ func upper(text string) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
-// attemptsOf lists the tries, the next one first, then the newest.
+// attemptsOf lists the attempts: the next one, then the newest first.
 func attemptsOf(e *deadletter.Entry) []attempt {
 	var before, after []keptAttempt
 	_ = json.Unmarshal(e.RetryHistory, &before)
@@ -254,7 +257,7 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 		list = append(list, attempt{At: at, Title: title, By: k.Actor, Detail: k.detail(), Error: k.Error, OK: ok})
 	}
 	slices.Reverse(list)
-	if len(list) == 0 { // River writes a job's attempts a moment after its state
+	if len(list) == 0 { // River writes a job's errors a moment after its state
 		list = append(list, attempt{At: e.LastFailedAt, Title: fmt.Sprintf("attempt %d of job %d", e.RetryCount, e.RiverJobID), Error: fmt.Sprint(deref(e.ErrorMessage))})
 	}
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
@@ -263,7 +266,7 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 	return list
 }
 
-// keptAttempt is an attempt or a redelivery as an entry keeps it.
+// keptAttempt is an attempt or a redelivery as stored in an entry.
 type keptAttempt struct {
 	At      time.Time `json:"at"`
 	EndedAt time.Time `json:"endedAt"`
@@ -278,7 +281,7 @@ type keptAttempt struct {
 	SystemState        *riverdlq.SystemState `json:"systemState"`
 }
 
-// detail is what is known of an attempt beside its outcome, in words.
+// detail describes the strategy, duration and load of an attempt.
 func (k *keptAttempt) detail() string {
 	var known []string
 	if k.Strategy != "" {
@@ -293,8 +296,8 @@ func (k *keptAttempt) detail() string {
 	return strings.Join(known, " · ")
 }
 
-// dueOf is what comes next of an entry that waits for a time: it is sent back where its strategy says so, and looked at where something else
-// has to be so as well.
+// dueOf describes the next step of an entry that waits for a time: a redelivery, or a look if the
+// redelivery also depends on a condition or an order.
 func dueOf(e *deadletter.Entry) string {
 	what := fmt.Sprintf("redelivery %d of %d", e.DLQRetryCount+1, e.DLQMaxRetries)
 	switch {
@@ -310,7 +313,8 @@ func dueOf(e *deadletter.Entry) string {
 	return what
 }
 
-// movesFrom says from which statuses a person may make a move. The API decides: this is what a page says beforehand.
+// movesFrom returns the statuses from which an operator may make a move. The API decides; pages use
+// this to explain why a move is not possible.
 func movesFrom(name string) []deadletter.Status {
 	open := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}
 	return map[string][]deadletter.Status{
@@ -320,7 +324,7 @@ func movesFrom(name string) []deadletter.Status {
 	}[name]
 }
 
-// verbsOf are the moves, those too that cannot be made now, with the reason.
+// verbsOf returns all moves. Why is set for those that are not possible now.
 func verbsOf(status deadletter.Status, mayNot string) []verb {
 	verbs := []verb{
 		{Name: "replay", Label: "Replay", Consequence: "sends it back now, as a new job", Key: "r"},
@@ -350,10 +354,11 @@ func verbsOf(status deadletter.Status, mayNot string) []verb {
 // stackFrame is a call of a stack trace.
 type stackFrame struct {
 	Call, Where string
-	Own         bool // of the application, and not of a library's or of Go's
+	Own         bool // of the application, not of a library or of Go
 }
 
-// framesOf reads the trace of a panic in Go: a line with the call, and one with the place.
+// framesOf parses the stack trace of a Go panic: one line with the call, one with the file and
+// line.
 func framesOf(trace string) []stackFrame {
 	var frames []stackFrame
 	lines := strings.Split(trace, "\n")
@@ -374,7 +379,8 @@ func framesOf(trace string) []stackFrame {
 	return frames
 }
 
-// curl is what a redelivery sends, as a command. (A signature is of the moment, and made with a secret: it is left out.)
+// curl returns a command that sends what a redelivery sends, except for the signature, which
+// depends on the time and a secret.
 func (l *letter) curl(p *policy.Policy) string {
 	if !l.IsMessage() || l.Hidden || l.TooLong() {
 		return ""

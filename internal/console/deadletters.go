@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// listEvery is how often an open list is made anew.
+	// listEvery is the render interval of an open list.
 	listEvery = 10 * time.Second
-	// listPage is how many dead letters a page of the list shows.
+	// listPage is the number of dead letters per page.
 	listPage = "25"
 )
 
-// columns are those of the list that one may leave out.
+// columns returns the optional columns of the list.
 func columns() []string {
 	return []string{"queue", "class", "error", "tries", "next", "owner"}
 }
@@ -36,18 +36,18 @@ type list struct {
 	Problem *Problem
 	Columns map[string]bool
 	Choices []string // of columns
-	Chosen  []string // those of them that somebody has chosen; nil for all
+	Chosen  []string // the chosen columns; nil for all
 
 	Otherwise string // address of the list in the other order
 	Verbs     []bulkVerb
 	Operator  bool
 	Copies    []copyText
-	Searched  *time.Time // how far back a search in texts has looked
+	Searched  *time.Time // time to which a text search has looked back
 	Views     []savedview.SavedView
-	Me        string // whose views can be forgotten here
+	Me        string // the viewer, who may delete views of their own
 }
 
-// ViewPath is where the list is as a saved view has it.
+// ViewPath returns the address of the list with a saved view.
 func (l *list) ViewPath(v savedview.SavedView) string {
 	query := url.Values{"q": {v.Query}}
 	if v.Order != "" {
@@ -59,14 +59,14 @@ func (l *list) ViewPath(v savedview.SavedView) string {
 	return "/dead-letters?" + query.Encode()
 }
 
-// bulkVerb is something that can be done to many entries, and from which states.
+// bulkVerb is an action on many entries. From lists the statuses that it applies to.
 type bulkVerb struct {
 	Name, Label, Consequence string
 	From                     []deadletter.Status
 	Danger                   bool
 }
 
-// Statuses is From as the script reads it.
+// Statuses returns From for console.js.
 func (v *bulkVerb) Statuses() string {
 	names := make([]string, len(v.From))
 	for i, status := range v.From {
@@ -138,13 +138,13 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	}
 	if asked.Get("cursor") != "" {
 		l.First = in.with("cursor", "")
-		v.Every = 0 // what is further back does not change by itself
+		v.Every = 0 // older pages do not change on their own
 	}
 	l.Copies = in.listCopies(l.Query, l.Order == "oldest", listPage)
 	return v, nil
 }
 
-// saveView keeps a list as a view.
+// saveView saves the list as a view.
 func (c *Console) saveView(in *request) (*done, error) {
 	name := strings.TrimSpace(in.PostFormValue("name"))
 	if name == "" {
@@ -164,7 +164,7 @@ func (c *Console) saveView(in *request) (*done, error) {
 	return &done{To: (&list{}).ViewPath(saved), Flash: flash{Text: "Saved as the view " + name + "."}}, nil
 }
 
-// deleteView forgets a view.
+// deleteView deletes a view.
 func (c *Console) deleteView(in *request) (*done, error) {
 	if err := in.call(http.MethodDelete, api.ViewsPath+"/"+url.PathEscape(in.PathValue("name")), nil, nil, nil); err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (c *Console) deleteView(in *request) (*done, error) {
 	return &done{To: "/dead-letters", Flash: flash{Text: "The view " + in.PathValue("name") + " is gone."}}, nil
 }
 
-// with is the page's address with one thing otherwise.
+// with returns the address of the page with one parameter changed, or removed if value is "".
 func (in *request) with(name, value string) string {
 	query := in.URL.Query()
 	if value == "" {

@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// apiDocument is what the API's description says, as far as the page shows it.
+// apiDocument is the part of the OpenAPI document that the page shows.
 type apiDocument struct {
 	Info       struct{ Description, Version string }
 	Tags       []struct{ Name, Description string }
@@ -37,7 +37,7 @@ type apiOperation struct {
 	Fields       []apiItem `json:"-"` // of the body
 	Request      string    `json:"-"` // an example
 	Answers      []apiItem `json:"-"`
-	Answer       string    `json:"-"` // an example of what is answered when all is as it should be
+	Answer       string    `json:"-"` // an example of a successful answer
 	Curl         string    `json:"-"`
 }
 
@@ -64,10 +64,10 @@ type apiSchema struct {
 	Default     any
 }
 
-// apiItem is a name and what is said of it.
+// apiItem is a field or an answer with its description.
 type apiItem struct{ Name, Kind, Text string }
 
-// kind is the type of a schema in a word.
+// kind returns the type of a schema in a word.
 func (s *apiSchema) kind() string {
 	switch {
 	case s == nil:
@@ -90,7 +90,7 @@ func (s *apiSchema) kind() string {
 	return cmp.Or(s.Format, strings.TrimPrefix(name, "<nil>"), "any")
 }
 
-// Choices are the values that it may have; none where these are not named.
+// Choices returns the values of an enumeration, or nil.
 func (s *apiSchema) Choices() []string {
 	if s != nil && s.Items != nil {
 		s = s.Items
@@ -104,7 +104,7 @@ func (s *apiSchema) Choices() []string {
 	return choices
 }
 
-// Shown is what is said of a parameter.
+// Shown describes a parameter with its choices and its default.
 func (p *apiParameter) Shown() string {
 	text := p.Description
 	if choices := p.Schema.Choices(); len(choices) > 0 {
@@ -116,16 +116,16 @@ func (p *apiParameter) Shown() string {
 	return strings.TrimSpace(text)
 }
 
-// Kind is its type.
+// Kind returns the type of the parameter.
 func (p *apiParameter) Kind() string { return p.Schema.kind() }
 
-// apiTag is what belongs together.
+// apiTag is a group of operations.
 type apiTag struct {
 	Name, Description string
 	Operations        []*apiOperation
 }
 
-// described keeps the API's description: it is of the program, and does not change.
+// described caches the parsed OpenAPI document, which does not change while the program runs.
 type described struct {
 	sync.Mutex
 
@@ -169,7 +169,7 @@ func (d *described) read(in *request) ([]apiTag, string, error) {
 	return d.tags, d.info, nil
 }
 
-// complete gathers what a page shows of an operation.
+// complete fills in the example command, the fields and the answers of an operation.
 func (o *apiOperation) complete(schemas map[string]*apiSchema) {
 	o.Curl = "curl -s"
 	if o.Method != http.MethodGet {
@@ -196,7 +196,7 @@ func (o *apiOperation) complete(schemas map[string]*apiSchema) {
 	}
 }
 
-// fieldsOf are the fields of an object, the required ones first.
+// fieldsOf returns the fields of an object, required ones first.
 func fieldsOf(s *apiSchema, schemas map[string]*apiSchema) []apiItem {
 	if s != nil && s.Ref != "" {
 		s = schemas[s.kind()]
@@ -241,7 +241,8 @@ type docs struct {
 	Copies   []copyText
 }
 
-// docs is the API's description. It is for everybody: of who has not signed in it shows nothing, and nothing of what there is.
+// docs shows the API reference. It needs no authentication and shows no data; a visitor who is not
+// signed in gets no navigation.
 func (c *Console) docs(in *request) (*view, error) {
 	me := in.me()
 	d := &docs{Query: strings.TrimSpace(in.URL.Query().Get("q")), SignedIn: me.Name != "" || len(me.Grants) > 0, Copies: copies("dlqd openapi", "", in.curl("/openapi.yaml"))}
@@ -268,7 +269,7 @@ func (c *Console) docs(in *request) (*view, error) {
 	return &view{Template: "docs", Title: "API", Data: d, Section: "/docs"}, nil
 }
 
-// tryIt sends a browser to an operation that reads, as its form asks for it.
+// tryIt redirects a browser to a GET operation with the parameters of the form.
 func (c *Console) tryIt(w http.ResponseWriter, r *http.Request) {
 	in := c.request(r)
 	tags, _, err := c.described.read(in)

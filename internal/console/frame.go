@@ -25,14 +25,14 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// section is a part of the console, as the rail lists it.
+// section is an item of the navigation.
 type section struct {
 	Name, Path, Icon, Key string
-	Role                  access.Role // who sees it; "" for everybody
+	Role                  access.Role // required role; "" for all
 	Current               bool
 }
 
-// sections are the parts of the console. Key follows g.
+// sections returns the items of the navigation. The keys g and then Key open a section.
 func sections() []section {
 	return []section{
 		{Name: "Overview", Path: "/", Icon: "overview", Key: "o"},
@@ -50,24 +50,24 @@ func sections() []section {
 	}
 }
 
-// frame is what is around each page.
+// frame is the data of the layout around each page.
 type frame struct {
 	view
 	surroundings
 
-	Path     string // with the query: the page's address
+	Path     string // the page's address, with the query
 	Sections []section
 	Who      *access.Principal
 	Role     access.Role
-	// Environment is the policy's; production is made unmistakable.
+	// Environment is the policy's environment. Production is highlighted.
 	Environment string
-	Theme       string // light or dark; "" as the system has it
+	Theme       string // light, dark, or "" for the system's preference
 	Flash       flash
 	Assets      map[string]string
-	Bare        bool // the page alone, for who has not signed in
+	Bare        bool // no navigation: the visitor is not signed in
 }
 
-// trouble is something that is wrong now.
+// trouble is a current problem, with a link to more about it.
 type trouble struct{ Text, To string }
 
 func newFrame(in *request) *frame {
@@ -79,7 +79,7 @@ func newFrame(in *request) *frame {
 	return f
 }
 
-// complete looks up what is around the page.
+// complete fills in the navigation and the surroundings.
 func (f *frame) complete(in *request) {
 	if f.Bare {
 		return
@@ -101,34 +101,37 @@ func (f *frame) lookAround(in *request) {
 	}
 }
 
-// surroundings are what every page says of the whole: how it is, for who may see that.
+// surroundings is the state of the whole system that every page shows, as far as the viewer may see
+// it.
 type surroundings struct {
 	at        time.Time
-	Observing bool            // nothing is redelivered by itself
-	Stopped   *automatic.Stop // somebody stopped all automatic redelivery
-	Troubles  []trouble       // what is wrong now, in a line on every page
-	// Counts are what waits in parts of the console, by their icons: "" where nothing does.
+	Observing bool            // all automatic redelivery is off
+	Stopped   *automatic.Stop // not nil while all automatic redelivery is stopped
+	Troubles  []trouble       // shown in a line on every page
+	// Counts maps the icon of a section to the number of items that wait there; "" for none.
 	Counts map[string]string
 }
 
-// around keeps surroundings for a moment, for all who have the same rights.
+// around caches surroundings, shared by viewers with the same permissions.
 type around struct {
 	looking singleflight.Group
 
 	mu        sync.Mutex
 	known     map[string]surroundings
-	forgotten time.Time // until when what somebody did may not be seen yet: what was known before is not asked for
+	forgotten time.Time // cached surroundings from before this time may miss the latest action and are not used
 }
 
 const (
-	// aroundAge is how old surroundings are when they are looked up anew. Where that takes longer than aroundWait, pages have what is known, up to
-	// aroundKept. Live parts are nobody's first look, and look nothing up before that.
+	// A page load refreshes surroundings that are older than aroundAge. If the refresh takes longer
+	// than aroundWait, the page shows the cached ones, which are kept for aroundKept. Live renderings
+	// use cached surroundings without a refresh.
 	aroundAge  = 5 * time.Second
 	aroundKept = 30 * time.Second
 	aroundWait = 25 * time.Millisecond
-	// aroundReach is how soon all numbers are of after what somebody did: where there are many entries, they are those of rollups.
+	// aroundReach is the time after an action until all counts include it. With many entries, counts
+	// come from rollups.
 	aroundReach = 2 * time.Second
-	// aroundTimeout bounds how long a page waits for each part of them.
+	// aroundTimeout limits the time for each part of the surroundings.
 	aroundTimeout = 3 * time.Second
 )
 
@@ -143,13 +146,16 @@ func (a *around) get(in *request) surroundings {
 	if _, live := isLive(in.Context()); ok && (live || time.Since(known.at) <= aroundAge) {
 		return known
 	}
-	looked := a.looking.DoChan(rights+forgotten.String(), func() (any, error) { // nobody waits for a look from before
+	// The key includes forgotten: a look that began before the latest action is not joined.
+	looked := a.looking.DoChan(rights+forgotten.String(), func() (any, error) {
 		defer func() {
 			if p := recover(); p != nil {
 				in.console.Logger.Error("console: what is around a page cannot be looked up", "path", in.URL.Path, "error", background.Panicked(p))
 			}
 		}()
-		ctx, _ := postgres.Counting(context.WithoutCancel(in.Context())) // others have it, too, and what it takes is not the page's
+		// The result is shared: it must not end with this request, and its statements are not counted for
+		// it.
+		ctx, _ := postgres.Counting(context.WithoutCancel(in.Context()))
 		at := time.Now()
 		s := *look(&request{Request: in.WithContext(ctx), console: in.console}, &known)
 		s.at = at
@@ -174,15 +180,15 @@ func (a *around) get(in *request) surroundings {
 	}
 }
 
-// forget has the next pages look: somebody has done something.
+// forget stops the use of cached surroundings after an action.
 func (a *around) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forgotten = time.Now().Add(aroundReach)
 }
 
-// look looks up what every page shows around itself, in time for each part of it. What cannot be had stays as it was: a page that
-// explains trouble must not fail by it.
+// look reads the surroundings, with a timeout for each part. A part that fails keeps its previous
+// value, so that a page that explains a problem does not fail because of it.
 func look(in *request, before *surroundings) *surroundings {
 	var s surroundings
 	var review, replays, approvals string
@@ -266,17 +272,17 @@ func anyOn(switches []automatic.Switch) bool {
 	return false
 }
 
-// flash is what somebody is told on the next page, about what they did on this one.
+// flash is a message shown on the next page about an action of this page.
 type flash struct {
 	Text string `json:"t,omitempty"`
 	Bad  bool   `json:"b,omitempty"`
-	Undo string `json:"u,omitempty"` // the operation that can be undone
-	To   string `json:"l,omitempty"` // where there is more about it
+	Undo string `json:"u,omitempty"` // id of an operation that can be undone
+	To   string `json:"l,omitempty"` // link to more about it
 }
 
 const flashCookie = "dlqd-flash"
 
-// maxFlash bounds what a flash says, in bytes: it travels in a cookie.
+// maxFlash limits the text of a flash in bytes: it is stored in a cookie.
 const maxFlash = 1500
 
 func setFlash(w http.ResponseWriter, r *http.Request, f flash) {
@@ -306,7 +312,7 @@ func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
 	return f
 }
 
-// Events is where the page's live parts come from.
+// Events returns the address of the page's event stream; "" if the page is not live.
 func (f *frame) Events() string {
 	if f.Every == 0 {
 		return ""
@@ -314,7 +320,7 @@ func (f *frame) Events() string {
 	return "/events?page=" + url.QueryEscape(cmp.Or(f.Live, f.Path))
 }
 
-// rightsOf names what somebody may do: those who may do the same see the same.
+// rightsOf returns a key for the viewer's permissions. Viewers with the same key see the same.
 func rightsOf(p *access.Principal) string {
 	raw, err := json.Marshal(p.Grants) //nolint:musttag // nobody reads it
 	if err != nil {

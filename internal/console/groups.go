@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/group"
 )
 
-// groupsEvery is how often open pages of groups are made anew: their trends are as old as the rollups.
+// groupsEvery is the render interval of open group pages. Their trends are as old as the rollups.
 const groupsEvery = 15 * time.Second
 
 type groups struct {
@@ -85,11 +85,11 @@ type groupPage struct {
 	Sentence string
 	Shares   []shareBy
 	Operator bool
-	Query    string // of the list of its entries
+	Query    string // finds the group's entries in the list
 	Copies   []copyText
 }
 
-// shareBy are shares of one sort.
+// shareBy is the distribution of a group's failures by version, host or source.
 type shareBy struct {
 	By     string
 	Shares []group.Share
@@ -145,7 +145,7 @@ func groupSentence(g *group.Group) string {
 	return said
 }
 
-// setGroup has people say something of a group.
+// setGroup assigns, notes, mutes, fixes or reopens a group.
 func (c *Console) setGroup(in *request) (*done, error) {
 	queue, fingerprint := in.PathValue("queue"), in.PathValue("fingerprint")
 	change := map[string]any{"why": in.PostFormValue("why")}

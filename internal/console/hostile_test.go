@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a message says is text, wherever it is shown: nothing of it becomes an element, runs, is fetched, or looks like something else.
+// TestHostileMessage shows a hostile message on every page as text: no part of it becomes an
+// element, runs, is fetched or looks like something else.
 func TestHostileMessage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

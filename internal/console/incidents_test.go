@@ -12,13 +12,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxClicks bounds what an incident takes, from the alert's link to the report: clicks, and fields filled.
+// maxClicks limits the clicks and filled fields from an alert's link to the report.
 const maxClicks = 10
 
-// maxIncident bounds it in time, too: machines that run these tests may be busy, so only "make trial-incidents" asks for that.
+// maxIncident limits the time of an incident. Only "make trial-incidents" enforces it, because
+// machines that run these tests may be busy.
 const maxIncident = time.Minute
 
-// incident goes to an alert's own link, as its rule makes it for labels, and counts from there.
+// incident opens the page_url of an alert, as its rule renders it for labels, and begins to count.
 func (b *tab) incident(alert string, labels map[string]string) {
 	b.Helper()
 	raw, err := os.ReadFile("../../deploy/prometheus/rules.yaml")
@@ -59,13 +60,13 @@ func (b *tab) within(clicks int) {
 	}
 }
 
-// An outage, in a team that has switched off that outages are redelivered by themselves: once the receiver is up, its breaker is reset,
-// and what failed meanwhile is sent back at a pace.
+// TestIncident_outage handles an outage while automatic redelivery of outages is off. Once the
+// receiver is up, the operator resets its breaker and replays the failures at a rate.
 func TestIncident_outage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.exec("SELECT dlq.set_automatic('class', 'outage', false)")
-	const failed = 10 // with the tenth, the breaker opens
+	const failed = 10 // the tenth opens the breaker
 	for i := range failed {
 		o.submit("payments", fmt.Sprint("m", i), "payment.captured", map[string]any{"answer": 503, "says": "bank.example is being maintained"})
 	}
@@ -88,7 +89,7 @@ func TestIncident_outage(t *testing.T) {
 	require.Equal(t, failed, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
-// A bad deploy: one group, marked as fixed once the next one is out, and replayed.
+// TestIncident_badDeploy marks a failure group as fixed after the next deploy, and replays it.
 func TestIncident_badDeploy(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -111,7 +112,8 @@ func TestIncident_badDeploy(t *testing.T) {
 	b.within(maxClicks)
 }
 
-// One customer's poison message: found by the customer, mended and replayed by hand.
+// TestIncident_poisonMessage finds one customer's poison message by the customer, edits it and
+// replays it.
 func TestIncident_poisonMessage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

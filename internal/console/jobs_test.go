@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestEdit_AsksWhetherToResume edits a resumable job, whose page says where it goes on.
+// TestEdit_AsksWhetherToResume edits a resumable job, whose page shows the step after which it
+// resumes.
 func TestEdit_AsksWhetherToResume(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -26,7 +27,7 @@ func TestEdit_AsksWhetherToResume(t *testing.T) {
 	b.sees("Sent back, edited, as job")
 	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail @> '{"checkpoint": "discard"}'`, id))
 
-	// Where there is none, nothing is asked.
+	// A job without a checkpoint shows no choice.
 	id = o.text("SELECT id::text FROM dlq.dead_letter_open WHERE NOT metadata ? 'river:resumable_step'")
 	b.open("/dead-letters/" + id)
 	b.click(".edit summary")
@@ -36,7 +37,7 @@ func TestEdit_AsksWhetherToResume(t *testing.T) {
 	require.Equal(t, false, b.value(`!!document.querySelector("input[name=checkpoint]")`))
 }
 
-// TestGroup_SaysWhoseWorkersAreLost shows a group of jobs of which one may kill its worker.
+// TestGroup_SaysWhoseWorkersAreLost shows a group of jobs, one of which may kill its worker.
 func TestGroup_SaysWhoseWorkersAreLost(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// All of it goes by keyboard alone.
+// TestKeyboard uses the console with the keyboard only.
 func TestKeyboard(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -53,7 +53,7 @@ func TestKeyboard(t *testing.T) {
 	b.does(func() { b.press(kb.Enter) })
 	require.Equal(t, "/dead-letters/"+first, b.value("location.pathname"))
 
-	// Focus is where it was after the page has changed.
+	// A live change of the page keeps the focus.
 	b.until(live)
 	b.press("a")
 	b.until(`document.activeElement.name === "assignee"`)
@@ -80,7 +80,7 @@ func TestKeyboard(t *testing.T) {
 	o.entry("m1", "dlq_resolved")
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE note = 'mended'"))
 
-	// One key decides in the review, and the next is there; u takes it back.
+	// One key decides in the review and opens the next entry; u undoes.
 	b.does(func() { b.press("gr") })
 	before := b.texts(".review .crumbs")
 	b.press(".")
@@ -93,8 +93,8 @@ func TestKeyboard(t *testing.T) {
 	o.eventually(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND kind = 'report.daily'")
 }
 
-// Completions are those of the filter's text: while their answer is on its way, nothing is taken from those of an older
-// text, and what is chosen once it has come is taken.
+// TestKeyboard_completionsOfAnOlderText checks that completions belong to the current text: while
+// those of the typed text load, those of an older text cannot be chosen.
 func TestKeyboard_completionsOfAnOlderText(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -125,7 +125,7 @@ func TestKeyboard_completionsOfAnOlderText(t *testing.T) {
 	b.until(`new URLSearchParams(location.search).get("q").trim() === "status:manual"`)
 }
 
-// Without the script one reads, filters, edits, and acts on one and on many.
+// TestScriptOff reads, filters, edits and acts on one and on many entries without scripts.
 func TestScriptOff(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

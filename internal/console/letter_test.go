@@ -9,7 +9,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// A letter's page has the message's headers, the rule's line, those of the same ordering key, and a payload that one can search.
+// TestLetter checks the page of a dead letter: the message's headers, the rule's line, the link to
+// entries of the same ordering key, and the search in the payload.
 func TestLetter(t *testing.T) {
 	t.Parallel()
 	o := open(t, func(c *server.Config) {
@@ -33,7 +34,7 @@ func TestLetter(t *testing.T) {
 	require.Contains(t, curl, "-H 'X-Tenant: seven & 7'")
 	require.NotContains(t, b.value("document.documentElement.outerHTML"), "hush")
 
-	// The search opens what is closed, counts, and steps; another one closes it again.
+	// The search expands nodes, counts and steps through matches; a new search collapses them.
 	require.Equal(t, false, b.value(`document.querySelector(".tree").innerText.includes("B-2")`))
 	b.press("/")
 	b.until(`document.activeElement.matches("[data-tree-search]")`)
@@ -54,7 +55,7 @@ func TestLetter(t *testing.T) {
 	b.fill("[data-tree-search]", "nowhere")
 	b.reads("[data-found-count]", "nothing")
 
-	// What is edited shows what would not show, and is the same.
+	// The editor shows hidden characters as escapes, which are no change.
 	require.Contains(t, b.value(`document.querySelector("textarea[name=payload]").value`), `"x\u202ey"`)
 	b.click(".edit summary")
 	b.follow(b.button("See what changes"))
@@ -67,19 +68,20 @@ func TestLetter(t *testing.T) {
 	require.Equal(t, `queue:payments key:"order 81"`, b.value(`document.querySelector("[data-filter]").value`))
 	require.Contains(t, b.value(`document.querySelector("[data-row] a").href`), min(id, other), "the oldest first")
 
-	// What is masked leaves the rest of the payload as it is.
+	// Masking one value leaves the rest of the payload as it is.
 	b.open("/dead-letters/" + other)
 	require.Contains(t, b.texts(".tree"), "pin ***")
 	require.NotContains(t, b.texts(".tree"), "messageId")
 
-	// Without the script the tree is there, and no field that does nothing.
+	// Without scripts the tree is shown and its search field is not.
 	b.script(false)
 	b.open("/dead-letters/" + id)
 	require.Equal(t, false, b.value(`document.querySelector(".tree-search").checkVisibility()`))
 	require.Equal(t, true, b.value(`document.querySelector(".tree").checkVisibility()`))
 }
 
-// A letter's page shows who sent the event and what is known of each attempt, and no rows for what is not known.
+// TestLetter_SenderAndAttempts shows who sent the event and the known details of each attempt,
+// without rows for unknown ones.
 func TestLetter_SenderAndAttempts(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

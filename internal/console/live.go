@@ -19,55 +19,55 @@ import (
 )
 
 const (
-	// minEvery and maxEvery bound how often the live parts of a page are made anew.
+	// minEvery and maxEvery limit the render interval of a page's live sections.
 	minEvery = time.Second
 	maxEvery = time.Minute
-	// perStatement is how long a page waits for each statement that it takes before it is made anew: an open page costs the database less
-	// than one a second, whatever it shows.
+	// perStatement times the number of SQL statements of a page is its minimum render interval. An open
+	// page therefore costs the database less than one statement per second.
 	perStatement = 1100 * time.Millisecond
-	// maxLive bounds the different pages that one person has live at once, in this process: each is made anew on its own.
+	// maxLive limits the number of distinct live pages of one user in this process.
 	maxLive = 30
-	// maxMaking limits how many pages this process renders at once. An act wakes many pages, a page takes up
-	// to four connections, and River shares the pool.
+	// maxMaking limits the number of pages that this process renders at once. An action wakes many
+	// pages, a page takes up to four connections, and River shares the pool.
 	maxMaking = 4
-	// renderTimeout bounds one making of them.
+	// renderTimeout limits the time of one rendering.
 	renderTimeout = 15 * time.Second
-	// beatEvery is how often a stream sends an event and checks that its viewer is still permitted. The page
-	// then says within five seconds that the server or the database does not answer, or that its viewer is
-	// signed out.
+	// beatEvery is the interval at which a stream sends an event and checks that its viewer is still
+	// permitted. With it, a page shows within five seconds that the server or the database does not
+	// answer, or that the viewer is signed out.
 	beatEvery = time.Second
-	// While pages are live, the process asks every reachEvery, once for all streams, whether the database
-	// answers within reachTimeout.
+	// While pages are live, the process checks every reachEvery, once for all streams, that the
+	// database answers within reachTimeout.
 	reachEvery   = 1500 * time.Millisecond
 	reachTimeout = 2 * time.Second
 )
 
-// errUnreachable is what pages show when the database does not answer.
+// errUnreachable is shown on pages while the database does not answer.
 var errUnreachable = errors.New("the database does not answer")
 
-// live makes the live parts of the pages that are open anew, once for all who look at the same page with the same rights: two hundred
-// open pages cost the database what one costs.
+// live renders the live sections of open pages. Viewers of the same page with the same permissions
+// share one rendering, so two hundred open pages cost the database the same as one.
 type live struct {
 	render func(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error)
-	reach  func(ctx context.Context) error // fails if the database does not answer; nil: never asked
+	reach  func(ctx context.Context) error // returns an error if the database does not answer; nil: not checked
 
 	mu          sync.Mutex
 	topics      map[string]*topic
-	making      chan struct{} // limits pages that are being rendered to maxMaking
+	making      chan struct{} // semaphore of maxMaking renderings
 	reaching    bool          // keepReaching runs
-	unreachable error         // of its last question
+	unreachable error         // result of the last check
 }
 
-// topic is one page, for those who have the same rights.
+// topic is an open page, shared by viewers with the same permissions.
 type topic struct {
 	path     string // of the page, without its parameters
 	watchers map[chan event]watcher
 	cancel   context.CancelFunc
-	wake     chan struct{} // of capacity one: asks for a rendering now
+	wake     chan struct{} // of capacity one: requests a rendering now
 }
 
-// watcher is an open page of a person. A rendering that began before since may be older than the page
-// itself, and is not sent to it.
+// watcher is an open page of a user. A rendering that began before since may be older than the
+// page, and is not sent to it.
 type watcher struct {
 	person string
 	since  time.Time
@@ -75,13 +75,14 @@ type watcher struct {
 
 // event is a rendering of a page.
 type event struct {
-	at   time.Time // its begin
+	at   time.Time // when the rendering began
 	html []byte
 	sum  uint64
 	err  error
 }
 
-// watch has events of a page sent to a person, until done is called. It is false where they have too many others open.
+// watch subscribes a user to the renderings of a page until done is called. It returns false if the
+// user has maxLive other pages open.
 func (l *live) watch(ctx context.Context, from *http.Request, person, key, address string) (events chan event, done func(), ok bool) {
 	events = make(chan event, 1)
 	l.mu.Lock()
@@ -110,7 +111,7 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 		path, _, _ := strings.Cut(address, "?")
 		t = &topic{path: path, watchers: map[chan event]watcher{}, cancel: cancel, wake: make(chan struct{}, 1)}
 		l.topics[key] = t
-		// Deferred: its first rendering must begin after since of this watcher.
+		// Deferred, because the first rendering must begin after this watcher's since.
 		defer func() { go l.run(shared, t, from.Clone(shared), address) }()
 	}
 	if l.reach != nil && !l.reaching {
@@ -160,7 +161,7 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(max(minEvery-took, took)): // a slow page is rendered at most half of the time
+			case <-time.After(max(minEvery-took, took)): // a slow page renders at most half of the time
 			}
 		}
 	}
@@ -172,10 +173,10 @@ func (t *topic) send(mu *sync.Mutex, now event) {
 	defer mu.Unlock()
 	for events, who := range t.watchers {
 		if now.at.Before(who.since) {
-			continue // this watcher has woken the topic: the next rendering follows
+			continue // this watcher woke the topic: the next rendering follows
 		}
 		select {
-		case <-events: // replaces a rendering that was not taken yet
+		case <-events: // drop a rendering that the watcher has not read yet
 		default:
 		}
 		events <- now
@@ -189,7 +190,7 @@ func (t *topic) wakeUp() {
 	}
 }
 
-// wake asks for renderings of all pages, or of the pages at some paths and below.
+// wake requests a rendering of all pages, or of the pages at or below the given paths.
 func (l *live) wake(paths ...string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,8 +203,8 @@ func (l *live) wake(paths ...string) {
 	}
 }
 
-// keepReaching asks whether the database answers until no page is live. When the database answers again,
-// all pages are rendered.
+// keepReaching checks that the database answers until no page is live. It wakes all pages when the
+// database answers again.
 func (l *live) keepReaching(ctx context.Context) {
 	for {
 		timed, cancel := context.WithTimeout(ctx, reachTimeout)
@@ -235,7 +236,8 @@ func (l *live) trouble() error {
 	return l.unreachable
 }
 
-// events streams a page's live parts as they change. What it makes is what the page itself would show to the same person.
+// events streams the live sections of a page as they change. A rendering shows what the viewer
+// would see on loading the page.
 func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	address := r.URL.Query().Get("page")
 	if !access.LocalPath(address) || strings.HasPrefix(address, "/events") {
@@ -249,7 +251,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	_ = control.Flush()
 	watched, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name, rightsOf(p)+personal(address, p)+address, address)
-	if !ok { // (a status other than 200 would say nothing to the page's script.)
+	if !ok { // an event, because the page's script does not see a status other than 200
 		_, _ = fmt.Fprintf(w, "event: refused\ndata: %d of your pages are live; this one is loaded anew each minute\n\n", maxLive)
 		return
 	}
@@ -274,7 +276,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		if c.Ready != nil && c.Ready() != nil {
 			return
 		}
-		// Without the database, access.Still would fail for everyone.
+		// Without the database, access.Still would return false for every viewer.
 		if trouble := c.live.trouble(); trouble != nil && fresh == nil {
 			if !say("trouble", trouble.Error()) {
 				return
@@ -307,7 +309,8 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// parameters are those that live pages look at. Others change nothing, and make no page of their own.
+// parameters are the query parameters that pages read. canonical drops all others, so that they
+// create no separate topic.
 var parameters = func() []string {
 	ofAudit := auditFields()
 	names := make([]string, len(ofAudit))
@@ -317,11 +320,11 @@ var parameters = func() []string {
 	return slices.Concat(names, []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over", "hasOpen", "whose", "at", "people"})
 }()
 
-// canonical is an address in one way of writing, with the parameters alone that a page looks at.
+// canonical returns an address in a normal form, with only the parameters that pages read.
 func canonical(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
-		return address // access.LocalPath has parsed it
+		return address // unreachable: access.LocalPath has parsed it
 	}
 	query := u.Query()
 	for name := range query {
@@ -333,10 +336,12 @@ func canonical(address string) string {
 	return u.String()
 }
 
-// shared are the pages that show the same to all who have the same rights, unless their address speaks of me.
+// shared matches the pages that look the same to all viewers with the same permissions, unless
+// their filter contains "me".
 var shared = regexp.MustCompile(`^/(|dead-letters(/[0-9a-f-]{36})?|groups(/[^/]+/[^/]+)?|queues|replays(/[0-9a-f-]{36})?)$`)
 
-// personal is whose page it is; "" where it is anybody's with the same rights.
+// personal returns a key for the viewer if the page depends on the viewer, or "" if it only depends
+// on permissions.
 func personal(address string, p *access.Principal) string {
 	u, err := url.Parse(address)
 	if err == nil && u.EscapedPath() == u.Path && shared.MatchString(u.Path) {
@@ -347,8 +352,8 @@ func personal(address string, p *access.Principal) string {
 	return p.Via + " " + p.Name
 }
 
-// renderLive makes the main part of the page at an address, for who is in ctx. A page that panics is an error: nobody else would catch it, as
-// net/http does for a page that is loaded.
+// renderLive renders the live sections of the page at an address for the principal in ctx. A panic
+// becomes an error: a rendering runs outside of net/http, which would recover it.
 func (c *Console) renderLive(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -373,14 +378,14 @@ func (c *Console) renderLive(ctx context.Context, from *http.Request, address st
 
 type liveKey struct{}
 
-// liveResponse is the live parts of a page, and how often they are to be made.
+// liveResponse is a rendering of live sections and its render interval.
 type liveResponse struct {
 	response
 
 	every time.Duration
 }
 
-// isLive reports whether only the live parts of a page are asked for.
+// isLive reports whether the request is for the live sections of a page only.
 func isLive(ctx context.Context) (*liveResponse, bool) {
 	w, ok := ctx.Value(liveKey{}).(*liveResponse)
 	return w, ok

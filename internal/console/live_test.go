@@ -21,7 +21,8 @@ import (
 
 const live = `document.querySelector("[data-connection]").innerText === "live"`
 
-// An open page changes in its place: rows stay where they are, new ones wait until they are asked for, and focus stays where it is.
+// TestLive_inPlace changes an open page in place: rows keep their positions, new rows wait behind a
+// link, and the focus stays.
 func TestLive_inPlace(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -41,7 +42,8 @@ func TestLive_inPlace(t *testing.T) {
 	b.rows(5)
 }
 
-// What is decided in the review is what is shown, whatever becomes of the others: an open page never has parts of two dead letters.
+// TestLive_reviewShowsOne checks that an open review keeps showing the entry that it was loaded
+// with, and never parts of two.
 func TestLive_reviewShowsOne(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -61,8 +63,8 @@ func TestLive_reviewShowsOne(t *testing.T) {
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
 }
 
-// A list says which of its rows match no more, and one that was empty that there are some; a page that nobody looks at gives its connection
-// away, and takes one when it is looked at.
+// TestLive_rows checks that a list marks rows that no longer match, that an empty list announces
+// new rows, and that a hidden page closes its stream until it is visible again.
 func TestLive_rows(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -85,7 +87,8 @@ func TestLive_rows(t *testing.T) {
 	require.Equal(t, false, b.value(`rows[0].classList.contains("gone") || rows[2].classList.contains("gone")`))
 }
 
-// Two people decide about one entry: who is second is told what became of it, and nothing is done twice.
+// TestLive_twoPeople has two operators decide about one entry. The second sees what the first did,
+// and only one decision takes effect.
 func TestLive_twoPeople(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -97,10 +100,12 @@ func TestLive_twoPeople(t *testing.T) {
 		b.open("/dead-letters/" + id)
 		b.until(live)
 	}
-	ann.value(`document.querySelector("#act [value=discard]").dispatchEvent(new PointerEvent("pointerdown", {bubbles: true}))`) // her finger is on the button
+	// ann presses the button and has not released it yet.
+	ann.value(`document.querySelector("#act [value=discard]").dispatchEvent(new PointerEvent("pointerdown", {bubbles: true}))`)
 	kim.follow("#act [value=resolve]")
 	kim.sees("Resolved.")
-	lee.until(`document.getElementById("head").innerText.includes("resolved")`) // who looks on is told, and offered what is possible now
+	// lee, who only watches, sees the new state and its actions.
+	lee.until(`document.getElementById("head").innerText.includes("resolved")`)
 	lee.until(`document.querySelector("#act [value=discard]").disabled`)
 	ann.follow("#act [value=discard]")
 	ann.sees("cannot discard from dlq_resolved")
@@ -108,7 +113,8 @@ func TestLive_twoPeople(t *testing.T) {
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND resolved_by = 'kim'"))
 }
 
-// A server that restarts under an open page: the page stays, says that it is old, and goes on by itself.
+// TestLive_serverRestarts restarts the server under an open page: the page stays, shows that it is
+// stale, and recovers.
 func TestLive_serverRestarts(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -133,13 +139,14 @@ func TestLive_serverRestarts(t *testing.T) {
 	require.Equal(t, "called the customer", b.value(`document.querySelector("#act input[name=note]").value`))
 }
 
-// says matches the line of a page that says why the page is not live, and its time in UTC.
+// says returns an expression that matches the line with the reason why the page is not live and its
+// time in UTC.
 func says(why string) string {
 	return fmt.Sprintf(`/^%s, showing \d\d:\d\d:\d\d UTC(\s+sign in)?$/.test(document.querySelector("[data-connection]").innerText)`+
 		` && document.body.classList.contains("stale")`, why)
 }
 
-// shownAt returns the time of day that this line names.
+// shownAt returns the time of day in this line.
 func (b *tab) shownAt() time.Time {
 	b.Helper()
 	text, _ := b.value(`document.querySelector("[data-connection]").innerText`).(string)
@@ -155,7 +162,7 @@ func (o *office) awayFromUTC() *tab {
 	return b
 }
 
-// requireNow requires that a time of day was a few minutes ago at most.
+// requireNow requires that a time of day is at most a few minutes ago.
 func requireNow(t *testing.T, of time.Time) {
 	t.Helper()
 	now := time.Now().UTC()
@@ -163,7 +170,8 @@ func requireNow(t *testing.T, of time.Time) {
 	require.Less(t, (ago+24*time.Hour)%(24*time.Hour), 10*time.Minute, "%s", of)
 }
 
-// A page whose server stops says so, with the time of what it shows.
+// TestLive_SaysThatTheServerIsGone checks that a page whose server stops says so, with the time of
+// its content.
 func TestLive_SaysThatTheServerIsGone(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -178,7 +186,8 @@ func TestLive_SaysThatTheServerIsGone(t *testing.T) {
 	requireNow(t, b.shownAt())
 }
 
-// A page whose database hangs says so, and goes on by itself when the database answers again.
+// TestLive_SaysThatTheDatabaseIsGone checks that a page whose database hangs says so, and recovers
+// when the database answers again.
 func TestLive_SaysThatTheDatabaseIsGone(t *testing.T) {
 	t.Parallel()
 	var database *postgrestest.Proxy
@@ -201,8 +210,9 @@ func TestLive_SaysThatTheDatabaseIsGone(t *testing.T) {
 	require.Equal(t, true, b.value("window.same"), "it is the page that it was")
 }
 
-// The page of a viewer whose token is revoked goes to the sign-in. One with a draft stays: it says that the
-// viewer is signed out, and goes on after a sign-in elsewhere.
+// TestLive_SaysThatTheViewerIsSignedOut revokes the token of a viewer. Their page goes to the
+// sign-in page. A page with a draft stays, says that the viewer is signed out, and recovers after a
+// sign-in in another tab.
 func TestLive_SaysThatTheViewerIsSignedOut(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -226,14 +236,15 @@ func TestLive_SaysThatTheViewerIsSignedOut(t *testing.T) {
 	require.Contains(t, link, "/sign-in?to=%2Fdead-letters%2F"+id)
 }
 
-// Two hundred open pages of one kind are made once for all who have the same rights, and not once for each.
+// TestLive_twoHundredPages checks that two hundred open pages of viewers with the same permissions
+// share each rendering.
 func TestLive_twoHundredPages(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.fail("reports", "report.daily", "no such report", 1)
 	var mu sync.Mutex
 	var following sync.WaitGroup
-	made := map[string]int{} // how many were sent each rendering, by its time
+	made := map[string]int{} // number of streams by time of rendering
 	for range 200 {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, o.base+"/events?page="+url.QueryEscape("/replays"), nil)
 		require.NoError(t, err)
@@ -255,7 +266,8 @@ func TestLive_twoHundredPages(t *testing.T) {
 			}
 		})
 	}
-	// The same renderings reach them all. (Some come too late for the first, and a slow stream may pass over one.)
+	// All streams get the same renderings, except for those that come too late for the first or are too
+	// slow for one.
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()

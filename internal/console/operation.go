@@ -9,12 +9,12 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
-// operation is what a person did in one go: its filter, and all that it touched and left.
+// operation is the page of a bulk operation: its filter, and the entries that it changed or left.
 type operation struct {
 	api.OperationDetail
 
 	Sentence string
-	Words    string // the filter, as one types it
+	Words    string // the filter in the filter language
 	CanUndo  bool
 	NextPage string
 	Copies   []copyText

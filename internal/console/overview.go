@@ -17,16 +17,16 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// overviewEvery is how often an open overview is made anew: it asks some fifteen statements.
+// overviewEvery is the render interval of an open overview, which takes some fifteen statements.
 const overviewEvery = 20 * time.Second
 
 type overview struct {
-	Stopped   *automatic.Stop // somebody stopped all automatic redelivery
+	Stopped   *automatic.Stop // not nil while all automatic redelivery is stopped
 	Sentence  string
 	Stats     api.Stats
-	In, Out   rate     // what became dead letters, and what was resolved, given up or archived
+	In, Out   rate     // captured; resolved, failed or archived
 	Change    int64    // of the backlog in the last hour
-	Resolved  *float64 // share of what was closed in a day that was resolved
+	Resolved  *float64 // share of resolved entries among those closed in a day
 	Recovery  *analytics.Times
 	Chart     *chart
 	Groups    []analytics.TopGroup
@@ -39,7 +39,7 @@ type overview struct {
 	Copies    []copyText
 }
 
-// waiting is how many entries wait for something.
+// waiting is the number of pending entries that wait for the same thing.
 type waiting struct {
 	What    string
 	Entries int64
@@ -112,7 +112,7 @@ func (c *Console) overview(in *request) (*view, error) {
 	return v, nil
 }
 
-// askSteered asks for what people steer: breakers, runs and approvals.
+// askSteered reads breakers that are not closed, replay runs and requests for approval.
 func (o *overview) askSteered(in *request) error {
 	var breakers struct {
 		Breakers []breaker.Status `json:"breakers"`
@@ -150,7 +150,7 @@ func (o *overview) askSteered(in *request) error {
 	return err
 }
 
-// rate is how much happened of late.
+// rate is the number of events in the last hour.
 type rate struct {
 	PerMinute float64 // over the last ten minutes
 	Hour      int64
@@ -163,7 +163,7 @@ func (r *rate) add(n int64, ofLast bool) {
 	}
 }
 
-// hour takes in what happened in each minute of the last hour, but for the one that has just begun.
+// hour adds up the minutes of the last hour, except for the current one.
 func (o *overview) hour(minutes []analytics.Bucket) {
 	if len(minutes) > 1 {
 		minutes = minutes[:len(minutes)-1]
@@ -178,7 +178,8 @@ func (o *overview) hour(minutes []analytics.Bucket) {
 	}
 }
 
-// backlogChart is the backlog by class; the classes with the most entries, and the others together.
+// backlogChart returns a chart of open entries by class. The largest classes have a band each; the
+// others share one.
 func backlogChart(series []analytics.Series) *chart {
 	const bands = 6
 	c := &chart{Title: "Open dead letters by class, 24 hours", Step: time.Hour}
@@ -217,8 +218,8 @@ func sumOpen(s analytics.Series) (sum int64) {
 	return sum
 }
 
-// wait says what pending entries wait for: beside a time, for a condition, the pace, those before them, or that automatic redelivery is
-// switched on.
+// wait counts what pending entries wait for other than time: a condition, the pace, their ordering
+// key, or automatic redelivery to be switched on.
 func (o *overview) wait(in *request) error {
 	if o.Stats.ByStatus[string(deadletter.Pending)] == 0 {
 		return nil
@@ -257,10 +258,10 @@ func (o *overview) wait(in *request) error {
 	return nil
 }
 
-// Manual is how many entries need a person.
+// Manual returns the number of entries that need a person.
 func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
 
-// say is the answer to the question with which somebody opens the page.
+// say summarizes what needs attention.
 func (o *overview) say() string {
 	var said []string
 	switch {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pages are the console's pages, on what seed has left behind.
+// pages returns the addresses of the console's pages, for the data of seed.
 func pages(o *office, id, group string) []string {
 	o.Helper()
 	list := []string{}
@@ -22,7 +22,7 @@ func pages(o *office, id, group string) []string {
 	)
 }
 
-// seed leaves a bit of everything behind: what waits, what needs a person, what was resolved, discarded and replayed.
+// seed creates entries that are pending, manual, resolved, discarded and replayed.
 func seed(o *office) {
 	o.submit("payments", "seed-manual", "payment.captured", map[string]any{"answer": 422, "says": "amount is missing", "customer": "42", "lines": []any{1, 2, map[string]any{"sku": "A-1"}}})
 	o.submit("orders", "seed-gone", "order.placed", map[string]any{"answer": 404})
@@ -34,7 +34,8 @@ func seed(o *office) {
 	o.doAll("kim", "seen", `{"kind": "report.daily"}`)
 }
 
-// doAll has somebody note something on many, ask for a second person to discard them, and begin to replay them.
+// doAll adds a note to many entries, requests an approval to discard them, and starts and pauses a
+// replay run.
 func (o *office) doAll(actor, note, filter string) {
 	o.Helper()
 	o.exec("SELECT dlq.act_where('note', $1, $2, $3)", filter, actor, note)
@@ -42,7 +43,7 @@ func (o *office) doAll(actor, note, filter string) {
 	o.exec("SELECT dlq.replay_pause(dlq.replay_start($1::jsonb, p_note => $2, p_actor => $3, p_force => true), $3)", filter, note, actor)
 }
 
-// What runs sideways: the page itself, or what sticks out of it.
+// sideways returns the elements that are wider than the window.
 const sideways = `(() => {
 	const wide = document.documentElement.clientWidth, out = [];
 	if (document.documentElement.scrollWidth > wide) {
@@ -55,7 +56,8 @@ const sideways = `(() => {
 	return out.slice(0, 6).join(", ");
 })()`
 
-// Every page loads without a complaint of the browser's, and nothing of it runs sideways at any width; its text can be read in light and dark.
+// TestPages loads every page without complaints of the browser. No page scrolls sideways at any
+// width, and its text has enough contrast in light and dark.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -118,8 +120,8 @@ func TestPages(t *testing.T) {
 	})
 }
 
-// faintTexts are the texts whose contrast to what is behind them is under 4.5 (WCAG 2.2, 1.4.3), as the browser paints them. What is
-// disabled is not asked for it.
+// faintTexts returns the texts whose contrast to their background, as painted, is below 4.5 (WCAG
+// 2.2, 1.4.3). Disabled elements are exempt.
 const faintTexts = `(() => {
 	const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 	canvas.canvas.width = canvas.canvas.height = 1;

@@ -22,25 +22,25 @@ type policyPage struct {
 	Problem  string // why the files are not in force
 	Files    []policyFile
 	Form     url.Values
-	Tried    *api.SampleJudgement // what the policy makes of the error in the form
+	Tried    *api.SampleJudgement // the policy's judgement of the error in the form
 	TryError *Problem
 	Classes  []string
 	Copies   []copyText
 
-	Today      map[string]int64 // dead letters of today, by the rule that judged them
-	TodayMore  bool             // these are of the newest alone
+	Today      map[string]int64 // today's dead letters, by the rule that judged them
+	TodayMore  bool             // of the newest entries only
 	DraftFiles []string
-	WhyNot     string             // who looks may not try a change
-	Draft      url.Values         // a change, as its form has it
-	Preview    *api.PolicyPreview // what it would do
+	WhyNot     string             // why the viewer may not preview a change
+	Draft      url.Values         // form of a change
+	Preview    *api.PolicyPreview // effect of the change
 	DraftError *Problem
 }
 
-// policyFile is what one file says.
+// policyFile is the settings of one file.
 type policyFile struct {
 	Name     string
 	Settings []api.PolicySetting
-	Own      int // that are not built in
+	Own      int // settings that are not built in
 }
 
 func (c *Console) policy(in *request) (*view, error) {
@@ -48,7 +48,7 @@ func (c *Console) policy(in *request) (*view, error) {
 	return v, err
 }
 
-// previewPolicy shows what a change of the policy would do.
+// previewPolicy shows the effect of a change of the policy.
 func (c *Console) previewPolicy(in *request) (*done, error) {
 	p, v, err := c.policyPage(in)
 	if err != nil {
@@ -116,7 +116,7 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 	return p, v, nil
 }
 
-// try has the policy judge the error in the form.
+// try asks the API how the policy judges the error in the form.
 func (p *policyPage) try(in *request) error {
 	body := map[string]any{}
 	for _, name := range []string{"type", "code", "message", "class", "kind", "queue", "source"} {
@@ -163,12 +163,12 @@ func (p *policyPage) say() string {
 	return said
 }
 
-// Own reports whether a rule is one of the policy's, and not of the built-in table.
+// Own reports whether a rule is in the policy's files rather than built in.
 func (p *policyPage) Own(rule string) bool {
 	return slices.ContainsFunc(p.Policy.Rules, func(r api.PolicyRule) bool { return r.Name == rule })
 }
 
-// MatchWords says what errors a rule matches, in order.
+// MatchWords describes the conditions of a rule, in order.
 func (p *policyPage) MatchWords(r api.PolicyRule) []string {
 	var words []string
 	for _, w := range []struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/breaker"
 )
 
-// queuesEvery is how often an open page of queues is made anew.
+// queuesEvery is the render interval of an open page of queues.
 const queuesEvery = 5 * time.Second
 
 type queues struct {
@@ -27,28 +27,28 @@ type queues struct {
 type queueRow struct {
 	api.Queue
 
-	Why string // it cannot be paused or resumed by who looks; "" where it can
+	Why string // why the viewer cannot pause or resume it; "" if they can
 }
 
 type breakerRow struct {
 	breaker.Status
 
-	Why string // it cannot be opened or reset by who looks; "" where it can
+	Why string // why the viewer cannot open or reset it; "" if they can
 }
 
-// Label is a breaker's name without what it is of, and Of what it is of.
+// Label returns the name of the destination or queue.
 func (b breakerRow) Label() string {
 	_, name, _ := strings.Cut(b.Name, ":")
 	return name
 }
 
-// Of is a destination or a queue.
+// Of returns the type of the breaker: destination or queue.
 func (b breakerRow) Of() string {
 	of, _, _ := strings.Cut(b.Name, ":")
 	return of
 }
 
-// Word says in words where a breaker stands.
+// Word describes the state of a breaker.
 func (b breakerRow) Word() mark {
 	switch {
 	case b.State == breaker.Open && b.Forced:
@@ -92,13 +92,13 @@ func (c *Console) queues(in *request) (*view, error) {
 	return &view{Template: "queues", Title: "Queues and breakers", Data: q, Every: queuesEvery}, nil
 }
 
-// stateOrder has what is in trouble come first.
+// stateOrder sorts open breakers first, then half-open ones.
 func stateOrder(s breaker.State) int {
 	return map[breaker.State]int{breaker.Open: 0, breaker.HalfOpen: 1}[s] + map[bool]int{true: 2}[s == breaker.Closed]
 }
 
-// whyNot says why somebody may not do what takes a role in a queue ("" for every queue); "" where they may. The API decides: this is
-// what a page says beforehand.
+// whyNot says why the viewer may not use a role in a queue ("" for all queues), or returns "". The
+// API decides; pages show this beforehand.
 func whyNot(p *access.Principal, role access.Role, queue string) string {
 	scope := p.Scope(role)
 	switch {
@@ -112,7 +112,7 @@ func whyNot(p *access.Principal, role access.Role, queue string) string {
 	return ""
 }
 
-// breakerInWords says where a breaker stands that is not closed, and what is done about it.
+// breakerInWords describes a breaker that is not closed, and what dlqd does about it.
 func breakerInWords(name string, b *breaker.Status) string {
 	trouble := name + " is in trouble"
 	if b.Since != nil {
@@ -130,7 +130,7 @@ func breakerInWords(name string, b *breaker.Status) string {
 	return trouble + ": dlqd waits for it."
 }
 
-// say is where queues and breakers stand, in words.
+// say summarizes the state of queues and breakers.
 func (q *queues) say() string {
 	var said []string
 	var paused []string
@@ -169,7 +169,7 @@ func (q *queues) say() string {
 	return strings.Join(said, " ")
 }
 
-// actOnQueue pauses and resumes queues, and opens and resets breakers.
+// actOnQueue pauses or resumes a queue, or opens or resets a breaker.
 func (c *Console) actOnQueue(in *request) (*done, error) {
 	name, verb := in.PostFormValue("name"), in.PostFormValue("do")
 	body := map[string]any{"note": in.PostFormValue("note")}

@@ -20,11 +20,13 @@ import (
 )
 
 const (
-	// runEvery is how often at most an open page of a run that goes on is made anew, and restEvery one of a run that rests.
+	// runEvery is the minimum render interval of the page of a running run, restEvery that of any other
+	// run.
 	runEvery, restEvery = 2 * time.Second, 30 * time.Second
-	// runsEvery is how often an open list of runs is.
+	// runsEvery is the render interval of an open list of runs.
 	runsEvery = 5 * time.Second
-	// runPage is how many entries of a run a page shows, and runFailures of how many failures it tells the reasons.
+	// runPage is the number of entries on the page of a run. runFailures is the number of failures
+	// whose reasons it groups.
 	runPage, runFailures = 25, 200
 )
 
@@ -33,16 +35,16 @@ type replayRun struct {
 	*replay.Run
 }
 
-// Active reports whether it goes on, or can.
+// Active reports whether the run is running or paused.
 func (r replayRun) Active() bool { return r.Status == "running" || r.Status == "paused" }
 
-// UnderWay is how many redeliveries have not ended, and ToGo how many entries have no outcome, those among them.
+// UnderWay returns the number of redeliveries that have not ended.
 func (r replayRun) UnderWay() int64 { return max(r.Replayed-r.Succeeded-r.Failed, 0) }
 
-// ToGo is how many entries have no outcome yet.
+// ToGo returns the number of entries without an outcome, including those under way.
 func (r replayRun) ToGo() int64 { return max(r.Total-r.Succeeded-r.Failed-r.Skipped, 0) }
 
-// Took is how long it took, or has taken.
+// Took returns the duration of the run so far, or in total.
 func (r replayRun) Took() time.Duration {
 	if r.FinishedAt != nil {
 		return r.FinishedAt.Sub(r.CreatedAt)
@@ -50,7 +52,7 @@ func (r replayRun) Took() time.Duration {
 	return time.Since(r.CreatedAt)
 }
 
-// Share is the share of the redeliveries that ended that recovered; nil where none has.
+// Share returns the share of ended redeliveries that succeeded; nil if none has ended.
 func (r replayRun) Share() *float64 {
 	if r.Succeeded+r.Failed == 0 {
 		return nil
@@ -58,10 +60,10 @@ func (r replayRun) Share() *float64 {
 	return new(float64(r.Succeeded) / float64(r.Succeeded+r.Failed))
 }
 
-// Words is its filter as one types it.
+// Words returns the filter in the filter language.
 func (r replayRun) Words() string { return filterWords(r.Filter) }
 
-// Mark is its state.
+// Mark returns the mark of the run's state.
 func (r replayRun) Mark() mark {
 	switch r.Status {
 	case "running":
@@ -79,7 +81,7 @@ func (r replayRun) Mark() mark {
 	return mark{r.Status, r.Status, "▢", "neutral"}
 }
 
-// parts are what became of its entries.
+// parts returns the number of entries by outcome.
 func (r replayRun) parts() []runPart {
 	return []runPart{{"recovered", "ok", r.Succeeded}, {"failed again", "bad", r.Failed}, {"skipped", "skipped", r.Skipped}, {"to go", "to-go", r.ToGo()}}
 }
@@ -89,10 +91,10 @@ type runPart struct {
 	Entries   int64
 }
 
-// Parts is parts, for a template.
+// Parts exports parts to templates.
 func (r replayRun) Parts() []runPart { return r.parts() }
 
-// Bar draws what became of its entries, in four parts.
+// Bar draws the entries by outcome, in four parts.
 func (r replayRun) Bar() template.HTML {
 	words := make([]string, 0, len(r.parts()))
 	var svg strings.Builder
@@ -101,7 +103,7 @@ func (r replayRun) Bar() template.HTML {
 		words = append(words, number(p.Entries)+" "+p.Name)
 		width := 1000 * float64(p.Entries) / total
 		if p.Entries > 0 {
-			width = max(width, 4) // so that one of a million is seen
+			width = max(width, 4) // keeps one entry of a million visible
 			fmt.Fprintf(&svg, `<rect class="part-%s" x="%.1f" y="0" width="%.1f" height="10"><title>%s</title></rect>`, p.Hue, min(at, 1000-width), width, words[len(words)-1])
 		}
 		at += width
@@ -116,7 +118,7 @@ func perSecond(v float64) string {
 	return number(v) + " a second"
 }
 
-// Sentence says in words how it goes, or went.
+// Sentence summarizes the progress or the result of the run.
 func (r replayRun) Sentence() string {
 	reason := upper(r.Reason)
 	outcome := number(r.Succeeded) + " recovered, " + number(r.Failed) + " failed again"
@@ -154,7 +156,7 @@ func (r replayRun) Sentence() string {
 	return "Done in " + lasted(r.Took()) + ": " + outcome + " of " + number(r.Total) + "." + underWay
 }
 
-// filterWords is a filter as one types it; its JSON where it cannot be typed.
+// filterWords prints a filter in the filter language, or as JSON if the language cannot express it.
 func filterWords(raw json.RawMessage) string {
 	f, err := filter.FromJSON(raw)
 	if err != nil {
@@ -166,11 +168,11 @@ func filterWords(raw json.RawMessage) string {
 type replays struct {
 	Sentence string
 	Runs     []replayRun
-	Why      string // no run can be started by who looks
+	Why      string // why the viewer cannot start a run; "" if they can
 	Copies   []copyText
 }
 
-// runColumns are those of dlq.replay_runs that nothing hides from anybody who may read the table.
+// runColumns are the columns of dlq.replay_runs that every role with access to the table may read.
 const runColumns = "id, status, actor, total, replayed, skipped, rate, reason, created_at, finished_at"
 
 func (c *Console) replays(in *request) (*view, error) {
@@ -183,7 +185,8 @@ func (c *Console) replays(in *request) (*view, error) {
 	return &view{Template: "replays", Title: "Replays", Data: p, Every: runsEvery}, nil
 }
 
-// mayNot says why somebody may not do what takes a role, wherever it is; "" where they may.
+// mayNot says why the viewer may not use a role, or returns "" if they have it in at least one
+// queue.
 func mayNot(p *access.Principal, role access.Role) string {
 	if p.May(role) {
 		return ""
@@ -225,28 +228,28 @@ func (p *replays) say() string {
 type runDetail struct {
 	replayRun
 
-	Why      string // it cannot be steered by who looks
+	Why      string // why the viewer cannot steer the run; "" if they can
 	Failures []runFailure
-	More     bool // there are more failures than those whose reasons are told
+	More     bool // more entries failed than runFailures
 	Tabs     []tab
 	Entries  []replay.RunEntry
 	Next     string
 	Outcome  string
 	Before   *replayRun
-	Same     bool // as Before's filter is
+	Same     bool // Before has the same filter
 	Since    *int64
 	SinceURL string
 	Copies   []copyText
 }
 
-// tab is a choice of what a list shows.
+// tab is a choice of which entries the list shows.
 type tab struct {
 	Name, To string
 	Count    int64
 	Current  bool
 }
 
-// runFailure is why entries of a run failed again.
+// runFailure is a reason why entries of a run failed again.
 type runFailure struct {
 	Text, Fingerprint, Queue string
 	Entries                  int64
@@ -290,7 +293,7 @@ func (c *Console) replayRun(in *request) (*view, error) {
 		t.Name = map[string]string{"succeeded": "recovered", "failed": "failed again", "to_go": "to go"}[t.Name] + map[bool]string{true: t.Name}[t.Name == "all" || t.Name == "skipped"]
 		r.Tabs = append(r.Tabs, t)
 	}
-	if _, live := isLive(in.Context()); !live { // beside what changes
+	if _, live := isLive(in.Context()); !live { // does not change while the page is open
 		if err := r.compare(in); err != nil {
 			return nil, err
 		}
@@ -304,7 +307,7 @@ func (c *Console) replayRun(in *request) (*view, error) {
 	return &view{Template: "replay", Title: "Replay " + short(r.ID), Data: r, Every: every}, nil
 }
 
-// reasons gathers failures by why they failed, the most frequent first.
+// reasons groups failures by fingerprint and queue, most frequent first.
 func reasons(entries []replay.RunEntry) []runFailure {
 	var list []runFailure
 	for i := range entries {
@@ -320,7 +323,8 @@ func reasons(entries []replay.RunEntry) []runFailure {
 	return list
 }
 
-// compare looks for the run before, and for what failed since this one was started.
+// compare finds the previous run, preferably one with the same filter, and counts the entries that
+// match the filter and were captured after this run started.
 func (r *runDetail) compare(in *request) error {
 	runs, err := in.runs()
 	if err != nil {
@@ -355,7 +359,7 @@ func (r *runDetail) compare(in *request) error {
 	return nil
 }
 
-// steer pauses, resumes or cancels a run, or changes its pace.
+// steer pauses, resumes or cancels a run, or changes its rate.
 func (c *Console) steer(in *request) (*done, error) {
 	id := in.PathValue("id")
 	to, verb := "/replays/"+url.PathEscape(id), in.PostFormValue("do")

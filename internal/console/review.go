@@ -14,25 +14,26 @@ import (
 )
 
 const (
-	// reviewEvery is how often an open review is made anew.
+	// reviewEvery is the render interval of an open review.
 	reviewEvery = 10 * time.Second
-	// reviewPage is how many dead letters the review lists.
+	// reviewPage is the number of dead letters that the review lists.
 	reviewPage = "20"
 )
 
-// review is what waits for a person, the oldest first, and one of it to decide on.
+// review is the list of entries that need a person, oldest first, with one of them open for a
+// decision.
 type review struct {
 	Sentence string
-	Whose    string // all, me or nobody
+	Whose    string // me, nobody, or "" for all
 	Query    string
 	Entries  []deadletter.Summary
 	More     bool
-	Letter   *letter // nil: nothing is left, or somebody has decided the one that an open page shows
-	Next     string  // where one goes after deciding
+	Letter   *letter // nil: none is left, or the one on an open page was decided meanwhile
+	Next     string  // address after the decision
 	Copies   []copyText
 }
 
-// At is the review with another one to decide on.
+// At returns the address of the review with another entry open.
 func (r *review) At(id uuid.UUID) string {
 	query := url.Values{"at": {id.String()}}
 	if r.Whose != "" {
@@ -78,7 +79,7 @@ func (c *Console) review(in *request) (*view, error) {
 		return v, nil
 	}
 	if len(r.Entries) > 0 {
-		v.Live = in.with("at", r.Entries[at].ID.String()) // whatever becomes of the others
+		v.Live = in.with("at", r.Entries[at].ID.String()) // a live rendering shows this entry even if the list changes
 		var detail api.EntryDetail
 		if err := in.get("/api/dlq/entries/"+r.Entries[at].ID.String(), nil, &detail); err != nil {
 			return nil, err

@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestScreenshots makes the pictures of README and docs: "make screenshots". It tests nothing.
+// TestScreenshots takes the screenshots of the README and docs ("make screenshots"). It tests
+// nothing.
 func TestScreenshots(t *testing.T) {
 	dir := os.Getenv("DLQD_SCREENSHOTS")
 	if dir == "" {
@@ -53,7 +54,7 @@ func TestScreenshots(t *testing.T) {
 	}
 }
 
-// stage leaves behind what a shop's day may look like.
+// stage creates data that resembles a shop's day.
 func stage(o *office) {
 	o.Helper()
 	for i := range 34 {
@@ -73,7 +74,7 @@ func stage(o *office) {
 	o.eventually(69, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 	o.mended.Store(true)
 	o.exec("SELECT dlq.refresh_rollups()")
-	// A day before, as the rollups keep it: an outage in the morning, which passed.
+	// The rollups of the day before: an outage in the morning that passed.
 	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved, open_change)
 		SELECT 'hour', 'class', date_trunc('hour', now()) - make_interval(hours => h), '', class, captured, captured, resolved, captured - resolved
 		FROM (VALUES (15, 'outage', 40, 0), (14, 'outage', 130, 4), (13, 'outage', 90, 30), (12, 'outage', 20, 90), (11, 'outage', 0, 110), (10, 'outage', 0, 46),
@@ -84,7 +85,8 @@ func stage(o *office) {
 		SELECT 'hour', date_trunc('hour', now()) - make_interval(hours => h), g.queue, g.fingerprint, 1 + (h * 7 + length(g.title)) % 6 FROM dlq.failure_groups g, generate_series(1, 20, 2) h ON CONFLICT DO NOTHING`)
 }
 
-// palette is a picture with the 256 colours that it has most of: a page has few, and the rest are the edges of letters.
+// palette reduces an image to its 256 most frequent colours. A page has few; the others are
+// antialiased edges of letters.
 func palette(t *testing.T, raw []byte) []byte {
 	t.Helper()
 	full, err := png.Decode(bytes.NewReader(raw))

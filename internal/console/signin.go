@@ -6,11 +6,11 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// signingIn is the page on which one signs in.
+// signingIn is the sign-in page.
 type signingIn struct {
 	Tokens, Provider bool
-	To               string // where one wanted to go
-	Why              string // why it did not work; "" at first
+	To               string // path to return to
+	Why              string // why the sign-in failed; "" at first
 }
 
 func (c *Console) signIn(w http.ResponseWriter, r *http.Request, status int, why string) {
@@ -28,7 +28,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request, status int, why
 	c.answer(w, in, &view{Template: "signin", Title: "Sign in", Status: status, Data: &page}, nil)
 }
 
-// SignInFailed shows the page again, and says why it did not work.
+// SignInFailed shows the sign-in page with the reason why it failed.
 func (c *Console) SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string) {
 	c.signIn(w, r, status, why)
 }

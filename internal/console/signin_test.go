@@ -13,7 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// Who is not signed in is asked to, and comes to where they wanted to go; what a role may not do is disabled or told.
+// TestSignIn_token sends a visitor to the sign-in page and then back to the requested page. Actions
+// that the role does not permit are disabled or explained.
 func TestSignIn_token(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -42,7 +43,7 @@ func TestSignIn_token(t *testing.T) {
 	reader.open("/dead-letters")
 	require.InDelta(t, 0, reader.value(`document.querySelectorAll("input[name=id]").length`), 0)
 
-	// A session that ends under an open page leads to the sign-in, and back.
+	// If the session ends, an open page leads to the sign-in page and back.
 	kim.expect("/events")
 	kim.until(live)
 	o.exec("DELETE FROM dlq.sessions WHERE name = 'kim'")
@@ -52,7 +53,7 @@ func TestSignIn_token(t *testing.T) {
 	kim.does(func() { kim.press("\r") })
 	kim.sees("no such report")
 
-	// And under one in which somebody writes, it says so, and nothing that was written is lost.
+	// If the session ends under a page with unsent text, the page says so and keeps the text.
 	kim.until(live)
 	kim.fill("#act input[name=note]", "called the customer")
 	o.exec("DELETE FROM dlq.sessions WHERE name = 'kim2'")

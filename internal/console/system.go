@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/reconcile"
 )
 
-// systemEvery is how often an open page of the system is made anew.
+// systemEvery is the render interval of an open system page.
 const systemEvery = 10 * time.Second
 
 type system struct {
@@ -19,17 +19,17 @@ type system struct {
 	Health       *api.Health
 	Parts        []part
 	Automatic    *automatic.Overview
-	WhyAutomatic string        // it cannot be stopped by who looks
-	Restored     *api.Restored // nil: it was not, or who looks may not see what may be sent again
+	WhyAutomatic string        // why the viewer cannot stop it; "" if they can
+	Restored     *api.Restored // nil: not restored, or the viewer may not see what may be sent again
 	Capture      *reconcile.Capture
-	Checks       *api.Examination // nil: they were not made
-	WhyChecks    string           // they cannot be made by who looks
-	Wrong        int              // of the checks
-	Hidden       bool             // something is not shown to who looks
+	Checks       *api.Examination // nil: not run
+	WhyChecks    string           // why the viewer cannot run the checks; "" if they can
+	Wrong        int              // number of failed checks
+	Hidden       bool             // the viewer may not see the health report
 	Copies       []copyText
 }
 
-// part is a part of the program, with when it last succeeded apart.
+// part is a component of the program, with the time of its last success taken out of its detail.
 type part struct {
 	api.Part
 
@@ -91,7 +91,8 @@ func (c *Console) system(in *request) (*view, error) {
 	return &view{Template: "system", Title: "System", Data: s, Every: systemEvery, Section: "/system"}, nil
 }
 
-// Observing reports whether nothing is redelivered by itself.
+// Observing reports whether dlqd is attached to an application's River with all automatic
+// redelivery off.
 func (s *system) Observing() bool { return s.Automatic.Attached && !anyOn(s.Automatic.Switches) }
 
 func (s *system) say() string {
@@ -138,7 +139,7 @@ func (s *system) say() string {
 	return strings.Join(said, " ")
 }
 
-// checks makes doctor's checks, and shows what they found.
+// checks runs the checks of "dlqd doctor" and shows the results.
 func (c *Console) checks(in *request) (*done, error) {
 	v, err := c.system(in)
 	if err != nil {
@@ -157,11 +158,11 @@ func (c *Console) checks(in *request) (*done, error) {
 			s.Wrong++
 		}
 	}
-	v.Every = 0 // it is the answer to a form
+	v.Every = 0 // a rendering would remove the results from the page
 	return &done{View: v}, nil
 }
 
-// resumeRestored lets a restored database go on.
+// resumeRestored lets a restored database send again.
 func (c *Console) resumeRestored(in *request) (*done, error) {
 	if err := in.post("/api/dlq/restored/resume", map[string]any{"note": in.PostFormValue("note")}, nil); err != nil {
 		return nil, err

@@ -25,7 +25,8 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// html/template escapes each value by where it stands, so that what a message says is text wherever it comes; and it needs no generator.
+// html/template escapes each value for its context, so that the content of a message stays text
+// wherever it is shown. It needs no code generator.
 
 //go:embed templates/*.html
 var templateFiles embed.FS
@@ -33,7 +34,8 @@ var templateFiles embed.FS
 //go:embed static/*
 var staticFiles embed.FS
 
-// assets are the addresses of the static files, by their names. They change with what the files hold, so that a browser may keep them.
+// assets maps the names of static files to their addresses. An address contains a hash of the
+// content, so that browsers may cache it forever.
 var assets, assetNames = func() (addresses, names map[string]string) {
 	addresses, names = map[string]string{}, map[string]string{}
 	_ = fs.WalkDir(staticFiles, "static", func(name string, entry fs.DirEntry, err error) error {
@@ -66,10 +68,10 @@ func static() http.Handler {
 	})
 }
 
-// templates are those of the pages, by name.
+// templates maps the name of a page to its template.
 type templates map[string]*template.Template
 
-// parse reads the templates, each page with the frame and what pages share.
+// parse parses the templates, each page with the layout and the shared parts.
 func parse() templates {
 	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html", "templates/parts.html", "templates/letter.html"))
 	pages := templates{}
@@ -98,14 +100,14 @@ func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 	return page.ExecuteTemplate(out, name, f)
 }
 
-// functions are what templates call.
+// functions are the functions of the templates.
 var functions = template.FuncMap{
 	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted, "number": number, "percent": percent, "plural": plural,
 	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip, "first": firstLine, "icon": icon, "deref": deref, "dict": dict, "query": query,
 	"json": pretty, "editable": editable, "join": strings.Join, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
 }
 
-// mark is how a state is shown: a sign with its word, never colour alone.
+// mark is how a state is shown: a sign and a word, never colour alone.
 type mark struct{ Name, Word, Sign, Hue string }
 
 var marks = map[deadletter.Status]mark{
@@ -117,7 +119,7 @@ var marks = map[deadletter.Status]mark{
 	deadletter.Archived:   {"archived", "archived", "▢", "faint"},
 }
 
-// statusOf is the mark of a status, whatever type it is of.
+// statusOf returns the mark of a status of any type.
 func statusOf(status any) mark {
 	name := fmt.Sprint(deref(status))
 	if m, ok := marks[deadletter.Status(name)]; ok {
@@ -126,7 +128,7 @@ func statusOf(status any) mark {
 	return mark{name, name, "·", "neutral"}
 }
 
-// classes are the letters of the classes of errors, and what they mean in a few words.
+// classes maps each error class to its letter and a short description.
 var classes = map[string][2]string{
 	"transient": {"T", "passes by itself"}, "rate_limited": {"L", "too fast for the receiver"}, "outage": {"O", "the receiver is down"},
 	"validation": {"V", "the receiver refuses what it says"}, "malformed": {"M", "cannot be read"}, "unauthorized": {"U", "not allowed there"},
@@ -146,7 +148,7 @@ func classOf(class any) map[string]string {
 	return map[string]string{"Name": name, "Letter": c[0], "Means": c[1]}
 }
 
-// deref is what a pointer points to; "" where it points to nothing.
+// deref returns what a pointer points to, or "" for nil.
 func deref(value any) any {
 	switch v := value.(type) {
 	case nil:
@@ -189,7 +191,7 @@ func iso(value any) string { return timeOf(value).UTC().Format(time.RFC3339) }
 
 func exact(value any) string { return timeOf(value).UTC().Format("Mon 2 Jan 2006 15:04:05 UTC") }
 
-// ago is how long ago something was, in the largest unit that says enough. The browser keeps it right.
+// ago returns how long ago a time was. console.js keeps the text current.
 func ago(value any) string {
 	t := timeOf(value)
 	if t.IsZero() {
@@ -217,7 +219,7 @@ func until(value any) string {
 	return "in " + lasted(left)
 }
 
-// lasted is a length of time: seconds as a number, or a duration.
+// lasted formats a duration, or a number of seconds.
 func lasted(value any) string {
 	var d time.Duration
 	switch v := value.(type) {
@@ -251,21 +253,21 @@ func lasted(value any) string {
 	}
 }
 
-// digitsOf is a number as people type or copy it, without what separates its thousands.
+// digitsOf removes the separators of thousands from a number that was typed or copied.
 func digitsOf(text string) string {
 	return strings.NewReplacer(" ", "", ",", "", thin, "").Replace(text)
 }
 
-// parsedNumber is a number that somebody typed, which JSON can hold.
+// parsedNumber parses a number that JSON can represent.
 func parsedNumber(text string) (n float64, ok bool) {
 	n, err := strconv.ParseFloat(text, 64)
 	return n, err == nil && !math.IsNaN(n) && !math.IsInf(n, 0)
 }
 
-// thin is a thin space that does not break: what separates thousands.
+// thin is a narrow no-break space, which separates thousands.
 const thin = "\u202f"
 
-// number is a whole number with its thousands apart.
+// number formats a number with separated thousands.
 func number(value any) string {
 	text := fmt.Sprint(deref(value))
 	n, err := strconv.ParseInt(text, 10, 64)
@@ -291,7 +293,7 @@ func number(value any) string {
 	return sign + strings.Join(append([]string{digits}, parts...), thin)
 }
 
-// percent is a share from 0 to 1.
+// percent formats a share from 0 to 1.
 func percent(value any) string {
 	switch v := value.(type) {
 	case *float64:
@@ -308,7 +310,7 @@ func percent(value any) string {
 	return fmt.Sprint(value)
 }
 
-// plural is a number with its noun: plural 2 "dead letter" is "2 dead letters".
+// plural formats a number with its noun: plural 2 "dead letter" is "2 dead letters".
 func plural(value any, noun string, more ...string) string {
 	n := number(value)
 	if n == "1" {
@@ -320,7 +322,7 @@ func plural(value any, noun string, more ...string) string {
 	return n + " " + noun + "s"
 }
 
-// short is an id with its middle left out.
+// short abbreviates an id in the middle.
 func short(value any) string {
 	text := fmt.Sprint(deref(value))
 	if id, err := uuid.Parse(text); err == nil {
@@ -333,7 +335,7 @@ func short(value any) string {
 	return text
 }
 
-// clip is the beginning of a text.
+// clip returns the beginning of a text.
 func clip(most int, value any) string {
 	runes := []rune(fmt.Sprint(deref(value)))
 	if len(runes) <= most {
@@ -347,19 +349,19 @@ func firstLine(value any) string {
 	return line
 }
 
-// run is a piece of a text: as it is, or characters that would not show, or would turn others round, by their names.
+// run is a piece of a text: plain, or the name of a hidden character.
 type run struct {
 	Text   string
 	Hidden bool
 }
 
-// isHidden reports whether a character would not show, or would turn others round.
+// isHidden reports whether a character is invisible or changes the direction of text.
 func isHidden(r rune) bool {
 	return r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
 }
 
-// visible cuts a text where it holds what cannot be seen: control characters, and those by which text is written from right to left, or
-// is not there at all. A message must not look like another one.
+// visible splits a text at control characters, invisible characters and those that change the
+// direction of text, so that one message cannot look like another.
 func visible(value any) []run {
 	var runs []run
 	var plain strings.Builder
@@ -382,13 +384,14 @@ func visible(value any) []run {
 }
 
 const (
-	// maxShown is how much of a document a page shows, in bytes; the API has all of it.
+	// maxShown limits how much of a document a page shows, in bytes. The API returns all of it.
 	maxShown = 64 << 10
-	// maxDepth is how deep a document may be nested whose lines are shown apart: each level is an indent more on every line below it.
+	// maxDepth is the maximum nesting of a document that is indented: each level indents every line
+	// below it.
 	maxDepth = 64
 )
 
-// depthOf is how deep JSON is nested.
+// depthOf returns the nesting depth of JSON.
 func depthOf(raw []byte) (deepest int) {
 	depth, text := 0, false
 	for i := 0; i < len(raw); i++ {
@@ -407,7 +410,7 @@ func depthOf(raw []byte) (deepest int) {
 	return deepest
 }
 
-// pretty is JSON with its lines apart, as it was written otherwise: no number of it is another one.
+// pretty indents JSON without changing anything else: numbers stay as written.
 func pretty(raw json.RawMessage) string {
 	if len(raw) == 0 {
 		return ""
@@ -422,12 +425,12 @@ func pretty(raw json.RawMessage) string {
 	return out.String()
 }
 
-// editable is JSON to be edited: what would not show is written as JSON's escapes, which stand for the same.
+// editable returns JSON to be edited: hidden characters are replaced by equivalent JSON escapes.
 func editable(text string) string {
 	var out strings.Builder
 	for _, r := range text {
 		switch {
-		case !isHidden(r) || r == '\r': // between values, which it may be, it is a blank
+		case !isHidden(r) || r == '\r': // \r can only stand between values, as white space
 			out.WriteRune(r)
 		case r > 0xffff:
 			high, low := utf16.EncodeRune(r)
@@ -439,7 +442,7 @@ func editable(text string) string {
 	return out.String()
 }
 
-// dict makes a map for a part that takes several things.
+// dict makes a map, to pass several values to a template.
 func dict(pairs ...any) (map[string]any, error) {
 	if len(pairs)%2 != 0 {
 		return nil, fmt.Errorf("dict of %d things", len(pairs))
@@ -453,7 +456,7 @@ func dict(pairs ...any) (map[string]any, error) {
 
 func args(values ...any) []any { return values }
 
-// query is a link to the list with a filter.
+// query returns a filter for the list, without the empty values.
 func query(parts ...any) string {
 	var words []string
 	for i := 0; i+1 < len(parts); i += 2 {
@@ -466,7 +469,7 @@ func query(parts ...any) string {
 	return strings.Join(words, " ")
 }
 
-// quoted is a value as the filter language takes it.
+// quoted returns a value as the filter language takes it.
 func quoted(value string) string {
 	if value != "" && !strings.ContainsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune(`"\,:()<>`, r) }) {
 		return value
@@ -474,7 +477,7 @@ func quoted(value string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(value) + `"`
 }
 
-// icon is one of the frame's icons.
+// icon returns one of the icons of the layout.
 func icon(name string) template.HTML {
 	return template.HTML(`<svg class="icon" aria-hidden="true"><use href="#i-` + template.HTMLEscapeString(name) + `"/></svg>`) //nolint:gosec // escaped
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// nothing is a database of which only the statements count.
+// nothing is a database that only counts statements.
 type nothing struct{}
 
 func (nothing) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
@@ -30,7 +30,8 @@ func (nothing) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) 
 func (nothing) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, nil } //nolint:nilnil // nobody reads them
 func (nothing) QueryRow(context.Context, string, ...any) pgx.Row        { return nil }
 
-// However often a page wants to be made anew, it costs the database less than a statement a second.
+// TestLive_statementsASecond checks that a page costs the database less than one statement per
+// second, even if it asks for a shorter render interval.
 func TestLive_statementsASecond(t *testing.T) {
 	t.Parallel()
 	db := postgres.DefaultSchemas().Rendered(nothing{})
@@ -52,7 +53,8 @@ func TestLive_statementsASecond(t *testing.T) {
 	require.Greater(t, perStatement, time.Second)
 }
 
-// A page that panics while it is live ends nothing but itself: no server stands around it that would catch that.
+// TestLive_panics checks that a panic of a live page ends only its rendering: no HTTP server
+// recovers it.
 func TestLive_panics(t *testing.T) {
 	t.Parallel()
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}, mux: http.NewServeMux()}
@@ -64,7 +66,8 @@ func TestLive_panics(t *testing.T) {
 	require.EqualError(t, (<-events).err, "the page failed")
 }
 
-// One person has so many pages live at once, and streams of one page as they like; what a page does not look at makes no page of its own.
+// TestLive_boundPerPerson limits the distinct live pages of a user, but not the streams of one
+// page. Parameters that a page does not read make no page of their own.
 func TestLive_boundPerPerson(t *testing.T) {
 	t.Parallel()
 	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) ([]byte, time.Duration, error) {
@@ -104,7 +107,8 @@ func TestLive_boundPerPerson(t *testing.T) {
 	}
 }
 
-// A new viewer of a page that others have open gets no rendering that is older than the page just loaded.
+// TestLive_newViewersSeeNothingOlder checks that a new viewer of a page gets no rendering that is
+// older than the page that they just loaded.
 func TestLive_newViewersSeeNothingOlder(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
@@ -136,7 +140,7 @@ func TestLive_newViewersSeeNothingOlder(t *testing.T) {
 	require.Equal(t, "3", string((<-third).html), "the second began before lee came")
 }
 
-// pages are open pages of one viewer.
+// pages opens pages for one viewer.
 func pages(t *testing.T, c *Console, addresses ...string) (all []chan event) {
 	t.Helper()
 	for _, address := range addresses {
@@ -149,7 +153,7 @@ func pages(t *testing.T, c *Console, addresses ...string) (all []chan event) {
 	return all
 }
 
-// An act wakes open pages, without waiting until their time comes.
+// TestLive_actsWakePages checks that an action wakes open pages before they are due.
 func TestLive_actsWakePages(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
@@ -163,7 +167,7 @@ func TestLive_actsWakePages(t *testing.T) {
 	require.Equal(t, "2", string((<-events).html))
 }
 
-// An act wakes the pages alone that may show it.
+// TestLive_actsWakeTheirPages checks that an action wakes only the pages that may show it.
 func TestLive_actsWakeTheirPages(t *testing.T) {
 	t.Parallel()
 	for tag, want := range map[string][]string{
@@ -186,7 +190,8 @@ func TestLive_actsWakeTheirPages(t *testing.T) {
 	}
 }
 
-// An act wakes many pages, of which a few are rendered at a time.
+// TestLive_actsWakePagesInTurn checks that few of the pages that an action wakes are rendered at a
+// time.
 func TestLive_actsWakePagesInTurn(t *testing.T) {
 	t.Parallel()
 	var making, most, made atomic.Int64
@@ -213,8 +218,8 @@ func TestLive_actsWakePagesInTurn(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int64(maxMaking))
 }
 
-// A stream says that the database does not answer, that it answers again, and that its viewer is signed out,
-// although the page itself is not due.
+// TestLive_saysWhatIsWrong checks that a stream reports an unreachable database, its recovery and
+// the viewer's sign-out before the page is due.
 func TestLive_saysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	var lost, out atomic.Bool

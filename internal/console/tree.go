@@ -9,26 +9,26 @@ import (
 )
 
 const (
-	// maxNodes is how much of a payload the tree shows; the rest is in the raw text.
+	// maxNodes is the number of payload nodes that the tree shows. The raw text has the rest.
 	maxNodes = 1500
-	// openDepth is how deep the tree is open at first.
+	// openDepth is the depth to which the tree is expanded at first.
 	openDepth = 2
-	// maxLeaf is how long a value may be in the tree, in bytes.
+	// maxLeaf is the maximum length of a value in the tree, in bytes.
 	maxLeaf = 4000
 )
 
-// node is a place of a payload. Numbers are as they were written.
+// node is a value in a payload. Numbers keep their notation.
 type node struct {
 	Key      string
 	Type     string // object, array, string, number or literal
 	Value    string
-	Query    string // finds others with the value here; "" where no filter does
+	Query    string // finds entries with the same value here; "" if no filter can
 	Children []*node
-	Left     int // children that are not shown
+	Left     int // number of children that are not shown
 	Open     bool
 }
 
-// Summary says what is inside.
+// Summary returns the number of children in brackets.
 func (n *node) Summary() string {
 	if n.Type == "array" {
 		return "[" + number(len(n.Children)+n.Left) + "]"
@@ -36,7 +36,8 @@ func (n *node) Summary() string {
 	return "{" + number(len(n.Children)+n.Left) + "}"
 }
 
-// treeOf reads a payload; nil where it is no object and no array, or not JSON.
+// treeOf parses a payload. It returns nil for payloads that are empty, too large, too deep, neither
+// object nor array, or not JSON.
 func treeOf(payload json.RawMessage) *node {
 	if len(payload) > maxShown || depthOf(payload) > maxDepth {
 		return nil
@@ -115,7 +116,7 @@ func (t *tree) read(key string, path []string, depth int) *node {
 	return n
 }
 
-// quotedKey is a key as the filter language takes it in a path.
+// quotedKey returns a key as the filter language takes it in a path.
 func quotedKey(key string) string {
 	if key != "" && !strings.ContainsAny(key, ".\":, \t\n\\") {
 		return key

@@ -11,12 +11,13 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// What users of other consoles ask for in the open, each by the issue that asks for it.
+// TestWishes covers features that users of other consoles asked for in public issues. The name of a
+// subtest has the issue's number.
 func TestWishes(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
 	kim, ann := o.token("kim", access.Operator), o.token("ann", access.Operator)
-	// signed is somebody's tab, on an office whose failures are the subtest's.
+	// signed returns the office for the subtest, and a signed-in tab.
 	signed := func(t *testing.T, token string) (*office, *tab) {
 		t.Helper()
 		o := o.in(t)
@@ -30,7 +31,7 @@ func TestWishes(t *testing.T) {
 		if rate != "" {
 			b.fill("input[name=rate]", rate)
 		}
-		b.click("input[name=force]") // nothing works these jobs: the sentence says so
+		b.click("input[name=force]") // needed, because no worker runs these jobs
 		b.follow("form.split button.primary")
 		b.until(`location.pathname.startsWith("/replays/")`)
 		run, _ = b.value(`location.pathname.split("/")[2]`).(string)
@@ -48,7 +49,7 @@ func TestWishes(t *testing.T) {
 		found, _ := b.value(`[...document.querySelectorAll("[data-row]")].map(row => row.dataset.id)`).([]any)
 		b.follow("[data-row] a")
 		require.Contains(t, b.texts(".tree"), "42")
-		b.follow(`.tree a.find[href*="customer"]`) // from a value to all that have it, in other queues too
+		b.follow(`.tree a.find[href*="customer"]`) // from a value to all entries with it, in other queues too
 		require.Contains(t, b.value(`document.querySelector("[data-filter]").value`), "payload.customer:42")
 		for _, id := range found {
 			b.until(fmt.Sprintf(`document.querySelector('[data-row][data-id="%s"]') !== null`, id))
@@ -97,7 +98,7 @@ func TestWishes(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("pace", "report.daily", "no such report", 50)
-		run := replayAll(b, "queue:pace", "0.05") // so that it is under way, however slow the machine is
+		run := replayAll(b, "queue:pace", "0.05") // slow enough to be still running on any machine
 		b.follow("#steer [value=pause]")
 		b.sees("paused")
 		b.fill("#steer input[name=rate]", "0.025")
@@ -176,12 +177,13 @@ func TestWishes(t *testing.T) {
 		b.open(listOf("queue:valid"))
 		b.click(`[value="` + id + `"]`)
 		b.until(fmt.Sprintf(offered, "#selection .buttons") + ` === "assign tag note reopen"`)
-		b.click(`[name=id]:not([value="` + id + `"])`) // of both, each action says for how many
+		b.click(`[name=id]:not([value="` + id + `"])`) // with both selected, each action shows its number of entries
 		b.until(`document.querySelector("#selection [value=reopen]").innerText.split(/\s+/).join(" ") === "Reopen 1" && document.querySelector("#selection [value=assign]").innerText.split(/\s+/).join(" ") === "Assign 2"`)
 	})
 }
 
-// ServicePulse#390: nothing is left behind silently when the server restarts meanwhile.
+// TestWishes_serverRestartsDuringReplay covers ServicePulse#390: a restart during a replay loses no
+// entry silently.
 func TestWishes_serverRestartsDuringReplay(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -195,7 +197,7 @@ func TestWishes_serverRestartsDuringReplay(t *testing.T) {
 		b.expect(part)
 	}
 	b.open("/bulk?all=1&do=replay&q=queue:orders")
-	b.fill("input[name=rate]", "0.5") // it is under way for longer than the machine takes to stop the server
+	b.fill("input[name=rate]", "0.5") // runs longer than any machine takes to stop the server
 	b.follow("form.split button.primary")
 	b.until(live)
 	o.eventually(1, "SELECT least(count(*), 1) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
@@ -207,7 +209,8 @@ func TestWishes_serverRestartsDuringReplay(t *testing.T) {
 	require.Equal(t, 40, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
-// A selection of 10,000, and of everything, is done by its filter: the number is typed.
+// TestBulk_tenThousandAndEverything discards 10,000 entries, and then all, by filter. The operator
+// types the number of entries to confirm.
 func TestBulk_tenThousandAndEverything(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

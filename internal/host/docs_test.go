@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The page names acts by the role that may do them.
+// TestHost_ActsThatLockJobs checks that docs/host.md lists the functions by the role that may call
+// them.
 func TestHost_ActsThatLockJobs(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -1,5 +1,5 @@
-// Package host_test shows what docs/host.md promises: whatever goes wrong on dlqd's side, the application's statements
-// neither wait nor fail.
+// Package host_test checks the promise of docs/host.md: no fault of dlqd delays the application's
+// statements or makes them fail.
 package host_test
 
 import (
@@ -26,8 +26,9 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// A statement of the application's that takes longer waited for something: locks in these tests are held until it has ended.
-// (lockTimeout ends it then, so that the test goes on.)
+// limit is the longest time for a statement of the application that waits for no lock. The locks in
+// these tests are held until the statement has ended; lockTimeout ends a statement that waits, so
+// that the test continues.
 const (
 	limit       = 3 * time.Second
 	lockTimeout = "4s"
@@ -49,7 +50,7 @@ func newHost(t *testing.T) *host {
 	h.Grant(t, postgres.DefaultSchemas())
 	h.migrator = &postgres.Migrator{Pool: h.dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 	require.NoError(t, h.migrator.Attach(t.Context()))
-	h.exec(h.dlqd, "SELECT dlq.set_capture('on', '1 min')") // tests of the limit set their own: this machine may be busy
+	h.exec(h.dlqd, "SELECT dlq.set_capture('on', '1 min')") // busy machines are slow; tests of the limit set their own
 	return h
 }
 
@@ -75,8 +76,8 @@ func (h *host) strings(sql string, args ...any) []string {
 	return list
 }
 
-// application is one session of the application's, as its plain role: whatever River's driver does with it is one statement
-// in a transaction of its own.
+// application is a session of the application with its plain role. Each call of River's driver is
+// one statement in its own transaction.
 type application struct {
 	*pgxpool.Pool
 
@@ -85,7 +86,7 @@ type application struct {
 	warnings []string
 }
 
-// application opens a session. settings are the session's own.
+// application opens a session with the given settings.
 func (h *host) application(settings ...string) *application {
 	h.Helper()
 	app := &application{host: h}
@@ -113,7 +114,7 @@ func (h *host) application(settings ...string) *application {
 	return app
 }
 
-// warned returns the warnings since it was last called.
+// warned returns the warnings since the last call.
 func (app *application) warned() []string {
 	app.mu.Lock()
 	defer app.mu.Unlock()
@@ -122,25 +123,25 @@ func (app *application) warned() []string {
 	return warnings
 }
 
-// jobs are a batch that one application's session runs at the moment, and some that ended badly before and are retried by hand:
-// one job of each kind of end that dlqd's triggers look at, and one that they do not.
+// jobs is a batch of jobs of the application: one running job for each kind of end, and one
+// discarded job to retry.
 type jobs struct {
 	ids   map[string]int64
 	batch int64
 }
 
 const (
-	fails           = "fails"            // its only attempt
-	failsAgain      = "fails_again"      // its second attempt
-	cancels         = "cancels"          // its worker returned river.JobCancel
-	succeeds        = "succeeds"         // which is no trigger's business
+	fails           = "fails"            // at its only attempt
+	failsAgain      = "fails_again"      // at its second attempt
+	cancels         = "cancels"          // its worker returns river.JobCancel
+	succeeds        = "succeeds"         // no trigger acts on it
 	copied          = "copied"           // succeeds, with metadata that the application copied from a redelivery
 	redelivered     = "redelivered"      // a redelivery that succeeds
-	redeliveryFails = "redelivery_fails" // and one that does not
+	redeliveryFails = "redelivery_fails" // a redelivery that fails
 	retried         = "retried"          // discarded, and retried outside dlqd
 )
 
-// prepare makes n batches.
+// prepare creates n batches.
 func (h *host) prepare(n int) []jobs {
 	h.Helper()
 	rows, err := h.admin.Query(h.Context(), `
@@ -177,7 +178,7 @@ func (h *host) prepare(n int) []jobs {
 	return batches
 }
 
-// complete has River's completer end the batch, all in one statement.
+// complete ends the running jobs of a batch in one statement, as River's completer does.
 func complete(ctx context.Context, river riverdriver.Executor, j jobs) error {
 	params := &riverdriver.JobSetStateIfRunningManyParams{}
 	now := time.Now()
@@ -207,13 +208,14 @@ func complete(ctx context.Context, river riverdriver.Executor, j jobs) error {
 	return err
 }
 
-// retry has River UI retry the one that ended before.
+// retry retries the discarded job of a batch, as River UI does.
 func retry(ctx context.Context, river riverdriver.Executor, j jobs) error {
 	_, err := river.JobRetry(ctx, &riverdriver.JobRetryParams{ID: j.ids[retried]})
 	return err
 }
 
-// does runs a batch's statements, and holds them to what is promised. It returns the warnings.
+// does runs the statements of a batch and checks that they succeed within limit. It returns the
+// warnings.
 func (app *application) does(j jobs, when string) []string {
 	h := app.host
 	h.Helper()
@@ -238,7 +240,8 @@ func (j jobs) list() []int64 {
 	return list
 }
 
-// captured says whether all that dlqd needs to know of the batch was appended in the application's own transactions, and nothing else.
+// captured reports whether capture recorded, in the application's transactions, all that dlqd needs
+// to know of the batch, and nothing else.
 func (h *host) captured(j jobs) bool {
 	h.Helper()
 	return h.count(`SELECT count(*) FROM river_job j WHERE j.id = ANY ($1) AND CASE
@@ -249,8 +252,8 @@ func (h *host) captured(j jobs) bool {
 		END`, j.list()) == 8
 }
 
-// while holds a transaction of the administrator's open that has run sql, and runs a function meanwhile. It says whether sql
-// could be run.
+// while runs a function while a transaction of the administrator that has run sql is open. It
+// returns false if sql fails.
 func (h *host) while(sql string, run func()) bool {
 	h.Helper()
 	tx, err := h.admin.Begin(h.Context())
@@ -265,7 +268,7 @@ func (h *host) while(sql string, run func()) bool {
 	return true
 }
 
-// reconcile has dlqd look at all that River keeps, and file it.
+// reconcile runs a whole scan of River's jobs and files what it finds.
 func (h *host) reconcile() {
 	h.Helper()
 	var begun time.Time
@@ -276,7 +279,7 @@ func (h *host) reconcile() {
 	h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 }
 
-// exact holds what was captured against River's table: a dead letter for each failure, and one only.
+// exact requires that there is exactly one dead letter for each failure among River's jobs.
 func (h *host) exact() {
 	h.Helper()
 	require.Empty(h, h.strings(`SELECT j.kind || ' ' || j.id || ' ' || j.state || ' ' || j.finalized_at FROM river_job j

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Any lock on any relation of schema dlq, in a session that has captured before and in one that has not.
+// TestHost_locks takes every lock mode on every relation of schema dlq. It runs the application's
+// statements in a session that has captured before and in a new one.
 func TestHost_locks(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -40,7 +41,8 @@ func TestHost_locks(t *testing.T) {
 	}
 	for _, mode := range []string{"ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"} {
 		for _, table := range touched {
-			// Only where capture could not go on: where it reads, one mode conflicts, and where it appends, four.
+			// Capture skips only where it cannot proceed: one mode conflicts with its reads, four with its
+			// appends.
 			gaveWay := 0
 			if mode == "ACCESS EXCLUSIVE" || (appended[table] && slices.Contains([]string{"SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE"}, mode)) {
 				gaveWay = 2
@@ -56,11 +58,12 @@ func TestHost_locks(t *testing.T) {
 	require.Zero(t, holds(strings.Join(sequences, "; ")))
 	var indexes []string
 	for _, index := range h.strings("SELECT c.oid::regclass::text FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('i', 'I') AND NOT i.indrelid::regclass::text = ANY ($1) ORDER BY 1", touched) {
-		indexes = append(indexes, fmt.Sprintf("ALTER INDEX %s SET TABLESPACE pg_default", index)) // ACCESS EXCLUSIVE on the index alone
+		// This takes ACCESS EXCLUSIVE on the index only.
+		indexes = append(indexes, fmt.Sprintf("ALTER INDEX %s SET TABLESPACE pg_default", index))
 	}
 	require.Zero(t, holds(strings.Join(indexes, "; ")))
 
-	// What gave way is found.
+	// The reconciler finds the skipped failures.
 	h.reconcile()
 	h.exact()
 }

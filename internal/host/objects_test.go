@@ -14,8 +14,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Every object of schema dlq dropped, renamed or changed under a session that has captured before: in a transaction of the
-// administrator's that is the application's for the statement, and is rolled back.
+// TestHost_objects drops, renames or changes each object of schema dlq under a session that has
+// captured before. The change, and then the application's statements, run in one transaction of the
+// administrator, which is rolled back.
 func TestHost_objects(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -47,7 +48,7 @@ func TestHost_objects(t *testing.T) {
 	h.changes(statements)
 }
 
-// changes has the application end jobs and retry one after each of the statements, and undoes it.
+// changes runs each statement, then ends and retries jobs as the application, and rolls back.
 func (h *host) changes(statements []string) {
 	h.Helper()
 	batches := h.prepare(2)
@@ -64,7 +65,7 @@ func (h *host) changes(statements []string) {
 		defer func() { require.NoError(h, tx.Rollback(h.Context())) }()
 		if statement != "" {
 			if _, err := tx.Exec(h.Context(), statement); err != nil {
-				refused++ // a part of something else, which has its turn
+				refused++ // part of another object, which is tested itself
 				return
 			}
 		}
@@ -89,8 +90,8 @@ func (h *host) changes(statements []string) {
 	require.Less(h, refused, len(statements)/10)
 }
 
-// River's columns, under a session that has captured before and in a new one. (A session whose plans are of the older type gives
-// way until it ends.)
+// TestHost_riversColumns changes River's columns, in a session that has captured before and in a
+// new one. A session with plans for the old type skips capture until it ends.
 func TestHost_riversColumns(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -121,7 +122,7 @@ func TestHost_riversColumns(t *testing.T) {
 					require.NoError(t, run(end))
 					require.NoError(t, run(retry))
 				}
-				if run(change) == nil { // it is refused where the triggers' conditions name the column
+				if run(change) == nil { // fails for columns in the triggers' conditions
 					require.NoError(t, run("SET LOCAL SESSION AUTHORIZATION "+role))
 					if assert.NoError(t, run(end), "%s, warm: %t", change, warm) {
 						assert.NoError(t, run(retry), "retry after %s, warm: %t", change, warm)

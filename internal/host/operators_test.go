@@ -15,13 +15,13 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// dead are jobs with dead letters, as an operator finds them.
+// dead are jobs with dead letters in different states.
 type dead struct {
-	parked, processing, unfiled int64 // the jobs that failed
-	redelivery                  int64 // of processing: it runs
+	parked, processing, unfiled int64 // ids of the failed jobs
+	redelivery                  int64 // id of the running redelivery of processing
 }
 
-// fail has the application fail jobs, which dlqd files, parks and redelivers.
+// fail makes jobs of the application fail, which dlqd files, parks and redelivers.
 func (h *host) fail(app *application) dead {
 	h.Helper()
 	var d dead
@@ -38,7 +38,8 @@ func (h *host) fail(app *application) dead {
 	return d
 }
 
-// An operator, a worker or a program of dlqd's has run something on the very entries, and its transaction is still open.
+// TestHost_openTransactions checks the application while an open transaction of an operator, a
+// worker or a program has changed the same entries.
 func TestHost_openTransactions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -49,7 +50,8 @@ func TestHost_openTransactions(t *testing.T) {
 	)
 	statements := []struct {
 		sql string
-		// It locks the original jobs, which have ended: who retries or deletes those waits for it.
+		// locksEnded is set if the statement locks the original jobs, which have ended: retries and
+		// deletions of these wait for it.
 		locksEnded bool
 	}{
 		{sql: "SELECT dlq.note(" + parked + ", 'x'), dlq.note(" + processing + ", 'x'), dlq.note(" + unfiled + ", 'x')"},
@@ -123,8 +125,9 @@ func TestHost_openTransactions(t *testing.T) {
 	}
 }
 
-// What runs, or waits to run, is the application's and River's alone, whatever an operator does with the entry and leaves open: the
-// job's end waits for nobody, and River's scheduler, which waits for jobs that somebody holds, waits for none of them.
+// TestHost_jobsThatLive checks jobs that run or wait while an operator's open transaction acts on
+// their entries. The end of a job does not wait for it, and River's scheduler, which waits for
+// locked jobs, finds none of them locked.
 func TestHost_jobsThatLive(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -133,7 +136,7 @@ func TestHost_jobsThatLive(t *testing.T) {
 		for _, does := range []string{"dlq.replay", "dlq.resolve", "dlq.discard"} {
 			d := h.fail(app)
 			id := h.strings("SELECT id::text FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.parked)[0]
-			h.exec(h.dlqd, "SELECT dlq.set_capture('off')") // nobody tells dlqd
+			h.exec(h.dlqd, "SELECT dlq.set_capture('off')") // dlqd does not learn that the job lives
 			h.exec(app, "UPDATE river_job SET state = $2, finalized_at = NULL, scheduled_at = now() - interval '1 minute' WHERE id = $1", d.parked, state)
 			h.exec(h.dlqd, "SELECT dlq.set_capture('on')")
 			sql := "SELECT " + does + "('" + id + "')"
@@ -150,7 +153,8 @@ func TestHost_jobsThatLive(t *testing.T) {
 	}
 }
 
-// While somebody holds a table of dlqd's, dlqd holds none of the application's jobs for long: they can be retried.
+// TestHost_jobsThatDLQDHolds checks that dlqd, while it waits for a table of its own, does not lock
+// jobs of the application for long: they can be retried.
 func TestHost_jobsThatDLQDHolds(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -173,13 +177,13 @@ func TestHost_jobsThatDLQDHolds(t *testing.T) {
 			} {
 				all.Go(func() {
 					defer over.Add(1)
-					_ = store.InTx(t.Context(), func(tx postgres.DB) error { // it may have to give way
+					_ = store.InTx(t.Context(), func(tx postgres.DB) error { // it may give up
 						_, err := tx.Exec(t.Context(), sql)
 						return err
 					})
 				})
 			}
-			require.Eventually(t, func() bool { // each waits for the table, or has given way
+			require.Eventually(t, func() bool { // each waits for the table or has given up
 				const waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 				return over.Load()+int64(h.count(waiting)) == 3
 			}, time.Minute, time.Millisecond)

@@ -10,13 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever an application's session is set to, its failures are captured.
+// TestHost_settings checks that failures are captured under any setting of the application's
+// session.
 func TestHost_settings(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.exec(h.admin, `CREATE SCHEMA hostile; GRANT ALL ON SCHEMA hostile TO PUBLIC`)
 	for _, sql := range []string{
-		// Whatever a name in dlqd's functions could be taken for, if it were looked up in a path that the application sets.
+		// Objects that hide the names used in dlqd's functions, if those were looked up in the
+		// application's search_path.
 		`CREATE FUNCTION %s.no(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.no(jsonb, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.no(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
@@ -50,7 +52,7 @@ func TestHost_settings(t *testing.T) {
 	for i, setting := range settings {
 		app := h.application(setting)
 		if strings.HasPrefix(setting, "search_path") {
-			// River's own statements need theirs: as plain SQL.
+			// River's driver needs its search_path, so the statements are plain SQL here.
 			execute := func(sql string, args ...any) {
 				t.Helper()
 				_, err := app.Exec(t.Context(), sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
@@ -78,7 +80,8 @@ func TestHost_settings(t *testing.T) {
 	}
 }
 
-// Statements of dlqd's triggers are the application's transaction's own: they commit, are prepared and are rolled back with it.
+// TestHost_transactions checks that capture's rows commit, are prepared and roll back with the
+// application's transaction.
 func TestHost_transactions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -90,7 +93,7 @@ func TestHost_transactions(t *testing.T) {
 			require.NoError(t, err)
 			run(tx)
 			h.exec(tx, end)
-			_ = tx.Rollback(t.Context()) // only pgx does not know
+			_ = tx.Rollback(t.Context()) // tells pgx that the transaction has ended
 		}
 		ends := func(tx pgx.Tx, j jobs) {
 			river := riverpgxv5.New(nil).UnwrapExecutor(tx)
@@ -127,11 +130,12 @@ func TestHost_transactions(t *testing.T) {
 	}
 }
 
-// Two SERIALIZABLE transactions that have nothing to do with each other: what capture reads must not make a conflict of them.
+// TestHost_serializable checks that capture's reads cause no conflict between two unrelated
+// SERIALIZABLE transactions.
 func TestHost_serializable(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	batches := h.prepare(1000) // far enough from each other in River's own index
+	batches := h.prepare(1000) // far apart in River's index
 	h.exec(h.admin, "ANALYZE river_job")
 	h.exec(h.admin, "DELETE FROM dlq.entry_jobs WHERE job_id <> $1 AND job_id <> $2", batches[1].ids[redelivered], batches[999].ids[redelivered])
 	var txs []pgx.Tx
@@ -150,7 +154,8 @@ func TestHost_serializable(t *testing.T) {
 	}
 }
 
-// Capture works no longer than its limit and than half of the session's statement_timeout: what is left is the reconciler's.
+// TestHost_time checks that capture stops at its limit and at half of the session's
+// statement_timeout. The reconciler finds the rest.
 func TestHost_time(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -173,8 +178,8 @@ func TestHost_time(t *testing.T) {
 	require.NotZero(t, left(app, 2000, 1))
 	require.Len(t, app.warned(), 1)
 
-	// Half of the role's statement_timeout, where that is less. (A setting of the transaction says when a statement began, and until when
-	// capture may work on it.)
+	// Half of the session's statement_timeout applies if it is less. A setting of the transaction has
+	// the start of the statement and the time until which capture may work on it.
 	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 min')")
 	h.exec(h.admin, "INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('timed', '{}', 1, 'running')")
 	h.exec(app, "SET statement_timeout = '40s'")
@@ -187,10 +192,10 @@ func TestHost_time(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	h.exec(app, "RESET statement_timeout")
 
-	// One job that is too large, alone.
+	// A single job that is too large.
 	require.Equal(t, 1, left(app, 1, 12<<20))
 	require.Contains(t, app.warned()[0], "too large")
-	// It lies there compressed, and would be read.
+	// Its stored size is small because it is compressed; reading it would not be.
 	h.exec(app, `INSERT INTO river_job (kind, args, max_attempts, state, errors) VALUES ('log', '{}', 1, 'running', ARRAY[jsonb_build_object('attempt', 1, 'error', repeat('x y', 5000000))])`)
 	require.Less(t, h.count("SELECT pg_column_size(errors) FROM river_job WHERE kind = 'log'"), 1<<20)
 	h.exec(app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'log'")
@@ -200,7 +205,7 @@ func TestHost_time(t *testing.T) {
 	require.Zero(t, left(app, 1, 12<<20))
 	require.Empty(t, app.warned())
 
-	// One statement of the application's can be many of its function's.
+	// One statement of the application may run the trigger's function many times.
 	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 min')")
 	h.exec(h.admin, "INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'loop', '{}', 1, 'running' FROM generate_series(1, 300)")
 	h.exec(app, `DO $$ DECLARE v bigint; BEGIN FOR v IN SELECT id FROM river_job WHERE kind = 'loop' LOOP

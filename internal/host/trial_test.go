@@ -15,9 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The application works while everything around it is switched, locked, restored and purged at random. When it is quiet again, there is
-// a dead letter for each failure, and one only. DLQD_TRIAL is how long that goes on ("10m"; 5 seconds otherwise), DLQD_TRIAL_SEED
-// repeats the choices of an earlier run, though not its timing.
+// TestHost_trial runs the application while everything around it is switched, locked, restored and
+// purged at random. Afterwards there is exactly one dead letter for each failure. DLQD_TRIAL is the
+// duration ("10m"; default 5 s). DLQD_TRIAL_SEED repeats the choices of an earlier run, though not
+// its timing.
 func TestHost_trial(t *testing.T) {
 	t.Parallel()
 	length := 5 * time.Second
@@ -30,8 +31,8 @@ func TestHost_trial(t *testing.T) {
 	}
 	t.Logf("DLQD_TRIAL_SEED=%d", seed)
 	h := newHost(t)
-	// What has failed, ever: jobs are retried, restored and purged.
-	// taken says whether capture has taken the failure in: then an entry has it in the end, even if the job is deleted.
+	// failures records all failures, because jobs are retried, restored and purged. taken says whether
+	// capture recorded the failure: then it ends up in an entry, even if the job is deleted.
 	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz, attempt integer, taken boolean);
 		CREATE FUNCTION record_failure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 		BEGIN
@@ -57,7 +58,8 @@ func TestHost_trial(t *testing.T) {
 		})
 	}
 
-	// The application: what it runs must not fail. A lock on River's own table, as a restore takes, it waits for.
+	// The application's statements must not fail. They wait for locks on River's own table, as a
+	// restore takes.
 	var restoring sync.RWMutex
 	for n := range uint64(3) {
 		conn, err := pgx.Connect(t.Context(), h.App)
@@ -93,7 +95,7 @@ func TestHost_trial(t *testing.T) {
 			case 2:
 				must(end, mine)
 				must("ROLLBACK")
-			case 3: // in River UI: JobRetry, and JobDelete
+			case 3: // as River UI does: JobRetry and JobDelete
 				must("COMMIT")
 				must(`UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), metadata = metadata - 'cancel_attempted_at',
 						max_attempts = CASE WHEN attempt = max_attempts THEN max_attempts + 1 ELSE max_attempts END
@@ -108,8 +110,8 @@ func TestHost_trial(t *testing.T) {
 		})
 	}
 
-	// dlqd, and its people.
-	try := func(pool *pgxpool.Pool, sql string) { // may meet a lock, a move that is not allowed, a row that moves
+	// dlqd and its operators.
+	try := func(pool *pgxpool.Pool, sql string) { // may fail by a lock, a move that is not allowed or a concurrent change
 		if _, err := pool.Exec(t.Context(), sql); err != nil && os.Getenv("DLQD_TRIAL_VERBOSE") != "" {
 			t.Logf("%s: %v", sql, err)
 		}
@@ -122,7 +124,8 @@ func TestHost_trial(t *testing.T) {
 		try(h.dlqd, fmt.Sprintf("SELECT dlq.reconcile(p_whole => %t)", random.IntN(5) == 0))
 		time.Sleep(50 * time.Millisecond)
 	})
-	// Eight operators, and the worker that redelivers by itself. Each has a say of all entries: they meet.
+	// Eight operators, and the worker's automatic redelivery. Each acts on any entry, so that they
+	// collide.
 	choose := func(statuses string, n int) string {
 		return fmt.Sprintf("ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND status IN (%s) ORDER BY random() LIMIT %d)", statuses, n)
 	}
@@ -169,7 +172,7 @@ func TestHost_trial(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		})
 	}
-	// What redeliveries run into.
+	// Redelivered jobs complete or fail.
 	actor(120, func(random *rand.Rand) {
 		restoring.RLock()
 		defer restoring.RUnlock()
@@ -178,13 +181,13 @@ func TestHost_trial(t *testing.T) {
 			WHERE id IN (SELECT id FROM river_job WHERE state = 'available' AND metadata ? 'dlq:entry_id' AND kind LIKE 'app%%' AND max_attempts = 1 LIMIT 10 FOR UPDATE SKIP LOCKED)`, random.IntN(3)))
 		time.Sleep(20 * time.Millisecond)
 	})
-	// Sessions of dlqd's and of operators' end in the middle.
+	// Sessions of dlqd and of operators end in the middle of a transaction.
 	actor(121, func(random *rand.Rand) {
 		try(h.admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND usename = '"+h.DLQDRole+"' AND state <> 'idle' ORDER BY random() LIMIT 1")
 		time.Sleep(time.Duration(50+random.IntN(200)) * time.Millisecond)
 	})
 
-	// And everything that goes wrong.
+	// Faults.
 	lock := func(random *rand.Rand, table, mode string) {
 		tx, err := h.admin.Begin(t.Context())
 		if err != nil {
@@ -219,7 +222,7 @@ func TestHost_trial(t *testing.T) {
 			_, _ = conn.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || '{}'::jsonb WHERE id IN (SELECT id FROM river_job WHERE state IN ('running', 'available') AND kind LIKE 'app%' LIMIT 3 FOR UPDATE SKIP LOCKED)")
 			restoring.RUnlock()
 			_ = conn.Close(t.Context())
-		case 4: // a restore of what there was, less the latest jobs, whose ids come again
+		case 4: // a restore without the latest jobs, whose ids are used again
 			restoring.Lock()
 			try(h.admin, `BEGIN; LOCK TABLE river_job; SET LOCAL session_replication_role = replica;
 				CREATE TEMP TABLE backup ON COMMIT DROP AS SELECT * FROM river_job ORDER BY id LIMIT (SELECT greatest(count(*) - 20, 0) FROM river_job);
@@ -254,15 +257,16 @@ func TestHost_trial(t *testing.T) {
 	require.Empty(t, h.strings(`SELECT e.captured_by || ' ' || e.id || ' ' || e.river_job_id || ' ' || e.status FROM dlq.dead_letter_queue e
 		WHERE NOT EXISTS (SELECT FROM failures f WHERE f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at AND dlq.entry_id(f.job_id, f.at) = e.id)`), "dead letters without a failure")
 
-	// All is closed by a person: nothing is found again.
+	// All entries are discarded: the reconciler finds none of them again.
 	h.exec(h.dlqd, "SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')), 'kim')")
 	before := h.count("SELECT count(*) FROM dlq.dead_letter_queue")
 	h.reconcile()
 	require.Equal(t, before, h.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// takenOnce holds the audit trail, which outlasts entries and jobs, against what has failed (table failures): what capture had is in an
-// entry, nothing is in two, and what a person closed is not redelivered before a person, or a newer failure, says so.
+// takenOnce compares the audit trail, which outlives entries and jobs, with table failures. Each
+// failure that capture recorded is in exactly one entry. An entry that was closed by an operator is
+// not redelivered before an operator or a newer failure reopens it.
 func (h *host) takenOnce() {
 	h.Helper()
 	h.exec(h.admin, `CREATE TABLE taken AS

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Partitions that are missing, stand apart, or hold what is not theirs.
+// TestHost_partitions removes or detaches partitions, or gives them unexpected rows.
 func TestHost_partitions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -18,18 +18,19 @@ func TestHost_partitions(t *testing.T) {
 		SELECT format(f, i.inhparent::regclass, c.oid::regclass) FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid,
 			unnest(ARRAY['ALTER TABLE %s DETACH PARTITION %s', 'DROP TABLE %2$s CASCADE']) f
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p')`),
-		// None but the inbox; all but the inbox.
+		// No partition but the inbox; all but the inbox.
 		"DROP TABLE dlq.dead_letter_open, dlq.dead_letter_resolved, dlq.dead_letter_failed, dlq.dead_letter_archived CASCADE",
 		"DO $$ DECLARE p regclass; BEGIN FOR p IN SELECT inhrelid FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_transitions'::regclass LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$",
-		// Another leaf in the inbox's place, which stands apart; the inbox as the default one.
+		// Another partition in place of the inbox, which is detached; the inbox as the default partition.
 		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; CREATE TABLE dlq.another PARTITION OF dlq.dead_letter_queue FOR VALUES IN ('inbox')",
 		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; ALTER TABLE dlq.dead_letter_queue ATTACH PARTITION dlq.dead_letter_inbox DEFAULT",
-		// Default partitions with what the month to come is made for.
+		// Default partitions with rows of the months for which partitions are to be created.
 		"INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) SELECT now() + m * interval '1 month', gen_random_uuid(), 'dlq_pending', 'x', 'x', 'x' FROM generate_series(1, 100) m",
 	))
 }
 
-// Rights and row level security, of dlqd's role and of the application's, on both sides.
+// TestHost_rights changes privileges and row level security of dlqd's role and the application's,
+// on both schemas.
 func TestHost_rights(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -52,7 +53,8 @@ func TestHost_rights(t *testing.T) {
 	})
 }
 
-// Limits that the application's sessions have, while what capture needs is held.
+// TestHost_timeouts sets timeouts in the application's session while another session locks the
+// tables that capture needs.
 func TestHost_timeouts(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -80,7 +82,8 @@ func TestHost_timeouts(t *testing.T) {
 	h.exact()
 }
 
-// What one statement of a transaction met says nothing of the next one: that looks, and captures, anew.
+// TestHost_EachStatementOfATransactionCapturesAnew checks that a skip in one statement of a
+// transaction does not affect the next one.
 func TestHost_EachStatementOfATransactionCapturesAnew(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -107,7 +110,8 @@ func TestHost_EachStatementOfATransactionCapturesAnew(t *testing.T) {
 	h.exact()
 }
 
-// A prepared transaction with failures is nobody's to wait for, and what it holds comes once, whatever has looked meanwhile.
+// TestHost_preparedWhileReconciling checks that the reconciler does not wait for a prepared
+// transaction with failures, and that each failure is filed once after its commit.
 func TestHost_preparedWhileReconciling(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -118,9 +122,9 @@ func TestHost_preparedWhileReconciling(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, complete(t.Context(), riverpgxv5.New(nil).UnwrapExecutor(tx), batches[i]))
 		h.exec(tx, fmt.Sprintf("PREPARE TRANSACTION '%s_%d'", h.DLQDRole, i))
-		_ = tx.Rollback(t.Context()) // only pgx does not know
+		_ = tx.Rollback(t.Context()) // tells pgx that the transaction has ended
 	}
-	const entries = "SELECT count(*) FROM dlq.dead_letter_queue WHERE kind <> 'retried'" // (those had failed before)
+	const entries = "SELECT count(*) FROM dlq.dead_letter_queue WHERE kind <> 'retried'" // retried jobs had failed before
 	h.reconcile()
 	require.Zero(t, h.count(entries))
 	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_0'", h.DLQDRole))
@@ -136,12 +140,12 @@ func TestHost_preparedWhileReconciling(t *testing.T) {
 
 const (
 	alterRoot, alterInbox = "ALTER TABLE dlq.dead_letter_queue ", "ALTER TABLE dlq.dead_letter_inbox "
-	// (A statement each: a fact without an entry comes into the inbox as it is applied.)
+	// Two statements: apply_facts puts facts without an entry into the inbox, and file empties it.
 	empty  = "SELECT dlq.apply_facts(); SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox)); DELETE FROM dlq.job_facts; "
 	refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$; "
 )
 
-// What somebody adds to the tables that capture appends to, and refuses its rows.
+// TestHost_constraints adds constraints, triggers and rules that reject capture's rows.
 func TestHost_constraints(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -152,12 +156,13 @@ func TestHost_constraints(t *testing.T) {
 		refuse + "CREATE TRIGGER refused AFTER INSERT ON dlq.job_facts FOR EACH ROW EXECUTE FUNCTION refuse()",
 		refuse + "CREATE TRIGGER refused BEFORE INSERT ON dlq.dead_letter_inbox FOR EACH STATEMENT EXECUTE FUNCTION refuse()",
 		"CREATE RULE refused AS ON INSERT TO dlq.dead_letter_inbox DO ALSO SELECT 1 / 0",
-		// The inbox with other bounds.
+		// The inbox with other partition bounds.
 		empty + alterRoot + "DETACH PARTITION dlq.dead_letter_archived; " + alterRoot + "DETACH PARTITION dlq.dead_letter_inbox; " + alterRoot + "ATTACH PARTITION dlq.dead_letter_inbox FOR VALUES IN ('archived')",
 	})
 }
 
-// What docs/host.md says is not caught: the application's statement fails with that error, and capture's switch is the way out.
+// TestHost_uncaught covers what docs/host.md lists as not caught: the application's statement fails
+// with that error until capture is switched off.
 func TestHost_uncaught(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
