@@ -24,7 +24,8 @@ type EndOldSessionsParams struct {
 	Instead []byte
 }
 
-// What somebody who signs in has too many of, and what the same browser had before.
+// EndOldSessions deletes the oldest sessions of a user beyond @keep, and the session that the same
+// browser had before.
 func (q *Queries) EndOldSessions(ctx context.Context, arg EndOldSessionsParams) error {
 	_, err := q.db.Exec(ctx, EndOldSessions, arg.Name, arg.Keep, arg.Instead)
 	return err
@@ -41,7 +42,7 @@ type EndSessionsParams struct {
 	Name string
 }
 
-// One, all of somebody, or one of somebody.
+// EndSessions deletes one session, all sessions of a user, or one session of a user.
 func (q *Queries) EndSessions(ctx context.Context, arg EndSessionsParams) ([]string, error) {
 	rows, err := q.db.Query(ctx, EndSessions, arg.ID, arg.Name)
 	if err != nil {
@@ -99,7 +100,8 @@ type FindSessionRow struct {
 	Touch     bool
 }
 
-// By what the cookie holds, or held before; or by its id. A session by a token lasts no longer than the token.
+// FindSession finds a session by the hash of its cookie, current or previous, or by its id. A
+// session from a token lasts no longer than the token.
 func (q *Queries) FindSession(ctx context.Context, arg FindSessionParams) (FindSessionRow, error) {
 	row := q.db.QueryRow(ctx, FindSession,
 		arg.Hash,
@@ -285,7 +287,8 @@ type RotateSessionParams struct {
 	ArriveWithin time.Duration
 }
 
-// By one request of those that come at a time. Where the last change never arrived, the browser shows what it had before.
+// RotateSession changes the hash of a session; of concurrent requests one succeeds. If the last new
+// cookie never arrived, the browser sends the previous one, which is accepted then.
 func (q *Queries) RotateSession(ctx context.Context, arg RotateSessionParams) (int64, error) {
 	result, err := q.db.Exec(ctx, RotateSession,
 		arg.NewHash,
@@ -431,7 +434,8 @@ type TouchSessionParams struct {
 	ID           uuid.UUID
 }
 
-// Nobody waits for it. Once the browser shows that it has what the cookie was changed to, what it held before is good for a little while.
+// TouchSession records the use of a session without waiting for a locked row. Once the browser
+// sends the current cookie, the previous one expires after @keep_previous.
 func (q *Queries) TouchSession(ctx context.Context, arg TouchSessionParams) error {
 	_, err := q.db.Exec(ctx, TouchSession, arg.Hash, arg.KeepPrevious, arg.ID)
 	return err
@@ -442,7 +446,8 @@ UPDATE dlq.tokens t SET used_at = now()
 WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = $1 AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED)
 `
 
-// At most once a minute, by whichever process is first. Nobody waits for it.
+// TouchToken records the use of a token, at most once a minute over all processes. It skips a
+// locked row instead of waiting for it.
 func (q *Queries) TouchToken(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, TouchToken, id)
 	return err

@@ -14,7 +14,7 @@ const AsOf = `-- name: AsOf :one
 SELECT at FROM dlq.rollup_state
 `
 
-// When the rollups were last brought up to date.
+// AsOf returns when the rollups were last refreshed.
 func (q *Queries) AsOf(ctx context.Context) (time.Time, error) {
 	row := q.db.QueryRow(ctx, AsOf)
 	var at time.Time
@@ -49,7 +49,9 @@ type MovesLastDayRow struct {
 	Archived    int64
 }
 
-// Moves of the last 24 hours, exact: the rollup, and the moves that it does not count yet; in a scope, which may be of kinds, from the trail.
+// MovesLastDay counts the moves of the last 24 hours exactly: the rollup, and the moves that it
+// does not count yet. If the caller has a scope, which may limit kinds, the moves come from the
+// audit trail.
 func (q *Queries) MovesLastDay(ctx context.Context) (MovesLastDayRow, error) {
 	row := q.db.QueryRow(ctx, MovesLastDay)
 	var i MovesLastDayRow
@@ -67,7 +69,7 @@ const RefreshRollups = `-- name: RefreshRollups :one
 SELECT (dlq.refresh_rollups() IS NOT NULL)::boolean AS refreshed
 `
 
-// Whether it did: false while another process is at it.
+// RefreshRollups returns whether it refreshed the rollups: false if another process is doing so.
 func (q *Queries) RefreshRollups(ctx context.Context) (bool, error) {
 	row := q.db.QueryRow(ctx, RefreshRollups)
 	var refreshed bool

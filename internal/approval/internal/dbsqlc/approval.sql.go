@@ -50,7 +50,8 @@ type ApprovalsRow struct {
 	EndedAt     *time.Time
 }
 
-// The one with an id, or of one state, or all; the latest first. What the policy masks is masked.
+// Approvals returns requests, the latest first: the one with an id, those in a state, or all. What
+// the policy masks is masked.
 func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]ApprovalsRow, error) {
 	rows, err := q.db.Query(ctx, Approvals, arg.ID, arg.State, arg.Most)
 	if err != nil {
@@ -155,7 +156,7 @@ type HoldParams struct {
 	ID     uuid.UUID
 }
 
-// The process that carries it out goes on.
+// Hold extends the time for which a request is reserved for the process that carries it out.
 func (q *Queries) Hold(ctx context.Context, arg HoldParams) error {
 	_, err := q.db.Exec(ctx, Hold, arg.During, arg.ID)
 	return err
@@ -180,7 +181,7 @@ const Release = `-- name: Release :exec
 UPDATE dlq.approvals SET taken_until = NULL WHERE id = $1 AND state = 'approved'
 `
 
-// Another process, or this one later, carries it out.
+// Release ends that time: another process, or this one later, carries the request out.
 func (q *Queries) Release(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, Release, id)
 	return err
@@ -230,7 +231,7 @@ type TakeRow struct {
 	DecidedBy string
 }
 
-// What is to be carried out next, if anything.
+// Take takes the next approved request to carry out, if there is one.
 func (q *Queries) Take(ctx context.Context, during time.Duration) ([]TakeRow, error) {
 	rows, err := q.db.Query(ctx, Take, during)
 	if err != nil {

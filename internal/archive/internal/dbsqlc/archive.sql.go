@@ -30,7 +30,8 @@ type TakeDutyParams struct {
 	During time.Duration
 }
 
-// True, and from then on for a time no other process keeps retention or erases from archives. Also to keep it for longer.
+// TakeDuty reserves retention and erasure from archives for one process for a time, or extends the
+// reservation. It returns false if another process has it.
 func (q *Queries) TakeDuty(ctx context.Context, arg TakeDutyParams) (bool, error) {
 	row := q.db.QueryRow(ctx, TakeDuty, arg.Holder, arg.During)
 	var taken bool

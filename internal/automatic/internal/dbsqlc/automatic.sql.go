@@ -71,7 +71,8 @@ type AutomaticStopRow struct {
 	ByPerson bool
 }
 
-// What stops all automatic redelivery, since when; no row where nothing does. That the database was restored comes first.
+// AutomaticStop returns what stops all automatic redelivery, and since when; no row if nothing
+// does. A restore of the database comes first.
 func (q *Queries) AutomaticStop(ctx context.Context) (AutomaticStopRow, error) {
 	row := q.db.QueryRow(ctx, AutomaticStop)
 	var i AutomaticStopRow
@@ -104,7 +105,9 @@ type AutomaticSwitchesRow struct {
 	Note     *string
 }
 
-// What people switched, and whose River this is: a row at least. (By an index: a worker's transaction forbids other scans.)
+// AutomaticSwitches returns the switches that operators have set, and whether River belongs to an
+// application: at least one row. The condition on scope is there for the index, because a worker's
+// transaction disables sequential scans.
 func (q *Queries) AutomaticSwitches(ctx context.Context) ([]AutomaticSwitchesRow, error) {
 	rows, err := q.db.Query(ctx, AutomaticSwitches)
 	if err != nil {
@@ -145,7 +148,7 @@ type CheckAutomaticParams struct {
 	Include []string
 }
 
-// Refuses a switch that cannot be.
+// CheckAutomatic raises DLQ04 for an invalid switch.
 func (q *Queries) CheckAutomatic(ctx context.Context, arg CheckAutomaticParams) error {
 	_, err := q.db.Exec(ctx, CheckAutomatic,
 		arg.Scope,
@@ -173,7 +176,7 @@ type CountObservedRow struct {
 	Due        int64
 }
 
-// Observed entries by group, and how many of them would go at once.
+// CountObserved counts observed entries by group, and those of them that would be sent at once.
 func (q *Queries) CountObserved(ctx context.Context) ([]CountObservedRow, error) {
 	rows, err := q.db.Query(ctx, CountObserved)
 	if err != nil {
@@ -232,7 +235,8 @@ type CountReservedRow struct {
 	Entries       int64
 }
 
-// Entries that are a person's although their class is not, by group and by what keeps them.
+// CountReserved counts entries that need manual handling although their class does not, by group
+// and reason.
 func (q *Queries) CountReserved(ctx context.Context) ([]CountReservedRow, error) {
 	rows, err := q.db.Query(ctx, CountReserved)
 	if err != nil {
@@ -266,7 +270,7 @@ INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', $1::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
 `
 
-// Tells people who look by SQL what the policy says.
+// PublishAutomatic publishes the policy's switches of automatic redelivery for users of SQL.
 func (q *Queries) PublishAutomatic(ctx context.Context, value string) error {
 	_, err := q.db.Exec(ctx, PublishAutomatic, value)
 	return err
@@ -354,8 +358,9 @@ const TryLockAutomatic = `-- name: TryLockAutomatic :one
 SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS locked
 `
 
-// Held by every transaction that redelivers by itself, from before it reads the switches until it commits: a change of a
-// switch waits for it. False: a change is being made.
+// TryLockAutomatic takes the lock that every transaction that redelivers automatically holds, from
+// before it reads the switches until it commits. A change of a switch waits for this lock. It
+// returns false while a switch is being changed.
 func (q *Queries) TryLockAutomatic(ctx context.Context) (bool, error) {
 	row := q.db.QueryRow(ctx, TryLockAutomatic)
 	var locked bool

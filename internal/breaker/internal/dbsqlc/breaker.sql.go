@@ -32,7 +32,7 @@ type BreakersRow struct {
 	ChangedBy       string
 }
 
-// Every breaker that has ever opened.
+// Breakers returns every breaker that has ever opened.
 func (q *Queries) Breakers(ctx context.Context) ([]BreakersRow, error) {
 	rows, err := q.db.Query(ctx, Breakers)
 	if err != nil {
@@ -88,7 +88,7 @@ const LockQueueBreaker = `-- name: LockQueueBreaker :one
 SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.queue_breaker ' || $1::text, 0)) AS locked
 `
 
-// One process at a time looks at the breaker of a River queue.
+// LockQueueBreaker lets one process at a time evaluate the breaker of a River queue.
 func (q *Queries) LockQueueBreaker(ctx context.Context, name string) (bool, error) {
 	row := q.db.QueryRow(ctx, LockQueueBreaker, name)
 	var locked bool
@@ -129,7 +129,7 @@ const PausedQueues = `-- name: PausedQueues :many
 SELECT name FROM dlq.circuit_breakers WHERE paused
 `
 
-// Breakers that have paused their River queue.
+// PausedQueues returns the breakers that have paused their River queue.
 func (q *Queries) PausedQueues(ctx context.Context) ([]string, error) {
 	rows, err := q.db.Query(ctx, PausedQueues)
 	if err != nil {
@@ -198,9 +198,9 @@ type QueueOutcomesRow struct {
 	Running   int64
 }
 
-// How the jobs of a River queue have ended since @since, and how many run that began after @running_since; each up to
-// ten thousand.
-// (A job that dlqd completed itself, since another had done its work, says nothing of the queue.)
+// QueueOutcomes counts how the jobs of a River queue have ended since @since, and how many run that
+// began after @running_since; each count stops at 10,000. Jobs that dlqd completed because another
+// job had done their work are not counted: they say nothing about the queue.
 func (q *Queries) QueueOutcomes(ctx context.Context, arg QueueOutcomesParams) (QueueOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, QueueOutcomes, arg.Since, arg.Queue, arg.RunningSince)
 	var i QueueOutcomesRow

@@ -37,7 +37,7 @@ type ActWhereRow struct {
 	Operation uuid.UUID
 }
 
-// One thing done to a batch of the entries that a filter chooses.
+// ActWhere applies an action to a batch of the entries that a filter chooses.
 func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow, error) {
 	row := q.db.QueryRow(ctx, ActWhere,
 		arg.Action,
@@ -92,9 +92,10 @@ type BacklogRow struct {
 	More       bool
 }
 
-// Open entries of the scope, by status, queue and class: those that are filed from the index dead_letter_open_backlog alone, or, where there
-// are more than 20,000, from the rollups, which are a second or so old (ten at most); of the others 10,000 are counted, less those that are further
-// failures of an open entry. more: there are others.
+// Backlog counts the open entries in the caller's scope by status, queue and class. Without a
+// scope, filed entries are counted from the index dead_letter_open_backlog alone or, if there are
+// more than 20,000, from the rollups, which are about a second old, ten at most. Unfiled entries
+// that become entries of their own are counted up to 10,000; more is true if there are others.
 func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	rows, err := q.db.Query(ctx, Backlog)
 	if err != nil {
@@ -209,7 +210,8 @@ type CountUpToParams struct {
 	Most       int32
 }
 
-// How many entries a filter chooses, up to a number: those of a replay run, or all.
+// CountUpTo counts the entries that a filter chooses, or those of them that a replay run takes, up
+// to @most.
 func (q *Queries) CountUpTo(ctx context.Context, arg CountUpToParams) (int64, error) {
 	row := q.db.QueryRow(ctx, CountUpTo, arg.Replayable, arg.Filter, arg.Most)
 	var count int64
@@ -242,7 +244,7 @@ type EraseRowsRow struct {
 	Line string
 }
 
-// Of entries as the archive has them, those that a filter chooses, erased.
+// EraseRows returns those of the archived entries that a filter chooses, erased.
 func (q *Queries) EraseRows(ctx context.Context, arg EraseRowsParams) ([]EraseRowsRow, error) {
 	rows, err := q.db.Query(ctx, EraseRows, arg.Entries, arg.Filter)
 	if err != nil {
@@ -273,7 +275,7 @@ type EraseStepParams struct {
 	After   *uuid.UUID
 }
 
-// One batch of an erasure; the nil UUID where none is left.
+// EraseStep erases a batch; it returns the nil UUID if none is left.
 func (q *Queries) EraseStep(ctx context.Context, arg EraseStepParams) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, EraseStep, arg.Erasure, arg.Filter, arg.After)
 	var last uuid.UUID
@@ -285,7 +287,8 @@ const FileAll = `-- name: FileAll :one
 SELECT (r.done AND r.began_at >= $1::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r
 `
 
-// Whether all that had failed before then is filed.
+// FileAll scans a batch of the jobs that River keeps, and returns whether the scan is done and began
+// at @since or later: then all earlier failures are filed.
 func (q *Queries) FileAll(ctx context.Context, since time.Time) (bool, error) {
 	row := q.db.QueryRow(ctx, FileAll, since)
 	var done bool
@@ -302,7 +305,8 @@ type FilterBoundsRow struct {
 	Below uuid.UUID
 }
 
-// Between which ids what a filter chooses can be; the nil UUID for no bound.
+// FilterBounds returns the range of ids that a filter can choose: from first on, and less than
+// below. The nil UUID means no bound.
 func (q *Queries) FilterBounds(ctx context.Context, filter json.RawMessage) (FilterBoundsRow, error) {
 	row := q.db.QueryRow(ctx, FilterBounds, filter)
 	var i FilterBoundsRow
@@ -325,7 +329,7 @@ type FilterValuesRow struct {
 	Note  string
 }
 
-// Values with which a field of a filter may be completed.
+// FilterValues returns completions for the value of a filter's field.
 func (q *Queries) FilterValues(ctx context.Context, arg FilterValuesParams) ([]FilterValuesRow, error) {
 	rows, err := q.db.Query(ctx, FilterValues, arg.Field, arg.Prefix, arg.Most)
 	if err != nil {
@@ -375,7 +379,8 @@ type FinishErasureRow struct {
 	FinishedAt *time.Time
 }
 
-// What was left, since somebody held it, is still there: then it is not finished.
+// FinishErasure records the result of an erasure. The erasure is not finished while entries are
+// left that were locked or being redelivered (under_way).
 func (q *Queries) FinishErasure(ctx context.Context, arg FinishErasureParams) (FinishErasureRow, error) {
 	row := q.db.QueryRow(ctx, FinishErasure,
 		arg.Archived,
@@ -401,7 +406,8 @@ type MoveParams struct {
 	Operation uuid.UUID
 }
 
-// A person's move, as an operation: discard, resolve, park, unpark or reopen.
+// Move makes an operator's move of one entry, as an operation: discard, resolve, park, unpark or
+// reopen.
 func (q *Queries) Move(ctx context.Context, arg MoveParams) error {
 	_, err := q.db.Exec(ctx, Move,
 		arg.Verb,
@@ -417,7 +423,7 @@ const NewID = `-- name: NewID :one
 SELECT dlq.uuid_v7()::uuid AS id
 `
 
-// An id greater than that of every entry that is there.
+// NewID returns an id greater than that of every existing entry.
 func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, NewID)
 	var id uuid.UUID
@@ -564,7 +570,8 @@ type ProtectParams struct {
 	Masked  json.RawMessage
 }
 
-// Hides columns from the role dlq_reader, and what is masked from everybody, if that is otherwise now.
+// Protect hides columns from the role dlq_reader, and masked values from every role but dlqd's, if
+// the settings have changed.
 func (q *Queries) Protect(ctx context.Context, arg ProtectParams) error {
 	_, err := q.db.Exec(ctx, Protect, arg.Columns, arg.Masked)
 	return err
@@ -580,7 +587,8 @@ type PublishPolicyParams struct {
 	Actor     string
 }
 
-// Tells the database which policy is in force, for what people do by SQL, and what of that needs a second person.
+// PublishPolicy publishes the version of the policy in force and the operations that need approval,
+// for operators who use SQL.
 func (q *Queries) PublishPolicy(ctx context.Context, arg PublishPolicyParams) error {
 	_, err := q.db.Exec(ctx, PublishPolicy, arg.Version, arg.Approvals, arg.Actor)
 	return err
@@ -618,7 +626,8 @@ type RecordExportParams struct {
 	Filter json.RawMessage
 }
 
-// What is masked is about to leave: who took it, why, which entries, and how many they are now.
+// RecordExport records an export of masked values: the actor, the reason, the filter, and how many
+// entries it chooses now.
 func (q *Queries) RecordExport(ctx context.Context, arg RecordExportParams) error {
 	_, err := q.db.Exec(ctx, RecordExport, arg.Actor, arg.Note, arg.Filter)
 	return err
@@ -657,7 +666,8 @@ type RedeliverRow struct {
 	JobID   int64
 }
 
-// Jobs of entries that the transaction has claimed; or why one got none.
+// Redeliver makes jobs for entries that the transaction has claimed, or returns why an entry got
+// none.
 func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]RedeliverRow, error) {
 	rows, err := q.db.Query(ctx, Redeliver,
 		arg.Ids,
@@ -782,7 +792,7 @@ type UndoRow struct {
 	LastID  int64
 }
 
-// A batch of an operation, put back.
+// Undo undoes a batch of an operation.
 func (q *Queries) Undo(ctx context.Context, arg UndoParams) (UndoRow, error) {
 	row := q.db.QueryRow(ctx, Undo,
 		arg.Operation,

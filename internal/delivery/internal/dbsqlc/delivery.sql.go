@@ -23,7 +23,8 @@ type AttemptRunsParams struct {
 	Attempt   int32
 }
 
-// Whether an attempt at a job still runs, as far as River knows: another process may have put the job back.
+// AttemptRuns returns whether an attempt at a job still runs, as far as River knows: another
+// process may have released the job.
 func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool, error) {
 	row := q.db.QueryRow(ctx, AttemptRuns, arg.Job, arg.CreatedAt, arg.Attempt)
 	var runs bool
@@ -82,7 +83,7 @@ type LiveJobsRow struct {
 	Held  int64
 }
 
-// Jobs that have not ended, by queue and state; and how many of them are held.
+// LiveJobs counts jobs that have not ended, by queue and state, and how many of them are held.
 func (q *Queries) LiveJobs(ctx context.Context) ([]LiveJobsRow, error) {
 	rows, err := q.db.Query(ctx, LiveJobs)
 	if err != nil {
@@ -126,7 +127,8 @@ type LockAttemptsParams struct {
 	Attempts []int32
 }
 
-// Locks jobs that a client runs, and returns those of which the given attempt does; an attempt of 0 is any.
+// LockAttempts locks the given jobs that a client runs, and returns those that are at the given
+// attempt. Attempt 0 matches any.
 func (q *Queries) LockAttempts(ctx context.Context, arg LockAttemptsParams) ([]int64, error) {
 	rows, err := q.db.Query(ctx, LockAttempts, arg.Jobs, arg.Client, arg.Attempts)
 	if err != nil {

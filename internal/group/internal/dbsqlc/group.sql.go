@@ -75,9 +75,9 @@ type FormerEntriesRow struct {
 	LastFailedAt    time.Time
 }
 
-// Open entries of groups of an earlier grouping method, in the order of the index
-// dead_letter_open_by_former_method, with the columns that filing makes a fingerprint of (ClaimDue
-// in worker.sql).
+// FormerEntries returns open entries of groups of an earlier grouping method, in the order of the
+// index dead_letter_open_by_former_method, with the columns that filing makes a fingerprint of
+// (ClaimDue in worker.sql).
 func (q *Queries) FormerEntries(ctx context.Context, arg FormerEntriesParams) ([]FormerEntriesRow, error) {
 	rows, err := q.db.Query(ctx, FormerEntries, arg.AfterGroup, arg.AfterID, arg.Most)
 	if err != nil {
@@ -133,7 +133,7 @@ type FormerGroupsRow struct {
 	Marked      bool
 }
 
-// Groups of an earlier grouping method of which no alias is known.
+// FormerGroups returns groups of an earlier grouping method that have no known alias.
 func (q *Queries) FormerGroups(ctx context.Context, arg FormerGroupsParams) ([]FormerGroupsRow, error) {
 	rows, err := q.db.Query(ctx, FormerGroups,
 		arg.AfterQueue,
@@ -168,7 +168,7 @@ type GroupNamesParams struct {
 	Fingerprint string
 }
 
-// All fingerprints under which a group's entries are found.
+// GroupNames returns all fingerprints under which a group's entries are found.
 func (q *Queries) GroupNames(ctx context.Context, arg GroupNamesParams) ([]string, error) {
 	row := q.db.QueryRow(ctx, GroupNames, arg.Queue, arg.Fingerprint)
 	var names []string
@@ -242,8 +242,8 @@ type LastOfGroupsRow struct {
 	LastFailedAt    time.Time
 }
 
-// The last entries of some groups, in any state: most of each group. The columns are those of
-// FormerEntries.
+// LastOfGroups returns the last entries of some groups, in any state, up to most for each group.
+// The columns are those of FormerEntries.
 func (q *Queries) LastOfGroups(ctx context.Context, arg LastOfGroupsParams) ([]LastOfGroupsRow, error) {
 	rows, err := q.db.Query(ctx, LastOfGroups, arg.Queues, arg.Fingerprints, arg.Mosts)
 	if err != nil {
@@ -296,8 +296,8 @@ type MarksRow struct {
 	Fixed       bool
 }
 
-// What people have said of some groups, each a queue and a fingerprint. (A group that was just
-// inherited may have no counts yet.)
+// Marks returns what operators have set for some groups, each a queue and a fingerprint. A group
+// that has just inherited its marks may have no counts yet.
 func (q *Queries) Marks(ctx context.Context, arg MarksParams) ([]MarksRow, error) {
 	rows, err := q.db.Query(ctx, Marks, arg.Queues, arg.Fingerprints)
 	if err != nil {
@@ -344,7 +344,8 @@ type OneGroupParams struct {
 	Fingerprint string
 }
 
-// The fingerprint of a group, of which the beginning will do.
+// OneGroup returns the fingerprint of the group with this fingerprint, or with one that begins with
+// it.
 func (q *Queries) OneGroup(ctx context.Context, arg OneGroupParams) (string, error) {
 	row := q.db.QueryRow(ctx, OneGroup, arg.Queue, arg.Fingerprint)
 	var fingerprint string

@@ -22,7 +22,7 @@ type EntriesByEventRow struct {
 	Status string
 }
 
-// A message's dead letters, newest first.
+// EntriesByEvent returns a message's dead letters, newest first.
 func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]EntriesByEventRow, error) {
 	rows, err := q.db.Query(ctx, EntriesByEvent, eventID)
 	if err != nil {
@@ -57,7 +57,8 @@ type EntrySameContentRow struct {
 	Same       bool
 }
 
-// Whether a dead letter's message equals the given one, as jsonb: how a payload was written is not looked at.
+// EntrySameContent returns whether a dead letter's message equals the given one as jsonb: the
+// payload's formatting is ignored.
 func (q *Queries) EntrySameContent(ctx context.Context, arg EntrySameContentParams) (EntrySameContentRow, error) {
 	row := q.db.QueryRow(ctx, EntrySameContent, arg.Args, arg.ID)
 	var i EntrySameContentRow
@@ -79,7 +80,7 @@ type InsertOrderedParams struct {
 	CreatedAts []time.Time
 }
 
-// Places in the order of the arrays.
+// InsertOrdered assigns places in the order of the arrays.
 func (q *Queries) InsertOrdered(ctx context.Context, arg InsertOrderedParams) error {
 	_, err := q.db.Exec(ctx, InsertOrdered,
 		arg.Queues,
@@ -106,7 +107,8 @@ type JobsSameContentRow struct {
 	Same bool
 }
 
-// Whether the args of each job equal the given ones, as jsonb: how a payload was written is not looked at.
+// JobsSameContent returns whether the args of each job equal the given ones as jsonb: a payload's
+// formatting is ignored.
 func (q *Queries) JobsSameContent(ctx context.Context, arg JobsSameContentParams) ([]JobsSameContentRow, error) {
 	rows, err := q.db.Query(ctx, JobsSameContent, arg.Ids, arg.Args)
 	if err != nil {
@@ -146,7 +148,7 @@ type MessageJobRow struct {
 	Metadata    json.RawMessage
 }
 
-// The job of a message, by River's unique key. same: whether its content is that of args.
+// MessageJob returns the job of a message, by River's unique key.
 func (q *Queries) MessageJob(ctx context.Context, uniqueKey []byte) (MessageJobRow, error) {
 	row := q.db.QueryRow(ctx, MessageJob, uniqueKey)
 	var i MessageJobRow
@@ -178,8 +180,9 @@ type OpenEventsRow struct {
 	Status  string
 }
 
-// Which of these messages have an open dead letter. While an entry is in the inbox, its job is still there and says so by its
-// unique key; the inbox, which has no index for this, is asked only once something is in it for so long that River may have deleted jobs.
+// OpenEvents returns the open dead letters of these messages. While an entry is in the inbox, its
+// job usually still exists, and its unique key shows that. The inbox has no index for this query,
+// so it is read only if it has an entry older than 12 hours, whose job River may have deleted.
 func (q *Queries) OpenEvents(ctx context.Context, eventIds []string) ([]OpenEventsRow, error) {
 	rows, err := q.db.Query(ctx, OpenEvents, eventIds)
 	if err != nil {

@@ -20,7 +20,7 @@ type AgesRow struct {
 	Rollups time.Duration
 }
 
-// How old the sample and the rollups are; 0 where there are none yet.
+// Ages returns how old the sample and the rollups are; 0 if there are none yet.
 func (q *Queries) Ages(ctx context.Context) (AgesRow, error) {
 	row := q.db.QueryRow(ctx, Ages)
 	var i AgesRow
@@ -178,7 +178,7 @@ type ObservedRow struct {
 	Entries int64
 }
 
-// Pending entries that are not redelivered by themselves, 10,000 of a queue.
+// Observed counts observed entries, up to 10,000 of each queue.
 func (q *Queries) Observed(ctx context.Context) ([]ObservedRow, error) {
 	rows, err := q.db.Query(ctx, Observed)
 	if err != nil {
@@ -210,7 +210,8 @@ type OldestOpenRow struct {
 	Since time.Time
 }
 
-// Since when the oldest open entry of each queue is there: a look into an index for each.
+// OldestOpen returns the time of the oldest open entry of each queue, with one index probe for
+// each.
 func (q *Queries) OldestOpen(ctx context.Context) ([]OldestOpenRow, error) {
 	rows, err := q.db.Query(ctx, OldestOpen)
 	if err != nil {
@@ -235,7 +236,8 @@ const OpenEntries = `-- name: OpenEntries :many
 SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup_backlog b WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class
 `
 
-// Open entries that are filed, from the rollup: exact as of its last refresh, however many there are.
+// OpenEntries returns filed open entries from the rollup: exact as of its last refresh, at the same
+// cost for any backlog.
 func (q *Queries) OpenEntries(ctx context.Context) ([]DlqRollupBacklog, error) {
 	rows, err := q.db.Query(ctx, OpenEntries)
 	if err != nil {
@@ -338,8 +340,9 @@ type ReadSampleRow struct {
 	Now      time.Time
 }
 
-// All that a scrape asks the database: one row, whatever the backlog; and of that one the sample only where it is not the one of known_at,
-// which the process has already. Where there is none (yet, or after a crash), the known one is still the last.
+// ReadSample is the only query of a scrape: it reads one row, however large the backlog is. It
+// returns the sample only if it is not the one of known_at, which the process has already. If there
+// is no sample (yet, or after a crash), the known one remains the last.
 func (q *Queries) ReadSample(ctx context.Context, knownAt time.Time) (ReadSampleRow, error) {
 	row := q.db.QueryRow(ctx, ReadSample, knownAt)
 	var i ReadSampleRow
@@ -410,7 +413,8 @@ type RiverJobsRow struct {
 	Jobs  int64
 }
 
-// River's jobs of some queues by state, each counted up to a limit, from the index that River fetches by.
+// RiverJobs counts River's jobs of some queues by state, each up to a limit, from the index that
+// River fetches by.
 func (q *Queries) RiverJobs(ctx context.Context, arg RiverJobsParams) ([]RiverJobsRow, error) {
 	rows, err := q.db.Query(ctx, RiverJobs, arg.Queues, arg.Most)
 	if err != nil {
@@ -444,7 +448,8 @@ type RiverLatencyRow struct {
 	Seconds float64
 }
 
-// How long the jobs of each queue that run now had waited, on average of a thousand.
+// RiverLatency returns how long the running jobs of each queue had waited: the average in seconds
+// over at most 1,000 jobs.
 func (q *Queries) RiverLatency(ctx context.Context, queues []string) ([]RiverLatencyRow, error) {
 	rows, err := q.db.Query(ctx, RiverLatency, queues)
 	if err != nil {
@@ -477,7 +482,8 @@ type RiverOldestRow struct {
 	Since time.Time
 }
 
-// Since when the oldest job of each queue waits to be worked: the first of each priority in the index.
+// RiverOldest returns since when the oldest available job of each queue has been waiting: the first
+// one of each priority in the index.
 func (q *Queries) RiverOldest(ctx context.Context, queues []string) ([]RiverOldestRow, error) {
 	rows, err := q.db.Query(ctx, RiverOldest, queues)
 	if err != nil {
@@ -507,7 +513,7 @@ type RiverQueuesRow struct {
 	Paused bool
 }
 
-// River's queues, the ones used last first.
+// RiverQueues returns River's queues, the most recently used first.
 func (q *Queries) RiverQueues(ctx context.Context, most int32) ([]RiverQueuesRow, error) {
 	rows, err := q.db.Query(ctx, RiverQueues, most)
 	if err != nil {
@@ -565,9 +571,10 @@ type SampleDueRow struct {
 	Ours bool
 }
 
-// Whether a sample is due, how old the last one is (0 if there is none), and whether this transaction takes the next.
-// The lock and the statement timeout last until the transaction ends. A sample from the future, which a clock that was
-// set back leaves behind, makes the next one due.
+// SampleDue returns whether a sample is due, how old the last one is (0 if there is none), and
+// whether this transaction takes the next. The lock and the statement timeout last until the
+// transaction ends. A sample with a future time, which remains after a clock was set back, makes
+// the next one due.
 func (q *Queries) SampleDue(ctx context.Context, arg SampleDueParams) (SampleDueRow, error) {
 	row := q.db.QueryRow(ctx, SampleDue, arg.Every, arg.Most, arg.Timeout)
 	var i SampleDueRow
@@ -586,7 +593,7 @@ type UnfiledRow struct {
 	Since   time.Time
 }
 
-// Entries that nobody has filed yet, by queue: 10,000 are counted.
+// Unfiled counts entries that are not filed yet by queue, up to 10,000 in all.
 func (q *Queries) Unfiled(ctx context.Context) ([]UnfiledRow, error) {
 	rows, err := q.db.Query(ctx, Unfiled)
 	if err != nil {
@@ -625,7 +632,8 @@ type WriteSampleParams struct {
 	Unchanged time.Duration
 }
 
-// Where nothing has changed, a write each time would be for nothing; and a value that is set to itself stays where it is, out of line.
+// WriteSample skips the write if nothing has changed since a recent sample. It keeps unchanged
+// counters as they are, so that Postgres does not write their out-of-line value again.
 func (q *Queries) WriteSample(ctx context.Context, arg WriteSampleParams) error {
 	_, err := q.db.Exec(ctx, WriteSample,
 		arg.Took,

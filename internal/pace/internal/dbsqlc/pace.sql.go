@@ -28,7 +28,7 @@ type ReservePaceRow struct {
 	Granted int32
 }
 
-// Places in a stream of redeliveries, over all processes.
+// ReservePace reserves places in a stream of redeliveries that all processes share.
 func (q *Queries) ReservePace(ctx context.Context, arg ReservePaceParams) (ReservePaceRow, error) {
 	row := q.db.QueryRow(ctx, ReservePace,
 		arg.Name,

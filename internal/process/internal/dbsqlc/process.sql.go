@@ -54,8 +54,9 @@ type SeeProcessParams struct {
 	ForgetAfter time.Duration
 }
 
-// Runs every few seconds in each process that serves, also while it stops: its jobs may still run. Returns the database's
-// time. Rows of processes that are long gone are taken away on the way.
+// SeeProcess records that a process is alive. Each process that serves calls it every few seconds,
+// also while it stops, because its jobs may still run. It returns the database's time, and deletes
+// the rows of processes that have been gone for long.
 func (q *Queries) SeeProcess(ctx context.Context, arg SeeProcessParams) (time.Time, error) {
 	row := q.db.QueryRow(ctx, SeeProcess,
 		arg.ID,
@@ -123,7 +124,8 @@ type WorkedQueuesRow struct {
 	Live  bool
 }
 
-// Each queue that a dlqd process delivers messages of, or did a while ago; and whether one does now.
+// WorkedQueues returns each queue whose messages a dlqd process delivers or has recently delivered,
+// and whether one does now.
 func (q *Queries) WorkedQueues(ctx context.Context, arg WorkedQueuesParams) ([]WorkedQueuesRow, error) {
 	rows, err := q.db.Query(ctx, WorkedQueues, arg.LiveFor, arg.AwayFor)
 	if err != nil {

@@ -20,7 +20,8 @@ SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.tim
 FROM dlq.capture_status() c
 `
 
-// How capture is, as reconcile.Capture reads it: what could not be had is left out.
+// CaptureStatus returns the status of capture as reconcile.Capture reads it, without values that
+// were not available.
 func (q *Queries) CaptureStatus(ctx context.Context) (json.RawMessage, error) {
 	row := q.db.QueryRow(ctx, CaptureStatus)
 	var status json.RawMessage
@@ -43,7 +44,8 @@ type ReconcileRow struct {
 	Done  bool
 }
 
-// Takes a look for failures that capture missed a batch further, if the last one is older than @every.
+// Reconcile advances a scan for failures that capture missed by one batch, if the last scan is
+// older than @every.
 func (q *Queries) Reconcile(ctx context.Context, arg ReconcileParams) (ReconcileRow, error) {
 	row := q.db.QueryRow(ctx, Reconcile, arg.MaxJobs, arg.Whole, arg.Every)
 	var i ReconcileRow
@@ -60,7 +62,7 @@ type ReconcileFindingsRow struct {
 	Entries int64
 }
 
-// How many failures capture has missed, by cause, since dlqd is here.
+// ReconcileFindings counts the failures that capture has missed since dlqd was attached, by cause.
 func (q *Queries) ReconcileFindings(ctx context.Context) ([]ReconcileFindingsRow, error) {
 	rows, err := q.db.Query(ctx, ReconcileFindings)
 	if err != nil {

@@ -17,7 +17,7 @@ const ActiveReplays = `-- name: ActiveReplays :many
 SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_restored()) ORDER BY id
 `
 
-// Runs that have something to do; none where the database was restored.
+// ActiveReplays returns the runs that have something to do; none if the database was restored.
 func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ActiveReplays)
 	if err != nil {
@@ -64,7 +64,7 @@ type CheckpointsRow struct {
 	Metadata json.RawMessage
 }
 
-// How far resumable jobs of entries came, as people may see it.
+// Checkpoints returns the checkpoints of entries with resumable jobs, masked.
 func (q *Queries) Checkpoints(ctx context.Context, ids []uuid.UUID) ([]CheckpointsRow, error) {
 	rows, err := q.db.Query(ctx, Checkpoints, ids)
 	if err != nil {
@@ -89,7 +89,7 @@ const CountCheckpoints = `-- name: CountCheckpoints :one
 SELECT dlq.count_checkpoints($1::jsonb)::bigint AS entries
 `
 
-// How many entries that a filter chooses have a checkpoint.
+// CountCheckpoints counts the entries with a checkpoint that a filter chooses.
 func (q *Queries) CountCheckpoints(ctx context.Context, filter json.RawMessage) (int64, error) {
 	row := q.db.QueryRow(ctx, CountCheckpoints, filter)
 	var entries int64
@@ -142,7 +142,7 @@ type EventsRow struct {
 	Resumes bool
 }
 
-// What redeliveries of entries would carry, in the order of the ids.
+// Events returns what redeliveries of entries would carry, in the order of the ids.
 func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, error) {
 	rows, err := q.db.Query(ctx, Events, ids)
 	if err != nil {
@@ -236,8 +236,8 @@ type LockReplayRow struct {
 	Failed      int64
 }
 
-// One process at a time takes a run's next batch; the others pass by.
-// ended, failed: how the last redeliveries of the run ended.
+// LockReplay lets one process at a time take a run's next batch; other processes skip the run.
+// ended and failed count the outcomes of the run's last redeliveries.
 func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, error) {
 	row := q.db.QueryRow(ctx, LockReplay, id)
 	var i LockReplayRow
@@ -279,7 +279,8 @@ type MaskSampleRow struct {
 	Said    json.RawMessage
 }
 
-// What redeliveries would carry, and what an edit changes of a payload, as people may see it. (Without an edit, patched is JSON null.)
+// MaskSample masks what a redelivery would carry, and what an edit changes in it. Without an edit,
+// patched is JSON null.
 func (q *Queries) MaskSample(ctx context.Context, arg MaskSampleParams) (MaskSampleRow, error) {
 	row := q.db.QueryRow(ctx, MaskSample,
 		arg.Event,
@@ -361,7 +362,8 @@ type ReplayAloneParams struct {
 	Most int32
 }
 
-// Of the entries of a run whose jobs were rescued twice or more, and that wait until they may go alone, the first one of each queue.
+// ReplayAlone returns the first entry of each queue among a run's entries whose jobs were rescued
+// twice or more and that wait to be sent one at a time.
 func (q *Queries) ReplayAlone(ctx context.Context, arg ReplayAloneParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ReplayAlone, arg.ID, arg.Most)
 	if err != nil {
@@ -419,8 +421,8 @@ type ReplayEntriesRow struct {
 	Fingerprint string
 }
 
-// A page of the entries of a run, those that were captured last first, and what became of each in it. (to_go: under way, or its turn has
-// not come.)
+// ReplayEntries returns a page of a run's entries, the last captured first, with the outcome of
+// each. to_go means that the redelivery is under way, or the entry's turn has not come.
 func (q *Queries) ReplayEntries(ctx context.Context, arg ReplayEntriesParams) ([]ReplayEntriesRow, error) {
 	rows, err := q.db.Query(ctx, ReplayEntries,
 		arg.ID,
@@ -473,7 +475,8 @@ type ReplayNextParams struct {
 	Most        int32
 }
 
-// The entries whose turn is next, after the run's cursor. (One that waited for another of its ordering key may be before it.)
+// ReplayNext returns the next entries of a run after its cursor. An entry that waited for another
+// one of its ordering key may be before the cursor.
 func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ReplayNext,
 		arg.NewestFirst,
@@ -534,7 +537,8 @@ type ReplayStepParams struct {
 	Why     []string
 }
 
-// Sends a batch of a run back; the others of its entries are skipped, each for its own reason.
+// ReplayStep redelivers a batch of a run; the entries in @skipped are skipped, each for its own
+// reason.
 func (q *Queries) ReplayStep(ctx context.Context, arg ReplayStepParams) error {
 	_, err := q.db.Exec(ctx, ReplayStep,
 		arg.ID,
@@ -562,7 +566,8 @@ SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.o
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.behind IS NOT NULL))::boolean AS unfinished
 `
 
-// Whether something of a run is under way, or its turn has not come.
+// ReplayUnfinished returns whether redeliveries of a run are under way, or entries are left to
+// send.
 func (q *Queries) ReplayUnfinished(ctx context.Context, id uuid.UUID) (bool, error) {
 	row := q.db.QueryRow(ctx, ReplayUnfinished, id)
 	var unfinished bool
@@ -627,7 +632,8 @@ type RunsByIDRow struct {
 	Failed      int64
 }
 
-// Runs, the newest first. Those whose outcomes are known, for good, are not counted anew.
+// RunsByID returns runs, the newest first. The outcomes of runs in @known, which are final, are not
+// counted again: succeeded and failed are -1.
 func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDRow, error) {
 	rows, err := q.db.Query(ctx, RunsByID, arg.Known, arg.Ids)
 	if err != nil {
@@ -766,8 +772,10 @@ type UndoEditsParams struct {
 	Run     uuid.UUID
 }
 
-// What a run did not send after all is as it was before: its patch does not go out with somebody else's redelivery. (” is none. A job
-// that the run follows is the entry's own, with the payload that it had.)
+// UndoEdits restores the payload of entries that a run did not send after all, so that its patch
+// does not go out with another redelivery. An empty text in @befores means that there was no edit.
+// If the run follows the entry's own job, the edit is undone, too: that job has the payload that it
+// had.
 func (q *Queries) UndoEdits(ctx context.Context, arg UndoEditsParams) error {
 	_, err := q.db.Exec(ctx, UndoEdits, arg.Ids, arg.Befores, arg.Run)
 	return err

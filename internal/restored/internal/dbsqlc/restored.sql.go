@@ -21,7 +21,8 @@ type MaySendParams struct {
 	Mark    int64
 }
 
-// Held by every transaction that sends by itself, from before it reads what it goes by until it commits.
+// MaySend returns whether a process may send automatically. Every transaction that does so calls it
+// before it reads what it acts on, and holds its lock until it commits.
 func (q *Queries) MaySend(ctx context.Context, arg MaySendParams) (string, error) {
 	row := q.db.QueryRow(ctx, MaySend, arg.Process, arg.Mark)
 	var verdict string
@@ -40,7 +41,7 @@ type RestoredRow struct {
 	Detail string
 }
 
-// What may be done a second time.
+// Restored returns work that may be done a second time.
 func (q *Queries) Restored(ctx context.Context) ([]RestoredRow, error) {
 	rows, err := q.db.Query(ctx, Restored)
 	if err != nil {
@@ -104,7 +105,8 @@ type WatchServerRow struct {
 	Note     string
 }
 
-// Each process, every few seconds and on each new connection.
+// WatchServer compares the server with what is known of it. Each process calls it every few seconds
+// and on each new connection.
 func (q *Queries) WatchServer(ctx context.Context, arg WatchServerParams) (WatchServerRow, error) {
 	row := q.db.QueryRow(ctx, WatchServer,
 		arg.Process,

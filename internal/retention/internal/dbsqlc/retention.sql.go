@@ -39,7 +39,7 @@ type DeleteEntriesParams struct {
 	Hashes []int64
 }
 
-// Those that are as they were when they were read.
+// DeleteEntries deletes those entries that have not changed since they were archived.
 func (q *Queries) DeleteEntries(ctx context.Context, arg DeleteEntriesParams) (int32, error) {
 	row := q.db.QueryRow(ctx, DeleteEntries, arg.Ids, arg.Hashes)
 	var entries int32
@@ -56,7 +56,7 @@ type DropEmptyMonthParams struct {
 	Now     time.Time
 }
 
-// ” where there is none.
+// DropEmptyMonth returns the name of the dropped partition, or ” if there was none to drop.
 func (q *Queries) DropEmptyMonth(ctx context.Context, arg DropEmptyMonthParams) (string, error) {
 	row := q.db.QueryRow(ctx, DropEmptyMonth, arg.Periods, arg.Now)
 	var name string
@@ -191,7 +191,7 @@ type PublishRetentionParams struct {
 	Audit   time.Duration
 }
 
-// Tells the database how long what is kept: dlq.drop_partition goes by it.
+// PublishRetention publishes the retention periods, which dlq.drop_partition reads.
 func (q *Queries) PublishRetention(ctx context.Context, arg PublishRetentionParams) error {
 	_, err := q.db.Exec(ctx, PublishRetention, arg.Periods, arg.Audit)
 	return err

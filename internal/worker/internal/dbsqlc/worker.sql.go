@@ -18,7 +18,8 @@ SELECT e.id FROM dlq.dead_letter_open e
 WHERE e.id = ANY ($1::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id, e.job_created_at) IS NOT NULL
 `
 
-// Which of these entries have work of their ordering key before them that is not done.
+// BehindOthers returns those of the given entries that must wait for earlier work of their ordering
+// key.
 func (q *Queries) BehindOthers(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, BehindOthers, ids)
 	if err != nil {
@@ -60,7 +61,8 @@ type ClaimDecidedRow struct {
 	DlqMaxRetries int32
 }
 
-// Those of some entries that reclassify still looks at, and that are as they were when they were judged anew; with what else a decision changes.
+// ClaimDecided locks those of the given entries that reclassify still applies to and that have not
+// failed again since they were judged, and returns the other columns that a decision changes.
 func (q *Queries) ClaimDecided(ctx context.Context, arg ClaimDecidedParams) ([]ClaimDecidedRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
@@ -149,9 +151,10 @@ type ClaimDueRow struct {
 	Message         json.RawMessage
 }
 
-// The most urgent due entries, oldest first, that no other worker holds. One range of the index dead_letter_open_due
-// for each priority: a single scan over all of them would step over every urgent entry that is not due yet.
-// What only a decision reads (the error, whole, and the message, where rules read it) is read of undecided entries alone.
+// ClaimDue locks the most urgent due entries, oldest first, that no other worker has locked. It
+// reads one range of the index dead_letter_open_due for each priority: a single scan over all
+// priorities would pass every urgent entry that is not due yet. Columns that only a decision needs
+// (the error and, if rules read it, the message) are read only for undecided entries.
 func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDue, arg.ReadMessages, arg.Now, arg.MaxEntries)
 	if err != nil {
@@ -224,7 +227,7 @@ type ClaimObservedRow struct {
 	MaxRetries  int32
 }
 
-// The most urgent and oldest observed entries of a group.
+// ClaimObserved locks the most urgent and oldest observed entries of a group.
 func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([]ClaimObservedRow, error) {
 	rows, err := q.db.Query(ctx, ClaimObserved,
 		arg.Queue,
@@ -289,8 +292,8 @@ type ClaimStuckRow struct {
 	Rescues    int32
 }
 
-// The oldest parked or failed entries of a failure group, after one of them, that no person parked and that have not failed
-// since a time.
+// ClaimStuck locks the oldest parked or failed entries of a failure group, after one of them, that
+// no operator parked and that have not failed since a time.
 func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]ClaimStuckRow, error) {
 	rows, err := q.db.Query(ctx, ClaimStuck,
 		arg.Queue,
@@ -340,7 +343,8 @@ type ClaimUndecidedParams struct {
 	LastFailedAts []time.Time
 }
 
-// Of entries that were judged as they failed at a time, those that are undecided still.
+// ClaimUndecided locks those of the given entries that are still undecided and have not failed
+// again since they were judged.
 func (q *Queries) ClaimUndecided(ctx context.Context, arg ClaimUndecidedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ClaimUndecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
@@ -425,7 +429,7 @@ type ClaimWaitingRow struct {
 	MaxRetries int32
 }
 
-// The most urgent and oldest entries of some of these groups.
+// ClaimWaiting locks the most urgent and oldest entries of some of these groups.
 func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]ClaimWaitingRow, error) {
 	rows, err := q.db.Query(ctx, ClaimWaiting,
 		arg.Kinds,
@@ -506,7 +510,7 @@ type DecideParams struct {
 	Reasons       []string
 }
 
-// What the planner decided of claimed entries: pending until their time comes, or a person's.
+// Decide writes the planner's decisions for claimed entries: pending until they are due, or manual.
 func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 	_, err := q.db.Exec(ctx, Decide,
 		arg.ConfigVersion,
@@ -582,8 +586,8 @@ type DecidedAfterRow struct {
 	Message         json.RawMessage
 }
 
-// A page of the open entries that rules have judged, and no person: those that reclassify looks at. The columns are those
-// of ClaimDue.
+// DecidedAfter returns a page of the open entries that rules, and no operator, have judged: the
+// ones that reclassify judges again. The columns are those of ClaimDue.
 func (q *Queries) DecidedAfter(ctx context.Context, arg DecidedAfterParams) ([]DecidedAfterRow, error) {
 	rows, err := q.db.Query(ctx, DecidedAfter, arg.ReadMessages, arg.After, arg.MaxEntries)
 	if err != nil {
@@ -662,7 +666,8 @@ type FileDecidedParams struct {
 	Reasons       []string
 }
 
-// Claimed entries of the inbox, as the planner decided: which of them were filed.
+// FileDecided files claimed entries of the inbox as the planner decided, and returns those that
+// were filed.
 func (q *Queries) FileDecided(ctx context.Context, arg FileDecidedParams) ([]uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, FileDecided,
 		arg.Ids,
@@ -690,7 +695,7 @@ const FileRepeats = `-- name: FileRepeats :one
 SELECT dlq.file_repeats($1::uuid[], false)::uuid[] AS ids
 `
 
-// Those of claimed entries that are further failures of open ones.
+// FileRepeats files those of the claimed entries that are further failures of open ones.
 func (q *Queries) FileRepeats(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, FileRepeats, ids)
 	var ids_2 []uuid.UUID
@@ -745,8 +750,8 @@ type GroupFailuresParams struct {
 	Since       uuid.UUID
 }
 
-// How many jobs have joined a failure group since a time (that of an id), counted to ten thousand
-// at most; also those of the groups that a former group's errors are in now.
+// GroupFailures counts the jobs that have joined a failure group since the time of an id, up to
+// 10,000. For a former group it counts those of the groups that its errors are in now, too.
 func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (int64, error) {
 	row := q.db.QueryRow(ctx, GroupFailures, arg.Queue, arg.Fingerprint, arg.Since)
 	var count int64
@@ -767,8 +772,8 @@ type JobsCompletedParams struct {
 	Most  int32
 }
 
-// How many jobs of a queue have completed since a time, counted to @most at most; not those that dlqd completed itself, since
-// another job had done their work.
+// JobsCompleted counts the jobs of a queue that have completed since a time, up to @most. Jobs that
+// dlqd completed because another job had done their work are left out.
 func (q *Queries) JobsCompleted(ctx context.Context, arg JobsCompletedParams) (int64, error) {
 	row := q.db.QueryRow(ctx, JobsCompleted, arg.Since, arg.Queue, arg.Most)
 	var count int64
@@ -780,7 +785,7 @@ const LockGate = `-- name: LockGate :one
 SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.gate ' || $1::text, 0)) AS locked
 `
 
-// One process at a time looks at a gate.
+// LockGate lets one process at a time evaluate a gate.
 func (q *Queries) LockGate(ctx context.Context, name string) (bool, error) {
 	row := q.db.QueryRow(ctx, LockGate, name)
 	var locked bool
@@ -801,7 +806,8 @@ ORDER BY d.next_retry_at
 LIMIT 1
 `
 
-// When the next pending entry is due; no row where none is pending. One index probe for each priority.
+// NextDue returns when the next pending entry is due; no row if none is pending. It takes one index
+// probe for each priority.
 func (q *Queries) NextDue(ctx context.Context) (time.Time, error) {
 	row := q.db.QueryRow(ctx, NextDue)
 	var next_due time.Time
@@ -831,7 +837,8 @@ type ObservedGroupsRow struct {
 	ErrorClass string
 }
 
-// Groups of observed entries: one probe of the index dead_letter_open_observed for each.
+// ObservedGroups returns groups of observed entries: one probe of the index
+// dead_letter_open_observed for each.
 func (q *Queries) ObservedGroups(ctx context.Context, most int32) ([]ObservedGroupsRow, error) {
 	rows, err := q.db.Query(ctx, ObservedGroups, most)
 	if err != nil {
@@ -886,7 +893,7 @@ type ParkRow struct {
 	Fingerprint string
 }
 
-// Entries that a worker leaves to a person, each for its own reason.
+// Park parks entries that need an operator, each for its own reason.
 func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
 	rows, err := q.db.Query(ctx, Park,
 		arg.Actor,
@@ -931,7 +938,7 @@ type ProbeOutcomesRow struct {
 	Succeeded int64
 }
 
-// How the entries that a gate released first have ended.
+// ProbeOutcomes counts how the entries that a gate released as probes have ended.
 func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, ProbeOutcomes, probes)
 	var i ProbeOutcomesRow
@@ -962,8 +969,8 @@ type PutOffParams struct {
 	Reasons       []string
 }
 
-// Entries that wait longer, or for something else. (One that a person returned undecided has no class; groups of
-// entries need one, and a rule.)
+// PutOff makes entries wait longer, or for something else. Groups of waiting entries need a class
+// and a rule, and an entry that an operator returned undecided has none, so they are set.
 func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
 	_, err := q.db.Exec(ctx, PutOff,
 		arg.ConfigVersion,
@@ -999,8 +1006,9 @@ type RescuedTogetherRow struct {
 	Others int32
 }
 
-// How many other jobs of the application's one look of River's rescuer discarded with the job that failed last of each of these entries:
-// it gives all of them one time. Up to 1,000 are counted, once for each time.
+// RescuedTogether returns for each entry how many other jobs of the application were discarded in
+// the same run of River's rescuer as the job that failed last: the rescuer gives all of them the
+// same time. Up to 1,000 are counted, once for each time.
 func (q *Queries) RescuedTogether(ctx context.Context, ids []uuid.UUID) ([]RescuedTogetherRow, error) {
 	rows, err := q.db.Query(ctx, RescuedTogether, ids)
 	if err != nil {
@@ -1050,7 +1058,7 @@ type ReserveRow struct {
 	Fingerprint string
 }
 
-// Entries that are a person's after all, although their class is not.
+// Reserve parks entries that need manual handling although their class does not.
 func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) ([]ReserveRow, error) {
 	rows, err := q.db.Query(ctx, Reserve,
 		arg.ConfigVersion,
@@ -1113,7 +1121,7 @@ const SmartGates = `-- name: SmartGates :many
 SELECT name FROM dlq.gates WHERE name LIKE 'smart:%' AND state IN ('probing', 'open')
 `
 
-// Gates of smart retry that are on their way.
+// SmartGates returns gates of smart retry that are probing or open.
 func (q *Queries) SmartGates(ctx context.Context) ([]string, error) {
 	rows, err := q.db.Query(ctx, SmartGates)
 	if err != nil {
@@ -1154,8 +1162,8 @@ type StuckGroupsRow struct {
 	Fingerprint string
 }
 
-// Failure groups (queue and fingerprint) with entries that are parked or failed: one probe of the index
-// dead_letter_by_fingerprint for each group.
+// StuckGroups returns failure groups (queue and fingerprint) with parked or failed entries: one
+// probe of the indexes by fingerprint for each group.
 func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow, error) {
 	rows, err := q.db.Query(ctx, StuckGroups, most)
 	if err != nil {
@@ -1187,7 +1195,8 @@ type TracesOfRow struct {
 	State  string
 }
 
-// The traces that open entries were submitted in, for the spans of their filing: asked only where traces are sent.
+// TracesOf returns the traces that open entries were submitted in, for the spans of their filing.
+// It is called only if traces are exported.
 func (q *Queries) TracesOf(ctx context.Context, ids []uuid.UUID) ([]TracesOfRow, error) {
 	rows, err := q.db.Query(ctx, TracesOf, ids)
 	if err != nil {
@@ -1261,8 +1270,9 @@ type UnfiledRow struct {
 	Message         json.RawMessage
 }
 
-// Entries that nobody has filed and that no other worker files this moment, the earliest failure first, described. They are
-// locked to the end of this statement's transaction, and no longer: they are judged in none. The columns are those of ClaimDue.
+// Unfiled returns unfiled entries that no other worker is filing, described, the earliest failure
+// first. It locks them only until this statement's transaction ends, because entries are judged
+// outside a transaction. The columns are those of ClaimDue.
 func (q *Queries) Unfiled(ctx context.Context, arg UnfiledParams) ([]UnfiledRow, error) {
 	rows, err := q.db.Query(ctx, Unfiled,
 		arg.ReadMessages,
@@ -1340,7 +1350,8 @@ type WaitingGroupsRow struct {
 	Rule       string
 }
 
-// Groups of entries of a queue that wait for a condition, each of one plan: one probe of the index dead_letter_open_waiting for each.
+// WaitingGroups returns groups of a queue's entries that wait for a condition, each with one plan:
+// one probe of the index dead_letter_open_waiting for each.
 func (q *Queries) WaitingGroups(ctx context.Context, arg WaitingGroupsParams) ([]WaitingGroupsRow, error) {
 	rows, err := q.db.Query(ctx, WaitingGroups, arg.Most, arg.Queue)
 	if err != nil {
@@ -1372,7 +1383,8 @@ WITH RECURSIVE q AS (
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL
 `
 
-// Queues with entries that wait for a condition: one probe of the index dead_letter_open_waiting for each queue.
+// WaitingQueues returns queues with entries that wait for a condition: one probe of the index
+// dead_letter_open_waiting for each queue.
 func (q *Queries) WaitingQueues(ctx context.Context) ([]string, error) {
 	rows, err := q.db.Query(ctx, WaitingQueues)
 	if err != nil {
