@@ -1,16 +1,19 @@
--- Many entries at once: filters, replay runs, and the other moves in bulk.
+-- Bulk operations: filters, replay runs, and moves of many entries.
 
 CREATE OR REPLACE FUNCTION dlq.first_id(p_at timestamptz) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (lpad(to_hex(least(greatest(floor(extract(epoch FROM p_at) * 1000), 0), 281474976710655)::bigint), 12, '0') || repeat('0', 20))::uuid; -- 48 bits of milliseconds since 1970
-COMMENT ON FUNCTION dlq.first_id IS 'The least id that an entry captured at a time can have: ids sort by time. They begin in 1970, and end in 10889.';
+COMMENT ON FUNCTION dlq.first_id IS
+    'The smallest id of an entry that was captured at p_at; ids sort by time. Times are clamped to the range of '
+    '48 bits: 1970 to 10889.';
 
 CREATE OR REPLACE FUNCTION dlq.captured_at(p_id uuid) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN to_timestamp(('x' || substr(replace(p_id::text, '-', ''), 1, 12))::bit(48)::bigint / 1000.0);
-COMMENT ON FUNCTION dlq.captured_at IS 'When the job of an entry failed, and with that was captured: the id says so, to the millisecond.';
+COMMENT ON FUNCTION dlq.captured_at IS 'When the job of an entry failed, from the entry''s id, to the millisecond.';
 
--- Where all queues have names and are no patterns, an index finds them.
+-- If every group of the scope names queues, without a pattern, the condition lists them so that an
+-- index finds them.
 CREATE OR REPLACE FUNCTION dlq.scope_where(p_scope jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN p_scope IS NULL THEN '' ELSE
@@ -18,29 +21,34 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
                   HAVING bool_and(position('*' IN q) = 0) AND NOT EXISTS (SELECT FROM jsonb_array_elements(p_scope) a WHERE coalesce(a -> 'queues', '[]') = '[]')), '')
         || format(' AND dlq.in_scope(e.queue, e.kind, %L::jsonb)', p_scope) END
 $$;
-COMMENT ON FUNCTION dlq.scope_where IS 'The condition that a row e is in a scope (dlq.scope), to be put after others.';
+COMMENT ON FUNCTION dlq.scope_where IS
+    'Returns the SQL condition, to be appended to others, that a row e is in a scope (see dlq.scope).';
 
--- What a filter has of a field: one value, or a list of them. (Immutable, so that a plan knows the values, which are in a parameter.)
+-- filter_words is immutable so that the planner knows the values, which are in a parameter.
 CREATE OR REPLACE FUNCTION dlq.filter_words(p_filter jsonb, p_key text) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ARRAY(SELECT coalesce(w, '') FROM jsonb_array_elements_text(CASE jsonb_typeof(p_filter -> p_key) WHEN 'array' THEN p_filter -> p_key ELSE jsonb_build_array(p_filter -> p_key) END) w)
 $$;
-COMMENT ON FUNCTION dlq.filter_words IS 'The values of a field of a filter, which has one or a list of them.';
+COMMENT ON FUNCTION dlq.filter_words IS 'The values of a filter field, which holds one value or a list.';
 
 CREATE OR REPLACE FUNCTION dlq.filter_patterns(p_filter jsonb, p_key text, p_part boolean DEFAULT false) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ARRAY(SELECT CASE WHEN p_part THEN '%' || k || '%' ELSE replace(k, '*', '%') END
                  FROM (SELECT replace(replace(replace(w, '\', '\\'), '%', '\%'), '_', '\_') FROM unnest(dlq.filter_words(p_filter, p_key)) w) l (k))
 $$;
-COMMENT ON FUNCTION dlq.filter_patterns IS 'The values of a field of a filter as patterns of LIKE: of texts in which * stands for any text or, with p_part, of what has them anywhere.';
+COMMENT ON FUNCTION dlq.filter_patterns IS
+    'The values of a filter field as LIKE patterns: * matches any text; with p_part, a value matches anywhere '
+    'in a text.';
 
 CREATE OR REPLACE FUNCTION dlq.filter_path(p_keys jsonb) RETURNS jsonpath
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ('lax $' || string_agg('.' || to_jsonb(k.key)::text, '' ORDER BY k.place) || '[*]')::jsonpath FROM jsonb_array_elements_text(p_keys) WITH ORDINALITY k (key, place)
 $$;
-COMMENT ON FUNCTION dlq.filter_path IS 'The path of a place in payloads, given as its keys, the outermost first: arrays are looked through.';
+COMMENT ON FUNCTION dlq.filter_path IS
+    'The JSON path of a place in payloads, given as its keys from the outermost. The path looks into arrays.';
 
--- filter_groups returns what dlq.group_names does, of all groups whose fingerprints begin with one of some texts.
+-- filter_groups returns what dlq.group_names returns, for all groups whose fingerprints begin with
+-- one of the texts.
 CREATE OR REPLACE FUNCTION dlq.filter_groups(p_fingerprints text[], p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     SELECT ARRAY(
@@ -53,12 +61,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
            AND (p_queues IS NULL OR a.queue LIKE ANY (p_queues)) AND a.main
          ORDER BY a.learned_at DESC LIMIT 100))
 $$;
-COMMENT ON FUNCTION dlq.filter_groups IS 'Further fingerprints under which a filter for failure groups (fingerprints, '
-    'or their first characters) finds entries, since the grouping method changed (dlq.group_aliases): all that former '
-    'groups are now, and at most 100 former ones.';
+COMMENT ON FUNCTION dlq.filter_groups IS
+    'More fingerprints that a filter for failure groups (fingerprints or their first characters) has to match '
+    'after a change of the grouping method (see dlq.group_aliases): all groups that continue former ones, and '
+    'at most 100 former groups.';
 
--- filter_where makes a condition of a filter. Its text is made of constants and names of states: whatever else the filter
--- holds is read from the parameter $1, never put into the text.
+-- filter_where turns a filter into a SQL condition. The condition contains only constants and enum
+-- labels; every other value of the filter is read from parameter $1, which rules out SQL injection.
 CREATE OR REPLACE FUNCTION dlq.filter_where(p_filter jsonb) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -66,8 +75,8 @@ DECLARE
     v_where text := 'true';
     v_words text[];
     v_among text; -- the condition that a column has one of the values
-    v_like  text; -- likewise, where they may be patterns
-    v_names text[]; -- more fingerprints
+    v_like  text; -- the same, but the values may be patterns
+    v_names text[]; -- further fingerprints
     v_before text;
     v_mask  constant jsonb := dlq.mask();
     v_event constant text := 'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END';
@@ -77,12 +86,13 @@ BEGIN
     END IF;
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
         v_words := dlq.filter_words(p_filter, v_key);
-        -- (One value is compared as such: an index then has the entries in order.)
+        -- A single value is compared with =, so that an index returns the entries in order.
         v_among := CASE WHEN cardinality(v_words) = 1 THEN format(' = (dlq.filter_words($1, %L))[1]', v_key) ELSE format(' = ANY (dlq.filter_words($1, %L))', v_key) END;
         v_like := CASE WHEN position('*' IN array_to_string(v_words, '')) > 0 THEN format(' LIKE ANY (dlq.filter_patterns($1, %L))', v_key) ELSE v_among END;
         v_before := v_where;
         v_where := v_where || ' AND ' || CASE v_key
-            -- Names of the types' own values, written out: partitions that hold none of them are left out of the plan, and not locked.
+            -- Enum labels are written out, so that the plan excludes, and does not lock, partitions
+            -- that hold none of them.
             WHEN 'status'        THEN (
                 SELECT format('e.status IN (%s) AND e.stage IN (%s)', coalesce(string_agg(quote_literal(s.word::dlq.dead_letter_status), ', '), 'NULL'),
                               coalesce(string_agg(DISTINCT quote_literal(dlq.stage_of(s.word::dlq.dead_letter_status)) || CASE s.word WHEN 'dlq_pending' THEN ', ''inbox''' ELSE '' END, ', '), 'NULL'))
@@ -93,11 +103,12 @@ BEGIN
             WHEN 'errorClass'    THEN 'e.error_class' || v_among
             WHEN 'errorCode'     THEN 'e.error_code' || v_among
             WHEN 'destination'   THEN 'e.destination' || v_among
-            -- Where something is masked, in what is seen, too.
+            -- With masking, the masked message must match, too; otherwise a filter could find
+            -- masked values.
             WHEN 'errorMessage'  THEN 'e.error_message ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))' || CASE WHEN v_mask ?| '{where,patterns}' THEN
                 format(' AND dlq.masked_text(e.error_message, %1$L, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, %1$L)) ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))', v_mask) ELSE '' END
-            -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1), which sort as such; fewer are its first
-            -- ones.
+            -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1). Fewer digits are a
+            -- prefix, which a range of the index finds.
             WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) = 20) FROM unnest(v_words) w)
                 THEN 'e.fingerprint' || v_among ELSE (
                 SELECT '(' || coalesce(string_agg(format(CASE WHEN w ~ '^[0-9a-f]{1,19}$'
@@ -127,7 +138,8 @@ BEGIN
                 SELECT coalesce(string_agg(format('EXISTS (SELECT FROM jsonb_path_query(%1$s, dlq.filter_path($1 #> ''{payloadAt,%2$s,path}'')) v WHERE v #>> ''{}'' = ANY (dlq.filter_words($1 #> ''{payloadAt,%2$s}'', ''values'')))', v_event, i), ' AND '), 'false')
                 FROM generate_series(0, jsonb_array_length(p_filter -> 'payloadAt') - 1) i)
         END;
-        -- Groups of an earlier grouping method, and what they are now. (These names are dlqd's own, not the filter's.)
+        -- Also match groups of an earlier grouping method, and the groups that continue them. These
+        -- fingerprints come from dlqd's tables, not from the filter.
         IF v_key = 'fingerprint' THEN
             v_names := dlq.filter_groups(
                 v_words, CASE WHEN p_filter ? 'queue' THEN dlq.filter_patterns(p_filter, 'queue') END);
@@ -140,12 +152,12 @@ BEGIN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
                 HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
         END IF;
-        -- Workers find these out when they file an entry.
+        -- Workers set these columns when they file an entry, so entries of the inbox never match.
         IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy',
                      'waitingFor') THEN
             v_where := v_where || ' AND e.stage <> ''inbox''';
         END IF;
-        -- Who may not see a thing must not find it by asking, either.
+        -- A caller who may not see a field must not find its value with a filter, either.
         IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'orderingKey', 'tags') AND dlq.is_reader()
             AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' WHEN 'orderingKey' THEN 'ordering_key' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
             OR v_key = 'errorMessage' AND 'error_message' = ANY (dlq.hidden_columns()) THEN
@@ -170,17 +182,20 @@ EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
-COMMENT ON FUNCTION dlq.filter_where IS 'The condition of a filter, on a row e and the filter as parameter $1: of what is in the scope of the caller (dlq.scope) and, where dlqd carries out an approval, of what that froze.';
+COMMENT ON FUNCTION dlq.filter_where IS
+    'Returns the SQL condition of a filter, on a row e with the filter as parameter $1. It is limited to the '
+    'caller''s scope (dlq.scope) and, while dlqd carries out an approval, to the entries of that approval.';
 
 CREATE OR REPLACE FUNCTION dlq.filter_bounds(p_filter jsonb, OUT first uuid, OUT below uuid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT greatest(dlq.first_id((p_filter ->> 'after')::timestamptz), dlq.first_id(now() - (p_filter ->> 'maxAge')::interval)),
            least(dlq.first_id((p_filter ->> 'before')::timestamptz), dlq.first_id(now() - (p_filter ->> 'minAge')::interval))
 $$;
-COMMENT ON FUNCTION dlq.filter_bounds IS 'What the times of a filter say of ids: from first on, and less than below; null for no bound.';
+COMMENT ON FUNCTION dlq.filter_bounds IS
+    'The range of ids that the times of a filter allow: from first on, and less than below. Null for no bound.';
 
--- What a filter may be completed with is looked up by probes of an index or, where there is none, and for who is limited to queues or
--- kinds, among the 2,000 entries that failed last.
+-- filter_values probes an index for each next value. Without an index, and for callers who are
+-- limited to queues or kinds, it reads the 2,000 entries that failed last.
 CREATE OR REPLACE FUNCTION dlq.filter_values(p_field text, p_text text DEFAULT '', p_limit integer DEFAULT 20)
 RETURNS TABLE (value text, note text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -227,10 +242,12 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.filter_values IS 'Values with which a field of a filter may be completed, that have a text in them: of open entries, in the scope of the caller; of fingerprint, with what their group is.';
+COMMENT ON FUNCTION dlq.filter_values IS
+    'Suggests values of a filter field that contain p_text, from open entries in the caller''s scope. For a '
+    'fingerprint, note is the queue and title of the group.';
 
--- find_ids walks entries in id order, so that a caller goes on after the last one it got. (It and dlq.preview work as the schema's owner:
--- filters ask what their caller may not read.)
+-- find_ids returns ids in order, so that a caller continues after the last one. find_ids and
+-- dlq.preview run as the owner of the schema, because filters read tables that the caller may not.
 CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL, p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)
 RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -245,9 +262,10 @@ EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
-COMMENT ON FUNCTION dlq.find_ids IS 'Ids of entries that a filter chooses, in order of capture, after p_after and below p_below.';
+COMMENT ON FUNCTION dlq.find_ids IS
+    'Ids of entries that match a filter, in order of capture, after p_after and below p_below.';
 
--- (A name that is none stays, for filter_where to refuse.)
+-- Unknown states are kept; filter_where rejects them.
 CREATE OR REPLACE FUNCTION dlq.replayable(p_filter jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_filter || jsonb_build_object('status', CASE WHEN p_filter ? 'status'
@@ -255,7 +273,9 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
               WHERE s.word NOT IN ('"dlq_processing"', '"dlq_resolved"', '"dlq_archived"'))
         ELSE '["dlq_pending", "dlq_manual", "dlq_failed"]' END)
 $$;
-COMMENT ON FUNCTION dlq.replayable IS 'A filter, for entries that can be replayed: of the states that it names those from which they can, or all of these.';
+COMMENT ON FUNCTION dlq.replayable IS
+    'Restricts a filter to entries that can be replayed: keeps those of its states from which a replay is '
+    'allowed. Without a status, the filter gets all of these states.';
 
 CREATE OR REPLACE FUNCTION dlq.chooses_all(p_filter jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -270,17 +290,18 @@ BEGIN
             WHEN 'status' THEN NOT f.value @> to_jsonb(enum_range(NULL::dlq.dead_letter_status))
             WHEN 'minRetryCount' THEN t.text::numeric > 0
             WHEN 'maxRetryCount' THEN t.text::numeric < 1000000
-            -- No entry has an id of before 1970, and none is of the future (but for clocks that differ).
+            -- No id is from before 1970, and none from the future (except for clock differences).
             WHEN 'after' THEN t.text::timestamptz > '1970-01-01Z'
             WHEN 'before' THEN t.text::timestamptz <= now()
             WHEN 'maxAge' THEN now() - t.text::interval > '1970-01-01Z'
             WHEN 'minAge' THEN t.text::interval > '0'
             ELSE true END);
 EXCEPTION WHEN data_exception THEN
-    RETURN false; -- a value that is none: whoever uses the filter is told so
+    RETURN false; -- an invalid value: the function that uses the filter reports it
 END
 $$;
-COMMENT ON FUNCTION dlq.chooses_all IS 'Whether a filter chooses every entry: it is empty, or none of its fields leaves one out.';
+COMMENT ON FUNCTION dlq.chooses_all IS
+    'Whether a filter matches every entry: it is empty, or none of its fields excludes one.';
 
 CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
 RETURNS TABLE (queue text, error_type text, age text, entries bigint)
@@ -297,9 +318,10 @@ EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
-COMMENT ON FUNCTION dlq.preview IS 'How many entries a filter chooses, by queue, error type and age.';
+COMMENT ON FUNCTION dlq.preview IS 'The number of entries that match a filter, by queue, error type and age.';
 
--- The names of destinations are the policy's: the database does not know them, and a delivery to one that is not there fails.
+-- The policy defines destinations; the database does not know their names. A delivery to an unknown
+-- destination fails.
 CREATE OR REPLACE FUNCTION dlq.check_destination(p_filter jsonb, p_destination text) RETURNS void
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -308,7 +330,7 @@ BEGIN
     IF p_destination IS NULL THEN
         RETURN;
     END IF;
-    PERFORM dlq.require_everything('replay to another destination'); -- which is of no queue
+    PERFORM dlq.require_everything('replay to another destination'); -- a destination does not belong to a queue
     EXECUTE 'SELECT e.id FROM dlq.dead_letter_queue e WHERE e.job_kind <> ''dlqd_message'' AND ' || dlq.filter_where(p_filter) || ' LIMIT 1' INTO v_entry USING p_filter;
     IF v_entry IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: is a job of an application''s, which has no destination', v_entry
@@ -316,9 +338,12 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.check_destination IS 'Raises where entries that a filter chooses cannot be sent to another destination: a job of an application''s has none.';
+COMMENT ON FUNCTION dlq.check_destination IS
+    'Raises an error if the filter matches jobs of an application, which cannot be sent to another destination '
+    'because they have none.';
 
--- A resumable job with another payload would skip the steps that it has done with the old one, and count as done.
+-- A resumable job with an edited payload would skip the steps that it completed with the old
+-- payload, and then count as completed.
 CREATE OR REPLACE FUNCTION dlq.count_checkpoints(p_filter jsonb) RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -328,7 +353,8 @@ BEGIN
     RETURN v_entries;
 END
 $$;
-COMMENT ON FUNCTION dlq.count_checkpoints IS 'How many entries that a filter chooses are of resumable jobs that have done a step, or begun one.';
+COMMENT ON FUNCTION dlq.count_checkpoints IS
+    'The number of entries that match a filter and whose resumable jobs have completed or started a step.';
 
 CREATE OR REPLACE FUNCTION dlq.check_checkpoint(p_filter jsonb, p_edited boolean, p_checkpoint text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -347,7 +373,9 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.check_checkpoint IS 'Raises where p_checkpoint is neither resume nor discard, and where it is null although entries of resumable jobs are to be edited.';
+COMMENT ON FUNCTION dlq.check_checkpoint IS
+    'Raises an error if p_checkpoint is neither resume nor discard, or if it is null and entries of resumable '
+    'jobs are to be edited.';
 
 CREATE OR REPLACE FUNCTION dlq.check_rate(p_rate float8) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -357,7 +385,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.check_rate IS 'Raises where a replay run cannot have this rate.';
+COMMENT ON FUNCTION dlq.check_rate IS 'Raises an error if a replay run cannot have this rate.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_all boolean DEFAULT false,
     p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL, p_concurrency integer DEFAULT NULL,
@@ -368,7 +396,7 @@ DECLARE
     v_id     uuid := dlq.uuid_v7();
     v_filter jsonb := dlq.replayable(p_filter);
     v_open   text;
-    v_queues   text[]; -- where redeliveries go
+    v_queues   text[]; -- the queues of the redeliveries
     v_unworked text[];
     v_chosen text;
     v_total  bigint;
@@ -387,7 +415,7 @@ BEGIN
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
         RAISE EXCEPTION 'replay: you may not send redeliveries to queue %', p_queue USING ERRCODE = 'DLQ06';
     END IF;
-    IF NOT p_force THEN -- who forces it has no time for a look
+    IF NOT p_force THEN -- with p_force, the replay does not wait for the preview either
         v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END;
         SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_open FROM dlq.circuit_breakers b
         WHERE b.state = 'open' AND (b.name = 'destination:' || p_destination OR p_destination IS NULL AND b.name IN (SELECT 'queue:' || q.queue FROM unnest(v_queues) q (queue)));
@@ -404,11 +432,13 @@ BEGIN
         jsonb_build_object('filter', v_filter) || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination, 'rate', p_rate, 'concurrency', p_concurrency, 'force', nullif(p_force, false),
             'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt', nullif(p_stop_at, 50), 'checkpoint', p_checkpoint)) || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
             || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
-    -- Chosen now, once: what comes to match the filter later is not drawn in, and what does not match any more is in the report.
-    -- Entries of one ordering key go one after the other, in the order of their messages, whatever order they failed in.
+    -- The entries are chosen once, now. Later entries that match the filter are not added; an entry
+    -- that no longer matches stays in the report. Entries with the same ordering key run one after
+    -- the other, in the order of their messages, not in the order in which they failed.
     v_chosen := dlq.filter_where(v_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_chosen
-        || ' ON CONFLICT DO NOTHING' USING v_filter, v_id; -- (an unfiled failure may be there twice)
+        -- A failure in the inbox may be there twice.
+        || ' ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_total = ROW_COUNT;
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, behind, leads)
              SELECT $2, e.id, lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NOT NULL AND ' || v_chosen
@@ -426,7 +456,11 @@ BEGIN
     RETURN v_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_start IS 'Starts a replay run of the entries that a filter chooses now (see dlq.find; without a status: pending, manual and failed ones). A dlqd that runs DLQ workers carries it out. p_checkpoint: whether jobs of River''s that resume go on after their last step (resume) or do all again (discard); a patch needs it where there are such. Returns its id, for dlq.replay_runs.';
+COMMENT ON FUNCTION dlq.replay_start IS
+    'Starts a replay run of the entries that match a filter now (see dlq.find; without a status: pending, '
+    'manual and failed ones). A dlqd that runs DLQ workers carries it out. p_checkpoint says whether resumable '
+    'River jobs continue after their last step (resume) or repeat all steps (discard); a patch requires it for '
+    'such jobs. Returns the run''s id in dlq.replay_runs.';
 
 CREATE OR REPLACE FUNCTION dlq.on_replay_ended() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -435,18 +469,21 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_replay_ended IS 'Trigger: an entry of a replay run has ended, so the next one of its ordering key may go.';
+COMMENT ON FUNCTION dlq.on_replay_ended IS
+    'Trigger: when an entry of a replay run ends, releases the next entry of its ordering key.';
 CREATE OR REPLACE TRIGGER replay_ended AFTER UPDATE OF outcome ON dlq.replay_run_entries
     FOR EACH ROW WHEN (NEW.leads AND OLD.outcome IS NULL AND NEW.outcome IS NOT NULL) EXECUTE FUNCTION dlq.on_replay_ended();
-COMMENT ON TRIGGER replay_ended ON dlq.replay_run_entries IS 'The next entry of an ordering key may go.';
+COMMENT ON TRIGGER replay_ended ON dlq.replay_run_entries IS 'Releases the next entry of the ordering key.';
 
--- A client of River's says every ten minutes, in River's own table, which queues it works.
+-- A River client updates its queues in river_queue every ten minutes.
 CREATE OR REPLACE FUNCTION dlq.unworked_queues(p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
     SELECT ARRAY(SELECT q.queue FROM unnest(p_queues) q (queue)
                  WHERE NOT EXISTS (SELECT FROM river.river_queue r WHERE r.name = q.queue AND r.updated_at > now() - interval '30 minutes') ORDER BY 1)
 $$;
-COMMENT ON FUNCTION dlq.unworked_queues IS 'Which of some queues no River client has worked for half an hour: a job in them waits for ever.';
+COMMENT ON FUNCTION dlq.unworked_queues IS
+    'Returns those of the queues that no River client has worked for half an hour. A job in such a queue waits '
+    'until a client works it.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_move(p_run uuid, p_from dlq.replay_status[], p_to dlq.replay_status, p_reason text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -467,17 +504,17 @@ BEGIN
     PERFORM dlq.wake();
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its own is one of p_from.';
+COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its current state is one of p_from.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_step(p_run uuid, p_ids uuid[], p_skipped uuid[] DEFAULT '{}', p_why text[] DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_run      dlq.replay_runs;
     v_replayed bigint;
-    v_alone    bigint; -- which wait for their turn
+    v_alone    bigint; -- entries that wait until no other rescued job is under way
 BEGIN
     SELECT * INTO STRICT v_run FROM dlq.replay_runs r WHERE r.id = p_run;
-    -- What a run does is done from where it was started.
+    -- The redeliveries of a run have the origin of the session that started it.
     PERFORM set_config('dlq.origin', coalesce(v_run.origin, ''), true);
     WITH sent AS (
         SELECT s.entry_id, s.verdict, s.job_id
@@ -517,17 +554,20 @@ BEGIN
     WHERE id = p_run;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_step IS 'Takes a replay run further by the entries p_ids, in their order: sends them back, but for p_skipped, notes what became of each, and moves the run''s cursor.';
+COMMENT ON FUNCTION dlq.replay_step IS
+    'Advances a replay run by the entries p_ids, in their order: redelivers them, except p_skipped, records the '
+    'result of each, and moves the run''s cursor.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'paused', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_pause IS 'Pauses a replay run.';
 CREATE OR REPLACE FUNCTION dlq.replay_resume(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'resumed', p_actor) $$;
-COMMENT ON FUNCTION dlq.replay_resume IS 'Goes on with a replay run that was paused, or that stopped because too much of it failed.';
+COMMENT ON FUNCTION dlq.replay_resume IS
+    'Resumes a replay run that is paused, or that stopped because too many entries failed.';
 CREATE OR REPLACE FUNCTION dlq.replay_cancel(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'cancelled', p_actor) $$;
-COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. What it has sent back goes on.';
+COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. Redeliveries that it made continue.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -537,23 +577,24 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';
     END IF;
-    -- (The next entry's place was reserved at the old rate.)
+    -- The place of the next entry was reserved at the old rate.
     DELETE FROM dlq.paces WHERE name = 'replay:' || p_run;
     PERFORM dlq.record_act('replay run ' || p_run, 'rate changed', p_actor, NULL, jsonb_build_object('rate', p_rate));
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_set_rate IS 'Has a replay run send so many entries a second; null for as fast as it goes.';
+COMMENT ON FUNCTION dlq.replay_set_rate IS 'Sets how many entries a second a replay run sends; null for no limit.';
 
--- closed_since tells statements which months of closed entries they need not lock, nor look into: an entry closes after its job
--- failed. (A day for clocks that differ.)
+-- closed_since lets a statement exclude, and not lock, the months before any of the entries closed:
+-- an entry closes after its job failed. The day allows for clock differences.
 CREATE OR REPLACE FUNCTION dlq.closed_since(p_ids uuid[]) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT least(dlq.captured_at((SELECT i.id FROM unnest(p_ids) i (id) ORDER BY i.id LIMIT 1)), now()) - interval '1 day'
 $$;
-COMMENT ON FUNCTION dlq.closed_since IS 'The time before which none of these entries can have closed.';
+COMMENT ON FUNCTION dlq.closed_since IS 'A time before which none of these entries can have closed.';
 
--- note_on writes the audit row of something that is done to entries without moving them. What is to be undone is noted before it is done:
--- the columns p_was as they were, and which of p_tags are new.
+-- note_on writes audit rows for changes that do not move entries. For an operation that can be
+-- undone, callers run it before the change: it records the old values of the columns p_was, and
+-- which of p_tags are new.
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text, p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}',
     p_operation uuid DEFAULT NULL, p_was text[] DEFAULT NULL, p_tags text[] DEFAULT NULL,
     p_since timestamptz DEFAULT NULL, p_until timestamptz DEFAULT 'infinity') RETURNS void
@@ -574,17 +615,17 @@ BEGIN
         OR e.closed_at BETWEEN v_since AND p_until);
 END
 $$;
-COMMENT ON FUNCTION dlq.note_on IS 'Writes an audit row for each of the entries, which are in partitions of these '
-    'stages and stay where they are. p_since, p_until: when the first and the last of those that are closed did so, '
-    'where the caller knows.';
+COMMENT ON FUNCTION dlq.note_on IS
+    'Writes an audit row for each of the entries, which must be in partitions of these stages and are not '
+    'moved. p_since and p_until: when the first and the last closed entry closed, if the caller knows.';
 
--- lock_filed locks entries that are filed: open ones in the order of their ids, then closed ones in
--- theirs, so that no two transactions deadlock. It looks for closed ones only if not all are open,
--- in the stages that p_from names. An entry that moved to another partition while this waited for
--- its lock makes Postgres end the statement (40001); it is made again then.
+-- lock_filed locks filed entries: open ones in the order of their ids, then closed ones in theirs,
+-- so that no two transactions deadlock. It looks for closed ones only if not all are open, in the
+-- stages that p_from names. If an entry moved to another partition while this waited for its lock,
+-- Postgres ends the statement (40001), and the loop tries it again.
 --
--- A statement locks each month that it may read, with all of that month's indexes. One entry is
--- therefore looked for in the two months after its job had failed first, since most close then.
+-- A statement locks each month that it may read, with all of that month's indexes. Most entries
+-- close within two months after their job failed, so a single entry is looked for there first.
 -- Callers read only what closed between since and until.
 CREATE OR REPLACE FUNCTION dlq.lock_filed(p_ids uuid[], p_from dlq.dead_letter_status[],
     OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
@@ -629,11 +670,11 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.lock_filed IS 'Locks those of the entries, which are filed, that are in one of these states. '
-    'Returns their ids, the stages that they are in, and when the first and the last of them closed (null where none '
-    'has).';
+COMMENT ON FUNCTION dlq.lock_filed IS
+    'Locks those of the entries, which must be filed, that are in one of these states. Returns their ids, their '
+    'stages, and when the first and the last of them closed (null if none is closed).';
 
--- lock_entries is how every function locks the entries that it acts on.
+-- lock_entries is lock_filed for entries that may still be in the inbox.
 CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[],
     OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -642,11 +683,10 @@ BEGIN
     SELECT l.* INTO ids, stages, since, until FROM dlq.lock_filed(p_ids, p_from) l;
 END
 $$;
-COMMENT ON FUNCTION dlq.lock_entries IS 'Files and locks those of the entries that are in one of these states. '
-    'Returns what dlq.lock_filed returns.';
+COMMENT ON FUNCTION dlq.lock_entries IS
+    'Files the entries and locks those that are in one of these states. Returns what dlq.lock_filed returns.';
 
--- act_on makes one move on many entries. Entries whose state does not allow the move are left alone. Returns the ids of those
--- that it changed.
+-- act_on makes one move on many entries. It skips entries whose state does not allow the move.
 CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}')
 RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
@@ -688,7 +728,8 @@ BEGIN
     v_mine := dlq.ids_in_scope(p_ids);
     SELECT l.* INTO v_ids, v_stages, v_since, v_until FROM dlq.lock_entries(v_mine, v_from) l;
     v_tags := ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'));
-    -- Stages and bounds are written out: partitions that cannot hold these entries are left out of the plans.
+    -- Stages and bounds are in the conditions so that the plans exclude partitions that cannot hold
+    -- these entries.
     CASE p_action
     WHEN 'discard' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor, resolution_notes = p_note,
@@ -708,15 +749,17 @@ BEGIN
                 || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes) ELSE '{}' END))
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_pending' AND e.stage = 'open';
     WHEN 'unpark' THEN
-        -- Due at once with the immediate strategy: a person has judged it, so its class is not asked again this time.
-        -- (Its rule says so: what is a person's unless it is named, an unparked entry is no more.)
+        -- The entry is due at once, with the immediate strategy: a person has decided, so its class
+        -- is ignored this time. The rule unparked replaces single-attempt and backfilled, which
+        -- stay manual unless a switch includes them.
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked', next_retry_at = now(), notes = coalesce(p_note, e.notes),
             move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'returned to the automatic path', 'note', p_note, 'operation', v_operation,
                 'detail', jsonb_build_object('was', jsonb_build_object('strategy', e.strategy, 'rule', e.rule, 'parkedBy', e.parked_by) || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes) ELSE '{}' END))
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.wake();
     WHEN 'reopen' THEN
-        -- Of an erased one nothing is left to do; of a job that has an open entry again, that one is it.
+        -- Skip entries whose payload was erased, and those of a job that already has another open
+        -- entry.
         WITH reopened AS (
             UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
                 move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note, 'operation', v_operation)
@@ -757,7 +800,11 @@ BEGIN
     RETURN QUERY SELECT unnest(v_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.act_on IS 'Does one thing to many entries: discard, resolve, park (with {"tags": ["incident-81"]}, to find these again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} for open and failed ones). Returns those that it changed. What one call, or several with the same "operation" in p_args (a UUID), did is one operation: see dlq.operations.';
+COMMENT ON FUNCTION dlq.act_on IS
+    'Makes one change on many entries: discard, resolve, park (with {"tags": ["incident-81"]}, to find them '
+    'again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": '
+    'true} for open and failed ones). Returns the ids of those that it changed. A call, or several calls with '
+    'the same "operation" (a UUID) in p_args, is one operation: see dlq.operations.';
 
 CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}',
     p_all boolean DEFAULT false, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL, p_below uuid DEFAULT NULL, OUT looked integer, OUT changed integer, OUT last uuid, OUT operation uuid)
@@ -774,13 +821,17 @@ BEGIN
     looked := cardinality(v_ids);
     last := v_ids[looked];
     SELECT count(*) INTO changed FROM dlq.act_on(p_action, v_ids, p_actor, p_note, p_args || jsonb_build_object('operation', operation, 'filter', p_filter));
-    IF dlq.approved() IS NOT NULL THEN -- each is touched once, whoever goes on where somebody stopped
+    IF dlq.approved() IS NOT NULL THEN -- each is changed once, also if another session continues the work
         UPDATE dlq.approval_entries x SET done_at = now() WHERE x.approval_id = dlq.approved() AND x.entry_id = ANY (v_ids);
         UPDATE dlq.approvals a SET changed = coalesce(a.changed, 0) + act_where.changed WHERE a.id = dlq.approved();
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.act_where IS 'Does one thing (see dlq.act_on) to up to p_limit (null: all) entries that a filter chooses (see dlq.find), in order of capture after p_after. Returns how many it looked at, how many it changed, the last one, to go on after, and the operation, for dlq.undo (which the next batch is of, too, where p_args has it).';
+COMMENT ON FUNCTION dlq.act_where IS
+    'Makes one change (see dlq.act_on) on up to p_limit (null: all) entries that match a filter (see dlq.find), '
+    'in order of capture after p_after. Returns how many it read, how many it changed, the last id, for the '
+    'next p_after, and the operation, for dlq.undo. Pass the operation in p_args to make the next batch part of '
+    'it.';
 
 CREATE OR REPLACE FUNCTION dlq.act_on_one(p_action text, p_id uuid, p_actor text, p_note text, p_args jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -795,7 +846,7 @@ BEGIN
                                                      WHEN 'reopen' THEN 'dlq_resolved, dlq_archived' ELSE 'any' END);
 END
 $$;
-COMMENT ON FUNCTION dlq.act_on_one IS 'Does one thing to one entry, or says why that cannot be.';
+COMMENT ON FUNCTION dlq.act_on_one IS 'Makes one change on one entry, or raises an error that says why it cannot.';
 
 CREATE OR REPLACE FUNCTION dlq.assign(p_id uuid, p_assignee text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -803,7 +854,7 @@ BEGIN
     PERFORM dlq.act_on_one('assign', p_id, p_actor, p_note, jsonb_build_object('assignee', p_assignee));
 END
 $$;
-COMMENT ON FUNCTION dlq.assign IS 'Says who looks after an entry; null for nobody.';
+COMMENT ON FUNCTION dlq.assign IS 'Assigns an entry to a person; null to unassign it.';
 
 CREATE OR REPLACE FUNCTION dlq.note(p_id uuid, p_note text, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -811,4 +862,4 @@ BEGIN
     PERFORM dlq.act_on_one('note', p_id, p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.note IS 'Leaves a note on an entry.';
+COMMENT ON FUNCTION dlq.note IS 'Sets the note of an entry. The audit trail keeps earlier notes.';
