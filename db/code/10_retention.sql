@@ -1,7 +1,9 @@
--- Retention: whole partitions are dropped, and what a queue keeps for less time than the others is deleted in small steps;
--- both after they went to the archive. dlqd calls these functions; the archive is a directory or an object store.
+-- Retention. Whole partitions are dropped; entries of queues with a shorter period than others are
+-- deleted in small batches. Both are archived first, to a directory or an object store. dlqd calls
+-- these functions.
 
--- A lock would need a transaction, or a session, that stays open while gigabytes go to an object store.
+-- A duty is a row and not a lock: a lock would need a transaction or a session that stays open
+-- while gigabytes are written to an object store.
 CREATE OR REPLACE FUNCTION dlq.take_duty(p_name text, p_holder uuid, p_for interval) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -10,13 +12,15 @@ BEGIN
     RETURN FOUND;
 END
 $$;
-COMMENT ON FUNCTION dlq.take_duty IS 'Takes a duty, or keeps one, for a time. False: another holds it.';
+COMMENT ON FUNCTION dlq.take_duty IS
+    'Takes a duty (work that one process does at a time), or renews it, for p_for. Returns false if another '
+    'process holds it.';
 
 CREATE OR REPLACE FUNCTION dlq.end_duty(p_name text, p_holder uuid) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.duties d WHERE d.name = p_name AND d.holder = p_holder
 $$;
-COMMENT ON FUNCTION dlq.end_duty IS 'Gives a duty back.';
+COMMENT ON FUNCTION dlq.end_duty IS 'Releases a duty.';
 
 CREATE OR REPLACE FUNCTION dlq.default_partition(p_parent regclass) RETURNS regclass
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -25,9 +29,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.default_partition IS 'The default partition of a partitioned table.';
 
--- ensure_partition waits for writers of the table first, for half a second at most, and has others wait while it works: one
--- that had chosen the default partition for its row, and waited for that one's lock, would be refused (23514). Only dlqd's own
--- transactions write these tables; applications' write the inbox alone.
+-- ensure_partition locks the table against writers: otherwise a writer that had chosen the default
+-- partition for its row, and waited for its lock, would fail (23514). It waits for the lock for at
+-- most half a second. Applications never wait for it, because they write only to the inbox.
 CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_month timestamptz) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -38,14 +42,14 @@ DECLARE
 BEGIN
     IF p_parent IS NULL OR p_parent NOT IN ('dlq.dead_letter_transitions'::regclass, 'dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_failed'::regclass, 'dlq.dead_letter_archived'::regclass) THEN
         RAISE EXCEPTION '%: has no months', p_parent USING ERRCODE = 'DLQ04', HINT = 'dlq.missing_partitions() says which partitions are missing.';
-    ELSIF NOT dlq.is_owner() AND v_month > now() + interval '1 year' THEN -- each is in every plan
+    ELSIF NOT dlq.is_owner() AND v_month > now() + interval '1 year' THEN -- every partition is in every plan
         RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'Up to a year from now, but for the owner of dlqd''s schema.';
     ELSIF v_month IS NULL OR v_month NOT BETWEEN '1970-01-01Z' AND now() + interval '10 years' THEN
         RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'From 1970 to ten years from now.';
     END IF;
     PERFORM dlq.require_everything('partitions');
     SELECT format('%I.%I', n.nspname, c.relname || '_' || to_char(v_month, 'YYYYMM')) INTO v_name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent;
-    -- One at a time, over all dlqd processes.
+    -- One session at a time, over all dlqd processes.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partition', 0));
     IF to_regclass(v_name) IS NOT NULL THEN
         RETURN true;
@@ -53,20 +57,25 @@ BEGIN
     EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (%s))', v_name, p_parent, CASE WHEN v_of_audit THEN 'at, id' ELSE 'id' END);
     EXECUTE format('COMMENT ON TABLE %s IS %L', v_name, 'A month of ' || p_parent || ', from ' || v_month || '.');
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
-    -- Rows of this range that came while there was no partition for them. (They are moved, not lost.)
+    -- Move the rows of this month that came before its partition existed. The guard against DELETE
+    -- is off for that.
     EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
     EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$s SELECT * FROM early',
                    dlq.default_partition(p_parent), CASE WHEN v_of_audit THEN 'at' ELSE 'closed_at' END, v_month, v_month + interval '1 month', v_name);
     EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
     PERFORM dlq.guard_partition(v_name::regclass, p_parent);
-    PERFORM dlq.fence_table(v_name::regclass, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))'); -- somebody may grant all tables of the schema
+    -- A GRANT on all tables of the schema includes the partition, so it needs row-level security of
+    -- its own.
+    PERFORM dlq.fence_table(v_name::regclass, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))');
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', p_parent, v_name, v_month, v_month + interval '1 month');
     RETURN true;
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END
 $$;
-COMMENT ON FUNCTION dlq.ensure_partition IS 'Makes the partition of one month (in UTC) of the audit trail or of closed entries, if it is missing, unless somebody holds the table for more than half a second. Returns whether it is there.';
+COMMENT ON FUNCTION dlq.ensure_partition IS
+    'Creates the partition of one month (in UTC) of the audit trail or of closed entries, if it is missing. '
+    'Returns whether it exists: false if another session held the table for more than half a second.';
 
 CREATE OR REPLACE FUNCTION dlq.missing_partitions(p_months integer DEFAULT 2) RETURNS TABLE (parent regclass, name text, month timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -77,16 +86,18 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
         JOIN pg_class c ON c.oid = p.parent
         CROSS JOIN LATERAL (
             SELECT generate_series(date_trunc('month', now()), now() + p_months * interval '1 month', interval '1 month') AS month
-            -- What a default partition took in goes to its month, and with it.
+            -- Rows in a default partition get a partition of their month.
             UNION SELECT date_trunc('month', d.at) FROM dlq.dead_letter_transitions_default d WHERE p.parent = 'dlq.dead_letter_transitions'::regclass
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_resolved_default d WHERE p.parent = 'dlq.dead_letter_resolved'::regclass
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_failed_default d WHERE p.parent = 'dlq.dead_letter_failed'::regclass
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_archived_default d WHERE p.parent = 'dlq.dead_letter_archived'::regclass) n) m
     WHERE NOT EXISTS (SELECT FROM pg_class k WHERE k.relname = m.name AND k.relnamespace = m.relnamespace)
       AND m.month BETWEEN '1970-01-01Z' AND now() + interval '10 years' -- see dlq.ensure_partition
-    ORDER BY m.month <> date_trunc('month', now()), m.month, m.name -- rows of today wait for theirs
+    ORDER BY m.month <> date_trunc('month', now()), m.month, m.name -- this month first: rows are being written to it
 $$;
-COMMENT ON FUNCTION dlq.missing_partitions IS 'Months of the audit trail and of closed entries that have no partition: this one, the p_months next, and those of rows that are in a default partition.';
+COMMENT ON FUNCTION dlq.missing_partitions IS
+    'Months of the audit trail and of closed entries that have no partition: this month, the next p_months, and '
+    'those of rows in a default partition.';
 
 CREATE OR REPLACE FUNCTION dlq.partitions_until() RETURNS TABLE (of text, until timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -97,10 +108,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
     CROSS JOIN generate_series(date_trunc('month', now()), date_trunc('month', now()) + interval '1 year', interval '1 month') m (month)
     GROUP BY c.relname
 $$;
-COMMENT ON FUNCTION dlq.partitions_until IS 'Until when the audit trail and each table of closed entries have partitions, without a gap from this month on; a year ahead at most.';
+COMMENT ON FUNCTION dlq.partitions_until IS
+    'Until when the audit trail and each table of closed entries have partitions, without a gap from this month '
+    'on. Looks a year ahead at most.';
 
--- A transaction for each partition: none is locked while the next is made. (A procedure that commits can have no settings of
--- its own.)
+-- One transaction per partition, so that none stays locked while the next is created. A procedure
+-- that commits cannot have SET clauses.
 CREATE OR REPLACE PROCEDURE dlq.ensure_partitions(p_months integer DEFAULT 2)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -112,13 +125,13 @@ BEGIN
         FOR v_partition IN SELECT * FROM dlq.missing_partitions(p_months) LOOP
             IF NOT dlq.ensure_partition(v_partition.parent, v_partition.month) THEN
                 v_busy := v_partition.name;
-                EXIT; -- whoever holds this one has others wait, too
+                EXIT; -- the session that holds this table blocks others, too
             END IF;
             COMMIT;
         END LOOP;
         COMMIT;
         EXIT WHEN v_busy IS NULL;
-        PERFORM pg_catalog.pg_sleep(0.25 + pg_catalog.random() / 2); -- two that try do not meet each time
+        PERFORM pg_catalog.pg_sleep(0.25 + pg_catalog.random() / 2); -- random, so that two processes do not collide each time
         COMMIT;
     END LOOP;
     IF v_busy IS NOT NULL THEN
@@ -127,14 +140,16 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON PROCEDURE dlq.ensure_partitions IS 'Makes the partitions of this month and the p_months next, each in a transaction of its own: CALL dlq.ensure_partitions().';
+COMMENT ON PROCEDURE dlq.ensure_partitions IS
+    'Creates the partitions of this month and the next p_months, each in its own transaction: CALL '
+    'dlq.ensure_partitions().';
 
--- The end of the range of a month's partition, from its bounds as Postgres keeps them.
 CREATE OR REPLACE FUNCTION dlq.partition_end(p_partition regclass) RETURNS timestamptz
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT substring(pg_get_expr(c.relpartbound, c.oid) FROM $re$TO \('([^']+)'\)$re$)::timestamptz FROM pg_class c WHERE c.oid = p_partition
 $$;
-COMMENT ON FUNCTION dlq.partition_end IS 'Where the range of a partition ends; null for a default partition.';
+COMMENT ON FUNCTION dlq.partition_end IS
+    'The end of a partition''s range, from its bounds in the catalog; null for a default partition.';
 
 CREATE OR REPLACE FUNCTION dlq.closed_months() RETURNS TABLE (stage text, begins_at timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -145,13 +160,14 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     WHERE dlq.partition_end(c.oid) IS NOT NULL
     ORDER BY begins_at DESC
 $$;
-COMMENT ON FUNCTION dlq.closed_months IS 'The months of closed entries that have a partition, the last first.';
+COMMENT ON FUNCTION dlq.closed_months IS 'The months of closed entries that have a partition, newest first.';
 
--- retention_of is how long a closed entry is kept: its queue's period, or the default.
 CREATE OR REPLACE FUNCTION dlq.retention_of(p_periods jsonb, p_queue text, p_status text) RETURNS interval
 LANGUAGE sql STABLE
 RETURN coalesce(p_periods -> 'queues' -> p_queue ->> p_status, p_periods -> 'defaults' ->> p_status)::interval;
-COMMENT ON FUNCTION dlq.retention_of IS 'How long an entry of a queue is kept after it was closed as resolved, failed or archived.';
+COMMENT ON FUNCTION dlq.retention_of IS
+    'How long an entry of a queue is kept after it closed as resolved, failed or archived: the queue''s period, '
+    'or the default.';
 
 CREATE OR REPLACE FUNCTION dlq.retention_range(p_periods jsonb, p_status text, OUT shortest interval, OUT longest interval)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -160,7 +176,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         UNION ALL
         SELECT (q.value ->> p_status)::interval FROM jsonb_each(coalesce(p_periods -> 'queues', '{}')) q) p
 $$;
-COMMENT ON FUNCTION dlq.retention_range IS 'The shortest and the longest period of any queue.';
+COMMENT ON FUNCTION dlq.retention_range IS 'The shortest and the longest retention period of any queue.';
 
 CREATE OR REPLACE FUNCTION dlq.age_out(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -175,10 +191,14 @@ BEGIN
     RETURN cardinality(v_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.age_out IS 'Moves up to p_limit failed entries whose time is over to dlq_archived, where a new time begins. p_periods: {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}, "queues": {"payments": {...}}}. Returns how many.';
+COMMENT ON FUNCTION dlq.age_out IS
+    'Moves up to p_limit failed entries whose period is over to dlq_archived, where a new period begins. '
+    'p_periods: {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}, "queues": '
+    '{"payments": {...}}}. Returns how many.';
 
--- To drop a partition takes a lock on its whole table, for which all that use the table then queue: it is waited for for a tenth
--- of a second at most. Who is refused (55P03) tries again later.
+-- Dropping a partition locks the whole table, and all sessions that use the table queue behind the
+-- lock. The function therefore waits for at most a tenth of a second, and fails with 55P03; dlqd
+-- tries again later.
 CREATE OR REPLACE FUNCTION dlq.drop_empty_month(p_periods jsonb, p_now timestamptz DEFAULT now()) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '100ms' AS $$
 DECLARE
@@ -204,10 +224,11 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.drop_empty_month IS 'Drops a month of failed entries that is over and of which nothing is left. Returns its name; null where there is none.';
+COMMENT ON FUNCTION dlq.drop_empty_month IS
+    'Drops one month of failed entries that is over and empty. Returns its name; null if there is none.';
 
--- A month goes whole once its last day is past the longest period of any queue: until then its entries stay, up to a month
--- longer than their period.
+-- A month is dropped whole, once its end is older than the longest period of any queue. Until then
+-- its entries stay, up to a month longer than their period.
 CREATE OR REPLACE FUNCTION dlq.expired_partitions(p_periods jsonb, p_audit interval, p_now timestamptz DEFAULT now())
 RETURNS TABLE (partition_name text, of_audit boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -220,20 +241,22 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
       AND NOT EXISTS (SELECT FROM dlq.restored_partitions h WHERE h.partition_name = c.relname AND h.until > p_now)
     ORDER BY p.of_audit, c.relname
 $$;
-COMMENT ON FUNCTION dlq.expired_partitions IS 'Partitions of which nothing has to be kept any more: months of resolved and archived entries, and of the audit trail.';
+COMMENT ON FUNCTION dlq.expired_partitions IS
+    'Partitions whose retention is over: months of resolved and archived entries, and of the audit trail.';
 
 CREATE OR REPLACE FUNCTION dlq.note_archived(p_partition text, p_rows bigint, p_hash numeric, p_archive text) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO dlq.archived_partitions AS a (partition_name, rows, hash, archive) VALUES (p_partition, p_rows, p_hash, p_archive)
     ON CONFLICT (partition_name) DO UPDATE SET rows = excluded.rows, hash = excluded.hash, archive = excluded.archive, at = now()
 $$;
-COMMENT ON FUNCTION dlq.note_archived IS 'Notes that a month is in the archive, as it is now.';
+COMMENT ON FUNCTION dlq.note_archived IS 'Records that a month is in the archive in its current state.';
 
--- What is dropped is what was archived: a row that came or changed since then keeps the partition for the next round. Jobs that
--- River still has are remembered: their failures are never filed again.
+-- drop_partition drops only what was archived: a row that was added or changed since then keeps the
+-- partition until the next run. Failures of jobs that River still has are recorded first
+-- (dlq.retire), so that the reconciler does not file them again.
 --
--- The schema's owner, as whom dlqd keeps retention, decides. A dlq_admin can drop what retention would: a month whose time is over
--- by the policy that is in force, and that dlqd has written to the archive.
+-- The owner of the schema, which dlqd runs as, may drop any month. A dlq_admin may drop what
+-- retention would: a month whose period is over by the current policy, and that dlqd has archived.
 CREATE OR REPLACE FUNCTION dlq.drop_partition(p_partition text, p_rows bigint DEFAULT NULL, p_hash numeric DEFAULT NULL, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '100ms' SET row_security = off AS $$
 DECLARE
@@ -280,7 +303,12 @@ BEGIN
     PERFORM dlq.record_act('partition ' || p_partition, 'dropped', p_actor, p_note, jsonb_build_object('rows', p_rows, 'archive', v_archived.archive));
 END
 $$;
-COMMENT ON FUNCTION dlq.drop_partition IS 'Drops a month of closed entries or of the audit trail, if it still holds what was archived: so many rows, with that sum of hashtextextended(row::text, 0). The schema''s owner may leave these out, for whatever it holds; for anybody else they are what dlqd has archived, and the month''s time must be over. It leaves an audit row. Where somebody uses the table, it gives up after a tenth of a second (55P03).';
+COMMENT ON FUNCTION dlq.drop_partition IS
+    'Drops a month of closed entries or of the audit trail, if it still holds what was archived: p_rows rows, '
+    'with the sum p_hash of hashtextextended(row::text, 0). The owner of the schema may leave both out, to drop '
+    'the month in any case. For other callers they are what dlqd recorded of the archive, and the month''s '
+    'period must be over. Writes an audit row. Fails after a tenth of a second (55P03) if another session uses '
+    'the table.';
 
 CREATE OR REPLACE FUNCTION dlq.expired_entries(p_periods jsonb, p_limit integer DEFAULT 1000, p_now timestamptz DEFAULT now()) RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -300,10 +328,13 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.expired_entries IS 'Locks and returns closed entries whose time is over, of queues that keep them for less time than others: the others'' month is not over yet, so these go one by one.';
+COMMENT ON FUNCTION dlq.expired_entries IS
+    'Locks and returns closed entries whose period is over, of queues that keep entries for less time than '
+    'others. Their month is not over for the other queues, so these entries are deleted one by one.';
 
--- What River still has of them is remembered: their failures are never filed again. What an edit put into the trail goes with the
--- entry, unless that is in the archive: nothing would find it there when somebody's data is to be erased.
+-- Failures of jobs that River still has are recorded first, so that the reconciler does not file
+-- them again. Edited payloads in the audit trail are erased, unless the entry is in the archive:
+-- without the entry, a later erasure of a person's data would not find them.
 CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[], p_hashes bigint[] DEFAULT NULL, p_actor text DEFAULT session_user, p_reason text DEFAULT 'deleted', p_note text DEFAULT NULL, p_operation uuid DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan SET row_security = off SET timezone = 'UTC' AS $$
 DECLARE
@@ -318,14 +349,16 @@ BEGIN
         ORDER BY e.id FOR UPDATE);
     PERFORM dlq.retire(v_ids);
     PERFORM dlq.note_on(v_ids, p_actor, p_reason, p_note, '{resolved,archived}', p_operation);
-    IF p_hashes IS NULL OR NOT dlq.is_owner() THEN -- only dlqd knows that it is in the archive
+    IF p_hashes IS NULL OR NOT dlq.is_owner() THEN -- only dlqd knows what is in the archive
         PERFORM dlq.erase_trail(v_ids, v_since);
     END IF;
     DELETE FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     RETURN cardinality(v_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.delete_entries IS 'Deletes closed entries; an audit row for each stays. p_hashes: hashtextextended(row::text, 0) of each as it is in the archive; one that has changed since is left. Returns how many.';
+COMMENT ON FUNCTION dlq.delete_entries IS
+    'Deletes closed entries; an audit row for each remains. p_hashes: hashtextextended(row::text, 0) of each as '
+    'archived; an entry that has changed since is kept. Returns how many.';
 
 CREATE OR REPLACE FUNCTION dlq.restore_entries(p_rows jsonb, p_until timestamptz, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -346,7 +379,7 @@ BEGIN
     SELECT array_agg((j ->> 'id')::uuid) INTO v_ids FROM jsonb_array_elements(p_rows) j
     WHERE j ->> 'status' IN ('dlq_resolved', 'dlq_archived')
       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = (j ->> 'id')::uuid AND (e.closed_at IS NULL OR e.closed_at >= v_since));
-    -- With its audit row, which dlq.on_insert looks for at the end of the statement.
+    -- The audit rows are part of the same statement, because dlq.on_insert requires them.
     WITH noted AS (
         INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, river_job_id, queue, kind, error_class, from_class, config_version, origin)
         SELECT r.id, r.status, r.status, dlq.actor(p_actor), 'restored from the archive', p_note, r.strategy, r.rule, r.river_job_id, r.queue, r.kind, r.error_class, r.error_class, coalesce(dlq.policy_version(), r.config_version), dlq.origin(dlq.actor(p_actor), p_actor)
@@ -359,14 +392,17 @@ BEGIN
     RETURN coalesce(cardinality(v_ids), 0);
 END
 $$;
-COMMENT ON FUNCTION dlq.restore_entries IS 'Brings archived entries back, as they were, and keeps their months until p_until. Entries that are there are left alone. Returns how many it brought.';
+COMMENT ON FUNCTION dlq.restore_entries IS
+    'Restores archived entries unchanged, and keeps their months until p_until. Entries that still exist are '
+    'skipped. Returns how many it restored.';
 
--- What grows with what dlqd does, and not with what is in it. p_limit bounds what one transaction deletes.
+-- forget_old deletes records that grow with activity and not with the number of entries. p_limit
+-- bounds each DELETE from a table that may be large.
 CREATE OR REPLACE FUNCTION dlq.forget_old(p_limit integer DEFAULT 10000, p_now timestamptz DEFAULT now()) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_count integer;
-    v_most  integer; -- of any of them: where it is p_limit, there is more to do
+    v_most  integer; -- the largest count of one table: if it is p_limit, there may be more to delete
     v_runs  uuid[] := ARRAY(SELECT r.id FROM dlq.replay_runs r WHERE r.status IN ('completed', 'cancelled', 'stopped') AND r.finished_at < p_now - interval '400 days' ORDER BY r.id LIMIT 1000);
 BEGIN
     DELETE FROM dlq.replay_run_entries e
@@ -389,14 +425,18 @@ BEGIN
     WHERE o.id IN (SELECT d.id FROM dlq.operations d WHERE d.last_at < p_now - interval '400 days' AND NOT EXISTS (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = d.id) ORDER BY d.id LIMIT p_limit);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     v_most := greatest(v_most, v_count);
-    -- A gate or a pace that is not there begins anew.
+    -- A missing gate or pace starts anew.
     DELETE FROM dlq.gates g WHERE greatest(g.started_at, g.until) < p_now - interval '30 days';
     DELETE FROM dlq.paces p WHERE p.free_at < p_now - interval '1 day';
     DELETE FROM dlq.reconcile_findings f WHERE f.hour < p_now - interval '1100 days';
     RETURN v_most;
 END
 $$;
-COMMENT ON FUNCTION dlq.forget_old IS 'Deletes reports of replay runs, requests for approval and what people did in one go (dlq.operations) 400 days after they ended, up to p_limit entries of each, changes of circuit breakers and findings of the reconciler after 1,100 days, and gates and paces that nobody uses. Returns how many it deleted of what it deleted the most of: p_limit where there may be more.';
+COMMENT ON FUNCTION dlq.forget_old IS
+    'Deletes, up to p_limit rows of each: replay runs, approvals and operations (dlq.operations) 400 days after '
+    'they ended, and changes of circuit breakers after 1,100 days. Also deletes findings of the reconciler '
+    'after 1,100 days, and unused gates and paces. Returns the largest count of one table: p_limit if there may '
+    'be more.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_recent() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -407,7 +447,8 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.refuse_recent IS 'Trigger: rows of an audit trail are deleted after 1,100 days at the earliest.';
+COMMENT ON FUNCTION dlq.refuse_recent IS
+    'Trigger: rejects the deletion of rows of an audit trail that are younger than 1,100 days.';
 DROP TRIGGER IF EXISTS changes_kept ON dlq.circuit_breaker_changes;
 CREATE TRIGGER changes_kept AFTER DELETE ON dlq.circuit_breaker_changes REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse_recent();
-COMMENT ON TRIGGER changes_kept ON dlq.circuit_breaker_changes IS 'A change is kept for 1,100 days.';
+COMMENT ON TRIGGER changes_kept ON dlq.circuit_breaker_changes IS 'Changes are kept for 1,100 days.';
