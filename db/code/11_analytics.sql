@@ -1,37 +1,42 @@
--- Analytics: rollups of the audit trail, and what reads them. No query of these counts entries or moves.
+-- Analytics: rollups of the audit trail, and the functions that read them. No query of these counts
+-- entries or moves.
 
--- The moves that committed between two snapshots: of transactions that began after the first, and of those that it saw
--- under way. The trail has moves nearly in the order of their transactions, so BRIN finds the few pages to read, however
--- long one of them was open and however many others came and went meanwhile.
+-- moves_between finds the moves of transactions that began after the first snapshot, and of those
+-- that were in progress in it. Moves are in the trail nearly in the order of their transactions, so
+-- BRIN finds the few pages to read, no matter how long a transaction was open and how many others
+-- ran meanwhile.
 CREATE OR REPLACE FUNCTION dlq.moves_between(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz) RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
-    -- An hour for a clock that was set back.
+    -- The hour allows for a clock that was set back.
     SELECT t.* FROM dlq.dead_letter_transitions t
     WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmax(p_old) AND txid_visible_in_snapshot(t.xid, p_new)
     UNION ALL
-    -- (OFFSET 0: one probe of the index for each, and no other plan.)
+    -- OFFSET 0 forces one index probe per transaction.
     SELECT m.* FROM txid_snapshot_xip(p_old) x CROSS JOIN LATERAL (
         SELECT t.* FROM dlq.dead_letter_transitions t WHERE t.at >= p_since - interval '1 hour' AND t.xid = x OFFSET 0) m
     WHERE txid_visible_in_snapshot(x, p_new)
 $$;
-COMMENT ON FUNCTION dlq.moves_between IS 'Moves of transactions that committed between two snapshots, none of which was made before p_since.';
+COMMENT ON FUNCTION dlq.moves_between IS
+    'Moves of transactions that committed between two snapshots, none of them made before p_since.';
 
--- The moves of a day that a snapshot sees. Those of a database that was restored from a dump have transaction ids of
--- another server, and none where they are older than the column.
+-- In a database that was restored from a dump, transaction ids are those of another server. Moves
+-- that are older than the column have none.
 CREATE OR REPLACE FUNCTION dlq.moves_of_day(p_day timestamptz, p_new txid_snapshot, p_at timestamptz) RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
     SELECT t.* FROM dlq.dead_letter_transitions t
     WHERE t.at >= p_day AND t.at < p_day + interval '1 day'
       AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new) OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))
 $$;
-COMMENT ON FUNCTION dlq.moves_of_day IS 'Moves of a day that a snapshot, taken at p_at, sees.';
+COMMENT ON FUNCTION dlq.moves_of_day IS 'The moves of a day that are visible in a snapshot taken at p_at.';
 
 CREATE OR REPLACE FUNCTION dlq.most_names() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 1000;
-COMMENT ON FUNCTION dlq.most_names IS 'How many error types of a queue, and how many sources, a week counts one by one, and a tenth of how many failure groups a queue has; the rest counts as other.';
+COMMENT ON FUNCTION dlq.most_names IS
+    'The number of error types per queue and week, and of sources per week, that have counts of their own; a '
+    'queue has ten times as many failure groups. The rest counts as other.';
 
--- (Everybody reads titles, and for longer than the entry is there: what is masked of it is not written.)
+-- A title is visible to all users and outlives its entry, so it is stored masked.
 CREATE OR REPLACE FUNCTION dlq.group_title(p_message text, p_original jsonb, p_edited jsonb, p_metadata jsonb, p_job_kind text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -40,13 +45,16 @@ BEGIN
     RETURN left(dlq.masked_text(left(split_part(p_message, E'\n', 1), 4000), v_mask, dlq.sensitive_values(p_original, p_edited, p_metadata, p_job_kind, v_mask)), 200);
 END
 $$;
-COMMENT ON FUNCTION dlq.group_title IS 'What the title of a failure group says of an entry''s error: the first line of its message, masked.';
+COMMENT ON FUNCTION dlq.group_title IS
+    'The title of a failure group, from an entry: the first line of its error message, masked.';
 
--- fold_moves adds moves to the rollups: those between two snapshots or, if p_old is null, those of a day. Backlog and
--- numbers of open entries are not of a day: a rebuild counts them itself.
+-- fold_moves adds moves to the rollups: those between two snapshots or, if p_old is null, those of
+-- a day. With p_old null it leaves out the backlog and the open entries of groups; a rebuild counts
+-- them itself.
 --
--- A failure belongs to the time at which the job failed, whenever it was filed: what failed on a weekend without DLQ workers is
--- the weekend's, and open since then. Any other move belongs to the time at which it was made.
+-- A failure counts at the time at which the job failed, whenever it was filed: failures of a
+-- weekend without DLQ workers belong to the weekend, and are open from then on. Other moves count
+-- at the time at which they were made.
 CREATE OR REPLACE FUNCTION dlq.fold_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz, p_at timestamptz, p_from timestamptz DEFAULT '-infinity') RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
@@ -63,7 +71,8 @@ BEGIN
         FROM (SELECT * FROM dlq.moves_between(p_old, p_new, p_since) WHERE p_old IS NOT NULL
               UNION ALL
               SELECT * FROM dlq.moves_of_day(p_since, p_new, p_at) WHERE p_old IS NULL) m
-        -- A group of an earlier method counts as the one that goes on with it: a move between the two is none.
+        -- A group of an earlier method counts as the group that continues it; a move between the
+        -- two is ignored.
         LEFT JOIN dlq.group_aliases l ON l.main AND l.queue = m.queue AND l.former = m.left_group
         LEFT JOIN dlq.group_aliases j ON j.main AND j.queue = m.queue AND j.former = m.joined_group
         CROSS JOIN LATERAL (
@@ -73,9 +82,9 @@ BEGIN
             SELECT CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.left_group END AS left_group,
                    CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.joined_group END AS joined_group) g
     ), minutes AS MATERIALIZED (
-        -- A move counts once, for its class after it, and takes an open entry away from the class that it had; a failure counts
-        -- in its own minute. A failed redelivery counts for the class that its entry was sent with: its new error is not
-        -- decided yet.
+        -- A move counts once, for the class after it, and an open entry leaves the class before it.
+        -- A failure counts in its own minute. A failed redelivery counts for the class with which
+        -- its entry was sent, because the new error has no class yet.
         SELECT date_trunc('minute', c.at) AS minute, f.queue, c.class,
                count(*) FILTER (WHERE c.sign = 0 AND f.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE c.sign = 0) AS failures,
@@ -84,7 +93,8 @@ BEGIN
                count(*) FILTER (WHERE c.sign = 1 AND f.from_status = 'dlq_processing' AND f.to_status = 'dlq_resolved') AS succeeded,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved' AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed' AND f.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND dlq.is_open(f.from_status)) AS archived, -- one that has failed is closed already
+               -- Without failed entries, which are closed already.
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND dlq.is_open(f.from_status)) AS archived,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual' AND f.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                coalesce(sum(c.sign) FILTER (WHERE c.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')), 0)::bigint AS open_change,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_pending'), 0)::bigint AS pending,
@@ -147,8 +157,8 @@ BEGIN
                     LIMIT 10 * dlq.most_names()) l) END AS room
         FROM (SELECT DISTINCT c.of, c.queue, c.week FROM counted c) d
     ), names AS MATERIALIZED (
-        -- Strangers choose names. Of a queue and a week, and of all sources and a week, so many have rows of their own; the rest
-        -- counts as other. Of fingerprints, so many of a queue.
+        -- Names come from outside, so their number is limited: error types per queue and week,
+        -- sources per week, fingerprints per queue. The rest counts as other.
         SELECT n.of, n.queue, n.week, n.name
         FROM (
             SELECT k.*, row_number() OVER (PARTITION BY k.of, k.queue, k.week, k.known ORDER BY k.times DESC, k.name) AS rank
@@ -175,10 +185,14 @@ BEGIN
         GROUP BY 1, 2, 3
         ON CONFLICT (step, bucket, source) DO UPDATE SET captured = r.captured + excluded.captured
     ), members AS MATERIALIZED (
-        -- An entry joins its group when it is decided, mostly as it is filed. One whose redeliveries are spent is not decided again:
-        -- it leaves with a last failure. One that is replayed or reopened after that joins again without one. One that dlq.regroup
-        -- moves to another group than that which goes on with its former one takes its last failure along, at its time; the
-        -- former group's counts keep that failure as well. One that is judged anew takes no failure along.
+        -- How an entry changes the counts of failure groups:
+        --   - It joins a group when a worker decides it, usually at filing.
+        --   - When its redeliveries are used up, it leaves with a last failure, because it is not
+        --     decided again.
+        --   - If it is replayed or reopened after that, it joins again without a failure.
+        --   - If dlq.regroup moves it to a group that does not continue its former one, its last
+        --     failure counts there, at its time. The former group keeps that failure, too.
+        --   - If it is judged again, it moves without a failure.
         SELECT f.queue,
                CASE WHEN (f.queue, f.joined_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group')
                     THEN f.joined_group ELSE 'other' END AS fingerprint,
@@ -194,12 +208,12 @@ BEGIN
         SELECT g.queue, g.fingerprint, CASE g.fingerprint WHEN 'other' THEN 'others: this queue has too many groups' ELSE e.title END, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
         FROM (
             SELECT m.queue, m.fingerprint, sum(m.failures) AS failures, CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
-                   -- (An entry that closes is no failure.)
+                   -- Only failures change last_seen; an entry that closes is none.
                    min(m.at) AS first_seen, coalesce(max(m.at) FILTER (WHERE m.failures > 0), max(m.at)) AS last_seen,
                    (array_agg(m.entry_id ORDER BY m.at DESC))[1] AS sample, (array_agg(m.to_class ORDER BY m.at DESC))[1] AS class
             FROM members m GROUP BY m.queue, m.fingerprint) g
         LEFT JOIN LATERAL (
-            -- Of groups that are new alone: looking an entry up asks every partition.
+            -- Only for new groups: looking up an entry reads every partition.
             SELECT dlq.group_title(e.error_message, e.original_event, e.edited_event, e.metadata, e.job_kind) AS title, e.error_type
             FROM dlq.dead_letter_queue e
             WHERE e.id = g.sample AND NOT EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = g.queue AND k.fingerprint = g.fingerprint)
@@ -222,10 +236,13 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.fold_moves IS 'Adds moves to the rollups: those that committed between two snapshots or, if p_old is null, those of the day that begins at p_since; not into buckets before p_from.';
+COMMENT ON FUNCTION dlq.fold_moves IS
+    'Adds moves to the rollups: those that committed between two snapshots or, if p_old is null, those of the '
+    'day that begins at p_since. Buckets before p_from are not changed.';
 
--- count_aliases adds the counts of former groups to the groups that go on with them. The former group's row stays, for its
--- marks; lists leave it out. Only refreshes and rebuilds call it: they hold the lock of the rollups.
+-- count_aliases adds the counts of former groups to the groups that continue them. The row of the
+-- former group remains, for its marks; lists leave it out. Only refreshes and rebuilds call it:
+-- they hold the lock of the rollups.
 CREATE OR REPLACE FUNCTION dlq.count_aliases() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 BEGIN
@@ -275,11 +292,12 @@ BEGIN
     ON CONFLICT (step, bucket, queue, fingerprint) DO UPDATE SET failures = r.failures + excluded.failures;
 END
 $$;
-COMMENT ON FUNCTION dlq.count_aliases IS 'Has failure groups go on with the counts, the trend and the times of the '
-    'groups of an earlier grouping method whose errors are in them (dlq.group_aliases).';
+COMMENT ON FUNCTION dlq.count_aliases IS
+    'Adds the counts, the trend and the times of groups of an earlier grouping method to the groups that their '
+    'errors are in now (dlq.group_aliases).';
 
--- A refresh that waits for a lock fails after 5 seconds and is tried again a second later, so that it does not block
--- the next one.
+-- A refresh that waits for a lock fails after 5 seconds and is tried again a second later, so that
+-- it does not block the next one.
 CREATE OR REPLACE FUNCTION dlq.refresh_rollups() RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '5s'
 SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
@@ -289,13 +307,14 @@ DECLARE
     v_at    timestamptz;
     v_count bigint;
 BEGIN
-    -- One at a time, over all dlqd processes.
+    -- One session at a time, over all dlqd processes.
     IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0)) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO v_state FROM dlq.rollup_state;
     SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
-    -- A snapshot of the future: the database was restored from a dump into another server.
+    -- A snapshot ahead of this server's transaction ids: the database was restored from a dump into
+    -- another server.
     IF v_state IS NULL OR txid_snapshot_xmax(v_state.snapshot) > txid_snapshot_xmax(v_new) THEN
         RETURN dlq.rebuild_rollups();
     END IF;
@@ -304,17 +323,20 @@ BEGIN
     IF v_count > 0 THEN
         PERFORM dlq.count_moves(v_state.snapshot, v_new, v_state.since, v_at);
     END IF;
-    -- Where nothing moves, a write every second would be for nothing.
+    -- Without moves, a write per second would be wasted.
     IF v_count > 0 OR v_at > v_state.at + interval '10 seconds' THEN
         UPDATE dlq.rollup_state SET
             snapshot = v_new, at = v_at, moves = moves + v_count,
-            -- Once all that was under way at the last snapshot has ended, whatever is to come was begun after it.
+            -- Once all transactions that ran at the last snapshot have ended, later moves are of
+            -- transactions that began after it.
             since = CASE WHEN txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_state.snapshot) THEN v_state.at ELSE v_state.since END;
     END IF;
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.refresh_rollups IS 'Brings the rollups up to now. dlqd calls it about every second. Returns how many moves it counted; null where another process is at it.';
+COMMENT ON FUNCTION dlq.refresh_rollups IS
+    'Updates the rollups. dlqd calls it about every second. Returns how many moves it counted; null if another '
+    'process is refreshing.';
 
 CREATE OR REPLACE FUNCTION dlq.rebuild_rollups() RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
@@ -329,10 +351,11 @@ DECLARE
 BEGIN
     PERFORM dlq.require_everything('rollups');
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
-    -- Readers see the old rollups until this commits. What is older than the trail stays.
+    -- Readers see the old rollups until this commits. Rollups older than the trail are kept.
     PERFORM dlq.count_aliases();
     DELETE FROM dlq.rollup_backlog;
-    -- One statement, one snapshot: what is open now, and which moves that is the result of.
+    -- One statement, so that one snapshot shows both the open entries and the moves that led to
+    -- them.
     WITH backlog AS (
         INSERT INTO dlq.rollup_backlog (queue, error_class, pending, processing, manual)
         SELECT e.queue, coalesce(e.error_class, 'undecided'), count(*) FILTER (WHERE e.status = 'dlq_pending'), count(*) FILTER (WHERE e.status = 'dlq_processing'), count(*) FILTER (WHERE e.status = 'dlq_manual')
@@ -362,7 +385,7 @@ BEGIN
     )
     SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
 
-    -- Counters go on from where they were: they are not made anew.
+    -- Counters are not rebuilt; they continue from their values.
     SELECT * INTO v_state FROM dlq.rollup_state;
     IF v_state IS NULL OR txid_snapshot_xmax(v_state.snapshot) > txid_snapshot_xmax(v_new) THEN
         PERFORM dlq.count_moves(NULL, v_new, coalesce(v_state.at, '-infinity'), v_at);
@@ -372,7 +395,8 @@ BEGIN
 
     SELECT date_trunc('day', min(t.at)) INTO v_day FROM dlq.dead_letter_transitions t;
     v_first := date_trunc('week', v_day);
-    -- A week that the trail has lost a part of stays as it was. (Failures may be older than the trail: they were filed later.)
+    -- A week of which the trail has lost a part is kept. Failures alone do not show a loss: they
+    -- may be older than the trail, if they were filed later.
     IF EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.scope = 'all' AND r.bucket < v_day
                AND (r.redelivered, r.resolved, r.failed, r.archived) <> (0, 0, 0, 0)) THEN
         v_first := v_first + interval '7 days';
@@ -396,14 +420,16 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.rebuild_rollups IS 'Makes the rollups anew from the audit trail, as far back as it reaches; what is older stays. Returns how many moves it counted. Takes minutes where the trail has many millions; nothing but a refresh waits for it.';
+COMMENT ON FUNCTION dlq.rebuild_rollups IS
+    'Rebuilds the rollups from the audit trail, as far back as it reaches; older rollups are kept. Returns how '
+    'many moves it counted. Takes minutes for many millions of moves; only refreshes wait for it.';
 
 CREATE OR REPLACE FUNCTION dlq.trim_rollups(p_now timestamptz DEFAULT now()) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_flow    WHERE step = 'minute' AND bucket < p_now - interval '3 days';
     DELETE FROM dlq.rollup_flow    WHERE step = 'hour' AND bucket < p_now - interval '400 days';
     DELETE FROM dlq.rollup_times   WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    -- Strangers choose these names: there may be a million of them.
+    -- These names come from outside: there may be a million of them.
     DELETE FROM dlq.rollup_errors  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.rollup_groups  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
@@ -415,20 +441,25 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WHERE NOT EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = m.queue AND g.fingerprint = m.fingerprint)
       AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = m.queue AND a.fingerprint = m.fingerprint);
 $$;
-COMMENT ON FUNCTION dlq.trim_rollups IS 'Deletes rollups that are finer than their age deserves: minutes after three days, hours after 400. Days and weeks stay; but of error types, sources and failure groups hours go after 35 days, days after 400, weeks after 1,100, and a group without open entries after 400.';
+COMMENT ON FUNCTION dlq.trim_rollups IS
+    'Deletes rollups by age: minutes after three days, hours after 400; days and weeks stay. Of error types, '
+    'sources and failure groups, hours are deleted after 35 days, days after 400, weeks after 1,100, and groups '
+    'without open entries after 400 days.';
 
--- Windows end now and are made of whole buckets: the one in which a window begins counts whole.
+-- A window ends now and consists of whole buckets: the bucket in which it begins counts in full.
 
 CREATE OR REPLACE FUNCTION dlq.step_for(p_over interval) RETURNS dlq.rollup_step
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_over <= interval '3 hours' THEN 'minute' WHEN p_over <= interval '3 days' THEN 'hour' ELSE 'day' END::dlq.rollup_step;
-COMMENT ON FUNCTION dlq.step_for IS 'The buckets in which a window is looked at: minutes up to three hours, hours up to three days, else days.';
+COMMENT ON FUNCTION dlq.step_for IS
+    'The bucket size of a chart: minutes for windows of up to three hours, hours up to three days, else days.';
 
--- Many small questions of a window need no finer buckets than these.
+-- Queries that sum up many rows need no finer buckets than these.
 CREATE OR REPLACE FUNCTION dlq.coarse_step(p_over interval) RETURNS dlq.rollup_step
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_over <= interval '24 hours' THEN 'hour' WHEN p_over <= interval '35 days' THEN 'day' ELSE 'week' END::dlq.rollup_step;
-COMMENT ON FUNCTION dlq.coarse_step IS 'The buckets of which a window is summed up: hours up to a day, days up to 35, else weeks.';
+COMMENT ON FUNCTION dlq.coarse_step IS
+    'The bucket size of a sum: hours for windows of up to a day, days up to 35, else weeks.';
 
 CREATE OR REPLACE FUNCTION dlq.flow(p_over interval DEFAULT '24 hours', p_by text DEFAULT 'all', p_queue text DEFAULT NULL, p_step dlq.rollup_step DEFAULT NULL)
 RETURNS TABLE (bucket timestamptz, name text, captured bigint, failures bigint, redelivered bigint, succeeded bigint, resolved bigint, failed bigint, archived bigint, parked bigint, open bigint)
@@ -454,7 +485,8 @@ BEGIN
         WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
         GROUP BY r.bucket, name
     ), names AS MATERIALIZED (
-        -- How many were open before the window: those of today, less what has come since.
+        -- The number of open entries before the window: the open entries of today, less the changes
+        -- since.
         SELECT o.name, sum(o.open)::float8 AS before
         FROM (
             SELECT (CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END) COLLATE "C" AS name, b.pending + b.processing + b.manual AS open, false AS moved
@@ -472,7 +504,10 @@ BEGIN
     ORDER BY n.name, g.bucket;
 END
 $$;
-COMMENT ON FUNCTION dlq.flow IS 'What happened, bucket by bucket, over a window that ends now: captured, failures (captures and failed redeliveries), redelivered, succeeded (redeliveries), resolved, failed, archived, parked, and how many entries were open at the end of each. By all, queue or class.';
+COMMENT ON FUNCTION dlq.flow IS
+    'The activity of a window that ends now, per bucket: captured, failures (captures and failed redeliveries), '
+    'redelivered, succeeded (redeliveries), resolved, failed, archived, parked, and the number of open entries '
+    'at the end. By all, queue or class.';
 
 CREATE OR REPLACE FUNCTION dlq.times(p_over interval DEFAULT '7 days', p_by text DEFAULT 'queue', p_queue text DEFAULT NULL)
 RETURNS TABLE (queue text, measure text, entries bigint, average interval, p50 interval, p95 interval, p99 interval)
@@ -499,12 +534,14 @@ BEGIN
     FROM upto u GROUP BY u.queue, u.measure ORDER BY u.measure, u.queue;
 END
 $$;
-COMMENT ON FUNCTION dlq.times IS 'How long entries that were closed in a window had been open (in_dlq), and how long after its first failure work was done (to_recovery): average, and percentiles within 5 %. By queue, or all (queue is null).';
+COMMENT ON FUNCTION dlq.times IS
+    'How long entries that closed in a window were open (in_dlq), and the time from the first failure until the work '
+    'was done (to_recovery): average, and percentiles within 5 %. By queue, or all (queue is null).';
 
 CREATE OR REPLACE FUNCTION dlq.ratio(p_part numeric, p_whole numeric) RETURNS float8
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_whole > 0 THEN round(p_part / p_whole, 4)::float8 END;
-COMMENT ON FUNCTION dlq.ratio IS 'A part of a whole, from 0 to 1; null where there is nothing.';
+COMMENT ON FUNCTION dlq.ratio IS 'p_part of p_whole, from 0 to 1; null if p_whole is 0.';
 
 CREATE OR REPLACE FUNCTION dlq.stats(p_over interval DEFAULT '24 hours')
 RETURNS TABLE (queue text, open bigint, pending bigint, processing bigint, manual bigint, captured bigint, redelivered bigint, succeeded bigint,
@@ -536,7 +573,9 @@ BEGIN
     ORDER BY s.queue NULLS FIRST;
 END
 $$;
-COMMENT ON FUNCTION dlq.stats IS 'Each queue, and all (queue is null): open entries now, what happened in a window, the share of closed entries that were resolved (resolution_rate), and of redeliveries that succeeded (replay_success).';
+COMMENT ON FUNCTION dlq.stats IS
+    'Figures of each queue, and of all (queue is null): open entries now, the moves of a window, the share of '
+    'closed entries that were resolved (resolution_rate), and of redeliveries that succeeded (replay_success).';
 
 CREATE OR REPLACE FUNCTION dlq.replay_success(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, error_class text, redelivered bigint, succeeded bigint, failed bigint, success float8)
@@ -554,8 +593,9 @@ BEGIN
     ORDER BY 3 DESC, 1, 2;
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_success IS 'Redeliveries in a window, by queue and class: started, succeeded and '
-    'failed, and the share that succeeded. Each counts for the class that its entry had when it was sent.';
+COMMENT ON FUNCTION dlq.replay_success IS
+    'Redeliveries in a window, by queue and class: started, succeeded and failed, and the share that succeeded. '
+    'Each counts for the class that its entry had when it was sent.';
 
 CREATE OR REPLACE FUNCTION dlq.retry_cost(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, captured bigint, attempts bigint, redelivered bigint, succeeded bigint, resolved bigint, attempts_per_capture float8, wasted float8)
@@ -573,7 +613,9 @@ BEGIN
     GROUP BY r.queue ORDER BY sum(r.attempts + r.redelivered) DESC, r.queue;
 END
 $$;
-COMMENT ON FUNCTION dlq.retry_cost IS 'What retrying costs, by queue: attempts that jobs had made when they were captured, redeliveries, and the share of all of these that failed (wasted).';
+COMMENT ON FUNCTION dlq.retry_cost IS
+    'The cost of retries, by queue: attempts of jobs before their capture, redeliveries, and the share of all '
+    'of these that failed (wasted).';
 
 CREATE OR REPLACE FUNCTION dlq.error_types(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL, p_limit integer DEFAULT 50)
 RETURNS TABLE (error_type text, failures bigint, share float8)
@@ -590,7 +632,8 @@ BEGIN
     GROUP BY r.error_type ORDER BY 2 DESC, 1 LIMIT p_limit;
 END
 $$;
-COMMENT ON FUNCTION dlq.error_types IS 'Failures in a window by type of error ('''' where it has none), and each type''s share.';
+COMMENT ON FUNCTION dlq.error_types IS
+    'Failures in a window by error type ('''' if the error has none), and the share of each type.';
 
 CREATE OR REPLACE FUNCTION dlq.top_groups(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL, p_limit integer DEFAULT 20)
 RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, in_window bigint, trend bigint[], failures bigint, open bigint,
@@ -618,7 +661,10 @@ BEGIN
     ORDER BY t.failures DESC, t.queue, t.fingerprint;
 END
 $$;
-COMMENT ON FUNCTION dlq.top_groups IS 'The failure groups with the most failures in a window: what they say, failures in the window and their trend (by the hour up to a day, by the day up to 35, else by the week), failures in all, open entries, when first and last seen, and the last entry.';
+COMMENT ON FUNCTION dlq.top_groups IS
+    'The failure groups with the most failures in a window: title, failures in the window and their trend (by '
+    'hour up to a day, by day up to 35, else by week), failures in all, open entries, when first and last seen, '
+    'and the last entry.';
 
 CREATE OR REPLACE FUNCTION dlq.heat_map(p_over interval DEFAULT '28 days', p_timezone text DEFAULT 'UTC', p_queue text DEFAULT NULL)
 RETURNS TABLE (weekday integer, hour integer, failures bigint)
@@ -652,7 +698,9 @@ BEGIN
     GROUP BY r.source ORDER BY 2 DESC, 1 LIMIT p_limit;
 END
 $$;
-COMMENT ON FUNCTION dlq.noisiest_sources IS 'Sources of messages with the most captures in a window, and their share of those that name a source.';
+COMMENT ON FUNCTION dlq.noisiest_sources IS
+    'Sources of messages with the most captures in a window, and their share of the captures that name a '
+    'source.';
 
 CREATE OR REPLACE FUNCTION dlq.oldest_entries(p_limit integer DEFAULT 20)
 RETURNS TABLE (id uuid, age interval, status dlq.dead_letter_status, queue text, kind text, error_class text, error_type text, assigned_to text)
@@ -660,24 +708,25 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
     SELECT e.id, now() - e.created_at, e.status, e.queue, e.kind, e.error_class, e.error_type, e.assigned_to
     FROM dlq.dead_letter_queue e WHERE e.stage IN ('inbox', 'open') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())))) ORDER BY e.id LIMIT p_limit
 $$;
-COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open for the longest.';
+COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open longest.';
 
 CREATE OR REPLACE FUNCTION dlq.policy_changes(p_over interval DEFAULT '7 days')
 RETURNS TABLE (at timestamptz, version text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT a.at, a.config_version FROM dlq.acts a WHERE a.subject = 'policy' AND a.at >= now() - p_over ORDER BY a.at DESC LIMIT 1000
 $$;
-COMMENT ON FUNCTION dlq.policy_changes IS 'When another version of the policy came into force, the latest first, 1,000 at most.';
+COMMENT ON FUNCTION dlq.policy_changes IS 'When the version of the policy changed, newest first, 1,000 at most.';
 
--- (Rules have no rollup: the newest entries are looked at, whosever they are, so that it costs the same for everybody. The plan is made for the
--- time, so that partitions of before are neither looked at nor locked.)
+-- Rules have no rollup. by_rule reads the newest entries of all queues, so that it costs the same
+-- for every caller. The custom plan knows the times, and excludes and does not lock partitions of
+-- before.
 CREATE OR REPLACE FUNCTION dlq.by_rule(p_over interval DEFAULT '24 hours', p_most integer DEFAULT 5000)
 RETURNS TABLE (rule text, entries bigint, more boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_since constant timestamptz := now() - p_over;
-    v_until constant timestamptz := now() + interval '1 hour'; -- nor those that were made ahead
+    v_until constant timestamptz := now() + interval '1 hour'; -- excludes partitions that were created ahead
     v_first constant uuid := dlq.first_id(v_since);
 BEGIN
     RETURN QUERY
@@ -690,30 +739,36 @@ BEGIN
     GROUP BY n.rule ORDER BY 2 DESC, 1;
 END
 $$;
-COMMENT ON FUNCTION dlq.by_rule IS 'The dead letters that were captured in a window, by the rule that judged them last; of the newest p_most. more: there were as many, or more.';
+COMMENT ON FUNCTION dlq.by_rule IS
+    'The newest p_most dead letters that were captured in a window, by the rule that decided them last. more: '
+    'there may be further ones.';
 
 CREATE OR REPLACE VIEW dlq.rates_by_hour AS
     SELECT f.bucket AS hour, f.name AS queue, f.captured, f.failures, f.redelivered, f.succeeded, f.resolved, f.failed, f.archived, f.parked, f.open
     FROM dlq.flow('7 days', 'queue', NULL, 'hour') f;
-COMMENT ON VIEW dlq.rates_by_hour IS 'What happened in each queue in each hour of the last seven days, and its open entries at the end of it; see dlq.flow.';
+COMMENT ON VIEW dlq.rates_by_hour IS
+    'The activity of each queue in each hour of the last seven days, and its open entries at the end of the '
+    'hour; see dlq.flow.';
 CREATE OR REPLACE VIEW dlq.backlog_by_class AS SELECT f.bucket AS hour, f.name AS error_class, f.open FROM dlq.flow('7 days', 'class', NULL, 'hour') f;
 COMMENT ON VIEW dlq.backlog_by_class IS 'Open entries of each class at the end of each hour of the last seven days.';
 CREATE OR REPLACE VIEW dlq.failures_by_hour AS SELECT * FROM dlq.heat_map('28 days', current_setting('timezone'));
 COMMENT ON VIEW dlq.failures_by_hour IS 'Failures of the last 28 days by weekday (1 is Monday) and hour, in the session''s time zone.';
 CREATE OR REPLACE VIEW dlq.time_in_dlq AS SELECT * FROM dlq.times('7 days');
-COMMENT ON VIEW dlq.time_in_dlq IS 'How long entries closed in the last seven days were open, and work took to recover; see dlq.times.';
+COMMENT ON VIEW dlq.time_in_dlq IS
+    'How long the entries that closed in the last seven days were open, and how long recovery took; see '
+    'dlq.times.';
 CREATE OR REPLACE VIEW dlq.rollup_lag AS SELECT s.at, now() - s.at AS behind, s.rebuilt_at, s.moves FROM dlq.rollup_state s;
-COMMENT ON VIEW dlq.rollup_lag IS 'As of when analytics are exact.';
--- (Each is the function of its name, with what that takes by default.)
+COMMENT ON VIEW dlq.rollup_lag IS 'The time up to which analytics are exact.';
+-- The following views are the functions of the same names with default arguments.
 CREATE OR REPLACE VIEW dlq.error_types AS SELECT * FROM dlq.error_types();
-COMMENT ON VIEW dlq.error_types IS 'Failures of the last seven days by type of error, the most first.';
+COMMENT ON VIEW dlq.error_types IS 'Failures of the last seven days by error type, most frequent first.';
 CREATE OR REPLACE VIEW dlq.top_groups AS SELECT * FROM dlq.top_groups();
 COMMENT ON VIEW dlq.top_groups IS 'The failure groups with the most failures in the last seven days.';
 CREATE OR REPLACE VIEW dlq.replay_success AS SELECT * FROM dlq.replay_success();
-COMMENT ON VIEW dlq.replay_success IS 'How redeliveries of the last seven days ended, by queue and class.';
+COMMENT ON VIEW dlq.replay_success IS 'The results of the redeliveries of the last seven days, by queue and class.';
 CREATE OR REPLACE VIEW dlq.retry_cost AS SELECT * FROM dlq.retry_cost();
-COMMENT ON VIEW dlq.retry_cost IS 'What attempts and redeliveries of the last seven days were spent on, by queue.';
+COMMENT ON VIEW dlq.retry_cost IS 'The cost of attempts and redeliveries of the last seven days, by queue.';
 CREATE OR REPLACE VIEW dlq.noisiest_sources AS SELECT * FROM dlq.noisiest_sources();
-COMMENT ON VIEW dlq.noisiest_sources IS 'Which sources'' messages became dead letters in the last seven days, the most first.';
+COMMENT ON VIEW dlq.noisiest_sources IS 'The sources with the most captures in the last seven days.';
 CREATE OR REPLACE VIEW dlq.oldest_entries AS SELECT * FROM dlq.oldest_entries();
-COMMENT ON VIEW dlq.oldest_entries IS 'The open entries that have waited for the longest.';
+COMMENT ON VIEW dlq.oldest_entries IS 'The entries that have been open longest.';
