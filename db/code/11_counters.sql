@@ -1,17 +1,21 @@
--- Counters: what happened to dead letters, as totals that never go down. /metrics shows them, the same in every process.
+-- Counters: totals of what happened to dead letters, which never decrease. /metrics serves them;
+-- every process serves the same values.
 
 CREATE OR REPLACE FUNCTION dlq.most_counted_queues() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 100;
-COMMENT ON FUNCTION dlq.most_counted_queues IS 'How many queues have counters of their own; the rest counts as other.';
+COMMENT ON FUNCTION dlq.most_counted_queues IS
+    'The number of queues with counters of their own; the rest counts as other.';
 
 CREATE OR REPLACE FUNCTION dlq.most_counted_types() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 20;
-COMMENT ON FUNCTION dlq.most_counted_types IS 'How many types of error of a queue have counters of their own; the rest counts as other.';
+COMMENT ON FUNCTION dlq.most_counted_types IS
+    'The number of error types per queue with counters of their own; the rest counts as other.';
 
--- count_moves adds the moves between two snapshots to the counters or, if p_old is null, those since p_since that a snapshot, taken
--- at p_at, sees. (What a database that was restored from a dump has lost, its counters have lost too.)
+-- count_moves adds the moves between two snapshots to the counters or, if p_old is null, those
+-- since p_since that are visible in a snapshot taken at p_at. After a restore from a dump the
+-- counters lack what the database lacks.
 CREATE OR REPLACE FUNCTION dlq.count_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz, p_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
     WITH fresh AS MATERIALIZED (
@@ -23,7 +27,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
               SELECT t.* FROM dlq.dead_letter_transitions t
               WHERE p_old IS NULL AND t.at >= p_since AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new) OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))) m
     ), queues AS MATERIALIZED (
-        -- Strangers choose names: so many have counters of their own, those that came first.
+        -- Names come from outside, so only a limited number of queues have counters of their own:
+        -- the first ones.
         SELECT k.queue, CASE WHEN k.known OR row_number() OVER (PARTITION BY k.known ORDER BY k.moves DESC, k.queue) <= dlq.most_counted_queues() - k.counted THEN k.queue ELSE 'other' END AS shown
         FROM (SELECT f.queue, count(*) AS moves, EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'captured' AND c.queue = f.queue) AS known,
                      (SELECT count(DISTINCT c.queue) FROM dlq.counters c WHERE c.name = 'captured' AND c.queue <> 'other') AS counted
@@ -31,14 +36,15 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
     ), shown AS MATERIALIZED (
         SELECT q.shown, f.* FROM fresh f JOIN queues q ON q.queue = f.queue
     ), kinds AS (
-        -- A redelivery that failed counts for the class that its entry was sent with: its new error is not decided yet.
+        -- A failed redelivery counts for the class with which its entry was sent, because the new
+        -- error has no class yet.
         SELECT s.shown, s.class, count(*) FILTER (WHERE s.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE s.from_status IS NULL) AS failures, 0 AS failed_again,
                count(*) FILTER (WHERE s.to_status = 'dlq_processing' AND s.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
                count(*) FILTER (WHERE s.from_status = 'dlq_processing' AND s.to_status = 'dlq_resolved') AS succeeded,
                count(*) FILTER (WHERE s.to_status = 'dlq_resolved' AND s.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE s.to_status = 'dlq_failed' AND s.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
-               count(*) FILTER (WHERE s.to_status = 'dlq_archived' AND dlq.is_open(s.from_status)) AS archived, -- one that has failed is closed already
+               count(*) FILTER (WHERE s.to_status = 'dlq_archived' AND dlq.is_open(s.from_status)) AS archived,
                count(*) FILTER (WHERE s.to_status = 'dlq_manual' AND s.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                count(*) FILTER (WHERE s.actor = 'sweep') AS swept
         FROM shown s GROUP BY s.shown, s.class
@@ -78,15 +84,17 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
     GROUP BY a.name, a.queue, a.label
     ON CONFLICT (name, queue, label) DO UPDATE SET value = r.value + excluded.value
 $$;
-COMMENT ON FUNCTION dlq.count_moves IS 'Adds moves to the counters: those that committed between two snapshots or, if p_old is null, those since p_since that the new one sees.';
+COMMENT ON FUNCTION dlq.count_moves IS
+    'Adds moves to the counters: those that committed between two snapshots or, if p_old is null, those since '
+    'p_since that are visible in p_new.';
 
--- Which names have counters of their own follows what there is most of. One that loses its counter counts as other from then on, and one
--- that gets it begins at 0: no counter goes down.
+-- trim_counters gives counters to the most frequent names. A name that loses its counter counts as
+-- other from then on, and a new counter begins at 0, so that no counter decreases.
 CREATE OR REPLACE FUNCTION dlq.trim_counters(p_now timestamptz DEFAULT now()) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET jit = off AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0)) THEN
-        RETURN; -- the next hour will do
+        RETURN; -- the next hourly run does it
     END IF;
     WITH top AS MATERIALIZED (
         SELECT t.queue, t.error_type FROM (
@@ -102,7 +110,7 @@ BEGIN
     INSERT INTO dlq.counters (name, queue, label, value)
     SELECT 'error_type', t.queue, t.error_type, 0 FROM top t WHERE t.queue IN (SELECT f.queue FROM full_queues f)
     ON CONFLICT (name, queue, label) DO NOTHING;
-    -- A queue that is not used any more gives its place to another.
+    -- A queue that is no longer used makes room for another.
     IF (SELECT count(DISTINCT c.queue) FROM dlq.counters c WHERE c.name = 'captured' AND c.queue <> 'other') >= dlq.most_counted_queues() THEN
         DELETE FROM dlq.counters c
         WHERE c.name <> 'breaker' AND c.queue <> 'other'
@@ -111,14 +119,17 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.trim_counters IS 'Has the most frequent error types of the last seven days have counters of their own, and no queue that was not used for 30 days where others need its place.';
+COMMENT ON FUNCTION dlq.trim_counters IS
+    'Gives counters to the most frequent error types of the last seven days. Deletes those of queues that were '
+    'not used for 30 days, if others need the room.';
 
--- needs_person looks at p_most manual and p_most failed entries, in equal shares:
---   1. Of a class of a queue that has no more manual entries than its share, the count is exact.
---   2. Of one that has more, it is at least what the rollups say: all that are manual, less the open entries of
---      muted groups, less those that became manual within the time.
---   3. Failed entries are read between the muted groups of their queue, so that a large muted group does not use up
---      the share of the others.
+-- needs_person reads p_most manual and p_most failed entries, in equal shares:
+--   1. If a class of a queue has no more manual entries than its share, the count is exact.
+--   2. If it has more, the count is at least the estimate of the rollups: all manual entries, less
+--      the open entries of muted groups, less those that became manual within the time.
+--   3. Failed entries are read in the ranges between the muted groups of their queue, so that a
+--      large muted group does not use up the share of the others.
+--
 -- Bitmap scans are off: they read all index entries of a class before the first row.
 CREATE OR REPLACE FUNCTION dlq.needs_person(p_after interval DEFAULT '15 minutes', p_queues text[] DEFAULT '{}',
     p_afters interval[] DEFAULT '{}', p_most integer DEFAULT 5000)
@@ -178,7 +189,8 @@ BEGIN
              WHERE r.below IS NOT NULL AND o.queue = r.queue AND o.fingerprint > r.above AND o.fingerprint < r.below
              LIMIT r.share)
             UNION ALL
-            -- Entries whose last failure came before they were decided have no group. (No index has them.)
+            -- Entries whose last failure came before they were decided have no group. No index
+            -- contains them.
             (SELECT o.error_class, o.closed_at
              FROM (SELECT f.error_class, f.closed_at, f.fingerprint FROM dlq.dead_letter_failed f
                    WHERE r.above = '' AND f.queue = r.queue LIMIT r.share) o
@@ -192,4 +204,7 @@ BEGIN
     WHERE n.entries > 0 GROUP BY 1, 2 ORDER BY 1, 2;
 END
 $$;
-COMMENT ON FUNCTION dlq.needs_person IS 'Entries that have waited for a person (manual, or failed) for longer than p_after, or than p_afters says of p_queues, by queue and class; without those of muted groups. A change of a manual entry, such as a note, starts its time again. Looks at p_most of each sort; where there are more, there may be more.';
+COMMENT ON FUNCTION dlq.needs_person IS
+    'The number of entries that have waited for a person (manual or failed) for longer than p_after, or than '
+    'p_afters for p_queues, by queue and class, without muted groups. A change of a manual entry, such as a '
+    'note, restarts its time. Reads p_most of each sort; beyond that, the count may be too low.';
