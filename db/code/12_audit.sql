@@ -1,7 +1,8 @@
--- The audit trail as people search it, and erasure of somebody's data, with a record that it was done.
+-- Search of the audit trail, and the erasure of a person's data, of which a record is kept.
 
--- trail_begins bounds the months in which an entry's moves can be. They were all made after it was captured, by this server's clock;
--- of one that is gone, its id says when its job failed, by the application's. (An hour, or a day, for clocks that were set back.)
+-- trail_begins bounds the months in which an entry's moves can be. All of them were made after its
+-- capture, by this server's clock. If the entry is gone, its id has the time when its job failed,
+-- by the application's clock. An hour, or a day, allows for clocks that were set back.
 CREATE OR REPLACE FUNCTION dlq.trail_begins(p_id uuid) RETURNS timestamptz
 LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -15,7 +16,7 @@ BEGIN
     RETURN coalesce(v_captured - interval '1 hour', v_since);
 END
 $$;
-COMMENT ON FUNCTION dlq.trail_begins IS 'The time before which an entry has no audit rows; null of null.';
+COMMENT ON FUNCTION dlq.trail_begins IS 'The time before which an entry has no audit rows; null if p_id is null.';
 
 CREATE OR REPLACE FUNCTION dlq.trail(p_id uuid, p_limit integer DEFAULT 1000) RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
@@ -29,10 +30,11 @@ BEGIN
         WHERE t.entry_id = p_id AND t.at >= v_from AND dlq.in_scope(t.queue, t.kind, v_scope) ORDER BY t.at, t.id LIMIT p_limit;
 END
 $$;
-COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, in order.';
+COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, oldest first.';
 
--- Both trails: the moves of entries, and what was done to anything else (dlq.acts). Their ids come from one sequence, of which each
--- session takes some ahead: time is the order, and the id where two have the same.
+-- audit reads both trails: moves of entries, and changes of anything else (dlq.acts). Their ids
+-- come from one sequence, of which each session caches a range; rows are therefore ordered by time,
+-- then by id.
 CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid, from_status dlq.dead_letter_status, to_status dlq.dead_letter_status,
                reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text, detail jsonb, operation uuid)
@@ -40,14 +42,15 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp A
 DECLARE
     v_key   text;
     v_where text := 'true';
-    v_acts  boolean := NOT p_filter ?| '{entryId,queue,kind,from,to,operation}'; -- which acts have not
+    v_acts  boolean := NOT p_filter ?| '{entryId,queue,kind,from,to,operation}'; -- acts do not have these columns
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
     v_scope jsonb := dlq.scope();
     v_mask  jsonb := dlq.mask(false);
     v_note  text := CASE WHEN v_mask IS NULL THEN 't.note' ELSE 'dlq.masked_text(t.note, $8)' END;
 BEGIN
-    -- As in dlq.filter_where, values are read from the parameter $1 and never put into the text.
+    -- As in dlq.filter_where, values are read from parameter $1 and never become part of the SQL
+    -- text.
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
         v_where := v_where || ' AND ' || CASE v_key
             WHEN 'actor'         THEN 't.actor = $1 ->> ''actor''' || CASE WHEN dlq.origin(p_filter ->> 'actor') IS NULL THEN '' ELSE ' AND t.origin IS NOT NULL' END
@@ -71,13 +74,13 @@ BEGIN
         END IF;
     END LOOP;
     v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3' ELSE ' AND (t.at, t.id) < ($3, $6)' END || ' ORDER BY t.at DESC, t.id DESC LIMIT $2';
-    -- Times are given as parameters, so that months outside of them are left out of the plan.
+    -- The times are parameters, so that the plan excludes months outside of them.
     v_from := greatest((p_filter ->> 'after')::timestamptz, dlq.trail_begins((p_filter ->> 'entryId')::uuid), v_from);
     v_until := least((p_filter ->> 'before')::timestamptz, p_before + interval '1 microsecond', v_until);
     RETURN QUERY EXECUTE
         'SELECT * FROM (
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, ' || v_note || ' AS note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
-             -- What an edit put into a payload, for those who may see that.
+             -- Edited payloads, for callers who may see them.
              || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail' ELSE 'dlq.masked_detail(t.detail, $8) AS detail' END
              || ', t.operation FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND '
              || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.in_scope(t.queue, t.kind, $7) AND ' END || v_where || ')'
@@ -93,9 +96,14 @@ EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'audit: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
-COMMENT ON FUNCTION dlq.audit IS 'Who did what, to which entry or to what else, when, from where and why, the latest first; before the time p_before, or the row of that time and p_before_id, for the next page. detail has what an edit put into a payload. Filter: {"actor": "kim", "people": true (not what dlqd does by itself), "dbUser", "origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), "configVersion", "operation", "after", "before"}.';
+COMMENT ON FUNCTION dlq.audit IS
+    'Who changed what, when, from where and why: changes of entries and of anything else, newest first. For the '
+    'next page: rows before the time p_before, or before the row with p_before and p_before_id. detail includes '
+    'edited payloads. Filter: {"actor": "kim", "people": true (without what dlqd does by itself), "dbUser", '
+    '"origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), '
+    '"configVersion", "operation", "after", "before"}.';
 
--- What is left of an entry whose data was erased: that it failed, when, how, and what became of it.
+-- erased keeps of an entry that it failed, when, how, and what became of it.
 CREATE OR REPLACE FUNCTION dlq.erased(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -117,7 +125,8 @@ BEGIN
     RETURN p_entry;
 END
 $$;
-COMMENT ON FUNCTION dlq.erased IS 'An entry without payload, error texts, metadata, subscriber, ordering key, tags and notes.';
+COMMENT ON FUNCTION dlq.erased IS
+    'Returns the entry without payload, error texts, metadata, subscriber, ordering key, tags and notes.';
 
 CREATE OR REPLACE FUNCTION dlq.erase_rows(p_rows jsonb, p_filter jsonb) RETURNS TABLE (id uuid, line text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -127,7 +136,7 @@ BEGIN
         USING p_filter, p_rows;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_rows IS 'Of entries as the archive has them, those that a filter chooses, erased.';
+COMMENT ON FUNCTION dlq.erase_rows IS 'From rows of the archive, returns those that match a filter, erased.';
 
 CREATE OR REPLACE FUNCTION dlq.erase_jobs(p_jobs bigint[]) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
@@ -140,9 +149,10 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_jobs IS 'Takes args, errors, tags and metadata out of jobs that have ended. Returns how many.';
+COMMENT ON FUNCTION dlq.erase_jobs IS
+    'Deletes args, errors, tags and metadata of jobs that have ended. Returns how many.';
 
--- (That a replay run sent an entry back says nothing of a person.)
+-- The run id is kept: it says nothing about a person.
 CREATE OR REPLACE FUNCTION dlq.erase_trail(p_ids uuid[], p_since timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
@@ -153,9 +163,10 @@ BEGIN
     UPDATE dlq.replay_run_entries r SET detail = NULL WHERE r.entry_id = ANY (p_ids) AND r.detail IS NOT NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_trail IS 'Takes edited payloads of entries out of the audit trail, and error texts out of the reports of replay runs.';
+COMMENT ON FUNCTION dlq.erase_trail IS
+    'Deletes edited payloads of entries from the audit trail, and error texts from the reports of replay runs.';
 
--- (Groups are written by whoever refreshes the rollups.)
+-- The lock is that of the rollups, which write failure groups.
 CREATE OR REPLACE FUNCTION dlq.erase_titles(p_groups text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -166,10 +177,12 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_titles IS 'Takes error texts out of the titles of failure groups, given as queue and fingerprint with a newline between: one may be what an erased entry said.';
+COMMENT ON FUNCTION dlq.erase_titles IS
+    'Deletes error texts from the titles of failure groups, given as queue and fingerprint with a newline '
+    'between: a title may be the text of an erased entry.';
 
--- erase_archived does for entries that the archive alone has what erase_entries does for the others: their moves are in the
--- database for years, and River may have their jobs.
+-- erase_archived is erase_entries for entries that are only in the archive: the database keeps
+-- their moves for years, and River may still have their jobs.
 CREATE OR REPLACE FUNCTION dlq.erase_archived(p_rows jsonb) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
@@ -188,7 +201,10 @@ BEGIN
     RETURN dlq.erase_jobs(v_jobs);
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_archived IS 'Takes what the database still has of entries that the archive alone holds (as rows of dead_letter_queue): edited payloads in the audit trail, error texts in reports and titles, their jobs. Returns how many jobs.';
+COMMENT ON FUNCTION dlq.erase_archived IS
+    'Erases what the database still has of entries that are only in the archive (rows of dead_letter_queue): '
+    'edited payloads in the audit trail, error texts in reports and titles, and their jobs. Returns how many '
+    'jobs.';
 
 CREATE OR REPLACE FUNCTION dlq.were_erased(p_ids uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
@@ -196,23 +212,27 @@ BEGIN
     RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.reason = 'erased' AND t.at >= dlq.closed_since(p_ids);
 END
 $$;
-COMMENT ON FUNCTION dlq.were_erased IS 'Which of these entries'' data was erased in the database.';
+COMMENT ON FUNCTION dlq.were_erased IS 'Returns those of the entries whose data was erased in the database.';
 
--- (An erasure errs on the side of taking. Only numbers are not looked for inside of longer ones: 8 of cus_8 is not in cus_81.)
+-- An erasure rather erases too much: names finds values inside of longer words. Only a number does
+-- not match inside of a longer number: cus_8 is not in cus_81.
 CREATE OR REPLACE FUNCTION dlq.names(p_text text, p_values text[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 RETURN EXISTS (SELECT FROM unnest(p_values) v (value) WHERE CASE
     WHEN coalesce(position(v.value IN p_text), 0) = 0 THEN false
     WHEN v.value !~ '^[0-9]|[0-9]$' OR length(v.value) > 1000 THEN true
     ELSE p_text ~ (CASE WHEN v.value ~ '^[0-9]' THEN '(^|[^0-9])' ELSE '' END || regexp_replace(v.value, '([^[:alnum:]])', '\\\1', 'g') || CASE WHEN v.value ~ '[0-9]$' THEN '($|[^0-9])' ELSE '' END) END);
-COMMENT ON FUNCTION dlq.names IS 'Whether a text has one of some values in it: cus_8 is not in cus_81.';
+COMMENT ON FUNCTION dlq.names IS
+    'Whether a text contains one of the values. A number does not match inside of a longer one: cus_8 is not in '
+    'cus_81.';
 
--- A replay run names a person by its filter, its patch, its note: one that holds a value of the erasure''s filter, or that looked at
--- payloads, subscribers, ordering keys or tags and sent back an entry of theirs.
+-- The filter, the patch or the note of a replay run may name a person. A run is erased if it
+-- contains a value of the erasure's filter, or if it selected by payloads, subscribers, ordering
+-- keys or tags, or patched, and redelivered one of the person's entries.
 CREATE OR REPLACE FUNCTION dlq.erase_runs(p_filter jsonb, p_ids uuid[]) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    -- (The paths of payloadAt name nobody.)
+    -- The paths of payloadAt contain no personal data.
     v_values text[] := ARRAY(SELECT DISTINCT v.value #>> '{}' FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key, CASE f.key WHEN 'payloadAt' THEN jsonb_path_query_array(f.value, '$[*].values[*]') ELSE f.value END), '{}') FROM jsonb_each(p_filter) f WHERE f.key = ANY (dlq.personal_filters())), 'strict $.**') v (value)
                              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
     v_runs   uuid[];
@@ -231,9 +251,9 @@ BEGIN
     UPDATE dlq.replay_runs r SET
         filter = r.filter - dlq.personal_filters() - 'errorMessage' || '{"erased": true}',
         patch = CASE WHEN r.patch IS NOT NULL THEN '{"erased": true}' END::jsonb, merge_patch = CASE WHEN r.merge_patch IS NOT NULL THEN '{"erased": true}' END::jsonb, note = NULL
-    WHERE r.id = ANY (v_runs) AND r.status IN ('completed', 'cancelled'); -- a stopped one can go on
+    WHERE r.id = ANY (v_runs) AND r.status IN ('completed', 'cancelled'); -- a stopped run can be resumed
     SELECT count(*) INTO v_live FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND r.status NOT IN ('completed', 'cancelled');
-    -- Requests for approval name people as runs do.
+    -- Requests for approval may name persons, too.
     WITH named AS MATERIALIZED (
         SELECT a.id FROM dlq.approvals a
         WHERE a.id IS DISTINCT FROM dlq.approved() AND a.request ->> 'erased' IS NULL
@@ -244,35 +264,40 @@ BEGIN
     ), blanked AS (
         UPDATE dlq.approvals a SET request = '{"erased": true}', note = NULL, decision = NULL, problem = NULL WHERE a.id IN (SELECT n.id FROM named n) AND a.ended_at IS NOT NULL RETURNING a.id
     ), done AS (
-        -- And so does what they did in one go.
+        -- So may operations.
         UPDATE dlq.operations o SET filter = CASE WHEN o.filter IS NOT NULL THEN '{"erased": true}' END::jsonb, args = '{}', note = NULL
         WHERE EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(o.filter, o.args), 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
            OR dlq.names(concat_ws(' ', o.note, o.filter ->> 'errorMessage'), v_values)
            OR o.filter ?| dlq.personal_filters() AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
     ) SELECT count(*) INTO v_asked FROM named n WHERE n.id NOT IN (SELECT b.id FROM blanked b);
     UPDATE dlq.group_marks m SET note = NULL WHERE dlq.names(m.note, v_values);
-    -- A view without its query would be of all entries. What it says of queues, kinds and the like names nobody (but in quotes it is a text).
+    -- A saved view without its query would select all entries, so it is deleted. Values of fields
+    -- such as queue:mailers are not personal data; "queue:mailers" in quotes is a text, and may be.
     DELETE FROM dlq.saved_views w
     WHERE dlq.names(w.name || ' ' || regexp_replace(w.query, '("(?:[^"\\]|\\.)*")|(^|\s)(status|queue|kind|class|type|code|group|rule|strategy|waiting|stage):("(?:[^"\\]|\\.)*"|\S*)', '\1 ', 'g'), v_values);
     RETURN v_live + v_asked;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_runs IS 'Takes filter values, patches and notes out of replay runs, requests for approval and operations that name whom a filter names, or were about these entries; notes of failure groups and saved views that name them go. Returns how many of the former have not ended, and were left.';
+COMMENT ON FUNCTION dlq.erase_runs IS
+    'Deletes filter values, patches and notes of replay runs, approvals and operations that name the person of '
+    'a filter, or that handled these entries. Deletes notes of failure groups and saved views that name the '
+    'person. Returns how many runs and approvals were skipped because they have not ended.';
 
--- erase_entries takes jobs, then entries, as redeliveries do, and waits for neither: what somebody holds is left, and counted as
--- under way. Open and failed entries are archived: there is nothing left to redeliver.
+-- erase_entries locks jobs, then entries, as redeliveries do. It waits for neither: what another
+-- session has locked is skipped, and counted in under_way. Open and failed entries are archived,
+-- because nothing is left to redeliver.
 CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer, OUT jobs integer, OUT under_way integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
-    v_from  timestamptz; -- of the trail
+    v_from  timestamptz; -- start of the audit rows
     v_ids   uuid[];
     v_jobs  bigint[];
 BEGIN
     PERFORM dlq.file(p_ids);
     SELECT coalesce(array_agg(e.id), '{}'), min(e.created_at) - interval '1 hour' INTO v_ids, v_from
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status <> 'dlq_processing' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-    -- River keeps the jobs for a while: the first, and each redelivery.
+    -- River keeps jobs for a while: the original one, and each redelivery.
     WITH theirs AS MATERIALIZED (
         SELECT e.id AS entry_id, e.river_job_id AS job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
         UNION
@@ -302,8 +327,9 @@ BEGIN
     WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     GET DIAGNOSTICS entries = ROW_COUNT;
 
-    -- What a job told and nobody has applied yet, or the database refuses: that it ended stays.
-    -- (A job that cancelled itself has an error; one that was cancelled has none.)
+    -- Facts that are not applied yet, or that the database refuses, still say that the job ended, but
+    -- lose its metadata and errors. A job that cancelled itself has an error; a job that was cancelled
+    -- has none.
     UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job)
         THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
     WHERE f.job IS NOT NULL AND (f.entry_id = ANY (v_ids) OR (f.job_id, f.job_created_at) IN (
@@ -316,7 +342,10 @@ BEGIN
     PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note, '{resolved,archived}');
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_entries IS 'Takes payloads, error texts and what else may be personal out of entries, of their jobs and of the audit trail''s details. Open and failed entries are archived; those with a redelivery under way, or that somebody holds, are left, and counted.';
+COMMENT ON FUNCTION dlq.erase_entries IS
+    'Erases payloads, error texts and other personal data of entries, of their jobs and of the details of the '
+    'audit trail. Open and failed entries are archived. Entries that have a redelivery under way, or that '
+    'another session has locked, are skipped and counted in under_way.';
 
 CREATE OR REPLACE FUNCTION dlq.erase_begin(p_filter jsonb, p_note text, p_actor text DEFAULT session_user) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -343,11 +372,12 @@ DECLARE
     v_record dlq.erasures;
     v_ids    uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false));
     v_batch  record;
-    v_live   integer; -- replay runs
+    v_live   integer; -- replay runs and approvals that have not ended
 BEGIN
     PERFORM dlq.require_admin('erase');
     PERFORM dlq.require_everything('erase');
-    PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter)); -- more may have come
+    -- Again, because further entries may match by now.
+    PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
     IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN
         RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'dlq.erase_begin makes the record of this one.';
@@ -361,9 +391,12 @@ BEGIN
     RETURN v_ids[cardinality(v_ids)];
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_step IS 'Erases up to p_limit entries that a filter chooses (see dlq.find), in order of capture after p_after, and adds them to the record of the erasure. Returns the last one, to go on after; null where none is left.';
+COMMENT ON FUNCTION dlq.erase_step IS
+    'Erases up to p_limit entries that match a filter (see dlq.find), in order of capture after p_after, and '
+    'adds the counts to the record of the erasure. Returns the last id, for the next p_after; null when none is '
+    'left.';
 
--- A transaction for each batch: no lock is held for longer than one takes.
+-- One transaction per batch, so that no lock is held for longer than a batch takes.
 CREATE OR REPLACE PROCEDURE dlq.erase(p_filter jsonb, p_note text, p_actor text DEFAULT session_user, INOUT p_erasure uuid DEFAULT NULL)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -372,7 +405,7 @@ DECLARE
 BEGIN
     p_erasure := dlq.erase_begin(p_filter, p_note, p_actor);
     COMMIT;
-    -- What capture missed would be filed afterwards.
+    -- First file the failures that capture missed: they would be filed after the erasure.
     WHILE NOT (SELECT r.done AND r.began_at >= v_begun FROM dlq.reconcile(p_whole => true) r) LOOP
         COMMIT;
     END LOOP;
@@ -384,4 +417,7 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON PROCEDURE dlq.erase IS 'Erases the data of whoever a filter names (see dlq.find) from entries, jobs and the audit trail''s details, in small batches, and leaves a record in dlq.erasures, whose id it says; the record does not say whose data it was. Archives are not in the database: "dlqd erase" does both.';
+COMMENT ON PROCEDURE dlq.erase IS
+    'Erases the data of the person whom a filter names (see dlq.find) from entries, jobs and the details of the '
+    'audit trail, in small batches. Keeps a record in dlq.erasures, and returns its id; the record does not say '
+    'whose data it was. Archives are outside of the database: "dlqd erase" erases both.';
