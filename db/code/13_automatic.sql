@@ -1,8 +1,10 @@
--- Automatic redelivery: for what it is switched on, who switched it, and what happens next to an entry.
+-- Automatic redelivery: what it is switched on for, who switched it, and what happens next to an
+-- entry.
 --
--- The switches of people are rows of automatic_switches; those of the policy are what the last DLQ worker that loaded one
--- published (settings, key automatic); the default for all depends on whose River this is. DLQ workers go by their own
--- policy; what is here tells people the same.
+-- Switches of operators are rows of automatic_switches. Those of the policy are published by the
+-- last DLQ worker that loaded one (settings, key automatic). The default for all depends on whether
+-- River belongs to an application. DLQ workers use their own policy; this file shows operators the
+-- same.
 
 CREATE OR REPLACE VIEW dlq.automatic AS
     WITH policy AS (
@@ -19,16 +21,23 @@ CREATE OR REPLACE VIEW dlq.automatic AS
     UNION ALL
     SELECT 'all', '', NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'river' AND s.value = 'attached'), '{}', 'default', NULL, NULL, NULL
     WHERE NOT EXISTS (SELECT FROM chosen c WHERE c.scope = 'all');
-COMMENT ON VIEW dlq.automatic IS 'The switches of automatic redelivery that are in force, and where each comes from: operator, policy or default. A row of scope stop: nothing is redelivered by itself; of the name restored, because dlqd found the database restored (dlq.resume_restored). Change them with dlq.set_automatic, dlq.reset_automatic, dlq.stop_automatic and dlq.resume_automatic.';
+COMMENT ON VIEW dlq.automatic IS
+    'The switches of automatic redelivery that are in force, and the source of each: operator, policy or '
+    'default. A row with scope stop stops all automatic redelivery; with the name restored, dlqd set it because '
+    'the database was restored (dlq.resume_restored). Change them with dlq.set_automatic, dlq.reset_automatic, '
+    'dlq.stop_automatic and dlq.resume_automatic.';
 
--- (A scan of the few switches that is forbidden costs so much that Postgres compiles it, which takes longer than all else.)
+-- Sequential scans are on here: with enable_seqscan off, the cost of scanning the few switches
+-- makes Postgres compile the query (JIT), which takes longer than the query.
 CREATE OR REPLACE FUNCTION dlq.automatic_for(p_queue text, p_kind text, p_class text, p_job_kind text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 BEGIN
     RETURN NOT EXISTS (SELECT FROM dlq.automatic_switches s WHERE s.scope = 'stop') AND dlq.switched_on(p_queue, p_kind, p_class, p_job_kind);
 END
 $$;
-COMMENT ON FUNCTION dlq.automatic_for IS 'Whether entries of a queue, kind and class are redelivered by themselves, by the switches of dlq.automatic. p_job_kind: River''s kind of the job.';
+COMMENT ON FUNCTION dlq.automatic_for IS
+    'Whether entries of a queue, kind and class are redelivered automatically, by the switches of '
+    'dlq.automatic. p_job_kind: River''s kind of the job.';
 
 CREATE OR REPLACE FUNCTION dlq.switched_on(p_queue text, p_kind text, p_class text, p_job_kind text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
@@ -37,7 +46,8 @@ DECLARE
 BEGIN
     SELECT CASE
         WHEN bool_or(a.narrow) THEN bool_and(a.enabled) FILTER (WHERE a.narrow)
-        -- What dlqd delivers is its own, also where an application owns River: the default for all is not for it.
+        -- dlqd's own messages are not subject to the default of a River that belongs to an
+        -- application.
         ELSE bool_or(a.enabled OR p_job_kind = 'dlqd_message' AND a.source = 'default') FILTER (WHERE a.scope = 'all')
         END INTO v_on
     FROM (SELECT s.scope, s.enabled, s.source,
@@ -47,7 +57,7 @@ BEGIN
     RETURN v_on;
 END
 $$;
-COMMENT ON FUNCTION dlq.switched_on IS 'dlq.automatic_for, as if nothing were stopped.';
+COMMENT ON FUNCTION dlq.switched_on IS 'dlq.automatic_for, ignoring stops.';
 
 CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_strategy dlq.strategy, p_rule text, p_next_retry_at timestamptz, p_waiting_for text,
     p_class text, p_parked_by text, p_queue text, p_kind text, p_job_kind text) RETURNS text
@@ -89,26 +99,28 @@ BEGIN
     END CASE;
 END
 $$;
-COMMENT ON FUNCTION dlq.next_step IS 'What happens next to an entry, in words; null for one that is closed.';
+COMMENT ON FUNCTION dlq.next_step IS 'What happens next to an entry, as text; null for a closed one.';
 
 CREATE OR REPLACE TRIGGER automatic_changes_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.automatic_changes
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 COMMENT ON TRIGGER automatic_changes_append_only ON dlq.automatic_changes IS 'The audit trail is append-only.';
 
--- change_automatic makes one change. DLQ workers hold the lock, shared, from before they read the switches until they
--- commit, so a change is in force over all processes once its transaction ends: what was decided before it is done, and
--- nothing that is decided later has missed it. p_enabled: null to take the switch away.
+-- change_automatic changes one switch. DLQ workers hold the lock, shared, from before they read the
+-- switches until they commit. Once the transaction of a change ends, the change is in force over
+-- all processes: earlier decisions are committed, and later ones see it. p_enabled null deletes the
+-- switch.
 CREATE OR REPLACE FUNCTION dlq.change_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[], p_actor text, p_note text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
     v_changed integer;
 BEGIN
-    p_note := dlq.masked_text(p_note, dlq.mask(false)); -- everybody may read it
+    p_note := dlq.masked_text(p_note, dlq.mask(false)); -- every user may read it
     PERFORM dlq.require_everything('automatic redelivery');
     BEGIN
         PERFORM pg_advisory_xact_lock(hashtextextended('dlq.automatic', 0));
     EXCEPTION WHEN lock_not_available THEN
-        -- A stop is for the worst hour: one frozen process, or whoever holds the lock, must not be able to refuse it.
+        -- A stop is for emergencies: one hanging process, or another session that holds the lock,
+        -- must not prevent it.
         IF p_scope = 'stop' AND p_enabled THEN
             RAISE WARNING 'automatic redelivery: stopped for all that begins from now on; a transaction that began before did not end within 5 s, and may still redeliver what it holds'
                 USING HINT = 'pg_stat_activity shows transactions that hang.';
@@ -134,7 +146,8 @@ BEGIN
     RETURN v_changed > 0;
 END
 $$;
-COMMENT ON FUNCTION dlq.change_automatic IS 'Changes one switch of automatic redelivery, or takes it away. Returns whether there was something to change.';
+COMMENT ON FUNCTION dlq.change_automatic IS
+    'Changes or deletes one switch of automatic redelivery. Returns whether anything changed.';
 
 CREATE OR REPLACE FUNCTION dlq.set_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[] DEFAULT '{}',
     p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
@@ -144,7 +157,10 @@ BEGIN
     PERFORM dlq.change_automatic(p_scope, coalesce(p_name, ''), coalesce(p_enabled, false), p_include, p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.set_automatic IS 'Switches automatic redelivery on or off for all, a queue, a kind (* stands for any text) or a class: dlq.set_automatic(''queue'', ''mailers'', true). p_include names what stays a person''s otherwise: backfilled, single-attempt.';
+COMMENT ON FUNCTION dlq.set_automatic IS
+    'Switches automatic redelivery on or off for all, a queue, a kind (* matches any text) or a class: '
+    'dlq.set_automatic(''queue'', ''mailers'', true). p_include names entries that need manual handling otherwise: '
+    'backfilled, single-attempt.';
 
 CREATE OR REPLACE FUNCTION dlq.reset_automatic(p_scope text, p_name text DEFAULT '', p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -153,7 +169,9 @@ BEGIN
     RETURN dlq.change_automatic(p_scope, coalesce(p_name, ''), NULL, NULL, p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.reset_automatic IS 'Takes a person''s switch away: what the policy says, or the default, counts again. Returns false where there was none.';
+COMMENT ON FUNCTION dlq.reset_automatic IS
+    'Deletes an operator''s switch, so that the policy or the default applies again. Returns false if there was '
+    'none.';
 
 CREATE OR REPLACE FUNCTION dlq.check_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[]) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -170,7 +188,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.check_automatic IS 'Refuses a switch that cannot be.';
+COMMENT ON FUNCTION dlq.check_automatic IS 'Raises an error for an invalid switch.';
 
 CREATE OR REPLACE FUNCTION dlq.stop_automatic(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -178,7 +196,9 @@ BEGIN
     PERFORM dlq.change_automatic('stop', '', true, '{}', p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.stop_automatic IS 'Stops all automatic redelivery, over all processes: none is made once this is committed (but by a transaction that hangs: a warning says so), until dlq.resume_automatic. What a person replays goes on.';
+COMMENT ON FUNCTION dlq.stop_automatic IS
+    'Stops all automatic redelivery, over all processes, until dlq.resume_automatic. Once this commits, none is '
+    'made, except by a transaction that hangs; a warning reports one. Replays by operators continue.';
 
 CREATE OR REPLACE FUNCTION dlq.resume_automatic(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -186,4 +206,6 @@ BEGIN
     RETURN dlq.change_automatic('stop', '', NULL, NULL, p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.resume_automatic IS 'Lifts dlq.stop_automatic: the switches count again, and what waited follows at its pace. Returns false where nothing was stopped.';
+COMMENT ON FUNCTION dlq.resume_automatic IS
+    'Lifts dlq.stop_automatic: the switches apply again, and entries that waited follow at their pace. Returns '
+    'false if nothing was stopped.';
