@@ -1,17 +1,19 @@
--- Failure groups as people work with them: who looks after one, what they know of it, that it is fixed, or is not to be told of. What a
--- group is (its title, its counts, when it was seen) is a rollup; what people say of it is a table beside that. Whether a mute has ended, or
--- what was fixed is back, is found when it is read: nothing that an application does waits for it.
+-- Failure groups: owner, note, mark as fixed, and mute. The rollups hold what a group is (title,
+-- counts, times); group_marks holds what operators say of it. Reads decide whether a mute has ended
+-- or a fixed group has failed again, so no write of an application has to.
 
 CREATE OR REPLACE FUNCTION dlq.is_muted(p_mark dlq.group_marks, p_failures bigint) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN coalesce((p_mark).muted_at IS NOT NULL AND now() < coalesce((p_mark).mute_until, 'infinity') AND p_failures < coalesce((p_mark).mute_upto, 9223372036854775807), false);
-COMMENT ON FUNCTION dlq.is_muted IS 'Whether a failure group with so many failures in all is muted now.';
+COMMENT ON FUNCTION dlq.is_muted IS 'Whether a failure group with p_failures failures in all is muted now.';
 
--- Groups that have failed since they were marked as fixed. (last_seen is the time of a failure, whenever that was filed.)
+-- A group is regressed if it has failed since it was marked as fixed. last_seen is when the job
+-- failed, not when the failure was filed.
 CREATE OR REPLACE FUNCTION dlq.group_status(p_mark dlq.group_marks, p_failures bigint, p_last_seen timestamptz) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN dlq.is_muted(p_mark, p_failures) THEN 'muted' WHEN p_last_seen > (p_mark).fixed_at THEN 'regressed' WHEN (p_mark).fixed_at IS NOT NULL THEN 'fixed' ELSE 'open' END;
-COMMENT ON FUNCTION dlq.group_status IS 'The status of a failure group: muted; regressed (marked as fixed, and it failed after that); fixed; or open.';
+COMMENT ON FUNCTION dlq.group_status IS
+    'The status of a failure group: muted, regressed (failed after it was marked as fixed), fixed or open.';
 
 CREATE OR REPLACE FUNCTION dlq.groups(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_order text DEFAULT 'latest', p_after jsonb DEFAULT NULL, p_over interval DEFAULT '24 hours')
 RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, status text, regressed boolean, owner text, note text, open bigint, failures bigint,
@@ -27,7 +29,8 @@ DECLARE
     v_key   text;
     v_words constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
 BEGIN
-    -- As in dlq.filter_where, values are read from the parameter $1 and never put into the text.
+    -- As in dlq.filter_where, values are read from parameter $1 and never become part of the SQL
+    -- text.
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
         v_where := v_where || ' AND ' || CASE v_key
             WHEN 'queue'       THEN 'g.queue = ANY (' || format(v_words, v_key) || ')'
@@ -76,18 +79,25 @@ EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'groups: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
 $$;
-COMMENT ON FUNCTION dlq.groups IS 'Failure groups that a filter chooses ({"status": ["open", "regressed"], "queue", "fingerprint", "errorClass", "owner" ("" for nobody), "hasOpen": true}), those first that failed last (latest), have the most open entries (open) or failed most (failures); p_after ([place, queue, fingerprint] of the last one) is for the next page. trend: failures in a window (by the hour up to a day, by the day up to 35, else by the week).';
+COMMENT ON FUNCTION dlq.groups IS
+    'Failure groups that match a filter ({"status": ["open", "regressed"], "queue", "fingerprint", '
+    '"errorClass", "owner" ("" for no owner), "hasOpen": true}). p_order: those that failed last (latest), that '
+    'have the most open entries (open) or the most failures (failures) come first. p_after, for the next page: '
+    '[place, queue, fingerprint] of the last group. trend: failures in a window (by hour up to a day, by day up '
+    'to 35, else by week).';
 
 CREATE OR REPLACE VIEW dlq.groups AS SELECT * FROM dlq.groups(p_limit => 1000);
-COMMENT ON VIEW dlq.groups IS 'Failure groups, and what people say of them: those first that failed last, 1,000 at most.';
+COMMENT ON VIEW dlq.groups IS
+    'Failure groups, and the marks of operators: those that failed last first, 1,000 at most.';
 
--- As of entries, who is limited to queues hears of a group elsewhere what they hear of one that is not there.
+-- As with entries, a caller who is limited to other queues gets the same error for a group as for
+-- one that does not exist.
 CREATE OR REPLACE FUNCTION dlq.one_group(p_queue text, p_fingerprint text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_found text[];
 BEGIN
-    IF dlq.in_scope(p_queue, NULL, dlq.queue_scope()) AND p_fingerprint <> 'other' THEN -- that is of no one reason
+    IF dlq.in_scope(p_queue, NULL, dlq.queue_scope()) AND p_fingerprint <> 'other' THEN -- other has no single cause
         v_found := ARRAY(
             SELECT a.fingerprint FROM dlq.group_aliases a
             WHERE a.queue = p_queue AND a.former = p_fingerprint AND a.main AND a.counted_at IS NOT NULL);
@@ -117,12 +127,13 @@ BEGIN
     RETURN v_found[1];
 END
 $$;
-COMMENT ON FUNCTION dlq.one_group IS 'The fingerprint of a failure group, of which the beginning will do (four '
-    'characters or more), or that of the group that goes on with a former one; raises DLQ02 where there is none.';
+COMMENT ON FUNCTION dlq.one_group IS
+    'Returns the fingerprint of a failure group, given in full or as its first four or more characters. For a '
+    'former group, returns the group that continues it. Raises DLQ02 if there is none.';
 
--- group_names returns all fingerprints under which entries of a group are found. A former
--- fingerprint finds every group that its errors are in now; a present one the closed entries of the
--- last 100 former groups with which it goes on.
+-- group_names returns all fingerprints that entries of a group can have. A former fingerprint adds
+-- all groups that its errors are in now; a current one adds the last 100 former groups that it
+-- continues, for closed entries.
 CREATE OR REPLACE FUNCTION dlq.group_names(p_queue text, p_fingerprint text) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT ARRAY(
@@ -132,18 +143,18 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
                WHERE a.queue = p_queue AND a.fingerprint = p_fingerprint AND a.main
                ORDER BY a.learned_at DESC LIMIT 100))
 $$;
-COMMENT ON FUNCTION dlq.group_names IS 'All fingerprints under which entries of a failure group are found: its own, '
-    'those of the groups that its errors are in since the grouping method changed and, at most 100, those of the '
-    'former groups with which it goes on.';
+COMMENT ON FUNCTION dlq.group_names IS
+    'All fingerprints that entries of a failure group can have: its own, those of the groups that its errors '
+    'are in since the grouping method changed, and at most 100 of former groups that it continues.';
 
--- Entries that a group is judged by when somebody looks at it: open ones, and those that closed within a month. (No older months are
--- locked, nor looked into.)
+-- group_entries returns the entries that the page of a group describes: open ones, and those that
+-- closed within a month. Older months are neither read nor locked.
 CREATE OR REPLACE FUNCTION dlq.group_entries(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200) RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_fingerprint constant text := dlq.one_group(p_queue, p_fingerprint);
     v_since       constant timestamptz := now() - interval '30 days';
-    v_until       constant timestamptz := now() + interval '1 hour'; -- nor those that were made ahead
+    v_until       constant timestamptz := now() + interval '1 hour'; -- excludes partitions that were created ahead
 BEGIN
     RETURN QUERY
     SELECT l.id FROM (
@@ -160,7 +171,8 @@ BEGIN
     ORDER BY l.id DESC LIMIT p_limit;
 END
 $$;
-COMMENT ON FUNCTION dlq.group_entries IS 'The last entries of a failure group that are open, or closed within 30 days, the latest first.';
+COMMENT ON FUNCTION dlq.group_entries IS
+    'The newest entries of a failure group that are open, or that closed within 30 days.';
 
 CREATE OR REPLACE FUNCTION dlq.group_shares(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
 RETURNS TABLE (by text, name text, entries bigint, share float8)
@@ -188,9 +200,13 @@ BEGIN
          WHERE r.rank <= 10 ORDER BY r.by, r.entries DESC, r.name' USING v_ids, v_since;
 END
 $$;
-COMMENT ON FUNCTION dlq.group_shares IS 'Of the last entries of a failure group (dlq.group_entries), how many are of each source, version and host, the ten most of each, and their share of these entries, 0 to 1. version: version, appVersion or release of the error''s context, or of the job''s metadata; host: host or hostname likewise, or that of the River client that worked the job, while River keeps it.';
+COMMENT ON FUNCTION dlq.group_shares IS
+    'The last entries of a failure group (dlq.group_entries) by source, version and host: the ten most frequent '
+    'values of each, and their share of these entries, 0 to 1. version: version, appVersion or release of the '
+    'error''s context, or of the job''s metadata. host: host or hostname, likewise, or the host of the River '
+    'client that worked the job, while River keeps the job.';
 
--- set_group says something of a group: only what p_changes names.
+-- set_group changes only the marks that p_changes names.
 CREATE OR REPLACE FUNCTION dlq.set_group(p_queue text, p_fingerprint text, p_changes jsonb, p_actor text DEFAULT session_user, p_why text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
@@ -214,7 +230,7 @@ BEGIN
     IF length(p_changes ->> 'owner') > 255 OR length(p_changes ->> 'note') > 10000 OR length(p_why) > 10000 THEN
         RAISE EXCEPTION 'group: too long' USING ERRCODE = 'DLQ04', HINT = 'A note has 10000 characters at most, an owner 255.';
     END IF;
-    p_why := dlq.masked_text(p_why, dlq.mask(false)); -- everybody may read it, and for longer than the entries are there
+    p_why := dlq.masked_text(p_why, dlq.mask(false)); -- users may read it after the entries are gone
     p_changes := p_changes || CASE WHEN p_changes ->> 'note' IS NOT NULL THEN jsonb_build_object('note', dlq.masked_text(p_changes ->> 'note', dlq.mask(false))) ELSE '{}' END;
     SELECT g.failures INTO v_failures FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = v_fingerprint;
     INSERT INTO dlq.group_marks AS m (queue, fingerprint, owner, note, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, updated_by)
@@ -224,14 +240,14 @@ BEGIN
     ON CONFLICT (queue, fingerprint) DO UPDATE SET
         owner = CASE WHEN p_changes ? 'owner' THEN excluded.owner ELSE m.owner END,
         note = CASE WHEN p_changes ? 'note' THEN excluded.note ELSE m.note END,
-        -- Open again is neither fixed nor muted; a mute leaves alone that it was fixed.
+        -- Status open removes the mark as fixed and the mute; a mute keeps the mark as fixed.
         fixed_at = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_at ELSE m.fixed_at END, fixed_by = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_by ELSE m.fixed_by END,
         muted_at = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_at ELSE m.muted_at END, muted_by = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_by ELSE m.muted_by END,
         mute_until = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_until ELSE m.mute_until END, mute_upto = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_upto ELSE m.mute_upto END,
         inherited_from = CASE WHEN v_mute OR p_changes ? 'status' THEN NULL ELSE m.inherited_from END,
         updated_at = now(), updated_by = excluded.updated_by;
-    -- Entries that a dlqd of an earlier grouping method files are in the former groups until they
-    -- are moved.
+    -- A dlqd of an earlier grouping method files entries into the former groups, until they are
+    -- moved; these groups therefore get the same marks.
     UPDATE dlq.group_marks f SET
         (owner, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto)
             = (m.owner, m.fixed_at, m.fixed_by, m.muted_at, m.muted_by, m.mute_until, m.mute_upto)
@@ -245,7 +261,12 @@ BEGIN
     RETURN v_fingerprint;
 END
 $$;
-COMMENT ON FUNCTION dlq.set_group IS 'Says of a failure group who looks after it, what the next person should know, that it is fixed or open, or that nobody is to be told of it for a time: {"owner": "kim"}, {"note": "..."}, {"status": "fixed"}, {"status": "open"} (neither fixed nor muted any more), {"muteUntil": "2030-01-01T00:00:00Z", "muteFailures": 100} (until the first of these; so many more failures). Entries stay as they are: see dlq.assign_group. Leaves an audit row. Returns its fingerprint, of which the beginning will do.';
+COMMENT ON FUNCTION dlq.set_group IS
+    'Changes the marks of a failure group: {"owner": "kim"}, {"note": "..."}, {"status": "fixed"}, {"status": '
+    '"open"} (neither fixed nor muted), or a mute, which stops notifications: {"muteUntil": '
+    '"2030-01-01T00:00:00Z", "muteFailures": 100} (until that time or so many more failures, whichever is '
+    'first). Does not change the entries: see dlq.assign_group. Writes an audit row. The first characters of '
+    'the fingerprint are enough; returns the whole.';
 
 CREATE OR REPLACE FUNCTION dlq.assign_group(p_queue text, p_fingerprint text, p_owner text, p_actor text DEFAULT session_user, p_why text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -256,7 +277,9 @@ BEGIN
                                                 p_actor, p_why, jsonb_build_object('assignee', p_owner), p_limit => NULL) a);
 END
 $$;
-COMMENT ON FUNCTION dlq.assign_group IS 'Says who looks after a failure group (null: nobody): its open entries are assigned to them, and those that join it will be when they are filed. Returns how many were assigned.';
+COMMENT ON FUNCTION dlq.assign_group IS
+    'Sets the owner of a failure group (null: no owner), and assigns its open entries, and those that join it '
+    'later, to that person. Returns how many entries were assigned.';
 
 CREATE OR REPLACE FUNCTION dlq.muted_entries() RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -270,25 +293,29 @@ BEGIN
             WHERE m.muted_at IS NOT NULL AND dlq.is_muted(m, g.failures));
 END
 $$;
-COMMENT ON FUNCTION dlq.muted_entries IS 'How many entries wait for a person in failure groups that are muted, 10,000 of each at most.';
+COMMENT ON FUNCTION dlq.muted_entries IS
+    'The number of manual entries in muted failure groups, at most 10,000 per group.';
 
--- The grouping method has a version: the length of a fingerprint says which made it. After a change
--- dlqd finds out which groups the errors of each former group are in now (alias_groups), and moves
--- its open entries there (regroup). Closed entries keep their fingerprint.
+-- The grouping method has versions; the length of a fingerprint tells which one made it. After a
+-- change dlqd learns which groups the errors of each former group are in now (alias_groups), and
+-- moves the open entries of the former group there (regroup). Closed entries keep their
+-- fingerprint.
 
--- part_of returns what groups did not inherit from a former one because they are not one to one
--- with it.
+-- part_of returns the marks of a former group that a group did not inherit because the two are not
+-- one to one.
 CREATE OR REPLACE FUNCTION dlq.part_of(p_former dlq.group_marks) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN coalesce((p_former).muted_at, (p_former).fixed_at) IS NOT NULL THEN
     concat_ws(', ', 'was part of ' || (p_former).fingerprint,
               'muted by ' || CASE WHEN (p_former).muted_at IS NOT NULL THEN (p_former).muted_by END,
               'marked as fixed by ' || CASE WHEN (p_former).fixed_at IS NOT NULL THEN (p_former).fixed_by END) END;
-COMMENT ON FUNCTION dlq.part_of IS 'The note of a failure group that was part of a former one: who muted that, and who marked it as fixed; null if it was neither muted nor fixed.';
+COMMENT ON FUNCTION dlq.part_of IS
+    'The note for a failure group that was part of a former one: who muted the former group, and who marked it '
+    'as fixed. Null if it was neither muted nor fixed.';
 
--- Owner and note are always inherited, a mute and a mark as fixed while the two groups are one to
--- one. Groups are learned one after another: when a further group turns up, an inherited mute or
--- mark ends, unless a person has changed it since.
+-- Owner and note are always inherited; a mute and a mark as fixed only while the two groups are one
+-- to one. Groups are learned one after another: when a further group appears, an inherited mute or
+-- mark ends, unless an operator has changed it since.
 CREATE OR REPLACE FUNCTION dlq.inherit_marks(p_queue text, p_former text, p_fingerprint text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -339,7 +366,7 @@ BEGIN
         owner = coalesce(m.owner, excluded.owner),
         note = CASE WHEN position(excluded.note IN m.note) > 0 THEN m.note
                     ELSE nullif(left(concat_ws(E'\n', m.note, excluded.note), 10000), '') END,
-        -- What a person has said of the new group counts.
+        -- The marks that an operator set on the new group take precedence.
         (fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from) = (
             SELECT x.fixed_at, x.fixed_by, x.muted_at, x.muted_by, x.mute_until, x.mute_upto, x.inherited_from
             FROM (VALUES (1, m.fixed_at, m.fixed_by, m.muted_at, m.muted_by, m.mute_until, m.mute_upto,
@@ -355,9 +382,12 @@ BEGIN
                            'mutedBy', CASE WHEN v_from.muted_at IS NOT NULL THEN v_from.muted_by END));
 END
 $$;
-COMMENT ON FUNCTION dlq.inherit_marks IS 'Has a failure group inherit owner and note of a former one and, where the two are one to one, its mute and its mark as fixed. Otherwise its note names who muted the former group, or marked it as fixed.';
+COMMENT ON FUNCTION dlq.inherit_marks IS
+    'Makes a failure group inherit owner and note of a former one and, if the two are one to one, its mute and '
+    'its mark as fixed. Otherwise the group''s note names who muted the former group, or marked it as fixed.';
 
--- A short transaction of its own: filing and moving entries do not wait for it.
+-- Call alias_groups in a short transaction of its own, so that filing and moving entries do not
+-- wait for it.
 CREATE OR REPLACE FUNCTION dlq.alias_groups(p_queues text[], p_formers text[], p_fingerprints text[],
     p_entries uuid[], p_titles text[], p_actor text) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -371,7 +401,7 @@ BEGIN
                (array_agg(p.entry_id ORDER BY p.place))[1] AS entry_id, (array_agg(p.title ORDER BY p.place))[1] AS title
         FROM unnest(p_queues, p_formers, p_fingerprints, p_entries, p_titles)
             WITH ORDINALITY p (queue, former, fingerprint, entry_id, title, place)
-        -- Only of groups that have counts of their own: those in other are not told apart.
+        -- Groups that count as other have no counts of their own and get no alias.
         WHERE p.former <> 'other'
           AND EXISTS (SELECT FROM dlq.failure_groups g WHERE g.queue = p.queue AND g.fingerprint = p.former)
           AND NOT EXISTS (
@@ -393,11 +423,13 @@ BEGIN
     RETURN v_learned;
 END
 $$;
-COMMENT ON FUNCTION dlq.alias_groups IS 'Records which failure groups the errors of former groups are in, each with an entry that shows it, and has them inherit marks (dlq.inherit_marks). Returns how many aliases are new.';
+COMMENT ON FUNCTION dlq.alias_groups IS
+    'Records the groups that errors of former failure groups are in, each with an entry as evidence, and makes '
+    'them inherit marks (dlq.inherit_marks). Returns how many aliases are new.';
 
--- regroup moves open entries from former groups. An entry that joins the group which goes on with
--- its former one needs no audit row: the rollups count it there already. It is no move of the state
--- machine: the status and updated_at stay.
+-- regroup moves open entries from former groups. An entry that moves to the group that continues
+-- its former one needs no audit row: the rollups count it there already. The status and updated_at
+-- do not change, so this is not a move of the state machine.
 CREATE OR REPLACE FUNCTION dlq.regroup(p_ids uuid[], p_formers text[], p_fingerprints text[],
     p_last_failed_ats timestamptz[], p_actor text) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -408,10 +440,11 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT e.id, n.former, n.fingerprint, coalesce(a.fingerprint, 'other') AS counted
         FROM unnest(p_ids, p_formers, p_fingerprints, p_last_failed_ats) n (id, former, fingerprint, last_failed_at)
-        -- (Only entries that are as they were when they were read.)
+        -- Only entries that have not changed since they were read.
         JOIN dlq.dead_letter_open e ON e.id = n.id AND e.fingerprint = n.former AND e.last_failed_at = n.last_failed_at
         LEFT JOIN dlq.group_aliases a ON a.main AND a.queue = e.queue AND a.former = n.former
-        -- Without an alias, it counts as other, once the rollups must have counted it.
+        -- An entry without an alias counts as other. It waits until the rollups must have counted
+        -- it.
         WHERE a.former IS NOT NULL OR e.updated_at < v_at
         ORDER BY e.id FOR UPDATE OF e SKIP LOCKED
     ), moved AS (
@@ -432,4 +465,7 @@ BEGIN
     RETURN v_moved;
 END
 $$;
-COMMENT ON FUNCTION dlq.regroup IS 'Moves open entries from former failure groups, each to that of its error by the present method. Entries that another session holds, or that have changed since they were read, stay. Returns how many it moved.';
+COMMENT ON FUNCTION dlq.regroup IS
+    'Moves open entries from former failure groups to the groups of their errors by the current method. Skips '
+    'entries that another session has locked, or that have changed since they were read. Returns how many it '
+    'moved.';
