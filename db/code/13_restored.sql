@@ -1,9 +1,10 @@
--- A database that was restored to an earlier moment does not know what was sent since. dlqd keeps which server,
--- timeline and database it runs on (settings, key server), and each process keeps a mark (processes.mark). If one
--- of them is otherwise than it should be, dlqd holds what it would send by itself, and its replay runs, until a
--- person lets them go on.
+-- A database that was restored to an earlier moment does not know what was sent since. dlqd records
+-- the server, timeline and database that it runs on (settings, key server), and each process
+-- records a mark (processes.mark). If one of them is not as expected, dlqd holds automatic
+-- deliveries and replay runs until an operator resumes them.
 --
--- The hold is the row (stop, restored) of automatic_switches. What led to it is in settings, key restored.
+-- The hold is the row (stop, restored) of automatic_switches. The reason for it is in settings, key
+-- restored.
 
 CREATE OR REPLACE FUNCTION dlq.server_identity() RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -11,15 +12,15 @@ DECLARE
     v_system   text;
     v_timeline bigint;
 BEGIN
-    -- Postgres 15 to 18 let every role call these. A provider may have revoked that, or lack them: what is not
-    -- known is not compared.
+    -- Postgres 15 to 18 let every role call these functions. A provider may have revoked that, or
+    -- lack them; same_server ignores keys that are missing.
     BEGIN
         SELECT s.system_identifier::text INTO v_system FROM pg_control_system() s;
     EXCEPTION WHEN OTHERS THEN
         NULL;
     END;
-    -- The timeline that the server writes to. (pg_control_checkpoint() has the one before for minutes after a
-    -- promotion.)
+    -- The timeline that the server writes to. pg_control_checkpoint() returns the previous one for
+    -- minutes after a promotion.
     IF NOT pg_is_in_recovery() THEN
         BEGIN
             v_timeline := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint;
@@ -32,25 +33,29 @@ BEGIN
         END;
     END IF;
     RETURN jsonb_strip_nulls(jsonb_build_object('system', v_system, 'timeline', v_timeline,
-        -- A dump that is restored has new ones, also in the same server.
+        -- A restored dump has new oids, also in the same server.
         'database', (SELECT d.oid::bigint FROM pg_database d WHERE d.datname = current_database()), 'table', 'dlq.settings'::regclass::oid::bigint));
 END
 $$;
-COMMENT ON FUNCTION dlq.server_identity IS 'What tells this database from another one and from a restored one: system (the server''s system identifier), timeline, database (its oid) and table (oid of dlq.settings). What this role may not ask is absent.';
+COMMENT ON FUNCTION dlq.server_identity IS
+    'Identifies this database, to detect another or a restored one: system (the server''s system identifier), '
+    'timeline, database (its oid) and table (oid of dlq.settings). Values that this role may not read are '
+    'absent.';
 
 CREATE OR REPLACE FUNCTION dlq.same_server(p_known jsonb, p_now jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 RETURN NOT EXISTS (SELECT FROM jsonb_each(p_known) k WHERE p_now -> k.key <> k.value);
-COMMENT ON FUNCTION dlq.same_server IS 'Whether what two dlq.server_identity() have in common is equal.';
+COMMENT ON FUNCTION dlq.same_server IS
+    'Whether the keys that two values of dlq.server_identity() have in common are equal.';
 
 CREATE OR REPLACE FUNCTION dlq.is_restored() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = 'restored')
 $$;
-COMMENT ON FUNCTION dlq.is_restored IS 'Whether dlqd holds what it would send, because the database was restored.';
+COMMENT ON FUNCTION dlq.is_restored IS 'Whether dlqd holds deliveries because the database was restored.';
 
--- Every transaction that sends something by itself calls it first. Its lock, until the transaction ends, is the
--- one that a change of the switches waits for.
+-- Every transaction that sends automatically calls may_send first. A change of the switches waits
+-- for its shared lock, which is held until the transaction ends.
 CREATE OR REPLACE FUNCTION dlq.may_send(p_process uuid, p_mark bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 BEGIN
@@ -64,7 +69,10 @@ BEGIN
     RETURN 'yes';
 END
 $$;
-COMMENT ON FUNCTION dlq.may_send IS 'Whether a process may send by itself: yes, held (the database was restored), switching (a switch of automatic redelivery is being changed), or unsettled (the server is another one: dlq.watch_server comes first). p_mark: the last mark of the process that was committed.';
+COMMENT ON FUNCTION dlq.may_send IS
+    'Whether a process may send automatically: yes, held (the database was restored), switching (a switch of '
+    'automatic redelivery is being changed), or unsettled (the server has changed, and dlq.watch_server has to '
+    'run first). p_mark: the last committed mark of the process.';
 
 CREATE OR REPLACE FUNCTION dlq.server_verdict(p_process uuid, p_mark bigint, p_timeline bigint, p_now jsonb) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -76,12 +84,12 @@ BEGIN
     IF v_known IS NULL AND (NOT v_lost OR dlq.is_restored()) THEN
         RETURN 'unknown';
     END IF;
-    -- It wrote its last mark on the timeline that is known, and the mark is here: nothing that was committed
-    -- before is lost.
+    -- The process wrote its last mark on the known timeline, and the mark is still here: nothing
+    -- that was committed before it is lost.
     v_witness := p_mark > 0 AND NOT v_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
     IF dlq.is_restored() THEN
-        -- A hold for the timeline alone was made by a process that has just started, and knows nothing of the
-        -- promotion.
+        -- Only a hold because of the timeline can end here: it was made by a process that had just
+        -- started and could not know of the promotion.
         IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline') THEN
             RETURN 'same';
         END IF;
@@ -89,19 +97,25 @@ BEGIN
     END IF;
     RETURN CASE
         WHEN NOT dlq.same_server(v_known - 'timeline', p_now) THEN 'other'
-        WHEN v_lost THEN 'lost' -- (also where nothing is known of the server)
+        WHEN v_lost THEN 'lost' -- also if the server is not known yet
         WHEN dlq.same_server(v_known, p_now) THEN 'same'
         WHEN v_witness THEN 'promoted'
         ELSE 'timeline' END;
 END
 $$;
-COMMENT ON FUNCTION dlq.server_verdict IS 'What a process makes of the server: same (or held already), unknown (dlqd has not run here), promoted (a standby took over, and nothing that the process knows of is lost), or why it was restored: other (another server, database or dump), lost (the process''s mark is gone), timeline (another timeline, and no dlqd lived through the change). p_timeline: the one on which the process wrote its last mark.';
+COMMENT ON FUNCTION dlq.server_verdict IS
+    'The state of the server from the view of a process: same (or already held), unknown (dlqd has not run '
+    'here), promoted (a standby took over, and nothing that the process knows of is lost), or why it counts as '
+    'restored: other (another server, database or dump), lost (the process''s mark is gone), timeline (another '
+    'timeline, and no dlqd ran through the change). p_timeline: the timeline on which the process wrote its '
+    'last mark.';
 
--- watch_server settles on which server dlqd runs, and writes the process's mark:
---   1. Where the server is as it is known, the mark alone is written.
---   2. Else no transaction that sends is under way (the lock), and one process decides: a server that is not known
---      yet, or a standby that was promoted, is known from now on; a restored one is held.
---   3. The mark is written in the same transaction: what it said before is not needed any more.
+-- watch_server decides whether the server is as expected, and writes the process's mark:
+--   1. If the server is the known one, it only writes the mark.
+--   2. Otherwise one process decides, under a lock. A server that is not known yet, or a promoted
+--      standby, is recorded as known; a restored one is held. Starting or ending a hold waits for
+--      transactions that are sending (dlq.change_automatic).
+--   3. It writes the mark in the same transaction; the previous mark is not needed any more.
 CREATE OR REPLACE FUNCTION dlq.watch_server(p_process uuid, p_name text, p_mark bigint, p_timeline bigint,
     OUT mark bigint, OUT timeline bigint, OUT verdict text, OUT held_at timestamptz, OUT note text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
@@ -130,7 +144,8 @@ BEGIN
             ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
         END CASE;
     END IF;
-    -- On disk as it is answered, also where the server's commits are not: a crash must not look like a restore.
+    -- The mark is on disk before this returns, even with synchronous_commit off: otherwise a crash
+    -- would look like a restore.
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'local', true);
     END IF;
@@ -141,7 +156,10 @@ BEGIN
     SELECT s.at, s.note INTO held_at, note FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = 'restored';
 END
 $$;
-COMMENT ON FUNCTION dlq.watch_server IS 'Compares the server with what is known of it (dlq.server_verdict), holds what dlqd sends where it was restored, and writes the mark of a process. Each process calls it as it starts, on each new connection, and every few seconds. held_at and note are of the hold, null where there is none.';
+COMMENT ON FUNCTION dlq.watch_server IS
+    'Compares the server with the known one (dlq.server_verdict), holds automatic deliveries if it was '
+    'restored, and writes the mark of a process. Each process calls it when it starts, on each new connection, '
+    'and every few seconds. held_at and note describe the hold; null if there is none.';
 
 CREATE OR REPLACE FUNCTION dlq.know_server(p_identity jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -149,7 +167,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO dlq.settings AS s (key, value) VALUES ('server', p_identity::text)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now()
 $$;
-COMMENT ON FUNCTION dlq.know_server IS 'Has dlqd take this server for its own from now on.';
+COMMENT ON FUNCTION dlq.know_server IS 'Records this server as the known one.';
 
 CREATE OR REPLACE FUNCTION dlq.restored_note(p_why text, p_process uuid, p_name text, p_known jsonb, p_now jsonb) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -159,10 +177,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         WHEN p_now -> 'system' <> p_known -> 'system' THEN format('this is another server (system identifier %s, known was %s)', p_now ->> 'system', p_known ->> 'system')
         WHEN p_now -> 'database' <> p_known -> 'database' THEN 'this is another database of the same server'
         ELSE 'its tables were made anew, from a dump' END
-        -- (The process that looks has just said that it is there.)
+        -- Without this process, which has just written its own row.
         || coalesce('; it knows of nothing after ' || to_char(greatest((SELECT max(t.at) FROM dlq.dead_letter_transitions t), (SELECT max(p.seen_at) FROM dlq.processes p WHERE p.id <> p_process)) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC', '')
 $$;
-COMMENT ON FUNCTION dlq.restored_note IS 'Why dlqd takes the database for restored, in words.';
+COMMENT ON FUNCTION dlq.restored_note IS 'The reason why dlqd considers the database restored, as text.';
 
 CREATE OR REPLACE FUNCTION dlq.hold_restored(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -172,7 +190,9 @@ BEGIN
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
 END
 $$;
-COMMENT ON FUNCTION dlq.hold_restored IS 'Has dlqd hold what it would send, as where it finds the database restored: for a restore that it cannot notice, such as of a disk''s snapshot while no dlqd ran.';
+COMMENT ON FUNCTION dlq.hold_restored IS
+    'Holds automatic deliveries, as if dlqd had found the database restored. For restores that it cannot '
+    'detect, such as of a disk snapshot while no dlqd ran.';
 
 CREATE OR REPLACE FUNCTION dlq.resume_restored(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -190,7 +210,9 @@ BEGIN
     RETURN true;
 END
 $$;
-COMMENT ON FUNCTION dlq.resume_restored IS 'Lets go on what dlqd holds because the database was restored, and takes this server for its own from now on. dlq.restored() shows what may be sent a second time. Returns false where nothing was held.';
+COMMENT ON FUNCTION dlq.resume_restored IS
+    'Resumes what dlqd holds because the database was restored, and records this server as the known one. '
+    'dlq.restored() shows what may be sent a second time. Returns false if nothing was held.';
 
 CREATE OR REPLACE FUNCTION dlq.restored() RETURNS TABLE (what text, held boolean, items bigint, detail text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET jit = off SET row_security = off AS $$
@@ -218,7 +240,8 @@ BEGIN
     FROM (
         SELECT e.queue, e.kind, e.error_class, e.job_kind, count(*) AS n, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
         FROM (SELECT * FROM dlq.dead_letter_open o WHERE o.status = 'dlq_pending' AND o.strategy IS NOT NULL LIMIT v_most) e
-        WHERE e.job_created_at < v_at -- whenever it failed: a redelivery that ran then is rescued later
+        -- By the age of the job, because a redelivery that ran at v_at is rescued, and fails, later.
+        WHERE e.job_created_at < v_at
         GROUP BY e.queue, e.kind, e.error_class, e.job_kind
     ) g WHERE dlq.switched_on(g.queue, g.kind, g.error_class, g.job_kind) HAVING sum(g.n) > 0;
     RETURN QUERY
@@ -230,4 +253,7 @@ BEGIN
     SELECT 'approved request'::text, true, count(*), string_agg(DISTINCT a.operation, ', ') FROM dlq.approvals a WHERE a.state = 'approved' HAVING count(*) > 0;
 END
 $$;
-COMMENT ON FUNCTION dlq.restored IS 'What dlqd, or an application that it hands work to, may do a second time in a database that was restored, and whether dlqd holds it: replay runs with how many entries each has left, redeliveries under way, dead letters that go by themselves, messages, and approved requests. Each is counted to 100,000.';
+COMMENT ON FUNCTION dlq.restored IS
+    'Lists what dlqd, or an application that works its jobs, may do a second time in a restored database, and '
+    'whether dlqd holds it: replay runs with their remaining entries, redeliveries under way, dead letters to '
+    'be redelivered automatically, messages, and approved requests. Each count ends at 100,000.';
