@@ -1,5 +1,6 @@
--- What people did in one go, and how it is undone. The audit rows of what an operation changed carry its id, and what it takes to put an
--- entry back (detail: was), so there is no second record of that; what it was for and left has a table.
+-- Operations and their undo. An operation is one bulk change by an operator. Its audit rows carry
+-- its id and what is needed to put an entry back (detail: was). The table operations records the
+-- request, and the entries that it did not change.
 
 CREATE OR REPLACE FUNCTION dlq.record_operation(p_id uuid, p_action text, p_filter jsonb, p_args jsonb, p_actor text, p_note text, p_ids uuid[], p_changed uuid[], p_undoes uuid DEFAULT NULL, p_why text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
@@ -37,7 +38,9 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.record_operation IS 'Notes what a batch of an operation was for, and what it changed and left, and why.';
+COMMENT ON FUNCTION dlq.record_operation IS
+    'Records the request of a batch of an operation, the number of entries it changed, and why it skipped '
+    'others.';
 
 CREATE OR REPLACE FUNCTION dlq.one_operation(p_id uuid) RETURNS dlq.operations
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -51,7 +54,7 @@ BEGIN
     RETURN v_operation;
 END
 $$;
-COMMENT ON FUNCTION dlq.one_operation IS 'An operation that the caller may know of; raises DLQ02 where there is none.';
+COMMENT ON FUNCTION dlq.one_operation IS 'Returns an operation in the caller''s scope; raises DLQ02 if there is none.';
 
 CREATE OR REPLACE FUNCTION dlq.operation(p_id uuid) RETURNS SETOF dlq.operations
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -65,7 +68,9 @@ BEGIN
     RETURN NEXT v_operation;
 END
 $$;
-COMMENT ON FUNCTION dlq.operation IS 'What somebody did in one go: who, when, by which filter, how many entries it changed, and why it left others.';
+COMMENT ON FUNCTION dlq.operation IS
+    'Returns an operation: who, when, with which filter, how many entries it changed, and why it skipped '
+    'others.';
 
 CREATE OR REPLACE FUNCTION dlq.operation_entries(p_id uuid, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL) RETURNS TABLE (entry_id uuid, changed boolean, reason text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
@@ -82,10 +87,13 @@ BEGIN
     ORDER BY l.entry_id LIMIT p_limit;
 END
 $$;
-COMMENT ON FUNCTION dlq.operation_entries IS 'The entries that an operation was for, in order of capture after p_after: what was done to each, or why it was left (10,000 of those are kept).';
+COMMENT ON FUNCTION dlq.operation_entries IS
+    'The entries of an operation, in order of capture after p_after: what it did to each, or why it skipped it '
+    '(10,000 skipped ones are kept).';
 
--- undo puts back what is still where an operation put it. It takes the audit rows of the operation in their order, so that a caller goes on
--- after the last one it got, as the same operation (p_as).
+-- undo puts back entries that are still where an operation put them. It reads the audit rows of the
+-- operation in order, so that a caller continues after the last one, as part of the same undo
+-- (p_as).
 CREATE OR REPLACE FUNCTION dlq.undo(p_operation uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user, p_limit integer DEFAULT NULL, p_after timestamptz DEFAULT NULL, p_after_id bigint DEFAULT NULL, p_as uuid DEFAULT NULL,
     OUT operation uuid, OUT looked integer, OUT changed integer, OUT became jsonb, OUT last timestamptz, OUT last_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
@@ -113,11 +121,13 @@ BEGIN
           ORDER BY m.at, m.id LIMIT p_limit) t;
     v_since := dlq.closed_since(v_ids);
     SELECT l.ids, l.stages INTO v_held FROM dlq.lock_entries(v_ids, enum_range(NULL::dlq.dead_letter_status)) l;
-    -- Where it put them: its move is the last one that they made; what it gave them they have.
+    -- An entry is still there if its last move is that of the operation, or if it still has the
+    -- values that the operation set.
     v_still := ARRAY(
         SELECT e.id FROM dlq.dead_letter_queue e
         WHERE e.id = ANY (v_held.ids) AND e.stage = ANY (v_held.stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
-          -- What was said of it since, by whomever, stands, unless it was taken back: nobody's later word is undone by an undoing of an earlier one.
+          -- Assign, tag and note: a later operation of the same kind stands, unless it was undone
+          -- itself. An entry is not undone twice.
           AND (v_of.action NOT IN ('assign', 'tag', 'note') OR NOT EXISTS (
               SELECT FROM dlq.dead_letter_transitions m JOIN dlq.operations o ON o.id = m.operation
               WHERE m.entry_id = e.id AND m.at >= v_of.started_at AND m.operation <> p_operation AND (o.undoes = p_operation OR o.action = v_of.action AND o.started_at > v_of.started_at
@@ -152,7 +162,7 @@ BEGIN
         FROM (SELECT i.id, v_was -> i.id::text AS was FROM unnest(v_still) i (id)) w WHERE e.id = w.id AND e.stage = ANY (v_held.stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     END CASE;
     v_done := coalesce(v_done, v_still);
-    -- (What was reopened is noted already.)
+    -- act_on has recorded the entries that it reopened.
     PERFORM dlq.record_operation(v_as, 'undo', NULL, '{}', p_actor, p_note, CASE WHEN v_of.action IN ('discard', 'resolve') THEN ARRAY(SELECT unnest(v_ids) EXCEPT SELECT unnest(v_still)) ELSE v_ids END,
                                  CASE WHEN v_of.action IN ('discard', 'resolve') THEN '{}' ELSE v_still END, p_operation, 'it has moved on since');
     operation := v_as;
@@ -162,4 +172,8 @@ BEGIN
     FROM (SELECT e.status, count(*) AS n FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_done) AND (e.closed_at IS NULL OR e.closed_at >= v_since) GROUP BY e.status) s;
 END
 $$;
-COMMENT ON FUNCTION dlq.undo IS 'Undoes what somebody did in one go (dlq.operations): discard, resolve, park, unpark, assign, tag or note. Entries that are still where it put them go back (from discard and resolve to dlq_manual, with a person); the others are left. Returns the operation that this is, how many entries it looked at, how many it put back and where these stand now. p_limit: up to so many, after the audit row of p_after and p_after_id, as part of the operation p_as.';
+COMMENT ON FUNCTION dlq.undo IS
+    'Undoes an operation (dlq.operations): discard, resolve, park, unpark, assign, tag or note. Entries that '
+    'are still where it put them go back (from discard and resolve to dlq_manual); others are skipped. Returns '
+    'the id of the undo, how many entries it read, how many it put back, and their states now. p_limit: at most '
+    'so many, after the audit row with p_after and p_after_id, as part of the undo p_as.';
