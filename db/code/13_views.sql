@@ -1,8 +1,10 @@
--- Saved views: lists that people come back to. They are text of the language of filters, which the program reads: the database keeps it.
+-- Saved views: named lists of entries. A query is text of the filter language, which only the
+-- program parses; the database stores it.
 
--- (What others look for may name somebody: who may not look for it does not see it.)
--- A value of payload.<path> is masked if that path is sensitive, as dlq.masked_detail does. A payload: term takes JSON,
--- whose end only the program finds: its value is left out with everything after it.
+-- masked_query masks a query for other users, because the values that a query looks for may name a
+-- person. The value of payload.<path> is masked if that path is sensitive, as dlq.masked_detail
+-- does. A payload: term takes JSON, whose end only the program finds, so the rest of the query is
+-- left out.
 CREATE OR REPLACE FUNCTION dlq.masked_query(p_query text, p_mask jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -15,7 +17,7 @@ BEGIN
             SELECT regexp_matches(p_query,
                 '(\mpayload((?:\.(?:"(?:[^"\\]|\\.)*"|[^\s".:]+))+):)((?:"(?:[^"\\]|\\.)*"|[^\s"])+)', 'gi')
         LOOP
-            -- The path as a JSON pointer.
+            -- The path as a JSON Pointer.
             SELECT string_agg('/' || replace(replace(CASE WHEN k.key[1] LIKE '"%'
                        THEN regexp_replace(btrim(k.key[1], '"'), '\\(.)', '\1', 'g')
                        ELSE k.key[1] END, '~', '~0'), '/', '~1'), '' ORDER BY k.place) INTO v_at
@@ -29,7 +31,7 @@ BEGIN
     RETURN dlq.masked_text(v_query, p_mask);
 END
 $$;
-COMMENT ON FUNCTION dlq.masked_query IS 'A query of a saved view, masked as filters are.';
+COMMENT ON FUNCTION dlq.masked_query IS 'The query of a saved view, masked as filters are.';
 
 CREATE OR REPLACE FUNCTION dlq.views(p_actor text DEFAULT session_user)
 RETURNS TABLE (owner text, name text, query text, columns text[], sort text, shared boolean, created_at timestamptz, updated_at timestamptz)
@@ -44,12 +46,12 @@ BEGIN
         v.columns, v.sort, v.shared, v.created_at, v.updated_at
     FROM dlq.saved_views v
     WHERE v.owner = v_actor OR v.shared AND dlq.scope_within(v.scope, v_scope) AND NOT (dlq.is_reader() AND v.query ~* '\m(payload|subscriber|tag|key:)')
-      -- (What is no field is looked for in errors.)
+      -- Words outside of fields are searched for in error messages.
       AND NOT ('error_message' = ANY (dlq.hidden_columns()) AND regexp_replace(v.query, '(^|\s)[[:alpha:].]+:("(?:[^"\\]|\\.)*"|\S*)', ' ', 'g') ~ '\S')
     ORDER BY v.owner <> v_actor, v.name;
 END
 $$;
-COMMENT ON FUNCTION dlq.views IS 'Saved views: one''s own first, then those that others share.';
+COMMENT ON FUNCTION dlq.views IS 'Saved views: the caller''s own, then those that others share.';
 
 CREATE OR REPLACE FUNCTION dlq.save_view(p_name text, p_query text, p_columns text[] DEFAULT '{}', p_sort text DEFAULT '', p_shared boolean DEFAULT false, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -65,7 +67,8 @@ BEGIN
     IF p_shared AND NOT dlq.has_role('dlq_operator') THEN
         RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06', HINT = 'An operator may.';
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.save_view', 0)); -- the bound, and the name, hold for all at once
+    -- One save at a time, so that the limit and the unique names hold.
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.save_view', 0));
     SELECT v.owner INTO v_other FROM dlq.saved_views v WHERE p_shared AND v.shared AND v.name = p_name AND v.owner <> v_actor;
     IF FOUND THEN
         RAISE EXCEPTION 'saved view %: somebody else shares one of this name', p_name USING ERRCODE = 'DLQ01';
@@ -78,7 +81,9 @@ BEGIN
     PERFORM dlq.record_act('saved view ' || p_name, CASE WHEN p_shared THEN 'saved, and shared' ELSE 'saved' END, p_actor);
 END
 $$;
-COMMENT ON FUNCTION dlq.save_view IS 'Keeps a list under a name, or changes what is kept: what it chooses, as one types it; its columns; its order; and whether others see it.';
+COMMENT ON FUNCTION dlq.save_view IS
+    'Creates or replaces a saved view: its query as typed, its columns, its sort order, and whether it is '
+    'shared.';
 
 CREATE OR REPLACE FUNCTION dlq.delete_view(p_name text, p_owner text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -93,4 +98,5 @@ BEGIN
     PERFORM dlq.record_act('saved view ' || p_name, 'deleted', p_actor, NULL, jsonb_build_object('owner', p_owner));
 END
 $$;
-COMMENT ON FUNCTION dlq.delete_view IS 'Deletes a saved view of one''s own, or one that p_owner shares (an admin).';
+COMMENT ON FUNCTION dlq.delete_view IS
+    'Deletes one of the caller''s saved views, or, as an admin, a view that p_owner shares.';
