@@ -1,15 +1,19 @@
--- What needs a second person: asked for, approved by somebody else, and then carried out by dlqd, on the entries that the approval froze
--- and on no others. One gate is in every function that people act by, whatever door they come through (dlq.require_approval).
+-- Approvals. A request is approved by a second person, and then carried out by dlqd on exactly the
+-- entries that the approval recorded. Every function that operators call checks it
+-- (dlq.require_approval), whichever client they use.
 
--- (Only dlqd can say so, for the time of a transaction.)
+-- Only dlqd can set this, for the duration of a transaction.
 CREATE OR REPLACE FUNCTION dlq.approved() RETURNS uuid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN nullif(current_setting('dlq.approved', true), '') IS NOT NULL AND dlq.is_owner() THEN current_setting('dlq.approved', true)::uuid END
 $$;
-COMMENT ON FUNCTION dlq.approved IS 'The approval that dlqd carries out in this transaction; null for none. Filters choose of the entries that it froze alone.';
+COMMENT ON FUNCTION dlq.approved IS
+    'The approval that dlqd carries out in this transaction; null if none. Filters then match only the entries '
+    'of that approval.';
 
--- A rule for a queue also holds for redeliveries into that queue from others. dlqd's own acts and those of the schema's
--- owner have no origin and need no approval: both could write to the tables directly.
+-- A rule for a queue also applies to redeliveries into that queue from others. dlqd's own changes
+-- and those of the schema's owner have no origin and need no approval: both could write to the
+-- tables directly.
 CREATE OR REPLACE FUNCTION dlq.require_approval(p_operations text[], p_operation text, p_request jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -33,29 +37,33 @@ BEGIN
             RAISE EXCEPTION '%: needs a second person, for more than % dead letters%', p_operations[1], v_above,
                 coalesce(' of ' || (SELECT string_agg(q, ', ') FROM jsonb_array_elements_text(v_rule -> 'queues') q), '')
                 USING ERRCODE = 'DLQ07',
-                -- (Hints are in the server's log. The API asks by itself, and what it was sent has no place there.)
+                -- A hint is written to the server's log. For dlqd it leaves out the request: the
+                -- API creates the request itself, and the data of a client does not belong in that
+                -- log.
                 HINT = CASE WHEN dlq.is_owner() THEN 'Ask for it with dlq.request_approval.' ELSE format('Ask for it: SELECT dlq.request_approval(%L, %L, ''why''). Somebody else approves it with dlq.approve.', p_operation, p_request) END;
         END IF;
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.require_approval IS 'Raises DLQ07 where the policy (access.yaml: approvals) wants a second '
-    'person for one of these operations (replay, patch, redirect, discard, resolve, purge, erase) on the entries that '
-    'the request''s filter chooses, in a queue of the rule or redelivered into one.';
+COMMENT ON FUNCTION dlq.require_approval IS
+    'Raises DLQ07 if the policy (access.yaml: approvals) requires a second person for one of these operations '
+    '(replay, patch, redirect, discard, resolve, purge, erase) on the entries that match the request''s filter, '
+    'in a queue of the rule or redelivered into one.';
 
 CREATE OR REPLACE FUNCTION dlq.require_approval_to(p_action text, p_args jsonb, p_filter jsonb, p_all boolean) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_force constant boolean := coalesce((p_args ->> 'force')::boolean, false);
 BEGIN
-    -- What is unparked is redelivered at once; what is open is discarded before it is purged.
+    -- Unpark redelivers at once, so it counts as replay. A forced purge discards open entries
+    -- first.
     IF p_action IN ('discard', 'resolve', 'unpark', 'purge') THEN
         PERFORM dlq.require_approval(CASE WHEN p_action = 'unpark' THEN '{replay}' WHEN p_action = 'purge' AND v_force THEN '{purge,discard}' ELSE ARRAY[p_action] END, 'bulk',
             jsonb_build_object('do', p_action, 'filter', p_filter) || CASE WHEN v_force THEN '{"force": true}' ELSE '{}' END::jsonb || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.require_approval_to IS 'Does the same for a thing that is done to many entries (dlq.act_on).';
+COMMENT ON FUNCTION dlq.require_approval_to IS 'dlq.require_approval for a change of many entries (dlq.act_on).';
 
 CREATE OR REPLACE FUNCTION dlq.approval_filter(p_operation text, p_request jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -74,7 +82,8 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.require_role_for IS 'Refuses who may not do what a request for approval is for.';
+COMMENT ON FUNCTION dlq.require_role_for IS
+    'Raises an error if the caller lacks the role for the operation of a request.';
 
 CREATE OR REPLACE FUNCTION dlq.request_approval(p_operation text, p_request jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user,
     p_on_behalf_of text DEFAULT NULL, p_token_by text DEFAULT NULL) RETURNS uuid
@@ -107,9 +116,12 @@ BEGIN
     RETURN v_id;
 END
 $$;
-COMMENT ON FUNCTION dlq.request_approval IS 'Asks a second person for an operation on entries: bulk (such as {"do": "discard", "filter": {"queue": "payments"}}: discard, resolve, unpark or purge), replay or erase. Returns its id, for dlq.approve.';
+COMMENT ON FUNCTION dlq.request_approval IS
+    'Requests approval of an operation by a second person: bulk (such as {"do": "discard", "filter": {"queue": '
+    '"payments"}}: discard, resolve, unpark or purge), replay or erase. Returns its id, for dlq.approve.';
 
--- One person may have several names: that of a token and of a sign-in, in upper and lower case; and who makes a token for himself is himself.
+-- A person may have several names: those of a token and of a sign-in, in upper and lower case. The
+-- creator of a token is the same person as the token.
 CREATE OR REPLACE FUNCTION dlq.require_second_person(p_approval dlq.approvals, p_actor text, p_on_behalf_of text, p_token_by text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -119,7 +131,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.require_second_person IS 'Refuses who asked for an approval, by any name.';
+COMMENT ON FUNCTION dlq.require_second_person IS 'Raises an error if the caller is the requester, by any name.';
 
 CREATE OR REPLACE FUNCTION dlq.open_approval(p_id uuid) RETURNS dlq.approvals
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -136,16 +148,18 @@ BEGIN
     RETURN v_approval;
 END
 $$;
-COMMENT ON FUNCTION dlq.open_approval IS 'Locks a request for approval about which nobody has decided yet.';
+COMMENT ON FUNCTION dlq.open_approval IS
+    'Locks a request for approval that is not decided yet and has not expired; raises an error otherwise.';
 
 CREATE OR REPLACE FUNCTION dlq.decide_approval(p_id uuid, p_state text, p_act text, p_actor text, p_note text) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.approvals a SET state = p_state, decided_by = dlq.actor(p_actor), decided_at = now(), decision = p_note, ended_at = CASE WHEN p_state <> 'approved' THEN now() END,
-        request = CASE WHEN p_state <> 'approved' AND a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END -- it names somebody
+        -- The request of an erasure contains personal data.
+        request = CASE WHEN p_state <> 'approved' AND a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END
     WHERE a.id = p_id;
     SELECT dlq.record_act('approval ' || p_id, p_act, p_actor, p_note, (SELECT jsonb_build_object('entries', a.frozen, 'requestedBy', a.actor) FROM dlq.approvals a WHERE a.id = p_id))
 $$;
-COMMENT ON FUNCTION dlq.decide_approval IS 'Notes what was decided about a request for approval.';
+COMMENT ON FUNCTION dlq.decide_approval IS 'Records a decision on a request for approval.';
 
 CREATE OR REPLACE FUNCTION dlq.approve(p_id uuid, p_expect bigint, p_note text DEFAULT NULL, p_actor text DEFAULT session_user, p_on_behalf_of text DEFAULT NULL, p_token_by text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -160,7 +174,7 @@ BEGIN
     IF p_expect IS NULL THEN
         RAISE EXCEPTION 'approval %: say how many dead letters you expect it to touch', p_id USING ERRCODE = 'DLQ04', HINT = 'It was asked for ' || v_approval.entries || '.';
     END IF;
-    -- In the scope of who asked, which is within that of who approves.
+    -- In the scope of the requester, which is within that of the approver.
     EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(v_filter) || dlq.scope_where(v_approval.scope)
          || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) ON CONFLICT DO NOTHING' USING v_filter, p_id;
     GET DIAGNOSTICS v_frozen = ROW_COUNT;
@@ -171,7 +185,9 @@ BEGIN
     PERFORM dlq.decide_approval(p_id, 'approved', 'approved', p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.approve IS 'Approves what somebody else asks for (dlq.approvals), for the entries that its filter chooses now: these are touched, and no others. Refused where they have become more than p_expect. A dlqd that runs DLQ workers then carries it out.';
+COMMENT ON FUNCTION dlq.approve IS
+    'Approves a request of another person (dlq.approvals), for exactly the entries that match its filter now. '
+    'Raises an error if there are more than p_expect. A dlqd that runs DLQ workers then carries it out.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_approval(p_id uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -182,7 +198,7 @@ BEGIN
     PERFORM dlq.decide_approval(p_id, 'refused', 'refused', p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.refuse_approval IS 'Refuses what somebody asks for.';
+COMMENT ON FUNCTION dlq.refuse_approval IS 'Refuses a request for approval.';
 
 CREATE OR REPLACE FUNCTION dlq.withdraw_approval(p_id uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -195,16 +211,19 @@ BEGIN
     PERFORM dlq.decide_approval(p_id, 'withdrawn', 'withdrawn', p_actor, p_note);
 END
 $$;
-COMMENT ON FUNCTION dlq.withdraw_approval IS 'Withdraws what one asked for oneself.';
+COMMENT ON FUNCTION dlq.withdraw_approval IS 'Withdraws the caller''s own request for approval.';
 
--- One process carries an approval out at a time; what one that died has not done, another does.
+-- One process at a time carries an approval out. If that process dies, another continues after
+-- taken_until.
 CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval) RETURNS SETOF dlq.approvals
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.approvals a SET taken_until = now() + p_for
     WHERE a.id = (SELECT o.id FROM dlq.approvals o WHERE o.state = 'approved' AND (o.taken_until IS NULL OR o.taken_until < now()) AND NOT dlq.is_restored() ORDER BY o.id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING a.*
 $$;
-COMMENT ON FUNCTION dlq.take_approval IS 'Takes an approved request, to carry it out, for a time; none in a database that was restored, which may have been carried out since.';
+COMMENT ON FUNCTION dlq.take_approval IS
+    'Takes an approved request for p_for, to carry it out. Returns none in a restored database, where the '
+    'request may have been carried out since.';
 
 CREATE OR REPLACE FUNCTION dlq.end_approval(p_id uuid, p_changed bigint, p_outcome uuid DEFAULT NULL, p_problem text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -212,7 +231,8 @@ DECLARE
     v_approval dlq.approvals;
 BEGIN
     UPDATE dlq.approvals a SET state = CASE WHEN p_problem IS NULL THEN 'done' ELSE 'failed' END, changed = CASE a.operation WHEN 'bulk' THEN coalesce(a.changed, 0) ELSE p_changed END, outcome = p_outcome, problem = p_problem, ended_at = now(), taken_until = NULL,
-        request = CASE WHEN a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END -- it names somebody
+        -- The request of an erasure contains personal data.
+        request = CASE WHEN a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END
     WHERE a.id = p_id AND a.state = 'approved' RETURNING * INTO v_approval;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'approval %: was carried out already', p_id USING ERRCODE = 'DLQ01';
@@ -221,7 +241,7 @@ BEGIN
         jsonb_build_object('entries', v_approval.frozen, 'changed', v_approval.changed, 'approvedBy', v_approval.decided_by, 'outcome', p_outcome));
 END
 $$;
-COMMENT ON FUNCTION dlq.end_approval IS 'Notes what came of an approved request.';
+COMMENT ON FUNCTION dlq.end_approval IS 'Records the result of an approved request.';
 
 CREATE OR REPLACE FUNCTION dlq.expire_approvals() RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -239,4 +259,5 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.expire_approvals IS 'Ends requests for approval about which nobody decided in time. Returns how many.';
+COMMENT ON FUNCTION dlq.expire_approvals IS
+    'Ends requests for approval that were not decided in time. Returns how many.';
