@@ -1,5 +1,6 @@
--- What people on call need of River's tables, on which the roles have no rights. (Text that is planned when it runs: no function
--- depends on River's tables or types, so River's migrations go through.)
+-- Functions for operators on River's tables, for which dlqd's roles have no privileges. Their
+-- queries are text that is planned at run time: no function depends on River's tables or types,
+-- which would block River's migrations.
 
 CREATE OR REPLACE FUNCTION dlq.jobs_where(p_filter jsonb) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -29,7 +30,8 @@ BEGIN
     RETURN v_where || CASE WHEN v_scope IS NULL THEN '' ELSE format(' AND dlq.in_scope(j.queue, CASE j.kind WHEN ''dlqd_message'' THEN j.args ->> ''kind'' ELSE j.kind END, %L::jsonb)', v_scope) END;
 END
 $$;
-COMMENT ON FUNCTION dlq.jobs_where IS 'The condition of a filter of River''s jobs, on a row j and the filter as parameter $1.';
+COMMENT ON FUNCTION dlq.jobs_where IS
+    'Returns the SQL condition of a filter of River''s jobs, on a row j with the filter as parameter $1.';
 
 CREATE OR REPLACE FUNCTION dlq.jobs(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100)
 RETURNS TABLE (id bigint, state text, queue text, kind text, attempt integer, attempted_by text[], held_for text, created_at timestamptz, scheduled_at timestamptz, attempted_at timestamptz, finalized_at timestamptz, args jsonb)
@@ -40,7 +42,10 @@ BEGIN
         FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' ORDER BY j.id DESC LIMIT $2' USING p_filter, p_limit, dlq.mask(false);
 END
 $$;
-COMMENT ON FUNCTION dlq.jobs IS 'River''s jobs that a filter chooses, the latest first: {"ids": [7], "state": "running", "queue", "kind", "payload": {"customer": "cus_81"}, "after", "before" (when they ended), "heldFor": "breaker", "overdue": "1 hour"}.';
+COMMENT ON FUNCTION dlq.jobs IS
+    'River''s jobs that match a filter, newest first: {"ids": [7], "state": "running", "queue", "kind", '
+    '"payload": {"customer": "cus_81"}, "after", "before" (when they ended), "heldFor": "breaker", "overdue": '
+    '"1 hour"}.';
 
 CREATE OR REPLACE FUNCTION dlq.count_jobs(p_filter jsonb DEFAULT '{}')
 RETURNS TABLE (state text, queue text, jobs bigint, first_scheduled timestamptz, last_attempted timestamptz, first_ended timestamptz, last_ended timestamptz)
@@ -50,7 +55,8 @@ BEGIN
         FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' GROUP BY j.state, j.queue ORDER BY 3 DESC, 1, 2' USING p_filter;
 END
 $$;
-COMMENT ON FUNCTION dlq.count_jobs IS 'How many of River''s jobs a filter (see dlq.jobs) chooses, by state and queue.';
+COMMENT ON FUNCTION dlq.count_jobs IS
+    'The number of River''s jobs that match a filter (see dlq.jobs), by state and queue.';
 
 CREATE OR REPLACE FUNCTION dlq.river_leader() RETURNS TABLE (leader_id text, elected_at timestamptz, alive boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
@@ -58,7 +64,9 @@ BEGIN
     RETURN QUERY EXECUTE 'SELECT l.leader_id::text, l.elected_at, l.expires_at > now() FROM river.river_leader l';
 END
 $$;
-COMMENT ON FUNCTION dlq.river_leader IS 'Which of River''s clients leads, and whether it is alive: without a leader nothing is scheduled, rescued or cleaned.';
+COMMENT ON FUNCTION dlq.river_leader IS
+    'The River client that is the leader, and whether it is alive. Without a leader no jobs are scheduled, '
+    'rescued or cleaned.';
 
 CREATE OR REPLACE FUNCTION dlq.paused_queues() RETURNS TABLE (queue text, paused_at timestamptz)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
@@ -68,9 +76,10 @@ END
 $$;
 COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
 
--- Not what redelivered an entry, what dlqd completed itself, or what was run again already for the same reason. Of a job that was run
--- again for another, its copy is the one to run: it is the last to have done the work, or does it still. (Of a
--- resumable job River keeps the checkpoint of a failed attempt: all steps are done again.)
+-- run_again skips redeliveries of entries, jobs that dlqd itself completed, and jobs that were run
+-- again with the same note. Of a job that was run again with another note, only the copy counts,
+-- because it has done the work last, or is still doing it. Checkpoints of resumable jobs, which River
+-- keeps after a failed attempt, are discarded: the new job repeats all steps.
 CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL, p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
@@ -98,7 +107,10 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.run_again IS 'Runs up to p_limit jobs again that completed since a time and that River still keeps, in the order in which they ended, as new jobs. For one note each once: call it with the same note until it returns 0.';
+COMMENT ON FUNCTION dlq.run_again IS
+    'Runs up to p_limit jobs again that completed since p_since and that River still keeps, as new jobs, in the '
+    'order in which they ended. With the same note each job is run again only once: repeat the call until it '
+    'returns 0.';
 
 CREATE OR REPLACE FUNCTION dlq.delete_jobs(p_payload jsonb, p_note text, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
@@ -119,7 +131,9 @@ BEGIN
     RETURN v_count;
 END
 $$;
-COMMENT ON FUNCTION dlq.delete_jobs IS 'Deletes River''s jobs that have ended, and have no open dead letter, whose payload contains this. Returns how many.';
+COMMENT ON FUNCTION dlq.delete_jobs IS
+    'Deletes River''s jobs that have ended, have no open dead letter, and whose payload contains p_payload. '
+    'Returns how many.';
 
 CREATE OR REPLACE FUNCTION dlq.default_partition_rows() RETURNS TABLE (partition text, entries bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -131,4 +145,6 @@ BEGIN
     UNION ALL SELECT 'audit trail', count(*) FROM (SELECT FROM dlq.dead_letter_transitions_default LIMIT 10000) d;
 END
 $$;
-COMMENT ON FUNCTION dlq.default_partition_rows IS 'How many rows went to default partitions, because the month''s own was missing; up to 10,000 are counted.';
+COMMENT ON FUNCTION dlq.default_partition_rows IS
+    'The number of rows in default partitions, which hold rows of months without a partition; counts at most '
+    '10,000 each.';
