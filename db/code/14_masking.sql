@@ -1,9 +1,15 @@
--- What the policy marks as sensitive, and what people see in its place: *** (data.sensitivePaths and data.sensitivePatterns of
--- retry-policies.yaml). One masking for everybody: views, functions, API, CLI and exports call these.
+-- Masking: what the policy marks as sensitive (data.sensitivePaths and data.sensitivePatterns of
+-- retry-policies.yaml) is shown as ***. Views, functions, API, CLI and exports all use these
+-- functions.
 --
--- A mask is what dlq.mask returns: {"hidden": columns that a reader does not see at all, "where": a regular expression of the paths,
--- "keys": one of JSON that has anything at these paths, "last": their last keys, if these are known, "patterns": names of patterns}; null where nothing is masked.
--- A path is made of keys with the character U+001F between them; arrays are looked through.
+-- A mask is the result of dlq.mask, or null if nothing is masked:
+--   - hidden: columns that a reader does not see at all
+--   - where: a regular expression of sensitive paths
+--   - keys: a regular expression that matches JSON text with anything at these paths
+--   - last: the last keys of these paths, if they are known
+--   - patterns: names of patterns
+--
+-- A path consists of keys, separated by the character U+001F; arrays are looked into.
 
 CREATE OR REPLACE FUNCTION dlq.is_reader() RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -11,19 +17,22 @@ BEGIN
     RETURN NOT (dlq.has_role('dlq_operator') OR dlq.has_role('dlq_admin')) OR coalesce(current_setting('dlq.sight', true) = 'reader', false) AND dlq.is_owner();
 END
 $$;
-COMMENT ON FUNCTION dlq.is_reader IS 'Whether the caller sees what a dlq_reader sees. (dlqd says so of whom it asks for, as it does with dlq.scope.)';
+COMMENT ON FUNCTION dlq.is_reader IS
+    'Whether the caller sees only what a dlq_reader sees. dlqd sets this for each of its users, like dlq.scope.';
 
 CREATE OR REPLACE FUNCTION dlq.sensitive_columns() RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'), 'original_event,edited_event,error_context,metadata'), ',')
 $$;
-COMMENT ON FUNCTION dlq.sensitive_columns IS 'Columns of entries that the policy marks as sensitive; before dlqd has said so, those of its own defaults.';
+COMMENT ON FUNCTION dlq.sensitive_columns IS
+    'The columns of entries that the policy marks as sensitive. Until dlqd has published the policy: its '
+    'defaults.';
 
--- A title is the beginning of a message.
+-- A title is the beginning of an error message.
 CREATE OR REPLACE FUNCTION dlq.with_title(p_columns text[]) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN 'error_message' = ANY (p_columns) THEN p_columns || 'error_title'::text ELSE p_columns END;
-COMMENT ON FUNCTION dlq.with_title IS 'Columns that are hidden, with error_title where error_message is.';
+COMMENT ON FUNCTION dlq.with_title IS 'Hidden columns, with error_title if error_message is one of them.';
 
 CREATE OR REPLACE FUNCTION dlq.hidden_columns() RETURNS text[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -31,31 +40,35 @@ BEGIN
     RETURN CASE WHEN dlq.is_reader() THEN dlq.with_title(dlq.sensitive_columns()) ELSE '{}' END;
 END
 $$;
-COMMENT ON FUNCTION dlq.hidden_columns IS 'Columns of entries that the caller does not see.';
+COMMENT ON FUNCTION dlq.hidden_columns IS 'The columns of entries that the caller does not see.';
 
 CREATE OR REPLACE FUNCTION dlq.mask(p_reader boolean DEFAULT dlq.is_reader()) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT nullif(coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}')
                   || CASE WHEN p_reader THEN jsonb_build_object('hidden', dlq.sensitive_columns()) ELSE '{}' END, '{}')
 $$;
-COMMENT ON FUNCTION dlq.mask IS 'What the caller, or a reader, does not see of entries; null for nothing.';
+COMMENT ON FUNCTION dlq.mask IS 'The mask of the caller, or of a reader; null if nothing is masked.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_columns() RETURNS text[]
 LANGUAGE sql IMMUTABLE
 RETURN '{original_event,edited_event,error_message,error_title,destination_url,error_stack_trace,error_context,retry_history,replay_attempts,metadata,subscriber_id,tags,ordering_key,notes,resolution_notes,move}'::text[];
-COMMENT ON FUNCTION dlq.masked_columns IS 'Columns of entries in which something can be masked.';
+COMMENT ON FUNCTION dlq.masked_columns IS 'The columns of entries that may contain masked values.';
 
 CREATE OR REPLACE FUNCTION dlq.filtered_columns() RETURNS text[]
 LANGUAGE sql IMMUTABLE
 RETURN '{original_event,edited_event,error_message,subscriber_id,ordering_key,tags}'::text[];
-COMMENT ON FUNCTION dlq.filtered_columns IS 'Columns of entries whose values are in filters: who does not see one of them sees no filter of others''.';
+COMMENT ON FUNCTION dlq.filtered_columns IS
+    'The columns of entries whose values occur in filters. A caller who does not see one of them does not see '
+    'filters of others.';
 
 CREATE OR REPLACE FUNCTION dlq.personal_filters() RETURNS text[]
 LANGUAGE sql IMMUTABLE
 RETURN '{payload,payloadAt,subscriberId,orderingKey,tags}'::text[];
-COMMENT ON FUNCTION dlq.personal_filters IS 'Fields of a filter that look into dlq.filtered_columns(): their values may name a person.';
+COMMENT ON FUNCTION dlq.personal_filters IS
+    'The filter fields that search dlq.filtered_columns(); their values may name a person.';
 
--- What most issuers of tokens begin them with, and cards by their issuers'' numbers, as one word or in the groups that are printed.
+-- tokens: the prefixes of most issuers of tokens. cardNumbers: numbers with the prefixes of card
+-- issuers, without separators or in the groups that are printed on cards.
 CREATE OR REPLACE FUNCTION dlq.pattern(p_name text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_name
@@ -66,24 +79,27 @@ RETURN CASE p_name
         || '|-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[A-Za-z0-9+/=\s]*'
     WHEN 'cardNumbers' THEN '(?<![0-9.])(?:[2-6][0-9]{12,18}|[2-6][0-9]{3}(?:[ -][0-9]{4}){3}|3[47][0-9]{2}[ -][0-9]{6}[ -][0-9]{5})(?![0-9])'
 END;
-COMMENT ON FUNCTION dlq.pattern IS 'The regular expression of a pattern: tokens, or cardNumbers (of which those are masked whose last digit is right, dlq.is_luhn).';
+COMMENT ON FUNCTION dlq.pattern IS
+    'The regular expression of a pattern: tokens or cardNumbers. Of card numbers, only those with a correct '
+    'check digit are masked (dlq.is_luhn).';
 
 CREATE OR REPLACE FUNCTION dlq.is_luhn(p_number text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT sum(CASE WHEN d.place % 2 = 1 THEN d.digit::integer WHEN d.digit > '4' THEN d.digit::integer * 2 - 9 ELSE d.digit::integer * 2 END) % 10 = 0
     FROM regexp_split_to_table(reverse(regexp_replace(p_number, '[^0-9]', '', 'g')), '') WITH ORDINALITY d (digit, place)
 $$;
-COMMENT ON FUNCTION dlq.is_luhn IS 'Whether the last digit of a number is that which the others ask for (ISO/IEC 7812, Luhn).';
+COMMENT ON FUNCTION dlq.is_luhn IS 'Whether the check digit of a number is correct (ISO/IEC 7812, Luhn).';
 
 CREATE OR REPLACE FUNCTION dlq.has_card(p_text text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_text ~ dlq.pattern('cardNumbers')
         AND (SELECT count(*) = 101 OR bool_or(dlq.is_luhn(f.found[1])) FROM (SELECT found FROM regexp_matches(p_text, '(' || dlq.pattern('cardNumbers') || ')', 'g') found LIMIT 101) f)
 $$;
-COMMENT ON FUNCTION dlq.has_card IS 'Whether a text has the number of a payment card, or more than 100 that may be.';
+COMMENT ON FUNCTION dlq.has_card IS 'Whether a text contains a payment card number, or more than 100 candidates.';
 
--- mask_text and mask_node have no search_path of their own, which costs more than all else in them: they are called by functions that
--- have. A text that is longer, or has more candidates, is masked more than it need be, so that the time is bounded.
+-- mask_text and mask_node do not set search_path, which would cost more than the rest of them;
+-- their callers set it. To bound the time, texts beyond a length or a number of candidates are
+-- masked more than necessary.
 CREATE OR REPLACE FUNCTION dlq.mask_text(p_text text, p_mask jsonb, p_values text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
@@ -92,12 +108,12 @@ DECLARE
     v_found    text[];
 BEGIN
     FOREACH v_value IN ARRAY p_values LOOP
-        IF v_value IS NULL THEN -- too many to look for
+        IF v_value IS NULL THEN -- too many values to search for
             RETURN '***';
         END IF;
         p_text := replace(p_text, v_value, '***');
     END LOOP;
-    IF v_patterns IS NULL OR length(p_text) < 13 THEN -- what patterns find is longer
+    IF v_patterns IS NULL OR length(p_text) < 13 THEN -- patterns match longer texts only
         RETURN p_text;
     ELSIF length(p_text) > 1000000 THEN
         p_text := left(p_text, 1000000) || '***';
@@ -119,9 +135,10 @@ BEGIN
     RETURN p_text;
 END
 $$;
-COMMENT ON FUNCTION dlq.mask_text IS 'What dlq.masked_text returns, within other functions.';
+COMMENT ON FUNCTION dlq.mask_text IS 'dlq.masked_text for use in other functions.';
 
--- Most of a document has nothing that is masked: a look at its text tells, and costs a tenth.
+-- Most parts of a document contain nothing to mask. Checking their text first costs a tenth of
+-- masking them.
 CREATE OR REPLACE FUNCTION dlq.needs_mask(p_text text, p_path text, p_mask jsonb, p_values text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
@@ -140,7 +157,8 @@ BEGIN
     RETURN false;
 END
 $$;
-COMMENT ON FUNCTION dlq.needs_mask IS 'Whether something may be masked in the text of JSON at a path (null: at none).';
+COMMENT ON FUNCTION dlq.needs_mask IS
+    'Whether the text of JSON at a path (null: no path) may contain something to mask.';
 
 CREATE OR REPLACE FUNCTION dlq.mask_node(p_node jsonb, p_path text, p_mask jsonb, p_values text[], p_depth integer DEFAULT 0) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
@@ -150,7 +168,8 @@ DECLARE
     v_under constant text := CASE p_path WHEN '' THEN '' ELSE p_path || chr(31) END;
     v_text  text;
 BEGIN
-    -- (Messages have 64 levels at most; an application's job may have more than the stack holds.)
+    -- Messages have at most 64 levels; the args of an application's job may have more than the
+    -- stack can hold.
     IF p_path ~* v_where OR p_depth > 70 THEN
         RETURN '"***"';
     END IF;
@@ -172,7 +191,9 @@ BEGIN
     END CASE;
 END
 $$;
-COMMENT ON FUNCTION dlq.mask_node IS 'What dlq.masked_json returns, within other functions: JSON at a path (null: at none), masked. Keys stay, unless they are themselves what is masked; numbers are as exact as they were.';
+COMMENT ON FUNCTION dlq.mask_node IS
+    'dlq.masked_json for use in other functions: masks JSON at a path (null: no path). Keys are kept, unless '
+    'they contain a masked value; numbers keep their precision.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_text(p_text text, p_mask jsonb, p_values text[] DEFAULT '{}') RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -180,7 +201,8 @@ BEGIN
     RETURN CASE WHEN p_text IS NULL OR p_mask IS NULL THEN p_text ELSE dlq.mask_text(p_text, p_mask, p_values) END;
 END
 $$;
-COMMENT ON FUNCTION dlq.masked_text IS 'A text with *** in place of p_values, and of what the mask''s patterns find.';
+COMMENT ON FUNCTION dlq.masked_text IS
+    'Returns a text with *** in place of p_values, and of matches of the mask''s patterns.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_json(p_document jsonb, p_path text, p_mask jsonb, p_values text[] DEFAULT '{}') RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -198,28 +220,30 @@ BEGIN
     IF NOT dlq.needs_mask(v_text, p_path, p_mask, p_values) THEN
         RETURN p_document;
     ELSIF length(v_text) > 50000 THEN
-        RETURN '"***"'; -- so that the time is bounded
+        RETURN '"***"'; -- bounds the time
     END IF;
-    -- What is not in all of it need not be looked for in its parts.
+    -- Values and patterns that are not in the whole document need not be searched for in its parts.
     v_out := dlq.mask_node(p_document, CASE WHEN v_text ~* (p_mask ->> 'keys') THEN p_path END,
         p_mask || jsonb_build_object('patterns', to_jsonb(ARRAY(SELECT p FROM jsonb_array_elements_text(p_mask -> 'patterns') p WHERE dlq.needs_mask(v_text, NULL, jsonb_build_object('patterns', jsonb_build_array(p)), '{}')))),
         ARRAY(SELECT v FROM unnest(p_values) WITH ORDINALITY u (v, place) WHERE v IS NULL OR position(v IN v_text) > 0 ORDER BY place));
-    -- The payload as it was written, beside the payload.
+    -- payloadText is the payload as the client sent it; it must not reveal what payload masks.
     IF p_document ? 'payloadText' AND v_out -> 'payload' IS DISTINCT FROM p_document -> 'payload' THEN
         v_out := v_out || '{"payloadText": "***"}';
     END IF;
     RETURN v_out;
 END
 $$;
-COMMENT ON FUNCTION dlq.masked_json IS 'JSON that is at a path (null: at none) with *** in place of what is masked, and of p_values. A document of more than 50,000 characters in which something is, is masked whole.';
+COMMENT ON FUNCTION dlq.masked_json IS
+    'Returns JSON at a path (null: no path) with *** in place of masked values and of p_values. A document of '
+    'more than 50,000 characters that contains any is masked as a whole.';
 
--- An application's args are its payload; a message has one.
+-- The args of an application's job are the payload; those of a message contain one.
 CREATE OR REPLACE FUNCTION dlq.event_path(p_job_kind text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_job_kind WHEN 'dlqd_message' THEN '' ELSE 'payload' END;
-COMMENT ON FUNCTION dlq.event_path IS 'The path at which the args of a job are.';
+COMMENT ON FUNCTION dlq.event_path IS 'The path of the args of a job.';
 
--- What is at sensitive paths may be repeated by an error.
+-- Error texts may repeat values at sensitive paths.
 CREATE OR REPLACE FUNCTION dlq.sensitive_values(p_original jsonb, p_edited jsonb, p_metadata jsonb, p_job_kind text, p_mask jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -230,7 +254,7 @@ BEGIN
     IF v_where IS NULL OR NOT (coalesce(p_original::text ~* v_keys, false) OR coalesce(p_edited::text ~* v_keys, false) OR coalesce(p_metadata::text ~* v_keys, false)) THEN
         RETURN '{}';
     ELSIF coalesce(length(p_original::text), 0) + coalesce(length(p_edited::text), 0) + coalesce(length(p_metadata::text), 0) > 50000 THEN
-        RETURN ARRAY[NULL]::text[]; -- so that the time is bounded
+        RETURN ARRAY[NULL]::text[]; -- bounds the time
     END IF;
     WITH RECURSIVE n (value, path, found, depth) AS (
         SELECT d.value, d.path, coalesce(d.path ~* v_where, false), 0
@@ -244,7 +268,7 @@ BEGIN
             SELECT a.value, n.path FROM jsonb_array_elements(CASE jsonb_typeof(n.value) WHEN 'array' THEN n.value END) a) c
         WHERE n.depth < 70
     )
-    -- (In JSON, they are written as JSON has them.)
+    -- Each value, and its JSON form with escapes.
     SELECT array_agg(DISTINCT t.text) INTO v_all
     FROM (SELECT DISTINCT n.value #>> '{}' AS text FROM n WHERE n.found AND jsonb_typeof(n.value) IN ('string', 'number') AND length(n.value #>> '{}') > 3 LIMIT 101) v
     CROSS JOIN LATERAL (VALUES (v.text), (substr(to_jsonb(v.text)::text, 2, length(to_jsonb(v.text)::text) - 2))) t (text);
@@ -252,7 +276,10 @@ BEGIN
     RETURN CASE WHEN cardinality(v_all) > 100 THEN ARRAY[NULL]::text[] ELSE coalesce(v_all, '{}') END;
 END
 $$;
-COMMENT ON FUNCTION dlq.sensitive_values IS 'Texts and numbers at sensitive paths of an entry, of four characters or more, the longest first: what its error texts must not repeat. Where there are more than 100, or they are in more than 50,000 characters, null alone: texts are then masked whole.';
+COMMENT ON FUNCTION dlq.sensitive_values IS
+    'Texts and numbers at sensitive paths of an entry, of four or more characters, longest first, which error '
+    'texts must not repeat. With more than 100 of them, or more than 50,000 characters to search, the result is '
+    'a single null: texts are then masked as a whole.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_event(p_event jsonb, p_job_kind text, p_mask jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -260,7 +287,8 @@ BEGIN
     RETURN dlq.masked_json(p_event, dlq.event_path(p_job_kind), p_mask, dlq.sensitive_values(p_event, NULL, NULL, p_job_kind, p_mask));
 END
 $$;
-COMMENT ON FUNCTION dlq.masked_event IS 'The args of a job, masked, also where they repeat what is at sensitive paths.';
+COMMENT ON FUNCTION dlq.masked_event IS
+    'The args of a job, masked, including repetitions of values at sensitive paths.';
 
 CREATE OR REPLACE FUNCTION dlq.masked(p_entry dlq.dead_letter_queue, p_mask jsonb) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -297,9 +325,10 @@ BEGIN
     RETURN p_entry;
 END
 $$;
-COMMENT ON FUNCTION dlq.masked(dlq.dead_letter_queue, jsonb) IS 'An entry as somebody may see it, by their mask (dlq.mask).';
+COMMENT ON FUNCTION dlq.masked(dlq.dead_letter_queue, jsonb) IS 'An entry, masked (dlq.mask).';
 
--- A place in a payload is named by a pointer (RFC 6901): what is at it, or around it, may be sensitive.
+-- A JSON Pointer (RFC 6901) names a place in a payload. The value there, or one around it, may be
+-- sensitive.
 CREATE OR REPLACE FUNCTION dlq.masked_at(p_pointer text, p_value jsonb, p_mask jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -310,7 +339,7 @@ DECLARE
 BEGIN
     FOREACH v_key IN ARRAY coalesce(string_to_array(substr(p_pointer, 2), '/'), '{}') LOOP
         v_under := ARRAY(SELECT p || chr(31) || replace(replace(replace(v_key, '~1', '/'), '~0', '~'), chr(31), ' ') FROM unnest(v_paths) p);
-        -- A number is a key, or a place of an array: nobody knows here.
+        -- A number is a key or the index of an array; without the document both are possible.
         v_paths := CASE WHEN v_key ~ '^([0-9]+|-)$' THEN v_paths || v_under ELSE v_under END;
         IF cardinality(v_paths) > 64 OR EXISTS (SELECT FROM unnest(v_paths) p WHERE p ~* (p_mask ->> 'where')) THEN
             RETURN '"***"';
@@ -322,7 +351,7 @@ BEGIN
     RETURN p_value;
 END
 $$;
-COMMENT ON FUNCTION dlq.masked_at IS 'A value that is at a JSON Pointer of a payload, masked.';
+COMMENT ON FUNCTION dlq.masked_at IS 'A value at a JSON Pointer of a payload, masked.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_detail(p_detail jsonb, p_mask jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -331,7 +360,7 @@ BEGIN
         RETURN p_detail;
     ELSIF jsonb_typeof(p_detail) <> 'object' THEN
         RETURN dlq.mask_node(p_detail, NULL, p_mask, '{}');
-    ELSIF length(p_detail::text) > 50000 THEN -- so that the time is bounded
+    ELSIF length(p_detail::text) > 50000 THEN -- bounds the time
         RETURN (SELECT jsonb_object_agg(d.key, CASE WHEN d.key IN ('patch', 'changes') THEN '[]' ELSE '"***"' END::jsonb) FROM jsonb_each(p_detail) d);
     END IF;
     RETURN coalesce((
@@ -353,9 +382,11 @@ BEGIN
         FROM jsonb_each(p_detail) d), '{}');
 END
 $$;
-COMMENT ON FUNCTION dlq.masked_detail IS 'What an audit row, a replay run or an answer says of payloads, in payload, mergePatch, patch, changes and payloadAt (whose paths are of the payload) and filter, masked.';
+COMMENT ON FUNCTION dlq.masked_detail IS
+    'Masks the detail of an audit row, a replay run or an answer: payload, mergePatch, patch, changes, '
+    'payloadAt (whose paths are those of the payload) and filter.';
 
--- What is shown as *** must not be sent as that.
+-- A payload that was shown with *** must not be sent with it.
 CREATE OR REPLACE FUNCTION dlq.refuse_mask(p_action text, p_document jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -365,9 +396,11 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.refuse_mask IS 'Refuses a payload, or a patch of one, that holds *** while something is masked.';
+COMMENT ON FUNCTION dlq.refuse_mask IS
+    'Raises an error for a payload, or a patch of one, that contains *** while masking is on.';
 
--- Who looks says why first, and that is on disk before they see it: what is read in the transaction that says so could be rolled back.
+-- The reason is committed before the entry is shown: a row of the same transaction could be rolled
+-- back.
 CREATE OR REPLACE FUNCTION dlq.record_reveal(p_id uuid, p_note text, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -385,14 +418,15 @@ BEGIN
         p_until => v_found.until);
 END
 $$;
-COMMENT ON FUNCTION dlq.record_reveal IS 'Leaves the audit row of a look at what is masked of an entry: see dlq.reveal.';
+COMMENT ON FUNCTION dlq.record_reveal IS 'Writes the audit row of a reveal (see dlq.reveal).';
 
--- Each look has an audit row of its own: only dlq.reveal may call this, after it has committed the row. The row is older
--- than the transaction, so it cannot be rolled back, and at most a minute old by the clock, since a transaction may last.
+-- Each reveal has an audit row of its own: only dlq.reveal may call this function, after it has
+-- committed the row. The row is older than the transaction, so that it cannot be rolled back. It is
+-- at most a minute old by the clock, because a transaction may stay open.
 --
--- The caller is read from PG_CONTEXT, which is in the language of lc_messages and names dlq.reveal without its schema if
--- that was in search_path at its first call. A caller may forge the context, but gains nothing by it: a second look at an
--- entry within a minute of the first.
+-- The caller is read from PG_CONTEXT, which is in the language of lc_messages and names dlq.reveal
+-- without its schema if the schema was in search_path at its first call. A caller could forge the
+-- context, but would gain only a second reveal of the same entry within a minute of the first.
 CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
@@ -402,7 +436,7 @@ DECLARE
     v_lines  text[];
     v_caller text;
 BEGIN
-    GET DIAGNOSTICS v_calls = PG_CONTEXT; -- this call, then perhaps the statement that it is in, then the caller
+    GET DIAGNOSTICS v_calls = PG_CONTEXT; -- this call, then perhaps its statement, then the caller
     v_lines := string_to_array(v_calls, E'\n');
     v_caller := v_lines[CASE WHEN v_lines[2] ~ 'p_entry := dlq.revealed\(p_id\)\W*$' THEN 3 ELSE 2 END];
     IF strpos(coalesce(v_caller, ''), 'reveal(uuid,text,jsonb)') = 0
@@ -413,7 +447,7 @@ BEGIN
     RETURN (SELECT to_jsonb(e) FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND (e.closed_at IS NULL OR e.closed_at >= v_since));
 END
 $$;
-COMMENT ON FUNCTION dlq.revealed IS 'An entry whole, for dlq.reveal, which has said why.';
+COMMENT ON FUNCTION dlq.revealed IS 'Returns an entry unmasked, for dlq.reveal, which has recorded the reason.';
 
 CREATE OR REPLACE PROCEDURE dlq.reveal(p_id uuid, p_note text, INOUT p_entry jsonb DEFAULT NULL)
 LANGUAGE plpgsql AS $$
@@ -423,4 +457,6 @@ BEGIN
     p_entry := dlq.revealed(p_id);
 END
 $$;
-COMMENT ON PROCEDURE dlq.reveal IS 'Shows an entry whole, with what is masked everywhere else, to who says why: the note is in the audit trail before the entry is shown. Not inside of a transaction, which could take it back.';
+COMMENT ON PROCEDURE dlq.reveal IS
+    'Shows an entry unmasked. The reason (p_note) is committed to the audit trail first, so this cannot run '
+    'inside of a transaction, which could be rolled back.';
