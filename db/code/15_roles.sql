@@ -1,12 +1,14 @@
--- Who may do what: three roles for people, and what the policy hides from the first of them. dlqd itself works as the owner
--- of the schema.
+-- Privileges: three roles for people, and what the policy hides from the first of them. dlqd itself
+-- runs as the owner of the schema.
 --
--- dlq_reader    reads entries (but for sensitive columns), the audit trail, analytics, runs and breakers
--- dlq_operator  reads all, and replays, discards, resolves, parks, assigns, tags and notes; starts and steers runs, and breakers
--- dlq_admin     also purges, erases, restores, drops months whose time is over, makes partitions, and rebuilds rollups
+--     dlq_reader    reads entries (except sensitive columns), the audit trail, analytics, runs and breakers
+--     dlq_operator  also reads sensitive columns; replays, discards, resolves, parks, assigns, tags and notes;
+--                   starts and controls runs, and breakers
+--     dlq_admin     also purges, erases, restores, drops months after their retention, creates partitions, and
+--                   rebuilds rollups
 --
--- None of them writes a table: functions do, as the schema's owner, so that everybody keeps to the state table and leaves
--- an audit row, and nobody changes one.
+-- No role writes to tables. Functions do, as the owner of the schema, so that every change follows
+-- the state table and has an audit row, and audit rows cannot be changed.
 
 CREATE OR REPLACE FUNCTION dlq.has_role(p_role text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -23,10 +25,12 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.require_admin IS 'Refuses who is no dlq_admin.';
+COMMENT ON FUNCTION dlq.require_admin IS 'Raises an error if the caller is not a dlq_admin.';
 
--- (A barrier, while any role has a scope: a condition of the reader's own must not see rows before their scope is looked at. See dlq.fence_entries.
--- Conditions that Postgres takes to be harmless pass it, and a plan tells how many rows passed them: not on what people have written, || '' sees to that.)
+-- The view is a security barrier while any role has a scope (see dlq.fence_entries): otherwise a
+-- condition of the caller could see rows before the scope is checked. Postgres still evaluates
+-- leakproof conditions below the barrier, and a plan shows how many rows passed them. The || '' on
+-- texts that people wrote makes conditions on them not leakproof.
 CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
     SELECT e.id,
            e.event_id,
@@ -89,12 +93,15 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.destination,
            e.destination_url || '' AS destination_url
     FROM dlq.dead_letter_queue e
-    -- (Of the scan, and not of a join above it, whose plan would tell how many rows elsewhere a condition of the reader's own has let through.)
+    -- The scope is a condition of the scan and not of a join above it: the plan of a join would
+    -- show how many rows outside of the scope a condition of the caller matched.
     WHERE (SELECT dlq.scope_patterns(dlq.scope())) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())));
-COMMENT ON VIEW dlq.visible_entries IS 'Those of dead_letter_queue that are in the scope of the caller, whole: nobody reads it but dlq.entries, which masks them.';
+COMMENT ON VIEW dlq.visible_entries IS
+    'The rows of dead_letter_queue in the caller''s scope, unmasked. Only dlq.entries reads it, and masks the '
+    'columns.';
 
--- Conditions of the reader's own see what is masked as it is shown. (Columns are masked here, outside of the barrier, and not in it, so
--- that those of the rows that are returned are.)
+-- Conditions of the caller apply to the masked values. The columns are masked here, above the
+-- barrier, so that only the rows that are returned are masked.
 CREATE OR REPLACE VIEW dlq.entries AS
     SELECT e.id,
            e.event_id,
@@ -165,13 +172,17 @@ CREATE OR REPLACE VIEW dlq.entries AS
                     dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
                     h.mask)) END AS destination_url
     FROM dlq.visible_entries e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask OFFSET 0) h;
-COMMENT ON VIEW dlq.entries IS 'dead_letter_queue as the caller may see it: what the policy marks as sensitive is null for a dlq_reader (data.sensitiveColumns), and *** for everybody (data.sensitivePaths, data.sensitivePatterns): see dlq.reveal. next says what happens next.';
+COMMENT ON VIEW dlq.entries IS
+    'dead_letter_queue as the caller may see it. What the policy marks as sensitive is null for a dlq_reader '
+    '(data.sensitiveColumns), and *** for every caller (data.sensitivePaths, data.sensitivePatterns): see '
+    'dlq.reveal. The column next is what happens next to an entry.';
 
--- A barrier has every row made before one is taken, in order or not, and prunes no partitions by a status: nobody pays for it where nobody is limited.
+-- A security barrier computes all rows before the first is returned, and prevents partition pruning
+-- by status; it is therefore off while no role has a scope.
 CREATE OR REPLACE FUNCTION dlq.fence_entries() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0)); -- of two changes, the later one counts both
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0)); -- of two changes, the later one sees both
     IF EXISTS (SELECT FROM dlq.role_scopes) THEN
         ALTER VIEW dlq.visible_entries SET (security_barrier);
     ELSE
@@ -179,7 +190,8 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.fence_entries IS 'Makes dlq.visible_entries a security barrier while any role is limited to queues or kinds.';
+COMMENT ON FUNCTION dlq.fence_entries IS
+    'Makes dlq.visible_entries a security barrier while any role is limited to queues or kinds.';
 SELECT dlq.fence_entries();
 
 CREATE OR REPLACE FUNCTION dlq.on_role_scope() RETURNS trigger
@@ -189,14 +201,15 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: see dlq.fence_entries.';
+COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: calls dlq.fence_entries.';
 
--- (A page locks no partition of other states, nor a month before its entries failed: see dlq.closed_since.)
+-- The statement does not lock partitions of other states, nor months before the entries failed: see
+-- dlq.closed_since.
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
-    v_ids uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, NULL, p_newest_first)); -- of the caller's scope
+    v_ids uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, NULL, p_newest_first)); -- in the caller's scope
 BEGIN
     RETURN QUERY EXECUTE
         'SELECT m.* FROM (SELECT e AS entry FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)'
@@ -205,11 +218,12 @@ BEGIN
         USING v_ids, dlq.closed_since(v_ids), dlq.mask();
 END
 $$;
-COMMENT ON FUNCTION dlq.find IS 'Entries that a filter chooses: {"status": "dlq_manual", "kind": "payment.*", '
-    '"errorType": ["TIMEOUT_ERROR"], "maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, '
-    'errorClass, errorCode, destination, errorMessage (texts, all of them), fingerprint (or its first characters), '
-    'rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, '
-    'after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": '
+COMMENT ON FUNCTION dlq.find IS
+    'Entries that match a filter: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], '
+    '"maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, '
+    'destination, errorMessage (texts, all of them), fingerprint (or its first characters), rule, strategy, '
+    'waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, '
+    'before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": '
     '["cus_81"]}]). What the policy hides from the caller is null.';
 
 CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
@@ -232,16 +246,19 @@ BEGIN
     PERFORM dlq.record_act('role ' || p_role, CASE WHEN p_scope IS NULL THEN 'not limited any more' ELSE 'limited' END, p_actor, p_note, jsonb_build_object('scope', p_scope));
 END
 $$;
-COMMENT ON FUNCTION dlq.set_role_scope IS 'Limits the members of a database role to queues and kinds: [{"queues": ["payments*"], "kinds": ["order.*"]}], patterns in which * stands for any text; to what any row of any of their roles lets through. Null: not any more. It leaves an audit row.';
+COMMENT ON FUNCTION dlq.set_role_scope IS
+    'Limits the members of a database role to queues and kinds: [{"queues": ["payments*"], "kinds": '
+    '["order.*"]}], where * matches any text. A member of several roles sees what any of their rows allows. '
+    'Null removes the limit. Writes an audit row.';
 
--- protect is called with what the policy marks as sensitive, whenever that changes. Where something is masked, nobody reads the columns
--- that have it: views and functions show them.
+-- protect is called when the sensitive data of the policy changes. If anything is masked, roles get
+-- no privilege on columns that may contain it: they read these through views and functions.
 CREATE OR REPLACE FUNCTION dlq.protect(p_sensitive text[], p_masked jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_table  regclass;
     v_hidden text[]; -- from readers
-    v_masked text[]; -- from everybody
+    v_masked text[]; -- from all roles
     v_role   text;
     v_seen   text;
 BEGIN
@@ -252,7 +269,8 @@ BEGIN
         CONTINUE WHEN NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role);
         FOR v_table, v_hidden, v_masked IN VALUES
             ('dlq.dead_letter_queue'::regclass, dlq.with_title(p_sensitive), dlq.masked_columns()),
-            -- Edited payloads, patches, filters that look at payloads, and what errors said are elsewhere too.
+            -- Edited payloads, patches, filters on payloads, and error texts are in other tables,
+            -- too.
             ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail', 'note']),
             ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
             ('dlq.replay_runs', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
@@ -274,7 +292,9 @@ BEGIN
     END LOOP;
 END
 $$;
-COMMENT ON FUNCTION dlq.protect IS 'Has dlq_reader see all columns but p_sensitive, and nobody but dlqd see what p_masked (dlq.mask) says is masked.';
+COMMENT ON FUNCTION dlq.protect IS
+    'Grants dlq_reader all columns except p_sensitive. If p_masked (dlq.mask) masks anything, revokes the '
+    'columns that may contain it from all roles.';
 
 CREATE OR REPLACE FUNCTION dlq.install_roles() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -283,7 +303,7 @@ DECLARE
     v_role     text;
     v_grant    record;
     v_function regprocedure;
-    -- What each role may call; what dlqd alone calls is in none.
+    -- The functions that each role may call. Functions that only dlqd calls are not listed.
     v_functions constant jsonb := '{
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for",
             "breaker_in_scope", "by_rule", "caller", "capture_limit", "capture_mode", "capture_status",
@@ -317,11 +337,11 @@ BEGIN
                     WHEN 'dlq_reader' THEN 'dlqd: reads dead letters (but for sensitive columns), audit trail and analytics.'
                     WHEN 'dlq_operator' THEN 'dlqd: reads all, replays, discards, resolves, parks; steers runs and circuit breakers.'
                     ELSE 'dlqd: also purges, erases, restores, and sees to partitions.' END);
-                -- What detach takes away again.
+                -- dlqd detach drops these roles.
                 INSERT INTO dlq.settings AS s (key, value) VALUES ('roles_made', v_role)
                 ON CONFLICT (key) DO UPDATE SET value = s.value || ',' || excluded.value, updated_at = now();
             EXCEPTION
-                WHEN duplicate_object OR unique_violation THEN NULL; -- an installation in another database has just made it
+                WHEN duplicate_object OR unique_violation THEN NULL; -- created by another database's dlqd
                 WHEN insufficient_privilege THEN
                     RAISE NOTICE 'role % was not made: % may not make roles; make it and run dlqd attach (or dlqd migrate up) again', v_role, current_user;
                     RETURN;
@@ -331,7 +351,8 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
         SELECT c.oid::regclass AS name FROM pg_class c
-        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'visible_entries') -- which only dlqd reads
+        -- Only dlqd reads the tables that are named here.
+        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'visible_entries')
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
     END LOOP;
@@ -347,14 +368,18 @@ BEGIN
             IF v_grant.role = 'dlq_reader' THEN
                 EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO dlq_reader', v_function);
             ELSIF NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = v_function AND p.prokind = 'p') THEN
-                -- Moves are made as the owner of the schema. Names in them come from pg_catalog or are qualified.
+                -- These functions run as the owner of the schema. Names in them come from
+                -- pg_catalog or are qualified.
                 EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp', v_function);
             END IF;
         END LOOP;
     END LOOP;
-    -- Rows are looked at by whoever reads them, by whatever right.
+    -- The policies of row-level security call these functions as any role that reads a table,
+    -- whatever granted it the privilege.
     EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.in_patterns(text, text, text[]), %1$s.scope_patterns(jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
     PERFORM dlq.protect(dlq.sensitive_columns(), coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}'));
 END
 $$;
-COMMENT ON FUNCTION dlq.install_roles IS 'Makes the roles dlq_reader, dlq_operator and dlq_admin, if they are missing and may be made, and grants them what they need.';
+COMMENT ON FUNCTION dlq.install_roles IS
+    'Creates the roles dlq_reader, dlq_operator and dlq_admin, if they are missing and this role may create '
+    'them, and grants them their privileges.';
