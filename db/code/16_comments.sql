@@ -1,8 +1,10 @@
--- (Not in the file that makes it: it touches every function, and an upgrade tells by that which of a name are an older dlqd's.)
+-- install_roles runs here and not in 15_roles.sql: it alters functions of all files. When an
+-- upgrade has run a file, it keeps the functions that the file changed, and drops others of the
+-- same names (internal/postgres/code.go).
 SELECT dlq.install_roles();
 
--- Comments on what has no place of its own for one: indexes, sequences, columns of views. (Of a partition's index the comment is its
--- table's.)
+-- Comments on objects without a place of their own for one: indexes, sequences, columns of views.
+-- Indexes of partitions have none; see the index of the table.
 
 DO $$
 DECLARE
@@ -74,7 +76,7 @@ BEGIN
         EXECUTE format('COMMENT ON SEQUENCE %s IS %L', v_object.name, v_object.text);
     END LOOP;
 
-    -- A column of a view says what the table's of the same name says, or what is listed here.
+    -- A view's column has the comment listed here, or else that of the table's column of the same name.
     FOR v_object IN
         SELECT c.oid::regclass AS name, a.attname AS of_column, coalesce(k.text, col_description('dlq.dead_letter_queue'::regclass, e.attnum), w.text, col_description('dlq.failure_groups'::regclass, g.attnum), col_description('dlq.group_marks'::regclass, m.attnum), col_description('dlq.rollup_flow'::regclass, f.attnum)) AS text
         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
