@@ -1,18 +1,28 @@
 -- +goose Up
--- dlq.retired_jobs becomes the ledger of failures that an entry's own id does not prove: each row is a failure now, not a job. Existing
--- rows get the zero UUID: everything that their job had failed with by then.
+-- dlq.retired_jobs now records failures that are not proven by the id of an entry: one row per
+-- failure, where it was one per job. Existing rows get the zero UUID, which stands for all failures
+-- of the job until then.
 ALTER TABLE dlq.retired_jobs
     ADD COLUMN failure  uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
     ADD COLUMN attempt  integer NOT NULL DEFAULT 0,
     ADD COLUMN entry_id uuid,
     DROP CONSTRAINT retired_jobs_pkey,
     ADD CONSTRAINT retired_jobs_pkey PRIMARY KEY (job_id, job_created_at, failure, attempt);
-COMMENT ON TABLE dlq.retired_jobs IS 'Failures that an entry took in and that its id does not prove: further failures of an entry''s job, failures whose finalized_at is no time, and those of entries that were deleted while River still had the job. They are never filed again: see dlq.known_failure(). Rows go when River has deleted the job.';
-COMMENT ON COLUMN dlq.retired_jobs.at IS 'When the entry took the failure in, or was deleted.';
-COMMENT ON COLUMN dlq.retired_jobs.failure IS 'The failure: dlq.entry_id() of the job and its finalized_at. The zero UUID, in rows of dlqd before schema version 9: all failures of the job until then.';
-COMMENT ON COLUMN dlq.retired_jobs.attempt IS 'The job''s attempt that failed: failures whose finalized_at is no time have one id.';
-COMMENT ON COLUMN dlq.retired_jobs.entry_id IS 'The entry that took it in.';
--- What entries took in before: dlq.remember_taken() adds it, before the reconciler looks.
+COMMENT ON TABLE dlq.retired_jobs IS
+    'Failures that were recorded in an entry and that the entry''s id does not prove: further failures of its '
+    'job, failures whose finalized_at is not a possible time (such as infinity), and those of entries that were '
+    'deleted while River still had the job. They are never filed again: see dlq.known_failure(). Rows are '
+    'deleted after River has deleted the job.';
+COMMENT ON COLUMN dlq.retired_jobs.at IS 'When the failure was recorded in the entry, or the entry was deleted.';
+COMMENT ON COLUMN dlq.retired_jobs.failure IS
+    'The failure: dlq.entry_id() of the job and its finalized_at. The zero UUID, in rows from before schema '
+    'version 9, stands for all failures of the job until then.';
+COMMENT ON COLUMN dlq.retired_jobs.attempt IS
+    'The job''s attempt that failed. It distinguishes failures whose finalized_at is not a possible time, '
+    'because these share an id.';
+COMMENT ON COLUMN dlq.retired_jobs.entry_id IS 'The entry that the failure was recorded in.';
+-- dlq.remember_taken() adds the failures that entries recorded before, and runs before the
+-- reconciler.
 INSERT INTO dlq.settings (key, value)
 SELECT 'remember_taken', 'upgrade' WHERE EXISTS (SELECT FROM dlq.dead_letter_queue);
 
