@@ -1,19 +1,24 @@
 -- +goose Up
--- What went wrong, as the receiver of a message says it, and where the message was sent. Old
--- entries have NULL: adding the columns rewrites no table.
+-- The cause of an error as reported by the receiver of a message, and where the message was sent.
+-- Old entries have NULL: adding the columns does not rewrite a table.
 ALTER TABLE dlq.dead_letter_queue
     ADD COLUMN error_title     text,
     ADD COLUMN destination     text,
     ADD COLUMN destination_url text;
-COMMENT ON COLUMN dlq.dead_letter_queue.error_title IS 'What went wrong, the same text each time, as the worker or the destination says it.';
-COMMENT ON COLUMN dlq.dead_letter_queue.error_code IS 'Code of the error, as the worker or the destination names it; else an HTTP status or a SQLSTATE.';
-COMMENT ON COLUMN dlq.dead_letter_queue.destination IS 'Destination (of the policy) to which the failed delivery went; null where the failure was none of a delivery.';
-COMMENT ON COLUMN dlq.dead_letter_queue.destination_url IS 'URL of that destination, without what may be secret in it.';
-COMMENT ON COLUMN dlq.dead_letter_queue.fingerprint IS 'Equal for entries that failed for the same reason. 20 hexadecimal digits by grouping method 2, 16 by method 1.';
+COMMENT ON COLUMN dlq.dead_letter_queue.error_title IS
+    'The cause of the error as reported by the worker or the destination; the same text for each occurrence.';
+COMMENT ON COLUMN dlq.dead_letter_queue.error_code IS
+    'Code of the error as named by the worker or the destination; else an HTTP status or a SQLSTATE.';
+COMMENT ON COLUMN dlq.dead_letter_queue.destination IS
+    'Destination (of the policy) of the failed delivery; null if the failure was not a delivery.';
+COMMENT ON COLUMN dlq.dead_letter_queue.destination_url IS 'URL of that destination, without parts that may be secret.';
+COMMENT ON COLUMN dlq.dead_letter_queue.fingerprint IS
+    'Equal for entries that failed for the same reason. 20 hexadecimal digits by grouping method 2, 16 by '
+    'method 1.';
 
 -- +dlqd concurrently
--- These are built after the migration's transaction, partition by partition, without blocking
--- writes (internal/postgres/indexes.go).
+-- These indexes are built after the migration's transaction, partition by partition, without
+-- blocking writes (internal/postgres/indexes.go).
 CREATE INDEX dead_letter_open_by_code ON dlq.dead_letter_open (error_code, id) WHERE error_code IS NOT NULL;
 CREATE INDEX dead_letter_open_by_destination ON dlq.dead_letter_open (destination, id) WHERE destination IS NOT NULL;
 CREATE INDEX dead_letter_resolved_by_code ON dlq.dead_letter_resolved (error_code, id) WHERE error_code IS NOT NULL;
