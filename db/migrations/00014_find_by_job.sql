@@ -1,6 +1,7 @@
 -- +goose Up
--- Entries by their job and by their subscriber, in every state but the inbox, where capture would pay
--- for the indexes. An entry of an application's job has no subscriber, and costs that index nothing.
+-- Finds entries by job and by subscriber, in every state except the inbox, where capture would pay
+-- for the indexes. Entries of an application's jobs have no subscriber, and add nothing to that
+-- index.
 -- +dlqd concurrently
 CREATE INDEX dead_letter_open_by_subscriber ON dlq.dead_letter_open (subscriber_id, id) WHERE subscriber_id IS NOT NULL;
 CREATE INDEX dead_letter_resolved_by_subscriber ON dlq.dead_letter_resolved (subscriber_id, id) WHERE subscriber_id IS NOT NULL;
