@@ -1,6 +1,6 @@
--- The triggers on dlqd's own tables, which call functions of db/code. In a transaction of its own, and only where they are missing or
--- this file has changed: the statements lock the tables against writers for the moment that they take, and what an application's job
--- would append meanwhile gives way.
+-- The triggers on dlqd's own tables, which call functions of db/code. dlqd runs this file in a
+-- transaction of its own, and only if triggers are missing or the file has changed: the statements
+-- lock the tables against writers for a moment, and capture skips failures of that moment.
 
 CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queue
     FOR EACH ROW
@@ -50,7 +50,7 @@ CREATE OR REPLACE TRIGGER erasures_progress BEFORE UPDATE ON dlq.erasures
 CREATE OR REPLACE TRIGGER role_scope_change AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON dlq.role_scopes
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_role_scope();
 
--- Partitions, and the tables between: dlq.ensure_partition does the same with those that come.
+-- Partitions and their parents. For new partitions, dlq.ensure_partition does the same.
 SELECT dlq.guard_partition(t.relid, t.parent)
 FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'), ('dlq.dead_letter_transitions')) p (parent)
 CROSS JOIN LATERAL (SELECT p.parent AS relid, p.parent UNION ALL SELECT i.inhrelid::regclass, p.parent FROM pg_inherits i WHERE i.inhparent = p.parent) t;
@@ -73,8 +73,9 @@ BEGIN
 END
 $$;
 
--- Who reads a table sees what is in their scope (dlq.scope); the owner, as whom dlqd works and captures, all of it. Rows that are of no
--- queue are for those who are not limited.
+-- Readers of a table see the rows in their scope (dlq.scope); the owner, as which dlqd works and
+-- captures, sees all. Rows that do not belong to a queue are visible only to readers without a
+-- scope.
 DO $$
 DECLARE
     v_table regclass;
@@ -106,8 +107,9 @@ BEGIN
     LOOP
         PERFORM dlq.fence_table(t.relid, v_sees) FROM pg_partition_tree(v_table) t UNION ALL SELECT dlq.fence_table(v_table, v_sees) WHERE NOT EXISTS (SELECT FROM pg_partition_tree(v_table));
     END LOOP;
-    ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- functions show them
-    ALTER TABLE dlq.tokens ENABLE ROW LEVEL SECURITY; -- nobody but the owner reads it, also where somebody grants all tables of the schema
-    ALTER TABLE dlq.sessions ENABLE ROW LEVEL SECURITY; -- likewise
+    ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- only functions show it
+    -- Only the owner reads these, even after a GRANT on all tables of the schema.
+    ALTER TABLE dlq.tokens ENABLE ROW LEVEL SECURITY;
+    ALTER TABLE dlq.sessions ENABLE ROW LEVEL SECURITY;
 END
 $$;
