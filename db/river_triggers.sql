@@ -1,9 +1,10 @@
--- The triggers on River's table, in a transaction of their own, and only where they are missing or have changed: the statements
--- lock river_job against writers for the moment that they take.
+-- The triggers on River's table. dlqd runs this file in a transaction of its own, and only if
+-- triggers are missing or have changed: the statements lock river_job against writers for a moment.
 
--- Nothing here runs for a job that succeeds: its WHEN compares the row that is in memory already. They are short because Postgres
--- reads them anew in every statement; River has finalized_at in jobs that ended and in no other (its own constraint). (The triggers
--- themselves have no comment: only the owner of the table could write it.)
+-- No trigger function runs for a job that succeeds, except for a redelivery of an entry: WHEN
+-- compares the row in memory. The conditions are short because Postgres parses them again for every
+-- statement. By River's own constraint, finalized_at is set for jobs that ended and for no others.
+-- The triggers have no COMMENT: only the owner of the table could set it.
 CREATE OR REPLACE TRIGGER dlq_capture AFTER UPDATE OF state ON river.river_job
     FOR EACH ROW
     WHEN (NEW.finalized_at IS NOT NULL AND OLD.state <> NEW.state AND (NEW.state <> 'completed' OR NEW.metadata ? 'dlq:entry_id'))
