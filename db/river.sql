@@ -1,4 +1,5 @@
--- Columns of River's that dlqd's queries read, so that sqlc can check their types. River's own migrations make the table.
+-- For sqlc only: the columns of River's tables that dlqd's queries read, so that it can check their
+-- types. River's own migrations create the tables.
 CREATE SCHEMA river;
 CREATE TYPE river.river_job_state AS ENUM ('available', 'cancelled', 'completed', 'discarded', 'pending', 'retryable', 'running', 'scheduled');
 CREATE TABLE river.river_job (
