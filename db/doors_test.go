@@ -15,25 +15,27 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tables are the rooms whose queries (db/queries) may name each table: docs/decisions.md, "Each room has its own queries".
-// Others ask the room, or call a function of db/code.
+// tables maps each table to the packages of internal whose queries (db/queries) may name it; see
+// docs/decisions.md, "Each room has its own queries". Other packages call the package that owns the
+// table, or a function of db/code.
 var tables = map[string][]string{
-	// deadletter: what people and programs do with entries. The others: what they do with those that are theirs.
+	// deadletter has the operations of users on entries. The other packages use only the entries that
+	// they process.
 	"dead_letter_queue": {"deadletter", "automatic", "group", "ingest", "metrics", "replay", "worker"},
 
-	// metrics counts what is there, and what waits: one row of a rollup, or a bounded look into an index.
+	// metrics reads counts and ages: one row of a rollup, or a bounded range of an index.
 	"approvals":               {"approval", "metrics"},
 	"automatic_changes":       {"automatic"},
 	"automatic_switches":      {"automatic"},
 	"circuit_breakers":        {"breaker"},
-	"dead_letter_transitions": {"analytics"}, // of who is limited to queues and kinds
+	"dead_letter_transitions": {"analytics"}, // for viewers who are limited to queues and kinds
 	"counters":                {"metrics"},
-	"entry_jobs":              {"worker"}, // which jobs are of one entry, where others are counted
+	"entry_jobs":              {"worker"}, // the jobs of an entry, to be left out of a count
 	"erasures":                {"deadletter"},
 	"gates":                   {"worker", "metrics"},
 	"failure_groups":          {"group"},
 	"group_aliases":           {"group"},
-	"group_marks":             {"group", "worker"}, // entries are assigned as they are decided
+	"group_marks":             {"group", "worker"}, // decided entries are assigned to the owner of their group
 	"job_facts":               {"facts"},
 	"metrics_sample":          {"metrics"},
 	"ordered_jobs":            {"ingest"},
@@ -42,7 +44,7 @@ var tables = map[string][]string{
 	"reconcile_findings":      {"reconcile"},
 	"replay_run_entries":      {"replay"},
 	"replay_runs":             {"replay", "metrics"},
-	"rollup_backlog":          {"metrics", "deadletter"}, // what is open, where counting it takes long
+	"rollup_backlog":          {"metrics", "deadletter"}, // the open entries, if counting them takes long
 	"rollup_flow":             {"analytics"},
 	"rollup_state":            {"analytics", "metrics", "deadletter"},
 	"saved_views":             {"savedview"},
@@ -90,13 +92,13 @@ func TestQueries_nameTheTablesOfTheirRoom(t *testing.T) {
 	}
 }
 
-// texts are where Go may hold the text of a statement: a folder, or a file.
+// texts are the folders and files of Go code that may contain the text of SQL statements.
 var texts = []string{
 	"internal/postgres/",           // catalogs, sessions, migrations
-	"internal/doctor/",             // its questions are data
-	"internal/survey/",             // of a database without dlqd
-	"internal/demo/",               // no part of a server
-	"internal/deadletter/store.go", // filters; columns by the fields of a type; the transaction's settings
+	"internal/doctor/",             // its checks are data
+	"internal/survey/",             // reads databases without dlqd
+	"internal/demo/",               // not part of the server
+	"internal/deadletter/store.go", // filters; columns by the fields of a type; settings of the transaction
 	"internal/deadletter/audit.go",
 	"internal/deadletter/search.go", // filters
 	"internal/deadletter/erase.go",
@@ -123,7 +125,7 @@ func TestCode_hasNoOtherStatements(t *testing.T) {
 			may := slices.IndexFunc(texts, func(place string) bool { return strings.HasPrefix(path, "../"+place) })
 			ast.Inspect(file, func(node ast.Node) bool {
 				call, ok := node.(*ast.CallExpr)
-				if !ok || len(call.Args) < 2 { // url.URL's Query takes nothing
+				if !ok || len(call.Args) < 2 { // url.URL's Query takes no arguments
 					return true
 				}
 				if method, ok := call.Fun.(*ast.SelectorExpr); ok && slices.Contains(runs, method.Sel.Name) {
@@ -140,7 +142,7 @@ func TestCode_hasNoOtherStatements(t *testing.T) {
 	}
 }
 
-// What docs say that a test shows, a test of that name shows.
+// TestDocs_nameTestsThatExist checks that each test that the docs name exists.
 func TestDocs_nameTestsThatExist(t *testing.T) {
 	t.Parallel()
 	exists := map[string]bool{}
