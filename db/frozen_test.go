@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Databases have run frozen migrations as they are: what is to change of their tables is a new migration's.
+// Databases have run frozen migrations as they are, so a change of their tables needs a new
+// migration.
 func TestMigrations_frozen(t *testing.T) {
 	t.Parallel()
 	sums, err := os.Open("frozen.sum")
