@@ -19,13 +19,8 @@ import (
 // docs/decisions.md, "Each room has its own queries". Other packages call the package that owns the
 // table, or a function of db/code.
 var tables = map[string][]string{
-<<<<<<< HEAD
-	// deadletter has the operations of users on entries. The other packages change only the entries
-	// that they process.
-=======
 	// deadletter has the operations of users on entries. The other packages use only the entries that
 	// they process.
->>>>>>> 0759a85ee66d5474f4a5cb379aa24f0b1dd55f8a
 	"dead_letter_queue": {"deadletter", "automatic", "group", "ingest", "metrics", "replay", "worker"},
 
 	// metrics reads counts and ages: one row of a rollup, or a bounded range of an index.

@@ -584,8 +584,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.replay_set_rate IS 'Sets how many entries a second a replay run sends; null for no limit.';
 
--- closed_since lets a statement exclude, and not lock, the months before: an entry closes after its
--- job failed. The day allows for clock differences.
+-- closed_since lets a statement exclude, and not lock, the months before any of the entries closed:
+-- an entry closes after its job failed. The day allows for clock differences.
 CREATE OR REPLACE FUNCTION dlq.closed_since(p_ids uuid[]) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT least(dlq.captured_at((SELECT i.id FROM unnest(p_ids) i (id) ORDER BY i.id LIMIT 1)), now()) - interval '1 day'

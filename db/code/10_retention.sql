@@ -397,11 +397,7 @@ COMMENT ON FUNCTION dlq.restore_entries IS
     'skipped. Returns how many it restored.';
 
 -- forget_old deletes records that grow with activity and not with the number of entries. p_limit
-<<<<<<< HEAD
--- bounds each DELETE.
-=======
 -- bounds each DELETE from a table that may be large.
->>>>>>> 0759a85ee66d5474f4a5cb379aa24f0b1dd55f8a
 CREATE OR REPLACE FUNCTION dlq.forget_old(p_limit integer DEFAULT 10000, p_now timestamptz DEFAULT now()) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

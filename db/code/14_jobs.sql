@@ -77,15 +77,9 @@ $$;
 COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
 
 -- run_again skips redeliveries of entries, jobs that dlqd itself completed, and jobs that were run
-<<<<<<< HEAD
--- again with the same note. If a job was run again with another note, its copy is run and not the
--- job, because the copy is the last to have done the work. Checkpoints of resumable jobs, which
--- River keeps after a failed attempt, are discarded: the copy repeats all steps.
-=======
 -- again with the same note. Of a job that was run again with another note, only the copy counts,
 -- because it has done the work last, or is still doing it. Checkpoints of resumable jobs, which River
 -- keeps after a failed attempt, are discarded: the new job repeats all steps.
->>>>>>> 0759a85ee66d5474f4a5cb379aa24f0b1dd55f8a
 CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL, p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE

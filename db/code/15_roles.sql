@@ -251,8 +251,8 @@ COMMENT ON FUNCTION dlq.set_role_scope IS
     '["order.*"]}], where * matches any text. A member of several roles sees what any of their rows allows. '
     'Null removes the limit. Writes an audit row.';
 
--- protect is called when the sensitive data of the policy changes. Roles get no privilege on
--- columns that may contain masked values: they read these through views and functions.
+-- protect is called when the sensitive data of the policy changes. If anything is masked, roles get
+-- no privilege on columns that may contain it: they read these through views and functions.
 CREATE OR REPLACE FUNCTION dlq.protect(p_sensitive text[], p_masked jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
