@@ -248,7 +248,8 @@ CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, 
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    -- If finalized_at was not a valid time, last_failed_at is when the failure was captured.
+    -- p_failure is made from finalized_at. If it does not match p_failed_at, finalized_at was not a
+    -- valid time, and p_failed_at is when the failure was captured.
     RETURN EXISTS (SELECT FROM dlq.known_failure(p_job, p_created_at, p_failure, p_attempt, CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END) k
                    WHERE k.known = 'entry');
 END
@@ -287,7 +288,8 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan
 BEGIN
     RETURN QUERY
         SELECT i.ctid FROM dlq.dead_letter_inbox i
-        -- If finalized_at was not a valid time, last_failed_at is when the failure was captured.
+        -- The id is made from finalized_at. If it does not match last_failed_at, finalized_at was
+        -- not a valid time, and last_failed_at is when the failure was captured.
         CROSS JOIN LATERAL (SELECT CASE WHEN i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
             THEN i.last_failed_at ELSE 'infinity' END AS finalized_at) f
         WHERE i.id = ANY (p_ids)

@@ -231,8 +231,8 @@ func digest(line []byte) (d [16]byte) {
 }
 
 // Restore returns a unit's entries to the database, or only the one with the given id, and protects
-// them from retention until a time. Existing entries are left unchanged. It returns the number of
-// restored entries.
+// them from retention until the given time. Existing entries are left unchanged. It returns the
+// number of restored entries.
 func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time, act deadletter.Act) (restored int, err error) {
 	found := false
 	err = a.batches(ctx, m, func(line []byte) (bool, error) {

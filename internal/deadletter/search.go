@@ -245,7 +245,7 @@ func (s *Store) nth(ctx context.Context, p *Page, part Part, n int, until time.T
 	return id, err
 }
 
-// read runs a read-only statement that the server cancels at a time; zero for no limit.
+// read runs a read-only statement. The server cancels it at until; a zero until sets no limit.
 func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.DB) error) error {
 	if until.IsZero() {
 		return run(s.statements)

@@ -192,7 +192,7 @@ func stagesOf(statuses []string) (stages []string) {
 	return stages
 }
 
-// FirstID returns the smallest id that an entry captured at a time can have: 48 bits of
+// FirstID returns the smallest id that an entry captured at the given time can have: 48 bits of
 // milliseconds since 1970.
 func FirstID(at time.Time) uuid.UUID {
 	var id uuid.UUID

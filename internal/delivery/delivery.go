@@ -372,7 +372,7 @@ type metadata struct {
 
 func metadataOf(job *river.Job[Args]) metadata {
 	var m metadata
-	// Any client can write metadata; unreadable metadata is ignored.
+	// Any client can write metadata. Fields that cannot be decoded stay empty.
 	_ = json.Unmarshal(job.Metadata, &m)
 	return m
 }

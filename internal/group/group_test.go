@@ -44,8 +44,8 @@ func (b *bundle) text(sql string, args ...any) (text string) {
 	return text
 }
 
-// fail makes a job of a queue fail at a time, and files its dead letter into a group as a DLQ
-// worker does.
+// fail makes a job of a queue fail at the given time, and files its dead letter into a group as a
+// DLQ worker does.
 func (b *bundle) fail(queue, fingerprint string, at time.Time, metadata, attemptedBy string) (id string) {
 	b.Helper()
 	b.jobs++

@@ -278,7 +278,7 @@ func TestSubmit_boundsBytes(t *testing.T) {
 	release()
 	require.NoError(t, <-done, "one that is larger than the budget goes through alone")
 
-	// The payload text that is stored with a payload counts too.
+	// With payload: exact, the payload is also stored as text, and both count.
 	b.config.Policy().Queues[policy.DefaultQueue].Payload = policy.PayloadExact
 	release = b.blockInserts()
 	go func() {

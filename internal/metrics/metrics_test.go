@@ -257,7 +257,7 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	require.Contains(t, texts[0], "metrics_sample")
 	require.NotContains(t, texts[0], "river_job")
 
-	// A process does not read the same sample again, while its ages advance.
+	// A process does not read the same sample twice. The ages that it serves still grow.
 	age := value(second["dlqd_sample_age_seconds{}"])
 	b.exec("UPDATE dlq.metrics_sample SET sample = '{}'")
 	again := b.gather(other)

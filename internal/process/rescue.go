@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// silence is for how long a process must not have been seen, by the database's clock, before
-	// its running messages are put back. It is six beats.
+	// silence is how long a process must be unseen, by the database's clock, before its running
+	// messages are put back. It is six beats.
 	silence = 30 * time.Second
 	// maxGap is the longest time between two beats of this process, by the database's clock, during
 	// which the database counts as answering. After a shorter stall, a process is seen again within
@@ -46,22 +46,22 @@ func (b *beats) add(began, seenAt time.Time) {
 	b.last, b.began = seenAt, began
 }
 
-// lostBefore returns the time, by the database's clock, before which a process must have been seen
-// last to count as dead. It returns false if this process has not seen the database answer for long
-// enough to judge.
+// lostBefore returns a time by the database's clock: a process that was last seen before it counts
+// as dead. It returns false if this process has not seen the database answer for long enough to
+// judge.
 func (b *beats) lostBefore() (time.Time, bool) {
 	before := b.last.Add(-silence)
 	return before, !b.last.IsZero() && !b.since.After(before)
 }
 
 // inDoubt reports whether other processes may have put back a job that this process runs now, or
-// ran within a time.
+// has run since now minus within.
 func (b *beats) inDoubt(now time.Time, within time.Duration) bool {
 	return now.Sub(b.began) > trust || !b.doubted.IsZero() && now.Sub(b.doubted) < within
 }
 
-// InDoubt reports whether other processes may have put back a job of this process that began at
-// most within ago.
+// InDoubt reports whether other processes may have put back a job that this process began no longer
+// ago than within.
 func (p *Process) InDoubt(within time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -37,7 +37,7 @@ func (b *testBundle) endsIn(id int64, state, message string) {
 		errors = errors || jsonb_build_object('error', $3::text, 'attempt', attempt) WHERE id = $1`, id, state, message)
 }
 
-// failed inserts a job, fails it at a time, and files the failure.
+// failed inserts a job, fails it at the given time, and files the failure.
 func (b *testBundle) failed(at string) (id int64) {
 	b.Helper()
 	id = b.job()
@@ -46,7 +46,7 @@ func (b *testBundle) failed(at string) (id int64) {
 	return id
 }
 
-// failsUncaptured retries a job and fails it at a time while capture is off.
+// failsUncaptured retries a job and fails it at the given time while capture is off.
 func (b *testBundle) failsUncaptured(id int64, at string) {
 	b.Helper()
 	b.exec("SELECT dlq.set_capture('off')")

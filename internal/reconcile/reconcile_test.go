@@ -51,7 +51,7 @@ func (b *testBundle) job() (id int64) {
 
 const fail = `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || jsonb_build_object('error', 'timeout', 'attempt', 3) WHERE id = $1`
 
-// bypassed runs a statement that fires no triggers.
+// bypassed runs a statement in a session in which triggers do not fire.
 func (b *testBundle) bypassed(sql string, args ...any) {
 	b.Helper()
 	base := postgrestest.Superuser(b, b.pool.Config().ConnString())
@@ -99,7 +99,8 @@ func TestReconcile_filesWhatCaptureWouldHave(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT entries FROM dlq.reconcile_findings WHERE why = 'missed'"))
 }
 
-// discarded inserts jobs that have failed at a time, as a COPY or a restore does.
+// discarded inserts n jobs that have failed at finalizedAt, an SQL expression, as a COPY or a
+// restore does.
 func (b *testBundle) discarded(n int, finalizedAt string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt, finalized_at, errors)

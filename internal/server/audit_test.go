@@ -186,7 +186,7 @@ func TestErase(t *testing.T) {
 	held, err := cold.Partition(t.Context(), store, archive.Manifest{Unit: month, Partition: month}, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, held.Rows)
-	// River has deleted the archived entry's job by then.
+	// By the time retention deletes an archived entry, River has deleted its job.
 	b.exec(fmt.Sprintf("DELETE FROM river_job WHERE id IN (SELECT river_job_id FROM dlq.dead_letter_transitions WHERE entry_id = '%s')", z0))
 	b.exec(fmt.Sprintf("SELECT dlq.delete_entries(ARRAY['%s'::uuid])", z0))
 	trail := time.Now().UTC().Format("dead_letter_transitions_200601")

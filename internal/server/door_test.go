@@ -425,7 +425,8 @@ func TestDoor_tls(t *testing.T) {
 	require.True(t, roots.AppendCertsFromPEM(a.pem))
 	client := func(config *tls.Config) *http.Client {
 		config.RootCAs = roots
-		// With kept connections, an HTTP/2 client sometimes closes one that it is using.
+		// Keep-alives stay on: with DisableKeepAlives, an HTTP/2 client sometimes closes a
+		// connection that it is using.
 		transport := &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}
 		t.Cleanup(transport.CloseIdleConnections)
 		return &http.Client{Transport: transport}
@@ -489,8 +490,8 @@ func TestDoor_tls(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond, "its authority is trusted no more")
 }
 
-// A request with both headers has the body that its chunks make, and nothing after the chunks is a
-// request, as docs/security.md says.
+// If a request has both Content-Length and Transfer-Encoding, its chunks are its body, and nothing
+// after the chunks is a request, as docs/security.md says.
 func TestDoor_DropsContentLengthBesideTransferEncoding(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})

@@ -51,7 +51,7 @@ func (l *ledger) answer(kind string, status int) {
 	l.refuses[kind] = status
 }
 
-// forget clears the ledger.
+// forget clears the counts of accepted messages. The kinds in refuses stay refused.
 func (l *ledger) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -321,7 +321,7 @@ func TestScope_walk(t *testing.T) {
 					}
 					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
 					if mine && (o.of == "entry" || o.of == "run" || o.of == "operation" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
-						continue // would change entries that other cases read; see TestScope_moves
+						continue // would change what other cases read; see TestScope_moves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
 						continue

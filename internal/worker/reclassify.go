@@ -154,7 +154,9 @@ func alsoChanged(row *dbsqlc.ClaimDueRow, has *dbsqlc.ClaimDecidedRow, d *strate
 	if d.MaxRetries != 0 && d.MaxRetries != int(has.DlqMaxRetries) {
 		also = append(also, "maxRetries")
 	}
-	// If an entry waits for something other than a time, that wait sets its next look, not the plan.
+	// NextRetryAt is compared only if the entry waits for its time or for automatic redelivery.
+	// Otherwise what it waits for (a condition, its pace, its order) has set NextRetryAt, not a
+	// strategy.
 	if next := d.Next.Truncate(time.Microsecond); row.NextRetryAt != nil && !d.Next.IsZero() && !next.Equal(*row.NextRetryAt) &&
 		(next.After(now) || row.NextRetryAt.After(now)) && (row.WaitingFor == "" || row.WaitingFor == strategy.WaitsForAutomatic) {
 		also = append(also, "nextRetryAt")

@@ -237,8 +237,8 @@ func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
 	require.Equal(t, 2, j.inStatus(deadletter.Processing))
 }
 
-// Entries that were decided before switches existed, or while a switch named them, are not
-// redelivered when they come due.
+// Entries that were decided before switches existed, or while a switch named them, become manual
+// when they come due or are released, if no switch names them any more.
 func TestAutomatic_namedNoMore(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
