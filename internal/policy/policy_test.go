@@ -302,6 +302,16 @@ func TestVersion(t *testing.T) {
 	git("commit", "--quiet", "--all", "-m", "more")
 	require.True(t, loaded.Committed())
 	require.Equal(t, git("rev-parse", "--short=12", "HEAD"), version())
+
+	// "git status" writes a stale index, under a lock that makes an operator's "git add" fail.
+	index := filepath.Join(dir, ".git", "index")
+	require.NoError(t, os.Chtimes(filepath.Join(dir, "monitoring.yaml"), time.Time{}, time.Now().Add(-time.Hour)))
+	before, err := os.ReadFile(index)
+	require.NoError(t, err)
+	version()
+	after, err := os.ReadFile(index)
+	require.NoError(t, err)
+	require.Equal(t, before, after)
 }
 
 func TestDiff(t *testing.T) {

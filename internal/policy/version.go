@@ -51,9 +51,11 @@ func hashOf(settings []Setting) string {
 	return hex.EncodeToString(hash.Sum(nil))[:12]
 }
 
+// git runs a Git command that reads. It takes no lock, so that an operator's commands in the directory do
+// not fail.
 func git(dir string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), gitTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "git", append([]string{"-C", dir}, args...)...).Output() //nolint:gosec // constant words, and the operator's own directory
+	out, err := exec.CommandContext(ctx, "git", append([]string{"--no-optional-locks", "-C", dir}, args...)...).Output() //nolint:gosec // constant words, and the operator's own directory
 	return strings.TrimSpace(string(out)), err
 }
