@@ -9,7 +9,6 @@ import (
 	"go/printer"
 	"go/token"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,16 +18,13 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/dlqd/dlqd/internal/background"
-	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/filter"
-	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/metrics/metricstest"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
@@ -83,7 +79,8 @@ func sqlNames(t *testing.T) []string {
 			CASE WHEN a.attnotnull THEN ' not null' END)
 		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'c', 'S') AND a.attnum > 0
-			AND NOT a.attisdropped AND (NOT c.relispartition OR EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = c.oid))
+			AND NOT a.attisdropped
+			AND (NOT c.relispartition OR EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partrelid = c.oid))
 		UNION ALL
 		SELECT format('enum %s %s', e.enumtypid::regtype, e.enumlabel)
 		FROM pg_enum e JOIN pg_type t ON t.oid = e.enumtypid WHERE t.typnamespace = 'dlq'::regnamespace
@@ -122,7 +119,8 @@ func sqlCode(t *testing.T) string {
 // them, and operators search for them.
 func storedTexts(t *testing.T) []string {
 	t.Helper()
-	stores := regexp.MustCompile(`(?:jsonb_build_object\('actor'|record_act\(|_reason text DEFAULT|\breason = |'reason', |note_on\()(?:'(?:[^']|'')*'|[^';])*`)
+	stores := regexp.MustCompile(`(?:jsonb_build_object\('actor'|record_act\(|_reason text DEFAULT|\breason = |` +
+		`'reason', |note_on\()(?:'(?:[^']|'')*'|[^';])*`)
 	literal := regexp.MustCompile(`'((?:[^']|'')*)'`)
 	texts := regexp.MustCompile(`\{"actor": "\w+", "reason":[^']*\}`).FindAllString(sqlCode(t), -1)
 	for _, statement := range stores.FindAllString(sqlCode(t), -1) {
@@ -133,26 +131,10 @@ func storedTexts(t *testing.T) []string {
 	return texts
 }
 
-func metricNames(t *testing.T) []string {
+func metricNames(t *testing.T) (names []string) {
 	t.Helper()
-	m := metrics.New()
-	m.WatchDatabase(nil, nil, slog.New(slog.DiscardHandler))
-	m.WatchPool(nil)
-	m.WatchPolicy(nil, nil)
-	m.WatchBreakers((*breaker.Breakers)(nil))
-	m.WatchLoops(func() []background.Status { return nil })
-	m.WatchPending(func() (messages, bytes int64) { return 0, 0 })
-	registry, ok := m.Gatherer().(*prometheus.Registry)
-	require.True(t, ok)
-	described := make(chan *prometheus.Desc, 1000)
-	registry.Describe(described)
-	close(described)
-	description := regexp.MustCompile(`fqName: "(dlqd?_\w+)".*variableLabels: \{(.*)\}\}$`)
-	var names []string
-	for d := range described {
-		if match := description.FindStringSubmatch(d.String()); match != nil {
-			names = append(names, match[1]+"{"+match[2]+"}")
-		}
+	for _, metric := range metricstest.Served(t) {
+		names = append(names, metric.Name+"{"+metric.LabelsInText+"}")
 	}
 	return names
 }
@@ -183,15 +165,19 @@ func alertNames(t *testing.T) []string {
 }
 
 // describing are the keys of a schema with text for readers only.
-var describing = []string{"description", "summary", "title", "example", "examples", "externalDocs", "markdownDescription"}
+var describing = []string{
+	"description", "summary", "title", "example", "examples", "externalDocs", "markdownDescription",
+}
 
 // flatten lists the leaves of a JSON document with their paths, except under describing keys.
 func flatten(at string, value any) (leaves []string) {
 	switch value := value.(type) {
 	case map[string]any:
 		for key, inner := range value {
-			if _, ofSchema := inner.(map[string]any); slices.Contains(describing, key) && (!ofSchema || !strings.HasSuffix(at, "properties")) {
-				continue // unless it is the name of a property
+			_, isObject := inner.(map[string]any)
+			isProperty := isObject && strings.HasSuffix(at, "properties") // a field with such a name
+			if slices.Contains(describing, key) && !isProperty {
+				continue
 			}
 			leaves = append(leaves, flatten(at+"/"+key, inner)...)
 		}
@@ -247,7 +233,8 @@ func commandNames(t *testing.T) (names []string) {
 	walk = func(c *cobra.Command) {
 		names = append(names, strings.TrimSpace(c.CommandPath()+" "+strings.Join(c.Aliases, " ")))
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			names = append(names, fmt.Sprintf("%s --%s -%s %s = %q", c.CommandPath(), f.Name, f.Shorthand, f.Value.Type(), f.DefValue))
+			names = append(names, fmt.Sprintf("%s --%s -%s %s = %q",
+				c.CommandPath(), f.Name, f.Shorthand, f.Value.Type(), f.DefValue))
 		})
 		for _, sub := range c.Commands() {
 			walk(sub)

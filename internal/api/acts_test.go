@@ -49,7 +49,8 @@ func TestActs_ReachTheConsole(t *testing.T) {
 	plan := func() *strategy.Planner { return planner }
 	acts := make(chan string, 1)
 	server := httptest.NewServer(api.New(api.Config{
-		Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler), Store: store, Planner: plan, LogLevel: &slog.LevelVar{},
+		Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler), LogLevel: &slog.LevelVar{},
+		Store: store, Planner: plan,
 		Replayer: &replay.Replayer{Store: store, Planner: plan}, Views: &savedview.Store{Store: store},
 		Examine: func(context.Context) []doctor.Finding { return nil },
 		Console: func(http.Handler, http.Handler) api.Console { return watching{acts: acts} },
@@ -82,7 +83,8 @@ func TestActs_ReachTheConsole(t *testing.T) {
 		response, err := http.DefaultClient.Do(request)
 		require.NoError(t, err)
 		require.NoError(t, response.Body.Close())
-		require.Equal(t, c.tag == "refused", response.StatusCode >= http.StatusBadRequest, "%s %s %s: %s", c.method, c.path, c.body, response.Status)
+		require.Equal(t, c.tag == "refused", response.StatusCode >= http.StatusBadRequest,
+			"%s %s %s: %s", c.method, c.path, c.body, response.Status)
 		heard := ""
 		select {
 		case heard = <-acts: // sent before the response ends

@@ -216,7 +216,9 @@ func TestCause_String(t *testing.T) {
 	}
 	said := cause.Cause{Code: "NO_FUNDS", Message: strings.Repeat("x", 400) + " NO_FUNDS"}
 	require.True(t, strings.HasSuffix(said.String(), "… (NO_FUNDS)"), "a code that the cut takes away")
-	said = cause.Cause{Code: strings.Repeat("C", 200), Title: strings.Repeat("ä", 150), Message: strings.Repeat("ö", 150)}
+	said = cause.Cause{
+		Code: strings.Repeat("C", 200), Title: strings.Repeat("ä", 150), Message: strings.Repeat("ö", 150),
+	}
 	require.LessOrEqual(t, len(said.String()), cause.MaxShown)
 	require.True(t, utf8.ValidString(said.String()))
 }

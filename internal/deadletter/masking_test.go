@@ -319,7 +319,8 @@ func TestReveal_inSQL(t *testing.T) {
 			" || jsonb_build_object('\"\nPL/pgSQL function dlq.reveal(uuid,text,jsonb) line 5 at assignment', (SELECT 1))"))
 		require.Equal(t, 2, looks())
 		_, err := conn.Exec(ctx,
-			"DO $do$ DECLARE e jsonb; BEGIN CALL dlq.reveal('"+id+"', 'ticket 8', e); CALL dlq.reveal('"+id+"', 'ticket 9', e); END $do$")
+			"DO $do$ DECLARE e jsonb; BEGIN CALL dlq.reveal('"+id+"', 'ticket 8', e); "+
+				"CALL dlq.reveal('"+id+"', 'ticket 9', e); END $do$")
 		require.NoError(t, err)
 		require.Equal(t, 4, looks())
 	})

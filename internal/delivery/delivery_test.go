@@ -549,7 +549,8 @@ func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
 		real := structuredOf(t, job)
 		destination := &policy.Destination{Name: "default", URL: url}
 		m := &message.Message{MessageID: "m", Queue: "default", Payload: json.RawMessage("{}")}
-		facts, err := delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{Timeout: time.Second}, destination, m, &test.answer)
+		queue := &policy.Queue{Timeout: time.Second}
+		facts, err := delivery.FailureOf(t.Context(), &policy.Data{}, queue, destination, m, &test.answer)
 		require.NoError(t, err, name)
 		require.Equal(t, []string{real.Type, real.Code}, []string{facts.Type, facts.Code}, name)
 		var context map[string]any

@@ -1,7 +1,6 @@
 package metrics_test
 
 import (
-	"log/slog"
 	"maps"
 	"os"
 	"regexp"
@@ -9,17 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlqd/dlqd/internal/background"
-	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/metrics/metricstest"
 )
 
 var (
-	// description matches the text of a prometheus.Desc.
-	description = regexp.MustCompile(`^Desc\{fqName: "(dlqd?_\w+)", help: "((?:[^"\\]|\\.)*)", unit: "[a-z]*", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 	named       = regexp.MustCompile(`\bdlqd?_[a-z_]+\b`)
 	statuses    = regexp.MustCompile(`^dlq_(pending|processing|manual|resolved|failed|archived)$`)
 	histogramOf = regexp.MustCompile(`_(bucket|sum|count)$`)
@@ -30,30 +24,15 @@ var (
 // other names.
 func TestDocs_listEveryMetric(t *testing.T) {
 	t.Parallel()
-	m := metrics.New()
-	m.WatchDatabase(nil, nil, slog.New(slog.DiscardHandler))
-	m.WatchPool(nil)
-	m.WatchPolicy(nil, nil)
-	m.WatchBreakers((*breaker.Breakers)(nil))
-	m.WatchLoops(func() []background.Status { return nil })
-	m.WatchPending(func() (messages, bytes int64) { return 0, 0 })
-	registry, ok := m.Gatherer().(*prometheus.Registry)
-	require.True(t, ok)
-	described := make(chan *prometheus.Desc, 1000)
-	registry.Describe(described)
-	close(described)
 	served, names := map[string]bool{}, map[string]bool{}
-	for d := range described {
-		match := description.FindStringSubmatch(d.String())
-		if match == nil {
-			continue // a metric of the Go runtime
-		}
-		labels := match[4]
-		if match[3] != "" {
+	for _, metric := range metricstest.Served(t) {
+		labels := metric.LabelsInText
+		if metric.Constant {
 			labels = "version, revision, go_version"
 		}
-		served["| `"+match[1]+"` | "+strings.Join(strings.FieldsFunc(labels, func(r rune) bool { return r == ',' || r == ' ' }), ", ")+" | "+strings.ReplaceAll(match[2], `\"`, `"`)+" |"] = true
-		names[match[1]] = true
+		labels = strings.Join(strings.FieldsFunc(labels, func(r rune) bool { return r == ',' || r == ' ' }), ", ")
+		served["| `"+metric.Name+"` | "+labels+" | "+strings.ReplaceAll(metric.Help, `\"`, `"`)+" |"] = true
+		names[metric.Name] = true
 	}
 	require.Greater(t, len(served), 70)
 	raw, err := os.ReadFile("../../docs/metrics.md")

@@ -1,5 +1,53 @@
-// Package metricstest creates data for measuring metrics.
+// Package metricstest creates data for measuring metrics, and lists the metrics of a process.
 package metricstest
+
+import (
+	"log/slog"
+	"regexp"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/metrics"
+)
+
+// Metric describes a metric that a process serves.
+type Metric struct {
+	Name, Help   string
+	Constant     bool   // its labels have one value a process
+	LabelsInText string // as prometheus.Desc writes them
+}
+
+// description matches the text of a prometheus.Desc.
+var description = regexp.MustCompile(`^Desc\{fqName: "(dlqd?_\w+)", help: "((?:[^"\\]|\\.)*)", ` +
+	`unit: "[a-z]*", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+
+// Served returns the metrics that a process serves, without those of the Go runtime.
+func Served(tb testing.TB) []Metric {
+	tb.Helper()
+	m := metrics.New()
+	m.WatchDatabase(nil, nil, slog.New(slog.DiscardHandler))
+	m.WatchPool(nil)
+	m.WatchPolicy(nil, nil)
+	m.WatchBreakers((*breaker.Breakers)(nil))
+	m.WatchLoops(func() []background.Status { return nil })
+	m.WatchPending(func() (messages, bytes int64) { return 0, 0 })
+	registry, ok := m.Gatherer().(*prometheus.Registry)
+	require.True(tb, ok)
+	described := make(chan *prometheus.Desc, 1000)
+	registry.Describe(described)
+	close(described)
+	var served []Metric
+	for d := range described {
+		if match := description.FindStringSubmatch(d.String()); match != nil {
+			served = append(served, Metric{match[1], match[2], match[3] != "", match[4]})
+		}
+	}
+	return served
+}
 
 // FillCounters is a statement that gives $1 queues ("queue_0" …) the counters of years of use: all
 // classes, 20 error types and the rest, and times from a second to a month (to filing: a
