@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
-	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -50,13 +49,20 @@ func shortened(state string) string {
 	if len(state) <= maxTraceState {
 		return state
 	}
-	members := slices.DeleteFunc(strings.Split(state, ","), func(member string) bool {
-		return len(strings.TrimSpace(member)) > maxStateMember
-	})
-	for len(members) > 0 && len(strings.Join(members, ",")) > maxTraceState {
-		members = members[:len(members)-1]
+	kept := ""
+	for member := range strings.SplitSeq(state, ",") {
+		if len(strings.TrimSpace(member)) > maxStateMember {
+			continue
+		}
+		if kept != "" {
+			member = "," + member
+		}
+		if len(kept)+len(member) > maxTraceState {
+			break
+		}
+		kept += member
 	}
-	return strings.Join(members, ",")
+	return kept
 }
 
 // Anew returns ctx for a new trace, with the tracestate of the trace in ctx.
