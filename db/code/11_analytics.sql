@@ -19,6 +19,20 @@ $$;
 COMMENT ON FUNCTION dlq.moves_between IS
     'Moves of transactions that committed between two snapshots, none of them made before p_since.';
 
+-- has_moves costs a tenth of a fold without moves: its plan is made once per session, and planning
+-- the fold takes 10 ms.
+CREATE OR REPLACE FUNCTION dlq.has_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM dlq.dead_letter_transitions t
+        WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmin(p_old)
+          AND NOT txid_visible_in_snapshot(t.xid, p_old) AND txid_visible_in_snapshot(t.xid, p_new));
+END
+$$;
+COMMENT ON FUNCTION dlq.has_moves IS 'Whether dlq.moves_between returns moves.';
+
 -- In a database that was restored from a dump, transaction ids are those of another server. Moves
 -- that are older than the column have none.
 CREATE OR REPLACE FUNCTION dlq.moves_of_day(p_day timestamptz, p_new txid_snapshot, p_at timestamptz) RETURNS SETOF dlq.dead_letter_transitions
@@ -319,8 +333,9 @@ BEGIN
         RETURN dlq.rebuild_rollups();
     END IF;
     PERFORM dlq.count_aliases();
-    v_count := dlq.fold_moves(v_state.snapshot, v_new, v_state.since, v_at);
-    IF v_count > 0 THEN
+    v_count := 0;
+    IF dlq.has_moves(v_state.snapshot, v_new, v_state.since) THEN
+        v_count := dlq.fold_moves(v_state.snapshot, v_new, v_state.since, v_at);
         PERFORM dlq.count_moves(v_state.snapshot, v_new, v_state.since, v_at);
     END IF;
     -- Without moves, a write per second would be wasted.
