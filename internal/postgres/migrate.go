@@ -418,18 +418,40 @@ func makePart(schemas Schemas, files ...codeFile) codePart {
 	return part
 }
 
-// sqlLayout matches comments, white space and, so that they can be kept, string literals.
-var sqlLayout = regexp.MustCompile(`'(?:[^']|'')*'|(?:\s+|--[^\n]*)+`)
-
 // withoutComments returns SQL without comments, COMMENT ON statements and layout. The version of
-// SQL code is a hash of that, so that a change of comments alone needs no upgrade of a database.
+// SQL code is a hash of that, so that a change of comments alone needs no upgrade of a database. It
+// does not use a regular expression, which takes 1 s with the race detector.
 func withoutComments(sql string) string {
-	return sqlLayout.ReplaceAllStringFunc(madeComment.ReplaceAllString(sql, ""), func(token string) string {
-		if strings.HasPrefix(token, "'") {
-			return token
+	sql = madeComment.ReplaceAllString(sql, "")
+	var out strings.Builder
+	out.Grow(len(sql))
+	for len(sql) > 0 {
+		end, layout := 1, false
+		switch {
+		case sql[0] == '\'':
+			if close := strings.IndexByte(sql[1:], '\''); close >= 0 {
+				end = close + 2 // a doubled quote begins the next part
+			}
+		case strings.IndexByte(" \t\n\r\f", sql[0]) >= 0:
+			end, layout = len(sql)-len(strings.TrimLeft(sql, " \t\n\r\f")), true
+		case strings.HasPrefix(sql, "--"):
+			if end = strings.IndexByte(sql, '\n'); end < 0 {
+				end = len(sql)
+			}
+			layout = true
+		default:
+			if end = strings.IndexAny(sql[1:], "' \t\n\r\f-") + 1; end == 0 {
+				end = len(sql)
+			}
 		}
-		return " "
-	})
+		if !layout {
+			out.WriteString(sql[:end])
+		} else if !strings.HasSuffix(out.String(), " ") {
+			out.WriteByte(' ')
+		}
+		sql = sql[end:]
+	}
+	return out.String()
 }
 
 func (p codePart) run(ctx context.Context, tx pgx.Tx) error {

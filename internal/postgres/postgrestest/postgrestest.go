@@ -38,6 +38,11 @@ const URLVariable = "DLQD_TEST_DATABASE_URL"
 // Role owns the tests' databases.
 const Role = "dlqd_test"
 
+// MaxConns is the pool size of servers under test. A new session of a new database takes 0.2 s of
+// a processor until the plans of dlqd's loops are made, and a larger pool uses all its sessions at
+// the start.
+const MaxConns = 6
+
 var server struct {
 	sync.Mutex
 
