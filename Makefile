@@ -37,9 +37,10 @@ PACKAGES ?= $(LONGEST) ./...
 .PHONY: test
 test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without); "make lint" vets them
 	@scripts/install.sh cc curl chromium prometheus alertmanager pgbouncer
-	@# Without the setting, each program built with the race detector sleeps for a second before it exits.
-	GORACE=atexit_sleep_ms=50 go run ./internal/postgres/postgrestest/withpostgres \
-		go test $(RACE) -vet=off -ldflags=-w -timeout 30m $(PACKAGES)
+	@# Without GORACE, each program built with the race detector sleeps for a second before it exits. Most tests
+	@# wait for a server, so that more of them than processors run at once.
+	GORACE=atexit_sleep_ms=50 GOGC=400 go run ./internal/postgres/postgrestest/withpostgres \
+		go test $(RACE) -parallel 3 -vet=off -ldflags=-w -timeout 30m $(PACKAGES)
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures

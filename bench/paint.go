@@ -27,7 +27,7 @@ const (
 // paint, in milliseconds, as Chromium measures it with an empty cache.
 func firstPaints(ctx context.Context, base string, pages []string) (map[string]float64, error) {
 	var path string
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+	for _, name := range []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"} {
 		if path == "" {
 			path, _ = exec.LookPath(name)
 		}

@@ -6,7 +6,7 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
 have() {
 	if [ "$1" = chromium ]; then # as the console's tests look for it
-		[ -x "${DLQD_TEST_CHROMIUM:-}" ] || command -v chromium || command -v chromium-browser || command -v google-chrome
+		[ -x "${DLQD_TEST_CHROMIUM:-}" ] || command -v chromium-headless-shell || command -v chromium || command -v chromium-browser || command -v google-chrome
 		return
 	fi >/dev/null
 	[ "$1" = pgbouncer ] && [ -x /usr/sbin/pgbouncer ] && return # where only root looks
@@ -25,6 +25,8 @@ package() { # of a thing ($1) for a package manager ($2)
 	postgres/brew) echo postgresql@17 ;;
 	postgres/*) echo postgresql ;;
 	alertmanager/apt-get) echo prometheus-alertmanager ;;
+	chromium/apt-get) # Ubuntu has no headless shell
+		if apt-cache show chromium-headless-shell >/dev/null 2>&1; then echo chromium-headless-shell; else echo chromium; fi ;;
 	cc/apt-get) echo gcc libc6-dev ;;
 	cc/apk) echo gcc musl-dev ;;
 	cc/*) echo gcc ;;

@@ -67,7 +67,8 @@ type chromium struct {
 func (c *chromium) start() (context.Context, error) {
 	c.once.Do(func() {
 		path := os.Getenv("DLQD_TEST_CHROMIUM")
-		for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		// The headless shell takes half the time of a browser's headless mode.
+		for _, name := range []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"} {
 			if path == "" {
 				path, _ = exec.LookPath(name)
 			}
@@ -142,7 +143,7 @@ func open(t *testing.T, change func(*server.Config)) *office {
 	o.config = server.Config{
 		DatabaseURL: o.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: logger(),
-		StopTimeout: 20 * time.Second, Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
+		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second, Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
 	}
 	if change != nil {
 		change(&o.config)

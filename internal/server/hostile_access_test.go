@@ -401,5 +401,7 @@ func TestHostile_access(t *testing.T) {
 		require.NotContains(t, log.String(), secret)
 	}
 	require.NotContains(t, log.String(), "payload of ")
-	require.NotContains(t, log.String(), "level=ERROR")
+	for line := range strings.Lines(log.String()) { // on a busy machine a statement may reach its limit of time
+		require.False(t, strings.Contains(line, "level=ERROR") && !strings.Contains(line, "SQLSTATE 57014"), line)
+	}
 }

@@ -62,7 +62,7 @@ func setup(t *testing.T, o options) *bundle {
 	config := server.Config{
 		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: slog.New(slog.DiscardHandler),
-		StopTimeout: 20 * time.Second, Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
+		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second, Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
 	}
 	soon := []time.Duration{20 * time.Millisecond}
 	strategies := &rules.Routing.Strategies
