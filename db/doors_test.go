@@ -170,7 +170,74 @@ func TestDocs_nameTestsThatExist(t *testing.T) {
 	require.Greater(t, named, 40)
 }
 
+// TestDocs_AreListedOnce checks that docs/README.md lists each document once.
+func TestDocs_AreListedOnce(t *testing.T) {
+	t.Parallel()
+	index, err := os.ReadFile("../docs/README.md")
+	require.NoError(t, err)
+	listed := map[string]int{}
+	for _, match := range listedDoc.FindAllStringSubmatch(string(index), -1) {
+		listed[match[1]]++
+	}
+	docs, err := filepath.Glob("../docs/*.md")
+	require.NoError(t, err)
+	for _, doc := range docs {
+		if name := filepath.Base(doc); name != "README.md" {
+			require.Equal(t, 1, listed[name], "%s belongs in docs/README.md once", name)
+			delete(listed, name)
+		}
+	}
+	require.Empty(t, listed, "docs/README.md lists what does not exist")
+}
+
+// TestDocs_NameWhatExists checks the files, SQL functions and links that documents name.
+func TestDocs_NameWhatExists(t *testing.T) {
+	t.Parallel()
+	var sql strings.Builder
+	for _, pattern := range []string{"code/*.sql", "migrations/*.sql"} {
+		files, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			sql.Write(text)
+		}
+	}
+	known := map[string]bool{}
+	for _, match := range ofSchema.FindAllStringSubmatch(sql.String(), -1) {
+		known[match[1]] = true
+	}
+	var docs []string
+	for _, pattern := range []string{"../*.md", "../docs/*.md"} {
+		found, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		docs = append(docs, found...)
+	}
+	for _, doc := range docs {
+		raw, err := os.ReadFile(doc)
+		require.NoError(t, err)
+		text := codeBlock.ReplaceAllString(string(raw), "")
+		for _, match := range fileNamed.FindAllStringSubmatch(text, -1) {
+			require.FileExists(t, filepath.Join("..", match[1]), "%s names it", doc)
+		}
+		for _, match := range sqlNamed.FindAllStringSubmatch(text, -1) {
+			require.True(t, known[match[1]], "%s names dlq.%s", doc, match[1])
+		}
+		for _, match := range linkTo.FindAllStringSubmatch(text, -1) {
+			_, err := os.Stat(filepath.Join(filepath.Dir(doc), match[1]))
+			require.NoError(t, err, "%s links to it", doc)
+		}
+	}
+}
+
 var (
 	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 	testNamed    = regexp.MustCompile("`(Test[A-Z]\\w+)`")
+
+	listedDoc = regexp.MustCompile(`\]\(([a-z_]+\.md)\)`)
+	codeBlock = regexp.MustCompile("(?ms)^\\s*```.*?^\\s*```")
+	ofSchema  = regexp.MustCompile(`\bdlq\.(\w+)`)
+	sqlNamed  = regexp.MustCompile("`dlq\\.(\\w+)(?:\\([^`]*\\))?`")
+	fileNamed = regexp.MustCompile("`((?:internal|db|docs|cmd|deploy|riverdlq|scripts)/[\\w./-]+\\.\\w+)`")
+	linkTo    = regexp.MustCompile(`\]\(([^):#]+)(?:#[^)]*)?\)`)
 )
