@@ -55,7 +55,7 @@ trial-kills: install-postgres ## kill, stop and cut off processes that deliver 1
 	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_OrderThroughKills ./cmd/dlqd
 
 .PHONY: check
-check: fmt-check lint generate-check openapi-lint script-check vulnerabilities ## format, lint, drift of generated files, OpenAPI, the console's script, known vulnerabilities
+check: fmt-check lint words generate-check openapi-lint script-check vulnerabilities ## format, lint, words and width, drift of generated files, OpenAPI, the console's script, known vulnerabilities
 
 .PHONY: fmt
 fmt: ## format the code
@@ -68,6 +68,11 @@ fmt-check:
 .PHONY: lint
 lint: ## run the linters
 	$(GO_TOOL) golangci-lint run
+
+.PHONY: words
+words: ## look for words that docs/writing.md excludes, and for lines above 120 columns
+	cd tools && CGO_ENABLED=0 go build -o ../bin/words ./words
+	bin/words
 
 .PHONY: generate
 generate: build ## generate internal/*/internal/dbsqlc, openapi/ and config/schemas/

@@ -1,0 +1,84 @@
+// Command words checks the repository's text: the words that docs/writing.md excludes, and the width of lines.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxColumns is the widest line of Go, SQL and templates, with a tab as one column.
+const maxColumns = 120
+
+var (
+	excluded = regexp.MustCompile(`(?i)\b(somebody|nobody|whoever|whatever|everybody|anybody)\b|` +
+		`\b(is|are) told\b|\bgives? way\b|\bits own matter\b|\bto be had\b|\bis at it\b`)
+	text = regexp.MustCompile(`\.(go|sql|md|html|js|css|ya?ml|json|sh|tmpl)$|^(Makefile|LICENSE)$`)
+	// generated files and data of tests; frozen migrations (db/frozen.sum) are skipped, too.
+	skipped = regexp.MustCompile(`/dbsqlc/|/testdata/|^openapi/|^tools/(go\.|words/)|^docs/writing\.md$|^config/schemas/`)
+	code    = regexp.MustCompile(`\.(go|sql|html)$`)
+	// unbroken matches what a line may be wide for: struct tags, addresses, directives, long literals.
+	unbroken = regexp.MustCompile("`[a-z]+:\"|https?://|//(nolint|go:)|'(?:[^']|''){60,}|\"(?:[^\"\\\\]|\\\\.){60,}|`[^`]{60,}")
+)
+
+func main() {
+	files, err := exec.Command("git", "ls-files").Output()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "words: git ls-files:", err)
+		os.Exit(1)
+	}
+	frozen, err := os.ReadFile("db/frozen.sum")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "words:", err)
+		os.Exit(1)
+	}
+	found := 0
+	for name := range strings.Lines(string(files)) {
+		name = strings.TrimSuffix(name, "\n")
+		if !text.MatchString(path.Base(name)) || skipped.MatchString(name) ||
+			bytes.Contains(frozen, []byte(strings.TrimPrefix(name, "db/"))) {
+			continue
+		}
+		found += check(name)
+	}
+	if found > 0 {
+		fmt.Fprintf(os.Stderr, "words: %d lines to mend; docs/writing.md says how\n", found)
+		os.Exit(1)
+	}
+}
+
+// check prints the lines of a file to mend, and returns how many there are.
+func check(name string) (found int) {
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		return 0 // deleted, but not yet in Git
+	}
+	lines := bufio.NewScanner(bytes.NewReader(raw))
+	lines.Buffer(nil, len(raw)+1)
+	inString := false // in a raw string of Go
+	for n := 1; lines.Scan(); n++ {
+		line := lines.Text()
+		if n == 1 && strings.HasSuffix(line, "DO NOT EDIT.") {
+			return 0
+		}
+		if word := excluded.FindString(line); word != "" {
+			fmt.Printf("%s:%d: %q\n", name, n, word)
+			found++
+		}
+		inRaw := inString
+		if strings.HasSuffix(name, ".go") && strings.Count(line, "`")%2 == 1 {
+			inString = !inString
+		}
+		if code.MatchString(name) && utf8.RuneCountInString(line) > maxColumns && !inRaw && !unbroken.MatchString(line) {
+			fmt.Printf("%s:%d: %d columns\n", name, n, utf8.RuneCountInString(line))
+			found++
+		}
+	}
+	return found
+}
