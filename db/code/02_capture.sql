@@ -82,9 +82,9 @@ BEGIN
     PERFORM dlq.require_everything('capture');
     mode := p_mode;
     IF p_mode IS NULL OR p_mode NOT IN ('on', 'off', 'strict') THEN
-        RAISE EXCEPTION 'capture cannot be %', p_mode USING ERRCODE = 'DLQ04', HINT = 'on, off or strict.';
+        RAISE EXCEPTION 'capture: invalid mode %', p_mode USING ERRCODE = 'DLQ04', HINT = 'Modes: on, off, strict.';
     ELSIF v_limit NOT BETWEEN interval '1 ms' AND interval '1 hour' THEN
-        RAISE EXCEPTION 'capture: the limit cannot be %', v_limit USING ERRCODE = 'DLQ04', HINT = 'From 1 ms to 1 hour; 250 ms is usual.';
+        RAISE EXCEPTION 'capture: invalid limit %', v_limit USING ERRCODE = 'DLQ04', HINT = 'A limit is 1 ms to 1 hour; the default is 250 ms.';
     END IF;
     PERFORM dlq.put_capture(p_mode, v_limit);
     -- The switch takes effect even if its audit row cannot be written.
@@ -93,16 +93,16 @@ BEGIN
         recorded := true;
     EXCEPTION WHEN OTHERS THEN
         recorded := false;
-        RAISE WARNING 'dlqd: capture is switched, and who did it could not be recorded: %', SQLERRM;
+        RAISE WARNING 'dlqd: capture was switched, but writing the audit row failed: %', SQLERRM;
     END;
     writing := dlq.writing_jobs();
     message := CASE p_mode
         WHEN 'on' THEN 'Failures are captured from each session''s next statement on.'
         WHEN 'strict' THEN 'From each session''s next statement on, a job cannot end as a failure unless its dead letter can be written: such a statement waits, or fails.'
-        ELSE 'From each session''s next statement on, nothing of dlqd''s is done in the application''s transactions.' END
-        || ' ' || CASE WHEN writing = 0 THEN 'No transaction that writes jobs is open.' ELSE writing || ' open transactions have written jobs: what their statement under way ends is still treated as before.' END
-        || CASE WHEN p_mode = 'strict' THEN '' ELSE ' What is missed meanwhile is filed by a dlqd that serves, every minute, or by SELECT * FROM dlq.reconcile(), while River keeps the job'
-        || CASE WHEN p_mode = 'off' THEN '; retries made outside dlqd are not followed meanwhile, and ends of redeliveries are noticed late.' ELSE '.' END END;
+        ELSE 'From each session''s next statement on, dlqd does nothing in the application''s transactions.' END
+        || ' ' || CASE WHEN writing = 0 THEN 'No transaction that writes jobs is open.' ELSE writing || ' open transactions have written jobs: their current statements still use the previous mode.' END
+        || CASE WHEN p_mode = 'strict' THEN '' ELSE ' Failures that capture misses are filed every minute by dlqd serve, or by SELECT * FROM dlq.reconcile(), as long as River keeps the job.'
+        || CASE WHEN p_mode = 'off' THEN ' While capture is off, retries made outside dlqd are not followed, and ends of redeliveries are noticed late.' ELSE '' END END;
 END
 $$;
 COMMENT ON FUNCTION dlq.set_capture IS
@@ -270,7 +270,7 @@ BEGIN
         IF v_until = 0 THEN
             RETURN NULL;
         ELSIF v_until < 9223372036854775807 AND date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
-            v_why := 'no time is left';
+            v_why := 'the time limit is reached';
         ELSE
             v_written := split_part(v_guard, ' ', 3);
             v_marked := %1$s;
@@ -336,7 +336,7 @@ BEGIN
 
     IF v_why IS NOT NULL THEN
         PERFORM set_config('dlq.capture', v_statement || ' 0', true);
-        RAISE WARNING 'dlqd: capture gives way in this statement (%%): its jobs end, and dlqd''s reconciler finds those that failed', v_why;
+        RAISE WARNING 'dlqd: capture skips the rest of this statement (%%): its jobs end, and dlqd''s reconciler files those that failed', v_why;
     ELSIF v_now <> v_written OR v_guard IS NULL OR NOT starts_with(v_guard, v_statement || ' ') THEN
         PERFORM set_config('dlq.capture', v_statement || ' ' || v_until || ' ' || v_now, true);
     END IF;
@@ -360,7 +360,7 @@ BEGIN
         ELSIF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
             RETURN NULL;
         ELSIF date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
-            v_why := 'no time is left';
+            v_why := 'the time limit is reached';
         ELSE
             %1$s;
             RETURN NULL;
@@ -384,7 +384,7 @@ BEGIN
     END IF;
     PERFORM set_config('dlq.follow', v_statement || ' ' || CASE WHEN v_why IS NULL THEN v_until ELSE 0 END, true);
     IF v_why IS NOT NULL THEN
-        RAISE WARNING 'dlqd: a retry of this statement is not followed (%%)', v_why;
+        RAISE WARNING 'dlqd: retries of this statement are not followed (%%)', v_why;
     END IF;
     RETURN NULL;
 END

@@ -62,7 +62,7 @@ BEGIN
             BEGIN
                 PERFORM dlq.supersede_jobs(p_ids[i:i], p_jobs[i:i], v_states);
             EXCEPTION WHEN OTHERS THEN
-                RAISE WARNING 'dlqd: the jobs of entry %, which is resolved, stay in River''s list of discarded jobs: %', p_ids[i], SQLERRM;
+                RAISE WARNING 'dlqd: entry % is resolved, but removing its jobs from River''s list of discarded jobs failed: %', p_ids[i], SQLERRM;
             END;
         END LOOP;
     END;
@@ -94,7 +94,7 @@ BEGIN
         WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
 EXCEPTION WHEN OTHERS THEN
-    RAISE WARNING 'dlqd: job %, which is not wanted any more, stays in River''s lists: %', p_job, SQLERRM;
+    RAISE WARNING 'dlqd: job % is no longer needed, but removing it from River''s lists failed: %', p_job, SQLERRM;
 END
 $$;
 COMMENT ON FUNCTION dlq.drop_redelivery IS
@@ -725,7 +725,7 @@ BEGIN
                 IF dlq.may_pass(SQLSTATE) THEN
                     RAISE;
                 END IF;
-                RAISE WARNING 'dlqd: what job % tells (%) is refused by the database: %', v_fact.job_id, v_fact.fact, SQLERRM;
+                RAISE WARNING 'dlqd: the database refuses a fact of job % (%): %', v_fact.job_id, v_fact.fact, SQLERRM;
                 UPDATE dlq.job_facts f SET fact = 'refused', job = coalesce(v_fact.job, '{}') || jsonb_build_object('fact', v_fact.fact, 'refusal', SQLERRM, 'refusedAt', clock_timestamp())
                 WHERE f.ctid = v_tid;
                 v_result := 'refused';

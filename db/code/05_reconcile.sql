@@ -210,7 +210,7 @@ BEGIN
                         v_error := format('job %s: %s', v_job, SQLERRM);
                     END;
                 END LOOP;
-                RAISE WARNING 'dlqd: failures that could not be filed: %', v_error;
+                RAISE WARNING 'dlqd: filing missed failures failed: %', v_error;
             END;
             PERFORM set_config('lock_timeout', v_wait, true);
         END IF;

@@ -327,13 +327,13 @@ BEGIN
         PERFORM dlq.refuse_move(p_id, 'replay', '');
     END IF;
     IF dlq.is_restored() THEN
-        RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id USING HINT = 'SELECT * FROM dlq.restored() shows what is held.';
+        RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id USING HINT = 'SELECT * FROM dlq.restored() lists the work that dlqd holds.';
     END IF;
     -- Filed and locked, so that the entry cannot move to another partition while dlq.redeliver
     -- waits for it, which would raise 40001.
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text are the same thing', p_id USING ERRCODE = 'DLQ04', HINT = 'Give one of them.';
+        RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text exclude each other', p_id USING ERRCODE = 'DLQ04', HINT = 'Pass one of them.';
     END IF;
     p_payload := coalesce(p_payload, p_payload_text::jsonb);
     PERFORM dlq.check_destination(jsonb_build_object('ids', jsonb_build_array(p_id)), p_destination);
@@ -360,19 +360,19 @@ BEGIN
         PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
     IF v_row.verdict = 'open' THEN
-        RAISE EXCEPTION 'dead letter %: its job % has an open entry', p_id, v_row.job_id USING ERRCODE = 'DLQ01', HINT = 'That one stands for the job now.';
+        RAISE EXCEPTION 'dead letter %: its job % has an open entry', p_id, v_row.job_id USING ERRCODE = 'DLQ01', HINT = 'Replay the open entry instead.';
     ELSIF v_row.verdict = 'live' THEN
         RAISE EXCEPTION 'dead letter %: job % with the same unique key is live', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Wait for that job to end, or replay with force.';
     ELSIF v_row.verdict = 'done' THEN
-        RAISE EXCEPTION 'dead letter %: done by job %? It has the same unique key, and has ended', p_id, v_row.job_id
-            USING ERRCODE = 'DLQ03', HINT = 'Look at that job, and resolve the entry, or replay with force.';
+        RAISE EXCEPTION 'dead letter %: job % with the same unique key has ended, and may have done its work', p_id, v_row.job_id
+            USING ERRCODE = 'DLQ03', HINT = 'Check that job, then resolve the entry or replay with force.';
     ELSIF v_row.verdict = 'busy' THEN
-        RAISE EXCEPTION 'dead letter %: another transaction holds its job %, or that one''s unique key, this moment', p_id, v_row.job_id
+        RAISE EXCEPTION 'dead letter %: another transaction has locked its job % or the job''s unique key', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Try again.';
     ELSIF v_row.verdict IN ('follows', 'resolved') AND (p_payload IS NOT NULL OR p_destination IS NOT NULL OR p_checkpoint = 'discard') THEN
-        RAISE EXCEPTION 'dead letter %: its job % %, with the payload that it had, from its checkpoint if it has one, and to its queue''s destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
-            USING ERRCODE = 'DLQ03', HINT = 'Replay with force to run the edited one, too.';
+        RAISE EXCEPTION 'dead letter %: its job % % with its original payload, checkpoint and destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
+            USING ERRCODE = 'DLQ03', HINT = 'Replay with force to redeliver it with the changes, too.';
     END IF;
     RETURN v_row.job_id;
 END

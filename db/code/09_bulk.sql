@@ -150,7 +150,7 @@ BEGIN
         END IF;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
+                HINT = 'Fields: status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload, payloadAt.';
         END IF;
         -- Workers set these columns when they file an entry, so entries of the inbox never match.
         IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy',
@@ -161,17 +161,17 @@ BEGIN
         IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'orderingKey', 'tags') AND dlq.is_reader()
             AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' WHEN 'orderingKey' THEN 'ordering_key' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
             OR v_key = 'errorMessage' AND 'error_message' = ANY (dlq.hidden_columns()) THEN
-            RAISE EXCEPTION 'filter: you may not look for a %: it is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'An operator may.';
+            RAISE EXCEPTION 'filter: you may not search by %, which is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'This requires the role dlq_operator.';
         END IF;
         IF v_key IN ('minAge', 'maxAge') AND (p_filter ->> v_key)::interval < interval '0' THEN
             RAISE EXCEPTION 'filter: % % is negative', v_key, p_filter ->> v_key USING ERRCODE = 'DLQ04';
         ELSIF v_key IN ('errorMessage', 'fingerprint') AND '' = ANY (v_words) THEN
             RAISE EXCEPTION 'filter: % is empty', v_key USING ERRCODE = 'DLQ04';
         ELSIF v_key = 'waitingFor' AND NOT v_words <@ '{automatic,condition,pace,order}' OR v_key = 'failedIn' AND NOT v_words <@ '{job,redelivery}' THEN
-            RAISE EXCEPTION 'filter: there is no such % as %', v_key, p_filter -> v_key USING ERRCODE = 'DLQ04',
-                HINT = CASE v_key WHEN 'failedIn' THEN 'There are job and redelivery.' ELSE 'There are automatic, condition, pace and order.' END;
+            RAISE EXCEPTION 'filter: invalid % %', v_key, p_filter -> v_key USING ERRCODE = 'DLQ04',
+                HINT = CASE v_key WHEN 'failedIn' THEN 'Values: job, redelivery.' ELSE 'Values: automatic, condition, pace, order.' END;
         ELSIF v_key = 'payloadAt' AND NOT coalesce((SELECT bool_and(jsonb_typeof(p -> 'path') = 'array' AND p -> 'path' <> '[]' AND jsonb_typeof(p -> 'values') = 'array') FROM jsonb_array_elements(p_filter -> 'payloadAt') p), false) THEN
-            RAISE EXCEPTION 'filter: payloadAt is %', p_filter -> 'payloadAt' USING ERRCODE = 'DLQ04', HINT = 'It is such as [{"path": ["customer", "id"], "values": ["cus_81"]}].';
+            RAISE EXCEPTION 'filter: invalid payloadAt %', p_filter -> 'payloadAt' USING ERRCODE = 'DLQ04', HINT = 'Example: [{"path": ["customer", "id"], "values": ["cus_81"]}].';
         END IF;
     END LOOP;
     IF dlq.approved() IS NOT NULL THEN
@@ -333,8 +333,8 @@ BEGIN
     PERFORM dlq.require_everything('replay to another destination'); -- a destination does not belong to a queue
     EXECUTE 'SELECT e.id FROM dlq.dead_letter_queue e WHERE e.job_kind <> ''dlqd_message'' AND ' || dlq.filter_where(p_filter) || ' LIMIT 1' INTO v_entry USING p_filter;
     IF v_entry IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: is a job of an application''s, which has no destination', v_entry
-            USING ERRCODE = 'DLQ04', HINT = 'Messages that dlqd delivers can go to another destination; a job of an application''s can go to another queue.';
+        RAISE EXCEPTION 'dead letter %: is an application''s job, which has no destination', v_entry
+            USING ERRCODE = 'DLQ04', HINT = 'Messages that dlqd delivers can go to another destination; an application''s job can go to another queue.';
     END IF;
 END
 $$;
@@ -362,13 +362,13 @@ DECLARE
     v_entries bigint;
 BEGIN
     IF p_checkpoint NOT IN ('resume', 'discard') THEN
-        RAISE EXCEPTION 'replay: there is no checkpoint %', p_checkpoint USING ERRCODE = 'DLQ04', HINT = 'It is resume or discard.';
+        RAISE EXCEPTION 'replay: invalid checkpoint %', p_checkpoint USING ERRCODE = 'DLQ04', HINT = 'Values: resume, discard.';
     END IF;
     IF p_edited AND p_checkpoint IS NULL THEN
         v_entries := dlq.count_checkpoints(p_filter);
         IF v_entries > 0 THEN
-            RAISE EXCEPTION 'replay: of the dead letters to be edited, % have a checkpoint: their jobs would skip the steps that they have done', v_entries
-                USING ERRCODE = 'DLQ04', HINT = 'Give the checkpoint: resume (go on after the last step that was done) or discard (do all steps again, with the new payload).';
+            RAISE EXCEPTION 'replay: % have a checkpoint among the dead letters to be edited, and their jobs would skip completed steps', v_entries
+                USING ERRCODE = 'DLQ04', HINT = 'Set the checkpoint: resume (continue after the last completed step) or discard (repeat all steps with the new payload).';
         END IF;
     END IF;
 END
@@ -381,7 +381,7 @@ CREATE OR REPLACE FUNCTION dlq.check_rate(p_rate float8) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_rate NOT BETWEEN 0.001 AND 1000000 THEN
-        RAISE EXCEPTION 'replay: a rate of % a second', p_rate USING ERRCODE = 'DLQ04', HINT = 'It is 0.001 to 1000000 entries a second, or null for as fast as it goes.';
+        RAISE EXCEPTION 'replay: invalid rate %', p_rate USING ERRCODE = 'DLQ04', HINT = 'A rate is 0.001 to 1000000 entries a second; null means no limit.';
     END IF;
 END
 $$;
@@ -403,10 +403,10 @@ DECLARE
     v_keyed  bigint;
 BEGIN
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
-        RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
+        RAISE EXCEPTION 'replay: an empty filter matches every entry' USING ERRCODE = 'DLQ04', HINT = 'To select all entries, pass p_all => true.';
     END IF;
     IF p_patch IS NOT NULL AND p_merge_patch IS NOT NULL THEN
-        RAISE EXCEPTION 'replay: a patch and a merge patch' USING ERRCODE = 'DLQ04', HINT = 'One of them edits the payloads: p_patch (RFC 6902) or p_merge_patch (RFC 7396).';
+        RAISE EXCEPTION 'replay: a patch and a merge patch exclude each other' USING ERRCODE = 'DLQ04', HINT = 'Pass one of them: p_patch (RFC 6902) or p_merge_patch (RFC 7396).';
     END IF;
     PERFORM dlq.refuse_mask('replay', p_patch), dlq.refuse_mask('replay', p_merge_patch);
     PERFORM dlq.check_rate(p_rate);
@@ -424,7 +424,7 @@ BEGIN
         END IF;
         v_unworked := dlq.unworked_queues(v_queues);
         IF v_unworked <> '{}' THEN
-            RAISE EXCEPTION 'replay: nobody works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start what works them, send the redeliveries to another queue, or replay with force.';
+            RAISE EXCEPTION 'replay: no River client works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start a client that works them, send the redeliveries to another queue, or replay with force.';
         END IF;
     END IF;
     PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_patch IS NOT NULL OR p_merge_patch IS NOT NULL THEN '{patch}' ELSE '{}' END::text[]
@@ -499,7 +499,7 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'replay run %: there is no such run', p_run USING ERRCODE = 'DLQ02';
         END IF;
-        RAISE EXCEPTION 'replay run %: is %, and cannot become % (allowed from: %)', p_run, v_status, p_to, array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'replay run %: cannot move from % to % (allowed from: %)', p_run, v_status, p_to, array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
     END IF;
     PERFORM dlq.wake();
 END
@@ -536,10 +536,10 @@ BEGIN
             SELECT i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END AS job_id,
                    coalesce(k.why, CASE s.verdict
                        WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
-                       WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
+                       WHEN 'done' THEN 'job ' || s.job_id || ' with the same unique key has ended, and may have done its work'
                        WHEN 'open' THEN 'its job ' || s.job_id || ' has an open entry'
-                       WHEN 'busy' THEN 'another transaction held its job ' || s.job_id || ', or that one''s unique key'
-                       WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') AS why
+                       WHEN 'busy' THEN 'another transaction had locked its job ' || s.job_id || ' or the job''s unique key'
+                       WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'the entry had moved meanwhile') AS why
             FROM unnest(p_ids) i (id)
             LEFT JOIN sent s ON s.entry_id = i.id
             LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
@@ -715,15 +715,15 @@ DECLARE
     END;
 BEGIN
     IF v_from IS NULL THEN
-        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, reopen, assign, tag, note and purge.';
+        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'Actions: discard, resolve, park, unpark, reopen, assign, tag, note, purge.';
     END IF;
     p_args := jsonb_strip_nulls(p_args - '{operation,filter}'::text[]);
     IF length(p_note) > 10000 OR length(p_args ->> 'assignee') > 255 OR jsonb_typeof(p_args -> 'tags') = 'array' AND jsonb_array_length(p_args -> 'tags') > 32 THEN
-        RAISE EXCEPTION '%: too long', p_action USING ERRCODE = 'DLQ04', HINT = 'A note has 10000 characters at most, an assignee 255, and 32 tags are added at a time.';
+        RAISE EXCEPTION '%: the note, assignee or list of tags is too long', p_action USING ERRCODE = 'DLQ04', HINT = 'Limits: note 10000 characters, assignee 255 characters, 32 tags at a time.';
     END IF;
     PERFORM dlq.require_approval_to(p_action, p_args, jsonb_build_object('ids', to_jsonb(p_ids)), false);
     IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
-        RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';
+        RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River rejects jobs with other tags.';
     END IF;
     v_mine := dlq.ids_in_scope(p_ids);
     SELECT l.* INTO v_ids, v_stages, v_since, v_until FROM dlq.lock_entries(v_mine, v_from) l;
@@ -814,7 +814,7 @@ DECLARE
 BEGIN
     operation := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
-        RAISE EXCEPTION '%: an empty filter chooses every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
+        RAISE EXCEPTION '%: an empty filter matches every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'To select all entries, pass p_all => true.';
     END IF;
     PERFORM dlq.require_approval_to(p_action, p_args, p_filter, p_all);
     v_ids := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false, p_below));

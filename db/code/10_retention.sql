@@ -41,11 +41,11 @@ DECLARE
     v_name     text; -- with its schema
 BEGIN
     IF p_parent IS NULL OR p_parent NOT IN ('dlq.dead_letter_transitions'::regclass, 'dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_failed'::regclass, 'dlq.dead_letter_archived'::regclass) THEN
-        RAISE EXCEPTION '%: has no months', p_parent USING ERRCODE = 'DLQ04', HINT = 'dlq.missing_partitions() says which partitions are missing.';
+        RAISE EXCEPTION '%: is not partitioned by month', p_parent USING ERRCODE = 'DLQ04', HINT = 'dlq.missing_partitions() lists the partitions that are missing.';
     ELSIF NOT dlq.is_owner() AND v_month > now() + interval '1 year' THEN -- every partition is in every plan
-        RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'Up to a year from now, but for the owner of dlqd''s schema.';
+        RAISE EXCEPTION '%: cannot create a partition for %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'Only the owner of dlqd''s schema can create partitions more than a year ahead.';
     ELSIF v_month IS NULL OR v_month NOT BETWEEN '1970-01-01Z' AND now() + interval '10 years' THEN
-        RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'From 1970 to ten years from now.';
+        RAISE EXCEPTION '%: cannot create a partition for %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'Months are from 1970 to ten years from now.';
     END IF;
     PERFORM dlq.require_everything('partitions');
     SELECT format('%I.%I', n.nspname, c.relname || '_' || to_char(v_month, 'YYYYMM')) INTO v_name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent;
@@ -135,7 +135,7 @@ BEGIN
         COMMIT;
     END LOOP;
     IF v_busy IS NOT NULL THEN
-        RAISE WARNING 'partition % was not made: somebody holds its table', v_busy
+        RAISE WARNING 'partition % was not created: another session has locked its table', v_busy
             USING HINT = 'dlqd tries again every hour; until then, rows of that month go to the default partition.';
     END IF;
 END
@@ -277,9 +277,9 @@ BEGIN
     SELECT * INTO v_archived FROM dlq.archived_partitions a WHERE a.partition_name = p_partition;
     IF NOT dlq.is_owner() THEN
         IF NOT EXISTS (SELECT FROM dlq.expired_partitions(v_policy -> 'periods', (v_policy ->> 'audit')::interval) e WHERE e.partition_name = p_partition) THEN
-            RAISE EXCEPTION 'partition %: its time is not over', p_partition USING ERRCODE = 'DLQ01', HINT = 'The policy says how long entries and audit trail are kept.';
+            RAISE EXCEPTION 'partition %: its retention has not expired', p_partition USING ERRCODE = 'DLQ01', HINT = 'The policy sets the retention of entries and of the audit trail.';
         ELSIF v_archived IS NULL THEN
-            RAISE EXCEPTION 'partition %: it has not been archived', p_partition USING ERRCODE = 'DLQ01', HINT = 'dlqd archives a month whose time is over, and drops it, within an hour; its log says where it cannot.';
+            RAISE EXCEPTION 'partition %: it has not been archived', p_partition USING ERRCODE = 'DLQ01', HINT = 'dlqd archives and drops an expired month within an hour, or logs why it cannot.';
         END IF;
         p_rows := v_archived.rows;
         p_hash := v_archived.hash;

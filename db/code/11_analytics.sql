@@ -471,10 +471,10 @@ DECLARE
                          WHEN p_by IN ('all', 'queue') THEN 'queue' END;
 BEGIN
     IF v_scope IS NULL THEN
-        RAISE EXCEPTION 'analytics: there is no division by %', p_by USING ERRCODE = 'DLQ04', HINT = 'There are all, queue and class.';
+        RAISE EXCEPTION 'analytics: cannot group by %', p_by USING ERRCODE = 'DLQ04', HINT = 'Values: all, queue, class.';
     END IF;
     IF p_over <= interval '0' OR p_over > (CASE v_step WHEN 'minute' THEN interval '3 days' WHEN 'hour' THEN interval '60 days' ELSE interval '20 years' END) THEN
-        RAISE EXCEPTION 'analytics: a window of % cannot be looked at by the %', p_over, v_step USING ERRCODE = 'DLQ04', HINT = 'By the minute up to 3 days, by the hour up to 60, by the day up to 20 years.';
+        RAISE EXCEPTION 'analytics: invalid window % for buckets of one %', p_over, v_step USING ERRCODE = 'DLQ04', HINT = 'Windows: up to 3 days by minute, up to 60 days by hour, up to 20 years by day.';
     END IF;
     RETURN QUERY
     WITH moves AS MATERIALIZED (

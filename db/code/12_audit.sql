@@ -70,7 +70,7 @@ BEGIN
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'audit: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'There are actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, operation, after and before.';
+                HINT = 'Fields: actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, operation, after, before.';
         END IF;
     END LOOP;
     v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3' ELSE ' AND (t.at, t.id) < ($3, $6)' END || ' ORDER BY t.at DESC, t.id DESC LIMIT $2';
@@ -355,7 +355,7 @@ BEGIN
     PERFORM dlq.require_admin('erase');
     PERFORM dlq.require_everything('erase');
     IF dlq.chooses_all(p_filter) THEN
-        RAISE EXCEPTION 'erase: an empty filter chooses everybody''s data' USING ERRCODE = 'DLQ04', HINT = 'Name whose: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
+        RAISE EXCEPTION 'erase: an empty filter matches the data of every person' USING ERRCODE = 'DLQ04', HINT = 'Name the person: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
     PERFORM dlq.filter_where(p_filter);
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
@@ -380,7 +380,7 @@ BEGIN
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
     IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN
-        RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'dlq.erase_begin makes the record of this one.';
+        RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'Start an erasure with this filter: dlq.erase_begin.';
     END IF;
     IF p_after IS NULL OR cardinality(v_ids) > 0 THEN
         v_live := dlq.erase_runs(p_filter, v_ids);

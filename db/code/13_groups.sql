@@ -44,11 +44,11 @@ BEGIN
             WHEN 'hasOpen'     THEN '(g.open > 0) = ($1 ->> ''hasOpen'')::boolean'
         END;
         IF v_where IS NULL THEN
-            RAISE EXCEPTION 'groups: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are queue, fingerprint, errorClass, status (open, fixed, regressed, muted), owner ("" for nobody) and hasOpen.';
+            RAISE EXCEPTION 'groups: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'Fields: queue, fingerprint, errorClass, status (open, fixed, regressed, muted), owner ("" for no owner), hasOpen.';
         END IF;
     END LOOP;
     IF p_order NOT IN ('latest', 'open', 'failures') THEN
-        RAISE EXCEPTION 'groups: there is no order %', p_order USING ERRCODE = 'DLQ04', HINT = 'There are latest, open and failures.';
+        RAISE EXCEPTION 'groups: there is no order %', p_order USING ERRCODE = 'DLQ04', HINT = 'Orders: latest, open, failures.';
     END IF;
     RETURN QUERY EXECUTE
         'WITH page AS MATERIALIZED (
@@ -122,7 +122,7 @@ BEGIN
     IF coalesce(v_found, '{}') = '{}' THEN
         RAISE EXCEPTION 'failure group % of queue %: there is no such group', p_fingerprint, p_queue USING ERRCODE = 'DLQ02';
     ELSIF v_found[2] IS NOT NULL THEN
-        RAISE EXCEPTION 'failure group % of queue %: several begin so', p_fingerprint, p_queue USING ERRCODE = 'DLQ04';
+        RAISE EXCEPTION 'failure group % of queue %: several fingerprints begin with this', p_fingerprint, p_queue USING ERRCODE = 'DLQ04', HINT = 'Give more of its characters.';
     END IF;
     RETURN v_found[1];
 END
@@ -185,7 +185,7 @@ BEGIN
         'WITH said AS (
              SELECT e.source,
                     coalesce(e.error_context ->> ''version'', e.error_context ->> ''appVersion'', e.error_context ->> ''release'', e.metadata ->> ''version'', e.metadata ->> ''appVersion'', e.metadata ->> ''release'') AS version,
-                    -- (River calls a client by its host and the time when it began, if the application does not.)
+                    -- If the application sets no client id, River makes one of the host and the start time.
                     coalesce(e.error_context ->> ''host'', e.error_context ->> ''hostname'', e.metadata ->> ''host'', e.metadata ->> ''hostname'',
                              (SELECT regexp_replace(j.attempted_by[array_upper(j.attempted_by, 1)], ''_[0-9]{4}_[0-9]{2}_[0-9]{2}T[0-9]{2}_[0-9]{2}_[0-9]{2}_[0-9]+$'', '''')
                               FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)) AS host
@@ -219,16 +219,16 @@ DECLARE
 BEGIN
     FOR v_key IN SELECT jsonb_object_keys(p_changes) LOOP
         IF v_key NOT IN ('owner', 'note', 'status', 'muteUntil', 'muteFailures') THEN
-            RAISE EXCEPTION 'group: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are owner, note, status (open, fixed, muted), muteUntil and muteFailures.';
+            RAISE EXCEPTION 'group: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'Fields: owner, note, status (open, fixed, muted), muteUntil, muteFailures.';
         END IF;
     END LOOP;
     IF p_changes = '{}' OR p_changes ->> 'status' NOT IN ('open', 'fixed', 'muted') OR v_mute AND coalesce(p_changes ->> 'status', 'muted') <> 'muted' OR p_changes ->> 'status' = 'muted' AND NOT v_mute
         OR (p_changes ->> 'muteUntil')::timestamptz <= now() OR (p_changes ->> 'muteFailures')::bigint NOT BETWEEN 1 AND 1000000000 THEN
-        RAISE EXCEPTION 'group: % says nothing that can be done', p_changes USING ERRCODE = 'DLQ04',
-            HINT = 'Such as {"owner": "kim"}, {"note": "waits for the bank"}, {"status": "fixed"}, {"status": "open"}, or a mute that ends: {"muteUntil": "2030-01-01T00:00:00Z"}, {"muteFailures": 100}.';
+        RAISE EXCEPTION 'group: invalid changes %', p_changes USING ERRCODE = 'DLQ04',
+            HINT = 'Examples: {"owner": "kim"}, {"note": "waits for the bank"}, {"status": "fixed"}, {"status": "open"}, or a mute that ends: {"muteUntil": "2030-01-01T00:00:00Z"}, {"muteFailures": 100}.';
     END IF;
     IF length(p_changes ->> 'owner') > 255 OR length(p_changes ->> 'note') > 10000 OR length(p_why) > 10000 THEN
-        RAISE EXCEPTION 'group: too long' USING ERRCODE = 'DLQ04', HINT = 'A note has 10000 characters at most, an owner 255.';
+        RAISE EXCEPTION 'group: the owner, note or reason is too long' USING ERRCODE = 'DLQ04', HINT = 'Limits: owner 255 characters, note and reason 10000 characters.';
     END IF;
     p_why := dlq.masked_text(p_why, dlq.mask(false)); -- users may read it after the entries are gone
     p_changes := p_changes || CASE WHEN p_changes ->> 'note' IS NOT NULL THEN jsonb_build_object('note', dlq.masked_text(p_changes ->> 'note', dlq.mask(false))) ELSE '{}' END;

@@ -20,7 +20,7 @@ BEGIN
         v_room := 10000 - (SELECT count(*) FROM (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = p_id LIMIT 10000) l);
         WITH why AS MATERIALIZED (
             SELECT i.id, CASE WHEN p_why IS NOT NULL THEN p_why
-                              WHEN e.status IS NULL THEN 'it is gone'
+                              WHEN e.status IS NULL THEN 'the entry was deleted'
                               WHEN p_action = 'reopen' AND e.status IN ('dlq_resolved', 'dlq_archived') THEN 'its payload was erased, or its job has an open entry again'
                               ELSE 'cannot ' || p_action || ' from ' || e.status END AS reason
             FROM unnest(v_left) i (id)
@@ -34,7 +34,7 @@ BEGIN
             SELECT r.key, sum(r.value::bigint) AS n FROM (SELECT * FROM jsonb_each_text(o.unchanged) UNION ALL SELECT * FROM jsonb_each_text(v_counts)) r GROUP BY r.key) c)
     WHERE o.id = p_id AND o.actor = v_actor AND o.db_user = session_user AND (o.action = p_action OR o.undoes IS NOT NULL);
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'operation %: is another one', p_id USING ERRCODE = 'DLQ04';
+        RAISE EXCEPTION 'operation %: belongs to another caller or action', p_id USING ERRCODE = 'DLQ04';
     END IF;
 END
 $$;
@@ -112,7 +112,7 @@ DECLARE
     v_held  record;
 BEGIN
     IF v_of.action NOT IN ('discard', 'resolve', 'park', 'unpark', 'assign', 'tag', 'note') THEN
-        RAISE EXCEPTION 'operation %: % cannot be undone', p_operation, v_of.action USING ERRCODE = 'DLQ01', HINT = 'There is a way back from discard, resolve, park, unpark, assign, tag and note.';
+        RAISE EXCEPTION 'operation %: % cannot be undone', p_operation, v_of.action USING ERRCODE = 'DLQ01', HINT = 'These can be undone: discard, resolve, park, unpark, assign, tag, note.';
     END IF;
     SELECT coalesce(array_agg(t.entry_id ORDER BY t.entry_id), '{}'), coalesce(jsonb_object_agg(t.entry_id, coalesce(t.detail -> 'was', '{}')), '{}'), max(t.at), (array_agg(t.id ORDER BY t.at DESC, t.id DESC))[1]
     INTO v_ids, v_was, last, last_id
@@ -164,7 +164,7 @@ BEGIN
     v_done := coalesce(v_done, v_still);
     -- act_on has recorded the entries that it reopened.
     PERFORM dlq.record_operation(v_as, 'undo', NULL, '{}', p_actor, p_note, CASE WHEN v_of.action IN ('discard', 'resolve') THEN ARRAY(SELECT unnest(v_ids) EXCEPT SELECT unnest(v_still)) ELSE v_ids END,
-                                 CASE WHEN v_of.action IN ('discard', 'resolve') THEN '{}' ELSE v_still END, p_operation, 'it has moved on since');
+                                 CASE WHEN v_of.action IN ('discard', 'resolve') THEN '{}' ELSE v_still END, p_operation, 'the entry has changed since');
     operation := v_as;
     looked := cardinality(v_ids);
     changed := cardinality(v_done);
