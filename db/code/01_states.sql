@@ -249,13 +249,13 @@ COMMENT ON FUNCTION dlq.record_act IS 'Writes an audit row for an act on an obje
 CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_was text;
+    v_before text;
 BEGIN
-    SELECT s.value INTO v_was FROM dlq.settings s WHERE s.key = 'policy_version' FOR UPDATE;
+    SELECT s.value INTO v_before FROM dlq.settings s WHERE s.key = 'policy_version' FOR UPDATE;
     INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', p_version), ('approvals', p_approvals)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
-    IF v_was <> p_version THEN
-        PERFORM dlq.record_act('policy', 'came into force', p_actor, NULL, jsonb_build_object('before', v_was));
+    IF v_before <> p_version THEN
+        PERFORM dlq.record_act('policy', 'came into force', p_actor, NULL, jsonb_build_object('before', v_before));
     END IF;
 END
 $$;

@@ -37,7 +37,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET 
 DECLARE
     v_month    constant timestamptz := date_trunc('month', p_month);
     v_of_audit constant boolean := p_parent = 'dlq.dead_letter_transitions'::regclass;
-    v_guard    constant text := CASE WHEN v_of_audit THEN 'transitions_append_only' ELSE 'dead_letter_delete' END;
+    v_trigger  constant text := CASE WHEN v_of_audit THEN 'transitions_append_only' ELSE 'dead_letter_delete' END;
     v_name     text; -- with its schema
 BEGIN
     IF p_parent IS NULL OR p_parent NOT IN ('dlq.dead_letter_transitions'::regclass, 'dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_failed'::regclass, 'dlq.dead_letter_archived'::regclass) THEN
@@ -59,10 +59,10 @@ BEGIN
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
     -- Move the rows of this month that came before its partition existed. The guard against DELETE
     -- is off for that.
-    EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
-    EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$s SELECT * FROM early',
+    EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_trigger);
+    EXECUTE format('WITH misplaced AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$s SELECT * FROM misplaced',
                    dlq.default_partition(p_parent), CASE WHEN v_of_audit THEN 'at' ELSE 'closed_at' END, v_month, v_month + interval '1 month', v_name);
-    EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
+    EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_trigger);
     PERFORM dlq.guard_partition(v_name::regclass, p_parent);
     -- A GRANT on all tables of the schema includes the partition, so it needs row-level security of
     -- its own.
@@ -380,7 +380,7 @@ BEGIN
     WHERE j ->> 'status' IN ('dlq_resolved', 'dlq_archived')
       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = (j ->> 'id')::uuid AND (e.closed_at IS NULL OR e.closed_at >= v_since));
     -- The audit rows are part of the same statement, because dlq.on_insert requires them.
-    WITH noted AS (
+    WITH audited AS (
         INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, river_job_id, queue, kind, error_class, from_class, config_version, origin)
         SELECT r.id, r.status, r.status, dlq.actor(p_actor), 'restored from the archive', p_note, r.strategy, r.rule, r.river_job_id, r.queue, r.kind, r.error_class, r.error_class, coalesce(dlq.policy_version(), r.config_version), dlq.origin(dlq.actor(p_actor), p_actor)
         FROM jsonb_populate_recordset(NULL::dlq.dead_letter_queue, p_rows) r WHERE r.id = ANY (v_ids)

@@ -11,16 +11,16 @@ CREATE OR REPLACE VIEW dlq.automatic AS
         SELECT p.scope, coalesce(p.name, '') AS name, p.enabled, coalesce(p.include, '{}') AS include
         FROM dlq.settings s CROSS JOIN LATERAL jsonb_to_recordset(s.value::jsonb) AS p (scope text, name text, enabled boolean, include text[])
         WHERE s.key = 'automatic'
-    ), chosen AS (
+    ), switches AS (
         SELECT w.scope, w.name, w.enabled, w.include, 'operator' AS source, w.at, w.actor, w.note FROM dlq.automatic_switches w
         UNION ALL
         SELECT p.scope, p.name, p.enabled, p.include, 'policy', NULL, NULL, NULL FROM policy p
         WHERE NOT EXISTS (SELECT FROM dlq.automatic_switches w WHERE w.scope = p.scope AND w.name = p.name)
     )
-    SELECT c.scope, c.name, c.enabled, c.include, c.source, c.at, c.actor, c.note FROM chosen c
+    SELECT c.scope, c.name, c.enabled, c.include, c.source, c.at, c.actor, c.note FROM switches c
     UNION ALL
     SELECT 'all', '', NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'river' AND s.value = 'attached'), '{}', 'default', NULL, NULL, NULL
-    WHERE NOT EXISTS (SELECT FROM chosen c WHERE c.scope = 'all');
+    WHERE NOT EXISTS (SELECT FROM switches c WHERE c.scope = 'all');
 COMMENT ON VIEW dlq.automatic IS
     'The switches of automatic redelivery that are in force, and the source of each: operator, policy or '
     'default. A row with scope stop stops all automatic redelivery; with the name restored, dlqd set it because '
@@ -63,10 +63,10 @@ CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_stra
     p_class text, p_parked_by text, p_queue text, p_kind text, p_job_kind text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 DECLARE
-    v_at  text := 'again at ' || to_char(p_next_retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'
+    v_at     text := 'again at ' || to_char(p_next_retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'
         || CASE WHEN p_strategy = 'conditional' THEN ', once its conditions hold,' ELSE '' END
         || CASE WHEN p_rule = 'unparked' THEN ', because an operator returned it' ELSE coalesce(' by rule ' || p_rule, '') END;
-    v_why text;
+    v_reason text;
 BEGIN
     CASE p_status
     WHEN 'dlq_processing' THEN
@@ -79,12 +79,12 @@ BEGIN
             WHEN p_rule = 'backfilled' THEN 'its job failed before dlqd was attached'
             ELSE 'class ' || coalesce(p_class, 'unknown') || coalesce(' by rule ' || p_rule, '') END;
     WHEN 'dlq_pending' THEN
-        SELECT CASE s.name WHEN 'restored' THEN 'held, because the database was restored' ELSE 'all automatic redelivery is stopped by ' || s.actor END INTO v_why
+        SELECT CASE s.name WHEN 'restored' THEN 'held, because the database was restored' ELSE 'all automatic redelivery is stopped by ' || s.actor END INTO v_reason
         FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
         IF p_strategy IS NULL THEN
-            RETURN 'waits for a DLQ worker to decide' || coalesce(': ' || v_why, '');
-        ELSIF v_why IS NOT NULL THEN
-            RETURN 'would be sent ' || v_at || ': ' || v_why;
+            RETURN 'waits for a DLQ worker to decide' || coalesce(': ' || v_reason, '');
+        ELSIF v_reason IS NOT NULL THEN
+            RETURN 'would be sent ' || v_at || ': ' || v_reason;
         ELSIF NOT dlq.automatic_for(p_queue, p_kind, p_class, p_job_kind) THEN
             RETURN 'would be sent ' || v_at || ': automatic is off';
         END IF;

@@ -77,29 +77,29 @@ COMMENT ON FUNCTION dlq.may_send IS
 CREATE OR REPLACE FUNCTION dlq.server_verdict(p_process uuid, p_mark bigint, p_timeline bigint, p_now jsonb) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_known   jsonb := (SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'server');
-    v_lost    boolean := p_mark > 0 AND NOT EXISTS (SELECT FROM dlq.processes p WHERE p.id = p_process AND p.mark >= p_mark);
-    v_witness boolean;
+    v_known       jsonb := (SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'server');
+    v_mark_lost   boolean := p_mark > 0 AND NOT EXISTS (SELECT FROM dlq.processes p WHERE p.id = p_process AND p.mark >= p_mark);
+    v_mark_intact boolean;
 BEGIN
-    IF v_known IS NULL AND (NOT v_lost OR dlq.is_restored()) THEN
+    IF v_known IS NULL AND (NOT v_mark_lost OR dlq.is_restored()) THEN
         RETURN 'unknown';
     END IF;
     -- The process wrote its last mark on the known timeline, and the mark is still here: nothing
     -- that was committed before it is lost.
-    v_witness := p_mark > 0 AND NOT v_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
+    v_mark_intact := p_mark > 0 AND NOT v_mark_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
     IF dlq.is_restored() THEN
         -- Only a hold because of the timeline can end here: it was made by a process that had just
         -- started and could not know of the promotion.
         IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline') THEN
             RETURN 'same';
         END IF;
-        RETURN CASE WHEN v_lost THEN 'lost' WHEN v_witness AND dlq.same_server(v_known - 'timeline', p_now) THEN 'promoted' ELSE 'same' END;
+        RETURN CASE WHEN v_mark_lost THEN 'lost' WHEN v_mark_intact AND dlq.same_server(v_known - 'timeline', p_now) THEN 'promoted' ELSE 'same' END;
     END IF;
     RETURN CASE
         WHEN NOT dlq.same_server(v_known - 'timeline', p_now) THEN 'other'
-        WHEN v_lost THEN 'lost' -- also if the server is not known yet
+        WHEN v_mark_lost THEN 'lost' -- also if the server is not known yet
         WHEN dlq.same_server(v_known, p_now) THEN 'same'
-        WHEN v_witness THEN 'promoted'
+        WHEN v_mark_intact THEN 'promoted'
         ELSE 'timeline' END;
 END
 $$;
@@ -121,8 +121,8 @@ CREATE OR REPLACE FUNCTION dlq.watch_server(p_process uuid, p_name text, p_mark 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
-    v_now   jsonb := dlq.server_identity();
-    v_known jsonb;
+    v_now         jsonb := dlq.server_identity();
+    v_known       jsonb;
 BEGIN
     verdict := dlq.server_verdict(p_process, p_mark, p_timeline, v_now);
     IF verdict <> 'same' THEN
