@@ -161,7 +161,7 @@ BEGIN
         IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'orderingKey', 'tags') AND dlq.is_reader()
             AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' WHEN 'orderingKey' THEN 'ordering_key' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
             OR v_key = 'errorMessage' AND 'error_message' = ANY (dlq.hidden_columns()) THEN
-            RAISE EXCEPTION 'filter: you may not search by %, which is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'This requires the role dlq_operator.';
+            RAISE EXCEPTION 'filter: you may not search by %, which is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'This requires the role operator.';
         END IF;
         IF v_key IN ('minAge', 'maxAge') AND (p_filter ->> v_key)::interval < interval '0' THEN
             RAISE EXCEPTION 'filter: % % is negative', v_key, p_filter ->> v_key USING ERRCODE = 'DLQ04';

@@ -65,7 +65,7 @@ BEGIN
             HINT = 'Limits: name 1 to 100 characters, query 4096 bytes, sort order 64 characters, 40 columns, such as errorType.';
     END IF;
     IF p_shared AND NOT dlq.has_role('dlq_operator') THEN
-        RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06', HINT = 'This requires the role dlq_operator.';
+        RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06', HINT = 'This requires the role operator.';
     END IF;
     -- One save at a time, so that the limit and the unique names hold.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.save_view', 0));

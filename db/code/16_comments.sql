@@ -52,9 +52,9 @@ BEGIN
              'When River created that job. A job is identified by (id, created_at), because ids repeat if a '
              'sequence is restarted.'),
             ('dead_letter_queue', 'subscriber_id',
-             'The subscriber that the message concerns, as named by its sender.'),
-            ('dead_letter_queue', 'source', 'The sender of the message, as named by itself.'),
-            ('dead_letter_queue', 'original_event', 'The args of the job. Never changed.'),
+             'The subscriber that the message concerns, as named in the message.'),
+            ('dead_letter_queue', 'source', 'The sender of the message, as named in the message.'),
+            ('dead_letter_queue', 'original_event', 'The args of the job. Only an erasure changes them.'),
             ('dead_letter_queue', 'edited_event',
              'The args that redeliveries carry instead of original_event; null unless an operator edited the '
              'entry.'),
@@ -86,7 +86,7 @@ BEGIN
             ('dead_letter_queue', 'assigned_to', 'The person responsible for the entry.'),
             ('dead_letter_queue', 'notes', 'The last note of an operator.'),
             ('dead_letter_queue', 'resolved_by', 'The actor that closed the entry.'),
-            ('dead_letter_queue', 'resolution_notes', 'The note of that actor.'),
+            ('dead_letter_queue', 'resolution_notes', 'The note of the actor that closed the entry.'),
             ('dead_letter_queue', 'resolution_timestamp', 'When the entry was closed.'),
             ('dead_letter_queue', 'unique_key',
              'River''s unique key of the original job. A replay checks it, to not run the same work twice.'),
@@ -493,7 +493,7 @@ BEGIN
             ('group_marks', 'mute_upto',
              'The mute also ends when the group has this many failures in all; null for no number.'),
             ('group_marks', 'updated_at', 'When an operator last changed the marks.'),
-            ('group_marks', 'updated_by', 'That operator.'),
+            ('group_marks', 'updated_by', 'The operator that last changed the marks.'),
             ('saved_views', NULL,
              'Saved lists of dead letters, private or shared. Read them with dlq.views(); change them with '
              'dlq.save_view and dlq.delete_view.'),
