@@ -35,9 +35,10 @@ DECLARE
 BEGIN
     PERFORM set_config('lock_timeout', '1ms', true);
     FOR v_table IN
-        SELECT string_agg(CASE WHEN k.of_column IS NULL THEN format('COMMENT ON TABLE %s IS %L', c.oid::regclass, k.text)
-                               ELSE format('COMMENT ON COLUMN %s.%I IS %L', c.oid::regclass, k.of_column, k.text) END,
-                          '; ') AS comments
+        SELECT string_agg(
+                   CASE WHEN k.of_column IS NULL THEN format('COMMENT ON TABLE %s IS %L', c.oid::regclass, k.text)
+                        ELSE format('COMMENT ON COLUMN %s.%I IS %L', c.oid::regclass, k.of_column, k.text) END,
+                   '; ') AS comments
         FROM (VALUES
             ('dead_letter_queue', NULL,
              'Jobs that ended as failures, and the state of each. Change entries with the functions of this '
@@ -570,7 +571,8 @@ BEGIN
             ('metrics_sample', 'counters',
              'dlq.counters by name and queue: times as [seconds, first n, counts of n, n + 1, …], others by '
              'label. In a column of its own, so that it is only written when it changes.'),
-            ('metrics_sample', 'sample', 'The other figures, by queue and class: see internal/metrics.')) k (of_table, of_column, text)
+            ('metrics_sample', 'sample', 'The other figures, by queue and class: see internal/metrics.')
+            ) k (of_table, of_column, text)
         JOIN pg_class c ON c.relnamespace = v_schema AND c.relname = k.of_table
         LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = k.of_column
         WHERE k.text IS DISTINCT FROM CASE WHEN k.of_column IS NULL THEN obj_description(c.oid, 'pg_class')
@@ -607,7 +609,8 @@ BEGIN
             ('_by_(status|queue|kind|class)$', 'Lists: a page of entries with one value, in order of capture.'),
             ('_by_(type|source|subscriber|code|destination)$',
              'Lists: a page of entries with one value, in order of capture. Without entries that have none.'),
-            ('_by_group$', 'Lists: entries of a failure group in any queue, by its fingerprint or the first characters.'),
+            ('_by_group$',
+             'Lists: entries of a failure group in any queue, by its fingerprint or the first characters.'),
             ('^dead_letter_open_by_former_method$',
              'Open entries in groups of an earlier grouping method, which dlq.regroup moves.'),
             ('^group_aliases_main$', 'The group that continues a former one; there is one.'),
