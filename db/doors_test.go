@@ -59,7 +59,7 @@ var (
 	named       = regexp.MustCompile(`\b(?:dlq\.|(river\.))(\w+)`)
 )
 
-func TestQueries_nameTheTablesOfTheirRoom(t *testing.T) {
+func TestQueries_UseTablesOfTheirPackage(t *testing.T) {
 	t.Parallel()
 	known := map[string]bool{"river.river_job": true}
 	migrations, err := filepath.Glob("migrations/*.sql")
@@ -76,7 +76,7 @@ func TestQueries_nameTheTablesOfTheirRoom(t *testing.T) {
 	require.NotEmpty(t, files)
 	for _, name := range files {
 		room := strings.TrimSuffix(filepath.Base(name), ".sql")
-		require.DirExists(t, "../internal/"+room, "queries are of a room of internal/")
+		require.DirExists(t, "../internal/"+room, "queries belong to a package of internal/")
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
 		for _, match := range named.FindAllStringSubmatch(string(text), -1) {
@@ -87,7 +87,7 @@ func TestQueries_nameTheTablesOfTheirRoom(t *testing.T) {
 			if table == "dead_letter_open" || table == "dead_letter_inbox" { // partitions
 				table = "dead_letter_queue"
 			}
-			require.Contains(t, tables[table], room, "%s names the table %s: ask a room that owns it, or say here that this one does", name, table)
+			require.Contains(t, tables[table], room, "%s uses table %s: call the package that owns it, or add it to tables", name, table)
 		}
 	}
 }
@@ -107,7 +107,7 @@ var texts = []string{
 	"internal/group/group.go",
 }
 
-func TestCode_hasNoOtherStatements(t *testing.T) {
+func TestCode_HasNoOtherStatements(t *testing.T) {
 	t.Parallel()
 	runs := []string{"Exec", "Query", "QueryRow", "SendBatch", "CopyFrom", "Queue"}
 	used := map[string]bool{}
@@ -129,7 +129,7 @@ func TestCode_hasNoOtherStatements(t *testing.T) {
 					return true
 				}
 				if method, ok := call.Fun.(*ast.SelectorExpr); ok && slices.Contains(runs, method.Sel.Name) {
-					require.GreaterOrEqual(t, may, 0, "%s runs a statement: make it a query of its room, in db/queries", set.Position(call.Pos()))
+					require.GreaterOrEqual(t, may, 0, "%s runs a statement: move it to db/queries", set.Position(call.Pos()))
 					used[texts[may]] = true
 				}
 				return true
@@ -138,12 +138,12 @@ func TestCode_hasNoOtherStatements(t *testing.T) {
 		}))
 	}
 	for _, place := range texts {
-		require.True(t, used[place], "%s runs none any more: take it off the list", place)
+		require.True(t, used[place], "%s runs no statement: remove it from texts", place)
 	}
 }
 
-// TestDocs_nameTestsThatExist checks that each test that the docs name exists.
-func TestDocs_nameTestsThatExist(t *testing.T) {
+// TestDocs_NameExistingTests checks that each test that the docs name exists.
+func TestDocs_NameExistingTests(t *testing.T) {
 	t.Parallel()
 	exists := map[string]bool{}
 	require.NoError(t, filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {

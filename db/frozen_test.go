@@ -14,7 +14,7 @@ import (
 
 // Databases have run frozen migrations as they are, so a change of their tables needs a new
 // migration.
-func TestMigrations_frozen(t *testing.T) {
+func TestMigrations_Frozen(t *testing.T) {
 	t.Parallel()
 	sums, err := os.Open("frozen.sum")
 	require.NoError(t, err)
@@ -23,20 +23,20 @@ func TestMigrations_frozen(t *testing.T) {
 	newest := ""
 	for lines := bufio.NewScanner(sums); lines.Scan(); {
 		want, file, ok := strings.Cut(lines.Text(), "  ")
-		require.True(t, ok, "a line of frozen.sum is as sha256sum writes it: %s", lines.Text())
+		require.True(t, ok, "frozen.sum has lines in the format of sha256sum: %s", lines.Text())
 		raw, err := os.ReadFile(file)
-		require.NoError(t, err, "%s is frozen, and must stay", file)
+		require.NoError(t, err, "%s is frozen and must not be deleted", file)
 		sum := sha256.Sum256(raw)
 		require.Equal(t, want, hex.EncodeToString(sum[:]),
-			"%s is frozen: databases have run it as it was. Put the change into a new migration, with the next number", file)
+			"%s is frozen, because databases have run it: put the change into a new migration with the next number", file)
 		frozen[file] = true
 		newest = max(newest, file)
 	}
 	number, _, _ := strings.Cut(filepath.Base(newest), "_")
-	require.FileExists(t, "../internal/postgres/testdata/frozen/"+number+".sql.gz", "the functions of that day, for the test of an upgrade (make freeze)")
+	require.FileExists(t, "../internal/postgres/testdata/frozen/"+number+".sql.gz", "the functions of the frozen version, for the test of an upgrade (make freeze)")
 	files, err := filepath.Glob("migrations/*.sql")
 	require.NoError(t, err)
 	for _, file := range files {
-		require.True(t, frozen[file] || file > newest, "%s would come before %s, which databases have run", file, newest)
+		require.True(t, frozen[file] || file > newest, "%s sorts before %s, which is frozen", file, newest)
 	}
 }

@@ -28,11 +28,11 @@ DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_open;
 CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_open
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_queue
-    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would delete open entries');
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_open
-    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would delete open entries');
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_inbox
-    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose open entries');
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would delete open entries');
 CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON dlq.dead_letter_transitions
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 
@@ -43,7 +43,7 @@ CREATE OR REPLACE TRIGGER acts_append_only BEFORE UPDATE OR DELETE OR TRUNCATE O
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 
 CREATE OR REPLACE TRIGGER erasures_kept BEFORE DELETE OR TRUNCATE ON dlq.erasures
-    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('that somebody''s data was erased is kept');
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('records of erasures are permanent');
 CREATE OR REPLACE TRIGGER erasures_progress BEFORE UPDATE ON dlq.erasures
     FOR EACH ROW EXECUTE FUNCTION dlq.on_erasure();
 
@@ -62,10 +62,10 @@ BEGIN
     FOR v_trigger IN
         SELECT t.tgname, t.tgrelid::regclass AS name, k.text
         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-        JOIN (VALUES ('dead_letter_move', 'Holds moves to the state table, and writes their audit rows.'), ('dead_letter_enter', 'A new entry is dlq_pending.'), ('dead_letter_insert', 'No entry is inserted, but as dlq_pending, without an audit row.'),
-                     ('dead_letter_delete', 'No open or failed entry is deleted.'), ('dead_letter_truncate', 'No entries are lost.'), ('transitions_append_only', 'The audit trail is append-only.'),
-                     ('transitions_rewrite', 'The audit trail is append-only, but for payloads that are erased.'), ('acts_append_only', 'The audit trail is append-only.'),
-                     ('role_scope_change', 'dlq.entries is a barrier while any role has a scope.'), ('erasures_kept', 'Records of erasures are kept.'), ('erasures_progress', 'Of a record of an erasure only how far it is changes.')) k (name, text) ON k.name = t.tgname
+        JOIN (VALUES ('dead_letter_move', 'Rejects moves that the state table does not allow, and writes audit rows.'), ('dead_letter_enter', 'Rejects new entries that are not dlq_pending.'), ('dead_letter_insert', 'Rejects new entries that are neither dlq_pending nor have an audit row.'),
+                     ('dead_letter_delete', 'Rejects the deletion of open and failed entries.'), ('dead_letter_truncate', 'Rejects TRUNCATE.'), ('transitions_append_only', 'The audit trail is append-only.'),
+                     ('transitions_rewrite', 'The audit trail is append-only, except that dlq.erase removes payloads.'), ('acts_append_only', 'The audit trail is append-only.'),
+                     ('role_scope_change', 'Makes dlq.visible_entries a security barrier while any role has a scope.'), ('erasures_kept', 'Records of erasures are permanent.'), ('erasures_progress', 'Of the record of an erasure, only the progress can change.')) k (name, text) ON k.name = t.tgname
         WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.dead_letter_queue'::regclass) AND t.tgparentid = 0 AND NOT t.tgisinternal
     LOOP
         EXECUTE format('COMMENT ON TRIGGER %I ON %s IS %L', v_trigger.tgname, v_trigger.name, v_trigger.text);

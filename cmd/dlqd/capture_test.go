@@ -16,7 +16,7 @@ func TestCapture(t *testing.T) {
 	database := "--database-url=" + url
 	require.Regexp(t, `CAPTURE +on\nlimit +00:01:00 of a statement\ntriggers +enabled\nunfiled entries +0\nunapplied facts +0\nreconciler looked +not yet\n$`, ok(t, "capture", "status", database))
 
-	require.Contains(t, ok(t, "capture", "off", database, "--actor", "kim", "--note", "stuck"), "capture is off. From each session's next statement on, nothing of dlqd's")
+	require.Contains(t, ok(t, "capture", "off", database, "--actor", "kim", "--note", "stuck"), "capture is off. From each session's next statement on, dlqd does nothing")
 	require.Regexp(t, `CAPTURE +off \(by kim at .*: stuck\)`, ok(t, "capture", "status", database))
 	require.Contains(t, ok(t, "capture", "strict", database, "--limit", "2s"), "capture is strict. ")
 	require.Contains(t, ok(t, "capture", "on", database, "--limit", "100ms"), "capture is on. ")
@@ -31,7 +31,7 @@ func TestCapture(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{"on", "--limit", "2h"}, 1, "the limit cannot be"},
+		{[]string{"on", "--limit", "2h"}, 1, "invalid limit"},
 		{[]string{"on", "--limit", "soon"}, 2, "limit"},
 		{[]string{"off", "--limit", "1s"}, 2, "limit"},
 		{[]string{"off", "now"}, 2, "now"},

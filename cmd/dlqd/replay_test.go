@@ -82,6 +82,6 @@ func TestReplay_manyByTheCommandLine(t *testing.T) {
 	require.Contains(t, ok(t, "replays", "show", id, api), "completed: 7 replayed")
 	_, stderr, code = run(t, "replays", "pause", id, api)
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "is completed, and cannot become paused")
+	require.Contains(t, stderr, "cannot move from completed to paused")
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }

@@ -297,7 +297,7 @@ var scenarios = map[string]scenario{
 		},
 		steps: []step{{"dlq.resume_restored", func(p *patient) { require.Empty(p, p.bodies("payment.captured"), "nothing goes before that") }}},
 		prints: []string{
-			`20.* \| this is another database of the same server; it knows of nothing after 20`, `redelivery of a message +\| t +\| +1`, `dead letter that goes by itself +\| t +\| +2 \| 2 of them are due`,
+			`20.* \| this is another database of the same server; its last record is of 20`, `redelivery of a message +\| t +\| +1`, `dead letter with automatic redelivery +\| t +\| +2 \| 2 of them are due`,
 			`(running|scheduled|available) \| default \| +1`, `payment.captured \| 20.* \| (running|scheduled|available)`, `2 \| +2 \|`, `1 \| +1 \|`, `f +\| +0`,
 		},
 		after: map[string]string{

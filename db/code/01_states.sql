@@ -205,7 +205,7 @@ CREATE OR REPLACE FUNCTION dlq.require_everything(p_action text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF dlq.scope() IS NOT NULL THEN
-        RAISE EXCEPTION '%: this is of every queue and kind, and you are limited to some', p_action USING ERRCODE = 'DLQ06';
+        RAISE EXCEPTION '%: applies to all queues and kinds, but your scope is limited', p_action USING ERRCODE = 'DLQ06';
     END IF;
 END
 $$;
@@ -218,7 +218,7 @@ DECLARE
     v_scope jsonb := dlq.scope();
 BEGIN
     IF EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]' AND NOT g -> 'kinds' ? '*') THEN
-        RAISE EXCEPTION 'this is counted by queue and not by kind, and you are limited to some kinds' USING ERRCODE = 'DLQ06';
+        RAISE EXCEPTION 'these counts are by queue, but your scope is limited to some kinds' USING ERRCODE = 'DLQ06';
     END IF;
     RETURN v_scope;
 END
@@ -249,13 +249,13 @@ COMMENT ON FUNCTION dlq.record_act IS 'Writes an audit row for an act on an obje
 CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_was text;
+    v_before text;
 BEGIN
-    SELECT s.value INTO v_was FROM dlq.settings s WHERE s.key = 'policy_version' FOR UPDATE;
+    SELECT s.value INTO v_before FROM dlq.settings s WHERE s.key = 'policy_version' FOR UPDATE;
     INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', p_version), ('approvals', p_approvals)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
-    IF v_was <> p_version THEN
-        PERFORM dlq.record_act('policy', 'came into force', p_actor, NULL, jsonb_build_object('before', v_was));
+    IF v_before <> p_version THEN
+        PERFORM dlq.record_act('policy', 'came into force', p_actor, NULL, jsonb_build_object('before', v_before));
     END IF;
 END
 $$;
@@ -403,7 +403,8 @@ BEGIN
     SELECT c.id INTO v_id FROM came c
     WHERE c.status <> 'dlq_pending' AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = c.id AND t.at >= now() AND t.xid = txid_current()) LIMIT 1;
     IF v_id IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: an entry is dlq_pending first, and closed by a move, not inserted', v_id USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'dead letter %: cannot be inserted unless it is dlq_pending', v_id
+            USING ERRCODE = 'DLQ01', HINT = 'Insert it as dlq_pending, then move it.';
     END IF;
     RETURN NULL;
 END
@@ -417,7 +418,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     EXECUTE format('DROP POLICY IF EXISTS in_scope ON %1$s;
         CREATE POLICY in_scope ON %1$s FOR SELECT USING ((SELECT dlq.scope()) IS NULL%2$s);
-        COMMENT ON POLICY in_scope ON %1$s IS ''What is in the scope of who reads.'';
+        COMMENT ON POLICY in_scope ON %1$s IS ''Rows in the scope of the reader.'';
         ALTER TABLE %1$s ENABLE ROW LEVEL SECURITY', p_table, coalesce(' OR ' || p_sees, ''));
 END
 $$;
@@ -435,11 +436,11 @@ BEGIN
             COMMENT ON TRIGGER transitions_append_only ON %1$s IS 'The audit trail is append-only.'$sql$, p_partition);
     ELSE
         EXECUTE format($sql$CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT ON %1$s REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert();
-            COMMENT ON TRIGGER dead_letter_insert ON %1$s IS 'No entry is inserted, but as dlq_pending, without an audit row.';
+            COMMENT ON TRIGGER dead_letter_insert ON %1$s IS 'Rejects new entries that are neither dlq_pending nor have an audit row.';
             CREATE OR REPLACE TRIGGER dead_letter_delete AFTER DELETE ON %1$s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
-            COMMENT ON TRIGGER dead_letter_delete ON %1$s IS 'No open or failed entry is deleted.';
-            CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON %1$s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would lose entries without a trace');
-            COMMENT ON TRIGGER dead_letter_truncate ON %1$s IS 'No entries are lost.'$sql$, p_partition);
+            COMMENT ON TRIGGER dead_letter_delete ON %1$s IS 'Rejects the deletion of open and failed entries.';
+            CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON %1$s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would delete entries without audit rows');
+            COMMENT ON TRIGGER dead_letter_truncate ON %1$s IS 'Rejects TRUNCATE.'$sql$, p_partition);
     END IF;
 END
 $$;
@@ -478,7 +479,7 @@ CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF current_setting('dlq.erasing', true) IS DISTINCT FROM txid_current()::text OR NEW.detail IS DISTINCT FROM jsonb_strip_nulls(jsonb_build_object('run', OLD.detail -> 'run', 'erased', true)) OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
-        RAISE EXCEPTION 'UPDATE on the audit trail is not allowed: it is append-only' USING ERRCODE = 'DLQ01', HINT = 'dlq.erase takes payloads out of it.';
+        RAISE EXCEPTION 'UPDATE on the audit trail is not allowed: it is append-only' USING ERRCODE = 'DLQ01', HINT = 'dlq.erase removes payloads from it.';
     END IF;
     RETURN NEW;
 END
@@ -492,7 +493,7 @@ DECLARE
     v_progress constant text[] := '{entries,jobs,under_way,archived,archives,archive,finished_at}';
 BEGIN
     IF to_jsonb(NEW) - v_progress IS DISTINCT FROM to_jsonb(OLD) - v_progress THEN
-        RAISE EXCEPTION 'erasure %: its record cannot be changed, but for how far it is', OLD.id USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'erasure %: its record cannot be changed, except for its progress', OLD.id USING ERRCODE = 'DLQ01';
     END IF;
     RETURN NEW;
 END

@@ -82,9 +82,9 @@ BEGIN
     PERFORM dlq.require_everything('capture');
     mode := p_mode;
     IF p_mode IS NULL OR p_mode NOT IN ('on', 'off', 'strict') THEN
-        RAISE EXCEPTION 'capture cannot be %', p_mode USING ERRCODE = 'DLQ04', HINT = 'on, off or strict.';
+        RAISE EXCEPTION 'capture: invalid mode %', p_mode USING ERRCODE = 'DLQ04', HINT = 'Modes: on, off, strict.';
     ELSIF v_limit NOT BETWEEN interval '1 ms' AND interval '1 hour' THEN
-        RAISE EXCEPTION 'capture: the limit cannot be %', v_limit USING ERRCODE = 'DLQ04', HINT = 'From 1 ms to 1 hour; 250 ms is usual.';
+        RAISE EXCEPTION 'capture: invalid limit %', v_limit USING ERRCODE = 'DLQ04', HINT = 'A limit is 1 ms to 1 hour; the default is 250 ms.';
     END IF;
     PERFORM dlq.put_capture(p_mode, v_limit);
     -- The switch takes effect even if its audit row cannot be written.
@@ -93,16 +93,16 @@ BEGIN
         recorded := true;
     EXCEPTION WHEN OTHERS THEN
         recorded := false;
-        RAISE WARNING 'dlqd: capture is switched, and who did it could not be recorded: %', SQLERRM;
+        RAISE WARNING 'dlqd: capture was switched, but writing the audit row failed: %', SQLERRM;
     END;
     writing := dlq.writing_jobs();
     message := CASE p_mode
         WHEN 'on' THEN 'Failures are captured from each session''s next statement on.'
         WHEN 'strict' THEN 'From each session''s next statement on, a job cannot end as a failure unless its dead letter can be written: such a statement waits, or fails.'
-        ELSE 'From each session''s next statement on, nothing of dlqd''s is done in the application''s transactions.' END
-        || ' ' || CASE WHEN writing = 0 THEN 'No transaction that writes jobs is open.' ELSE writing || ' open transactions have written jobs: what their statement under way ends is still treated as before.' END
-        || CASE WHEN p_mode = 'strict' THEN '' ELSE ' What is missed meanwhile is filed by a dlqd that serves, every minute, or by SELECT * FROM dlq.reconcile(), while River keeps the job'
-        || CASE WHEN p_mode = 'off' THEN '; retries made outside dlqd are not followed meanwhile, and ends of redeliveries are noticed late.' ELSE '.' END END;
+        ELSE 'From each session''s next statement on, dlqd does nothing in the application''s transactions.' END
+        || ' ' || CASE WHEN writing = 0 THEN 'No transaction that writes jobs is open.' ELSE writing || ' open transactions have written jobs: their current statements still use the previous mode.' END
+        || CASE WHEN p_mode = 'strict' THEN '' ELSE ' Failures that capture misses are filed every minute by dlqd serve, or by SELECT * FROM dlq.reconcile(), as long as River keeps the job.'
+        || CASE WHEN p_mode = 'off' THEN ' While capture is off, retries made outside dlqd are not followed, and ends of redeliveries are noticed late.' ELSE '' END END;
 END
 $$;
 COMMENT ON FUNCTION dlq.set_capture IS
@@ -192,7 +192,7 @@ DECLARE
                AND v_size + (CASE WHEN pg_column_compression(NEW.errors) IS NULL THEN 0 ELSE 100 * pg_column_size(NEW.errors) END)
                           + (CASE WHEN pg_column_compression(NEW.metadata) IS NULL THEN 0 ELSE 100 * pg_column_size(NEW.metadata) END)
                    > least(10000000, 50 * (v_until - date_part('epoch', clock_timestamp()) * 1000000)) THEN
-                v_why := 'job ' || NEW.id || ' is too large';
+                v_reason := 'job ' || NEW.id || ' is too large';
             ELSE
                 v_us := dlq.microseconds(NEW.finalized_at);
                 v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day' THEN NEW.finalized_at ELSE now() END;
@@ -246,39 +246,39 @@ BEGIN
 CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
-    v_statement constant bigint := date_part('epoch', statement_timestamp()) * 1000000;
-    v_guard     text := current_setting('dlq.capture', true);
-    v_until     bigint;
-    v_written   text := '';
-    v_now       text;
-    v_why       text;
-    v_marked    boolean;
-    v_known     boolean := false;
-    v_failure   boolean := false;
-    v_entry     uuid;
-    v_us        bigint;
-    v_size      bigint;
-    v_failed_at timestamptz;
-    v_kind      text;
-    v_event_id  text;
-    v_subscriber text;
-    v_source    text;
+    v_statement    constant bigint := date_part('epoch', statement_timestamp()) * 1000000;
+    v_setting      text := current_setting('dlq.capture', true);
+    v_until        bigint;
+    v_written      text := '';
+    v_now          text;
+    v_reason       text;
+    v_marked       boolean;
+    v_known        boolean := false;
+    v_failure      boolean := false;
+    v_entry        uuid;
+    v_us           bigint;
+    v_size         bigint;
+    v_failed_at    timestamptz;
+    v_kind         text;
+    v_event_id     text;
+    v_subscriber   text;
+    v_source       text;
     v_ordering_key text;
 BEGIN
-    IF v_guard IS NOT NULL AND starts_with(v_guard, v_statement || ' ') THEN
-        v_until := split_part(v_guard, ' ', 2);
+    IF v_setting IS NOT NULL AND starts_with(v_setting, v_statement || ' ') THEN
+        v_until := split_part(v_setting, ' ', 2);
         IF v_until = 0 THEN
             RETURN NULL;
         ELSIF v_until < 9223372036854775807 AND date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
-            v_why := 'no time is left';
+            v_reason := 'the time limit is reached';
         ELSE
-            v_written := split_part(v_guard, ' ', 3);
+            v_written := split_part(v_setting, ' ', 3);
             v_marked := %1$s;
         END IF;
     END IF;
     v_now := v_written;
 
-    IF v_until IS NULL OR v_marked AND v_why IS NULL AND position('f' IN v_written) = 0 THEN
+    IF v_until IS NULL OR v_marked AND v_reason IS NULL AND position('f' IN v_written) = 0 THEN
         BEGIN
             IF v_until IS NULL THEN
                 v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 WHEN 'strict' THEN 9223372036854775807 ELSE %5$s END;
@@ -299,13 +299,13 @@ BEGIN
             IF v_until = 9223372036854775807 THEN
                 RAISE;
             END IF;
-            v_why := SQLERRM;
+            v_reason := SQLERRM;
         END;
-    ELSIF v_marked AND v_why IS NULL THEN
+    ELSIF v_marked AND v_reason IS NULL THEN
         %2$s;
     END IF;
 
-    IF v_why IS NOT NULL OR v_known OR v_until = 0 THEN
+    IF v_reason IS NOT NULL OR v_known OR v_until = 0 THEN
         NULL;
     ELSIF position('i' IN v_written) > 0 THEN
         v_failure := %3$s;
@@ -330,14 +330,14 @@ BEGIN
             IF v_until = 9223372036854775807 THEN
                 RAISE;
             END IF;
-            v_why := SQLERRM;
+            v_reason := SQLERRM;
         END;
     END IF;
 
-    IF v_why IS NOT NULL THEN
+    IF v_reason IS NOT NULL THEN
         PERFORM set_config('dlq.capture', v_statement || ' 0', true);
-        RAISE WARNING 'dlqd: capture gives way in this statement (%%): its jobs end, and dlqd''s reconciler finds those that failed', v_why;
-    ELSIF v_now <> v_written OR v_guard IS NULL OR NOT starts_with(v_guard, v_statement || ' ') THEN
+        RAISE WARNING 'dlqd: capture skips the rest of this statement (%%): its jobs end, and dlqd''s reconciler files those that failed', v_reason;
+    ELSIF v_now <> v_written OR v_setting IS NULL OR NOT starts_with(v_setting, v_statement || ' ') THEN
         PERFORM set_config('dlq.capture', v_statement || ' ' || v_until || ' ' || v_now, true);
     END IF;
     RETURN NULL;
@@ -349,18 +349,18 @@ CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
     v_statement constant bigint := date_part('epoch', statement_timestamp()) * 1000000;
-    v_guard     text := current_setting('dlq.follow', true);
+    v_setting   text := current_setting('dlq.follow', true);
     v_until     bigint;
-    v_why       text;
+    v_reason    text;
 BEGIN
-    IF v_guard IS NOT NULL AND starts_with(v_guard, v_statement || ' ') THEN
-        v_until := split_part(v_guard, ' ', 2);
+    IF v_setting IS NOT NULL AND starts_with(v_setting, v_statement || ' ') THEN
+        v_until := split_part(v_setting, ' ', 2);
         IF v_until = 0 THEN
             RETURN NULL;
         ELSIF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
             RETURN NULL;
         ELSIF date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
-            v_why := 'no time is left';
+            v_reason := 'the time limit is reached';
         ELSE
             %1$s;
             RETURN NULL;
@@ -379,12 +379,12 @@ BEGIN
                 %1$s;
             END IF;
         EXCEPTION WHEN OTHERS THEN
-            v_why := SQLERRM;
+            v_reason := SQLERRM;
         END;
     END IF;
-    PERFORM set_config('dlq.follow', v_statement || ' ' || CASE WHEN v_why IS NULL THEN v_until ELSE 0 END, true);
-    IF v_why IS NOT NULL THEN
-        RAISE WARNING 'dlqd: a retry of this statement is not followed (%%)', v_why;
+    PERFORM set_config('dlq.follow', v_statement || ' ' || CASE WHEN v_reason IS NULL THEN v_until ELSE 0 END, true);
+    IF v_reason IS NOT NULL THEN
+        RAISE WARNING 'dlqd: retries of this statement are not followed (%%)', v_reason;
     END IF;
     RETURN NULL;
 END

@@ -14,12 +14,12 @@ CREATE OR REPLACE FUNCTION dlq.describe_failure(p_errors jsonb, p_metadata jsonb
     OUT first_failed_at timestamptz)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_errors jsonb := CASE jsonb_typeof(p_errors) WHEN 'array' THEN p_errors ELSE '[]' END;
-    v_count  integer := jsonb_array_length(v_errors);
-    v_last   jsonb := v_errors -> -1;
-    v_said   jsonb := p_metadata -> 'dlq:error';
-    v_began  text;
-    v_time   timestamptz;
+    v_errors   jsonb := CASE jsonb_typeof(p_errors) WHEN 'array' THEN p_errors ELSE '[]' END;
+    v_count    integer := jsonb_array_length(v_errors);
+    v_last     jsonb := v_errors -> -1;
+    v_reported jsonb := p_metadata -> 'dlq:error';
+    v_started  text;
+    v_time     timestamptz;
 BEGIN
     retry_history := '[]';
     BEGIN
@@ -32,12 +32,12 @@ BEGIN
             error_type := 'panic';
         -- Metadata outlives the attempt that wrote it, so it counts only if it is from the last
         -- attempt.
-        ELSIF v_said -> 'attempt' = coalesce(v_last -> 'attempt', to_jsonb(p_attempt)) THEN
-            error_message := coalesce(v_said ->> 'message', error_message);
-            error_type := left(v_said ->> 'type', 255);
-            error_code := left(v_said ->> 'code', 255);
-            error_title := left(v_said ->> 'title', 1000);
-            error_context := nullif(v_said -> 'context', 'null');
+        ELSIF v_reported -> 'attempt' = coalesce(v_last -> 'attempt', to_jsonb(p_attempt)) THEN
+            error_message := coalesce(v_reported ->> 'message', error_message);
+            error_type := left(v_reported ->> 'type', 255);
+            error_code := left(v_reported ->> 'code', 255);
+            error_title := left(v_reported ->> 'title', 1000);
+            error_context := nullif(v_reported -> 'context', 'null');
             -- Deliveries record a destination. An application may record one, too.
             IF jsonb_typeof(error_context -> 'destination') = 'string' THEN
                 destination := left(error_context ->> 'destination', 255);
@@ -45,9 +45,9 @@ BEGIN
                     destination_url := left(error_context ->> 'url', 2000);
                 END IF;
             END IF;
-            IF v_said ->> 'class' IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized',
+            IF v_reported ->> 'class' IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized',
                                       'not_found', 'business', 'code_bug', 'unknown') THEN
-                error_class := v_said ->> 'class';
+                error_class := v_reported ->> 'class';
             END IF;
         END IF;
 
@@ -73,10 +73,10 @@ BEGIN
         END IF;
         -- An invalid time raises, but everything else is described by now. dlq.to_timestamptz would
         -- cost a subtransaction.
-        v_began := v_last ->> 'at';
-        IF v_began LIKE '____-__-__T__:__:__%' AND NOT v_last ? 'processingDuration'
+        v_started := v_last ->> 'at';
+        IF v_started LIKE '____-__-__T__:__:__%' AND NOT v_last ? 'processingDuration'
            AND v_last ->> 'error' NOT LIKE 'Stuck job rescued by %' THEN
-            v_time := v_began;
+            v_time := v_started;
             IF v_time <= p_failed_at THEN
                 retry_history := jsonb_set(retry_history, '{-1,processingDuration}',
                     to_jsonb(extract(epoch FROM p_failed_at - v_time)));
@@ -99,13 +99,13 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (
     SELECT coalesce(jsonb_agg(
         CASE WHEN jsonb_typeof(h.failed) = 'object' THEN h.failed || jsonb_strip_nulls(jsonb_build_object(
-            'processingDuration', CASE jsonb_typeof(a.said -> 'seconds') WHEN 'number' THEN a.said -> 'seconds' END,
-            'systemState', CASE WHEN jsonb_typeof(a.said #> '{system,cpu}') = 'number'
-                                 AND jsonb_typeof(a.said #> '{system,memory}') = 'number'
-                THEN jsonb_build_object('cpu', a.said #> '{system,cpu}', 'memory', a.said #> '{system,memory}') END))
+            'processingDuration', CASE jsonb_typeof(a.report -> 'seconds') WHEN 'number' THEN a.report -> 'seconds' END,
+            'systemState', CASE WHEN jsonb_typeof(a.report #> '{system,cpu}') = 'number'
+                                 AND jsonb_typeof(a.report #> '{system,memory}') = 'number'
+                THEN jsonb_build_object('cpu', a.report #> '{system,cpu}', 'memory', a.report #> '{system,memory}') END))
         ELSE h.failed END ORDER BY h.number), '[]')
     FROM jsonb_array_elements(p_history) WITH ORDINALITY h (failed, number)
-    CROSS JOIN LATERAL (SELECT p_attempts -> (h.failed ->> 'attempt')) a (said));
+    CROSS JOIN LATERAL (SELECT p_attempts -> (h.failed ->> 'attempt')) a (report));
 COMMENT ON FUNCTION dlq.with_attempts IS
     'A retry history, completed by a worker''s report of its attempts (metadata key dlq:attempts, '
     'by attempt number): processingDuration in seconds, and systemState.';
@@ -360,13 +360,13 @@ BEGIN
            OR i.ctid IN (SELECT t FROM dlq.to_be_filed(p_ids) t))
         ON CONFLICT DO NOTHING
         RETURNING id, job_created_at, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
-    ), gone AS (
+    ), deleted AS (
         DELETE FROM dlq.dead_letter_inbox i USING filed WHERE i.id = filed.id AND (i.retry_count = filed.retry_count OR i.id = dlq.entry_id(i.river_job_id, i.last_failed_at))
-    ), remembered AS (
+    ), recorded AS (
         INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
         SELECT f.river_job_id, f.job_created_at, f.id, f.retry_count, f.id, clock_timestamp() FROM filed f WHERE f.id <> dlq.entry_id(f.river_job_id, f.last_failed_at)
         ON CONFLICT DO NOTHING
-    ), written AS (
+    ), audited AS (
         INSERT INTO dlq.dead_letter_transitions
             (entry_id, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, config_version,
              error_type, failed_at, source, attempts, joined_group)
@@ -431,11 +431,11 @@ COMMENT ON FUNCTION dlq.failed_again IS
 CREATE OR REPLACE FUNCTION dlq.file_repeats(p_ids uuid[], p_wait boolean) RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_row   dlq.dead_letter_queue;
-    v_entry record;
-    v_id    uuid;
-    v_end   jsonb; -- the failure in the form of dlq.job_facts.job
-    v_done  uuid[] := '{}';
+    v_row     dlq.dead_letter_queue;
+    v_entry   record;
+    v_id      uuid;
+    v_end     jsonb; -- the failure in the form of dlq.job_facts.job
+    v_removed uuid[] := '{}';
 BEGIN
     FOR v_row IN SELECT i.* FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id LOOP
         v_end := jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count, 'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata,
@@ -476,13 +476,13 @@ BEGIN
         END IF;
         DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id AND i.retry_count = v_row.retry_count;
         IF v_id = v_row.id THEN
-            v_done := v_done || v_row.id;
+            v_removed := v_removed || v_row.id;
         ELSE
             v_row.id := v_id;
             INSERT INTO dlq.dead_letter_inbox SELECT v_row.*;
         END IF;
     END LOOP;
-    RETURN v_done;
+    RETURN v_removed;
 END
 $$;
 COMMENT ON FUNCTION dlq.file_repeats IS
@@ -498,7 +498,7 @@ DECLARE
     v_filed integer;
 BEGIN
     -- Waits for a session that is filing them, so that the caller's next statement finds them open.
-    v_ids := ARRAY(WITH held AS (SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id FOR UPDATE) SELECT DISTINCT h.id FROM held h);
+    v_ids := ARRAY(WITH locked AS (SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id FOR UPDATE) SELECT DISTINCT h.id FROM locked h);
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;

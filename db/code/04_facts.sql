@@ -62,7 +62,7 @@ BEGIN
             BEGIN
                 PERFORM dlq.supersede_jobs(p_ids[i:i], p_jobs[i:i], v_states);
             EXCEPTION WHEN OTHERS THEN
-                RAISE WARNING 'dlqd: the jobs of entry %, which is resolved, stay in River''s list of discarded jobs: %', p_ids[i], SQLERRM;
+                RAISE WARNING 'dlqd: entry % is resolved, but removing its jobs from River''s list of discarded jobs failed: %', p_ids[i], SQLERRM;
             END;
         END LOOP;
     END;
@@ -94,7 +94,7 @@ BEGIN
         WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
 EXCEPTION WHEN OTHERS THEN
-    RAISE WARNING 'dlqd: job %, which is not wanted any more, stays in River''s lists: %', p_job, SQLERRM;
+    RAISE WARNING 'dlqd: job % is no longer needed, but removing it from River''s lists failed: %', p_job, SQLERRM;
 END
 $$;
 COMMENT ON FUNCTION dlq.drop_redelivery IS
@@ -163,12 +163,12 @@ COMMENT ON FUNCTION dlq.failed_at IS
 CREATE OR REPLACE FUNCTION dlq.has_failure(p_entry uuid, p_job jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_job     constant bigint := (p_job ->> 'id')::bigint;
-    v_made    constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
-    v_failure constant uuid := dlq.failure_of(v_job, p_job);
+    v_job        constant bigint := (p_job ->> 'id')::bigint;
+    v_created_at constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_failure    constant uuid := dlq.failure_of(v_job, p_job);
 BEGIN
-    RETURN coalesce(dlq.taken_by(v_job, v_made, v_failure), v_failure) = p_entry
-       AND dlq.is_taken(v_job, v_made, v_failure, (p_job ->> 'attempt')::integer,
+    RETURN coalesce(dlq.taken_by(v_job, v_created_at, v_failure), v_failure) = p_entry
+       AND dlq.is_taken(v_job, v_created_at, v_failure, (p_job ->> 'attempt')::integer,
                         dlq.to_timestamptz(p_job ->> 'finalized_at'));
 END
 $$;
@@ -178,15 +178,15 @@ COMMENT ON FUNCTION dlq.has_failure IS
 CREATE OR REPLACE FUNCTION dlq.record_end(p_entry uuid, p_job jsonb, p_actor text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
-    v_entry record;
-    v_fail  record;
-    v_spent boolean;
-    v_own   boolean; -- whether this is the entry's own job
-    v_other uuid; -- another entry that already has this failure
-    v_kept  text;
-    v_job   constant bigint := (p_job ->> 'id')::bigint;
-    v_at    constant timestamptz := dlq.failed_at(p_job);
-    v_state constant text := p_job ->> 'state';
+    v_entry   record;
+    v_fail    record;
+    v_used_up boolean;
+    v_own_job boolean; -- whether this is the entry's own job
+    v_other   uuid; -- another entry that already has this failure
+    v_class   text;
+    v_job     constant bigint := (p_job ->> 'id')::bigint;
+    v_at      constant timestamptz := dlq.failed_at(p_job);
+    v_state   constant text := p_job ->> 'state';
 BEGIN
     SELECT e.dlq_retry_count, e.dlq_max_retries, e.locked_by, e.locked_at, e.river_job_id, e.job_created_at,
         e.error_class,
@@ -204,8 +204,8 @@ BEGIN
         RETURN true;
     END IF;
 
-    v_own := (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
-    v_spent := v_entry.dlq_retry_count >= v_entry.dlq_max_retries;
+    v_own_job := (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
+    v_used_up := v_entry.dlq_retry_count >= v_entry.dlq_max_retries;
     v_fail := dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at);
     IF p_job -> 'metadata' ? 'cancel_attempted_at' THEN
         v_fail.error_type := 'cancelled';
@@ -214,11 +214,11 @@ BEGIN
     ELSIF v_fail.error_class IS NULL AND v_fail.error_message LIKE 'Stuck job rescued by %' THEN
         -- The worker was cut off before it could report an error: the entry keeps its class (see
         -- strategy.Planner).
-        v_kept := v_entry.error_class;
+        v_class := v_entry.error_class;
     END IF;
     -- This failure became another entry, which is closed, before p_entry was filed. An operator has
     -- to decide whether that one settles it: park p_entry.
-    v_other := CASE WHEN v_own THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job)), p_entry),
+    v_other := CASE WHEN v_own_job THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job)), p_entry),
                                              (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox' AND e.id = dlq.failure_of(v_job, p_job) AND e.id <> p_entry LIMIT 1)) END;
     IF v_other IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor,
@@ -233,11 +233,11 @@ BEGIN
         AND r.entry_id = p_entry AND r.job_id = v_job;
     -- The entry already has this failure: the reconciler filed it before the retry was noticed, or
     -- a restore undid a retry. The entry stops waiting and keeps its last failure.
-    IF v_entry.ended OR v_own AND dlq.has_failure(p_entry, p_job) THEN
+    IF v_entry.ended OR v_own_job AND dlq.has_failure(p_entry, p_job) THEN
         UPDATE dlq.dead_letter_queue SET
-            status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
-            error_class = CASE WHEN v_spent THEN error_class ELSE reported_class END,
-            fingerprint = CASE WHEN v_spent THEN fingerprint END,
+            status = CASE WHEN v_used_up THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
+            error_class = CASE WHEN v_used_up THEN error_class ELSE reported_class END,
+            fingerprint = CASE WHEN v_used_up THEN fingerprint END,
             strategy = NULL,
             next_retry_at = now(),
             move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state
@@ -246,11 +246,11 @@ BEGIN
         RETURN true;
     END IF;
     -- If a redelivery lost its marker, capture also wrote a row to the inbox.
-    IF v_own OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
+    IF v_own_job OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
         PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
     END IF;
     UPDATE dlq.dead_letter_queue SET
-        status = CASE WHEN v_spent THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
+        status = CASE WHEN v_used_up THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
         replay_attempts = replay_attempts || (
             jsonb_build_object('jobId', v_job, 'at', v_entry.locked_at, 'endedAt', v_at, 'actor', v_entry.locked_by,
                                'strategy', dlq.sent_by(v_entry.locked_by, strategy), 'outcome', v_state,
@@ -263,18 +263,18 @@ BEGIN
         error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url,
         -- An entry that closes is not decided again, so it keeps its class.
-        error_class = coalesce(v_fail.error_class, v_kept, CASE WHEN v_spent THEN error_class END), reported_class = v_fail.error_class,
+        error_class = coalesce(v_fail.error_class, v_class, CASE WHEN v_used_up THEN error_class END), reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         last_failed_at = v_at,
         metadata = dlq.metadata_after(metadata, (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at), v_job, p_job -> 'metadata'),
-        fingerprint = CASE WHEN v_spent THEN fingerprint END,
+        fingerprint = CASE WHEN v_used_up THEN fingerprint END,
         strategy = NULL,
         next_retry_at = now(),
         move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state)
     WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
     -- River's list needs at most one discarded job per entry, the original: delete a failed
     -- redelivery.
-    IF NOT v_own THEN
+    IF NOT v_own_job THEN
         PERFORM dlq.drop_redelivery(v_job, dlq.to_timestamptz(p_job ->> 'created_at'));
     END IF;
     RETURN true;
@@ -366,18 +366,18 @@ COMMENT ON FUNCTION dlq.watch_job IS
 CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
-    v_job     constant bigint := (p_job ->> 'id')::bigint;
-    v_made    constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
-    v_failure constant uuid := dlq.failure_of(v_job, p_job);
-    v_attempt constant integer := (p_job ->> 'attempt')::integer;
-    v_at      constant timestamptz := dlq.failed_at(p_job);
-    v_message constant text := p_job -> 'errors' -> -1 ->> 'error';
-    v_gone    uuid[]; -- deleted entries of the job
-    v_since   timestamptz;
-    v_why     text; -- why there is no payload; null if it was erased
-    v_id      uuid; -- the new entry's id, if another failure's entry has v_failure
+    v_job        constant bigint := (p_job ->> 'id')::bigint;
+    v_created_at constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_failure    constant uuid := dlq.failure_of(v_job, p_job);
+    v_attempt    constant integer := (p_job ->> 'attempt')::integer;
+    v_at         constant timestamptz := dlq.failed_at(p_job);
+    v_message    constant text := p_job -> 'errors' -> -1 ->> 'error';
+    v_deleted    uuid[]; -- deleted entries of the job
+    v_since      timestamptz;
+    v_reason     text; -- why there is no payload; null if it was erased
+    v_id         uuid; -- the new entry's id, if another failure's entry has v_failure
 BEGIN
-    IF NOT dlq.is_failure(p_job) OR dlq.is_taken(v_job, v_made, v_failure, v_attempt, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
+    IF NOT dlq.is_failure(p_job) OR dlq.is_taken(v_job, v_created_at, v_failure, v_attempt, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
         RETURN;
     END IF;
     INSERT INTO dlq.dead_letter_inbox
@@ -393,12 +393,12 @@ BEGIN
            coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
     FROM river.river_job j
     LEFT JOIN LATERAL (SELECT e.unique_key, e.unique_states FROM dlq.dead_letter_queue e
-                       WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made
+                       WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_created_at
                            AND e.stage <> 'inbox'
                        LIMIT 1) e ON j.unique_key IS NULL
     LEFT JOIN LATERAL (SELECT left(j.args ->> 'messageId', 255) AS message_id, left(j.args ->> 'kind', 255) AS kind, left(j.args ->> 'subscriberId', 255) AS subscriber_id,
                               left(j.args ->> 'source', 255) AS source, left(j.args ->> 'orderingKey', 255) AS ordering_key) m ON j.kind = 'dlqd_message'
-    WHERE j.id = v_job AND j.created_at = v_made;
+    WHERE j.id = v_job AND j.created_at = v_created_at;
     IF NOT FOUND THEN
         INSERT INTO dlq.dead_letter_inbox
             (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
@@ -407,27 +407,27 @@ BEGIN
         SELECT v_failure, e.event_id, e.river_job_id, e.job_created_at, e.queue, e.kind, e.job_kind, e.subscriber_id, e.source, e.ordering_key,
                e.priority, e.tags, e.original_event, v_message, coalesce(p_job -> 'errors', '[]'), v_attempt, greatest(e.max_retries, v_attempt), e.unique_key, e.unique_states,
                coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
-        FROM dlq.dead_letter_queue e WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_made AND e.stage <> 'inbox' LIMIT 1;
+        FROM dlq.dead_letter_queue e WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_created_at AND e.stage <> 'inbox' LIMIT 1;
     END IF;
     IF NOT FOUND THEN
-        v_gone := ARRAY(SELECT r.entry_id FROM dlq.retired_jobs r
-                        WHERE r.job_id = v_job AND r.job_created_at = v_made
+        v_deleted := ARRAY(SELECT r.entry_id FROM dlq.retired_jobs r
+                        WHERE r.job_id = v_job AND r.job_created_at = v_created_at
                             AND (p_entry IS NULL OR r.failure = r.entry_id));
-        IF p_entry IS NOT NULL AND v_gone = '{}' THEN
+        IF p_entry IS NOT NULL AND v_deleted = '{}' THEN
             RETURN;
         END IF;
-        v_since := dlq.closed_since(v_gone);
+        v_since := dlq.closed_since(v_deleted);
         INSERT INTO dlq.dead_letter_inbox
             (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message,
              retry_history, retry_count, max_retries, metadata, next_retry_at,
              first_failed_at, last_failed_at)
-        SELECT v_failure, v_job, v_made, coalesce(t.queue, 'unknown'), coalesce(t.kind, 'unknown'),
+        SELECT v_failure, v_job, v_created_at, coalesce(t.queue, 'unknown'), coalesce(t.kind, 'unknown'),
                coalesce(t.kind, 'unknown'), 1, '{"erased": true}', v_message, coalesce(p_job -> 'errors', '[]'),
                v_attempt, v_attempt, coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
         FROM (VALUES (1)) one
         LEFT JOIN (SELECT m.queue, m.kind FROM dlq.dead_letter_transitions m
-                   WHERE m.entry_id = ANY (v_gone) AND m.at >= v_since ORDER BY m.at DESC LIMIT 1) t ON true;
-        v_why := 'job ' || v_job || ' and its entry were deleted: there is no payload';
+                   WHERE m.entry_id = ANY (v_deleted) AND m.at >= v_since ORDER BY m.at DESC LIMIT 1) t ON true;
+        v_reason := 'job ' || v_job || ' and its entry were deleted: there is no payload';
     END IF;
     IF EXISTS (SELECT FROM dlq.dead_letter_inbox i
                WHERE i.id = v_failure AND i.river_job_id = v_job AND i.original_event = '{"erased": true}') THEN
@@ -435,15 +435,15 @@ BEGIN
         -- If an entry of another failure has the id, dlq.file gave this row a new one: file it by
         -- that.
         SELECT r.entry_id INTO v_id FROM dlq.retired_jobs r
-        WHERE r.job_id = v_job AND r.job_created_at = v_made AND r.failure = v_failure
+        WHERE r.job_id = v_job AND r.job_created_at = v_created_at AND r.failure = v_failure
           AND r.attempt = coalesce(v_attempt, 0) AND r.entry_id <> v_failure;
         IF FOUND THEN
             PERFORM dlq.file(ARRAY[v_id]);
         END IF;
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard',
             resolved_by = 'capture',
-            metadata = CASE WHEN v_why IS NULL THEN e.metadata ELSE '{}' END,
-            move = jsonb_build_object('actor', 'capture', 'reason', coalesce(v_why, 'its payload was erased'))
+            metadata = CASE WHEN v_reason IS NULL THEN e.metadata ELSE '{}' END,
+            move = jsonb_build_object('actor', 'capture', 'reason', coalesce(v_reason, 'its payload was erased'))
         WHERE e.id = coalesce(v_id, v_failure) AND e.stage = 'open' AND e.status = 'dlq_pending'
           AND e.original_event = '{"erased": true}';
     END IF;
@@ -457,11 +457,11 @@ COMMENT ON FUNCTION dlq.file_end IS
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 DECLARE
-    v_entry record;
-    v_job   constant bigint := (p_job ->> 'id')::bigint;
-    v_made  constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
-    v_at    constant timestamptz := dlq.failed_at(p_job);
-    v_first boolean; -- whether this is the entry's own job
+    v_entry      record;
+    v_job        constant bigint := (p_job ->> 'id')::bigint;
+    v_created_at constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_at         constant timestamptz := dlq.failed_at(p_job);
+    v_own_job    boolean; -- whether this is the entry's own job
 BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
@@ -478,8 +478,8 @@ BEGIN
             PERFORM dlq.resolve_by(ARRAY[p_entry], ARRAY[v_job], ARRAY[dlq.failed_at(p_job)], 'capture');
         END IF;
     ELSE
-        v_first := (v_job, v_made) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
-        IF v_first AND dlq.is_taken(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
+        v_own_job := (v_job, v_created_at) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
+        IF v_own_job AND dlq.is_taken(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
             RETURN;
         END IF;
         IF p_own THEN
@@ -495,20 +495,20 @@ BEGIN
             LEFT JOIN LATERAL (SELECT coalesce(d.error_type, '') AS error_type, v_at AS at
                                FROM dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata',
                                    (p_job ->> 'attempt')::integer, v_at) d) f
-                   ON CASE WHEN dlq.is_open(e.status) THEN e.status = 'dlq_processing' ELSE NOT v_first END
+                   ON CASE WHEN dlq.is_open(e.status) THEN e.status = 'dlq_processing' ELSE NOT v_own_job END
             WHERE e.id = p_entry AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry
                 AND t.failed_at = v_at);
         END IF;
-        IF v_first AND dlq.is_open(v_entry.status) THEN
-            PERFORM dlq.take_failure(v_job, v_made, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
-        ELSIF v_first THEN
+        IF v_own_job AND dlq.is_open(v_entry.status) THEN
+            PERFORM dlq.take_failure(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
+        ELSIF v_own_job THEN
             PERFORM dlq.file_end(p_entry, p_job); -- the entry was closed without this failure
         END IF;
         IF dlq.is_open(v_entry.status) AND (NOT p_own OR v_entry.status <> 'dlq_processing') THEN
             PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, NULL, dlq.failed_at(p_job), 'capture');
         END IF;
-        IF p_own AND NOT v_first THEN
-            PERFORM dlq.drop_redelivery(v_job, v_made);
+        IF p_own AND NOT v_own_job THEN
+            PERFORM dlq.drop_redelivery(v_job, v_created_at);
         END IF;
     END IF;
 END
@@ -531,7 +531,7 @@ DECLARE
     v_open   uuid;
     v_own    boolean;
     v_entry  record;
-    v_who    constant text := 'river:' || p_fact.db_user;
+    v_actor  constant text := 'river:' || p_fact.db_user;
     v_origin constant text := current_setting('dlq.origin', true);
     v_done   boolean := true;
 BEGIN
@@ -577,18 +577,18 @@ BEGIN
     WHEN 'retried' THEN
         PERFORM set_config('dlq.origin', 'River, as ' || p_fact.db_user, true);
         IF v_entry.stage IN ('resolved', 'failed', 'archived') AND dlq.has_open_entry(v_entry.river_job_id, v_entry.job_created_at) THEN
-            PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd; job ' || v_entry.river_job_id || ' has an open entry by now', NULL);
+            PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd; job ' || v_entry.river_job_id || ' has an open entry by now', NULL);
         ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived')
               AND (SELECT dlq.has_failure(v_id, to_jsonb(j) - 'args') FROM river.river_job j
                    WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at
                        AND j.state IN ('discarded', 'cancelled')) THEN
-            PERFORM dlq.note_on(ARRAY[v_id], v_who,
+            PERFORM dlq.note_on(ARRAY[v_id], v_actor,
                                 'job ' || p_fact.job_id || ' was retried outside dlqd, and its failure is known', NULL);
         ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived') THEN
             IF v_entry.redelivery_job_id <> p_fact.job_id THEN
-                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
+                PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
             END IF;
-            PERFORM dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd');
+            PERFORM dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd');
             v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
         ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- this retry resolved it
                           WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed' AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
@@ -599,7 +599,7 @@ BEGIN
             END IF;
             IF p_fact.at <= v_entry.closed_at AND v_entry.resolution_strategy IN ('discard', 'manual_resolution') THEN
                 -- An operator closed the entry after the retry: an older fact does not reopen it.
-                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was '
+                PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was '
                                     || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END, NULL);
             ELSIF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved'
                   AND p_fact.job_id <> v_entry.river_job_id
@@ -610,13 +610,13 @@ BEGIN
                                     AND f.fact NOT IN ('retried', 'following', 'closed')) THEN
                 -- dlqd deletes a redelivery that waits to run when its entry is resolved or its
                 -- failure is applied. If the redelivery had run, its end would be a later fact.
-                PERFORM dlq.note_on(ARRAY[v_id], v_who, 'job ' || p_fact.job_id
+                PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id
                     || ' was retried outside dlqd before the entry '
                                     || 'was resolved, and deleted before it ran', NULL);
             ELSE
                 UPDATE dlq.dead_letter_queue SET
-                    status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_who,
-                    move = jsonb_build_object('actor', v_who, 'reason', 'done twice? job ' || p_fact.job_id || ' was retried outside dlqd after the entry was '
+                    status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_actor,
+                    move = jsonb_build_object('actor', v_actor, 'reason', 'done twice? job ' || p_fact.job_id || ' was retried outside dlqd after the entry was '
                                               || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END)
                 WHERE id = v_id AND stage = v_entry.stage AND status = v_entry.status
                   AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND dlq.is_superseded(j.state::text, j.attempt, j.metadata));
@@ -725,7 +725,7 @@ BEGIN
                 IF dlq.may_pass(SQLSTATE) THEN
                     RAISE;
                 END IF;
-                RAISE WARNING 'dlqd: what job % tells (%) is refused by the database: %', v_fact.job_id, v_fact.fact, SQLERRM;
+                RAISE WARNING 'dlqd: the database refuses a fact of job % (%): %', v_fact.job_id, v_fact.fact, SQLERRM;
                 UPDATE dlq.job_facts f SET fact = 'refused', job = coalesce(v_fact.job, '{}') || jsonb_build_object('fact', v_fact.fact, 'refusal', SQLERRM, 'refusedAt', clock_timestamp())
                 WHERE f.ctid = v_tid;
                 v_result := 'refused';

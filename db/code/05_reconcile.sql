@@ -23,11 +23,11 @@ COMMENT ON FUNCTION dlq.trigger_state IS
 CREATE OR REPLACE FUNCTION dlq.remember_taken() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on SET enable_bitmapscan = on SET jit = off AS $$
 DECLARE
-    v_done   text; -- upgrade: nothing is added yet; again: everything before v_since is
+    v_state  text; -- upgrade: nothing is added yet; again: everything before v_since is
     v_since  timestamptz;
     v_oldest timestamptz;
 BEGIN
-    SELECT s.value, s.updated_at INTO v_done, v_since FROM dlq.settings s WHERE s.key = 'remember_taken';
+    SELECT s.value, s.updated_at INTO v_state, v_since FROM dlq.settings s WHERE s.key = 'remember_taken';
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -37,7 +37,7 @@ BEGIN
     SELECT j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt, e.id, now()
     FROM dlq.dead_letter_queue e JOIN river.river_job j ON j.id = e.river_job_id AND j.created_at = e.job_created_at
     WHERE e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_oldest) AND j.state IN ('discarded', 'cancelled')
-      AND (v_done = 'upgrade' OR e.updated_at >= v_since - interval '1 hour')
+      AND (v_state = 'upgrade' OR e.updated_at >= v_since - interval '1 hour')
       AND CASE WHEN e.id = dlq.entry_id(j.id, j.finalized_at) THEN j.finalized_at NOT BETWEEN '1970-01-01Z' AND e.created_at + interval '1 day' AND e.retry_count = j.attempt
                -- If finalized_at is not a valid time, the error and its time identify the failure.
                ELSE e.last_failed_at = j.finalized_at
@@ -49,7 +49,7 @@ BEGIN
     ON CONFLICT DO NOTHING;
     IF v_since < now() - interval '10 minutes' THEN
         DELETE FROM dlq.settings s WHERE s.key = 'remember_taken';
-    ELSIF v_done = 'upgrade' THEN
+    ELSIF v_state = 'upgrade' THEN
         UPDATE dlq.settings SET value = 'again' WHERE key = 'remember_taken';
     END IF;
 END
@@ -72,68 +72,68 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off
 SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     -- The clocks of River's clients may be behind by this much, and their updates late.
-    v_overlap constant interval := '5 minutes';
-    v_failed constant text := $sql$
+    v_overlap        constant interval := '5 minutes';
+    v_failed         constant text := $sql$
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
                      WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
     -- Subqueries of one value, not EXISTS: for EXISTS, Postgres might join whole tables, with a
     -- plan from when they were small.
-    v_unknown constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';
-    v_look     dlq.reconcile_looks;
-    v_from     timestamptz;
-    v_page     record;
-    v_locked   bigint[];
-    v_jobs     integer := 0;
-    v_many     constant integer := 10000;
-    v_tied     integer;
-    v_file     text;
-    v_job      bigint;
-    v_one      integer;
-    v_error    text;
-    v_wait     text;
+    v_unknown        constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';
+    v_scan           dlq.reconcile_looks;
+    v_from           timestamptz;
+    v_page           record;
+    v_locked         bigint[];
+    v_jobs           integer := 0;
+    v_most_at_cursor constant integer := 10000;
+    v_at_cursor      integer;
+    v_file           text;
+    v_job            bigint;
+    v_one            integer;
+    v_error          text;
+    v_wait           text;
 BEGIN
     filed := 0;
     done := false;
     INSERT INTO dlq.reconcile_looks (look) SELECT l FROM unnest(ARRAY['recent', 'whole', 'backfill']) l
     WHERE NOT EXISTS (SELECT FROM dlq.reconcile_looks o WHERE o.look = l) ON CONFLICT DO NOTHING;
     IF p_wait THEN
-        SELECT * INTO v_look FROM dlq.reconcile_looks l WHERE l.look = p_look FOR UPDATE;
+        SELECT * INTO v_scan FROM dlq.reconcile_looks l WHERE l.look = p_look FOR UPDATE;
     ELSE
-        SELECT * INTO v_look FROM dlq.reconcile_looks l WHERE l.look = p_look FOR UPDATE SKIP LOCKED;
+        SELECT * INTO v_scan FROM dlq.reconcile_looks l WHERE l.look = p_look FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             done := true; -- another session runs this scan
             RETURN;
         END IF;
     END IF;
-    IF v_look.began_at IS NULL THEN
-        IF v_look.done_at > now() - p_every THEN
+    IF v_scan.began_at IS NULL THEN
+        IF v_scan.done_at > now() - p_every THEN
             done := true;
             RETURN;
         END IF;
         PERFORM dlq.remember_taken();
         v_from := CASE p_look WHEN 'backfill' THEN '-infinity'
-            ELSE greatest((SELECT l.since FROM dlq.reconcile_looks l WHERE l.look = 'whole'), CASE p_look WHEN 'recent' THEN v_look.since - v_overlap END) END;
-        v_look.began_at := now();
-        v_look.began_xmin := txid_snapshot_xmin(txid_current_snapshot());
+            ELSE greatest((SELECT l.since FROM dlq.reconcile_looks l WHERE l.look = 'whole'), CASE p_look WHEN 'recent' THEN v_scan.since - v_overlap END) END;
+        v_scan.began_at := now();
+        v_scan.began_xmin := txid_snapshot_xmin(txid_current_snapshot());
         -- The snapshot's xmax is not enough: transactions with higher ids may be running.
-        v_look.began_xid := txid_current();
-        v_look.from_at := v_from;
-        v_look.cursor_state := 'cancelled';
-        v_look.cursor_at := v_from;
-        v_look.cursor_id := -1;
-        v_look.skipped := false;
-        v_look.triggers_before := v_look.triggers;
-        v_look.triggers := dlq.trigger_state();
+        v_scan.began_xid := txid_current();
+        v_scan.from_at := v_from;
+        v_scan.cursor_state := 'cancelled';
+        v_scan.cursor_at := v_from;
+        v_scan.cursor_id := -1;
+        v_scan.skipped := false;
+        v_scan.triggers_before := v_scan.triggers;
+        v_scan.triggers := dlq.trigger_state();
     END IF;
-    began_at := v_look.began_at;
+    began_at := v_scan.began_at;
 
     LOOP
         -- Read a page of ended jobs, and which of them are failures that dlqd does not know.
         -- River's index is by state and time, without the id. If many jobs ended at one time (a
         -- statement with now()), the rest of them is read by id: by time, each page would sort all
         -- of them again.
-        EXECUTE format('SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = %L AND j.finalized_at = $1 LIMIT $2) j', v_look.cursor_state)
-        INTO v_tied USING v_look.cursor_at, v_many;
+        EXECUTE format('SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = %L AND j.finalized_at = $1 LIMIT $2) j', v_scan.cursor_state)
+        INTO v_at_cursor USING v_scan.cursor_at, v_most_at_cursor;
         EXECUTE format($sql$
             WITH page AS MATERIALIZED (
                 SELECT p.*, row_number() OVER () AS number
@@ -146,9 +146,9 @@ BEGIN
             FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.number DESC LIMIT 1) l ON true$sql$, v_failed,
             -- If many jobs share the time, compare expressions, which have no index, so that
             -- Postgres reads by id.
-            format(CASE WHEN v_tied < v_many THEN 'j.state = %L AND j.finalized_at = $1' ELSE 'j.state::text = %L AND greatest(j.finalized_at) = $1' END, v_look.cursor_state),
-            v_look.cursor_state, v_unknown)
-        INTO v_page USING v_look.cursor_at, v_look.cursor_id, p_limit - v_jobs;
+            format(CASE WHEN v_at_cursor < v_most_at_cursor THEN 'j.state = %L AND j.finalized_at = $1' ELSE 'j.state::text = %L AND greatest(j.finalized_at) = $1' END, v_scan.cursor_state),
+            v_scan.cursor_state, v_unknown)
+        INTO v_page USING v_scan.cursor_at, v_scan.cursor_id, p_limit - v_jobs;
 
         IF cardinality(v_page.unknown) > 0 THEN
             -- Other sessions wait for jobs that are locked here, so lock the tables first, and wait
@@ -157,7 +157,7 @@ BEGIN
             PERFORM set_config('lock_timeout', '250ms', true);
             LOCK TABLE ONLY dlq.dead_letter_queue, ONLY dlq.dead_letter_inbox, dlq.reconcile_findings, dlq.reconcile_looks IN ROW EXCLUSIVE MODE;
             v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown) AND j.state::text IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
-            v_look.skipped := v_look.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
+            v_scan.skipped := v_scan.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
             v_file := format($sql$
                 WITH filed AS (
                     INSERT INTO dlq.dead_letter_queue
@@ -192,7 +192,7 @@ BEGIN
                 )
                 SELECT count(*) FROM filed$sql$, v_failed, v_unknown);
             BEGIN
-                EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_look.triggers, v_look.triggers_before, v_overlap;
+                EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_scan.triggers, v_scan.triggers_before, v_overlap;
                 filed := filed + v_one;
             EXCEPTION WHEN lock_not_available THEN
                 RAISE;
@@ -201,56 +201,56 @@ BEGIN
                 v_error := SQLERRM;
                 FOREACH v_job IN ARRAY v_locked LOOP
                     BEGIN
-                        EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_look.triggers, v_look.triggers_before, v_overlap;
+                        EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_scan.triggers, v_scan.triggers_before, v_overlap;
                         filed := filed + v_one;
                     EXCEPTION WHEN lock_not_available THEN
                         RAISE;
                     WHEN OTHERS THEN
-                        v_look.skipped := true;
+                        v_scan.skipped := true;
                         v_error := format('job %s: %s', v_job, SQLERRM);
                     END;
                 END LOOP;
-                RAISE WARNING 'dlqd: failures that could not be filed: %', v_error;
+                RAISE WARNING 'dlqd: filing missed failures failed: %', v_error;
             END;
             PERFORM set_config('lock_timeout', v_wait, true);
         END IF;
 
         v_jobs := v_jobs + v_page.jobs;
         IF v_jobs >= p_limit THEN
-            v_look.cursor_at := v_page.finalized_at;
-            v_look.cursor_id := v_page.id;
+            v_scan.cursor_at := v_page.finalized_at;
+            v_scan.cursor_id := v_page.id;
             EXIT;
-        ELSIF v_look.cursor_state = 'cancelled' THEN
-            v_look.cursor_state := 'discarded';
-            v_look.cursor_at := v_look.from_at;
-            v_look.cursor_id := -1;
+        ELSIF v_scan.cursor_state = 'cancelled' THEN
+            v_scan.cursor_state := 'discarded';
+            v_scan.cursor_at := v_scan.from_at;
+            v_scan.cursor_id := -1;
         ELSE
             done := true;
-            IF v_look.seen_xid > v_look.began_xid THEN
-                v_look.seen_xid := NULL; -- a future id: the database was restored from a dump into another server
+            IF v_scan.seen_xid > v_scan.began_xid THEN
+                v_scan.seen_xid := NULL; -- a future id: the database was restored from a dump into another server
             END IF;
-            IF p_look = 'recent' AND NOT v_look.skipped THEN
-                IF v_look.began_xmin >= v_look.seen_xid THEN
+            IF p_look = 'recent' AND NOT v_scan.skipped THEN
+                IF v_scan.began_xmin >= v_scan.seen_xid THEN
                     -- The transactions that ran when the earlier scan (seen_xid) began have ended,
                     -- and this scan has seen their jobs. Transactions that commit from now on began
                     -- after seen_at.
-                    v_look.since := v_look.seen_at;
-                    v_look.seen_xid := NULL;
+                    v_scan.since := v_scan.seen_at;
+                    v_scan.seen_xid := NULL;
                 END IF;
-                IF v_look.seen_xid IS NULL THEN
-                    v_look.seen_at := v_look.began_at;
-                    v_look.seen_xid := v_look.began_xid;
+                IF v_scan.seen_xid IS NULL THEN
+                    v_scan.seen_at := v_scan.began_at;
+                    v_scan.seen_xid := v_scan.began_xid;
                 END IF;
             END IF;
-            v_look.began_at := NULL;
-            v_look.done_at := now();
+            v_scan.began_at := NULL;
+            v_scan.done_at := now();
             EXIT;
         END IF;
     END LOOP;
     UPDATE dlq.reconcile_looks l SET
-        since = v_look.since, seen_at = v_look.seen_at, seen_xid = v_look.seen_xid, began_at = v_look.began_at, from_at = v_look.from_at,
-        began_xmin = v_look.began_xmin, began_xid = v_look.began_xid, cursor_state = v_look.cursor_state, cursor_at = v_look.cursor_at,
-        cursor_id = v_look.cursor_id, skipped = v_look.skipped, triggers = v_look.triggers, triggers_before = v_look.triggers_before, done_at = v_look.done_at
+        since = v_scan.since, seen_at = v_scan.seen_at, seen_xid = v_scan.seen_xid, began_at = v_scan.began_at, from_at = v_scan.from_at,
+        began_xmin = v_scan.began_xmin, began_xid = v_scan.began_xid, cursor_state = v_scan.cursor_state, cursor_at = v_scan.cursor_at,
+        cursor_id = v_scan.cursor_id, skipped = v_scan.skipped, triggers = v_scan.triggers, triggers_before = v_scan.triggers_before, done_at = v_scan.done_at
     WHERE l.look = p_look;
 END
 $$;

@@ -99,7 +99,7 @@ DECLARE
         ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
 BEGIN
     FOR v_row IN
-        WITH looked AS MATERIALIZED (
+        WITH candidates AS MATERIALIZED (
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
                    dlq.carried_metadata(e.metadata, p_checkpoint) AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
@@ -149,13 +149,13 @@ BEGIN
                        || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('dlq:destination', p_destination) END,
                    l.priority, coalesce(p_queue, l.queue), l.tags, 'available',
                    CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END, CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)
-            FROM looked l WHERE l.verdict = 'sent'
+            FROM candidates l WHERE l.verdict = 'sent'
             ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL AND river.river_job_state_in_bitmask(unique_states, state) DO NOTHING
             RETURNING id, created_at, queue, (metadata ->> 'dlq:entry_id')::uuid AS entry_id
-        ), known AS (
+        ), recorded AS (
             INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id, destination)
             SELECT jobs.id, jobs.created_at, jobs.entry_id, p_run, p_destination FROM jobs
-        ), told AS (
+        ), notified AS (
             SELECT count(pg_notify('river.river_insert', json_build_object('queue', q.queue)::text)) AS n
             FROM (SELECT DISTINCT jobs.queue FROM jobs) q
         ), moved AS (
@@ -170,7 +170,7 @@ BEGIN
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
                 move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
-            FROM jobs, told
+            FROM jobs, notified
             WHERE e.id = jobs.entry_id
         ), reopened AS (
             UPDATE dlq.dead_letter_queue e SET
@@ -182,8 +182,8 @@ BEGIN
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
                 move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
-            FROM jobs, told
-            WHERE e.id = jobs.entry_id AND e.stage = 'failed' AND e.status = 'dlq_failed' AND EXISTS (SELECT FROM looked l WHERE l.failed)
+            FROM jobs, notified
+            WHERE e.id = jobs.entry_id AND e.stage = 'failed' AND e.status = 'dlq_failed' AND EXISTS (SELECT FROM candidates l WHERE l.failed)
         )
         SELECT jobs.entry_id, 'sent' AS verdict, jobs.id AS job_id, NULL::timestamptz AS job_created_at, NULL::bytea AS unique_key FROM jobs
         UNION ALL
@@ -193,9 +193,9 @@ BEGIN
                -- Return the key's holder only if it decided the verdict. Otherwise return the
                -- entry's own job, even if another job has the key by now.
                CASE WHEN l.verdict IN ('live', 'done') OR l.verdict = 'resolved' AND NOT l.completed THEN l.holder ELSE l.river_job_id END, l.job_created_at, l.unique_key
-        FROM looked l
+        FROM candidates l
         WHERE l.verdict <> 'sent'
-           OR ((SELECT count(*) FROM looked a WHERE a.verdict = 'sent') > (SELECT count(*) FROM jobs) AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
+           OR ((SELECT count(*) FROM candidates a WHERE a.verdict = 'sent') > (SELECT count(*) FROM jobs) AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
     LOOP
         entry_id := v_row.entry_id;
         verdict := v_row.verdict;
@@ -232,9 +232,9 @@ RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_wait    constant text := current_setting('lock_timeout');
-    v_end     timestamptz;
-    v_entry   record;
+    v_wait     constant text := current_setting('lock_timeout');
+    v_deadline timestamptz;
+    v_entry    record;
 BEGIN
     -- Lock the entries first, with the caller's lock_timeout and before any job: the application's
     -- statement that ends such a job must not wait for a session that has locked an entry. From
@@ -264,14 +264,14 @@ BEGIN
     END;
     -- One by one and for 500 ms at most, because other sessions that insert an equal job wait
     -- meanwhile.
-    v_end := clock_timestamp() + interval '500 ms';
+    v_deadline := clock_timestamp() + interval '500 ms';
     FOR v_entry IN
         SELECT e.id, e.river_job_id FROM dlq.dead_letter_queue e
         WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
         ORDER BY e.stage, e.id
     LOOP
         BEGIN
-            IF clock_timestamp() > v_end THEN
+            IF clock_timestamp() > v_deadline THEN
                 RAISE lock_not_available;
             END IF;
             PERFORM set_config('lock_timeout', '50ms', true);
@@ -327,13 +327,13 @@ BEGIN
         PERFORM dlq.refuse_move(p_id, 'replay', '');
     END IF;
     IF dlq.is_restored() THEN
-        RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id USING HINT = 'SELECT * FROM dlq.restored() shows what is held.';
+        RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id USING HINT = 'SELECT * FROM dlq.restored() lists the work that dlqd holds.';
     END IF;
     -- Filed and locked, so that the entry cannot move to another partition while dlq.redeliver
     -- waits for it, which would raise 40001.
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text are the same thing', p_id USING ERRCODE = 'DLQ04', HINT = 'Give one of them.';
+        RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text exclude each other', p_id USING ERRCODE = 'DLQ04', HINT = 'Pass one of them.';
     END IF;
     p_payload := coalesce(p_payload, p_payload_text::jsonb);
     PERFORM dlq.check_destination(jsonb_build_object('ids', jsonb_build_array(p_id)), p_destination);
@@ -360,19 +360,19 @@ BEGIN
         PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
     IF v_row.verdict = 'open' THEN
-        RAISE EXCEPTION 'dead letter %: its job % has an open entry', p_id, v_row.job_id USING ERRCODE = 'DLQ01', HINT = 'That one stands for the job now.';
+        RAISE EXCEPTION 'dead letter %: its job % has an open entry', p_id, v_row.job_id USING ERRCODE = 'DLQ01', HINT = 'Replay the open entry instead.';
     ELSIF v_row.verdict = 'live' THEN
         RAISE EXCEPTION 'dead letter %: job % with the same unique key is live', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Wait for that job to end, or replay with force.';
     ELSIF v_row.verdict = 'done' THEN
-        RAISE EXCEPTION 'dead letter %: done by job %? It has the same unique key, and has ended', p_id, v_row.job_id
-            USING ERRCODE = 'DLQ03', HINT = 'Look at that job, and resolve the entry, or replay with force.';
+        RAISE EXCEPTION 'dead letter %: job % with the same unique key has ended, and may have done its work', p_id, v_row.job_id
+            USING ERRCODE = 'DLQ03', HINT = 'Check that job, then resolve the entry or replay with force.';
     ELSIF v_row.verdict = 'busy' THEN
-        RAISE EXCEPTION 'dead letter %: another transaction holds its job %, or that one''s unique key, this moment', p_id, v_row.job_id
+        RAISE EXCEPTION 'dead letter %: another transaction has locked its job % or the job''s unique key', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Try again.';
     ELSIF v_row.verdict IN ('follows', 'resolved') AND (p_payload IS NOT NULL OR p_destination IS NOT NULL OR p_checkpoint = 'discard') THEN
-        RAISE EXCEPTION 'dead letter %: its job % %, with the payload that it had, from its checkpoint if it has one, and to its queue''s destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
-            USING ERRCODE = 'DLQ03', HINT = 'Replay with force to run the edited one, too.';
+        RAISE EXCEPTION 'dead letter %: its job % % with its original payload, checkpoint and destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
+            USING ERRCODE = 'DLQ03', HINT = 'Replay with force to redeliver it with the changes, too.';
     END IF;
     RETURN v_row.job_id;
 END

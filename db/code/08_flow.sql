@@ -46,11 +46,11 @@ BEGIN
         UPDATE river.river_job j SET state = 'available', scheduled_at = now(), metadata = j.metadata - 'dlq:held'
         FROM held WHERE j.id = held.id
         RETURNING j.queue
-    ), told AS (
+    ), notified AS (
         SELECT count(pg_notify('river.river_insert', json_build_object('queue', r.queue)::text)) AS n
         FROM (SELECT DISTINCT released.queue FROM released) r
     )
-    SELECT count(*) INTO v_released FROM released, told;
+    SELECT count(*) INTO v_released FROM released, notified;
     RETURN v_released;
 END
 $$;
@@ -99,13 +99,13 @@ BEGIN
             scheduled_at = CASE WHEN s.state = 'available' THEN now() ELSE j.scheduled_at END
         FROM stuck s WHERE j.id = s.id
         RETURNING j.queue, s.state
-    ), told AS (
+    ), notified AS (
         SELECT count(pg_notify('river.river_insert', json_build_object('queue', r.queue)::text)) AS n
         FROM (SELECT DISTINCT rescued.queue FROM rescued WHERE rescued.state = 'available') r
     )
     SELECT count(*) FILTER (WHERE rescued.state = 'available'), count(*) FILTER (WHERE rescued.state <> 'available')
     INTO retried, ended
-    FROM told LEFT JOIN rescued ON true;
+    FROM notified LEFT JOIN rescued ON true;
 END
 $$;
 COMMENT ON FUNCTION dlq.rescue_messages IS

@@ -71,15 +71,15 @@ COMMENT ON FUNCTION dlq.filter_groups IS
 CREATE OR REPLACE FUNCTION dlq.filter_where(p_filter jsonb) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_key   text;
-    v_where text := 'true';
-    v_words text[];
-    v_among text; -- the condition that a column has one of the values
-    v_like  text; -- the same, but the values may be patterns
-    v_names text[]; -- further fingerprints
+    v_key    text;
+    v_where  text := 'true';
+    v_words  text[];
+    v_equals text; -- the condition that a column has one of the values
+    v_like   text; -- the same, but the values may be patterns
+    v_names  text[]; -- further fingerprints
     v_before text;
-    v_mask  constant jsonb := dlq.mask();
-    v_event constant text := 'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END';
+    v_mask   constant jsonb := dlq.mask();
+    v_event  constant text := 'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END';
 BEGIN
     IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'filter: must be a JSON object' USING ERRCODE = 'DLQ04';
@@ -87,8 +87,8 @@ BEGIN
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
         v_words := dlq.filter_words(p_filter, v_key);
         -- A single value is compared with =, so that an index returns the entries in order.
-        v_among := CASE WHEN cardinality(v_words) = 1 THEN format(' = (dlq.filter_words($1, %L))[1]', v_key) ELSE format(' = ANY (dlq.filter_words($1, %L))', v_key) END;
-        v_like := CASE WHEN position('*' IN array_to_string(v_words, '')) > 0 THEN format(' LIKE ANY (dlq.filter_patterns($1, %L))', v_key) ELSE v_among END;
+        v_equals := CASE WHEN cardinality(v_words) = 1 THEN format(' = (dlq.filter_words($1, %L))[1]', v_key) ELSE format(' = ANY (dlq.filter_words($1, %L))', v_key) END;
+        v_like := CASE WHEN position('*' IN array_to_string(v_words, '')) > 0 THEN format(' LIKE ANY (dlq.filter_patterns($1, %L))', v_key) ELSE v_equals END;
         v_before := v_where;
         v_where := v_where || ' AND ' || CASE v_key
             -- Enum labels are written out, so that the plan excludes, and does not lock, partitions
@@ -99,10 +99,10 @@ BEGIN
                 FROM unnest(v_words) s (word))
             WHEN 'queue'         THEN 'e.queue' || v_like
             WHEN 'kind'          THEN 'e.kind' || v_like
-            WHEN 'errorType'     THEN 'e.error_type' || v_among
-            WHEN 'errorClass'    THEN 'e.error_class' || v_among
-            WHEN 'errorCode'     THEN 'e.error_code' || v_among
-            WHEN 'destination'   THEN 'e.destination' || v_among
+            WHEN 'errorType'     THEN 'e.error_type' || v_equals
+            WHEN 'errorClass'    THEN 'e.error_class' || v_equals
+            WHEN 'errorCode'     THEN 'e.error_code' || v_equals
+            WHEN 'destination'   THEN 'e.destination' || v_equals
             -- With masking, the masked message must match, too; otherwise a filter could find
             -- masked values.
             WHEN 'errorMessage'  THEN 'e.error_message ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))' || CASE WHEN v_mask ?| '{where,patterns}' THEN
@@ -110,22 +110,22 @@ BEGIN
             -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1). Fewer digits are a
             -- prefix, which a range of the index finds.
             WHEN 'fingerprint'   THEN CASE WHEN (SELECT bool_and(length(w) = 20) FROM unnest(v_words) w)
-                THEN 'e.fingerprint' || v_among ELSE (
+                THEN 'e.fingerprint' || v_equals ELSE (
                 SELECT '(' || coalesce(string_agg(format(CASE WHEN w ~ '^[0-9a-f]{1,19}$'
                     THEN '(e.fingerprint >= (dlq.filter_words($1, ''fingerprint''))[%1$s] AND e.fingerprint < (dlq.filter_words($1, ''fingerprint''))[%1$s] || ''g'')'
                     ELSE 'starts_with(e.fingerprint, (dlq.filter_words($1, ''fingerprint''))[%1$s])' END, i), ' OR '), 'false') || ')'
                 FROM unnest(v_words) WITH ORDINALITY u (w, i)) END
-            WHEN 'rule'          THEN 'e.rule' || v_among
+            WHEN 'rule'          THEN 'e.rule' || v_equals
             WHEN 'strategy'      THEN 'e.strategy = ANY (dlq.filter_words($1, ''strategy'')::dlq.strategy[])'
-            WHEN 'waitingFor'    THEN 'e.status = ''dlq_pending'' AND split_part(e.waiting_for, '':'', 1)' || v_among
-            WHEN 'failedIn'      THEN 'CASE WHEN jsonb_path_exists(e.replay_attempts, ''$[*] ? (@.outcome != "completed")'') THEN ''redelivery'' ELSE ''job'' END' || v_among
-            WHEN 'assignee'      THEN CASE WHEN '' = ANY (v_words) THEN 'coalesce(e.assigned_to, '''')' ELSE 'e.assigned_to' END || v_among
-            WHEN 'source'        THEN 'e.source' || v_among
-            WHEN 'subscriberId'  THEN 'e.subscriber_id' || v_among
-            WHEN 'orderingKey'   THEN 'e.ordering_key' || v_among
+            WHEN 'waitingFor'    THEN 'e.status = ''dlq_pending'' AND split_part(e.waiting_for, '':'', 1)' || v_equals
+            WHEN 'failedIn'      THEN 'CASE WHEN jsonb_path_exists(e.replay_attempts, ''$[*] ? (@.outcome != "completed")'') THEN ''redelivery'' ELSE ''job'' END' || v_equals
+            WHEN 'assignee'      THEN CASE WHEN '' = ANY (v_words) THEN 'coalesce(e.assigned_to, '''')' ELSE 'e.assigned_to' END || v_equals
+            WHEN 'source'        THEN 'e.source' || v_equals
+            WHEN 'subscriberId'  THEN 'e.subscriber_id' || v_equals
+            WHEN 'orderingKey'   THEN 'e.ordering_key' || v_equals
             WHEN 'tags'          THEN 'e.tags @> dlq.filter_words($1, ''tags'')'
             WHEN 'ids'           THEN 'e.id = ANY (dlq.filter_words($1, ''ids'')::uuid[])'
-            WHEN 'messageId'     THEN 'e.event_id' || v_among
+            WHEN 'messageId'     THEN 'e.event_id' || v_equals
             WHEN 'jobId'         THEN '(e.river_job_id = ANY (dlq.filter_words($1, ''jobId'')::bigint[]) OR e.id = ANY (ARRAY(SELECT j.entry_id FROM dlq.entry_jobs j WHERE j.job_id = ANY (dlq.filter_words($1, ''jobId'')::bigint[]))))'
             WHEN 'after'         THEN 'e.id >= dlq.first_id(($1 ->> ''after'')::timestamptz)'
             WHEN 'before'        THEN 'e.id < dlq.first_id(($1 ->> ''before'')::timestamptz)'
@@ -150,7 +150,7 @@ BEGIN
         END IF;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'There are status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload and payloadAt.';
+                HINT = 'Fields: status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload, payloadAt.';
         END IF;
         -- Workers set these columns when they file an entry, so entries of the inbox never match.
         IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy',
@@ -161,17 +161,17 @@ BEGIN
         IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'orderingKey', 'tags') AND dlq.is_reader()
             AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' WHEN 'orderingKey' THEN 'ordering_key' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
             OR v_key = 'errorMessage' AND 'error_message' = ANY (dlq.hidden_columns()) THEN
-            RAISE EXCEPTION 'filter: you may not look for a %: it is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'An operator may.';
+            RAISE EXCEPTION 'filter: you may not search by %, which is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'This requires the role operator.';
         END IF;
         IF v_key IN ('minAge', 'maxAge') AND (p_filter ->> v_key)::interval < interval '0' THEN
             RAISE EXCEPTION 'filter: % % is negative', v_key, p_filter ->> v_key USING ERRCODE = 'DLQ04';
         ELSIF v_key IN ('errorMessage', 'fingerprint') AND '' = ANY (v_words) THEN
             RAISE EXCEPTION 'filter: % is empty', v_key USING ERRCODE = 'DLQ04';
         ELSIF v_key = 'waitingFor' AND NOT v_words <@ '{automatic,condition,pace,order}' OR v_key = 'failedIn' AND NOT v_words <@ '{job,redelivery}' THEN
-            RAISE EXCEPTION 'filter: there is no such % as %', v_key, p_filter -> v_key USING ERRCODE = 'DLQ04',
-                HINT = CASE v_key WHEN 'failedIn' THEN 'There are job and redelivery.' ELSE 'There are automatic, condition, pace and order.' END;
+            RAISE EXCEPTION 'filter: invalid % %', v_key, p_filter -> v_key USING ERRCODE = 'DLQ04',
+                HINT = CASE v_key WHEN 'failedIn' THEN 'Values: job, redelivery.' ELSE 'Values: automatic, condition, pace, order.' END;
         ELSIF v_key = 'payloadAt' AND NOT coalesce((SELECT bool_and(jsonb_typeof(p -> 'path') = 'array' AND p -> 'path' <> '[]' AND jsonb_typeof(p -> 'values') = 'array') FROM jsonb_array_elements(p_filter -> 'payloadAt') p), false) THEN
-            RAISE EXCEPTION 'filter: payloadAt is %', p_filter -> 'payloadAt' USING ERRCODE = 'DLQ04', HINT = 'It is such as [{"path": ["customer", "id"], "values": ["cus_81"]}].';
+            RAISE EXCEPTION 'filter: invalid payloadAt %', p_filter -> 'payloadAt' USING ERRCODE = 'DLQ04', HINT = 'Example: [{"path": ["customer", "id"], "values": ["cus_81"]}].';
         END IF;
     END LOOP;
     IF dlq.approved() IS NOT NULL THEN
@@ -333,8 +333,8 @@ BEGIN
     PERFORM dlq.require_everything('replay to another destination'); -- a destination does not belong to a queue
     EXECUTE 'SELECT e.id FROM dlq.dead_letter_queue e WHERE e.job_kind <> ''dlqd_message'' AND ' || dlq.filter_where(p_filter) || ' LIMIT 1' INTO v_entry USING p_filter;
     IF v_entry IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: is a job of an application''s, which has no destination', v_entry
-            USING ERRCODE = 'DLQ04', HINT = 'Messages that dlqd delivers can go to another destination; a job of an application''s can go to another queue.';
+        RAISE EXCEPTION 'dead letter %: is an application''s job, which has no destination', v_entry
+            USING ERRCODE = 'DLQ04', HINT = 'Messages that dlqd delivers can go to another destination; an application''s job can go to another queue.';
     END IF;
 END
 $$;
@@ -362,13 +362,13 @@ DECLARE
     v_entries bigint;
 BEGIN
     IF p_checkpoint NOT IN ('resume', 'discard') THEN
-        RAISE EXCEPTION 'replay: there is no checkpoint %', p_checkpoint USING ERRCODE = 'DLQ04', HINT = 'It is resume or discard.';
+        RAISE EXCEPTION 'replay: invalid checkpoint %', p_checkpoint USING ERRCODE = 'DLQ04', HINT = 'Values: resume, discard.';
     END IF;
     IF p_edited AND p_checkpoint IS NULL THEN
         v_entries := dlq.count_checkpoints(p_filter);
         IF v_entries > 0 THEN
-            RAISE EXCEPTION 'replay: of the dead letters to be edited, % have a checkpoint: their jobs would skip the steps that they have done', v_entries
-                USING ERRCODE = 'DLQ04', HINT = 'Give the checkpoint: resume (go on after the last step that was done) or discard (do all steps again, with the new payload).';
+            RAISE EXCEPTION 'replay: % have a checkpoint among the dead letters to be edited, and their jobs would skip completed steps', v_entries
+                USING ERRCODE = 'DLQ04', HINT = 'Set the checkpoint: resume (continue after the last completed step) or discard (repeat all steps with the new payload).';
         END IF;
     END IF;
 END
@@ -381,7 +381,7 @@ CREATE OR REPLACE FUNCTION dlq.check_rate(p_rate float8) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_rate NOT BETWEEN 0.001 AND 1000000 THEN
-        RAISE EXCEPTION 'replay: a rate of % a second', p_rate USING ERRCODE = 'DLQ04', HINT = 'It is 0.001 to 1000000 entries a second, or null for as fast as it goes.';
+        RAISE EXCEPTION 'replay: invalid rate %', p_rate USING ERRCODE = 'DLQ04', HINT = 'A rate is 0.001 to 1000000 entries a second; null means no limit.';
     END IF;
 END
 $$;
@@ -393,20 +393,20 @@ CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT
     p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL, p_checkpoint text DEFAULT NULL) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_id     uuid := dlq.uuid_v7();
-    v_filter jsonb := dlq.replayable(p_filter);
-    v_open   text;
+    v_id       uuid := dlq.uuid_v7();
+    v_filter   jsonb := dlq.replayable(p_filter);
+    v_breakers text;
     v_queues   text[]; -- the queues of the redeliveries
     v_unworked text[];
-    v_chosen text;
-    v_total  bigint;
-    v_keyed  bigint;
+    v_where    text;
+    v_total    bigint;
+    v_ordered  bigint;
 BEGIN
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
-        RAISE EXCEPTION 'replay: an empty filter chooses every entry' USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
+        RAISE EXCEPTION 'replay: an empty filter matches every entry' USING ERRCODE = 'DLQ04', HINT = 'To select all entries, pass p_all => true.';
     END IF;
     IF p_patch IS NOT NULL AND p_merge_patch IS NOT NULL THEN
-        RAISE EXCEPTION 'replay: a patch and a merge patch' USING ERRCODE = 'DLQ04', HINT = 'One of them edits the payloads: p_patch (RFC 6902) or p_merge_patch (RFC 7396).';
+        RAISE EXCEPTION 'replay: a patch and a merge patch exclude each other' USING ERRCODE = 'DLQ04', HINT = 'Pass one of them: p_patch (RFC 6902) or p_merge_patch (RFC 7396).';
     END IF;
     PERFORM dlq.refuse_mask('replay', p_patch), dlq.refuse_mask('replay', p_merge_patch);
     PERFORM dlq.check_rate(p_rate);
@@ -417,14 +417,14 @@ BEGIN
     END IF;
     IF NOT p_force THEN -- with p_force, the replay does not wait for the preview either
         v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END;
-        SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_open FROM dlq.circuit_breakers b
+        SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_breakers FROM dlq.circuit_breakers b
         WHERE b.state = 'open' AND (b.name = 'destination:' || p_destination OR p_destination IS NULL AND b.name IN (SELECT 'queue:' || q.queue FROM unnest(v_queues) q (queue)));
-        IF v_open IS NOT NULL THEN
-            RAISE EXCEPTION 'replay: open circuit breakers: %', v_open USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
+        IF v_breakers IS NOT NULL THEN
+            RAISE EXCEPTION 'replay: open circuit breakers: %', v_breakers USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
         END IF;
         v_unworked := dlq.unworked_queues(v_queues);
         IF v_unworked <> '{}' THEN
-            RAISE EXCEPTION 'replay: nobody works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start what works them, send the redeliveries to another queue, or replay with force.';
+            RAISE EXCEPTION 'replay: no River client works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start a client that works them, send the redeliveries to another queue, or replay with force.';
         END IF;
     END IF;
     PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_patch IS NOT NULL OR p_merge_patch IS NOT NULL THEN '{patch}' ELSE '{}' END::text[]
@@ -435,17 +435,17 @@ BEGIN
     -- The entries are chosen once, now. Later entries that match the filter are not added; an entry
     -- that no longer matches stays in the report. Entries with the same ordering key run one after
     -- the other, in the order of their messages, not in the order in which they failed.
-    v_chosen := dlq.filter_where(v_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_chosen
+    v_where := dlq.filter_where(v_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_where
         -- A failure in the inbox may be there twice.
         || ' ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_total = ROW_COUNT;
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, behind, leads)
-             SELECT $2, e.id, lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NOT NULL AND ' || v_chosen
+             SELECT $2, e.id, lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NOT NULL AND ' || v_where
         || ' WINDOW k AS (PARTITION BY e.queue, e.ordering_key ORDER BY coalesce(e.order_place, dlq.order_place(e.river_job_id, e.job_created_at)) NULLS FIRST, e.job_created_at, e.river_job_id)
              ON CONFLICT DO NOTHING' USING v_filter, v_id;
-    GET DIAGNOSTICS v_keyed = ROW_COUNT;
-    v_total := v_total + v_keyed;
+    GET DIAGNOSTICS v_ordered = ROW_COUNT;
+    v_total := v_total + v_ordered;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total, dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint);
     PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
@@ -499,7 +499,7 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'replay run %: there is no such run', p_run USING ERRCODE = 'DLQ02';
         END IF;
-        RAISE EXCEPTION 'replay run %: is %, and cannot become % (allowed from: %)', p_run, v_status, p_to, array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'replay run %: cannot move from % to % (allowed from: %)', p_run, v_status, p_to, array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
     END IF;
     PERFORM dlq.wake();
 END
@@ -525,7 +525,7 @@ BEGIN
                            || jsonb_strip_nulls(jsonb_build_object('checkpoint', v_run.checkpoint)), v_run.queue, v_run.destination, p_run, p_checkpoint => v_run.checkpoint) s
     ), alone AS (
         UPDATE dlq.replay_run_entries r SET behind = r.entry_id FROM sent s WHERE s.verdict = 'alone' AND r.run_id = p_run AND r.entry_id = s.entry_id RETURNING r.entry_id
-    ), noted AS (
+    ), recorded AS (
         UPDATE dlq.replay_run_entries r SET
             job_id = w.job_id,
             behind = NULL,
@@ -536,10 +536,10 @@ BEGIN
             SELECT i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END AS job_id,
                    coalesce(k.why, CASE s.verdict
                        WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
-                       WHEN 'done' THEN 'done by job ' || s.job_id || '? It has the same unique key, and has ended'
+                       WHEN 'done' THEN 'job ' || s.job_id || ' with the same unique key has ended, and may have done its work'
                        WHEN 'open' THEN 'its job ' || s.job_id || ' has an open entry'
-                       WHEN 'busy' THEN 'another transaction held its job ' || s.job_id || ', or that one''s unique key'
-                       WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'it had moved meanwhile') AS why
+                       WHEN 'busy' THEN 'another transaction had locked its job ' || s.job_id || ' or the job''s unique key'
+                       WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'the entry had moved meanwhile') AS why
             FROM unnest(p_ids) i (id)
             LEFT JOIN sent s ON s.entry_id = i.id
             LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
@@ -548,7 +548,7 @@ BEGIN
         WHERE r.run_id = p_run AND r.entry_id = w.id AND r.job_id IS NULL AND r.outcome IS NULL
         RETURNING r.job_id
     )
-    SELECT count(n.job_id), (SELECT count(*) FROM alone) INTO v_replayed, v_alone FROM noted n;
+    SELECT count(n.job_id), (SELECT count(*) FROM alone) INTO v_replayed, v_alone FROM recorded n;
     UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed - v_alone, updated_at = now(),
         sending = sending + extract(epoch FROM clock_timestamp() - coalesce(stepped_at, now())), stepped_at = clock_timestamp()
     WHERE id = p_run;
@@ -632,11 +632,11 @@ CREATE OR REPLACE FUNCTION dlq.lock_filed(p_ids uuid[], p_from dlq.dead_letter_s
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_from  constant timestamptz := dlq.closed_since(p_ids);
-    v_to    timestamptz;
-    v_among constant dlq.dead_letter_stage[] := ARRAY(
+    v_from   constant timestamptz := dlq.closed_since(p_ids);
+    v_until  timestamptz;
+    v_closed constant dlq.dead_letter_stage[] := ARRAY(
         SELECT DISTINCT dlq.stage_of(f.status) FROM unnest(p_from) f (status) WHERE NOT dlq.is_open(f.status));
-    v_found record;
+    v_found  record;
 BEGIN
     FOR v_try IN 1 .. 10 LOOP
         BEGIN
@@ -646,15 +646,15 @@ BEGIN
             stages := CASE WHEN ids = '{}' THEN '{}' ELSE '{open}' END;
             since := NULL;
             until := NULL;
-            FOREACH v_to IN ARRAY CASE WHEN cardinality(p_ids) = 1 THEN ARRAY[v_from + interval '2 months', 'infinity']
+            FOREACH v_until IN ARRAY CASE WHEN cardinality(p_ids) = 1 THEN ARRAY[v_from + interval '2 months', 'infinity']
                                        ELSE ARRAY['infinity'::timestamptz] END LOOP
-                EXIT WHEN cardinality(ids) >= cardinality(p_ids) OR v_among = '{}';
+                EXIT WHEN cardinality(ids) >= cardinality(p_ids) OR v_closed = '{}';
                 SELECT array_agg(l.id) AS ids, array_agg(DISTINCT l.stage) AS stages, min(l.closed_at) AS since,
                     max(l.closed_at) AS until
                 INTO v_found
                 FROM (SELECT e.id, e.stage, e.closed_at FROM dlq.dead_letter_queue e
-                      WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) AND e.stage = ANY (v_among)
-                        AND e.closed_at BETWEEN v_from AND v_to
+                      WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) AND e.stage = ANY (v_closed)
+                        AND e.closed_at BETWEEN v_from AND v_until
                       ORDER BY e.id FOR UPDATE) l;
                 ids := ids || v_found.ids;
                 stages := stages || v_found.stages;
@@ -691,17 +691,17 @@ CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text,
 RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
-    v_actor  constant text := dlq.actor(p_actor);
-    v_ids    uuid[];
-    v_mine   uuid[];
-    v_stages dlq.dead_letter_stage[];
-    v_tags   text[];
-    v_filter constant jsonb := p_args -> 'filter';
-    v_operation constant uuid := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
-    v_was    constant text[] := CASE WHEN p_note IS NOT NULL THEN '{notes}' ELSE '{}' END;
-    v_since  timestamptz;
-    v_until  timestamptz;
-    v_from   dlq.dead_letter_status[] := CASE p_action
+    v_actor      constant text := dlq.actor(p_actor);
+    v_ids        uuid[];
+    v_in_scope   uuid[];
+    v_stages     dlq.dead_letter_stage[];
+    v_tags       text[];
+    v_filter     constant jsonb := p_args -> 'filter';
+    v_operation  constant uuid := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
+    v_old_values constant text[] := CASE WHEN p_note IS NOT NULL THEN '{notes}' ELSE '{}' END;
+    v_since      timestamptz;
+    v_until      timestamptz;
+    v_from       dlq.dead_letter_status[] := CASE p_action
         WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
         WHEN 'resolve' THEN '{dlq_manual}'
         WHEN 'park'    THEN '{dlq_pending}'
@@ -715,18 +715,18 @@ DECLARE
     END;
 BEGIN
     IF v_from IS NULL THEN
-        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'There are discard, resolve, park, unpark, reopen, assign, tag, note and purge.';
+        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'Actions: discard, resolve, park, unpark, reopen, assign, tag, note, purge.';
     END IF;
     p_args := jsonb_strip_nulls(p_args - '{operation,filter}'::text[]);
     IF length(p_note) > 10000 OR length(p_args ->> 'assignee') > 255 OR jsonb_typeof(p_args -> 'tags') = 'array' AND jsonb_array_length(p_args -> 'tags') > 32 THEN
-        RAISE EXCEPTION '%: too long', p_action USING ERRCODE = 'DLQ04', HINT = 'A note has 10000 characters at most, an assignee 255, and 32 tags are added at a time.';
+        RAISE EXCEPTION '%: the note, assignee or list of tags is too long', p_action USING ERRCODE = 'DLQ04', HINT = 'Limits: note 10000 characters, assignee 255 characters, 32 tags at a time.';
     END IF;
     PERFORM dlq.require_approval_to(p_action, p_args, jsonb_build_object('ids', to_jsonb(p_ids)), false);
     IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
-        RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River refuses others, and so redeliveries with them.';
+        RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River rejects jobs with other tags.';
     END IF;
-    v_mine := dlq.ids_in_scope(p_ids);
-    SELECT l.* INTO v_ids, v_stages, v_since, v_until FROM dlq.lock_entries(v_mine, v_from) l;
+    v_in_scope := dlq.ids_in_scope(p_ids);
+    SELECT l.* INTO v_ids, v_stages, v_since, v_until FROM dlq.lock_entries(v_in_scope, v_from) l;
     v_tags := ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'));
     -- Stages and bounds are in the conditions so that the plans exclude partitions that cannot hold
     -- these entries.
@@ -772,12 +772,12 @@ BEGIN
     WHEN 'assign' THEN
         PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''),
             'assigned to nobody'), p_note, v_stages, v_operation,
-                            v_was || '{assignee}'::text[], p_since => v_since, p_until => v_until);
+                            v_old_values || '{assignee}'::text[], p_since => v_since, p_until => v_until);
         UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, e.notes)
         WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
             AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'tag' THEN
-        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation, v_was,
+        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation, v_old_values,
             v_tags, v_since, v_until);
         UPDATE dlq.dead_letter_queue e SET tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t), notes = coalesce(p_note, e.notes)
         WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
@@ -796,7 +796,7 @@ BEGIN
             AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
         PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note, v_operation);
     END CASE;
-    PERFORM dlq.record_operation(v_operation, p_action, v_filter, p_args, p_actor, p_note, v_mine, v_ids);
+    PERFORM dlq.record_operation(v_operation, p_action, v_filter, p_args, p_actor, p_note, v_in_scope, v_ids);
     RETURN QUERY SELECT unnest(v_ids);
 END
 $$;
@@ -814,7 +814,7 @@ DECLARE
 BEGIN
     operation := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
-        RAISE EXCEPTION '%: an empty filter chooses every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'Say so with p_all => true.';
+        RAISE EXCEPTION '%: an empty filter matches every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'To select all entries, pass p_all => true.';
     END IF;
     PERFORM dlq.require_approval_to(p_action, p_args, p_filter, p_all);
     v_ids := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false, p_below));

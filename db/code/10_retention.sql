@@ -37,15 +37,15 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET 
 DECLARE
     v_month    constant timestamptz := date_trunc('month', p_month);
     v_of_audit constant boolean := p_parent = 'dlq.dead_letter_transitions'::regclass;
-    v_guard    constant text := CASE WHEN v_of_audit THEN 'transitions_append_only' ELSE 'dead_letter_delete' END;
+    v_trigger  constant text := CASE WHEN v_of_audit THEN 'transitions_append_only' ELSE 'dead_letter_delete' END;
     v_name     text; -- with its schema
 BEGIN
     IF p_parent IS NULL OR p_parent NOT IN ('dlq.dead_letter_transitions'::regclass, 'dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_failed'::regclass, 'dlq.dead_letter_archived'::regclass) THEN
-        RAISE EXCEPTION '%: has no months', p_parent USING ERRCODE = 'DLQ04', HINT = 'dlq.missing_partitions() says which partitions are missing.';
+        RAISE EXCEPTION '%: is not partitioned by month', p_parent USING ERRCODE = 'DLQ04', HINT = 'dlq.missing_partitions() lists the partitions that are missing.';
     ELSIF NOT dlq.is_owner() AND v_month > now() + interval '1 year' THEN -- every partition is in every plan
-        RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'Up to a year from now, but for the owner of dlqd''s schema.';
+        RAISE EXCEPTION '%: cannot create a partition for %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'Only the owner of dlqd''s schema can create partitions more than a year ahead.';
     ELSIF v_month IS NULL OR v_month NOT BETWEEN '1970-01-01Z' AND now() + interval '10 years' THEN
-        RAISE EXCEPTION '%: no partition of a month like %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'From 1970 to ten years from now.';
+        RAISE EXCEPTION '%: cannot create a partition for %', p_parent, p_month USING ERRCODE = 'DLQ04', HINT = 'Months are from 1970 to ten years from now.';
     END IF;
     PERFORM dlq.require_everything('partitions');
     SELECT format('%I.%I', n.nspname, c.relname || '_' || to_char(v_month, 'YYYYMM')) INTO v_name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent;
@@ -59,10 +59,10 @@ BEGIN
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
     -- Move the rows of this month that came before its partition existed. The guard against DELETE
     -- is off for that.
-    EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
-    EXECUTE format('WITH early AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$s SELECT * FROM early',
+    EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_trigger);
+    EXECUTE format('WITH misplaced AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$s SELECT * FROM misplaced',
                    dlq.default_partition(p_parent), CASE WHEN v_of_audit THEN 'at' ELSE 'closed_at' END, v_month, v_month + interval '1 month', v_name);
-    EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_guard);
+    EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_trigger);
     PERFORM dlq.guard_partition(v_name::regclass, p_parent);
     -- A GRANT on all tables of the schema includes the partition, so it needs row-level security of
     -- its own.
@@ -135,7 +135,7 @@ BEGIN
         COMMIT;
     END LOOP;
     IF v_busy IS NOT NULL THEN
-        RAISE WARNING 'partition % was not made: somebody holds its table', v_busy
+        RAISE WARNING 'partition % was not created: another session has locked its table', v_busy
             USING HINT = 'dlqd tries again every hour; until then, rows of that month go to the default partition.';
     END IF;
 END
@@ -277,9 +277,9 @@ BEGIN
     SELECT * INTO v_archived FROM dlq.archived_partitions a WHERE a.partition_name = p_partition;
     IF NOT dlq.is_owner() THEN
         IF NOT EXISTS (SELECT FROM dlq.expired_partitions(v_policy -> 'periods', (v_policy ->> 'audit')::interval) e WHERE e.partition_name = p_partition) THEN
-            RAISE EXCEPTION 'partition %: its time is not over', p_partition USING ERRCODE = 'DLQ01', HINT = 'The policy says how long entries and audit trail are kept.';
+            RAISE EXCEPTION 'partition %: its retention has not expired', p_partition USING ERRCODE = 'DLQ01', HINT = 'The policy sets the retention of entries and of the audit trail.';
         ELSIF v_archived IS NULL THEN
-            RAISE EXCEPTION 'partition %: it has not been archived', p_partition USING ERRCODE = 'DLQ01', HINT = 'dlqd archives a month whose time is over, and drops it, within an hour; its log says where it cannot.';
+            RAISE EXCEPTION 'partition %: it has not been archived', p_partition USING ERRCODE = 'DLQ01', HINT = 'dlqd archives and drops an expired month within an hour, or logs why it cannot.';
         END IF;
         p_rows := v_archived.rows;
         p_hash := v_archived.hash;
@@ -380,7 +380,7 @@ BEGIN
     WHERE j ->> 'status' IN ('dlq_resolved', 'dlq_archived')
       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = (j ->> 'id')::uuid AND (e.closed_at IS NULL OR e.closed_at >= v_since));
     -- The audit rows are part of the same statement, because dlq.on_insert requires them.
-    WITH noted AS (
+    WITH audited AS (
         INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, river_job_id, queue, kind, error_class, from_class, config_version, origin)
         SELECT r.id, r.status, r.status, dlq.actor(p_actor), 'restored from the archive', p_note, r.strategy, r.rule, r.river_job_id, r.queue, r.kind, r.error_class, r.error_class, coalesce(dlq.policy_version(), r.config_version), dlq.origin(dlq.actor(p_actor), p_actor)
         FROM jsonb_populate_recordset(NULL::dlq.dead_letter_queue, p_rows) r WHERE r.id = ANY (v_ids)

@@ -266,24 +266,24 @@ BEGIN
     WITH fresh AS MATERIALIZED (
         SELECT a.queue, a.former, a.fingerprint, a.main, a.entry_id, a.title
         FROM dlq.group_aliases a WHERE a.counted_at IS NULL FOR UPDATE
-    ), taken AS (
+    ), marked AS (
         UPDATE dlq.group_aliases a SET counted_at = clock_timestamp(), title = NULL
         FROM fresh f WHERE a.queue = f.queue AND a.former = f.former AND a.fingerprint = f.fingerprint
-    ), had AS MATERIALIZED (
-        SELECT f.main, f.fingerprint AS present, f.entry_id, f.title AS says, g.*
+    ), former_groups AS MATERIALIZED (
+        SELECT f.main, f.fingerprint AS present, f.entry_id, f.title AS new_title, g.*
         FROM fresh f JOIN dlq.failure_groups g ON g.queue = f.queue AND g.fingerprint = f.former
     ), groups AS (
         INSERT INTO dlq.failure_groups AS r
             (queue, fingerprint, title, error_type, error_class, first_seen, last_seen, failures, open, sample)
         SELECT h.queue, h.present,
-               (array_agg(coalesce(nullif(h.says, ''), h.title) ORDER BY h.main DESC, h.last_seen DESC))[1],
+               (array_agg(coalesce(nullif(h.new_title, ''), h.title) ORDER BY h.main DESC, h.last_seen DESC))[1],
                (array_agg(coalesce(e.error_type, h.error_type) ORDER BY h.main DESC, h.last_seen DESC))[1],
                (array_agg(h.error_class ORDER BY h.main DESC, h.last_seen DESC))[1],
                min(h.first_seen),
                max(CASE WHEN h.main THEN h.last_seen ELSE coalesce(e.last_failed_at, h.first_seen) END),
                sum(CASE WHEN h.main THEN h.failures ELSE 0 END), sum(CASE WHEN h.main THEN h.open ELSE 0 END),
                (array_agg(coalesce(h.entry_id, h.sample) ORDER BY h.main DESC, h.last_seen DESC))[1]
-        FROM had h
+        FROM former_groups h
         LEFT JOIN LATERAL (
             SELECT e.error_type, e.last_failed_at
             FROM dlq.dead_letter_queue e
@@ -296,9 +296,9 @@ BEGIN
             first_seen = least(r.first_seen, excluded.first_seen), last_seen = greatest(r.last_seen, excluded.last_seen)
     ), emptied AS (
         UPDATE dlq.failure_groups g SET open = 0
-        FROM had h WHERE h.main AND g.queue = h.queue AND g.fingerprint = h.fingerprint
+        FROM former_groups h WHERE h.main AND g.queue = h.queue AND g.fingerprint = h.fingerprint
     ), trend AS (
-        DELETE FROM dlq.rollup_groups r USING had h WHERE h.main AND r.queue = h.queue AND r.fingerprint = h.fingerprint
+        DELETE FROM dlq.rollup_groups r USING former_groups h WHERE h.main AND r.queue = h.queue AND r.fingerprint = h.fingerprint
         RETURNING r.step, r.bucket, r.queue, h.present, r.failures
     )
     INSERT INTO dlq.rollup_groups AS r (step, bucket, queue, fingerprint, failures)
@@ -480,16 +480,16 @@ CREATE OR REPLACE FUNCTION dlq.flow(p_over interval DEFAULT '24 hours', p_by tex
 RETURNS TABLE (bucket timestamptz, name text, captured bigint, failures bigint, redelivered bigint, succeeded bigint, resolved bigint, failed bigint, archived bigint, parked bigint, open bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    v_step  dlq.rollup_step := coalesce(p_step, dlq.step_for(p_over));
-    v_mine  text[] := dlq.scope_patterns(dlq.queue_scope());
-    v_scope text := CASE WHEN p_by = 'class' AND (p_queue IS NOT NULL OR v_mine IS NOT NULL) THEN 'queue_class' WHEN p_by IN ('all', 'class') AND p_queue IS NULL AND v_mine IS NULL THEN p_by
+    v_step     dlq.rollup_step := coalesce(p_step, dlq.step_for(p_over));
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_scope    text := CASE WHEN p_by = 'class' AND (p_queue IS NOT NULL OR v_patterns IS NOT NULL) THEN 'queue_class' WHEN p_by IN ('all', 'class') AND p_queue IS NULL AND v_patterns IS NULL THEN p_by
                          WHEN p_by IN ('all', 'queue') THEN 'queue' END;
 BEGIN
     IF v_scope IS NULL THEN
-        RAISE EXCEPTION 'analytics: there is no division by %', p_by USING ERRCODE = 'DLQ04', HINT = 'There are all, queue and class.';
+        RAISE EXCEPTION 'analytics: cannot group by %', p_by USING ERRCODE = 'DLQ04', HINT = 'Values: all, queue, class.';
     END IF;
     IF p_over <= interval '0' OR p_over > (CASE v_step WHEN 'minute' THEN interval '3 days' WHEN 'hour' THEN interval '60 days' ELSE interval '20 years' END) THEN
-        RAISE EXCEPTION 'analytics: a window of % cannot be looked at by the %', p_over, v_step USING ERRCODE = 'DLQ04', HINT = 'By the minute up to 3 days, by the hour up to 60, by the day up to 20 years.';
+        RAISE EXCEPTION 'analytics: invalid window % for buckets of one %', p_over, v_step USING ERRCODE = 'DLQ04', HINT = 'Windows: up to 3 days by minute, up to 60 days by hour, up to 20 years by day.';
     END IF;
     RETURN QUERY
     WITH moves AS MATERIALIZED (
@@ -497,7 +497,7 @@ BEGIN
                sum(r.resolved)::bigint AS resolved, sum(r.failed)::bigint AS failed, sum(r.archived)::bigint AS archived, sum(r.parked)::bigint AS parked, sum(r.open_change)::bigint AS open_change,
                (CASE p_by WHEN 'queue' THEN r.queue WHEN 'class' THEN r.error_class ELSE 'all' END) COLLATE "C" AS name
         FROM dlq.rollup_flow r
-        WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
+        WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
         GROUP BY r.bucket, name
     ), names AS MATERIALIZED (
         -- The number of open entries before the window: the open entries of today, less the changes
@@ -505,7 +505,7 @@ BEGIN
         SELECT o.name, sum(o.open)::float8 AS before
         FROM (
             SELECT (CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END) COLLATE "C" AS name, b.pending + b.processing + b.manual AS open, false AS moved
-            FROM dlq.rollup_backlog b WHERE (p_queue IS NULL OR b.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(b.queue, NULL, v_mine))
+            FROM dlq.rollup_backlog b WHERE (p_queue IS NULL OR b.queue = p_queue) AND (v_patterns IS NULL OR dlq.in_patterns(b.queue, NULL, v_patterns))
             UNION ALL SELECT m.name, -m.open_change, true FROM moves m
             UNION ALL SELECT 'all', 0, true WHERE p_by = 'all') o
         GROUP BY o.name HAVING bool_or(o.moved) OR sum(o.open) > 0
@@ -528,7 +528,7 @@ CREATE OR REPLACE FUNCTION dlq.times(p_over interval DEFAULT '7 days', p_by text
 RETURNS TABLE (queue text, measure text, entries bigint, average interval, p50 interval, p95 interval, p99 interval)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     WITH w AS (
@@ -536,17 +536,17 @@ BEGIN
     ), bins AS (
         SELECT CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL THEN r.queue ELSE '' END AS queue, r.measure, r.bin, sum(r.entries) AS entries, sum(r.seconds) AS seconds
         FROM w CROSS JOIN unnest(ARRAY['in_dlq', 'to_recovery']) m (measure)
-        JOIN dlq.rollup_times r ON r.step = w.step AND r.measure = m.measure AND r.scope = CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL OR v_mine IS NOT NULL THEN 'queue' ELSE 'all' END
-            AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
+        JOIN dlq.rollup_times r ON r.step = w.step AND r.measure = m.measure AND r.scope = CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL OR v_patterns IS NOT NULL THEN 'queue' ELSE 'all' END
+            AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
         GROUP BY 1, r.measure, r.bin
-    ), upto AS (
+    ), cumulative AS (
         SELECT b.*, make_interval(secs => 1.1::float8 ^ (b.bin - 0.5)) AS middle,
                sum(b.entries) OVER (PARTITION BY b.queue, b.measure ORDER BY b.bin) AS so_far, sum(b.entries) OVER (PARTITION BY b.queue, b.measure) AS total
         FROM bins b
     )
     SELECT nullif(u.queue, ''), u.measure, sum(u.entries)::bigint, make_interval(secs => sum(u.seconds) / sum(u.entries)),
            min(u.middle) FILTER (WHERE u.so_far >= 0.50 * u.total), min(u.middle) FILTER (WHERE u.so_far >= 0.95 * u.total), min(u.middle) FILTER (WHERE u.so_far >= 0.99 * u.total)
-    FROM upto u GROUP BY u.queue, u.measure ORDER BY u.measure, u.queue;
+    FROM cumulative u GROUP BY u.queue, u.measure ORDER BY u.measure, u.queue;
 END
 $$;
 COMMENT ON FUNCTION dlq.times IS
@@ -563,7 +563,7 @@ RETURNS TABLE (queue text, open bigint, pending bigint, processing bigint, manua
                resolved bigint, failed bigint, archived bigint, parked bigint, resolution_rate float8, replay_success float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     WITH w AS (
@@ -572,10 +572,10 @@ BEGIN
         SELECT r.queue, sum(r.captured) AS captured, sum(r.redelivered) AS redelivered, sum(r.succeeded) AS succeeded, sum(r.failures - r.captured) AS failed_again,
                sum(r.resolved) AS resolved, sum(r.failed) AS failed, sum(r.archived) AS archived, sum(r.parked) AS parked
         FROM w JOIN dlq.rollup_flow r ON r.step = w.step AND r.scope = 'queue' AND r.bucket >= date_trunc(w.step::text, now() - p_over)
-        WHERE v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine)
+        WHERE v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns)
         GROUP BY r.queue
     ), backlog AS (
-        SELECT b.queue, sum(b.pending) AS pending, sum(b.processing) AS processing, sum(b.manual) AS manual FROM dlq.rollup_backlog b WHERE v_mine IS NULL OR dlq.in_patterns(b.queue, NULL, v_mine) GROUP BY b.queue
+        SELECT b.queue, sum(b.pending) AS pending, sum(b.processing) AS processing, sum(b.manual) AS manual FROM dlq.rollup_backlog b WHERE v_patterns IS NULL OR dlq.in_patterns(b.queue, NULL, v_patterns) GROUP BY b.queue
     )
     SELECT s.queue, coalesce(sum(b.pending + b.processing + b.manual), 0)::bigint, coalesce(sum(b.pending), 0)::bigint, coalesce(sum(b.processing), 0)::bigint, coalesce(sum(b.manual), 0)::bigint,
            coalesce(sum(m.captured), 0)::bigint, coalesce(sum(m.redelivered), 0)::bigint, coalesce(sum(m.succeeded), 0)::bigint,
@@ -596,14 +596,14 @@ CREATE OR REPLACE FUNCTION dlq.replay_success(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, error_class text, redelivered bigint, succeeded bigint, failed bigint, success float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     SELECT r.queue, r.error_class, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint, sum(r.failures - r.captured)::bigint,
            dlq.ratio(sum(r.succeeded), sum(r.succeeded + r.failures - r.captured))
     FROM dlq.rollup_flow r
     WHERE r.step = dlq.coarse_step(p_over) AND r.scope = 'queue_class'
-      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
     GROUP BY r.queue, r.error_class HAVING sum(r.redelivered + r.succeeded + r.failures - r.captured) > 0
     ORDER BY 3 DESC, 1, 2;
 END
@@ -616,7 +616,7 @@ CREATE OR REPLACE FUNCTION dlq.retry_cost(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, captured bigint, attempts bigint, redelivered bigint, succeeded bigint, resolved bigint, attempts_per_capture float8, wasted float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     SELECT r.queue, sum(r.captured)::bigint, sum(r.attempts)::bigint, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint, sum(r.resolved)::bigint,
@@ -624,7 +624,7 @@ BEGIN
            dlq.ratio(sum(r.attempts + r.failures - r.captured), sum(r.attempts + r.failures - r.captured + r.succeeded))
     FROM dlq.rollup_flow r
     WHERE r.step = dlq.coarse_step(p_over) AND r.scope = 'queue'
-      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
     GROUP BY r.queue ORDER BY sum(r.attempts + r.redelivered) DESC, r.queue;
 END
 $$;
@@ -636,14 +636,14 @@ CREATE OR REPLACE FUNCTION dlq.error_types(p_over interval DEFAULT '7 days', p_q
 RETURNS TABLE (error_type text, failures bigint, share float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     SELECT r.error_type, sum(r.failures)::bigint, dlq.ratio(sum(r.failures), sum(sum(r.failures)) OVER ())
     FROM dlq.rollup_errors r
     WHERE r.step = dlq.coarse_step(p_over)
       AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
-      AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
+      AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
     GROUP BY r.error_type ORDER BY 2 DESC, 1 LIMIT p_limit;
 END
 $$;
@@ -656,16 +656,16 @@ RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan SET enable_sort = off AS $$
 DECLARE
-    v_step  dlq.rollup_step := dlq.coarse_step(p_over);
-    v_from  timestamptz := date_trunc(v_step::text, now() - p_over);
-    v_mine  text[] := dlq.scope_patterns(dlq.queue_scope());
-    v_mask  jsonb := dlq.mask();
+    v_step     dlq.rollup_step := dlq.coarse_step(p_over);
+    v_from     timestamptz := date_trunc(v_step::text, now() - p_over);
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_mask     jsonb := dlq.mask();
 BEGIN
     RETURN QUERY
     WITH top AS MATERIALIZED (
         SELECT r.queue, r.fingerprint, sum(r.failures) AS failures
         FROM dlq.rollup_groups r
-        WHERE r.step = v_step AND r.bucket >= v_from AND (p_queue IS NULL OR r.queue = p_queue) AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))
+        WHERE r.step = v_step AND r.bucket >= v_from AND (p_queue IS NULL OR r.queue = p_queue) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
         GROUP BY r.queue, r.fingerprint ORDER BY sum(r.failures) DESC, r.queue, r.fingerprint LIMIT p_limit
     )
     SELECT t.queue, t.fingerprint, CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE dlq.masked_text(g.title, v_mask) END, g.error_type, g.error_class, t.failures::bigint,
@@ -685,7 +685,7 @@ CREATE OR REPLACE FUNCTION dlq.heat_map(p_over interval DEFAULT '28 days', p_tim
 RETURNS TABLE (weekday integer, hour integer, failures bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_mine text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
     SELECT d.weekday, h.hour, coalesce(sum(r.failures), 0)::bigint
@@ -694,8 +694,8 @@ BEGIN
         SELECT extract(isodow FROM r.bucket AT TIME ZONE p_timezone)::integer AS weekday, extract(hour FROM r.bucket AT TIME ZONE p_timezone)::integer AS hour, r.failures
         FROM dlq.rollup_flow r
         WHERE r.step = 'hour' AND r.bucket >= date_trunc('hour', now() - p_over)
-          AND r.scope = CASE WHEN p_queue IS NULL AND v_mine IS NULL THEN 'all' ELSE 'queue' END AND (p_queue IS NULL OR r.queue = p_queue)
-          AND (v_mine IS NULL OR dlq.in_patterns(r.queue, NULL, v_mine))) r ON r.weekday = d.weekday AND r.hour = h.hour
+          AND r.scope = CASE WHEN p_queue IS NULL AND v_patterns IS NULL THEN 'all' ELSE 'queue' END AND (p_queue IS NULL OR r.queue = p_queue)
+          AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))) r ON r.weekday = d.weekday AND r.hour = h.hour
     GROUP BY d.weekday, h.hour ORDER BY d.weekday, h.hour;
 END
 $$;

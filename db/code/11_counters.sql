@@ -103,7 +103,7 @@ BEGIN
         WHERE t.rank <= dlq.most_counted_types() AND EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'captured' AND c.queue = t.queue)
     ), full_queues AS (
         SELECT c.queue FROM dlq.counters c WHERE c.name = 'error_type' AND c.label <> 'other' GROUP BY c.queue HAVING count(*) >= dlq.most_counted_types()
-    ), gone AS (
+    ), deleted AS (
         DELETE FROM dlq.counters c
         WHERE c.name = 'error_type' AND c.label <> 'other' AND c.queue IN (SELECT f.queue FROM full_queues f) AND NOT EXISTS (SELECT FROM top t WHERE t.queue = c.queue AND t.error_type = c.label)
     )
@@ -169,7 +169,7 @@ BEGIN
                   (SELECT o.updated_at, o.fingerprint FROM dlq.dead_letter_open o
                    WHERE w.error_class = 'undecided' AND o.status = 'dlq_manual' AND o.queue = w.queue
                      AND o.error_class IS NULL LIMIT w.share)) e) l
-    ), between_muted AS MATERIALIZED (
+    ), ranges AS MATERIALIZED (
         SELECT r.*, p_most / count(*) OVER () + 1 AS share FROM (
             SELECT q.queue, q.after, q.fingerprint AS above,
                    lead(q.fingerprint) OVER (PARTITION BY q.queue ORDER BY q.fingerprint) AS below
@@ -181,7 +181,7 @@ BEGIN
                       SELECT u.fingerprint FROM muted u WHERE u.queue = b.queue) f) q) r
     ), failed AS (
         SELECT r.queue, coalesce(e.error_class, 'undecided') AS error_class, count(*) AS entries
-        FROM between_muted r CROSS JOIN LATERAL (
+        FROM ranges r CROSS JOIN LATERAL (
             (SELECT o.error_class, o.closed_at FROM dlq.dead_letter_failed o
              WHERE r.below IS NULL AND o.queue = r.queue AND o.fingerprint > r.above LIMIT r.share)
             UNION ALL

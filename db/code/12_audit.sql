@@ -70,7 +70,7 @@ BEGIN
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'audit: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'There are actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, operation, after and before.';
+                HINT = 'Fields: actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, operation, after, before.';
         END IF;
     END LOOP;
     v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3' ELSE ' AND (t.at, t.id) < ($3, $6)' END || ' ORDER BY t.at DESC, t.id DESC LIMIT $2';
@@ -233,11 +233,11 @@ CREATE OR REPLACE FUNCTION dlq.erase_runs(p_filter jsonb, p_ids uuid[]) RETURNS 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- The paths of payloadAt contain no personal data.
-    v_values text[] := ARRAY(SELECT DISTINCT v.value #>> '{}' FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key, CASE f.key WHEN 'payloadAt' THEN jsonb_path_query_array(f.value, '$[*].values[*]') ELSE f.value END), '{}') FROM jsonb_each(p_filter) f WHERE f.key = ANY (dlq.personal_filters())), 'strict $.**') v (value)
+    v_values         text[] := ARRAY(SELECT DISTINCT v.value #>> '{}' FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key, CASE f.key WHEN 'payloadAt' THEN jsonb_path_query_array(f.value, '$[*].values[*]') ELSE f.value END), '{}') FROM jsonb_each(p_filter) f WHERE f.key = ANY (dlq.personal_filters())), 'strict $.**') v (value)
                              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
-    v_runs   uuid[];
-    v_live   integer;
-    v_asked  integer;
+    v_runs           uuid[];
+    v_open_runs      integer;
+    v_open_approvals integer;
 BEGIN
     v_runs := ARRAY(
         SELECT r.id FROM dlq.replay_runs r
@@ -252,7 +252,7 @@ BEGIN
         filter = r.filter - dlq.personal_filters() - 'errorMessage' || '{"erased": true}',
         patch = CASE WHEN r.patch IS NOT NULL THEN '{"erased": true}' END::jsonb, merge_patch = CASE WHEN r.merge_patch IS NOT NULL THEN '{"erased": true}' END::jsonb, note = NULL
     WHERE r.id = ANY (v_runs) AND r.status IN ('completed', 'cancelled'); -- a stopped run can be resumed
-    SELECT count(*) INTO v_live FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND r.status NOT IN ('completed', 'cancelled');
+    SELECT count(*) INTO v_open_runs FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND r.status NOT IN ('completed', 'cancelled');
     -- Requests for approval may name persons, too.
     WITH named AS MATERIALIZED (
         SELECT a.id FROM dlq.approvals a
@@ -261,21 +261,21 @@ BEGIN
                OR dlq.names(concat_ws(' ', a.note, a.decision, a.problem, a.request -> 'filter' ->> 'errorMessage'), v_values)
                OR (a.request ?| '{patch,mergePatch}' OR a.request -> 'filter' ?| dlq.personal_filters()) AND EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id AND e.entry_id = ANY (p_ids)))
         ORDER BY a.id FOR UPDATE
-    ), blanked AS (
+    ), erased_approvals AS (
         UPDATE dlq.approvals a SET request = '{"erased": true}', note = NULL, decision = NULL, problem = NULL WHERE a.id IN (SELECT n.id FROM named n) AND a.ended_at IS NOT NULL RETURNING a.id
-    ), done AS (
+    ), erased_operations AS (
         -- So may operations.
         UPDATE dlq.operations o SET filter = CASE WHEN o.filter IS NOT NULL THEN '{"erased": true}' END::jsonb, args = '{}', note = NULL
         WHERE EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(o.filter, o.args), 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
            OR dlq.names(concat_ws(' ', o.note, o.filter ->> 'errorMessage'), v_values)
            OR o.filter ?| dlq.personal_filters() AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
-    ) SELECT count(*) INTO v_asked FROM named n WHERE n.id NOT IN (SELECT b.id FROM blanked b);
+    ) SELECT count(*) INTO v_open_approvals FROM named n WHERE n.id NOT IN (SELECT b.id FROM erased_approvals b);
     UPDATE dlq.group_marks m SET note = NULL WHERE dlq.names(m.note, v_values);
     -- A saved view without its query would select all entries, so it is deleted. Values of fields
     -- such as queue:mailers are not personal data; "queue:mailers" in quotes is a text, and may be.
     DELETE FROM dlq.saved_views w
     WHERE dlq.names(w.name || ' ' || regexp_replace(w.query, '("(?:[^"\\]|\\.)*")|(^|\s)(status|queue|kind|class|type|code|group|rule|strategy|waiting|stage):("(?:[^"\\]|\\.)*"|\S*)', '\1 ', 'g'), v_values);
-    RETURN v_live + v_asked;
+    RETURN v_open_runs + v_open_approvals;
 END
 $$;
 COMMENT ON FUNCTION dlq.erase_runs IS
@@ -298,17 +298,17 @@ BEGIN
     SELECT coalesce(array_agg(e.id), '{}'), min(e.created_at) - interval '1 hour' INTO v_ids, v_from
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status <> 'dlq_processing' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     -- River keeps jobs for a while: the original one, and each redelivery.
-    WITH theirs AS MATERIALIZED (
+    WITH all_jobs AS MATERIALIZED (
         SELECT e.id AS entry_id, e.river_job_id AS job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
         UNION
         SELECT t.entry_id, t.job_id, t.job_created_at FROM dlq.entry_jobs t WHERE t.entry_id = ANY (v_ids)
     ), present AS MATERIALIZED (
-        SELECT t.entry_id, j.id FROM theirs t JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
-    ), held AS MATERIALIZED (
+        SELECT t.entry_id, j.id FROM all_jobs t JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
+    ), locked AS MATERIALIZED (
         SELECT j.id FROM river.river_job j WHERE j.id IN (SELECT p.id FROM present p) AND j.finalized_at IS NOT NULL ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED
     )
-    SELECT coalesce(array_agg(DISTINCT h.id), '{}'), array(SELECT unnest(v_ids) EXCEPT SELECT p.entry_id FROM present p WHERE p.id NOT IN (SELECT h2.id FROM held h2))
-    INTO v_jobs, v_ids FROM held h;
+    SELECT coalesce(array_agg(DISTINCT h.id), '{}'), array(SELECT unnest(v_ids) EXCEPT SELECT p.entry_id FROM present p WHERE p.id NOT IN (SELECT h2.id FROM locked h2))
+    INTO v_jobs, v_ids FROM locked h;
     v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_queue e
                    WHERE e.id = ANY (v_ids) AND e.status <> 'dlq_processing' AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since)
                    ORDER BY e.id FOR UPDATE SKIP LOCKED);
@@ -355,7 +355,7 @@ BEGIN
     PERFORM dlq.require_admin('erase');
     PERFORM dlq.require_everything('erase');
     IF dlq.chooses_all(p_filter) THEN
-        RAISE EXCEPTION 'erase: an empty filter chooses everybody''s data' USING ERRCODE = 'DLQ04', HINT = 'Name whose: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
+        RAISE EXCEPTION 'erase: an empty filter matches the data of every person' USING ERRCODE = 'DLQ04', HINT = 'Name the person: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
     PERFORM dlq.filter_where(p_filter);
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
@@ -369,10 +369,10 @@ COMMENT ON FUNCTION dlq.erase_begin IS 'Writes the record of an erasure. Returns
 CREATE OR REPLACE FUNCTION dlq.erase_step(p_erasure uuid, p_filter jsonb, p_after uuid DEFAULT NULL, p_limit integer DEFAULT 250) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_record dlq.erasures;
-    v_ids    uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false));
-    v_batch  record;
-    v_live   integer; -- replay runs and approvals that have not ended
+    v_record     dlq.erasures;
+    v_ids        uuid[] := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false));
+    v_batch      record;
+    v_unfinished integer; -- replay runs and approvals that have not ended
 BEGIN
     PERFORM dlq.require_admin('erase');
     PERFORM dlq.require_everything('erase');
@@ -380,12 +380,12 @@ BEGIN
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
     IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN
-        RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'dlq.erase_begin makes the record of this one.';
+        RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'Start an erasure with this filter: dlq.erase_begin.';
     END IF;
     IF p_after IS NULL OR cardinality(v_ids) > 0 THEN
-        v_live := dlq.erase_runs(p_filter, v_ids);
+        v_unfinished := dlq.erase_runs(p_filter, v_ids);
         SELECT * INTO v_batch FROM dlq.erase_entries(v_ids, v_record.actor, v_record.note);
-        v_batch.under_way := v_batch.under_way + v_live;
+        v_batch.under_way := v_batch.under_way + v_unfinished;
         UPDATE dlq.erasures r SET entries = r.entries + v_batch.entries, jobs = r.jobs + v_batch.jobs, under_way = r.under_way + v_batch.under_way WHERE r.id = p_erasure;
     END IF;
     RETURN v_ids[cardinality(v_ids)];
@@ -401,12 +401,12 @@ CREATE OR REPLACE PROCEDURE dlq.erase(p_filter jsonb, p_note text, p_actor text 
 LANGUAGE plpgsql AS $$
 DECLARE
     v_after uuid;
-    v_begun timestamptz := clock_timestamp();
+    v_started_at timestamptz := clock_timestamp();
 BEGIN
     p_erasure := dlq.erase_begin(p_filter, p_note, p_actor);
     COMMIT;
     -- First file the failures that capture missed: they would be filed after the erasure.
-    WHILE NOT (SELECT r.done AND r.began_at >= v_begun FROM dlq.reconcile(p_whole => true) r) LOOP
+    WHILE NOT (SELECT r.done AND r.began_at >= v_started_at FROM dlq.reconcile(p_whole => true) r) LOOP
         COMMIT;
     END LOOP;
     COMMIT;

@@ -11,16 +11,16 @@ CREATE OR REPLACE VIEW dlq.automatic AS
         SELECT p.scope, coalesce(p.name, '') AS name, p.enabled, coalesce(p.include, '{}') AS include
         FROM dlq.settings s CROSS JOIN LATERAL jsonb_to_recordset(s.value::jsonb) AS p (scope text, name text, enabled boolean, include text[])
         WHERE s.key = 'automatic'
-    ), chosen AS (
+    ), switches AS (
         SELECT w.scope, w.name, w.enabled, w.include, 'operator' AS source, w.at, w.actor, w.note FROM dlq.automatic_switches w
         UNION ALL
         SELECT p.scope, p.name, p.enabled, p.include, 'policy', NULL, NULL, NULL FROM policy p
         WHERE NOT EXISTS (SELECT FROM dlq.automatic_switches w WHERE w.scope = p.scope AND w.name = p.name)
     )
-    SELECT c.scope, c.name, c.enabled, c.include, c.source, c.at, c.actor, c.note FROM chosen c
+    SELECT c.scope, c.name, c.enabled, c.include, c.source, c.at, c.actor, c.note FROM switches c
     UNION ALL
     SELECT 'all', '', NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'river' AND s.value = 'attached'), '{}', 'default', NULL, NULL, NULL
-    WHERE NOT EXISTS (SELECT FROM chosen c WHERE c.scope = 'all');
+    WHERE NOT EXISTS (SELECT FROM switches c WHERE c.scope = 'all');
 COMMENT ON VIEW dlq.automatic IS
     'The switches of automatic redelivery that are in force, and the source of each: operator, policy or '
     'default. A row with scope stop stops all automatic redelivery; with the name restored, dlqd set it because '
@@ -63,35 +63,35 @@ CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_stra
     p_class text, p_parked_by text, p_queue text, p_kind text, p_job_kind text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 DECLARE
-    v_at  text := 'again at ' || to_char(p_next_retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'
+    v_at     text := 'again at ' || to_char(p_next_retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'
         || CASE WHEN p_strategy = 'conditional' THEN ', once its conditions hold,' ELSE '' END
-        || CASE WHEN p_rule = 'unparked' THEN ', as a person returned it' ELSE coalesce(' by rule ' || p_rule, '') END;
-    v_why text;
+        || CASE WHEN p_rule = 'unparked' THEN ', because an operator returned it' ELSE coalesce(' by rule ' || p_rule, '') END;
+    v_reason text;
 BEGIN
     CASE p_status
     WHEN 'dlq_processing' THEN
-        RETURN 'is being sent again';
+        RETURN 'is being redelivered';
     WHEN 'dlq_manual' THEN
         RETURN 'needs a person: ' || CASE
             WHEN p_parked_by IS NOT NULL THEN 'parked by ' || p_parked_by
             WHEN p_rule = 'single-attempt' THEN 'its job had one attempt'
             WHEN p_rule = 'worker-lost' THEN 'its worker died, or it never ended, twice or more'
-            WHEN p_rule = 'backfilled' THEN 'its job failed before dlqd was there'
+            WHEN p_rule = 'backfilled' THEN 'its job failed before dlqd was attached'
             ELSE 'class ' || coalesce(p_class, 'unknown') || coalesce(' by rule ' || p_rule, '') END;
     WHEN 'dlq_pending' THEN
-        SELECT CASE s.name WHEN 'restored' THEN 'held, since the database was restored' ELSE 'all automatic redelivery is stopped by ' || s.actor END INTO v_why
+        SELECT CASE s.name WHEN 'restored' THEN 'held, because the database was restored' ELSE 'all automatic redelivery is stopped by ' || s.actor END INTO v_reason
         FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
         IF p_strategy IS NULL THEN
-            RETURN 'is judged next, by a DLQ worker' || coalesce(': ' || v_why, '');
-        ELSIF v_why IS NOT NULL THEN
-            RETURN 'would be sent ' || v_at || ': ' || v_why;
+            RETURN 'waits for a DLQ worker to decide' || coalesce(': ' || v_reason, '');
+        ELSIF v_reason IS NOT NULL THEN
+            RETURN 'would be sent ' || v_at || ': ' || v_reason;
         ELSIF NOT dlq.automatic_for(p_queue, p_kind, p_class, p_job_kind) THEN
             RETURN 'would be sent ' || v_at || ': automatic is off';
         END IF;
         RETURN CASE
             WHEN p_waiting_for = 'automatic' THEN 'will be sent ' || v_at || ': automatic was switched on'
             WHEN p_waiting_for = 'pace' THEN 'will be sent ' || v_at || ': its place in the pace'
-            WHEN p_waiting_for = 'order' THEN 'waits for: work of its ordering key that comes before it'
+            WHEN p_waiting_for = 'order' THEN 'waits for: earlier work of its ordering key'
             WHEN p_waiting_for LIKE 'condition: %' THEN 'waits for: ' || substr(p_waiting_for, 12)
             ELSE 'will be sent ' || v_at END;
     ELSE
@@ -122,11 +122,11 @@ BEGIN
         -- A stop is for emergencies: one hanging process, or another session that holds the lock,
         -- must not prevent it.
         IF p_scope = 'stop' AND p_enabled THEN
-            RAISE WARNING 'automatic redelivery: stopped for all that begins from now on; a transaction that began before did not end within 5 s, and may still redeliver what it holds'
-                USING HINT = 'pg_stat_activity shows transactions that hang.';
+            RAISE WARNING 'automatic redelivery: stopped, but an earlier transaction did not end within 5 s, and may still redeliver'
+                USING HINT = 'pg_stat_activity shows open transactions.';
         ELSE
-            RAISE EXCEPTION 'automatic redelivery: not changed, because a DLQ worker''s transaction, or another change, did not end within 5 s' USING ERRCODE = 'DLQ05',
-                HINT = 'Try again; pg_stat_activity shows transactions that hang.';
+            RAISE EXCEPTION 'automatic redelivery: not changed, because a transaction of a DLQ worker or of another change did not end within 5 s' USING ERRCODE = 'DLQ05',
+                HINT = 'Try again; pg_stat_activity shows open transactions.';
         END IF;
     END;
     IF p_enabled IS NULL THEN
@@ -178,13 +178,13 @@ LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_scope IS NULL OR p_scope NOT IN ('all', 'queue', 'kind', 'class') OR (coalesce(p_name, '') = '') <> (p_scope = 'all') THEN
         RAISE EXCEPTION 'automatic: there is no switch for % "%"', coalesce(p_scope, '(null)'), p_name USING ERRCODE = 'DLQ04',
-            HINT = 'There are all, without a name, and queue, kind and class with one.';
+            HINT = 'Scopes: all (without a name), queue, kind and class (with a name).';
     END IF;
     IF p_scope = 'class' AND p_name NOT IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug', 'unknown') THEN
         RAISE EXCEPTION 'automatic: there is no class "%"', p_name USING ERRCODE = 'DLQ04';
     END IF;
     IF p_include IS NULL OR NOT p_include <@ ARRAY['backfilled', 'single-attempt'] OR (NOT p_enabled AND p_include <> '{}') THEN
-        RAISE EXCEPTION 'automatic: include % is not possible here', p_include USING ERRCODE = 'DLQ04', HINT = 'A switch that is on may include backfilled and single-attempt.';
+        RAISE EXCEPTION 'automatic: invalid include %', p_include USING ERRCODE = 'DLQ04', HINT = 'A switch that is on may include backfilled and single-attempt.';
     END IF;
 END
 $$;

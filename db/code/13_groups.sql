@@ -21,13 +21,13 @@ RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_
                mute_until timestamptz, mute_left bigint, updated_at timestamptz, updated_by text, sample uuid, place bigint)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_step  dlq.rollup_step := dlq.coarse_step(p_over);
-    v_from  timestamptz := date_trunc(v_step::text, now() - p_over);
-    v_mine  text[] := dlq.scope_patterns(dlq.queue_scope());
-    v_mask  jsonb := dlq.mask();
-    v_where text := 'true';
-    v_key   text;
-    v_words constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
+    v_step     dlq.rollup_step := dlq.coarse_step(p_over);
+    v_from     timestamptz := date_trunc(v_step::text, now() - p_over);
+    v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
+    v_mask     jsonb := dlq.mask();
+    v_where    text := 'true';
+    v_key      text;
+    v_words    constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
 BEGIN
     -- As in dlq.filter_where, values are read from parameter $1 and never become part of the SQL
     -- text.
@@ -44,11 +44,11 @@ BEGIN
             WHEN 'hasOpen'     THEN '(g.open > 0) = ($1 ->> ''hasOpen'')::boolean'
         END;
         IF v_where IS NULL THEN
-            RAISE EXCEPTION 'groups: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are queue, fingerprint, errorClass, status (open, fixed, regressed, muted), owner ("" for nobody) and hasOpen.';
+            RAISE EXCEPTION 'groups: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'Fields: queue, fingerprint, errorClass, status (open, fixed, regressed, muted), owner ("" for no owner), hasOpen.';
         END IF;
     END LOOP;
     IF p_order NOT IN ('latest', 'open', 'failures') THEN
-        RAISE EXCEPTION 'groups: there is no order %', p_order USING ERRCODE = 'DLQ04', HINT = 'There are latest, open and failures.';
+        RAISE EXCEPTION 'groups: there is no order %', p_order USING ERRCODE = 'DLQ04', HINT = 'Orders: latest, open, failures.';
     END IF;
     RETURN QUERY EXECUTE
         'WITH page AS MATERIALIZED (
@@ -74,7 +74,7 @@ BEGIN
              SELECT coalesce(r.failures, 0) FROM generate_series($6, now(), (''1 '' || $7)::interval) b (bucket)
              LEFT JOIN dlq.rollup_groups r ON r.queue = (p.g).queue AND r.fingerprint = (p.g).fingerprint AND r.step = $7 AND r.bucket = b.bucket AND r.bucket >= $6 ORDER BY b.bucket) AS trend) w
          ORDER BY p.place DESC, (p.g).queue, (p.g).fingerprint'
-        USING p_filter, v_mine, p_after, p_limit, v_mask, v_from, v_step;
+        USING p_filter, v_patterns, p_after, p_limit, v_mask, v_from, v_step;
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'groups: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
@@ -122,7 +122,7 @@ BEGIN
     IF coalesce(v_found, '{}') = '{}' THEN
         RAISE EXCEPTION 'failure group % of queue %: there is no such group', p_fingerprint, p_queue USING ERRCODE = 'DLQ02';
     ELSIF v_found[2] IS NOT NULL THEN
-        RAISE EXCEPTION 'failure group % of queue %: several begin so', p_fingerprint, p_queue USING ERRCODE = 'DLQ04';
+        RAISE EXCEPTION 'failure group % of queue %: several fingerprints begin with this', p_fingerprint, p_queue USING ERRCODE = 'DLQ04', HINT = 'Give more of its characters.';
     END IF;
     RETURN v_found[1];
 END
@@ -182,17 +182,17 @@ DECLARE
     v_since constant timestamptz := now() - interval '31 days';
 BEGIN
     RETURN QUERY EXECUTE
-        'WITH said AS (
+        'WITH details AS (
              SELECT e.source,
                     coalesce(e.error_context ->> ''version'', e.error_context ->> ''appVersion'', e.error_context ->> ''release'', e.metadata ->> ''version'', e.metadata ->> ''appVersion'', e.metadata ->> ''release'') AS version,
-                    -- (River calls a client by its host and the time when it began, if the application does not.)
+                    -- If the application sets no client id, River makes one of the host and the start time.
                     coalesce(e.error_context ->> ''host'', e.error_context ->> ''hostname'', e.metadata ->> ''host'', e.metadata ->> ''hostname'',
                              (SELECT regexp_replace(j.attempted_by[array_upper(j.attempted_by, 1)], ''_[0-9]{4}_[0-9]{2}_[0-9]{2}T[0-9]{2}_[0-9]{2}_[0-9]{2}_[0-9]+$'', '''')
                               FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)) AS host
              FROM dlq.entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)
          ), named AS (
              SELECT n.by, left(n.name, 255) AS name, count(*) AS entries
-             FROM said s CROSS JOIN LATERAL (VALUES (''source'', s.source), (''version'', s.version), (''host'', s.host)) n (by, name)
+             FROM details s CROSS JOIN LATERAL (VALUES (''source'', s.source), (''version'', s.version), (''host'', s.host)) n (by, name)
              WHERE n.name <> '''' GROUP BY 1, 2
          )
          SELECT r.by, r.name, r.entries, dlq.ratio(r.entries, cardinality($1))
@@ -219,16 +219,16 @@ DECLARE
 BEGIN
     FOR v_key IN SELECT jsonb_object_keys(p_changes) LOOP
         IF v_key NOT IN ('owner', 'note', 'status', 'muteUntil', 'muteFailures') THEN
-            RAISE EXCEPTION 'group: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are owner, note, status (open, fixed, muted), muteUntil and muteFailures.';
+            RAISE EXCEPTION 'group: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'Fields: owner, note, status (open, fixed, muted), muteUntil, muteFailures.';
         END IF;
     END LOOP;
     IF p_changes = '{}' OR p_changes ->> 'status' NOT IN ('open', 'fixed', 'muted') OR v_mute AND coalesce(p_changes ->> 'status', 'muted') <> 'muted' OR p_changes ->> 'status' = 'muted' AND NOT v_mute
         OR (p_changes ->> 'muteUntil')::timestamptz <= now() OR (p_changes ->> 'muteFailures')::bigint NOT BETWEEN 1 AND 1000000000 THEN
-        RAISE EXCEPTION 'group: % says nothing that can be done', p_changes USING ERRCODE = 'DLQ04',
-            HINT = 'Such as {"owner": "kim"}, {"note": "waits for the bank"}, {"status": "fixed"}, {"status": "open"}, or a mute that ends: {"muteUntil": "2030-01-01T00:00:00Z"}, {"muteFailures": 100}.';
+        RAISE EXCEPTION 'group: invalid changes %', p_changes USING ERRCODE = 'DLQ04',
+            HINT = 'Examples: {"owner": "kim"}, {"note": "waits for the bank"}, {"status": "fixed"}, {"status": "open"}, or a mute that ends: {"muteUntil": "2030-01-01T00:00:00Z"}, {"muteFailures": 100}.';
     END IF;
     IF length(p_changes ->> 'owner') > 255 OR length(p_changes ->> 'note') > 10000 OR length(p_why) > 10000 THEN
-        RAISE EXCEPTION 'group: too long' USING ERRCODE = 'DLQ04', HINT = 'A note has 10000 characters at most, an owner 255.';
+        RAISE EXCEPTION 'group: the owner, note or reason is too long' USING ERRCODE = 'DLQ04', HINT = 'Limits: owner 255 characters, note and reason 10000 characters.';
     END IF;
     p_why := dlq.masked_text(p_why, dlq.mask(false)); -- users may read it after the entries are gone
     p_changes := p_changes || CASE WHEN p_changes ->> 'note' IS NOT NULL THEN jsonb_build_object('note', dlq.masked_text(p_changes ->> 'note', dlq.mask(false))) ELSE '{}' END;
@@ -284,11 +284,11 @@ COMMENT ON FUNCTION dlq.assign_group IS
 CREATE OR REPLACE FUNCTION dlq.muted_entries() RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_mine text[] := dlq.scope_patterns(dlq.scope());
+    v_patterns text[] := dlq.scope_patterns(dlq.scope());
 BEGIN
     RETURN (SELECT count(*) FROM dlq.group_marks m JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
             CROSS JOIN LATERAL (SELECT FROM dlq.dead_letter_open e
-                                WHERE e.queue = m.queue AND e.fingerprint = m.fingerprint AND e.status = 'dlq_manual' AND (v_mine IS NULL OR dlq.in_patterns(e.queue, e.kind, v_mine))
+                                WHERE e.queue = m.queue AND e.fingerprint = m.fingerprint AND e.status = 'dlq_manual' AND (v_patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, v_patterns))
                                 LIMIT 10000) e
             WHERE m.muted_at IS NOT NULL AND dlq.is_muted(m, g.failures));
 END
@@ -319,16 +319,16 @@ COMMENT ON FUNCTION dlq.part_of IS
 CREATE OR REPLACE FUNCTION dlq.inherit_marks(p_queue text, p_former text, p_fingerprint text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_from  dlq.group_marks;
-    v_note  text;
-    v_alone constant boolean := NOT EXISTS (
+    v_former     dlq.group_marks;
+    v_note       text;
+    v_one_to_one constant boolean := NOT EXISTS (
         SELECT FROM dlq.group_aliases a
         WHERE a.queue = p_queue AND a.former = p_former AND a.fingerprint <> p_fingerprint
     ) AND NOT EXISTS (
         SELECT FROM dlq.group_aliases a
         WHERE a.queue = p_queue AND a.fingerprint = p_fingerprint AND a.former <> p_former);
 BEGIN
-    IF NOT v_alone THEN
+    IF NOT v_one_to_one THEN
         UPDATE dlq.group_marks m SET
             (fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from)
                 = ROW (NULL, NULL, NULL, NULL, NULL, NULL, NULL),
@@ -338,30 +338,30 @@ BEGIN
           AND f.queue = m.queue AND f.fingerprint = m.inherited_from
           AND (m.fingerprint = p_fingerprint OR m.inherited_from = p_former);
     END IF;
-    SELECT * INTO v_from FROM dlq.group_marks m WHERE m.queue = p_queue AND m.fingerprint = p_former;
-    IF v_from.queue IS NULL THEN
+    SELECT * INTO v_former FROM dlq.group_marks m WHERE m.queue = p_queue AND m.fingerprint = p_former;
+    IF v_former.queue IS NULL THEN
         RETURN;
     END IF;
-    IF NOT dlq.is_muted(v_from, (
+    IF NOT dlq.is_muted(v_former, (
         SELECT g.failures FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = p_former))
     THEN
-        v_from.muted_at := NULL; -- the mute has ended
+        v_former.muted_at := NULL; -- the mute has ended
     END IF;
-    v_note := nullif(left(concat_ws(E'\n', v_from.note, CASE WHEN NOT v_alone THEN dlq.part_of(v_from) END), 10000), '');
+    v_note := nullif(left(concat_ws(E'\n', v_former.note, CASE WHEN NOT v_one_to_one THEN dlq.part_of(v_former) END), 10000), '');
     INSERT INTO dlq.group_marks AS m
         (queue, fingerprint, owner, note, fixed_at, fixed_by,
          muted_at, muted_by, mute_until, mute_upto,
          inherited_from, updated_at, updated_by)
-    SELECT p_queue, p_fingerprint, v_from.owner, v_note,
-           CASE WHEN v_alone THEN v_from.fixed_at END, CASE WHEN v_alone THEN v_from.fixed_by END,
-           CASE WHEN x.mutes THEN v_from.muted_at END, CASE WHEN x.mutes THEN v_from.muted_by END,
-           CASE WHEN x.mutes THEN v_from.mute_until END,
-           CASE WHEN x.mutes THEN v_from.mute_upto + coalesce((
+    SELECT p_queue, p_fingerprint, v_former.owner, v_note,
+           CASE WHEN v_one_to_one THEN v_former.fixed_at END, CASE WHEN v_one_to_one THEN v_former.fixed_by END,
+           CASE WHEN x.mutes THEN v_former.muted_at END, CASE WHEN x.mutes THEN v_former.muted_by END,
+           CASE WHEN x.mutes THEN v_former.mute_until END,
+           CASE WHEN x.mutes THEN v_former.mute_upto + coalesce((
                SELECT g.failures FROM dlq.failure_groups g
                WHERE g.queue = p_queue AND g.fingerprint = p_fingerprint), 0) END,
-           CASE WHEN v_alone AND coalesce(v_from.fixed_at, v_from.muted_at) IS NOT NULL THEN p_former END,
-           v_from.updated_at, v_from.updated_by
-    FROM (SELECT v_alone AND v_from.muted_at IS NOT NULL AS mutes) x
+           CASE WHEN v_one_to_one AND coalesce(v_former.fixed_at, v_former.muted_at) IS NOT NULL THEN p_former END,
+           v_former.updated_at, v_former.updated_by
+    FROM (SELECT v_one_to_one AND v_former.muted_at IS NOT NULL AS mutes) x
     ON CONFLICT (queue, fingerprint) DO UPDATE SET
         owner = coalesce(m.owner, excluded.owner),
         note = CASE WHEN position(excluded.note IN m.note) > 0 THEN m.note
@@ -377,9 +377,9 @@ BEGIN
             WHERE x.place = CASE WHEN m.fixed_at IS NULL AND m.muted_at IS NULL THEN 2 ELSE 1 END);
     PERFORM dlq.record_act(
         'group ' || p_queue || ' ' || p_fingerprint,
-        CASE WHEN v_alone THEN 'goes on with a former group' ELSE 'was part of a former group' END, p_actor, NULL,
-        jsonb_build_object('former', p_former, 'owner', v_from.owner, 'fixedBy', v_from.fixed_by,
-                           'mutedBy', CASE WHEN v_from.muted_at IS NOT NULL THEN v_from.muted_by END));
+        CASE WHEN v_one_to_one THEN 'goes on with a former group' ELSE 'was part of a former group' END, p_actor, NULL,
+        jsonb_build_object('former', p_former, 'owner', v_former.owner, 'fixedBy', v_former.fixed_by,
+                           'mutedBy', CASE WHEN v_former.muted_at IS NOT NULL THEN v_former.muted_by END));
 END
 $$;
 COMMENT ON FUNCTION dlq.inherit_marks IS
@@ -437,7 +437,7 @@ DECLARE
     v_moved integer;
     v_at    constant timestamptz := (SELECT s.at - interval '1 minute' FROM dlq.rollup_state s);
 BEGIN
-    WITH held AS MATERIALIZED (
+    WITH locked AS MATERIALIZED (
         SELECT e.id, n.former, n.fingerprint, coalesce(a.fingerprint, 'other') AS counted
         FROM unnest(p_ids, p_formers, p_fingerprints, p_last_failed_ats) n (id, former, fingerprint, last_failed_at)
         -- Only entries that have not changed since they were read.
@@ -448,10 +448,10 @@ BEGIN
         WHERE a.former IS NOT NULL OR e.updated_at < v_at
         ORDER BY e.id FOR UPDATE OF e SKIP LOCKED
     ), moved AS (
-        UPDATE dlq.dead_letter_open e SET fingerprint = h.fingerprint FROM held h WHERE e.id = h.id
+        UPDATE dlq.dead_letter_open e SET fingerprint = h.fingerprint FROM locked h WHERE e.id = h.id
         RETURNING e.id, e.status, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class,
                   e.config_version, e.last_failed_at, e.fingerprint, h.former, h.counted
-    ), written AS (
+    ), audited AS (
         INSERT INTO dlq.dead_letter_transitions
             (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at,
              river_job_id, queue, kind, error_class, from_class, config_version, failed_at,

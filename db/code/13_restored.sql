@@ -77,29 +77,29 @@ COMMENT ON FUNCTION dlq.may_send IS
 CREATE OR REPLACE FUNCTION dlq.server_verdict(p_process uuid, p_mark bigint, p_timeline bigint, p_now jsonb) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_known   jsonb := (SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'server');
-    v_lost    boolean := p_mark > 0 AND NOT EXISTS (SELECT FROM dlq.processes p WHERE p.id = p_process AND p.mark >= p_mark);
-    v_witness boolean;
+    v_known       jsonb := (SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'server');
+    v_mark_lost   boolean := p_mark > 0 AND NOT EXISTS (SELECT FROM dlq.processes p WHERE p.id = p_process AND p.mark >= p_mark);
+    v_mark_intact boolean;
 BEGIN
-    IF v_known IS NULL AND (NOT v_lost OR dlq.is_restored()) THEN
+    IF v_known IS NULL AND (NOT v_mark_lost OR dlq.is_restored()) THEN
         RETURN 'unknown';
     END IF;
     -- The process wrote its last mark on the known timeline, and the mark is still here: nothing
     -- that was committed before it is lost.
-    v_witness := p_mark > 0 AND NOT v_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
+    v_mark_intact := p_mark > 0 AND NOT v_mark_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
     IF dlq.is_restored() THEN
         -- Only a hold because of the timeline can end here: it was made by a process that had just
         -- started and could not know of the promotion.
         IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline') THEN
             RETURN 'same';
         END IF;
-        RETURN CASE WHEN v_lost THEN 'lost' WHEN v_witness AND dlq.same_server(v_known - 'timeline', p_now) THEN 'promoted' ELSE 'same' END;
+        RETURN CASE WHEN v_mark_lost THEN 'lost' WHEN v_mark_intact AND dlq.same_server(v_known - 'timeline', p_now) THEN 'promoted' ELSE 'same' END;
     END IF;
     RETURN CASE
         WHEN NOT dlq.same_server(v_known - 'timeline', p_now) THEN 'other'
-        WHEN v_lost THEN 'lost' -- also if the server is not known yet
+        WHEN v_mark_lost THEN 'lost' -- also if the server is not known yet
         WHEN dlq.same_server(v_known, p_now) THEN 'same'
-        WHEN v_witness THEN 'promoted'
+        WHEN v_mark_intact THEN 'promoted'
         ELSE 'timeline' END;
 END
 $$;
@@ -121,8 +121,8 @@ CREATE OR REPLACE FUNCTION dlq.watch_server(p_process uuid, p_name text, p_mark 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 #variable_conflict use_column
 DECLARE
-    v_now   jsonb := dlq.server_identity();
-    v_known jsonb;
+    v_now         jsonb := dlq.server_identity();
+    v_known       jsonb;
 BEGIN
     verdict := dlq.server_verdict(p_process, p_mark, p_timeline, v_now);
     IF verdict <> 'same' THEN
@@ -135,7 +135,7 @@ BEGIN
         WHEN 'unknown' THEN
             PERFORM dlq.know_server(v_now);
         WHEN 'promoted' THEN
-            PERFORM dlq.change_automatic('stop', 'restored', NULL, NULL, 'worker:' || p_name, 'a standby was promoted under a dlqd that runs');
+            PERFORM dlq.change_automatic('stop', 'restored', NULL, NULL, 'worker:' || p_name, 'a standby was promoted while this dlqd ran');
             PERFORM dlq.know_server(v_now);
             PERFORM dlq.record_act('server', 'promoted', 'worker:' || p_name, NULL, jsonb_build_object('before', v_known, 'after', v_now));
         ELSE
@@ -172,20 +172,20 @@ COMMENT ON FUNCTION dlq.know_server IS 'Records this server as the known one.';
 CREATE OR REPLACE FUNCTION dlq.restored_note(p_why text, p_process uuid, p_name text, p_known jsonb, p_now jsonb) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE
-        WHEN p_why = 'lost' THEN 'what ' || p_name || ' wrote last is not here: the database went back while it ran'
-        WHEN p_why = 'timeline' THEN format('the server is on timeline %s, and dlqd knew it on %s: it was restored, or promoted while no dlqd ran', p_now ->> 'timeline', p_known ->> 'timeline')
-        WHEN p_now -> 'system' <> p_known -> 'system' THEN format('this is another server (system identifier %s, known was %s)', p_now ->> 'system', p_known ->> 'system')
+        WHEN p_why = 'lost' THEN 'the last write of ' || p_name || ' is missing: the database was set back while it ran'
+        WHEN p_why = 'timeline' THEN format('the server is on timeline %s, and was on %s before: it was restored, or promoted while no dlqd ran', p_now ->> 'timeline', p_known ->> 'timeline')
+        WHEN p_now -> 'system' <> p_known -> 'system' THEN format('this is another server (system identifier %s, expected %s)', p_now ->> 'system', p_known ->> 'system')
         WHEN p_now -> 'database' <> p_known -> 'database' THEN 'this is another database of the same server'
-        ELSE 'its tables were made anew, from a dump' END
+        ELSE 'its tables were restored from a dump' END
         -- Without this process, which has just written its own row.
-        || coalesce('; it knows of nothing after ' || to_char(greatest((SELECT max(t.at) FROM dlq.dead_letter_transitions t), (SELECT max(p.seen_at) FROM dlq.processes p WHERE p.id <> p_process)) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC', '')
+        || coalesce('; its last record is of ' || to_char(greatest((SELECT max(t.at) FROM dlq.dead_letter_transitions t), (SELECT max(p.seen_at) FROM dlq.processes p WHERE p.id <> p_process)) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC', '')
 $$;
 COMMENT ON FUNCTION dlq.restored_note IS 'The reason why dlqd considers the database restored, as text.';
 
 CREATE OR REPLACE FUNCTION dlq.hold_restored(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM dlq.change_automatic('stop', 'restored', true, '{}', p_actor, coalesce(p_note, 'said by ' || dlq.actor(p_actor)));
+    PERFORM dlq.change_automatic('stop', 'restored', true, '{}', p_actor, coalesce(p_note, 'reported by ' || dlq.actor(p_actor)));
     INSERT INTO dlq.settings AS s (key, value) VALUES ('restored', '{"why": "said"}')
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
 END
@@ -199,7 +199,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_known jsonb;
 BEGIN
-    PERFORM dlq.require_everything('a restored database');
+    PERFORM dlq.require_everything('restored database');
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.server', 0));
     v_known := (SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'server');
     IF NOT dlq.change_automatic('stop', 'restored', NULL, NULL, p_actor, p_note) THEN
@@ -220,7 +220,7 @@ DECLARE
     v_most constant integer := 100000;
     v_at   timestamptz;
 BEGIN
-    PERFORM dlq.require_everything('a restored database');
+    PERFORM dlq.require_everything('restored database');
     v_at := coalesce((SELECT s.at FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = 'restored'), now());
     RETURN QUERY
     SELECT 'replay run'::text, true, (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IS NULL AND e.job_id IS NULL),
@@ -236,7 +236,7 @@ BEGIN
         WHERE j.state NOT IN ('completed', 'discarded', 'cancelled') AND j.created_at < v_at
     ) u GROUP BY u.own ORDER BY u.own DESC;
     RETURN QUERY
-    SELECT 'dead letter that goes by itself'::text, true, sum(g.n)::bigint, sum(g.due)::bigint || ' of them are due'
+    SELECT 'dead letter with automatic redelivery'::text, true, sum(g.n)::bigint, sum(g.due)::bigint || ' of them are due'
     FROM (
         SELECT e.queue, e.kind, e.error_class, e.job_kind, count(*) AS n, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
         FROM (SELECT * FROM dlq.dead_letter_open o WHERE o.status = 'dlq_pending' AND o.strategy IS NOT NULL LIMIT v_most) e

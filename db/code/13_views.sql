@@ -61,20 +61,20 @@ DECLARE
 BEGIN
     IF coalesce(btrim(p_name) <> p_name OR p_name !~ '^[^[:cntrl:]]{1,100}$', true) OR octet_length(p_query) > 4096 OR length(p_sort) > 64 OR cardinality(p_columns) > 40
         OR EXISTS (SELECT FROM unnest(p_columns) c WHERE c IS NULL OR c !~ '^[A-Za-z][A-Za-z0-9.]{0,63}$') THEN
-        RAISE EXCEPTION 'saved view: too long, or no name' USING ERRCODE = 'DLQ04',
-            HINT = 'A name has 1 to 100 characters, a query 4096 bytes at most, and 40 columns are shown at most, such as errorType.';
+        RAISE EXCEPTION 'saved view: invalid name, query, columns or sort order' USING ERRCODE = 'DLQ04',
+            HINT = 'Limits: name 1 to 100 characters, query 4096 bytes, sort order 64 characters, 40 columns, such as errorType.';
     END IF;
     IF p_shared AND NOT dlq.has_role('dlq_operator') THEN
-        RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06', HINT = 'An operator may.';
+        RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06', HINT = 'This requires the role operator.';
     END IF;
     -- One save at a time, so that the limit and the unique names hold.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.save_view', 0));
     SELECT v.owner INTO v_other FROM dlq.saved_views v WHERE p_shared AND v.shared AND v.name = p_name AND v.owner <> v_actor;
     IF FOUND THEN
-        RAISE EXCEPTION 'saved view %: somebody else shares one of this name', p_name USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'saved view %: another user shares a view with this name', p_name USING ERRCODE = 'DLQ01';
     END IF;
     IF (SELECT count(*) FROM dlq.saved_views v WHERE v.owner = v_actor AND v.name <> p_name) >= 100 THEN
-        RAISE EXCEPTION 'saved view %: you have 100 already', p_name USING ERRCODE = 'DLQ04';
+        RAISE EXCEPTION 'saved view %: you have 100 views, which is the limit', p_name USING ERRCODE = 'DLQ04';
     END IF;
     INSERT INTO dlq.saved_views AS v (owner, name, query, columns, sort, shared, scope) VALUES (v_actor, p_name, p_query, p_columns, p_sort, p_shared, dlq.scope())
     ON CONFLICT ON CONSTRAINT saved_views_pkey DO UPDATE SET query = excluded.query, columns = excluded.columns, sort = excluded.sort, shared = excluded.shared, scope = excluded.scope, updated_at = now();
@@ -89,11 +89,11 @@ CREATE OR REPLACE FUNCTION dlq.delete_view(p_name text, p_owner text DEFAULT NUL
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_owner <> dlq.actor(p_actor) THEN
-        PERFORM dlq.require_admin('delete somebody else''s view'), dlq.require_everything('delete somebody else''s view');
+        PERFORM dlq.require_admin('delete a view of another user'), dlq.require_everything('delete a view of another user');
     END IF;
     DELETE FROM dlq.saved_views v WHERE v.name = p_name AND v.owner = coalesce(p_owner, dlq.actor(p_actor)) AND (p_owner IS NULL OR p_owner = dlq.actor(p_actor) OR v.shared);
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'saved view %: you have none of this name', p_name USING ERRCODE = 'DLQ02';
+        RAISE EXCEPTION 'saved view %: you have no view with this name', p_name USING ERRCODE = 'DLQ02';
     END IF;
     PERFORM dlq.record_act('saved view ' || p_name, 'deleted', p_actor, NULL, jsonb_build_object('owner', p_owner));
 END

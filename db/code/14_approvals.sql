@@ -34,13 +34,13 @@ BEGIN
              || ' AND ($2 IS NULL OR e.queue LIKE ANY ($2) OR $4 LIKE ANY ($2)) LIMIT $3 + 1) l'
         INTO v_more USING p_request -> 'filter', dlq.like_patterns(v_rule -> 'queues'), v_above, p_request ->> 'queue';
         IF v_more THEN
-            RAISE EXCEPTION '%: needs a second person, for more than % dead letters%', p_operations[1], v_above,
+            RAISE EXCEPTION '%: needs a second person for more than % dead letters%', p_operations[1], v_above,
                 coalesce(' of ' || (SELECT string_agg(q, ', ') FROM jsonb_array_elements_text(v_rule -> 'queues') q), '')
                 USING ERRCODE = 'DLQ07',
                 -- A hint is written to the server's log. For dlqd it leaves out the request: the
                 -- API creates the request itself, and the data of a client does not belong in that
                 -- log.
-                HINT = CASE WHEN dlq.is_owner() THEN 'Ask for it with dlq.request_approval.' ELSE format('Ask for it: SELECT dlq.request_approval(%L, %L, ''why''). Somebody else approves it with dlq.approve.', p_operation, p_request) END;
+                HINT = CASE WHEN dlq.is_owner() THEN 'Request it with dlq.request_approval.' ELSE format('Request it: SELECT dlq.request_approval(%L, %L, ''why''). A second person approves it with dlq.approve.', p_operation, p_request) END;
         END IF;
     END LOOP;
 END
@@ -98,14 +98,14 @@ DECLARE
 BEGIN
     IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase') OR jsonb_typeof(p_request) IS DISTINCT FROM 'object'
         OR p_operation = 'bulk' AND coalesce(p_request ->> 'do', '') NOT IN ('discard', 'resolve', 'unpark', 'purge') THEN
-        RAISE EXCEPTION 'approval: there is no such operation to ask for' USING ERRCODE = 'DLQ04',
-            HINT = 'Such as dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7''): discard, resolve, unpark or purge; ''replay'' with what a replay run takes; or ''erase''.';
+        RAISE EXCEPTION 'approval: invalid operation or request' USING ERRCODE = 'DLQ04',
+            HINT = 'Operations: bulk (discard, resolve, unpark or purge), replay (with the fields of a replay run), erase. Example: dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7'').';
     END IF;
     PERFORM dlq.require_role_for(p_operation, p_request);
     v_filter := dlq.approval_filter(p_operation, p_request);
     PERFORM dlq.filter_where(v_filter);
     IF dlq.chooses_all(p_request -> 'filter') AND (p_operation = 'erase' OR NOT coalesce((p_request ->> 'all')::boolean, false)) THEN
-        RAISE EXCEPTION '%: an empty filter chooses every entry', p_operation USING ERRCODE = 'DLQ04', HINT = 'Say so in the request: "all": true.';
+        RAISE EXCEPTION '%: an empty filter matches every entry', p_operation USING ERRCODE = 'DLQ04', HINT = 'To select all entries, put "all": true into the request.';
     END IF;
     SELECT coalesce(sum(q.n), 0), coalesce(jsonb_object_agg(q.queue, q.n), '{}') INTO v_entries, v_by_queue
     FROM (SELECT p.queue, sum(p.entries)::bigint AS n FROM dlq.preview(v_filter) p GROUP BY p.queue) q;
@@ -127,7 +127,8 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF lower(p_actor) IN (lower(p_approval.actor), lower(p_approval.on_behalf_of), lower(p_approval.token_by))
         OR lower(p_on_behalf_of) IN (lower(p_approval.actor), lower(p_approval.on_behalf_of)) OR lower(p_token_by) = lower(p_approval.actor) THEN
-        RAISE EXCEPTION 'approval %: it takes a second person, and % is the one who asked, or for whom, or acts for them, or by a token of theirs', p_approval.id, p_actor USING ERRCODE = 'DLQ06';
+        RAISE EXCEPTION 'approval %: requires a second person, and % counts as the requester', p_approval.id, p_actor
+            USING ERRCODE = 'DLQ06', HINT = 'The requester, the person they act for, and the creator of their token count as one person.';
     END IF;
 END
 $$;
@@ -172,14 +173,14 @@ BEGIN
     PERFORM dlq.require_role_for(v_approval.operation, v_approval.request);
     PERFORM dlq.require_second_person(v_approval, v_actor, CASE WHEN p_actor <> v_actor THEN p_actor ELSE p_on_behalf_of END, CASE WHEN dlq.is_owner() THEN p_token_by END);
     IF p_expect IS NULL THEN
-        RAISE EXCEPTION 'approval %: say how many dead letters you expect it to touch', p_id USING ERRCODE = 'DLQ04', HINT = 'It was asked for ' || v_approval.entries || '.';
+        RAISE EXCEPTION 'approval %: pass the number of dead letters that you expect it to change', p_id USING ERRCODE = 'DLQ04', HINT = 'It was requested for ' || v_approval.entries || '.';
     END IF;
     -- In the scope of the requester, which is within that of the approver.
     EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(v_filter) || dlq.scope_where(v_approval.scope)
          || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) ON CONFLICT DO NOTHING' USING v_filter, p_id;
     GET DIAGNOSTICS v_frozen = ROW_COUNT;
     IF v_frozen > p_expect THEN
-        RAISE EXCEPTION 'approval %: it would touch % dead letters, and not %', p_id, v_frozen, p_expect USING ERRCODE = 'DLQ05', HINT = 'Look at them again.';
+        RAISE EXCEPTION 'approval %: matches % dead letters, more than the % expected', p_id, v_frozen, p_expect USING ERRCODE = 'DLQ05', HINT = 'Check them again.';
     END IF;
     UPDATE dlq.approvals a SET frozen = v_frozen WHERE a.id = p_id;
     PERFORM dlq.decide_approval(p_id, 'approved', 'approved', p_actor, p_note);
@@ -206,7 +207,7 @@ DECLARE
     v_approval dlq.approvals := dlq.open_approval(p_id);
 BEGIN
     IF lower(dlq.actor(p_actor)) NOT IN (lower(v_approval.actor), lower(coalesce(v_approval.on_behalf_of, v_approval.actor))) THEN
-        RAISE EXCEPTION 'approval %: % asked for it, and alone can withdraw it; others refuse it', p_id, v_approval.actor USING ERRCODE = 'DLQ06';
+        RAISE EXCEPTION 'approval %: only % can withdraw it, who requested it', p_id, v_approval.actor USING ERRCODE = 'DLQ06', HINT = 'Others can refuse it.';
     END IF;
     PERFORM dlq.decide_approval(p_id, 'withdrawn', 'withdrawn', p_actor, p_note);
 END

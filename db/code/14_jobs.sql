@@ -23,7 +23,7 @@ BEGIN
             WHEN 'overdue' THEN 'j.state = ''available'' AND j.scheduled_at < now() - ($1 ->> ''overdue'')::interval'
         END;
         IF v_where IS NULL THEN
-            RAISE EXCEPTION 'jobs: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'There are ids, state, queue, kind, payload, after, before (when it ended), heldFor and overdue.';
+            RAISE EXCEPTION 'jobs: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'Fields: ids, state, queue, kind, payload, after, before (when the job ended), heldFor, overdue.';
         END IF;
     END LOOP;
     v_scope := dlq.scope();
@@ -86,23 +86,24 @@ DECLARE
     v_count integer;
 BEGIN
     IF coalesce(p_note, '') = '' THEN
-        RAISE EXCEPTION 'run again: say why' USING ERRCODE = 'DLQ04', HINT = 'The note tells jobs that were run again for this reason from others.';
+        RAISE EXCEPTION 'run again: a note is required' USING ERRCODE = 'DLQ04', HINT = 'A job is run again only once with the same note.';
     END IF;
-    EXECUTE 'WITH again AS (
+    EXECUTE 'WITH originals AS (
             SELECT j.* FROM river.river_job j
             WHERE j.state = ''completed'' AND j.finalized_at >= $1 AND ($2 IS NULL OR j.queue = $2) AND ' || dlq.jobs_where('{}') || ' AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:copied}'' AND j.metadata ->> ''dlq:run_again'' IS DISTINCT FROM $4
             ORDER BY j.finalized_at, j.id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
         ), marked AS (
-            UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4, ''dlq:copied'', true) FROM again WHERE j.id = again.id
-        ), queued AS (
+            UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4, ''dlq:copied'', true) FROM originals WHERE j.id = originals.id
+        ), copies AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
-            SELECT a.args, a.kind, a.max_attempts, dlq.carried_metadata(a.metadata, ''discard'') || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM again a ORDER BY a.finalized_at, a.id
+            SELECT a.args, a.kind, a.max_attempts, dlq.carried_metadata(a.metadata, ''discard'') || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM originals a ORDER BY a.finalized_at, a.id
             RETURNING id, created_at, kind, queue, args
-        ), placed AS ( -- those of one ordering key go in the order in which they were done
-            -- (Of queues that do not keep the order, nobody looks at them: they are taken away when the work is done.)
+        ), ordered AS (
+            -- Jobs of one ordering key run in the order in which they ended. In an unordered queue nothing reads the
+            -- row; dlq.forget_ordered deletes it when the work is done.
             INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
-            SELECT q.queue, q.args ->> ''orderingKey'', q.id, q.created_at FROM queued q WHERE q.kind = ''dlqd_message'' AND q.args ->> ''orderingKey'' IS NOT NULL ORDER BY q.id
-        ) SELECT count(*)::integer FROM queued' INTO v_count USING p_since, p_queue, p_limit, p_note;
+            SELECT q.queue, q.args ->> ''orderingKey'', q.id, q.created_at FROM copies q WHERE q.kind = ''dlqd_message'' AND q.args ->> ''orderingKey'' IS NOT NULL ORDER BY q.id
+        ) SELECT count(*)::integer FROM copies' INTO v_count USING p_since, p_queue, p_limit, p_note;
     PERFORM dlq.record_act('completed jobs', 'run again', p_actor, p_note, jsonb_build_object('since', p_since, 'queue', p_queue, 'jobs', v_count));
     RETURN v_count;
 END
@@ -120,7 +121,7 @@ BEGIN
     PERFORM dlq.require_admin('delete jobs');
     PERFORM dlq.require_everything('delete jobs');
     IF dlq.chooses_all(jsonb_build_object('payload', p_payload)) THEN
-        RAISE EXCEPTION 'delete jobs: an empty payload chooses everybody''s' USING ERRCODE = 'DLQ04';
+        RAISE EXCEPTION 'delete jobs: an empty payload matches the jobs of every person' USING ERRCODE = 'DLQ04';
     END IF;
     EXECUTE 'DELETE FROM river.river_job d WHERE d.id IN (
             SELECT j.id FROM river.river_job j WHERE j.finalized_at IS NOT NULL AND ' || dlq.jobs_where(jsonb_build_object('payload', p_payload)) || ' FOR UPDATE SKIP LOCKED)

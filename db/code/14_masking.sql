@@ -391,8 +391,8 @@ CREATE OR REPLACE FUNCTION dlq.refuse_mask(p_action text, p_document jsonb) RETU
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_document IS NOT NULL AND position('"***"' IN p_document::text) > 0 AND dlq.mask(false) IS NOT NULL THEN
-        RAISE EXCEPTION '%: the payload has *** where something is masked, and would be sent with that', p_action USING ERRCODE = 'DLQ04',
-            HINT = 'Send a patch of what is to change, or say why you look at the payload (reveal), and send all of it.';
+        RAISE EXCEPTION '%: the payload contains ***, which stands for a masked value', p_action USING ERRCODE = 'DLQ04',
+            HINT = 'Send a patch with the changes, or reveal the payload and send all of it.';
     END IF;
 END
 $$;
@@ -407,7 +407,7 @@ DECLARE
     v_found record;
 BEGIN
     IF btrim(coalesce(p_note, '')) = '' THEN
-        RAISE EXCEPTION 'reveal: say why' USING ERRCODE = 'DLQ04', HINT = 'The note is in the audit trail.';
+        RAISE EXCEPTION 'reveal: a note is required' USING ERRCODE = 'DLQ04', HINT = 'The note is written to the audit trail.';
     END IF;
     SELECT l.* INTO v_found FROM dlq.lock_entries(dlq.ids_in_scope(ARRAY[p_id]),
         enum_range(NULL::dlq.dead_letter_status)) l;
@@ -430,19 +430,19 @@ COMMENT ON FUNCTION dlq.record_reveal IS 'Writes the audit row of a reveal (see 
 CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_since  timestamptz := dlq.closed_since(ARRAY[p_id]);
-    v_begun  timestamptz := transaction_timestamp();
-    v_calls  text;
-    v_lines  text[];
-    v_caller text;
+    v_since    timestamptz := dlq.closed_since(ARRAY[p_id]);
+    v_began_at timestamptz := transaction_timestamp();
+    v_calls    text;
+    v_lines    text[];
+    v_caller   text;
 BEGIN
     GET DIAGNOSTICS v_calls = PG_CONTEXT; -- this call, then perhaps its statement, then the caller
     v_lines := string_to_array(v_calls, E'\n');
     v_caller := v_lines[CASE WHEN v_lines[2] ~ 'p_entry := dlq.revealed\(p_id\)\W*$' THEN 3 ELSE 2 END];
     IF strpos(coalesce(v_caller, ''), 'reveal(uuid,text,jsonb)') = 0
         OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user AND t.reason = 'revealed'
-                   AND t.at >= clock_timestamp() - interval '1 minute' AND t.at < v_begun) THEN
-        RAISE EXCEPTION 'dead letter %: you have not said why', p_id USING ERRCODE = 'DLQ06', HINT = 'CALL dlq.reveal(id, note), outside of a transaction.';
+                   AND t.at >= clock_timestamp() - interval '1 minute' AND t.at < v_began_at) THEN
+        RAISE EXCEPTION 'dead letter %: no reason for revealing it is recorded', p_id USING ERRCODE = 'DLQ06', HINT = 'Use CALL dlq.reveal(id, note), outside of a transaction.';
     END IF;
     RETURN (SELECT to_jsonb(e) FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND (e.closed_at IS NULL OR e.closed_at >= v_since));
 END

@@ -238,7 +238,7 @@ BEGIN
         SELECT FROM jsonb_array_elements(p_scope) g WHERE jsonb_typeof(g) <> 'object' OR g - 'queues' - 'kinds' <> '{}'
             OR jsonb_typeof(coalesce(g -> 'queues', '[]')) <> 'array' OR jsonb_typeof(coalesce(g -> 'kinds', '[]')) <> 'array'
             OR EXISTS (SELECT FROM jsonb_path_query(g, 'strict $.*[*]') p WHERE jsonb_typeof(p) <> 'string' OR length(p #>> '{}') NOT BETWEEN 1 AND 255))) THEN
-        RAISE EXCEPTION 'scope of a role: % is none', p_scope USING ERRCODE = 'DLQ04', HINT = 'Such as [{"queues": ["payments*"], "kinds": ["order.*"]}]; null for everything.';
+        RAISE EXCEPTION 'scope of a role: invalid scope %', p_scope USING ERRCODE = 'DLQ04', HINT = 'Example: [{"queues": ["payments*"], "kinds": ["order.*"]}]; null for no limit.';
     END IF;
     DELETE FROM dlq.role_scopes s WHERE s.role = p_role;
     INSERT INTO dlq.role_scopes (role, queues, kinds)
@@ -334,16 +334,16 @@ BEGIN
             BEGIN
                 EXECUTE format('CREATE ROLE %I NOLOGIN', v_role);
                 EXECUTE format('COMMENT ON ROLE %I IS %L', v_role, CASE v_role
-                    WHEN 'dlq_reader' THEN 'dlqd: reads dead letters (but for sensitive columns), audit trail and analytics.'
-                    WHEN 'dlq_operator' THEN 'dlqd: reads all, replays, discards, resolves, parks; steers runs and circuit breakers.'
-                    ELSE 'dlqd: also purges, erases, restores, and sees to partitions.' END);
+                    WHEN 'dlq_reader' THEN 'dlqd: reads dead letters (except sensitive columns), the audit trail and analytics.'
+                    WHEN 'dlq_operator' THEN 'dlqd: also reads sensitive columns; replays, discards, resolves and parks; controls replay runs and circuit breakers.'
+                    ELSE 'dlqd: also purges, erases, restores, and manages partitions.' END);
                 -- dlqd detach drops these roles.
                 INSERT INTO dlq.settings AS s (key, value) VALUES ('roles_made', v_role)
                 ON CONFLICT (key) DO UPDATE SET value = s.value || ',' || excluded.value, updated_at = now();
             EXCEPTION
                 WHEN duplicate_object OR unique_violation THEN NULL; -- created by another database's dlqd
                 WHEN insufficient_privilege THEN
-                    RAISE NOTICE 'role % was not made: % may not make roles; make it and run dlqd attach (or dlqd migrate up) again', v_role, current_user;
+                    RAISE NOTICE 'role % was not created, because % may not create roles; create it and run dlqd attach (or dlqd migrate up) again', v_role, current_user;
                     RETURN;
             END;
         END IF;

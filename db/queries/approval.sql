@@ -26,12 +26,12 @@ SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS req
        coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
 FROM dlq.take_approval(@during::interval) t;
 
--- name: Hold :exec
--- Hold extends the time for which a request is reserved for the process that carries it out.
+-- name: ExtendReservation :exec
+-- ExtendReservation extends the time for which a request is reserved for the process that carries it out.
 UPDATE dlq.approvals SET taken_until = now() + sqlc.arg(during)::interval WHERE id = @id AND state = 'approved';
 
--- name: Release :exec
--- Release ends that time: another process, or this one later, carries the request out.
+-- name: EndReservation :exec
+-- EndReservation ends that time: another process, or this one later, carries the request out.
 UPDATE dlq.approvals SET taken_until = NULL WHERE id = @id AND state = 'approved';
 
 -- name: End :exec

@@ -33,13 +33,13 @@ SELECT dlq.check_automatic(@scope::text, @name::text, @enabled::boolean, @includ
 SELECT dlq.set_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[], @actor::text, nullif(@note::text, ''));
 
 -- name: ResetAutomatic :one
-SELECT dlq.reset_automatic(@scope::text, @name::text, @actor::text, nullif(@note::text, ''))::boolean AS was;
+SELECT dlq.reset_automatic(@scope::text, @name::text, @actor::text, nullif(@note::text, ''))::boolean AS existed;
 
 -- name: StopAutomatic :exec
 SELECT dlq.stop_automatic(@actor::text, nullif(@note::text, ''));
 
 -- name: ResumeAutomatic :one
-SELECT dlq.resume_automatic(@actor::text, nullif(@note::text, ''))::boolean AS was;
+SELECT dlq.resume_automatic(@actor::text, nullif(@note::text, ''))::boolean AS existed;
 
 -- name: PublishAutomatic :exec
 -- PublishAutomatic publishes the policy's switches of automatic redelivery for users of SQL.
@@ -60,8 +60,8 @@ SELECT count(*) FROM (
     WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
     LIMIT @most) o;
 
--- name: CountReserved :many
--- CountReserved counts entries that need manual handling although their class does not, by group
+-- name: CountManualByRule :many
+-- CountManualByRule counts entries that need manual handling although their class does not, by group
 -- and reason.
 SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by, (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
 FROM dlq.dead_letter_open e

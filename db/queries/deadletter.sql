@@ -124,8 +124,8 @@ SELECT dlq.record_act(@subject::text, @act::text, @actor::text, nullif(@note::te
 -- name: BeginErasure :one
 SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::uuid AS id, now()::timestamptz AS at;
 
--- name: FileAll :one
--- FileAll scans a batch of the jobs that River keeps, and returns whether the scan is done and began
+-- name: ReconcileAll :one
+-- ReconcileAll scans a batch of the jobs that River keeps, and returns whether the scan is done and began
 -- at @since or later: then all earlier failures are filed.
 SELECT (r.done AND r.began_at >= @since::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r;
 

@@ -56,8 +56,8 @@ WHERE length(g.fingerprint) < 20 AND g.fingerprint <> 'other'
 ORDER BY g.queue, g.fingerprint
 LIMIT @most::integer;
 
--- name: LastOfGroups :many
--- LastOfGroups returns the last entries of some groups, in any state, up to most for each group.
+-- name: LastGroupEntries :many
+-- LastGroupEntries returns the last entries of some groups, in any state, up to @limits for each group.
 -- The columns are those of FormerEntries.
 SELECT e.id, e.queue, e.fingerprint::text AS former,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
@@ -68,7 +68,7 @@ SELECT e.id, e.queue, e.fingerprint::text AS former,
             THEN e.error_context END::jsonb AS error_context,
        e.last_failed_at
 FROM (SELECT unnest(@queues::text[]) AS queue, unnest(@fingerprints::text[]) AS fingerprint,
-             unnest(@mosts::integer[]) AS most) g
+             unnest(@limits::integer[]) AS most) g
 CROSS JOIN LATERAL (
     SELECT * FROM dlq.dead_letter_queue l
     WHERE l.queue = g.queue AND l.fingerprint = g.fingerprint ORDER BY l.id DESC LIMIT g.most

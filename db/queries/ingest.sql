@@ -12,8 +12,8 @@ SELECT e.event_id::text, e.id, e.status FROM dlq.dead_letter_queue e
 WHERE e.stage = 'inbox' AND e.event_id = ANY (@event_ids::text[])
   AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox' AND o.id < dlq.first_id(now() - interval '12 hours'));
 
--- name: EntrySameContent :one
--- EntrySameContent returns whether a dead letter's message equals the given one as jsonb: the
+-- name: CompareEntry :one
+-- CompareEntry returns whether a dead letter's message equals the given one as jsonb: the
 -- payload's formatting is ignored.
 SELECT river_job_id, (original_event - 'payloadText' = @args::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = @id AND stage IN ('inbox', 'open');
 
@@ -24,8 +24,8 @@ FROM river.river_job
 WHERE unique_key = @unique_key::bytea AND unique_states IS NOT NULL
   AND river.river_job_state_in_bitmask(unique_states, state) AND dlq.in_patterns(queue, args ->> 'kind', (SELECT dlq.scope_patterns(dlq.scope())));
 
--- name: JobsSameContent :many
--- JobsSameContent returns whether the args of each job equal the given ones as jsonb: a payload's
+-- name: CompareJobs :many
+-- CompareJobs returns whether the args of each job equal the given ones as jsonb: a payload's
 -- formatting is ignored.
 SELECT j.id, (j.args - 'payloadText' = d.args)::boolean AS same
 FROM (SELECT unnest(@ids::bigint[]) AS id, unnest(@args::jsonb[]) AS args) d

@@ -10,7 +10,7 @@ FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> @known_at THEN m.cou
 -- whether this transaction takes the next. The lock and the statement timeout last until the
 -- transaction ends. A sample with a future time, which remains after a clock was set back, makes
 -- the next one due.
-SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS ours
+SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS taken
 FROM (SELECT coalesce(s.age, '0')::interval AS age,
              coalesce(NOT (s.age >= '0' AND s.age < greatest(@every::interval, least(20 * s.took, @most::interval))),
                       true)::boolean AS due

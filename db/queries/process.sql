@@ -1,8 +1,8 @@
--- name: SeeProcess :one
--- SeeProcess records that a process is alive. Each process that serves calls it every few seconds,
+-- name: RecordHeartbeat :one
+-- RecordHeartbeat records that a process is alive. Each process that serves calls it every few seconds,
 -- also while it stops, because its jobs may still run. It returns the database's time, and deletes
 -- the rows of processes that have been gone for long.
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM dlq.processes WHERE seen_at < now() - @forget_after::interval AND id <> @id
 )
 INSERT INTO dlq.processes (id, name, version, parts, queues)

@@ -23,8 +23,8 @@ UNION ALL
  WHERE @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id < coalesce(sqlc.narg('after')::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
--- name: ReplayAlone :many
--- ReplayAlone returns the first entry of each queue among a run's entries whose jobs were rescued
+-- name: NextRescued :many
+-- NextRescued returns the first entry of each queue among a run's entries whose jobs were rescued
 -- twice or more and that wait to be sent one at a time.
 SELECT DISTINCT ON (e.queue) w.entry_id
 FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
@@ -61,7 +61,7 @@ SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;
 -- MaskSample masks what a redelivery would carry, and what an edit changes in it. Without an edit,
 -- patched is JSON null.
 SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event, dlq.masked_event(@patched::jsonb, @job_kind::text, m.mask)::jsonb AS patched,
-       dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS said
+       dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS details
 FROM (SELECT dlq.mask(false) AS mask) m;
 
 -- name: EditEvents :exec
@@ -113,7 +113,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
        coalesce(r.checkpoint, '')::text AS checkpoint,
        CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
-               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
+               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS details,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') END::bigint AS failed

@@ -15,4 +15,4 @@ SELECT dlq.may_send(@process::uuid, @mark::bigint)::text AS verdict;
 SELECT r.what::text AS what, r.held::boolean AS held, r.items::bigint AS items, coalesce(r.detail, '')::text AS detail FROM dlq.restored() r;
 
 -- name: ResumeRestored :one
-SELECT dlq.resume_restored(@actor::text, nullif(@note::text, ''))::boolean AS was;
+SELECT dlq.resume_restored(@actor::text, nullif(@note::text, ''))::boolean AS was_held;

@@ -63,7 +63,7 @@ FOR KEY SHARE OF i SKIP LOCKED;
 -- same time. Up to 1,000 are counted, once for each time.
 WITH entries AS MATERIALIZED (
     SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open')
-), looks AS (
+), rescues AS (
     SELECT t.at, l.jobs
     FROM (SELECT DISTINCT e.last_failed_at AS at FROM entries e) t
     CROSS JOIN LATERAL (
@@ -73,9 +73,9 @@ WITH entries AS MATERIALIZED (
             LIMIT 1000) o
     ) l
 )
-SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS made UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
-                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.made AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at), 0)::integer AS others
-FROM entries e JOIN looks l ON l.at = e.last_failed_at;
+SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS created_at UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
+                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.created_at AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at), 0)::integer AS others
+FROM entries e JOIN rescues l ON l.at = e.last_failed_at;
 
 -- name: ClaimUnfiled :many
 SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (@ids::uuid[]) ORDER BY i.id FOR UPDATE SKIP LOCKED;
@@ -119,8 +119,8 @@ FROM (
 ) d
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
--- name: PutOff :exec
--- PutOff makes entries wait longer, or for something else. Groups of waiting entries need a class
+-- name: Postpone :exec
+-- Postpone makes entries wait longer, or for something else. Groups of waiting entries need a class
 -- and a rule, and an entry that an operator returned undecided has none, so they are set.
 UPDATE dlq.dead_letter_queue e SET
     error_class = coalesce(e.error_class, 'unknown'),
@@ -146,8 +146,8 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason, unn
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint;
 
--- name: Reserve :many
--- Reserve parks entries that need manual handling although their class does not.
+-- name: ParkByRule :many
+-- ParkByRule parks entries that need manual handling although their class does not.
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
@@ -172,8 +172,8 @@ CROSS JOIN LATERAL (
 ORDER BY d.next_retry_at
 LIMIT 1;
 
--- name: BehindOthers :many
--- BehindOthers returns those of the given entries that must wait for earlier work of their ordering
+-- name: BlockedByOrder :many
+-- BlockedByOrder returns those of the given entries that must wait for earlier work of their ordering
 -- key.
 SELECT e.id FROM dlq.dead_letter_open e
 WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id, e.job_created_at) IS NOT NULL;
@@ -248,8 +248,8 @@ SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
        count(*) FILTER (WHERE e.status = 'dlq_resolved') AS succeeded
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 
--- name: DecidedAfter :many
--- DecidedAfter returns a page of the open entries that rules, and no operator, have judged: the
+-- name: DecidedEntries :many
+-- DecidedEntries returns a page of the open entries that rules, and no operator, have judged: the
 -- ones that reclassify judges again. The columns are those of ClaimDue.
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
@@ -351,8 +351,8 @@ ORDER BY e.priority, e.id
 LIMIT @max_entries::integer
 FOR UPDATE SKIP LOCKED;
 
--- name: TracesOf :many
--- TracesOf returns the traces that open entries were submitted in, for the spans of their filing.
+-- name: EntryTraces :many
+-- EntryTraces returns the traces that open entries were submitted in, for the spans of their filing.
 -- It is called only if traces are exported.
 SELECT e.id, (e.metadata ->> 'traceparent')::text AS parent, coalesce(e.metadata ->> 'tracestate', '')::text AS state
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]) AND e.stage = 'open' AND e.metadata ? 'traceparent';

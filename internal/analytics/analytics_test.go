@@ -242,9 +242,9 @@ func TestStore(t *testing.T) {
 	require.EqualValues(t, 1, byClass[0].Buckets[60].Open)
 	require.Zero(t, byClass[1].Buckets[60].Open)
 	_, err = b.store.Flow(t.Context(), day, "moon", "")
-	require.ErrorContains(t, err, "there is no division by moon")
+	require.ErrorContains(t, err, "cannot group by moon")
 	_, err = b.store.Flow(t.Context(), analytics.Window{Over: 100 * 24 * time.Hour}, "all", "minute")
-	require.ErrorContains(t, err, "cannot be looked at by the minute")
+	require.ErrorContains(t, err, "for buckets of one minute")
 
 	stats, err := b.store.Stats(t.Context(), day)
 	require.NoError(t, err)

@@ -45,7 +45,7 @@ func (s *service) registerCapture(api huma.API) {
 		Description: "No lock on a table is waited for: it works while applications are stuck. The change reaches each session at its next statement, and leaves an audit row.",
 		Errors:      []int{400, 422, 503},
 	}
-	example(&put, http.StatusOK, reconcile.Switched{Mode: reconcile.ModeOff, Writing: 2, Recorded: true, Message: "From each session's next statement on, nothing of dlqd's is done in the application's transactions."})
+	example(&put, http.StatusOK, reconcile.Switched{Mode: reconcile.ModeOff, Writing: 2, Recorded: true, Message: "From each session's next statement on, dlqd does nothing in the application's transactions."})
 	type input struct{ Body CaptureAction }
 	huma.Register(api, put, func(ctx context.Context, in *input) (*capturedOutput, error) {
 		act := in.Body.act(ctx)

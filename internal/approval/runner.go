@@ -77,7 +77,7 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 			case <-working.Done():
 				return
 			case <-ticks.C:
-				_ = q.Hold(working, dbsqlc.HoldParams{ID: a.ID, During: lease}) // if it fails, another process takes over
+				_ = q.ExtendReservation(working, dbsqlc.ExtendReservationParams{ID: a.ID, During: lease}) // if it fails, another process takes over
 			}
 		}
 	}()
@@ -85,7 +85,7 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 	stop()
 	<-said
 	if ctx.Err() != nil {
-		_ = q.Release(context.WithoutCancel(ctx), a.ID) // otherwise its lease ends by itself
+		_ = q.EndReservation(context.WithoutCancel(ctx), a.ID) // otherwise its lease ends by itself
 	}
 	if err != nil {
 		return false, fmt.Errorf("approval %s: %w", a.ID, err)

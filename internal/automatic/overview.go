@@ -167,7 +167,7 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 		}
 		preview.Goes = append(preview.Goes, going)
 	}
-	reserved, err := dbsqlc.New(db).CountReserved(ctx)
+	reserved, err := dbsqlc.New(db).CountManualByRule(ctx)
 	if err != nil {
 		return nil, err
 	}

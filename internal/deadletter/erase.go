@@ -51,7 +51,7 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	}
 	// Failures that capture missed would otherwise be filed after the erasure.
 	for filed := false; !filed; {
-		if filed, err = s.queries.FileAll(ctx, e.At); err != nil {
+		if filed, err = s.queries.ReconcileAll(ctx, e.At); err != nil {
 			return e, err
 		}
 	}

@@ -35,9 +35,9 @@ func TestFilter_times(t *testing.T) {
 		if meant := want == none || strings.Contains(filter, "1 hour") || strings.Contains(filter, "2020"); meant {
 			require.NoError(t, err, filter)
 		} else {
-			require.ErrorContains(t, err, "chooses every entry", filter)
+			require.ErrorContains(t, err, "matches every entry", filter)
 			_, err = pool.Exec(t.Context(), "SELECT dlq.erase_begin($1::text::jsonb, 'x')", filter)
-			require.ErrorContains(t, err, "chooses everybody", filter)
+			require.ErrorContains(t, err, "matches the data of every person", filter)
 		}
 	}
 	for _, filter := range []string{

@@ -45,10 +45,10 @@ func TestOwner_cannotForge(t *testing.T) {
 	refused := map[string]string{}
 	for _, status := range []string{"resolved", "failed", "archived"} {
 		for _, table := range []string{"dead_letter_queue", "dead_letter_" + status, "dead_letter_" + status + "_" + now} {
-			refused[forged(table, status)] = "an entry is dlq_pending first, and closed by a move, not inserted"
+			refused[forged(table, status)] = "cannot be inserted unless it is dlq_pending"
 		}
 		for _, table := range []string{"", "_default", "_" + now, "_" + later} {
-			refused["TRUNCATE dlq.dead_letter_"+status+table] = "it would lose entries without a trace"
+			refused["TRUNCATE dlq.dead_letter_"+status+table] = "it would delete entries without audit rows"
 		}
 	}
 	for _, table := range []string{"dead_letter_queue", "dead_letter_failed", "dead_letter_failed_" + now} {
@@ -60,13 +60,13 @@ func TestOwner_cannotForge(t *testing.T) {
 	}
 	refused["UPDATE dlq.dead_letter_transitions_"+now+" SET actor = 'x'"] = "it is append-only"
 	for _, stage := range []string{"open", "inbox"} { // nor an open one that is not pending
-		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,", 1)] = "an entry is dlq_pending first"
+		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,", 1)] = "cannot be inserted unless it is dlq_pending"
 	}
 	require.NoError(t, exec(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, detail) VALUES (gen_random_uuid(), 'dlq_manual', 'kim', 'q', 'k', '{"payload": {"card": "4711"}}')`))
 	require.NoError(t, exec(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'asked to')`))
 	refused[`UPDATE dlq.dead_letter_transitions SET detail = '{"erased": true}'`] = "it is append-only"
-	refused["DELETE FROM dlq.erasures"] = "is kept"
-	refused["TRUNCATE dlq.erasures"] = "is kept"
+	refused["DELETE FROM dlq.erasures"] = "records of erasures are permanent"
+	refused["TRUNCATE dlq.erasures"] = "records of erasures are permanent"
 	refused["UPDATE dlq.erasures SET actor = 'x'"] = "cannot be changed"
 	refused["UPDATE dlq.erasures SET note = NULL"] = "cannot be changed"
 	refused["DELETE FROM dlq.acts"] = "the audit trail is append-only"
@@ -121,12 +121,12 @@ func TestRoles_adminAndPartitions(t *testing.T) {
 		}
 		s := &session{T: t, conn: conn}
 		for _, month := range []string{"dead_letter_transitions_" + now, "dead_letter_resolved_" + now, "dead_letter_transitions_202001"} {
-			refused("SELECT dlq.drop_partition('"+month+"')", "its time is not over") // dlqd has not published the retention yet
+			refused("SELECT dlq.drop_partition('"+month+"')", "its retention has not expired") // dlqd has not published the retention yet
 		}
 		exec(`INSERT INTO dlq.settings (key, value) VALUES ('retention', '{"periods": {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}}, "audit": "1100 days"}')`)
 		for _, month := range []string{"dead_letter_transitions_" + now, "dead_letter_resolved_" + now} {
-			refused("SELECT dlq.drop_partition('"+month+"')", "its time is not over")
-			refused("SELECT dlq.drop_partition('"+month+"', 0, 0)", "its time is not over")
+			refused("SELECT dlq.drop_partition('"+month+"')", "its retention has not expired")
+			refused("SELECT dlq.drop_partition('"+month+"', 0, 0)", "its retention has not expired")
 		}
 		refused("SELECT dlq.drop_partition('dead_letter_transitions_202001')", "it has not been archived")
 		refused("SELECT dlq.drop_partition('dead_letter_resolved_202001', 0, 0)", "it has not been archived")
@@ -269,13 +269,13 @@ func TestRoles_monthsOfTheirOwn(t *testing.T) {
 	url, _ := roleEntries(t)
 	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		for sql, want := range map[string]string{
-			"SELECT dlq.ensure_partition('dlq.acts', now())":                           "has no months",
-			"SELECT dlq.ensure_partition('dlq.dead_letter_queue', now())":              "has no months",
-			"SELECT dlq.ensure_partition(NULL, now())":                                 "has no months",
-			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', NULL)":         "no partition of a month like",
-			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', 'infinity')":   "no partition of a month like",
-			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', '9999-01-01')": "no partition of a month like",
-			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', '1969-01-01')": "no partition of a month like",
+			"SELECT dlq.ensure_partition('dlq.acts', now())":                           "is not partitioned by month",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_queue', now())":              "is not partitioned by month",
+			"SELECT dlq.ensure_partition(NULL, now())":                                 "is not partitioned by month",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', NULL)":         "cannot create a partition for",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', 'infinity')":   "cannot create a partition for",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', '9999-01-01')": "cannot create a partition for",
+			"SELECT dlq.ensure_partition('dlq.dead_letter_transitions', '1969-01-01')": "cannot create a partition for",
 		} {
 			_, err := conn.Exec(t.Context(), sql)
 			require.ErrorContains(t, err, want, sql)

@@ -197,7 +197,7 @@ func TestRedeliver_equalJob(t *testing.T) {
 	require.Equal(t, equal, other)
 	_, err = b.store.Replay(t.Context(), id, kim, nil, false)
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
-	require.ErrorContains(t, err, fmt.Sprintf("done by job %d?", equal))
+	require.ErrorContains(t, err, fmt.Sprintf("job %d with the same unique key has ended", equal))
 	b.is(id, deadletter.Pending)
 
 	job, err := b.store.Replay(t.Context(), id, kim, nil, true)
@@ -255,7 +255,7 @@ func TestReplay_editedAndAlive(t *testing.T) {
 	b.retry(job)
 	_, err := b.store.Replay(t.Context(), id, kim, []byte(`{"amount": 3}`), false)
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
-	require.ErrorContains(t, err, "with the payload that it had")
+	require.ErrorContains(t, err, "with its original payload")
 	_, err = b.store.Replay(t.Context(), id, kim, []byte(`{"amount": 3}`), true)
 	require.NoError(t, err)
 }

@@ -103,17 +103,17 @@ func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
 		if err != nil {
 			return err
 		}
-		of := dbsqlc.LastOfGroupsParams{}
+		of := dbsqlc.LastGroupEntriesParams{}
 		for _, g := range groups {
 			most := int32(1)
 			if g.Marked {
 				most = learnEntries
 			}
 			of.Queues, of.Fingerprints = append(of.Queues, g.Queue), append(of.Fingerprints, g.Fingerprint)
-			of.Mosts = append(of.Mosts, most)
+			of.Limits = append(of.Limits, most)
 		}
 		if len(groups) > 0 {
-			rows, err := r.Store.queries().LastOfGroups(ctx, of)
+			rows, err := r.Store.queries().LastGroupEntries(ctx, of)
 			if err != nil {
 				return err
 			}

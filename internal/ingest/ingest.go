@@ -553,7 +553,7 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 	if err != nil {
 		return err
 	}
-	duplicates := dbsqlc.JobsSameContentParams{}
+	duplicates := dbsqlc.CompareJobsParams{}
 	for _, result := range results {
 		n, ok := index[string(result.Job.UniqueKey)]
 		if !ok {
@@ -575,7 +575,7 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 	if len(duplicates.Ids) == 0 {
 		return nil
 	}
-	rows, err := queries.JobsSameContent(ctx, duplicates)
+	rows, err := queries.CompareJobs(ctx, duplicates)
 	if err != nil {
 		return err
 	}
@@ -644,7 +644,7 @@ func duplicateOfEntry(ctx context.Context, queries *dbsqlc.Queries, s *submissio
 	if err != nil {
 		return outcome{}, err
 	}
-	row, err := queries.EntrySameContent(ctx, dbsqlc.EntrySameContentParams{Args: args, ID: entry})
+	row, err := queries.CompareEntry(ctx, dbsqlc.CompareEntryParams{Args: args, ID: entry})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return outcome{err: ErrUncertain}, nil // the entry was just closed; the next submission sees its outcome
 	}

@@ -150,7 +150,7 @@ func (s *Sampler) sample(ctx context.Context, tx postgres.DB, began time.Time) e
 	if err != nil {
 		return err
 	}
-	if !last.Ours {
+	if !last.Taken {
 		if last.Due && last.Age > StaleAfter {
 			return fmt.Errorf("the sample is %s old: %w", last.Age.Truncate(time.Second), errAnother)
 		}

@@ -58,7 +58,7 @@ func frozen(t *testing.T, version string) *guest {
 	require.NoError(t, g.migrator.UpTo(t.Context(), number))
 	// On the day of the freeze there is nothing to upgrade, so change functions and triggers
 	// slightly.
-	older := strings.NewReplacer("'dlqd: capture gives way", "'dlqd, an older one: capture gives way", "AFTER UPDATE OF state ON river.river_job", "AFTER UPDATE ON river.river_job",
+	older := strings.NewReplacer("'dlqd: capture gives way", "'dlqd, an older one: capture gives way", "'dlqd: capture skips", "'dlqd, an older one: capture skips", "AFTER UPDATE OF state ON river.river_job", "AFTER UPDATE ON river.river_job",
 		"BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.acts", "BEFORE DELETE OR TRUNCATE ON dlq.acts").Replace(code)
 	require.NotEqual(t, code, older)
 	execute(t, g.dlqd, postgres.DefaultSchemas().Render(older))

@@ -329,6 +329,21 @@ func TestSchema_isCommented(t *testing.T) {
 	require.Empty(t, missing, strings.Join(missing, "\n"))
 }
 
+// db/code/16_comments.sql replaces the comments of frozen migrations.
+func TestSchema_CommentsUsePlainWords(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	rows, err := pool.Query(t.Context(), `
+		SELECT DISTINCT pg_describe_object(d.classoid, d.objoid, d.objsubid) || ': ' || d.description
+		FROM pg_description d JOIN pg_depend n ON n.classid = d.classoid AND n.objid = d.objoid
+		WHERE n.refclassid = 'pg_namespace'::regclass AND n.refobjid = 'dlq'::regnamespace
+		  AND d.description ~* '\m(somebody|nobody|whoever|whatever|everybody|who did|where it went|they said)\M'`)
+	require.NoError(t, err)
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Empty(t, found, strings.Join(found, "\n"))
+}
+
 func TestFunctions_thatTriggersCallArePinned(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

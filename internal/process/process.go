@@ -69,7 +69,7 @@ func (p *Process) Once(ctx context.Context) error {
 		queues = append(queues, p.config.Queues()...)
 	}
 	began := time.Now()
-	seenAt, err := dbsqlc.New(p.config.DB).SeeProcess(ctx, dbsqlc.SeeProcessParams{
+	seenAt, err := dbsqlc.New(p.config.DB).RecordHeartbeat(ctx, dbsqlc.RecordHeartbeatParams{
 		ID: p.id, Name: p.config.Name, Version: p.config.Version, Parts: p.config.Parts, Queues: queues, ForgetAfter: forgetAfter,
 	})
 	if err != nil {

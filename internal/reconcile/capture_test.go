@@ -47,7 +47,7 @@ func TestSetCapture(t *testing.T) {
 	require.True(t, done.Recorded)
 	require.Equal(t, 1, done.Writing)
 	require.Contains(t, done.Message, "1 open transactions have written jobs")
-	require.Contains(t, done.Message, "filed by a dlqd that serves")
+	require.Contains(t, done.Message, "filed every minute by dlqd serve")
 	_, err = open.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", b.job())
 	require.NoError(t, err)
 	require.NoError(t, open.Commit(t.Context()))
@@ -63,7 +63,7 @@ func TestSetCapture(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'capture' AND actor = 'kim' AND origin <> ''"))
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.set_capture('maybe')")
-	require.ErrorContains(t, err, "capture cannot be maybe")
+	require.ErrorContains(t, err, "capture: invalid mode maybe")
 
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_follow")
 	require.Contains(t, b.status().Problem(), "the triggers on River's table are disabled")

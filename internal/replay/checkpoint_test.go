@@ -159,7 +159,7 @@ func TestCheckpoint_EditSaysWhetherToResume(t *testing.T) {
 	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2)", id, edited)
 	require.ErrorContains(t, err, "have a checkpoint", "by SQL, too")
 	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2, p_checkpoint => 'restart')", id, edited)
-	require.ErrorContains(t, err, "there is no checkpoint restart")
+	require.ErrorContains(t, err, "invalid checkpoint restart")
 
 	require.Equal(t, "ship 12", o.sends(id, replay.Single{Payload: edited, Checkpoint: deadletter.Resume}))
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)

@@ -221,7 +221,7 @@ func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind stri
 	var said struct {
 		Changes []Change `json:"changes"`
 	}
-	err = json.Unmarshal(masked.Said, &said)
+	err = json.Unmarshal(masked.Details, &said)
 	s.Changes = said.Changes
 	return err
 }
@@ -532,7 +532,7 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 		Patch      json.RawMessage `json:"patch"`
 		MergePatch json.RawMessage `json:"mergePatch"`
 	}
-	if err := json.Unmarshal(row.Said, &said); err != nil {
+	if err := json.Unmarshal(row.Details, &said); err != nil {
 		return nil, err
 	}
 	run := &Run{

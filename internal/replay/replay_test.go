@@ -290,10 +290,10 @@ func TestRun_lowRates(t *testing.T) {
 	}
 	for _, rate := range []string{"0", "-1", "'NaN'", "'Infinity'"} {
 		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_rate => "+rate+")")
-		require.ErrorContains(t, err, "replay: a rate of", rate)
+		require.ErrorContains(t, err, "replay: invalid rate", rate)
 	}
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_patch => '[]', p_merge_patch => '{}')")
-	require.ErrorContains(t, err, "replay: a patch and a merge patch")
+	require.ErrorContains(t, err, "replay: a patch and a merge patch exclude each other")
 }
 
 // The reported rate covers the time of sending, without pauses and without waiting for redeliveries
@@ -365,7 +365,7 @@ func TestRun_toAnotherQueue(t *testing.T) {
 	_, err = b.replayer.Start(t.Context(), complete(replay.Request{All: true, Queue: "new"}))
 	require.ErrorIs(t, err, deadletter.ErrUnhealthy)
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_queue => 'new')")
-	require.ErrorContains(t, err, "nobody works these queues: new")
+	require.ErrorContains(t, err, "no River client works these queues: new")
 	b.exec("UPDATE river_queue SET updated_at = now() - interval '1 hour'")
 	_, err = b.replayer.Start(t.Context(), complete(replay.Request{All: true}))
 	require.ErrorContains(t, err, "nobody works queue old", "nor any more")
@@ -497,7 +497,7 @@ func TestStart_isRefused(t *testing.T) {
 		kind    error
 		says    string
 	}{
-		{replay.Request{}, deadletter.ErrInvalid, "an empty filter chooses every entry"},
+		{replay.Request{}, deadletter.ErrInvalid, "an empty filter matches every entry"},
 		{replay.Request{Filter: json.RawMessage(`{"errorTipe": "T"}`)}, deadletter.ErrInvalid, "there is no field errorTipe"},
 		{replay.Request{Filter: json.RawMessage(`{"status": "open"}`)}, deadletter.ErrInvalid, "filter: invalid input value for enum"},
 		{replay.Request{Filter: json.RawMessage(`{"after": "yesterdayish"}`)}, deadletter.ErrInvalid, "filter: invalid input syntax"},
@@ -575,7 +575,7 @@ func TestRun_entriesAreChosenAtItsStart(t *testing.T) {
 		require.Equal(t, "completed", got.Status)
 		require.EqualValues(t, 4, got.Replayed)
 		require.EqualValues(t, 1, got.Skipped)
-		require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND outcome = 'skipped' AND detail = 'it had moved meanwhile'", run.ID))
+		require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND outcome = 'skipped' AND detail = 'the entry had moved meanwhile'", run.ID))
 	}
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }
@@ -612,7 +612,7 @@ func TestFilter_thatChoosesEverything(t *testing.T) {
 	} {
 		for _, sql := range []string{"SELECT dlq.replay_start($1)", "SELECT dlq.act_where('discard', $1, 'kim')", "SELECT dlq.erase_begin($1, 'x')"} {
 			_, err := b.pool.Exec(t.Context(), sql, filter)
-			require.ErrorContains(t, err, "an empty filter chooses every", "%s of %s", sql, filter)
+			require.ErrorContains(t, err, "an empty filter matches", "%s of %s", sql, filter)
 		}
 	}
 	for _, filter := range []string{`{"payload": {"n": 3}}`, `{"tags": ["x"]}`, `{"kind": "x*"}`, `{"minRetryCount": 1}`, `{"after": "2999-01-01"}`, `{"payload": {}, "queue": "x"}`} {

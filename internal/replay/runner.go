@@ -176,7 +176,7 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 // has ended. If none is left, it finishes the run. It returns the last entry that it sent or tried
 // to send.
 func (r *Runner) rest(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, size int) (last uuid.UUID, err error) {
-	ids, err := tx.ReplayAlone(ctx, dbsqlc.ReplayAloneParams{ID: run.ID, Most: int32(size)})
+	ids, err := tx.NextRescued(ctx, dbsqlc.NextRescuedParams{ID: run.ID, Most: int32(size)})
 	if err != nil {
 		return last, err
 	}

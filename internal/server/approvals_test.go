@@ -330,7 +330,7 @@ func TestApprovals_sql(t *testing.T) {
 	var pgErr *pgconn.PgError
 	_, err = kim.Exec(ctx, "SELECT dlq.act_where('discard', '{\"queue\": \"payments\"}')")
 	require.ErrorAs(t, err, &pgErr)
-	statement, _, found := strings.Cut(strings.TrimPrefix(pgErr.Hint, "Ask for it: "), ". Somebody else")
+	statement, _, found := strings.Cut(strings.TrimPrefix(pgErr.Hint, "Request it: "), ". A second person")
 	require.True(t, found, pgErr.Hint)
 	var id string
 	require.NoError(t, kim.QueryRow(ctx, statement).Scan(&id), statement)
@@ -339,7 +339,7 @@ func TestApprovals_sql(t *testing.T) {
 	_, err = kim.Exec(ctx, "SELECT dlq.approve($1, 2, p_actor => 'somebody')", id)
 	require.ErrorContains(t, err, "second person", "a name that one gives oneself is none")
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 1)", id)
-	require.ErrorContains(t, err, "2 dead letters, and not 1")
+	require.ErrorContains(t, err, "2 dead letters, more than the 1 expected")
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
 	require.NoError(t, err)
 	token := b.named("ann", access.Operator, "root")

@@ -67,7 +67,7 @@ func TestBulk(t *testing.T) {
 		require.ErrorContains(t, err, "too long")
 	}
 	for body, want := range map[string]string{
-		`{"do": "discard", "filter": {}}`:                              "an empty filter chooses every entry",
+		`{"do": "discard", "filter": {}}`:                              "an empty filter matches every entry",
 		`{"do": "explode", "filter": {}}`:                              "validation failed",
 		`{"do": "tag", "filter": {}, "all": true}`:                     "tag needs tags",
 		`{"do": "tag", "tags": ["no"], "filter": {}, "all": true}`:     "invalid tag",

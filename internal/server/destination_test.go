@@ -150,7 +150,7 @@ func TestReplay_ofAnApplicationsJobToADestination(t *testing.T) {
 	b.awaitEntry(entry, "dlq_manual")
 	status, out := b.replay(entry, `{"toDestination": "second"}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	require.Contains(t, out["detail"], entry+": is a job of an application's, which has no destination")
+	require.Contains(t, out["detail"], entry+": is an application's job, which has no destination")
 	for _, dry := range []string{"false", "true"} {
 		status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"kind": ["mail"]}, "force": true, "toDestination": "second", "dryRun": `+dry+`}`)
 		require.Equal(t, http.StatusUnprocessableEntity, status)

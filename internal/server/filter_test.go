@@ -118,7 +118,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 	status, out = b.as(admin, "POST", "/api/dlq/bulk", body(`kind:*`, `, "do": "discard"`))
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	require.Contains(t, out, "chooses every entry")
+	require.Contains(t, out, "matches every entry")
 
 	// A caller who does not see payloads cannot search them.
 	reader := b.token(access.Reader, nil)

@@ -95,7 +95,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	for _, edit := range []string{`{"payload": {"card": {"number": "***"}}}`, `{"mergePatch": {"card": {"number": "***"}}}`} {
 		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", edit)
 		require.Equal(t, http.StatusUnprocessableEntity, status, out)
-		require.Contains(t, out, "has *** where something is masked")
+		require.Contains(t, out, "contains ***, which stands for a masked value")
 	}
 	for _, number := range []string{"4111111111111111", "5500005555555559", "***"} {
 		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"patch": [{"op": "test", "path": "/card/number", "value": "`+number+`"}]}`)

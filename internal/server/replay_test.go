@@ -43,7 +43,7 @@ func TestReplay_afterAFix(t *testing.T) {
 
 	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {}}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	require.Contains(t, out["detail"], "an empty filter chooses every entry. Say so with \"all\": true.")
+	require.Contains(t, out["detail"], "an empty filter matches every entry. To select all entries, pass \"all\": true.")
 	status, _, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"errorTipe": ["x"]}}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, "a misspelt field chooses nothing")
 

@@ -286,7 +286,7 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	l.forget()
 
 	after := restoredBundle(t, backup.url("app", plainRole), l)
-	require.Equal(t, 1, after.count("SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop' AND name = 'restored' AND note LIKE 'the server is on timeline 2, and dlqd knew it on 1: %; it knows of nothing after %'"))
+	require.Equal(t, 1, after.count("SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop' AND name = 'restored' AND note LIKE 'the server is on timeline 2, and was on 1 before: %; its last record is of %'"))
 	// River's rescuer would do the same after minutes.
 	after.exec("UPDATE river_job SET state = 'available' WHERE state = 'running' AND args ->> 'kind' <> 'order.new'")
 	after.send("new", "order.new")
@@ -370,9 +370,9 @@ func TestRestored_noticesAndSaysSo(t *testing.T) {
 	for name, becomes := range map[string]struct{ sql, note string }{
 		"another server":   {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '"1"') WHERE key = 'server'`, "this is another server (system identifier "},
 		"another database": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '1') WHERE key = 'server'`, "this is another database of the same server"},
-		"a dump":           {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`, "its tables were made anew, from a dump"},
-		"earlier":          {`UPDATE dlq.processes SET mark = 0`, "wrote last is not here: the database went back while it ran"},
-		"before it began":  {`DELETE FROM dlq.processes`, "wrote last is not here: the database went back while it ran"},
+		"a dump":           {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`, "its tables were restored from a dump"},
+		"earlier":          {`UPDATE dlq.processes SET mark = 0`, "is missing: the database was set back while it ran"},
+		"before it began":  {`DELETE FROM dlq.processes`, "is missing: the database was set back while it ran"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -165,7 +165,7 @@ func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool
 // write writes the collected entries, if there are any.
 func (a *aside) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
 	if n := len(a.waiting); n > 0 {
-		if err := tx.PutOff(ctx, dbsqlc.PutOffParams{
+		if err := tx.Postpone(ctx, dbsqlc.PostponeParams{
 			Actor: actor, ConfigVersion: tx.version,
 			Ids:          column(a.waiting, func(r *waiting) uuid.UUID { return r.ID }),
 			WaitingFors:  column(a.waiting, func(r *waiting) string { return r.WaitingFor }),
@@ -177,7 +177,7 @@ func (a *aside) write(ctx context.Context, tx transaction, actor string, counts 
 		counts["put_off"] += n
 	}
 	if n := len(a.reserved); n > 0 {
-		rows, err := tx.Reserve(ctx, dbsqlc.ReserveParams{
+		rows, err := tx.ParkByRule(ctx, dbsqlc.ParkByRuleParams{
 			Actor: actor, ConfigVersion: tx.version,
 			Ids:     column(a.reserved, func(r *reserved) uuid.UUID { return r.ID }),
 			Rules:   column(a.reserved, func(r *reserved) string { return r.Rule }),
@@ -186,7 +186,7 @@ func (a *aside) write(ctx context.Context, tx transaction, actor string, counts 
 		if err != nil {
 			return fmt.Errorf("park: %w", err)
 		}
-		tx.parks(column(rows, func(r *dbsqlc.ReserveRow) Parked { return parkedRow(dbsqlc.ParkRow(*r)) })...)
+		tx.parks(column(rows, func(r *dbsqlc.ParkByRuleRow) Parked { return parkedRow(dbsqlc.ParkRow(*r)) })...)
 		counts["parked"] += n
 	}
 	return nil

@@ -247,12 +247,12 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ma
 	if len(filed) == 0 || !telemetry.Sends(w.config.Tracer) {
 		return
 	}
-	traces, err := w.queries.TracesOf(ctx, column(filed, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))
+	traces, err := w.queries.EntryTraces(ctx, column(filed, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))
 	if err != nil {
 		w.config.Logger.WarnContext(ctx, "the spans of filing are not sent", "error", err)
 		return
 	}
-	of := make(map[uuid.UUID]dbsqlc.TracesOfRow, len(traces))
+	of := make(map[uuid.UUID]dbsqlc.EntryTracesRow, len(traces))
 	for _, t := range traces {
 		of[t.ID] = t
 	}

@@ -59,8 +59,8 @@ func Reclassify(
 	for after := uuid.Nil; ; {
 		var rows []dbsqlc.ClaimDueRow
 		if _, err := inTx(ctx, store, func(tx transaction) error {
-			decided, err := tx.DecidedAfter(ctx, dbsqlc.DecidedAfterParams{ReadMessages: planner.ReadsMessages(), After: after, MaxEntries: reclassifyPage})
-			rows = column(decided, func(r *dbsqlc.DecidedAfterRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
+			decided, err := tx.DecidedEntries(ctx, dbsqlc.DecidedEntriesParams{ReadMessages: planner.ReadsMessages(), After: after, MaxEntries: reclassifyPage})
+			rows = column(decided, func(r *dbsqlc.DecidedEntriesRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
 			return err
 		}); err != nil {
 			return nil, err

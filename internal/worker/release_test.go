@@ -211,7 +211,7 @@ func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
 	require.Equal(t, 2, j.inStatus(deadletter.Manual))
 	require.Len(t, j.parked, 2, "people are told")
 	require.Equal(t, "needs a person: its job had one attempt", j.text("SELECT next FROM dlq.entries WHERE kind = 'once' AND rule = 'single-attempt' AND error_class = 'transient' AND parked_by IS NULL"))
-	require.Equal(t, "needs a person: its job failed before dlqd was there", j.text("SELECT next FROM dlq.entries WHERE kind = 'old' AND rule = 'backfilled'"))
+	require.Equal(t, "needs a person: its job failed before dlqd was attached", j.text("SELECT next FROM dlq.entries WHERE kind = 'old' AND rule = 'backfilled'"))
 	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt: whether it may run twice is a person's decision$`,
 		j.text("SELECT t.reason FROM dlq.dead_letter_transitions t WHERE t.kind = 'once' AND t.to_status = 'dlq_manual'"))
 
@@ -232,7 +232,7 @@ func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
 
 	// An unparked entry is redelivered.
 	j.exec("SELECT dlq.unpark(id, 'kim') FROM dlq.dead_letter_open WHERE kind = 'old'")
-	require.Contains(t, j.text("SELECT next FROM dlq.entries WHERE kind = 'old'"), ", as a person returned it")
+	require.Contains(t, j.text("SELECT next FROM dlq.entries WHERE kind = 'old'"), ", because an operator returned it")
 	j.delayOver()
 	require.Equal(t, 2, j.inStatus(deadletter.Processing))
 }

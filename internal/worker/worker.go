@@ -592,7 +592,7 @@ func (w *Worker) inOrder(ctx context.Context, tx transaction, planner *strategy.
 	if len(ordered) == 0 {
 		return due, nil
 	}
-	behind, err := tx.BehindOthers(ctx, ordered)
+	behind, err := tx.BlockedByOrder(ctx, ordered)
 	if err != nil {
 		return nil, err
 	}

@@ -138,6 +138,16 @@ func (q *Queries) End(ctx context.Context, arg EndParams) error {
 	return err
 }
 
+const EndReservation = `-- name: EndReservation :exec
+UPDATE dlq.approvals SET taken_until = NULL WHERE id = $1 AND state = 'approved'
+`
+
+// EndReservation ends that time: another process, or this one later, carries the request out.
+func (q *Queries) EndReservation(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, EndReservation, id)
+	return err
+}
+
 const Expire = `-- name: Expire :exec
 SELECT dlq.expire_approvals()
 `
@@ -147,18 +157,18 @@ func (q *Queries) Expire(ctx context.Context) error {
 	return err
 }
 
-const Hold = `-- name: Hold :exec
+const ExtendReservation = `-- name: ExtendReservation :exec
 UPDATE dlq.approvals SET taken_until = now() + $1::interval WHERE id = $2 AND state = 'approved'
 `
 
-type HoldParams struct {
+type ExtendReservationParams struct {
 	During time.Duration
 	ID     uuid.UUID
 }
 
-// Hold extends the time for which a request is reserved for the process that carries it out.
-func (q *Queries) Hold(ctx context.Context, arg HoldParams) error {
-	_, err := q.db.Exec(ctx, Hold, arg.During, arg.ID)
+// ExtendReservation extends the time for which a request is reserved for the process that carries it out.
+func (q *Queries) ExtendReservation(ctx context.Context, arg ExtendReservationParams) error {
+	_, err := q.db.Exec(ctx, ExtendReservation, arg.During, arg.ID)
 	return err
 }
 
@@ -174,16 +184,6 @@ type RefuseParams struct {
 
 func (q *Queries) Refuse(ctx context.Context, arg RefuseParams) error {
 	_, err := q.db.Exec(ctx, Refuse, arg.ID, arg.Note, arg.Actor)
-	return err
-}
-
-const Release = `-- name: Release :exec
-UPDATE dlq.approvals SET taken_until = NULL WHERE id = $1 AND state = 'approved'
-`
-
-// Release ends that time: another process, or this one later, carries the request out.
-func (q *Queries) Release(ctx context.Context, id uuid.UUID) error {
-	_, err := q.db.Exec(ctx, Release, id)
 	return err
 }
 

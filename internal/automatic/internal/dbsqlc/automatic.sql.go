@@ -159,6 +159,53 @@ func (q *Queries) CheckAutomatic(ctx context.Context, arg CheckAutomaticParams) 
 	return err
 }
 
+const CountManualByRule = `-- name: CountManualByRule :many
+SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by, (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
+FROM dlq.dead_letter_open e
+WHERE e.status = 'dlq_manual' AND e.parked_by IS NULL AND e.rule IN ('backfilled', 'single-attempt')
+GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
+`
+
+type CountManualByRuleRow struct {
+	Queue         string
+	JobKind       string
+	Kind          string
+	ErrorClass    string
+	CapturedBy    string
+	SingleAttempt bool
+	Entries       int64
+}
+
+// CountManualByRule counts entries that need manual handling although their class does not, by group
+// and reason.
+func (q *Queries) CountManualByRule(ctx context.Context) ([]CountManualByRuleRow, error) {
+	rows, err := q.db.Query(ctx, CountManualByRule)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []CountManualByRuleRow{}
+	for rows.Next() {
+		var i CountManualByRuleRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.JobKind,
+			&i.Kind,
+			&i.ErrorClass,
+			&i.CapturedBy,
+			&i.SingleAttempt,
+			&i.Entries,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const CountObserved = `-- name: CountObserved :many
 SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
 FROM dlq.dead_letter_open e
@@ -218,53 +265,6 @@ func (q *Queries) CountObservedUpTo(ctx context.Context, most int32) (int64, err
 	return count, err
 }
 
-const CountReserved = `-- name: CountReserved :many
-SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by, (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
-FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_manual' AND e.parked_by IS NULL AND e.rule IN ('backfilled', 'single-attempt')
-GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
-`
-
-type CountReservedRow struct {
-	Queue         string
-	JobKind       string
-	Kind          string
-	ErrorClass    string
-	CapturedBy    string
-	SingleAttempt bool
-	Entries       int64
-}
-
-// CountReserved counts entries that need manual handling although their class does not, by group
-// and reason.
-func (q *Queries) CountReserved(ctx context.Context) ([]CountReservedRow, error) {
-	rows, err := q.db.Query(ctx, CountReserved)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []CountReservedRow{}
-	for rows.Next() {
-		var i CountReservedRow
-		if err := rows.Scan(
-			&i.Queue,
-			&i.JobKind,
-			&i.Kind,
-			&i.ErrorClass,
-			&i.CapturedBy,
-			&i.SingleAttempt,
-			&i.Entries,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const PublishAutomatic = `-- name: PublishAutomatic :exec
 INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', $1::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
@@ -277,7 +277,7 @@ func (q *Queries) PublishAutomatic(ctx context.Context, value string) error {
 }
 
 const ResetAutomatic = `-- name: ResetAutomatic :one
-SELECT dlq.reset_automatic($1::text, $2::text, $3::text, nullif($4::text, ''))::boolean AS was
+SELECT dlq.reset_automatic($1::text, $2::text, $3::text, nullif($4::text, ''))::boolean AS existed
 `
 
 type ResetAutomaticParams struct {
@@ -294,13 +294,13 @@ func (q *Queries) ResetAutomatic(ctx context.Context, arg ResetAutomaticParams) 
 		arg.Actor,
 		arg.Note,
 	)
-	var was bool
-	err := row.Scan(&was)
-	return was, err
+	var existed bool
+	err := row.Scan(&existed)
+	return existed, err
 }
 
 const ResumeAutomatic = `-- name: ResumeAutomatic :one
-SELECT dlq.resume_automatic($1::text, nullif($2::text, ''))::boolean AS was
+SELECT dlq.resume_automatic($1::text, nullif($2::text, ''))::boolean AS existed
 `
 
 type ResumeAutomaticParams struct {
@@ -310,9 +310,9 @@ type ResumeAutomaticParams struct {
 
 func (q *Queries) ResumeAutomatic(ctx context.Context, arg ResumeAutomaticParams) (bool, error) {
 	row := q.db.QueryRow(ctx, ResumeAutomatic, arg.Actor, arg.Note)
-	var was bool
-	err := row.Scan(&was)
-	return was, err
+	var existed bool
+	err := row.Scan(&existed)
+	return existed, err
 }
 
 const SetAutomatic = `-- name: SetAutomatic :exec

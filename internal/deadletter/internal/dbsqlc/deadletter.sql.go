@@ -283,19 +283,6 @@ func (q *Queries) EraseStep(ctx context.Context, arg EraseStepParams) (uuid.UUID
 	return last, err
 }
 
-const FileAll = `-- name: FileAll :one
-SELECT (r.done AND r.began_at >= $1::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r
-`
-
-// FileAll scans a batch of the jobs that River keeps, and returns whether the scan is done and began
-// at @since or later: then all earlier failures are filed.
-func (q *Queries) FileAll(ctx context.Context, since time.Time) (bool, error) {
-	row := q.db.QueryRow(ctx, FileAll, since)
-	var done bool
-	err := row.Scan(&done)
-	return done, err
-}
-
 const FilterBounds = `-- name: FilterBounds :one
 SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first, coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds($1::jsonb) b
 `
@@ -592,6 +579,19 @@ type PublishPolicyParams struct {
 func (q *Queries) PublishPolicy(ctx context.Context, arg PublishPolicyParams) error {
 	_, err := q.db.Exec(ctx, PublishPolicy, arg.Version, arg.Approvals, arg.Actor)
 	return err
+}
+
+const ReconcileAll = `-- name: ReconcileAll :one
+SELECT (r.done AND r.began_at >= $1::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r
+`
+
+// ReconcileAll scans a batch of the jobs that River keeps, and returns whether the scan is done and began
+// at @since or later: then all earlier failures are filed.
+func (q *Queries) ReconcileAll(ctx context.Context, since time.Time) (bool, error) {
+	row := q.db.QueryRow(ctx, ReconcileAll, since)
+	var done bool
+	err := row.Scan(&done)
+	return done, err
 }
 
 const RecordAct = `-- name: RecordAct :exec

@@ -206,7 +206,7 @@ func (q *Queries) LastEntries(ctx context.Context, arg LastEntriesParams) ([]uui
 	return items, nil
 }
 
-const LastOfGroups = `-- name: LastOfGroups :many
+const LastGroupEntries = `-- name: LastGroupEntries :many
 SELECT e.id, e.queue, e.fingerprint::text AS former,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title,
@@ -223,13 +223,13 @@ CROSS JOIN LATERAL (
 ) e
 `
 
-type LastOfGroupsParams struct {
+type LastGroupEntriesParams struct {
 	Queues       []string
 	Fingerprints []string
-	Mosts        []int32
+	Limits       []int32
 }
 
-type LastOfGroupsRow struct {
+type LastGroupEntriesRow struct {
 	ID              uuid.UUID
 	Queue           string
 	Former          string
@@ -242,17 +242,17 @@ type LastOfGroupsRow struct {
 	LastFailedAt    time.Time
 }
 
-// LastOfGroups returns the last entries of some groups, in any state, up to most for each group.
+// LastGroupEntries returns the last entries of some groups, in any state, up to @limits for each group.
 // The columns are those of FormerEntries.
-func (q *Queries) LastOfGroups(ctx context.Context, arg LastOfGroupsParams) ([]LastOfGroupsRow, error) {
-	rows, err := q.db.Query(ctx, LastOfGroups, arg.Queues, arg.Fingerprints, arg.Mosts)
+func (q *Queries) LastGroupEntries(ctx context.Context, arg LastGroupEntriesParams) ([]LastGroupEntriesRow, error) {
+	rows, err := q.db.Query(ctx, LastGroupEntries, arg.Queues, arg.Fingerprints, arg.Limits)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []LastOfGroupsRow{}
+	items := []LastGroupEntriesRow{}
 	for rows.Next() {
-		var i LastOfGroupsRow
+		var i LastGroupEntriesRow
 		if err := rows.Scan(
 			&i.ID,
 			&i.Queue,

@@ -13,6 +13,67 @@ import (
 	"github.com/google/uuid"
 )
 
+const CompareEntry = `-- name: CompareEntry :one
+SELECT river_job_id, (original_event - 'payloadText' = $1::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = $2 AND stage IN ('inbox', 'open')
+`
+
+type CompareEntryParams struct {
+	Args json.RawMessage
+	ID   uuid.UUID
+}
+
+type CompareEntryRow struct {
+	RiverJobID int64
+	Same       bool
+}
+
+// CompareEntry returns whether a dead letter's message equals the given one as jsonb: the
+// payload's formatting is ignored.
+func (q *Queries) CompareEntry(ctx context.Context, arg CompareEntryParams) (CompareEntryRow, error) {
+	row := q.db.QueryRow(ctx, CompareEntry, arg.Args, arg.ID)
+	var i CompareEntryRow
+	err := row.Scan(&i.RiverJobID, &i.Same)
+	return i, err
+}
+
+const CompareJobs = `-- name: CompareJobs :many
+SELECT j.id, (j.args - 'payloadText' = d.args)::boolean AS same
+FROM (SELECT unnest($1::bigint[]) AS id, unnest($2::jsonb[]) AS args) d
+JOIN river.river_job j ON j.id = d.id
+`
+
+type CompareJobsParams struct {
+	Ids  []int64
+	Args []json.RawMessage
+}
+
+type CompareJobsRow struct {
+	ID   int64
+	Same bool
+}
+
+// CompareJobs returns whether the args of each job equal the given ones as jsonb: a payload's
+// formatting is ignored.
+func (q *Queries) CompareJobs(ctx context.Context, arg CompareJobsParams) ([]CompareJobsRow, error) {
+	rows, err := q.db.Query(ctx, CompareJobs, arg.Ids, arg.Args)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []CompareJobsRow{}
+	for rows.Next() {
+		var i CompareJobsRow
+		if err := rows.Scan(&i.ID, &i.Same); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const EntriesByEvent = `-- name: EntriesByEvent :many
 SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = $1::text AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10
 `
@@ -43,29 +104,6 @@ func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]Entries
 	return items, nil
 }
 
-const EntrySameContent = `-- name: EntrySameContent :one
-SELECT river_job_id, (original_event - 'payloadText' = $1::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = $2 AND stage IN ('inbox', 'open')
-`
-
-type EntrySameContentParams struct {
-	Args json.RawMessage
-	ID   uuid.UUID
-}
-
-type EntrySameContentRow struct {
-	RiverJobID int64
-	Same       bool
-}
-
-// EntrySameContent returns whether a dead letter's message equals the given one as jsonb: the
-// payload's formatting is ignored.
-func (q *Queries) EntrySameContent(ctx context.Context, arg EntrySameContentParams) (EntrySameContentRow, error) {
-	row := q.db.QueryRow(ctx, EntrySameContent, arg.Args, arg.ID)
-	var i EntrySameContentRow
-	err := row.Scan(&i.RiverJobID, &i.Same)
-	return i, err
-}
-
 const InsertOrdered = `-- name: InsertOrdered :exec
 INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
 SELECT o.queue, o.ordering_key, o.job_id, o.created_at
@@ -89,44 +127,6 @@ func (q *Queries) InsertOrdered(ctx context.Context, arg InsertOrderedParams) er
 		arg.CreatedAts,
 	)
 	return err
-}
-
-const JobsSameContent = `-- name: JobsSameContent :many
-SELECT j.id, (j.args - 'payloadText' = d.args)::boolean AS same
-FROM (SELECT unnest($1::bigint[]) AS id, unnest($2::jsonb[]) AS args) d
-JOIN river.river_job j ON j.id = d.id
-`
-
-type JobsSameContentParams struct {
-	Ids  []int64
-	Args []json.RawMessage
-}
-
-type JobsSameContentRow struct {
-	ID   int64
-	Same bool
-}
-
-// JobsSameContent returns whether the args of each job equal the given ones as jsonb: a payload's
-// formatting is ignored.
-func (q *Queries) JobsSameContent(ctx context.Context, arg JobsSameContentParams) ([]JobsSameContentRow, error) {
-	rows, err := q.db.Query(ctx, JobsSameContent, arg.Ids, arg.Args)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []JobsSameContentRow{}
-	for rows.Next() {
-		var i JobsSameContentRow
-		if err := rows.Scan(&i.ID, &i.Same); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
 }
 
 const MessageJob = `-- name: MessageJob :one

@@ -551,7 +551,7 @@ func (q *Queries) Rollups(ctx context.Context) (RollupsRow, error) {
 }
 
 const SampleDue = `-- name: SampleDue :one
-SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS ours
+SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS taken
 FROM (SELECT coalesce(s.age, '0')::interval AS age,
              coalesce(NOT (s.age >= '0' AND s.age < greatest($1::interval, least(20 * s.took, $2::interval))),
                       true)::boolean AS due
@@ -566,9 +566,9 @@ type SampleDueParams struct {
 }
 
 type SampleDueRow struct {
-	Due  bool
-	Age  time.Duration
-	Ours bool
+	Due   bool
+	Age   time.Duration
+	Taken bool
 }
 
 // SampleDue returns whether a sample is due, how old the last one is (0 if there is none), and
@@ -578,7 +578,7 @@ type SampleDueRow struct {
 func (q *Queries) SampleDue(ctx context.Context, arg SampleDueParams) (SampleDueRow, error) {
 	row := q.db.QueryRow(ctx, SampleDue, arg.Every, arg.Most, arg.Timeout)
 	var i SampleDueRow
-	err := row.Scan(&i.Due, &i.Age, &i.Ours)
+	err := row.Scan(&i.Due, &i.Age, &i.Taken)
 	return i, err
 }
 

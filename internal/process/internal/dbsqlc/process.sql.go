@@ -12,6 +12,43 @@ import (
 	"github.com/google/uuid"
 )
 
+const RecordHeartbeat = `-- name: RecordHeartbeat :one
+WITH deleted AS (
+    DELETE FROM dlq.processes WHERE seen_at < now() - $6::interval AND id <> $1
+)
+INSERT INTO dlq.processes (id, name, version, parts, queues)
+VALUES ($1, $2, $3, $4::text[], $5::text[])
+ON CONFLICT (id) DO UPDATE SET name = excluded.name, version = excluded.version, parts = excluded.parts,
+    queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
+RETURNING seen_at
+`
+
+type RecordHeartbeatParams struct {
+	ID          uuid.UUID
+	Name        string
+	Version     string
+	Parts       []string
+	Queues      []string
+	ForgetAfter time.Duration
+}
+
+// RecordHeartbeat records that a process is alive. Each process that serves calls it every few seconds,
+// also while it stops, because its jobs may still run. It returns the database's time, and deletes
+// the rows of processes that have been gone for long.
+func (q *Queries) RecordHeartbeat(ctx context.Context, arg RecordHeartbeatParams) (time.Time, error) {
+	row := q.db.QueryRow(ctx, RecordHeartbeat,
+		arg.ID,
+		arg.Name,
+		arg.Version,
+		arg.Parts,
+		arg.Queues,
+		arg.ForgetAfter,
+	)
+	var seen_at time.Time
+	err := row.Scan(&seen_at)
+	return seen_at, err
+}
+
 const RescueMessages = `-- name: RescueMessages :one
 SELECT r.retried::integer AS retried, r.ended::integer AS ended
 FROM dlq.rescue_messages($1::timestamptz, $2::integer) r
@@ -32,43 +69,6 @@ func (q *Queries) RescueMessages(ctx context.Context, arg RescueMessagesParams) 
 	var i RescueMessagesRow
 	err := row.Scan(&i.Retried, &i.Ended)
 	return i, err
-}
-
-const SeeProcess = `-- name: SeeProcess :one
-WITH gone AS (
-    DELETE FROM dlq.processes WHERE seen_at < now() - $6::interval AND id <> $1
-)
-INSERT INTO dlq.processes (id, name, version, parts, queues)
-VALUES ($1, $2, $3, $4::text[], $5::text[])
-ON CONFLICT (id) DO UPDATE SET name = excluded.name, version = excluded.version, parts = excluded.parts,
-    queues = CASE WHEN processes.stopped_at IS NULL THEN excluded.queues ELSE processes.queues END, seen_at = now()
-RETURNING seen_at
-`
-
-type SeeProcessParams struct {
-	ID          uuid.UUID
-	Name        string
-	Version     string
-	Parts       []string
-	Queues      []string
-	ForgetAfter time.Duration
-}
-
-// SeeProcess records that a process is alive. Each process that serves calls it every few seconds,
-// also while it stops, because its jobs may still run. It returns the database's time, and deletes
-// the rows of processes that have been gone for long.
-func (q *Queries) SeeProcess(ctx context.Context, arg SeeProcessParams) (time.Time, error) {
-	row := q.db.QueryRow(ctx, SeeProcess,
-		arg.ID,
-		arg.Name,
-		arg.Version,
-		arg.Parts,
-		arg.Queues,
-		arg.ForgetAfter,
-	)
-	var seen_at time.Time
-	err := row.Scan(&seen_at)
-	return seen_at, err
 }
 
 const SharedQueues = `-- name: SharedQueues :one

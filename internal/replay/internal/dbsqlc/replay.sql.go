@@ -262,7 +262,7 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 
 const MaskSample = `-- name: MaskSample :one
 SELECT dlq.masked_event($1::jsonb, $2::text, m.mask)::jsonb AS event, dlq.masked_event($3::jsonb, $2::text, m.mask)::jsonb AS patched,
-       dlq.masked_detail(jsonb_build_object('changes', $4::jsonb), m.mask)::jsonb AS said
+       dlq.masked_detail(jsonb_build_object('changes', $4::jsonb), m.mask)::jsonb AS details
 FROM (SELECT dlq.mask(false) AS mask) m
 `
 
@@ -276,7 +276,7 @@ type MaskSampleParams struct {
 type MaskSampleRow struct {
 	Event   json.RawMessage
 	Patched json.RawMessage
-	Said    json.RawMessage
+	Details json.RawMessage
 }
 
 // MaskSample masks what a redelivery would carry, and what an edit changes in it. Without an edit,
@@ -289,7 +289,7 @@ func (q *Queries) MaskSample(ctx context.Context, arg MaskSampleParams) (MaskSam
 		arg.Changes,
 	)
 	var i MaskSampleRow
-	err := row.Scan(&i.Event, &i.Patched, &i.Said)
+	err := row.Scan(&i.Event, &i.Patched, &i.Details)
 	return i, err
 }
 
@@ -309,6 +309,43 @@ type MoveReplayParams struct {
 func (q *Queries) MoveReplay(ctx context.Context, arg MoveReplayParams) error {
 	_, err := q.db.Exec(ctx, MoveReplay, arg.Verb, arg.ID, arg.Actor)
 	return err
+}
+
+const NextRescued = `-- name: NextRescued :many
+SELECT DISTINCT ON (e.queue) w.entry_id
+FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
+      WHERE r.run_id = $1 AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
+      ORDER BY r.entry_id LIMIT 1000) w
+LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
+ORDER BY e.queue, w.entry_id
+LIMIT $2::integer
+`
+
+type NextRescuedParams struct {
+	ID   uuid.UUID
+	Most int32
+}
+
+// NextRescued returns the first entry of each queue among a run's entries whose jobs were rescued
+// twice or more and that wait to be sent one at a time.
+func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, NextRescued, arg.ID, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var entry_id uuid.UUID
+		if err := rows.Scan(&entry_id); err != nil {
+			return nil, err
+		}
+		items = append(items, entry_id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const PreviewReplay = `-- name: PreviewReplay :many
@@ -340,43 +377,6 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 			return nil, err
 		}
 		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const ReplayAlone = `-- name: ReplayAlone :many
-SELECT DISTINCT ON (e.queue) w.entry_id
-FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
-      WHERE r.run_id = $1 AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
-      ORDER BY r.entry_id LIMIT 1000) w
-LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
-ORDER BY e.queue, w.entry_id
-LIMIT $2::integer
-`
-
-type ReplayAloneParams struct {
-	ID   uuid.UUID
-	Most int32
-}
-
-// ReplayAlone returns the first entry of each queue among a run's entries whose jobs were rescued
-// twice or more and that wait to be sent one at a time.
-func (q *Queries) ReplayAlone(ctx context.Context, arg ReplayAloneParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, ReplayAlone, arg.ID, arg.Most)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []uuid.UUID{}
-	for rows.Next() {
-		var entry_id uuid.UUID
-		if err := rows.Scan(&entry_id); err != nil {
-			return nil, err
-		}
-		items = append(items, entry_id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -591,7 +591,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
        coalesce(r.checkpoint, '')::text AS checkpoint,
        CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
            ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
-               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS said,
+               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS details,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') END::bigint AS failed
@@ -617,7 +617,7 @@ type RunsByIDRow struct {
 	Note        string
 	Actor       string
 	Checkpoint  string
-	Said        json.RawMessage
+	Details     json.RawMessage
 	Reason      string
 	Total       int64
 	Replayed    int64
@@ -657,7 +657,7 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 			&i.Note,
 			&i.Actor,
 			&i.Checkpoint,
-			&i.Said,
+			&i.Details,
 			&i.Reason,
 			&i.Total,
 			&i.Replayed,

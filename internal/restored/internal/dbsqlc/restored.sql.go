@@ -68,7 +68,7 @@ func (q *Queries) Restored(ctx context.Context) ([]RestoredRow, error) {
 }
 
 const ResumeRestored = `-- name: ResumeRestored :one
-SELECT dlq.resume_restored($1::text, nullif($2::text, ''))::boolean AS was
+SELECT dlq.resume_restored($1::text, nullif($2::text, ''))::boolean AS was_held
 `
 
 type ResumeRestoredParams struct {
@@ -78,9 +78,9 @@ type ResumeRestoredParams struct {
 
 func (q *Queries) ResumeRestored(ctx context.Context, arg ResumeRestoredParams) (bool, error) {
 	row := q.db.QueryRow(ctx, ResumeRestored, arg.Actor, arg.Note)
-	var was bool
-	err := row.Scan(&was)
-	return was, err
+	var was_held bool
+	err := row.Scan(&was_held)
+	return was_held, err
 }
 
 const WatchServer = `-- name: WatchServer :one

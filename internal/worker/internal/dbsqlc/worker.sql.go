@@ -13,15 +13,15 @@ import (
 	"github.com/google/uuid"
 )
 
-const BehindOthers = `-- name: BehindOthers :many
+const BlockedByOrder = `-- name: BlockedByOrder :many
 SELECT e.id FROM dlq.dead_letter_open e
 WHERE e.id = ANY ($1::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id, e.job_created_at) IS NOT NULL
 `
 
-// BehindOthers returns those of the given entries that must wait for earlier work of their ordering
+// BlockedByOrder returns those of the given entries that must wait for earlier work of their ordering
 // key.
-func (q *Queries) BehindOthers(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, BehindOthers, ids)
+func (q *Queries) BlockedByOrder(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, BlockedByOrder, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -533,7 +533,7 @@ func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 	return err
 }
 
-const DecidedAfter = `-- name: DecidedAfter :many
+const DecidedEntries = `-- name: DecidedEntries :many
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
@@ -552,13 +552,13 @@ ORDER BY e.id
 LIMIT $3::integer
 `
 
-type DecidedAfterParams struct {
+type DecidedEntriesParams struct {
 	ReadMessages bool
 	After        uuid.UUID
 	MaxEntries   int32
 }
 
-type DecidedAfterRow struct {
+type DecidedEntriesRow struct {
 	ID              uuid.UUID
 	Queue           string
 	Kind            string
@@ -586,17 +586,17 @@ type DecidedAfterRow struct {
 	Message         json.RawMessage
 }
 
-// DecidedAfter returns a page of the open entries that rules, and no operator, have judged: the
+// DecidedEntries returns a page of the open entries that rules, and no operator, have judged: the
 // ones that reclassify judges again. The columns are those of ClaimDue.
-func (q *Queries) DecidedAfter(ctx context.Context, arg DecidedAfterParams) ([]DecidedAfterRow, error) {
-	rows, err := q.db.Query(ctx, DecidedAfter, arg.ReadMessages, arg.After, arg.MaxEntries)
+func (q *Queries) DecidedEntries(ctx context.Context, arg DecidedEntriesParams) ([]DecidedEntriesRow, error) {
+	rows, err := q.db.Query(ctx, DecidedEntries, arg.ReadMessages, arg.After, arg.MaxEntries)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	items := []DecidedAfterRow{}
+	items := []DecidedEntriesRow{}
 	for rows.Next() {
-		var i DecidedAfterRow
+		var i DecidedEntriesRow
 		if err := rows.Scan(
 			&i.ID,
 			&i.Queue,
@@ -641,6 +641,39 @@ DELETE FROM dlq.gates WHERE name = $1::text
 func (q *Queries) DeleteGate(ctx context.Context, name string) error {
 	_, err := q.db.Exec(ctx, DeleteGate, name)
 	return err
+}
+
+const EntryTraces = `-- name: EntryTraces :many
+SELECT e.id, (e.metadata ->> 'traceparent')::text AS parent, coalesce(e.metadata ->> 'tracestate', '')::text AS state
+FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[]) AND e.stage = 'open' AND e.metadata ? 'traceparent'
+`
+
+type EntryTracesRow struct {
+	ID     uuid.UUID
+	Parent string
+	State  string
+}
+
+// EntryTraces returns the traces that open entries were submitted in, for the spans of their filing.
+// It is called only if traces are exported.
+func (q *Queries) EntryTraces(ctx context.Context, ids []uuid.UUID) ([]EntryTracesRow, error) {
+	rows, err := q.db.Query(ctx, EntryTraces, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []EntryTracesRow{}
+	for rows.Next() {
+		var i EntryTracesRow
+		if err := rows.Scan(&i.ID, &i.Parent, &i.State); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const FileDecided = `-- name: FileDecided :one
@@ -927,6 +960,106 @@ func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
 	return items, nil
 }
 
+const ParkByRule = `-- name: ParkByRule :many
+UPDATE dlq.dead_letter_queue e SET
+    status = 'dlq_manual',
+    strategy = 'manual',
+    rule = d.rule,
+    config_version = $1::text,
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
+FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
+WHERE e.id = d.id AND e.status = 'dlq_pending'
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
+`
+
+type ParkByRuleParams struct {
+	ConfigVersion string
+	Actor         string
+	Ids           []uuid.UUID
+	Rules         []string
+	Reasons       []string
+}
+
+type ParkByRuleRow struct {
+	ID          uuid.UUID
+	Queue       string
+	Kind        string
+	ErrorClass  string
+	Rule        string
+	Fingerprint string
+}
+
+// ParkByRule parks entries that need manual handling although their class does not.
+func (q *Queries) ParkByRule(ctx context.Context, arg ParkByRuleParams) ([]ParkByRuleRow, error) {
+	rows, err := q.db.Query(ctx, ParkByRule,
+		arg.ConfigVersion,
+		arg.Actor,
+		arg.Ids,
+		arg.Rules,
+		arg.Reasons,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ParkByRuleRow{}
+	for rows.Next() {
+		var i ParkByRuleRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.ErrorClass,
+			&i.Rule,
+			&i.Fingerprint,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const Postpone = `-- name: Postpone :exec
+UPDATE dlq.dead_letter_queue e SET
+    error_class = coalesce(e.error_class, 'unknown'),
+    rule = coalesce(e.rule, 'none'),
+    next_retry_at = d.next_retry_at,
+    waiting_for = nullif(d.waiting_for, ''),
+    config_version = $1::text,
+    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
+FROM (
+    SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS waiting_for, unnest($5::timestamptz[]) AS next_retry_at, unnest($6::text[]) AS reason
+) d
+WHERE e.id = d.id AND e.status = 'dlq_pending'
+`
+
+type PostponeParams struct {
+	ConfigVersion string
+	Actor         string
+	Ids           []uuid.UUID
+	WaitingFors   []string
+	NextRetryAts  []time.Time
+	Reasons       []string
+}
+
+// Postpone makes entries wait longer, or for something else. Groups of waiting entries need a class
+// and a rule, and an entry that an operator returned undecided has none, so they are set.
+func (q *Queries) Postpone(ctx context.Context, arg PostponeParams) error {
+	_, err := q.db.Exec(ctx, Postpone,
+		arg.ConfigVersion,
+		arg.Actor,
+		arg.Ids,
+		arg.WaitingFors,
+		arg.NextRetryAts,
+		arg.Reasons,
+	)
+	return err
+}
+
 const ProbeOutcomes = `-- name: ProbeOutcomes :one
 SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
        count(*) FILTER (WHERE e.status = 'dlq_resolved') AS succeeded
@@ -946,47 +1079,10 @@ func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeO
 	return i, err
 }
 
-const PutOff = `-- name: PutOff :exec
-UPDATE dlq.dead_letter_queue e SET
-    error_class = coalesce(e.error_class, 'unknown'),
-    rule = coalesce(e.rule, 'none'),
-    next_retry_at = d.next_retry_at,
-    waiting_for = nullif(d.waiting_for, ''),
-    config_version = $1::text,
-    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
-FROM (
-    SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS waiting_for, unnest($5::timestamptz[]) AS next_retry_at, unnest($6::text[]) AS reason
-) d
-WHERE e.id = d.id AND e.status = 'dlq_pending'
-`
-
-type PutOffParams struct {
-	ConfigVersion string
-	Actor         string
-	Ids           []uuid.UUID
-	WaitingFors   []string
-	NextRetryAts  []time.Time
-	Reasons       []string
-}
-
-// PutOff makes entries wait longer, or for something else. Groups of waiting entries need a class
-// and a rule, and an entry that an operator returned undecided has none, so they are set.
-func (q *Queries) PutOff(ctx context.Context, arg PutOffParams) error {
-	_, err := q.db.Exec(ctx, PutOff,
-		arg.ConfigVersion,
-		arg.Actor,
-		arg.Ids,
-		arg.WaitingFors,
-		arg.NextRetryAts,
-		arg.Reasons,
-	)
-	return err
-}
-
 const RescuedTogether = `-- name: RescuedTogether :many
 WITH entries AS MATERIALIZED (
     SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('inbox', 'open')
-), looks AS (
+), rescues AS (
     SELECT t.at, l.jobs
     FROM (SELECT DISTINCT e.last_failed_at AS at FROM entries e) t
     CROSS JOIN LATERAL (
@@ -996,9 +1092,9 @@ WITH entries AS MATERIALIZED (
             LIMIT 1000) o
     ) l
 )
-SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS made UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
-                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.made AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at), 0)::integer AS others
-FROM entries e JOIN looks l ON l.at = e.last_failed_at
+SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS created_at UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
+                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.created_at AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at), 0)::integer AS others
+FROM entries e JOIN rescues l ON l.at = e.last_failed_at
 `
 
 type RescuedTogetherRow struct {
@@ -1019,69 +1115,6 @@ func (q *Queries) RescuedTogether(ctx context.Context, ids []uuid.UUID) ([]Rescu
 	for rows.Next() {
 		var i RescuedTogetherRow
 		if err := rows.Scan(&i.ID, &i.Others); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const Reserve = `-- name: Reserve :many
-UPDATE dlq.dead_letter_queue e SET
-    status = 'dlq_manual',
-    strategy = 'manual',
-    rule = d.rule,
-    config_version = $1::text,
-    move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
-FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
-WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
-`
-
-type ReserveParams struct {
-	ConfigVersion string
-	Actor         string
-	Ids           []uuid.UUID
-	Rules         []string
-	Reasons       []string
-}
-
-type ReserveRow struct {
-	ID          uuid.UUID
-	Queue       string
-	Kind        string
-	ErrorClass  string
-	Rule        string
-	Fingerprint string
-}
-
-// Reserve parks entries that need manual handling although their class does not.
-func (q *Queries) Reserve(ctx context.Context, arg ReserveParams) ([]ReserveRow, error) {
-	rows, err := q.db.Query(ctx, Reserve,
-		arg.ConfigVersion,
-		arg.Actor,
-		arg.Ids,
-		arg.Rules,
-		arg.Reasons,
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []ReserveRow{}
-	for rows.Next() {
-		var i ReserveRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.Queue,
-			&i.Kind,
-			&i.ErrorClass,
-			&i.Rule,
-			&i.Fingerprint,
-		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -1174,39 +1207,6 @@ func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow
 	for rows.Next() {
 		var i StuckGroupsRow
 		if err := rows.Scan(&i.Queue, &i.Fingerprint); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const TracesOf = `-- name: TracesOf :many
-SELECT e.id, (e.metadata ->> 'traceparent')::text AS parent, coalesce(e.metadata ->> 'tracestate', '')::text AS state
-FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[]) AND e.stage = 'open' AND e.metadata ? 'traceparent'
-`
-
-type TracesOfRow struct {
-	ID     uuid.UUID
-	Parent string
-	State  string
-}
-
-// TracesOf returns the traces that open entries were submitted in, for the spans of their filing.
-// It is called only if traces are exported.
-func (q *Queries) TracesOf(ctx context.Context, ids []uuid.UUID) ([]TracesOfRow, error) {
-	rows, err := q.db.Query(ctx, TracesOf, ids)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []TracesOfRow{}
-	for rows.Next() {
-		var i TracesOfRow
-		if err := rows.Scan(&i.ID, &i.Parent, &i.State); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
