@@ -64,7 +64,7 @@ func TestConsole_copies(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = operator.Close(context.Background()) })
 	env := append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"), "DLQD_API="+p.dlqd.api, "DLQD_DATABASE_URL="+p.url)
-	all := []string{"a command", "SQL", "curl"}
+	all := []string{"command", "SQL", "curl"}
 	for path, page := range map[string]struct {
 		ways  []string
 		finds []string // texts in the output of each way
@@ -96,9 +96,9 @@ func TestConsole_copies(t *testing.T) {
 		list("/audit", "queue", queue): {all, []string{odd}, first},
 		"/queues":                      {all, []string{"default"}, ""},
 		"/policy":                      {[]string{"SQL", "curl"}, []string{"theirs"}, ""},
-		"/access":                      {[]string{"a command", "curl"}, nil, ""},
-		"/system":                      {append(slices.Clone(all), "the checks"), nil, ""},
-		"/docs":                        {[]string{"a command", "curl"}, []string{"/api/dlq/entries"}, ""},
+		"/access":                      {[]string{"command", "curl"}, nil, ""},
+		"/system":                      {append(slices.Clone(all), "checks"), nil, ""},
+		"/docs":                        {[]string{"command", "curl"}, []string{"/api/dlq/entries"}, ""},
 	} {
 		t.Run(path, func(t *testing.T) {
 			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.dlqd.api+path, nil)
@@ -131,7 +131,7 @@ func TestConsole_copies(t *testing.T) {
 					cmd.Env = env
 					printed, err := cmd.CombinedOutput()
 					out = string(printed)
-					if name == "the checks" { // the checks fail if they find something
+					if name == "checks" { // the checks fail if they find something
 						require.Contains(t, out, "schema")
 						continue
 					}

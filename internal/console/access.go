@@ -11,15 +11,15 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// accessEvery is the render interval of an open access page.
-const accessEvery = 30 * time.Second
+// accessInterval is the render interval of an open access page.
+const accessInterval = 30 * time.Second
 
 type accessPage struct {
 	Sentence string
 	Me       api.Caller
 	Sessions []api.Session
-	Admin    bool           // the viewer keeps tokens and sees the sessions of all users
-	Why      string         // why the viewer does not; "" if Admin
+	Admin    bool           // the viewer manages tokens and sees the sessions of all users
+	Why      string         // why the viewer cannot; "" if Admin
 	Grants   []policy.Grant // from the policy
 	Ways     []string       // of authentication
 	Tokens   []api.Token
@@ -33,34 +33,34 @@ type roleWords struct{ Role, May string }
 
 func rolesInWords() []roleWords {
 	return []roleWords{
-		{"reader", "sees dead letters but for what is sensitive, the audit trail and analytics"},
-		{"operator", "sees payloads, moves dead letters, replays, steers runs, breakers and queues"},
-		{"admin", "also erases, switches capture, keeps tokens and makes the checks"},
-		{"sender", "submits messages, and nothing else"},
-		{"metrics", "reads metrics and health, and nothing else"},
+		{"reader", "sees dead letters without sensitive data, the audit trail and analytics"},
+		{"operator", "also sees payloads, moves and replays dead letters, and controls replay runs, breakers and queues"},
+		{"admin", "also erases data, switches capture, manages tokens and runs the checks"},
+		{"sender", "only submits messages"},
+		{"metrics", "only reads metrics and health"},
 	}
 }
 
 // whereInWords describes the scope of a grant.
 func whereInWords(queues, kinds, sources []string) string {
-	var said []string
+	var parts []string
 	for _, w := range []struct {
 		what     string
 		patterns []string
 	}{{"queues", queues}, {"kinds", kinds}, {"sources", sources}} {
 		if len(w.patterns) > 0 {
-			said = append(said, w.what+" "+strings.Join(w.patterns, ", "))
+			parts = append(parts, w.what+" "+strings.Join(w.patterns, ", "))
 		}
 	}
-	if len(said) == 0 {
+	if len(parts) == 0 {
 		return "everywhere"
 	}
-	return "in " + strings.Join(said, "; ")
+	return "in " + strings.Join(parts, "; ")
 }
 
 func (c *Console) access(in *request) (*view, error) {
 	me := in.me()
-	a := &accessPage{Admin: me.MayEverywhere(access.Admin), Why: whyNot(me, access.Admin, ""), Roles: rolesInWords(), Copies: copies("dlqd whoami; dlqd sessions", "", in.curl("/api/whoami", api.SessionsPath))}
+	a := &accessPage{Admin: me.MayEverywhere(access.Admin), Why: missingRoleIn(me, access.Admin, ""), Roles: rolesInWords(), Copies: copies("dlqd whoami; dlqd sessions", "", in.curl("/api/whoami", api.SessionsPath))}
 	if a.Admin {
 		a.Copies = copies("dlqd whoami; dlqd sessions; dlqd tokens list", "", in.curl("/api/whoami", api.SessionsPath, api.TokensPath))
 	}
@@ -70,7 +70,7 @@ func (c *Console) access(in *request) (*view, error) {
 	var sessions struct {
 		Sessions []api.Session `json:"sessions"`
 	}
-	if _, err := in.may(api.SessionsPath, nil, &sessions); err != nil {
+	if _, err := in.getIfAllowed(api.SessionsPath, nil, &sessions); err != nil {
 		return nil, err
 	}
 	a.Sessions = sessions.Sessions
@@ -78,30 +78,30 @@ func (c *Console) access(in *request) (*view, error) {
 		var tokens struct {
 			Tokens []api.Token `json:"tokens"`
 		}
-		if _, err := in.may(api.TokensPath, nil, &tokens); err != nil {
+		if _, err := in.getIfAllowed(api.TokensPath, nil, &tokens); err != nil {
 			return nil, err
 		}
 		a.Tokens = tokens.Tokens
 		rules := c.Policy().Access
 		a.Grants, a.Ways = rules.Grants, rules.Authentication
 	}
-	a.Sentence = a.say()
-	return &view{Template: "access", Title: "Access", Data: a, Every: accessEvery}, nil
+	a.Sentence = a.summary()
+	return &view{Template: "access", Title: "Access", Data: a, Interval: accessInterval}, nil
 }
 
-func (a *accessPage) say() string {
+func (a *accessPage) summary() string {
 	if a.Me.Via == access.ViaNothing {
-		return "Nobody is asked who they are here: only the machine's own users reach it, and may do everything. access.yaml says how callers are known."
+		return "Authentication is off: only users of this machine can connect, and they may do everything. To turn it on, set authentication in access.yaml."
 	}
 	via := map[string]string{"token": "by a token", "socket": "as a user of this machine", "proxy": "by the proxy", "oidc": "by the OpenID Connect provider", "certificate": "by a certificate"}[a.Me.Via]
 	if len(a.Me.Grants) == 0 {
-		return "You are " + a.Me.Name + ", known " + via + ", and have no role here."
+		return "You are " + a.Me.Name + ", authenticated " + via + ", and have no role."
 	}
 	var roles []string
 	for _, g := range a.Me.Grants {
 		roles = append(roles, g.Role+" "+whereInWords(g.Queues, g.Kinds, g.Sources))
 	}
-	return "You are " + a.Me.Name + ", known " + via + ": " + strings.Join(roles, "; ") + "."
+	return "You are " + a.Me.Name + ", authenticated " + via + ": " + strings.Join(roles, "; ") + "."
 }
 
 // endSessions ends the session with the given id, or all sessions of the viewer if the form has no
@@ -112,13 +112,13 @@ func (c *Console) endSessions(in *request) (*done, error) {
 		if err := in.call(http.MethodDelete, api.SessionsPath+"/"+url.PathEscape(id), url.Values{"note": {note}}, nil, nil); err != nil {
 			return nil, err
 		}
-		return &done{To: "/access#sessions", Flash: flash{Text: "The session is ended: every process refuses it within five seconds."}}, nil
+		return &done{To: "/access#sessions", Flash: flash{Text: "The session has ended. Every process refuses it within five seconds."}}, nil
 	}
 	var ended api.EndedSessions
 	if err := in.post(api.SessionsPath+"/end", map[string]any{"note": note}, &ended); err != nil {
 		return nil, err
 	}
-	return &done{To: "/access#sessions", Flash: flash{Text: plural(ended.Ended, "session is", "sessions are") + " ended."}}, nil
+	return &done{To: "/access#sessions", Flash: flash{Text: plural(ended.Ended, "session has", "sessions have") + " ended."}}, nil
 }
 
 // changeTokens creates a token and shows its secret once, or revokes a token.
@@ -127,7 +127,7 @@ func (c *Console) changeTokens(in *request) (*done, error) {
 		if err := in.call(http.MethodDelete, api.TokensPath+"/"+url.PathEscape(id), url.Values{"note": {in.PostFormValue("note")}}, nil, nil); err != nil {
 			return nil, err
 		}
-		return &done{To: "/access#tokens", Flash: flash{Text: "The token is revoked: every process refuses it within five seconds."}}, nil
+		return &done{To: "/access#tokens", Flash: flash{Text: "The token is revoked. Every process refuses it within five seconds."}}, nil
 	}
 	body := map[string]any{"name": in.PostFormValue("name"), "role": in.PostFormValue("role"), "note": in.PostFormValue("note")}
 	for _, name := range []string{"queues", "kinds", "sources"} {
@@ -149,6 +149,6 @@ func (c *Console) changeTokens(in *request) (*done, error) {
 	if page, ok := v.Data.(*accessPage); ok {
 		page.Made = &made
 	}
-	v.Every = 0 // a rendering would remove the secret from the page
+	v.Interval = 0 // a rendering would remove the secret from the page
 	return &done{View: v}, nil
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// acted is the part of a move's answer that the console shows.
-type acted struct {
+// moveAnswer is the part of a move's answer that the console shows.
+type moveAnswer struct {
 	JobID int64  `json:"jobId"`
 	Undo  string `json:"undo"`
 }
@@ -22,53 +22,53 @@ type acted struct {
 func (c *Console) act(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), in.PathValue("id")
 	if !slices.Contains([]string{"replay", "discard", "resolve", "park", "unpark", "reopen"}, verb) {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a dead letter can be replayed, resolved, parked, returned, discarded or reopened"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose replay, resolve, unpark, park, discard or reopen"}
 	}
 	to := "/dead-letters/" + url.PathEscape(id)
 	if from := in.PostFormValue("next"); access.LocalPath(from) {
 		to = from
 	}
-	var out acted
+	var out moveAnswer
 	err := in.post("/api/dlq/entries/"+url.PathEscape(id)+"/"+verb, map[string]any{"note": in.PostFormValue("note")}, &out)
-	if d, ok := askedFor(err); ok {
+	if d, ok := approvalRedirect(err); ok {
 		return d, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	said := map[string]string{
-		"replay": "Sent back as job " + number(out.JobID) + ".", "discard": "Discarded.", "resolve": "Resolved.", "park": "Parked: nothing happens to it by itself.",
-		"unpark": "Back on the automatic path.", "reopen": "Reopened: it needs a person.",
+	text := map[string]string{
+		"replay": "Replayed as job " + number(out.JobID) + ".", "discard": "Discarded.", "resolve": "Resolved.",
+		"park": "Parked: needs a person.", "unpark": "Unparked: dlqd decides what happens next.", "reopen": "Reopened: needs a person.",
 	}[verb]
-	return &done{To: to, Flash: flash{Text: short(id) + ": " + said, Undo: out.Undo, To: "/dead-letters/" + url.PathEscape(id)}}, nil
+	return &done{To: to, Flash: flash{Text: short(id) + ": " + text, Undo: out.Undo, To: "/dead-letters/" + url.PathEscape(id)}}, nil
 }
 
-// askedFor returns a redirect to the approval if err says that the action needs a second person.
-func askedFor(err error) (*done, bool) {
-	needs, ok := errors.AsType[*askedError](err)
+// approvalRedirect returns a redirect to the approval if err says that the action needs a second person.
+func approvalRedirect(err error) (*done, bool) {
+	needs, ok := errors.AsType[*approvalRequiredError](err)
 	if !ok {
 		return nil, false
 	}
-	return &done{To: "/approvals/" + needs.Approval.ID.String(), Flash: flash{Text: "This needs a second person: it was asked for, and nothing was done yet."}}, true
+	return &done{To: "/approvals/" + needs.Approval.ID.String(), Flash: flash{Text: "This requires a second person. dlqd made a request for approval; nothing was done yet."}}, true
 }
 
-// assign assigns a dead letter to a user, or to no one if the field is empty.
+// assign assigns a dead letter to a user, or unassigns it if the field is empty.
 func (c *Console) assign(in *request) (*done, error) {
 	id := in.PathValue("id")
-	var out acted
+	var out moveAnswer
 	if err := in.post("/api/dlq/bulk", map[string]any{"do": "assign", "filter": map[string]any{"ids": []string{id}}, "assignee": in.PostFormValue("assignee"), "note": in.PostFormValue("note")}, &out); err != nil {
 		return nil, err
 	}
 	text := "Assigned to " + in.PostFormValue("assignee") + "."
 	if in.PostFormValue("assignee") == "" {
-		text = "Assigned to nobody."
+		text = "Unassigned."
 	}
 	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: text, Undo: out.Undo}}, nil
 }
 
 // edit is the page that previews an edited payload and then replays with it.
 type edit struct {
-	Letter  *letter
+	Entry   *deadLetterPage
 	Payload string
 	Note    string
 	Changed bool // the payload changed after the preview; nothing was sent
@@ -85,20 +85,20 @@ func (c *Console) edit(in *request) (*done, error) {
 	if err := in.get(path, nil, &detail); err != nil {
 		return nil, err
 	}
-	e := &edit{Letter: newLetter(in, &detail), Payload: payload, Note: in.PostFormValue("note"), Checkpoint: in.PostFormValue("checkpoint")}
+	e := &edit{Entry: newDeadLetterPage(in, &detail), Payload: payload, Note: in.PostFormValue("note"), Checkpoint: in.PostFormValue("checkpoint")}
 	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
 	if !json.Valid([]byte(payload)) {
 		var syntax *json.SyntaxError
 		var read json.RawMessage
-		problem := &Problem{Status: http.StatusUnprocessableEntity, Detail: "this is not JSON"}
+		problem := &Problem{Status: http.StatusUnprocessableEntity, Detail: "the payload is not JSON"}
 		if err := json.Unmarshal([]byte(payload), &read); errors.As(err, &syntax) {
-			problem.Detail = "this is not JSON: " + syntax.Error() + ", at " + placeOf(payload, syntax.Offset)
+			problem.Detail = "the payload is not JSON: " + syntax.Error() + ", at " + placeOf(payload, syntax.Offset)
 		}
 		e.Problem, v.Status = problem, problem.Status
 		return &done{View: v}, nil
 	}
 	patch := []any{map[string]any{"op": "replace", "path": "", "value": json.RawMessage(payload)}}
-	// A payload is sent only after a preview of this very payload.
+	// A payload is sent only after a preview of the same payload.
 	if in.PostFormValue("confirmed") == "" || in.PostFormValue("seen") != payload {
 		e.Changed = in.PostFormValue("confirmed") != ""
 		err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "filter": map[string]any{"ids": []string{id}}, "patch": patch}, &e.Preview)
@@ -109,13 +109,13 @@ func (c *Console) edit(in *request) (*done, error) {
 		}
 		return &done{View: v}, nil
 	}
-	var out acted
+	var out moveAnswer
 	body := map[string]any{"payload": json.RawMessage(payload), "note": e.Note}
 	if e.Checkpoint != "" {
 		body["checkpoint"] = e.Checkpoint
 	}
 	err := in.post(path+"/replay", body, &out)
-	if d, ok := askedFor(err); ok {
+	if d, ok := approvalRedirect(err); ok {
 		return d, nil
 	}
 	if problem, ok := errors.AsType[*Problem](err); ok {
@@ -125,7 +125,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: "Sent back, edited, as job " + number(out.JobID) + ". What it was is below."}}, nil
+	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: "Replayed with edits as job " + number(out.JobID) + ". The original is below."}}, nil
 }
 
 // placeOf returns the line and column of an offset in a text.
@@ -155,10 +155,10 @@ func (c *Console) undo(in *request) (*done, error) {
 	}
 	text := "Undone for " + plural(out.Changed, "dead letter") + "."
 	if n := out.Became[string(deadletter.Manual)]; n > 0 {
-		text += " " + plural(n, "needs", "need") + " a person now."
+		text += " " + plural(n, "dead letter needs", "dead letters need") + " a person now."
 	}
 	if left := out.Looked - out.Changed; left > 0 {
-		text += " " + plural(left, "has", "have") + " moved on meanwhile."
+		text += " " + number(left) + " skipped: changed meanwhile."
 	}
 	return &done{To: to, Flash: flash{Text: text, To: "/operations/" + out.Operation.String()}}, nil
 }
@@ -169,7 +169,7 @@ func (c *Console) reveal(in *request) (*done, error) {
 	if err := in.post("/api/dlq/entries/"+url.PathEscape(in.PathValue("id"))+"/reveal", map[string]any{"note": in.PostFormValue("note")}, &detail); err != nil {
 		return nil, err
 	}
-	l := newLetter(in, &detail)
+	l := newDeadLetterPage(in, &detail)
 	l.Revealed, l.Masked = true, false
 	return &done{View: &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Section: "/dead-letters"}}, nil
 }

@@ -13,19 +13,19 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 )
 
-// approvalsEvery is the render interval of open approval pages.
-const approvalsEvery = 5 * time.Second
+// approvalsInterval is the render interval of open approval pages.
+const approvalsInterval = 5 * time.Second
 
-// asking is a request for approval as pages show it.
-type asking struct {
+// approvalView is a request for approval as pages show it.
+type approvalView struct {
 	*approval.Approval
 }
 
 // Verb returns the requested action with a capital.
-func (a asking) Verb() string { return upper(a.Do()) }
+func (a approvalView) Verb() string { return upper(a.Do()) }
 
 // filter returns the filter of the request, as JSON.
-func (a asking) filter() json.RawMessage {
+func (a approvalView) filter() json.RawMessage {
 	var request struct {
 		Filter json.RawMessage `json:"filter"`
 	}
@@ -34,18 +34,18 @@ func (a asking) filter() json.RawMessage {
 }
 
 // Words returns the filter in the filter language.
-func (a asking) Words() string { return filterWords(a.filter()) }
+func (a approvalView) Words() string { return filterWords(a.filter()) }
 
 // Open reports whether the request still waits for a decision.
-func (a asking) Open() bool { return a.State == approval.Requested }
+func (a approvalView) Open() bool { return a.State == approval.Requested }
 
 // Mark returns the mark of the request's state.
-func (a asking) Mark() mark {
+func (a approvalView) Mark() mark {
 	switch a.State {
 	case approval.Requested:
-		return mark{"requested", "waits for a second person", "◆", "warn"}
+		return mark{"requested", "requested", "◆", "warn"}
 	case "approved":
-		return mark{"approved", "approved, being carried out", "◐", "info"}
+		return mark{"approved", "approved, in progress", "◐", "info"}
 	case "done":
 		return mark{"done", "done", "✓", "ok"}
 	case "failed":
@@ -55,30 +55,30 @@ func (a asking) Mark() mark {
 }
 
 // Queues returns the number of entries by queue.
-func (a asking) Queues() []share {
+func (a approvalView) Queues() []share {
 	of := map[string]int64{}
 	_ = json.Unmarshal(a.ByQueue, &of)
 	return shares(of)
 }
 
 // Sentence describes the request and its outcome.
-func (a asking) Sentence() string {
-	asks := a.Actor + " asks to " + strings.ToLower(a.Do()) + " " + plural(a.Entries, "dead letter") + "."
+func (a approvalView) Sentence() string {
+	asks := a.Actor + " requests to " + strings.ToLower(a.Do()) + " " + plural(a.Entries, "dead letter") + "."
 	by := ""
 	if a.DecidedBy != nil {
 		by = *a.DecidedBy
 	}
 	switch a.State {
 	case approval.Requested:
-		return asks + " Nothing was done yet: it waits for a second person, until " + a.ExpiresAt.UTC().Format("Mon 15:04 UTC") + "."
+		return asks + " Nothing was done yet. A second person can approve it until " + a.ExpiresAt.UTC().Format("Mon 15:04 UTC") + "."
 	case "approved":
-		return asks + " " + by + " approved it, and dlqd carries it out."
+		return asks + " " + by + " approved it, and dlqd executes it."
 	case "done":
-		said := asks + " " + by + " approved it, and it was done"
+		text := asks + " " + by + " approved it, and it was done"
 		if a.Changed != nil {
-			said += ": " + plural(*a.Changed, "dead letter was", "dead letters were") + " touched"
+			text += ": " + plural(*a.Changed, "dead letter", "dead letters") + " changed"
 		}
-		return said + "."
+		return text + "."
 	case "failed":
 		return asks + " " + by + " approved it, but it failed: " + a.Problem
 	case "refused":
@@ -86,15 +86,15 @@ func (a asking) Sentence() string {
 	case "withdrawn":
 		return asks + " It was withdrawn; nothing was done."
 	case "expired":
-		return asks + " Nobody decided in time; nothing was done."
+		return asks + " It expired without a decision; nothing was done."
 	}
 	return asks
 }
 
 type approvals struct {
 	Sentence string
-	Open     []asking
-	Ended    []asking
+	Open     []approvalView
+	Ended    []approvalView
 	Copies   []copyText
 }
 
@@ -110,36 +110,36 @@ func (c *Console) approvals(in *request) (*view, error) {
 		return nil, err
 	}
 	p := &approvals{Copies: copies("dlqd approvals", "SELECT "+approvalColumns+" FROM dlq.approvals ORDER BY id DESC;", in.curl(api.ApprovalsPath))}
-	mine := 0
+	own := 0
 	for _, a := range list.Approvals {
 		if a.State != approval.Requested {
-			p.Ended = append(p.Ended, asking{a})
+			p.Ended = append(p.Ended, approvalView{a})
 			continue
 		}
-		p.Open = append(p.Open, asking{a})
+		p.Open = append(p.Open, approvalView{a})
 		if a.Actor == in.me().Name {
-			mine++
+			own++
 		}
 	}
 	switch n := len(p.Open); {
 	case n == 0:
-		p.Sentence = "Nothing waits for a second person."
-	case mine == n:
-		p.Sentence = plural(n, "request of yours waits", "requests of yours wait") + " for a second person."
+		p.Sentence = "No open requests."
+	case own == n:
+		p.Sentence = plural(n, "of your requests waits", "of your requests wait") + " for a second person."
 	default:
-		p.Sentence = plural(n-mine, "request waits", "requests wait") + " for you."
-		if mine > 0 {
-			p.Sentence += " " + plural(mine, "of your own waits", "of your own wait") + " for somebody else."
+		p.Sentence = plural(n-own, "request waits", "requests wait") + " for you."
+		if own > 0 {
+			p.Sentence += " " + plural(own, "of your requests waits", "of your requests wait") + " for another person."
 		}
 	}
-	return &view{Template: "approvals", Title: "Approvals", Data: p, Every: approvalsEvery}, nil
+	return &view{Template: "approvals", Title: "Approvals", Data: p, Interval: approvalsInterval}, nil
 }
 
 type approvalDetail struct {
-	asking
+	approvalView
 
 	Now        *int64 // number of entries that match now; nil if it is unknown
-	WhyApprove string // why the viewer cannot approve; "" if they can
+	WhyApprove string // why the viewer cannot approve the request; "" if the viewer can
 	WhyRefuse  string
 	Mine       bool
 	Rest       json.RawMessage // the other parameters of the operation
@@ -147,7 +147,7 @@ type approvalDetail struct {
 }
 
 func (c *Console) approval(in *request) (*view, error) {
-	a := &approvalDetail{asking: asking{&approval.Approval{}}}
+	a := &approvalDetail{approvalView: approvalView{&approval.Approval{}}}
 	path := api.ApprovalsPath + "/" + url.PathEscape(in.PathValue("id"))
 	if err := in.get(path, nil, a.Approval); err != nil {
 		return nil, err
@@ -160,17 +160,17 @@ func (c *Console) approval(in *request) (*view, error) {
 	}
 	switch {
 	case !a.Open():
-		a.WhyRefuse = "it is " + a.State
+		a.WhyRefuse = "the request is " + a.State
 	case me.Via == access.ViaNothing:
-		a.WhyRefuse = "nobody is asked who they are here (access.yaml: authentication), and so nobody can be a second person"
+		a.WhyRefuse = "authentication is off (access.yaml), so dlqd cannot tell a second person from the first"
 	default:
-		a.WhyRefuse = mayNot(me, needs)
+		a.WhyRefuse = missingRole(me, needs)
 	}
 	if a.WhyApprove = a.WhyRefuse; a.WhyApprove == "" && a.Mine {
-		a.WhyApprove = "you asked for it: it takes another person"
+		a.WhyApprove = "you requested it; another person must approve it"
 	}
 	if _, live := isLive(in.Context()); a.Open() && !live { // counting is expensive: only when the page is loaded
-		a.look(in)
+		a.countMatches(in)
 	}
 	rest := map[string]json.RawMessage{}
 	_ = json.Unmarshal(a.Request, &rest)
@@ -183,12 +183,12 @@ func (c *Console) approval(in *request) (*view, error) {
 	}
 	id := a.ID.String()
 	a.Copies = copies("dlqd approvals show "+id, "SELECT "+approvalColumns+" FROM dlq.approvals WHERE id = '"+id+"';", in.curl(path))
-	return &view{Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Every: approvalsEvery}, nil
+	return &view{Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Interval: approvalsInterval}, nil
 }
 
-// look counts the entries that the operation would touch now. If the count fails, Now stays nil and
+// countMatches counts the entries that the operation would touch now. If the count fails, Now stays nil and
 // the page shows only the number at the time of the request.
-func (a *approvalDetail) look(in *request) {
+func (a *approvalDetail) countMatches(in *request) {
 	var body map[string]any
 	if json.Unmarshal(a.Request, &body) != nil {
 		return
@@ -217,7 +217,7 @@ func (a *approvalDetail) look(in *request) {
 			a.Now = &found.Chosen
 		}
 	default:
-		ask["note"] = "a look before it is approved"
+		ask["note"] = "preview before approval"
 		if in.post("/api/dlq/erasures", ask, &found) == nil {
 			a.Now = &found.Entries
 		}
@@ -228,20 +228,20 @@ func (a *approvalDetail) look(in *request) {
 func (c *Console) decide(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), url.PathEscape(in.PathValue("id"))
 	body := map[string]any{"note": in.PostFormValue("note")}
-	said := map[string]string{"approve": "Approved: dlqd carries it out.", "refuse": "Refused: nothing is done.", "withdraw": "Withdrawn: nothing is done."}[verb]
+	text := map[string]string{"approve": "Approved: dlqd executes it.", "refuse": "Refused: nothing is done.", "withdraw": "Withdrawn: nothing is done."}[verb]
 	switch verb {
 	case "approve":
 		expect, err := strconv.ParseInt(digitsOf(in.PostFormValue("expect")), 10, 64)
 		if err != nil {
-			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "How many?", Detail: "type how many dead letters you saw that it touches: it is refused where they have become more"}
+			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Number required", Detail: "type the number of affected dead letters that the page shows; if more match by then, dlqd refuses"}
 		}
 		body["expect"] = expect
 	case "refuse", "withdraw":
 	default:
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a request can be approved, refused and withdrawn"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose approve, refuse or withdraw"}
 	}
 	if err := in.post(api.ApprovalsPath+"/"+id+"/"+verb, body, nil); err != nil {
 		return nil, err
 	}
-	return &done{To: "/approvals/" + id, Flash: flash{Text: said}}, nil
+	return &done{To: "/approvals/" + id, Flash: flash{Text: text}}, nil
 }

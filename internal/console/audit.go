@@ -16,8 +16,8 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// auditEvery is the render interval of the first page of the audit trail. Older pages are not live.
-const auditEvery = 15 * time.Second
+// auditInterval is the render interval of the first page of the audit trail. Older pages are not live.
+const auditInterval = 15 * time.Second
 
 // auditField is a search field of the audit trail.
 type auditField struct {
@@ -33,12 +33,12 @@ func auditFields() []auditField {
 	}
 	slices.Sort(states)
 	return []auditField{
-		{Name: "actor", Flag: "actor", Label: "Who", Hint: "kim"},
-		{Name: "text", Flag: "text", Label: "What, or why", Hint: "in reason or note"},
-		{Name: "origin", Flag: "origin", Label: "From where", Hint: "10.0.0.7"},
+		{Name: "actor", Flag: "actor", Label: "Actor", Hint: "kim"},
+		{Name: "text", Flag: "text", Label: "Text", Hint: "in the reason or note"},
+		{Name: "origin", Flag: "origin", Label: "Origin", Hint: "10.0.0.7"},
 		{Name: "queue", Flag: "queue", Label: "Queue"},
 		{Name: "kind", Flag: "kind", Label: "Kind"},
-		{Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "its id"},
+		{Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "id"},
 		{Name: "from", Flag: "from", Label: "From state", Choices: states},
 		{Name: "to", Flag: "to", Label: "To state", Choices: states},
 		{Name: "dbUser", Flag: "db-user", Label: "Database user"},
@@ -72,8 +72,8 @@ type audit struct {
 }
 
 func (c *Console) audit(in *request) (*view, error) {
-	asked := in.URL.Query()
-	a := &audit{Fields: auditFields(), People: len(asked) == 0 || asked.Get("people") == "true"}
+	params := in.URL.Query()
+	a := &audit{Fields: auditFields(), People: len(params) == 0 || params.Get("people") == "true"}
 	query, filter, flags := url.Values{"limit": {listPage}}, map[string]any{}, []string{"dlqd audit"}
 	if a.People {
 		query.Set("people", "true")
@@ -81,7 +81,7 @@ func (c *Console) audit(in *request) (*view, error) {
 	}
 	for i := range a.Fields {
 		f := &a.Fields[i]
-		f.Value = strings.TrimSpace(asked.Get(f.Name))
+		f.Value = strings.TrimSpace(params.Get(f.Name))
 		if f.Value == "" {
 			continue
 		}
@@ -98,16 +98,16 @@ func (c *Console) audit(in *request) (*view, error) {
 		return nil, err
 	}
 	a.Copies = copies(strings.Join(append(flags, "--limit "+listPage), " "), "SELECT * FROM dlq.audit("+sqlQuoted(string(raw))+", "+listPage+");", in.curl("/api/dlq/audit?"+query.Encode())) //nolint:unqueryvet // for people
-	v := &view{Template: "audit", Title: "Audit", Data: a, Every: auditEvery}
-	if cursor := asked.Get("cursor"); cursor != "" {
+	v := &view{Template: "audit", Title: "Audit", Data: a, Interval: auditInterval}
+	if cursor := params.Get("cursor"); cursor != "" {
 		query.Set("cursor", cursor)
-		a.First, v.Every = in.with("cursor", ""), 0
+		a.First, v.Interval = in.with("cursor", ""), 0
 	}
 	var page api.AuditPage
 	err = in.get("/api/dlq/audit", query, &page)
 	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
-		a.Problem, v.Status, v.Every = problem, problem.Status, 0
-		a.Sentence = "This is no search of the audit trail."
+		a.Problem, v.Status, v.Interval = problem, problem.Status, 0
+		a.Sentence = "The search is invalid."
 		return v, nil
 	}
 	if err != nil {
@@ -118,11 +118,11 @@ func (c *Console) audit(in *request) (*view, error) {
 	}
 	if page.Next != "" {
 		a.Next = in.with("cursor", page.Next)
-		if len(asked) == 0 {
+		if len(params) == 0 {
 			a.Next = "/audit?people=true&cursor=" + url.QueryEscape(page.Next)
 		}
 	}
-	a.Sentence = a.say()
+	a.Sentence = a.summary()
 	return v, nil
 }
 
@@ -137,21 +137,22 @@ func timeAsTyped(text string) string {
 	return text
 }
 
-func (a *audit) say() string {
+func (a *audit) summary() string {
 	by := "dlqd and people"
 	if a.People {
 		by = "people"
 	}
 	if len(a.Rows) == 0 {
 		if a.Used {
-			return "Nothing that " + by + " did matches."
+			return "No action by " + by + " matches."
 		}
-		return "Nobody has done anything yet: each move of a dead letter, and each act of a person, is kept here."
+		return "No actions by " + by + " yet. This page shows each move of a dead letter and each action of a user."
 	}
-	who := map[string]bool{}
+	actors := map[string]bool{}
 	for i := range a.Rows {
-		who[a.Rows[i].Actor] = true
+		actors[a.Rows[i].Actor] = true
 	}
-	last := &a.Rows[0]
-	return "What " + by + " did" + map[bool]string{true: ", as far as it matches"}[a.Used] + ": " + plural(len(who), "actor") + " on this page; the last act was " + last.Actor + "'s, " + ago(last.At) + "."
+	latest := &a.Rows[0]
+	return map[bool]string{true: "Matching actions by ", false: "Actions by "}[a.Used] + by + ": " +
+		plural(len(actors), "actor") + " on this page; the latest action by " + latest.Actor + ", " + ago(latest.At) + "."
 }

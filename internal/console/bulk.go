@@ -61,7 +61,7 @@ const maxIDs = 500
 func newBulk(form url.Values) (*bulk, error) {
 	b := &bulk{Query: form.Get("q"), IDs: form["id"], All: form.Get("all") != "", Form: form, Verbs: bulkVerbs(), New: form.Get("new") != ""}
 	if len(b.IDs) > maxIDs {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Too many", Detail: "select up to " + number(maxIDs) + ", or all that match"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Too many dead letters", Detail: "select at most " + number(maxIDs) + ", or all that match"}
 	}
 	if b.All {
 		b.IDs = nil
@@ -70,7 +70,7 @@ func newBulk(form url.Values) (*bulk, error) {
 		b.Verb = &b.Verbs[at]
 	}
 	if !b.All && len(b.IDs) == 0 {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Nothing is selected", Detail: "select dead letters in the list, or act on all that match"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No dead letters selected", Detail: "select dead letters in the list, or all that match"}
 	}
 	return b, nil
 }
@@ -87,11 +87,11 @@ func (b *bulk) filter() map[string]any {
 func (b *bulk) Words() string {
 	switch {
 	case !b.All:
-		return "the selected"
+		return "the selected dead letters"
 	case strings.TrimSpace(b.Query) == "":
 		return "all dead letters"
 	default:
-		return "all that match " + b.Query
+		return "all dead letters that match " + b.Query
 	}
 }
 
@@ -106,7 +106,7 @@ func (b *bulk) number(name string) (any, error) {
 	}
 	n, ok := parsedNumber(text)
 	if !ok {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: name + " is a number, and not " + text}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: name + " must be a number, not " + text}
 	}
 	return n, nil
 }
@@ -155,8 +155,8 @@ func (b *bulk) path() string {
 	return "/api/dlq/bulk"
 }
 
-// look asks the API for a preview.
-func (b *bulk) look(in *request) error {
+// loadPreview asks the API for a preview.
+func (b *bulk) loadPreview(in *request) error {
 	body, err := b.body()
 	if err != nil {
 		return err
@@ -204,11 +204,11 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		}
 	}
 	if tags, ok := body["tags"].([]string); ok {
-		said := "TAG" // placeholder: no tag typed yet
+		words := "TAG" // placeholder: no tag typed yet
 		if b.Form.Get("tags") != "" {
-			said = shellQuoted(strings.Join(tags, ","))
+			words = shellQuoted(strings.Join(tags, ","))
 		}
-		command += " --add " + said
+		command += " --add " + words
 	}
 	if b.Form.Get("order") == "newest" {
 		command += " --newest-first"
@@ -217,7 +217,7 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		command += " --force"
 	}
 	if b.Verb.Name == "note" {
-		command = "" // dlqd has no command that notes many
+		command = "" // no command of dlqd adds a note to many entries
 	} else {
 		command += " --dry-run"
 	}
@@ -253,15 +253,15 @@ func (c *Console) newReplay(in *request) (*view, error) {
 	}
 	b.Verb = nil
 	var groups api.Report[analytics.TopGroup]
-	if _, err := in.may("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"6"}}, &groups); err != nil {
+	if _, err := in.getIfAllowed("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"6"}}, &groups); err != nil {
 		return nil, err
 	}
 	b.Groups = slices.DeleteFunc(groups.Rows, func(g analytics.TopGroup) bool { return g.Open == 0 })
-	return &view{Template: "bulk", Title: "New replay", Data: b, Section: "/replays"}, nil
+	return &view{Template: "bulk", Title: "New replay run", Data: b, Section: "/replays"}, nil
 }
 
 func (b *bulk) page(in *request) (*view, error) {
-	v := &view{Template: "bulk", Title: "Act on many", Data: b, Section: "/dead-letters"}
+	v := &view{Template: "bulk", Title: "Bulk action", Data: b, Section: "/dead-letters"}
 	if b.New {
 		v.Section = "/replays"
 	}
@@ -269,7 +269,7 @@ func (b *bulk) page(in *request) (*view, error) {
 		return v, nil
 	}
 	v.Title = b.Verb.Label
-	err := b.look(in)
+	err := b.loadPreview(in)
 	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
 		b.Problem, v.Status = problem, problem.Status
 		return v, nil
@@ -288,7 +288,7 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 		return &done{View: v}, err
 	}
 	if b.Verb == nil {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "choose what is to be done"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose an action"}
 	}
 	again := func(problem *Problem) (*done, error) {
 		v, err := b.page(in)
@@ -308,7 +308,7 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 	if text := digitsOf(in.PostFormValue("expect")); text != "" && b.Verb.Name != "assign" && b.Verb.Name != "tag" && b.Verb.Name != "note" {
 		expect, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return again(&Problem{Status: http.StatusUnprocessableEntity, Detail: "type the number of dead letters: " + text + " is none"})
+			return again(&Problem{Status: http.StatusUnprocessableEntity, Detail: text + " is not a number; type the number of dead letters"})
 		}
 		body["expect"] = expect
 	}
@@ -319,7 +319,7 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 		Undo    string      `json:"undo"`
 	}
 	err = in.post(b.path(), body, &out)
-	if d, ok := askedFor(err); ok {
+	if d, ok := approvalRedirect(err); ok {
 		return d, nil
 	}
 	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
@@ -329,11 +329,11 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 		return nil, err
 	}
 	if out.Run != nil {
-		return &done{To: "/replays/" + out.Run.ID.String(), Flash: flash{Text: "The replay run has begun."}}, nil
+		return &done{To: "/replays/" + out.Run.ID.String(), Flash: flash{Text: "The replay run has started."}}, nil
 	}
 	text := b.Verb.Label + ": " + plural(out.Changed, "dead letter") + "."
 	if left := out.Chosen - out.Changed; left > 0 {
-		text += " " + plural(left, "was", "were") + " left alone: their state does not allow it."
+		text += " " + plural(left, "was", "were") + " skipped: their state does not allow the action."
 	}
 	to := "/dead-letters"
 	if b.Query != "" {

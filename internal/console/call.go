@@ -40,26 +40,23 @@ func (p *Problem) Error() string {
 func (p *Problem) heading() string {
 	switch p.Status {
 	case http.StatusNotFound:
-		return "Not here"
+		return "Not found"
 	case http.StatusForbidden:
-		return "Not for your role"
+		return "Permission denied"
 	case http.StatusConflict:
-		return "It has moved on"
+		return "Changed meanwhile"
 	case http.StatusServiceUnavailable:
-		return "Not now"
+		return "Temporarily unavailable"
 	}
 	return cmp.Or(p.Title, http.StatusText(p.Status))
 }
 
-// asked is the API's answer to an operation that needs approval.
-type asked = api.Asked
+// approvalRequiredError is returned for an operation that was not executed: a request for its
+// approval was made instead.
+type approvalRequiredError struct{ api.Asked }
 
-// askedError is returned for an operation that was not carried out: a request for its approval was
-// made instead.
-type askedError struct{ asked }
-
-func (e *askedError) Error() string {
-	return "needs a second person: approval " + e.Approval.ID.String()
+func (e *approvalRequiredError) Error() string {
+	return "requires a second person: approval " + e.Approval.ID.String()
 }
 
 // get reads from the API and decodes the answer into out.
@@ -67,9 +64,9 @@ func (in *request) get(path string, query url.Values, out any) error {
 	return in.call(http.MethodGet, path, query, nil, out)
 }
 
-// may is get for data that the viewer may not be allowed to see. It returns false if the API
+// getIfAllowed is get for data that the viewer may not be allowed to see. It returns false if the API
 // answers 403 or 404.
-func (in *request) may(path string, query url.Values, out any) (bool, error) {
+func (in *request) getIfAllowed(path string, query url.Values, out any) (bool, error) {
 	err := in.get(path, query, out)
 	if problem, ok := errors.AsType[*Problem](err); ok && (problem.Status == http.StatusForbidden || problem.Status == http.StatusNotFound) {
 		return false, nil
@@ -77,10 +74,10 @@ func (in *request) may(path string, query url.Values, out any) (bool, error) {
 	return err == nil, err
 }
 
-// together runs up to four requests at once.
-func together(asks ...func() error) error { return background.Together(4, asks...) }
+// inParallel runs up to four requests at once.
+func inParallel(requests ...func() error) error { return background.Together(4, requests...) }
 
-// post calls an operation that changes something. It returns an *askedError if the operation needs
+// post calls an operation that changes something. It returns an *approvalRequiredError if the operation needs
 // approval.
 func (in *request) post(path string, body, out any) error {
 	return in.call(http.MethodPost, path, nil, body, out)
@@ -103,8 +100,8 @@ func (in *request) call(method, path string, query url.Values, body, out any) er
 		return problem
 	}
 	if answer.status == http.StatusAccepted && answer.header.Get("Location") != "" {
-		e := &askedError{}
-		if err := json.Unmarshal(answer.Bytes(), &e.asked); err == nil && e.Approval != nil {
+		e := &approvalRequiredError{}
+		if err := json.Unmarshal(answer.Bytes(), &e.Asked); err == nil && e.Approval != nil {
 			return e
 		}
 	}
@@ -148,9 +145,9 @@ func (c *Console) call(ctx context.Context, from *http.Request, method, path str
 		}
 	}
 	if strings.Contains(path, "//") || strings.Contains(path+"/", "/./") || strings.Contains(path+"/", "/../") || strings.HasSuffix(path, "/") {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such name", Detail: "a name is neither empty, nor . or .."}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Invalid name", Detail: "a name must not be empty, \".\" or \"..\""}
 	}
-	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(raw)) //nolint:gosec // it goes nowhere: a handler of this process is called
+	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(raw)) //nolint:gosec // a handler of this process serves it
 	if err != nil {
 		return nil, err
 	}

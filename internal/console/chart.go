@@ -43,9 +43,9 @@ type chart struct {
 	Markers []marker
 }
 
-// saidMarks is the maximum number of markers in a chart's summary, or in the title of one sign. The
+// maxNamedMarkers is the maximum number of markers in a chart's summary, or in the title of one sign. The
 // table lists them all.
-const saidMarks = 6
+const maxNamedMarkers = 6
 
 // The chart fills the width of its container. Heights are in pixels; hour labels are drawn below
 // plotBottom.
@@ -71,13 +71,13 @@ func (c *chart) SVG() template.HTML {
 	top := niceTop(maxOf(totals))
 	y := func(v float64) float64 { return plotTop + (plotBottom-plotTop)*(1-v/float64(top)) }
 	var svg strings.Builder
-	say := func(format string, values ...any) { fmt.Fprintf(&svg, format, values...) }
+	printf := func(format string, values ...any) { fmt.Fprintf(&svg, format, values...) }
 	escape := template.HTMLEscapeString
-	say(`<svg class="chart" width="100%%" height="%g" role="img" aria-label="%s">`, chartHeight, escape(c.Summary()))
+	printf(`<svg class="chart" width="100%%" height="%g" role="img" aria-label="%s">`, chartHeight, escape(c.Summary()))
 	for _, line := range []float64{0, 0.5, 1} {
-		say(`<line class="grid" x1="0" x2="100%%" y1="%.1f" y2="%.1f"/>`, y(line*float64(top)), y(line*float64(top)))
+		printf(`<line class="grid" x1="0" x2="100%%" y1="%.1f" y2="%.1f"/>`, y(line*float64(top)), y(line*float64(top)))
 	}
-	say(`<svg x="0" y="0" width="100%%" height="%g" viewBox="0 0 %d %g" preserveAspectRatio="none">`, chartHeight, n-1, chartHeight)
+	printf(`<svg x="0" y="0" width="100%%" height="%g" viewBox="0 0 %d %g" preserveAspectRatio="none">`, chartHeight, n-1, chartHeight)
 	base := make([]float64, n)
 	for k, b := range c.Bands {
 		var up, down strings.Builder
@@ -90,24 +90,24 @@ func (c *chart) SVG() template.HTML {
 		for i := range n {
 			base[i] += float64(b.Values[i])
 		}
-		say(`<path class="band series-%d" d="%s%sZ"><title>%s</title></path>`, k+1, up.String(), down.String(), escape(b.Name))
+		printf(`<path class="band series-%d" d="%s%sZ"><title>%s</title></path>`, k+1, up.String(), down.String(), escape(b.Name))
 	}
-	say(`</svg>`)
+	printf(`</svg>`)
 	for _, line := range []float64{0.5, 1} {
-		say(`<text class="axis" x="2" y="%.1f">%s</text>`, y(line*float64(top))-3, escape(number(line*float64(top))))
+		printf(`<text class="axis" x="2" y="%.1f">%s</text>`, y(line*float64(top))-3, escape(number(line*float64(top))))
 	}
 	layout := "15:04"
 	if c.Step >= 24*time.Hour {
 		layout = "2 Jan"
 	}
 	for k, anchor := range []string{"start", "middle", "middle", "middle", "end"} {
-		say(`<text class="axis" x="%d%%" y="%g" text-anchor="%s">%s</text>`, 25*k, chartHeight-6, anchor, c.Starts[k*(n-1)/4].UTC().Format(layout))
+		printf(`<text class="axis" x="%d%%" y="%g" text-anchor="%s">%s</text>`, 25*k, chartHeight-6, anchor, c.Starts[k*(n-1)/4].UTC().Format(layout))
 	}
 	for _, m := range c.signs() {
-		say(`<svg class="marker marker-%s" x="%.2f%%" overflow="visible"><title>%s</title><line y1="%g" y2="%g"/><path d="%s" transform="translate(0 %g)"/></svg>`,
+		printf(`<svg class="marker marker-%s" x="%.2f%%" overflow="visible"><title>%s</title><line y1="%g" y2="%g"/><path d="%s" transform="translate(0 %g)"/></svg>`,
 			m.kind, m.at, escape(m.words), plotTop-6, plotBottom, markerShapes[m.kind], plotTop-6)
 	}
-	say(`</svg>`)
+	printf(`</svg>`)
 	return template.HTML(svg.String()) //nolint:gosec // numbers, and texts that were escaped
 }
 
@@ -116,7 +116,7 @@ func (c *chart) Summary() string {
 	first, last, most := int64(0), int64(0), int64(0)
 	n := len(c.Starts)
 	if n == 0 {
-		return c.Title + ": nothing yet"
+		return c.Title + ": no data"
 	}
 	for i := range n {
 		total := int64(0)
@@ -128,12 +128,12 @@ func (c *chart) Summary() string {
 		}
 		last, most = total, max(most, total)
 	}
-	said := []string{fmt.Sprintf("%s, from %s to %s: %s at first, %s at most, %s now", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))}
+	texts := []string{fmt.Sprintf("%s, from %s to %s: first %s, maximum %s, now %s", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))}
 	marks := c.Marks()
-	for _, m := range marks[max(len(marks)-saidMarks, 0):] {
-		said = append(said, m.Text+" at "+m.At.UTC().Format("2 Jan 15:04"))
+	for _, m := range marks[max(len(marks)-maxNamedMarkers, 0):] {
+		texts = append(texts, m.Text+" at "+m.At.UTC().Format("2 Jan 15:04"))
 	}
-	return strings.Join(said, "; ")
+	return strings.Join(texts, "; ")
 }
 
 // Marks returns the markers within the chart's time range, sorted by time.
@@ -163,7 +163,7 @@ func (c *chart) signs() (signs []*sign) {
 	for _, m := range c.Marks() {
 		at := 100 * math.Min(float64(m.At.Sub(c.Starts[0]))/float64(span), 1)
 		if of := last[m.Kind]; of != nil && at < of.at+apart {
-			if of.many++; of.many <= saidMarks {
+			if of.many++; of.many <= maxNamedMarkers {
 				of.words += "\n" + m.Words()
 			}
 			continue
@@ -180,8 +180,8 @@ func (c *chart) signs() (signs []*sign) {
 		most = s.at - apart
 	}
 	for _, s := range signs {
-		if s.many > saidMarks {
-			s.words += fmt.Sprintf("\nand %d more; see the table", s.many-saidMarks)
+		if s.many > maxNamedMarkers {
+			s.words += fmt.Sprintf("\nand %d more; see the table", s.many-maxNamedMarkers)
 		}
 	}
 	return signs

@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestChart_signs draws events within the same hour as separate signs, or as one sign that names
+// TestChart_MergesSigns draws events within the same hour as separate signs, or as one sign that names
 // them all.
-func TestChart_signs(t *testing.T) {
+func TestChart_MergesSigns(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)
 	c := &chart{Title: "Backlog", Step: time.Hour}

@@ -47,15 +47,15 @@ type Console struct {
 	mux       *http.ServeMux
 	templates templates
 	live      live
-	around    around
-	described described
+	sidebar   sidebarCache
+	reference apiReference
 }
 
 // New returns the console. Requests must be authenticated already: the principal is in their
 // context.
 func New(config Config) *Console {
 	c := &Console{Config: config, mux: http.NewServeMux(), templates: parse()}
-	c.live.render, c.live.reach = c.renderLive, config.Reach
+	c.live.render, c.live.ping = c.renderLive, config.Reach
 	c.page("/{$}", c.overview)
 	c.page("/dead-letters", c.deadLetters)
 	c.page("/dead-letters/{id}", c.deadLetter)
@@ -78,7 +78,7 @@ func New(config Config) *Console {
 	c.page("/replays", c.replays)
 	c.page("/replays/new", c.newReplay)
 	c.page("/replays/{id}", c.replayRun)
-	c.action("/replays/{id}/steer", c.steer)
+	c.action("/replays/{id}/steer", c.controlRun)
 	c.page("/approvals", c.approvals)
 	c.page("/approvals/{id}", c.approval)
 	c.action("/approvals/{id}/decide", c.decide)
@@ -89,10 +89,10 @@ func New(config Config) *Console {
 	c.page("/policy", c.policy)
 	c.action("/policy", c.previewPolicy)
 	c.page("/docs", c.docs)
-	c.mux.HandleFunc("GET /docs/try", c.tryIt)
+	c.mux.HandleFunc("GET /docs/try", c.tryOperation)
 	c.page("/system", c.system)
 	c.action("/system/checks", c.checks)
-	c.action("/system/automatic", c.steerAutomatic)
+	c.action("/system/automatic", c.switchAutomatic)
 	c.action("/system/restored", c.resumeRestored)
 
 	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
@@ -118,7 +118,7 @@ var pagesOf = map[string][]string{
 func (c *Console) Acted(tag string) {
 	paths := pagesOf[tag]
 	if paths == nil {
-		c.around.forget()
+		c.sidebar.invalidate()
 	}
 	c.live.wake(paths...)
 }
@@ -141,8 +141,8 @@ type view struct {
 	Template string
 	Title    string
 	Data     any
-	// Every is the render interval of the page's live sections; 0 if the page is not live.
-	Every time.Duration
+	// Interval is the render interval of the page's live sections; 0 if the page is not live.
+	Interval time.Duration
 	// Status is the HTTP status; 0 means 200.
 	Status int
 	// Live is the address of the page's live sections; "" if it is the address of the page.
@@ -174,7 +174,7 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 		in := c.request(r)
 		r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
 		if err := r.ParseForm(); err != nil {
-			c.answer(w, in, nil, &Problem{Status: http.StatusRequestEntityTooLarge, Title: "Too large", Detail: "what the form sent is not a form, or is too large"})
+			c.answer(w, in, nil, &Problem{Status: http.StatusRequestEntityTooLarge, Title: "Invalid form", Detail: "the form is malformed, or larger than 4 MiB"})
 			return
 		}
 		d, err := do(in)
@@ -186,7 +186,7 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 			http.Redirect(w, r, d.To, http.StatusSeeOther)
 		case is && problem.Status < http.StatusInternalServerError && access.LocalPath(r.PostFormValue("from")):
 			setFlash(w, r, flash{Bad: true, Text: problem.Error()})
-			http.Redirect(w, r, r.PostFormValue("from"), http.StatusSeeOther) //nolint:gosec // access.LocalPath has looked at it
+			http.Redirect(w, r, r.PostFormValue("from"), http.StatusSeeOther) //nolint:gosec // access.LocalPath has checked it
 		default:
 			c.answer(w, in, nil, err)
 		}
@@ -205,14 +205,14 @@ func (c *Console) request(r *http.Request) *request {
 // answer writes the page, or an error page if err is not nil.
 func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error) {
 	if err != nil {
-		v = c.trouble(in, err)
+		v = c.errorPage(in, err)
 	}
 	in.frame.view = *v
 	var page bytes.Buffer
 	shared, isShared := isLive(in.Context())
 	if isShared {
-		shared.every = v.Every
-		in.frame.lookAround(in)
+		shared.interval = v.Interval
+		in.frame.loadSidebar(in)
 		err = c.templates.live(&page, in.frame)
 	} else {
 		in.frame.Flash = takeFlash(w, in.Request)
@@ -220,8 +220,8 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 		err = c.templates.page(&page, in.frame)
 	}
 	if err != nil {
-		c.Logger.Error("console: a page cannot be made", "path", in.URL.Path, "error", err)
-		http.Error(w, "this page cannot be made; the log says why", http.StatusInternalServerError)
+		c.Logger.Error("console: rendering a page failed", "path", in.URL.Path, "error", err)
+		http.Error(w, "rendering this page failed; see the log of dlqd", http.StatusInternalServerError)
 		return
 	}
 	header := w.Header()
@@ -231,16 +231,16 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 	_, _ = w.Write(page.Bytes())
 }
 
-// trouble returns the error page. Errors other than API problems are logged.
-func (c *Console) trouble(in *request, err error) *view {
+// errorPage returns the error page. Errors other than API problems are logged.
+func (c *Console) errorPage(in *request, err error) *view {
 	problem, ok := errors.AsType[*Problem](err)
 	if !ok {
 		if in.Context().Err() == nil {
-			c.Logger.Error("console: a page failed", "path", in.URL.Path, "error", err)
+			c.Logger.Error("console: loading a page failed", "path", in.URL.Path, "error", err)
 		}
-		problem = &Problem{Status: http.StatusInternalServerError, Title: "Something is wrong in dlqd", Detail: "its log says what"}
+		problem = &Problem{Status: http.StatusInternalServerError, Title: "Internal error", Detail: "loading this page failed; see the log of dlqd"}
 	}
-	return &view{Template: "trouble", Title: problem.heading(), Status: problem.Status, Data: problem}
+	return &view{Template: "error", Title: problem.heading(), Status: problem.Status, Data: problem}
 }
 
 func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
@@ -248,7 +248,7 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 		c.NotServed.ServeHTTP(w, r)
 		return
 	}
-	c.answer(w, c.request(r), nil, &Problem{Status: http.StatusNotFound, Title: "No such page", Detail: "there is no page " + r.URL.Path})
+	c.answer(w, c.request(r), nil, &Problem{Status: http.StatusNotFound, Detail: "there is no page " + r.URL.Path})
 }
 
 // me returns the viewer.

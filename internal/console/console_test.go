@@ -46,12 +46,12 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// patience limits every wait for a state. The machine that runs these tests may be busy.
-	patience = 2 * time.Minute
-	// answered limits a single evaluation in the browser: a page that is being left may never answer.
-	answered = 10 * time.Second
-	// lookEvery is the interval at which a state is polled.
-	lookEvery = 20 * time.Millisecond
+	// waitTimeout limits every wait for a state. The machine that runs these tests may be busy.
+	waitTimeout = 2 * time.Minute
+	// evaluateTimeout limits a single evaluation in the browser: a page that is being left may never answer.
+	evaluateTimeout = 10 * time.Second
+	// pollInterval is the interval at which a state is polled.
+	pollInterval = 20 * time.Millisecond
 )
 
 // browser is shared by all tests. Each test has its own tabs and cookies.
@@ -74,11 +74,11 @@ func (c *chromium) start() (context.Context, error) {
 			}
 		}
 		if path == "" {
-			c.err = fmt.Errorf("there is no chromium on PATH, nor by DLQD_TEST_CHROMIUM: scripts/install.sh chromium")
+			c.err = fmt.Errorf("chromium is not on PATH and DLQD_TEST_CHROMIUM is not set; install it with scripts/install.sh chromium")
 			return
 		}
 		ctx, cancel := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
-			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(patience))...)
+			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(waitTimeout))...)
 		c.cancel = append(c.cancel, cancel)
 		// WithErrorf drops errors about events that chromedp does not know.
 		c.ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
@@ -94,23 +94,23 @@ func (c *chromium) stop() {
 	}
 }
 
-// office is a whole dlqd on its own database, with a receiver that answers with the status in a
-// message's payload ({"answer": 503}). Once mended is set, the receiver accepts all messages but
+// testServer is a whole dlqd on its own database, with a receiver that answers with the status in a
+// message's payload ({"answer": 503}). Once receiverWorks is set, the receiver accepts all messages but
 // those that ask for 410.
-type office struct {
+type testServer struct {
 	*testing.T
 
-	base   string
-	url    string
-	pool   *pgxpool.Pool
-	mended *atomic.Bool
-	config server.Config
-	stop   func()
+	base          string
+	url           string
+	pool          *pgxpool.Pool
+	receiverWorks *atomic.Bool
+	config        server.Config
+	stop          func()
 }
 
-func open(t *testing.T, change func(*server.Config)) *office {
+func open(t *testing.T, change func(*server.Config)) *testServer {
 	t.Helper()
-	o := &office{T: t, url: postgrestest.URL(t), mended: &atomic.Bool{}}
+	o := &testServer{T: t, url: postgrestest.URL(t), receiverWorks: &atomic.Bool{}}
 	o.pool = postgrestest.Open(t, o.url)
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var asks struct {
@@ -124,7 +124,7 @@ func open(t *testing.T, change func(*server.Config)) *office {
 		raw, _ := io.ReadAll(r.Body)
 		_ = json.Unmarshal(raw, &asks)
 		status, says := max(asks.Answer, asks.Payload.Answer), asks.Says+asks.Payload.Says
-		if status == 0 || o.mended.Load() && status != http.StatusGone {
+		if status == 0 || o.receiverWorks.Load() && status != http.StatusGone {
 			return
 		}
 		w.WriteHeader(status)
@@ -153,8 +153,8 @@ func open(t *testing.T, change func(*server.Config)) *office {
 	return o
 }
 
-// in returns the office for a subtest.
-func (o *office) in(t *testing.T) *office {
+// in returns the testServer for a subtest.
+func (o *testServer) in(t *testing.T) *testServer {
 	t.Helper()
 	in := *o
 	in.T = t
@@ -162,7 +162,7 @@ func (o *office) in(t *testing.T) *office {
 }
 
 // start starts the server, or starts it again at the same address.
-func (o *office) start() {
+func (o *testServer) start() {
 	o.Helper()
 	s, err := server.Start(context.WithoutCancel(o.Context()), o.config)
 	require.NoError(o, err)
@@ -177,32 +177,32 @@ func (o *office) start() {
 	})
 }
 
-func (o *office) exec(sql string, args ...any) {
+func (o *testServer) exec(sql string, args ...any) {
 	o.Helper()
 	_, err := o.pool.Exec(o.Context(), sql, args...)
 	require.NoError(o, err, sql)
 }
 
-func (o *office) count(sql string, args ...any) (n int) {
+func (o *testServer) count(sql string, args ...any) (n int) {
 	o.Helper()
 	require.NoError(o, o.pool.QueryRow(o.Context(), sql, args...).Scan(&n), sql)
 	return n
 }
 
-func (o *office) text(sql string, args ...any) (text string) {
+func (o *testServer) text(sql string, args ...any) (text string) {
 	o.Helper()
 	require.NoError(o, o.pool.QueryRow(o.Context(), sql, args...).Scan(&text), sql)
 	return text
 }
 
 // eventually waits until a count reaches want.
-func (o *office) eventually(want int, sql string, args ...any) {
+func (o *testServer) eventually(want int, sql string, args ...any) {
 	o.Helper()
-	require.Eventually(o, func() bool { return o.count(sql, args...) == want }, patience, 50*time.Millisecond, "%s: want %d", sql, want)
+	require.Eventually(o, func() bool { return o.count(sql, args...) == want }, waitTimeout, 50*time.Millisecond, "%s: want %d", sql, want)
 }
 
 // submit submits a message as a client does.
-func (o *office) submit(queue, id, kind string, payload any) {
+func (o *testServer) submit(queue, id, kind string, payload any) {
 	o.Helper()
 	body, err := json.Marshal(map[string]any{"messageId": id, "queue": queue, "kind": kind, "payload": payload})
 	require.NoError(o, err)
@@ -210,7 +210,7 @@ func (o *office) submit(queue, id, kind string, payload any) {
 }
 
 // post submits a message given as JSON.
-func (o *office) post(body string) {
+func (o *testServer) post(body string) {
 	o.Helper()
 	request, err := http.NewRequestWithContext(o.Context(), http.MethodPost, o.base+"/api/messages", strings.NewReader(body))
 	require.NoError(o, err)
@@ -223,7 +223,7 @@ func (o *office) post(body string) {
 }
 
 // entry waits until a message has a dead letter with the status, and returns its id.
-func (o *office) entry(message, status string) string {
+func (o *testServer) entry(message, status string) string {
 	o.Helper()
 	o.eventually(1, "SELECT count(*) FROM dlq.dead_letter_queue WHERE event_id = $1 AND status = $2 AND stage <> 'inbox'", message, status)
 	return o.text("SELECT id::text FROM dlq.dead_letter_queue WHERE event_id = $1", message)
@@ -231,7 +231,7 @@ func (o *office) entry(message, status string) string {
 
 // fail inserts n jobs of an application and fails them for good in one statement, which the trigger
 // captures. It waits until they are filed.
-func (o *office) fail(queue, kind, problem string, n int) {
+func (o *testServer) fail(queue, kind, problem string, n int) {
 	o.Helper()
 	const filed = "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = $1 AND kind = $2"
 	before := o.count(filed, queue, kind)
@@ -244,7 +244,7 @@ func (o *office) fail(queue, kind, problem string, n int) {
 }
 
 // token creates a token.
-func (o *office) token(name string, role access.Role) string {
+func (o *testServer) token(name string, role access.Role) string {
 	o.Helper()
 	secret, err := access.NewStore(o.pool, postgres.DefaultSchemas()).Create(o.Context(), &access.Token{Name: name, Role: role}, "test")
 	require.NoError(o, err)
@@ -257,17 +257,17 @@ func withTokens(c *server.Config) { c.Policy.Access.Authentication = []string{"t
 type tab struct {
 	*testing.T
 
-	o   *office
+	o   *testServer
 	ctx context.Context //nolint:containedctx // it is the tab
 
 	mu       sync.Mutex
 	clicks   int       // and filled fields
 	began    time.Time // when an incident began
 	problems []string  // errors and warnings of the browser
-	expected []string  // parts of problems that the test provokes
+	allowed  []string  // parts of problems that the test provokes
 }
 
-func (o *office) tab() *tab {
+func (o *testServer) tab() *tab {
 	t := o.T
 	t.Helper()
 	parent, err := browser.start()
@@ -293,27 +293,27 @@ func (o *office) tab() *tab {
 			return target.DisposeBrowserContext(profile).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
 		}))
 		for _, problem := range problems {
-			if !t.Failed() && !b.provoked(problem) {
-				t.Errorf("the browser complains: %s", problem)
+			if !t.Failed() && !b.isAllowed(problem) {
+				t.Errorf("browser: %s", problem)
 			}
 		}
 	})
 	chromedp.ListenTarget(ctx, func(event any) {
 		switch e := event.(type) {
 		case *runtime.EventExceptionThrown:
-			b.complain(e.ExceptionDetails.Error())
+			b.addProblem(e.ExceptionDetails.Error())
 		case *runtime.EventConsoleAPICalled:
 			if e.Type == runtime.APITypeError || e.Type == runtime.APITypeWarning || e.Type == runtime.APITypeAssert {
 				for _, arg := range e.Args {
-					b.complain("console: " + string(arg.Value))
+					b.addProblem("console: " + string(arg.Value))
 				}
 			}
 		case *log.EventEntryAdded: // includes violations of the Content-Security-Policy
 			if e.Entry.Level == log.LevelError || e.Entry.Level == log.LevelWarning || e.Entry.Source == log.SourceSecurity {
-				b.complain(e.Entry.Text + " " + e.Entry.URL)
+				b.addProblem(e.Entry.Text + " " + e.Entry.URL)
 			}
 		case *page.EventJavascriptDialogOpening:
-			b.complain("dialog: " + e.Message)
+			b.addProblem("dialog: " + e.Message)
 			go func() { _ = chromedp.Run(ctx, page.HandleJavaScriptDialog(false)) }()
 		}
 	})
@@ -322,17 +322,17 @@ func (o *office) tab() *tab {
 	return b
 }
 
-func (b *tab) complain(problem string) {
+func (b *tab) addProblem(problem string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.problems = append(b.problems, problem)
 }
 
-// expect allows problems that contain part, because the test provokes them.
-func (b *tab) expect(part string) { b.expected = append(b.expected, part) }
+// allow permits problems that contain part, because the test provokes them.
+func (b *tab) allow(part string) { b.allowed = append(b.allowed, part) }
 
-func (b *tab) provoked(problem string) bool {
-	for _, part := range b.expected {
+func (b *tab) isAllowed(problem string) bool {
+	for _, part := range b.allowed {
 		if strings.Contains(problem, part) {
 			return true
 		}
@@ -342,7 +342,7 @@ func (b *tab) provoked(problem string) bool {
 
 func (b *tab) run(actions ...chromedp.Action) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	ctx, cancel := context.WithTimeout(b.ctx, waitTimeout)
 	defer cancel()
 	require.NoError(b, chromedp.Run(ctx, actions...))
 }
@@ -377,8 +377,8 @@ func (b *tab) rows(n int) {
 	b.until(fmt.Sprintf(`document.querySelectorAll("[data-row]").length === %d`, n))
 }
 
-// reads waits until the first element that matches a selector has this text.
-func (b *tab) reads(selector, text string) {
+// waitForTextOf waits until the first element that matches a selector has this text.
+func (b *tab) waitForTextOf(selector, text string) {
 	b.Helper()
 	b.until(fmt.Sprintf(`document.querySelector(%s)?.innerText === %s`, quoted(selector), quoted(text)))
 }
@@ -395,7 +395,7 @@ func (b *tab) signIn(secret string) {
 	b.Helper()
 	b.open("/sign-in")
 	b.fill("input[name=token]", secret)
-	b.does(func() { b.press(kb.Enter) })
+	b.navigate(func() { b.press(kb.Enter) })
 	b.until(`location.pathname === "/"`)
 }
 
@@ -413,9 +413,9 @@ func (b *tab) texts(selector string) string {
 	return text
 }
 
-// asks evaluates an expression in the page. It returns false if the page is being left.
-func (b *tab) asks(expression string, result any) bool {
-	ctx, cancel := context.WithTimeout(b.ctx, answered)
+// tryEvaluate evaluates an expression in the page. It returns false if the page is being left.
+func (b *tab) tryEvaluate(expression string, result any) bool {
+	ctx, cancel := context.WithTimeout(b.ctx, evaluateTimeout)
 	defer cancel()
 	return chromedp.Run(ctx, chromedp.Evaluate(expression, result)) == nil
 }
@@ -423,9 +423,9 @@ func (b *tab) asks(expression string, result any) bool {
 // await waits until done returns true.
 func (b *tab) await(what string, done func() bool) {
 	b.Helper()
-	for until := time.Now().Add(patience); !done(); time.Sleep(lookEvery) {
+	for until := time.Now().Add(waitTimeout); !done(); time.Sleep(pollInterval) {
 		if time.Now().After(until) {
-			require.FailNow(b, "it does not come", "%s; the page: %s", what, b.now())
+			require.FailNow(b, "timed out", "%s; the page: %s", what, b.now())
 		}
 	}
 }
@@ -435,18 +435,18 @@ func (b *tab) until(expression string) {
 	b.Helper()
 	b.await(expression, func() bool {
 		var is bool
-		return b.asks("!!("+expression+")", &is) && is
+		return b.tryEvaluate("!!("+expression+")", &is) && is
 	})
 }
 
 // now returns the content of the page, for failure messages.
 func (b *tab) now() (text string) {
-	b.asks(`location.href + " " + document.readyState + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text)
+	b.tryEvaluate(`location.href + " " + document.readyState + "\n" + (document.querySelector(".flash, .trouble-page, .sign-in, main") ?? document.body).innerText.replace(/\s+/g, " ").slice(0, 900)`, &text)
 	return text
 }
 
-// sees waits until the page shows a text.
-func (b *tab) sees(text string) {
+// waitForText waits until the page shows a text.
+func (b *tab) waitForText(text string) {
 	b.Helper()
 	b.until(fmt.Sprintf("document.body.innerText.includes(%s)", quoted(text)))
 }
@@ -459,8 +459,8 @@ func quoted(text string) string {
 	return string(raw)
 }
 
-// does runs an action that leads to another page, and waits until that page is loaded.
-func (b *tab) does(act func()) {
+// navigate runs an action that leads to another page, and waits until that page is loaded.
+func (b *tab) navigate(act func()) {
 	b.Helper()
 	b.value("void (window.pageBefore = true)")
 	act()
@@ -479,16 +479,16 @@ func (b *tab) click(selector string) {
 	}
 	b.await("a click of "+selector, func() bool {
 		var at []float64
-		if !b.asks(fmt.Sprintf(placeOf, find), &at) || len(at) != 2 {
+		if !b.tryEvaluate(fmt.Sprintf(placeOf, find), &at) || len(at) != 2 {
 			return false
 		}
 		b.run(mouse(input.MousePressed, at[0], at[1]))
 		var pressed bool
-		if !b.asks(`window.aim?.matches(":active") ?? false`, &pressed) || !pressed {
+		if !b.tryEvaluate(`window.aim?.matches(":active") ?? false`, &pressed) || !pressed {
 			b.run(mouse(input.MouseReleased, 0, 0))
 			return false
 		}
-		ctx, cancel := context.WithTimeout(b.ctx, answered)
+		ctx, cancel := context.WithTimeout(b.ctx, evaluateTimeout)
 		defer cancel()
 		_ = chromedp.Run(ctx, mouse(input.MouseReleased, at[0], at[1])) // a page that is being left may not answer
 		return true
@@ -514,7 +514,7 @@ func mouse(what input.MouseType, x, y float64) chromedp.Action {
 // follow clicks an element that leads to another page, and waits until that page is loaded.
 func (b *tab) follow(selector string) {
 	b.Helper()
-	b.does(func() { b.click(selector) })
+	b.navigate(func() { b.click(selector) })
 }
 
 // byText is the prefix of selectors that match an element by its text.

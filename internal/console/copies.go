@@ -16,7 +16,7 @@ type copyText struct{ Name, Text string }
 // copies returns the texts that are not "".
 func copies(command, sql, curl string) []copyText {
 	var list []copyText
-	for _, c := range []copyText{{"a command", command}, {"SQL", sql}, {"curl", curl}} {
+	for _, c := range []copyText{{"command", command}, {"SQL", sql}, {"curl", curl}} {
 		if c.Text != "" {
 			list = append(list, c)
 		}

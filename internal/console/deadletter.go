@@ -20,10 +20,10 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// letterEvery is the render interval of an open dead letter.
-const letterEvery = 5 * time.Second
+// deadLetterInterval is the render interval of an open dead letter.
+const deadLetterInterval = 5 * time.Second
 
-type letter struct {
+type deadLetterPage struct {
 	api.EntryDetail
 
 	Sentence string
@@ -45,19 +45,19 @@ type letter struct {
 }
 
 // IsMessage reports whether the job was created for a message.
-func (l *letter) IsMessage() bool { return l.JobKind == message.JobKind }
+func (l *deadLetterPage) IsMessage() bool { return l.JobKind == message.JobKind }
 
 // CanEdit reports whether the form to edit the payload is shown. A payload with masked parts cannot
 // be edited, because *** would be sent.
-func (l *letter) CanEdit() bool {
+func (l *deadLetterPage) CanEdit() bool {
 	return l.Editable() && (l.Revealed || !bytes.Contains(l.Payload, []byte("***")))
 }
 
 // TooLong reports whether the payload exceeds maxShown.
-func (l *letter) TooLong() bool { return len(l.Payload) > maxShown }
+func (l *deadLetterPage) TooLong() bool { return len(l.Payload) > maxShown }
 
 // Editable reports whether the viewer may replay with another payload once the payload is unmasked.
-func (l *letter) Editable() bool {
+func (l *deadLetterPage) Editable() bool {
 	return l.Operator && !l.Hidden && !l.TooLong() && slices.Contains(movesFrom("replay"), l.Status)
 }
 
@@ -79,7 +79,7 @@ type attempt struct {
 // verb is a move of an entry.
 type verb struct {
 	Name, Label, Consequence string
-	Why                      string // why it is not possible now; "" if it is
+	Why                      string // why it is not possible now; "" if it is possible
 	Key                      string
 }
 
@@ -88,20 +88,20 @@ func (c *Console) deadLetter(in *request) (*view, error) {
 	if err := in.get("/api/dlq/entries/"+url.PathEscape(in.PathValue("id")), nil, &detail); err != nil {
 		return nil, err
 	}
-	l := newLetter(in, &detail)
-	return &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Every: letterEvery, Section: "/dead-letters"}, nil
+	l := newDeadLetterPage(in, &detail)
+	return &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Interval: deadLetterInterval, Section: "/dead-letters"}, nil
 }
 
-func newLetter(in *request, detail *api.EntryDetail) *letter {
-	l := &letter{EntryDetail: *detail, Operator: in.me().May(access.Operator)}
+func newDeadLetterPage(in *request, detail *api.EntryDetail) *deadLetterPage {
+	l := &deadLetterPage{EntryDetail: *detail, Operator: in.me().May(access.Operator)}
 	l.Payload, l.Headers = payloadOf(detail)
-	l.askPolicy(in.console.Policy())
+	l.findRule(in.console.Policy())
 	l.Sentence = sentenceOf(&detail.Entry)
 	if l.Checkpoint != nil && slices.Contains(movesFrom("replay"), l.Status) {
-		l.Sentence += " Sent again, it " + l.Checkpoint.String() + "."
+		l.Sentence += " When redelivered, it " + l.Checkpoint.String() + "."
 	}
 	l.Attempts = attemptsOf(&detail.Entry)
-	l.Actions = verbsOf(detail.Status, mayNot(in.me(), access.Operator))
+	l.Actions = verbsOf(detail.Status, missingRole(in.me(), access.Operator))
 	if detail.ErrorStackTrace != nil {
 		l.Frames = framesOf(*detail.ErrorStackTrace)
 	}
@@ -115,8 +115,8 @@ func newLetter(in *request, detail *api.EntryDetail) *letter {
 	return l
 }
 
-// askPolicy finds the rule that chose the strategy in the policy in force.
-func (l *letter) askPolicy(p *policy.Policy) {
+// findRule finds the rule that chose the strategy in the policy in force.
+func (l *deadLetterPage) findRule(p *policy.Policy) {
 	if l.Rule == nil {
 		return
 	}
@@ -167,48 +167,61 @@ func headersOf(raw json.RawMessage) []header {
 	return list
 }
 
+// sentenceOf summarizes the state of an entry: what happens next, and why.
 func sentenceOf(e *deadletter.Entry) string {
-	var said []string
+	var sentences []string
+	add := func(text string) { sentences = append(sentences, upper(text)+".") }
 	switch e.Status {
 	case deadletter.Manual:
-		who := "it needs a person"
-		if e.ParkedBy != nil {
-			who = *e.ParkedBy + " parked it"
+		reason := reasonOf(e, true)
+		switch {
+		case e.ParkedBy != nil:
+			add("parked by " + *e.ParkedBy)
+			if reason != "" {
+				add(reason)
+			}
+		case reason != "":
+			add("waiting for a person: " + reason)
+		default:
+			add("waiting for a person")
 		}
-		said = append(said, "Nothing happens by itself: "+who+because(e)+".")
 	case deadletter.Pending:
 		if e.Next != nil {
-			next := *e.Next
-			if e.Rule != nil { // because adds it below
-				next = strings.TrimSuffix(strings.Replace(next, " by rule "+*e.Rule, "", 1), ",")
+			add(*e.Next)
+			if reason := reasonOf(e, e.Rule == nil || !strings.Contains(*e.Next, "by rule "+*e.Rule)); reason != "" {
+				add(reason)
 			}
-			said = append(said, upper(next)+because(e)+".")
 		}
 	case deadletter.Processing:
-		job := ""
+		text := "redelivery under way"
 		if e.RedeliveryJobID != nil {
-			job = fmt.Sprintf(" as job %d", *e.RedeliveryJobID)
+			text += fmt.Sprintf(" as job %d", *e.RedeliveryJobID)
 		}
-		said = append(said, "It is being redelivered"+job+".")
+		add(text)
 	case deadletter.Resolved:
-		how := map[string]string{"automatic_retry": "a redelivery of dlqd's succeeded", "manual_retry": "a replay succeeded", "manual_resolution": "a person did its work elsewhere"}[fmt.Sprint(deref(e.ResolutionStrategy))]
-		if how == "" {
-			how = "its work is done"
-		}
-		said = append(said, "Resolved: "+how+".")
+		how := map[string]string{
+			"automatic_retry": "an automatic redelivery succeeded", "manual_retry": "a replay succeeded",
+			"manual_resolution": "an operator closed it as done elsewhere",
+		}[fmt.Sprint(deref(e.ResolutionStrategy))]
+		add("resolved: " + cmp.Or(how, "its work is done"))
 	case deadletter.Failed:
-		said = append(said, fmt.Sprintf("Failed: all %d redeliveries are spent.", e.DLQRetryCount))
+		add(fmt.Sprintf("failed: dlqd has made all %d redeliveries", e.DLQRetryCount))
 	case deadletter.Archived:
-		said = append(said, "Archived: "+map[bool]string{true: "a person discarded it", false: "it aged out"}[fmt.Sprint(deref(e.ResolutionStrategy)) == "discard"]+".")
+		how := "its retention ended"
+		if fmt.Sprint(deref(e.ResolutionStrategy)) == "discard" {
+			how = "an operator discarded it"
+		}
+		add("archived: " + how)
 	}
 	if e.DLQRetryCount > 0 && e.Status.Open() {
-		said = append(said, fmt.Sprintf("%s of %d made.", plural(e.DLQRetryCount, "redelivery", "redeliveries"), e.DLQMaxRetries))
+		add(fmt.Sprintf("%s of %d made", plural(e.DLQRetryCount, "redelivery", "redeliveries"), e.DLQMaxRetries))
 	}
-	return strings.Join(said, " ")
+	return strings.Join(sentences, " ")
 }
 
-// because says which rule chose the class, and what the class means.
-func because(e *deadletter.Entry) string {
+// reasonOf returns which rule chose the class and what the class means, or "" if neither is known.
+// It omits the name of the rule unless withRule is set.
+func reasonOf(e *deadletter.Entry, withRule bool) string {
 	class := fmt.Sprint(deref(e.ErrorClass))
 	if means := classOf(class)["Means"]; class != "" && means != "" {
 		class += " (" + means + ")"
@@ -217,15 +230,15 @@ func because(e *deadletter.Entry) string {
 	case rule == "unparked": // the next step in the sentence says so
 		return ""
 	case rule == "single-attempt":
-		return ", because its job had one attempt"
+		return "its job had one attempt"
 	case rule == policy.RuleWorkerLost:
-		return ", because its worker died, or it never ended, twice or more; it may be what kills the worker"
+		return "its worker died, or the job never ended, twice or more; the job may kill its worker"
 	case rule == "backfilled":
-		return ", because its job failed before dlqd was there"
-	case rule != "" && class != "":
-		return ", because rule " + rule + " puts it in class " + class
+		return "its job failed before dlqd was installed"
+	case rule != "" && class != "" && withRule:
+		return "rule " + rule + " classifies its error as " + class
 	case class != "":
-		return ", because its error is of class " + class
+		return "the class of its error is " + class
 	}
 	return ""
 }
@@ -239,7 +252,7 @@ func upper(text string) string {
 
 // attemptsOf lists the attempts: the next one, then the newest first.
 func attemptsOf(e *deadletter.Entry) []attempt {
-	var before, after []keptAttempt
+	var before, after []storedAttempt
 	_ = json.Unmarshal(e.RetryHistory, &before)
 	_ = json.Unmarshal(e.ReplayAttempts, &after)
 	var list []attempt
@@ -261,13 +274,13 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 		list = append(list, attempt{At: e.LastFailedAt, Title: fmt.Sprintf("attempt %d of job %d", e.RetryCount, e.RiverJobID), Error: fmt.Sprint(deref(e.ErrorMessage))})
 	}
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
-		list = append([]attempt{{At: *e.NextRetryAt, Title: dueOf(e), Due: true}}, list...)
+		list = append([]attempt{{At: *e.NextRetryAt, Title: nextStepTitle(e), Due: true}}, list...)
 	}
 	return list
 }
 
-// keptAttempt is an attempt or a redelivery as stored in an entry.
-type keptAttempt struct {
+// storedAttempt is an attempt or a redelivery as stored in an entry.
+type storedAttempt struct {
 	At      time.Time `json:"at"`
 	EndedAt time.Time `json:"endedAt"`
 	Attempt int       `json:"attempt"`
@@ -282,7 +295,7 @@ type keptAttempt struct {
 }
 
 // detail describes the strategy, duration and load of an attempt.
-func (k *keptAttempt) detail() string {
+func (k *storedAttempt) detail() string {
 	var known []string
 	if k.Strategy != "" {
 		known = append(known, "strategy "+k.Strategy)
@@ -296,21 +309,21 @@ func (k *keptAttempt) detail() string {
 	return strings.Join(known, " · ")
 }
 
-// dueOf describes the next step of an entry that waits for a time: a redelivery, or a look if the
-// redelivery also depends on a condition or an order.
-func dueOf(e *deadletter.Entry) string {
-	what := fmt.Sprintf("redelivery %d of %d", e.DLQRetryCount+1, e.DLQMaxRetries)
+// nextStepTitle describes the next step of an entry that waits for a time: a redelivery, or a check if
+// the redelivery also depends on a condition or an order.
+func nextStepTitle(e *deadletter.Entry) string {
+	redelivery := fmt.Sprintf("redelivery %d of %d", e.DLQRetryCount+1, e.DLQMaxRetries)
 	switch {
 	case e.Strategy == nil:
-		return "first look: its class and strategy are decided"
+		return "first decision on its class and strategy"
 	case e.WaitingFor != nil && *e.WaitingFor == "automatic":
-		return what + ", if automatic redelivery is on by then"
+		return redelivery + ", if automatic redelivery is on by then"
 	case e.WaitingFor != nil && *e.WaitingFor == "order":
-		return "next look for " + what + ", which waits for those before it"
+		return "next check for " + redelivery + ", which waits for earlier work of its ordering key"
 	case e.WaitingFor != nil && *e.WaitingFor != "pace" || *e.Strategy == "conditional":
-		return "next look for " + what + ", once its conditions hold"
+		return "next check for " + redelivery + ", which waits for its conditions"
 	}
-	return what
+	return redelivery
 }
 
 // movesFrom returns the statuses from which an operator may make a move. The API decides; pages use
@@ -325,27 +338,27 @@ func movesFrom(name string) []deadletter.Status {
 }
 
 // verbsOf returns all moves. Why is set for those that are not possible now.
-func verbsOf(status deadletter.Status, mayNot string) []verb {
+func verbsOf(status deadletter.Status, missingRole string) []verb {
 	verbs := []verb{
-		{Name: "replay", Label: "Replay", Consequence: "sends it back now, as a new job", Key: "r"},
-		{Name: "resolve", Label: "Resolve", Consequence: "closes it: its work was done elsewhere", Key: "s"},
-		{Name: "unpark", Label: "Back to automatic", Consequence: "dlqd decides what happens next", Key: "b"},
-		{Name: "park", Label: "Park", Consequence: "nothing happens to it by itself any more", Key: "p"},
-		{Name: "discard", Label: "Discard", Consequence: "closes it: its work is not wanted any more", Key: "d"},
-		{Name: "reopen", Label: "Reopen", Consequence: "puts it in front of a person again", Key: "o"},
+		{Name: "replay", Label: "Replay", Consequence: "redelivers it now, as a new job", Key: "r"},
+		{Name: "resolve", Label: "Resolve", Consequence: "closes it as done elsewhere", Key: "s"},
+		{Name: "unpark", Label: "Back to automatic", Consequence: "returns it to dlqd, which decides what happens next", Key: "b"},
+		{Name: "park", Label: "Park", Consequence: "moves it to manual: dlqd does not redeliver it automatically", Key: "p"},
+		{Name: "discard", Label: "Discard", Consequence: "closes it as not wanted", Key: "d"},
+		{Name: "reopen", Label: "Reopen", Consequence: "moves it to manual again", Key: "o"},
 	}
 	for i := range verbs {
 		v := &verbs[i]
 		switch {
-		case mayNot != "":
-			v.Why = mayNot
+		case missingRole != "":
+			v.Why = missingRole
 		case !slices.Contains(movesFrom(v.Name), status):
 			from := movesFrom(v.Name)
-			words := make([]string, len(from))
+			names := make([]string, len(from))
 			for i, s := range from {
-				words[i] = statusOf(s).Word
+				names[i] = statusOf(s).Name
 			}
-			v.Why = "it is " + statusOf(status).Word + "; this is for what " + strings.Join(words, ", or ")
+			v.Why = "only for " + strings.Join(names, ", ") + " dead letters"
 		}
 	}
 	return verbs
@@ -381,7 +394,7 @@ func framesOf(trace string) []stackFrame {
 
 // curl returns a command that sends what a redelivery sends, except for the signature, which
 // depends on the time and a secret.
-func (l *letter) curl(p *policy.Policy) string {
+func (l *deadLetterPage) curl(p *policy.Policy) string {
 	if !l.IsMessage() || l.Hidden || l.TooLong() {
 		return ""
 	}

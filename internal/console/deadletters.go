@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// listEvery is the render interval of an open list.
-	listEvery = 10 * time.Second
+	// listInterval is the render interval of an open list.
+	listInterval = 10 * time.Second
 	// listPage is the number of dead letters per page.
 	listPage = "25"
 )
@@ -76,26 +76,26 @@ func (v *bulkVerb) Statuses() string {
 }
 
 func bulkVerbs() []bulkVerb {
-	whatever := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Resolved, deadletter.Archived, deadletter.Processing}
+	anyStatus := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Resolved, deadletter.Archived, deadletter.Processing}
 	return []bulkVerb{
-		{"replay", "Replay", "sends them back, at a pace, and stops by itself when too many fail again", movesFrom("replay"), false},
-		{"assign", "Assign", "gives them to somebody", whatever, false},
-		{"tag", "Tag", "adds tags to theirs", whatever, false},
-		{"note", "Note", "leaves a note on each", whatever, false},
-		{"park", "Park", "takes them out of the automatic path: nothing happens to them by itself", movesFrom("park"), false},
-		{"unpark", "Back to automatic", "has dlqd decide again what happens next", movesFrom("unpark"), false},
-		{"resolve", "Resolve", "closes them: their work was done elsewhere", movesFrom("resolve"), false},
-		{"discard", "Discard", "closes them: their work is not wanted any more", movesFrom("discard"), true},
-		{"reopen", "Reopen", "puts them in front of a person again", movesFrom("reopen"), false},
+		{"replay", "Replay", "redelivers them at a limited rate, and stops if too many fail again", movesFrom("replay"), false},
+		{"assign", "Assign", "assigns them to a user", anyStatus, false},
+		{"tag", "Tag", "adds tags", anyStatus, false},
+		{"note", "Note", "adds a note to each", anyStatus, false},
+		{"park", "Park", "moves them to manual: dlqd does not redeliver them automatically", movesFrom("park"), false},
+		{"unpark", "Back to automatic", "returns them to dlqd, which decides what happens next", movesFrom("unpark"), false},
+		{"resolve", "Resolve", "closes them as done elsewhere", movesFrom("resolve"), false},
+		{"discard", "Discard", "closes them as not wanted", movesFrom("discard"), true},
+		{"reopen", "Reopen", "moves closed ones to manual again", movesFrom("reopen"), false},
 	}
 }
 
 func (c *Console) deadLetters(in *request) (*view, error) {
-	asked := in.URL.Query()
+	params := in.URL.Query()
 	l := &list{
-		Query: asked.Get("q"), Order: asked.Get("order"), Verbs: bulkVerbs(), Operator: in.me().May(access.Operator), Choices: columns(), Columns: map[string]bool{},
+		Query: params.Get("q"), Order: params.Get("order"), Verbs: bulkVerbs(), Operator: in.me().May(access.Operator), Choices: columns(), Columns: map[string]bool{},
 	}
-	l.Chosen = asked["column"]
+	l.Chosen = params["column"]
 	for _, name := range l.Choices {
 		l.Columns[name] = len(l.Chosen) == 0 || slices.Contains(l.Chosen, name)
 	}
@@ -104,7 +104,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		first.Set("order", "oldest")
 	}
 	l.Otherwise = "?" + first.Encode()
-	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Every: listEvery}
+	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Interval: listInterval}
 	if _, live := isLive(in.Context()); !live {
 		var views struct {
 			Views []savedview.SavedView `json:"views"`
@@ -118,7 +118,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		}
 	}
 	query := url.Values{"limit": {listPage}, "count": {"true"}}
-	for name, value := range map[string]string{"q": l.Query, "order": l.Order, "cursor": asked.Get("cursor")} {
+	for name, value := range map[string]string{"q": l.Query, "order": l.Order, "cursor": params.Get("cursor")} {
 		if value != "" {
 			query.Set(name, value)
 		}
@@ -126,7 +126,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	var page api.EntryPage
 	err := in.get("/api/dlq/entries", query, &page)
 	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
-		l.Problem, v.Status, v.Every = problem, problem.Status, 0
+		l.Problem, v.Status, v.Interval = problem, problem.Status, 0
 		return v, nil
 	}
 	if err != nil {
@@ -136,9 +136,9 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	if page.Next != "" {
 		l.Next = in.with("cursor", page.Next)
 	}
-	if asked.Get("cursor") != "" {
+	if params.Get("cursor") != "" {
 		l.First = in.with("cursor", "")
-		v.Every = 0 // older pages do not change on their own
+		v.Interval = 0 // older pages do not change on their own
 	}
 	l.Copies = in.listCopies(l.Query, l.Order == "oldest", listPage)
 	return v, nil
@@ -148,7 +148,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 func (c *Console) saveView(in *request) (*done, error) {
 	name := strings.TrimSpace(in.PostFormValue("name"))
 	if name == "" {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "a view needs a name"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "a saved view requires a name"}
 	}
 	saved := savedview.SavedView{Query: in.PostFormValue("q"), Order: in.PostFormValue("order"), Columns: in.PostForm["column"]}
 	body := map[string]any{"query": saved.Query, "shared": in.PostFormValue("shared") != ""}
@@ -161,7 +161,7 @@ func (c *Console) saveView(in *request) (*done, error) {
 	if err := in.call(http.MethodPut, api.ViewsPath+"/"+url.PathEscape(name), nil, body, nil); err != nil {
 		return nil, err
 	}
-	return &done{To: (&list{}).ViewPath(saved), Flash: flash{Text: "Saved as the view " + name + "."}}, nil
+	return &done{To: (&list{}).ViewPath(saved), Flash: flash{Text: "Saved view " + name + "."}}, nil
 }
 
 // deleteView deletes a view.
@@ -169,7 +169,7 @@ func (c *Console) deleteView(in *request) (*done, error) {
 	if err := in.call(http.MethodDelete, api.ViewsPath+"/"+url.PathEscape(in.PathValue("name")), nil, nil, nil); err != nil {
 		return nil, err
 	}
-	return &done{To: "/dead-letters", Flash: flash{Text: "The view " + in.PathValue("name") + " is gone."}}, nil
+	return &done{To: "/dead-letters", Flash: flash{Text: "Deleted view " + in.PathValue("name") + "."}}, nil
 }
 
 // with returns the address of the page with one parameter changed, or removed if value is "".

@@ -111,7 +111,7 @@ func (p *apiParameter) Shown() string {
 		text += " One of " + strings.Join(choices, ", ") + "."
 	}
 	if p.Schema != nil && p.Schema.Default != nil {
-		text += " " + fmt.Sprint(p.Schema.Default) + " if absent."
+		text += " Default: " + fmt.Sprint(p.Schema.Default) + "."
 	}
 	return strings.TrimSpace(text)
 }
@@ -125,15 +125,15 @@ type apiTag struct {
 	Operations        []*apiOperation
 }
 
-// described caches the parsed OpenAPI document, which does not change while the program runs.
-type described struct {
+// apiReference caches the parsed OpenAPI document, which does not change while the program runs.
+type apiReference struct {
 	sync.Mutex
 
 	tags []apiTag
 	info string
 }
 
-func (d *described) read(in *request) ([]apiTag, string, error) {
+func (d *apiReference) read(in *request) ([]apiTag, string, error) {
 	d.Lock()
 	defer d.Unlock()
 	if d.tags != nil {
@@ -154,7 +154,7 @@ func (d *described) read(in *request) ([]apiTag, string, error) {
 			at := slices.IndexFunc(tags, func(t apiTag) bool { return slices.Contains(o.Tags, t.Name) })
 			if at < 0 {
 				at = len(tags)
-				tags = append(tags, apiTag{Name: cmp.Or(slices.Concat(o.Tags, []string{"others"})...)})
+				tags = append(tags, apiTag{Name: cmp.Or(slices.Concat(o.Tags, []string{"other"})...)})
 			}
 			tags[at].Operations = append(tags[at].Operations, o)
 		}
@@ -247,7 +247,7 @@ func (c *Console) docs(in *request) (*view, error) {
 	me := in.me()
 	d := &docs{Query: strings.TrimSpace(in.URL.Query().Get("q")), SignedIn: me.Name != "" || len(me.Grants) > 0, Copies: copies("dlqd openapi", "", in.curl("/openapi.yaml"))}
 	in.frame.Bare = !d.SignedIn
-	tags, info, err := c.described.read(in)
+	tags, info, err := c.reference.read(in)
 	if err != nil {
 		return nil, err
 	}
@@ -269,23 +269,23 @@ func (c *Console) docs(in *request) (*view, error) {
 	return &view{Template: "docs", Title: "API", Data: d, Section: "/docs"}, nil
 }
 
-// tryIt redirects a browser to a GET operation with the parameters of the form.
-func (c *Console) tryIt(w http.ResponseWriter, r *http.Request) {
+// tryOperation redirects a browser to a GET operation with the parameters of the form.
+func (c *Console) tryOperation(w http.ResponseWriter, r *http.Request) {
 	in := c.request(r)
-	tags, _, err := c.described.read(in)
+	tags, _, err := c.reference.read(in)
 	if err != nil {
 		c.answer(w, in, nil, err)
 		return
 	}
-	asked := r.URL.Query()
+	params := r.URL.Query()
 	for _, t := range tags {
 		for _, o := range t.Operations {
-			if o.ID != asked.Get("operation") || o.Method != http.MethodGet {
+			if o.ID != params.Get("operation") || o.Method != http.MethodGet {
 				continue
 			}
 			path, query := o.Path, url.Values{}
 			for _, p := range o.Parameters {
-				value := asked.Get("p-" + p.Name)
+				value := params.Get("p-" + p.Name)
 				switch {
 				case p.In == "path":
 					path = strings.ReplaceAll(path, "{"+p.Name+"}", url.PathEscape(cmp.Or(value, "-")))
@@ -300,5 +300,5 @@ func (c *Console) tryIt(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	c.answer(w, in, nil, &Problem{Status: http.StatusNotFound, Title: "No such operation", Detail: "there is no operation of this name that reads"})
+	c.answer(w, in, nil, &Problem{Status: http.StatusNotFound, Detail: "no GET operation has this name"})
 }

@@ -53,7 +53,7 @@ func sections() []section {
 // frame is the data of the layout around each page.
 type frame struct {
 	view
-	surroundings
+	sidebar
 
 	Path     string // the page's address, with the query
 	Sections []section
@@ -67,8 +67,8 @@ type frame struct {
 	Bare        bool // no navigation: the visitor is not signed in
 }
 
-// trouble is a current problem, with a link to more about it.
-type trouble struct{ Text, To string }
+// warning is a current problem, with a link to more about it.
+type warning struct{ Text, To string }
 
 func newFrame(in *request) *frame {
 	f := &frame{Path: in.URL.RequestURI(), Who: in.me(), Assets: assets, Environment: in.console.Environment}
@@ -79,7 +79,7 @@ func newFrame(in *request) *frame {
 	return f
 }
 
-// complete fills in the navigation and the surroundings.
+// complete fills in the navigation and the sidebar.
 func (f *frame) complete(in *request) {
 	if f.Bare {
 		return
@@ -92,105 +92,105 @@ func (f *frame) complete(in *request) {
 		s.Current = path == s.Path || s.Path != "/" && strings.HasPrefix(path, s.Path+"/") || f.Section == s.Path
 		f.Sections = append(f.Sections, s)
 	}
-	f.lookAround(in)
+	f.loadSidebar(in)
 }
 
-func (f *frame) lookAround(in *request) {
+func (f *frame) loadSidebar(in *request) {
 	if !f.Bare && f.Who.May(access.Reader) {
-		f.surroundings = in.console.around.get(in)
+		f.sidebar = in.console.sidebar.get(in)
 	}
 }
 
-// surroundings is the state of the whole system that every page shows, as far as the viewer may see
+// sidebar is the state of the whole system that every page shows, as far as the viewer may see
 // it.
-type surroundings struct {
+type sidebar struct {
 	at        time.Time
 	Observing bool            // all automatic redelivery is off
 	Stopped   *automatic.Stop // not nil while all automatic redelivery is stopped
-	Troubles  []trouble       // shown in a line on every page
+	Warnings  []warning       // shown in a line on every page
 	// Counts maps the icon of a section to the number of items that wait there; "" for none.
 	Counts map[string]string
 }
 
-// around caches surroundings, shared by viewers with the same permissions.
-type around struct {
-	looking singleflight.Group
+// sidebarCache caches sidebars, shared by viewers with the same permissions.
+type sidebarCache struct {
+	reading singleflight.Group
 
-	mu        sync.Mutex
-	known     map[string]surroundings
-	forgotten time.Time // cached surroundings from before this time may miss the latest action and are not used
+	mu            sync.Mutex
+	cached        map[string]sidebar
+	invalidBefore time.Time // older sidebars may miss the latest action and are not used
 }
 
 const (
-	// A page load refreshes surroundings that are older than aroundAge. If the refresh takes longer
-	// than aroundWait, the page shows the cached ones, which are kept for aroundKept. Live renderings
-	// use cached surroundings without a refresh.
-	aroundAge  = 5 * time.Second
-	aroundKept = 30 * time.Second
-	aroundWait = 25 * time.Millisecond
-	// aroundReach is the time after an action until all counts include it. With many entries, counts
+	// A page load refreshes a sidebar that is older than sidebarMaxAge. If the refresh takes longer
+	// than sidebarWait, the page shows the cached one, which is kept for sidebarRetention. Live
+	// renderings use a cached sidebar without a refresh.
+	sidebarMaxAge    = 5 * time.Second
+	sidebarRetention = 30 * time.Second
+	sidebarWait      = 25 * time.Millisecond
+	// countsDelay is the time after an action until all counts include it. With many entries, counts
 	// come from rollups.
-	aroundReach = 2 * time.Second
-	// aroundTimeout limits the time for each part of the surroundings.
-	aroundTimeout = 3 * time.Second
+	countsDelay = 2 * time.Second
+	// sidebarTimeout limits the time for each part of the sidebar.
+	sidebarTimeout = 3 * time.Second
 )
 
-func (a *around) get(in *request) surroundings {
-	rights := rightsOf(in.me())
+func (a *sidebarCache) get(in *request) sidebar {
+	key := permissionsKey(in.me())
 	a.mu.Lock()
-	maps.DeleteFunc(a.known, func(_ string, s surroundings) bool { return time.Since(s.at) > aroundKept })
-	known, ok := a.known[rights]
-	forgotten := a.forgotten
+	maps.DeleteFunc(a.cached, func(_ string, s sidebar) bool { return time.Since(s.at) > sidebarRetention })
+	known, ok := a.cached[key]
+	invalidBefore := a.invalidBefore
 	a.mu.Unlock()
-	ok = ok && known.at.After(forgotten)
-	if _, live := isLive(in.Context()); ok && (live || time.Since(known.at) <= aroundAge) {
+	ok = ok && known.at.After(invalidBefore)
+	if _, live := isLive(in.Context()); ok && (live || time.Since(known.at) <= sidebarMaxAge) {
 		return known
 	}
-	// The key includes forgotten: a look that began before the latest action is not joined.
-	looked := a.looking.DoChan(rights+forgotten.String(), func() (any, error) {
+	// The key includes invalidBefore: a reading that began before the latest action is not joined.
+	reading := a.reading.DoChan(key+invalidBefore.String(), func() (any, error) {
 		defer func() {
 			if p := recover(); p != nil {
-				in.console.Logger.Error("console: what is around a page cannot be looked up", "path", in.URL.Path, "error", background.Panicked(p))
+				in.console.Logger.Error("console: reading the navigation and the warnings failed", "path", in.URL.Path, "error", background.Panicked(p))
 			}
 		}()
 		// The result is shared: it must not end with this request, and its statements are not counted for
 		// it.
 		ctx, _ := postgres.Counting(context.WithoutCancel(in.Context()))
 		at := time.Now()
-		s := *look(&request{Request: in.WithContext(ctx), console: in.console}, &known)
+		s := *readSidebar(&request{Request: in.WithContext(ctx), console: in.console}, &known)
 		s.at = at
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if a.known == nil {
-			a.known = map[string]surroundings{}
+		if a.cached == nil {
+			a.cached = map[string]sidebar{}
 		}
-		a.known[rights] = s
+		a.cached[key] = s
 		return s, nil
 	})
 	wait := time.Duration(math.MaxInt64)
 	if ok {
-		wait = aroundWait
+		wait = sidebarWait
 	}
 	select {
-	case found := <-looked:
-		s, _ := found.Val.(surroundings)
+	case found := <-reading:
+		s, _ := found.Val.(sidebar)
 		return s
 	case <-time.After(wait):
 		return known
 	}
 }
 
-// forget stops the use of cached surroundings after an action.
-func (a *around) forget() {
+// invalidate stops the use of cached sidebars after an action.
+func (a *sidebarCache) invalidate() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.forgotten = time.Now().Add(aroundReach)
+	a.invalidBefore = time.Now().Add(countsDelay)
 }
 
-// look reads the surroundings, with a timeout for each part. A part that fails keeps its previous
+// readSidebar reads the sidebar, with a timeout for each part. A part that fails keeps its previous
 // value, so that a page that explains a problem does not fail because of it.
-func look(in *request, before *surroundings) *surroundings {
-	var s surroundings
+func readSidebar(in *request, before *sidebar) *sidebar {
+	var s sidebar
 	var review, replays, approvals string
 	count := func(n int64) string {
 		if n == 0 {
@@ -200,7 +200,7 @@ func look(in *request, before *surroundings) *surroundings {
 	}
 	part := func(find func(in *request) error, otherwise func()) func() error {
 		return func() error {
-			ctx, cancel := context.WithTimeout(in.Context(), aroundTimeout)
+			ctx, cancel := context.WithTimeout(in.Context(), sidebarTimeout)
 			defer cancel()
 			if find(&request{Request: in.WithContext(ctx), console: in.console}) != nil {
 				otherwise()
@@ -208,16 +208,16 @@ func look(in *request, before *surroundings) *surroundings {
 			return nil
 		}
 	}
-	_ = together(
+	_ = inParallel(
 		part(func(in *request) error {
 			var switches automatic.Overview
-			ok, err := in.may("/api/dlq/automatic", nil, &switches)
+			ok, err := in.getIfAllowed("/api/dlq/automatic", nil, &switches)
 			s.Observing = ok && switches.Attached && !anyOn(switches.Switches)
 			return err
 		}, func() { s.Observing = before.Observing }),
 		part(func(in *request) error {
 			var stats api.Stats
-			_, err := in.may("/api/dlq/stats", nil, &stats)
+			_, err := in.getIfAllowed("/api/dlq/stats", nil, &stats)
 			s.Stopped, review = stats.AutomaticStopped, count(stats.NeedsPerson)
 			return err
 		}, func() { s.Stopped, review = before.Stopped, before.Counts["review"] }),
@@ -225,39 +225,39 @@ func look(in *request, before *surroundings) *surroundings {
 			var runs struct {
 				Runs []*replay.Run `json:"runs"`
 			}
-			_, err := in.may("/api/dlq/replays", nil, &runs)
+			_, err := in.getIfAllowed("/api/dlq/replays", nil, &runs)
 			runs.Runs = slices.DeleteFunc(runs.Runs, func(r *replay.Run) bool { return r.Status != "running" })
 			replays = count(int64(len(runs.Runs)))
 			return err
 		}, func() { replays = before.Counts["replays"] }),
 		part(func(in *request) error {
-			var asked struct {
+			var requested struct {
 				Approvals []*approval.Approval `json:"approvals"`
 			}
-			_, err := in.may("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"500"}}, &asked)
-			approvals = count(int64(len(asked.Approvals)))
+			_, err := in.getIfAllowed("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"500"}}, &requested)
+			approvals = count(int64(len(requested.Approvals)))
 			return err
 		}, func() { approvals = before.Counts["approvals"] }),
 		part(func(in *request) error {
 			var health api.Health
-			_, err := in.may("/api/health", nil, &health)
-			s.Troubles = troubles(&health)
+			_, err := in.getIfAllowed("/api/health", nil, &health)
+			s.Warnings = warningsOf(&health)
 			return err
-		}, func() { s.Troubles = before.Troubles }),
+		}, func() { s.Warnings = before.Warnings }),
 	)
 	s.Counts = map[string]string{"review": review, "replays": replays, "approvals": approvals}
 	return &s
 }
 
-func troubles(health *api.Health) (list []trouble) {
+func warningsOf(health *api.Health) (list []warning) {
 	for _, part := range health.Parts {
 		if !part.OK {
-			list = append(list, trouble{part.Name + ": " + part.Detail, "/system"})
+			list = append(list, warning{part.Name + ": " + part.Detail, "/system"})
 		}
 	}
 	for i := range health.Queues {
 		if q := &health.Queues[i]; len(q.Reasons) > 0 {
-			list = append(list, trouble{"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "), "/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue))})
+			list = append(list, warning{"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "), "/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue))})
 		}
 	}
 	return list
@@ -314,15 +314,16 @@ func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
 
 // Events returns the address of the page's event stream; "" if the page is not live.
 func (f *frame) Events() string {
-	if f.Every == 0 {
+	if f.Interval == 0 {
 		return ""
 	}
 	return "/events?page=" + url.QueryEscape(cmp.Or(f.Live, f.Path))
 }
 
-// rightsOf returns a key for the viewer's permissions. Viewers with the same key see the same.
-func rightsOf(p *access.Principal) string {
-	raw, err := json.Marshal(p.Grants) //nolint:musttag // nobody reads it
+// permissionsKey returns a key for the viewer's permissions. Viewers with the same key see the same
+// pages.
+func permissionsKey(p *access.Principal) string {
+	raw, err := json.Marshal(p.Grants) //nolint:musttag // only a key
 	if err != nil {
 		return p.Via + " " + p.Name
 	}

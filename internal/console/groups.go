@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/group"
 )
 
-// groupsEvery is the render interval of open group pages. Their trends are as old as the rollups.
-const groupsEvery = 15 * time.Second
+// groupsInterval is the render interval of open group pages. Their trends are as old as the rollups.
+const groupsInterval = 15 * time.Second
 
 type groups struct {
 	Sentence string
@@ -32,20 +32,20 @@ type groups struct {
 }
 
 func (c *Console) groups(in *request) (*view, error) {
-	asked := in.URL.Query()
-	g := &groups{Status: asked.Get("status"), Order: asked.Get("order"), Queue: asked.Get("queue"), Owner: asked.Get("owner"), Over: asked.Get("over")}
-	v := &view{Template: "groups", Title: "Groups", Data: g, Every: groupsEvery}
+	params := in.URL.Query()
+	g := &groups{Status: params.Get("status"), Order: params.Get("order"), Queue: params.Get("queue"), Owner: params.Get("owner"), Over: params.Get("over")}
+	v := &view{Template: "groups", Title: "Groups", Data: g, Interval: groupsInterval}
 	query := url.Values{"limit": {"50"}}
 	for _, name := range []string{"status", "order", "queue", "owner", "over", "cursor", "hasOpen"} {
-		if value := asked.Get(name); value != "" {
+		if value := params.Get(name); value != "" {
 			query.Set(name, value)
 		}
 	}
 	var page api.GroupPage
 	err := in.get("/api/dlq/groups", query, &page)
 	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
-		g.Problem, v.Status, v.Every = problem, problem.Status, 0
-		g.Sentence = "This is no choice of failure groups."
+		g.Problem, v.Status, v.Interval = problem, problem.Status, 0
+		g.Sentence = "The selection is invalid."
 		return v, nil
 	}
 	if err != nil {
@@ -64,14 +64,14 @@ func (c *Console) groups(in *request) (*view, error) {
 	}
 	switch {
 	case len(g.Groups) == 0:
-		g.Sentence = "No failure group is as asked for."
+		g.Sentence = "No failure group matches."
 	default:
 		g.Sentence = fmt.Sprintf("%s, %s in the window.", plural(len(g.Groups), "failure group"), plural(failures, "failure"))
 		if page.Next != "" {
 			g.Sentence = "The first " + g.Sentence
 		}
 		if regressed > 0 {
-			g.Sentence += " " + plural(regressed, "is", "are") + " back after being marked as fixed."
+			g.Sentence += " " + plural(regressed, "has", "have") + " regressed after being marked as fixed."
 		}
 	}
 	query.Del("cursor")
@@ -122,73 +122,73 @@ func (c *Console) group(in *request) (*view, error) {
 	of := sqlQuoted(detail.Queue) + ", " + sqlQuoted(detail.Fingerprint)
 	g.Copies = copies("dlqd groups show "+shellQuoted(detail.Queue)+" "+shellQuoted(detail.Fingerprint)+" --over 7d",
 		"SELECT * FROM dlq.groups("+chosen+", p_over => '7 days'); SELECT * FROM dlq.group_shares("+of+"); SELECT dlq.group_entries("+of+");", in.curl(path+"?over=7d")) //nolint:unqueryvet // for people
-	return &view{Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Every: groupsEvery, Section: "/groups"}, nil
+	return &view{Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Interval: groupsInterval, Section: "/groups"}, nil
 }
 
 func groupSentence(g *group.Group) string {
-	said := fmt.Sprintf("%s in %s, %s of them in the last 7 days. %s.", plural(g.Failures, "failure"), g.Queue, number(g.InWindow), upper(plural(g.Open, "dead letter is", "dead letters are")+" open"))
+	text := fmt.Sprintf("%s in queue %s, %s of them in the last 7 days. %s.", plural(g.Failures, "failure"), g.Queue, number(g.InWindow), upper(plural(g.Open, "dead letter is", "dead letters are")+" open"))
 	switch g.Status {
 	case group.Regressed:
-		said += fmt.Sprintf(" It is back: %s marked it as fixed %s.", deref(g.FixedBy), ago(g.FixedAt))
+		text += fmt.Sprintf(" The group has regressed: %s marked it as fixed %s.", deref(g.FixedBy), ago(g.FixedAt))
 	case group.Fixed:
-		said += fmt.Sprintf(" %s marked it as fixed %s, and it has not failed since.", deref(g.FixedBy), ago(g.FixedAt))
+		text += fmt.Sprintf(" %s marked it as fixed %s; no failure since.", deref(g.FixedBy), ago(g.FixedAt))
 	case group.Muted:
-		said += fmt.Sprintf(" %s muted it: nobody is told of it", deref(g.MutedBy))
+		text += fmt.Sprintf(" %s muted it: dlqd sends no notifications", deref(g.MutedBy))
 		if g.MuteUntil != nil {
-			said += " until " + g.MuteUntil.UTC().Format("2 Jan 15:04 UTC")
+			text += " until " + g.MuteUntil.UTC().Format("2 Jan 15:04 UTC")
 		}
 		if g.MuteLeft != nil {
-			said += ", or until " + plural(*g.MuteLeft, "more failure")
+			text += ", or until " + plural(*g.MuteLeft, "more failure")
 		}
-		said += "."
+		text += "."
 	}
-	return said
+	return text
 }
 
-// setGroup assigns, notes, mutes, fixes or reopens a group.
+// setGroup assigns, annotates, mutes, fixes or reopens a group.
 func (c *Console) setGroup(in *request) (*done, error) {
 	queue, fingerprint := in.PathValue("queue"), in.PathValue("fingerprint")
 	change := map[string]any{"why": in.PostFormValue("why")}
-	var said string
+	var text string
 	switch do := in.PostFormValue("do"); do {
 	case "assign":
 		change["owner"] = in.PostFormValue("owner")
-		said = "Assigned to " + in.PostFormValue("owner") + "."
+		text = "Assigned to " + in.PostFormValue("owner") + "."
 		if in.PostFormValue("owner") == "" {
-			said = "Nobody looks after it now."
+			text = "Unassigned."
 		}
 	case "note":
 		change["note"] = in.PostFormValue("note")
-		said = "Noted."
+		text = "Note saved."
 	case "fixed", "open":
 		change["status"] = do
-		said = map[string]string{"fixed": "Marked as fixed: it is regressed as soon as it fails again.", "open": "Open again."}[do]
+		text = map[string]string{"fixed": "Marked as fixed. The next failure marks it as regressed.", "open": "Reopened."}[do]
 	case "mute":
 		change["status"] = group.Muted
 		if failures := strings.TrimSpace(in.PostFormValue("failures")); failures != "" {
 			n, err := strconv.ParseInt(failures, 10, 64)
 			if err != nil {
-				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "until how many more failures? " + failures + " is no number"}
+				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of failures must be a whole number, not " + failures}
 			}
 			change["muteFailures"] = n
 		}
 		if hours := strings.TrimSpace(in.PostFormValue("hours")); hours != "" {
 			n, ok := parsedNumber(hours)
 			if !ok || n <= 0 || n > 24*365 {
-				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "for how many hours? " + hours + " is no number of them"}
+				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of hours must be above 0 and at most 8760, not " + hours}
 			}
 			change["muteUntil"] = in.now.Add(time.Duration(n * float64(time.Hour)))
 		}
-		said = "Muted: nobody is told of it for now."
+		text = "Muted: dlqd sends no notifications for this group for now."
 	default:
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "a group can be assigned, noted, marked as fixed, muted, or opened again"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "unknown action: choose assign, note, fixed, open or mute"}
 	}
 	var changed api.GroupChanged
 	if err := in.call(http.MethodPatch, "/api/dlq"+groupPath(queue, fingerprint), nil, change, &changed); err != nil {
 		return nil, err
 	}
 	if changed.Assigned > 0 {
-		said += " " + plural(changed.Assigned, "entry is", "entries are") + " theirs."
+		text += " " + plural(changed.Assigned, "dead letter is", "dead letters are") + " assigned, too."
 	}
-	return &done{To: groupPath(queue, fingerprint), Flash: flash{Text: said}}, nil
+	return &done{To: groupPath(queue, fingerprint), Flash: flash{Text: text}}, nil
 }

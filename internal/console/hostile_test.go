@@ -30,12 +30,12 @@ func TestHostileMessage(t *testing.T) {
 	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue")
 	shown := map[string]bool{"/": true, "/dead-letters": true, "/dead-letters/" + id: true, group: true, "/review": true}
 	for _, path := range append(pages(o, id, group), listOf(evil), listOf(`error:"<script>"`), "/bulk?do=replay&id="+id, "/bulk?do=assign&id="+id, "/<script>x") {
-		b.expect("status of 4")
+		b.allow("status of 4")
 		b.open(path)
 		require.Nil(t, b.value("window.evil"), path)
 		require.InDelta(t, 0, b.value(`document.querySelectorAll("b.evil, img, script:not([src]), style, body svg[onload], main script").length`), 0, path)
 		require.Equal(t, true, b.value(`getComputedStyle(document.querySelector("main")).display !== "none"`), path)
-		require.Equal(t, false, b.value(`/[\u202a-\u202e\u2066-\u2069\u200b\u0007\u001b\u2028]/.test([...document.querySelectorAll("body *")].flatMap(e => [...e.childNodes]).filter(n => n.nodeType === 3).map(n => n.data).join(""))`), "%s shows characters that do not show", path)
+		require.Equal(t, false, b.value(`/[\u202a-\u202e\u2066-\u2069\u200b\u0007\u001b\u2028]/.test([...document.querySelectorAll("body *")].flatMap(e => [...e.childNodes]).filter(n => n.nodeType === 3).map(n => n.data).join(""))`), "%s shows invisible characters", path)
 		if shown[path] {
 			require.Contains(t, b.texts("main"), "U+202E", path)
 		}

@@ -60,9 +60,9 @@ func (b *tab) within(clicks int) {
 	}
 }
 
-// TestIncident_outage handles an outage while automatic redelivery of outages is off. Once the
+// TestIncident_Outage handles an outage while automatic redelivery of outages is off. Once the
 // receiver is up, the operator resets its breaker and replays the failures at a rate.
-func TestIncident_outage(t *testing.T) {
+func TestIncident_Outage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.exec("SELECT dlq.set_automatic('class', 'outage', false)")
@@ -72,25 +72,25 @@ func TestIncident_outage(t *testing.T) {
 	}
 	o.eventually(1, "SELECT count(*) FROM dlq.circuit_breakers WHERE name = 'destination:default' AND state = 'open'")
 	o.eventually(failed, "SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'outage' AND waiting_for = 'automatic'")
-	o.mended.Store(true)
+	o.receiverWorks.Store(true)
 	b := o.tab()
 	b.incident("CircuitBreakerOpen", map[string]string{"job": "dlqd", "name": "destination:default", "severity": "warning"})
 	b.click(b.button("Reset …"))
 	b.follow(b.button("Reset default"))
 	b.follow("#queues a[href*='payments']")
 	b.follow("main .list-foot a[href*='do=replay']")
-	b.sees("Replay 10 dead letters")
+	b.waitForText("Replay 10 dead letters")
 	b.fill("input[name=rate]", "20")
 	b.fill("textarea[name=note]", "the bank is back")
 	b.follow("form.split button.primary")
-	b.sees("Done in")
-	b.sees("10 recovered, 0 failed again of 10")
+	b.waitForText("Done in")
+	b.waitForText("10 recovered, 0 failed again of 10")
 	b.within(maxClicks)
 	require.Equal(t, failed, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
-// TestIncident_badDeploy marks a failure group as fixed after the next deploy, and replays it.
-func TestIncident_badDeploy(t *testing.T) {
+// TestIncident_BadDeploy marks a failure group as fixed after the next deploy, and replays it.
+func TestIncident_BadDeploy(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	for i := range 8 {
@@ -98,23 +98,23 @@ func TestIncident_badDeploy(t *testing.T) {
 	}
 	o.eventually(8, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 	o.exec("SELECT dlq.refresh_rollups()")
-	o.mended.Store(true)
+	o.receiverWorks.Store(true)
 	b := o.tab()
 	b.incident("DLQBacklogGrowing", map[string]string{"job": "dlqd", "severity": "critical"})
 	b.follow("main [data-row] a, main .row-link")
-	b.sees("Mark as fixed")
+	b.waitForText("Mark as fixed")
 	b.follow(b.button("Mark as fixed"))
-	b.sees("Marked as fixed")
+	b.waitForText("Marked as fixed")
 	b.follow(b.button("Replay all open"))
-	b.sees("Replay 8 dead letters")
+	b.waitForText("Replay 8 dead letters")
 	b.follow("form.split button.primary")
-	b.sees("8 recovered, 0 failed again of 8")
+	b.waitForText("8 recovered, 0 failed again of 8")
 	b.within(maxClicks)
 }
 
-// TestIncident_poisonMessage finds one customer's poison message by the customer, edits it and
+// TestIncident_PoisonMessage finds one customer's poison message by the customer, edits it and
 // replays it.
-func TestIncident_poisonMessage(t *testing.T) {
+func TestIncident_PoisonMessage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	for i := range 5 {
@@ -124,7 +124,7 @@ func TestIncident_poisonMessage(t *testing.T) {
 	b := o.tab()
 	b.incident("DLQQueueGrowing", map[string]string{"job": "dlqd", "queue": "payments", "severity": "warning"})
 	b.fill("[data-filter]", "queue:payments payload.customer:cus_3")
-	b.does(func() { b.press("\r") })
+	b.navigate(func() { b.press("\r") })
 	b.follow("[data-row] a")
 	b.click(b.button("Edit and replay"))
 	b.fill("textarea[name=payload]", `{"customer": "cus_3", "amount": 1}`)

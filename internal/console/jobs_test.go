@@ -6,9 +6,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestEdit_AsksWhetherToResume edits a resumable job, whose page shows the step after which it
+// TestEdit_RequiresCheckpointChoice edits a resumable job, whose page shows the step after which it
 // resumes.
-func TestEdit_AsksWhetherToResume(t *testing.T) {
+func TestEdit_RequiresCheckpointChoice(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.fail("orders", "order", "card is wrong", 2)
@@ -16,15 +16,15 @@ func TestEdit_AsksWhetherToResume(t *testing.T) {
 	id := o.text("SELECT id::text FROM dlq.dead_letter_open WHERE metadata ? 'river:resumable_step'")
 	b := o.tab()
 	b.open("/dead-letters/" + id)
-	b.sees("Sent again, it goes on after step charge.")
+	b.waitForText("When redelivered, it goes on after step charge.")
 	b.click(".edit summary")
 	b.fill(".edit textarea", `{"n": 12}`)
 	b.follow(".edit button")
-	b.sees("Its job has done some of its steps")
-	require.Equal(t, true, b.value(`!document.querySelector("form.panel").checkValidity()`), "one of the two is to be chosen")
+	b.waitForText("The job has completed some of its steps")
+	require.Equal(t, true, b.value(`!document.querySelector("form.panel").checkValidity()`), "the form does not require a choice")
 	b.click("input[name=checkpoint][value=discard]")
 	b.follow("button[name=confirmed]")
-	b.sees("Sent back, edited, as job")
+	b.waitForText("Replayed with edits as job")
 	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail @> '{"checkpoint": "discard"}'`, id))
 
 	// A job without a checkpoint shows no choice.
@@ -33,12 +33,12 @@ func TestEdit_AsksWhetherToResume(t *testing.T) {
 	b.click(".edit summary")
 	b.fill(".edit textarea", `{"n": 12}`)
 	b.follow(".edit button")
-	b.sees("Replay with these changes")
+	b.waitForText("Replay with these changes")
 	require.Equal(t, false, b.value(`!!document.querySelector("input[name=checkpoint]")`))
 }
 
-// TestGroup_SaysWhoseWorkersAreLost shows a group of jobs, one of which may kill its worker.
-func TestGroup_SaysWhoseWorkersAreLost(t *testing.T) {
+// TestGroup_ShowsLostWorkers shows a group of jobs, one of which may kill its worker.
+func TestGroup_ShowsLostWorkers(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state, metadata)
@@ -48,10 +48,10 @@ func TestGroup_SaysWhoseWorkersAreLost(t *testing.T) {
 	o.exec("SELECT dlq.refresh_rollups()")
 	b := o.tab()
 	b.open(o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_open LIMIT 1"))
-	b.sees("100 dead letters were rescued twice or more")
+	b.waitForText("100 dead letters were rescued twice or more")
 	b.follow("#worker-lost a")
-	b.sees("100 match")
+	b.waitForText("100 match")
 	b.open("/dead-letters/" + o.text("SELECT id::text FROM dlq.dead_letter_open LIMIT 1"))
-	b.sees("because its worker died, or it never ended, twice or more")
-	b.sees("3 times; rescued together with 99 others")
+	b.waitForText("its worker died, or the job never ended, twice or more")
+	b.waitForText("3 times; rescued together with 99 others")
 }

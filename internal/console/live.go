@@ -19,27 +19,27 @@ import (
 )
 
 const (
-	// minEvery and maxEvery limit the render interval of a page's live sections.
-	minEvery = time.Second
-	maxEvery = time.Minute
-	// perStatement times the number of SQL statements of a page is its minimum render interval. An open
-	// page therefore costs the database less than one statement per second.
-	perStatement = 1100 * time.Millisecond
-	// maxLive limits the number of distinct live pages of one user in this process.
-	maxLive = 30
-	// maxMaking limits the number of pages that this process renders at once. An action wakes many
+	// minInterval and maxInterval limit the render interval of a page's live sections.
+	minInterval = time.Second
+	maxInterval = time.Minute
+	// intervalPerStatement times the number of SQL statements of a page is its minimum render interval.
+	// An open page therefore costs the database less than one statement per second.
+	intervalPerStatement = 1100 * time.Millisecond
+	// maxPagesPerUser limits the number of distinct live pages of one user in this process.
+	maxPagesPerUser = 30
+	// maxRenderings limits the number of pages that this process renders at once. An action wakes many
 	// pages, a page takes up to four connections, and River shares the pool.
-	maxMaking = 4
+	maxRenderings = 4
 	// renderTimeout limits the time of one rendering.
 	renderTimeout = 15 * time.Second
-	// beatEvery is the interval at which a stream sends an event and checks that its viewer is still
+	// beatInterval is the interval at which a stream sends an event and checks that its viewer is still
 	// permitted. With it, a page shows within five seconds that the server or the database does not
 	// answer, or that the viewer is signed out.
-	beatEvery = time.Second
-	// While pages are live, the process checks every reachEvery, once for all streams, that the
-	// database answers within reachTimeout.
-	reachEvery   = 1500 * time.Millisecond
-	reachTimeout = 2 * time.Second
+	beatInterval = time.Second
+	// While pages are live, the process checks every pingInterval, once for all streams, that the
+	// database answers within pingTimeout.
+	pingInterval = 1500 * time.Millisecond
+	pingTimeout  = 2 * time.Second
 )
 
 // errUnreachable is shown on pages while the database does not answer.
@@ -49,12 +49,12 @@ var errUnreachable = errors.New("the database does not answer")
 // share one rendering, so two hundred open pages cost the database the same as one.
 type live struct {
 	render func(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error)
-	reach  func(ctx context.Context) error // returns an error if the database does not answer; nil: not checked
+	ping   func(ctx context.Context) error // returns an error if the database does not answer; nil: not checked
 
 	mu          sync.Mutex
 	topics      map[string]*topic
-	making      chan struct{} // semaphore of maxMaking renderings
-	reaching    bool          // keepReaching runs
+	renderSlots chan struct{} // semaphore of maxRenderings renderings
+	pinging     bool          // pingDatabase runs
 	unreachable error         // result of the last check
 }
 
@@ -69,8 +69,8 @@ type topic struct {
 // watcher is an open page of a user. A rendering that began before since may be older than the
 // page, and is not sent to it.
 type watcher struct {
-	person string
-	since  time.Time
+	user  string
+	since time.Time
 }
 
 // event is a rendering of a page.
@@ -82,8 +82,8 @@ type event struct {
 }
 
 // watch subscribes a user to the renderings of a page until done is called. It returns false if the
-// user has maxLive other pages open.
-func (l *live) watch(ctx context.Context, from *http.Request, person, key, address string) (events chan event, done func(), ok bool) {
+// user has maxPagesPerUser other pages open.
+func (l *live) watch(ctx context.Context, from *http.Request, user, key, address string) (events chan event, done func(), ok bool) {
 	events = make(chan event, 1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,19 +93,19 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 			continue
 		}
 		for _, who := range t.watchers {
-			if who.person == person {
+			if who.user == user {
 				others++
 				break
 			}
 		}
 	}
-	if others >= maxLive {
+	if others >= maxPagesPerUser {
 		return nil, nil, false
 	}
 	t := l.topics[key]
 	if t == nil {
 		if l.topics == nil {
-			l.topics, l.making = map[string]*topic{}, make(chan struct{}, maxMaking)
+			l.topics, l.renderSlots = map[string]*topic{}, make(chan struct{}, maxRenderings)
 		}
 		shared, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		path, _, _ := strings.Cut(address, "?")
@@ -114,11 +114,11 @@ func (l *live) watch(ctx context.Context, from *http.Request, person, key, addre
 		// Deferred, because the first rendering must begin after this watcher's since.
 		defer func() { go l.run(shared, t, from.Clone(shared), address) }()
 	}
-	if l.reach != nil && !l.reaching {
-		l.reaching = true
-		go l.keepReaching(context.WithoutCancel(ctx))
+	if l.ping != nil && !l.pinging {
+		l.pinging = true
+		go l.pingDatabase(context.WithoutCancel(ctx))
 	}
-	t.watchers[events] = watcher{person: person, since: time.Now()}
+	t.watchers[events] = watcher{user: user, since: time.Now()}
 	t.wakeUp()
 	return events, func() {
 		l.mu.Lock()
@@ -138,7 +138,7 @@ var seed = maphash.MakeSeed()
 func (l *live) run(ctx context.Context, t *topic, from *http.Request, address string) {
 	for {
 		select {
-		case l.making <- struct{}{}:
+		case l.renderSlots <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
@@ -150,18 +150,18 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 		timed, cancel := context.WithTimeout(ctx, renderTimeout)
 		html, every, err := l.render(timed, from, address)
 		cancel()
-		<-l.making
+		<-l.renderSlots
 		took := time.Since(began)
 		t.send(&l.mu, event{at: began, html: html, sum: maphash.Bytes(seed, html), err: err})
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(min(max(every, minEvery), maxEvery)):
+		case <-time.After(min(max(every, minInterval), maxInterval)):
 		case <-t.wake:
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(max(minEvery-took, took)): // a slow page renders at most half of the time
+			case <-time.After(max(minInterval-took, took)): // a slow page renders at most half of the time
 			}
 		}
 	}
@@ -203,12 +203,12 @@ func (l *live) wake(paths ...string) {
 	}
 }
 
-// keepReaching checks that the database answers until no page is live. It wakes all pages when the
+// pingDatabase checks that the database answers until no page is live. It wakes all pages when the
 // database answers again.
-func (l *live) keepReaching(ctx context.Context) {
+func (l *live) pingDatabase(ctx context.Context) {
 	for {
-		timed, cancel := context.WithTimeout(ctx, reachTimeout)
-		err := l.reach(timed)
+		timed, cancel := context.WithTimeout(ctx, pingTimeout)
+		err := l.ping(timed)
 		cancel()
 		if err != nil {
 			err = errUnreachable
@@ -217,7 +217,7 @@ func (l *live) keepReaching(ctx context.Context) {
 		again := l.unreachable != nil && err == nil
 		l.unreachable = err
 		if len(l.topics) == 0 {
-			l.reaching, l.unreachable = false, nil
+			l.pinging, l.unreachable = false, nil
 			l.mu.Unlock()
 			return
 		}
@@ -225,12 +225,12 @@ func (l *live) keepReaching(ctx context.Context) {
 		if again {
 			l.wake()
 		}
-		time.Sleep(reachEvery)
+		time.Sleep(pingInterval)
 	}
 }
 
-// trouble returns why pages cannot be rendered at the moment, or nil.
-func (l *live) trouble() error {
+// databaseError returns why pages cannot be rendered at the moment, or nil.
+func (l *live) databaseError() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.unreachable
@@ -241,7 +241,7 @@ func (l *live) trouble() error {
 func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	address := r.URL.Query().Get("page")
 	if !access.LocalPath(address) || strings.HasPrefix(address, "/events") {
-		c.answer(w, c.request(r), nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such page", Detail: "page is the path of a page"})
+		c.answer(w, c.request(r), nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Invalid page", Detail: "page must be the path of a page"})
 		return
 	}
 	p := access.From(r.Context())
@@ -250,17 +250,17 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	control := http.NewResponseController(w)
 	_ = control.Flush()
-	watched, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name, rightsOf(p)+personal(address, p)+address, address)
+	watched, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name, permissionsKey(p)+viewerKey(address, p)+address, address)
 	if !ok { // an event, because the page's script does not see a status other than 200
-		_, _ = fmt.Fprintf(w, "event: refused\ndata: %d of your pages are live; this one is loaded anew each minute\n\n", maxLive)
+		_, _ = fmt.Fprintf(w, "event: refused\ndata: you have %d live pages; this one reloads every minute\n\n", maxPagesPerUser)
 		return
 	}
 	defer done()
 	var shown uint64
 	var failed error // of the latest rendering
-	beat := time.NewTicker(beatEvery)
+	beat := time.NewTicker(beatInterval)
 	defer beat.Stop()
-	say := func(name, data string) bool {
+	send := func(name, data string) bool {
 		_, err := fmt.Fprintf(w, "event: %s\ndata: %s\n\n", name, strings.ReplaceAll(data, "\n", "\ndata: "))
 		return err == nil && control.Flush() == nil
 	}
@@ -277,14 +277,14 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		// Without the database, access.Still would return false for every viewer.
-		if trouble := c.live.trouble(); trouble != nil && fresh == nil {
-			if !say("trouble", trouble.Error()) {
+		if err := c.live.databaseError(); err != nil && fresh == nil {
+			if !send("trouble", err.Error()) {
 				return
 			}
 			continue
 		}
 		if !access.Still(r.Context()) {
-			say("ended", "")
+			send("ended", "")
 			return
 		}
 		if fresh != nil {
@@ -293,15 +293,15 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		var sent bool
 		switch {
 		case failed != nil:
-			sent = say("trouble", failed.Error())
+			sent = send("trouble", failed.Error())
 		case fresh == nil:
-			sent = say("beat", "")
+			sent = send("beat", "")
 		case fresh.sum == shown:
-			sent = say("same", fresh.at.UTC().Format(time.RFC3339))
+			sent = send("same", fresh.at.UTC().Format(time.RFC3339))
 		default:
 			shown = fresh.sum
 			_, err := fmt.Fprintf(w, "id: %s\n", fresh.at.UTC().Format(time.RFC3339))
-			sent = err == nil && say("page", string(fresh.html))
+			sent = err == nil && send("page", string(fresh.html))
 		}
 		if !sent {
 			return
@@ -336,15 +336,15 @@ func canonical(address string) string {
 	return u.String()
 }
 
-// shared matches the pages that look the same to all viewers with the same permissions, unless
+// sharedPages matches the pages that look the same to all viewers with the same permissions, unless
 // their filter contains "me".
-var shared = regexp.MustCompile(`^/(|dead-letters(/[0-9a-f-]{36})?|groups(/[^/]+/[^/]+)?|queues|replays(/[0-9a-f-]{36})?)$`)
+var sharedPages = regexp.MustCompile(`^/(|dead-letters(/[0-9a-f-]{36})?|groups(/[^/]+/[^/]+)?|queues|replays(/[0-9a-f-]{36})?)$`)
 
-// personal returns a key for the viewer if the page depends on the viewer, or "" if it only depends
+// viewerKey returns a key for the viewer if the page depends on the viewer, or "" if it only depends
 // on permissions.
-func personal(address string, p *access.Principal) string {
+func viewerKey(address string, p *access.Principal) string {
 	u, err := url.Parse(address)
-	if err == nil && u.EscapedPath() == u.Path && shared.MatchString(u.Path) {
+	if err == nil && u.EscapedPath() == u.Path && sharedPages.MatchString(u.Path) {
 		if query, err := url.QueryUnescape(u.RawQuery); err == nil && !strings.Contains(strings.ToLower(query), "me") {
 			return ""
 		}
@@ -357,13 +357,13 @@ func personal(address string, p *access.Principal) string {
 func (c *Console) renderLive(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			c.Logger.Error("a page panicked", "path", address, "error", background.Panicked(p))
-			html, every, err = nil, maxEvery, errors.New("the page failed")
+			c.Logger.Error("console: rendering a live page panicked", "path", address, "error", background.Panicked(p))
+			html, every, err = nil, maxInterval, errors.New("rendering the page failed")
 		}
 	}()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil) //nolint:gosec // it goes nowhere: a handler of this process is called
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil) //nolint:gosec // a handler of this process serves it
 	if err != nil {
-		return nil, maxEvery, err
+		return nil, maxInterval, err
 	}
 	r.RemoteAddr, r.Host = from.RemoteAddr, from.Host
 	r.Header.Set("User-Agent", from.UserAgent())
@@ -371,9 +371,9 @@ func (c *Console) renderLive(ctx context.Context, from *http.Request, address st
 	ctx, statements := postgres.Counting(ctx)
 	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, liveKey{}, w)))
 	if w.status >= http.StatusBadRequest {
-		return nil, maxEvery, fmt.Errorf("the page answers %d", w.status)
+		return nil, maxInterval, fmt.Errorf("the page responds with status %d", w.status)
 	}
-	return w.Bytes(), max(w.every, time.Duration(statements.Load())*perStatement), nil
+	return w.Bytes(), max(w.interval, time.Duration(statements.Load())*intervalPerStatement), nil
 }
 
 type liveKey struct{}
@@ -382,7 +382,7 @@ type liveKey struct{}
 type liveResponse struct {
 	response
 
-	every time.Duration
+	interval time.Duration
 }
 
 // isLive reports whether the request is for the live sections of a page only.

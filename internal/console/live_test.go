@@ -21,9 +21,9 @@ import (
 
 const live = `document.querySelector("[data-connection]").innerText === "live"`
 
-// TestLive_inPlace changes an open page in place: rows keep their positions, new rows wait behind a
+// TestLive_UpdatesInPlace changes an open page in place: rows keep their positions, new rows wait behind a
 // link, and the focus stays.
-func TestLive_inPlace(t *testing.T) {
+func TestLive_UpdatesInPlace(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.fail("reports", "report.daily", "no such report", 3)
@@ -42,9 +42,9 @@ func TestLive_inPlace(t *testing.T) {
 	b.rows(5)
 }
 
-// TestLive_reviewShowsOne checks that an open review keeps showing the entry that it was loaded
+// TestLive_ReviewKeepsItsEntry checks that an open review keeps showing the entry that it was loaded
 // with, and never parts of two.
-func TestLive_reviewShowsOne(t *testing.T) {
+func TestLive_ReviewKeepsItsEntry(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.fail("reports", "report.daily", "no such report", 1)
@@ -55,17 +55,17 @@ func TestLive_reviewShowsOne(t *testing.T) {
 	b.until(live)
 	require.Contains(t, b.texts("#error"), "no such report")
 	o.exec("SELECT dlq.discard($1, 'ann', 'elsewhere')", first)
-	b.until(`document.getElementById("sentence").innerText.includes("is not among them any more")`)
+	b.until(`document.getElementById("sentence").innerText.includes("no longer waits")`)
 	require.Contains(t, b.texts("#error"), "no such report")
 	require.Contains(t, b.value(`document.getElementById("act").action`), first)
 	b.follow("#act [value=resolve]")
-	b.sees("cannot resolve from dlq_archived")
+	b.waitForText("cannot resolve from dlq_archived")
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
 }
 
-// TestLive_rows checks that a list marks rows that no longer match, that an empty list announces
+// TestLive_MarksRows checks that a list marks rows that no longer match, that an empty list announces
 // new rows, and that a hidden page closes its stream until it is visible again.
-func TestLive_rows(t *testing.T) {
+func TestLive_MarksRows(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	b := o.tab()
@@ -87,9 +87,9 @@ func TestLive_rows(t *testing.T) {
 	require.Equal(t, false, b.value(`rows[0].classList.contains("gone") || rows[2].classList.contains("gone")`))
 }
 
-// TestLive_twoPeople has two operators decide about one entry. The second sees what the first did,
+// TestLive_TwoOperators has two operators decide about one entry. The second sees what the first did,
 // and only one decision takes effect.
-func TestLive_twoPeople(t *testing.T) {
+func TestLive_TwoOperators(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
 	o.fail("reports", "report.daily", "no such report", 1)
@@ -103,26 +103,26 @@ func TestLive_twoPeople(t *testing.T) {
 	// ann presses the button and has not released it yet.
 	ann.value(`document.querySelector("#act [value=discard]").dispatchEvent(new PointerEvent("pointerdown", {bubbles: true}))`)
 	kim.follow("#act [value=resolve]")
-	kim.sees("Resolved.")
+	kim.waitForText("Resolved.")
 	// lee, who only watches, sees the new state and its actions.
 	lee.until(`document.getElementById("head").innerText.includes("resolved")`)
 	lee.until(`document.querySelector("#act [value=discard]").disabled`)
 	ann.follow("#act [value=discard]")
-	ann.sees("cannot discard from dlq_resolved")
-	ann.sees("kim")
+	ann.waitForText("cannot discard from dlq_resolved")
+	ann.waitForText("kim")
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND resolved_by = 'kim'"))
 }
 
-// TestLive_serverRestarts restarts the server under an open page: the page stays, shows that it is
+// TestLive_SurvivesServerRestart restarts the server under an open page: the page stays, shows that it is
 // stale, and recovers.
-func TestLive_serverRestarts(t *testing.T) {
+func TestLive_SurvivesServerRestart(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.fail("reports", "report.daily", "no such report", 1)
 	b := o.tab()
-	b.expect("ERR_")
-	b.expect("/events")
-	b.expect("/api/whoami")
+	b.allow("ERR_")
+	b.allow("/events")
+	b.allow("/api/whoami")
 	id := o.text("SELECT id::text FROM dlq.dead_letter_open")
 	b.open("/dead-letters/" + id)
 	b.until(live)
@@ -135,13 +135,13 @@ func TestLive_serverRestarts(t *testing.T) {
 	o.start()
 	b.until(live)
 	b.until(`document.getElementById("head").innerText.includes("archived")`)
-	require.Equal(t, true, b.value("window.same"), "it is the page that it was")
+	require.Equal(t, true, b.value("window.same"), "the page was reloaded")
 	require.Equal(t, "called the customer", b.value(`document.querySelector("#act input[name=note]").value`))
 }
 
-// says returns an expression that matches the line with the reason why the page is not live and its
+// isStale returns an expression that matches the line with the reason why the page is not live and its
 // time in UTC.
-func says(why string) string {
+func isStale(why string) string {
 	return fmt.Sprintf(`/^%s, showing \d\d:\d\d:\d\d UTC(\s+sign in)?$/.test(document.querySelector("[data-connection]").innerText)`+
 		` && document.body.classList.contains("stale")`, why)
 }
@@ -156,7 +156,7 @@ func (b *tab) shownAt() time.Time {
 }
 
 // awayFromUTC returns a tab in another time zone.
-func (o *office) awayFromUTC() *tab {
+func (o *testServer) awayFromUTC() *tab {
 	b := o.tab()
 	b.run(emulation.SetTimezoneOverride("Asia/Kathmandu"))
 	return b
@@ -170,25 +170,25 @@ func requireNow(t *testing.T, of time.Time) {
 	require.Less(t, (ago+24*time.Hour)%(24*time.Hour), 10*time.Minute, "%s", of)
 }
 
-// TestLive_SaysThatTheServerIsGone checks that a page whose server stops says so, with the time of
+// TestLive_ShowsLostServer checks that a page whose server stops says so, with the time of
 // its content.
-func TestLive_SaysThatTheServerIsGone(t *testing.T) {
+func TestLive_ShowsLostServer(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	b := o.awayFromUTC()
-	b.expect("ERR_")
-	b.expect("/events")
-	b.expect("/api/whoami")
+	b.allow("ERR_")
+	b.allow("/events")
+	b.allow("/api/whoami")
 	b.open("/dead-letters")
 	b.until(live)
 	o.stop()
-	b.until(says("connection lost"))
+	b.until(isStale("connection lost"))
 	requireNow(t, b.shownAt())
 }
 
-// TestLive_SaysThatTheDatabaseIsGone checks that a page whose database hangs says so, and recovers
+// TestLive_ShowsLostDatabase checks that a page whose database hangs says so, and recovers
 // when the database answers again.
-func TestLive_SaysThatTheDatabaseIsGone(t *testing.T) {
+func TestLive_ShowsLostDatabase(t *testing.T) {
 	t.Parallel()
 	var database *postgrestest.Proxy
 	o := open(t, func(c *server.Config) {
@@ -203,17 +203,17 @@ func TestLive_SaysThatTheDatabaseIsGone(t *testing.T) {
 	database.Hold()
 	release := sync.OnceFunc(database.Release)
 	defer release()
-	b.until(says("the database does not answer"))
+	b.until(isStale("the database does not answer"))
 	requireNow(t, b.shownAt())
 	release()
 	b.until(live)
-	require.Equal(t, true, b.value("window.same"), "it is the page that it was")
+	require.Equal(t, true, b.value("window.same"), "the page was reloaded")
 }
 
-// TestLive_SaysThatTheViewerIsSignedOut revokes the token of a viewer. Their page goes to the
+// TestLive_ShowsSignOut revokes the token of a viewer. Their page goes to the
 // sign-in page. A page with a draft stays, says that the viewer is signed out, and recovers after a
 // sign-in in another tab.
-func TestLive_SaysThatTheViewerIsSignedOut(t *testing.T) {
+func TestLive_ShowsSignOut(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
 	o.fail("reports", "report.daily", "no such report", 1)
@@ -221,7 +221,7 @@ func TestLive_SaysThatTheViewerIsSignedOut(t *testing.T) {
 	secret := o.token("kim", access.Operator)
 	b, draft := o.tab(), o.awayFromUTC()
 	for _, tab := range []*tab{b, draft} {
-		tab.expect("401")
+		tab.allow("401")
 		tab.signIn(secret)
 		tab.open("/dead-letters/" + id)
 		tab.until(live)
@@ -229,16 +229,16 @@ func TestLive_SaysThatTheViewerIsSignedOut(t *testing.T) {
 	draft.fill("#act input[name=note]", "called the customer")
 	o.exec("UPDATE dlq.tokens SET revoked_at = now(), revoked_by = 'ann'")
 	b.until(`location.pathname === "/sign-in"`)
-	draft.until(says("signed out"))
+	draft.until(isStale("signed out"))
 	requireNow(t, draft.shownAt())
 	require.Equal(t, "called the customer", draft.value(`document.querySelector("#act input[name=note]").value`))
 	link := draft.value(`document.querySelector("[data-connection] a").href`)
 	require.Contains(t, link, "/sign-in?to=%2Fdead-letters%2F"+id)
 }
 
-// TestLive_twoHundredPages checks that two hundred open pages of viewers with the same permissions
+// TestLive_SharesRenderings checks that two hundred open pages of viewers with the same permissions
 // share each rendering.
-func TestLive_twoHundredPages(t *testing.T) {
+func TestLive_SharesRenderings(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.fail("reports", "report.daily", "no such report", 1)
@@ -278,7 +278,7 @@ func TestLive_twoHundredPages(t *testing.T) {
 			}
 		}
 		return reached >= 3
-	}, patience, 50*time.Millisecond)
+	}, waitTimeout, 50*time.Millisecond)
 	o.stop()
 	following.Wait()
 }

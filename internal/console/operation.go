@@ -40,5 +40,5 @@ func (c *Console) operation(in *request) (*view, error) {
 	o.CanUndo = o.Action != "undo" && o.Action != "purge" && o.Action != "reopen" && in.me().May(access.Operator)
 	id := o.ID.String()
 	o.Copies = copies("dlqd operation "+id, "SELECT * FROM dlq.operation('"+id+"'); SELECT * FROM dlq.operation_entries('"+id+"');", in.curl(path)) //nolint:unqueryvet // for people
-	return &view{Template: "operation", Title: "What was done", Data: o, Section: "/audit"}, nil
+	return &view{Template: "operation", Title: "Bulk operation", Data: o, Section: "/audit"}, nil
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// overviewEvery is the render interval of an open overview, which takes some fifteen statements.
-const overviewEvery = 20 * time.Second
+// overviewInterval is the render interval of an open overview, which takes some fifteen statements.
+const overviewInterval = 20 * time.Second
 
 type overview struct {
 	Stopped   *automatic.Stop // not nil while all automatic redelivery is stopped
@@ -48,9 +48,9 @@ type waiting struct {
 }
 
 func (c *Console) overview(in *request) (*view, error) {
-	v := &view{Template: "overview", Title: "Overview", Every: overviewEvery}
+	v := &view{Template: "overview", Title: "Overview", Interval: overviewInterval}
 	if !in.me().May(access.Reader) {
-		v.Template, v.Data, v.Every = "nothing", in.me(), 0
+		v.Template, v.Data, v.Interval = "norole", in.me(), 0
 		return v, nil
 	}
 	o := &overview{Copies: copies("dlqd stats --over 24h", "SELECT * FROM dlq.stats('24 hours'); SELECT * FROM dlq.flow('24 hours', 'class'); SELECT * FROM dlq.top_groups('24 hours', p_limit => 8); SELECT * FROM dlq.oldest_entries(1);", //nolint:unqueryvet // for people
@@ -62,21 +62,21 @@ func (c *Console) overview(in *request) (*view, error) {
 	var groups api.Report[analytics.TopGroup]
 	var oldest api.Report[analytics.Oldest]
 	var policies api.Report[analytics.PolicyChange]
-	may := func(path string, query url.Values, out any) func() error {
+	optional := func(path string, query url.Values, out any) func() error {
 		return func() error {
-			_, err := in.may(path, query, out)
+			_, err := in.getIfAllowed(path, query, out)
 			return err
 		}
 	}
-	if err := together(
+	if err := inParallel(
 		func() error { return in.get("/api/dlq/stats", nil, &o.Stats) },
-		may("/api/dlq/analytics/flow", url.Values{"over": {"24h"}, "by": {"class"}, "step": {"hour"}}, &flow),
-		may("/api/dlq/analytics/flow", url.Values{"over": {"1h"}, "step": {"minute"}}, &minutes),
-		may("/api/dlq/analytics/queues", day, &queues),
-		may("/api/dlq/analytics/times", day, &times),
-		may("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"8"}}, &groups),
-		may("/api/dlq/analytics/oldest", url.Values{"limit": {"1"}}, &oldest),
-		may("/api/dlq/analytics/policies", day, &policies),
+		optional("/api/dlq/analytics/flow", url.Values{"over": {"24h"}, "by": {"class"}, "step": {"hour"}}, &flow),
+		optional("/api/dlq/analytics/flow", url.Values{"over": {"1h"}, "step": {"minute"}}, &minutes),
+		optional("/api/dlq/analytics/queues", day, &queues),
+		optional("/api/dlq/analytics/times", day, &times),
+		optional("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"8"}}, &groups),
+		optional("/api/dlq/analytics/oldest", url.Values{"limit": {"1"}}, &oldest),
+		optional("/api/dlq/analytics/policies", day, &policies),
 	); err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func (c *Console) overview(in *request) (*view, error) {
 		}
 	}
 	if len(minutes.Rows) > 0 {
-		o.hour(minutes.Rows[0].Buckets)
+		o.addMinutes(minutes.Rows[0].Buckets)
 	}
 	for _, q := range queues.Rows {
 		if q.Queue == nil {
@@ -100,31 +100,31 @@ func (c *Console) overview(in *request) (*view, error) {
 			o.Recovery = &times.Rows[i]
 		}
 	}
-	if err := o.askSteered(in); err != nil {
+	if err := o.readRunsAndBreakers(in); err != nil {
 		return nil, err
 	}
-	if err := o.wait(in); err != nil {
+	if err := o.countWaiting(in); err != nil {
 		return nil, err
 	}
 	o.Stopped = o.Stats.AutomaticStopped
-	o.Sentence = o.say()
+	o.Sentence = o.summary()
 	v.Data = o
 	return v, nil
 }
 
-// askSteered reads breakers that are not closed, replay runs and requests for approval.
-func (o *overview) askSteered(in *request) error {
+// readRunsAndBreakers reads breakers that are not closed, replay runs and requests for approval.
+func (o *overview) readRunsAndBreakers(in *request) error {
 	var breakers struct {
 		Breakers []breaker.Status `json:"breakers"`
 	}
-	if _, err := in.may("/api/circuit-breakers", nil, &breakers); err != nil {
+	if _, err := in.getIfAllowed("/api/circuit-breakers", nil, &breakers); err != nil {
 		return err
 	}
 	o.Breakers = slices.DeleteFunc(breakers.Breakers, func(b breaker.Status) bool { return b.State == breaker.Closed })
 	var runs struct {
 		Runs []*replay.Run `json:"runs"`
 	}
-	if _, err := in.may("/api/dlq/replays", nil, &runs); err != nil {
+	if _, err := in.getIfAllowed("/api/dlq/replays", nil, &runs); err != nil {
 		return err
 	}
 	for _, run := range runs.Runs {
@@ -145,7 +145,7 @@ func (o *overview) askSteered(in *request) error {
 	var approvals struct {
 		Approvals []*approval.Approval `json:"approvals"`
 	}
-	_, err := in.may("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"5"}}, &approvals)
+	_, err := in.getIfAllowed("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"5"}}, &approvals)
 	o.Approvals = approvals.Approvals
 	return err
 }
@@ -156,22 +156,22 @@ type rate struct {
 	Hour      int64
 }
 
-func (r *rate) add(n int64, ofLast bool) {
+func (r *rate) add(n int64, recent bool) {
 	r.Hour += n
-	if ofLast {
+	if recent {
 		r.PerMinute += float64(n) / 10
 	}
 }
 
-// hour adds up the minutes of the last hour, except for the current one.
-func (o *overview) hour(minutes []analytics.Bucket) {
+// addMinutes adds up the minutes of the last hour, except for the current one.
+func (o *overview) addMinutes(minutes []analytics.Bucket) {
 	if len(minutes) > 1 {
 		minutes = minutes[:len(minutes)-1]
 	}
 	for i, b := range minutes {
-		ofLast := i >= len(minutes)-10
-		o.In.add(b.Captured, ofLast)
-		o.Out.add(b.Resolved+b.Failed+b.Archived, ofLast)
+		recent := i >= len(minutes)-10
+		o.In.add(b.Captured, recent)
+		o.Out.add(b.Resolved+b.Failed+b.Archived, recent)
 	}
 	if len(minutes) > 0 {
 		o.Change = minutes[len(minutes)-1].Open - minutes[0].Open
@@ -202,7 +202,7 @@ func backlogChart(series []analytics.Series) *chart {
 			c.Bands = append(c.Bands, band{s.Name, values})
 		default:
 			last := &c.Bands[bands-1]
-			last.Name = "others"
+			last.Name = "other"
 			for i, v := range values {
 				last.Values[i] += v
 			}
@@ -218,21 +218,21 @@ func sumOpen(s analytics.Series) (sum int64) {
 	return sum
 }
 
-// wait counts what pending entries wait for other than time: a condition, the pace, their ordering
+// countWaiting counts what pending entries wait for other than time: a condition, the pace, their ordering
 // key, or automatic redelivery to be switched on.
-func (o *overview) wait(in *request) error {
+func (o *overview) countWaiting(in *request) error {
 	if o.Stats.ByStatus[string(deadletter.Pending)] == 0 {
 		return nil
 	}
 	known := []waiting{
-		{What: "a condition: a breaker, or the machine's load", Query: "status:pending waiting:condition"},
+		{What: "a condition: a breaker or the load of the machine", Query: "status:pending waiting:condition"},
 		{What: "the pace of their queue", Query: "status:pending waiting:pace"},
-		{What: "those before them, by ordering key", Query: "status:pending waiting:order"},
+		{What: "earlier dead letters of their ordering key", Query: "status:pending waiting:order"},
 		{What: "automatic redelivery to be switched on", Query: "status:pending waiting:automatic"},
 	}
-	asks := make([]func() error, len(known))
+	requests := make([]func() error, len(known))
 	for i := range known {
-		asks[i] = func() error {
+		requests[i] = func() error {
 			var page api.EntryPage
 			err := in.get("/api/dlq/entries", url.Values{"q": {known[i].Query}, "limit": {"1"}, "count": {"true"}}, &page)
 			if page.Count != nil {
@@ -241,7 +241,7 @@ func (o *overview) wait(in *request) error {
 			return err
 		}
 	}
-	if err := together(asks...); err != nil {
+	if err := inParallel(requests...); err != nil {
 		return err
 	}
 	left, exact := o.Stats.ByStatus[string(deadletter.Pending)], true
@@ -253,7 +253,7 @@ func (o *overview) wait(in *request) error {
 		}
 	}
 	if left > 0 && exact {
-		o.Waiting = append(o.Waiting, waiting{What: "their time, or a first look", Entries: left, Query: "status:pending"})
+		o.Waiting = append(o.Waiting, waiting{What: "their due time, or a first decision", Entries: left, Query: "status:pending"})
 	}
 	return nil
 }
@@ -261,26 +261,26 @@ func (o *overview) wait(in *request) error {
 // Manual returns the number of entries that need a person.
 func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
 
-// say summarizes what needs attention.
-func (o *overview) say() string {
-	var said []string
+// summary describes what needs attention.
+func (o *overview) summary() string {
+	var sentences []string
 	switch {
 	case o.Stopped != nil && o.Stopped.Restored:
-		said = append(said, "The database was restored to an earlier moment: what dlqd would send is held until a person lets it go on.")
+		sentences = append(sentences, "The database was restored to an earlier time. dlqd holds what it would send until an operator resumes sending.")
 	case o.Stopped != nil:
-		said = append(said, upper(o.Stopped.String())+".")
+		sentences = append(sentences, upper(o.Stopped.String())+".")
 	}
 	manual := o.Manual()
 	switch {
 	case o.Stats.Open == 0:
-		said = append(said, "No dead letters are open.")
+		sentences = append(sentences, "No dead letters are open.")
 	case manual == 0 && len(o.Approvals) == 0:
-		said = append(said, "Nothing needs you.")
+		sentences = append(sentences, "Nothing needs a person.")
 	case manual > 0:
-		said = append(said, plural(manual, "dead letter needs", "dead letters need")+" a person.")
+		sentences = append(sentences, plural(manual, "dead letter needs", "dead letters need")+" a person.")
 	}
 	if n := len(o.Approvals); n > 0 {
-		said = append(said, plural(n, "request waits", "requests wait")+" for a second person.")
+		sentences = append(sentences, plural(n, "request waits", "requests wait")+" for approval.")
 	}
 	if o.Stats.Open > 0 {
 		trend := "steady"
@@ -289,17 +289,17 @@ func (o *overview) say() string {
 		} else if o.Change < 0 {
 			trend = fmt.Sprintf("falling (%s in the last hour)", number(o.Change))
 		}
-		said = append(said, fmt.Sprintf("Backlog %s, %s.", number(o.Stats.Open), trend))
+		sentences = append(sentences, fmt.Sprintf("Backlog %s, %s.", number(o.Stats.Open), trend))
 	}
 	for _, b := range o.Breakers {
-		said = append(said, breakerInWords(breakerRow{Status: b}.Label(), &b))
+		sentences = append(sentences, breakerInWords(breakerRow{Status: b}.Label(), &b))
 	}
 	if n := o.Stats.Observed; n > 0 && o.Stopped == nil {
-		only := plural(n, "of them is", "of them are") + " only observed: automatic redelivery is off for them."
+		only := plural(n, "dead letter is", "dead letters are") + " only observed: automatic redelivery is off for them."
 		if n >= api.MostCounted {
 			only = "At least " + only
 		}
-		said = append(said, only)
+		sentences = append(sentences, only)
 	}
-	return strings.Join(said, " ")
+	return strings.Join(sentences, " ")
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // pages returns the addresses of the console's pages, for the data of seed.
-func pages(o *office, id, group string) []string {
+func pages(o *testServer, id, group string) []string {
 	o.Helper()
 	list := []string{}
 	for _, of := range []string{"/replays/", "/approvals/", "/operations/"} {
@@ -23,7 +23,7 @@ func pages(o *office, id, group string) []string {
 }
 
 // seed creates entries that are pending, manual, resolved, discarded and replayed.
-func seed(o *office) {
+func seed(o *testServer) {
 	o.submit("payments", "seed-manual", "payment.captured", map[string]any{"answer": 422, "says": "amount is missing", "customer": "42", "lines": []any{1, 2, map[string]any{"sku": "A-1"}}})
 	o.submit("orders", "seed-gone", "order.placed", map[string]any{"answer": 404})
 	o.submit("payments", "seed-outage", "payment.captured", map[string]any{"answer": 503})
@@ -36,7 +36,7 @@ func seed(o *office) {
 
 // doAll adds a note to many entries, requests an approval to discard them, and starts and pauses a
 // replay run.
-func (o *office) doAll(actor, note, filter string) {
+func (o *testServer) doAll(actor, note, filter string) {
 	o.Helper()
 	o.exec("SELECT dlq.act_where('note', $1, $2, $3)", filter, actor, note)
 	o.exec("SELECT dlq.request_approval('bulk', jsonb_build_object('do', 'discard', 'filter', $1::jsonb), $2, $3)", filter, note, actor)
@@ -56,7 +56,7 @@ const sideways = `(() => {
 	return out.slice(0, 6).join(", ");
 })()`
 
-// TestPages loads every page without complaints of the browser. No page scrolls sideways at any
+// TestPages loads every page without errors or warnings of the browser. No page scrolls sideways at any
 // width, and its text has enough contrast in light and dark.
 func TestPages(t *testing.T) {
 	t.Parallel()
@@ -69,8 +69,8 @@ func TestPages(t *testing.T) {
 		t.Helper()
 		t.Parallel()
 		b := o.in(t).tab()
-		b.expect("the server responded with a status of 404")
-		b.expect("the server responded with a status of 422")
+		b.allow("the server responded with a status of 404")
+		b.allow("the server responded with a status of 422")
 		return b
 	}
 
@@ -79,7 +79,7 @@ func TestPages(t *testing.T) {
 		for _, path := range all {
 			b.open(path)
 			require.NotEmpty(t, b.value("document.title"), path)
-			require.NotContains(t, b.texts("main"), "cannot be made", path)
+			require.NotContains(t, b.texts("main"), "rendering this page failed", path)
 			for _, width := range []int64{360, 820, 1440, 2560} {
 				b.size(width, 900)
 				if wide := b.value(sideways); wide != "" {

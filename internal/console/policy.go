@@ -64,7 +64,7 @@ func (c *Console) previewPolicy(in *request) (*done, error) {
 
 func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 	p := &policyPage{
-		WhyNot: whyNot(in.me(), access.Operator, ""), Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(),
+		WhyNot: missingRoleIn(in.me(), access.Operator, ""), Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(),
 		Copies: copies("", "SELECT dlq.policy_version(); SELECT * FROM dlq.policy_changes('7 days'); SELECT * FROM dlq.by_rule('24 hours');", //nolint:unqueryvet // for people
 			in.curl("/api/policy", "/api/dlq/analytics/policies?over=7d", "/api/dlq/analytics/rules?over=24h")),
 	}
@@ -87,7 +87,7 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 	}
 	var rules api.Report[analytics.RuleCount]
 	midnight := in.now.UTC().Truncate(24 * time.Hour)
-	if _, err := in.may("/api/dlq/analytics/rules", url.Values{"over": {strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"}}, &rules); err != nil {
+	if _, err := in.getIfAllowed("/api/dlq/analytics/rules", url.Values{"over": {strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"}}, &rules); err != nil {
 		return nil, nil, err
 	}
 	p.Today = map[string]int64{}
@@ -95,7 +95,7 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 		p.Today[r.Rule], p.TodayMore = r.Entries, r.More
 	}
 	var health api.Health
-	if _, err := in.may("/api/health", nil, &health); err != nil {
+	if _, err := in.getIfAllowed("/api/health", nil, &health); err != nil {
 		return nil, nil, err
 	}
 	for _, part := range health.Parts {
@@ -105,19 +105,19 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 	}
 	v := &view{Template: "policy", Title: "Policy", Data: p}
 	if len(p.Form) > 0 {
-		if err := p.try(in); err != nil {
+		if err := p.testError(in); err != nil {
 			return nil, nil, err
 		}
 	}
 	if p.TryError != nil {
 		v.Status = p.TryError.Status
 	}
-	p.Sentence = p.say()
+	p.Sentence = p.summary()
 	return p, v, nil
 }
 
-// try asks the API how the policy judges the error in the form.
-func (p *policyPage) try(in *request) error {
+// testError asks the API how the policy judges the error in the form.
+func (p *policyPage) testError(in *request) error {
 	body := map[string]any{}
 	for _, name := range []string{"type", "code", "message", "class", "kind", "queue", "source"} {
 		if text := p.Form.Get(name); text != "" {
@@ -130,8 +130,8 @@ func (p *policyPage) try(in *request) error {
 	if text := strings.TrimSpace(p.Form.Get("status")); text != "" {
 		status, err := strconv.Atoi(text)
 		if err != nil {
-			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the HTTP status is a number, such as 503"}
-			return nil //nolint:nilerr // the page says it
+			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the HTTP status must be a number, such as 503"}
+			return nil //nolint:nilerr // the page shows it
 		}
 		body["status"] = status
 	}
@@ -151,16 +151,17 @@ func (p *policyPage) try(in *request) error {
 	return err
 }
 
-func (p *policyPage) say() string {
+func (p *policyPage) summary() string {
 	own := 0
 	for _, f := range p.Files {
 		own += f.Own
 	}
-	said := "Version " + p.Policy.Version + " is in force: " + plural(len(p.Policy.Rules), "rule") + ", and " + plural(own, "value", "values") + " of files; the rest is built in."
+	text := "Version " + p.Policy.Version + " is in force: " + plural(len(p.Policy.Rules), "rule") + " and " +
+		plural(own, "value") + " from files; other values are built in."
 	if p.Problem != "" {
-		said = "The files are wrong, and are not in force. " + said
+		text = "The files have errors and are not in force. " + text
 	}
-	return said
+	return text
 }
 
 // Own reports whether a rule is in the policy's files rather than built in.
@@ -181,7 +182,7 @@ func (p *policyPage) MatchWords(r api.PolicyRule) []string {
 		{"kind", r.Match.Kind},
 		{"queue", r.Match.Queue},
 		{"source", r.Match.Source},
-		{"message has", one(r.Match.Message)},
+		{"message contains", one(r.Match.Message)},
 		{"when", one(r.Match.When)},
 	} {
 		if len(w.texts) > 0 {

@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/breaker"
 )
 
-// queuesEvery is the render interval of an open page of queues.
-const queuesEvery = 5 * time.Second
+// queuesInterval is the render interval of an open page of queues.
+const queuesInterval = 5 * time.Second
 
 type queues struct {
 	Sentence     string
@@ -54,11 +54,11 @@ func (b breakerRow) Word() mark {
 	case b.State == breaker.Open && b.Forced:
 		return mark{"open", "opened by " + b.ChangedBy, "■", "bad"}
 	case b.State == breaker.Open:
-		return mark{"open", "open: nothing is delivered", "■", "bad"}
+		return mark{"open", "open: no deliveries", "■", "bad"}
 	case b.State == breaker.HalfOpen:
-		return mark{"half_open", "half open: a few are tried", "◧", "warn"}
+		return mark{"half_open", "half-open: probing", "◧", "warn"}
 	}
-	return mark{"closed", "closed: all goes through", "✓", "ok"}
+	return mark{"closed", "closed", "✓", "ok"}
 }
 
 func (c *Console) queues(in *request) (*view, error) {
@@ -71,7 +71,7 @@ func (c *Console) queues(in *request) (*view, error) {
 		return nil, err
 	}
 	for i := range list.Queues {
-		q.Queues = append(q.Queues, queueRow{list.Queues[i], whyNot(in.me(), access.Operator, list.Queues[i].Name)})
+		q.Queues = append(q.Queues, queueRow{list.Queues[i], missingRoleIn(in.me(), access.Operator, list.Queues[i].Name)})
 	}
 	var breakers struct {
 		Breakers []breaker.Status `json:"breakers"`
@@ -85,11 +85,11 @@ func (c *Console) queues(in *request) (*view, error) {
 			queue = ""
 			q.Destinations++
 		}
-		q.Breakers = append(q.Breakers, breakerRow{b, whyNot(in.me(), access.Operator, queue)})
+		q.Breakers = append(q.Breakers, breakerRow{b, missingRoleIn(in.me(), access.Operator, queue)})
 	}
 	slices.SortStableFunc(q.Breakers, func(a, b breakerRow) int { return cmp.Compare(stateOrder(a.State), stateOrder(b.State)) })
-	q.Sentence = q.say()
-	return &view{Template: "queues", Title: "Queues and breakers", Data: q, Every: queuesEvery}, nil
+	q.Sentence = q.summary()
+	return &view{Template: "queues", Title: "Queues and breakers", Data: q, Interval: queuesInterval}, nil
 }
 
 // stateOrder sorts open breakers first, then half-open ones.
@@ -97,43 +97,42 @@ func stateOrder(s breaker.State) int {
 	return map[breaker.State]int{breaker.Open: 0, breaker.HalfOpen: 1}[s] + map[bool]int{true: 2}[s == breaker.Closed]
 }
 
-// whyNot says why the viewer may not use a role in a queue ("" for all queues), or returns "". The
+// missingRoleIn says why the viewer may not use a role in a queue ("" for all queues), or returns "". The
 // API decides; pages show this beforehand.
-func whyNot(p *access.Principal, role access.Role, queue string) string {
+func missingRoleIn(p *access.Principal, role access.Role, queue string) string {
 	scope := p.Scope(role)
 	switch {
 	case !p.May(role):
-		return mayNot(p, role)
+		return missingRole(p, role)
 	case queue == "" && scope != nil:
-		return "this takes the role " + string(role) + " in every queue and for every kind"
+		return "requires the role " + string(role) + " for every queue and kind"
 	case queue != "" && !scope.HasQueue(queue):
-		return "this takes the role " + string(role) + " in all of queue " + queue
+		return "requires the role " + string(role) + " for every kind in queue " + queue
 	}
 	return ""
 }
 
 // breakerInWords describes a breaker that is not closed, and what dlqd does about it.
 func breakerInWords(name string, b *breaker.Status) string {
-	trouble := name + " is in trouble"
+	text := name + " is failing"
 	if b.Since != nil {
-		trouble = name + " has been in trouble since " + b.Since.UTC().Format("15:04 UTC")
+		text = name + " has been failing since " + b.Since.UTC().Format("15:04 UTC")
 	}
 	if b.LastTried != nil {
-		trouble += ", last tried at " + b.LastTried.UTC().Format("15:04 UTC")
+		text += ", last probe at " + b.LastTried.UTC().Format("15:04 UTC")
 	}
 	switch {
 	case b.Forced:
-		return name + " is closed off by " + b.ChangedBy + "."
+		return b.ChangedBy + " opened the breaker of " + name + "."
 	case b.State == breaker.HalfOpen:
-		return trouble + ". It is tried again with the next that is sent there."
+		return text + ". Its breaker is half-open: the next deliveries are probes."
 	}
-	return trouble + ": dlqd waits for it."
+	return text + ". Its breaker is open: no deliveries."
 }
 
-// say summarizes the state of queues and breakers.
-func (q *queues) say() string {
-	var said []string
-	var paused []string
+// summary describes the state of queues and breakers.
+func (q *queues) summary() string {
+	var sentences, paused []string
 	var held, dead int64
 	for i := range q.Queues {
 		if q.Queues[i].PausedAt != nil {
@@ -145,53 +144,53 @@ func (q *queues) say() string {
 	for i := range q.Breakers {
 		b := &q.Breakers[i]
 		if b.State != breaker.Closed {
-			said = append(said, breakerInWords(b.Label(), &b.Status))
+			sentences = append(sentences, breakerInWords(b.Label(), &b.Status))
 		}
 	}
-	if len(said) == 0 && len(q.Breakers) > 0 {
-		said = append(said, "Every breaker is closed: all deliveries go through.")
+	if len(sentences) == 0 && len(q.Breakers) > 0 {
+		sentences = append(sentences, "All breakers are closed.")
 	}
 	switch n := len(paused); {
 	case n == 1:
-		said = append(said, "Queue "+paused[0]+" is paused.")
+		sentences = append(sentences, "Queue "+paused[0]+" is paused.")
 	case n > 1:
-		said = append(said, number(n)+" queues are paused: "+strings.Join(paused, ", ")+".")
+		sentences = append(sentences, number(n)+" queues are paused: "+strings.Join(paused, ", ")+".")
 	}
 	if held > 0 {
-		said = append(said, plural(held, "message waits", "messages wait")+" for a breaker or for another of the same ordering key.")
+		sentences = append(sentences, plural(held, "message waits", "messages wait")+" for a breaker or for earlier messages of the same ordering key.")
 	}
 	if dead > 0 {
-		said = append(said, plural(dead, "dead letter is", "dead letters are")+" open.")
+		sentences = append(sentences, plural(dead, "dead letter is", "dead letters are")+" open.")
 	}
-	if len(said) == 0 {
-		return "No queues yet: one appears here with its first job."
+	if len(sentences) == 0 {
+		return "No queues yet."
 	}
-	return strings.Join(said, " ")
+	return strings.Join(sentences, " ")
 }
 
 // actOnQueue pauses or resumes a queue, or opens or resets a breaker.
 func (c *Console) actOnQueue(in *request) (*done, error) {
 	name, verb := in.PostFormValue("name"), in.PostFormValue("do")
 	body := map[string]any{"note": in.PostFormValue("note")}
-	var path, said string
+	var path, text string
 	switch verb {
 	case "pause", "resume":
 		path = "/api/queues/" + url.PathEscape(name) + "/" + verb
-		said = map[string]string{"pause": "Queue " + name + " is paused: what runs ends, and nothing new begins.", "resume": "Queue " + name + " goes on."}[verb]
+		text = map[string]string{"pause": "Queue " + name + " is paused: running jobs finish, no job starts.", "resume": "Queue " + name + " is resumed."}[verb]
 	case "open":
-		said = name + " is open: nothing is delivered until somebody resets it."
+		text = name + " is open: no deliveries until an operator resets it."
 		if during := strings.TrimSpace(in.PostFormValue("for")); during != "" {
 			body["for"] = during
-			said = name + " is open for " + during + ": nothing is delivered meanwhile."
+			text = name + " is open for " + during + ": no deliveries meanwhile."
 		}
 		path = "/api/circuit-breakers/" + url.PathEscape(name) + "/open"
 	case "reset":
-		path, said = "/api/circuit-breakers/"+url.PathEscape(name)+"/reset", name+" is closed: all goes through again."
+		path, text = "/api/circuit-breakers/"+url.PathEscape(name)+"/reset", name+" is closed: deliveries resume."
 	default:
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a queue can be paused and resumed, a breaker opened and reset"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause or resume for a queue, open or reset for a breaker"}
 	}
 	if err := in.post(path, body, nil); err != nil {
 		return nil, err
 	}
-	return &done{To: "/queues#" + url.PathEscape(name), Flash: flash{Text: said}}, nil
+	return &done{To: "/queues#" + url.PathEscape(name), Flash: flash{Text: text}}, nil
 }

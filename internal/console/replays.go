@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// runEvery is the minimum render interval of the page of a running run, restEvery that of any other
+	// activeRunInterval is the minimum render interval of the page of a running run, idleRunInterval that of any other
 	// run.
-	runEvery, restEvery = 2 * time.Second, 30 * time.Second
-	// runsEvery is the render interval of an open list of runs.
-	runsEvery = 5 * time.Second
+	activeRunInterval, idleRunInterval = 2 * time.Second, 30 * time.Second
+	// runsInterval is the render interval of an open list of runs.
+	runsInterval = 5 * time.Second
 	// runPage is the number of entries on the page of a run. runFailures is the number of failures
 	// whose reasons it groups.
 	runPage, runFailures = 25, 200
@@ -76,14 +76,14 @@ func (r replayRun) Mark() mark {
 	case "completed":
 		return mark{"completed", "done", "✓", "ok"}
 	case "stopped":
-		return mark{"stopped", "stopped itself", "■", "bad"}
+		return mark{"stopped", "stopped", "■", "bad"}
 	}
 	return mark{r.Status, r.Status, "▢", "neutral"}
 }
 
 // parts returns the number of entries by outcome.
 func (r replayRun) parts() []runPart {
-	return []runPart{{"recovered", "ok", r.Succeeded}, {"failed again", "bad", r.Failed}, {"skipped", "skipped", r.Skipped}, {"to go", "to-go", r.ToGo()}}
+	return []runPart{{"recovered", "ok", r.Succeeded}, {"failed again", "bad", r.Failed}, {"skipped", "skipped", r.Skipped}, {"remaining", "to-go", r.ToGo()}}
 }
 
 type runPart struct {
@@ -113,9 +113,9 @@ func (r replayRun) Bar() template.HTML {
 
 func perSecond(v float64) string {
 	if v < 10 {
-		return strconv.FormatFloat(v, 'g', 2, 64) + " a second"
+		return strconv.FormatFloat(v, 'g', 2, 64) + " per second"
 	}
-	return number(v) + " a second"
+	return number(v) + " per second"
 }
 
 // Sentence summarizes the progress or the result of the run.
@@ -129,29 +129,31 @@ func (r replayRun) Sentence() string {
 	if n := r.UnderWay(); n > 0 {
 		underWay = " " + plural(n, "redelivery is", "redeliveries are") + " still under way."
 	}
-	sent := number(r.Replayed) + " of " + plural(r.Total, "dead letter", "dead letters") + " sent back"
+	replayed := number(r.Replayed) + " of " + plural(r.Total, "dead letter") + " replayed"
 	switch r.Status {
 	case "running":
 		if r.Held {
-			return "Held, since the database was restored: " + sent + ", " + outcome + "." + underWay + " What it would send may have been sent since."
+			return "Held, because the database was restored: " + replayed + ", " + outcome + "." + underWay +
+				" The rest may have been replayed after the backup."
 		}
-		said := sent
+		text := replayed
 		if r.PerSecond > 0 {
-			said += ", " + perSecond(r.PerSecond)
+			text += ", " + perSecond(r.PerSecond)
 		}
 		if r.SecondsLeft > 0 {
-			said += ", about " + lasted(max(r.SecondsLeft, 1)) + " left"
+			text += ", about " + lasted(max(r.SecondsLeft, 1)) + " left"
 		}
-		return said + ": " + outcome + "."
+		return text + ": " + outcome + "."
 	case "paused":
-		return cmp.Or(reason, "Paused") + ": " + sent + ", " + outcome + "." + underWay
+		return cmp.Or(reason, "Paused") + ": " + replayed + ", " + outcome + "." + underWay
 	case "stopped":
-		return "It stopped itself: " + cmp.Or(r.Reason, "too much of it failed") + ". " + sent + ", " + outcome + "." + underWay + " Resume goes on with the rest."
+		return "Stopped automatically: " + cmp.Or(r.Reason, "too many dead letters failed again") + ". " + upper(replayed) + ", " + outcome + "." +
+			underWay + " Resume continues with the rest."
 	case "cancelled":
-		return cmp.Or(reason, "Cancelled") + ": " + sent + ", " + outcome + "." + underWay
+		return cmp.Or(reason, "Cancelled") + ": " + replayed + ", " + outcome + "." + underWay
 	}
 	if r.Total == 0 {
-		return "Nothing was chosen: no dead letter matched."
+		return "No dead letter matched."
 	}
 	return "Done in " + lasted(r.Took()) + ": " + outcome + " of " + number(r.Total) + "." + underWay
 }
@@ -180,18 +182,18 @@ func (c *Console) replays(in *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &replays{Runs: runs, Why: mayNot(in.me(), access.Operator), Copies: copies("dlqd replays", "SELECT "+runColumns+" FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;", in.curl("/api/dlq/replays"))}
-	p.Sentence = p.say()
-	return &view{Template: "replays", Title: "Replays", Data: p, Every: runsEvery}, nil
+	p := &replays{Runs: runs, Why: missingRole(in.me(), access.Operator), Copies: copies("dlqd replays", "SELECT "+runColumns+" FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;", in.curl("/api/dlq/replays"))}
+	p.Sentence = p.summary()
+	return &view{Template: "replays", Title: "Replays", Data: p, Interval: runsInterval}, nil
 }
 
-// mayNot says why the viewer may not use a role, or returns "" if they have it in at least one
+// missingRole says why the viewer may not use a role, or returns "" if they have it in at least one
 // queue.
-func mayNot(p *access.Principal, role access.Role) string {
+func missingRole(p *access.Principal, role access.Role) string {
 	if p.May(role) {
 		return ""
 	}
-	return "this takes the role " + string(role)
+	return "requires the role " + string(role)
 }
 
 func (in *request) runs() ([]replayRun, error) {
@@ -208,27 +210,27 @@ func (in *request) runs() ([]replayRun, error) {
 	return runs, nil
 }
 
-func (p *replays) say() string {
+func (p *replays) summary() string {
 	if len(p.Runs) == 0 {
-		return "No replay runs yet. One begins when somebody sends many dead letters back at once."
+		return "No replay runs yet."
 	}
-	var said []string
+	var sentences []string
 	for _, r := range p.Runs {
 		if r.Active() {
-			said = append(said, upper(r.Mark().Word)+", by "+r.Actor+": "+number(r.Replayed)+" of "+number(r.Total)+" sent back, "+number(r.Failed)+" failed again.")
+			sentences = append(sentences, upper(r.Mark().Word)+", by "+r.Actor+": "+number(r.Replayed)+" of "+number(r.Total)+" replayed, "+number(r.Failed)+" failed again.")
 		}
 	}
-	if len(said) == 0 {
+	if len(sentences) == 0 {
 		last := p.Runs[0]
-		said = append(said, "Nothing is under way. The last run, by "+last.Actor+" "+ago(last.CreatedAt)+", recovered "+number(last.Succeeded)+" of "+number(last.Total)+".")
+		sentences = append(sentences, "No active run. The last run, by "+last.Actor+" "+ago(last.CreatedAt)+", recovered "+number(last.Succeeded)+" of "+number(last.Total)+".")
 	}
-	return strings.Join(said, " ")
+	return strings.Join(sentences, " ")
 }
 
 type runDetail struct {
 	replayRun
 
-	Why      string // why the viewer cannot steer the run; "" if they can
+	Why      string // why the viewer cannot control the run; "" if the viewer can
 	Failures []runFailure
 	More     bool // more entries failed than runFailures
 	Tabs     []tab
@@ -258,7 +260,7 @@ type runFailure struct {
 func (c *Console) replayRun(in *request) (*view, error) {
 	id := url.PathEscape(in.PathValue("id"))
 	path := "/api/dlq/replays/" + id
-	r := &runDetail{replayRun: replayRun{&replay.Run{}}, Why: mayNot(in.me(), access.Operator), Outcome: in.URL.Query().Get("outcome")}
+	r := &runDetail{replayRun: replayRun{&replay.Run{}}, Why: missingRole(in.me(), access.Operator), Outcome: in.URL.Query().Get("outcome")}
 	if err := in.get(path, nil, r.Run); err != nil {
 		return nil, err
 	}
@@ -290,7 +292,7 @@ func (c *Console) replayRun(in *request) (*view, error) {
 			t.To = "/replays/" + id + "#entries"
 		}
 		t.Current = t.Name == cmp.Or(r.Outcome, "all")
-		t.Name = map[string]string{"succeeded": "recovered", "failed": "failed again", "to_go": "to go"}[t.Name] + map[bool]string{true: t.Name}[t.Name == "all" || t.Name == "skipped"]
+		t.Name = map[string]string{"succeeded": "recovered", "failed": "failed again", "to_go": "remaining"}[t.Name] + map[bool]string{true: t.Name}[t.Name == "all" || t.Name == "skipped"]
 		r.Tabs = append(r.Tabs, t)
 	}
 	if _, live := isLive(in.Context()); !live { // does not change while the page is open
@@ -300,11 +302,11 @@ func (c *Console) replayRun(in *request) (*view, error) {
 	}
 	run := r.ID.String()
 	r.Copies = copies("dlqd replays show "+run, "SELECT "+runColumns+" FROM dlq.replay_runs WHERE id = '"+run+"'; SELECT entry_id, job_id, outcome, ended_at FROM dlq.replay_run_entries WHERE run_id = '"+run+"';", in.curl(path, path+"/entries"))
-	every := restEvery
+	every := idleRunInterval
 	if r.Status == "running" {
-		every = runEvery
+		every = activeRunInterval
 	}
-	return &view{Template: "replay", Title: "Replay " + short(r.ID), Data: r, Every: every}, nil
+	return &view{Template: "replay", Title: "Replay " + short(r.ID), Data: r, Interval: every}, nil
 }
 
 // reasons groups failures by fingerprint and queue, most frequent first.
@@ -315,7 +317,7 @@ func reasons(entries []replay.RunEntry) []runFailure {
 		at := slices.IndexFunc(list, func(f runFailure) bool { return f.Fingerprint == e.Fingerprint && f.Queue == e.Queue })
 		if at < 0 {
 			at = len(list)
-			list = append(list, runFailure{Text: cmp.Or(firstLine(e.Detail), "its error is not shown to you"), Fingerprint: e.Fingerprint, Queue: e.Queue})
+			list = append(list, runFailure{Text: cmp.Or(firstLine(e.Detail), "error hidden from your role"), Fingerprint: e.Fingerprint, Queue: e.Queue})
 		}
 		list[at].Entries++
 	}
@@ -344,12 +346,12 @@ func (r *runDetail) compare(in *request) error {
 	}
 	var chosen map[string]json.RawMessage
 	if json.Unmarshal(r.Filter, &chosen) != nil || chosen["ids"] != nil || bytes.Contains(r.Filter, []byte(`"***"`)) || r.Why != "" {
-		return nil //nolint:nilerr // nothing can have joined it, or nobody can say
+		return nil //nolint:nilerr // nothing can have joined the run, or the viewer may not see it
 	}
 	chosen["after"] = json.RawMessage(strconv.Quote(r.CreatedAt.Format(time.RFC3339Nano)))
 	var answer api.ReplayAnswer
 	if err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "all": true, "filter": chosen}, &answer); err != nil || answer.Preview == nil {
-		return nil //nolint:nilerr // what cannot be had is left out
+		return nil //nolint:nilerr // the page omits the comparison
 	}
 	raw, err := json.Marshal(chosen)
 	if err != nil {
@@ -359,24 +361,27 @@ func (r *runDetail) compare(in *request) error {
 	return nil
 }
 
-// steer pauses, resumes or cancels a run, or changes its rate.
-func (c *Console) steer(in *request) (*done, error) {
+// controlRun pauses, resumes or cancels a run, or changes its rate.
+func (c *Console) controlRun(in *request) (*done, error) {
 	id := in.PathValue("id")
 	to, verb := "/replays/"+url.PathEscape(id), in.PostFormValue("do")
 	body := map[string]any{}
-	said := map[string]string{"pause": "Paused: what is under way ends.", "resume": "It goes on.", "cancel": "Cancelled: what it has sent back goes on, and nothing more is sent.", "rate": "It goes at another pace."}[verb]
-	if said == "" {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "a run can be paused, resumed and cancelled, and its pace changed"}
+	text := map[string]string{
+		"pause": "Paused. Redeliveries under way continue.", "resume": "Resumed.",
+		"cancel": "Cancelled. Redeliveries under way continue.", "rate": "Rate changed.",
+	}[verb]
+	if text == "" {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause, resume, cancel or rate"}
 	}
 	if verb == "rate" {
 		perSecond, ok := parsedNumber(cmp.Or(strings.TrimSpace(in.PostFormValue("rate")), "0"))
 		if !ok {
-			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such pace", Detail: "the pace is a number of entries a second; empty for as fast as it goes"}
+			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Invalid rate", Detail: "the rate must be a number of entries per second, or empty for no limit"}
 		}
 		body["rate"] = perSecond
 	}
 	if err := in.post("/api/dlq/replays/"+url.PathEscape(id)+"/"+verb, body, nil); err != nil {
 		return nil, err
 	}
-	return &done{To: to, Flash: flash{Text: said}}, nil
+	return &done{To: to, Flash: flash{Text: text}}, nil
 }

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// reviewEvery is the render interval of an open review.
-	reviewEvery = 10 * time.Second
+	// reviewInterval is the render interval of an open review.
+	reviewInterval = 10 * time.Second
 	// reviewPage is the number of dead letters that the review lists.
 	reviewPage = "20"
 )
@@ -28,8 +28,8 @@ type review struct {
 	Query    string
 	Entries  []deadletter.Summary
 	More     bool
-	Letter   *letter // nil: none is left, or the one on an open page was decided meanwhile
-	Next     string  // address after the decision
+	Entry    *deadLetterPage // nil: no entry is left, or the one on an open page was decided meanwhile
+	Next     string          // address after the decision
 	Copies   []copyText
 }
 
@@ -67,15 +67,17 @@ func (c *Console) review(in *request) (*view, error) {
 	at := max(slices.IndexFunc(r.Entries, func(e deadletter.Summary) bool { return e.ID.String() == in.URL.Query().Get("at") }), 0)
 	switch n := len(r.Entries); {
 	case n == 0:
-		r.Sentence = map[string]string{"": "Nothing waits for a person.", "me": "Nothing waits for you.", "nobody": "Everything that waits for a person is somebody's."}[r.Whose]
+		r.Sentence = map[string]string{
+			"": "No dead letters wait for a person.", "me": "No dead letters assigned to you wait for a person.", "nobody": "All dead letters that wait for a person are assigned.",
+		}[r.Whose]
 	case r.More:
-		r.Sentence = fmt.Sprintf("More than %d wait for a person, the oldest captured %s.", n, ago(r.Entries[0].CreatedAt))
+		r.Sentence = fmt.Sprintf("More than %d dead letters wait for a person, the oldest captured %s.", n, ago(r.Entries[0].CreatedAt))
 	default:
-		r.Sentence = fmt.Sprintf("%s left, the oldest captured %s.", upper(number(n)), ago(r.Entries[0].CreatedAt))
+		r.Sentence = fmt.Sprintf("%s, the oldest captured %s.", plural(n, "dead letter waits for a person", "dead letters wait for a person"), ago(r.Entries[0].CreatedAt))
 	}
-	v := &view{Template: "review", Title: "Review", Data: r, Every: reviewEvery}
+	v := &view{Template: "review", Title: "Review", Data: r, Interval: reviewInterval}
 	if _, live := isLive(in.Context()); live && (len(r.Entries) == 0 || r.Entries[at].ID.String() != in.URL.Query().Get("at")) {
-		r.Sentence += " The one that is shown here is not among them any more."
+		r.Sentence += " The dead letter shown below no longer waits."
 		return v, nil
 	}
 	if len(r.Entries) > 0 {
@@ -84,7 +86,7 @@ func (c *Console) review(in *request) (*view, error) {
 		if err := in.get("/api/dlq/entries/"+r.Entries[at].ID.String(), nil, &detail); err != nil {
 			return nil, err
 		}
-		r.Letter = newLetter(in, &detail)
+		r.Entry = newDeadLetterPage(in, &detail)
 		r.Next = in.with("at", "")
 		if at+1 < len(r.Entries) {
 			r.Next = in.with("at", r.Entries[at+1].ID.String())

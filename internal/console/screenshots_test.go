@@ -32,7 +32,7 @@ func TestScreenshots(t *testing.T) {
 	b.fill("textarea[name=note]", "release 83 mends the price")
 	b.follow("form.split button.primary")
 	run, _ := b.value("location.pathname").(string)
-	b.sees("24 recovered, 2 failed again of 26")
+	b.waitForText("24 recovered, 2 failed again of 26")
 	o.exec("SELECT dlq.refresh_rollups()")
 	for _, shot := range []struct{ name, path string }{
 		{"overview", "/"}, {"dead-letters", listOf("queue:payments")}, {"dead-letter", "/dead-letters/" + letter}, {"group", group}, {"review", "/review"}, {"replay", run},
@@ -55,7 +55,7 @@ func TestScreenshots(t *testing.T) {
 }
 
 // stage creates data that resembles a shop's day.
-func stage(o *office) {
+func stage(o *testServer) {
 	o.Helper()
 	for i := range 34 {
 		o.submit("payments", fmt.Sprintf("pay-%d", i), "payment.captured", map[string]any{
@@ -72,7 +72,7 @@ func stage(o *office) {
 	}
 	o.fail("reports", "report.daily", "runtime error: index out of range [3] with length 3", 9)
 	o.eventually(69, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
-	o.mended.Store(true)
+	o.receiverWorks.Store(true)
 	o.exec("SELECT dlq.refresh_rollups()")
 	// The rollups of the day before: an outage in the morning that passed.
 	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved, open_change)

@@ -13,9 +13,9 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// TestSignIn_token sends a visitor to the sign-in page and then back to the requested page. Actions
+// TestSignIn_Token sends a visitor to the sign-in page and then back to the requested page. Actions
 // that the role does not permit are disabled or explained.
-func TestSignIn_token(t *testing.T) {
+func TestSignIn_Token(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
 	o.fail("reports", "report.daily", "no such report", 1)
@@ -24,13 +24,13 @@ func TestSignIn_token(t *testing.T) {
 	kim := o.tab()
 	kim.open("/dead-letters/" + id + "?x=1")
 	require.Equal(t, "/sign-in", kim.value("location.pathname"))
-	require.NotContains(t, kim.texts("body"), "report", "who is not signed in sees nothing")
-	kim.expect("status of 401")
+	require.NotContains(t, kim.texts("body"), "report", "a visitor who is not signed in sees data")
+	kim.allow("status of 401")
 	kim.fill("input[name=token]", "dlqd_"+strings.Repeat("x", 40))
-	kim.does(func() { kim.press("\r") })
-	kim.sees("✕")
+	kim.navigate(func() { kim.press("\r") })
+	kim.waitForText("✕")
 	kim.fill("input[name=token]", o.token("kim", access.Operator))
-	kim.does(func() { kim.press("\r") })
+	kim.navigate(func() { kim.press("\r") })
 	require.Equal(t, "/dead-letters/"+id+"?x=1", kim.value("location.pathname + location.search"))
 	require.Contains(t, kim.texts(".top"), "kim operator")
 	require.Equal(t, false, kim.value(`document.querySelector("#act [value=discard]").disabled`))
@@ -38,20 +38,20 @@ func TestSignIn_token(t *testing.T) {
 	reader := o.tab()
 	reader.signIn(o.token("anna", access.Reader))
 	reader.open("/dead-letters/" + id)
-	reader.sees("no such report")
-	require.Equal(t, true, reader.value(`[...document.querySelectorAll("#act button")].every(b => b.disabled && b.title !== "")`), "with a reason")
+	reader.waitForText("no such report")
+	require.Equal(t, true, reader.value(`[...document.querySelectorAll("#act button")].every(b => b.disabled && b.title !== "")`), "a button is enabled, or has no reason")
 	reader.open("/dead-letters")
 	require.InDelta(t, 0, reader.value(`document.querySelectorAll("input[name=id]").length`), 0)
 
 	// If the session ends, an open page leads to the sign-in page and back.
-	kim.expect("/events")
+	kim.allow("/events")
 	kim.until(live)
 	o.exec("DELETE FROM dlq.sessions WHERE name = 'kim'")
 	kim.until(`location.pathname === "/sign-in"`)
 	require.Contains(t, kim.value("decodeURIComponent(location.search)"), id)
 	kim.fill("input[name=token]", o.token("kim2", access.Operator))
-	kim.does(func() { kim.press("\r") })
-	kim.sees("no such report")
+	kim.navigate(func() { kim.press("\r") })
+	kim.waitForText("no such report")
 
 	// If the session ends under a page with unsent text, the page says so and keeps the text.
 	kim.until(live)
@@ -64,7 +64,7 @@ func TestSignIn_token(t *testing.T) {
 	require.Equal(t, "/sign-in", reader.value("location.pathname"))
 }
 
-func TestSignIn_openIDConnect(t *testing.T) {
+func TestSignIn_OpenIDConnect(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	dir := policytest.Dir(t, policytest.Files{"access": `authentication: [tokens, oidc]
@@ -80,7 +80,7 @@ grants:
 	})
 	b := o.tab()
 	b.open(listOf("status:manual"))
-	b.follow(b.button("Sign in at the provider"))
+	b.follow(b.button("Sign in with OpenID Connect"))
 	b.until(`location.pathname + location.search === ` + quoted(listOf("status:manual")))
-	b.sees("kim@example.com operator")
+	b.waitForText("kim@example.com operator")
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/dlqd/dlqd/internal/reconcile"
 )
 
-// systemEvery is the render interval of an open system page.
-const systemEvery = 10 * time.Second
+// systemInterval is the render interval of an open system page.
+const systemInterval = 10 * time.Second
 
 type system struct {
 	Sentence     string
 	Health       *api.Health
 	Parts        []part
 	Automatic    *automatic.Overview
-	WhyAutomatic string        // why the viewer cannot stop it; "" if they can
+	WhyAutomatic string        // why the viewer cannot stop it; "" if the viewer can
 	Restored     *api.Restored // nil: not restored, or the viewer may not see what may be sent again
 	Capture      *reconcile.Capture
 	Checks       *api.Examination // nil: not run
@@ -49,15 +49,15 @@ func newPart(p api.Part) part {
 
 func (c *Console) system(in *request) (*view, error) {
 	s := &system{
-		WhyAutomatic: whyNot(in.me(), access.Operator, ""), WhyChecks: whyNot(in.me(), access.Admin, ""),
+		WhyAutomatic: missingRoleIn(in.me(), access.Operator, ""), WhyChecks: missingRoleIn(in.me(), access.Admin, ""),
 		Copies: append(copies("dlqd automatic; dlqd capture", "SELECT * FROM dlq.automatic; SELECT * FROM dlq.capture_status();", //nolint:unqueryvet // for people
-			in.curl("/api/health", "/api/dlq/automatic", "/api/dlq/capture")), copyText{"the checks", "dlqd doctor"}),
+			in.curl("/api/health", "/api/dlq/automatic", "/api/dlq/capture")), copyText{"checks", "dlqd doctor"}),
 	}
 	if !in.me().May(access.Metrics) {
-		return nil, &Problem{Status: http.StatusForbidden, Title: "Not for your role", Detail: "this page takes the role reader"}
+		return nil, &Problem{Status: http.StatusForbidden, Detail: "this page requires the role reader"}
 	}
 	var health api.Health
-	ok, err := in.may("/api/health", nil, &health)
+	ok, err := in.getIfAllowed("/api/health", nil, &health)
 	if err != nil {
 		return nil, err
 	}
@@ -68,35 +68,35 @@ func (c *Console) system(in *request) (*view, error) {
 		}
 	}
 	var overview automatic.Overview
-	if ok, err = in.may("/api/dlq/automatic", nil, &overview); err != nil {
+	if ok, err = in.getIfAllowed("/api/dlq/automatic", nil, &overview); err != nil {
 		return nil, err
 	} else if ok {
 		s.Automatic = &overview
 	}
 	if s.Automatic != nil && s.Automatic.Stopped != nil && s.Automatic.Stopped.Restored {
-		var said api.Restored
-		if ok, err = in.may("/api/dlq/restored", nil, &said); err != nil {
+		var restored api.Restored
+		if ok, err = in.getIfAllowed("/api/dlq/restored", nil, &restored); err != nil {
 			return nil, err
 		} else if ok {
-			s.Restored = &said
+			s.Restored = &restored
 		}
 	}
 	var capture reconcile.Capture
-	if ok, err = in.may("/api/dlq/capture", nil, &capture); err != nil {
+	if ok, err = in.getIfAllowed("/api/dlq/capture", nil, &capture); err != nil {
 		return nil, err
 	} else if ok {
 		s.Capture = &capture
 	}
-	s.Sentence = s.say()
-	return &view{Template: "system", Title: "System", Data: s, Every: systemEvery, Section: "/system"}, nil
+	s.Sentence = s.summary()
+	return &view{Template: "system", Title: "System", Data: s, Interval: systemInterval, Section: "/system"}, nil
 }
 
 // Observing reports whether dlqd is attached to an application's River with all automatic
 // redelivery off.
 func (s *system) Observing() bool { return s.Automatic.Attached && !anyOn(s.Automatic.Switches) }
 
-func (s *system) say() string {
-	var said []string
+func (s *system) summary() string {
+	var sentences []string
 	if s.Health != nil {
 		var wrong []string
 		for _, p := range s.Parts {
@@ -106,37 +106,37 @@ func (s *system) say() string {
 		}
 		switch {
 		case len(wrong) == 0:
-			said = append(said, "All "+number(len(s.Parts))+" parts of this process work.")
+			sentences = append(sentences, "All "+number(len(s.Parts))+" parts of this process work.")
 		default:
-			said = append(said, plural(len(wrong), "part does", "parts do")+" not work: "+strings.Join(wrong, ", ")+".")
+			sentences = append(sentences, plural(len(wrong), "part fails", "parts fail")+": "+strings.Join(wrong, ", ")+".")
 		}
 	}
 	if s.Automatic != nil {
 		switch {
 		case s.Automatic.Stopped != nil && s.Automatic.Stopped.Restored:
-			said = append(said, "The database was restored, and dlqd holds what it would send a second time.")
+			sentences = append(sentences, "The database was restored. dlqd holds what it might send a second time.")
 		case s.Automatic.Stopped != nil:
-			said = append(said, s.Automatic.Stopped.Actor+" has stopped all automatic redelivery.")
+			sentences = append(sentences, s.Automatic.Stopped.Actor+" has stopped all automatic redelivery.")
 		case s.Observing():
-			said = append(said, "dlqd only observes: it redelivers nothing by itself here.")
+			sentences = append(sentences, "dlqd only observes: automatic redelivery is off.")
 		default:
-			said = append(said, "Dead letters are redelivered by themselves.")
+			sentences = append(sentences, "Automatic redelivery is on.")
 		}
 	}
 	if c := s.Capture; c != nil {
 		switch {
 		case c.Mode == reconcile.ModeOff:
-			said = append(said, "Capture is off: failures are found by the reconciler alone.")
+			sentences = append(sentences, "Capture is off: only the reconciler finds failures.")
 		case c.Missed > 0:
-			said = append(said, "Capture is "+c.Mode+"; "+plural(c.Missed, "failure that it missed was", "failures that it missed were")+" filed within 24 hours.")
+			sentences = append(sentences, "Capture is "+c.Mode+"; the reconciler filed "+plural(c.Missed, "missed failure")+" in the last 24 hours.")
 		default:
-			said = append(said, "Capture is "+c.Mode+", and missed nothing within 24 hours.")
+			sentences = append(sentences, "Capture is "+c.Mode+" and missed no failure in the last 24 hours.")
 		}
 	}
-	if len(said) == 0 {
-		return "How the program is shown to those who may read every queue."
+	if len(sentences) == 0 {
+		return "The state of dlqd requires access to every queue."
 	}
-	return strings.Join(said, " ")
+	return strings.Join(sentences, " ")
 }
 
 // checks runs the checks of "dlqd doctor" and shows the results.
@@ -147,7 +147,7 @@ func (c *Console) checks(in *request) (*done, error) {
 	}
 	s, ok := v.Data.(*system)
 	if !ok {
-		return nil, &Problem{Status: http.StatusInternalServerError, Title: "Something is wrong in dlqd", Detail: "its log says what"}
+		return nil, &Problem{Status: http.StatusInternalServerError, Title: "Internal error", Detail: "loading this page failed; see the log of dlqd"}
 	}
 	s.Checks = &api.Examination{}
 	if err := in.post("/api/doctor", nil, s.Checks); err != nil {
@@ -158,7 +158,7 @@ func (c *Console) checks(in *request) (*done, error) {
 			s.Wrong++
 		}
 	}
-	v.Every = 0 // a rendering would remove the results from the page
+	v.Interval = 0 // a rendering would remove the results from the page
 	return &done{View: v}, nil
 }
 
@@ -167,18 +167,20 @@ func (c *Console) resumeRestored(in *request) (*done, error) {
 	if err := in.post("/api/dlq/restored/resume", map[string]any{"note": in.PostFormValue("note")}, nil); err != nil {
 		return nil, err
 	}
-	return &done{To: "/system#automatic", Flash: flash{Text: "The restored database goes on: what was held is sent."}}, nil
+	return &done{To: "/system#automatic", Flash: flash{Text: "Sending resumed: dlqd sends what was held."}}, nil
 }
 
-// steerAutomatic stops all automatic redelivery, or lifts the stop.
-func (c *Console) steerAutomatic(in *request) (*done, error) {
+// switchAutomatic stops all automatic redelivery, or lifts the stop.
+func (c *Console) switchAutomatic(in *request) (*done, error) {
 	verb := in.PostFormValue("do")
-	said := map[string]string{"stop": "All automatic redelivery is stopped: what a person replays goes on.", "resume": "The stop is lifted: the switches count again."}[verb]
-	if said == "" {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No such action", Detail: "automatic redelivery can be stopped and resumed"}
+	text := map[string]string{
+		"stop": "All automatic redelivery is stopped. Replays by operators continue.", "resume": "The stop is lifted. The switches apply again.",
+	}[verb]
+	if text == "" {
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose stop or resume"}
 	}
 	if err := in.post("/api/dlq/automatic/"+verb, map[string]any{"note": in.PostFormValue("note")}, nil); err != nil {
 		return nil, err
 	}
-	return &done{To: "/system#automatic", Flash: flash{Text: said}}, nil
+	return &done{To: "/system#automatic", Flash: flash{Text: text}}, nil
 }

@@ -73,7 +73,7 @@ type templates map[string]*template.Template
 
 // parse parses the templates, each page with the layout and the shared parts.
 func parse() templates {
-	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html", "templates/parts.html", "templates/letter.html"))
+	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html", "templates/parts.html", "templates/entry.html"))
 	pages := templates{}
 	names, err := fs.Glob(templateFiles, "templates/*.html")
 	if err != nil {
@@ -81,7 +81,7 @@ func parse() templates {
 	}
 	for _, name := range names {
 		page := strings.TrimSuffix(path.Base(name), ".html")
-		if page == "frame" || page == "parts" || page == "letter" {
+		if page == "frame" || page == "parts" || page == "entry" {
 			continue
 		}
 		pages[page] = template.Must(template.Must(shared.Clone()).ParseFS(templateFiles, name))
@@ -95,7 +95,7 @@ func (t templates) live(out *bytes.Buffer, f *frame) error { return t.execute(ou
 func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 	page := t[f.Template]
 	if page == nil {
-		return fmt.Errorf("there is no template %q", f.Template)
+		return fmt.Errorf("template %q does not exist", f.Template)
 	}
 	return page.ExecuteTemplate(out, name, f)
 }
@@ -111,8 +111,8 @@ var functions = template.FuncMap{
 type mark struct{ Name, Word, Sign, Hue string }
 
 var marks = map[deadletter.Status]mark{
-	deadletter.Pending:    {"pending", "waits", "◷", "neutral"},
-	deadletter.Processing: {"processing", "under way", "◐", "info"},
+	deadletter.Pending:    {"pending", "pending", "◷", "neutral"},
+	deadletter.Processing: {"processing", "processing", "◐", "info"},
 	deadletter.Manual:     {"manual", "needs a person", "◆", "warn"},
 	deadletter.Resolved:   {"resolved", "resolved", "✓", "ok"},
 	deadletter.Failed:     {"failed", "failed", "✕", "bad"},
@@ -130,16 +130,16 @@ func statusOf(status any) mark {
 
 // classes maps each error class to its letter and a short description.
 var classes = map[string][2]string{
-	"transient": {"T", "passes by itself"}, "rate_limited": {"L", "too fast for the receiver"}, "outage": {"O", "the receiver is down"},
-	"validation": {"V", "the receiver refuses what it says"}, "malformed": {"M", "cannot be read"}, "unauthorized": {"U", "not allowed there"},
-	"not_found": {"N", "its target is not there"}, "business": {"B", "refused for a reason of the business"}, "code_bug": {"C", "an error in the code"},
-	"unknown": {"?", "nothing is known of it"},
+	"transient": {"T", "temporary"}, "rate_limited": {"L", "the receiver limits the rate"}, "outage": {"O", "the receiver is down"},
+	"validation": {"V", "the receiver rejects the content"}, "malformed": {"M", "cannot be parsed"}, "unauthorized": {"U", "not authorized"},
+	"not_found": {"N", "the addressed object does not exist"}, "business": {"B", "rejected for a business reason"}, "code_bug": {"C", "a bug in the code"},
+	"unknown": {"?", "cause unknown"},
 }
 
 func classOf(class any) map[string]string {
 	name := fmt.Sprint(deref(class))
 	if name == "" || name == "undecided" {
-		return map[string]string{"Name": "undecided", "Letter": "·", "Means": "no DLQ worker has looked at it yet"}
+		return map[string]string{"Name": "undecided", "Letter": "·", "Means": "no DLQ worker has classified it yet"}
 	}
 	c, ok := classes[name]
 	if !ok {
@@ -445,7 +445,7 @@ func editable(text string) string {
 // dict makes a map, to pass several values to a template.
 func dict(pairs ...any) (map[string]any, error) {
 	if len(pairs)%2 != 0 {
-		return nil, fmt.Errorf("dict of %d things", len(pairs))
+		return nil, fmt.Errorf("dict: odd number of arguments: %d", len(pairs))
 	}
 	m := map[string]any{}
 	for i := 0; i < len(pairs); i += 2 {

@@ -21,41 +21,41 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// nothing is a database that only counts statements.
-type nothing struct{}
+// emptyDB is a database without rows.
+type emptyDB struct{}
 
-func (nothing) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+func (emptyDB) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 	return pgconn.CommandTag{}, nil
 }
-func (nothing) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, nil } //nolint:nilnil // nobody reads them
-func (nothing) QueryRow(context.Context, string, ...any) pgx.Row        { return nil }
+func (emptyDB) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, nil } //nolint:nilnil // the test reads no rows
+func (emptyDB) QueryRow(context.Context, string, ...any) pgx.Row        { return nil }
 
-// TestLive_statementsASecond checks that a page costs the database less than one statement per
+// TestLive_LimitsStatementsPerSecond checks that a page costs the database less than one statement per
 // second, even if it asks for a shorter render interval.
-func TestLive_statementsASecond(t *testing.T) {
+func TestLive_LimitsStatementsPerSecond(t *testing.T) {
 	t.Parallel()
-	db := postgres.DefaultSchemas().Rendered(nothing{})
+	db := postgres.DefaultSchemas().Rendered(emptyDB{})
 	c := &Console{mux: http.NewServeMux()}
 	c.mux.HandleFunc("GET /page", func(w http.ResponseWriter, r *http.Request) {
 		shared, _ := isLive(r.Context())
-		shared.every = 2 * time.Second
+		shared.interval = 2 * time.Second
 		for range len(r.URL.Query()["statement"]) {
 			_, _ = db.Exec(r.Context(), "SELECT 1")
 		}
 		w.WriteHeader(http.StatusOK)
 	})
 	from := httptest.NewRequest(http.MethodGet, "/events", nil)
-	for address, want := range map[string]time.Duration{"/page": 2 * time.Second, "/page?statement=1": 2 * time.Second, "/page?statement=1&statement=2&statement=3": 3 * perStatement} {
+	for address, want := range map[string]time.Duration{"/page": 2 * time.Second, "/page?statement=1": 2 * time.Second, "/page?statement=1&statement=2&statement=3": 3 * intervalPerStatement} {
 		_, every, err := c.renderLive(t.Context(), from, address)
 		require.NoError(t, err)
 		require.Equal(t, want, every, address)
 	}
-	require.Greater(t, perStatement, time.Second)
+	require.Greater(t, intervalPerStatement, time.Second)
 }
 
-// TestLive_panics checks that a panic of a live page ends only its rendering: no HTTP server
+// TestLive_RecoversPanics checks that a panic of a live page ends only its rendering: no HTTP server
 // recovers it.
-func TestLive_panics(t *testing.T) {
+func TestLive_RecoversPanics(t *testing.T) {
 	t.Parallel()
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}, mux: http.NewServeMux()}
 	c.mux.HandleFunc("GET /page", func(http.ResponseWriter, *http.Request) { panic("no such row") })
@@ -63,12 +63,12 @@ func TestLive_panics(t *testing.T) {
 	events, done, ok := c.live.watch(t.Context(), httptest.NewRequest(http.MethodGet, "/events", nil), "kim", "/page", "/page")
 	require.True(t, ok)
 	defer done()
-	require.EqualError(t, (<-events).err, "the page failed")
+	require.EqualError(t, (<-events).err, "rendering the page failed")
 }
 
-// TestLive_boundPerPerson limits the distinct live pages of a user, but not the streams of one
+// TestLive_LimitsPagesPerUser limits the distinct live pages of a user, but not the streams of one
 // page. Parameters that a page does not read make no page of their own.
-func TestLive_boundPerPerson(t *testing.T) {
+func TestLive_LimitsPagesPerUser(t *testing.T) {
 	t.Parallel()
 	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) ([]byte, time.Duration, error) {
 		return nil, time.Minute, ctx.Err()
@@ -79,7 +79,7 @@ func TestLive_boundPerPerson(t *testing.T) {
 		return done, ok
 	}
 	var all []func()
-	for i := range maxLive {
+	for i := range maxPagesPerUser {
 		done, ok := watch("kim", "/groups?over="+strconv.Itoa(i))
 		require.True(t, ok)
 		all = append(all, done)
@@ -93,7 +93,7 @@ func TestLive_boundPerPerson(t *testing.T) {
 	}
 	all[0]()
 	done, ok := watch("kim", "/queues")
-	require.True(t, ok, "one was closed")
+	require.True(t, ok, "a closed page frees its place")
 	for _, end := range append(all[1:], done) {
 		end()
 	}
@@ -107,9 +107,9 @@ func TestLive_boundPerPerson(t *testing.T) {
 	}
 }
 
-// TestLive_newViewersSeeNothingOlder checks that a new viewer of a page gets no rendering that is
+// TestLive_SendsNewViewersNothingOlder checks that a new viewer of a page gets no rendering that is
 // older than the page that they just loaded.
-func TestLive_newViewersSeeNothingOlder(t *testing.T) {
+func TestLive_SendsNewViewersNothingOlder(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
 	going := make(chan struct{})
@@ -137,7 +137,7 @@ func TestLive_newViewersSeeNothingOlder(t *testing.T) {
 	third := watch("lee")
 	close(going)
 	require.Equal(t, "2", string((<-second).html))
-	require.Equal(t, "3", string((<-third).html), "the second began before lee came")
+	require.Equal(t, "3", string((<-third).html), "the second rendering began before lee opened the page")
 }
 
 // pages opens pages for one viewer.
@@ -153,8 +153,8 @@ func pages(t *testing.T, c *Console, addresses ...string) (all []chan event) {
 	return all
 }
 
-// TestLive_actsWakePages checks that an action wakes open pages before they are due.
-func TestLive_actsWakePages(t *testing.T) {
+// TestLive_RendersAfterActions checks that an action wakes open pages before they are due.
+func TestLive_RendersAfterActions(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
@@ -167,8 +167,8 @@ func TestLive_actsWakePages(t *testing.T) {
 	require.Equal(t, "2", string((<-events).html))
 }
 
-// TestLive_actsWakeTheirPages checks that an action wakes only the pages that may show it.
-func TestLive_actsWakeTheirPages(t *testing.T) {
+// TestLive_RendersOnlyAffectedPages checks that an action wakes only the pages that may show it.
+func TestLive_RendersOnlyAffectedPages(t *testing.T) {
 	t.Parallel()
 	for tag, want := range map[string][]string{
 		"tokens": {"/access", "/access/x", "/audit"}, "saved views": {"/audit", "/dead-letters"},
@@ -190,9 +190,9 @@ func TestLive_actsWakeTheirPages(t *testing.T) {
 	}
 }
 
-// TestLive_actsWakePagesInTurn checks that few of the pages that an action wakes are rendered at a
+// TestLive_LimitsConcurrentRenderings checks that few of the pages that an action wakes are rendered at a
 // time.
-func TestLive_actsWakePagesInTurn(t *testing.T) {
+func TestLive_LimitsConcurrentRenderings(t *testing.T) {
 	t.Parallel()
 	var making, most, made atomic.Int64
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
@@ -205,7 +205,7 @@ func TestLive_actsWakePagesInTurn(t *testing.T) {
 		return []byte(strconv.FormatInt(made.Add(1), 10)), time.Hour, nil
 	}
 	var addresses []string
-	for i := range 5 * maxMaking {
+	for i := range 5 * maxRenderings {
 		addresses = append(addresses, "/page?at="+strconv.Itoa(i))
 	}
 	all := pages(t, c, addresses...)
@@ -215,19 +215,19 @@ func TestLive_actsWakePagesInTurn(t *testing.T) {
 		}
 		c.Acted("queues")
 	}
-	require.LessOrEqual(t, most.Load(), int64(maxMaking))
+	require.LessOrEqual(t, most.Load(), int64(maxRenderings))
 }
 
-// TestLive_saysWhatIsWrong checks that a stream reports an unreachable database, its recovery and
+// TestLive_ReportsProblems checks that a stream reports an unreachable database, its recovery and
 // the viewer's sign-out before the page is due.
-func TestLive_saysWhatIsWrong(t *testing.T) {
+func TestLive_ReportsProblems(t *testing.T) {
 	t.Parallel()
 	var lost, out atomic.Bool
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}, mux: http.NewServeMux()}
 	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
 		return []byte("the page"), time.Hour, nil
 	}
-	c.live.reach = func(context.Context) error {
+	c.live.ping = func(context.Context) error {
 		if lost.Load() {
 			return context.DeadlineExceeded
 		}
@@ -271,5 +271,5 @@ func TestLive_saysWhatIsWrong(t *testing.T) {
 	next("ended", "")
 	rest, err := io.ReadAll(answer.Body)
 	require.NoError(t, err)
-	require.Empty(t, strings.TrimSpace(string(rest)), "nothing follows")
+	require.Empty(t, strings.TrimSpace(string(rest)), "the stream has more events")
 }

@@ -17,8 +17,8 @@ func TestWishes(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
 	kim, ann := o.token("kim", access.Operator), o.token("ann", access.Operator)
-	// signed returns the office for the subtest, and a signed-in tab.
-	signed := func(t *testing.T, token string) (*office, *tab) {
+	// signed returns the testServer for the subtest, and a signed-in tab.
+	signed := func(t *testing.T, token string) (*testServer, *tab) {
 		t.Helper()
 		o := o.in(t)
 		b := o.tab()
@@ -44,7 +44,7 @@ func TestWishes(t *testing.T) {
 		o.fail("args", "report.daily", "no such report", 200)
 		b.open("/dead-letters")
 		b.fill("[data-filter]", "queue:args payload.customer:42")
-		b.does(func() { b.press("\r") })
+		b.navigate(func() { b.press("\r") })
 		b.rows(2)
 		found, _ := b.value(`[...document.querySelectorAll("[data-row]")].map(row => row.dataset.id)`).([]any)
 		b.follow("[data-row] a")
@@ -55,7 +55,7 @@ func TestWishes(t *testing.T) {
 			b.until(fmt.Sprintf(`document.querySelector('[data-row][data-id="%s"]') !== null`, id))
 		}
 	})
-	t.Run("riverui#590 act on all that matches", func(t *testing.T) {
+	t.Run("riverui#590 act on all that match", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("all", "report.daily", "no such report", 60)
@@ -64,13 +64,13 @@ func TestWishes(t *testing.T) {
 		b.until(`document.querySelector("[data-selected]").innerText === "25"`)
 		b.follow("#selection button[name=all]")
 		b.follow(b.button("Discard"))
-		b.sees("60 dead letters")
-		require.Equal(t, 60, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'all'"), "nothing is done before it is confirmed")
+		b.waitForText("60 dead letters")
+		require.Equal(t, 60, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'all'"), "done before the confirmation")
 		b.follow("form.split button.danger")
-		b.sees("Discard: 60 dead letters.")
+		b.waitForText("Discard: 60 dead letters.")
 		require.Zero(t, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'all'"))
 	})
-	t.Run("ServicePulse#1212 #391 #265 what every retry is doing, whoever started it, from where", func(t *testing.T) {
+	t.Run("ServicePulse#1212 #391 #265 show all replay runs with user and origin", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("everyretry", "report.daily", "no such report", 3)
@@ -79,28 +79,28 @@ func TestWishes(t *testing.T) {
 		other.open("/replays")
 		other.until(fmt.Sprintf(`document.querySelector('a[href="/replays/%s"]')?.closest("tr").innerText.includes("kim")`, run))
 		other.follow(`a[href="/replays/` + run + `"]`)
-		other.sees("Started by")
+		other.waitForText("Started by")
 		require.Contains(t, other.texts("#facts"), "127.0.0.1")
 		require.Contains(t, other.texts("#facts"), "console")
 	})
-	t.Run("ServicePulse#389 new failures joined while the retry ran", func(t *testing.T) {
+	t.Run("ServicePulse#389 show new failures since the start of a run", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("joined", "report.daily", "no such report", 3)
 		run := replayAll(b, "queue:joined", "")
 		o.fail("joined", "report.daily", "no such report", 2)
 		b.open("/replays/" + run)
-		b.sees("2 new failures")
+		b.waitForText("2 new failures")
 		b.follow(b.button("2 new failures"))
 		b.rows(2)
 	})
-	t.Run("ServicePulse#341 a pace and a cancel at hand", func(t *testing.T) {
+	t.Run("ServicePulse#341 change the rate of a run and cancel it", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("pace", "report.daily", "no such report", 50)
 		run := replayAll(b, "queue:pace", "0.05") // slow enough to be still running on any machine
 		b.follow("#steer [value=pause]")
-		b.sees("paused")
+		b.waitForText("paused")
 		b.fill("#steer input[name=rate]", "0.025")
 		b.follow("#steer [value=rate]")
 		b.until(`document.querySelector("#steer input[name=rate]").value === "0.025"`)
@@ -108,9 +108,9 @@ func TestWishes(t *testing.T) {
 		b.until(`document.getElementById("steer").innerText.includes("ended")`)
 		require.Equal(t, "cancelled", o.text("SELECT status FROM dlq.replay_runs WHERE id = $1", run))
 		const left = "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'pace' AND status = 'dlq_manual'"
-		require.Positive(t, o.count(left), "the rest stays")
+		require.Positive(t, o.count(left), "a cancelled run replayed all entries")
 	})
-	t.Run("temporal#4947 #5133 from a bulk action to its filter and all it touched, and failed for", func(t *testing.T) {
+	t.Run("temporal#4947 #5133 show the filter, the changed and the skipped entries of a bulk operation", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("traced", "report.daily", "no such report", 5)
@@ -118,16 +118,16 @@ func TestWishes(t *testing.T) {
 		b.open("/bulk?all=1&do=resolve&q=queue:traced")
 		b.fill("textarea[name=note]", "done by hand")
 		b.follow("form.split button.primary, form.split .buttons button:first-child")
-		b.sees("3 dead letters")
-		b.follow(b.button("See it"))
+		b.waitForText("3 dead letters")
+		b.follow(b.button("View"))
 		require.Regexp(t, `^/operations/`, b.value("location.pathname"))
-		b.sees("queue:traced")
-		b.sees("kim")
-		b.sees("done by hand")
-		require.InDelta(t, 5, b.value(`new Set([...document.querySelectorAll('main a[href^="/dead-letters/"]')].map(a => a.href)).size`), 0, "three that it changed, and two that it did not")
-		b.sees("cannot resolve from dlq_archived")
+		b.waitForText("queue:traced")
+		b.waitForText("kim")
+		b.waitForText("done by hand")
+		require.InDelta(t, 5, b.value(`new Set([...document.querySelectorAll('main a[href^="/dead-letters/"]')].map(a => a.href)).size`), 0, "the page does not show all five entries")
+		b.waitForText("cannot resolve from dlq_archived")
 	})
-	t.Run("oban#793 search that cannot hurt the database", func(t *testing.T) {
+	t.Run("oban#793 limit the cost of searches", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("searched", "report.daily", "an unusual needle", 3)
@@ -138,7 +138,7 @@ func TestWishes(t *testing.T) {
 		o.eventually(0, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'
 			AND pid <> pg_backend_pid() AND now() - query_start > interval '15 seconds'`)
 	})
-	t.Run("bull-board#478 edit, and keep what it was", func(t *testing.T) {
+	t.Run("bull-board#478 edit a payload and keep the original", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("edited", "report.daily", "no such report", 1)
@@ -146,15 +146,15 @@ func TestWishes(t *testing.T) {
 		b.open("/dead-letters/" + id)
 		b.click(b.button("Edit and replay"))
 		b.fill("textarea[name=payload]", `{"n": "mended"}`)
-		b.follow(b.button("See what changes"))
-		b.sees("as it would be sent")
+		b.follow(b.button("Preview changes"))
+		b.waitForText("value to send")
 		b.follow(b.button("Replay with these changes"))
-		b.sees("Sent back, edited")
-		b.click(b.button("As it was at first"))
-		b.sees(`"customer": 1`)
+		b.waitForText("Replayed with edits")
+		b.click(b.button("Original"))
+		b.waitForText(`"customer": 1`)
 		require.Contains(t, b.texts(".tree"), "mended")
 	})
-	t.Run("bull-board#862 newest error first", func(t *testing.T) {
+	t.Run("bull-board#862 show the newest error first", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state, errors) VALUES ('k', '{}', 'newest', 3, 3, now(), 'running', ARRAY[
@@ -165,7 +165,7 @@ func TestWishes(t *testing.T) {
 		require.Regexp(t, `(?s)the third.*the second.*the first`, b.texts("#attempts"))
 		require.Contains(t, b.texts("#error"), "the third")
 	})
-	t.Run("good_job#1624 only valid actions offered", func(t *testing.T) {
+	t.Run("good_job#1624 offer only valid actions", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
 		o.fail("valid", "report.daily", "no such report", 2)
@@ -182,19 +182,19 @@ func TestWishes(t *testing.T) {
 	})
 }
 
-// TestWishes_serverRestartsDuringReplay covers ServicePulse#390: a restart during a replay loses no
+// TestWishes_ReplaySurvivesServerRestart covers ServicePulse#390: a restart during a replay loses no
 // entry silently.
-func TestWishes_serverRestartsDuringReplay(t *testing.T) {
+func TestWishes_ReplaySurvivesServerRestart(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	for i := range 40 {
 		o.submit("orders", fmt.Sprint("m", i), "order.placed", map[string]any{"answer": 422})
 	}
 	o.eventually(40, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
-	o.mended.Store(true)
+	o.receiverWorks.Store(true)
 	b := o.tab()
 	for _, part := range []string{"ERR_", "/events", "/api/whoami"} {
-		b.expect(part)
+		b.allow(part)
 	}
 	b.open("/bulk?all=1&do=replay&q=queue:orders")
 	b.fill("input[name=rate]", "0.5") // runs longer than any machine takes to stop the server
@@ -202,16 +202,16 @@ func TestWishes_serverRestartsDuringReplay(t *testing.T) {
 	b.until(live)
 	o.eventually(1, "SELECT least(count(*), 1) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
 	o.stop()
-	require.Less(t, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"), 40, "it was under way")
+	require.Less(t, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"), 40, "the run ended before the restart")
 	o.exec("SELECT dlq.replay_set_rate(id, 100) FROM dlq.replay_runs")
 	o.start()
-	b.sees("40 recovered, 0 failed again of 40")
+	b.waitForText("40 recovered, 0 failed again of 40")
 	require.Equal(t, 40, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
-// TestBulk_tenThousandAndEverything discards 10,000 entries, and then all, by filter. The operator
+// TestBulk_ConfirmsLargeNumbers discards 10,000 entries, and then all, by filter. The operator
 // types the number of entries to confirm.
-func TestBulk_tenThousandAndEverything(t *testing.T) {
+func TestBulk_ConfirmsLargeNumbers(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	for range 20 {
@@ -219,27 +219,27 @@ func TestBulk_tenThousandAndEverything(t *testing.T) {
 	}
 	o.fail("orders", "order.placed", "no such order", 100)
 	b := o.tab()
-	b.expect("status of 409")
-	b.expect("status of 422")
+	b.allow("status of 409")
+	b.allow("status of 422")
 	b.open(listOf("queue:reports"))
 	b.click("#pick-all")
 	b.follow("#selection button[name=all]")
 	b.follow(b.button("Discard"))
-	b.sees("Discard 10\u202f000 dead letters")
+	b.waitForText("Discard 10\u202f000 dead letters")
 	b.fill("input[name=expect]", "9999")
 	b.follow("form.split button.danger")
 	b.until(`document.querySelector(".flash.bad") !== null`)
-	require.Equal(t, 10100, o.count("SELECT count(*) FROM dlq.dead_letter_open"), "the number is another one: nothing was done")
+	require.Equal(t, 10100, o.count("SELECT count(*) FROM dlq.dead_letter_open"), "done although the number was wrong")
 	b.fill("input[name=expect]", "10000")
 	b.follow("form.split button.danger")
-	b.sees("Discard: 10\u202f000 dead letters.")
+	b.waitForText("Discard: 10\u202f000 dead letters.")
 	require.Equal(t, 100, o.count("SELECT count(*) FROM dlq.dead_letter_open"))
 
 	b.open("/dead-letters")
 	b.follow(b.button("Discard …"))
-	b.sees("all dead letters")
+	b.waitForText("all dead letters")
 	b.fill("input[name=expect]", "10,100")
 	b.follow("form.split button.danger")
-	b.sees("Discard: 100 dead letters. 10\u202f000 were left alone")
+	b.waitForText("Discard: 100 dead letters. 10\u202f000 were skipped")
 	require.Zero(t, o.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }

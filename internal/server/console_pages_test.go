@@ -78,7 +78,7 @@ func has(t *testing.T, page, text string) {
 
 // Pages of operators: what each role sees, what the forms do, and that each action leaves an audit
 // row.
-func TestConsole_pages(t *testing.T) {
+func TestConsole_Pages(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}, Above: 2})
 	b.fail("payments", 3)
@@ -127,7 +127,7 @@ func TestConsole_pages(t *testing.T) {
 					require.Regexp(t, `<h1|class="lead"`, page, path)
 				}
 				if i == 3 && path != "/docs" {
-					require.NotRegexp(t, `\bmail\b`, page, "%s is of another queue", path)
+					require.NotRegexp(t, `\bmail\b`, page, "%s shows another queue", path)
 				}
 			}
 		}
@@ -158,19 +158,19 @@ func TestConsole_pages(t *testing.T) {
 		require.Equal(t, "/queues#payments", to)
 		_, page := b.browse(reader, "/queues")
 		has(t, page, "Queue payments is paused.")
-		require.Regexp(t, `<button disabled title="this takes the role operator">Resume</button>`, page)
+		require.Regexp(t, `<button disabled title="requires the role operator">Resume</button>`, page)
 		_, told, _ = b.send(kim, "/queues/act", url.Values{"do": {"resume"}, "name": {"payments"}})
-		require.Contains(t, told, "goes on")
+		require.Contains(t, told, "is resumed")
 		_, told, _ = b.send(kim, "/queues/act", url.Values{"do": {"open"}, "name": {"destination:default"}, "for": {"10m"}, "note": {"drill of the bank"}})
 		require.Contains(t, told, "is open for 10m")
 		_, page = b.browse(kim, "/queues")
-		has(t, page, "default is closed off by kim.")
+		has(t, page, "kim opened the breaker of default.")
 		has(t, page, `id="destination:default"`)
 		status, told, _ = b.send(reader, "/queues/act", url.Values{"do": {"reset"}, "name": {"destination:default"}, "from": {"/queues"}})
 		require.Equal(t, http.StatusSeeOther, status)
 		require.Contains(t, told, "this needs the role operator")
 		status, _, to = b.send(reader, "/queues/act", url.Values{"do": {"reset"}, "name": {"destination:default"}, "from": {"//elsewhere.example"}})
-		require.Equal(t, http.StatusForbidden, status, "nobody is sent to another site: "+to)
+		require.Equal(t, http.StatusForbidden, status, "redirected to another site: "+to)
 		_, told, _ = b.send(kim, "/queues/act", url.Values{"do": {"reset"}, "name": {"destination:default"}})
 		require.Contains(t, told, "is closed")
 		_, page = b.browse(admin, "/audit?people=true&text=drill")
@@ -191,41 +191,41 @@ func TestConsole_pages(t *testing.T) {
 		require.Equal(t, http.StatusOK, status)
 		notMarkup(t, page)
 		has(t, page, "&lt;script&gt;alert(1)&lt;/script&gt;<span class=\"hidden-character\"")
-		has(t, page, "0 recovered, 3 failed again, 0 skipped, 0 to go")
+		has(t, page, "0 recovered, 3 failed again, 0 skipped, 0 remaining")
 		has(t, page, "queue:payments")
 		has(t, page, "API, from 127.0.0.1")
 		require.Equal(t, 3, strings.Count(page, "failed again</span></td>"))
 		_, page = b.browse(kim, "/replays/"+run+"?outcome=succeeded")
 		has(t, page, "None.")
-		for _, step := range []struct{ do, rate, told string }{{"pause", "", "Paused"}, {"rate", "0.002", "another pace"}, {"rate", "fast", "is a number"}, {"resume", "", "goes on"}, {"cancel", "", "Cancelled"}} {
+		for _, step := range []struct{ do, rate, told string }{{"pause", "", "Paused"}, {"rate", "0.002", "Rate changed"}, {"rate", "fast", "must be a number"}, {"resume", "", "Resumed"}, {"cancel", "", "Cancelled"}} {
 			status, told, _ := b.send(kim, "/replays/"+mailRun+"/steer", url.Values{"do": {step.do}, "rate": {step.rate}, "from": {"/replays/" + mailRun}})
 			require.Equal(t, http.StatusSeeOther, status, told)
 			require.Contains(t, told, step.told)
 		}
 		_, page = b.browse(kim, "/replays/"+mailRun)
 		has(t, page, "Cancelled by kim")
-		has(t, page, "Beside the run before")
+		has(t, page, "Compared with the previous run")
 		_, page = b.browse(kim, "/audit?people=true&text="+url.QueryEscape("replay run "+mailRun))
 		for _, act := range []string{"paused", "rate changed", "resumed", "cancelled"} {
 			has(t, page, act)
 		}
 		_, page = b.browse(kim, "/replays/"+run)
-		has(t, page, `<th scope="row">dead letters</th><td>3</td><td>3 sent</td>`)
+		require.Regexp(t, `<th scope="row">dead letters</th><td>3</td>\s*<td>3 replayed</td>`, page)
 
 		_, page = b.browse(reader, "/replays")
-		has(t, page, `disabled title="this takes the role operator"`)
+		has(t, page, `disabled title="requires the role operator"`)
 	})
 	t.Run("approvals", func(t *testing.T) {
 		_, page := b.browse(kim, "/approvals/"+asked)
-		has(t, page, "it takes another person")
-		has(t, page, "Withdraw it")
+		has(t, page, "another person must approve it")
+		has(t, page, "Withdraw</button>")
 		_, page = b.browse(lee, "/approvals")
 		has(t, page, "1 request waits for you.")
 		_, page = b.browse(lee, "/approvals/"+asked)
-		has(t, page, "kim asks to discard 5 dead letters.")
+		has(t, page, "kim requests to discard 5 dead letters.")
 		has(t, page, "Approve: Discard 5")
 		_, told, _ := b.send(lee, "/approvals/"+asked+"/decide", url.Values{"do": {"approve"}, "from": {"/approvals/" + asked}})
-		require.Contains(t, told, "type how many")
+		require.Contains(t, told, "type the number")
 		_, told, _ = b.send(lee, "/approvals/"+asked+"/decide", url.Values{"do": {"approve"}, "expect": {"2"}, "from": {"/approvals/" + asked}})
 		require.Contains(t, told, "5")
 		_, told, _ = b.send(kim, "/approvals/"+asked+"/decide", url.Values{"do": {"approve"}, "expect": {"5"}, "from": {"/approvals/" + asked}})
@@ -262,7 +262,7 @@ func TestConsole_pages(t *testing.T) {
 		_, told, _ := b.send(kim, "/system/checks", url.Values{"from": {"/system"}})
 		require.Contains(t, told, "this needs the role admin")
 		_, page = b.browse(kim, "/system")
-		has(t, page, `disabled title="this takes the role admin`)
+		has(t, page, `disabled title="requires the role admin`)
 		_, told, _ = b.send(kim, "/system/automatic", url.Values{"do": {"stop"}, "note": {"the bank asks"}})
 		require.Contains(t, told, "is stopped")
 		_, page = b.browse(reader, "/system")
@@ -271,7 +271,7 @@ func TestConsole_pages(t *testing.T) {
 		_, told, _ = b.send(kim, "/system/automatic", url.Values{"do": {"resume"}})
 		require.Contains(t, told, "lifted")
 		_, page = b.browse(limited, "/system")
-		has(t, page, "who may read every queue")
+		has(t, page, "require access to every queue")
 	})
 	t.Run("access", func(t *testing.T) {
 		status, page, _ := b.send(admin, "/access/tokens", url.Values{"name": {"ci"}, "role": {"sender"}, "queues": {"payments*, mail"}, "expires": {"30d"}, "from": {"/access"}})
@@ -281,7 +281,7 @@ func TestConsole_pages(t *testing.T) {
 		has(t, page, "sender in queues payments*, mail")
 		require.Equal(t, http.StatusOK, b.bundle.as(secret[1], "GET", "/api/whoami", ""))
 		_, page = b.browse(admin, "/access")
-		require.NotContains(t, page, secret[1], "it is shown once")
+		require.NotContains(t, page, secret[1], "the secret is shown again")
 		var id string
 		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.tokens WHERE name = 'ci'").Scan(&id))
 		_, told, _ := b.send(kim, "/access/tokens", url.Values{"revoke": {id}, "from": {"/access"}})
@@ -296,10 +296,10 @@ func TestConsole_pages(t *testing.T) {
 			require.Equal(t, "/access", to)
 		}
 		_, told, _ = b.send(admin, "/access/tokens", url.Values{"name": {"another"}, "role": {"operator"}, "from": {"/access"}})
-		require.Contains(t, told, "could be both", "nobody makes two people of themselves")
+		require.Contains(t, told, "could be both", "an admin created a token that could act as a second person")
 		_, page = b.browse(kim, "/access")
-		has(t, page, "You are kim, known by a token: operator everywhere.")
-		require.NotContains(t, page, "Make the token")
+		has(t, page, "You are kim, authenticated by a token: operator everywhere.")
+		require.NotContains(t, page, "Create token")
 	})
 	t.Run("policy", func(t *testing.T) {
 		_, page := b.browse(reader, "/policy?status=503&message="+url.QueryEscape(hostile))
@@ -307,7 +307,7 @@ func TestConsole_pages(t *testing.T) {
 		has(t, page, "outage")
 		has(t, page, "If it failed now")
 		_, page = b.browse(reader, "/policy?status=422")
-		has(t, page, "a person decides")
+		has(t, page, "needs a person")
 		status, page := b.browse(reader, "/policy?status=abc")
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		has(t, page, "such as 503")
@@ -330,18 +330,18 @@ func TestConsole_pages(t *testing.T) {
 		_, told, _ = b.send(kim, "/policy", url.Values{"file": {"retry-policies"}, "text": {"queues: {payments: {destination: d}}\ndestinations: {d: {urlFile: /etc/hostname, secretFile: /etc/hostname}}\n"}})
 		hostname, err := os.ReadFile("/etc/hostname")
 		require.NoError(t, err)
-		require.NotContains(t, told, strings.TrimSpace(string(hostname)), "a draft reads no files")
-		require.Zero(t, count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'new-rule'"), "nothing is kept")
+		require.NotContains(t, told, strings.TrimSpace(string(hostname)), "a draft reads files")
+		require.Zero(t, count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'new-rule'"), "a preview changed an entry")
 		status, out := b.as(limited, "GET", "/api/dlq/analytics/rules?over=1h", "")
 		require.Equal(t, http.StatusOK, status, out)
 		require.Contains(t, out, `"rows":[{"rule":`)
 		_, all := b.as(reader, "GET", "/api/dlq/analytics/rules?over=1h", "")
-		require.NotEqual(t, out, all, "those of its queues alone")
+		require.NotEqual(t, out, all, "a scope does not limit the rules")
 	})
 	// The form has three steps: choose, preview, start.
 	t.Run("a new replay run", func(t *testing.T) {
 		_, page := b.browse(kim, "/replays/new")
-		has(t, page, "Which dead letters are to be sent back?")
+		has(t, page, "Select dead letters to replay")
 		_, page = b.browse(kim, "/replays/new?q=queue:mail")
 		has(t, page, "<h1>Replay 4 dead letters</h1>")
 		has(t, page, `<input type="hidden" name="q" value="queue:mail">`)
@@ -351,7 +351,7 @@ func TestConsole_pages(t *testing.T) {
 		status, told, to := b.send(kim, "/bulk", url.Values{"do": {"replay"}, "all": {"1"}, "q": {"queue:mail"}, "force": {"yes"}, "rate": {"0.002"}, "expect": {"4"}})
 		require.Equal(t, http.StatusSeeOther, status, told)
 		_, page = b.browse(kim, to)
-		has(t, page, `<th scope="row">time to send them</th><td>33 min</td>`) // four entries at 0.002 per second
+		has(t, page, `<th scope="row">duration</th><td>33 min</td>`) // four entries at 0.002 per second
 		_, out := b.as(kim, "GET", "/api/dlq"+to, "")
 		require.Contains(t, out, `"forecast":{"entries":4,"seconds":2000,"byQueue":{"mail":4},"unhealthy":[]}`)
 		_, _, _ = b.send(kim, to+"/steer", url.Values{"do": {"cancel"}})

@@ -1,5 +1,6 @@
 // @ts-check
-// What the console does beyond what its pages do without a script: live parts, keys, copying, selection, and times that go on.
+// The parts of the console that need a script: live sections, keyboard shortcuts, copying, selection, filter
+// completion and relative times. Every page works without it.
 
 /** @type {<T extends Element>(selector: string, within?: ParentNode) => T | null} */
 const one = (selector, within = document) => within.querySelector(selector);
@@ -18,7 +19,7 @@ function lasted(seconds) {
 	return `${Math.floor(hours / 24)} d`;
 }
 
-function tell() {
+function updateTimes() {
 	for (const time of all("time[data-ago], time[data-due]")) {
 		const at = Date.parse(time.getAttribute("datetime") ?? "");
 		if (Number.isNaN(at) || at < 0) continue;
@@ -27,14 +28,15 @@ function tell() {
 		if (time.textContent !== text) time.textContent = text;
 	}
 }
-setInterval(tell, 10_000);
+setInterval(updateTimes, 10_000);
 
-// Copying: by a click, or with the keyboard. Where the browser does not let it (plain http), the text is selected.
+// Copying, by a click or with the keyboard. If the browser does not permit it (plain HTTP), the text is
+// selected instead.
 
-const told = document.createElement("p");
-told.className = "hide";
-told.setAttribute("role", "status");
-document.body.append(told);
+const announcement = document.createElement("p");
+announcement.className = "hide";
+announcement.setAttribute("role", "status");
+document.body.append(announcement);
 
 /** @param {ParentNode} within */
 function copyable(within) {
@@ -51,12 +53,12 @@ async function copy(from) {
 		await navigator.clipboard.writeText(from.dataset.copy ?? "");
 	} catch {
 		getSelection()?.selectAllChildren(from);
-		told.textContent = "It is selected: copy it as you are used to.";
+		announcement.textContent = "Text selected. Copy it with the keyboard.";
 		return;
 	}
-	told.textContent = "Copied.";
+	announcement.textContent = "Copied.";
 	from.dataset.copied = "";
-	setTimeout(() => { delete from.dataset.copied; told.textContent = ""; }, 1500);
+	setTimeout(() => { delete from.dataset.copied; announcement.textContent = ""; }, 1500);
 }
 document.addEventListener("click", (event) => {
 	const from = event.target instanceof Element ? event.target.closest("[data-copy]") : null;
@@ -82,7 +84,8 @@ if (themeSwitch) {
 	});
 }
 
-// Live parts. A part is changed in its place; new rows of a list wait until they are asked for; what somebody is writing in stays.
+// Live sections. A section is updated in place. New rows of a list wait behind a button. A section with a field
+// that the viewer edits is not updated.
 
 const connection = /** @type {HTMLElement | null} */ (one("[data-connection]"));
 /** @type {number | undefined} */
@@ -109,27 +112,27 @@ function busy(old, fresh) {
 	return active instanceof HTMLElement && old.contains(active) && (active.matches("input, textarea, select, button, summary, [data-copy]") || !fresh.innerHTML);
 }
 
-// What is under a finger is not changed until it is lifted: a click is of one element.
+// While a button of the mouse or a finger is down, nothing changes: a click must hit one element.
 let pressed = false;
 /** @type {string | undefined} */
-let held;
+let heldHTML;
 addEventListener("pointerdown", (event) => {
 	pressed = event.button === 0 && event.target instanceof Element && event.target.closest("a, button, input, select, textarea, summary, label, [data-copy]") !== null;
 });
 for (const end of ["pointerup", "pointercancel", "blur"]) addEventListener(end, () => setTimeout(() => { // after the click
 	pressed = false;
-	if (held !== undefined) show(held);
+	if (heldHTML !== undefined) show(heldHTML);
 }));
 
 /** @param {string} html */
 function show(html) {
-	held = pressed ? html : undefined;
+	heldHTML = pressed ? html : undefined;
 	if (pressed) return;
 	const fresh = new DOMParser().parseFromString(html, "text/html");
 	for (const part of fresh.querySelectorAll("[data-live][id]")) {
 		const old = document.getElementById(part.id);
 		if (!old) {
-			if ("rows" in /** @type {HTMLElement} */ (part).dataset) wait(all("[data-id]", part).length); // the list was empty
+			if ("rows" in /** @type {HTMLElement} */ (part).dataset) announceRows(all("[data-id]", part).length); // the list was empty
 			continue;
 		}
 		if ("rows" in /** @type {HTMLElement} */ (part).dataset) {
@@ -147,13 +150,13 @@ function show(html) {
 		copyable(old);
 		if (focused) /** @type {HTMLElement | null} */ (old.querySelector(`[href="${CSS.escape(focused)}"]`))?.focus();
 	}
-	tell();
+	updateTimes();
 }
 
 /** @param {Element} old @param {Element} fresh */
 function showRows(old, fresh) {
 	const rows = new Map(all("[data-id]", old).map((row) => [row.dataset.id, row]));
-	let waiting = 0, trailing = 0, last = -1; // trailing: of those that wait, how many come after all that are there
+	let waiting = 0, trailing = 0, last = -1; // trailing: the new rows after the last row that is shown
 	const order = [...rows.keys()], matches = new Set();
 	for (const row of all("[data-id]", fresh)) {
 		const there = rows.get(row.dataset.id);
@@ -172,34 +175,34 @@ function showRows(old, fresh) {
 			});
 		}
 	}
-	// What is missing above one that is there has gone; what is missing at the end may have been pushed off the page.
+	// A row that is missing above another one is gone. Rows missing at the end may be on the next page now.
 	const full = waiting > trailing && matches.size + waiting >= rows.size;
-	order.forEach((id, i) => gone(/** @type {HTMLElement} */ (rows.get(id)), !matches.has(id) && (i < last || !full)));
-	wait(waiting - (matches.size < rows.size ? trailing : 0)); // some take the places of those that are gone
+	order.forEach((id, i) => markGone(/** @type {HTMLElement} */ (rows.get(id)), !matches.has(id) && (i < last || !full)));
+	announceRows(waiting - (matches.size < rows.size ? trailing : 0)); // some replace rows that are gone
 	selected();
 }
 
 /**
- * Shows that a row matches no more: nothing can be done to it from here.
+ * Marks a row that no longer matches, and disables its checkbox.
  * @param {HTMLElement} row @param {boolean} gone
  */
-function gone(row, gone) {
+function markGone(row, gone) {
 	row.classList.toggle("gone", gone);
-	row.title = gone ? "matches no more" : "";
+	row.title = gone ? "no longer matches" : "";
 	const pick = /** @type {HTMLInputElement | null} */ (one("input[name=id]", row));
 	if (pick) pick.disabled = gone;
 }
 
 /** @param {number} rows */
-function wait(rows) {
+function announceRows(rows) {
 	const more = document.getElementById("new-rows");
 	if (!more) return;
 	more.hidden = rows === 0;
 	more.textContent = `${rows} new`;
 }
 
-/** Whether somebody writes something that a new page would lose. */
-const writing = () => /** @type {(HTMLInputElement | HTMLTextAreaElement)[]} */ (all("main input:not([type=checkbox]):not([data-filter]):not([data-tree-search]), main textarea")).some((field) => field.value !== field.defaultValue);
+/** Reports whether a field has text that a reload would lose. */
+const hasDraft = () => /** @type {(HTMLInputElement | HTMLTextAreaElement)[]} */ (all("main input:not([type=checkbox]):not([data-filter]):not([data-tree-search]), main textarea")).some((field) => field.value !== field.defaultValue);
 
 /** @type {EventSource | undefined} */
 let events;
@@ -208,8 +211,8 @@ let retry;
 /** @type {number | undefined} */
 let reloading;
 
-// A browser has six connections to a server at most: pages that nobody looks at leave theirs to the others.
-function leave() {
+// A browser has at most six connections to a server, so hidden pages close theirs.
+function disconnect() {
 	events?.close();
 	for (const timer of [staleTimer, retry]) clearTimeout(timer);
 	clearInterval(reloading);
@@ -217,43 +220,43 @@ function leave() {
 
 /** @param {string} address */
 function follow(address) {
-	leave();
+	disconnect();
 	if (document.hidden) return;
 	const stream = new EventSource(address);
 	events = stream;
 	const alive = () => {
 		connected("live");
 		clearTimeout(staleTimer);
-		staleTimer = setTimeout(() => connected("lost"), 4000); // the server sends something each second
+		staleTimer = setTimeout(() => connected("lost"), 4000); // the server sends an event every second
 	};
 	stream.addEventListener("open", alive);
 	stream.addEventListener("page", (event) => { alive(); shownAt = event.lastEventId; show(event.data); });
 	stream.addEventListener("same", (event) => { alive(); shownAt = event.data; });
 	stream.addEventListener("beat", alive);
-	// The viewer is signed out or has other permissions, or the server cannot tell: again() finds out which.
-	stream.addEventListener("ended", () => { leave(); connected("lost"); again(address); });
-	// Too many pages are live: this one is loaded anew now and then, unless somebody writes in it.
+	// The viewer is signed out or has other permissions, or the server does not know: reconnect() finds out.
+	stream.addEventListener("ended", () => { disconnect(); connected("lost"); reconnect(address); });
+	// The user has too many live pages: this page reloads every minute, unless it has a draft.
 	stream.addEventListener("refused", (event) => {
-		leave();
+		disconnect();
 		connected("trouble", event.data);
-		reloading = setInterval(() => { if (!writing()) location.reload(); }, 60_000);
+		reloading = setInterval(() => { if (!hasDraft()) location.reload(); }, 60_000);
 	});
 	stream.addEventListener("trouble", (event) => { alive(); connected("trouble", event.data); });
 	stream.addEventListener("error", () => {
 		connected("lost");
-		if (stream.readyState === EventSource.CLOSED) retry = setTimeout(() => again(address), 2000);
+		if (stream.readyState === EventSource.CLOSED) retry = setTimeout(() => reconnect(address), 2000);
 	});
 }
 
 /**
- * Goes on where a stream was refused: the server is not up yet, or the session has ended.
+ * Opens the stream again after it was refused: the server is not up yet, or the session has ended.
  * @param {string} address
  */
-async function again(address) {
+async function reconnect(address) {
 	const status = await fetch("/api/whoami").then((answer) => answer.status, () => 0);
-	if (document.hidden) return; // who comes back follows again
+	if (document.hidden) return; // the visibilitychange event reconnects
 	if (status === 200) return follow(address);
-	if (status === 401 && !writing()) return location.reload();
+	if (status === 401 && !hasDraft()) return location.reload();
 	if (status === 401 && connection && !one("a", connection)) {
 		connected("trouble", "signed out");
 		const link = document.createElement("a");
@@ -262,19 +265,19 @@ async function again(address) {
 		link.textContent = "sign in";
 		connection.append(" ", link);
 	}
-	retry = setTimeout(() => again(address), 5000);
+	retry = setTimeout(() => reconnect(address), 5000);
 }
 
 const address = document.body.dataset.events;
 if (address) {
 	follow(address);
 	addEventListener("pageshow", (event) => { if (event.persisted) follow(address); });
-	addEventListener("pagehide", leave);
-	document.addEventListener("visibilitychange", () => document.hidden ? leave() : follow(address));
+	addEventListener("pagehide", disconnect);
+	document.addEventListener("visibilitychange", () => document.hidden ? disconnect() : follow(address));
 }
 document.getElementById("new-rows")?.addEventListener("click", () => location.reload());
 
-// Selection: a bar with what can be done to the selected, or to all that match.
+// Selection: a bar with the actions on the selected rows, or on all that match.
 
 const picks = () => /** @type {HTMLInputElement[]} */ (all("input[name=id][type=checkbox]"));
 function selected() {
@@ -289,7 +292,7 @@ function selected() {
 		const allowed = (button.dataset.from ?? "").split(" ");
 		const fits = chosen.filter((pick) => allowed.includes(pick.dataset.status ?? "")).length;
 		button.disabled = fits === 0;
-		button.title = fits === 0 ? "none of the selected is in a state that allows it" : "";
+		button.title = fits === 0 ? "no selected dead letter is in a state that allows this" : "";
 		const number = one("[data-count]", button);
 		if (number) number.textContent = fits ? String(fits) : "";
 	}
@@ -312,7 +315,7 @@ document.addEventListener("click", (event) => {
 });
 selected();
 
-// The filter bar completes.
+// Filter completion.
 
 const filter = /** @type {HTMLInputElement | null} */ (one("input[data-filter]"));
 if (filter) {
@@ -339,7 +342,7 @@ if (filter) {
 		items[at].scrollIntoView({ block: "nearest" });
 	};
 	const close = () => { asked?.abort(); list.hidden = true; filter.setAttribute("aria-expanded", "false"); choose(-1); };
-	// The list is there for a text. While the answer for a newer text is on its way, nothing can be taken from it.
+	// The list belongs to a text. While the completions of a newer text load, none can be chosen.
 	const current = () => !list.hidden && list.dataset.for === filter.value;
 	// The API counts in characters, a text field in UTF-16.
 	let [from, to] = [0, 0];
@@ -399,7 +402,8 @@ if (filter) {
 	});
 }
 
-// The payload's tree is searched: what matches is marked, what is closed around it opens, and closes again with another search.
+// Search in the payload's tree. Matches are marked. Closed nodes around them are opened, and closed again by the
+// next search.
 
 const treeSearch = /** @type {HTMLInputElement | null} */ (one("input[data-tree-search]"));
 if (treeSearch) {
@@ -417,8 +421,8 @@ if (treeSearch) {
 		at = hits.length ? (to + hits.length) % hits.length : -1;
 		hits[at]?.classList.add("now");
 		hits[at]?.scrollIntoView({ block: "nearest" });
-		const more = one(".left", tree) ? ", of what is shown here" : "";
-		count.textContent = !treeSearch.value.trim() ? "" : hits.length ? `${at + 1} of ${hits.length}${more}` : `nothing${more}`;
+		const more = one(".left", tree) ? " in the part shown" : "";
+		count.textContent = !treeSearch.value.trim() ? "" : hits.length ? `${at + 1} of ${hits.length}${more}` : `no match${more}`;
 	};
 	const search = () => {
 		for (const hit of hits) hit.classList.remove("hit", "now");
@@ -428,7 +432,7 @@ if (treeSearch) {
 		opened = [];
 		for (const hit of hits) {
 			hit.classList.add("hit");
-			// (The key of what is closed is seen.)
+			// (The key of a closed node is visible.)
 			const inside = hit.parentElement?.matches("summary") ? hit.closest("details")?.parentElement : hit;
 			for (let node = inside?.closest("details"); node && tree.contains(node); node = node.parentElement?.closest("details")) {
 				if (!node.open) {
@@ -448,7 +452,7 @@ if (treeSearch) {
 	for (const button of all("button", bar)) button.addEventListener("click", () => go(at + Number(button.dataset.step)));
 }
 
-// Keys, as in the tools that people know.
+// Keyboard shortcuts.
 
 const searched = filter ?? treeSearch;
 
@@ -513,7 +517,7 @@ document.addEventListener("keydown", (event) => {
 	event.preventDefault();
 });
 
-// What was sent is not sent twice.
+// A form is not submitted twice.
 document.addEventListener("submit", (event) => {
 	const form = event.target;
 	if (!(form instanceof HTMLFormElement) || form.method !== "post" || one("input[name=preview]", form)) return;

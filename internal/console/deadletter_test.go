@@ -9,9 +9,9 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// TestLetter checks the page of a dead letter: the message's headers, the rule's line, the link to
+// TestDeadLetter_Sections checks the page of a dead letter: the message's headers, the rule's line, the link to
 // entries of the same ordering key, and the search in the payload.
-func TestLetter(t *testing.T) {
+func TestDeadLetter_Sections(t *testing.T) {
 	t.Parallel()
 	o := open(t, func(c *server.Config) {
 		c.Policy.Data.SensitivePaths = []string{"headers.Authorization", "payload.pin"}
@@ -40,33 +40,33 @@ func TestLetter(t *testing.T) {
 	b.until(`document.activeElement.matches("[data-tree-search]")`)
 	b.run(insert("sku"))
 	b.until(`document.querySelectorAll(".tree .hit").length === 4`) // two keys, two values
-	b.reads("[data-found-count]", "1 of 4")
+	b.waitForTextOf("[data-found-count]", "1 of 4")
 	require.Equal(t, true, b.value(`[...document.querySelectorAll(".tree .hit")].every(e => e.checkVisibility())`))
 	b.press(kb.Enter)
-	b.reads("[data-found-count]", "2 of 4")
+	b.waitForTextOf("[data-found-count]", "2 of 4")
 	b.until(`document.querySelectorAll(".tree .now").length === 1`)
 	b.click(`[data-step="-1"]`)
-	b.reads("[data-found-count]", "1 of 4")
+	b.waitForTextOf("[data-found-count]", "1 of 4")
 	b.click(`[data-step="-1"]`)
-	b.reads("[data-found-count]", "4 of 4")
+	b.waitForTextOf("[data-found-count]", "4 of 4")
 	b.fill("[data-tree-search]", "U+202E")
-	b.reads("[data-found-count]", "1 of 1")
-	require.Equal(t, false, b.value(`document.querySelector(".tree").innerText.includes("B-2")`), "what it opened is closed again")
+	b.waitForTextOf("[data-found-count]", "1 of 1")
+	require.Equal(t, false, b.value(`document.querySelector(".tree").innerText.includes("B-2")`), "the new search collapses what the previous one expanded")
 	b.fill("[data-tree-search]", "nowhere")
-	b.reads("[data-found-count]", "nothing")
+	b.waitForTextOf("[data-found-count]", "no match")
 
 	// The editor shows hidden characters as escapes, which are no change.
 	require.Contains(t, b.value(`document.querySelector("textarea[name=payload]").value`), `"x\u202ey"`)
 	b.click(".edit summary")
-	b.follow(b.button("See what changes"))
-	b.sees("Nothing changes")
+	b.follow(b.button("Preview changes"))
+	b.waitForText("No changes")
 	require.Contains(t, b.value(`document.querySelector("textarea[name=payload]").value`), `"x\u202ey"`)
 
 	b.open("/dead-letters/" + id)
-	b.follow(b.button("the same ordering key"))
+	b.follow(b.button("same ordering key"))
 	b.rows(2)
 	require.Equal(t, `queue:payments key:"order 81"`, b.value(`document.querySelector("[data-filter]").value`))
-	require.Contains(t, b.value(`document.querySelector("[data-row] a").href`), min(id, other), "the oldest first")
+	require.Contains(t, b.value(`document.querySelector("[data-row] a").href`), min(id, other), "not oldest first")
 
 	// Masking one value leaves the rest of the payload as it is.
 	b.open("/dead-letters/" + other)
@@ -80,9 +80,9 @@ func TestLetter(t *testing.T) {
 	require.Equal(t, true, b.value(`document.querySelector(".tree").checkVisibility()`))
 }
 
-// TestLetter_SenderAndAttempts shows who sent the event and the known details of each attempt,
+// TestDeadLetter_SenderAndAttempts shows who sent the event and the known details of each attempt,
 // without rows for unknown ones.
-func TestLetter_SenderAndAttempts(t *testing.T) {
+func TestDeadLetter_SenderAndAttempts(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.post(`{"messageId": "m1", "queue": "payments", "kind": "payment.captured", "payload": {"answer": 422}, "version": "2.1",
