@@ -35,7 +35,7 @@ func (b *bundle) console(rules func() access.Rules, tls bool) *console {
 	a := &access.Authenticator{Tokens: access.NewStore(b.pool, postgres.DefaultSchemas()), Rules: rules}
 	config := door.Config{Hosts: []string{"dlqd.example"}}
 	mux := http.NewServeMux()
-	(&access.SignIn{Access: a, Ours: config.Ours}).Register(mux)
+	(&access.SignIn{Access: a, Ours: config.IsOwnHost}).Register(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		p, err := a.Authenticate(r)
 		if err != nil {

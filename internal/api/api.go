@@ -217,7 +217,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	config.MaxBodyBytes = cmp.Or(config.MaxBodyBytes, DefaultMaxBodyBytes)
 	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, max(DefaultMaxBodiesBytes, 4*maxBatchBodies*config.MaxBodyBytes))
 	config.Tracer = telemetry.Tracer(config.Tracer)
-	s := &service{Config: config, bodies: door.Bodies{Room: door.NewRoom(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace)}}
+	s := &service{Config: config, bodies: door.Bodies{Quota: door.NewQuota(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace)}}
 	mux := http.NewServeMux()
 	humaConfig := huma.DefaultConfig("dlqd", Version)
 	humaConfig.CreateHooks = nil // no $schema links in answers
@@ -282,7 +282,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		pages, failed = s.console, s.console.SignInFailed
 	}
 	if config.Access != nil {
-		(&access.SignIn{Access: config.Access, Ours: config.Door.Ours, Failed: failed}).Register(mux)
+		(&access.SignIn{Access: config.Access, Ours: config.Door.IsOwnHost, Failed: failed}).Register(mux)
 	}
 	mux.Handle("/", pages)
 	return s, mux, api
@@ -429,7 +429,7 @@ func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)
 		switch {
 		case err == nil:
 			next(readContext{ctx, buffer})
-		case errors.Is(err, door.ErrNoRoom):
+		case errors.Is(err, door.ErrNoQuota):
 			s.Metrics.Refused(door.RefusedBodies)
 			if slices.Contains(operation.Tags, messagesTag) {
 				s.count("", "overflow", 1)

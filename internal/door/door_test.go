@@ -18,7 +18,7 @@ func guard(config door.Config) http.Handler {
 	return door.Guard(config, door.Limit(config, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 }
 
-func TestHosts(t *testing.T) {
+func TestGuard_RefusesUnknownHosts(t *testing.T) {
 	t.Parallel()
 	handler := guard(door.Config{Hosts: append(door.HostsOf([]string{"dlqd.internal:7353", "0.0.0.0:80", ":80", "unix:/run/x:1", "[fe80::1%eth0]:80"}), "Public.Example", "10.9.8.7")})
 	tcp := &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 7353}
@@ -37,7 +37,7 @@ func TestHosts(t *testing.T) {
 
 		answer = httptest.NewRecorder()
 		handler.ServeHTTP(answer, request.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: "unix", Name: "/run/x"}))))
-		require.Equal(t, 200, answer.Code, "%q, by a Unix socket", host)
+		require.Equal(t, 200, answer.Code, "%q, through a Unix socket", host)
 	}
 	for _, config := range []door.Config{
 		{Hosts: []string{""}},
@@ -56,7 +56,7 @@ func TestHosts(t *testing.T) {
 	require.NoError(t, (&door.Config{Hosts: []string{"a.b", "10.0.0.1", "::1"}, Origins: []string{"https://a", "http://localhost:3000"}}).Check())
 }
 
-func TestOrigins(t *testing.T) {
+func TestGuard_RefusesOtherOrigins(t *testing.T) {
 	t.Parallel()
 	ask := func(handler http.Handler, method, origin, site string) *httptest.ResponseRecorder {
 		request := httptest.NewRequest(method, "/api/messages", nil)
@@ -88,28 +88,28 @@ func TestOrigins(t *testing.T) {
 	}
 }
 
-func TestRoom(t *testing.T) {
+func TestQuota_LeavesSharesToOthers(t *testing.T) {
 	t.Parallel()
-	room := door.NewRoom(12)
+	quota := door.NewQuota(12)
 	takeAll := func(client string) (took int) {
-		for room.Take(client, 1) {
+		for quota.Acquire(client, 1) {
 			took++
 		}
 		return took
 	}
-	require.Equal(t, 6, takeAll("a"), "alone, half")
-	require.Equal(t, 3, takeAll("b"), "of what is left, half")
+	require.Equal(t, 6, takeAll("a"), "a single client gets half")
+	require.Equal(t, 3, takeAll("b"), "the second client gets half of the rest")
 	require.Equal(t, 1, takeAll("c"))
-	require.Zero(t, takeAll("a"), "it has more than is left")
-	room.Give("a", 6)
+	require.Zero(t, takeAll("a"), "the client holds more than is free")
+	quota.Release("a", 6)
 	require.Equal(t, 3, takeAll("c"))
-	require.False(t, room.Take("d", 6))
-	room.Give("b", 3)
-	room.Give("c", 4)
-	require.True(t, room.Take("d", 6))
+	require.False(t, quota.Acquire("d", 6))
+	quota.Release("b", 3)
+	quota.Release("c", 4)
+	require.True(t, quota.Acquire("d", 6))
 }
 
-func TestRate(t *testing.T) {
+func TestRate_LimitsEachClient(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]door.Rate{"": {}, "100/s": {100, time.Second}, "600/m": {600, time.Minute}, "1/h": {1, time.Hour}, "50/10s": {50, 10 * time.Second}} {
 		got, err := door.ParseRate(text)
