@@ -151,7 +151,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			return
 		}
 		s.Access.Renew(w, r, p)
-		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Again(r, p) })
+		ctx := access.WithReauthentication(r.Context(), func() (*access.Principal, error) { return s.Access.Reauthenticate(r, p) })
 		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }

@@ -282,7 +282,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		pages, failed = s.console, s.console.SignInFailed
 	}
 	if config.Access != nil {
-		(&access.SignIn{Access: config.Access, Ours: config.Door.IsOwnHost, Failed: failed}).Register(mux)
+		(&access.SignIn{Access: config.Access, IsOwnHost: config.Door.IsOwnHost, Failed: failed}).Register(mux)
 	}
 	mux.Handle("/", pages)
 	return s, mux, api

@@ -314,7 +314,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 			return
 		case <-ticker.C:
 		}
-		if s.Ready() != nil || !access.Still(ctx) { // streams must not delay a stop
+		if s.Ready() != nil || !access.StillAuthenticated(ctx) { // streams must not delay a stop
 			return
 		}
 	}

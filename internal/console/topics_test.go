@@ -234,7 +234,7 @@ func TestLive_saysWhatIsWrong(t *testing.T) {
 		return nil
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) {
+		ctx := access.WithReauthentication(r.Context(), func() (*access.Principal, error) {
 			if out.Load() {
 				return nil, access.ErrRefused
 			}
