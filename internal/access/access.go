@@ -49,8 +49,8 @@ func (r Role) Includes(other Role) bool {
 	if least, machines := map[Role]Role{Sender: Operator, Metrics: Reader}[other]; machines {
 		other = least
 	}
-	people := []Role{Reader, Operator, Admin}
-	return slices.Contains(people, other) && slices.Index(people, r) >= slices.Index(people, other)
+	personRoles := []Role{Reader, Operator, Admin}
+	return slices.Contains(personRoles, other) && slices.Index(personRoles, r) >= slices.Index(personRoles, other)
 }
 
 // Grant is a role, limited to the queues, kinds and sources that match.

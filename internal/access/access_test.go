@@ -104,7 +104,7 @@ func (b *bundle) token(t access.Token) (secret, id string) {
 
 // send sends a request with a token, if any, and further headers. It returns the status and the
 // body, which names the caller.
-func (b *bundle) send(url, token string, headers ...string) (status int, who string) {
+func (b *bundle) send(url, token string, headers ...string) (status int, caller string) {
 	b.Helper()
 	client := http.DefaultClient
 	if path, ok := strings.CutPrefix(url, "unix:"); ok {
@@ -161,9 +161,9 @@ func TestTokens_AuthenticateUntilRevoked(t *testing.T) {
 	url, _ := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"tokens"}})})
 	secret, id := b.token(access.Token{Name: "ci", Role: access.Operator, Queues: []string{"payments*"}, Note: "deploys"})
 	require.Regexp(t, `^dlqd_[0-9A-Za-z]{36}$`, secret)
-	status, who := b.send(url, secret)
-	require.Equal(t, 200, status, who)
-	require.Equal(t, "token ci operator", who)
+	status, caller := b.send(url, secret)
+	require.Equal(t, 200, status, caller)
+	require.Equal(t, "token ci operator", caller)
 
 	// The database stores only a hash.
 	var rows string
@@ -258,16 +258,16 @@ func TestTokens_LimitFailedAttempts(t *testing.T) {
 	good, _ := b.token(access.Token{Name: "ci", Role: access.Reader})
 	status, _ := b.send(url, good)
 	require.Equal(t, 200, status)
-	var who string
+	var caller string
 	for range 25 {
-		status, who = b.send(url, "dlqd_"+strings.Repeat("b", 36))
+		status, caller = b.send(url, "dlqd_"+strings.Repeat("b", 36))
 		require.Equal(t, 401, status)
 	}
-	require.Contains(t, who, "too many failed sign-ins")
+	require.Contains(t, caller, "too many failed sign-ins")
 	fresh, _ := b.token(access.Token{Name: "new", Role: access.Reader})
 	for _, token := range []string{good, fresh} { // the second one is unknown to this process
-		status, who = b.send(url, token)
-		require.Equal(t, 200, status, who)
+		status, caller = b.send(url, token)
+		require.Equal(t, 200, status, caller)
 	}
 }
 
@@ -282,8 +282,8 @@ func TestTokens_DoNotWaitForLockedRow(t *testing.T) {
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	_, err = tx.Exec(t.Context(), "UPDATE dlq.tokens SET note = 'x'")
 	require.NoError(t, err)
-	status, who := b.send(url, secret)
-	require.Equal(t, 200, status, who)
+	status, caller := b.send(url, secret)
+	require.Equal(t, 200, status, caller)
 }
 
 // The pattern * means every queue.
@@ -320,8 +320,8 @@ func TestProxy_IsTrustedOnlyFromItsAddresses(t *testing.T) {
 		{[]string{"X-User", "anna", "X-Groups", "staff", "X-Groups", "oncall"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "an\u202ena"}, access.ErrUnknown.Error() + "\n"},
 	} {
-		_, who := b.send(url, "", c.headers...)
-		require.Equal(t, c.want, who, "%v", c.headers)
+		_, caller := b.send(url, "", c.headers...)
+		require.Equal(t, c.want, caller, "%v", c.headers)
 	}
 	status, _ := b.send(socket, "", "X-User", "kim")
 	require.Equal(t, 401, status, "the proxy does not connect through the socket")
@@ -340,8 +340,8 @@ func TestSocket_AuthenticatesOSUser(t *testing.T) {
 	require.NoError(t, err)
 	grants := []access.UserGrant{{Grant: access.Grant{Role: access.Operator}, OSUsers: []string{me.Username}}, {Grant: access.Grant{Role: access.Admin}, Users: []string{me.Username}}}
 	url, socket := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"socket"}, Grants: grants})})
-	_, who := b.send(socket, "")
-	require.Equal(t, "socket "+me.Username+" operator", who)
+	_, caller := b.send(socket, "")
+	require.Equal(t, "socket "+me.Username+" operator", caller)
 	status, _ := b.send(url, "")
 	require.Equal(t, 401, status)
 }
@@ -352,8 +352,8 @@ func TestAuthenticate_AllowsEveryCallerOnlyIfOpen(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	url, _ := b.serve(&access.Authenticator{Rules: rules(access.Rules{}), Open: true})
-	_, who := b.send(url, "")
-	require.Equal(t, "  admin", who)
+	_, caller := b.send(url, "")
+	require.Equal(t, "  admin", caller)
 	url, _ = b.serve(&access.Authenticator{Rules: rules(access.Rules{})})
 	status, _ := b.send(url, "")
 	require.Equal(t, 401, status)
@@ -367,6 +367,6 @@ func TestTokens_NeitherAcceptedNorRefusedWithoutDatabase(t *testing.T) {
 	url, _ := b.serve(&access.Authenticator{Tokens: access.NewStore(pool, postgres.DefaultSchemas()), Rules: rules(access.Rules{Ways: []string{"tokens"}})})
 	secret, _ := b.token(access.Token{Name: "ci", Role: access.Reader})
 	pool.Close()
-	status, who := b.send(url, secret)
-	require.Equal(t, 503, status, who)
+	status, caller := b.send(url, secret)
+	require.Equal(t, 503, status, caller)
 }

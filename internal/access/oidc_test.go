@@ -82,22 +82,22 @@ func TestOIDC_MapsClaimsToNameAndGrants(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := newSignIn(issuer.URL)
-	who := func(claims map[string]any) *access.Principal {
+	authenticate := func(claims map[string]any) *access.Principal {
 		t.Helper()
 		p, err := s.from(t, "10.0.0.1", issuer.Token(claims))
 		require.NoError(t, err, s.log.String())
 		return p
 	}
 	operator := access.Grant{Role: access.Operator, Queues: []string{"payments*"}}
-	require.Equal(t, &access.Principal{Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}}}, who(nil))
-	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}}, who(map[string]any{"email_verified": false}), "an unverified email is ignored")
-	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc"}, who(map[string]any{"email": nil, "groups": nil}))
-	require.Equal(t, []access.Grant{operator}, who(map[string]any{"email": nil, "groups": "ops"}).Grants, "one group, as text")
-	require.Equal(t, "kim@example.com", who(map[string]any{"email_verified": "true"}).Name, "as some providers write it")
-	require.Equal(t, "kim@example.com", who(map[string]any{"aud": []string{"another", "dlqd-api"}}).Name)
+	require.Equal(t, &access.Principal{Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}}}, authenticate(nil))
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}}, authenticate(map[string]any{"email_verified": false}), "an unverified email is ignored")
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc"}, authenticate(map[string]any{"email": nil, "groups": nil}))
+	require.Equal(t, []access.Grant{operator}, authenticate(map[string]any{"email": nil, "groups": "ops"}).Grants, "one group, as text")
+	require.Equal(t, "kim@example.com", authenticate(map[string]any{"email_verified": "true"}).Name, "as some providers write it")
+	require.Equal(t, "kim@example.com", authenticate(map[string]any{"aud": []string{"another", "dlqd-api"}}).Name)
 
 	s.rules.OIDC.UsernameClaim, s.rules.OIDC.GroupsClaim = "preferred_username", "https://example.com/teams"
-	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}}, who(map[string]any{"preferred_username": "kim", "groups": nil, "https://example.com/teams": []any{1, "ops"}}))
+	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}}, authenticate(map[string]any{"preferred_username": "kim", "groups": nil, "https://example.com/teams": []any{1, "ops"}}))
 	_, err := s.from(t, "10.0.0.1", issuer.Token(nil))
 	require.ErrorIs(t, err, access.ErrRefused, "only the configured claim counts")
 	s.rules.OIDC.UsernameClaim = "email"

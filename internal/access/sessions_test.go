@@ -107,12 +107,12 @@ var insecure = func() *http.Transport {
 // caller returns the caller that the server sees; empty if it sees none.
 func (b *browser) caller(headers ...string) string {
 	b.Helper()
-	response, who := b.send(http.MethodGet, "/", nil, headers...)
+	response, caller := b.send(http.MethodGet, "/", nil, headers...)
 	if response.StatusCode == http.StatusUnauthorized {
 		return ""
 	}
-	require.Equal(b, http.StatusOK, response.StatusCode, who)
-	return who
+	require.Equal(b, http.StatusOK, response.StatusCode, caller)
+	return caller
 }
 
 func (b *browser) signIn(token string, headers ...string) *http.Response {
@@ -304,8 +304,8 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, http.StatusUnauthorized, response.StatusCode, "one of two cookies is from another host")
-	_, who := b.send(c.url, good)
-	require.NotContains(t, who, "kim", "a session cookie is not a token")
+	_, caller := b.send(c.url, good)
+	require.NotContains(t, caller, "kim", "a session cookie is not a token")
 
 	// The cookie counts for dlqd's own pages and for links to them.
 	for _, ask := range []struct {

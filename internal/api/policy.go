@@ -128,7 +128,7 @@ func (s *service) registerPolicy(api huma.API) {
 	}
 	example(&test, http.StatusOK, SampleJudgement{Class: "outage", Rule: "bank-down", Strategy: "conditional", Times: []time.Time{time.Date(2026, 3, 2, 8, 1, 0, 0, time.UTC)}})
 	huma.Register(api, test, func(_ context.Context, in *sampleInput) (*judgementOutput, error) {
-		return &judgementOutput{judge(s.Planner(), &in.Body, time.Now())}, nil
+		return &judgementOutput{classify(s.Planner(), &in.Body, time.Now())}, nil
 	})
 
 	preview := huma.Operation{
@@ -287,8 +287,8 @@ func policyInForce(p *policy.Policy) PolicyInForce {
 	return out
 }
 
-// judge returns how a planner judges an error that fails now, and again after each redelivery.
-func judge(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudgement {
+// classify returns how a planner judges an error that fails now, and again after each redelivery.
+func classify(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudgement {
 	facts := strategy.Facts{
 		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class), Kind: in.Kind, Queue: in.Queue, Source: in.Source, Payload: in.Payload,
 	}

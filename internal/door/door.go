@@ -161,7 +161,7 @@ func isOwnHost(own []string, host string, local net.Addr) bool {
 // Host returns the host name of a request, without the port.
 func Host(r *http.Request) string { return hostOf(r.Host) }
 
-// Ours reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks the
+// IsOwnHost reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks the
 // name of a request through a Unix socket.
 func (c *Config) IsOwnHost(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)

@@ -32,7 +32,7 @@ const fewKeys = 24
 // MaxDepth. It does not decode the document, and allocates only for large objects and escaped keys.
 func CheckJSON(raw []byte) error { return check(raw, nil) }
 
-// check is CheckJSON that also calls asks, if not nil, with each key and its depth.
+// check is CheckJSON that also calls onKey, if not nil, with each key and its depth.
 func check(raw []byte, onKey func(depth int, key []byte) error) error {
 	if err := wellFormed(raw); err != nil {
 		return err
