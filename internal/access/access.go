@@ -219,7 +219,7 @@ type Token struct {
 	CreatedAt time.Time  `json:"createdAt" doc:"When the token was created."`
 	ExpiresAt *time.Time `json:"expiresAt,omitempty" doc:"When the token expires; absent: never."`
 	UsedAt    *time.Time `json:"usedAt,omitempty" doc:"When the token was last used, accurate to a minute."`
-	RevokedAt *time.Time `json:"revokedAt,omitempty" doc:"When the token is or was revoked; later for a rotated token."`
+	RevokedAt *time.Time `json:"revokedAt,omitempty" doc:"Time from which the token is rejected; in the future for a rotated token that is still valid."`
 	RevokedBy string     `json:"revokedBy,omitempty" doc:"Actor who revoked the token."`
 }
 

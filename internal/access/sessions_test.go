@@ -308,7 +308,7 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	require.NotContains(t, caller, "kim", "a session cookie is not a token")
 
 	// The cookie counts for dlqd's own pages and for links to them.
-	for _, ask := range []struct {
+	for _, test := range []struct {
 		headers []string
 		known   bool
 	}{
@@ -325,7 +325,7 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 		// The user opens a link on another site.
 		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, true},
 	} {
-		require.Equal(t, ask.known, kim.caller(ask.headers...) != "", "%v", ask.headers)
+		require.Equal(t, test.known, kim.caller(test.headers...) != "", "%v", test.headers)
 	}
 	for _, path := range []string{"/sign-out", "/sign-in", "/anything"} {
 		for _, headers := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Sec-Fetch-Site", "", "Origin", "http://evil.example"}, {"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}} {

@@ -175,7 +175,7 @@ func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *identity, to s
 		return
 	}
 	s.Access.setSessionCookie(w, r, secret)
-	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther) //nolint:gosec // a path of dlqd's
+	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther) //nolint:gosec // a path of dlqd
 }
 
 // signOut ends the caller's session or, with everywhere in the form, all sessions of the caller.

@@ -160,7 +160,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	var retry *access.RetryError
 	switch page := s.console != nil && isPage(r); {
 	case page && access.IsRefusal(err):
-		http.Redirect(w, r, access.SignInURL(r), http.StatusSeeOther) //nolint:gosec // a path of ours
+		http.Redirect(w, r, access.SignInURL(r), http.StatusSeeOther) //nolint:gosec // a path of dlqd
 	case page && errors.Is(err, access.ErrProvider):
 		w.Header().Set("Retry-After", "5")
 		s.console.SignInFailed(w, r, http.StatusServiceUnavailable, access.ErrProvider.Error())

@@ -131,13 +131,13 @@ type overInput struct {
 	Over string `query:"over" default:"24h" doc:"Length of the window, such as 24h or 30d." example:"24h"`
 }
 
-func over[T any](ask func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *overInput) ([]T, error) {
+func over[T any](query func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *overInput) ([]T, error) {
 	return func(ctx context.Context, in *overInput) ([]T, error) {
 		w, err := (&WindowInput{Over: in.Over}).window()
 		if err != nil {
 			return nil, err
 		}
-		return ask(ctx, w)
+		return query(ctx, w)
 	}
 }
 
@@ -146,28 +146,28 @@ type sourcesInput struct {
 	Limit int    `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"Maximum number of rows."`
 }
 
-func windowed[T any](ask func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *WindowInput) ([]T, error) {
+func windowed[T any](query func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *WindowInput) ([]T, error) {
 	return func(ctx context.Context, in *WindowInput) ([]T, error) {
 		w, err := in.window()
 		if err != nil {
 			return nil, err
 		}
-		return ask(ctx, w)
+		return query(ctx, w)
 	}
 }
 
-func limited[T any](ask func(context.Context, analytics.Window, int) ([]T, error)) func(context.Context, *topInput) ([]T, error) {
+func limited[T any](query func(context.Context, analytics.Window, int) ([]T, error)) func(context.Context, *topInput) ([]T, error) {
 	return func(ctx context.Context, in *topInput) ([]T, error) {
 		w, err := in.window()
 		if err != nil {
 			return nil, err
 		}
-		return ask(ctx, w, in.Limit)
+		return query(ctx, w, in.Limit)
 	}
 }
 
 // report registers GET /api/dlq/analytics/name.
-func report[I, T any](s *service, api huma.API, name, summary string, rows []T, ask func(context.Context, *I) ([]T, error)) {
+func report[I, T any](s *service, api huma.API, name, summary string, rows []T, query func(context.Context, *I) ([]T, error)) {
 	op := huma.Operation{
 		OperationID: "get-analytics-" + name, Method: http.MethodGet, Path: "/api/dlq/analytics/" + name, Tags: []string{"analytics"},
 		Summary: summary, Errors: []int{422, 503},
@@ -177,7 +177,7 @@ func report[I, T any](s *service, api huma.API, name, summary string, rows []T, 
 		out := &reportOutput[T]{}
 		var err error
 		if out.Body.AsOf, err = s.Analytics.AsOf(ctx); err == nil {
-			out.Body.Rows, err = ask(ctx, in)
+			out.Body.Rows, err = query(ctx, in)
 		}
 		if _, ok := err.(huma.StatusError); ok { //nolint:errorlint // made here, never wrapped
 			return nil, err

@@ -30,7 +30,7 @@ type EntryPage struct {
 	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Set if the search stopped at its time limit: the time of capture up to which it searched. next continues from there. The page may have fewer entries than requested, or none."`
 	Count      *Count     `json:"count,omitempty" doc:"Number of entries that the filter selects, if requested."`
 	// AutomaticStopped is part of every list, so that each viewer sees it.
-	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped: by whom, or because the database was restored."`
+	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 }
 
 // Count is the number of entries that a filter chooses.
@@ -55,7 +55,7 @@ type EntryDetail struct {
 
 	Transitions      []deadletter.Transition `json:"transitions" doc:"Audit trail of the entry, oldest change first."`
 	Checkpoint       *deadletter.Checkpoint  `json:"checkpoint,omitempty" doc:"Progress of its resumable job: a redelivery skips the completed steps."`
-	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped: by whom, or because the database was restored."`
+	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 }
 
 // Action is the actor and the note of an operator's action.
@@ -110,7 +110,7 @@ type Stats struct {
 	OldestOpen  *time.Time `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
 	// Observed entries are also counted as pending.
 	Observed         int64           `json:"observed" doc:"Pending entries for which automatic redelivery is off, counted up to 10,000."`
-	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped: by whom, or because the database was restored."`
+	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 }
 
 // BacklogRow is a number of open entries.

@@ -35,7 +35,7 @@ type Submission struct {
 	SubscriberID string                     `json:"subscriberId,omitempty" maxLength:"255" doc:"Subscriber whom the message concerns." example:"sub_81"`
 	Priority     int                        `json:"priority,omitempty" minimum:"1" maximum:"4" default:"2" doc:"1 is the most urgent, 4 the least."`
 	Tags         []string                   `json:"tags,omitempty" maxItems:"32" doc:"Tags of three or more letters, digits, _ and -."`
-	Headers      map[string]string          `json:"headers,omitempty" doc:"HTTP headers of the delivery."`
+	Headers      map[string]string          `json:"headers,omitempty" doc:"HTTP headers of the delivery, sent unchanged."`
 	Metadata     map[string]json.RawMessage `json:"metadata,omitempty" doc:"Stored with the message, not delivered."`
 	ScheduledAt  string                     `json:"scheduledAt,omitempty" format:"date-time" doc:"Earliest time of the delivery."`
 	OrderingKey  string                     `json:"orderingKey,omitempty" maxLength:"255" doc:"In ordered queues, messages with the same key are delivered in the order of their submission." example:"order_81"`

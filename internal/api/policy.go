@@ -216,18 +216,18 @@ func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Pla
 			if text(e.Rule) == policy.RuleWorkerLost {
 				rescues = strategy.ManyRescues
 			}
-			var made [2]worker.Judgement
+			var decisions [2]worker.Judgement
 			for k, planner := range []*strategy.Planner{inForce, next} {
 				d := planner.Decide(&strategy.Entry{Facts: facts, ID: e.ID, Rule: text(e.Rule), RetryCount: int(e.DLQRetryCount), LastFailedAt: e.LastFailedAt, Rescues: rescues}, now)
-				made[k] = worker.Judgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy}
+				decisions[k] = worker.Judgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy}
 			}
-			if made[0] == made[1] {
+			if decisions[0] == decisions[1] {
 				continue
 			}
-			if changes[made] == nil {
-				changes[made] = &worker.Rejudged{From: made[0], To: made[1], Also: []string{}, Example: e.ID}
+			if changes[decisions] == nil {
+				changes[decisions] = &worker.Rejudged{From: decisions[0], To: decisions[1], Also: []string{}, Example: e.ID}
 			}
-			changes[made].Entries++
+			changes[decisions].Entries++
 		}
 		if out.More = out.More || len(list) == samplePage && (out.Looked >= maxSampled || time.Now().After(until)); out.More || len(list) < samplePage {
 			break

@@ -20,5 +20,5 @@ func runbook(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = w.Write(text) //nolint:gosec // a file of ours, as text
+	_, _ = w.Write(text) //nolint:gosec // an embedded file, as text
 }

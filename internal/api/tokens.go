@@ -26,7 +26,7 @@ const maxTokenLife = 10 * 365 * 24 * time.Hour
 type Token struct {
 	access.Token
 
-	State string `json:"state" doc:"active, revoked, expired, or \"until\" and the time until which a rotated token stays valid."`
+	State string `json:"state" doc:"active, revoked, expired, or \"until\" and the time at which a rotated token becomes invalid."`
 }
 
 // NewToken describes a token to create.
@@ -116,7 +116,7 @@ func (s *service) registerTokens(api huma.API) {
 func (s *service) createToken(ctx context.Context, in *newTokenInput) (*madeTokenOutput, error) {
 	b, life := in.Body, defaultTokenLife
 	if access.Role(b.Role).Includes(access.Operator) && len(s.Planner().Policy().Access.Approvals.Rules) > 0 {
-		return nil, huma.Error403Forbidden(`the policy requires approvals (access.yaml: approvals), and the creator of two tokens could request and approve: create tokens of operators and admins with "dlqd tokens create", in the database`)
+		return nil, huma.Error403Forbidden(`the policy requires approvals (access.yaml: approvals), and the creator of two tokens could request and approve: create tokens of operators and admins with "dlqd tokens create", which writes to the database directly`)
 	}
 	if b.Expires != "" {
 		var err error

@@ -62,8 +62,8 @@ type deleteViewInput struct {
 
 func (s *service) registerViews(api huma.API) {
 	tags := []string{"saved views"}
-	made := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
-	shown := savedview.SavedView{Name: "bank outages", Owner: "kim", Query: "class:outage queue:payments", Columns: []string{}, Shared: true, CreatedAt: made, UpdatedAt: made}
+	createdAt := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	shown := savedview.SavedView{Name: "bank outages", Owner: "kim", Query: "class:outage queue:payments", Columns: []string{}, Shared: true, CreatedAt: createdAt, UpdatedAt: createdAt}
 	list := huma.Operation{OperationID: "list-views", Method: http.MethodGet, Path: ViewsPath, Tags: tags, Summary: "List the caller's saved views, and those that others share", Errors: []int{422, 503}}
 	example(&list, http.StatusOK, map[string]any{"views": []savedview.SavedView{shown}})
 	huma.Register(api, list, func(ctx context.Context, in *viewsInput) (out *viewsOutput, err error) {

@@ -50,7 +50,7 @@ type Message struct {
 	SubscriberID string            `json:"subscriberId,omitempty" doc:"Subscriber whom the message concerns." example:"sub_81"`
 	Priority     int               `json:"priority,omitempty" doc:"1 (most urgent) to 4; 2 if absent."`
 	Tags         []string          `json:"tags,omitempty" doc:"Tags of three or more letters, digits, _ and -."`
-	Headers      map[string]string `json:"headers,omitempty" doc:"HTTP headers of the delivery."`
+	Headers      map[string]string `json:"headers,omitempty" doc:"HTTP headers of the delivery, sent unchanged."`
 	Metadata     json.RawMessage   `json:"metadata,omitempty" doc:"An object that is stored with the message and not delivered."`
 	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Earliest time of the delivery."`
 	OrderingKey  string            `json:"orderingKey,omitempty" doc:"In ordered queues, messages with the same key are delivered in the order of their submission." example:"order_81"`

@@ -34,12 +34,12 @@ func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark, timeline i
 // restored.
 func TestWatchServer_DistinguishesPromotionFromRestore(t *testing.T) {
 	t.Parallel()
-	pool, living := postgrestest.Pool(t), uuid.New()
+	pool, running := postgrestest.Pool(t), uuid.New()
 	promote := func() {
 		_, err := pool.Exec(t.Context(), `UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{timeline}', '7') WHERE key = 'server'`)
 		require.NoError(t, err)
 	}
-	mark, verdict, held := watch(t, pool, living, 0, 0)
+	mark, verdict, held := watch(t, pool, running, 0, 0)
 	require.Equal(t, "unknown", verdict)
 	require.False(t, held)
 
@@ -47,17 +47,17 @@ func TestWatchServer_DistinguishesPromotionFromRestore(t *testing.T) {
 	_, verdict, held = watch(t, pool, uuid.New(), 0, 0)
 	require.Equal(t, "timeline", verdict, "a process that has just started cannot know")
 	require.True(t, held)
-	mark, verdict, held = watch(t, pool, living, mark, 7)
+	mark, verdict, held = watch(t, pool, running, mark, 7)
 	require.Equal(t, "promoted", verdict)
 	require.False(t, held)
 
 	promote()
-	mark, verdict, held = watch(t, pool, living, mark, 6)
+	mark, verdict, held = watch(t, pool, running, mark, 6)
 	require.Equal(t, "timeline", verdict, "the process last wrote before the known timeline")
 	require.True(t, held)
 	_, verdict, _ = watch(t, pool, uuid.New(), 5, 7)
 	require.Equal(t, "lost", verdict)
-	_, verdict, held = watch(t, pool, living, mark, 7)
+	_, verdict, held = watch(t, pool, running, mark, 7)
 	require.Equal(t, "same", verdict, "the mark of another process is lost")
 	require.True(t, held)
 }
@@ -66,8 +66,8 @@ func TestWatchServer_DistinguishesPromotionFromRestore(t *testing.T) {
 // restore detects it.
 func TestWatchServer_DetectsBackupWithoutServerRecord(t *testing.T) {
 	t.Parallel()
-	pool, living := postgrestest.Pool(t), uuid.New()
-	mark, verdict, _ := watch(t, pool, living, 0, 0)
+	pool, running := postgrestest.Pool(t), uuid.New()
+	mark, verdict, _ := watch(t, pool, running, 0, 0)
 	require.Equal(t, "unknown", verdict)
 	exec := func(sql string) {
 		t.Helper()
@@ -75,12 +75,12 @@ func TestWatchServer_DetectsBackupWithoutServerRecord(t *testing.T) {
 		require.NoError(t, err)
 	}
 	exec("DELETE FROM dlq.settings WHERE key = 'server'")
-	_, verdict, held := watch(t, pool, living, mark, 1)
+	_, verdict, held := watch(t, pool, running, mark, 1)
 	require.Equal(t, "unknown", verdict, "nothing is lost")
 	require.False(t, held)
 	exec("DELETE FROM dlq.settings WHERE key = 'server'")
 	exec("DELETE FROM dlq.processes")
-	_, verdict, held = watch(t, pool, living, mark, 1)
+	_, verdict, held = watch(t, pool, running, mark, 1)
 	require.Equal(t, "lost", verdict)
 	require.True(t, held)
 }

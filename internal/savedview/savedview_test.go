@@ -68,7 +68,7 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	require.Empty(t, names(postgres.WithScope(ctx, `[{"queues": ["pay"]}]`), "dan"))
 
 	require.ErrorIs(t, s.Delete(ctx, "mine", "", "ben"), deadletter.ErrNotFound)
-	require.ErrorIs(t, s.Delete(ctx, "mine", "kim", "ben"), deadletter.ErrNotFound, "it is not shared")
+	require.ErrorIs(t, s.Delete(ctx, "mine", "kim", "ben"), deadletter.ErrNotFound, "the view is not shared")
 	require.NoError(t, s.Delete(ctx, "ours", "kim", "ben"), "an admin deletes a shared view")
 	require.NoError(t, s.Delete(ctx, "mine", "", "kim"))
 	_, err = s.Get(ctx, "mine", "kim")
