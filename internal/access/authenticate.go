@@ -133,7 +133,8 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 		if a.Open {
 			return Unrestricted(), nil
 		}
-		return nil, fmt.Errorf("%w: the policy configures none (access.yaml: authentication), and this dlqd does not listen only on loopback", ErrUnknown)
+		return nil, fmt.Errorf("%w: the policy configures none (access.yaml: authentication), "+
+			"and this dlqd does not listen only on loopback", ErrUnknown)
 	}
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	secret = strings.TrimSpace(secret)

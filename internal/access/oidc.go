@@ -151,7 +151,8 @@ func (p *provider) refresh() <-chan struct{} {
 			}
 		case p.err == nil:
 			p.failingSince = p.now()
-			p.logger.Warn("the OpenID Connect provider does not answer: new sign-ins fail", "issuer", p.issuer, "error", truncated(err))
+			p.logger.Warn("the OpenID Connect provider does not answer: new sign-ins fail",
+				"issuer", p.issuer, "error", truncated(err))
 		}
 		p.err, p.refreshing = err, nil
 	}()
@@ -199,7 +200,8 @@ func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endp
 	defer p.mu.Unlock()
 	endpoint := p.endpoints.Endpoint
 	if endpoint.AuthURL == "" || endpoint.TokenURL == "" {
-		return endpoint, errors.Join(ErrProvider, errors.New("its metadata has no authorization_endpoint or no token_endpoint"))
+		return endpoint, errors.Join(ErrProvider,
+			errors.New("its metadata has no authorization_endpoint or no token_endpoint"))
 	}
 	endpoint.AuthStyle = oauth2.AuthStyleInParams
 	if hasSecret && p.endpoints.secretInHeader {
@@ -388,7 +390,8 @@ func (o *OIDC) name(claims map[string]any) (string, error) {
 	name, _ := claims[claim].(string)
 	name = strings.TrimSpace(name)
 	if o.UsernameClaim == "" && claim == "sub" && strings.Contains(name, "@") {
-		return "", errors.New("the token has no verified email, and its subject looks like an email (oidc.usernameClaim: sub accepts it)")
+		return "", errors.New("the token has no verified email, and its subject looks like an email " +
+			"(oidc.usernameClaim: sub accepts it)")
 	}
 	if err := checkName(name); err != nil {
 		return "", fmt.Errorf("claim %s: %w", claim, err)

@@ -145,7 +145,8 @@ func (s *SignIn) signInWithToken(w http.ResponseWriter, r *http.Request) {
 	}
 	_ = control.SetReadDeadline(time.Time{})
 	if strings.HasPrefix(r.Header.Get("Origin"), "http:") && isSecure(r) {
-		s.answerFailure(w, r, http.StatusBadRequest, "http would send the token unencrypted: sign in with https, or on the machine itself (http://127.0.0.1)")
+		s.answerFailure(w, r, http.StatusBadRequest, "http would send the token unencrypted: "+
+			"sign in with https, or on the machine itself (http://127.0.0.1)")
 		return
 	}
 	secret := strings.TrimSpace(r.PostForm.Get("token"))
@@ -155,7 +156,8 @@ func (s *SignIn) signInWithToken(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !p.May(Reader) {
-		s.answerFailure(w, r, http.StatusForbidden, "a token with the role "+string(p.RoleName())+" cannot sign in: use one with the role reader, operator or admin")
+		s.answerFailure(w, r, http.StatusForbidden, "a token with the role "+string(p.RoleName())+
+			" cannot sign in: use one with the role reader, operator or admin")
 		return
 	}
 	row, err := s.Access.Tokens.queries.FindToken(r.Context(), hashOf(secret))
@@ -270,7 +272,8 @@ func (s *SignIn) redirectToProvider(w http.ResponseWriter, r *http.Request) {
 func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oauth2.Config) {
 	rules := s.Access.Rules()
 	if !slices.Contains(rules.Ways, ViaOIDC) {
-		s.answerFailure(w, r, http.StatusNotFound, "sign-in with an OpenID Connect provider is off (access.yaml: authentication)")
+		s.answerFailure(w, r, http.StatusNotFound,
+			"sign-in with an OpenID Connect provider is off (access.yaml: authentication)")
 		return nil, nil
 	}
 	config, err := s.client(r, &rules)
@@ -291,7 +294,8 @@ func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	p := pendingOf(r)
 	// The answer is for another browser, or for an earlier sign-in.
 	if p == nil || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(p.derive("state"))) != 1 {
-		s.answerFailure(w, r, http.StatusBadRequest, "this browser did not start this sign-in, or the sign-in took too long: sign in again")
+		s.answerFailure(w, r, http.StatusBadRequest,
+			"this browser did not start this sign-in, or the sign-in took too long: sign in again")
 		return
 	}
 	setCookie(w, r, pendingCookie(r), "", 0)
@@ -300,7 +304,8 @@ func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if code := query.Get("error"); code != "" {
-		s.answerFailure(w, r, http.StatusForbidden, fmt.Sprintf("the OpenID Connect provider refused the sign-in: %.100q", cmp.Or(query.Get("error_description"), code)))
+		s.answerFailure(w, r, http.StatusForbidden, fmt.Sprintf("the OpenID Connect provider refused the sign-in: %.100q",
+			cmp.Or(query.Get("error_description"), code)))
 		return
 	}
 	if iss := query.Get("iss"); iss != "" && iss != rules.OIDC.Issuer { // RFC 9207

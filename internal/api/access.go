@@ -94,8 +94,16 @@ func needOf(operation string) need {
 func describeNeeds(api huma.API) {
 	document := api.OpenAPI()
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
-		"token":   {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider (GET /api/login). The policy (access.yaml: authentication) configures whether a token is needed and which other credentials are accepted."},
-		"session": {Type: "apiKey", In: "cookie", Name: "__Host-dlqd", Description: "The cookie of a browser session, for dlqd's own pages. Over http on loopback its name is dlqd."},
+		"token": {
+			Type: "http", Scheme: "bearer",
+			Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider " +
+				"(GET /api/login). The policy (access.yaml: authentication) configures whether a token is needed and which " +
+				"other credentials are accepted.",
+		},
+		"session": {
+			Type: "apiKey", In: "cookie", Name: "__Host-dlqd",
+			Description: "The cookie of a browser session, for dlqd's own pages. Over http on loopback its name is dlqd.",
+		},
 	}
 	for path, item := range document.Paths {
 		for _, operation := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
@@ -169,10 +177,12 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
 	case errors.Is(err, access.ErrProvider):
 		w.Header().Set("Retry-After", "5") // providerInterval of access: dlqd does not ask the provider more often
-		door.Problem(w, http.StatusServiceUnavailable, access.ErrProvider.Error()+": the token cannot be verified now; tokens of dlqd still work")
+		door.Problem(w, http.StatusServiceUnavailable,
+			access.ErrProvider.Error()+": the token cannot be verified now; tokens of dlqd still work")
 	case access.IsRefusal(err):
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
-		door.Problem(w, http.StatusUnauthorized, err.Error()+": send \"Authorization: Bearer <token>\" (\"dlqd tokens create\" creates a token; commands use $DLQD_TOKEN, or the token of \"dlqd login\")")
+		door.Problem(w, http.StatusUnauthorized, err.Error()+": send \"Authorization: Bearer <token>\" "+
+			"(\"dlqd tokens create\" creates a token; commands use $DLQD_TOKEN, or the token of \"dlqd login\")")
 	default:
 		if status, ok := errors.AsType[huma.StatusError](s.problem(r.Context(), err)); ok {
 			w.Header().Set("Retry-After", retryAfterSeconds)
@@ -294,9 +304,10 @@ func (s *service) registerAccess(api huma.API) {
 
 	login := huma.Operation{
 		OperationID: "get-login", Method: http.MethodGet, Path: "/api/login", Tags: []string{operationsTag},
-		Summary:     "Get the sign-in settings",
-		Description: "\"dlqd login\" needs these settings before the user has signed in. They are not secret. Answers 404 if users do not sign in with an OpenID Connect provider.",
-		Errors:      []int{http.StatusNotFound},
+		Summary: "Get the sign-in settings",
+		Description: "\"dlqd login\" needs these settings before the user has signed in. They are not secret. Answers " +
+			"404 if users do not sign in with an OpenID Connect provider.",
+		Errors: []int{http.StatusNotFound},
 	}
 	example(&login, http.StatusOK, Login{Issuer: "https://login.example.com", ClientID: "dlqd", Scopes: []string{"openid", "profile", "email", "offline_access"}})
 	huma.Register(api, login, func(context.Context, *struct{}) (*loginOutput, error) {

@@ -82,10 +82,13 @@ func (s *service) checkExpected(ctx context.Context, filter json.RawMessage, rep
 	case err != nil:
 		return s.problem(ctx, err)
 	case expect == nil && n > above:
-		return huma.Error422UnprocessableEntity(fmt.Sprintf("the filter selects %d dead letters: above %d, expect must be their number", n, above),
+		return huma.Error422UnprocessableEntity(
+			fmt.Sprintf("the filter selects %d dead letters: above %d, expect must be their number", n, above),
 			&huma.ErrorDetail{Location: "body.expect", Message: "is required", Value: n})
 	case expect != nil && *expect != n:
-		return huma.Error409Conflict(fmt.Sprintf("the filter selects %d dead letters, not %d; nothing was changed", n, *expect), &huma.ErrorDetail{Location: "body.expect", Message: "is not the number of selected dead letters", Value: n})
+		return huma.Error409Conflict(
+			fmt.Sprintf("the filter selects %d dead letters, not %d; nothing was changed", n, *expect),
+			&huma.ErrorDetail{Location: "body.expect", Message: "is not the number of selected dead letters", Value: n})
 	}
 	return nil
 }
@@ -152,8 +155,10 @@ func (s *service) registerApprovals(api huma.API) {
 
 	approve := huma.Operation{
 		OperationID: "approve", Method: http.MethodPost, Path: ApprovalsPath + "/{id}/approve", Tags: tags, Summary: "Approve the request of another person",
-		Description: "dlqd then executes the operation for exactly the entries that its filter selects now. Answers 409 if these are more than expect. The approver needs the role that the operation " +
-			"needs (admin for purge and erase) in the whole scope of the requester, and must be another person: not the requester, the person named in the request, or the creator of the requester's token.",
+		Description: "dlqd then executes the operation for exactly the entries that its filter selects now. Answers 409 " +
+			"if these are more than expect. The approver needs the role that the operation needs (admin for purge and " +
+			"erase) in the whole scope of the requester, and must be another person: not the requester, the person named " +
+			"in the request, or the creator of the requester's token.",
 		Errors: []int{400, 403, 404, 409, 422, 503},
 	}
 	example(&approve, http.StatusOK, shown)
@@ -192,7 +197,8 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 		"/api/dlq/bulk", "/api/dlq/replay", "/api/dlq/erasures", "/api/dlq/entries/{id}/replay", "/api/dlq/entries/{id}/discard", "/api/dlq/entries/{id}/resolve", "/api/dlq/entries/{id}/unpark",
 	} {
 		operation := document.Paths[path].Post
-		operation.Description += " If the operation needs a second person (access.yaml: approvals), nothing is changed, and the response is 202 with the request for approval, whose address is in Location."
+		operation.Description += " If the operation needs a second person (access.yaml: approvals), nothing is changed, " +
+			"and the response is 202 with the request for approval, whose address is in Location."
 		status := strconv.Itoa(http.StatusAccepted)
 		response := operation.Responses[status]
 		if response == nil {
@@ -227,7 +233,8 @@ func (s *service) decide(ctx context.Context, id string, action *Action, do func
 	}
 	p := access.From(ctx)
 	if p.Via == access.ViaNothing {
-		return nil, huma.Error403Forbidden("authentication is off (access.yaml: authentication): approvals need authenticated callers")
+		return nil, huma.Error403Forbidden(
+			"authentication is off (access.yaml: authentication): approvals need authenticated callers")
 	}
 	if admin, everywhere := out.Body.Needs(); admin {
 		if ctx, err = s.limitTo(ctx, need{access.Admin, !everywhere}); err != nil {

@@ -85,8 +85,10 @@ func (s *service) registerAudit(api huma.API) {
 	erase := huma.Operation{
 		OperationID: "erase", Method: http.MethodPost, Path: "/api/dlq/erasures", Tags: tags,
 		Summary: "Erase personal data from entries, their jobs and the archive",
-		Description: "Erases payloads, error texts, metadata, subscribers, tags and notes of the selected open and closed entries, and archives open and failed ones. The record of the erasure does not " +
-			"say whose data it was. Entries with a redelivery in progress are skipped and counted: erase again when it has ended. Answers when all is done; repeat an interrupted request.",
+		Description: "Erases payloads, error texts, metadata, subscribers, tags and notes of the selected open and " +
+			"closed entries, and archives open and failed ones. The record of the erasure does not say whose data it was. " +
+			"Entries with a redelivery in progress are skipped and counted: erase again when it has ended. Answers when " +
+			"all is done; repeat an interrupted request.",
 		Errors: []int{409, 422, 503},
 	}
 	record := deadletter.Erasure{ID: id, At: noon, Actor: "kim", DBUser: "dlqd", FilterSHA256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", Fields: []string{"payload"}, Entries: 3, Jobs: 2}
@@ -148,7 +150,9 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	if all, err := s.Store.ChoosesAll(ctx, filter); err != nil {
 		return nil, s.problem(ctx, err)
 	} else if all {
-		return nil, huma.Error422UnprocessableEntity("an empty filter selects all data", &huma.ErrorDetail{Location: "body.filter", Message: "select the person's data by payload, subscriberId or tags"})
+		return nil, huma.Error422UnprocessableEntity("an empty filter selects all data", &huma.ErrorDetail{
+			Location: "body.filter", Message: "select the person's data by payload, subscriberId or tags",
+		})
 	}
 	if in.Body.DryRun {
 		markUnchanged(ctx)

@@ -63,8 +63,9 @@ func (s *service) registerBreakers(api huma.API) {
 
 	open := huma.Operation{
 		OperationID: "open-circuit-breaker", Method: http.MethodPost, Path: "/api/circuit-breakers/{name}/open", Tags: tags,
-		Summary: "Open a circuit breaker", Description: "Stops deliveries to the breaker's destination, for a time or until the breaker is reset.",
-		Errors: []int{400, 404, 422, 503},
+		Summary:     "Open a circuit breaker",
+		Description: "Stops deliveries to the breaker's destination, for a time or until the breaker is reset.",
+		Errors:      []int{400, 404, 422, 503},
 	}
 	opened := status
 	opened.State, opened.Forced, opened.ChangedBy = breaker.Open, true, "kim"

@@ -65,8 +65,9 @@ func (s *service) registerBulk(api huma.API) {
 	bulk := huma.Operation{
 		OperationID: "bulk", Method: http.MethodPost, Path: "/api/dlq/bulk", Tags: tags,
 		Summary: "Apply one action to many dead letters",
-		Description: "Discards, resolves, parks, unparks, reopens, assigns, tags, notes or purges the dead letters that a filter selects. Answers when all are done; an interrupted " +
-			"request has changed part of them. Entries whose state does not allow the action are skipped. purge needs the role admin.",
+		Description: "Discards, resolves, parks, unparks, reopens, assigns, tags, notes or purges the dead letters that " +
+			"a filter selects. Answers when all are done; an interrupted request has changed part of them. Entries whose " +
+			"state does not allow the action are skipped. purge needs the role admin.",
 		Errors: []int{400, 409, 422, 503},
 	}
 	example(&bulk, http.StatusOK, BulkAnswer{Chosen: 812, Changed: 810})
@@ -74,8 +75,9 @@ func (s *service) registerBulk(api huma.API) {
 
 	export := huma.Operation{
 		OperationID: "export", Method: http.MethodPost, Path: "/api/dlq/export", Tags: tags,
-		Summary: "Export dead letters as NDJSON or CSV", Description: "Streams the entries in order of capture, without a limit.",
-		Errors: []int{400, 422, 503},
+		Summary:     "Export dead letters as NDJSON or CSV",
+		Description: "Streams the entries in order of capture, without a limit.",
+		Errors:      []int{400, 422, 503},
 	}
 	export.Responses = map[string]*huma.Response{"200": {Description: "The entries", Content: map[string]*huma.MediaType{
 		"application/x-ndjson": {Schema: &huma.Schema{Type: "string"}, Example: `{"id":"` + entryExample + `","status":"dlq_manual"}` + "\n"},
@@ -100,7 +102,8 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		given    bool
 	}{{"assignee", "assign", body.Assignee != ""}, {"tags", "tag", len(body.Tags) > 0}, {"force", "purge", body.Force}} {
 		if field.given && body.Do != field.of {
-			return nil, huma.Error422UnprocessableEntity(body.Do+" does not take "+field.name, &huma.ErrorDetail{Location: "body." + field.name, Message: "is only for " + field.of})
+			return nil, huma.Error422UnprocessableEntity(body.Do+" does not take "+field.name,
+				&huma.ErrorDetail{Location: "body." + field.name, Message: "is only for " + field.of})
 		}
 	}
 	if body.Do == "tag" && len(body.Tags) == 0 {
@@ -155,7 +158,8 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 			return nil, s.problem(ctx, err)
 		}
 	} else if in.Body.Note != "" || in.Body.Actor != "" {
-		return nil, huma.Error422UnprocessableEntity("note and actor are only for reveal", &huma.ErrorDetail{Location: "body.reveal", Message: "is required with a note or an actor"})
+		return nil, huma.Error422UnprocessableEntity("note and actor are only for reveal",
+			&huma.ErrorDetail{Location: "body.reveal", Message: "is required with a note or an actor"})
 	}
 	if !in.Body.Reveal { // revealing leaves an audit row
 		markUnchanged(ctx)

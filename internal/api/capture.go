@@ -41,9 +41,10 @@ func (s *service) registerCapture(api huma.API) {
 
 	put := huma.Operation{
 		OperationID: "set-capture", Method: http.MethodPut, Path: "/api/dlq/capture", Tags: tags,
-		Summary:     "Switch capture on, off, or to strict",
-		Description: "The change waits for no table lock, so it works while applications are blocked. It takes effect in each session at its next statement, and is recorded in the audit trail.",
-		Errors:      []int{400, 422, 503},
+		Summary: "Switch capture on, off, or to strict",
+		Description: "The change waits for no table lock, so it works while applications are blocked. It takes effect " +
+			"in each session at its next statement, and is recorded in the audit trail.",
+		Errors: []int{400, 422, 503},
 	}
 	example(&put, http.StatusOK, reconcile.Switched{Mode: reconcile.ModeOff, Writing: 2, Recorded: true, Message: "From each session's next statement on, nothing of dlqd's is done in the application's transactions."})
 	type input struct{ Body CaptureAction }

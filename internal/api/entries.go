@@ -221,8 +221,9 @@ func (s *service) registerEntries(api huma.API) {
 	list := huma.Operation{
 		OperationID: "list-entries", Method: http.MethodGet, Path: "/api/dlq/entries", Tags: tags,
 		Summary: "List dead letters",
-		Description: "Pages have a cursor, so each costs the same, however many entries there are. Filters that no index answers, such as texts of errors and values in payloads, are searched " +
-			"in page order for 0.3 seconds: searchedTo is the position that the search reached, and next continues there.",
+		Description: "Pages have a cursor, so each costs the same, however many entries there are. Filters that no " +
+			"index answers, such as texts of errors and values in payloads, are searched in page order for 0.3 seconds: " +
+			"searchedTo is the position that the search reached, and next continues there.",
 		Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"entries": []any{summary}, "next": entryExample})
@@ -247,9 +248,10 @@ func (s *service) registerEntries(api huma.API) {
 
 	reveal := huma.Operation{
 		OperationID: "reveal-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/reveal", Tags: tags,
-		Summary:     "Get a dead letter with its masked data, for a reason",
-		Description: "All other responses show masked data (data.sensitivePaths, data.sensitivePatterns) as ***. The audit trail records the note before the response is sent.",
-		Errors:      []int{400, 404, 422, 503},
+		Summary: "Get a dead letter with its masked data, for a reason",
+		Description: "All other responses show masked data (data.sensitivePaths, data.sensitivePatterns) as ***. The " +
+			"audit trail records the note before the response is sent.",
+		Errors: []int{400, 404, 422, 503},
 	}
 	example(&reveal, http.StatusOK, detail)
 	huma.Register(api, reveal, s.revealEntry)
@@ -257,8 +259,8 @@ func (s *service) registerEntries(api huma.API) {
 	replayOp := huma.Operation{
 		OperationID: "replay-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/replay", Tags: tags,
 		Summary: "Replay a dead letter now, unchanged or edited",
-		Description: "Allowed from dlq_pending, dlq_manual and dlq_failed. Answers 409 if the entry's state does not allow it, or if an equal job is live (force overrides). " +
-			"Answers 422 if an edit needs checkpoint.",
+		Description: "Allowed from dlq_pending, dlq_manual and dlq_failed. Answers 409 if the entry's state does not " +
+			"allow it, or if an equal job is live (force overrides). Answers 422 if an edit needs checkpoint.",
 		Errors: []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
 	example(&replayOp, http.StatusAccepted, Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})

@@ -160,7 +160,8 @@ func databaseProblem(err error) huma.StatusError {
 		return huma.Error503ServiceUnavailable(unreachable)
 	case "42":
 		if pgErr.Code == "42501" {
-			return huma.Error503ServiceUnavailable("the database denied access: dlqd's role lacks a privilege, or row level security hides jobs from it; run \"dlqd doctor\"")
+			return huma.Error503ServiceUnavailable("the database denied access: dlqd's role lacks a privilege, " +
+				"or row level security hides jobs from it; run \"dlqd doctor\"")
 		}
 	default:
 	}

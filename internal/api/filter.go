@@ -82,8 +82,8 @@ func (s *service) registerFilter(api huma.API) {
 	complete := huma.Operation{
 		OperationID: "complete-filter", Method: http.MethodGet, Path: "/api/dlq/filter", Tags: []string{"dead letters"},
 		Summary: "Parse a filter's text and complete it",
-		Description: "Suggests values of open dead letters that an index or the last 2,000 entries have. Invalid terms do not fail the request: " +
-			"each has a problem in the response.",
+		Description: "Suggests values of open dead letters that an index or the last 2,000 entries have. Invalid terms " +
+			"do not fail the request: each has a problem in the response.",
 		Errors: []int{422, 503},
 	}
 	example(&complete, http.StatusOK, FilterReading{

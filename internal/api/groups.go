@@ -100,7 +100,8 @@ func (s *service) registerGroups(api huma.API) {
 	}
 	list := huma.Operation{
 		OperationID: "list-groups", Method: http.MethodGet, Path: path, Tags: tags, Summary: "List failure groups",
-		Description: "Groups the entries of a queue by the cause of their error, with owner, note, state and trend.", Errors: []int{403, 422, 503},
+		Description: "Groups the entries of a queue by the cause of their error, with owner, note, state and trend.",
+		Errors:      []int{403, 422, 503},
 	}
 	example(&list, http.StatusOK, GroupPage{AsOf: seen.Add(2 * time.Hour), Groups: []group.Group{shown}})
 	huma.Register(api, list, s.listGroups)
@@ -115,8 +116,8 @@ func (s *service) registerGroups(api huma.API) {
 	set := huma.Operation{
 		OperationID: "set-group", Method: http.MethodPatch, Path: path + "/{queue}/{fingerprint}", Tags: tags,
 		Summary: "Assign, annotate, mute or mark as fixed a failure group",
-		Description: "Changes are recorded in the audit trail (group QUEUE FINGERPRINT). New entries of a muted group cause no notifications and are not counted in needsPerson " +
-			"(GET /api/dlq/stats). Muting ends automatically.",
+		Description: "Changes are recorded in the audit trail (group QUEUE FINGERPRINT). New entries of a muted group " +
+			"cause no notifications and are not counted in needsPerson (GET /api/dlq/stats). Muting ends automatically.",
 		Errors: []int{400, 403, 404, 422, 503},
 	}
 	example(&set, http.StatusOK, GroupChanged{Group: shown, Assigned: 150})

@@ -99,12 +99,15 @@ var submissionExample = map[string]any{
 }
 
 // duplicates describes how long a messageId is remembered.
-const duplicates = "A messageId that was used before answers 200 with the state of the first message if the content is the same, and 409 if it differs. Neither stores a message. " +
-	"This holds while River keeps the message's job (24 hours after it completed, 7 days after it failed, by River's defaults) and, beyond that, while the message has an open dead letter."
+const duplicates = "A messageId that was used before answers 200 with the state of the first message if the content " +
+	"is the same, and 409 if it differs. Neither stores a message. This holds while River keeps the message's job " +
+	"(24 hours after it completed, 7 days after it failed, by River's defaults) and, beyond that, while the message " +
+	"has an open dead letter."
 
 // undeliveredQueues describes when messages are rejected because no dlqd process would deliver them.
-const undeliveredQueues = " If an application owns River, a message for a queue that no dlqd process delivers is rejected, because the application's clients would fetch it and fail: with 422 and the queues " +
-	"that are delivered, or with 503 and Retry-After if a process delivered the queue a few minutes ago."
+const undeliveredQueues = " If an application owns River, a message for a queue that no dlqd process delivers is " +
+	"rejected, because the application's clients would fetch it and fail: with 422 and the queues that are delivered, " +
+	"or with 503 and Retry-After if a process delivered the queue a few minutes ago."
 
 func (s *service) registerMessages(api huma.API) {
 	submit := huma.Operation{

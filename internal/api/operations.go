@@ -40,9 +40,10 @@ func (s *service) registerOperations(api huma.API) {
 	tags := []string{operationsTag}
 	health := huma.Operation{
 		OperationID: "get-health", Method: http.MethodGet, Path: "/api/health", Tags: tags,
-		Summary:     "Get the health of dlqd's components and of the queues",
-		Description: "Answers 503, with the same body, while a component does not work. The health of queues is a few seconds old.",
-		Errors:      []int{503},
+		Summary: "Get the health of dlqd's components and of the queues",
+		Description: "Answers 503, with the same body, while a component does not work. The health of queues is a few " +
+			"seconds old.",
+		Errors: []int{503},
 	}
 	example(&health, http.StatusOK, Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}, Queues: []QueueHealth{{
 		Queue: "payment-processing", Status: "down", Reasons: []string{"size 127 exceeds 100"}, Warnings: []string{}, Open: 127, OldestSeconds: 840, MaxOpen: 100, MaxAgeSeconds: 1800,
@@ -59,7 +60,9 @@ func (s *service) registerOperations(api huma.API) {
 
 	examine := huma.Operation{
 		OperationID: "examine", Method: http.MethodPost, Path: "/api/doctor", Tags: tags,
-		Summary: "Run the checks of dlqd doctor", Description: "Runs the checks of \"dlqd doctor\", except for those of the policy's files, and recommends fixes. It changes nothing and takes seconds. Answers 409 while another run is in progress.",
+		Summary: "Run the checks of dlqd doctor",
+		Description: "Runs the checks of \"dlqd doctor\", except for those of the policy's files, and recommends fixes. " +
+			"It changes nothing and takes seconds. Answers 409 while another run is in progress.",
 		Errors: []int{http.StatusConflict, http.StatusServiceUnavailable},
 	}
 	example(&examine, http.StatusOK, Examination{OK: true, Findings: []doctor.Finding{{Name: "triggers", OK: true, Detail: "are there, and enabled"}}})

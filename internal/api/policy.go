@@ -133,8 +133,9 @@ func (s *service) registerPolicy(api huma.API) {
 
 	preview := huma.Operation{
 		OperationID: "preview-policy", Method: http.MethodPost, Path: "/api/policy/preview", Tags: tags, Summary: "Preview a change of the policy",
-		Description: "Checks a new version of a file and compares it with the policy in force: values, behaviour, and decisions for the newest open dead letters. Nothing is stored. " +
-			"An invalid file answers 422, with one error for each mistake, with file and line. Answers 409 while another preview is in progress.",
+		Description: "Checks a new version of a file and compares it with the policy in force: values, behaviour, and " +
+			"decisions for the newest open dead letters. Nothing is stored. An invalid file answers 422, with one error " +
+			"for each mistake, with file and line. Answers 409 while another preview is in progress.",
 		Errors: []int{400, 409, 413, 422, 503}, MaxBodyBytes: 1 << 20,
 	}
 	example(&preview, http.StatusOK, PolicyPreview{
@@ -146,7 +147,9 @@ func (s *service) registerPolicy(api huma.API) {
 
 func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPreviewOutput, error) {
 	if !slices.Contains(s.DraftFiles, in.Body.File) {
-		return nil, huma.Error422UnprocessableEntity("unknown file of the policy", &huma.ErrorDetail{Location: "body.file", Message: "must be one of " + strings.Join(s.DraftFiles, ", "), Value: in.Body.File})
+		return nil, huma.Error422UnprocessableEntity("unknown file of the policy", &huma.ErrorDetail{
+			Location: "body.file", Message: "must be one of " + strings.Join(s.DraftFiles, ", "), Value: in.Body.File,
+		})
 	}
 	if !s.previewing.TryLock() {
 		return nil, huma.Error409Conflict("another preview of a policy change is in progress; try again")
@@ -161,7 +164,8 @@ func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPre
 		return nil, huma.Error422UnprocessableEntity("the file is invalid", mistakes...)
 	}
 	if n := len(next.Policy().Settings()); n > maxDraftSettings {
-		return nil, huma.Error422UnprocessableEntity(fmt.Sprintf("the draft has %d values, and a preview takes at most %d; compare the files with \"dlqd config diff\"", n, maxDraftSettings))
+		return nil, huma.Error422UnprocessableEntity(fmt.Sprintf("the draft has %d values, and a preview takes at most %d; "+
+			"compare the files with \"dlqd config diff\"", n, maxDraftSettings))
 	}
 	inForce := s.Planner()
 	out := &policyPreviewOutput{PolicyPreview{Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{}}}

@@ -24,8 +24,8 @@ func (s *service) registerReclassify(api huma.API) {
 	reclassify := huma.Operation{
 		OperationID: "reclassify", Method: http.MethodPost, Path: "/api/dlq/reclassify", Tags: []string{"dead letters"},
 		Summary: "Classify open dead letters again by the rules in force",
-		Description: "Skips dead letters that an operator has parked or that are being redelivered. Answers when all are done; " +
-			"an interrupted request has classified part of them.",
+		Description: "Skips dead letters that an operator has parked or that are being redelivered. Answers when all " +
+			"are done; an interrupted request has classified part of them.",
 		Errors: []int{400, 422, 503},
 	}
 	judged := worker.Rejudged{

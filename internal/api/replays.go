@@ -113,8 +113,8 @@ func (s *service) registerReplays(api huma.API) {
 	start := huma.Operation{
 		OperationID: "start-replay", Method: http.MethodPost, Path: "/api/dlq/replay", Tags: tags,
 		Summary: "Replay many dead letters",
-		Description: "Starts a run in the server and answers 202. A dry run answers 200 and changes nothing. A run replays the entries that its filter selects now. " +
-			"Answers 409 if a destination is unhealthy (force overrides).",
+		Description: "Starts a run in the server and answers 202. A dry run answers 200 and changes nothing. A run " +
+			"replays the entries that its filter selects now. Answers 409 if a destination is unhealthy (force overrides).",
 		Errors: []int{400, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
 	example(&start, http.StatusAccepted, ReplayAnswer{Run: &run})

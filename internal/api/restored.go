@@ -56,8 +56,9 @@ func (s *service) registerRestored(api huma.API) {
 	resume := huma.Operation{
 		OperationID: "resume-restored", Method: http.MethodPost, Path: "/api/dlq/restored/resume", Tags: tags,
 		Summary: "Resume deliveries after a restore",
-		Description: "Held replay runs, redeliveries and messages continue, and dlqd accepts this server from now on. The change is recorded in the audit trail. " +
-			"If nothing is held, nothing changes. The response lists the work that may be done a second time.",
+		Description: "Held replay runs, redeliveries and messages continue, and dlqd accepts this server from now on. " +
+			"The change is recorded in the audit trail. If nothing is held, nothing changes. The response lists the work " +
+			"that may be done a second time.",
 		Errors: []int{400, 409, 422, 503},
 	}
 	example(&resume, http.StatusOK, RestoredResumed{DryRun: true, Restored: held})

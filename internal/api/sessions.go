@@ -64,7 +64,8 @@ func (s *service) registerSessions(api huma.API) {
 	tags := []string{"sessions"}
 	list := huma.Operation{
 		OperationID: "list-sessions", Method: http.MethodGet, Path: SessionsPath, Tags: tags, Summary: "List browser sessions",
-		Description: "Returns the caller's sessions. An admin of all queues and kinds sees the sessions of all users.", Errors: []int{503},
+		Description: "Returns the caller's sessions. An admin of all queues and kinds sees the sessions of all users.",
+		Errors:      []int{503},
 	}
 	at := time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC)
 	shown := &sessionsOutput{}
@@ -76,7 +77,9 @@ func (s *service) registerSessions(api huma.API) {
 
 	end := huma.Operation{
 		OperationID: "end-session", Method: http.MethodDelete, Path: SessionsPath + "/{id}", Tags: tags, Summary: "End a session",
-		Description: "Every process rejects the session within five seconds. Callers end their own sessions; an admin of all queues and kinds ends any session.", Errors: []int{404, 422, 503},
+		Description: "Every process rejects the session within five seconds. Callers end their own sessions; an admin " +
+			"of all queues and kinds ends any session.",
+		Errors: []int{404, 422, 503},
 	}
 	example(&end, http.StatusOK, EndedSessions{1})
 	huma.Register(api, end, func(ctx context.Context, in *endSessionInput) (*endedOutput, error) {
@@ -96,7 +99,8 @@ func (s *service) registerSessions(api huma.API) {
 
 	endAll := huma.Operation{
 		OperationID: "end-sessions", Method: http.MethodPost, Path: SessionsPath + "/end", Tags: tags, Summary: "End all sessions of a user",
-		Description: "Ends all sessions of the caller. An admin of all queues and kinds can name another user.", Errors: []int{400, 403, 422, 503},
+		Description: "Ends all sessions of the caller. An admin of all queues and kinds can name another user.",
+		Errors:      []int{400, 403, 422, 503},
 	}
 	example(&endAll, http.StatusOK, EndedSessions{3})
 	huma.Register(api, endAll, func(ctx context.Context, in *endSessionsInput) (*endedOutput, error) {
@@ -110,7 +114,9 @@ func (s *service) registerSessions(api huma.API) {
 		}
 		switch {
 		case e.Name == "":
-			return nil, huma.Error422UnprocessableEntity("authentication is off (access.yaml: authentication): name the user whose sessions end", &huma.ErrorDetail{Location: "body.name", Message: "is required"})
+			return nil, huma.Error422UnprocessableEntity(
+				"authentication is off (access.yaml: authentication): name the user whose sessions end",
+				&huma.ErrorDetail{Location: "body.name", Message: "is required"})
 		case e.Name != p.Name && !p.MayEverywhere(access.Admin):
 			return nil, huma.Error403Forbidden(forbidden(p, need{role: access.Admin}) + ". Omit name to end your own sessions")
 		}

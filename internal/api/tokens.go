@@ -89,7 +89,10 @@ func (s *service) registerTokens(api huma.API) {
 
 	create := huma.Operation{
 		OperationID: "create-token", Method: http.MethodPost, Path: TokensPath, Tags: tags, Summary: "Create a token", DefaultStatus: http.StatusCreated,
-		Description: "The secret is only in this response: the database stores a hash. The creator of a token cannot approve requests of its holder. If the policy requires approvals, only \"dlqd tokens create\" creates tokens of operators and admins; this answers 403.", Errors: []int{400, 403, 422, 503},
+		Description: "The secret is only in this response: the database stores a hash. The creator of a token cannot " +
+			"approve requests of its holder. If the policy requires approvals, only \"dlqd tokens create\" creates tokens " +
+			"of operators and admins; this answers 403.",
+		Errors: []int{400, 403, 422, 503},
 	}
 	example(&create, http.StatusCreated, MadeToken{shown, "dlqd_…"})
 	huma.Register(api, create, s.createToken)
@@ -116,7 +119,9 @@ func (s *service) registerTokens(api huma.API) {
 func (s *service) createToken(ctx context.Context, in *newTokenInput) (*madeTokenOutput, error) {
 	b, life := in.Body, defaultTokenLife
 	if access.Role(b.Role).Includes(access.Operator) && len(s.Planner().Policy().Access.Approvals.Rules) > 0 {
-		return nil, huma.Error403Forbidden(`the policy requires approvals (access.yaml: approvals), and the creator of two tokens could request and approve: create tokens of operators and admins with "dlqd tokens create", which writes to the database directly`)
+		return nil, huma.Error403Forbidden("the policy requires approvals (access.yaml: approvals), and the creator of two " +
+			"tokens could request and approve: create tokens of operators and admins with \"dlqd tokens create\", " +
+			"which writes to the database directly")
 	}
 	if b.Expires != "" {
 		var err error

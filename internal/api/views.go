@@ -80,7 +80,8 @@ func (s *service) registerViews(api huma.API) {
 
 	save := huma.Operation{
 		OperationID: "save-view", Method: http.MethodPut, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Create or replace a saved view",
-		Description: "A user has at most 100 views. Answers 409 if another user shares a view of the same name.", Errors: []int{400, 403, 409, 422, 503},
+		Description: "A user has at most 100 views. Answers 409 if another user shares a view of the same name.",
+		Errors:      []int{400, 403, 409, 422, 503},
 	}
 	example(&save, http.StatusOK, shown)
 	huma.Register(api, save, func(ctx context.Context, in *saveViewInput) (*viewOutput, error) {
