@@ -187,7 +187,7 @@ func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	require.Equal(t, "destination:default is closed\n", ok(t, "breakers", "reset", "default", api))
 	_, stderr, code = run(t, "breakers", "open", "nowhere", api)
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, `no circuit breaker "destination:nowhere"`)
+	require.Contains(t, stderr, `circuit breaker "destination:nowhere" not found`)
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }
 

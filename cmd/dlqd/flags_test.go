@@ -250,7 +250,7 @@ func TestFlags_ofServe(t *testing.T) {
 		name, _, _ := strings.Cut(flag, "=")
 		refused(t, name+" does nothing without --api", "serve", url, "--process", flag) // TestDoor_… of internal/server
 	}
-	refused(t, "--tls-cert and --tls-key need each other", "serve", url, "--tls-cert", "a")
+	refused(t, "--tls-cert and --tls-key must be set together", "serve", url, "--tls-cert", "a")
 	refused(t, "--tls-client-ca needs --tls-cert", "serve", url, "--tls-client-ca", "a")
 	refused(t, `--rate-limit "7": must be requests/time`, "serve", url, "--rate-limit", "7")
 	refused(t, `--allowed-host "a:80": must be a host name`, "serve", url, "--allowed-host", "a:80")

@@ -124,7 +124,7 @@ func TestLogin(t *testing.T) {
 	issuer := accesstest.New(t)
 	s := serveOIDC(t, issuer.URL)
 	kim := newPerson(t, s.api)
-	require.Contains(t, kim.fails("whoami"), "who calls is not known")
+	require.Contains(t, kim.fails("whoami"), "authentication required")
 	require.Contains(t, kim.ok("logout"), "nobody is signed in")
 
 	out, failed := kim.login(func(address string) {
@@ -138,12 +138,12 @@ func TestLogin(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	require.Contains(t, kim.ok("list"), "STATUS")
 	require.Contains(t, kim.ok("whoami"), "kim@example.com (by oidc)")
-	require.Contains(t, newPerson(t, s.api).fails("list"), "who calls is not known", "others did not sign in")
+	require.Contains(t, newPerson(t, s.api).fails("list"), "authentication required", "others did not sign in")
 
 	// The login is for this API only.
 	elsewhere := *kim
 	elsewhere.api = serveOIDC(t, issuer.URL).api
-	require.Contains(t, elsewhere.fails("list"), "who calls is not known")
+	require.Contains(t, elsewhere.fails("list"), "authentication required")
 
 	// A file that others can read is rejected.
 	require.NoError(t, os.Chmod(kim.file(), 0o640))
@@ -152,7 +152,7 @@ func TestLogin(t *testing.T) {
 	require.Equal(t, 1, issuer.Sessions())
 	require.Contains(t, kim.ok("logout"), "signed out")
 	require.Empty(t, kim.file())
-	require.Contains(t, kim.fails("list"), "who calls is not known")
+	require.Contains(t, kim.fails("list"), "authentication required")
 	require.NotContains(t, s.log.String(), "eyJ", "no token is in the log")
 }
 
@@ -161,7 +161,7 @@ func TestLogin_renews(t *testing.T) {
 	issuer := accesstest.New(t)
 	s := serveOIDC(t, issuer.URL)
 	kim := newPerson(t, s.api)
-	issuer.Lives(time.Second) // always about to expire
+	issuer.SetLifetime(time.Second) // always about to expire
 	out, failed := kim.login(func(address string) { kim.get(address) })
 	require.False(t, failed, out)
 	before, err := os.ReadFile(kim.file())
@@ -197,7 +197,7 @@ func TestLogin_renews(t *testing.T) {
 	out, failed = kim.login(func(address string) { kim.get(address) })
 	require.False(t, failed, out)
 	issuer.EndSessions()
-	issuer.Lives(-time.Hour)
+	issuer.SetLifetime(-time.Hour)
 	require.NoError(t, os.WriteFile(kim.file(), expired(t, kim.file()), 0o600))
 	require.Contains(t, kim.fails("whoami"), "your sign-in has ended: dlqd login --api-url "+s.api)
 }
@@ -276,7 +276,7 @@ func TestLogin_refused(t *testing.T) {
 	kim.api = "http://dlqd.example.com"
 	require.Contains(t, kim.fails("login"), "use https, or a tunnel")
 	kim.api = serve(t, "--database-url", postgrestest.URL(t)).api
-	require.Contains(t, kim.fails("login"), "nobody signs in here by an OpenID Connect provider")
+	require.Contains(t, kim.fails("login"), "sign-in with an OpenID Connect provider is off")
 }
 
 // TestLogin_providerDown checks that a provider that is down affects only its own users.

@@ -126,7 +126,7 @@ func TestSessions_clientSecret(t *testing.T) {
 	status, body = v.answer(v.Get(s.api + "/sign-in/oidc"))
 	require.Equal(t, http.StatusUnauthorized, status, body)
 	require.Eventually(t, func() bool {
-		return strings.Contains(s.log.String(), "a sign-in by the OpenID Connect provider is refused")
+		return strings.Contains(s.log.String(), "sign-in with the OpenID Connect provider rejected")
 	}, time.Minute, 50*time.Millisecond)
 	require.NotContains(t, body+s.log.String(), "of% the client")
 }

@@ -49,8 +49,8 @@ func (r Role) Includes(other Role) bool {
 	if least, machines := map[Role]Role{Sender: Operator, Metrics: Reader}[other]; machines {
 		other = least
 	}
-	people := []Role{Reader, Operator, Admin}
-	return slices.Contains(people, other) && slices.Index(people, r) >= slices.Index(people, other)
+	personRoles := []Role{Reader, Operator, Admin}
+	return slices.Contains(personRoles, other) && slices.Index(personRoles, r) >= slices.Index(personRoles, other)
 }
 
 // Grant is a role, limited to the queues, kinds and sources that match.
@@ -93,9 +93,9 @@ type Principal struct {
 	Session string
 }
 
-// Anybody returns the principal of every caller where authentication is off: an admin without a
+// Unrestricted returns the principal of every caller where authentication is off: an admin without a
 // name.
-func Anybody() *Principal { return &Principal{Grants: []Grant{{Role: Admin}}} }
+func Unrestricted() *Principal { return &Principal{Grants: []Grant{{Role: Admin}}} }
 
 // May reports whether the caller has the role in any scope.
 func (p *Principal) May(role Role) bool {
@@ -170,17 +170,18 @@ func With(ctx context.Context, p *Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, p)
 }
 
-type againKey struct{}
+type reauthenticateKey struct{}
 
-// WithAgain returns a context in which [Still] authenticates the caller again by calling again.
-func WithAgain(ctx context.Context, again func() (*Principal, error)) context.Context {
-	return context.WithValue(ctx, againKey{}, again)
+// WithReauthentication returns a context in which [StillAuthenticated] authenticates the caller by
+// calling again.
+func WithReauthentication(ctx context.Context, again func() (*Principal, error)) context.Context {
+	return context.WithValue(ctx, reauthenticateKey{}, again)
 }
 
-// Still reports whether the caller would be authenticated now with the same grants as at the start
-// of the request. Long-running requests check it. Without [WithAgain] it returns true.
-func Still(ctx context.Context) bool {
-	again, ok := ctx.Value(againKey{}).(func() (*Principal, error))
+// StillAuthenticated reports whether the caller would be authenticated now with the same grants as at the start
+// of the request. Long-running requests check it. Without [WithReauthentication] it returns true.
+func StillAuthenticated(ctx context.Context) bool {
+	again, ok := ctx.Value(reauthenticateKey{}).(func() (*Principal, error))
 	if !ok {
 		return true
 	}
@@ -188,18 +189,18 @@ func Still(ctx context.Context) bool {
 	return err == nil && reflect.DeepEqual(p, From(ctx))
 }
 
-// From returns the caller of ctx, or [Anybody] if ctx has none.
+// From returns the caller of ctx, or [Unrestricted] if ctx has none.
 func From(ctx context.Context) *Principal {
 	if p, ok := ctx.Value(principalKey{}).(*Principal); ok {
 		return p
 	}
-	return Anybody()
+	return Unrestricted()
 }
 
 // Errors of authentication.
 var (
 	// ErrUnknown means that the request has no credentials, or none that the policy accepts.
-	ErrUnknown = errors.New("who calls is not known")
+	ErrUnknown = errors.New("authentication required")
 	// ErrRefused means that the credentials are malformed, unknown, expired or revoked.
 	ErrRefused = errors.New("the token is not valid")
 )
@@ -207,19 +208,19 @@ var (
 // Token is a key to the API. Its secret is shown once, when it is created; the database stores a
 // hash.
 type Token struct {
-	ID        string     `json:"id" doc:"By what it is revoked. It signs nobody in."`
-	Name      string     `json:"name" doc:"Who holds it: the actor in the audit trail."`
-	Role      Role       `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"What they may do."`
+	ID        string     `json:"id" doc:"Id of the token, for revoking it. It is not a credential."`
+	Name      string     `json:"name" doc:"Name of the holder: the actor in the audit trail."`
+	Role      Role       `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"Role of the holder."`
 	Queues    []string   `json:"queues,omitempty" doc:"Patterns of queues; absent: every queue."`
 	Kinds     []string   `json:"kinds,omitempty" doc:"Patterns of kinds; absent: every kind."`
-	Sources   []string   `json:"sources,omitempty" doc:"Patterns of sources as which a sender may submit; absent: every source."`
-	Note      string     `json:"note,omitempty" doc:"What it is for."`
-	CreatedBy string     `json:"createdBy" doc:"Who made it."`
-	CreatedAt time.Time  `json:"createdAt" doc:"When."`
-	ExpiresAt *time.Time `json:"expiresAt,omitempty" doc:"Until when it is good; absent: for ever."`
-	UsedAt    *time.Time `json:"usedAt,omitempty" doc:"When it was last used, within a minute or so."`
-	RevokedAt *time.Time `json:"revokedAt,omitempty" doc:"From when it is refused."`
-	RevokedBy string     `json:"revokedBy,omitempty" doc:"Who revoked it."`
+	Sources   []string   `json:"sources,omitempty" doc:"Patterns of sources that a sender may submit as; absent: every source."`
+	Note      string     `json:"note,omitempty" doc:"Purpose of the token."`
+	CreatedBy string     `json:"createdBy" doc:"Creator of the token."`
+	CreatedAt time.Time  `json:"createdAt" doc:"When the token was created."`
+	ExpiresAt *time.Time `json:"expiresAt,omitempty" doc:"When the token expires; absent: never."`
+	UsedAt    *time.Time `json:"usedAt,omitempty" doc:"When the token was last used, accurate to a minute."`
+	RevokedAt *time.Time `json:"revokedAt,omitempty" doc:"Time from which the token is rejected; in the future for a rotated token that is still valid."`
+	RevokedBy string     `json:"revokedBy,omitempty" doc:"Actor who revoked the token."`
 }
 
 // grant returns what the token allows.
@@ -247,11 +248,11 @@ func (t *Token) State(now time.Time) string {
 func checkName(name string) error {
 	switch {
 	case name == "" || len(name) > 255:
-		return errors.New("a name has 1 to 255 characters")
+		return errors.New("a name must have 1 to 255 bytes")
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return fmt.Errorf("the name %q holds what cannot be printed", name)
+		return fmt.Errorf("the name %q has characters that cannot be printed", name)
 	case strings.HasPrefix(name, "worker:") || slices.Contains([]string{"capture", "reconciler", "sweep", "retention", "backfill"}, name):
-		return fmt.Errorf("dlqd itself acts as %s: whose name that were would be in no audit of people", name)
+		return fmt.Errorf("the name %s is reserved: dlqd itself acts as %[1]s, and audits of people leave it out", name)
 	}
 	return nil
 }
@@ -260,17 +261,17 @@ func checkName(name string) error {
 // not have, or an empty or overlong pattern.
 func CheckGrant(g Grant) error {
 	if !slices.Contains(Roles(), g.Role) {
-		return fmt.Errorf("there is no role %q (there are: reader, operator, admin, sender, metrics)", g.Role)
+		return fmt.Errorf("unknown role %q (roles: reader, operator, admin, sender, metrics)", g.Role)
 	}
 	if len(g.Sources) > 0 && g.Role != Sender {
-		return fmt.Errorf("sources are for senders, and not for the role %s", g.Role)
+		return fmt.Errorf("sources are only for the role sender, not for %s", g.Role)
 	}
 	if g.Role == Metrics && !g.everything() {
-		return errors.New("metrics are of all queues: the role metrics cannot be limited")
+		return errors.New("the role metrics cannot be limited: metrics cover all queues")
 	}
 	for _, pattern := range slices.Concat(g.Queues, g.Kinds, g.Sources) {
 		if pattern == "" || len(pattern) > 255 {
-			return fmt.Errorf("%q is no pattern: 1 to 255 characters, * stands for any text", pattern)
+			return fmt.Errorf("invalid pattern %q: must have 1 to 255 bytes; * stands for any text", pattern)
 		}
 	}
 	return nil

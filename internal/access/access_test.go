@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-func TestRole_includes(t *testing.T) {
+func TestRole_IncludesLowerRoles(t *testing.T) {
 	t.Parallel()
 	may := map[access.Role][]access.Role{
 		access.Reader:   {access.Reader, access.Metrics},
@@ -37,13 +37,13 @@ func TestRole_includes(t *testing.T) {
 	}
 	for _, role := range append(access.Roles(), "stranger", "") {
 		for _, other := range access.Roles() {
-			require.Equal(t, slices.Contains(may[role], other), role.Includes(other), "%s does what %s does", role, other)
+			require.Equal(t, slices.Contains(may[role], other), role.Includes(other), "%s includes %s", role, other)
 		}
 		require.False(t, role.Includes("stranger"), role)
 	}
 }
 
-func TestPrincipal_mayFor(t *testing.T) {
+func TestPrincipal_MayForMatchesPatterns(t *testing.T) {
 	t.Parallel()
 	p := &access.Principal{Grants: []access.Grant{
 		{Role: access.Reader},
@@ -102,9 +102,9 @@ func (b *bundle) token(t access.Token) (secret, id string) {
 	return secret, t.ID
 }
 
-// asks sends a request with a token, if any, and further headers. It returns the status and the
+// send sends a request with a token, if any, and further headers. It returns the status and the
 // body, which names the caller.
-func (b *bundle) asks(url, token string, headers ...string) (status int, who string) {
+func (b *bundle) send(url, token string, headers ...string) (status int, caller string) {
 	b.Helper()
 	client := http.DefaultClient
 	if path, ok := strings.CutPrefix(url, "unix:"); ok {
@@ -155,46 +155,46 @@ func (b *bundle) serve(a *access.Authenticator) (url, socket string) {
 
 func rules(r access.Rules) func() access.Rules { return func() access.Rules { return r } }
 
-func TestTokens(t *testing.T) {
+func TestTokens_AuthenticateUntilRevoked(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	url, _ := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"tokens"}})})
 	secret, id := b.token(access.Token{Name: "ci", Role: access.Operator, Queues: []string{"payments*"}, Note: "deploys"})
 	require.Regexp(t, `^dlqd_[0-9A-Za-z]{36}$`, secret)
-	status, who := b.asks(url, secret)
-	require.Equal(t, 200, status, who)
-	require.Equal(t, "token ci operator", who)
+	status, caller := b.send(url, secret)
+	require.Equal(t, 200, status, caller)
+	require.Equal(t, "token ci operator", caller)
 
 	// The database stores only a hash.
 	var rows string
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(t::text, ' ') || (SELECT string_agg(a::text, ' ') FROM dlq.acts a) FROM dlq.tokens t").Scan(&rows))
 	require.NotContains(t, rows, secret[5:20])
-	require.Contains(t, rows, "deploys", "who made what, and why, is in the audit trail")
+	require.Contains(t, rows, "deploys", "the audit trail has the note")
 
 	for name, bad := range map[string]string{
 		"none": "", "another's": secret[:10] + map[bool]string{true: "y", false: "x"}[secret[10] == 'x'] + secret[11:], "cut": secret[:len(secret)-1], "made up": "dlqd_" + strings.Repeat("a", 36), "long": strings.Repeat(secret, 100), "a JWT": "eyJhbGciOiJub25lIn0.e30.",
 	} {
-		status, _ = b.asks(url, bad)
+		status, _ = b.send(url, bad)
 		require.Equal(t, 401, status, name)
 	}
 
 	expired := time.Now().Add(-time.Second)
 	old, _ := b.token(access.Token{Name: "old", Role: access.Admin, ExpiresAt: &expired})
-	status, _ = b.asks(url, old)
+	status, _ = b.send(url, old)
 	require.Equal(t, 401, status)
 
 	rotated, next, err := b.store.Rotate(t.Context(), id, "kim", time.Hour, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"payments*"}, rotated.Queues)
 	for _, s := range []string{secret, next} {
-		status, _ = b.asks(url, s)
-		require.Equal(t, 200, status, "both are good for a while")
+		status, _ = b.send(url, s)
+		require.Equal(t, 200, status, "after a rotation both tokens are valid")
 	}
 	require.NoError(t, b.store.Revoke(t.Context(), id, "kim", "it leaked"))
 	require.NoError(t, b.store.Revoke(t.Context(), rotated.ID, "kim", "it leaked"))
 	require.ErrorIs(t, b.store.Revoke(t.Context(), rotated.ID, "kim", "again"), access.ErrNoToken)
 	for _, s := range []string{secret, next} {
-		require.Eventually(t, func() bool { status, _ := b.asks(url, s); return status == 401 }, time.Minute, 50*time.Millisecond)
+		require.Eventually(t, func() bool { status, _ := b.send(url, s); return status == 401 }, time.Minute, 50*time.Millisecond)
 	}
 	tokens, err := b.store.List(t.Context())
 	require.NoError(t, err)
@@ -207,72 +207,72 @@ func TestTokens(t *testing.T) {
 
 // A token is looked up once for many requests. Here use and revocation race: after the first
 // refusal the token stays refused.
-func TestTokens_areLookedUpSeldom(t *testing.T) {
+func TestTokens_StayRefusedAfterRevocation(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	url, _ := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"tokens"}})})
 	secret, id := b.token(access.Token{Name: "ci", Role: access.Reader})
-	status, _ := b.asks(url, secret)
+	status, _ := b.send(url, secret)
 	require.Equal(t, 200, status)
 	var refused atomic.Bool
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for !refused.Load() {
-			status, _ := b.asks(url, secret)
+			status, _ := b.send(url, secret)
 			refused.Store(status == 401)
 		}
 	}()
 	require.NoError(t, b.store.Revoke(t.Context(), id, "kim", ""))
 	<-done
 	for range 50 {
-		status, _ = b.asks(url, secret)
-		require.Equal(t, 401, status, "once refused, it stays so")
+		status, _ = b.send(url, secret)
+		require.Equal(t, 401, status, "a refused token stays refused")
 	}
 }
 
-func TestTokens_thatMeanNothing(t *testing.T) {
+func TestTokens_RejectInvalidGrants(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for want, token := range map[string]access.Token{
-		"1 to 255 characters":     {Role: access.Reader},
-		"cannot be printed":       {Name: "\x1b[31mkim", Role: access.Reader},
-		"there is no role":        {Name: "x", Role: "root"},
-		"itself acts as":          {Name: "worker:1", Role: access.Reader},
-		"sources are for senders": {Name: "x", Role: access.Reader, Sources: []string{"a"}},
-		"cannot be limited":       {Name: "x", Role: access.Metrics, Queues: []string{"a"}},
-		"is no pattern":           {Name: "x", Role: access.Reader, Kinds: []string{""}},
+		"1 to 255 bytes":           {Role: access.Reader},
+		"cannot be printed":        {Name: "\x1b[31mkim", Role: access.Reader},
+		"unknown role":             {Name: "x", Role: "root"},
+		"is reserved":              {Name: "worker:1", Role: access.Reader},
+		"only for the role sender": {Name: "x", Role: access.Reader, Sources: []string{"a"}},
+		"cannot be limited":        {Name: "x", Role: access.Metrics, Queues: []string{"a"}},
+		"invalid pattern":          {Name: "x", Role: access.Reader, Kinds: []string{""}},
 	} {
 		_, err := b.store.Create(t.Context(), &token, "kim")
 		require.ErrorContains(t, err, want)
 	}
-	require.ErrorContains(t, b.store.Revoke(t.Context(), "nonsense", "kim", ""), "is no token's id")
+	require.ErrorContains(t, b.store.Revoke(t.Context(), "nonsense", "kim", ""), "invalid token id")
 }
 
 // After too many failures, further failures must wait. Valid tokens from the same address still
 // work.
-func TestTokens_attemptsAreLimited(t *testing.T) {
+func TestTokens_LimitFailedAttempts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	url, _ := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"tokens"}})})
 	good, _ := b.token(access.Token{Name: "ci", Role: access.Reader})
-	status, _ := b.asks(url, good)
+	status, _ := b.send(url, good)
 	require.Equal(t, 200, status)
-	var who string
+	var caller string
 	for range 25 {
-		status, who = b.asks(url, "dlqd_"+strings.Repeat("b", 36))
+		status, caller = b.send(url, "dlqd_"+strings.Repeat("b", 36))
 		require.Equal(t, 401, status)
 	}
-	require.Contains(t, who, "too many attempts")
+	require.Contains(t, caller, "too many failed sign-ins")
 	fresh, _ := b.token(access.Token{Name: "new", Role: access.Reader})
 	for _, token := range []string{good, fresh} { // the second one is unknown to this process
-		status, who = b.asks(url, token)
-		require.Equal(t, 200, status, who)
+		status, caller = b.send(url, token)
+		require.Equal(t, 200, status, caller)
 	}
 }
 
 // Recording a token's last use does not wait for another transaction.
-func TestTokens_heldByATransaction(t *testing.T) {
+func TestTokens_DoNotWaitForLockedRow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	url, _ := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"tokens"}})})
@@ -282,12 +282,12 @@ func TestTokens_heldByATransaction(t *testing.T) {
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	_, err = tx.Exec(t.Context(), "UPDATE dlq.tokens SET note = 'x'")
 	require.NoError(t, err)
-	status, who := b.asks(url, secret)
-	require.Equal(t, 200, status, who)
+	status, caller := b.send(url, secret)
+	require.Equal(t, 200, status, caller)
 }
 
 // The pattern * means every queue.
-func TestPrincipal_starIsEverywhere(t *testing.T) {
+func TestPrincipal_StarMatchesEveryQueue(t *testing.T) {
 	t.Parallel()
 	p := &access.Principal{Grants: []access.Grant{{Role: access.Operator, Queues: []string{"*"}}}}
 	require.True(t, p.MayEverywhere(access.Reader))
@@ -295,7 +295,7 @@ func TestPrincipal_starIsEverywhere(t *testing.T) {
 }
 
 // The proxy's headers count only from the proxy's addresses.
-func TestProxy(t *testing.T) {
+func TestProxy_IsTrustedOnlyFromItsAddresses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	here := access.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, UserHeader: "X-User", GroupsHeader: "X-Groups"}
@@ -320,53 +320,53 @@ func TestProxy(t *testing.T) {
 		{[]string{"X-User", "anna", "X-Groups", "staff", "X-Groups", "oncall"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "an\u202ena"}, access.ErrUnknown.Error() + "\n"},
 	} {
-		_, who := b.asks(url, "", c.headers...)
-		require.Equal(t, c.want, who, "%v", c.headers)
+		_, caller := b.send(url, "", c.headers...)
+		require.Equal(t, c.want, caller, "%v", c.headers)
 	}
-	status, _ := b.asks(socket, "", "X-User", "kim")
-	require.Equal(t, 401, status, "the proxy does not come by the socket")
+	status, _ := b.send(socket, "", "X-User", "kim")
+	require.Equal(t, 401, status, "the proxy does not connect through the socket")
 
 	away := here
 	away.From = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	url, _ = b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"proxy", "tokens"}, Proxy: away, Grants: grants})})
-	status, _ = b.asks(url, "", "X-User", "kim", "X-Forwarded-For", "192.0.2.1")
+	status, _ = b.send(url, "", "X-User", "kim", "X-Forwarded-For", "192.0.2.1")
 	require.Equal(t, 401, status)
 }
 
-func TestSocket(t *testing.T) {
+func TestSocket_AuthenticatesOSUser(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	me, err := user.Current()
 	require.NoError(t, err)
 	grants := []access.UserGrant{{Grant: access.Grant{Role: access.Operator}, OSUsers: []string{me.Username}}, {Grant: access.Grant{Role: access.Admin}, Users: []string{me.Username}}}
 	url, socket := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"socket"}, Grants: grants})})
-	_, who := b.asks(socket, "")
-	require.Equal(t, "socket "+me.Username+" operator", who)
-	status, _ := b.asks(url, "")
+	_, caller := b.send(socket, "")
+	require.Equal(t, "socket "+me.Username+" operator", caller)
+	status, _ := b.send(url, "")
 	require.Equal(t, 401, status)
 }
 
 // Without authentication every caller may do everything if only users of this machine can connect,
 // and nothing otherwise.
-func TestNobodyIsAsked(t *testing.T) {
+func TestAuthenticate_AllowsEveryCallerOnlyIfOpen(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	url, _ := b.serve(&access.Authenticator{Rules: rules(access.Rules{}), Open: true})
-	_, who := b.asks(url, "")
-	require.Equal(t, "  admin", who)
+	_, caller := b.send(url, "")
+	require.Equal(t, "  admin", caller)
 	url, _ = b.serve(&access.Authenticator{Rules: rules(access.Rules{})})
-	status, _ := b.asks(url, "")
+	status, _ := b.send(url, "")
 	require.Equal(t, 401, status)
 }
 
 // While the database is unavailable, a token is neither accepted nor refused.
-func TestTokens_databaseAway(t *testing.T) {
+func TestTokens_NeitherAcceptedNorRefusedWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	pool := postgrestest.Open(t, postgrestest.URL(t))
 	url, _ := b.serve(&access.Authenticator{Tokens: access.NewStore(pool, postgres.DefaultSchemas()), Rules: rules(access.Rules{Ways: []string{"tokens"}})})
 	secret, _ := b.token(access.Token{Name: "ci", Role: access.Reader})
 	pool.Close()
-	status, who := b.asks(url, secret)
-	require.Equal(t, 503, status, who)
+	status, caller := b.send(url, secret)
+	require.Equal(t, 503, status, caller)
 }

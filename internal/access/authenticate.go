@@ -80,13 +80,13 @@ type Authenticator struct {
 	provider *provider // of the policy in force; nil until first used
 	flights  singleflight.Group
 	mu       sync.Mutex
-	known    map[[32]byte]looked
-	turn     chan struct{} // held by one token lookup at a time, of peers that had too many refusals; see queue
-	attempts attempts
+	known    map[[32]byte]lookup
+	turn     chan struct{} // held by one token lookup at a time, of peers that had too many refusals; see waitTurn
+	failures failedSignIns
 }
 
-// looked is the result of one lookup of a token or a session.
-type looked struct {
+// lookup is the result of one lookup of a token or a session.
+type lookup struct {
 	at        time.Time
 	principal *Principal // the token's holder; nil: no such token
 	session   *session   // the cookie's session; nil: no such session
@@ -96,8 +96,8 @@ type looked struct {
 // and the time of one lookup.
 const tokenTTL = 3 * time.Second
 
-// maxKnown is the maximum number of cached lookups, and of peers with counted failures.
-const maxKnown = 10_000
+// maxCached is the maximum number of cached lookups, and of peers with counted failures.
+const maxCached = 10_000
 
 type peerKey struct{}
 
@@ -122,7 +122,7 @@ func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 type RetryError struct{ After time.Duration }
 
 func (e *RetryError) Error() string {
-	return fmt.Sprintf("too many attempts to sign in from here; try again in %s", e.After.Round(time.Second))
+	return fmt.Sprintf("too many failed sign-ins from this address; try again in %s", e.After.Round(time.Second))
 }
 
 // Authenticate returns the caller of a request. It fails with [ErrUnknown], [ErrRefused], a
@@ -131,9 +131,10 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	rules := a.Rules()
 	if len(rules.Ways) == 0 {
 		if a.Open {
-			return Anybody(), nil
+			return Unrestricted(), nil
 		}
-		return nil, fmt.Errorf("%w: the policy says nothing of how callers are known (access.yaml), and this dlqd does not listen on loopback alone", ErrUnknown)
+		return nil, fmt.Errorf("%w: the policy configures none (access.yaml: authentication), "+
+			"and this dlqd does not listen only on loopback", ErrUnknown)
 	}
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	secret = strings.TrimSpace(secret)
@@ -143,22 +144,22 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	}
 	if strings.EqualFold(scheme, "Bearer") && (tokens || provider) {
 		if provider && (isJWT(secret) || !tokens) {
-			return a.byJWT(r, &rules, secret)
+			return a.authenticateJWT(r, &rules, secret)
 		}
-		return a.byToken(r, secret)
+		return a.authenticateToken(r, secret)
 	}
-	if p, err := a.bySession(r, &rules); p != nil || err != nil {
+	if p, err := a.authenticateSession(r, &rules); p != nil || err != nil {
 		return p, err
 	}
 	// A proxy may forward the credentials of its own users in Authorization, such as Basic. Other
 	// schemes are refused only after all other ways.
-	if p := byProxy(r, &rules); p != nil {
+	if p := proxyUser(r, &rules); p != nil {
 		return p, nil
 	}
-	if p := bySocket(r, &rules); p != nil {
+	if p := socketUser(r, &rules); p != nil {
 		return p, nil
 	}
-	if p := byCertificate(r, &rules); p != nil {
+	if p := certificateUser(r, &rules); p != nil {
 		return p, nil
 	}
 	if scheme != "" && (tokens || provider) {
@@ -171,16 +172,16 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 // failures of the peer. Credentials are checked first, so that valid ones work from an address
 // where others fail; secrets are too long to guess.
 func (a *Authenticator) refuse(from string) error {
-	if wait := a.attempts.wait(from, time.Now()); wait > 0 {
+	if wait := a.failures.wait(from, time.Now()); wait > 0 {
 		return &RetryError{After: wait}
 	}
-	a.attempts.failed(from, time.Now())
+	a.failures.record(from, time.Now())
 	return ErrRefused
 }
 
-func (a *Authenticator) byToken(r *http.Request, secret string) (*Principal, error) {
+func (a *Authenticator) authenticateToken(r *http.Request, secret string) (*Principal, error) {
 	key := [32]byte(hashOf(secret))
-	found, _, err := a.knownOr(r, key, wellFormed(secretPrefix, secret), func(ctx context.Context) (l looked, err error) {
+	found, _, err := a.cachedOrFind(r, key, wellFormed(secretPrefix, secret), func(ctx context.Context) (l lookup, err error) {
 		l.principal, err = a.Tokens.find(ctx, key[:])
 		return l, err
 	})
@@ -193,9 +194,9 @@ func (a *Authenticator) byToken(r *http.Request, secret string) (*Principal, err
 	return found.principal, nil
 }
 
-// knownOr returns a cached lookup that is younger than tokenTTL. Otherwise, unless possible is
+// cachedOrFind returns a cached lookup that is younger than tokenTTL. Otherwise, unless possible is
 // false, it calls find and returns fresh as true.
-func (a *Authenticator) knownOr(r *http.Request, key [32]byte, possible bool, find func(context.Context) (looked, error)) (found looked, fresh bool, err error) {
+func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible bool, find func(context.Context) (lookup, error)) (found lookup, fresh bool, err error) {
 	a.mu.Lock()
 	found = a.known[key]
 	a.mu.Unlock()
@@ -203,19 +204,19 @@ func (a *Authenticator) knownOr(r *http.Request, key [32]byte, possible bool, fi
 		return found, false, nil
 	}
 	// Peers with too many failures query the database one at a time.
-	if found.at.IsZero() && a.attempts.wait(door.Peer(r), time.Now()) > 0 {
-		done, err := a.queue(r.Context())
+	if found.at.IsZero() && a.failures.wait(door.Peer(r), time.Now()) > 0 {
+		done, err := a.waitTurn(r.Context())
 		if err != nil {
-			return looked{}, false, err
+			return lookup{}, false, err
 		}
 		defer done()
 	}
-	found, err = a.look(r.Context(), key, find)
+	found, err = a.lookUp(r.Context(), key, find)
 	return found, true, err
 }
 
-// queue waits for the turn and returns the function that ends it.
-func (a *Authenticator) queue(ctx context.Context) (done func(), err error) {
+// waitTurn waits for the turn and returns the function that ends it.
+func (a *Authenticator) waitTurn(ctx context.Context) (done func(), err error) {
 	a.mu.Lock()
 	if a.turn == nil {
 		a.turn = make(chan struct{}, 1)
@@ -230,36 +231,36 @@ func (a *Authenticator) queue(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// look queries the database and caches the result. Concurrent requests for the same key share one
+// lookUp queries the database and caches the result. Concurrent requests for the same key share one
 // query. The result's age counts from the start of the query.
-func (a *Authenticator) look(ctx context.Context, key [32]byte, find func(context.Context) (looked, error)) (looked, error) {
+func (a *Authenticator) lookUp(ctx context.Context, key [32]byte, find func(context.Context) (lookup, error)) (lookup, error) {
 	flight := a.flights.DoChan(string(key[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tokenTTL)
 		defer cancel()
 		at := time.Now()
-		look, err := find(ctx)
+		result, err := find(ctx)
 		if err != nil {
 			return nil, err
 		}
-		look.at = at
+		result.at = at
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if a.known == nil || len(a.known) >= maxKnown {
-			a.known = map[[32]byte]looked{}
+		if a.known == nil || len(a.known) >= maxCached {
+			a.known = map[[32]byte]lookup{}
 		}
-		a.known[key] = look
-		return look, nil
+		a.known[key] = result
+		return result, nil
 	})
 	select {
 	case done := <-flight:
-		look, _ := done.Val.(looked)
-		return look, done.Err
+		result, _ := done.Val.(lookup)
+		return result, done.Err
 	case <-ctx.Done():
-		return looked{}, ctx.Err()
+		return lookup{}, ctx.Err()
 	}
 }
 
-func byProxy(r *http.Request, rules *Rules) *Principal {
+func proxyUser(r *http.Request, rules *Rules) *Principal {
 	if !slices.Contains(rules.Ways, ViaProxy) {
 		return nil
 	}
@@ -268,12 +269,12 @@ func byProxy(r *http.Request, rules *Rules) *Principal {
 	if _, socket := r.Context().Value(peerKey{}).(uint32); !from && (!socket || !rules.Proxy.Socket) {
 		return nil
 	}
-	users, said := r.Header.Values(rules.Proxy.UserHeader), r.Header.Values(rules.Proxy.GroupsHeader)
-	if len(users) != 1 || len(said) > 1 || checkName(strings.TrimSpace(users[0])) != nil {
+	users, groupHeaders := r.Header.Values(rules.Proxy.UserHeader), r.Header.Values(rules.Proxy.GroupsHeader)
+	if len(users) != 1 || len(groupHeaders) > 1 || checkName(strings.TrimSpace(users[0])) != nil {
 		return nil // no header, or a second one that the client added to the proxy's
 	}
 	var groups []string
-	for group := range strings.SplitSeq(strings.Join(said, ","), ",") {
+	for group := range strings.SplitSeq(strings.Join(groupHeaders, ","), ",") {
 		if group = strings.TrimSpace(group); group != "" {
 			groups = append(groups, group)
 		}
@@ -281,7 +282,7 @@ func byProxy(r *http.Request, rules *Rules) *Principal {
 	return rules.user(strings.TrimSpace(users[0]), ViaProxy, groups)
 }
 
-func bySocket(r *http.Request, rules *Rules) *Principal {
+func socketUser(r *http.Request, rules *Rules) *Principal {
 	uid, ok := r.Context().Value(peerKey{}).(uint32)
 	if !ok || !slices.Contains(rules.Ways, ViaSocket) {
 		return nil
@@ -293,10 +294,10 @@ func bySocket(r *http.Request, rules *Rules) *Principal {
 	return rules.principal(name, ViaSocket, func(g *UserGrant) bool { return slices.Contains(g.OSUsers, name) })
 }
 
-// byCertificate returns the holder of a client certificate. The name is the common name or, without
+// certificateUser returns the holder of a client certificate. The name is the common name or, without
 // one, the first alternative name; grants may name any of them. It checks the expiry again because
 // a connection may outlive its certificate.
-func byCertificate(r *http.Request, rules *Rules) *Principal {
+func certificateUser(r *http.Request, rules *Rules) *Principal {
 	certificate := door.ClientCertificate(r)
 	if certificate == nil || !slices.Contains(rules.Ways, ViaCertificate+"s") || time.Now().After(certificate.NotAfter) {
 		return nil
@@ -316,13 +317,13 @@ func byCertificate(r *http.Request, rules *Rules) *Principal {
 	})
 }
 
-// attempts counts failed sign-ins by [door.Peer].
-type attempts struct {
-	mu sync.Mutex
-	of map[string]*failures
+// failedSignIns counts failed sign-ins by [door.Peer].
+type failedSignIns struct {
+	mu     sync.Mutex
+	byPeer map[string]*peerFailures
 }
 
-type failures struct {
+type peerFailures struct {
 	since time.Time
 	n     int
 }
@@ -334,25 +335,25 @@ const (
 	failureWindow = time.Minute
 )
 
-func (a *attempts) wait(from string, now time.Time) time.Duration {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if f := a.of[from]; f != nil && f.n >= maxFailures && now.Before(f.since.Add(failureWindow)) {
+func (s *failedSignIns) wait(from string, now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.byPeer[from]; f != nil && f.n >= maxFailures && now.Before(f.since.Add(failureWindow)) {
 		return f.since.Add(failureWindow).Sub(now)
 	}
 	return 0
 }
 
-func (a *attempts) failed(from string, now time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.of == nil || len(a.of) >= maxKnown {
-		a.of = map[string]*failures{}
+func (s *failedSignIns) record(from string, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byPeer == nil || len(s.byPeer) >= maxCached {
+		s.byPeer = map[string]*peerFailures{}
 	}
-	f := a.of[from]
+	f := s.byPeer[from]
 	if f == nil || now.After(f.since.Add(failureWindow)) {
-		f = &failures{since: now}
-		a.of[from] = f
+		f = &peerFailures{since: now}
+		s.byPeer[from] = f
 	}
 	f.n++
 }

@@ -42,14 +42,14 @@ const (
 	// after its expiry. For a token that is not valid yet, the tolerance is go-oidc's five minutes
 	// less clockSkew.
 	clockSkew = time.Minute
-	// keysFresh is the age after which keys are fetched again in the background, while requests
+	// refreshKeysAfter is the age after which keys are fetched again in the background, while requests
 	// still use them. A withdrawn key is refused after that.
-	keysFresh = 5 * time.Minute
-	// keysGood is how long keys are used while the provider does not answer.
-	keysGood = time.Hour
-	// askInterval is the minimum time between two requests to the provider, however many tokens
+	refreshKeysAfter = 5 * time.Minute
+	// maxKeysAge is how long keys are used while the provider does not answer.
+	maxKeysAge = time.Hour
+	// providerInterval is the minimum time between two requests to the provider, however many tokens
 	// name an unknown key.
-	askInterval = 5 * time.Second
+	providerInterval = 5 * time.Second
 	// providerTimeout limits a request to the provider; providerWait is how long a caller's request
 	// waits for it.
 	providerTimeout = 10 * time.Second
@@ -81,7 +81,7 @@ func Algorithms() []string {
 func CheckProviderURL(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" {
-		return fmt.Errorf("%q is no URL of an OpenID Connect provider", text)
+		return fmt.Errorf("invalid URL %q of an OpenID Connect provider", text)
 	}
 	if u.Scheme == "https" || u.Scheme == "http" && IsLoopback(u.Hostname()) {
 		return nil
@@ -112,48 +112,49 @@ type provider struct {
 	now    func() time.Time
 	logger *slog.Logger
 
-	mu     sync.Mutex
-	keys   []jose.JSONWebKey
-	where  endpoints
-	got    time.Time     // when keys were fetched
-	asked  time.Time     // when the last request to the provider began
-	asking chan struct{} // closed when the current request ends; nil without one
-	err    error         // of the last request; nil if it succeeded
-	failed time.Time     // when the first of the current failures ended
+	mu           sync.Mutex
+	keys         []jose.JSONWebKey
+	endpoints    endpoints
+	fetchedAt    time.Time     // when keys were fetched
+	requestedAt  time.Time     // when the last request to the provider began
+	refreshing   chan struct{} // closed when the current request ends; nil without one
+	err          error         // of the last request; nil if it succeeded
+	failingSince time.Time     // when the first of the current failures ended
 }
 
-// ask starts fetching the provider's keys, unless a request is running or began less than
-// askInterval ago. The returned channel is closed when the request has ended.
-func (p *provider) ask() <-chan struct{} {
+// refresh starts fetching the provider's keys, unless a request is running or began less than
+// providerInterval ago. The returned channel is closed when the request has ended.
+func (p *provider) refresh() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.asking != nil {
-		return p.asking
+	if p.refreshing != nil {
+		return p.refreshing
 	}
 	done := make(chan struct{})
-	if !p.asked.IsZero() && p.now().Sub(p.asked) < askInterval {
+	if !p.requestedAt.IsZero() && p.now().Sub(p.requestedAt) < providerInterval {
 		close(done)
 		return done
 	}
-	p.asked, p.asking = p.now(), done
+	p.requestedAt, p.refreshing = p.now(), done
 	go func() {
 		defer close(done)
 		ctx, cancel := context.WithTimeout(context.Background(), providerTimeout)
 		defer cancel()
-		keys, where, err := discover(ctx, p.issuer)
+		keys, endpoints, err := discover(ctx, p.issuer)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		switch {
 		case err == nil:
-			p.keys, p.where, p.got = keys, where, p.now()
+			p.keys, p.endpoints, p.fetchedAt = keys, endpoints, p.now()
 			if p.err != nil {
 				p.logger.Info("the OpenID Connect provider answers again", "issuer", p.issuer)
 			}
 		case p.err == nil:
-			p.failed = p.now()
-			p.logger.Warn("the OpenID Connect provider does not answer: nobody new signs in by it", "issuer", p.issuer, "error", bounded(err))
+			p.failingSince = p.now()
+			p.logger.Warn("the OpenID Connect provider does not answer: new sign-ins fail",
+				"issuer", p.issuer, "error", truncated(err))
 		}
-		p.err, p.asking = err, nil
+		p.err, p.refreshing = err, nil
 	}()
 	return done
 }
@@ -168,13 +169,13 @@ func wait(ctx context.Context, answered <-chan struct{}) {
 	}
 }
 
-// known returns the current keys, nil if they are older than keysGood, and the error of the last
+// cachedKeys returns the current keys, nil if they are older than maxKeysAge, and the error of the last
 // request.
-func (p *provider) known() (keys []jose.JSONWebKey, age time.Duration, err error) {
+func (p *provider) cachedKeys() (keys []jose.JSONWebKey, age time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if age = p.now().Sub(p.got); p.got.IsZero() || age >= keysGood {
-		return nil, keysGood, p.err
+	if age = p.now().Sub(p.fetchedAt); p.fetchedAt.IsZero() || age >= maxKeysAge {
+		return nil, maxKeysAge, p.err
 	}
 	return p.keys, age, p.err
 }
@@ -189,62 +190,63 @@ type endpoints struct {
 // endpointNow returns the sign-in endpoints and how a client with a secret sends it. It fails with
 // ErrProvider.
 func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endpoint, error) {
-	if keys, _, _ := p.known(); keys == nil {
-		wait(ctx, p.ask())
-		if keys, _, err := p.known(); keys == nil {
+	if keys, _, _ := p.cachedKeys(); keys == nil {
+		wait(ctx, p.refresh())
+		if keys, _, err := p.cachedKeys(); keys == nil {
 			return oauth2.Endpoint{}, errors.Join(ErrProvider, err)
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	endpoint := p.where.Endpoint
+	endpoint := p.endpoints.Endpoint
 	if endpoint.AuthURL == "" || endpoint.TokenURL == "" {
-		return endpoint, errors.Join(ErrProvider, errors.New("it does not say where people sign in"))
+		return endpoint, errors.Join(ErrProvider,
+			errors.New("its metadata has no authorization_endpoint or no token_endpoint"))
 	}
 	endpoint.AuthStyle = oauth2.AuthStyleInParams
-	if hasSecret && p.where.secretInHeader {
+	if hasSecret && p.endpoints.secretInHeader {
 		endpoint.AuthStyle = oauth2.AuthStyleInHeader
 	}
 	return endpoint, nil
 }
 
 // discover fetches a provider's signing keys and its sign-in endpoints.
-func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, where endpoints, err error) {
+func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, found endpoints, err error) {
 	client := ProviderClient()
 	discovered, err := oidc.NewProvider(oidc.ClientContext(ctx, client), issuer)
 	if err != nil {
-		return nil, where, err
+		return nil, found, err
 	}
-	var says struct {
-		JWKS  string   `json:"jwks_uri"`
-		Shows []string `json:"token_endpoint_auth_methods_supported"`
+	var metadata struct {
+		JWKS        string   `json:"jwks_uri"`
+		AuthMethods []string `json:"token_endpoint_auth_methods_supported"`
 	}
-	if err := discovered.Claims(&says); err != nil {
-		return nil, where, err
+	if err := discovered.Claims(&metadata); err != nil {
+		return nil, found, err
 	}
-	where.Endpoint, where.secretInHeader = discovered.Endpoint(), says.Shows == nil || slices.Contains(says.Shows, "client_secret_basic")
-	for what, address := range map[string]string{"jwks_uri": says.JWKS, "authorization_endpoint": where.AuthURL, "token_endpoint": where.TokenURL} {
-		if err := CheckProviderURL(address); err != nil && (address != "" || what == "jwks_uri") {
-			return nil, where, fmt.Errorf("%s: %w", what, err)
+	found.Endpoint, found.secretInHeader = discovered.Endpoint(), metadata.AuthMethods == nil || slices.Contains(metadata.AuthMethods, "client_secret_basic")
+	for name, address := range map[string]string{"jwks_uri": metadata.JWKS, "authorization_endpoint": found.AuthURL, "token_endpoint": found.TokenURL} {
+		if err := CheckProviderURL(address); err != nil && (address != "" || name == "jwks_uri") {
+			return nil, found, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, says.JWKS, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, metadata.JWKS, nil)
 	if err != nil {
-		return nil, where, err
+		return nil, found, err
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return nil, where, err
+		return nil, found, err
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
-		return nil, where, fmt.Errorf("its keys: %s", response.Status)
+		return nil, found, fmt.Errorf("fetching its keys: %s", response.Status)
 	}
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxKeysBytes)).Decode(&set); err != nil {
-		return nil, where, fmt.Errorf("its keys: %w", err)
+		return nil, found, fmt.Errorf("decoding its keys: %w", err)
 	}
 	for _, raw := range set.Keys {
 		var key jose.JSONWebKey
@@ -254,32 +256,32 @@ func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, where
 		}
 	}
 	if len(keys) == 0 {
-		return nil, where, errors.New("its keys: there is none that signs")
+		return nil, found, errors.New("its key set has no signing key")
 	}
-	return keys, where, nil
+	return keys, found, nil
 }
 
-var errSignature = errors.New("no key of the provider's made the signature")
+var errSignature = errors.New("no key of the provider matches the signature")
 
 // payload returns the token's content if the provider signed it.
 func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([]byte, error) {
-	keys, age, _ := p.known()
+	keys, age, _ := p.cachedKeys()
 	if keys == nil {
-		wait(ctx, p.ask())
+		wait(ctx, p.refresh())
 		var err error
-		if keys, _, err = p.known(); keys == nil {
+		if keys, _, err = p.cachedKeys(); keys == nil {
 			return nil, errors.Join(ErrProvider, err)
 		}
-	} else if age >= keysFresh {
-		p.ask()
+	} else if age >= refreshKeysAfter {
+		p.refresh()
 	}
 	payload, tried := signed(token, keys)
 	if payload != nil {
 		return payload, nil
 	}
 	// The signing key may be new.
-	wait(ctx, p.ask())
-	keys, _, err := p.known()
+	wait(ctx, p.refresh())
+	keys, _, err := p.cachedKeys()
 	if payload, _ = signed(token, keys); payload != nil {
 		return payload, nil
 	}
@@ -323,33 +325,33 @@ func (s *signatures) VerifySignature(ctx context.Context, raw string) (payload [
 	if kind, ok := token.Signatures[0].Protected.ExtraHeaders[jose.HeaderType]; ok {
 		name, _ := kind.(string)
 		if name = strings.TrimPrefix(strings.ToLower(name), "application/"); name != "jwt" && name != "at+jwt" {
-			return nil, fmt.Errorf("is no ID token and no access token, but %.40q", name)
+			return nil, fmt.Errorf("the token is neither an ID token nor an access token, but %.40q", name)
 		}
 	}
 	return s.provider.payload(ctx, token)
 }
 
-// who returns the holder of a token. It fails with ErrProvider, or with the reason for the refusal,
+// userOf returns the holder of a token. It fails with ErrProvider, or with the reason for the refusal,
 // which is for the log only.
-func (p *provider) who(ctx context.Context, rules *Rules, raw string) (*Principal, error) {
-	token, claims, err := p.verified(ctx, raw)
+func (p *provider) userOf(ctx context.Context, rules *Rules, raw string) (*Principal, error) {
+	token, claims, err := p.verify(ctx, raw)
 	if err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(token.Audience, func(a string) bool { return slices.Contains(rules.OIDC.Audiences, a) }) {
-		return nil, fmt.Errorf("is for the audience %q", token.Audience)
+		return nil, fmt.Errorf("the token is for the audience %q", token.Audience)
 	}
 	name, err := rules.OIDC.name(claims)
 	if err != nil {
 		return nil, err
 	}
-	return rules.user(name, ViaOIDC, texts(claims[rules.OIDC.GroupsClaim])), nil
+	return rules.user(name, ViaOIDC, claimStrings(claims[rules.OIDC.GroupsClaim])), nil
 }
 
-// verified returns the token and its claims for any audience. It fails as who does.
-func (p *provider) verified(ctx context.Context, raw string) (*oidc.IDToken, map[string]any, error) {
+// verify returns the token and its claims for any audience. It fails as userOf does.
+func (p *provider) verify(ctx context.Context, raw string) (*oidc.IDToken, map[string]any, error) {
 	if len(raw) > maxJWT {
-		return nil, nil, errors.New("is too long")
+		return nil, nil, fmt.Errorf("the token is longer than %d bytes", maxJWT)
 	}
 	keys := &signatures{provider: p}
 	token, err := oidc.NewVerifier(p.issuer, keys, &oidc.Config{
@@ -366,7 +368,7 @@ func (p *provider) verified(ctx context.Context, raw string) (*oidc.IDToken, map
 		return nil, nil, err
 	}
 	if _, event := claims["events"]; event {
-		return nil, nil, errors.New("is no ID token and no access token, but says what happened")
+		return nil, nil, errors.New("the token is neither an ID token nor an access token, but a security event")
 	}
 	return token, claims, nil
 }
@@ -375,7 +377,7 @@ func (p *provider) verified(ctx context.Context, raw string) (*oidc.IDToken, map
 // subject.
 func (o *OIDC) name(claims map[string]any) (string, error) {
 	claim := o.UsernameClaim
-	email := texts(claims["email"])
+	email := claimStrings(claims["email"])
 	verified := len(email) == 1 && (claims["email_verified"] == true || claims["email_verified"] == "true")
 	switch {
 	case claim == "" && verified:
@@ -383,21 +385,22 @@ func (o *OIDC) name(claims map[string]any) (string, error) {
 	case claim == "":
 		claim = "sub"
 	case claim == "email" && !verified:
-		return "", errors.New("has no email that is verified")
+		return "", errors.New("the token has no verified email")
 	}
 	name, _ := claims[claim].(string)
 	name = strings.TrimSpace(name)
 	if o.UsernameClaim == "" && claim == "sub" && strings.Contains(name, "@") {
-		return "", errors.New("has no email that is verified, and its subject looks like one (oidc.usernameClaim: sub takes it)")
+		return "", errors.New("the token has no verified email, and its subject looks like an email " +
+			"(oidc.usernameClaim: sub accepts it)")
 	}
 	if err := checkName(name); err != nil {
-		return "", fmt.Errorf("its %s: %w", claim, err)
+		return "", fmt.Errorf("claim %s: %w", claim, err)
 	}
 	return name, nil
 }
 
-// texts returns the strings of a claim that is a string or an array.
-func texts(claim any) []string {
+// claimStrings returns the strings of a claim that is a string or an array.
+func claimStrings(claim any) []string {
 	switch claim := claim.(type) {
 	case string:
 		return []string{claim}
@@ -413,22 +416,22 @@ func texts(claim any) []string {
 	return nil
 }
 
-// bounded returns at most 300 bytes of an error's text, for the log. Answers of other systems may
+// truncated returns at most 300 bytes of an error's text, for the log. Answers of other systems may
 // be long.
-func bounded(err error) string {
+func truncated(err error) string {
 	text := err.Error()
 	return text[:min(len(text), 300)]
 }
 
-// byJWT returns the caller of a request with a token of the provider.
-func (a *Authenticator) byJWT(r *http.Request, rules *Rules, raw string) (*Principal, error) {
-	p, err := a.providerOf(rules.OIDC.Issuer).who(r.Context(), rules, raw)
+// authenticateJWT returns the caller of a request with a token of the provider.
+func (a *Authenticator) authenticateJWT(r *http.Request, rules *Rules, raw string) (*Principal, error) {
+	p, err := a.providerOf(rules.OIDC.Issuer).userOf(r.Context(), rules, raw)
 	if err == nil || errors.Is(err, ErrProvider) {
 		return p, err
 	}
 	refused := a.refuse(door.Peer(r))
 	if errors.Is(refused, ErrRefused) {
-		a.log().Warn("a token of the OpenID Connect provider is refused", "from", door.Peer(r), "why", bounded(err))
+		a.log().Warn("token of the OpenID Connect provider rejected", "from", door.Peer(r), "why", truncated(err))
 	}
 	return nil, refused
 }
@@ -455,12 +458,12 @@ func (a *Authenticator) ProviderDown() time.Time {
 	}
 	p := a.providerOf(rules.OIDC.Issuer)
 	p.mu.Lock()
-	failed, err := p.failed, p.err
+	failed, err := p.failingSince, p.err
 	p.mu.Unlock()
 	if err == nil {
 		return time.Time{}
 	}
-	p.ask()
+	p.refresh()
 	return failed
 }
 

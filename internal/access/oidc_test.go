@@ -78,35 +78,35 @@ func (s *signIn) from(t *testing.T, address, token string) (*access.Principal, e
 	return s.Authenticate(request)
 }
 
-func TestOIDC_users(t *testing.T) {
+func TestOIDC_MapsClaimsToNameAndGrants(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := newSignIn(issuer.URL)
-	who := func(claims map[string]any) *access.Principal {
+	authenticate := func(claims map[string]any) *access.Principal {
 		t.Helper()
 		p, err := s.from(t, "10.0.0.1", issuer.Token(claims))
 		require.NoError(t, err, s.log.String())
 		return p
 	}
 	operator := access.Grant{Role: access.Operator, Queues: []string{"payments*"}}
-	require.Equal(t, &access.Principal{Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}}}, who(nil))
-	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}}, who(map[string]any{"email_verified": false}), "an email that is not verified says nothing")
-	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc"}, who(map[string]any{"email": nil, "groups": nil}))
-	require.Equal(t, []access.Grant{operator}, who(map[string]any{"email": nil, "groups": "ops"}).Grants, "one group, as text")
-	require.Equal(t, "kim@example.com", who(map[string]any{"email_verified": "true"}).Name, "as some providers write it")
-	require.Equal(t, "kim@example.com", who(map[string]any{"aud": []string{"another", "dlqd-api"}}).Name)
+	require.Equal(t, &access.Principal{Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}}}, authenticate(nil))
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}}, authenticate(map[string]any{"email_verified": false}), "an unverified email is ignored")
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc"}, authenticate(map[string]any{"email": nil, "groups": nil}))
+	require.Equal(t, []access.Grant{operator}, authenticate(map[string]any{"email": nil, "groups": "ops"}).Grants, "one group, as text")
+	require.Equal(t, "kim@example.com", authenticate(map[string]any{"email_verified": "true"}).Name, "as some providers write it")
+	require.Equal(t, "kim@example.com", authenticate(map[string]any{"aud": []string{"another", "dlqd-api"}}).Name)
 
 	s.rules.OIDC.UsernameClaim, s.rules.OIDC.GroupsClaim = "preferred_username", "https://example.com/teams"
-	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}}, who(map[string]any{"preferred_username": "kim", "groups": nil, "https://example.com/teams": []any{1, "ops"}}))
+	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}}, authenticate(map[string]any{"preferred_username": "kim", "groups": nil, "https://example.com/teams": []any{1, "ops"}}))
 	_, err := s.from(t, "10.0.0.1", issuer.Token(nil))
-	require.ErrorIs(t, err, access.ErrRefused, "the claim that is meant, and no other")
+	require.ErrorIs(t, err, access.ErrRefused, "only the configured claim counts")
 	s.rules.OIDC.UsernameClaim = "email"
 	_, err = s.from(t, "10.0.0.1", issuer.Token(map[string]any{"email_verified": nil}))
 	require.ErrorIs(t, err, access.ErrRefused)
 }
 
 // The reason for a refusal is in the log only, and no part of the token is.
-func TestOIDC_badTokens(t *testing.T) {
+func TestOIDC_RejectsInvalidTokens(t *testing.T) {
 	t.Parallel()
 	issuer, other := accesstest.New(t), accesstest.New(t)
 	key, kid := issuer.Key()
@@ -123,48 +123,48 @@ func TestOIDC_badTokens(t *testing.T) {
 	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"` + kid + `"}`))
 	ago := func(d time.Duration) int64 { return time.Now().Add(-d).Unix() }
 
-	for name, test := range map[string]struct{ token, says string }{
+	for name, test := range map[string]struct{ token, want string }{
 		"audience":                {issuer.Token(map[string]any{"aud": "another"}), "is for the audience"},
 		"no audience":             {issuer.Token(map[string]any{"aud": nil}), "is for the audience"},
 		"issuer":                  {issuer.Token(map[string]any{"iss": other.URL}), "issued by a different provider"},
-		"issuer, nearly":          {issuer.Token(map[string]any{"iss": issuer.URL + "/"}), "issued by a different provider"},
-		"another's key":           {other.Token(map[string]any{"iss": issuer.URL}), "no key of the provider's"},
-		"a key with its name":     {issuer.Sign(jose.RS256, stranger, header, nil), "no key of the provider's"},
-		"a key in the token":      {issuer.Sign(jose.RS256, stranger, map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: &stranger.PublicKey}}, nil), "no key of the provider's"},
+		"issuer with a slash":     {issuer.Token(map[string]any{"iss": issuer.URL + "/"}), "issued by a different provider"},
+		"key of another issuer":   {other.Token(map[string]any{"iss": issuer.URL}), "no key of the provider"},
+		"another key with its id": {issuer.Sign(jose.RS256, stranger, header, nil), "no key of the provider"},
+		"a key in the token":      {issuer.Sign(jose.RS256, stranger, map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: &stranger.PublicKey}}, nil), "no key of the provider"},
 		"expired":                 {issuer.Token(map[string]any{"exp": ago(2 * time.Minute)}), "token is expired"},
 		"no expiry":               {issuer.Token(map[string]any{"exp": nil}), "token is expired"},
-		"not yet":                 {issuer.Token(map[string]any{"nbf": ago(-10 * time.Minute)}), "before the nbf"},
+		"not valid yet":           {issuer.Token(map[string]any{"nbf": ago(-10 * time.Minute)}), "before the nbf"},
 		"algorithm none":          {none + "." + parts[1] + ".", "unexpected signature algorithm"},
 		"none, with signature":    {none + "." + parts[1] + "." + parts[2], "unexpected signature algorithm"},
 		"HS256, public as PEM":    {issuer.Sign(jose.HS256, asPEM, header, nil), "unexpected signature algorithm"},
 		"HS256, public as DER":    {issuer.Sign(jose.HS256, public, header, nil), "unexpected signature algorithm"},
-		"ES256, an RSA's name":    {issuer.Sign(jose.ES256, curve, header, nil), "no key of the provider's"},
-		"changed":                 {parts[0] + "." + base64.RawURLEncoding.EncodeToString([]byte(`{"iss":"`+issuer.URL+`","aud":"dlqd","exp":9999999999,"email":"root@example.com","email_verified":true}`)) + "." + parts[2], "no key of the provider's"},
-		"no signature":            {parts[0] + "." + parts[1] + ".", "no key of the provider's"},
-		"says that somebody left": {issuer.Token(map[string]any{"events": map[string]any{"http://schemas.openid.net/event/backchannel-logout": map[string]any{}}}), "says what happened"},
-		"typ of a logout":         {issuer.Sign(jose.RS256, key, map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "logout+jwt"}, nil), "is no ID token"},
-		"no JSON":                 {parts[0] + ".e30x." + parts[2], "no key of the provider's"},
+		"ES256, id of an RSA key": {issuer.Sign(jose.ES256, curve, header, nil), "no key of the provider"},
+		"changed":                 {parts[0] + "." + base64.RawURLEncoding.EncodeToString([]byte(`{"iss":"`+issuer.URL+`","aud":"dlqd","exp":9999999999,"email":"root@example.com","email_verified":true}`)) + "." + parts[2], "no key of the provider"},
+		"no signature":            {parts[0] + "." + parts[1] + ".", "no key of the provider"},
+		"logout event":            {issuer.Token(map[string]any{"events": map[string]any{"http://schemas.openid.net/event/backchannel-logout": map[string]any{}}}), "but a security event"},
+		"typ of a logout":         {issuer.Sign(jose.RS256, key, map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "logout+jwt"}, nil), "neither an ID token"},
+		"invalid JSON":            {parts[0] + ".e30x." + parts[2], "no key of the provider"},
 		"dots":                    {"..", "malformed"},
-		"nobody":                  {issuer.Token(map[string]any{"sub": nil, "email": nil}), "its sub: a name has 1 to 255"},
-		"blank":                   {issuer.Token(map[string]any{"sub": " ", "email": nil}), "its sub: a name has 1 to 255"},
-		"steers terminals":        {issuer.Token(map[string]any{"sub": "a\x1b[31m", "email": nil}), "holds what cannot be printed"},
-		"a name of dlqd's own":    {issuer.Token(map[string]any{"sub": "worker:x", "email": nil}), "dlqd itself acts as worker:x"},
-		"looks like an email":     {issuer.Token(map[string]any{"sub": "kim@example.com", "email_verified": false}), "looks like one"},
-		"too long":                {issuer.Token(map[string]any{"more": strings.Repeat("x", 40_000)}), "is too long"},
-		"a token of dlqd's":       {"dlqd_000000000000000000000000000000abcdef", "malformed"},
+		"no subject":              {issuer.Token(map[string]any{"sub": nil, "email": nil}), "claim sub: a name must have 1 to 255"},
+		"blank":                   {issuer.Token(map[string]any{"sub": " ", "email": nil}), "claim sub: a name must have 1 to 255"},
+		"terminal escape":         {issuer.Token(map[string]any{"sub": "a\x1b[31m", "email": nil}), "characters that cannot be printed"},
+		"reserved name":           {issuer.Token(map[string]any{"sub": "worker:x", "email": nil}), "the name worker:x is reserved"},
+		"looks like an email":     {issuer.Token(map[string]any{"sub": "kim@example.com", "email_verified": false}), "looks like an email"},
+		"too long":                {issuer.Token(map[string]any{"more": strings.Repeat("x", 40_000)}), "is longer than"},
+		"a token of dlqd":         {"dlqd_000000000000000000000000000000abcdef", "malformed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSignIn(issuer.URL)
 			p, err := s.from(t, "10.0.0.1", test.token)
 			require.ErrorIs(t, err, access.ErrRefused)
-			require.Equal(t, "the token is not valid", err.Error(), "the client learns nothing more")
+			require.Equal(t, "the token is not valid", err.Error(), "the response does not contain the reason")
 			require.Nil(t, p)
 			log := s.log.String()
-			require.Contains(t, log, test.says)
+			require.Contains(t, log, test.want)
 			for part := range strings.SplitSeq(test.token, ".") {
 				if len(part) > 8 {
-					require.NotContains(t, log, part, "the log has no part of it")
+					require.NotContains(t, log, part, "the log contains no part of the token")
 				}
 			}
 			_, err = s.from(t, "10.0.0.1", good)
@@ -174,7 +174,7 @@ func TestOIDC_badTokens(t *testing.T) {
 }
 
 // The provider's clock may be one minute off, and no more.
-func TestOIDC_clockSkew(t *testing.T) {
+func TestOIDC_ToleratesOneMinuteOfClockSkew(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := newSignIn(issuer.URL)
@@ -183,7 +183,7 @@ func TestOIDC_clockSkew(t *testing.T) {
 	require.NoError(t, err, "from a clock that is ahead")
 	s.later.Store(int64(time.Hour + 30*time.Second))
 	_, err = s.from(t, "10.0.0.1", token)
-	require.NoError(t, err, "expired by our clock, perhaps not by theirs")
+	require.NoError(t, err, "expired by the local clock, but within the tolerance")
 	s.later.Store(int64(time.Hour + 90*time.Second))
 	_, err = s.from(t, "10.0.0.1", token)
 	require.ErrorIs(t, err, access.ErrRefused)
@@ -191,7 +191,7 @@ func TestOIDC_clockSkew(t *testing.T) {
 
 // A new key is accepted with the first token that it signed. A withdrawn key is refused after a few
 // minutes.
-func TestOIDC_keyRotation(t *testing.T) {
+func TestOIDC_FollowsKeyRotation(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := newSignIn(issuer.URL)
@@ -201,7 +201,7 @@ func TestOIDC_keyRotation(t *testing.T) {
 	issuer.Rotate()
 	after := issuer.Token(nil)
 	_, err = s.from(t, "10.0.0.1", before)
-	require.NoError(t, err, "nobody knows yet that the key is withdrawn")
+	require.NoError(t, err, "the keys were not fetched since the withdrawal")
 	s.later.Store(int64(10 * time.Second))
 	_, err = s.from(t, "10.0.0.1", after)
 	require.NoError(t, err)
@@ -219,7 +219,7 @@ func TestOIDC_keyRotation(t *testing.T) {
 }
 
 // Tokens with unknown keys cause few requests to the provider, however many arrive.
-func TestOIDC_boundedRefetch(t *testing.T) {
+func TestOIDC_BoundsKeyRequests(t *testing.T) {
 	t.Parallel()
 	issuer, other := accesstest.New(t), accesstest.New(t)
 	s := newSignIn(issuer.URL)
@@ -235,7 +235,7 @@ func TestOIDC_boundedRefetch(t *testing.T) {
 	}
 	all.Wait()
 	require.Equal(t, 2, issuer.Fetched())
-	require.LessOrEqual(t, strings.Count(s.log.String(), "is refused"), 40, "nor do they fill the log")
+	require.LessOrEqual(t, strings.Count(s.log.String(), "rejected"), 40, "rejected tokens do not fill the log")
 
 	// Their addresses must wait, but a valid token from there is accepted.
 	_, err = s.from(t, "10.0.0.2", other.Token(nil))
@@ -245,7 +245,7 @@ func TestOIDC_boundedRefetch(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestOIDC_providerDown(t *testing.T) {
+func TestOIDC_UsesCachedKeysWhileProviderIsDown(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	issuer.Down(true)
@@ -256,7 +256,7 @@ func TestOIDC_providerDown(t *testing.T) {
 		require.ErrorIs(t, err, access.ErrProvider)
 		require.False(t, access.IsRefusal(err))
 	}
-	require.Equal(t, 1, strings.Count(s.log.String(), "does not answer"), "it is said once")
+	require.Equal(t, 1, strings.Count(s.log.String(), "does not answer"), "the failure is logged once")
 	issuer.Down(false)
 	s.later.Store(int64(10 * time.Second))
 	_, err := s.from(t, "10.0.0.1", token)
@@ -275,7 +275,7 @@ func TestOIDC_providerDown(t *testing.T) {
 
 // The server at the issuer's URL must name that issuer, and serve its keys over https or on this
 // machine.
-func TestOIDC_falseProvider(t *testing.T) {
+func TestOIDC_RejectsFalseProvider(t *testing.T) {
 	t.Parallel()
 	real := accesstest.New(t)
 	for name, body := range map[string]string{

@@ -66,7 +66,7 @@ type Session struct {
 }
 
 // ErrNoSession means that no session has the id.
-var ErrNoSession = errors.New("there is no such session")
+var ErrNoSession = errors.New("session not found")
 
 // session is a session as found in the database.
 type session struct {
@@ -98,7 +98,7 @@ func (s *session) principal(rules *Rules) *Principal {
 }
 
 // proof is the identity that a user proved at sign-in.
-type proof struct {
+type identity struct {
 	name, via       string
 	tokenID         *uuid.UUID
 	issuer, subject *string
@@ -135,19 +135,19 @@ func (o origin) String() string {
 
 // begin starts a session and returns the value of its cookie. It ends the session with the cookie
 // instead, if there is one.
-func (s *Store) begin(ctx context.Context, p *proof, from origin, instead string) (secret string, err error) {
+func (s *Store) begin(ctx context.Context, p *identity, from origin, instead string) (secret string, err error) {
 	secret, hash, err := newSecret(sessionPrefix)
 	if err != nil {
 		return "", err
 	}
 	id := uuid.Must(uuid.NewV7())
-	a := &act{"sessions", "signed in", p.name, from.String(), "", map[string]any{"session": id, "via": p.via, "token": p.tokenID}}
-	return secret, s.recorded(ctx, a, func(q *dbsqlc.Queries) error {
+	a := &auditRow{"sessions", "signed in", p.name, from.String(), "", map[string]any{"session": id, "via": p.via, "token": p.tokenID}}
+	return secret, s.withAudit(ctx, a, func(q *dbsqlc.Queries) error {
 		if err := q.EndOldSessions(ctx, dbsqlc.EndOldSessionsParams{Name: p.name, Keep: maxSessions - 1, Instead: hashOf(instead)}); err != nil {
 			return err
 		}
 		return q.InsertSession(ctx, dbsqlc.InsertSessionParams{
-			ID: id, Hash: hash, Name: p.name, Via: p.via, TokenID: p.tokenID, Issuer: p.issuer, Subject: p.subject, Groups: list(p.groups), Address: from.address, Agent: from.agent,
+			ID: id, Hash: hash, Name: p.name, Via: p.via, TokenID: p.tokenID, Issuer: p.issuer, Subject: p.subject, Groups: nonNil(p.groups), Address: from.address, Agent: from.agent,
 		})
 	})
 }
@@ -163,7 +163,7 @@ func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limi
 	case err != nil:
 		return nil, err
 	case row.Replaced: // the cookie was copied: end the session, and its user notices by having to sign in again
-		_, err := s.End(ctx, Ending{ID: row.ID.String(), By: "sweep", Note: "a cookie came again that had been changed: somebody has a copy"})
+		_, err := s.End(ctx, Ending{ID: row.ID.String(), By: "sweep", Note: "a replaced cookie was used again: the cookie was copied"})
 		if errors.Is(err, ErrNoSession) {
 			err = nil
 		}
@@ -216,8 +216,8 @@ func (s *Store) End(ctx context.Context, e Ending) (n int, err error) {
 		}
 		params.ID = &parsed
 	}
-	a := &act{subject: "sessions", act: "ended", by: e.By, origin: e.Origin, note: e.Note}
-	err = s.recorded(ctx, a, func(q *dbsqlc.Queries) error {
+	a := &auditRow{subject: "sessions", act: "ended", by: e.By, origin: e.Origin, note: e.Note}
+	err = s.withAudit(ctx, a, func(q *dbsqlc.Queries) error {
 		names, err := q.EndSessions(ctx, params)
 		if err != nil {
 			return err
@@ -247,23 +247,23 @@ func (l SessionLimits) orDefault() SessionLimits {
 
 // cookieOf returns the name of the session cookie for this request.
 func cookieOf(r *http.Request) string {
-	if secure(r) {
+	if isSecure(r) {
 		return cookieName
 	}
 	return plainCookieName
 }
 
-// secure reports whether the session cookie of a request is for https only: with TLS, behind a proxy
+// isSecure reports whether the session cookie of a request is for https only: with TLS, behind a proxy
 // with https, and for any host but loopback. Browsers drop such a cookie over plain http, where the
 // network could read it. A client that forges the header gets only a stricter cookie.
-func secure(r *http.Request) bool {
+func isSecure(r *http.Request) bool {
 	return r.TLS != nil || !IsLoopback(door.Host(r)) || r.Header.Get("X-Forwarded-Proto") == "https"
 }
 
 // setCookie sets a cookie, or deletes it if value is empty.
 func setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
 	//nolint:gosec // Secure wherever the browser takes it so
-	cookie := &http.Cookie{Name: name, Value: value, Path: "/", MaxAge: int(life.Seconds()), Secure: secure(r), HttpOnly: true, SameSite: http.SameSiteLaxMode}
+	cookie := &http.Cookie{Name: name, Value: value, Path: "/", MaxAge: int(life.Seconds()), Secure: isSecure(r), HttpOnly: true, SameSite: http.SameSiteLaxMode}
 	if value == "" {
 		cookie.MaxAge = -1
 	}
@@ -279,10 +279,10 @@ func sessionCookie(r *http.Request) string {
 	return cookies[0].Value
 }
 
-// ownPage reports whether a request comes from a page of dlqd, or from a browser that opens a link
+// isOwnPage reports whether a request comes from a page of dlqd, or from a browser that opens a link
 // to one. The session cookie counts only for these. Browsers send Sec-Fetch-Site, older ones
 // Origin; a request with neither is no browser's, or only reads.
-func ownPage(r *http.Request) bool {
+func isOwnPage(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "same-origin", "none":
 		return true
@@ -298,14 +298,14 @@ func ownPage(r *http.Request) bool {
 	}
 }
 
-// bySession returns the caller of a request with a valid session cookie, or nil.
-func (a *Authenticator) bySession(r *http.Request, rules *Rules) (*Principal, error) {
+// authenticateSession returns the caller of a request with a valid session cookie, or nil.
+func (a *Authenticator) authenticateSession(r *http.Request, rules *Rules) (*Principal, error) {
 	secret := sessionCookie(r)
-	if secret == "" || !ownPage(r) {
+	if secret == "" || !isOwnPage(r) {
 		return nil, nil //nolint:nilnil // none
 	}
 	key := [32]byte(hashOf(secret))
-	found, fresh, err := a.knownOr(r, key, true, func(ctx context.Context) (l looked, err error) {
+	found, fresh, err := a.cachedOrFind(r, key, true, func(ctx context.Context) (l lookup, err error) {
 		l.session, err = a.Tokens.findSession(ctx, key[:], uuid.Nil, rules.Sessions.orDefault())
 		return l, err
 	})
@@ -313,14 +313,14 @@ func (a *Authenticator) bySession(r *http.Request, rules *Rules) (*Principal, er
 		return nil, err
 	}
 	if found.session == nil && fresh {
-		a.attempts.failed(door.Peer(r), time.Now())
+		a.failures.record(door.Peer(r), time.Now())
 	}
 	return found.session.principal(rules), nil
 }
 
-// Again authenticates a request again after [Authenticator.Authenticate]. It looks up a session by
+// Reauthenticate authenticates a request again after [Authenticator.Authenticate]. It looks up a session by
 // its id, because the cookie may have been replaced in between.
-func (a *Authenticator) Again(r *http.Request, before *Principal) (*Principal, error) {
+func (a *Authenticator) Reauthenticate(r *http.Request, before *Principal) (*Principal, error) {
 	if before.Session == "" {
 		return a.Authenticate(r)
 	}
@@ -329,7 +329,7 @@ func (a *Authenticator) Again(r *http.Request, before *Principal) (*Principal, e
 		return nil, err
 	}
 	rules, key := a.Rules(), [32]byte(hashOf(before.Session))
-	found, _, err := a.knownOr(r, key, true, func(ctx context.Context) (l looked, err error) {
+	found, _, err := a.cachedOrFind(r, key, true, func(ctx context.Context) (l lookup, err error) {
 		l.session, err = a.Tokens.findSession(ctx, nil, id, rules.Sessions.orDefault())
 		return l, err
 	})
@@ -358,7 +358,7 @@ func (a *Authenticator) Renew(w http.ResponseWriter, r *http.Request, p *Princip
 	}
 	secret, err := a.Tokens.rotate(r.Context(), found.session.id, key[:])
 	if err != nil {
-		a.log().Warn("the cookie of a session was not changed; it is tried again", "session", p.Session, "error", err)
+		a.log().Warn("replacing a session cookie failed", "session", p.Session, "error", err)
 		return
 	}
 	a.forget(key)
@@ -386,7 +386,7 @@ func (a *Authenticator) EndSessions(ctx context.Context, e Ending) (int, error) 
 	n, err := a.Tokens.End(ctx, e)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	maps.DeleteFunc(a.known, func(_ [32]byte, l looked) bool { return l.session != nil })
+	maps.DeleteFunc(a.known, func(_ [32]byte, l lookup) bool { return l.session != nil })
 	return n, err
 }
 

@@ -35,7 +35,7 @@ func (b *bundle) console(rules func() access.Rules, tls bool) *console {
 	a := &access.Authenticator{Tokens: access.NewStore(b.pool, postgres.DefaultSchemas()), Rules: rules}
 	config := door.Config{Hosts: []string{"dlqd.example"}}
 	mux := http.NewServeMux()
-	(&access.SignIn{Access: a, Ours: config.Ours}).Register(mux)
+	(&access.SignIn{Access: a, IsOwnHost: config.IsOwnHost}).Register(mux)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		p, err := a.Authenticate(r)
 		if err != nil {
@@ -64,8 +64,8 @@ type browser struct {
 
 func (c *console) browser() *browser { return &browser{c, map[string]string{}} }
 
-// asks sends a request as a page of dlqd does, unless headers say otherwise.
-func (b *browser) asks(method, path string, form url.Values, headers ...string) (*http.Response, string) {
+// send sends a request as a page of dlqd does, unless headers say otherwise.
+func (b *browser) send(method, path string, form url.Values, headers ...string) (*http.Response, string) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), method, b.url+path, strings.NewReader(form.Encode()))
 	require.NoError(b, err)
@@ -104,28 +104,28 @@ var insecure = func() *http.Transport {
 	return server.Client().Transport.(*http.Transport)
 }()
 
-// who returns the caller that the server sees; empty if it sees none.
-func (b *browser) who(headers ...string) string {
+// caller returns the caller that the server sees; empty if it sees none.
+func (b *browser) caller(headers ...string) string {
 	b.Helper()
-	response, who := b.asks(http.MethodGet, "/", nil, headers...)
+	response, caller := b.send(http.MethodGet, "/", nil, headers...)
 	if response.StatusCode == http.StatusUnauthorized {
 		return ""
 	}
-	require.Equal(b, http.StatusOK, response.StatusCode, who)
-	return who
+	require.Equal(b, http.StatusOK, response.StatusCode, caller)
+	return caller
 }
 
 func (b *browser) signIn(token string, headers ...string) *http.Response {
 	b.Helper()
-	response, body := b.asks(http.MethodPost, "/sign-in", url.Values{"token": {token}, "to": {"/dead-letters?q=status:manual"}}, headers...)
+	response, body := b.send(http.MethodPost, "/sign-in", url.Values{"token": {token}, "to": {"/dead-letters?q=status:manual"}}, headers...)
 	require.Equal(b, http.StatusSeeOther, response.StatusCode, body)
 	return response
 }
 
-// soon waits until who returns want: cached lookups have expired.
-func (b *browser) soon(want string) {
+// awaitCaller waits until caller returns want: cached lookups have expired.
+func (b *browser) awaitCaller(want string) {
 	b.Helper()
-	require.Eventually(b, func() bool { return b.who() == want }, time.Minute, 50*time.Millisecond)
+	require.Eventually(b, func() bool { return b.caller() == want }, time.Minute, 50*time.Millisecond)
 }
 
 func (b *bundle) exec(sql string, args ...any) {
@@ -140,18 +140,18 @@ func (b *bundle) text(sql string) (text string) {
 	return text
 }
 
-func TestSessions(t *testing.T) {
+func TestSessions_SignInAndOut(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
 	secret, id := b.token(access.Token{Name: "kim", Role: access.Operator})
 	kim := c.browser()
-	require.Empty(t, kim.who())
+	require.Empty(t, kim.caller())
 	response := kim.signIn(secret)
 	require.Equal(t, "/dead-letters?q=status:manual", response.Header.Get("Location"))
-	require.Regexp(t, `^dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; SameSite=Lax$`, response.Header.Get("Set-Cookie"), "by http, on this machine")
-	require.Equal(t, "token kim operator", kim.who())
-	require.Equal(t, "token kim operator", c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).who(), "by another process")
+	require.Regexp(t, `^dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; SameSite=Lax$`, response.Header.Get("Set-Cookie"), "over http on loopback")
+	require.Equal(t, "token kim operator", kim.caller())
+	require.Equal(t, "token kim operator", c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).caller(), "in another process")
 
 	// The database stores no secret. The audit trail has who signed in, and from where.
 	for _, sql := range []string{"SELECT string_agg(s::text, ' ') FROM dlq.sessions s", "SELECT string_agg(a::text, ' ') FROM dlq.acts a"} {
@@ -170,27 +170,27 @@ func TestSessions(t *testing.T) {
 
 	// A token takes precedence over the cookie. Revoking a token ends its sessions.
 	reader, _ := b.token(access.Token{Name: "anna", Role: access.Reader})
-	require.Equal(t, "token anna reader", kim.who("Authorization", "Bearer "+reader))
+	require.Equal(t, "token anna reader", kim.caller("Authorization", "Bearer "+reader))
 	anna := c.browser()
 	anna.signIn(reader)
 	require.NoError(t, b.store.Revoke(t.Context(), id, "anna", ""))
-	kim.soon("")
-	require.Equal(t, "token anna reader", anna.who())
+	kim.awaitCaller("")
+	require.Equal(t, "token anna reader", anna.caller())
 
 	// Signing out ends this session, or all sessions of the user. A copy of the cookie is refused,
 	// too.
 	second := c.browser()
 	second.signIn(reader)
 	copied := map[string]string{"dlqd": anna.cookies["dlqd"]}
-	response, _ = anna.asks(http.MethodPost, "/sign-out", nil)
+	response, _ = anna.send(http.MethodPost, "/sign-out", nil)
 	require.Equal(t, "/sign-in", response.Header.Get("Location"))
 	require.Empty(t, anna.cookies)
-	require.Empty(t, c.with(copied).who())
-	require.Equal(t, "token anna reader", second.who())
+	require.Empty(t, c.with(copied).caller())
+	require.Equal(t, "token anna reader", second.caller())
 	third := c.browser()
 	third.signIn(reader)
-	third.asks(http.MethodPost, "/sign-out", url.Values{"everywhere": {"1"}})
-	require.Empty(t, second.who())
+	third.send(http.MethodPost, "/sign-out", url.Values{"everywhere": {"1"}})
+	require.Empty(t, second.caller())
 	require.Equal(t, "2", b.text("SELECT count(*) FROM dlq.acts WHERE subject = 'sessions' AND act = 'signed out' AND actor = 'anna'"))
 	require.Equal(t, "2", b.text("SELECT detail ->> 'sessions' FROM dlq.acts WHERE subject = 'sessions' ORDER BY id DESC LIMIT 1"))
 }
@@ -200,7 +200,7 @@ func (c *console) with(cookies map[string]string) *browser {
 }
 
 // Over https, browsers accept the cookie only from this host and send it only there.
-func TestSessions_https(t *testing.T) {
+func TestSessions_UseHostCookieOverHTTPS(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), true)
@@ -208,23 +208,23 @@ func TestSessions_https(t *testing.T) {
 	kim := c.browser()
 	response := kim.signIn(secret, "Host", "dlqd.example")
 	require.Regexp(t, `^__Host-dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; Secure; SameSite=Lax$`, response.Header.Get("Set-Cookie"))
-	require.Equal(t, "token kim reader", kim.who())
-	require.Empty(t, c.with(map[string]string{"dlqd": kim.cookies["__Host-dlqd"]}).who(), "which another host of the site could set")
+	require.Equal(t, "token kim reader", kim.caller())
+	require.Empty(t, c.with(map[string]string{"dlqd": kim.cookies["__Host-dlqd"]}).caller(), "another host of the site could set this cookie")
 
 	// A proxy that speaks https counts. Without one, sign-in with a token is refused.
 	plain := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
 	for _, headers := range [][]string{{"Host", "dlqd.example", "Origin", "https://dlqd.example"}, {"X-Forwarded-Proto", "https"}} {
 		require.Contains(t, plain.browser().signIn(secret, headers...).Header.Get("Set-Cookie"), "__Host-dlqd=", headers)
 	}
-	response, body := plain.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {secret}}, "Host", "dlqd.example", "Origin", "http://dlqd.example")
+	response, body := plain.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {secret}}, "Host", "dlqd.example", "Origin", "http://dlqd.example")
 	require.Equal(t, http.StatusBadRequest, response.StatusCode)
-	require.Contains(t, body, "sign in by https")
+	require.Contains(t, body, "sign in with https")
 	require.Empty(t, response.Cookies())
 }
 
 // The cookie is replaced every hour without a failed request. The old cookie works for one more
 // minute. A request with it after that ends the session, because the cookie was copied.
-func TestSessions_rotation(t *testing.T) {
+func TestSessions_RotateCookie(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
@@ -234,7 +234,7 @@ func TestSessions_rotation(t *testing.T) {
 	kim := c.browser()
 	kim.signIn(secret)
 	before := kim.cookies["dlqd"]
-	require.Equal(t, "token kim reader", kim.who())
+	require.Equal(t, "token kim reader", kim.caller())
 	require.Equal(t, before, kim.cookies["dlqd"])
 
 	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '61 minutes'")
@@ -243,7 +243,7 @@ func TestSessions_rotation(t *testing.T) {
 	browsers := make([]*browser, 8)
 	for i := range browsers {
 		browsers[i] = parallel.with(kim.cookies)
-		wg.Go(func() { browsers[i].who() })
+		wg.Go(func() { browsers[i].caller() })
 	}
 	wg.Wait()
 	var changed []string
@@ -252,28 +252,28 @@ func TestSessions_rotation(t *testing.T) {
 			changed = append(changed, one.cookies["dlqd"])
 		}
 	}
-	require.Len(t, changed, 1, "one of those who ask at a time gets another cookie")
-	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).who(), "until the new one is shown")
+	require.Len(t, changed, 1, "one of several concurrent requests gets a new cookie")
+	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).caller(), "the old cookie works until the new one is used")
 
 	// If the new cookie never arrived, the browser gets another.
 	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 minutes'")
 	again := fresh().with(map[string]string{"dlqd": before})
-	require.Equal(t, "token kim reader", again.who())
+	require.Equal(t, "token kim reader", again.caller())
 	require.NotEqual(t, before, again.cookies["dlqd"])
-	require.Empty(t, fresh().with(map[string]string{"dlqd": changed[0]}).who(), "the one that never arrived")
+	require.Empty(t, fresh().with(map[string]string{"dlqd": changed[0]}).caller(), "the cookie that never arrived")
 
-	require.Equal(t, "token kim reader", again.who())
-	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).who(), "requests that were on their way")
+	require.Equal(t, "token kim reader", again.caller())
+	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).caller(), "requests in flight")
 	require.Equal(t, "1", b.text("SELECT count(*) FROM dlq.sessions WHERE previous_until BETWEEN now() AND now() + interval '1 minute'"))
 	b.exec("UPDATE dlq.sessions SET previous_until = now() - interval '1 second'")
-	require.Equal(t, "token kim reader", again.who())
-	require.Empty(t, fresh().with(map[string]string{"dlqd": before}).who())
-	again.soon("")
-	require.Contains(t, b.text("SELECT note FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended' AND actor = 'sweep'"), "somebody has a copy")
+	require.Equal(t, "token kim reader", again.caller())
+	require.Empty(t, fresh().with(map[string]string{"dlqd": before}).caller())
+	again.awaitCaller("")
+	require.Contains(t, b.text("SELECT note FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended' AND actor = 'sweep'"), "the cookie was copied")
 }
 
 // A cookie that was planted, invented, changed or kept too long signs no browser in.
-func TestSessions_hostile(t *testing.T) {
+func TestSessions_RejectHostileCookies(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	limits := access.SessionLimits{Idle: time.Hour, Absolute: 10 * time.Hour}
@@ -287,14 +287,14 @@ func TestSessions_hostile(t *testing.T) {
 	kim := c.with(evil.cookies)
 	kim.signIn(secret)
 	require.NotEqual(t, given, kim.cookies["dlqd"])
-	evil.soon("")
+	evil.awaitCaller("")
 	kim = c.with(map[string]string{"dlqd": "dlqds_" + strings.Repeat("a", 36)})
 	kim.signIn(secret)
 	good := kim.cookies["dlqd"]
 
 	for _, bad := range []string{"", "x", good[:len(good)-1], good + "a", strings.ToLower(good), "dlqd_" + good[6:], secret, strings.Repeat(good, 200), b.text("SELECT id FROM dlq.sessions"), b.text("SELECT encode(hash, 'hex') FROM dlq.sessions")} {
 		if bad != good {
-			require.Empty(t, c.with(map[string]string{"dlqd": bad}).who(), "%.60q", bad)
+			require.Empty(t, c.with(map[string]string{"dlqd": bad}).caller(), "%.60q", bad)
 		}
 	}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.url+"/", nil)
@@ -303,12 +303,12 @@ func TestSessions_hostile(t *testing.T) {
 	response, err := http.DefaultClient.Do(request)
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
-	require.Equal(t, http.StatusUnauthorized, response.StatusCode, "one of two is another host's")
-	_, who := b.asks(c.url, good)
-	require.NotContains(t, who, "kim", "it is no token")
+	require.Equal(t, http.StatusUnauthorized, response.StatusCode, "one of two cookies is from another host")
+	_, caller := b.send(c.url, good)
+	require.NotContains(t, caller, "kim", "a session cookie is not a token")
 
 	// The cookie counts for dlqd's own pages and for links to them.
-	for _, ask := range []struct {
+	for _, test := range []struct {
 		headers []string
 		known   bool
 	}{
@@ -325,44 +325,44 @@ func TestSessions_hostile(t *testing.T) {
 		// The user opens a link on another site.
 		{[]string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, true},
 	} {
-		require.Equal(t, ask.known, kim.who(ask.headers...) != "", "%v", ask.headers)
+		require.Equal(t, test.known, kim.caller(test.headers...) != "", "%v", test.headers)
 	}
 	for _, path := range []string{"/sign-out", "/sign-in", "/anything"} {
 		for _, headers := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Sec-Fetch-Site", "", "Origin", "http://evil.example"}, {"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}} {
-			response, _ := kim.asks(http.MethodPost, path, url.Values{"token": {secret}}, headers...)
+			response, _ := kim.send(http.MethodPost, path, url.Values{"token": {secret}}, headers...)
 			require.Equal(t, http.StatusForbidden, response.StatusCode, "%s %v", path, headers)
 			require.Empty(t, response.Cookies())
 		}
 	}
-	require.Equal(t, "token kim reader", kim.who())
+	require.Equal(t, "token kim reader", kim.caller())
 
 	// Limits. The last request is recorded once a minute.
 	fresh := func() *browser {
 		return b.console(rules(access.Rules{Ways: []string{"tokens"}, Sessions: limits}), false).with(kim.cookies)
 	}
 	b.exec("UPDATE dlq.sessions SET seen_at = now() - interval '59 minutes'")
-	require.Equal(t, "token kim reader", fresh().who())
-	require.Equal(t, "t", b.text("SELECT left(bool_or(seen_at > now() - interval '1 minute')::text, 1) FROM dlq.sessions"), "it is used")
+	require.Equal(t, "token kim reader", fresh().caller())
+	require.Equal(t, "t", b.text("SELECT left(bool_or(seen_at > now() - interval '1 minute')::text, 1) FROM dlq.sessions"), "the last use is recorded")
 	b.exec("UPDATE dlq.sessions SET seen_at = now() - interval '61 minutes'")
-	require.Empty(t, fresh().who(), "idle")
+	require.Empty(t, fresh().caller(), "idle")
 	b.exec("UPDATE dlq.sessions SET seen_at = now(), created_at = now() - interval '601 minutes'")
-	require.Empty(t, fresh().who(), "absolute")
+	require.Empty(t, fresh().caller(), "absolute")
 	require.NoError(t, b.store.TrimSessions(t.Context(), limits))
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.sessions"))
 
 	// A client that guesses must wait; one with a valid token does not.
 	for range 25 {
-		response, _ := c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {"dlqd_" + strings.Repeat("b", 36)}})
+		response, _ := c.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {"dlqd_" + strings.Repeat("b", 36)}})
 		require.Contains(t, []int{http.StatusUnauthorized, http.StatusTooManyRequests}, response.StatusCode)
 	}
-	refused, _ := c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {"nonsense"}})
+	refused, _ := c.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {"nonsense"}})
 	require.Equal(t, http.StatusTooManyRequests, refused.StatusCode)
 	require.NotEmpty(t, refused.Header.Get("Retry-After"))
 	c.browser().signIn(secret)
 	machine, _ := b.token(access.Token{Name: "shop", Role: access.Sender})
-	refused, _ = c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {machine}})
+	refused, _ = c.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {machine}})
 	require.Equal(t, http.StatusForbidden, refused.StatusCode)
-	large, _ := c.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {strings.Repeat("x", 1<<20)}})
+	large, _ := c.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {strings.Repeat("x", 1<<20)}})
 	require.Equal(t, http.StatusBadRequest, large.StatusCode)
 }
 
@@ -375,7 +375,7 @@ func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
 	secret, id := b.token(access.Token{Name: "kim", Role: access.Operator, ExpiresAt: &later})
 	kim := c.browser()
 	kim.signIn(secret)
-	require.Equal(t, "token kim operator", kim.who())
+	require.Equal(t, "token kim operator", kim.caller())
 	list := func() []access.Session {
 		sessions, err := b.store.Sessions(t.Context(), "kim", access.SessionLimits{})
 		require.NoError(t, err)
@@ -385,8 +385,8 @@ func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
 	require.WithinDuration(t, later, list()[0].ExpiresAt, time.Second)
 
 	b.exec("UPDATE dlq.tokens SET expires_at = now() - interval '1 second' WHERE id = $1", id)
-	require.Empty(t, c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).who(), "in another process")
-	kim.soon("")
+	require.Empty(t, c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).caller(), "in another process")
+	kim.awaitCaller("")
 	require.Empty(t, list())
 	require.NoError(t, b.store.TrimSessions(t.Context(), access.SessionLimits{}))
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.sessions"))
@@ -394,7 +394,7 @@ func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
 
 // A user whom a proxy names needs no session. After signing in, the user is the session's until
 // signing out. With authentication off, an old cookie is ignored.
-func TestSessions_besideAProxy(t *testing.T) {
+func TestSessions_TakePrecedenceOverProxy(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	proxied := access.Rules{
@@ -405,25 +405,25 @@ func TestSessions_besideAProxy(t *testing.T) {
 	c := b.console(rules(proxied), false)
 	secret, _ := b.token(access.Token{Name: "kim-as-admin", Role: access.Admin})
 	kim := c.browser()
-	require.Equal(t, "proxy kim reader", kim.who("X-User", "kim"))
+	require.Equal(t, "proxy kim reader", kim.caller("X-User", "kim"))
 	kim.signIn(secret, "X-User", "kim")
-	require.Equal(t, "token kim-as-admin admin", kim.who("X-User", "kim"))
+	require.Equal(t, "token kim-as-admin admin", kim.caller("X-User", "kim"))
 	cookies := maps.Clone(kim.cookies)
-	kim.asks(http.MethodPost, "/sign-out", nil, "X-User", "kim")
-	require.Equal(t, "proxy kim reader", kim.who("X-User", "kim"))
-	require.Equal(t, "proxy kim reader", c.with(cookies).who("X-User", "kim"))
+	kim.send(http.MethodPost, "/sign-out", nil, "X-User", "kim")
+	require.Equal(t, "proxy kim reader", kim.caller("X-User", "kim"))
+	require.Equal(t, "proxy kim reader", c.with(cookies).caller("X-User", "kim"))
 
 	open := b.console(rules(access.Rules{}), false)
 	open.access.Open = true
-	require.Equal(t, "  admin", open.with(cookies).who())
-	response, _ := open.browser().asks(http.MethodPost, "/sign-in", url.Values{"token": {secret}})
+	require.Equal(t, "  admin", open.with(cookies).caller())
+	response, _ := open.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {secret}})
 	require.Equal(t, http.StatusNotFound, response.StatusCode)
-	response, _ = open.browser().asks(http.MethodGet, "/sign-in/oidc", nil)
+	response, _ = open.browser().send(http.MethodGet, "/sign-in/oidc", nil)
 	require.Equal(t, http.StatusNotFound, response.StatusCode)
 }
 
 // Use and end race: once refused, a session stays refused in every process.
-func TestSessions_endedWhileUsed(t *testing.T) {
+func TestSessions_StayEndedWhileUsed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	inForce := rules(access.Rules{Ways: []string{"tokens"}})
@@ -431,18 +431,18 @@ func TestSessions_endedWhileUsed(t *testing.T) {
 	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
 	kim := c.browser()
 	kim.signIn(secret)
-	require.NotEmpty(t, kim.who())
+	require.NotEmpty(t, kim.caller())
 	// The cookie is due, so every request also tries to replace it.
 	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 hours'")
 	var wg sync.WaitGroup
 	for _, process := range []*console{c, other, c, other} {
 		one := process.with(kim.cookies)
 		wg.Go(func() {
-			for one.who() != "" {
+			for one.caller() != "" {
 			}
 			for range 20 {
-				if one.who() != "" {
-					t.Error("it is let in again")
+				if one.caller() != "" {
+					t.Error("an ended session was accepted again")
 				}
 			}
 		})
@@ -456,7 +456,7 @@ func TestSessions_endedWhileUsed(t *testing.T) {
 }
 
 // A program that signs in again and again is limited to maxSessions.
-func TestSessions_many(t *testing.T) {
+func TestSessions_LimitPerUser(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
@@ -464,12 +464,12 @@ func TestSessions_many(t *testing.T) {
 	b.exec("INSERT INTO dlq.sessions (id, hash, name, via, token_id, address, agent) SELECT lpad(n::text, 32, '0')::uuid, sha256(n::text::bytea), CASE WHEN n > 120 THEN 'lee' ELSE 'kim' END, 'token', $1, '', '' FROM generate_series(1, 130) n", id)
 	kim := c.browser()
 	kim.signIn(secret)
-	require.Equal(t, "token kim reader", kim.who())
+	require.Equal(t, "token kim reader", kim.caller())
 	require.Equal(t, "100 10", b.text("SELECT concat_ws(' ', count(*) FILTER (WHERE name = 'kim'), count(*) FILTER (WHERE name = 'lee')) FROM dlq.sessions"))
 }
 
 // After sign-in, the browser goes only to pages of dlqd.
-func TestReturnTo(t *testing.T) {
+func TestReturnTo_AcceptsOnlyOwnPaths(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/", "/dead-letters", "/dead-letters?q=a:b%20c&x=//y", "/groups/3f2a#top"} {
 		require.Equal(t, path, access.ReturnTo(path))
@@ -499,7 +499,7 @@ func oidcRules(issuer string) access.Rules {
 // redirects it.
 func (b *browser) provider() string {
 	b.Helper()
-	response, body := b.asks(http.MethodGet, "/sign-in/oidc?to=/groups", nil)
+	response, body := b.send(http.MethodGet, "/sign-in/oidc?to=/groups", nil)
 	require.Equal(b, http.StatusSeeOther, response.StatusCode, body)
 	address, err := url.Parse(response.Header.Get("Location"))
 	require.NoError(b, err)
@@ -517,14 +517,14 @@ func (b *browser) provider() string {
 // back opens the callback path as a browser does after the provider's redirect.
 func (b *browser) back(path string) (int, string) {
 	b.Helper()
-	response, body := b.asks(http.MethodGet, path, nil, "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document")
+	response, body := b.send(http.MethodGet, path, nil, "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document")
 	if response.StatusCode == http.StatusSeeOther {
 		body = response.Header.Get("Location")
 	}
 	return response.StatusCode, body
 }
 
-func TestSessions_provider(t *testing.T) {
+func TestSessions_SignInWithProvider(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	issuer := accesstest.New(t)
@@ -546,21 +546,21 @@ func TestSessions_provider(t *testing.T) {
 	path := kim.provider()
 	status, to := kim.back(path)
 	require.Equal(t, []any{http.StatusSeeOther, "/groups"}, []any{status, to})
-	require.Equal(t, "oidc kim@example.com operator", kim.who())
-	require.Len(t, kim.cookies, 1, "what was there for the sign-in is gone")
-	require.Zero(t, issuer.Sessions()-1, "nothing that could be renewed is asked for or kept")
+	require.Equal(t, "oidc kim@example.com operator", kim.caller())
+	require.Len(t, kim.cookies, 1, "the cookie of the sign-in is deleted")
+	require.Zero(t, issuer.Sessions()-1, "the sign-in requests tokens once")
 
 	// Login CSRF: a callback in another browser, a repeated one, or an invented one.
 	for name, change := range map[string]func(*browser, url.Values){
-		"another browser's": func(victim *browser, _ url.Values) { clear(victim.cookies) },
-		"another sign-in's": func(victim *browser, _ url.Values) { victim.provider() },
-		"made up":           func(victim *browser, _ url.Values) { victim.cookies["dlqd-sign-in"] = "x.y" },
-		"no state":          func(_ *browser, q url.Values) { q.Del("state") },
-		"another state":     func(_ *browser, q url.Values) { q.Set("state", "x") },
-		"another code":      func(_ *browser, q url.Values) { q.Set("code", "x") },
-		"no code":           func(_ *browser, q url.Values) { q.Del("code") },
-		"another provider":  func(_ *browser, q url.Values) { q.Set("iss", "https://evil.example") },
-		"refused":           func(_ *browser, q url.Values) { q.Set("error", "access_denied\x1b[31m") },
+		"another browser":  func(victim *browser, _ url.Values) { clear(victim.cookies) },
+		"another sign-in":  func(victim *browser, _ url.Values) { victim.provider() },
+		"invented":         func(victim *browser, _ url.Values) { victim.cookies["dlqd-sign-in"] = "x.y" },
+		"no state":         func(_ *browser, q url.Values) { q.Del("state") },
+		"another state":    func(_ *browser, q url.Values) { q.Set("state", "x") },
+		"another code":     func(_ *browser, q url.Values) { q.Set("code", "x") },
+		"no code":          func(_ *browser, q url.Values) { q.Del("code") },
+		"another provider": func(_ *browser, q url.Values) { q.Set("iss", "https://evil.example") },
+		"refused":          func(_ *browser, q url.Values) { q.Set("error", "access_denied\x1b[31m") },
 	} {
 		victim := c.browser()
 		path, query, _ := strings.Cut(victim.provider(), "?")
@@ -570,7 +570,7 @@ func TestSessions_provider(t *testing.T) {
 		status, body := victim.back(path + "?" + values.Encode())
 		require.Contains(t, []int{400, 401, 403}, status, name+body)
 		require.NotContains(t, body, "\x1b", name)
-		require.Empty(t, victim.who(), name)
+		require.Empty(t, victim.caller(), name)
 	}
 	twice := c.browser()
 	path = twice.provider()
@@ -579,34 +579,34 @@ func TestSessions_provider(t *testing.T) {
 	require.Equal(t, http.StatusSeeOther, status)
 	copied := c.with(cookies)
 	status, _ = copied.back(path)
-	require.Equal(t, http.StatusUnauthorized, status, "a code is good once")
-	require.Empty(t, copied.who())
+	require.Equal(t, http.StatusUnauthorized, status, "a code is valid once")
+	require.Empty(t, copied.caller())
 	issuer.Nonce("of another sign-in")
 	status, body := kim.back(kim.provider())
 	require.Equal(t, http.StatusUnauthorized, status)
-	require.Contains(t, body, "does not count here")
+	require.Contains(t, body, "was rejected")
 	issuer.Nonce("")
 	var response *http.Response
 	for _, host := range []string{"evil.example", "127.0.0.1:1@evil.example", "localhost:80/@evil.example", "localhost@evil.example", "dlqd.example.evil.example", "dlqd.example:evil"} {
-		response, _ = c.browser().asks(http.MethodGet, "/sign-in/oidc", nil, "Host", host)
+		response, _ = c.browser().send(http.MethodGet, "/sign-in/oidc", nil, "Host", host)
 		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, host)
 	}
 
 	// Policy changes apply at once.
 	change(func(r *access.Rules) { r.Grants = r.Grants[1:] })
-	require.Equal(t, "oidc kim@example.com reader", kim.who())
+	require.Equal(t, "oidc kim@example.com reader", kim.caller())
 	change(func(r *access.Rules) { r.Grants = nil })
-	require.Equal(t, "oidc kim@example.com ", kim.who())
+	require.Equal(t, "oidc kim@example.com ", kim.caller())
 	change(func(r *access.Rules) { r.Ways = []string{"tokens"} })
-	require.Empty(t, kim.who())
+	require.Empty(t, kim.caller())
 	change(func(r *access.Rules) { r.Ways, r.OIDC.Issuer = []string{"oidc"}, "https://another.example" })
-	require.Empty(t, kim.who(), "another provider's people are others")
+	require.Empty(t, kim.caller(), "users of another provider are different users")
 	change(func(r *access.Rules) { r.OIDC.Issuer = issuer.URL })
-	require.Equal(t, "oidc kim@example.com ", kim.who())
+	require.Equal(t, "oidc kim@example.com ", kim.caller())
 
 	issuer.Down(true)
-	require.Equal(t, "oidc kim@example.com ", kim.who(), "who signed in stays")
+	require.Equal(t, "oidc kim@example.com ", kim.caller(), "existing sessions continue")
 	down := b.console(func() access.Rules { return oidcRules(issuer.URL) }, false).browser()
-	response, _ = down.asks(http.MethodGet, "/sign-in/oidc", nil)
+	response, _ = down.send(http.MethodGet, "/sign-in/oidc", nil)
 	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
 }

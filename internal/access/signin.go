@@ -31,8 +31,8 @@ const (
 )
 
 const (
-	// signInPatience is how long a sign-in at the provider may take.
-	signInPatience = 10 * time.Minute
+	// signInTimeout is how long a sign-in at the provider may take.
+	signInTimeout = 10 * time.Minute
 	// maxSignInBody is the maximum size of the form with a token, in bytes; signInBodyTime limits
 	// how long it takes to arrive.
 	maxSignInBody  = 16 << 10
@@ -44,9 +44,9 @@ const (
 // SignIn begins and ends sessions of browsers.
 type SignIn struct {
 	Access *Authenticator
-	// Ours reports whether the request's Host is one of dlqd's own names. The provider redirects
+	// IsOwnHost reports whether the request's Host is one of dlqd's own names. The provider redirects
 	// browsers to that host.
-	Ours func(*http.Request) bool
+	IsOwnHost func(*http.Request) bool
 	// Failed answers a failed sign-in; nil for problem details.
 	Failed func(w http.ResponseWriter, r *http.Request, status int, why string)
 }
@@ -55,9 +55,9 @@ type SignIn struct {
 // /sign-in/callback and POST /sign-out (form: everywhere). They need no authentication.
 // [door.Guard] refuses POSTs from pages of other sites.
 func (s *SignIn) Register(mux *http.ServeMux) {
-	mux.HandleFunc("POST "+SignInPath, s.byToken)
-	mux.HandleFunc("GET "+ProviderPath, s.askProvider)
-	mux.HandleFunc("GET "+CallbackPath, s.byProvider)
+	mux.HandleFunc("POST "+SignInPath, s.signInWithToken)
+	mux.HandleFunc("GET "+ProviderPath, s.redirectToProvider)
+	mux.HandleFunc("GET "+CallbackPath, s.signInWithProvider)
 	mux.HandleFunc("POST "+SignOutPath, s.signOut)
 }
 
@@ -99,8 +99,8 @@ func LocalPath(address string) bool {
 		!strings.Contains(u.Path, "//") && !strings.Contains(u.Path, "\\")
 }
 
-// fail answers that the sign-in failed.
-func (s *SignIn) fail(w http.ResponseWriter, r *http.Request, status int, why string) {
+// answerFailure answers that the sign-in failed.
+func (s *SignIn) answerFailure(w http.ResponseWriter, r *http.Request, status int, why string) {
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
 	}
@@ -111,78 +111,80 @@ func (s *SignIn) fail(w http.ResponseWriter, r *http.Request, status int, why st
 	s.Failed(w, r, status, why)
 }
 
-// failed answers with the status of the error.
-func (s *SignIn) failed(w http.ResponseWriter, r *http.Request, err error) {
+// answerError answers with the status of the error.
+func (s *SignIn) answerError(w http.ResponseWriter, r *http.Request, err error) {
 	var retry *RetryError
 	switch {
 	case errors.As(err, &retry):
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
-		s.fail(w, r, http.StatusTooManyRequests, err.Error())
+		s.answerFailure(w, r, http.StatusTooManyRequests, err.Error())
 	case errors.Is(err, ErrProvider):
-		w.Header().Set("Retry-After", door.Seconds(askInterval))
-		s.fail(w, r, http.StatusServiceUnavailable, ErrProvider.Error()+"; a token of dlqd's lets you in")
-	case errors.Is(err, ErrRefused), errors.Is(err, errOfProvider):
-		s.fail(w, r, http.StatusUnauthorized, err.Error())
+		w.Header().Set("Retry-After", door.Seconds(providerInterval))
+		s.answerFailure(w, r, http.StatusServiceUnavailable, ErrProvider.Error()+"; sign in with a token of dlqd")
+	case errors.Is(err, ErrRefused), errors.Is(err, errProviderAnswer):
+		s.answerFailure(w, r, http.StatusUnauthorized, err.Error())
 	default:
-		s.Access.log().Error("somebody could not sign in", "error", err)
+		s.Access.log().Error("sign-in failed", "error", err)
 		w.Header().Set("Retry-After", door.Seconds(time.Second))
-		s.fail(w, r, http.StatusServiceUnavailable, "the database does not answer")
+		s.answerFailure(w, r, http.StatusServiceUnavailable, "the database does not answer; try again")
 	}
 }
 
-// byToken signs in the holder of a token.
-func (s *SignIn) byToken(w http.ResponseWriter, r *http.Request) {
+// signInWithToken signs in the holder of a token.
+func (s *SignIn) signInWithToken(w http.ResponseWriter, r *http.Request) {
 	if tokens, _ := s.Access.SignInWays(); !tokens {
-		s.fail(w, r, http.StatusNotFound, "nobody signs in here by a token (access.yaml: authentication)")
+		s.answerFailure(w, r, http.StatusNotFound, "sign-in with a token is off (access.yaml: authentication)")
 		return
 	}
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(signInBodyTime))
 	r.Body = http.MaxBytesReader(w, r.Body, maxSignInBody)
 	if err := r.ParseForm(); err != nil {
-		s.fail(w, r, http.StatusBadRequest, "the form did not come whole, or is too long")
+		s.answerFailure(w, r, http.StatusBadRequest, "the form is incomplete or too large")
 		return
 	}
 	_ = control.SetReadDeadline(time.Time{})
-	if strings.HasPrefix(r.Header.Get("Origin"), "http:") && secure(r) {
-		s.fail(w, r, http.StatusBadRequest, "anybody on the way could read the token: sign in by https, or on the machine itself (http://127.0.0.1)")
+	if strings.HasPrefix(r.Header.Get("Origin"), "http:") && isSecure(r) {
+		s.answerFailure(w, r, http.StatusBadRequest, "http would send the token unencrypted: "+
+			"sign in with https, or on the machine itself (http://127.0.0.1)")
 		return
 	}
 	secret := strings.TrimSpace(r.PostForm.Get("token"))
-	p, err := s.Access.byToken(r, secret)
+	p, err := s.Access.authenticateToken(r, secret)
 	if err != nil {
-		s.failed(w, r, err)
+		s.answerError(w, r, err)
 		return
 	}
 	if !p.May(Reader) {
-		s.fail(w, r, http.StatusForbidden, "a token with the role "+string(p.RoleName())+" is for machines: people sign in with that of a reader, operator or admin")
+		s.answerFailure(w, r, http.StatusForbidden, "a token with the role "+string(p.RoleName())+
+			" cannot sign in: use one with the role reader, operator or admin")
 		return
 	}
 	row, err := s.Access.Tokens.queries.FindToken(r.Context(), hashOf(secret))
 	if err != nil {
-		s.failed(w, r, err)
+		s.answerError(w, r, err)
 		return
 	}
-	s.begin(w, r, &proof{name: row.Name, via: ViaToken, tokenID: &row.ID}, r.PostForm.Get("to"))
+	s.begin(w, r, &identity{name: row.Name, via: ViaToken, tokenID: &row.ID}, r.PostForm.Get("to"))
 }
 
 // begin starts a session and sets its cookie. The cookie is always new: a value that the browser
 // already had could be known to an attacker.
-func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *proof, to string) {
+func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *identity, to string) {
 	secret, err := s.Access.Tokens.begin(r.Context(), p, originOf(r), sessionCookie(r))
 	if err != nil {
-		s.failed(w, r, err)
+		s.answerError(w, r, err)
 		return
 	}
 	s.Access.setSessionCookie(w, r, secret)
-	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther) //nolint:gosec // a path of dlqd's
+	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther) //nolint:gosec // a path of dlqd
 }
 
 // signOut ends the caller's session or, with everywhere in the form, all sessions of the caller.
 func (s *SignIn) signOut(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxSignInBody)
 	rules := s.Access.Rules()
-	p, err := s.Access.bySession(r, &rules)
+	p, err := s.Access.authenticateSession(r, &rules)
 	if err == nil && p != nil {
 		e := Ending{ID: p.Session, Name: p.Name, By: p.Name, Origin: originOf(r).String()}
 		if r.PostFormValue("everywhere") != "" {
@@ -191,26 +193,26 @@ func (s *SignIn) signOut(w http.ResponseWriter, r *http.Request) {
 		_, err = s.Access.EndSessions(r.Context(), e)
 	}
 	if err != nil && !errors.Is(err, ErrNoSession) {
-		s.failed(w, r, err)
+		s.answerError(w, r, err)
 		return
 	}
 	setCookie(w, r, cookieOf(r), "", 0)
 	http.Redirect(w, r, SignInPath, http.StatusSeeOther)
 }
 
-// pending is a sign-in that waits for the provider's answer. Its cookie holds all of its state:
+// pendingSignIn is a sign-in that waits for the provider's answer. Its cookie holds all of its state:
 // where to go afterwards, and a secret from which state, nonce and PKCE verifier are derived. So an
 // answer is valid only in the browser that asked.
-type pending struct{ secret, to string }
+type pendingSignIn struct{ secret, to string }
 
 func pendingCookie(r *http.Request) string { return cookieOf(r) + "-sign-in" }
 
-func (p *pending) String() string {
+func (p *pendingSignIn) String() string {
 	return p.secret + "." + base64.RawURLEncoding.EncodeToString([]byte(p.to))
 }
 
 // pendingOf returns the sign-in in the request's cookie; nil without one, or with several.
-func pendingOf(r *http.Request) *pending {
+func pendingOf(r *http.Request) *pendingSignIn {
 	cookies := r.CookiesNamed(pendingCookie(r))
 	if len(cookies) != 1 {
 		return nil
@@ -220,26 +222,26 @@ func pendingOf(r *http.Request) *pending {
 	if !ok || err != nil || len(secret) != len(rand.Text()) {
 		return nil
 	}
-	return &pending{secret, ReturnTo(string(to))}
+	return &pendingSignIn{secret, ReturnTo(string(to))}
 }
 
-// derived returns a value that cannot be computed without the secret.
-func (p *pending) derived(what string) string {
+// derive returns a value that cannot be computed without the secret.
+func (p *pendingSignIn) derive(what string) string {
 	sum := sha256.Sum256([]byte(what + " " + p.secret))
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
 // client returns the OAuth client for this request, with dlqd's callback on the requested host.
 func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
-	if !s.Ours(r) {
-		return nil, errNotOurs
+	if !s.IsOwnHost(r) {
+		return nil, errUnknownHost
 	}
 	endpoint, err := s.Access.providerOf(rules.OIDC.Issuer).endpointNow(r.Context(), rules.OIDC.ClientSecret != "")
 	if err != nil {
 		return nil, err
 	}
 	scheme := "https"
-	if !secure(r) {
+	if !isSecure(r) {
 		scheme = "http"
 	}
 	// Sessions end without renewal; offline access is for "dlqd login".
@@ -249,19 +251,19 @@ func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	}, nil
 }
 
-var errOfProvider = errors.New("what the OpenID Connect provider answers does not count here; dlqd's log says why")
+var errProviderAnswer = errors.New("the answer of the OpenID Connect provider was rejected; dlqd's log has the reason")
 
-var errNotOurs = errors.New("dlqd is not asked for under this name; --allowed-host adds it")
+var errUnknownHost = errors.New("unknown host name; --allowed-host adds it")
 
-// askProvider redirects the browser to the provider.
-func (s *SignIn) askProvider(w http.ResponseWriter, r *http.Request) {
+// redirectToProvider redirects the browser to the provider.
+func (s *SignIn) redirectToProvider(w http.ResponseWriter, r *http.Request) {
 	_, config := s.provider(w, r)
 	if config == nil {
 		return
 	}
-	p := &pending{rand.Text(), ReturnTo(r.URL.Query().Get("to"))}
-	setCookie(w, r, pendingCookie(r), p.String(), signInPatience)
-	address := config.AuthCodeURL(p.derived("state"), oidc.Nonce(p.derived("nonce")), oauth2.S256ChallengeOption(p.derived("verifier")))
+	p := &pendingSignIn{rand.Text(), ReturnTo(r.URL.Query().Get("to"))}
+	setCookie(w, r, pendingCookie(r), p.String(), signInTimeout)
+	address := config.AuthCodeURL(p.derive("state"), oidc.Nonce(p.derive("nonce")), oauth2.S256ChallengeOption(p.derive("verifier")))
 	http.Redirect(w, r, address, http.StatusSeeOther) //nolint:gosec // the provider's
 }
 
@@ -270,28 +272,30 @@ func (s *SignIn) askProvider(w http.ResponseWriter, r *http.Request) {
 func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oauth2.Config) {
 	rules := s.Access.Rules()
 	if !slices.Contains(rules.Ways, ViaOIDC) {
-		s.fail(w, r, http.StatusNotFound, "nobody signs in here by an OpenID Connect provider (access.yaml: authentication)")
+		s.answerFailure(w, r, http.StatusNotFound,
+			"sign-in with an OpenID Connect provider is off (access.yaml: authentication)")
 		return nil, nil
 	}
 	config, err := s.client(r, &rules)
 	switch {
-	case errors.Is(err, errNotOurs):
-		s.fail(w, r, http.StatusMisdirectedRequest, err.Error())
+	case errors.Is(err, errUnknownHost):
+		s.answerFailure(w, r, http.StatusMisdirectedRequest, err.Error())
 		return nil, nil
 	case err != nil:
-		s.failed(w, r, err)
+		s.answerError(w, r, err)
 		return nil, nil
 	}
 	return &rules, config
 }
 
-// byProvider signs in the user whom the provider sends back.
-func (s *SignIn) byProvider(w http.ResponseWriter, r *http.Request) {
+// signInWithProvider signs in the user whom the provider sends back.
+func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	p := pendingOf(r)
 	// The answer is for another browser, or for an earlier sign-in.
-	if p == nil || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(p.derived("state"))) != 1 {
-		s.fail(w, r, http.StatusBadRequest, "this is no answer to a sign-in that this browser has begun, or it took too long: sign in again")
+	if p == nil || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(p.derive("state"))) != 1 {
+		s.answerFailure(w, r, http.StatusBadRequest,
+			"this browser did not start this sign-in, or the sign-in took too long: sign in again")
 		return
 	}
 	setCookie(w, r, pendingCookie(r), "", 0)
@@ -299,69 +303,70 @@ func (s *SignIn) byProvider(w http.ResponseWriter, r *http.Request) {
 	if config == nil {
 		return
 	}
-	if said := query.Get("error"); said != "" {
-		s.fail(w, r, http.StatusForbidden, fmt.Sprintf("the OpenID Connect provider refuses: %.100q", cmp.Or(query.Get("error_description"), said)))
+	if code := query.Get("error"); code != "" {
+		s.answerFailure(w, r, http.StatusForbidden, fmt.Sprintf("the OpenID Connect provider refused the sign-in: %.100q",
+			cmp.Or(query.Get("error_description"), code)))
 		return
 	}
 	if iss := query.Get("iss"); iss != "" && iss != rules.OIDC.Issuer { // RFC 9207
-		s.fail(w, r, http.StatusBadRequest, "another OpenID Connect provider answers than was asked")
+		s.answerFailure(w, r, http.StatusBadRequest, "the answer is from another OpenID Connect provider")
 		return
 	}
-	known, err := s.Access.exchange(r, rules, config, query.Get("code"), p)
+	user, err := s.Access.exchange(r, rules, config, query.Get("code"), p)
 	if err != nil {
-		s.failed(w, r, err)
+		s.answerError(w, r, err)
 		return
 	}
-	s.begin(w, r, known, p.to)
+	s.begin(w, r, user, p.to)
 }
 
 // exchange redeems a code at the provider and returns the user's identity. It fails as
 // [Authenticator.Authenticate].
-func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string, p *pending) (*proof, error) {
+func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string, p *pendingSignIn) (*identity, error) {
 	from := door.Peer(r)
-	if a.attempts.wait(from, time.Now()) > 0 { // one at a time; see queue
-		done, err := a.queue(r.Context())
+	if a.failures.wait(from, time.Now()) > 0 { // one at a time; see waitTurn
+		done, err := a.waitTurn(r.Context())
 		if err != nil {
 			return nil, err
 		}
 		defer done()
 	}
-	known, err := a.providerOf(rules.OIDC.Issuer).exchange(r.Context(), rules, config, code, p)
+	user, err := a.providerOf(rules.OIDC.Issuer).exchange(r.Context(), rules, config, code, p)
 	if err == nil || errors.Is(err, ErrProvider) {
-		return known, err
+		return user, err
 	}
 	refused := a.refuse(from)
 	if errors.Is(refused, ErrRefused) {
-		a.log().Warn("a sign-in by the OpenID Connect provider is refused", "from", from, "why", bounded(err))
-		return nil, errOfProvider
+		a.log().Warn("sign-in with the OpenID Connect provider rejected", "from", from, "why", truncated(err))
+		return nil, errProviderAnswer
 	}
 	return nil, refused
 }
 
-func (p *provider) exchange(ctx context.Context, rules *Rules, config *oauth2.Config, code string, by *pending) (*proof, error) {
+func (p *provider) exchange(ctx context.Context, rules *Rules, config *oauth2.Config, code string, pending *pendingSignIn) (*identity, error) {
 	ctx, cancel := context.WithTimeout(oidc.ClientContext(ctx, ProviderClient()), providerTimeout)
 	defer cancel()
-	token, err := config.Exchange(ctx, code, oauth2.VerifierOption(by.derived("verifier")))
+	token, err := config.Exchange(ctx, code, oauth2.VerifierOption(pending.derive("verifier")))
 	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok && refused.Response != nil && refused.Response.StatusCode < http.StatusInternalServerError {
-		return nil, fmt.Errorf("the code: %s %s", refused.Response.Status, refused.ErrorCode)
+		return nil, fmt.Errorf("exchanging the code: %s %s", refused.Response.Status, refused.ErrorCode)
 	}
 	if err != nil {
 		return nil, errors.Join(ErrProvider, err)
 	}
 	raw, _ := token.Extra("id_token").(string)
-	id, claims, err := p.verified(ctx, raw)
+	id, claims, err := p.verify(ctx, raw)
 	if err != nil {
 		return nil, err
 	}
 	if azp, ok := claims["azp"]; !slices.Contains(id.Audience, rules.OIDC.ClientID) || ok && azp != rules.OIDC.ClientID {
-		return nil, fmt.Errorf("is for the audience %q", id.Audience)
+		return nil, fmt.Errorf("the token is for the audience %q", id.Audience)
 	}
-	if subtle.ConstantTimeCompare([]byte(id.Nonce), []byte(by.derived("nonce"))) != 1 {
-		return nil, errors.New("answers another sign-in (nonce)")
+	if subtle.ConstantTimeCompare([]byte(id.Nonce), []byte(pending.derive("nonce"))) != 1 {
+		return nil, errors.New("the token is for another sign-in (nonce)")
 	}
 	name, err := rules.OIDC.name(claims)
 	if err != nil {
 		return nil, err
 	}
-	return &proof{name: name, via: ViaOIDC, issuer: &rules.OIDC.Issuer, subject: &id.Subject, groups: texts(claims[rules.OIDC.GroupsClaim])}, nil
+	return &identity{name: name, via: ViaOIDC, issuer: &rules.OIDC.Issuer, subject: &id.Subject, groups: claimStrings(claims[rules.OIDC.GroupsClaim])}, nil
 }

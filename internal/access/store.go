@@ -37,12 +37,12 @@ func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 }
 
 // ErrNoToken means that no active token has the id.
-var ErrNoToken = errors.New("there is no token with this id that is still good")
+var ErrNoToken = errors.New("no valid token has this id")
 
 // Create creates a token with the given name, grant, note and expiry, and returns its secret. The
 // secret cannot be retrieved later.
 func (s *Store) Create(ctx context.Context, t *Token, by string) (secret string, err error) {
-	err = s.recorded(ctx, &act{"tokens", "made", by, "", t.Note, t}, func(q *dbsqlc.Queries) error {
+	err = s.withAudit(ctx, &auditRow{"tokens", "made", by, "", t.Note, t}, func(q *dbsqlc.Queries) error {
 		secret, err = insert(ctx, q, t, by)
 		return err
 	})
@@ -72,12 +72,12 @@ func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string
 		note = &t.Note
 	}
 	return secret, q.InsertToken(ctx, dbsqlc.InsertTokenParams{
-		ID: id, Name: t.Name, Hash: hash, Role: string(t.Role), Queues: list(t.Queues), Kinds: list(t.Kinds), Sources: list(t.Sources),
+		ID: id, Name: t.Name, Hash: hash, Role: string(t.Role), Queues: nonNil(t.Queues), Kinds: nonNil(t.Kinds), Sources: nonNil(t.Sources),
 		Note: note, CreatedBy: by, ExpiresAt: t.ExpiresAt,
 	})
 }
 
-func list(patterns []string) []string { return append([]string{}, patterns...) }
+func nonNil(patterns []string) []string { return append([]string{}, patterns...) }
 
 // List returns all tokens, including expired and revoked ones, the oldest first.
 func (s *Store) List(ctx context.Context) ([]Token, error) {
@@ -100,7 +100,7 @@ func (s *Store) List(ctx context.Context) ([]Token, error) {
 
 // Revoke revokes a token. All processes refuse it within five seconds.
 func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
-	return s.recorded(ctx, &act{"tokens", "revoked", by, "", note, map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
+	return s.withAudit(ctx, &auditRow{"tokens", "revoked", by, "", note, map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
 		return revoke(ctx, q, id, by, 0)
 	})
 }
@@ -109,7 +109,7 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 	parsed, err := uuid.Parse(id)
 	if err != nil {
 		// The message does not contain id, which may be the token itself.
-		return errors.New("that is no token's id: dlqd tokens list has them")
+		return errors.New("invalid token id: \"dlqd tokens list\" lists the ids")
 	}
 	n, err := q.RevokeToken(ctx, dbsqlc.RevokeTokenParams{ID: parsed, RevokedBy: &by, After: after})
 	if err == nil && n == 0 {
@@ -120,7 +120,7 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 
 // Rotate creates a token with the name and grant of another one, which stays valid for keep.
 func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration, expiresAt *time.Time) (t *Token, secret string, err error) {
-	err = s.recorded(ctx, &act{"tokens", "rotated", by, "", "", map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
+	err = s.withAudit(ctx, &auditRow{"tokens", "rotated", by, "", "", map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
 		tokens, err := s.List(ctx)
 		if err != nil {
 			return err
@@ -143,16 +143,16 @@ func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration, e
 	return t, secret, err
 }
 
-// act is the content of an audit row.
-type act struct {
+// auditRow is the content of an audit row.
+type auditRow struct {
 	subject, act, by string
 	origin           string // empty for the address of the database session
 	note             string
 	detail           any
 }
 
-// recorded runs do and writes its audit row in the same transaction.
-func (s *Store) recorded(ctx context.Context, a *act, do func(q *dbsqlc.Queries) error) error {
+// withAudit runs do and writes its audit row in the same transaction.
+func (s *Store) withAudit(ctx context.Context, a *auditRow, do func(q *dbsqlc.Queries) error) error {
 	return postgres.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(s.schemas.Rendered(tx))
 		if err := do(q); err != nil {
@@ -173,7 +173,7 @@ func (s *Store) recorded(ctx context.Context, a *act, do func(q *dbsqlc.Queries)
 func (s *Store) find(ctx context.Context, hash []byte) (*Principal, error) {
 	row, err := s.queries.FindToken(ctx, hash)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil //nolint:nilnil // nobody
+		return nil, nil //nolint:nilnil // no such token
 	}
 	if err != nil {
 		return nil, err

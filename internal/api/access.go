@@ -23,8 +23,8 @@ type need struct {
 	scoped bool
 }
 
-// open lists the paths that need no authentication: probes, sign-in, and the API's documentation.
-var open = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+// publicPaths lists the paths that need no authentication: probes, sign-in, and the API's documentation.
+var publicPaths = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
 
 // StaticPath is the path of the console's style sheet and script. The sign-in page uses them, so
 // they need no authentication.
@@ -85,7 +85,7 @@ var needs = map[string]need{
 func needOf(operation string) need {
 	n, ok := needs[operation]
 	if !ok {
-		panic("api: what does " + operation + " need? see needs")
+		panic("api: operation " + operation + " is missing in needs")
 	}
 	return n
 }
@@ -94,26 +94,34 @@ func needOf(operation string) need {
 func describeNeeds(api huma.API) {
 	document := api.OpenAPI()
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
-		"token":   {Type: "http", Scheme: "bearer", Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider (GET /api/login). Whether one is needed, and what else will do, the policy says (access.yaml)."},
-		"session": {Type: "apiKey", In: "cookie", Name: "__Host-dlqd", Description: "The cookie of who has signed in with a browser: for dlqd's own pages (by http on loopback it is called dlqd)."},
+		"token": {
+			Type: "http", Scheme: "bearer",
+			Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider " +
+				"(GET /api/login). The policy (access.yaml: authentication) configures whether a token is needed and which " +
+				"other credentials are accepted.",
+		},
+		"session": {
+			Type: "apiKey", In: "cookie", Name: "__Host-dlqd",
+			Description: "The cookie of a browser session, for dlqd's own pages. Over http on loopback its name is dlqd.",
+		},
 	}
 	for path, item := range document.Paths {
 		for _, operation := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
-			if operation == nil || slices.Contains(open, path) {
+			if operation == nil || slices.Contains(publicPaths, path) {
 				continue
 			}
-			n, says := needOf(operation.OperationID), "Needs no role."
+			n, text := needOf(operation.OperationID), "Needs no role."
 			if n.role != "" {
-				says = "Needs the role " + string(n.role)
+				text = "Needs the role " + string(n.role)
 				if n.scoped {
-					says += ", and keeps to the queues and kinds for which the caller has it."
+					text += ". Limited to the queues and kinds for which the caller has it."
 				} else {
-					says += ", in every queue and for every kind."
+					text += " for all queues and kinds."
 				}
 			}
 			operation.Security = []map[string][]string{{"token": {}}, {"session": {}}}
-			operation.Description = strings.TrimSpace(operation.Description + " " + says)
-			for status, description := range map[string]string{"401": "Who calls is not known", "403": "Who calls may not do this"} {
+			operation.Description = strings.TrimSpace(operation.Description + " " + text)
+			for status, description := range map[string]string{"401": "Authentication required", "403": "The caller may not do this"} {
 				operation.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/problem+json": {Schema: &huma.Schema{Ref: "#/components/schemas/ErrorModel"}}}}
 			}
 		}
@@ -137,7 +145,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r.WithContext(access.With(r.Context(), p)))
 			return
 		}
-		if slices.Contains(open, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) || strings.HasPrefix(r.URL.Path, runbooksPath) {
+		if slices.Contains(publicPaths, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) || strings.HasPrefix(r.URL.Path, runbooksPath) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -147,11 +155,11 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			return
 		}
 		if r.URL.Path == "/metrics" && !p.MayEverywhere(access.Metrics) {
-			door.Problem(w, http.StatusForbidden, mayNot(p, need{role: access.Metrics}))
+			door.Problem(w, http.StatusForbidden, forbidden(p, need{role: access.Metrics}))
 			return
 		}
 		s.Access.Renew(w, r, p)
-		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) { return s.Access.Again(r, p) })
+		ctx := access.WithReauthentication(r.Context(), func() (*access.Principal, error) { return s.Access.Reauthenticate(r, p) })
 		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }
@@ -160,7 +168,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	var retry *access.RetryError
 	switch page := s.console != nil && isPage(r); {
 	case page && access.IsRefusal(err):
-		http.Redirect(w, r, access.SignInURL(r), http.StatusSeeOther) //nolint:gosec // a path of ours
+		http.Redirect(w, r, access.SignInURL(r), http.StatusSeeOther) //nolint:gosec // a path of dlqd
 	case page && errors.Is(err, access.ErrProvider):
 		w.Header().Set("Retry-After", "5")
 		s.console.SignInFailed(w, r, http.StatusServiceUnavailable, access.ErrProvider.Error())
@@ -168,11 +176,13 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
 	case errors.Is(err, access.ErrProvider):
-		w.Header().Set("Retry-After", "5") // askInterval of access: dlqd does not ask the provider more often
-		door.Problem(w, http.StatusServiceUnavailable, access.ErrProvider.Error()+": who calls cannot be known now; tokens of dlqd go on")
+		w.Header().Set("Retry-After", "5") // providerInterval of access: dlqd does not ask the provider more often
+		door.Problem(w, http.StatusServiceUnavailable,
+			access.ErrProvider.Error()+": the token cannot be verified now; tokens of dlqd still work")
 	case access.IsRefusal(err):
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
-		door.Problem(w, http.StatusUnauthorized, err.Error()+": send a token as \"Authorization: Bearer dlqd_…\" (dlqd tokens create makes one; dlqd's own commands take $DLQD_TOKEN, or what dlqd login got)")
+		door.Problem(w, http.StatusUnauthorized, err.Error()+": send \"Authorization: Bearer <token>\" "+
+			"(\"dlqd tokens create\" creates a token; commands use $DLQD_TOKEN, or the token of \"dlqd login\")")
 	default:
 		if status, ok := errors.AsType[huma.StatusError](s.problem(r.Context(), err)); ok {
 			w.Header().Set("Retry-After", retryAfterSeconds)
@@ -204,7 +214,7 @@ func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context))
 func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) {
 	p := access.From(ctx)
 	if n.role != "" && !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
-		return nil, huma.Error403Forbidden(mayNot(p, n))
+		return nil, huma.Error403Forbidden(forbidden(p, n))
 	}
 	limited, err := access.Limit(ctx, p.Scope(n.role))
 	if err != nil {
@@ -216,15 +226,15 @@ func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) 
 	return limited, nil
 }
 
-func mayNot(p *access.Principal, n need) string {
-	says := "this needs the role " + string(n.role)
+func forbidden(p *access.Principal, n need) string {
+	detail := "this needs the role " + string(n.role)
 	if p.May(n.role) {
-		return says + " in every queue and for every kind; " + p.Name + " has it in some"
+		return detail + " for all queues and kinds; " + p.Name + " has it for some"
 	}
 	if role := p.RoleName(); role != "" {
-		return says + "; " + p.Name + " has the role " + string(role)
+		return detail + "; " + p.Name + " has the role " + string(role)
 	}
-	return says + "; " + p.Name + " has none (grants in access.yaml)"
+	return detail + "; " + p.Name + " has no role (access.yaml: grants)"
 }
 
 // act returns the actor and the note of a request, whose body is optional. The actor is the
@@ -237,25 +247,25 @@ func (a *Action) act(ctx context.Context) deadletter.Act {
 	return by.Act
 }
 
-// mayNotSubmit returns the error for a caller who may not submit the message; nil if the caller
+// checkSubmit returns the error for a caller who may not submit the message; nil if the caller
 // may.
-func mayNotSubmit(ctx context.Context, queue, kind, source string) error {
+func checkSubmit(ctx context.Context, queue, kind, source string) error {
 	p := access.From(ctx)
 	if p.MayFor(access.Sender, queue, kind, source) {
 		return nil
 	}
 	as := ""
 	if source != "" {
-		as = " as " + cut(source, maxEcho)
+		as = " as " + truncate(source, maxEcho)
 	}
-	return huma.Error403Forbidden(p.Name + " may not submit " + cut(kind, maxEcho) + " to " + cut(queue, maxEcho) + as + "; nothing was stored")
+	return huma.Error403Forbidden(p.Name + " may not submit " + truncate(kind, maxEcho) + " to " + truncate(queue, maxEcho) + as + "; nothing was stored")
 }
 
 // Caller is the authenticated caller and its grants.
 type Caller struct {
-	Name   string        `json:"name" doc:"Who calls: the actor in the audit trail."`
-	Via    string        `json:"via,omitempty" enum:"token,socket,proxy,oidc,certificate" doc:"How they are known; absent where nobody is asked."`
-	Grants []CallerGrant `json:"grants" doc:"What they may do."`
+	Name   string        `json:"name" doc:"Name of the caller: the actor in the audit trail."`
+	Via    string        `json:"via,omitempty" enum:"token,socket,proxy,oidc,certificate" doc:"How the caller was authenticated; absent if authentication is off."`
+	Grants []CallerGrant `json:"grants" doc:"Roles of the caller, with their scopes."`
 }
 
 // CallerGrant is a role and its scope.
@@ -263,16 +273,16 @@ type CallerGrant struct {
 	Role    string   `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"The role."`
 	Queues  []string `json:"queues,omitempty" doc:"Patterns of queues; absent: every queue."`
 	Kinds   []string `json:"kinds,omitempty" doc:"Patterns of kinds; absent: every kind."`
-	Sources []string `json:"sources,omitempty" doc:"Patterns of sources as which they may submit; absent: every source."`
+	Sources []string `json:"sources,omitempty" doc:"Patterns of sources that the caller may submit as; absent: every source."`
 }
 
 type whoamiOutput struct{ Body Caller }
 
 // Login is what a client needs to sign in.
 type Login struct {
-	Issuer   string   `json:"issuer" doc:"The OpenID Connect provider that has users sign in."`
-	ClientID string   `json:"clientId" doc:"The client as which it is asked: a public one."`
-	Scopes   []string `json:"scopes" doc:"What it is asked for."`
+	Issuer   string   `json:"issuer" doc:"URL of the OpenID Connect provider."`
+	ClientID string   `json:"clientId" doc:"Client id for the sign-in: that of a public client."`
+	Scopes   []string `json:"scopes" doc:"Scopes to request."`
 }
 
 type loginOutput struct{ Body Login }
@@ -280,7 +290,7 @@ type loginOutput struct{ Body Login }
 func (s *service) registerAccess(api huma.API) {
 	whoami := huma.Operation{
 		OperationID: "whoami", Method: http.MethodGet, Path: "/api/whoami", Tags: []string{operationsTag},
-		Summary: "Who calls, and what they may do",
+		Summary: "Get the caller and its grants",
 	}
 	example(&whoami, http.StatusOK, Caller{Name: "kim", Via: access.ViaToken, Grants: []CallerGrant{{Role: string(access.Operator), Queues: []string{"payments*"}}}})
 	huma.Register(api, whoami, func(ctx context.Context, _ *struct{}) (*whoamiOutput, error) {
@@ -294,9 +304,10 @@ func (s *service) registerAccess(api huma.API) {
 
 	login := huma.Operation{
 		OperationID: "get-login", Method: http.MethodGet, Path: "/api/login", Tags: []string{operationsTag},
-		Summary:     "How one signs in",
-		Description: "What \"dlqd login\" asks before anybody has signed in; nothing of it is secret. 404 where users do not sign in by an OpenID Connect provider.",
-		Errors:      []int{http.StatusNotFound},
+		Summary: "Get the sign-in settings",
+		Description: "\"dlqd login\" needs these settings before the user has signed in. They are not secret. Answers " +
+			"404 if users do not sign in with an OpenID Connect provider.",
+		Errors: []int{http.StatusNotFound},
 	}
 	example(&login, http.StatusOK, Login{Issuer: "https://login.example.com", ClientID: "dlqd", Scopes: []string{"openid", "profile", "email", "offline_access"}})
 	huma.Register(api, login, func(context.Context, *struct{}) (*loginOutput, error) {
@@ -305,6 +316,6 @@ func (s *service) registerAccess(api huma.API) {
 				return &loginOutput{Body: Login{Issuer: rules.OIDC.Issuer, ClientID: rules.OIDC.ClientID, Scopes: rules.OIDC.Scopes}}, nil
 			}
 		}
-		return nil, huma.Error404NotFound("nobody signs in here by an OpenID Connect provider (access.yaml: authentication)")
+		return nil, huma.Error404NotFound("sign-in with an OpenID Connect provider is off (access.yaml: authentication)")
 	})
 }

@@ -15,8 +15,8 @@ import (
 
 // Report is the answer to an analytics query.
 type Report[T any] struct {
-	AsOf time.Time `json:"asOf" doc:"What happened until then is counted, exactly."`
-	Rows []T       `json:"rows" doc:"The answer."`
+	AsOf time.Time `json:"asOf" doc:"The report counts all events before this time."`
+	Rows []T       `json:"rows" doc:"Rows of the report."`
 }
 
 type reportOutput[T any] struct{ Body Report[T] }
@@ -24,8 +24,8 @@ type reportOutput[T any] struct{ Body Report[T] }
 // WindowInput is the time range of a query. Windows end now and consist of whole minutes, hours or
 // days.
 type WindowInput struct {
-	Over  string `query:"over" default:"7d" doc:"How far back: hours, minutes and days such as 90m, 24h or 30d." example:"24h"`
-	Queue string `query:"queue" maxLength:"127" doc:"Of this queue alone."`
+	Over  string `query:"over" default:"7d" doc:"Length of the window, such as 90m, 24h or 30d." example:"24h"`
+	Queue string `query:"queue" maxLength:"127" doc:"Only this queue."`
 }
 
 func (in *WindowInput) window() (analytics.Window, error) {
@@ -34,7 +34,7 @@ func (in *WindowInput) window() (analytics.Window, error) {
 		err = fmt.Errorf("must be from 1m to %s", maxWindow)
 	}
 	if err != nil {
-		return analytics.Window{}, huma.Error422UnprocessableEntity("over is a length of time such as 90m, 24h or 7d", &huma.ErrorDetail{Location: "query.over", Message: err.Error(), Value: in.Over})
+		return analytics.Window{}, huma.Error422UnprocessableEntity("over must be a duration such as 90m, 24h or 7d", &huma.ErrorDetail{Location: "query.over", Message: err.Error(), Value: in.Over})
 	}
 	return analytics.Window{Over: over, Queue: in.Queue}, nil
 }
@@ -45,38 +45,38 @@ const maxWindow = 10 * 365 * 24 * time.Hour
 type flowInput struct {
 	WindowInput
 
-	By   string `query:"by" enum:"all,queue,class" default:"all" doc:"One series for all, for each queue, or for each class."`
-	Step string `query:"step" enum:"minute,hour,day,week" doc:"Length of a bucket; minutes up to three hours, hours up to three days, else days if absent."`
+	By   string `query:"by" enum:"all,queue,class" default:"all" doc:"Series to return: one for all entries, one for each queue, or one for each class."`
+	Step string `query:"step" enum:"minute,hour,day,week" doc:"Length of a bucket. If absent: minutes for windows up to three hours, hours up to three days, else days."`
 }
 
 type timesInput struct {
 	WindowInput
 
-	By string `query:"by" enum:"all,queue" default:"all" doc:"All together, or each queue."`
+	By string `query:"by" enum:"all,queue" default:"all" doc:"Rows to return: one for all entries, or one for each queue."`
 }
 
 type topInput struct {
 	WindowInput
 
-	Limit int `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"How many at most."`
+	Limit int `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"Maximum number of rows."`
 }
 
 type heatMapInput struct {
-	Over     string `query:"over" default:"28d" doc:"How far back, such as 28d." example:"28d"`
-	Queue    string `query:"queue" maxLength:"127" doc:"Of this queue alone."`
-	Timezone string `query:"timezone" default:"UTC" maxLength:"63" doc:"Whose weekdays and hours, such as Europe/Paris."`
+	Over     string `query:"over" default:"28d" doc:"Length of the window, such as 28d." example:"28d"`
+	Queue    string `query:"queue" maxLength:"127" doc:"Only this queue."`
+	Timezone string `query:"timezone" default:"UTC" maxLength:"63" doc:"Time zone of weekdays and hours, such as Europe/Paris."`
 }
 
 type limitInput struct {
-	Limit int `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"How many at most."`
+	Limit int `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"Maximum number of rows."`
 }
 
 func (s *service) registerAnalytics(api huma.API) {
-	one := 0.5
+	half := 0.5
 	queue := "payment-processing"
 	noon := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	bucket := analytics.Bucket{Start: noon, Captured: 8, Failures: 9, Redelivered: 6, Succeeded: 5, Resolved: 5, Open: 3}
-	report(s, api, "flow", "What happened over time, and how many entries were open", []analytics.Series{{Name: "all", Buckets: []analytics.Bucket{bucket}}},
+	report(s, api, "flow", "Get the numbers of events and of open entries over time", []analytics.Series{{Name: "all", Buckets: []analytics.Bucket{bucket}}},
 		func(ctx context.Context, in *flowInput) ([]analytics.Series, error) {
 			w, err := in.window()
 			if err != nil {
@@ -84,9 +84,9 @@ func (s *service) registerAnalytics(api huma.API) {
 			}
 			return s.Analytics.Flow(ctx, w, in.By, in.Step)
 		})
-	report(s, api, "queues", "Each queue now and over a window: open entries, rates of resolution and of success", []analytics.QueueStats{{Queue: &queue, Open: 3, Manual: 3, Captured: 8, Resolved: 5, ResolutionRate: &one}},
+	report(s, api, "queues", "Get the open entries and the resolution and success rates of each queue", []analytics.QueueStats{{Queue: &queue, Open: 3, Manual: 3, Captured: 8, Resolved: 5, ResolutionRate: &half}},
 		windowed(s.Analytics.Stats))
-	report(s, api, "times", "How long entries were open, and work took to recover", []analytics.Times{{Measure: "in_dlq", Entries: 5, Average: 61.5, P50: 58, P95: 120, P99: 180}},
+	report(s, api, "times", "Get how long entries were open, and how long recovery took", []analytics.Times{{Measure: "in_dlq", Entries: 5, Average: 61.5, P50: 58, P95: 120, P99: 180}},
 		func(ctx context.Context, in *timesInput) ([]analytics.Times, error) {
 			w, err := in.window()
 			if err != nil {
@@ -94,27 +94,27 @@ func (s *service) registerAnalytics(api huma.API) {
 			}
 			return s.Analytics.Times(ctx, w, in.By)
 		})
-	report(s, api, "error-types", "Failures by type of error", []analytics.ErrorType{{ErrorType: "TIMEOUT_ERROR", Failures: 8, Share: &one}}, limited(s.Analytics.ErrorTypes))
-	report(s, api, "groups", "The failure groups with the most failures, and their trend",
+	report(s, api, "error-types", "Count failures by error type", []analytics.ErrorType{{ErrorType: "TIMEOUT_ERROR", Failures: 8, Share: &half}}, limited(s.Analytics.ErrorTypes))
+	report(s, api, "groups", "List the failure groups with the most failures, and their trends",
 		[]analytics.TopGroup{{Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5}, Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon}}, limited(s.Analytics.TopGroups))
-	report(s, api, "heat-map", "Failures by weekday and hour", []analytics.Cell{{Weekday: 1, Hour: 9, Failures: 42}},
+	report(s, api, "heat-map", "Count failures by weekday and hour", []analytics.Cell{{Weekday: 1, Hour: 9, Failures: 42}},
 		func(ctx context.Context, in *heatMapInput) ([]analytics.Cell, error) {
 			w, err := (&WindowInput{Over: in.Over, Queue: in.Queue}).window()
 			if err != nil {
 				return nil, err
 			}
 			if _, err := time.LoadLocation(in.Timezone); err != nil || in.Timezone == "" || in.Timezone == "Local" {
-				return nil, huma.Error422UnprocessableEntity("timezone is a name such as Europe/Paris", &huma.ErrorDetail{Location: "query.timezone", Message: "there is no such time zone", Value: in.Timezone})
+				return nil, huma.Error422UnprocessableEntity("timezone must be a name such as Europe/Paris", &huma.ErrorDetail{Location: "query.timezone", Message: "unknown time zone", Value: in.Timezone})
 			}
 			return s.Analytics.HeatMap(ctx, w, in.Timezone)
 		})
-	report(s, api, "replays", "How redeliveries ended, by queue and class", []analytics.ReplaySuccess{{Queue: queue, ErrorClass: "transient", Redelivered: 6, Succeeded: 3, Failed: 3, Success: &one}},
+	report(s, api, "replays", "Count the outcomes of redeliveries by queue and class", []analytics.ReplaySuccess{{Queue: queue, ErrorClass: "transient", Redelivered: 6, Succeeded: 3, Failed: 3, Success: &half}},
 		windowed(s.Analytics.ReplaySuccess))
-	report(s, api, "oldest", "The entries that have been open for the longest", []analytics.Oldest{{ID: uuid.MustParse("01980000-0000-7000-8000-000000000000"), Age: 3600, Status: "dlq_manual", Queue: queue, Kind: "payment.captured"}},
+	report(s, api, "oldest", "List the oldest open entries", []analytics.Oldest{{ID: uuid.MustParse("01980000-0000-7000-8000-000000000000"), Age: 3600, Status: "dlq_manual", Queue: queue, Kind: "payment.captured"}},
 		func(ctx context.Context, in *limitInput) ([]analytics.Oldest, error) {
 			return s.Analytics.Oldest(ctx, in.Limit)
 		})
-	report(s, api, "sources", "The sources of messages with the most dead letters", []analytics.Source{{Source: "shop", Captured: 8, Share: &one}},
+	report(s, api, "sources", "List the sources with the most dead letters", []analytics.Source{{Source: "shop", Captured: 8, Share: &half}},
 		func(ctx context.Context, in *sourcesInput) ([]analytics.Source, error) {
 			w, err := (&WindowInput{Over: in.Over}).window()
 			if err != nil {
@@ -122,52 +122,52 @@ func (s *service) registerAnalytics(api huma.API) {
 			}
 			return s.Analytics.NoisiestSources(ctx, w, in.Limit)
 		})
-	report(s, api, "retry-cost", "What retrying costs, by queue", []analytics.RetryCost{{Queue: queue, Captured: 8, Attempts: 40, Redelivered: 6, Succeeded: 5, Resolved: 5, Wasted: &one}}, windowed(s.Analytics.RetryCost))
-	report(s, api, "policies", "When another policy came into force", []analytics.PolicyChange{{At: noon, Version: "3d5ebe1c5944"}}, over(s.Analytics.PolicyChanges))
-	report(s, api, "rules", "The dead letters that came, by the rule that judged them", []analytics.RuleCount{{Rule: "bank-down", Entries: 42}}, over(s.Analytics.ByRule))
+	report(s, api, "retry-cost", "Get the cost of retries by queue", []analytics.RetryCost{{Queue: queue, Captured: 8, Attempts: 40, Redelivered: 6, Succeeded: 5, Resolved: 5, Wasted: &half}}, windowed(s.Analytics.RetryCost))
+	report(s, api, "policies", "List the changes of the policy in force", []analytics.PolicyChange{{At: noon, Version: "3d5ebe1c5944"}}, over(s.Analytics.PolicyChanges))
+	report(s, api, "rules", "Count new dead letters by the rule that classified them", []analytics.RuleCount{{Rule: "bank-down", Entries: 42}}, over(s.Analytics.ByRule))
 }
 
 type overInput struct {
-	Over string `query:"over" default:"24h" doc:"How far back, such as 24h or 30d." example:"24h"`
+	Over string `query:"over" default:"24h" doc:"Length of the window, such as 24h or 30d." example:"24h"`
 }
 
-func over[T any](ask func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *overInput) ([]T, error) {
+func over[T any](query func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *overInput) ([]T, error) {
 	return func(ctx context.Context, in *overInput) ([]T, error) {
 		w, err := (&WindowInput{Over: in.Over}).window()
 		if err != nil {
 			return nil, err
 		}
-		return ask(ctx, w)
+		return query(ctx, w)
 	}
 }
 
 type sourcesInput struct {
-	Over  string `query:"over" default:"7d" doc:"How far back, such as 24h or 30d." example:"24h"`
-	Limit int    `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"How many at most."`
+	Over  string `query:"over" default:"7d" doc:"Length of the window, such as 24h or 30d." example:"24h"`
+	Limit int    `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"Maximum number of rows."`
 }
 
-func windowed[T any](ask func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *WindowInput) ([]T, error) {
+func windowed[T any](query func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *WindowInput) ([]T, error) {
 	return func(ctx context.Context, in *WindowInput) ([]T, error) {
 		w, err := in.window()
 		if err != nil {
 			return nil, err
 		}
-		return ask(ctx, w)
+		return query(ctx, w)
 	}
 }
 
-func limited[T any](ask func(context.Context, analytics.Window, int) ([]T, error)) func(context.Context, *topInput) ([]T, error) {
+func limited[T any](query func(context.Context, analytics.Window, int) ([]T, error)) func(context.Context, *topInput) ([]T, error) {
 	return func(ctx context.Context, in *topInput) ([]T, error) {
 		w, err := in.window()
 		if err != nil {
 			return nil, err
 		}
-		return ask(ctx, w, in.Limit)
+		return query(ctx, w, in.Limit)
 	}
 }
 
 // report registers GET /api/dlq/analytics/name.
-func report[I, T any](s *service, api huma.API, name, summary string, rows []T, ask func(context.Context, *I) ([]T, error)) {
+func report[I, T any](s *service, api huma.API, name, summary string, rows []T, query func(context.Context, *I) ([]T, error)) {
 	op := huma.Operation{
 		OperationID: "get-analytics-" + name, Method: http.MethodGet, Path: "/api/dlq/analytics/" + name, Tags: []string{"analytics"},
 		Summary: summary, Errors: []int{422, 503},
@@ -177,7 +177,7 @@ func report[I, T any](s *service, api huma.API, name, summary string, rows []T, 
 		out := &reportOutput[T]{}
 		var err error
 		if out.Body.AsOf, err = s.Analytics.AsOf(ctx); err == nil {
-			out.Body.Rows, err = ask(ctx, in)
+			out.Body.Rows, err = query(ctx, in)
 		}
 		if _, ok := err.(huma.StatusError); ok { //nolint:errorlint // made here, never wrapped
 			return nil, err

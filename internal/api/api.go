@@ -65,32 +65,32 @@ const operationsTag = "operations"
 // policyTag is the tag of operations that show and try policies.
 const policyTag = "policy"
 
-// unshownTags are the tags of operations that change nothing on the console's pages. Messages
+// tagsWithoutPages are the tags of operations that change nothing on the console's pages. Messages
 // arrive all the time; the others only examine or try something.
-var unshownTags = []string{messagesTag, operationsTag, policyTag}
+var tagsWithoutPages = []string{messagesTag, operationsTag, policyTag}
 
 // Version is the version of the API.
 const Version = "0.1.0"
 
 // Part is the health of one part of the program.
 type Part struct {
-	Name   string `json:"name" doc:"The part." example:"database"`
-	OK     bool   `json:"ok" doc:"Whether it works."`
-	Detail string `json:"detail,omitempty" doc:"More about it."`
+	Name   string `json:"name" doc:"Name of the component." example:"database"`
+	OK     bool   `json:"ok" doc:"Whether the component works."`
+	Detail string `json:"detail,omitempty" doc:"Details."`
 	// LastSuccess is nil for parts that are not loops, and before the first successful run.
-	LastSuccess *time.Time `json:"lastSuccess,omitempty" doc:"When a turn of it in this process succeeded last, of what runs in the background; absent before the first."`
+	LastSuccess *time.Time `json:"lastSuccess,omitempty" doc:"When the last run in this process succeeded, if the component is a loop; absent before the first success."`
 }
 
 // QueueHealth reports whether a queue's dead letters are within its limits.
 type QueueHealth struct {
 	Queue         string   `json:"queue" doc:"The queue." example:"payment-processing"`
-	Status        string   `json:"status" enum:"up,down" doc:"down: a limit of monitoring.yaml is passed."`
-	Reasons       []string `json:"reasons" doc:"Which ones, and by how much." example:"[\"size 127 exceeds 100\"]"`
-	Warnings      []string `json:"warnings" doc:"Limits of which 80 % are used."`
+	Status        string   `json:"status" enum:"up,down" doc:"down: a limit of monitoring.yaml is exceeded."`
+	Reasons       []string `json:"reasons" doc:"Exceeded limits, with value and limit." example:"[\"size 127 exceeds 100\"]"`
+	Warnings      []string `json:"warnings" doc:"Limits that are at least 80 % used."`
 	Open          int64    `json:"open" doc:"Open dead letters." example:"127"`
-	OldestSeconds float64  `json:"oldestSeconds" doc:"Age of the oldest of them; 0 where there is none."`
-	MaxOpen       int64    `json:"maxOpen" doc:"The limit of their number." example:"100"`
-	MaxAgeSeconds float64  `json:"maxAgeSeconds" doc:"The limit of their age."`
+	OldestSeconds float64  `json:"oldestSeconds" doc:"Age of the oldest open dead letter; 0 if there is none."`
+	MaxOpen       int64    `json:"maxOpen" doc:"Maximum number of open dead letters." example:"100"`
+	MaxAgeSeconds float64  `json:"maxAgeSeconds" doc:"Maximum age of an open dead letter."`
 }
 
 // Config configures the API.
@@ -121,8 +121,8 @@ type Config struct {
 	// BodyGrace is how long a body may take in addition to its time at door.MinBodyRate; 0 means
 	// door.DefaultBodyGrace.
 	BodyGrace time.Duration
-	// Door configures which requests are let in. Its Client also tells whose room a body takes; nil
-	// means that of the authenticated caller. Its Refused is ignored.
+	// Door configures which requests are let in. Its Client also names the client whose quota a body
+	// uses; nil means the authenticated caller. Its Refused is ignored.
 	Door door.Config
 	// WriteTimeout is how long a client may leave part of a response unread; 0 means
 	// DefaultWriteTimeout.
@@ -144,7 +144,7 @@ type Config struct {
 	Examine func(ctx context.Context) []doctor.Finding
 	// Console builds the pages from the API's operations and the handler for unknown paths; nil for
 	// no pages.
-	Console func(operations, notServed http.Handler) Console
+	Console func(operations, notFound http.Handler) Console
 }
 
 // Console serves dlqd's pages.
@@ -153,8 +153,8 @@ type Console interface {
 
 	// SignInFailed answers a failed sign-in of a browser.
 	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
-	// Acted is called after an operation that may have changed what pages show, with the operation's tag.
-	Acted(tag string)
+	// Changed is called after an operation that may have changed what pages show, with the operation's tag.
+	Changed(tag string)
 }
 
 type service struct {
@@ -177,8 +177,8 @@ func New(config Config) http.Handler {
 	if config.StatusOnly {
 		served = statusOnly(mux)
 	}
-	served = s.recovered(door.Guard(config.Door, s.signIn(door.Limit(config.Door, served))))
-	return cutOffUnread(served, cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
+	served = s.recoverPanics(door.Guard(config.Door, s.signIn(door.Limit(config.Door, served))))
+	return withWriteTimeout(served, cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
 }
 
 // statusPaths are the paths that a process without the API serves.
@@ -187,7 +187,7 @@ var statusPaths = []string{"/metrics", "/livez", "/readyz", "/api/health", "/api
 func statusOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(statusPaths, r.URL.Path) {
-			door.Problem(w, http.StatusNotFound, "this dlqd runs without --api: it serves "+strings.Join(statusPaths, ", ")+" alone")
+			door.Problem(w, http.StatusNotFound, "this dlqd runs without --api and serves only "+strings.Join(statusPaths, ", "))
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -217,7 +217,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	config.MaxBodyBytes = cmp.Or(config.MaxBodyBytes, DefaultMaxBodyBytes)
 	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, max(DefaultMaxBodiesBytes, 4*maxBatchBodies*config.MaxBodyBytes))
 	config.Tracer = telemetry.Tracer(config.Tracer)
-	s := &service{Config: config, bodies: door.Bodies{Room: door.NewRoom(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace)}}
+	s := &service{Config: config, bodies: door.Bodies{Quota: door.NewQuota(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace)}}
 	mux := http.NewServeMux()
 	humaConfig := huma.DefaultConfig("dlqd", Version)
 	humaConfig.CreateHooks = nil // no $schema links in answers
@@ -225,26 +225,26 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	humaConfig.SchemasPath = ""
 	humaConfig.Formats = map[string]huma.Format{"application/json": jsonFormat(), "json": jsonFormat()}
 	humaConfig.RejectUnknownQueryParameters = true // a mistyped filter must not choose everything
-	humaConfig.Info.Description = "A dead-letter office for Postgres: submit messages, see what became of them, and bring dead letters back."
+	humaConfig.Info.Description = "A dead-letter office for Postgres. Submit messages, follow their delivery, and inspect, edit and replay dead letters."
 	humaConfig.Info.License = &huma.License{Name: "MIT", Identifier: "MIT"}
 	humaConfig.Servers = []*huma.Server{{URL: "/", Description: "The dlqd that serves this document"}}
 	humaConfig.Tags = []*huma.Tag{
-		{Name: messagesTag, Description: "Submit messages, and follow them."},
-		{Name: "dead letters", Description: "See and steer jobs that ended as failures."},
-		{Name: "failure groups", Description: "Dead letters of a queue that failed for the same reason: who looks after them, and what is known of them."},
-		{Name: "saved views", Description: "Lists of dead letters that people come back to."},
-		{Name: "automatic redelivery", Description: "For what dlqd redelivers by itself, and what it only observes."},
-		{Name: "capture", Description: "How failures become dead letters, and what was missed."},
-		{Name: "replay runs", Description: "Send many dead letters back, at a pace, and see how it goes."},
-		{Name: "analytics", Description: "What happens to dead letters over time, from rollups of the audit trail."},
-		{Name: "approvals", Description: "What needs a second person."},
-		{Name: "sessions", Description: "Who is signed in with a browser."},
-		{Name: policyTag, Description: "The policy in force, and what it makes of an error."},
-		{Name: "tokens", Description: "Keys to the API: make, list and revoke them."},
-		{Name: "audit", Description: "Who did what, and erasure of somebody's data."},
-		{Name: "queues", Description: "See queues, pause and resume them."},
-		{Name: "circuit breakers", Description: "See and steer what keeps deliveries from a destination that is in trouble."},
-		{Name: operationsTag, Description: "How the program is."},
+		{Name: messagesTag, Description: "Submit messages and look up their state."},
+		{Name: "dead letters", Description: "Find, inspect, replay and close the entries of jobs that failed for good."},
+		{Name: "failure groups", Description: "Dead letters of a queue with the same cause, with the owner, note and state of the group."},
+		{Name: "saved views", Description: "Saved filters of dead letters."},
+		{Name: "automatic redelivery", Description: "Which dead letters dlqd redelivers automatically, and which it only observes."},
+		{Name: "capture", Description: "How failures become dead letters, and which failures capture missed."},
+		{Name: "replay runs", Description: "Replay many dead letters at a limited rate, and follow the progress."},
+		{Name: "analytics", Description: "Dead letters over time, from rollups of the audit trail."},
+		{Name: "approvals", Description: "Operations that need the approval of a second person."},
+		{Name: "sessions", Description: "Browser sessions."},
+		{Name: policyTag, Description: "The policy in force, and how it classifies an error."},
+		{Name: "tokens", Description: "API tokens: create, list and revoke them."},
+		{Name: "audit", Description: "The audit trail, and erasure of personal data."},
+		{Name: "queues", Description: "List, pause and resume queues."},
+		{Name: "circuit breakers", Description: "Breakers that stop deliveries to a failing destination."},
+		{Name: operationsTag, Description: "Health and settings of dlqd itself."},
 	}
 	api := humago.New(mux, humaConfig)
 	observe := func(ctx huma.Context, next func(huma.Context)) { s.observe(api, ctx, next) }
@@ -275,25 +275,25 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)
-	var pages http.Handler = notServed(mux)
+	var pages http.Handler = notFound(mux)
 	var failed func(http.ResponseWriter, *http.Request, int, string)
 	if config.Console != nil {
 		s.console = config.Console(mux, pages)
 		pages, failed = s.console, s.console.SignInFailed
 	}
 	if config.Access != nil {
-		(&access.SignIn{Access: config.Access, Ours: config.Door.Ours, Failed: failed}).Register(mux)
+		(&access.SignIn{Access: config.Access, IsOwnHost: config.Door.IsOwnHost, Failed: failed}).Register(mux)
 	}
 	mux.Handle("/", pages)
 	return s, mux, api
 }
 
 // panicDetail is what a client is sent after a panic. The panic's own text may be secret.
-const panicDetail = "the request failed by a fault of this program; its log has the reason"
+const panicDetail = "internal error; dlqd's log has the cause"
 
-// recovered answers a request whose handler panics with a problem. If the answer has begun, it closes
+// recoverPanics answers a request whose handler panics with a problem. If the answer has begun, it closes
 // the connection instead, so that the client does not take the part that it has for the whole.
-func (s *service) recovered(next http.Handler) http.Handler {
+func (s *service) recoverPanics(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			p := recover()
@@ -313,10 +313,10 @@ func (s *service) recovered(next http.Handler) http.Handler {
 	})
 }
 
-// attempt handles a request to an operation, and answers it with a problem if it panics before it
-// answers. [service.recovered] would not do: the console calls operations without net/http, and a
+// handleOperation handles a request to an operation, and answers it with a problem if it panics before it
+// answers. [service.recoverPanics] would not do: the console calls operations without net/http, and a
 // failed request is counted with its operation.
-func (s *service) attempt(api huma.API, ctx huma.Context, next func(huma.Context)) {
+func (s *service) handleOperation(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	defer func() {
 		p := recover()
 		if p == nil {
@@ -333,7 +333,7 @@ func (s *service) attempt(api huma.API, ctx huma.Context, next func(huma.Context
 }
 
 func (s *service) logPanic(ctx context.Context, path string, p *background.PanicError) {
-	s.Logger.ErrorContext(ctx, "a request panicked", "path", path, "error", p.Value, "stack", p.Stack)
+	s.Logger.ErrorContext(ctx, "request panicked", "path", path, "error", p.Value, "stack", p.Stack)
 }
 
 // observe counts, times and traces a request, and notifies the console of changes.
@@ -343,11 +343,11 @@ func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context
 	remote := telemetry.With(ctx.Context(), ctx.Header("Traceparent"), tracestate(ctx))
 	traced, span := s.Tracer.Start(remote, operation, trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
-	acts := ctx.Method() != http.MethodGet && !slices.Contains(unshownTags, ctx.Operation().Tags[0])
-	traced = context.WithValue(traced, actsKey{}, &acts)
-	s.attempt(api, huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))), next)
-	if s.console != nil && acts && ctx.Status() < http.StatusBadRequest {
-		s.console.Acted(ctx.Operation().Tags[0])
+	changes := ctx.Method() != http.MethodGet && !slices.Contains(tagsWithoutPages, ctx.Operation().Tags[0])
+	traced = context.WithValue(traced, changesKey{}, &changes)
+	s.handleOperation(api, huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))), next)
+	if s.console != nil && changes && ctx.Status() < http.StatusBadRequest {
+		s.console.Changed(ctx.Operation().Tags[0])
 	}
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String("http.request.method", ctx.Method()), attribute.String("http.route", ctx.Operation().Path), attribute.Int("http.response.status_code", ctx.Status()))
@@ -359,13 +359,13 @@ func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
 }
 
-type actsKey struct{}
+type changesKey struct{}
 
-// changesNothing notes that the request of ctx changes nothing although it is no GET: it is a dry run, a
+// markUnchanged notes that the request of ctx changes nothing although it is no GET: it is a dry run, a
 // preview or an export. Open pages of the console are not rendered again for it.
-func changesNothing(ctx context.Context) {
-	if acts, ok := ctx.Value(actsKey{}).(*bool); ok {
-		*acts = false
+func markUnchanged(ctx context.Context) {
+	if changes, ok := ctx.Value(changesKey{}).(*bool); ok {
+		*changes = false
 	}
 }
 
@@ -429,7 +429,7 @@ func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)
 		switch {
 		case err == nil:
 			next(readContext{ctx, buffer})
-		case errors.Is(err, door.ErrNoRoom):
+		case errors.Is(err, door.ErrNoQuota):
 			s.Metrics.Refused(door.RefusedBodies)
 			if slices.Contains(operation.Tags, messagesTag) {
 				s.count("", "overflow", 1)
@@ -441,7 +441,7 @@ func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)
 			ctx.SetHeader("Connection", "close")
 			_ = huma.WriteErr(api, ctx, http.StatusRequestTimeout, err.Error())
 		default:
-			_ = huma.WriteErr(api, ctx, http.StatusBadRequest, "the body did not come whole")
+			_ = huma.WriteErr(api, ctx, http.StatusBadRequest, "the request body is incomplete")
 		}
 	}
 }
@@ -487,7 +487,7 @@ func (s *service) problem(ctx context.Context, err error) error {
 		// Replace the SQL argument by the API's field.
 		return huma.NewError(status, strings.ReplaceAll(move.Error(), "p_all => true", `"all": true`))
 	case errors.Is(err, ingest.ErrNoMessage):
-		return huma.Error404NotFound(err.Error() + "; it was never stored, or it ended longer ago than jobs are kept")
+		return huma.Error404NotFound(err.Error() + "; it was never submitted, or River has deleted its job")
 	case ctx.Err() != nil:
 		return huma.NewError(statusClientClosedRequest, "the request was cancelled")
 	}

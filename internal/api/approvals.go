@@ -24,19 +24,19 @@ const ApprovalsPath = "/api/dlq/approvals"
 // Asked is the response of an operation that needs a second person: nothing was done, and approval
 // was requested.
 type Asked struct {
-	Approval *approval.Approval `json:"approval" doc:"The request, which somebody else approves."`
+	Approval *approval.Approval `json:"approval" doc:"The request for approval, which another person must approve."`
 }
 
-// asked is [Asked] as a huma.StatusError, which lets a handler return it in place of the
+// approvalRequested is [Asked] as a huma.StatusError, which lets a handler return it in place of the
 // operation's usual response.
-type asked struct{ Asked }
+type approvalRequested struct{ Asked }
 
-func (a asked) Error() string  { return "approval " + a.Approval.ID.String() + " was asked for" }
-func (a asked) GetStatus() int { return http.StatusAccepted }
+func (a approvalRequested) Error() string  { return "approval " + a.Approval.ID.String() + " requested" }
+func (a approvalRequested) GetStatus() int { return http.StatusAccepted }
 
-// ask returns the response to a refused operation. If the refusal is that approval is required, ask
-// requests it.
-func (s *service) ask(ctx context.Context, refusal error, operation string, request any, action *Action) error {
+// approvalOrProblem returns the response to a refused operation. If the refusal is that approval is
+// required, it requests approval.
+func (s *service) approvalOrProblem(ctx context.Context, refusal error, operation string, request any, action *Action) error {
 	if !errors.Is(deadletter.Named(refusal), deadletter.ErrApproval) {
 		return s.problem(ctx, refusal)
 	}
@@ -44,7 +44,7 @@ func (s *service) ask(ctx context.Context, refusal error, operation string, requ
 	if err != nil {
 		return s.problem(ctx, err)
 	}
-	return huma.ErrorWithHeaders(asked{Asked{a}}, http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
+	return huma.ErrorWithHeaders(approvalRequested{Asked{a}}, http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
 }
 
 // person returns the caller of a request as an approval.Person, with the action's note.
@@ -65,9 +65,9 @@ func (a *Action) person(ctx context.Context) approval.Person {
 	return by
 }
 
-// expected checks the number of entries that filter chooses. Above the policy's expectAbove, expect
+// checkExpected checks the number of entries that filter chooses. Above the policy's expectAbove, expect
 // is required; if given, it must be exact.
-func (s *service) expected(ctx context.Context, filter json.RawMessage, replay bool, expect *int64) error {
+func (s *service) checkExpected(ctx context.Context, filter json.RawMessage, replay bool, expect *int64) error {
 	above := s.Planner().Policy().Access.ExpectAbove
 	if expect == nil {
 		if n, err := s.Store.CountUpTo(ctx, filter, replay, above+1); err != nil || n <= above {
@@ -82,36 +82,39 @@ func (s *service) expected(ctx context.Context, filter json.RawMessage, replay b
 	case err != nil:
 		return s.problem(ctx, err)
 	case expect == nil && n > above:
-		return huma.Error422UnprocessableEntity(fmt.Sprintf("%d dead letters are chosen: for more than %d, say how many you expect", n, above),
+		return huma.Error422UnprocessableEntity(
+			fmt.Sprintf("the filter selects %d dead letters: above %d, expect must be their number", n, above),
 			&huma.ErrorDetail{Location: "body.expect", Message: "is required", Value: n})
 	case expect != nil && *expect != n:
-		return huma.Error409Conflict(fmt.Sprintf("%d dead letters are chosen, and not %d; nothing was changed", n, *expect), &huma.ErrorDetail{Location: "body.expect", Message: "is otherwise", Value: n})
+		return huma.Error409Conflict(
+			fmt.Sprintf("the filter selects %d dead letters, not %d; nothing was changed", n, *expect),
+			&huma.ErrorDetail{Location: "body.expect", Message: "is not the number of selected dead letters", Value: n})
 	}
 	return nil
 }
 
 // ApprovalInput names a request for approval.
 type ApprovalInput struct {
-	ID string `path:"id" format:"uuid" doc:"The request." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+	ID string `path:"id" format:"uuid" doc:"Id of the request." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
 // ApproveAction approves a request.
 type ApproveAction struct {
 	Action
 
-	Expect int64 `json:"expect" minimum:"0" doc:"How many entries you saw that it touches: refused if they have become more."`
+	Expect int64 `json:"expect" minimum:"0" doc:"Number of entries that the approver saw. If the filter now selects more, the response is 409."`
 }
 
 type approvalOutput struct{ Body approval.Approval }
 
 type approvalsInput struct {
-	State string `query:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"Only in this state."`
-	Limit int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Requests in the list."`
+	State string `query:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"Only requests in this state."`
+	Limit int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Maximum number of requests."`
 }
 
 type approvalsOutput struct {
 	Body struct {
-		Approvals []*approval.Approval `json:"approvals" doc:"The latest first."`
+		Approvals []*approval.Approval `json:"approvals" doc:"Requests, latest first."`
 	}
 }
 
@@ -134,7 +137,7 @@ func (s *service) registerApprovals(api huma.API) {
 		ID: uuid.MustParse(entryExample), Operation: approval.Bulk, Request: json.RawMessage(`{"do":"discard","filter":{"queue":["payments"]}}`), Entries: 4200, ByQueue: json.RawMessage(`{"payments":4200}`),
 		State: approval.Requested, Actor: "kim", RequestedAt: requested, ExpiresAt: requested.Add(24 * time.Hour),
 	}
-	list := huma.Operation{OperationID: "list-approvals", Method: http.MethodGet, Path: ApprovalsPath, Tags: tags, Summary: "Requests for approval", Errors: []int{422, 503}}
+	list := huma.Operation{OperationID: "list-approvals", Method: http.MethodGet, Path: ApprovalsPath, Tags: tags, Summary: "List requests for approval", Errors: []int{422, 503}}
 	example(&list, http.StatusOK, map[string]any{"approvals": []approval.Approval{shown}})
 	huma.Register(api, list, func(ctx context.Context, in *approvalsInput) (*approvalsOutput, error) {
 		approvals, err := s.Approvals.List(ctx, in.State, in.Limit)
@@ -146,14 +149,16 @@ func (s *service) registerApprovals(api huma.API) {
 		return out, nil
 	})
 
-	get := huma.Operation{OperationID: "get-approval", Method: http.MethodGet, Path: ApprovalsPath + "/{id}", Tags: tags, Summary: "A request for approval, and what became of it", Errors: []int{404, 422, 503}}
+	get := huma.Operation{OperationID: "get-approval", Method: http.MethodGet, Path: ApprovalsPath + "/{id}", Tags: tags, Summary: "Get a request for approval, with its decision and outcome", Errors: []int{404, 422, 503}}
 	example(&get, http.StatusOK, shown)
 	huma.Register(api, get, func(ctx context.Context, in *ApprovalInput) (*approvalOutput, error) { return s.approval(ctx, in.ID) })
 
 	approve := huma.Operation{
-		OperationID: "approve", Method: http.MethodPost, Path: ApprovalsPath + "/{id}/approve", Tags: tags, Summary: "Approve what somebody else asks for",
-		Description: "The entries that its filter chooses now are touched, and no others; refused (409) where they have become more than expect. It takes the role that the operation takes " +
-			"(admin to purge and to erase), in all of the scope of who asked, and another person: not who asked, nor whom they named, nor who made their token. dlqd then carries it out.",
+		OperationID: "approve", Method: http.MethodPost, Path: ApprovalsPath + "/{id}/approve", Tags: tags, Summary: "Approve the request of another person",
+		Description: "dlqd then executes the operation for exactly the entries that its filter selects now. Answers 409 " +
+			"if these are more than expect. The approver needs the role that the operation needs (admin for purge and " +
+			"erase) in the whole scope of the requester, and must be another person: not the requester, the person named " +
+			"in the request, or the creator of the requester's token.",
 		Errors: []int{400, 403, 404, 409, 422, 503},
 	}
 	example(&approve, http.StatusOK, shown)
@@ -166,10 +171,10 @@ func (s *service) registerApprovals(api huma.API) {
 		name, summary string
 		do            func(context.Context, uuid.UUID, deadletter.Act) error
 	}{
-		{"refuse", "Refuse what somebody asks for", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
+		{"refuse", "Refuse a request for approval", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 			return s.Approvals.Refuse(ctx, id, by)
 		}},
-		{"withdraw", "Withdraw what one asked for oneself", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
+		{"withdraw", "Withdraw a request for approval that the caller made", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 			return s.Approvals.Withdraw(ctx, id, by)
 		}},
 	} {
@@ -181,22 +186,23 @@ func (s *service) registerApprovals(api huma.API) {
 			return s.decide(ctx, in.ID, in.Body, func(ctx context.Context, id uuid.UUID, by approval.Person) error { return verb.do(ctx, id, by.Act) })
 		})
 	}
-	s.describeAsked(api, shown)
+	s.describeApprovals(api, shown)
 }
 
-// describeAsked documents the response of the operations that may need approval.
-func (s *service) describeAsked(api huma.API, shown approval.Approval) {
+// describeApprovals documents the response of the operations that may need approval.
+func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 	document := api.OpenAPI()
 	schema := document.Components.Schemas.Schema(reflect.TypeFor[Asked](), true, "Asked")
 	for _, path := range []string{
 		"/api/dlq/bulk", "/api/dlq/replay", "/api/dlq/erasures", "/api/dlq/entries/{id}/replay", "/api/dlq/entries/{id}/discard", "/api/dlq/entries/{id}/resolve", "/api/dlq/entries/{id}/unpark",
 	} {
 		operation := document.Paths[path].Post
-		operation.Description += " Where it needs a second person (access.yaml: approvals), nothing is done, and the answer is 202 with the request for approval, whose address is in Location."
+		operation.Description += " If the operation needs a second person (access.yaml: approvals), nothing is changed, " +
+			"and the response is 202 with the request for approval, whose address is in Location."
 		status := strconv.Itoa(http.StatusAccepted)
 		response := operation.Responses[status]
 		if response == nil {
-			response = &huma.Response{Description: "It needs a second person, who was asked", Content: map[string]*huma.MediaType{"application/json": {Schema: schema, Example: Asked{&shown}}}}
+			response = &huma.Response{Description: "The operation needs a second person: approval was requested", Content: map[string]*huma.MediaType{"application/json": {Schema: schema, Example: Asked{&shown}}}}
 			operation.Responses[status] = response
 		} else {
 			content := response.Content["application/json"]
@@ -205,7 +211,7 @@ func (s *service) describeAsked(api huma.API, shown approval.Approval) {
 		if response.Headers == nil {
 			response.Headers = map[string]*huma.Param{}
 		}
-		response.Headers["Location"] = &huma.Param{Description: "The request for approval", Schema: &huma.Schema{Type: "string"}}
+		response.Headers["Location"] = &huma.Param{Description: "Address of the request for approval", Schema: &huma.Schema{Type: "string"}}
 	}
 }
 
@@ -227,7 +233,8 @@ func (s *service) decide(ctx context.Context, id string, action *Action, do func
 	}
 	p := access.From(ctx)
 	if p.Via == access.ViaNothing {
-		return nil, huma.Error403Forbidden("nobody is asked who they are here (access.yaml: authentication), and so nobody can be a second person")
+		return nil, huma.Error403Forbidden(
+			"authentication is off (access.yaml: authentication): approvals need authenticated callers")
 	}
 	if admin, everywhere := out.Body.Needs(); admin {
 		if ctx, err = s.limitTo(ctx, need{access.Admin, !everywhere}); err != nil {

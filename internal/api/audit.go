@@ -18,26 +18,26 @@ import (
 )
 
 type auditInput struct {
-	Actor         string    `query:"actor" doc:"What this person or worker did."`
-	People        bool      `query:"people" doc:"What people did, and not dlqd by itself."`
-	DBUser        string    `query:"dbUser" doc:"What this database user did."`
-	Origin        string    `query:"origin" doc:"From where, or a part of it, such as an address."`
-	EntryID       string    `query:"entryId" format:"uuid" doc:"What was done to this entry."`
-	Queue         string    `query:"queue" doc:"To entries of this queue."`
-	Kind          string    `query:"kind" doc:"To entries of this kind."`
-	From          string    `query:"from" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"From this state."`
-	To            string    `query:"to" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"To this state."`
-	Text          string    `query:"text" doc:"With these words in reason or note."`
-	ConfigVersion string    `query:"configVersion" doc:"Under this version of the policy."`
-	After         time.Time `query:"after" doc:"At or after."`
-	Before        time.Time `query:"before" doc:"Before."`
-	Limit         int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Moves in a page."`
-	Cursor        string    `query:"cursor" pattern:"^[0-9]{1,17}-[0-9]{1,18}$" doc:"Where the page before ended."`
+	Actor         string    `query:"actor" doc:"Only acts of this person or worker."`
+	People        bool      `query:"people" doc:"Only acts of people, not of dlqd itself."`
+	DBUser        string    `query:"dbUser" doc:"Only acts of this database user."`
+	Origin        string    `query:"origin" doc:"Only acts whose origin contains this text, such as an address."`
+	EntryID       string    `query:"entryId" format:"uuid" doc:"Only acts on this entry."`
+	Queue         string    `query:"queue" doc:"Only acts on entries of this queue."`
+	Kind          string    `query:"kind" doc:"Only acts on entries of this kind."`
+	From          string    `query:"from" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes from this state."`
+	To            string    `query:"to" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes to this state."`
+	Text          string    `query:"text" doc:"Only acts with this text in reason or note."`
+	ConfigVersion string    `query:"configVersion" doc:"Only acts under this version of the policy."`
+	After         time.Time `query:"after" doc:"Only acts at or after this time."`
+	Before        time.Time `query:"before" doc:"Only acts before this time."`
+	Limit         int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Acts in a page."`
+	Cursor        string    `query:"cursor" pattern:"^[0-9]{1,17}-[0-9]{1,18}$" doc:"next of the previous page."`
 }
 
 // AuditPage is a page of the audit trail.
 type AuditPage struct {
-	Moves []deadletter.AuditRow `json:"moves" doc:"The latest first."`
+	Moves []deadletter.AuditRow `json:"moves" doc:"Acts, latest first."`
 	Next  string                `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
@@ -45,18 +45,18 @@ type auditOutput struct{ Body AuditPage }
 
 // EraseRequest is a request to erase data.
 type EraseRequest struct {
-	Filter EntryFilter `json:"filter" doc:"Whose data: usually payload, subscriberId or tags."`
-	Note   string      `json:"note" minLength:"1" maxLength:"4000" doc:"Why, such as the number of the request."`
-	Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"Who does it; \"api\" if absent."`
-	DryRun bool        `json:"dryRun,omitempty" doc:"Only count the entries of the database."`
-	Expect *int64      `json:"expect,omitempty" minimum:"0" doc:"How many entries of the database it is to touch: required above the policy's expectAbove, and refused (409) where it is otherwise."`
+	Filter EntryFilter `json:"filter" doc:"Entries to erase, usually by payload, subscriberId or tags."`
+	Note   string      `json:"note" minLength:"1" maxLength:"4000" doc:"Reason, such as the number of the request."`
+	Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"Without authentication: the actor, \"api\" if absent. With authentication: the person on whose behalf the caller acts."`
+	DryRun bool        `json:"dryRun,omitempty" doc:"Only count the entries in the database."`
+	Expect *int64      `json:"expect,omitempty" minimum:"0" doc:"Expected number of entries in the database: required above the policy's expectAbove. A different number answers 409."`
 }
 
 // EraseAnswer is the record of an erasure, or the count of a dry run.
 type EraseAnswer struct {
 	deadletter.Erasure
 
-	DryRun bool `json:"dryRun,omitempty" doc:"Nothing was changed: entries is how many the filter chooses."`
+	DryRun bool `json:"dryRun,omitempty" doc:"Whether this was a dry run, which changes nothing; entries is then the number that the filter selects."`
 }
 
 type eraseInput struct{ Body EraseRequest }
@@ -65,7 +65,7 @@ type eraseOutput struct{ Body EraseAnswer }
 
 type erasuresOutput struct {
 	Body struct {
-		Erasures []deadletter.Erasure `json:"erasures" doc:"The latest first."`
+		Erasures []deadletter.Erasure `json:"erasures" doc:"Erasures, latest first."`
 	}
 }
 
@@ -77,16 +77,18 @@ func (s *service) registerAudit(api huma.API) {
 	why, from := "discarded", "API, from 10.0.0.7 (dlqd/0.1.0)"
 	search := huma.Operation{
 		OperationID: "search-audit", Method: http.MethodGet, Path: "/api/dlq/audit", Tags: tags,
-		Summary: "Who did what to which entry, or to what else, when, from where and why", Errors: []int{422, 503},
+		Summary: "Search the audit trail", Errors: []int{422, 503},
 	}
 	example(&search, http.StatusOK, AuditPage{Moves: []deadletter.AuditRow{{ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: &id, ToStatus: &archived, Reason: &why, Queue: &queue, Kind: &kind}}})
 	huma.Register(api, search, s.searchAudit)
 
 	erase := huma.Operation{
 		OperationID: "erase", Method: http.MethodPost, Path: "/api/dlq/erasures", Tags: tags,
-		Summary: "Erase somebody's data from open and closed entries, their jobs, and the archive",
-		Description: "Payloads, error texts, metadata, subscriber, tags and notes go; open and failed entries are archived. The record says that it was done, and not whose data it was. " +
-			"Entries with a redelivery under way are left and counted: erase again when it has ended. Answers when all is done; one that is cut short is done again.",
+		Summary: "Erase personal data from entries, their jobs and the archive",
+		Description: "Erases payloads, error texts, metadata, subscribers, tags and notes of the selected open and " +
+			"closed entries, and archives open and failed ones. The record of the erasure does not say whose data it was. " +
+			"Entries with a redelivery in progress are skipped and counted: erase again when it has ended. Answers when " +
+			"all is done; repeat an interrupted request.",
 		Errors: []int{409, 422, 503},
 	}
 	record := deadletter.Erasure{ID: id, At: noon, Actor: "kim", DBUser: "dlqd", FilterSHA256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", Fields: []string{"payload"}, Entries: 3, Jobs: 2}
@@ -95,7 +97,7 @@ func (s *service) registerAudit(api huma.API) {
 
 	list := huma.Operation{
 		OperationID: "list-erasures", Method: http.MethodGet, Path: "/api/dlq/erasures", Tags: tags,
-		Summary: "The records of erasures", Errors: []int{422, 503},
+		Summary: "List the records of erasures", Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"erasures": []deadletter.Erasure{record}})
 	huma.Register(api, list, func(ctx context.Context, in *limitInput) (*erasuresOutput, error) {
@@ -145,13 +147,15 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	if everybody, err := s.Store.ChoosesAll(ctx, filter); err != nil {
+	if all, err := s.Store.ChoosesAll(ctx, filter); err != nil {
 		return nil, s.problem(ctx, err)
-	} else if everybody {
-		return nil, huma.Error422UnprocessableEntity("an empty filter chooses everybody's data", &huma.ErrorDetail{Location: "body.filter", Message: "name whose data, by payload, subscriberId or tags"})
+	} else if all {
+		return nil, huma.Error422UnprocessableEntity("an empty filter selects all data", &huma.ErrorDetail{
+			Location: "body.filter", Message: "select the person's data by payload, subscriberId or tags",
+		})
 	}
 	if in.Body.DryRun {
-		changesNothing(ctx)
+		markUnchanged(ctx)
 		rows, err := s.Store.Preview(ctx, filter)
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -162,17 +166,17 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 		}
 		return out, nil
 	}
-	if err := s.expected(ctx, filter, false, in.Body.Expect); err != nil {
+	if err := s.checkExpected(ctx, filter, false, in.Body.Expect); err != nil {
 		return nil, err
 	}
 	action := &Action{Actor: in.Body.Actor, Note: in.Body.Note}
 	record, err := archive.EraseEverywhere(ctx, s.Store, s.Archive, filter, action.act(ctx))
 	switch {
 	case errors.Is(err, archive.ErrNotAll):
-		s.Logger.Error("an erasure is not done: its archives", "error", err)
-		return nil, huma.Error503ServiceUnavailable(archive.ErrNotAll.Error() + ". The log says what failed")
+		s.Logger.Error("erasing archives failed", "error", err)
+		return nil, huma.Error503ServiceUnavailable(archive.ErrNotAll.Error() + "; dlqd's log has the cause")
 	case err != nil:
-		return nil, s.ask(ctx, err, approval.Erase, approval.Erasure{Filter: filter}, action)
+		return nil, s.approvalOrProblem(ctx, err, approval.Erase, approval.Erasure{Filter: filter}, action)
 	}
 	return &eraseOutput{Body: EraseAnswer{Erasure: record}}, nil
 }

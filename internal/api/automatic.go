@@ -17,14 +17,14 @@ import (
 type AutomaticAction struct {
 	Action
 
-	DryRun bool `json:"dryRun,omitempty" doc:"Only say what would go, and what would stay."`
+	DryRun bool `json:"dryRun,omitempty" doc:"Only return what would be redelivered, and what would stay."`
 }
 
 // SwitchAction names a switch of automatic redelivery.
 type SwitchAction struct {
 	AutomaticAction
 
-	Scope string `json:"scope" enum:"all,queue,kind,class" doc:"What the switch is for."`
+	Scope string `json:"scope" enum:"all,queue,kind,class" doc:"Scope of the switch."`
 	Name  string `json:"name,omitempty" maxLength:"255" doc:"Name of the queue or class, or pattern of the kind; absent for all." example:"mailers"`
 }
 
@@ -32,16 +32,16 @@ type SwitchAction struct {
 type SetAction struct {
 	SwitchAction
 
-	Enabled bool     `json:"enabled" doc:"On or off."`
-	Include []string `json:"include,omitempty" enum:"backfilled,single-attempt" doc:"Dead letters that stay a person's unless they are named: backfilled, and of jobs that had one attempt."`
+	Enabled bool     `json:"enabled" doc:"Whether automatic redelivery is on."`
+	Include []string `json:"include,omitempty" enum:"backfilled,single-attempt" doc:"Dead letters to include that otherwise need manual handling: backfilled ones, and those of jobs with a single attempt."`
 }
 
 // AutomaticChanged is the effect of a change of automatic redelivery.
 type AutomaticChanged struct {
 	automatic.Preview
 
-	DryRun  bool            `json:"dryRun" doc:"Nothing was changed."`
-	Stopped *automatic.Stop `json:"stopped,omitempty" doc:"All automatic redelivery is stopped: a switch that is on lets nothing go meanwhile."`
+	DryRun  bool            `json:"dryRun" doc:"Whether this was a dry run, which changes nothing."`
+	Stopped *automatic.Stop `json:"stopped,omitempty" doc:"Set if all automatic redelivery is stopped. Until it is resumed, switches that are on have no effect."`
 }
 
 type automaticOutput struct{ Body automatic.Overview }
@@ -54,7 +54,7 @@ func (s *service) registerAutomatic(api huma.API) {
 	group := automatic.ObservedGroup{Queue: "mailers", Kind: "report.daily", ErrorClass: "transient", Entries: 812, Due: 800}
 	get := huma.Operation{
 		OperationID: "get-automatic", Method: http.MethodGet, Path: "/api/dlq/automatic", Tags: tags,
-		Summary: "For what dead letters are redelivered by themselves, and which are observed", Errors: []int{503},
+		Summary: "Get the switches of automatic redelivery, and the dead letters that are only observed", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, automatic.Overview{
 		Attached: true, Switches: []automatic.Switch{{Scope: automatic.ScopeAll, Source: automatic.FromDefault}}, Observed: []automatic.ObservedGroup{group}, Changes: []automatic.SwitchChange{},
@@ -70,7 +70,7 @@ func (s *service) registerAutomatic(api huma.API) {
 	operation := func(verb, summary, description string) huma.Operation {
 		op := huma.Operation{
 			OperationID: verb + "-automatic", Method: http.MethodPost, Path: "/api/dlq/automatic/" + verb, Tags: tags,
-			Summary: summary, Description: description + " The change is in force over all processes when this answers, and leaves an audit row.",
+			Summary: summary, Description: description + " When the request returns, the change is in force in all processes. It is recorded in the audit trail.",
 			Errors: []int{400, 409, 422, 503},
 		}
 		going := automatic.Going{ObservedGroup: group, PerSecond: 100, Until: new(at.Add(8 * time.Second))}
@@ -79,19 +79,19 @@ func (s *service) registerAutomatic(api huma.API) {
 		return op
 	}
 	type setInput struct{ Body SetAction }
-	huma.Register(api, operation("set", "Switch automatic redelivery on or off", "What waits goes at the pace of its queue."), func(ctx context.Context, in *setInput) (*automaticChangedOutput, error) {
+	huma.Register(api, operation("set", "Switch automatic redelivery on or off", "Waiting dead letters are redelivered at the pace of their queue."), func(ctx context.Context, in *setInput) (*automaticChangedOutput, error) {
 		b := &in.Body
 		return s.changeAutomatic(ctx, &b.AutomaticAction, b.Scope, b.Name, &b.Enabled, b.Include)
 	})
 	type resetInput struct{ Body SwitchAction }
-	huma.Register(api, operation("reset", "Take a person's switch away, so that the policy counts again", "Where there is none, nothing changes."), func(ctx context.Context, in *resetInput) (*automaticChangedOutput, error) {
+	huma.Register(api, operation("reset", "Remove an operator's switch, so that the policy applies again", "Without such a switch, nothing changes."), func(ctx context.Context, in *resetInput) (*automaticChangedOutput, error) {
 		return s.changeAutomatic(ctx, &in.Body.AutomaticAction, in.Body.Scope, in.Body.Name, nil, nil)
 	})
 	type stopInput struct{ Body *AutomaticAction }
-	huma.Register(api, operation("stop", "Stop all automatic redelivery", "What a person replays goes on."), func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
+	huma.Register(api, operation("stop", "Stop all automatic redelivery", "Replays and replay runs continue."), func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
 		return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", new(true), nil)
 	})
-	huma.Register(api, operation("resume", "Lift the stop of all automatic redelivery", "The switches count again."), func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
+	huma.Register(api, operation("resume", "Resume automatic redelivery after a stop", "The switches apply again."), func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
 		return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", nil, nil)
 	})
 }
@@ -123,7 +123,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 		}
 		out = &automaticChangedOutput{Body: AutomaticChanged{Preview: *preview, DryRun: action.DryRun, Stopped: after.Stopped}}
 		if action.DryRun {
-			changesNothing(ctx)
+			markUnchanged(ctx)
 			return nil
 		}
 		return automatic.Make(ctx, tx, scope, name, enabled, include, act.Actor, act.Note)

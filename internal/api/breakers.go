@@ -19,17 +19,17 @@ import (
 type OpenAction struct {
 	Action
 
-	For string `json:"for,omitempty" doc:"How long, such as 10m; until it is reset if absent." example:"10m"`
+	For string `json:"for,omitempty" doc:"How long the breaker stays open, such as 10m; until it is reset if absent." example:"10m"`
 }
 
 // BreakerInput names a circuit breaker.
 type BreakerInput struct {
-	Name string `path:"name" maxLength:"255" doc:"destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
+	Name string `path:"name" maxLength:"255" doc:"destination: and the name of a destination, or queue: and the name of a River queue." example:"destination:payments"`
 }
 
 type breakersOutput struct {
 	Body struct {
-		Breakers []breaker.Status `json:"breakers" doc:"By name."`
+		Breakers []breaker.Status `json:"breakers" doc:"Circuit breakers, by name."`
 	}
 }
 
@@ -52,7 +52,7 @@ func (s *service) registerBreakers(api huma.API) {
 	status := breaker.Status{Name: "destination:payments", State: breaker.Closed, Deliveries: 812, FailureRate: 1.5}
 	list := huma.Operation{
 		OperationID: "list-circuit-breakers", Method: http.MethodGet, Path: "/api/circuit-breakers", Tags: tags,
-		Summary: "Where every circuit breaker stands", Errors: []int{503},
+		Summary: "List all circuit breakers", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"breakers": []breaker.Status{status}})
 	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*breakersOutput, error) {
@@ -63,8 +63,9 @@ func (s *service) registerBreakers(api huma.API) {
 
 	open := huma.Operation{
 		OperationID: "open-circuit-breaker", Method: http.MethodPost, Path: "/api/circuit-breakers/{name}/open", Tags: tags,
-		Summary: "Open a circuit breaker", Description: "Nothing is delivered to its destination then: for a while, or until it is reset.",
-		Errors: []int{400, 404, 422, 503},
+		Summary:     "Open a circuit breaker",
+		Description: "Stops deliveries to the breaker's destination, for a time or until the breaker is reset.",
+		Errors:      []int{400, 404, 422, 503},
 	}
 	opened := status
 	opened.State, opened.Forced, opened.ChangedBy = breaker.Open, true, "kim"
@@ -83,10 +84,10 @@ func (s *service) openBreaker(ctx context.Context, in *openInput) (*breakerOutpu
 	if in.Body == nil {
 		in.Body = &OpenAction{}
 	}
-	during := time.Duration(0)
+	duration := time.Duration(0)
 	if in.Body.For != "" {
 		var err error
-		if during, err = policy.ParseDuration(in.Body.For); err != nil || during <= 0 {
+		if duration, err = policy.ParseDuration(in.Body.For); err != nil || duration <= 0 {
 			return nil, huma.Error422UnprocessableEntity("invalid duration", &huma.ErrorDetail{
 				Location: "body.for", Message: "must be a duration such as 30s, 10m or 2h", Value: in.Body.For,
 			})
@@ -94,7 +95,7 @@ func (s *service) openBreaker(ctx context.Context, in *openInput) (*breakerOutpu
 	}
 	return s.changeBreaker(ctx, in.Name, func() error {
 		act := in.Body.act(ctx)
-		return s.Breakers.ForceOpen(ctx, in.Name, act.Actor, act.Note, during)
+		return s.Breakers.ForceOpen(ctx, in.Name, act.Actor, act.Note, duration)
 	})
 }
 
@@ -117,7 +118,7 @@ func hasBreaker(ctx context.Context, name string) bool {
 
 func (s *service) changeBreaker(ctx context.Context, name string, change func() error) (*breakerOutput, error) {
 	if _, ok := s.Breakers.Find(name); !ok || !hasBreaker(ctx, name) {
-		return nil, huma.Error404NotFound(fmt.Sprintf("there is no circuit breaker %q; GET /api/circuit-breakers lists them", name))
+		return nil, huma.Error404NotFound(fmt.Sprintf("circuit breaker %q not found; GET /api/circuit-breakers lists them", name))
 	}
 	if err := change(); err != nil {
 		return nil, s.problem(ctx, err)

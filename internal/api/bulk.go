@@ -26,24 +26,24 @@ import (
 type BulkRequest struct {
 	Action
 
-	Do       string      `json:"do" enum:"discard,resolve,park,unpark,reopen,assign,tag,note,purge" doc:"What. purge deletes closed entries."`
-	Filter   EntryFilter `json:"filter" doc:"To which entries."`
-	All      bool        `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
-	DryRun   bool        `json:"dryRun,omitempty" doc:"Only say how many the filter chooses."`
-	Assignee string      `json:"assignee,omitempty" maxLength:"255" doc:"assign: who looks after them; nobody if absent."`
-	Tags     []string    `json:"tags,omitempty" maxItems:"32" doc:"tag: added to theirs."`
-	Force    bool        `json:"force,omitempty" doc:"purge: open and failed entries too."`
-	Expect   *int64      `json:"expect,omitempty" minimum:"0" doc:"How many entries it is to touch: required above the policy's expectAbove (but to assign, tag and note), and refused (409) where it is otherwise."`
+	Do       string      `json:"do" enum:"discard,resolve,park,unpark,reopen,assign,tag,note,purge" doc:"The action. purge deletes closed entries."`
+	Filter   EntryFilter `json:"filter" doc:"Entries to act on."`
+	All      bool        `json:"all,omitempty" doc:"Confirms that an empty filter selects every entry."`
+	DryRun   bool        `json:"dryRun,omitempty" doc:"Only count the entries that the filter selects."`
+	Assignee string      `json:"assignee,omitempty" maxLength:"255" doc:"assign: the new assignee; no assignee if absent."`
+	Tags     []string    `json:"tags,omitempty" maxItems:"32" doc:"tag: tags to add."`
+	Force    bool        `json:"force,omitempty" doc:"purge: also delete open and failed entries."`
+	Expect   *int64      `json:"expect,omitempty" minimum:"0" doc:"Expected number of entries: required above the policy's expectAbove, except for assign, tag and note. A different number answers 409."`
 }
 
 // BulkAnswer is the result of a bulk action.
 type BulkAnswer struct {
-	DryRun  bool             `json:"dryRun" doc:"Nothing was changed."`
-	Chosen  int64            `json:"chosen" doc:"Entries that the filter chooses."`
-	Changed int64            `json:"changed" doc:"Entries that were changed; the others' states do not allow it."`
-	Undo    *uuid.UUID       `json:"undo,omitempty" doc:"What undoes it: POST /api/dlq/undo/{id}; absent where nothing does. GET /api/dlq/operations/{id} says what it was for, and what it left."`
-	ByQueue map[string]int64 `json:"byQueue,omitempty" doc:"Of a dry run, the chosen ones by queue."`
-	ByType  map[string]int64 `json:"byErrorType,omitempty" doc:"Of a dry run, the chosen ones by type of error."`
+	DryRun  bool             `json:"dryRun" doc:"Whether this was a dry run, which changes nothing."`
+	Chosen  int64            `json:"chosen" doc:"Entries that the filter selects."`
+	Changed int64            `json:"changed" doc:"Entries that were changed. The state of the others does not allow the action."`
+	Undo    *uuid.UUID       `json:"undo,omitempty" doc:"Id of the operation, for POST /api/dlq/undo/{id} and GET /api/dlq/operations/{id}; absent if the action cannot be undone."`
+	ByQueue map[string]int64 `json:"byQueue,omitempty" doc:"Dry run: selected entries by queue."`
+	ByType  map[string]int64 `json:"byErrorType,omitempty" doc:"Dry run: selected entries by error type."`
 }
 
 type bulkInput struct{ Body BulkRequest }
@@ -52,11 +52,11 @@ type bulkOutput struct{ Body BulkAnswer }
 
 type exportInput struct {
 	Body struct {
-		Filter EntryFilter `json:"filter" doc:"Which entries."`
-		Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: everything of each entry; csv: a line for each, as lists show them. ndjson if absent."`
-		Reveal bool        `json:"reveal,omitempty" doc:"With what is masked elsewhere; needs a note, which is in the audit trail with the filter and the number of entries before the first one is sent."`
-		Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"reveal: who looks; \"api\" if absent."`
-		Note   string      `json:"note,omitempty" maxLength:"10000" doc:"reveal: why."`
+		Filter EntryFilter `json:"filter" doc:"Entries to export."`
+		Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: every field of each entry; csv: one line for each entry, with the fields of a list. ndjson if absent."`
+		Reveal bool        `json:"reveal,omitempty" doc:"Include masked data. Needs a note, which the audit trail records, with the filter and the number of entries, before the first entry is sent."`
+		Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"reveal, without authentication: the viewer, \"api\" if absent. With authentication: the person on whose behalf the caller acts."`
+		Note   string      `json:"note,omitempty" maxLength:"10000" doc:"reveal: the reason."`
 	}
 }
 
@@ -64,9 +64,10 @@ func (s *service) registerBulk(api huma.API) {
 	tags := []string{"dead letters"}
 	bulk := huma.Operation{
 		OperationID: "bulk", Method: http.MethodPost, Path: "/api/dlq/bulk", Tags: tags,
-		Summary: "Do one thing to many dead letters",
-		Description: "Discard, resolve, park, unpark, reopen, assign, tag, note or purge those that a filter chooses. It answers when all are done; a request that is cut off has " +
-			"done a part. Entries whose state does not allow it are left alone. To purge takes an admin.",
+		Summary: "Apply one action to many dead letters",
+		Description: "Discards, resolves, parks, unparks, reopens, assigns, tags, notes or purges the dead letters that " +
+			"a filter selects. Answers when all are done; an interrupted request has changed part of them. Entries whose " +
+			"state does not allow the action are skipped. purge needs the role admin.",
 		Errors: []int{400, 409, 422, 503},
 	}
 	example(&bulk, http.StatusOK, BulkAnswer{Chosen: 812, Changed: 810})
@@ -74,8 +75,9 @@ func (s *service) registerBulk(api huma.API) {
 
 	export := huma.Operation{
 		OperationID: "export", Method: http.MethodPost, Path: "/api/dlq/export", Tags: tags,
-		Summary: "Export dead letters as NDJSON or CSV", Description: "Streamed, in order of capture, whatever their number.",
-		Errors: []int{400, 422, 503},
+		Summary:     "Export dead letters as NDJSON or CSV",
+		Description: "Streams the entries in order of capture, without a limit.",
+		Errors:      []int{400, 422, 503},
 	}
 	export.Responses = map[string]*huma.Response{"200": {Description: "The entries", Content: map[string]*huma.MediaType{
 		"application/x-ndjson": {Schema: &huma.Schema{Type: "string"}, Example: `{"id":"` + entryExample + `","status":"dlq_manual"}` + "\n"},
@@ -100,7 +102,8 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		given    bool
 	}{{"assignee", "assign", body.Assignee != ""}, {"tags", "tag", len(body.Tags) > 0}, {"force", "purge", body.Force}} {
 		if field.given && body.Do != field.of {
-			return nil, huma.Error422UnprocessableEntity(body.Do+" does not act on "+field.name, &huma.ErrorDetail{Location: "body." + field.name, Message: "is for " + field.of})
+			return nil, huma.Error422UnprocessableEntity(body.Do+" does not take "+field.name,
+				&huma.ErrorDetail{Location: "body." + field.name, Message: "is only for " + field.of})
 		}
 	}
 	if body.Do == "tag" && len(body.Tags) == 0 {
@@ -112,7 +115,7 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		}
 	}
 	if body.DryRun {
-		changesNothing(ctx)
+		markUnchanged(ctx)
 		rows, err := s.Store.Preview(ctx, filter)
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -128,17 +131,17 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 	switch body.Do {
 	case "assign", "tag", "note":
 	default:
-		if err := s.expected(ctx, filter, false, body.Expect); err != nil {
+		if err := s.checkExpected(ctx, filter, false, body.Expect); err != nil {
 			return nil, err
 		}
 	}
 	request := deadletter.Bulk{Action: body.Do, Filter: filter, All: body.All, Assignee: body.Assignee, Tags: body.Tags, Force: body.Force, Act: body.act(ctx)}
 	request.Act.Operation = deadletter.NewOperation()
-	looked, changed, err := s.Store.Bulk(ctx, request)
+	examined, changed, err := s.Store.Bulk(ctx, request)
 	if err != nil {
-		return nil, s.ask(ctx, err, approval.Bulk, request, &body.Action)
+		return nil, s.approvalOrProblem(ctx, err, approval.Bulk, request, &body.Action)
 	}
-	out := &bulkOutput{Body: BulkAnswer{Chosen: int64(looked), Changed: int64(changed)}}
+	out := &bulkOutput{Body: BulkAnswer{Chosen: int64(examined), Changed: int64(changed)}}
 	if changed > 0 && body.Do != "purge" && body.Do != "reopen" {
 		out.Body.Undo = &request.Act.Operation
 	}
@@ -155,10 +158,11 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 			return nil, s.problem(ctx, err)
 		}
 	} else if in.Body.Note != "" || in.Body.Actor != "" {
-		return nil, huma.Error422UnprocessableEntity("a note and an actor are for reveal", &huma.ErrorDetail{Location: "body.reveal", Message: "is not given"})
+		return nil, huma.Error422UnprocessableEntity("note and actor are only for reveal",
+			&huma.ErrorDetail{Location: "body.reveal", Message: "is required with a note or an actor"})
 	}
 	if !in.Body.Reveal { // revealing leaves an audit row
-		changesNothing(ctx)
+		markUnchanged(ctx)
 	}
 	format := cmp.Or(in.Body.Format, "ndjson")
 	// Read the first page now: after the stream has begun, an invalid filter could not be reported.
@@ -181,7 +185,7 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 			}
 			if page, err = s.Store.FindEntries(ctx, filter, &page[len(page)-1].ID); err != nil {
 				if ctx.Err() == nil { // else the client disconnected
-					s.Logger.Error("export was cut short", "error", err)
+					s.Logger.Error("export failed", "error", err)
 				}
 				panic(http.ErrAbortHandler) // tells the client that the export is incomplete
 			}

@@ -16,8 +16,8 @@ import (
 type CaptureAction struct {
 	Action
 
-	Mode  string `json:"mode" enum:"on,off,strict" doc:"What capture is to be."`
-	Limit string `json:"limit,omitempty" doc:"How long capture may work in one statement of the application; what holds if absent." example:"250ms"`
+	Mode  string `json:"mode" enum:"on,off,strict" doc:"New mode of capture."`
+	Limit string `json:"limit,omitempty" doc:"How long capture may work in one statement of the application; unchanged if absent." example:"250ms"`
 }
 
 type captureOutput struct{ Body reconcile.Capture }
@@ -28,7 +28,7 @@ func (s *service) registerCapture(api huma.API) {
 	tags := []string{"capture"}
 	get := huma.Operation{
 		OperationID: "get-capture", Method: http.MethodGet, Path: "/api/dlq/capture", Tags: tags,
-		Summary: "How capture is, and what the reconciler found that it had missed", Errors: []int{503},
+		Summary: "Get the mode of capture, and the failures that it missed and the reconciler found", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, reconcile.Capture{Mode: reconcile.ModeOn, Limit: "00:00:00.25", Triggers: reconcile.TriggersEnabled})
 	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*captureOutput, error) {
@@ -41,9 +41,10 @@ func (s *service) registerCapture(api huma.API) {
 
 	put := huma.Operation{
 		OperationID: "set-capture", Method: http.MethodPut, Path: "/api/dlq/capture", Tags: tags,
-		Summary:     "Switch capture on, off, or to strict",
-		Description: "No lock on a table is waited for: it works while applications are stuck. The change reaches each session at its next statement, and leaves an audit row.",
-		Errors:      []int{400, 422, 503},
+		Summary: "Switch capture on, off, or to strict",
+		Description: "The change waits for no table lock, so it works while applications are blocked. It takes effect " +
+			"in each session at its next statement, and is recorded in the audit trail.",
+		Errors: []int{400, 422, 503},
 	}
 	example(&put, http.StatusOK, reconcile.Switched{Mode: reconcile.ModeOff, Writing: 2, Recorded: true, Message: "From each session's next statement on, dlqd does nothing in the application's transactions."})
 	type input struct{ Body CaptureAction }

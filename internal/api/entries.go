@@ -24,19 +24,19 @@ import (
 
 // EntryPage is one page of a list.
 type EntryPage struct {
-	Entries []deadletter.Summary `json:"entries" doc:"The entries of this page."`
+	Entries []deadletter.Summary `json:"entries" doc:"Entries of this page."`
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 	// SearchedTo is set for filters that no index answers.
-	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Where there was no time to look at all: until when it has looked, of when entries were captured. next goes on from there, and the page may have fewer entries than asked for, or none."`
-	Count      *Count     `json:"count,omitempty" doc:"How many the filter chooses, where that was asked for."`
+	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Set if the search stopped at its time limit: the time of capture up to which it searched. next continues from there. The page may have fewer entries than requested, or none."`
+	Count      *Count     `json:"count,omitempty" doc:"Number of entries that the filter selects, if requested."`
 	// AutomaticStopped is part of every list, so that each viewer sees it.
-	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
+	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 }
 
 // Count is the number of entries that a filter chooses.
 type Count struct {
-	Entries int  `json:"entries" doc:"So many, up to 10,000."`
-	AtLeast bool `json:"atLeast,omitempty" doc:"There are more, or there was no time to look at all."`
+	Entries int  `json:"entries" doc:"Number of entries, up to 10,000."`
+	AtLeast bool `json:"atLeast,omitempty" doc:"Whether there are or may be more, because the count stopped at 10,000 or at its time limit."`
 }
 
 const (
@@ -53,98 +53,98 @@ const (
 type EntryDetail struct {
 	deadletter.Entry
 
-	Transitions      []deadletter.Transition `json:"transitions" doc:"Its audit trail, oldest move first."`
-	Checkpoint       *deadletter.Checkpoint  `json:"checkpoint,omitempty" doc:"How far its resumable job came: a redelivery skips the steps that are done."`
-	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
+	Transitions      []deadletter.Transition `json:"transitions" doc:"Audit trail of the entry, oldest change first."`
+	Checkpoint       *deadletter.Checkpoint  `json:"checkpoint,omitempty" doc:"Progress of its resumable job: a redelivery skips the completed steps."`
+	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 }
 
 // Action is the actor and the note of an operator's action.
 type Action struct {
-	Actor string `json:"actor,omitempty" maxLength:"255" doc:"Who does it; \"api\" if absent." example:"kim"`
-	Note  string `json:"note,omitempty" maxLength:"10000" doc:"Why." example:"customer refunded by hand"`
+	Actor string `json:"actor,omitempty" maxLength:"255" doc:"Without authentication: the actor, \"api\" if absent. With authentication: the person on whose behalf the caller acts." example:"kim"`
+	Note  string `json:"note,omitempty" maxLength:"10000" doc:"Reason, for the audit trail." example:"customer refunded by hand"`
 }
 
 // RevealAction is the actor and the note of a reveal of masked data.
 type RevealAction struct {
-	Actor string `json:"actor,omitempty" maxLength:"255" doc:"Who looks; \"api\" if absent." example:"kim"`
-	Note  string `json:"note" minLength:"1" maxLength:"10000" doc:"Why." example:"ticket 7: which card was charged twice"`
+	Actor string `json:"actor,omitempty" maxLength:"255" doc:"Without authentication: the viewer, \"api\" if absent. With authentication: the person on whose behalf the caller acts." example:"kim"`
+	Note  string `json:"note" minLength:"1" maxLength:"10000" doc:"Reason, for the audit trail." example:"ticket 7: which card was charged twice"`
 }
 
 // ReplayAction replays an entry, possibly edited.
 type ReplayAction struct {
 	Action
 
-	Payload     json.RawMessage   `json:"payload,omitempty" doc:"Sent in place of the payload; null is as if absent. The original is kept beside it."`
+	Payload     json.RawMessage   `json:"payload,omitempty" doc:"New payload; null is the same as absent. The original payload is stored, too."`
 	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of the payload."`
 	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7396) of the payload."`
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver the message to this destination instead of its queue's."`
-	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether the job, if it is a resumable one that has done a step, goes on after that (resume) or does all steps again (discard). An edit of such a job needs it; what is not edited resumes if absent."`
+	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether a resumable job that has completed a step continues after it (resume) or repeats all steps (discard). Required for an edit of such a job; otherwise resume if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Replay although an equal job is live."`
 }
 
 // Moved is the response to an action on an entry.
 type Moved struct {
-	ID     uuid.UUID         `json:"id" doc:"The entry."`
-	Status deadletter.Status `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Where it stands now."`
-	Undo   *uuid.UUID        `json:"undo,omitempty" doc:"What undoes it: POST /api/dlq/undo/{id}; absent where nothing does."`
+	ID     uuid.UUID         `json:"id" doc:"Id of the entry."`
+	Status deadletter.Status `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"State of the entry after the action."`
+	Undo   *uuid.UUID        `json:"undo,omitempty" doc:"Id of the operation, for POST /api/dlq/undo/{id}; absent if the action cannot be undone."`
 }
 
 // Replayed is the response to a replay.
 type Replayed struct {
 	Moved
 
-	JobID   int64           `json:"jobId" doc:"The job of the redelivery."`
-	Warning string          `json:"warning,omitempty" doc:"What to know of it: the database was restored, and its work may have been done since."`
-	Changes []replay.Change `json:"changes,omitempty" doc:"What the edit changed of the payload."`
+	JobID   int64           `json:"jobId" doc:"River job of the redelivery."`
+	Warning string          `json:"warning,omitempty" doc:"Warning that the database was restored, and that the work may have been done since."`
+	Changes []replay.Change `json:"changes,omitempty" doc:"Changes of the payload by the edit."`
 }
 
 // Stats are counts of dead letters.
 type Stats struct {
-	Open     int64            `json:"open" doc:"Open entries. Where there are more than 20,000 the count is a second or so old; of those that no worker has looked at 10,000 are counted."`
+	Open     int64            `json:"open" doc:"Number of open entries. Above 20,000 the count is about a second old. Entries that no worker has classified are counted up to 10,000."`
 	Backlog  []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
 	ByStatus map[string]int64 `json:"byStatus" doc:"Open entries by status."`
 	// NeedsPerson is the number that an overview shows.
-	NeedsPerson int64      `json:"needsPerson" doc:"Entries in dlq_manual, less those of failure groups that are muted."`
-	Muted       int64      `json:"muted" doc:"Entries in dlq_manual of failure groups that are muted; 10,000 of each are counted."`
-	LastDay     MovesOfDay `json:"lastDay" doc:"Moves of the last 24 hours, from the audit trail."`
+	NeedsPerson int64      `json:"needsPerson" doc:"Entries in dlq_manual, except those of muted failure groups."`
+	Muted       int64      `json:"muted" doc:"Entries in dlq_manual of muted failure groups, counted up to 10,000 for each group."`
+	LastDay     MovesOfDay `json:"lastDay" doc:"State changes of the last 24 hours, from the audit trail."`
 	OldestOpen  *time.Time `json:"oldestOpen,omitempty" doc:"When the oldest open entry was captured."`
 	// Observed entries are also counted as pending.
-	Observed         int64           `json:"observed" doc:"Pending entries that are not redelivered by themselves, because that is off for them; 10,000 are counted."`
-	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Who stopped all automatic redelivery, or that the database was restored; absent where nothing stops it."`
+	Observed         int64           `json:"observed" doc:"Pending entries for which automatic redelivery is off, counted up to 10,000."`
+	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 }
 
 // BacklogRow is a number of open entries.
 type BacklogRow struct {
-	Status     string `json:"status" doc:"Where they stand."`
-	Queue      string `json:"queue" doc:"Their queue."`
-	ErrorClass string `json:"errorClass" doc:"Their class; \"undecided\" before a worker has looked."`
-	Entries    int64  `json:"entries" doc:"How many."`
-	More       bool   `json:"more,omitempty" doc:"There are more: of those that no worker has looked at 10,000 are counted."`
+	Status     string `json:"status" doc:"State of the entries."`
+	Queue      string `json:"queue" doc:"Queue of the entries."`
+	ErrorClass string `json:"errorClass" doc:"Class of the entries; \"undecided\" before a worker has classified them."`
+	Entries    int64  `json:"entries" doc:"Number of entries."`
+	More       bool   `json:"more,omitempty" doc:"Whether there are more: entries that no worker has classified are counted up to 10,000."`
 }
 
 // MovesOfDay are the numbers of moves of a day.
 type MovesOfDay struct {
 	Captured int64 `json:"captured" doc:"Jobs that became dead letters."`
 	Resolved int64 `json:"resolved" doc:"Entries that were resolved."`
-	Failed   int64 `json:"failed" doc:"Entries whose DLQ retries were spent."`
+	Failed   int64 `json:"failed" doc:"Entries that used up their redeliveries."`
 	Archived int64 `json:"archived" doc:"Entries that were discarded or aged out."`
 	Replayed int64 `json:"replayed" doc:"Redeliveries started."`
 }
 
 type listInput struct {
-	Q          string    `query:"q" maxLength:"4096" doc:"A filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). What it says is not said in another parameter, too." example:"queue:payments age:<2d"`
+	Q          string    `query:"q" maxLength:"4096" doc:"A filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). A field may be set here or as a parameter, not both." example:"queue:payments age:<2d"`
 	Status     []string  `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states."`
 	Queue      string    `query:"queue" doc:"Only this queue."`
 	Kind       string    `query:"kind" doc:"Only this kind."`
-	ErrorType  string    `query:"errorType" doc:"Only this type of error."`
+	ErrorType  string    `query:"errorType" doc:"Only this error type."`
 	ErrorClass string    `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only this class."`
 	Source     string    `query:"source" doc:"Only messages of this source."`
-	After      time.Time `query:"after" doc:"Captured at or after."`
-	Before     time.Time `query:"before" doc:"Captured before."`
-	Order      string    `query:"order" enum:"newest,oldest" default:"newest" doc:"Newest or oldest first."`
-	Cursor     string    `query:"cursor" format:"uuid" doc:"next of the page before."`
+	After      time.Time `query:"after" doc:"Captured at or after this time."`
+	Before     time.Time `query:"before" doc:"Captured before this time."`
+	Order      string    `query:"order" enum:"newest,oldest" default:"newest" doc:"Order of the entries."`
+	Cursor     string    `query:"cursor" format:"uuid" doc:"next of the previous page."`
 	Limit      int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
-	Count      bool      `query:"count" doc:"Say how many there are, up to 10,000."`
+	Count      bool      `query:"count" doc:"Count the entries, up to 10,000."`
 }
 
 // filter returns the filter of the parameters other than q.
@@ -171,7 +171,7 @@ type listOutput struct{ Body EntryPage }
 
 // EntryInput names an entry. It is exported because huma reads only exported embedded structs.
 type EntryInput struct {
-	ID string `path:"id" format:"uuid" doc:"The entry." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+	ID string `path:"id" format:"uuid" doc:"Id of the entry." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
 type entryOutput struct{ Body EntryDetail }
@@ -221,8 +221,9 @@ func (s *service) registerEntries(api huma.API) {
 	list := huma.Operation{
 		OperationID: "list-entries", Method: http.MethodGet, Path: "/api/dlq/entries", Tags: tags,
 		Summary: "List dead letters",
-		Description: "Pages are cut by a cursor, so that each costs the same however many entries there are. What no index answers, such as texts of errors and values in payloads, is looked for " +
-			"in the order of the page for 0.3 seconds: searchedTo says how far that came, and next goes on.",
+		Description: "Pages have a cursor, so each costs the same, however many entries there are. Filters that no " +
+			"index answers, such as texts of errors and values in payloads, are searched in page order for 0.3 seconds: " +
+			"searchedTo is the position that the search reached, and next continues there.",
 		Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"entries": []any{summary}, "next": entryExample})
@@ -232,7 +233,7 @@ func (s *service) registerEntries(api huma.API) {
 
 	get := huma.Operation{
 		OperationID: "get-entry", Method: http.MethodGet, Path: "/api/dlq/entries/{id}", Tags: tags,
-		Summary: "Everything about a dead letter, with its attempts and audit trail",
+		Summary: "Get a dead letter, with its attempts and audit trail",
 		Errors:  []int{404, 422, 503},
 	}
 	detail := maps.Clone(summary)
@@ -247,38 +248,39 @@ func (s *service) registerEntries(api huma.API) {
 
 	reveal := huma.Operation{
 		OperationID: "reveal-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/reveal", Tags: tags,
-		Summary:     "Everything about a dead letter, with what is masked elsewhere, to who says why",
-		Description: "What the policy masks (data.sensitivePaths, data.sensitivePatterns) is *** in every other answer. The note is in the audit trail before the answer is sent.",
-		Errors:      []int{400, 404, 422, 503},
+		Summary: "Get a dead letter with its masked data, for a reason",
+		Description: "All other responses show masked data (data.sensitivePaths, data.sensitivePatterns) as ***. The " +
+			"audit trail records the note before the response is sent.",
+		Errors: []int{400, 404, 422, 503},
 	}
 	example(&reveal, http.StatusOK, detail)
 	huma.Register(api, reveal, s.revealEntry)
 
-	again := huma.Operation{
+	replayOp := huma.Operation{
 		OperationID: "replay-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/replay", Tags: tags,
-		Summary: "Redeliver a dead letter now, as it was or edited",
-		Description: "From dlq_pending, dlq_manual and dlq_failed. Answers 409 where its state does not allow it, and where an equal job is live (force overrides). " +
-			"Answers 422 where an edit needs checkpoint.",
+		Summary: "Replay a dead letter now, unchanged or edited",
+		Description: "Allowed from dlq_pending, dlq_manual and dlq_failed. Answers 409 if the entry's state does not " +
+			"allow it, or if an equal job is live (force overrides). Answers 422 if an edit needs checkpoint.",
 		Errors: []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
-	example(&again, http.StatusAccepted, Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
-	huma.Register(api, again, s.replayEntry)
+	example(&replayOp, http.StatusAccepted, Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
+	huma.Register(api, replayOp, s.replayEntry)
 
 	for _, a := range []struct {
 		name, summary, from string
 		to                  deadletter.Status
 		run                 func(context.Context, uuid.UUID, deadletter.Act) error
 	}{
-		{"discard", "Archive a dead letter whose work is not wanted any more", "dlq_pending, dlq_manual and dlq_failed", deadletter.Archived, s.Store.Discard},
+		{"discard", "Discard a dead letter whose work is no longer wanted", "dlq_pending, dlq_manual and dlq_failed", deadletter.Archived, s.Store.Discard},
 		{"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved, s.Store.Resolve},
-		{"park", "Take a pending dead letter out of the automatic path", "dlq_pending", deadletter.Manual, s.Store.Park},
-		{"unpark", "Return a parked dead letter to the automatic path", "dlq_manual", deadletter.Pending, s.Store.Unpark},
-		{"reopen", "Put a closed dead letter in front of a person again", "dlq_resolved and dlq_archived", deadletter.Manual, s.Store.Reopen},
+		{"park", "Park a pending dead letter for manual handling", "dlq_pending", deadletter.Manual, s.Store.Park},
+		{"unpark", "Return a parked dead letter to automatic processing", "dlq_manual", deadletter.Pending, s.Store.Unpark},
+		{"reopen", "Reopen a closed dead letter for manual handling", "dlq_resolved and dlq_archived", deadletter.Manual, s.Store.Reopen},
 	} {
 		op := huma.Operation{
 			OperationID: a.name + "-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/" + a.name, Tags: tags,
 			Summary:     a.summary,
-			Description: "From " + a.from + ". Answers 409 where the entry's state does not allow it.",
+			Description: "Allowed from " + a.from + ". Answers 409 if the entry's state does not allow it.",
 			Errors:      []int{400, 404, 409, 422, 503},
 		}
 		example(&op, http.StatusOK, Moved{ID: uuid.MustParse(entryExample), Status: a.to})
@@ -288,7 +290,7 @@ func (s *service) registerEntries(api huma.API) {
 			act := in.Body.act(ctx)
 			act.Operation = deadletter.NewOperation()
 			if err := a.run(ctx, id, act); err != nil {
-				return nil, s.ask(ctx, err, approval.Bulk, deadletter.Bulk{Action: a.name, Filter: onlyOf(id)}, in.Body)
+				return nil, s.approvalOrProblem(ctx, err, approval.Bulk, deadletter.Bulk{Action: a.name, Filter: filterOf(id)}, in.Body)
 			}
 			moved := Moved{ID: id, Status: a.to}
 			if a.name != "reopen" {
@@ -300,7 +302,7 @@ func (s *service) registerEntries(api huma.API) {
 
 	stats := huma.Operation{
 		OperationID: "get-stats", Method: http.MethodGet, Path: "/api/dlq/stats", Tags: tags,
-		Summary: "Counts of open dead letters, and of the last day's moves",
+		Summary: "Count open dead letters, and the state changes of the last day",
 		Errors:  []int{503},
 	}
 	example(&stats, http.StatusOK, Stats{
@@ -313,7 +315,7 @@ func (s *service) registerEntries(api huma.API) {
 func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, error) {
 	page := deadletter.Page{Oldest: in.Order == "oldest", Limit: in.Limit + 1}
 	var err error
-	if page.Filter, err = merged(ctx, in.filter(), "query.q", in.Q); err != nil {
+	if page.Filter, err = mergeText(ctx, in.filter(), "query.q", in.Q); err != nil {
 		return nil, err
 	}
 	if in.Cursor != "" {
@@ -321,17 +323,17 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	}
 	var found *deadletter.Found
 	var count Count
-	asks := []func() error{func() (err error) {
+	queries := []func() error{func() (err error) {
 		found, err = s.Store.Search(ctx, page, searchBudget)
 		return err
 	}}
 	if in.Count {
-		asks = append(asks, func() (err error) {
+		queries = append(queries, func() (err error) {
 			count.Entries, count.AtLeast, err = s.Store.CountWithin(ctx, page.Filter, MostCounted, countBudget)
 			return err
 		})
 	}
-	if err := background.Together(len(asks), asks...); err != nil {
+	if err := background.Together(len(queries), queries...); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
@@ -389,7 +391,7 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 			return nil, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: "body.payload", Message: err.Error()})
 		}
 	}
-	if err := maySendTo(ctx, "", in.Body.Destination); err != nil {
+	if err := checkSendTo(ctx, "", in.Body.Destination); err != nil {
 		return nil, err
 	}
 	patch, err := patchOf(in.Body.Patch, in.Body.MergePatch)
@@ -397,7 +399,7 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		return nil, err
 	}
 	if in.Body.Payload != nil && (in.Body.Patch != nil || in.Body.MergePatch != nil) {
-		return nil, huma.Error422UnprocessableEntity("give a payload or a patch, not both")
+		return nil, huma.Error422UnprocessableEntity("give either a payload or a patch, not both")
 	}
 	job, changes, err := s.Replayer.Replay(ctx, id, &replay.Single{
 		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force, Act: in.Body.act(ctx),
@@ -406,18 +408,20 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		if in.Body.Payload != nil { // replay.Request has only patches
 			patch.JSONPatch = slices.Concat([]byte(`[{"op":"replace","path":"","value":`), in.Body.Payload, []byte(`}]`))
 		}
-		return nil, s.ask(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: onlyOf(id), Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force}, &in.Body.Action)
+		return nil, s.approvalOrProblem(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: filterOf(id), Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force}, &in.Body.Action)
 	}
 	out := &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}
 	// A failure to read the stop must not fail the request: the replay has started.
 	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored {
-		out.Body.Warning = "the database was restored: the receiver may have had this since (" + stop.Note + ")"
+		out.Body.Warning = "the database was restored: the receiver may already have had this message since (" + stop.Note + ")"
 	}
 	return out, nil
 }
 
-// onlyOf returns the filter that chooses one entry.
-func onlyOf(id uuid.UUID) json.RawMessage { return json.RawMessage(`{"ids":["` + id.String() + `"]}`) }
+// filterOf returns the filter that chooses one entry.
+func filterOf(id uuid.UUID) json.RawMessage {
+	return json.RawMessage(`{"ids":["` + id.String() + `"]}`)
+}
 
 func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) {
 	var rows []deadletter.Backlog

@@ -33,7 +33,7 @@ func init() { //nolint:gochecknoinits // huma has these as variables of the pack
 	huma.ValidateStrictCasing = true
 	standard := huma.NewError
 	huma.NewError = func(status int, msg string, errs ...error) huma.StatusError {
-		e := standard(status, cut(msg, maxDetail), errs[:min(len(errs), maxProblems)]...)
+		e := standard(status, truncate(msg, maxDetail), errs[:min(len(errs), maxProblems)]...)
 		problem, ok := e.(*huma.ErrorModel)
 		if !ok {
 			return e
@@ -46,7 +46,7 @@ func init() { //nolint:gochecknoinits // huma has these as variables of the pack
 			if whole = whole && detail.Location == "body"; whole && status == http.StatusBadRequest && json.Valid([]byte(body)) {
 				problem.Status, problem.Title = http.StatusUnprocessableEntity, http.StatusText(http.StatusUnprocessableEntity)
 			}
-			bounded := &huma.ErrorDetail{Location: cut(detail.Location, maxDetail), Message: cut(detail.Message, maxDetail), Value: echo(detail.Value)}
+			bounded := &huma.ErrorDetail{Location: truncate(detail.Location, maxDetail), Message: truncate(detail.Message, maxDetail), Value: echo(detail.Value)}
 			if whole {
 				bounded.Value = nil
 			}
@@ -59,7 +59,7 @@ func init() { //nolint:gochecknoinits // huma has these as variables of the pack
 // echo returns a value as a response repeats it; nil if it is too long.
 func echo(value any) any {
 	if text, ok := value.(string); ok {
-		return cut(text, maxEcho)
+		return truncate(text, maxEcho)
 	}
 	if raw, err := json.Marshal(value); err != nil || len(raw) > maxEcho {
 		return nil
@@ -67,7 +67,7 @@ func echo(value any) any {
 	return value
 }
 
-func cut(text string, most int) string {
+func truncate(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) <= most {
 		return text
@@ -99,19 +99,19 @@ func jsonFormat() huma.Format {
 func refuseUnstorable(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		url := ctx.URL()
-		where := ""
+		location := ""
 		if unstorable(url.Path) {
-			where = "path"
+			location = "path"
 		}
 		for name, values := range url.Query() {
 			for _, value := range append(values, name) {
 				if unstorable(value) {
-					where = "query." + name
+					location = "query." + name
 				}
 			}
 		}
-		if where != "" {
-			_ = huma.WriteErr(api, ctx, http.StatusUnprocessableEntity, "validation failed", &huma.ErrorDetail{Location: where, Message: "has a NUL character or invalid UTF-8"})
+		if location != "" {
+			_ = huma.WriteErr(api, ctx, http.StatusUnprocessableEntity, "validation failed", &huma.ErrorDetail{Location: location, Message: "has a NUL character or invalid UTF-8"})
 			return
 		}
 		next(ctx)
@@ -123,8 +123,8 @@ func unstorable(text string) bool { return strings.ContainsRune(text, 0) || !utf
 // methods are the HTTP methods that a path may be served for.
 var methods = []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 
-// notServed answers 404 for an unknown path, and 405 for a path that is served for other methods.
-func notServed(mux *http.ServeMux) http.HandlerFunc {
+// notFound answers 404 for an unknown path, and 405 for a path that is served for other methods.
+func notFound(mux *http.ServeMux) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var allowed []string
 		for _, method := range methods {
@@ -134,10 +134,10 @@ func notServed(mux *http.ServeMux) http.HandlerFunc {
 				allowed = append(allowed, method)
 			}
 		}
-		status, detail := http.StatusNotFound, cut(r.Method+" "+r.URL.Path, maxEcho)+" is not served here; see /docs"
+		status, detail := http.StatusNotFound, truncate(r.Method+" "+r.URL.Path, maxEcho)+" not found; see /docs"
 		if len(allowed) > 0 {
 			w.Header().Set("Allow", strings.Join(allowed, ", "))
-			status, detail = http.StatusMethodNotAllowed, cut(r.URL.Path, maxEcho)+" is served for "+strings.Join(allowed, ", ")+"; see /docs"
+			status, detail = http.StatusMethodNotAllowed, truncate(r.URL.Path, maxEcho)+" allows only "+strings.Join(allowed, ", ")+"; see /docs"
 		}
 		door.Problem(w, status, detail)
 	}
@@ -151,20 +151,21 @@ func databaseProblem(err error) huma.StatusError {
 		if isConnection(err) {
 			return huma.Error503ServiceUnavailable(unreachable)
 		}
-		return huma.Error500InternalServerError("an error of dlqd's, which its log describes")
+		return huma.Error500InternalServerError("internal error; dlqd's log has the cause")
 	}
 	switch pgErr.Code[:2] {
 	case "22": // data exception: a value that a type does not hold
-		return huma.Error422UnprocessableEntity("a value is refused by the database: " + pgErr.Message)
+		return huma.Error422UnprocessableEntity("the database rejected a value: " + pgErr.Message)
 	case "08", "25", "40", "53", "55", "57", "58": // connection, read-only standby, rollback, resources, locks, shutdown, system
 		return huma.Error503ServiceUnavailable(unreachable)
 	case "42":
 		if pgErr.Code == "42501" {
-			return huma.Error503ServiceUnavailable("the database refused it: dlqd's role lacks a right, or row level security hides jobs from it; \"dlqd doctor\" says which")
+			return huma.Error503ServiceUnavailable("the database denied access: dlqd's role lacks a privilege, " +
+				"or row level security hides jobs from it; run \"dlqd doctor\"")
 		}
 	default:
 	}
-	return huma.Error500InternalServerError("an error of dlqd's, which its log describes")
+	return huma.Error500InternalServerError("internal error; dlqd's log has the cause")
 }
 
 const unreachable = "the database did not answer; try again"
@@ -177,8 +178,8 @@ func isConnection(err error) bool {
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || strings.Contains(err.Error(), "conn closed") || strings.Contains(err.Error(), "closed pool")
 }
 
-// alsoAnswers documents a second response of an operation, with the schema of the response like.
-func alsoAnswers(api huma.API, path string, status, like int, description string, value any) {
+// describeResponse documents a second response of an operation, with the schema of the response like.
+func describeResponse(api huma.API, path string, status, like int, description string, value any) {
 	responses := api.OpenAPI().Paths[path].Post.Responses
 	schema := responses[strconv.Itoa(like)].Content["application/json"].Schema
 	responses[strconv.Itoa(status)] = &huma.Response{

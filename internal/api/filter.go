@@ -18,21 +18,21 @@ import (
 type EntryFilter struct {
 	filter.Filter
 
-	Q string `json:"q,omitempty" maxLength:"4096" doc:"The same as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). What it says is not said in another field, too." example:"queue:payments age:<2d"`
+	Q string `json:"q,omitempty" maxLength:"4096" doc:"The filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). A field may be set here or as JSON, not both." example:"queue:payments age:<2d"`
 }
 
 // resolve returns the filter in the form that the database takes.
 func (f *EntryFilter) resolve(ctx context.Context) (json.RawMessage, error) {
-	out, err := merged(ctx, f.Filter, "body.filter.q", f.Q)
+	out, err := mergeText(ctx, f.Filter, "body.filter.q", f.Q)
 	if err != nil {
 		return nil, err
 	}
 	return out.JSON(), nil
 }
 
-// merged returns f merged with the filter that text spells. Errors name location, the place of text
+// mergeText returns f merged with the filter that text spells. Errors name location, the place of text
 // in the request.
-func merged(ctx context.Context, f filter.Filter, location, text string) (filter.Filter, error) {
+func mergeText(ctx context.Context, f filter.Filter, location, text string) (filter.Filter, error) {
 	if text == "" {
 		return f, nil
 	}
@@ -53,24 +53,24 @@ func merged(ctx context.Context, f filter.Filter, location, text string) (filter
 
 // FilterReading is how a text is read as a filter, and its completions.
 type FilterReading struct {
-	Filter filter.Filter `json:"filter" doc:"The filter of what is understood."`
-	Terms  []filter.Term `json:"terms" doc:"The terms of the text, in order, also those that are not understood."`
+	Filter filter.Filter `json:"filter" doc:"The filter of the valid terms."`
+	Terms  []filter.Term `json:"terms" doc:"All terms of the text, in order, including invalid ones."`
 	// From and To delimit the part of the text that a completion replaces.
-	From        int          `json:"from" doc:"A completion replaces the text from here, in characters (Unicode code points),"`
-	To          int          `json:"to" doc:"to here."`
-	Completions []Completion `json:"completions" doc:"What completes it at the place, the likeliest first: fields, or values of open entries."`
+	From        int          `json:"from" doc:"Start of the text that a completion replaces, in characters (Unicode code points)."`
+	To          int          `json:"to" doc:"End of the text that a completion replaces."`
+	Completions []Completion `json:"completions" doc:"Completions at the cursor, likeliest first: fields, or values of open entries."`
 }
 
 // Completion completes a filter.
 type Completion struct {
-	Insert string `json:"insert" doc:"Comes in place of what was typed."`
-	Name   string `json:"name" doc:"The field, or the value."`
-	Doc    string `json:"doc,omitempty" doc:"What it is."`
+	Insert string `json:"insert" doc:"Text to insert."`
+	Name   string `json:"name" doc:"The field or the value."`
+	Doc    string `json:"doc,omitempty" doc:"Description of the field or the value."`
 }
 
 type completeInput struct {
 	Q  string `query:"q" maxLength:"4096" doc:"A filter as text (docs/filter.md)." example:"queue:payments st"`
-	At int    `query:"at" minimum:"-1" maximum:"4096" default:"-1" doc:"Where one types, in characters (Unicode code points); -1 is its end." example:"17"`
+	At int    `query:"at" minimum:"-1" maximum:"4096" default:"-1" doc:"Position of the cursor, in characters (Unicode code points); -1 is the end." example:"17"`
 }
 
 type completeOutput struct{ Body FilterReading }
@@ -81,15 +81,15 @@ const maxCompletions = 20
 func (s *service) registerFilter(api huma.API) {
 	complete := huma.Operation{
 		OperationID: "complete-filter", Method: http.MethodGet, Path: "/api/dlq/filter", Tags: []string{"dead letters"},
-		Summary: "How a text is understood as a filter, and what completes it",
-		Description: "Values are those of open dead letters, as far as an index or the last 2,000 have them. It never answers that a text is wrong: " +
-			"terms that are not understood say so.",
+		Summary: "Parse a filter's text and complete it",
+		Description: "Suggests values of open dead letters that an index or the last 2,000 entries have. Invalid terms " +
+			"do not fail the request: each has a problem in the response.",
 		Errors: []int{422, 503},
 	}
 	example(&complete, http.StatusOK, FilterReading{
 		Filter: filter.Filter{Queue: []string{"payments"}}, From: 15, To: 17,
 		Terms:       []filter.Term{{Field: "queue", Values: []string{"payments"}, To: 14}, {Field: "error", Values: []string{"st"}, From: 15, To: 17}},
-		Completions: []Completion{{Insert: "status:", Name: "status", Doc: "State; open and closed stand for those that are."}},
+		Completions: []Completion{{Insert: "status:", Name: "status", Doc: "State. open and closed select all open and all closed states."}},
 	})
 	huma.Register(api, complete, s.completeFilter)
 }

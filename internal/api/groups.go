@@ -19,8 +19,8 @@ const groupEntries = 20
 
 // GroupPage is one page of failure groups.
 type GroupPage struct {
-	AsOf   time.Time     `json:"asOf" doc:"What happened until then is counted, exactly."`
-	Groups []group.Group `json:"groups" doc:"The groups of this page."`
+	AsOf   time.Time     `json:"asOf" doc:"Counts include all events before this time."`
+	Groups []group.Group `json:"groups" doc:"Groups of this page."`
 	Next   string        `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
@@ -28,40 +28,40 @@ type GroupPage struct {
 type GroupDetail struct {
 	group.Group
 
-	Former     []string             `json:"former,omitempty" doc:"Fingerprints of the groups of an earlier grouping method with which it goes on, and by which it is found, too: the last 100."`
-	WorkerLost int64                `json:"workerLost,omitempty" doc:"Open entries of it that were rescued twice or more (rule worker-lost): their workers died, or they never ended. One of them may be what kills the worker of the others; 10,000 are counted."`
-	Shares     []group.Share        `json:"shares" doc:"Of which sources, hosts and versions its last entries are: the ten most of each."`
-	Entries    []deadletter.Summary `json:"entries" doc:"Its last entries that are open, or closed within 30 days: 20 at most."`
+	Former     []string             `json:"former,omitempty" doc:"Fingerprints of its predecessors from earlier grouping methods, by which it is also found: the last 100."`
+	WorkerLost int64                `json:"workerLost,omitempty" doc:"Open entries of the group that were rescued twice or more (rule worker-lost): their workers died, or the jobs never ended. One of them may be the job that kills the worker of the others. Counted up to 10,000."`
+	Shares     []group.Share        `json:"shares" doc:"Shares of sources, hosts and versions in its last entries: the ten largest of each."`
+	Entries    []deadletter.Summary `json:"entries" doc:"Its last entries that are open or were closed within 30 days: at most 20."`
 }
 
 // GroupChange changes a failure group. Absent fields stay as they are.
 type GroupChange struct {
-	Actor        string     `json:"actor,omitempty" maxLength:"255" doc:"Who says so; \"api\" if absent." example:"kim"`
-	Why          string     `json:"why,omitempty" maxLength:"10000" doc:"Why, for the audit trail."`
-	Owner        *string    `json:"owner,omitempty" maxLength:"255" doc:"Who looks after it: its open entries are assigned to them, and those that join it are as they are filed. Empty for nobody."`
-	Note         *string    `json:"note,omitempty" maxLength:"10000" doc:"What the next person should know. Empty for nothing."`
-	Status       string     `json:"status,omitempty" enum:"open,fixed,muted" doc:"fixed: marked as that, and regressed as soon as it fails again; muted needs muteUntil or muteFailures; open: neither fixed nor muted any more."`
-	MuteUntil    *time.Time `json:"muteUntil,omitempty" doc:"Nobody is told of it until then."`
-	MuteFailures *int64     `json:"muteFailures,omitempty" minimum:"1" maximum:"1000000000" doc:"Nobody is told of it until so many more failures; with muteUntil, until the first of the two."`
+	Actor        string     `json:"actor,omitempty" maxLength:"255" doc:"Without authentication: the actor, \"api\" if absent. With authentication: the person on whose behalf the caller acts." example:"kim"`
+	Why          string     `json:"why,omitempty" maxLength:"10000" doc:"Reason, for the audit trail."`
+	Owner        *string    `json:"owner,omitempty" maxLength:"255" doc:"Owner of the group. Its open entries are assigned to the owner, and so are new ones when they are filed. Empty to remove the owner."`
+	Note         *string    `json:"note,omitempty" maxLength:"10000" doc:"Note for other operators. Empty to remove it."`
+	Status       string     `json:"status,omitempty" enum:"open,fixed,muted" doc:"fixed: becomes regressed at the next failure. muted: needs muteUntil or muteFailures. open: removes fixed and muted."`
+	MuteUntil    *time.Time `json:"muteUntil,omitempty" doc:"No notifications for the group until this time."`
+	MuteFailures *int64     `json:"muteFailures,omitempty" minimum:"1" maximum:"1000000000" doc:"No notifications until the group has this many more failures; with muteUntil, until the first of the two."`
 }
 
 // GroupChanged is a failure group after a change.
 type GroupChanged struct {
 	group.Group
 
-	Assigned int        `json:"assigned" doc:"Entries that were given to its owner."`
-	Undo     *uuid.UUID `json:"undo,omitempty" doc:"What undoes that, of the entries: POST /api/dlq/undo/{id}."`
+	Assigned int        `json:"assigned" doc:"Entries that were assigned to the owner."`
+	Undo     *uuid.UUID `json:"undo,omitempty" doc:"Id of the assignment, for POST /api/dlq/undo/{id}."`
 }
 
 type groupsInput struct {
-	Status     []string `query:"status" enum:"open,fixed,regressed,muted" doc:"Only these."`
-	Queue      string   `query:"queue" maxLength:"127" doc:"Only of this queue."`
-	ErrorClass string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only of this class."`
-	Owner      string   `query:"owner" maxLength:"255" doc:"Only of this owner; \"nobody\" for those that have none." example:"kim"`
-	HasOpen    string   `query:"hasOpen" enum:"true,false" doc:"Only those that have open entries, or have none."`
-	Order      string   `query:"order" enum:"latest,open,failures" default:"latest" doc:"Those first that failed last, have the most open entries, or failed most."`
-	Over       string   `query:"over" default:"24h" doc:"How far back the trend reaches, such as 24h or 30d." example:"24h"`
-	Cursor     string   `query:"cursor" maxLength:"2000" doc:"next of the page before."`
+	Status     []string `query:"status" enum:"open,fixed,regressed,muted" doc:"Only groups in these states."`
+	Queue      string   `query:"queue" maxLength:"127" doc:"Only groups of this queue."`
+	ErrorClass string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only groups of this class."`
+	Owner      string   `query:"owner" maxLength:"255" doc:"Only groups of this owner; \"nobody\" for groups without an owner." example:"kim"`
+	HasOpen    string   `query:"hasOpen" enum:"true,false" doc:"Only groups with open entries (true), or without (false)."`
+	Order      string   `query:"order" enum:"latest,open,failures" default:"latest" doc:"First the groups with the latest failure, the most open entries, or the most failures."`
+	Over       string   `query:"over" default:"24h" doc:"Length of the trend, such as 24h or 30d." example:"24h"`
+	Cursor     string   `query:"cursor" maxLength:"2000" doc:"next of the previous page."`
 	Limit      int      `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"Groups in a page."`
 }
 
@@ -69,14 +69,14 @@ type groupsOutput struct{ Body GroupPage }
 
 // GroupInput names a failure group.
 type GroupInput struct {
-	Queue       string `path:"queue" maxLength:"255" doc:"Its queue." example:"payments"`
-	Fingerprint string `path:"fingerprint" maxLength:"255" doc:"Its fingerprint, or the beginning of it: four characters or more that no other group of the queue begins with." example:"3f2a9c41d07be512"`
+	Queue       string `path:"queue" maxLength:"255" doc:"Queue of the group." example:"payments"`
+	Fingerprint string `path:"fingerprint" maxLength:"255" doc:"Fingerprint of the group, or its first characters: at least four, and not those of another group of the queue." example:"3f2a9c41d07be512"`
 }
 
 type groupInput struct {
 	GroupInput
 
-	Over string `query:"over" default:"24h" doc:"How far back the trend reaches, such as 24h or 30d." example:"24h"`
+	Over string `query:"over" default:"24h" doc:"Length of the trend, such as 24h or 30d." example:"24h"`
 }
 
 type groupOutput struct{ Body GroupDetail }
@@ -100,23 +100,24 @@ func (s *service) registerGroups(api huma.API) {
 	}
 	list := huma.Operation{
 		OperationID: "list-groups", Method: http.MethodGet, Path: path, Tags: tags, Summary: "List failure groups",
-		Description: "Entries of a queue that failed for the same reason, what people say of them, and how they go on.", Errors: []int{403, 422, 503},
+		Description: "Groups the entries of a queue by the cause of their error, with owner, note, state and trend.",
+		Errors:      []int{403, 422, 503},
 	}
 	example(&list, http.StatusOK, GroupPage{AsOf: seen.Add(2 * time.Hour), Groups: []group.Group{shown}})
 	huma.Register(api, list, s.listGroups)
 
 	get := huma.Operation{
 		OperationID: "get-group", Method: http.MethodGet, Path: path + "/{queue}/{fingerprint}", Tags: tags,
-		Summary: "A failure group, where its last entries come from, and these", Errors: []int{403, 404, 422, 503},
+		Summary: "Get a failure group, with its last entries and their origins", Errors: []int{403, 404, 422, 503},
 	}
 	example(&get, http.StatusOK, GroupDetail{Group: shown, Shares: []group.Share{{By: "host", Name: "app-2", Entries: 120, Share: 0.8}}, Entries: []deadletter.Summary{}})
 	huma.Register(api, get, s.getGroup)
 
 	set := huma.Operation{
 		OperationID: "set-group", Method: http.MethodPatch, Path: path + "/{queue}/{fingerprint}", Tags: tags,
-		Summary: "Assign a failure group, note something, mark it as fixed, mute it",
-		Description: "What people say of a group is in the audit trail (group QUEUE FINGERPRINT). Nobody is told of entries that come into a muted group, and they are not counted as needing a " +
-			"person (GET /api/dlq/stats); it ends by itself.",
+		Summary: "Assign, annotate, mute or mark as fixed a failure group",
+		Description: "Changes are recorded in the audit trail (group QUEUE FINGERPRINT). New entries of a muted group " +
+			"cause no notifications and are not counted in needsPerson (GET /api/dlq/stats). Muting ends automatically.",
 		Errors: []int{400, 403, 404, 422, 503},
 	}
 	example(&set, http.StatusOK, GroupChanged{Group: shown, Assigned: 150})

@@ -13,7 +13,7 @@ import (
 
 // LogLevel is the log level of a process.
 type LogLevel struct {
-	Level string `json:"level" enum:"debug,info,warn,error" doc:"The least level that is logged."`
+	Level string `json:"level" enum:"debug,info,warn,error" doc:"The lowest level that is logged."`
 }
 
 type logLevelOutput struct{ Body LogLevel }
@@ -29,15 +29,15 @@ func (s *service) registerLogLevel(api huma.API) {
 	}
 	get := huma.Operation{
 		OperationID: "get-log-level", Method: http.MethodGet, Path: "/api/log-level", Tags: tags,
-		Summary: "What this process logs",
+		Summary: "Get the log level of this process",
 	}
 	example(&get, http.StatusOK, LogLevel{"info"})
 	huma.Register(api, get, func(context.Context, *struct{}) (*logLevelOutput, error) { return now(), nil })
 
 	put := huma.Operation{
 		OperationID: "set-log-level", Method: http.MethodPut, Path: "/api/log-level", Tags: tags,
-		Summary:     "Change what this process logs, until it stops",
-		Description: "Of the process that answers alone; --log-level says what a process begins with.",
+		Summary:     "Set the log level of this process until it stops",
+		Description: "Changes only the process that handles the request. --log-level sets the initial level.",
 		Errors:      []int{409, 422},
 	}
 	example(&put, http.StatusOK, LogLevel{"debug"})
@@ -46,7 +46,7 @@ func (s *service) registerLogLevel(api huma.API) {
 		if s.LogLevel == nil {
 			return nil, huma.Error409Conflict("the log level of this process cannot be changed")
 		}
-		was := now().Body.Level
+		previous := now().Body.Level
 		var level slog.Level
 		if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
 			return nil, huma.Error422UnprocessableEntity(err.Error())
@@ -54,7 +54,7 @@ func (s *service) registerLogLevel(api huma.API) {
 		// While the change is logged, the level is at most warn, so that the log shows every change
 		// and its actor.
 		s.LogLevel.Set(min(level, slog.LevelWarn))
-		s.Logger.WarnContext(ctx, "log level changed", "from", was, "to", in.Body.Level, "actor", access.From(ctx).Name)
+		s.Logger.WarnContext(ctx, "log level changed", "from", previous, "to", in.Body.Level, "actor", access.From(ctx).Name)
 		s.LogLevel.Set(level)
 		return now(), nil
 	})

@@ -21,37 +21,37 @@ import (
 // MaxBatch is the maximum number of messages in a batch.
 const MaxBatch = 1000
 
-// retryAfterSeconds is when a client should retry what was refused for lack of room: a group is
+// retryAfterSeconds is when a client should retry what was refused for lack of quota: a group is
 // committed every few milliseconds.
 const retryAfterSeconds = "1"
 
 // Submission is a message as a client submits it.
 type Submission struct {
-	MessageID    string                     `json:"messageId,omitempty" maxLength:"128" pattern:"^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$" doc:"Identifies the message: the same id again does no second work. Made if absent."`
-	Queue        string                     `json:"queue" doc:"Queue, as the policy names it." example:"default"`
-	Kind         string                     `json:"kind" maxLength:"127" pattern:"^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$" doc:"What happened, as words joined by dots." example:"payment.captured"`
-	Payload      json.RawMessage            `json:"payload" doc:"Any JSON. It is the body of the delivery."`
-	Source       string                     `json:"source,omitempty" maxLength:"255" doc:"Who sends it." example:"checkout"`
-	SubscriberID string                     `json:"subscriberId,omitempty" maxLength:"255" doc:"Whom it concerns." example:"sub_81"`
+	MessageID    string                     `json:"messageId,omitempty" maxLength:"128" pattern:"^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$" doc:"Id of the message. A second message with the same id is a duplicate and is not delivered. Generated if absent."`
+	Queue        string                     `json:"queue" doc:"Name of a queue of the policy." example:"default"`
+	Kind         string                     `json:"kind" maxLength:"127" pattern:"^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$" doc:"Kind of the event: words joined by dots." example:"payment.captured"`
+	Payload      json.RawMessage            `json:"payload" doc:"Body of the delivery: any JSON."`
+	Source       string                     `json:"source,omitempty" maxLength:"255" doc:"Sender of the message." example:"checkout"`
+	SubscriberID string                     `json:"subscriberId,omitempty" maxLength:"255" doc:"Subscriber whom the message concerns." example:"sub_81"`
 	Priority     int                        `json:"priority,omitempty" minimum:"1" maximum:"4" default:"2" doc:"1 is the most urgent, 4 the least."`
-	Tags         []string                   `json:"tags,omitempty" maxItems:"32" doc:"Three or more letters, digits, _ and - each."`
-	Headers      map[string]string          `json:"headers,omitempty" doc:"Sent to the destination as they are."`
-	Metadata     map[string]json.RawMessage `json:"metadata,omitempty" doc:"Kept with the message, and not sent."`
-	ScheduledAt  string                     `json:"scheduledAt,omitempty" format:"date-time" doc:"Not to be delivered before."`
-	OrderingKey  string                     `json:"orderingKey,omitempty" maxLength:"255" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
+	Tags         []string                   `json:"tags,omitempty" maxItems:"32" doc:"Tags of three or more letters, digits, _ and -."`
+	Headers      map[string]string          `json:"headers,omitempty" doc:"HTTP headers of the delivery, sent unchanged."`
+	Metadata     map[string]json.RawMessage `json:"metadata,omitempty" doc:"Stored with the message, not delivered."`
+	ScheduledAt  string                     `json:"scheduledAt,omitempty" format:"date-time" doc:"Earliest time of the delivery."`
+	OrderingKey  string                     `json:"orderingKey,omitempty" maxLength:"255" doc:"In ordered queues, messages with the same key are delivered in the order of their submission." example:"order_81"`
 }
 
 // SubmissionBatch is a batch as a client submits it.
 type SubmissionBatch struct {
-	Messages []Submission `json:"messages" minItems:"1" maxItems:"1000" doc:"Stored together, or not at all."`
+	Messages []Submission `json:"messages" minItems:"1" maxItems:"1000" doc:"Messages, which are stored all or none."`
 }
 
 // Accepted is the response to a submission.
 type Accepted struct {
-	MessageID string           `json:"messageId" doc:"Identifies the message."`
-	JobID     int64            `json:"jobId" doc:"River's job that delivers it."`
-	Duplicate bool             `json:"duplicate,omitempty" doc:"The same message was submitted before; nothing was stored now."`
-	Position  *ingest.Position `json:"position,omitempty" doc:"Where the first one is, for a duplicate."`
+	MessageID string           `json:"messageId" doc:"Id of the message."`
+	JobID     int64            `json:"jobId" doc:"River job that delivers the message."`
+	Duplicate bool             `json:"duplicate,omitempty" doc:"Whether the same message was submitted before; then nothing is stored."`
+	Position  *ingest.Position `json:"position,omitempty" doc:"For a duplicate: state of the first submission."`
 }
 
 type submitInput struct {
@@ -63,8 +63,8 @@ type submitInput struct {
 // Trace documents the W3C trace context of a request; [service.observe] reads it. An invalid one is
 // ignored, because it is no fault of the message.
 type Trace struct {
-	TraceParent string `header:"traceparent" doc:"W3C trace context: deliveries continue the trace."`
-	TraceState  string `header:"tracestate" doc:"W3C trace context; kept up to 512 characters."`
+	TraceParent string `header:"traceparent" doc:"W3C trace context, which deliveries continue."`
+	TraceState  string `header:"tracestate" doc:"W3C trace context, stored up to 512 characters."`
 }
 
 // traceOf returns the trace context that the deliveries of a submission continue.
@@ -81,12 +81,12 @@ type submitOutput struct {
 type batchOutput struct {
 	Status int
 	Body   struct {
-		Messages []Accepted `json:"messages" doc:"In the order of the request."`
+		Messages []Accepted `json:"messages" doc:"Results, in the order of the request."`
 	}
 }
 
 type messageInput struct {
-	MessageID string `path:"messageId" maxLength:"128" doc:"The message." example:"0199f2b0-8f6e-7cc3-9d1b-3b1f5a0e7f11"`
+	MessageID string `path:"messageId" maxLength:"128" doc:"Id of the message." example:"0199f2b0-8f6e-7cc3-9d1b-3b1f5a0e7f11"`
 }
 
 type messageOutput struct{ Body ingest.Position }
@@ -99,23 +99,26 @@ var submissionExample = map[string]any{
 }
 
 // duplicates describes how long a messageId is remembered.
-const duplicates = "The same messageId with the same content does no second work and answers 200 with the first one's state; with other content it answers 409. " +
-	"This holds while River keeps the message's job (24 hours after it completed, 7 days after it failed, by River's defaults) and, beyond that, while the message has an open dead letter."
+const duplicates = "A messageId that was used before answers 200 with the state of the first message if the content " +
+	"is the same, and 409 if it differs. Neither stores a message. This holds while River keeps the message's job " +
+	"(24 hours after it completed, 7 days after it failed, by River's defaults) and, beyond that, while the message " +
+	"has an open dead letter."
 
-// unworked describes when messages are refused because no dlqd process would deliver them.
-const unworked = " On a River that an application owns, a message for a queue that no dlqd process delivers answers 422, with the queues that are delivered, " +
-	"or 503 with Retry-After where one did a few minutes ago: the application's clients would fetch it, and fail."
+// undeliveredQueues describes when messages are rejected because no dlqd process would deliver them.
+const undeliveredQueues = " If an application owns River, a message for a queue that no dlqd process delivers is " +
+	"rejected, because the application's clients would fetch it and fail: with 422 and the queues that are delivered, " +
+	"or with 503 and Retry-After if a process delivered the queue a few minutes ago."
 
 func (s *service) registerMessages(api huma.API) {
 	submit := huma.Operation{
 		OperationID: "submit-message", Method: http.MethodPost, Path: "/api/messages", Tags: []string{messagesTag},
 		Summary:     "Submit a message",
-		Description: "Answers 202 once the message is on disk. " + duplicates + unworked,
+		Description: "Answers 202 once the message is on disk. " + duplicates + undeliveredQueues,
 		Errors:      []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
 	}
 	example(&submit, http.StatusAccepted, Accepted{MessageID: messageExample, JobID: 41})
 	huma.Register(api, submit, s.submit)
-	alsoAnswers(api, submit.Path, http.StatusOK, http.StatusAccepted, "The same message was submitted before", Accepted{
+	describeResponse(api, submit.Path, http.StatusOK, http.StatusAccepted, "The same message was submitted before", Accepted{
 		MessageID: messageExample, JobID: 41, Duplicate: true,
 		Position: &ingest.Position{MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3},
 	})
@@ -124,12 +127,12 @@ func (s *service) registerMessages(api huma.API) {
 	batch := huma.Operation{
 		OperationID: "submit-batch", Method: http.MethodPost, Path: "/api/messages/batch", Tags: []string{messagesTag},
 		Summary:     "Submit up to 1,000 messages, all or none",
-		Description: "One transaction: if one message is invalid or in conflict, none is stored. " + duplicates + unworked,
+		Description: "One transaction: if one message is invalid or in conflict, none is stored. " + duplicates + undeliveredQueues,
 		Errors:      []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
 	}
 	example(&batch, http.StatusAccepted, map[string]any{"messages": []Accepted{{MessageID: messageExample, JobID: 41}}})
 	huma.Register(api, batch, s.submitBatch)
-	alsoAnswers(api, batch.Path, http.StatusOK, http.StatusAccepted, "All of them were submitted before", map[string]any{"messages": []Accepted{{
+	describeResponse(api, batch.Path, http.StatusOK, http.StatusAccepted, "All messages were submitted before", map[string]any{"messages": []Accepted{{
 		MessageID: messageExample, JobID: 41, Duplicate: true,
 		Position: &ingest.Position{MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3},
 	}}})
@@ -137,7 +140,7 @@ func (s *service) registerMessages(api huma.API) {
 
 	get := huma.Operation{
 		OperationID: "get-message", Method: http.MethodGet, Path: "/api/messages/{messageId}", Tags: []string{messagesTag},
-		Summary: "Where a message is now",
+		Summary: "Get the state of a message",
 		Errors:  []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, ingest.Position{MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3})
@@ -150,7 +153,7 @@ func (s *service) submit(ctx context.Context, in *submitInput) (*submitOutput, e
 		s.count("", "invalid", 1)
 		return nil, s.submitProblem(ctx, err, "")
 	}
-	if err := mayNotSubmit(ctx, msg.Queue, msg.EventKind, msg.Source); err != nil {
+	if err := checkSubmit(ctx, msg.Queue, msg.EventKind, msg.Source); err != nil {
 		s.count("", "forbidden", 1)
 		return nil, err
 	}
@@ -179,7 +182,7 @@ func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutpu
 		return nil, s.submitProblem(ctx, err, "")
 	}
 	for _, msg := range messages {
-		if err := mayNotSubmit(ctx, msg.Queue, msg.EventKind, msg.Source); err != nil {
+		if err := checkSubmit(ctx, msg.Queue, msg.EventKind, msg.Source); err != nil {
 			s.count("", "forbidden", len(messages))
 			return nil, err
 		}
@@ -262,12 +265,12 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 	var away *ingest.AwayError
 	switch {
 	case errors.As(err, &open):
-		return notNow(open, open.RetryAfter)
+		return retryLater(open, open.RetryAfter)
 	case errors.As(err, &away):
 		if away.Err != nil {
-			s.Logger.ErrorContext(ctx, "submission refused", "queue", away.Queue, "error", away.Err)
+			s.Logger.ErrorContext(ctx, "submission rejected", "queue", away.Queue, "error", away.Err)
 		}
-		return notNow(away, away.RetryAfter)
+		return retryLater(away, away.RetryAfter)
 	case errors.As(err, &invalid):
 		details := make([]error, len(invalid.Fields))
 		for i, f := range invalid.Fields {
@@ -288,13 +291,13 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		return huma.Error422UnprocessableEntity("invalid message: "+unknown.Error(),
 			&huma.ErrorDetail{Location: locate("queue", unknown.Index, messageID), Message: unknown.Error(), Value: unknown.Queue})
 	case errors.As(err, &unworked):
-		return huma.Error422UnprocessableEntity("message refused: "+unworked.Error()+"; nothing was stored",
+		return huma.Error422UnprocessableEntity("message rejected: "+unworked.Error()+"; nothing was stored",
 			&huma.ErrorDetail{Location: locate("queue", unworked.Index, messageID), Message: "is not delivered", Value: unworked.Queue})
 	case errors.As(err, &conflict):
 		if !access.From(ctx).MayEverywhere(access.Reader) { // the job may be outside the sender's scope
 			conflict.JobID = 0
 		}
-		return huma.Error409Conflict(conflict.Error(), &huma.ErrorDetail{Location: locate("messageId", conflict.Index, messageID), Message: "has been used for other content", Value: conflict.MessageID})
+		return huma.Error409Conflict(conflict.Error(), &huma.ErrorDetail{Location: locate("messageId", conflict.Index, messageID), Message: "was used for other content", Value: conflict.MessageID})
 	case errors.As(err, &refused):
 		return huma.Error422UnprocessableEntity(refused.Error())
 	case errors.Is(err, ingest.ErrFull):
@@ -307,7 +310,7 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		if messageID != "" {
 			detail += " (" + messageID + ")"
 		}
-		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(detail, &huma.ErrorDetail{Location: "body.messageId", Message: "settles whether it was stored", Value: messageID}), retryAfter())
+		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(detail, &huma.ErrorDetail{Location: "body.messageId", Message: "retry with this messageId", Value: messageID}), retryAfter())
 	}
 	return s.problem(ctx, err)
 }
@@ -321,8 +324,8 @@ func locate(field string, index int, messageID string) string {
 	return "body." + field
 }
 
-// notNow returns the response to a submission that was not stored and can be retried later.
-func notNow(err error, after time.Duration) error {
+// retryLater returns the response to a submission that was not stored and can be retried later.
+func retryLater(err error, after time.Duration) error {
 	return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(err.Error()+"; nothing was stored"), http.Header{"Retry-After": {door.Seconds(after)}})
 }
 

@@ -19,13 +19,13 @@ const anyNumber = `-?[1-9][0-9]{0,40}(\.[0-9]{1,30})?(e-?[1-9][0-9]?)?`
 // Go decodes numbers in an interface into float64, which changes numbers beyond 2^53. The API
 // passes JSON of clients on as it was written, so no type of a request or response contains an
 // interface.
-func TestNumbers_noTypeOfTheAPIDecodesJSONOfStrangers(t *testing.T) {
+func TestNumbers_NoAPITypeDecodesClientJSON(t *testing.T) {
 	t.Parallel()
 	_, _, api := build(Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
 	registry := api.OpenAPI().Components.Schemas
 	seen := map[reflect.Type]bool{}
-	var look func(path string, of reflect.Type)
-	look = func(path string, of reflect.Type) {
+	var visit func(path string, of reflect.Type)
+	visit = func(path string, of reflect.Type) {
 		if seen[of] {
 			return
 		}
@@ -33,11 +33,11 @@ func TestNumbers_noTypeOfTheAPIDecodesJSONOfStrangers(t *testing.T) {
 		require.NotEqual(t, reflect.Interface, of.Kind(), path)
 		switch of.Kind() { //nolint:exhaustive // the others hold no other types
 		case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
-			look(path+"[]", of.Elem())
+			visit(path+"[]", of.Elem())
 		case reflect.Struct:
 			for f := range of.Fields() {
 				if f.IsExported() {
-					look(path+"."+f.Name, f.Type)
+					visit(path+"."+f.Name, f.Type)
 				}
 			}
 		}
@@ -46,14 +46,14 @@ func TestNumbers_noTypeOfTheAPIDecodesJSONOfStrangers(t *testing.T) {
 		if name == "ErrorModel" || name == "ErrorDetail" { // its value is the refused one
 			continue
 		}
-		look(name, registry.TypeFromRef("#/components/schemas/"+name))
+		visit(name, registry.TypeFromRef("#/components/schemas/"+name))
 	}
 	require.Contains(t, seen, reflect.TypeFor[EntryFilter]())
 	require.Contains(t, seen, reflect.TypeFor[Submission]())
 }
 
 // Everywhere the API accepts JSON of clients, it passes numbers on as they were written.
-func TestNumbers_areHandedOnAsWritten(t *testing.T) {
+func TestNumbers_AreUnchanged(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		number := rapid.StringMatching(anyNumber).Draw(rt, "number")

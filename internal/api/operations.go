@@ -11,10 +11,10 @@ import (
 
 // Health is the health of the program and of the queues.
 type Health struct {
-	OK    bool   `json:"ok" doc:"Whether every part works."`
-	Parts []Part `json:"parts" doc:"How each part is."`
+	OK    bool   `json:"ok" doc:"Whether every component works."`
+	Parts []Part `json:"parts" doc:"Health of each component."`
 	// Queues does not affect OK: a queue over its limits does not mean that dlqd fails.
-	Queues []QueueHealth `json:"queues" doc:"How each queue is: those of the policy, and others with open dead letters. A queue that is down does not make ok false: dlqd itself works. Empty while the database does not answer."`
+	Queues []QueueHealth `json:"queues" doc:"Health of each queue of the policy, and of other queues with open dead letters. A queue that is down does not make ok false, because dlqd itself works. Empty while the database does not answer."`
 }
 
 type healthOutput struct {
@@ -24,15 +24,15 @@ type healthOutput struct {
 
 // Examination is the result of doctor's checks.
 type Examination struct {
-	OK       bool             `json:"ok" doc:"Nothing is wrong."`
-	Findings []doctor.Finding `json:"findings" doc:"What each check found."`
+	OK       bool             `json:"ok" doc:"Whether all checks passed."`
+	Findings []doctor.Finding `json:"findings" doc:"Results of the checks."`
 }
 
 type examinationOutput struct{ Body Examination }
 
 type statusOutput struct {
 	Body struct {
-		Status string `json:"status" doc:"ok." example:"ok"`
+		Status string `json:"status" doc:"Always ok." example:"ok"`
 	}
 }
 
@@ -40,9 +40,10 @@ func (s *service) registerOperations(api huma.API) {
 	tags := []string{operationsTag}
 	health := huma.Operation{
 		OperationID: "get-health", Method: http.MethodGet, Path: "/api/health", Tags: tags,
-		Summary:     "How each part is, and each queue",
-		Description: "Answers 503, with the same body, while a part does not work. How queues are is a few seconds old.",
-		Errors:      []int{503},
+		Summary: "Get the health of dlqd's components and of the queues",
+		Description: "Answers 503, with the same body, while a component does not work. The health of queues is a few " +
+			"seconds old.",
+		Errors: []int{503},
 	}
 	example(&health, http.StatusOK, Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}, Queues: []QueueHealth{{
 		Queue: "payment-processing", Status: "down", Reasons: []string{"size 127 exceeds 100"}, Warnings: []string{}, Open: 127, OldestSeconds: 840, MaxOpen: 100, MaxAgeSeconds: 1800,
@@ -59,13 +60,15 @@ func (s *service) registerOperations(api huma.API) {
 
 	examine := huma.Operation{
 		OperationID: "examine", Method: http.MethodPost, Path: "/api/doctor", Tags: tags,
-		Summary: "Look for what goes wrong slowly, and say what to do", Description: "What \"dlqd doctor\" looks at, but for the policy's files. It changes nothing, and takes seconds: one at a time (409).",
+		Summary: "Run the checks of dlqd doctor",
+		Description: "Runs the checks of \"dlqd doctor\", except for those of the policy's files, and recommends fixes. " +
+			"It changes nothing and takes seconds. Answers 409 while another run is in progress.",
 		Errors: []int{http.StatusConflict, http.StatusServiceUnavailable},
 	}
 	example(&examine, http.StatusOK, Examination{OK: true, Findings: []doctor.Finding{{Name: "triggers", OK: true, Detail: "are there, and enabled"}}})
 	huma.Register(api, examine, func(ctx context.Context, _ *struct{}) (*examinationOutput, error) {
 		if !s.examining.TryLock() {
-			return nil, huma.Error409Conflict("the checks are being made for somebody else just now")
+			return nil, huma.Error409Conflict("another run of the checks is in progress; try again")
 		}
 		defer s.examining.Unlock()
 		out := &examinationOutput{Body: Examination{OK: true, Findings: s.Examine(ctx)}}
@@ -77,7 +80,7 @@ func (s *service) registerOperations(api huma.API) {
 
 	live := huma.Operation{
 		OperationID: "livez", Method: http.MethodGet, Path: "/livez", Tags: tags,
-		Summary: "Whether the process runs; restart it if this does not answer", Errors: []int{503},
+		Summary: "Check that the process runs; restart it if this does not answer", Errors: []int{503},
 	}
 	example(&live, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, live, func(context.Context, *struct{}) (*statusOutput, error) {
@@ -88,7 +91,7 @@ func (s *service) registerOperations(api huma.API) {
 
 	ready := huma.Operation{
 		OperationID: "readyz", Method: http.MethodGet, Path: "/readyz", Tags: tags,
-		Summary: "Whether to send requests here; not while it starts, stops, or has no database", Errors: []int{503},
+		Summary: "Check that the process can serve requests; it cannot while it starts or stops, or while the database does not answer", Errors: []int{503},
 	}
 	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, ready, func(ctx context.Context, _ *struct{}) (*statusOutput, error) {

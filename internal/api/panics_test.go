@@ -21,7 +21,7 @@ import (
 // console has pages that panic.
 type console struct{}
 
-func (console) Acted(string) {}
+func (console) Changed(string) {}
 
 func (console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
@@ -39,7 +39,7 @@ func (console) SignInFailed(http.ResponseWriter, *http.Request, int, string) {}
 
 var panics = regexp.MustCompile(`(?m)^dlqd_panics_total (\d+)$`)
 
-func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // the count is the process's
+func TestPanic_AnswersProblemAndIsCounted(t *testing.T) { //nolint:paralleltest // the count is the process's
 	var log strings.Builder
 	server := httptest.NewServer(api.New(api.Config{
 		Metrics: metrics.New(), Logger: slog.New(slog.NewTextHandler(&log, nil)),
@@ -54,7 +54,7 @@ func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // 
 		raw, err := io.ReadAll(response.Body)
 		require.NoError(t, err)
 		found := panics.FindSubmatch(raw)
-		require.NotNil(t, found, "the metric is there before the first")
+		require.NotNil(t, found, "the metric exists before the first panic")
 		n, err := strconv.Atoi(string(found[1]))
 		require.NoError(t, err)
 		return n
@@ -69,7 +69,7 @@ func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // 
 		require.Equal(t, "application/problem+json", response.Header.Get("Content-Type"), path)
 		require.Equal(t, http.StatusInternalServerError, response.StatusCode, path)
 		require.InDelta(t, http.StatusInternalServerError, problem["status"], 0)
-		require.NotContains(t, problem["detail"], "a pa", "the panic's text is for the log alone")
+		require.NotContains(t, problem["detail"], "a pa", "the panic's text is only in the log")
 		require.Equal(t, before+i+1, count(), path)
 	}
 	require.Contains(t, log.String(), `error="a part"`)
@@ -85,7 +85,7 @@ func TestPanic_IsA500ProblemAndCounted(t *testing.T) { //nolint:paralleltest // 
 	require.Equal(t, before+3, count())
 	_, err = http.Get(server.URL + "/aborted")
 	require.Error(t, err)
-	require.Equal(t, before+3, count(), "a handler that ends its connection on purpose has not panicked")
+	require.Equal(t, before+3, count(), "an aborted handler does not count as a panic")
 	_, raw, err := api.OpenAPI()
 	require.NoError(t, err)
 	require.NotEmpty(t, raw)

@@ -23,27 +23,27 @@ import (
 
 // PolicyInForce is the policy in force.
 type PolicyInForce struct {
-	Version  string          `json:"version" doc:"The Git commit of its files (-dirty-…: they were changed since), or a hash of what is in force."`
-	Rules    []PolicyRule    `json:"rules" doc:"The rules that classify errors, in order: the first that matches decides."`
+	Version  string          `json:"version" doc:"Git commit of the files (with -dirty-… if they were changed since), or a hash of the values in force."`
+	Rules    []PolicyRule    `json:"rules" doc:"Rules that classify errors, in order: the first match decides."`
 	Settings []PolicySetting `json:"settings" doc:"Every value in force. Secrets are hidden."`
 }
 
 // PolicyRule is a rule and its place in the policy's files.
 type PolicyRule struct {
-	Name  string       `json:"name" doc:"The rule."`
-	Class string       `json:"class,omitempty" doc:"The class that it gives; absent: the rules that follow, or the built-in table, choose it."`
-	Match policy.Match `json:"match" doc:"What errors it matches: all that is given."`
-	Does  string       `json:"does,omitempty" doc:"The strategy that it chooses; absent: that of the kind, queue or class."`
+	Name  string       `json:"name" doc:"Name of the rule."`
+	Class string       `json:"class,omitempty" doc:"Class that the rule assigns; absent: a later rule or the built-in table chooses it."`
+	Match policy.Match `json:"match" doc:"Conditions, all of which an error must match."`
+	Does  string       `json:"does,omitempty" doc:"Strategy that the rule assigns; absent: that of the kind, queue or class."`
 	From  string       `json:"from" doc:"File and line."`
-	Text  string       `json:"text" doc:"All of it, as the file has it."`
+	Text  string       `json:"text" doc:"The whole rule, as written in the file."`
 }
 
 // PolicySetting is one value in force.
 type PolicySetting struct {
-	File  string `json:"file" doc:"Its file, without an ending."`
-	Path  string `json:"path" doc:"Where in it." example:"queues.orders.timeout"`
-	Value string `json:"value" doc:"As the file would have it."`
-	From  string `json:"from" doc:"File and line, or built in."`
+	File  string `json:"file" doc:"File of the policy, without extension."`
+	Path  string `json:"path" doc:"Path of the value in the file." example:"queues.orders.timeout"`
+	Value string `json:"value" doc:"Value, as the file would spell it."`
+	From  string `json:"from" doc:"File and line, or \"built in\"."`
 }
 
 // SampleError is an error to try the rules on.
@@ -51,40 +51,40 @@ type SampleError struct {
 	Type    string          `json:"type,omitempty" maxLength:"255" doc:"Type of the error." example:"TIMEOUT_ERROR"`
 	Code    string          `json:"code,omitempty" maxLength:"255" doc:"Its code."`
 	Message string          `json:"message,omitempty" maxLength:"8192" doc:"Its message."`
-	Status  int             `json:"status,omitempty" minimum:"100" maximum:"599" doc:"The HTTP status that was answered."`
+	Status  int             `json:"status,omitempty" minimum:"100" maximum:"599" doc:"HTTP status of the response."`
 	Panic   bool            `json:"panic,omitempty" doc:"The worker panicked."`
-	Class   string          `json:"class,omitempty" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"What the worker called it."`
-	Kind    string          `json:"kind,omitempty" maxLength:"255" doc:"Of the message or job."`
-	Queue   string          `json:"queue,omitempty" maxLength:"127" doc:"Its queue."`
-	Source  string          `json:"source,omitempty" maxLength:"255" doc:"Its source."`
-	Payload json.RawMessage `json:"payload,omitempty" doc:"Its payload, for rules that look at it."`
+	Class   string          `json:"class,omitempty" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Class that the worker reported."`
+	Kind    string          `json:"kind,omitempty" maxLength:"255" doc:"Kind of the message or job."`
+	Queue   string          `json:"queue,omitempty" maxLength:"127" doc:"Queue of the message or job."`
+	Source  string          `json:"source,omitempty" maxLength:"255" doc:"Source of the message."`
+	Payload json.RawMessage `json:"payload,omitempty" doc:"Payload, for rules that match it."`
 }
 
 // SampleJudgement is how the policy judges an error.
 type SampleJudgement struct {
-	Class      string      `json:"class" doc:"The class."`
-	Rule       string      `json:"rule,omitempty" doc:"The rule that chose it; absent where the built-in table did."`
-	Strategy   string      `json:"strategy" doc:"What happens next."`
-	Reason     string      `json:"reason,omitempty" doc:"Why."`
-	WaitingFor string      `json:"waitingFor,omitempty" doc:"What it would wait for besides the time."`
-	Times      []time.Time `json:"times" doc:"When it would be looked at if it failed now, and again each time; empty where a person decides. They are jittered: about."`
-	Assignee   string      `json:"assignee,omitempty" doc:"Who would look after it."`
-	Tags       []string    `json:"tags,omitempty" doc:"Tags that it would get."`
+	Class      string      `json:"class" doc:"Class of the error."`
+	Rule       string      `json:"rule,omitempty" doc:"Rule that chose the class; absent if the built-in table chose it."`
+	Strategy   string      `json:"strategy" doc:"Strategy: what happens next."`
+	Reason     string      `json:"reason,omitempty" doc:"Reason for the strategy."`
+	WaitingFor string      `json:"waitingFor,omitempty" doc:"What the dead letter would wait for besides a time."`
+	Times      []time.Time `json:"times" doc:"Times of the redeliveries if the error occurred now and after each redelivery; empty for manual handling. The times are approximate because of jitter."`
+	Assignee   string      `json:"assignee,omitempty" doc:"Assignee of the dead letter."`
+	Tags       []string    `json:"tags,omitempty" doc:"Tags of the dead letter."`
 }
 
 // PolicyDraft is a proposed change of one file of the policy.
 type PolicyDraft struct {
-	File string `json:"file" maxLength:"255" doc:"The file that it would be in place of, without an ending; one of the environment's with its folder." example:"dlq-routing"`
-	Text string `json:"text" maxLength:"131072" doc:"All of the file, as it would be: YAML or JSON."`
+	File string `json:"file" maxLength:"255" doc:"File to replace, without extension; with its folder for a file of an environment." example:"dlq-routing"`
+	Text string `json:"text" maxLength:"131072" doc:"Complete new content of the file: YAML or JSON."`
 }
 
 // PolicyPreview is the effect of a proposed change.
 type PolicyPreview struct {
-	Values    []string          `json:"values" doc:"The values that differ from those in force."`
-	Behaviour []string          `json:"behaviour" doc:"What would be done otherwise, with which errors, in which queues."`
-	Looked    int               `json:"looked" doc:"Open dead letters that both policies were asked about: the newest, but for those that a person has parked."`
-	More      bool              `json:"more,omitempty" doc:"There are more, which were not looked at."`
-	Changed   []worker.Rejudged `json:"changed" doc:"Those of which they think otherwise, the most first. (Neither sees what is masked, or automatic redelivery that is switched off.)"`
+	Values    []string          `json:"values" doc:"Values that differ from those in force."`
+	Behaviour []string          `json:"behaviour" doc:"Changes of behaviour, by queue and class."`
+	Looked    int               `json:"looked" doc:"Number of open dead letters that both policies classified: the newest, except those that an operator parked."`
+	More      bool              `json:"more,omitempty" doc:"Whether there are more, which were not compared."`
+	Changed   []worker.Rejudged `json:"changed" doc:"Changed decisions, most frequent first. Both policies are evaluated without masked data and without the switches of automatic redelivery."`
 }
 
 const (
@@ -113,7 +113,7 @@ type judgementOutput struct{ Body SampleJudgement }
 func (s *service) registerPolicy(api huma.API) {
 	tags := []string{policyTag}
 	get := huma.Operation{
-		OperationID: "get-policy", Method: http.MethodGet, Path: "/api/policy", Tags: tags, Summary: "The policy in force, and from which file and line each value is", Errors: []int{503},
+		OperationID: "get-policy", Method: http.MethodGet, Path: "/api/policy", Tags: tags, Summary: "Get the policy in force, with the file and line of each value", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, PolicyInForce{
 		Version: "3d5ebe1c5944", Rules: []PolicyRule{{Name: "bank-down", Class: "outage", Match: policy.Match{Status: policy.Words{"503"}}, Does: "conditional", From: "dlq-routing.yaml:2", Text: "{name: bank-down, match: {status: 503}, class: outage}"}},
@@ -124,17 +124,18 @@ func (s *service) registerPolicy(api huma.API) {
 	})
 
 	test := huma.Operation{
-		OperationID: "test-policy", Method: http.MethodPost, Path: "/api/policy/test", Tags: tags, Summary: "Try an error on the policy in force: class, rule, strategy and times", Errors: []int{400, 422, 503},
+		OperationID: "test-policy", Method: http.MethodPost, Path: "/api/policy/test", Tags: tags, Summary: "Try an error on the policy in force", Errors: []int{400, 422, 503},
 	}
 	example(&test, http.StatusOK, SampleJudgement{Class: "outage", Rule: "bank-down", Strategy: "conditional", Times: []time.Time{time.Date(2026, 3, 2, 8, 1, 0, 0, time.UTC)}})
 	huma.Register(api, test, func(_ context.Context, in *sampleInput) (*judgementOutput, error) {
-		return &judgementOutput{judge(s.Planner(), &in.Body, time.Now())}, nil
+		return &judgementOutput{classify(s.Planner(), &in.Body, time.Now())}, nil
 	})
 
 	preview := huma.Operation{
-		OperationID: "preview-policy", Method: http.MethodPost, Path: "/api/policy/preview", Tags: tags, Summary: "What a change of the policy would do",
-		Description: "Checks a file as it would be, and says what differs from what is in force: values, behaviour, and what becomes of the newest open dead letters. Nothing is kept. " +
-			"Each mistake of the file is an error of its own, with file and line (422). One is made at a time (409).",
+		OperationID: "preview-policy", Method: http.MethodPost, Path: "/api/policy/preview", Tags: tags, Summary: "Preview a change of the policy",
+		Description: "Checks a new version of a file and compares it with the policy in force: values, behaviour, and " +
+			"decisions for the newest open dead letters. Nothing is stored. An invalid file answers 422, with one error " +
+			"for each mistake, with file and line. Answers 409 while another preview is in progress.",
 		Errors: []int{400, 409, 413, 422, 503}, MaxBodyBytes: 1 << 20,
 	}
 	example(&preview, http.StatusOK, PolicyPreview{
@@ -146,10 +147,12 @@ func (s *service) registerPolicy(api huma.API) {
 
 func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPreviewOutput, error) {
 	if !slices.Contains(s.DraftFiles, in.Body.File) {
-		return nil, huma.Error422UnprocessableEntity("there is no such file of a policy", &huma.ErrorDetail{Location: "body.file", Message: "there are: " + strings.Join(s.DraftFiles, ", "), Value: in.Body.File})
+		return nil, huma.Error422UnprocessableEntity("unknown file of the policy", &huma.ErrorDetail{
+			Location: "body.file", Message: "must be one of " + strings.Join(s.DraftFiles, ", "), Value: in.Body.File,
+		})
 	}
 	if !s.previewing.TryLock() {
-		return nil, huma.Error409Conflict("a change of the policy is being tried for somebody else just now")
+		return nil, huma.Error409Conflict("another preview of a policy change is in progress; try again")
 	}
 	defer s.previewing.Unlock()
 	next, err := s.Draft(in.Body.File, in.Body.Text)
@@ -158,25 +161,26 @@ func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPre
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			mistakes = append(mistakes, &huma.ErrorDetail{Location: "body.text", Message: line})
 		}
-		return nil, huma.Error422UnprocessableEntity("the file would be refused", mistakes...)
+		return nil, huma.Error422UnprocessableEntity("the file is invalid", mistakes...)
 	}
 	if n := len(next.Policy().Settings()); n > maxDraftSettings {
-		return nil, huma.Error422UnprocessableEntity(fmt.Sprintf("a draft of %d values is too large to be tried here, which takes up to %d; dlqd config diff compares them where the files are", n, maxDraftSettings))
+		return nil, huma.Error422UnprocessableEntity(fmt.Sprintf("the draft has %d values, and a preview takes at most %d; "+
+			"compare the files with \"dlqd config diff\"", n, maxDraftSettings))
 	}
 	inForce := s.Planner()
 	out := &policyPreviewOutput{PolicyPreview{Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{}}}
 	for _, c := range policy.Diff(inForce.Policy(), next.Policy()) {
 		out.Body.Values = append(out.Body.Values, c.String())
 	}
-	if err := s.tryOnOpen(ctx, inForce, next, &out.Body); err != nil {
+	if err := s.compareOnOpen(ctx, inForce, next, &out.Body); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return out, nil
 }
 
-// tryOnOpen compares how two policies judge the newest open dead letters. It reads them as the
+// compareOnOpen compares how two policies judge the newest open dead letters. It reads them as the
 // caller sees them, because a rule that matched a masked value would reveal it.
-func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner, out *PolicyPreview) error {
+func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Planner, out *PolicyPreview) error {
 	changes := map[[2]worker.Judgement]*worker.Rejudged{}
 	until := time.Now().Add(sampleBudget)
 	page := deadletter.Page{Filter: filter.Filter{Status: []string{string(deadletter.Pending), string(deadletter.Manual)}}, Limit: samplePage}
@@ -216,18 +220,18 @@ func (s *service) tryOnOpen(ctx context.Context, inForce, next *strategy.Planner
 			if text(e.Rule) == policy.RuleWorkerLost {
 				rescues = strategy.ManyRescues
 			}
-			var made [2]worker.Judgement
+			var decisions [2]worker.Judgement
 			for k, planner := range []*strategy.Planner{inForce, next} {
 				d := planner.Decide(&strategy.Entry{Facts: facts, ID: e.ID, Rule: text(e.Rule), RetryCount: int(e.DLQRetryCount), LastFailedAt: e.LastFailedAt, Rescues: rescues}, now)
-				made[k] = worker.Judgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy}
+				decisions[k] = worker.Judgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy}
 			}
-			if made[0] == made[1] {
+			if decisions[0] == decisions[1] {
 				continue
 			}
-			if changes[made] == nil {
-				changes[made] = &worker.Rejudged{From: made[0], To: made[1], Also: []string{}, Example: e.ID}
+			if changes[decisions] == nil {
+				changes[decisions] = &worker.Rejudged{From: decisions[0], To: decisions[1], Also: []string{}, Example: e.ID}
 			}
-			changes[made].Entries++
+			changes[decisions].Entries++
 		}
 		if out.More = out.More || len(list) == samplePage && (out.Looked >= maxSampled || time.Now().After(until)); out.More || len(list) < samplePage {
 			break
@@ -287,8 +291,8 @@ func policyInForce(p *policy.Policy) PolicyInForce {
 	return out
 }
 
-// judge returns how a planner judges an error that fails now, and again after each redelivery.
-func judge(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudgement {
+// classify returns how a planner judges an error that fails now, and again after each redelivery.
+func classify(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudgement {
 	facts := strategy.Facts{
 		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class), Kind: in.Kind, Queue: in.Queue, Source: in.Source, Payload: in.Payload,
 	}

@@ -22,21 +22,21 @@ const maxQueues = 1000
 
 // Queue is a River queue, of dlqd or of an application.
 type Queue struct {
-	Name        string     `json:"name" doc:"The queue." example:"payment-processing"`
-	PausedAt    *time.Time `json:"pausedAt,omitempty" doc:"Since when it is paused: no client works it."`
-	Destination string     `json:"destination,omitempty" doc:"Where its messages are delivered, if dlqd delivers them."`
-	Concurrency int        `json:"concurrency,omitempty" doc:"Deliveries at once, in one process, if dlqd delivers them."`
-	Available   int64      `json:"available" doc:"Jobs that could run now."`
-	Running     int64      `json:"running" doc:"Jobs that run."`
+	Name        string     `json:"name" doc:"Name of the queue." example:"payment-processing"`
+	PausedAt    *time.Time `json:"pausedAt,omitempty" doc:"When the queue was paused; absent if it is not. No client works a paused queue."`
+	Destination string     `json:"destination,omitempty" doc:"Destination of its messages, if dlqd delivers them."`
+	Concurrency int        `json:"concurrency,omitempty" doc:"Maximum number of concurrent deliveries of one process, if dlqd delivers its messages."`
+	Available   int64      `json:"available" doc:"Jobs that can run now."`
+	Running     int64      `json:"running" doc:"Jobs that are running."`
 	Retryable   int64      `json:"retryable" doc:"Jobs that wait for their next attempt."`
-	Scheduled   int64      `json:"scheduled" doc:"Jobs that wait for their time, the held ones among them."`
-	Held        int64      `json:"held" doc:"Messages that wait for a circuit breaker, or for another of their ordering key."`
+	Scheduled   int64      `json:"scheduled" doc:"Jobs that wait for their time, including held ones."`
+	Held        int64      `json:"held" doc:"Messages that wait for a circuit breaker, or for another message with their ordering key."`
 	DeadLetters int64      `json:"deadLetters" doc:"Open dead letters."`
 }
 
 // QueueInput names a queue.
 type QueueInput struct {
-	Name string `path:"name" maxLength:"127" doc:"The queue." example:"payment-processing"`
+	Name string `path:"name" maxLength:"127" doc:"Name of the queue." example:"payment-processing"`
 }
 
 type queueActionInput struct {
@@ -47,7 +47,7 @@ type queueActionInput struct {
 
 type queuesOutput struct {
 	Body struct {
-		Queues []Queue `json:"queues" doc:"By name."`
+		Queues []Queue `json:"queues" doc:"Queues, by name."`
 	}
 }
 
@@ -58,7 +58,7 @@ func (s *service) registerQueues(api huma.API) {
 	queue := Queue{Name: "payment-processing", Destination: "payments", Concurrency: 20, Available: 3, Running: 2, DeadLetters: 1}
 	list := huma.Operation{
 		OperationID: "list-queues", Method: http.MethodGet, Path: "/api/queues", Tags: tags,
-		Summary: "Every queue, with its jobs that have not ended and its open dead letters", Errors: []int{503},
+		Summary: "List all queues, with their live jobs and open dead letters", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"queues": []Queue{queue}})
 	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*queuesOutput, error) {
@@ -74,10 +74,10 @@ func (s *service) registerQueues(api huma.API) {
 		name, done, summary string
 		run                 func(context.Context, pgx.Tx, string) error
 	}{
-		{"pause", "paused", "Pause a queue: no client of River's works it", func(ctx context.Context, tx pgx.Tx, name string) error {
+		{"pause", "paused", "Pause a queue for all River clients", func(ctx context.Context, tx pgx.Tx, name string) error {
 			return s.River.QueuePauseTx(ctx, tx, name, nil)
 		}},
-		{"resume", "resumed", "Go on with a queue", func(ctx context.Context, tx pgx.Tx, name string) error {
+		{"resume", "resumed", "Resume a queue", func(ctx context.Context, tx pgx.Tx, name string) error {
 			return s.River.QueueResumeTx(ctx, tx, name, nil)
 		}},
 	} {
@@ -87,7 +87,7 @@ func (s *service) registerQueues(api huma.API) {
 		}
 		example(&op, http.StatusOK, queue)
 		huma.Register(api, op, func(ctx context.Context, in *queueActionInput) (*queueOutput, error) {
-			unknown := huma.Error404NotFound(fmt.Sprintf("no client of River's has worked a queue %q; GET /api/queues lists them", in.Name))
+			unknown := huma.Error404NotFound(fmt.Sprintf("queue %q does not exist in River; GET /api/queues lists the queues", in.Name))
 			if !access.ScopeOf(ctx).HasQueue(in.Name) {
 				return nil, unknown
 			}

@@ -13,7 +13,7 @@ import (
 type ReclassifyAction struct {
 	Action
 
-	DryRun bool `json:"dryRun,omitempty" doc:"Only say what would change."`
+	DryRun bool `json:"dryRun,omitempty" doc:"Only return what would change."`
 }
 
 type reclassifyInput struct{ Body *ReclassifyAction }
@@ -23,9 +23,9 @@ type reclassifyOutput struct{ Body worker.Reclassified }
 func (s *service) registerReclassify(api huma.API) {
 	reclassify := huma.Operation{
 		OperationID: "reclassify", Method: http.MethodPost, Path: "/api/dlq/reclassify", Tags: []string{"dead letters"},
-		Summary: "Judge open dead letters anew, by the rules that are in force",
-		Description: "Dead letters that a person has parked, or that are being redelivered, are left alone. It answers when all are done; " +
-			"a request that is cut off has judged those that it came to.",
+		Summary: "Classify open dead letters again by the rules in force",
+		Description: "Skips dead letters that an operator has parked or that are being redelivered. Answers when all " +
+			"are done; an interrupted request has classified part of them.",
 		Errors: []int{400, 422, 503},
 	}
 	judged := worker.Rejudged{
@@ -40,7 +40,7 @@ func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclass
 		in.Body = &ReclassifyAction{}
 	}
 	if in.Body.DryRun {
-		changesNothing(ctx)
+		markUnchanged(ctx)
 	}
 	result, err := worker.Reclassify(ctx, s.Store, s.Planner(), in.Body.act(ctx), in.Body.DryRun)
 	if err != nil {

@@ -23,32 +23,32 @@ const progressInterval = time.Second
 type ReplayRequest struct {
 	Action
 
-	Filter      EntryFilter       `json:"filter" doc:"Which entries; without a status, pending, manual and failed ones."`
-	All         bool              `json:"all,omitempty" doc:"An empty filter is meant to choose every entry."`
-	DryRun      bool              `json:"dryRun,omitempty" doc:"Only say what it would do."`
-	Expect      *int64            `json:"expect,omitempty" minimum:"0" doc:"How many entries it is to take: required above the policy's expectAbove, and refused (409) where it is otherwise."`
-	Order       string            `json:"order,omitempty" enum:"oldest,newest" doc:"Oldest first if absent."`
-	BatchSize   int               `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
-	Rate        float64           `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; as fast as it goes if absent."`
-	Concurrency int               `json:"concurrency,omitempty" minimum:"0" maximum:"1000000" doc:"Redeliveries under way at once; no limit if absent."`
+	Filter      EntryFilter       `json:"filter" doc:"Entries to replay. Without a status it selects pending, manual and failed ones."`
+	All         bool              `json:"all,omitempty" doc:"Confirms that an empty filter selects every entry."`
+	DryRun      bool              `json:"dryRun,omitempty" doc:"Only return what the run would do."`
+	Expect      *int64            `json:"expect,omitempty" minimum:"0" doc:"Expected number of entries: required above the policy's expectAbove. A different number answers 409."`
+	Order       string            `json:"order,omitempty" enum:"oldest,newest" doc:"Order of the replays; oldest if absent."`
+	BatchSize   int               `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries that are replayed in one step. A run without rate and concurrency commits several steps together, up to 500 entries."`
+	Rate        float64           `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Entries a second, at least 0.001; unlimited if absent."`
+	Concurrency int               `json:"concurrency,omitempty" minimum:"0" maximum:"1000000" doc:"Maximum number of redeliveries in progress; unlimited if absent."`
 	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`
 	MergePatch  json.RawMessage   `json:"mergePatch,omitempty" doc:"JSON Merge Patch (RFC 7396) of each payload."`
-	Queue       string            `json:"queue,omitempty" maxLength:"127" doc:"Send them to this queue instead of their own."`
-	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver messages to this destination instead of their queues'. Refused where a job of an application's is among them: it has none."`
-	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs that have done a step go on after that (resume) or do all steps again (discard). A patch needs it where there are such; without one they resume if absent."`
-	Force       bool              `json:"force,omitempty" doc:"Start although something is unhealthy, and replay although an equal job is live."`
-	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percent of the last 50 redeliveries that fail and so stop the run."`
+	Queue       string            `json:"queue,omitempty" maxLength:"127" doc:"Redeliver to this queue instead of the entry's queue."`
+	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver messages to this destination instead of the destination of their queue. Rejected if the filter selects an application's job, which has no destination."`
+	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs that have completed a step continue after it (resume) or repeat all steps (discard). Required for a patch if the filter selects such jobs; otherwise resume if absent."`
+	Force       bool              `json:"force,omitempty" doc:"Start although a destination is unhealthy, and replay entries although an equal job is live."`
+	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percentage of failures among the last 50 redeliveries at which the run stops."`
 }
 
 // ReplayAnswer is a started run, or the result of a dry run.
 type ReplayAnswer struct {
-	Run     *replay.Run     `json:"run,omitempty" doc:"The run."`
-	Preview *replay.Preview `json:"preview,omitempty" doc:"What a dry run found."`
+	Run     *replay.Run     `json:"run,omitempty" doc:"The replay run."`
+	Preview *replay.Preview `json:"preview,omitempty" doc:"The result of a dry run."`
 }
 
 // RunInput names a replay run.
 type RunInput struct {
-	ID string `path:"id" format:"uuid" doc:"The run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+	ID string `path:"id" format:"uuid" doc:"The replay run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
 // EndedRun is the last event of a progress stream: the report.
@@ -58,7 +58,7 @@ type EndedRun struct{ replay.Run }
 type RateAction struct {
 	Action
 
-	Rate float64 `json:"rate" minimum:"0" maximum:"1000000" doc:"Entries a second, 0.001 or more; 0 for as fast as it goes."`
+	Rate float64 `json:"rate" minimum:"0" maximum:"1000000" doc:"Entries a second, at least 0.001; 0 for no limit."`
 }
 
 type replayRunInput struct{ Body ReplayRequest }
@@ -72,7 +72,7 @@ type runOutput struct{ Body replay.Run }
 
 type runsOutput struct {
 	Body struct {
-		Runs []*replay.Run `json:"runs" doc:"The newest first."`
+		Runs []*replay.Run `json:"runs" doc:"Runs, newest first."`
 	}
 }
 
@@ -86,7 +86,7 @@ type runEntriesInput struct {
 
 // RunEntriesPage is a page of the entries of a run.
 type RunEntriesPage struct {
-	Entries []replay.RunEntry `json:"entries" doc:"The entries of this page, those that were captured last first."`
+	Entries []replay.RunEntry `json:"entries" doc:"Entries of this page, latest capture first."`
 	Next    string            `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
@@ -113,18 +113,18 @@ func (s *service) registerReplays(api huma.API) {
 	start := huma.Operation{
 		OperationID: "start-replay", Method: http.MethodPost, Path: "/api/dlq/replay", Tags: tags,
 		Summary: "Replay many dead letters",
-		Description: "Starts a run in the server and answers 202; a dry run answers 200 and changes nothing. A run takes the entries that its filter chooses now. " +
-			"Answers 409 where a destination is in trouble (force overrides).",
+		Description: "Starts a run in the server and answers 202. A dry run answers 200 and changes nothing. A run " +
+			"replays the entries that its filter selects now. Answers 409 if a destination is unhealthy (force overrides).",
 		Errors: []int{400, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
 	example(&start, http.StatusAccepted, ReplayAnswer{Run: &run})
 	huma.Register(api, start, s.startReplay)
-	alsoAnswers(api, start.Path, http.StatusOK, http.StatusAccepted, "What a dry run found", ReplayAnswer{Preview: &replay.Preview{
+	describeResponse(api, start.Path, http.StatusOK, http.StatusAccepted, "The result of a dry run", ReplayAnswer{Preview: &replay.Preview{
 		Total: 4200, ByErrorType: map[string]int64{"TIMEOUT_ERROR": 4200}, ByQueue: map[string]int64{"default": 4200}, ByAge: map[string]int64{"hour": 4200}, Seconds: 8.4,
 		Unhealthy: []string{}, Samples: []replay.Sample{},
 	}})
 
-	list := huma.Operation{OperationID: "list-replays", Method: http.MethodGet, Path: "/api/dlq/replays", Tags: tags, Summary: "The newest replay runs", Errors: []int{503}}
+	list := huma.Operation{OperationID: "list-replays", Method: http.MethodGet, Path: "/api/dlq/replays", Tags: tags, Summary: "List the newest replay runs", Errors: []int{503}}
 	example(&list, http.StatusOK, map[string]any{"runs": []replay.Run{run}})
 	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*runsOutput, error) {
 		runs, err := s.Replayer.List(ctx, maxRuns)
@@ -136,21 +136,21 @@ func (s *service) registerReplays(api huma.API) {
 		return out, nil
 	})
 
-	get := huma.Operation{OperationID: "get-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}", Tags: tags, Summary: "A replay run, how far it has come, and its report", Errors: []int{404, 422, 503}}
+	get := huma.Operation{OperationID: "get-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}", Tags: tags, Summary: "Get a replay run, with its progress or report", Errors: []int{404, 422, 503}}
 	example(&get, http.StatusOK, run)
 	huma.Register(api, get, func(ctx context.Context, in *RunInput) (*runOutput, error) { return s.run(ctx, in.ID, nil) })
 
 	entries := huma.Operation{
 		OperationID: "list-replay-entries", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/entries", Tags: tags,
-		Summary: "The entries of a replay run, and what became of each", Errors: []int{404, 422, 503},
+		Summary: "List the entries of a replay run, with their outcomes", Errors: []int{404, 422, 503},
 	}
 	example(&entries, http.StatusOK, RunEntriesPage{Entries: []replay.RunEntry{{ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending", Queue: "payments", Kind: "payment.captured"}}})
 	huma.Register(api, entries, s.runEntries)
 
 	for _, verb := range []struct{ name, summary string }{
 		{"pause", "Pause a replay run"},
-		{"resume", "Go on with a replay run that was paused, or that stopped because too much of it failed"},
-		{"cancel", "End a replay run; what it has sent back goes on"},
+		{"resume", "Resume a replay run that is paused, or that stopped because too many redeliveries failed"},
+		{"cancel", "Cancel a replay run; redeliveries that it has started continue"},
 	} {
 		op := huma.Operation{
 			OperationID: verb.name + "-replay", Method: http.MethodPost, Path: "/api/dlq/replays/{id}/" + verb.name, Tags: tags,
@@ -172,7 +172,7 @@ func (s *service) registerReplays(api huma.API) {
 
 	events := huma.Operation{
 		OperationID: "follow-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/events", Tags: tags,
-		Summary: "Follow a replay run: an event a second until it ends, and then its report", Errors: []int{404, 422},
+		Summary: "Stream the progress of a replay run: one event a second, and the report when it ends", Errors: []int{404, 422},
 	}
 	events.Middlewares = huma.Middlewares{s.refuseUnknownRun(api)}
 	sse.Register(api, events, map[string]any{"progress": replay.Run{}, "ended": EndedRun{}}, s.followReplay)
@@ -195,36 +195,36 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	if request.Patch, err = patchOf(body.Patch, body.MergePatch); err != nil {
 		return nil, err
 	}
-	if err := maySendTo(ctx, body.Queue, body.Destination); err != nil {
+	if err := checkSendTo(ctx, body.Queue, body.Destination); err != nil {
 		return nil, err
 	}
 	if body.DryRun {
-		changesNothing(ctx)
+		markUnchanged(ctx)
 		preview, err := s.Replayer.Preview(ctx, request)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
 		return &replayAnswerOutput{Status: http.StatusOK, Body: ReplayAnswer{Preview: preview}}, nil
 	}
-	if err := s.expected(ctx, request.Filter, true, body.Expect); err != nil {
+	if err := s.checkExpected(ctx, request.Filter, true, body.Expect); err != nil {
 		return nil, err
 	}
 	run, err := s.Replayer.Start(ctx, request)
 	if err != nil {
-		return nil, s.ask(ctx, err, approval.Replay, request, &body.Action)
+		return nil, s.approvalOrProblem(ctx, err, approval.Replay, request, &body.Action)
 	}
 	return &replayAnswerOutput{Status: http.StatusAccepted, Body: ReplayAnswer{Run: run}}, nil
 }
 
-// maySendTo refuses redeliveries to a queue outside the caller's scope. A destination belongs to no
+// checkSendTo refuses redeliveries to a queue outside the caller's scope. A destination belongs to no
 // queue, so it is refused for any limited caller.
-func maySendTo(ctx context.Context, queue, destination string) error {
+func checkSendTo(ctx context.Context, queue, destination string) error {
 	scope := access.ScopeOf(ctx)
 	if queue != "" && !scope.HasQueue(queue) {
-		return huma.Error403Forbidden("you may not send redeliveries to queue " + queue)
+		return huma.Error403Forbidden("you may not redeliver to queue " + queue)
 	}
 	if destination != "" && scope != nil {
-		return huma.Error403Forbidden("you are limited to some queues or kinds, and may not send redeliveries to another destination")
+		return huma.Error403Forbidden("you are limited to some queues or kinds and may not redeliver to another destination")
 	}
 	return nil
 }
@@ -314,7 +314,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 			return
 		case <-ticker.C:
 		}
-		if s.Ready() != nil || !access.Still(ctx) { // streams must not delay a stop
+		if s.Ready() != nil || !access.StillAuthenticated(ctx) { // streams must not delay a stop
 			return
 		}
 	}

@@ -16,15 +16,15 @@ import (
 // Restored is the state of a database that was restored: the hold, and the work that may be done a
 // second time.
 type Restored struct {
-	Hold      *automatic.Stop   `json:"hold,omitempty" doc:"Since when, and why, dlqd holds what it would send; absent where it holds nothing for this reason."`
-	MayRepeat []restored.Repeat `json:"mayRepeat" doc:"What may be done a second time, once it goes on. Empty where nothing is held."`
+	Hold      *automatic.Stop   `json:"hold,omitempty" doc:"Since when, and why, dlqd holds deliveries because of a restore; absent if it holds none."`
+	MayRepeat []restored.Repeat `json:"mayRepeat" doc:"Work that may be done a second time after resuming; empty if nothing is held."`
 }
 
 // RestoredResumed is the effect of resuming.
 type RestoredResumed struct {
 	Restored
 
-	DryRun bool `json:"dryRun" doc:"Nothing was changed."`
+	DryRun bool `json:"dryRun" doc:"Whether this was a dry run, which changes nothing."`
 }
 
 type restoredOutput struct{ Body Restored }
@@ -42,22 +42,23 @@ func (s *service) registerRestored(api huma.API) {
 	}
 	get := huma.Operation{
 		OperationID: "get-restored", Method: http.MethodGet, Path: "/api/dlq/restored", Tags: tags,
-		Summary: "Whether the database was restored to an earlier moment, and what may be sent a second time", Errors: []int{503},
+		Summary: "Get whether the database was restored to an earlier time, and what may be sent a second time", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, held)
 	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*restoredOutput, error) {
-		said, err := readRestored(ctx, s.Store.DB())
+		state, err := readRestored(ctx, s.Store.DB())
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		return &restoredOutput{Body: *said}, nil
+		return &restoredOutput{Body: *state}, nil
 	})
 
 	resume := huma.Operation{
 		OperationID: "resume-restored", Method: http.MethodPost, Path: "/api/dlq/restored/resume", Tags: tags,
-		Summary: "Let a restored database go on",
-		Description: "Replay runs, redeliveries and messages from before go on, and dlqd takes this server for its own from now on. " +
-			"It leaves an audit row. Where nothing is held, nothing changes. The answer says what may be done a second time.",
+		Summary: "Resume deliveries after a restore",
+		Description: "Held replay runs, redeliveries and messages continue, and dlqd accepts this server from now on. " +
+			"The change is recorded in the audit trail. If nothing is held, nothing changes. The response lists the work " +
+			"that may be done a second time.",
 		Errors: []int{400, 409, 422, 503},
 	}
 	example(&resume, http.StatusOK, RestoredResumed{DryRun: true, Restored: held})
@@ -69,13 +70,13 @@ func (s *service) registerRestored(api huma.API) {
 		}
 		act, out := action.act(ctx), &restoredResumedOutput{}
 		err := deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
-			said, err := readRestored(ctx, tx)
+			state, err := readRestored(ctx, tx)
 			if err != nil {
 				return err
 			}
-			out.Body = RestoredResumed{Restored: *said, DryRun: action.DryRun}
+			out.Body = RestoredResumed{Restored: *state, DryRun: action.DryRun}
 			if action.DryRun {
-				changesNothing(ctx)
+				markUnchanged(ctx)
 				return nil
 			}
 			_, err = restored.Resume(ctx, tx, act.Actor, act.Note)
@@ -89,12 +90,12 @@ func (s *service) registerRestored(api huma.API) {
 }
 
 func readRestored(ctx context.Context, db postgres.DB) (*Restored, error) {
-	said := &Restored{MayRepeat: []restored.Repeat{}}
+	state := &Restored{MayRepeat: []restored.Repeat{}}
 	stop, err := automatic.ReadStop(ctx, db)
 	if err != nil || stop == nil || !stop.Restored {
-		return said, err
+		return state, err
 	}
-	said.Hold = stop
-	said.MayRepeat, err = restored.Preview(ctx, db)
-	return said, err
+	state.Hold = stop
+	state.MayRepeat, err = restored.Preview(ctx, db)
+	return state, err
 }

@@ -16,9 +16,9 @@ const runbooksPath = "/runbooks/"
 func runbook(w http.ResponseWriter, r *http.Request) {
 	text, err := runbooks.Files.ReadFile(strings.TrimSuffix(r.PathValue("name"), ".md") + ".md")
 	if err != nil {
-		door.Problem(w, http.StatusNotFound, "there is no such runbook; "+runbooksPath+"README lists them")
+		door.Problem(w, http.StatusNotFound, "runbook not found; "+runbooksPath+"README lists them")
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = w.Write(text) //nolint:gosec // a file of ours, as text
+	_, _ = w.Write(text) //nolint:gosec // an embedded file, as text
 }

@@ -17,41 +17,41 @@ const SessionsPath = "/api/sessions"
 
 // Session is a user's session in a browser.
 type Session struct {
-	ID        string    `json:"id" format:"uuid" doc:"By what it is ended. It signs nobody in."`
-	Name      string    `json:"name" doc:"Who signed in."`
-	Via       string    `json:"via" enum:"token,oidc" doc:"How."`
-	Address   string    `json:"address" doc:"From where they signed in."`
-	Agent     string    `json:"agent" doc:"What their browser calls itself."`
-	CreatedAt time.Time `json:"createdAt" doc:"When they signed in."`
-	SeenAt    time.Time `json:"seenAt" doc:"When they were last there, within a minute or so."`
-	ExpiresAt time.Time `json:"expiresAt" doc:"When it ends if they are not seen again."`
-	Current   bool      `json:"current" doc:"It is the one with which this is asked."`
+	ID        string    `json:"id" format:"uuid" doc:"Id of the session, for ending it. It is not a credential."`
+	Name      string    `json:"name" doc:"The user."`
+	Via       string    `json:"via" enum:"token,oidc" doc:"How the user signed in."`
+	Address   string    `json:"address" doc:"Address from which the user signed in."`
+	Agent     string    `json:"agent" doc:"User-Agent of the browser."`
+	CreatedAt time.Time `json:"createdAt" doc:"When the user signed in."`
+	SeenAt    time.Time `json:"seenAt" doc:"When the session was last used, accurate to a minute."`
+	ExpiresAt time.Time `json:"expiresAt" doc:"When the session ends if it is not used again."`
+	Current   bool      `json:"current" doc:"Whether it is the session of this request."`
 }
 
 // EndSessions selects the sessions to end.
 type EndSessions struct {
-	Name string `json:"name,omitempty" maxLength:"255" doc:"Whose; one's own if absent. Others' take an admin."`
-	Note string `json:"note,omitempty" maxLength:"10000" doc:"Why; kept in the audit trail."`
+	Name string `json:"name,omitempty" maxLength:"255" doc:"User whose sessions end; the caller if absent. Ending the sessions of another user needs the role admin."`
+	Note string `json:"note,omitempty" maxLength:"10000" doc:"Reason, for the audit trail."`
 }
 
 // EndedSessions is the number of ended sessions.
 type EndedSessions struct {
-	Ended int `json:"ended" doc:"How many."`
+	Ended int `json:"ended" doc:"Number of ended sessions."`
 }
 
 type sessionsInput struct {
-	Name string `query:"name" doc:"Only of this person."`
+	Name string `query:"name" doc:"Only sessions of this user."`
 }
 
 type sessionsOutput struct {
 	Body struct {
-		Sessions []Session `json:"sessions" doc:"The latest sign-in first."`
+		Sessions []Session `json:"sessions" doc:"Sessions, latest sign-in first."`
 	}
 }
 
 type endSessionInput struct {
-	ID   string `path:"id" format:"uuid" doc:"The session's id."`
-	Note string `query:"note" maxLength:"10000" doc:"Why; kept in the audit trail."`
+	ID   string `path:"id" format:"uuid" doc:"Id of the session."`
+	Note string `query:"note" maxLength:"10000" doc:"Reason, for the audit trail."`
 }
 
 type endSessionsInput struct {
@@ -63,8 +63,9 @@ type endedOutput struct{ Body EndedSessions }
 func (s *service) registerSessions(api huma.API) {
 	tags := []string{"sessions"}
 	list := huma.Operation{
-		OperationID: "list-sessions", Method: http.MethodGet, Path: SessionsPath, Tags: tags, Summary: "List who is signed in with a browser",
-		Description: "One's own sessions; an admin of everything sees all.", Errors: []int{503},
+		OperationID: "list-sessions", Method: http.MethodGet, Path: SessionsPath, Tags: tags, Summary: "List browser sessions",
+		Description: "Returns the caller's sessions. An admin of all queues and kinds sees the sessions of all users.",
+		Errors:      []int{503},
 	}
 	at := time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC)
 	shown := &sessionsOutput{}
@@ -76,7 +77,9 @@ func (s *service) registerSessions(api huma.API) {
 
 	end := huma.Operation{
 		OperationID: "end-session", Method: http.MethodDelete, Path: SessionsPath + "/{id}", Tags: tags, Summary: "End a session",
-		Description: "Every process refuses it within five seconds. One's own; an admin of everything ends anybody's.", Errors: []int{404, 422, 503},
+		Description: "Every process rejects the session within five seconds. Callers end their own sessions; an admin " +
+			"of all queues and kinds ends any session.",
+		Errors: []int{404, 422, 503},
 	}
 	example(&end, http.StatusOK, EndedSessions{1})
 	huma.Register(api, end, func(ctx context.Context, in *endSessionInput) (*endedOutput, error) {
@@ -86,7 +89,7 @@ func (s *service) registerSessions(api huma.API) {
 		}
 		n, err := s.endSessions(ctx, e)
 		if err == nil && n == 0 {
-			err = huma.Error404NotFound("there is no session " + in.ID + " that you could end")
+			err = huma.Error404NotFound("session " + in.ID + " does not exist, or belongs to another user")
 		}
 		if err != nil {
 			return nil, err
@@ -95,8 +98,9 @@ func (s *service) registerSessions(api huma.API) {
 	})
 
 	endAll := huma.Operation{
-		OperationID: "end-sessions", Method: http.MethodPost, Path: SessionsPath + "/end", Tags: tags, Summary: "Sign out everywhere",
-		Description: "Ends all of one's own sessions or, by an admin of everything, somebody's.", Errors: []int{400, 403, 422, 503},
+		OperationID: "end-sessions", Method: http.MethodPost, Path: SessionsPath + "/end", Tags: tags, Summary: "End all sessions of a user",
+		Description: "Ends all sessions of the caller. An admin of all queues and kinds can name another user.",
+		Errors:      []int{400, 403, 422, 503},
 	}
 	example(&endAll, http.StatusOK, EndedSessions{3})
 	huma.Register(api, endAll, func(ctx context.Context, in *endSessionsInput) (*endedOutput, error) {
@@ -110,9 +114,11 @@ func (s *service) registerSessions(api huma.API) {
 		}
 		switch {
 		case e.Name == "":
-			return nil, huma.Error422UnprocessableEntity("nobody is asked who they are here, so say whose sessions end", &huma.ErrorDetail{Location: "body.name", Message: "must name somebody"})
+			return nil, huma.Error422UnprocessableEntity(
+				"authentication is off (access.yaml: authentication): name the user whose sessions end",
+				&huma.ErrorDetail{Location: "body.name", Message: "is required"})
 		case e.Name != p.Name && !p.MayEverywhere(access.Admin):
-			return nil, huma.Error403Forbidden(mayNot(p, need{role: access.Admin}) + ". Your own sessions you end without a name")
+			return nil, huma.Error403Forbidden(forbidden(p, need{role: access.Admin}) + ". Omit name to end your own sessions")
 		}
 		n, err := s.endSessions(ctx, e)
 		if err != nil {

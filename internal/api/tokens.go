@@ -26,30 +26,30 @@ const maxTokenLife = 10 * 365 * 24 * time.Hour
 type Token struct {
 	access.Token
 
-	State string `json:"state" doc:"active, revoked, expired, or until when one that was rotated is good."`
+	State string `json:"state" doc:"active, revoked, expired, or \"until\" and the time at which a rotated token becomes invalid."`
 }
 
 // NewToken describes a token to create.
 type NewToken struct {
-	Name    string   `json:"name" minLength:"1" maxLength:"255" doc:"Who holds it: the actor in the audit trail." example:"ci"`
-	Role    string   `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"What they may do."`
-	Queues  []string `json:"queues,omitempty" maxItems:"100" doc:"Only in queues that match; * stands for any text."`
-	Kinds   []string `json:"kinds,omitempty" maxItems:"100" doc:"Only for kinds that match."`
-	Sources []string `json:"sources,omitempty" maxItems:"100" doc:"A sender: only as sources that match."`
-	Note    string   `json:"note,omitempty" maxLength:"10000" doc:"What it is for."`
-	Expires string   `json:"expires,omitempty" doc:"How long it is good, such as 30d, at most ten years; 90 days if absent." example:"30d"`
+	Name    string   `json:"name" minLength:"1" maxLength:"255" doc:"Name of the holder: the actor in the audit trail." example:"ci"`
+	Role    string   `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"Role of the holder."`
+	Queues  []string `json:"queues,omitempty" maxItems:"100" doc:"Only queues that match; * stands for any text."`
+	Kinds   []string `json:"kinds,omitempty" maxItems:"100" doc:"Only kinds that match."`
+	Sources []string `json:"sources,omitempty" maxItems:"100" doc:"Role sender: only sources that match."`
+	Note    string   `json:"note,omitempty" maxLength:"10000" doc:"Purpose of the token."`
+	Expires string   `json:"expires,omitempty" doc:"How long the token is valid, such as 30d, at most ten years; 90 days if absent." example:"30d"`
 }
 
 // MadeToken is a token with its secret.
 type MadeToken struct {
 	Token
 
-	Secret string `json:"secret" doc:"What is sent as \"Authorization: Bearer …\": this is the only time that anybody sees it."`
+	Secret string `json:"secret" doc:"The token, to be sent as \"Authorization: Bearer …\". It is shown only in this response."`
 }
 
 type tokensOutput struct {
 	Body struct {
-		Tokens []Token `json:"tokens" doc:"The oldest first, those included that are good no more."`
+		Tokens []Token `json:"tokens" doc:"Tokens, oldest first, including expired and revoked ones."`
 	}
 }
 
@@ -58,13 +58,13 @@ type newTokenInput struct{ Body NewToken }
 type madeTokenOutput struct{ Body MadeToken }
 
 type revokeTokenInput struct {
-	ID   string `path:"id" format:"uuid" doc:"The token's id."`
-	Note string `query:"note" maxLength:"10000" doc:"Why; kept in the audit trail."`
+	ID   string `path:"id" format:"uuid" doc:"Id of the token."`
+	Note string `query:"note" maxLength:"10000" doc:"Reason, for the audit trail."`
 }
 
 type revokedOutput struct {
 	Body struct {
-		Revoked string `json:"revoked" doc:"The id of the token."`
+		Revoked string `json:"revoked" doc:"Id of the revoked token."`
 	}
 }
 
@@ -88,15 +88,18 @@ func (s *service) registerTokens(api huma.API) {
 	})
 
 	create := huma.Operation{
-		OperationID: "create-token", Method: http.MethodPost, Path: TokensPath, Tags: tags, Summary: "Make a token", DefaultStatus: http.StatusCreated,
-		Description: "The secret is in this answer, and nowhere else: the database has a hash of it. Who makes a token cannot approve what its holder asks for; where some things need a second person, those of operators and admins are made by \"dlqd tokens create\" alone (403).", Errors: []int{400, 403, 422, 503},
+		OperationID: "create-token", Method: http.MethodPost, Path: TokensPath, Tags: tags, Summary: "Create a token", DefaultStatus: http.StatusCreated,
+		Description: "The secret is only in this response: the database stores a hash. The creator of a token cannot " +
+			"approve requests of its holder. If the policy requires approvals, only \"dlqd tokens create\" creates tokens " +
+			"of operators and admins; this answers 403.",
+		Errors: []int{400, 403, 422, 503},
 	}
 	example(&create, http.StatusCreated, MadeToken{shown, "dlqd_…"})
 	huma.Register(api, create, s.createToken)
 
 	revoke := huma.Operation{
 		OperationID: "revoke-token", Method: http.MethodDelete, Path: TokensPath + "/{id}", Tags: tags, Summary: "Revoke a token",
-		Description: "Every process refuses it within five seconds.", Errors: []int{404, 422, 503},
+		Description: "Every process rejects the token within five seconds.", Errors: []int{404, 422, 503},
 	}
 	example(&revoke, http.StatusOK, map[string]string{"revoked": entryExample})
 	huma.Register(api, revoke, func(ctx context.Context, in *revokeTokenInput) (*revokedOutput, error) {
@@ -116,7 +119,9 @@ func (s *service) registerTokens(api huma.API) {
 func (s *service) createToken(ctx context.Context, in *newTokenInput) (*madeTokenOutput, error) {
 	b, life := in.Body, defaultTokenLife
 	if access.Role(b.Role).Includes(access.Operator) && len(s.Planner().Policy().Access.Approvals.Rules) > 0 {
-		return nil, huma.Error403Forbidden(`some things need a second person here (access.yaml: approvals), and who made two tokens could be both: "dlqd tokens create" makes those of operators and admins, in the database`)
+		return nil, huma.Error403Forbidden("the policy requires approvals (access.yaml: approvals), and the creator of two " +
+			"tokens could request and approve: create tokens of operators and admins with \"dlqd tokens create\", " +
+			"which writes to the database directly")
 	}
 	if b.Expires != "" {
 		var err error

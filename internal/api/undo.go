@@ -13,21 +13,21 @@ import (
 
 // OperationInput names an operator's action on one or many entries.
 type OperationInput struct {
-	ID string `path:"id" format:"uuid" doc:"The operation: undo of the answer to what was done." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+	ID string `path:"id" format:"uuid" doc:"Id of the operation: the field undo of its response." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
 // OperationDetail is an operator's action and its entries.
 type OperationDetail struct {
 	deadletter.Operation
 
-	Entries []deadletter.Touched `json:"entries" doc:"A page of the entries that it was for, in order of capture; of those that it left, 10,000 are kept."`
+	Entries []deadletter.Touched `json:"entries" doc:"A page of the operation's entries, in order of capture. Up to 10,000 entries that it left unchanged are recorded."`
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
 type operationInput struct {
 	OperationInput
 
-	Cursor string `query:"cursor" format:"uuid" doc:"next of the page before."`
+	Cursor string `query:"cursor" format:"uuid" doc:"next of the previous page."`
 	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Entries in a page."`
 }
 
@@ -47,7 +47,7 @@ func (s *service) registerUndo(api huma.API) {
 	id := uuid.MustParse(entryExample)
 	get := huma.Operation{
 		OperationID: "get-operation", Method: http.MethodGet, Path: "/api/dlq/operations/{id}", Tags: tags,
-		Summary: "What a person did in one go: by which filter, what it changed, and why it left others", Errors: []int{404, 422, 503},
+		Summary: "Get an operator's action: its filter, the entries that it changed, and why it left others unchanged", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, OperationDetail{Operation: deadletter.Operation{
 		ID: id, Action: "discard", Filter: []byte(`{"queue":["payments"]}`), Actor: "kim", DBUser: "dlqd", StartedAt: at, LastAt: at, Looked: 812, Changed: 810, Unchanged: map[string]int64{"cannot discard from dlq_processing": 2},
@@ -73,9 +73,10 @@ func (s *service) registerUndo(api huma.API) {
 
 	undo := huma.Operation{
 		OperationID: "undo", Method: http.MethodPost, Path: "/api/dlq/undo/{id}", Tags: tags,
-		Summary: "Undo what a person did in one go",
-		Description: "After discard, resolve, park, unpark, assign, tag and note, of one dead letter or of many: those that are still where it put them go back. What was discarded or resolved comes to " +
-			"dlq_manual, with a person, whatever it was before. The others have moved on, and are left.",
+		Summary: "Undo an operator's action",
+		Description: "Undoes discard, resolve, park, unpark, assign, tag and note, of one dead letter or of many. " +
+			"Entries that are still in the state that the action gave them return to the state before it; discarded and " +
+			"resolved ones become dlq_manual. Entries that have changed since are left unchanged.",
 		Errors: []int{400, 404, 409, 422, 503},
 	}
 	example(&undo, http.StatusOK, deadletter.Undone{Operation: id, Looked: 810, Changed: 808, Became: map[string]int64{"dlq_manual": 808}})

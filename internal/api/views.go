@@ -17,31 +17,31 @@ const ViewsPath = "/api/dlq/views"
 
 // ViewInput names a saved view.
 type ViewInput struct {
-	Name string `path:"name" minLength:"1" maxLength:"100" doc:"Its name." example:"bank outages"`
+	Name string `path:"name" minLength:"1" maxLength:"100" doc:"Name of the view." example:"bank outages"`
 }
 
 // ViewBody is the content of a saved view.
 type ViewBody struct {
-	Query   string   `json:"query" maxLength:"4096" doc:"What it chooses, as one types it: the q of GET /api/dlq/entries." example:"status:manual queue:payments"`
-	Columns []string `json:"columns,omitempty" maxItems:"40" doc:"Which columns it shows, in this order; the usual ones if absent." example:"[\"status\",\"errorType\"]"`
-	Order   string   `json:"order,omitempty" maxLength:"64" doc:"In which order; the usual one if absent." example:"oldest"`
-	Shared  bool     `json:"shared,omitempty" doc:"Others see it, too: those who may see all of the queues and kinds that its maker may. Needs the role operator."`
-	Actor   string   `json:"actor,omitempty" maxLength:"255" doc:"Whose it is, where nobody is asked who they are; \"api\" if absent."`
+	Query   string   `json:"query" maxLength:"4096" doc:"Filter as text: the q of GET /api/dlq/entries." example:"status:manual queue:payments"`
+	Columns []string `json:"columns,omitempty" maxItems:"40" doc:"Columns of the list, in order; the default columns if absent." example:"[\"status\",\"errorType\"]"`
+	Order   string   `json:"order,omitempty" maxLength:"64" doc:"Order of the list; the default order if absent." example:"oldest"`
+	Shared  bool     `json:"shared,omitempty" doc:"Whether other users see the view: those who may see all queues and kinds that its owner may see. Needs the role operator."`
+	Actor   string   `json:"actor,omitempty" maxLength:"255" doc:"Owner, if authentication is off; \"api\" if absent."`
 }
 
 type viewsInput struct {
-	Actor string `query:"actor" maxLength:"255" doc:"Whose, where nobody is asked who they are; \"api\" if absent."`
+	Actor string `query:"actor" maxLength:"255" doc:"Owner, if authentication is off; \"api\" if absent."`
 }
 
 type viewInput struct {
 	ViewInput
 
-	Actor string `query:"actor" maxLength:"255" doc:"Whose, where nobody is asked who they are; \"api\" if absent."`
+	Actor string `query:"actor" maxLength:"255" doc:"Owner, if authentication is off; \"api\" if absent."`
 }
 
 type viewsOutput struct {
 	Body struct {
-		Views []savedview.SavedView `json:"views" doc:"One's own first, then those that others share."`
+		Views []savedview.SavedView `json:"views" doc:"The caller's views, then views that others share."`
 	}
 }
 
@@ -56,15 +56,15 @@ type saveViewInput struct {
 type deleteViewInput struct {
 	ViewInput
 
-	Owner string `query:"owner" maxLength:"255" doc:"One that they share; takes an admin. One's own if absent."`
-	Actor string `query:"actor" maxLength:"255" doc:"Who deletes it, where nobody is asked who they are; \"api\" if absent."`
+	Owner string `query:"owner" maxLength:"255" doc:"Owner of a shared view; needs the role admin. The caller if absent."`
+	Actor string `query:"actor" maxLength:"255" doc:"The actor, if authentication is off; \"api\" if absent."`
 }
 
 func (s *service) registerViews(api huma.API) {
 	tags := []string{"saved views"}
-	made := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
-	shown := savedview.SavedView{Name: "bank outages", Owner: "kim", Query: "class:outage queue:payments", Columns: []string{}, Shared: true, CreatedAt: made, UpdatedAt: made}
-	list := huma.Operation{OperationID: "list-views", Method: http.MethodGet, Path: ViewsPath, Tags: tags, Summary: "Saved views: one's own, and those that others share", Errors: []int{422, 503}}
+	createdAt := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	shown := savedview.SavedView{Name: "bank outages", Owner: "kim", Query: "class:outage queue:payments", Columns: []string{}, Shared: true, CreatedAt: createdAt, UpdatedAt: createdAt}
+	list := huma.Operation{OperationID: "list-views", Method: http.MethodGet, Path: ViewsPath, Tags: tags, Summary: "List the caller's saved views, and those that others share", Errors: []int{422, 503}}
 	example(&list, http.StatusOK, map[string]any{"views": []savedview.SavedView{shown}})
 	huma.Register(api, list, func(ctx context.Context, in *viewsInput) (out *viewsOutput, err error) {
 		out = &viewsOutput{}
@@ -74,13 +74,14 @@ func (s *service) registerViews(api huma.API) {
 		return out, nil
 	})
 
-	get := huma.Operation{OperationID: "get-view", Method: http.MethodGet, Path: ViewsPath + "/{name}", Tags: tags, Summary: "A saved view", Errors: []int{404, 422, 503}}
+	get := huma.Operation{OperationID: "get-view", Method: http.MethodGet, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Get a saved view", Errors: []int{404, 422, 503}}
 	example(&get, http.StatusOK, shown)
 	huma.Register(api, get, func(ctx context.Context, in *viewInput) (*viewOutput, error) { return s.view(ctx, in.Name, in.Actor) })
 
 	save := huma.Operation{
-		OperationID: "save-view", Method: http.MethodPut, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Save a view, or change it",
-		Description: "A person has 100 at most. A name is shared once (409).", Errors: []int{400, 403, 409, 422, 503},
+		OperationID: "save-view", Method: http.MethodPut, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Create or replace a saved view",
+		Description: "A user has at most 100 views. Answers 409 if another user shares a view of the same name.",
+		Errors:      []int{400, 403, 409, 422, 503},
 	}
 	example(&save, http.StatusOK, shown)
 	huma.Register(api, save, func(ctx context.Context, in *saveViewInput) (*viewOutput, error) {
@@ -91,7 +92,7 @@ func (s *service) registerViews(api huma.API) {
 			}
 		}
 		// Refuse a query that no list accepts.
-		if _, err := merged(ctx, filter.Filter{}, "body.query", in.Body.Query); err != nil {
+		if _, err := mergeText(ctx, filter.Filter{}, "body.query", in.Body.Query); err != nil {
 			return nil, err
 		}
 		v := savedview.SavedView{Name: in.Name, Query: in.Body.Query, Columns: in.Body.Columns, Order: in.Body.Order, Shared: in.Body.Shared}

@@ -8,9 +8,9 @@ import (
 // DefaultWriteTimeout is how long a client may leave part of a response unread.
 const DefaultWriteTimeout = 30 * time.Second
 
-// cutOffUnread disconnects clients that do not read. An export or a progress stream would wait for
+// withWriteTimeout disconnects clients that do not read. An export or a progress stream would wait for
 // them forever.
-func cutOffUnread(next http.Handler, timeout time.Duration) http.Handler {
+func withWriteTimeout(next http.Handler, timeout time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		timed := &timedWriter{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout}
 		timed.extend()
@@ -56,11 +56,11 @@ func hasBegun(w http.ResponseWriter) bool {
 		if timed, ok := w.(*timedWriter); ok {
 			return timed.begun
 		}
-		wraps, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
 		if !ok {
 			return false
 		}
-		w = wraps.Unwrap()
+		w = wrapper.Unwrap()
 	}
 	return false
 }

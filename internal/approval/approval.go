@@ -37,25 +37,25 @@ type Erasure struct {
 
 // Approval is a request for an operation, with its decision and its outcome.
 type Approval struct {
-	ID          uuid.UUID       `json:"id" doc:"Identifies the request."`
-	Operation   string          `json:"operation" enum:"replay,bulk,erase" doc:"A replay run, one thing to many entries, or an erasure."`
-	Request     json.RawMessage `json:"request" doc:"All of it: which entries, and what else the operation takes."`
-	Entries     int64           `json:"entries" doc:"How many entries its filter chose when it was asked."`
-	ByQueue     json.RawMessage `json:"byQueue" doc:"How many of each queue."`
-	State       string          `json:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"requested; then approved until it has been carried out: done or failed; or refused, withdrawn, expired."`
-	Actor       string          `json:"actor" doc:"Who asks, and acts once it is approved."`
-	OnBehalfOf  *string         `json:"onBehalfOf,omitempty" doc:"For whom they say that they ask."`
-	Note        string          `json:"note,omitempty" doc:"Why."`
-	RequestedAt time.Time       `json:"requestedAt" doc:"When it was asked."`
-	ExpiresAt   time.Time       `json:"expiresAt" doc:"Until when it can be approved."`
-	DecidedBy   *string         `json:"decidedBy,omitempty" doc:"Who approved, refused or withdrew it."`
-	DecidedAt   *time.Time      `json:"decidedAt,omitempty" doc:"When."`
-	Decision    string          `json:"decision,omitempty" doc:"What they said about it."`
-	Frozen      *int64          `json:"frozen,omitempty" doc:"How many entries its filter chose when it was approved: these, and no others, are touched."`
-	Changed     *int64          `json:"changed,omitempty" doc:"How many of them were touched; the others had moved on meanwhile."`
-	Outcome     *uuid.UUID      `json:"outcome,omitempty" doc:"The replay run, or the erasure, that came of it."`
-	Problem     string          `json:"problem,omitempty" doc:"Why it failed."`
-	EndedAt     *time.Time      `json:"endedAt,omitempty" doc:"When it was done, failed, was refused or withdrawn, or expired."`
+	ID          uuid.UUID       `json:"id" doc:"Id of the request."`
+	Operation   string          `json:"operation" enum:"replay,bulk,erase" doc:"Operation: a replay run, a bulk action, or an erasure."`
+	Request     json.RawMessage `json:"request" doc:"The complete request: its filter and the other parameters of the operation."`
+	Entries     int64           `json:"entries" doc:"Number of entries that the filter selected when approval was requested."`
+	ByQueue     json.RawMessage `json:"byQueue" doc:"Number of entries by queue."`
+	State       string          `json:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"requested, until it is decided or expires; approved, until the operation is done or failed; refused, withdrawn, expired."`
+	Actor       string          `json:"actor" doc:"The requester, who is also the actor of the approved operation."`
+	OnBehalfOf  *string         `json:"onBehalfOf,omitempty" doc:"Person on whose behalf the requester acts."`
+	Note        string          `json:"note,omitempty" doc:"Reason for the request."`
+	RequestedAt time.Time       `json:"requestedAt" doc:"When approval was requested."`
+	ExpiresAt   time.Time       `json:"expiresAt" doc:"When the request expires."`
+	DecidedBy   *string         `json:"decidedBy,omitempty" doc:"Who approved, refused or withdrew the request."`
+	DecidedAt   *time.Time      `json:"decidedAt,omitempty" doc:"When the request was approved, refused or withdrawn."`
+	Decision    string          `json:"decision,omitempty" doc:"Note of that person."`
+	Frozen      *int64          `json:"frozen,omitempty" doc:"Number of entries that the filter selected at approval. The operation acts only on these."`
+	Changed     *int64          `json:"changed,omitempty" doc:"Number of these entries that the operation changed. The others had changed state in the meantime."`
+	Outcome     *uuid.UUID      `json:"outcome,omitempty" doc:"The replay run or the erasure that was started."`
+	Problem     string          `json:"problem,omitempty" doc:"Why the operation failed."`
+	EndedAt     *time.Time      `json:"endedAt,omitempty" doc:"When the request was done, failed, was refused or withdrawn, or expired."`
 }
 
 // Do returns the requested operation; for a bulk operation, its action.
@@ -141,14 +141,14 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
 		return nil, err
 	}
 	if len(list) == 0 {
-		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("approval %s: there is no such request", id)}
+		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("approval %s: request not found", id)}
 	}
 	return list[0], nil
 }
 
 // List returns requests, latest first: those in a state, or all if state is "".
-func (s *Store) List(ctx context.Context, state string, most int) ([]*Approval, error) {
-	return s.find(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(most)})
+func (s *Store) List(ctx context.Context, state string, limit int) ([]*Approval, error) {
+	return s.find(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(limit)})
 }
 
 func (s *Store) find(ctx context.Context, which dbsqlc.ApprovalsParams) ([]*Approval, error) {

@@ -20,9 +20,9 @@ const (
 	// interval is the time between two checks for approved requests.
 	interval = time.Second
 	// lease is how long a request belongs to the process that executes it, since that process last
-	// renewed it; word is the interval of renewals.
-	lease = time.Minute
-	word  = 15 * time.Second
+	// renewed it; renewInterval is the interval of renewals.
+	lease         = time.Minute
+	renewInterval = 15 * time.Second
 	// turnTimeout limits one request: an erasure reads the whole archive.
 	turnTimeout = 2 * time.Hour
 )
@@ -44,7 +44,7 @@ type Runner struct {
 // Loop returns the loop that executes approved requests.
 func (r *Runner) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "approvals", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Failing: "what was approved is not carried out",
+		Name: "approvals", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Failing: "executing approved requests failed",
 		Once: func(ctx context.Context) (time.Duration, error) {
 			worked, err := r.RunOnce(ctx)
 			if worked {
@@ -67,10 +67,10 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 	}
 	a := &taken[0]
 	working, stop := context.WithCancel(ctx)
-	said := make(chan struct{})
+	renewed := make(chan struct{})
 	go func() {
-		defer close(said)
-		ticks := time.NewTicker(word)
+		defer close(renewed)
+		ticks := time.NewTicker(renewInterval)
 		defer ticks.Stop()
 		for {
 			select {
@@ -81,9 +81,9 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 			}
 		}
 	}()
-	err = r.carryOut(working, a)
+	err = r.execute(working, a)
 	stop()
-	<-said
+	<-renewed
 	if ctx.Err() != nil {
 		_ = q.EndReservation(context.WithoutCancel(ctx), a.ID) // otherwise its lease ends by itself
 	}
@@ -93,7 +93,7 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 	return true, nil
 }
 
-func (r *Runner) carryOut(ctx context.Context, a *dbsqlc.TakeRow) error {
+func (r *Runner) execute(ctx context.Context, a *dbsqlc.TakeRow) error {
 	ctx = deadletter.WithOrigin(ctx, a.Origin+", approved by "+a.DecidedBy)
 	ctx = deadletter.WithApproval(postgres.WithScope(ctx, a.Scope), a.ID)
 	start := time.Now()
@@ -103,7 +103,7 @@ func (r *Runner) carryOut(ctx context.Context, a *dbsqlc.TakeRow) error {
 	}
 	var refused *deadletter.MoveError
 	if errors.As(err, &refused) || errors.Is(err, errRequest) || postgres.IsRefusal(err) {
-		r.Logger.Warn("what was approved could not be done", "approval", a.ID, "error", err)
+		r.Logger.Warn("approved request failed", "approval", a.ID, "error", err)
 		end, err = &dbsqlc.EndParams{Problem: err.Error()}, nil
 	}
 	if err != nil || end == nil {
@@ -118,7 +118,7 @@ func (r *Runner) carryOut(ctx context.Context, a *dbsqlc.TakeRow) error {
 }
 
 // errRequest reports a request that cannot be decoded, such as one written by SQL.
-var errRequest = errors.New("the request cannot be read")
+var errRequest = errors.New("the request cannot be decoded")
 
 // do executes a request. It returns the outcome, or nil if that is recorded already.
 func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, error) {

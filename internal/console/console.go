@@ -113,9 +113,9 @@ var pagesOf = map[string][]string{
 	"tokens":      {"/access", "/audit"},
 }
 
-// Acted requests a rendering of the open pages that may show what an operation with this tag
+// Changed requests a rendering of the open pages that may show what an operation with this tag
 // changed. The API calls it after each such operation, including those called by pages.
-func (c *Console) Acted(tag string) {
+func (c *Console) Changed(tag string) {
 	paths := pagesOf[tag]
 	if paths == nil {
 		c.sidebar.invalidate()

@@ -276,14 +276,14 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		if c.Ready != nil && c.Ready() != nil {
 			return
 		}
-		// Without the database, access.Still would return false for every viewer.
+		// Without the database, access.StillAuthenticated would return false for every viewer.
 		if err := c.live.databaseError(); err != nil && fresh == nil {
 			if !send("trouble", err.Error()) {
 				return
 			}
 			continue
 		}
-		if !access.Still(r.Context()) {
+		if !access.StillAuthenticated(r.Context()) {
 			send("ended", "")
 			return
 		}

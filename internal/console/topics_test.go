@@ -163,7 +163,7 @@ func TestLive_RendersAfterActions(t *testing.T) {
 	}
 	events := pages(t, c, "/page")[0]
 	require.Equal(t, "1", string((<-events).html))
-	c.Acted("dead letters")
+	c.Changed("dead letters")
 	require.Equal(t, "2", string((<-events).html))
 }
 
@@ -179,7 +179,7 @@ func TestLive_RendersOnlyAffectedPages(t *testing.T) {
 		for _, path := range []string{"/", "/access", "/access/x", "/accessible", "/audit", "/dead-letters"} {
 			c.live.topics[path] = &topic{path: path, wake: make(chan struct{}, 1)}
 		}
-		c.Acted(tag)
+		c.Changed(tag)
 		var woken []string
 		for path, t := range c.live.topics {
 			if len(t.wake) > 0 {
@@ -213,7 +213,7 @@ func TestLive_LimitsConcurrentRenderings(t *testing.T) {
 		for _, events := range all {
 			require.NoError(t, (<-events).err)
 		}
-		c.Acted("queues")
+		c.Changed("queues")
 	}
 	require.LessOrEqual(t, most.Load(), int64(maxRenderings))
 }
@@ -234,7 +234,7 @@ func TestLive_ReportsProblems(t *testing.T) {
 		return nil
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := access.WithAgain(r.Context(), func() (*access.Principal, error) {
+		ctx := access.WithReauthentication(r.Context(), func() (*access.Principal, error) {
 			if out.Load() {
 				return nil, access.ErrRefused
 			}

@@ -15,30 +15,30 @@ const (
 )
 
 var (
-	// ErrNoRoom is returned if other bodies, or other bodies of the same client, use the available
+	// ErrNoQuota is returned if other bodies, or other bodies of the same client, use the available
 	// memory.
-	ErrNoRoom = errors.New("too many submissions at once; send it again later")
+	ErrNoQuota = errors.New("too many request bodies at once; try again later")
 	// ErrSlow is returned if a body arrives too slowly, or stops arriving.
-	ErrSlow = errors.New("the body came too slowly")
+	ErrSlow = errors.New("the request body arrived too slowly")
 )
 
 // Bodies limits the memory of bodies whose requests are being read or answered.
 type Bodies struct {
-	Room  *Room
+	Quota *Quota
 	Grace time.Duration // DefaultBodyGrace, except in tests
 }
 
-// chunk is the least room, in bytes, that a body takes at a time, so that a sender of single bytes
-// does not keep the room busy.
+// chunk is the least amount, in bytes, that a body acquires at a time, so that a sender of single
+// bytes does not lock the quota for each byte.
 const chunk = 4 << 10
 
-// Read reads up to most bytes of a request's body into a writer. It takes room for the client as
-// bytes arrive: an announced length takes no room from others. The caller must call done to give
-// the room back.
-func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, client string, most int64, into io.Writer) (done func(), _ error) {
+// Read reads up to limit bytes of a request's body into a writer. It acquires quota for the client
+// as bytes arrive: an announced length acquires none. The caller must call done to release the
+// quota.
+func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, client string, limit int64, into io.Writer) (done func(), _ error) {
 	reader := &bodyReader{bodies: b, client: client, body: r.Body, control: http.NewResponseController(w), start: time.Now()}
-	done = func() { b.Room.Give(client, reader.taken) }
-	_, err := io.Copy(into, io.LimitReader(reader, most))
+	done = func() { b.Quota.Release(client, reader.acquired) }
+	_, err := io.Copy(into, io.LimitReader(reader, limit))
 	_ = reader.control.SetReadDeadline(time.Time{}) // or it would end the request; a test's recorder has none
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = ErrSlow
@@ -47,24 +47,24 @@ func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, client string, mos
 }
 
 type bodyReader struct {
-	bodies      *Bodies
-	client      string
-	body        io.Reader
-	control     *http.ResponseController
-	start       time.Time
-	read, taken int64
+	bodies         *Bodies
+	client         string
+	body           io.Reader
+	control        *http.ResponseController
+	start          time.Time
+	read, acquired int64
 }
 
 func (r *bodyReader) Read(p []byte) (int, error) {
 	_ = r.control.SetReadDeadline(r.start.Add(r.bodies.Grace + time.Duration(r.read)*time.Second/MinBodyRate))
 	n, err := r.body.Read(p)
 	r.read += int64(n)
-	if r.read > r.taken {
-		more := max(chunk, r.read-r.taken)
-		if !r.bodies.Room.Take(r.client, more) {
-			return 0, ErrNoRoom
+	if r.read > r.acquired {
+		more := max(chunk, r.read-r.acquired)
+		if !r.bodies.Quota.Acquire(r.client, more) {
+			return 0, ErrNoQuota
 		}
-		r.taken += more
+		r.acquired += more
 	}
 	return n, err
 }

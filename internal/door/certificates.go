@@ -29,7 +29,7 @@ type CertificateFiles struct {
 func (f CertificateFiles) Check() error {
 	switch {
 	case (f.Cert == "") != (f.Key == ""):
-		return errors.New("--tls-cert and --tls-key need each other")
+		return errors.New("--tls-cert and --tls-key must be set together")
 	case f.ClientCA != "" && f.Cert == "":
 		return errors.New("--tls-client-ca needs --tls-cert and --tls-key")
 	}
@@ -70,7 +70,7 @@ func protocols() []string { return []string{"h2", "http/1.1"} }
 // of two was written, change nothing.
 func (c *Certificates) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "certificates", Interval: certificatesInterval, WhenIdle: true, Failing: "the certificates that were read before stay in force",
+		Name: "certificates", Interval: certificatesInterval, WhenIdle: true, Failing: "reading changed certificates failed: the previous ones stay in use",
 		Once: background.Each(func(context.Context) error { return c.reload() }),
 	})
 }
@@ -98,7 +98,7 @@ func (c *Certificates) reload() error {
 	if c.files.ClientCA != "" {
 		config.ClientCAs = x509.NewCertPool()
 		if !config.ClientCAs.AppendCertsFromPEM(pair[2]) {
-			return fmt.Errorf("%s: holds no certificate", c.files.ClientCA)
+			return fmt.Errorf("%s: contains no certificate", c.files.ClientCA)
 		}
 		config.ClientAuth = tls.VerifyClientCertIfGiven
 		// A resumed session could show a certificate of a CA that is no longer trusted.

@@ -19,7 +19,7 @@ import (
 )
 
 // DefaultMaxRequests bounds the requests that are answered at once. A single client may have half
-// of them: see [Room].
+// of them: see [Quota].
 const DefaultMaxRequests = 2048
 
 // Reasons for refusing a request or a connection: the values of the metric's label.
@@ -86,7 +86,7 @@ func Guard(config Config, next http.Handler) http.Handler {
 	}
 	crossOrigin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		config.Refused(RefusedOrigin)
-		Problem(w, http.StatusForbidden, "a page of another site may not do this; --allowed-origin names those that may")
+		Problem(w, http.StatusForbidden, "requests from pages of this origin are not allowed; --allowed-origin adds it")
 	}))
 	next = crossOrigin.Handler(next)
 	if len(config.Origins) > 0 { // without any origin, the library would allow all
@@ -97,12 +97,12 @@ func Guard(config Config, next http.Handler) http.Handler {
 			ExposedHeaders: []string{"Retry-After", "RateLimit", "RateLimit-Policy"},
 		}).Handler(next)
 	}
-	return protect(checkHost(config, next))
+	return withSecurityHeaders(checkHost(config, next))
 }
 
-// protections are headers that restrict what a browser does with a response, and keep caches from
+// securityHeaders are headers that restrict what a browser does with a response, and keep caches from
 // storing it: most responses contain payloads, or could.
-var protections = []struct {
+var securityHeaders = []struct {
 	name  string
 	value []string // shared by all responses
 }{
@@ -114,10 +114,10 @@ var protections = []struct {
 	{"Cache-Control", []string{"no-store"}},
 }
 
-func protect(next http.Handler) http.Handler {
+func withSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
-		for _, p := range protections {
+		for _, p := range securityHeaders {
 			header[p.name] = p.value
 		}
 		next.ServeHTTP(w, r)
@@ -128,23 +128,23 @@ func protect(next http.Handler) http.Handler {
 // resolve to this machine, a browser takes its pages for the API's own origin, but their requests
 // carry the site's name.
 func checkHost(config Config, next http.Handler) http.Handler {
-	ours := config.names()
+	own := config.names()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-		if !viaSocket(local) && !isOurs(ours, hostOf(r.Host), local) {
+		if !isSocket(local) && !isOwnHost(own, hostOf(r.Host), local) {
 			config.Refused(RefusedHost)
-			Problem(w, http.StatusMisdirectedRequest, "dlqd is not asked for under this name; --allowed-host adds it")
+			Problem(w, http.StatusMisdirectedRequest, "unknown host name; --allowed-host adds it")
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// viaSocket reports whether a connection came through a Unix socket, which no browser can reach.
-func viaSocket(local net.Addr) bool { return local != nil && local.Network() == "unix" }
+// isSocket reports whether a connection came through a Unix socket, which no browser can reach.
+func isSocket(local net.Addr) bool { return local != nil && local.Network() == "unix" }
 
-func isOurs(ours []string, host string, local net.Addr) bool {
-	if slices.Contains(ours, host) {
+func isOwnHost(own []string, host string, local net.Addr) bool {
+	if slices.Contains(own, host) {
 		return true
 	}
 	address, err := netip.ParseAddr(host)
@@ -161,11 +161,11 @@ func isOurs(ours []string, host string, local net.Addr) bool {
 // Host returns the host name of a request, without the port.
 func Host(r *http.Request) string { return hostOf(r.Host) }
 
-// Ours reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks the
+// IsOwnHost reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks the
 // name of a request through a Unix socket.
-func (c *Config) Ours(r *http.Request) bool {
+func (c *Config) IsOwnHost(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return isOurs(c.names(), hostOf(r.Host), local)
+	return isOwnHost(c.names(), hostOf(r.Host), local)
 }
 
 // names returns Hosts and localhost in the form in which they are compared.
@@ -249,4 +249,4 @@ func Problem(w http.ResponseWriter, status int, detail string) {
 	_, _ = w.Write(raw)
 }
 
-var errNoRate = errors.New("must be requests/time, such as 100/s, 600/m or 50/10s")
+var errInvalidRate = errors.New("must be requests/time, such as 100/s, 600/m or 50/10s")

@@ -18,7 +18,7 @@ func guard(config door.Config) http.Handler {
 	return door.Guard(config, door.Limit(config, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
 }
 
-func TestHosts(t *testing.T) {
+func TestGuard_RefusesUnknownHosts(t *testing.T) {
 	t.Parallel()
 	handler := guard(door.Config{Hosts: append(door.HostsOf([]string{"dlqd.internal:7353", "0.0.0.0:80", ":80", "unix:/run/x:1", "[fe80::1%eth0]:80"}), "Public.Example", "10.9.8.7")})
 	tcp := &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 7353}
@@ -37,7 +37,7 @@ func TestHosts(t *testing.T) {
 
 		answer = httptest.NewRecorder()
 		handler.ServeHTTP(answer, request.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: "unix", Name: "/run/x"}))))
-		require.Equal(t, 200, answer.Code, "%q, by a Unix socket", host)
+		require.Equal(t, 200, answer.Code, "%q, through a Unix socket", host)
 	}
 	for _, config := range []door.Config{
 		{Hosts: []string{""}},
@@ -56,9 +56,9 @@ func TestHosts(t *testing.T) {
 	require.NoError(t, (&door.Config{Hosts: []string{"a.b", "10.0.0.1", "::1"}, Origins: []string{"https://a", "http://localhost:3000"}}).Check())
 }
 
-func TestOrigins(t *testing.T) {
+func TestGuard_RefusesOtherOrigins(t *testing.T) {
 	t.Parallel()
-	ask := func(handler http.Handler, method, origin, site string) *httptest.ResponseRecorder {
+	send := func(handler http.Handler, method, origin, site string) *httptest.ResponseRecorder {
 		request := httptest.NewRequest(method, "/api/messages", nil)
 		request.Host = "localhost"
 		request.Header.Set("Origin", origin)
@@ -74,42 +74,42 @@ func TestOrigins(t *testing.T) {
 	closed, open := guard(door.Config{}), guard(door.Config{Origins: []string{"https://console.example"}})
 	for _, method := range []string{"GET", "POST", "OPTIONS"} {
 		for _, handler := range []http.Handler{closed, open} {
-			answer := ask(handler, method, "https://evil.example", "cross-site")
+			answer := send(handler, method, "https://evil.example", "cross-site")
 			require.Empty(t, answer.Header().Get("Access-Control-Allow-Origin"), method)
 			if method == "POST" {
 				require.Equal(t, 403, answer.Code)
 			}
 		}
-		require.Empty(t, ask(closed, method, "https://console.example", "cross-site").Header().Get("Access-Control-Allow-Origin"))
-		answer := ask(open, method, "https://console.example", "cross-site")
+		require.Empty(t, send(closed, method, "https://console.example", "cross-site").Header().Get("Access-Control-Allow-Origin"))
+		answer := send(open, method, "https://console.example", "cross-site")
 		require.Less(t, answer.Code, 300, method)
 		require.Equal(t, "https://console.example", answer.Header().Get("Access-Control-Allow-Origin"))
 		require.Empty(t, answer.Header().Get("Access-Control-Allow-Credentials"))
 	}
 }
 
-func TestRoom(t *testing.T) {
+func TestQuota_LeavesSharesToOthers(t *testing.T) {
 	t.Parallel()
-	room := door.NewRoom(12)
-	takeAll := func(client string) (took int) {
-		for room.Take(client, 1) {
-			took++
+	quota := door.NewQuota(12)
+	acquireAll := func(client string) (acquired int) {
+		for quota.Acquire(client, 1) {
+			acquired++
 		}
-		return took
+		return acquired
 	}
-	require.Equal(t, 6, takeAll("a"), "alone, half")
-	require.Equal(t, 3, takeAll("b"), "of what is left, half")
-	require.Equal(t, 1, takeAll("c"))
-	require.Zero(t, takeAll("a"), "it has more than is left")
-	room.Give("a", 6)
-	require.Equal(t, 3, takeAll("c"))
-	require.False(t, room.Take("d", 6))
-	room.Give("b", 3)
-	room.Give("c", 4)
-	require.True(t, room.Take("d", 6))
+	require.Equal(t, 6, acquireAll("a"), "a single client gets half")
+	require.Equal(t, 3, acquireAll("b"), "the second client gets half of the rest")
+	require.Equal(t, 1, acquireAll("c"))
+	require.Zero(t, acquireAll("a"), "the client holds more than is free")
+	quota.Release("a", 6)
+	require.Equal(t, 3, acquireAll("c"))
+	require.False(t, quota.Acquire("d", 6))
+	quota.Release("b", 3)
+	quota.Release("c", 4)
+	require.True(t, quota.Acquire("d", 6))
 }
 
-func TestRate(t *testing.T) {
+func TestRate_LimitsEachClient(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]door.Rate{"": {}, "100/s": {100, time.Second}, "600/m": {600, time.Minute}, "1/h": {1, time.Hour}, "50/10s": {50, 10 * time.Second}} {
 		got, err := door.ParseRate(text)
@@ -121,28 +121,28 @@ func TestRate(t *testing.T) {
 		require.Error(t, err, text)
 	}
 	handler := guard(door.Config{Rate: door.Rate{Requests: 2, Per: time.Hour}})
-	ask := func(path, peer string) *httptest.ResponseRecorder {
+	send := func(path, peer string) *httptest.ResponseRecorder {
 		request := httptest.NewRequest(http.MethodGet, path, nil)
 		request.Host, request.RemoteAddr = "localhost", peer
 		answer := httptest.NewRecorder()
 		handler.ServeHTTP(answer, request)
 		return answer
 	}
-	first := ask("/a", "192.0.2.1:1000")
+	first := send("/a", "192.0.2.1:1000")
 	require.Equal(t, 200, first.Code)
 	require.Equal(t, `"requests";q=2;w=3600`, first.Header().Get("Ratelimit-Policy"))
 	require.Equal(t, `"requests";r=1;t=1800`, first.Header().Get("Ratelimit"))
-	require.Equal(t, 200, ask("/a", "192.0.2.1:1001").Code)
-	refused := ask("/a", "192.0.2.1:1002")
+	require.Equal(t, 200, send("/a", "192.0.2.1:1001").Code)
+	refused := send("/a", "192.0.2.1:1002")
 	require.Equal(t, 429, refused.Code)
 	require.Equal(t, "application/problem+json", refused.Header().Get("Content-Type"))
 	require.Contains(t, refused.Header().Get("Ratelimit"), `"requests";r=0;t=`)
 	require.Regexp(t, `^1(800|799)$`, refused.Header().Get("Retry-After"))
-	require.Equal(t, 200, ask("/livez", "192.0.2.1:1002").Code)
-	require.Equal(t, 200, ask("/a", "192.0.2.2:1000").Code)
+	require.Equal(t, 200, send("/livez", "192.0.2.1:1002").Code)
+	require.Equal(t, 200, send("/a", "192.0.2.2:1000").Code)
 
 	for i, peer := range []string{"[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8:0:0:ffff::3]:1"} { // one network
-		require.Equal(t, map[bool]int{true: 200, false: 429}[i < 2], ask("/a", peer).Code)
+		require.Equal(t, map[bool]int{true: 200, false: 429}[i < 2], send("/a", peer).Code)
 	}
-	require.Equal(t, 200, ask("/a", "[2001:db8:0:1::1]:1").Code)
+	require.Equal(t, 200, send("/a", "[2001:db8:0:1::1]:1").Code)
 }

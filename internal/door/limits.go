@@ -21,7 +21,7 @@ func Limit(config Config, next http.Handler) http.Handler {
 	if config.Refused == nil {
 		config.Refused = func(string) {}
 	}
-	room := NewRoom(int64(cmp.Or(config.MaxRequests, DefaultMaxRequests)))
+	quota := NewQuota(int64(cmp.Or(config.MaxRequests, DefaultMaxRequests)))
 	rates := newRates(config.Rate)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if unlimited[r.URL.Path] {
@@ -34,17 +34,17 @@ func Limit(config Config, next http.Handler) http.Handler {
 			if wait > 0 {
 				config.Refused(RefusedRate)
 				w.Header().Set("Retry-After", Seconds(wait))
-				Problem(w, http.StatusTooManyRequests, "more than "+config.Rate.String()+" requests; send it again later")
+				Problem(w, http.StatusTooManyRequests, "rate limit exceeded: "+config.Rate.String()+" requests; try again later")
 				return
 			}
 		}
-		if !room.Take(client, 1) {
+		if !quota.Acquire(client, 1) {
 			config.Refused(RefusedRequests)
 			w.Header().Set("Retry-After", "1")
-			Problem(w, http.StatusTooManyRequests, "too many requests at once; send it again later")
+			Problem(w, http.StatusTooManyRequests, "too many requests at once; try again later")
 			return
 		}
-		defer room.Give(client, 1)
+		defer quota.Release(client, 1)
 		next.ServeHTTP(w, r)
 	})
 }
@@ -70,11 +70,11 @@ func ParseRate(text string) (Rate, error) {
 	}
 	requests, err := strconv.Atoi(number)
 	if err != nil {
-		return Rate{}, errNoRate
+		return Rate{}, errInvalidRate
 	}
 	window, err := time.ParseDuration(per)
 	if err != nil || requests < 1 || window < time.Second || window > 24*time.Hour {
-		return Rate{}, errNoRate
+		return Rate{}, errInvalidRate
 	}
 	return Rate{requests, window}, nil
 }

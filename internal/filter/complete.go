@@ -90,5 +90,5 @@ func (t *Typing) Insert(name string, ofLanguage bool) string {
 	case t.Field == "assigned" && !ofLanguage && (name == "me" || name == "nobody"):
 		return quote(name)
 	}
-	return bare(name)
+	return quoteIfNeeded(name)
 }

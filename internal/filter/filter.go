@@ -21,39 +21,39 @@ type Filter struct {
 	Queue         []string `json:"queue,omitempty" doc:"In one of these queues; * stands for any text."`
 	Kind          []string `json:"kind,omitempty" doc:"Of one of these kinds; * stands for any text." example:"[\"payment.*\"]"`
 	ErrorClass    []string `json:"errorClass,omitempty" doc:"Of one of these classes."`
-	ErrorType     []string `json:"errorType,omitempty" doc:"With one of these types of error."`
-	ErrorCode     []string `json:"errorCode,omitempty" doc:"With one of these codes."`
-	Destination   []string `json:"destination,omitempty" doc:"Whose failed delivery went to one of these destinations."`
-	ErrorMessage  []string `json:"errorMessage,omitempty" doc:"Whose error has all of these texts, in upper or lower case."`
-	Fingerprint   []string `json:"fingerprint,omitempty" doc:"Of one of these failure groups: fingerprints, or their first characters."`
-	Rule          []string `json:"rule,omitempty" doc:"Whose class and strategy one of these rules chose."`
+	ErrorType     []string `json:"errorType,omitempty" doc:"With one of these error types."`
+	ErrorCode     []string `json:"errorCode,omitempty" doc:"With one of these error codes."`
+	Destination   []string `json:"destination,omitempty" doc:"Failed in a delivery to one of these destinations."`
+	ErrorMessage  []string `json:"errorMessage,omitempty" doc:"Error text contains all of these texts, ignoring case."`
+	Fingerprint   []string `json:"fingerprint,omitempty" doc:"In one of these failure groups: fingerprints, or their first characters."`
+	Rule          []string `json:"rule,omitempty" doc:"Class and strategy chosen by one of these rules."`
 	Strategy      []string `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"With one of these strategies."`
-	WaitingFor    []string `json:"waitingFor,omitempty" enum:"automatic,condition,pace,order" doc:"Pending ones that wait for one of these besides a time: that automatic redelivery is switched on for them, a condition, their place in the pace, or in the order of their key."`
-	FailedIn      []string `json:"failedIn,omitempty" enum:"job,redelivery" doc:"What failed last: the job itself, or a redelivery of it."`
-	Assignee      []string `json:"assignee,omitempty" doc:"Whom one of these looks after; \"\" is nobody."`
+	WaitingFor    []string `json:"waitingFor,omitempty" enum:"automatic,condition,pace,order" doc:"Pending and waiting for one of these besides a time: automatic redelivery to be switched on, a condition, a place in the pace, or earlier messages of the ordering key."`
+	FailedIn      []string `json:"failedIn,omitempty" enum:"job,redelivery" doc:"Last failure: of the job itself, or of a redelivery."`
+	Assignee      []string `json:"assignee,omitempty" doc:"Assigned to one of these; \"\" selects unassigned entries."`
 	Source        []string `json:"source,omitempty" doc:"Of one of these sources."`
 	SubscriberID  []string `json:"subscriberId,omitempty" doc:"Of one of these subscribers."`
 	OrderingKey   []string `json:"orderingKey,omitempty" doc:"With one of these ordering keys."`
 	Tags          []string `json:"tags,omitempty" doc:"With all of these tags."`
 	IDs           []string `json:"ids,omitempty" format:"uuid" doc:"One of these entries."`
 	MessageID     []string `json:"messageId,omitempty" doc:"Of one of these messages."`
-	JobID         []int64  `json:"jobId,omitempty" doc:"Whose job, or redelivery, is one of these."`
-	After         string   `json:"after,omitempty" format:"date-time" doc:"Captured at or after."`
-	Before        string   `json:"before,omitempty" format:"date-time" doc:"Captured before."`
-	MinAge        string   `json:"minAge,omitempty" doc:"Captured so long ago, or longer, such as 2 days." example:"30 minutes"`
-	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured no longer ago, such as 2 days." example:"2 days"`
-	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or more."`
-	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With so many redeliveries or fewer."`
+	JobID         []int64  `json:"jobId,omitempty" doc:"With one of these jobs as its job or redelivery."`
+	After         string   `json:"after,omitempty" format:"date-time" doc:"Captured at or after this time."`
+	Before        string   `json:"before,omitempty" format:"date-time" doc:"Captured before this time."`
+	MinAge        string   `json:"minAge,omitempty" doc:"Captured at least this long ago, such as 2 days." example:"30 minutes"`
+	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured at most this long ago, such as 2 days." example:"2 days"`
+	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With at least this many redeliveries."`
+	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With at most this many redeliveries."`
 	// Payload stays raw for the database to compare, because decoding would change a number beyond
 	// 2^53.
-	Payload   json.RawMessage `json:"payload,omitempty" doc:"Whose payload contains this JSON."`
-	PayloadAt []Place         `json:"payloadAt,omitempty" doc:"Whose payload has these values at these places."`
+	Payload   json.RawMessage `json:"payload,omitempty" doc:"Payload contains this JSON."`
+	PayloadAt []Place         `json:"payloadAt,omitempty" doc:"Payload has one of the values at each of these paths."`
 }
 
 // Place is a path in payloads and its values.
 type Place struct {
-	Path   []string `json:"path" minItems:"1" maxItems:"64" doc:"Keys, the outermost first. Arrays on the way are looked through." example:"[\"customer\",\"id\"]"`
-	Values []string `json:"values" minItems:"1" doc:"A text, number or truth value, as text: one of these." example:"[\"42\"]"`
+	Path   []string `json:"path" minItems:"1" maxItems:"64" doc:"Keys, outermost first. Arrays along the path are searched." example:"[\"customer\",\"id\"]"`
+	Values []string `json:"values" minItems:"1" doc:"Accepted values, as text: strings, numbers or booleans." example:"[\"42\"]"`
 }
 
 // JSON returns the filter as the database reads it.
@@ -109,7 +109,7 @@ func Merge(a, b Filter) (Filter, error) {
 	}
 	if len(twice) > 0 {
 		slices.Sort(twice)
-		return out, errors.New("filter: " + strings.Join(twice, ", ") + ": in the text, and beside it")
+		return out, errors.New("filter: " + strings.Join(twice, ", ") + ": set both in the text and as a field")
 	}
 	raw, err := json.Marshal(fields)
 	if err != nil {
@@ -140,41 +140,41 @@ var (
 
 // table has all fields, in the order in which Print writes them.
 var table = []field{
-	{name: "status", json: "status", doc: "State; open and closed stand for those that are.", example: "status:manual,failed", values: slices.Concat(states, []string{"open", "closed"}), words: func(f *Filter) *[]string { return &f.Status }},
+	{name: "status", json: "status", doc: "State. open and closed select all open and all closed states.", example: "status:manual,failed", values: slices.Concat(states, []string{"open", "closed"}), words: func(f *Filter) *[]string { return &f.Status }},
 	{name: "queue", json: "queue", doc: "Queue; * stands for any text.", example: "queue:payments", words: func(f *Filter) *[]string { return &f.Queue }},
-	{name: "kind", json: "kind", doc: "Kind of the message, or of the job; * stands for any text.", example: "kind:order.*", words: func(f *Filter) *[]string { return &f.Kind }},
+	{name: "kind", json: "kind", doc: "Kind of the message or job; * stands for any text.", example: "kind:order.*", words: func(f *Filter) *[]string { return &f.Kind }},
 	{name: "class", json: "errorClass", doc: "Class of the error.", example: "class:outage", values: classes, words: func(f *Filter) *[]string { return &f.ErrorClass }},
 	{name: "type", json: "errorType", doc: "Type of the error.", example: "type:TIMEOUT_ERROR", words: func(f *Filter) *[]string { return &f.ErrorType }},
 	{name: "code", json: "errorCode", doc: "Code of the error.", example: "code:INSUFFICIENT_FUNDS", words: func(f *Filter) *[]string { return &f.ErrorCode }},
 	{name: "destination", json: "destination", doc: "Destination to which the failed delivery went.", example: "destination:bank", words: func(f *Filter) *[]string { return &f.Destination }},
-	{name: "error", json: "errorMessage", doc: "Text of the error, all of these; a word without a field is the same.", example: `error:"timed out"`, words: func(f *Filter) *[]string { return &f.ErrorMessage }},
-	{name: "group", json: "fingerprint", doc: "Failure group: its fingerprint, or the first characters of that. One of before the grouping method changed finds what the group is now, too.", example: "group:3f2a", words: func(f *Filter) *[]string { return &f.Fingerprint }},
+	{name: "error", json: "errorMessage", doc: "Text in the error message; several must all match. A word without a field is the same.", example: `error:"timed out"`, words: func(f *Filter) *[]string { return &f.ErrorMessage }},
+	{name: "group", json: "fingerprint", doc: "Failure group: its fingerprint or the first characters. A fingerprint of an earlier grouping method also finds the group.", example: "group:3f2a", words: func(f *Filter) *[]string { return &f.Fingerprint }},
 	{name: "rule", json: "rule", doc: "Rule that chose class and strategy.", example: "rule:transport", words: func(f *Filter) *[]string { return &f.Rule }},
-	{name: "strategy", json: "strategy", doc: "What happens next.", example: "strategy:conditional", values: []string{"immediate", "scheduled", "conditional", "manual"}, words: func(f *Filter) *[]string { return &f.Strategy }},
-	{name: "waiting", json: "waitingFor", doc: "What pending ones wait for besides a time.", example: "waiting:condition", values: []string{"automatic", "condition", "pace", "order"}, words: func(f *Filter) *[]string { return &f.WaitingFor }},
-	{name: "stage", json: "failedIn", doc: "What failed last: the job itself, or a redelivery of it.", example: "stage:redelivery", values: []string{"job", "redelivery"}, words: func(f *Filter) *[]string { return &f.FailedIn }},
-	{name: "assigned", json: "assignee", doc: "Who looks after it: a name, nobody, or me.", example: "assigned:nobody", words: func(f *Filter) *[]string { return &f.Assignee }},
+	{name: "strategy", json: "strategy", doc: "Strategy: what happens next.", example: "strategy:conditional", values: []string{"immediate", "scheduled", "conditional", "manual"}, words: func(f *Filter) *[]string { return &f.Strategy }},
+	{name: "waiting", json: "waitingFor", doc: "What a pending entry waits for besides a time.", example: "waiting:condition", values: []string{"automatic", "condition", "pace", "order"}, words: func(f *Filter) *[]string { return &f.WaitingFor }},
+	{name: "stage", json: "failedIn", doc: "Last failure: of the job itself, or of a redelivery.", example: "stage:redelivery", values: []string{"job", "redelivery"}, words: func(f *Filter) *[]string { return &f.FailedIn }},
+	{name: "assigned", json: "assignee", doc: "Assignee: a name, nobody, or me.", example: "assigned:nobody", words: func(f *Filter) *[]string { return &f.Assignee }},
 	{name: "source", json: "source", doc: "Source of the message.", example: "source:shop", words: func(f *Filter) *[]string { return &f.Source }},
 	{name: "subscriber", json: "subscriberId", doc: "Subscriber whom the message concerns.", example: "subscriber:cus_81", words: func(f *Filter) *[]string { return &f.SubscriberID }},
 	{name: "key", json: "orderingKey", doc: "Ordering key of the message.", example: "key:order-81", words: func(f *Filter) *[]string { return &f.OrderingKey }},
-	{name: "tag", json: "tags", doc: "Tags, all of these.", example: "tag:incident-81", words: func(f *Filter) *[]string { return &f.Tags }},
-	{name: "id", json: "ids", doc: "The entry; an id without a field is the same.", example: "id:0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c", words: func(f *Filter) *[]string { return &f.IDs }},
-	{name: "message", json: "messageId", doc: "The message.", example: "message:pay-1", words: func(f *Filter) *[]string { return &f.MessageID }},
-	{name: "job", json: "jobId", doc: "Its job, or a redelivery's.", example: "job:4711", numbers: func(f *Filter) *[]int64 { return &f.JobID }},
-	{name: "after", json: "after", doc: "Captured at or after: a date, or a time (UTC where it says no zone).", example: "after:2026-11-20T08:00", read: readAfter},
-	{name: "before", json: "before", doc: "Captured before.", example: "before:2026-11-21", read: readBefore},
-	{name: "failed", doc: "Captured on a day, or from the first day or time to the last; either may be left out.", example: "failed:2026-11-20..2026-11-21", read: readFailed},
-	{name: "age", doc: "Captured longer (>) or less long (<) ago: s, m, h, d and w.", example: "age:>2d", read: readAge},
-	{name: "attempts", doc: "Redeliveries so far: a number, >, >=, <, <=, or a range.", example: "attempts:>3", read: readAttempts},
-	{name: "payload", json: "payload", doc: "A value in the payload, by the keys that lead to it; or JSON that it contains.", example: "payload.customer:42"},
+	{name: "tag", json: "tags", doc: "Tag; several must all match.", example: "tag:incident-81", words: func(f *Filter) *[]string { return &f.Tags }},
+	{name: "id", json: "ids", doc: "Id of the entry. An id without a field is the same.", example: "id:0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c", words: func(f *Filter) *[]string { return &f.IDs }},
+	{name: "message", json: "messageId", doc: "Id of the message.", example: "message:pay-1", words: func(f *Filter) *[]string { return &f.MessageID }},
+	{name: "job", json: "jobId", doc: "Id of the job, or of a redelivery.", example: "job:4711", numbers: func(f *Filter) *[]int64 { return &f.JobID }},
+	{name: "after", json: "after", doc: "Captured at or after a date or time (UTC unless it has a zone).", example: "after:2026-11-20T08:00", read: readAfter},
+	{name: "before", json: "before", doc: "Captured before a date or time.", example: "before:2026-11-21", read: readBefore},
+	{name: "failed", doc: "Captured on a day, or in a range of days or times; either end may be omitted.", example: "failed:2026-11-20..2026-11-21", read: readFailed},
+	{name: "age", doc: "Captured more (>) or less (<) than this long ago; units are s, m, h, d and w.", example: "age:>2d", read: readAge},
+	{name: "attempts", doc: "Number of redeliveries: a number, >, >=, <, <=, or a range.", example: "attempts:>3", read: readAttempts},
+	{name: "payload", json: "payload", doc: "Value at a path of keys in the payload, or JSON that the payload contains.", example: "payload.customer:42"},
 }
 
 // Field describes a field of the language.
 type Field struct {
-	Name    string   `json:"name" doc:"The field."`
-	Doc     string   `json:"doc" doc:"What it is."`
-	Example string   `json:"example" doc:"How it is used."`
-	Values  []string `json:"values,omitempty" doc:"Its values, where there are no others."`
+	Name    string   `json:"name" doc:"Name of the field."`
+	Doc     string   `json:"doc" doc:"Description."`
+	Example string   `json:"example" doc:"Example of a term."`
+	Values  []string `json:"values,omitempty" doc:"Allowed values; absent if any value is allowed."`
 	JSON    string   `json:"-"` // field of the filter's JSON, if it is exactly one
 }
 

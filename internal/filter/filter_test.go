@@ -65,48 +65,48 @@ var texts = map[string]string{
 	`payload."a.b"."say \"\"".c:"x y"`:                             `{"payloadAt":[{"path":["a.b","say \"\"","c"],"values":["x y"]}]}`,
 	`payload:{"customer": {"id": 9007199254740993}} queue:a`:       `{"queue":["a"],"payload":{"customer":{"id":9007199254740993}}}`,
 	"  status:manual\t\n queue:payments  ":                         `{"status":["dlq_manual"],"queue":["payments"]}`,
-	`""`:                                                           `problem at 1-3: an empty text chooses nothing`,
-	"qeueu:payments":                                               `problem at 1-15: there is no field qeueu; did you mean queue? suggest queue:payments or "qeueu:payments"`,
-	"queue:a errorType:x":                                          `problem at 9-20: there is no field errorType: it is called type suggest type:x`,
-	"orderingKey:x":                                                `problem at 1-14: there is no field orderingKey: it is called key suggest key:x`,
-	"tags:x":                                                       `problem at 1-7: there is no field tags: it is called tag suggest tag:x`,
-	"see http://example.com/":                                      `problem at 5-24: there is no field http (there are status, queue, suggest "http://example.com/"`,
-	"class:outtage":                                                `problem at 1-14: there is no class "outtage"; did you mean outage? (there are transient, suggest class:outage`,
-	"ä status:lost":                                                `problem at 3-14: there is no status "lost"`,
-	"-queue:a":                                                     `problem at 1-9: a filter says what it chooses, and cannot leave something out`,
-	`error:"timed out`:                                             `problem at 1-17: the quote is not closed`,
-	`error:"timed"out`:                                             `problem at 1-17: after a quote comes a blank or a comma`,
-	"queue:":                                                       `problem at 1-7: a value is missing`,
-	"queue:a,":                                                     `problem at 1-9: a value is missing`,
-	"queue:,a":                                                     `problem at 1-9: a value is missing`,
-	"id:7":                                                         `problem at 1-5: an id looks like 0199`,
-	"job:x":                                                        `problem at 1-6: job is a number of 1 or more`,
-	"job:99999999999999999999":                                     `problem at 1-25: job is a number`,
-	"after:soon":                                                   `problem at 1-11: "soon" is no time`,
-	"before:2026-13-01":                                            `problem at 1-18: "2026-13-01" is no time`,
-	"after:0000-01-01":                                             `problem at 1-17: "0000-01-01" is no time`,
-	"failed:..":                                                    `problem at 1-10: failed takes a day, or from..to`,
+	`""`:                                                           `problem at 1-3: the text is empty`,
+	"qeueu:payments":                                               `problem at 1-15: unknown field qeueu; did you mean queue? suggest queue:payments or "qeueu:payments"`,
+	"queue:a errorType:x":                                          `problem at 9-20: unknown field errorType: use type suggest type:x`,
+	"orderingKey:x":                                                `problem at 1-14: unknown field orderingKey: use key suggest key:x`,
+	"tags:x":                                                       `problem at 1-7: unknown field tags: use tag suggest tag:x`,
+	"see http://example.com/":                                      `problem at 5-24: unknown field http (fields: status, queue, suggest "http://example.com/"`,
+	"class:outtage":                                                `problem at 1-14: unknown class "outtage"; did you mean outage? (values: transient, suggest class:outage`,
+	"ä status:lost":                                                `problem at 3-14: unknown status "lost"`,
+	"-queue:a":                                                     `problem at 1-9: a term cannot be negated`,
+	`error:"timed out`:                                             `problem at 1-17: the closing quote is missing`,
+	`error:"timed"out`:                                             `problem at 1-17: expected a blank or a comma after the closing quote`,
+	"queue:":                                                       `problem at 1-7: the value is missing`,
+	"queue:a,":                                                     `problem at 1-9: the value is missing`,
+	"queue:,a":                                                     `problem at 1-9: the value is missing`,
+	"id:7":                                                         `problem at 1-5: an id has the form 0199`,
+	"job:x":                                                        `problem at 1-6: job takes a number of at least 1`,
+	"job:99999999999999999999":                                     `problem at 1-25: job takes a number`,
+	"after:soon":                                                   `problem at 1-11: invalid time "soon"`,
+	"before:2026-13-01":                                            `problem at 1-18: invalid time "2026-13-01"`,
+	"after:0000-01-01":                                             `problem at 1-17: invalid time "0000-01-01"`,
+	"failed:..":                                                    `problem at 1-10: failed takes a day or a range`,
 	"failed:2026-11-20T08:00":                                      `problem at 1-24: failed takes a day`,
-	"after:2026-11-20 failed:2026-11-20":                           `problem at 18-35: this was said before, otherwise`,
-	"after:2026-11-20,2026-11-21":                                  `problem at 1-28: after takes one value`,
+	"after:2026-11-20 failed:2026-11-20":                           `problem at 18-35: this limit is already set`,
+	"after:2026-11-20,2026-11-21":                                  `problem at 1-28: after takes only one value`,
 	"age:2d":                                                       `problem at 1-7: age takes > or <`,
-	"age:>soon":                                                    `problem at 1-10: "soon" is no time: such as 30m`,
+	"age:>soon":                                                    `problem at 1-10: invalid duration "soon": must be like 30m`,
 	"attempts:many":                                                `problem at 1-14: attempts takes a number`,
-	"attempts:<0":                                                  `problem at 1-12: there are no fewer than 0`,
-	"attempts:>2147483647":                                         `problem at 1-21: there are no more than`,
-	"attempts:3 attempts:4":                                        `problem at 12-22: this was said before, otherwise`,
-	"payload:42":                                                   `problem at 1-11: payload is used as payload.customer:42`,
-	"payload.customer":                                             `problem at 1-17: payload is used as`,
-	`payload:{"a": }`:                                              `problem at 1-14: payload: this is no JSON`,
-	`payload:{"a":1} payload:{"b":1}`:                              `problem at 17-32: payload: is JSON once`,
-	"assigned:me":                                                  `problem at 1-12: nobody has signed in here`,
-	strings.Repeat("x", 5000):                                      `problem at 1-5001: a filter has 4096 bytes at most`,
-	"a\x00b":                                                       `problem at 1-4: is no text`,
-	"\xff":                                                         `problem at 1-2: is no text`,
+	"attempts:<0":                                                  `problem at 1-12: attempts cannot be less than 0`,
+	"attempts:>2147483647":                                         `problem at 1-21: attempts cannot be more than`,
+	"attempts:3 attempts:4":                                        `problem at 12-22: this limit is already set`,
+	"payload:42":                                                   `problem at 1-11: payload takes a path of keys, as in payload.customer:42`,
+	"payload.customer":                                             `problem at 1-17: payload takes a path of keys`,
+	`payload:{"a": }`:                                              `problem at 1-14: payload: invalid JSON`,
+	`payload:{"a":1} payload:{"b":1}`:                              `problem at 17-32: payload: JSON is allowed only once`,
+	"assigned:me":                                                  `problem at 1-12: me needs authentication`,
+	strings.Repeat("x", 5000):                                      `problem at 1-5001: a filter has at most 4096 bytes`,
+	"a\x00b":                                                       `problem at 1-4: the text has a NUL character`,
+	"\xff":                                                         `problem at 1-2: the text has a NUL character`,
 	`payload:{"a":"` + `\u0000` + `"} x:y`:                         `problem at 1-`,
 }
 
-func TestParse(t *testing.T) {
+func TestParse_ReadsEveryField(t *testing.T) {
 	t.Parallel()
 	for text, want := range texts {
 		me := "ann"
@@ -123,15 +123,15 @@ func TestParse(t *testing.T) {
 		var wrong *filter.Error
 		require.ErrorAs(t, err, &wrong, text)
 		term := wrong.Terms[0]
-		says := strconv.Itoa(term.From+1) + "-" + strconv.Itoa(term.To+1) + ": " + term.Problem
+		found := strconv.Itoa(term.From+1) + "-" + strconv.Itoa(term.To+1) + ": " + term.Problem
 		problem, suggest, _ := strings.Cut(problem, " suggest ")
-		require.True(t, strings.HasPrefix(says, problem), "%s: %s, and not %s", text, says, problem)
+		require.True(t, strings.HasPrefix(found, problem), "%s: %s, want %s", text, found, problem)
 		require.Equal(t, suggest, strings.Join(term.Suggest, " or "), text)
 	}
 }
 
 // Read returns the valid part of a text together with the problems.
-func TestRead(t *testing.T) {
+func TestRead_ReturnsValidPartAndProblems(t *testing.T) {
 	t.Parallel()
 	f, terms := filter.Read(`queue:a qeueu:b "timed out" class:x`, "")
 	require.JSONEq(t, `{"queue":["a"],"errorMessage":["timed out"]}`, string(f.JSON()))
@@ -141,7 +141,7 @@ func TestRead(t *testing.T) {
 	require.NotEmpty(t, terms[1].Problem)
 	require.NotEmpty(t, terms[3].Problem)
 	_, err := filter.Parse(`qeueu:b class:x`, "")
-	require.EqualError(t, err, `filter: qeueu:b (at 1): there is no field qeueu; did you mean queue? (to look for it in errors, quote it); class:x (at 9): there is no class "x" (there are transient, rate_limited, outage, validation, malformed, unauthorized, not_found, business, code_bug, unknown)`)
+	require.EqualError(t, err, `filter: qeueu:b (at 1): unknown field qeueu; did you mean queue? (to search for it in errors, quote it); class:x (at 9): unknown class "x" (values: transient, rate_limited, outage, validation, malformed, unauthorized, not_found, business, code_bug, unknown)`)
 }
 
 // aFilter draws any filter that the database accepts.
@@ -188,7 +188,7 @@ func aFilter(t *rapid.T) filter.Filter {
 }
 
 // A printed filter parses back to the same filter.
-func TestPrint_roundTrip(t *testing.T) {
+func TestPrint_ParsesBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		f := aFilter(t)
@@ -212,7 +212,7 @@ func TestPrint_roundTrip(t *testing.T) {
 
 // For any text, each term is read or has a problem with its position. What is read prints to a text
 // with the same meaning.
-func TestRead_anyText(t *testing.T) {
+func TestRead_CoversAnyText(t *testing.T) {
 	t.Parallel()
 	words := slices.Collect(func(yield func(string) bool) {
 		for text := range texts {
@@ -280,11 +280,11 @@ func TestMerge(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "queue:a kind:k", out.Print())
 	_, err = filter.Merge(a, a)
-	require.ErrorContains(t, err, "queue: in the text, and beside it")
+	require.ErrorContains(t, err, "queue: set both in the text and as a field")
 }
 
 // The language has a field for every field of the filter.
-func TestFields_haveAllOfTheFilter(t *testing.T) {
+func TestFields_CoverTheFilter(t *testing.T) {
 	t.Parallel()
 	fields := filter.Fields()
 	for of := range reflect.TypeFor[filter.Filter]().Fields() {
@@ -303,7 +303,7 @@ func TestFields_haveAllOfTheFilter(t *testing.T) {
 }
 
 // docs/filter.md lists the fields as the code describes them.
-func TestDocs(t *testing.T) {
+func TestFields_MatchTheDocumentation(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/filter.md")
 	require.NoError(t, err)
@@ -316,7 +316,7 @@ func TestDocs(t *testing.T) {
 		}
 		want.WriteString("| `" + f.Name + "` | `" + f.Example + "` | " + doc + " |\n")
 	}
-	require.Contains(t, string(page), want.String(), "docs/filter.md: the table is to be\n"+want.String())
+	require.Contains(t, string(page), want.String(), "docs/filter.md must have this table:\n"+want.String())
 }
 
 // The cases mark the cursor by |.

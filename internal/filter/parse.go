@@ -23,12 +23,12 @@ const MaxBytes = 4096
 // Term is a part of a text: a field with its values, or a word. Positions count characters (Unicode
 // code points).
 type Term struct {
-	Field   string   `json:"field,omitempty" doc:"The field; of a word alone, the one that it stands for."`
-	Values  []string `json:"values,omitempty" doc:"Its values, as they were read."`
-	From    int      `json:"from" doc:"Where it begins, in characters."`
-	To      int      `json:"to" doc:"Where it ends."`
-	Problem string   `json:"problem,omitempty" doc:"What was not understood, and what would be right; absent where all was."`
-	Suggest []string `json:"suggest,omitempty" doc:"What may have been meant instead of the term."`
+	Field   string   `json:"field,omitempty" doc:"Field of the term. A word without a field is in error, an id in id."`
+	Values  []string `json:"values,omitempty" doc:"Values of the term, as they were read."`
+	From    int      `json:"from" doc:"Start of the term, in characters."`
+	To      int      `json:"to" doc:"End of the term, in characters."`
+	Problem string   `json:"problem,omitempty" doc:"Why the term is invalid, and how to fix it; absent for a valid term."`
+	Suggest []string `json:"suggest,omitempty" doc:"Terms that the user may have meant."`
 }
 
 // Error lists the terms of a text that cannot be parsed.
@@ -38,16 +38,16 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	said := make([]string, len(e.Terms))
+	parts := make([]string, len(e.Terms))
 	runes := []rune(strings.ToValidUTF8(e.Text, "\uFFFD"))
 	for i, t := range e.Terms {
 		word := string(runes[min(t.From, len(runes)):min(t.To, len(runes))])
 		if utf8.RuneCountInString(word) > 80 {
 			word = string([]rune(word)[:80]) + "…"
 		}
-		said[i] = fmt.Sprintf("%s (at %d): %s", word, t.From+1, t.Problem)
+		parts[i] = fmt.Sprintf("%s (at %d): %s", word, t.From+1, t.Problem)
 	}
-	return "filter: " + strings.Join(said, "; ")
+	return "filter: " + strings.Join(parts, "; ")
 }
 
 // Parse returns the filter that a text stands for. me is the caller, or empty if unknown. Its
@@ -63,15 +63,15 @@ func Parse(text, me string) (Filter, error) {
 
 // Read returns the filter of the terms that are valid, and all terms with their problems.
 func Read(text, me string) (Filter, []Term) {
-	r := &reader{text: text, me: me}
+	r := &parser{text: text, me: me}
 	switch {
 	case len(text) > MaxBytes:
-		return r.filter, []Term{{To: utf8.RuneCountInString(text), Problem: fmt.Sprintf("a filter has %d bytes at most, and this has %d", MaxBytes, len(text))}}
+		return r.filter, []Term{{To: utf8.RuneCountInString(text), Problem: fmt.Sprintf("a filter has at most %d bytes; this one has %d", MaxBytes, len(text))}}
 	case !utf8.ValidString(text) || strings.ContainsRune(text, 0):
-		return r.filter, []Term{{To: utf8.RuneCountInString(text), Problem: "is no text: it has a NUL character or invalid UTF-8"}}
+		return r.filter, []Term{{To: utf8.RuneCountInString(text), Problem: "the text has a NUL character or invalid UTF-8"}}
 	}
 	var terms []Term
-	for r.blanks(); r.at < len(r.text); r.blanks() {
+	for r.skipBlanks(); r.at < len(r.text); r.skipBlanks() {
 		from := r.at
 		t, err := r.term()
 		if err != nil {
@@ -79,7 +79,7 @@ func Read(text, me string) (Filter, []Term) {
 			if nearest := (*suggestion)(nil); errors.As(err, &nearest) {
 				t.Suggest = nearest.words
 			}
-			r.skip()
+			r.skipTerm()
 		}
 		t.From, t.To = utf8.RuneCountInString(text[:from]), utf8.RuneCountInString(text[:r.at])
 		terms = append(terms, t)
@@ -101,22 +101,22 @@ type value struct {
 	quoted bool // has no special meaning, such as me or nobody
 }
 
-type reader struct {
-	text   string
-	me     string
-	at     int // position in bytes
-	filter Filter
-	inside bool // a quote is not closed
+type parser struct {
+	text     string
+	me       string
+	at       int // position in bytes
+	filter   Filter
+	unclosed bool // a quote is not closed
 }
 
-func (r *reader) rest() string { return r.text[r.at:] }
+func (r *parser) rest() string { return r.text[r.at:] }
 
-func (r *reader) blanks() {
+func (r *parser) skipBlanks() {
 	r.at = len(r.text) - len(strings.TrimLeftFunc(r.rest(), unicode.IsSpace))
 }
 
-// skip moves to the end of an invalid term.
-func (r *reader) skip() {
+// skipTerm moves to the end of an invalid term.
+func (r *parser) skipTerm() {
 	if i := strings.IndexFunc(r.rest(), unicode.IsSpace); i >= 0 {
 		r.at += i
 	} else {
@@ -127,7 +127,7 @@ func (r *reader) skip() {
 // fieldLike matches a field's name and colon. It does not match 10:30, which is a word.
 var fieldLike = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.+/-]*:`)
 
-func (r *reader) term() (Term, error) {
+func (r *parser) term() (Term, error) {
 	rest := r.rest()
 	if isPayload(rest) {
 		return r.payload()
@@ -136,7 +136,7 @@ func (r *reader) term() (Term, error) {
 		name = strings.TrimSuffix(name, ":")
 		d := lookup(strings.ToLower(name))
 		if d == nil {
-			return Term{Field: name}, noField(name, rest)
+			return Term{Field: name}, unknownField(name, rest)
 		}
 		r.at += len(name) + 1
 		t := Term{Field: d.name}
@@ -150,7 +150,7 @@ func (r *reader) term() (Term, error) {
 		return t, r.set(d, values)
 	}
 	if rest[0] == '-' {
-		return Term{}, errors.New("a filter says what it chooses, and cannot leave something out; a word that begins with - is quoted")
+		return Term{}, errors.New("a term cannot be negated; quote a word that starts with -")
 	}
 	v, err := r.word(false)
 	t := Term{Field: "error", Values: []string{v.text}}
@@ -166,7 +166,7 @@ func (r *reader) term() (Term, error) {
 }
 
 // values reads a comma-separated list of values.
-func (r *reader) values() ([]value, error) {
+func (r *parser) values() ([]value, error) {
 	var out []value
 	for {
 		v, err := r.word(true)
@@ -182,7 +182,7 @@ func (r *reader) values() ([]value, error) {
 }
 
 // word reads a value: in quotes, or up to a blank (in a list, also up to a comma).
-func (r *reader) word(listed bool) (value, error) {
+func (r *parser) word(listed bool) (value, error) {
 	rest := r.rest()
 	if !strings.HasPrefix(rest, `"`) {
 		end := strings.IndexFunc(rest, func(c rune) bool { return unicode.IsSpace(c) || listed && c == ',' })
@@ -190,7 +190,7 @@ func (r *reader) word(listed bool) (value, error) {
 			end = len(rest)
 		}
 		if end == 0 {
-			return value{}, errors.New(`a value is missing ("" is the empty one)`)
+			return value{}, errors.New(`the value is missing ("" is the empty value)`)
 		}
 		r.at += end
 		return value{text: rest[:end]}, nil
@@ -205,23 +205,23 @@ func (r *reader) word(listed bool) (value, error) {
 			r.at += i + 1
 			after, _ := utf8.DecodeRuneInString(r.rest())
 			if r.rest() != "" && !unicode.IsSpace(after) && (!listed || after != ',') {
-				return value{}, errors.New(`after a quote comes a blank or a comma; a quote within is \"`)
+				return value{}, errors.New(`expected a blank or a comma after the closing quote; write a quote within quotes as \"`)
 			}
 			return value{text: out.String(), quoted: true}, nil
 		default:
 			out.WriteByte(rest[i])
 		}
 	}
-	r.at, r.inside = len(r.text), true
-	return value{text: out.String(), quoted: true}, errors.New("the quote is not closed")
+	r.at, r.unclosed = len(r.text), true
+	return value{text: out.String(), quoted: true}, errors.New("the closing quote is missing")
 }
 
 // set adds the values of a field to the filter.
-func (r *reader) set(d *field, values []value) error {
+func (r *parser) set(d *field, values []value) error {
 	f := &r.filter
 	if d.read != nil {
 		if len(values) > 1 {
-			return errors.New(d.name + " takes one value")
+			return errors.New(d.name + " takes only one value")
 		}
 		return d.read(f, values[0])
 	}
@@ -231,23 +231,23 @@ func (r *reader) set(d *field, values []value) error {
 		case d.numbers != nil:
 			n, err := strconv.ParseInt(text, 10, 64)
 			if err != nil || n < 1 {
-				return fmt.Errorf("%s is a number of 1 or more", d.name)
+				return fmt.Errorf("%s takes a number of at least 1", d.name)
 			}
 			*d.numbers(f) = append(*d.numbers(f), n)
 			continue
 		case d.name == "id":
 			id, err := uuid.Parse(text)
 			if err != nil {
-				return errors.New("an id looks like " + strings.TrimPrefix(d.example, "id:"))
+				return errors.New("an id has the form " + strings.TrimPrefix(d.example, "id:"))
 			}
 			text = id.String()
 		case d.name == "error" && text == "", d.name == "group" && text == "":
-			return errors.New("an empty text chooses nothing")
+			return errors.New("the text is empty")
 		case d.name == "assigned" && !v.quoted && text == "nobody":
 			text = ""
 		case d.name == "assigned" && !v.quoted && text == "me":
 			if r.me == "" {
-				return errors.New(`nobody has signed in here: say the name (of somebody called me: assigned:"me")`)
+				return errors.New(`me needs authentication: use the name (for a user named me: assigned:"me")`)
 			}
 			text = r.me
 		case d.name == "status":
@@ -263,7 +263,7 @@ func (r *reader) set(d *field, values []value) error {
 			}
 		}
 		if d.values != nil && !slices.Contains(d.values, text) {
-			return noValue(d, text)
+			return unknownValue(d, text)
 		}
 		if d.name == "status" {
 			text = "dlq_" + text
@@ -287,37 +287,37 @@ func isPayload(rest string) bool {
 
 var unquote = strings.NewReplacer(`\"`, `"`, `\\`, `\`)
 
-func (r *reader) payload() (Term, error) {
+func (r *parser) payload() (Term, error) {
 	t := Term{Field: "payload"}
 	rest := r.rest()
-	const takes = `payload is used as payload.customer:42, by the keys that lead to a value, or as payload:{"customer": 42}`
+	const usage = `payload takes a path of keys, as in payload.customer:42, or JSON, as in payload:{"customer": 42}`
 	if rest[len("payload")] == ':' {
 		r.at += len("payload:")
 		if next := r.rest(); next == "" || !strings.ContainsAny(next[:1], "{[") {
-			return t, errors.New(takes)
+			return t, errors.New(usage)
 		}
 		decoder := json.NewDecoder(strings.NewReader(r.rest()))
 		var raw json.RawMessage
 		if err := decoder.Decode(&raw); err != nil {
-			return t, errors.New("payload: this is no JSON")
+			return t, errors.New("payload: invalid JSON")
 		}
 		r.at += int(decoder.InputOffset())
 		if after, _ := utf8.DecodeRuneInString(r.rest()); r.rest() != "" && !unicode.IsSpace(after) {
-			return t, errors.New("after the JSON comes a blank")
+			return t, errors.New("payload: expected a blank after the JSON")
 		}
 		t.Values = []string{string(raw)}
 		if err := message.CheckJSON(raw); err != nil {
 			return t, fmt.Errorf("payload: %w", err)
 		}
 		if r.filter.Payload != nil {
-			return t, errors.New("payload: is JSON once, and a place as often as you like")
+			return t, errors.New("payload: JSON is allowed only once; paths can be repeated")
 		}
 		r.filter.Payload = raw
 		return t, nil
 	}
 	found := place.FindStringSubmatch(rest)
 	if found == nil {
-		return t, errors.New(takes)
+		return t, errors.New(usage)
 	}
 	p := Place{}
 	for _, key := range placeKey.FindAllStringSubmatch(found[1], -1) {
@@ -328,7 +328,7 @@ func (r *reader) payload() (Term, error) {
 		p.Path = append(p.Path, text)
 	}
 	if len(p.Path) > maxPath {
-		return t, fmt.Errorf("a place has %d keys at most", maxPath)
+		return t, fmt.Errorf("a path has at most %d keys", maxPath)
 	}
 	t.Field = strings.TrimSuffix(found[0], ":")
 	r.at += len(found[0])
@@ -353,7 +353,7 @@ func (r *reader) payload() (Term, error) {
 // maxPath is the maximum depth of a message.
 const maxPath = 64
 
-func noField(name, rest string) error {
+func unknownField(name, rest string) error {
 	word := rest
 	if i := strings.IndexFunc(rest, unicode.IsSpace); i >= 0 {
 		word = rest[:i]
@@ -361,7 +361,7 @@ func noField(name, rest string) error {
 	quoted := quote(word)
 	for _, d := range table {
 		if strings.EqualFold(d.json, name) || d.name+"s" == name {
-			return &suggestion{"there is no field " + name + ": it is called " + d.name, []string{d.name + word[len(name):]}}
+			return &suggestion{"unknown field " + name + ": use " + d.name, []string{d.name + word[len(name):]}}
 		}
 	}
 	names := make([]string, len(table))
@@ -369,14 +369,14 @@ func noField(name, rest string) error {
 		names[i] = d.name
 	}
 	if near := nearest(strings.ToLower(name), names); near != "" {
-		return &suggestion{"there is no field " + name + "; did you mean " + near + "? (to look for it in errors, quote it)", []string{near + word[len(name):], quoted}}
+		return &suggestion{"unknown field " + name + "; did you mean " + near + "? (to search for it in errors, quote it)", []string{near + word[len(name):], quoted}}
 	}
-	return &suggestion{"there is no field " + name + " (there are " + strings.Join(names, ", ") + "); to look for it in errors, quote it", []string{quoted}}
+	return &suggestion{"unknown field " + name + " (fields: " + strings.Join(names, ", ") + "); to search for it in errors, quote it", []string{quoted}}
 }
 
-func noValue(d *field, text string) error {
-	problem := fmt.Sprintf("there is no %s %q", d.name, text)
-	list := " (there are " + strings.Join(d.values, ", ") + ")"
+func unknownValue(d *field, text string) error {
+	problem := fmt.Sprintf("unknown %s %q", d.name, text)
+	list := " (values: " + strings.Join(d.values, ", ") + ")"
 	if near := nearest(strings.ToLower(text), d.values); near != "" {
 		return &suggestion{problem + "; did you mean " + near + "?" + list, []string{d.name + ":" + near}}
 	}
@@ -427,11 +427,11 @@ func distance(a, b string) int {
 	return d[len(a)][len(b)]
 }
 
-var errTwice = errors.New("this was said before, otherwise")
+var errAlreadySet = errors.New("this limit is already set")
 
 func setOnce(into *string, text string) error {
 	if *into != "" {
-		return errTwice
+		return errAlreadySet
 	}
 	*into = text
 	return nil
@@ -442,7 +442,7 @@ var times = []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02T15:04Z
 
 // readTime returns the time that a text names, and the end of the named day or the same time.
 func readTime(text string) (from, until time.Time, err error) {
-	problem := fmt.Errorf("%q is no time: 2026-11-20, or 2026-11-20T08:00 (UTC), or 2026-11-20T08:00:00+01:00", text)
+	problem := fmt.Errorf("invalid time %q: must be like 2026-11-20, 2026-11-20T08:00 (UTC) or 2026-11-20T08:00:00+01:00", text)
 	at, err := time.Parse(time.DateOnly, text)
 	if err == nil {
 		from, until = at, at.AddDate(0, 0, 1)
@@ -460,14 +460,14 @@ func readTime(text string) (from, until time.Time, err error) {
 	return from, until, nil
 }
 
-func stamp(t time.Time) string { return t.Format(time.RFC3339Nano) }
+func formatTime(t time.Time) string { return t.Format(time.RFC3339Nano) }
 
 func readAfter(f *Filter, v value) error {
 	from, _, err := readTime(v.text)
 	if err != nil {
 		return err
 	}
-	return setOnce(&f.After, stamp(from))
+	return setOnce(&f.After, formatTime(from))
 }
 
 func readBefore(f *Filter, v value) error {
@@ -475,7 +475,7 @@ func readBefore(f *Filter, v value) error {
 	if err != nil {
 		return err
 	}
-	return setOnce(&f.Before, stamp(from))
+	return setOnce(&f.Before, formatTime(from))
 }
 
 func readFailed(f *Filter, v value) error {
@@ -483,18 +483,18 @@ func readFailed(f *Filter, v value) error {
 	if !isRange {
 		last = first
 		if _, err := time.Parse(time.DateOnly, first); err != nil {
-			return errors.New("failed takes a day (failed:2026-11-20), or from..to (failed:2026-11-20T08:00..2026-11-20T09:00)")
+			return errors.New("failed takes a day (failed:2026-11-20) or a range (failed:2026-11-20T08:00..2026-11-20T09:00)")
 		}
 	}
 	if first == "" && last == "" {
-		return errors.New("failed takes a day, or from..to, of which one may be left out")
+		return errors.New("failed takes a day or a range, of which one end may be omitted")
 	}
 	if first != "" {
 		from, _, err := readTime(first)
 		if err != nil {
 			return err
 		}
-		if err := setOnce(&f.After, stamp(from)); err != nil {
+		if err := setOnce(&f.After, formatTime(from)); err != nil {
 			return err
 		}
 	}
@@ -505,7 +505,7 @@ func readFailed(f *Filter, v value) error {
 	if err != nil {
 		return err
 	}
-	return setOnce(&f.Before, stamp(until))
+	return setOnce(&f.Before, formatTime(until))
 }
 
 // units are the units of time, with their names in Postgres.
@@ -519,7 +519,7 @@ var (
 // readDuration converts a duration such as 1d12h to the form of Postgres: 1 day 12 hours.
 func readDuration(text string) (string, error) {
 	if !duration.MatchString(text) {
-		return "", fmt.Errorf("%q is no time: such as 30m, 2d or 1d12h (s, m, h, d, w)", text)
+		return "", fmt.Errorf("invalid duration %q: must be like 30m, 2d or 1d12h (s, m, h, d, w)", text)
 	}
 	var out []string
 	for _, found := range part.FindAllStringSubmatch(text, -1) {
@@ -543,7 +543,7 @@ func readAge(f *Filter, v value) error {
 	case strings.HasPrefix(text, "<"):
 		into = &f.MaxAge
 	default:
-		return errors.New("age takes > or < and a time: age:>2d, age:<30m")
+		return errors.New("age takes > or < and a duration: age:>2d, age:<30m")
 	}
 	text = strings.TrimPrefix(text[1:], "=")
 	if !v.quoted { // quoted, it is an interval of Postgres
@@ -553,7 +553,7 @@ func readAge(f *Filter, v value) error {
 		}
 	}
 	if text == "" {
-		return errors.New("a time is missing")
+		return errors.New("the duration is missing")
 	}
 	return setOnce(into, text)
 }
@@ -578,13 +578,13 @@ func readAttempts(f *Filter, v value) error {
 		least = n
 	case found[1] == "<":
 		if most = n - 1; most < 0 {
-			return errors.New("there are no fewer than 0 attempts")
+			return errors.New("attempts cannot be less than 0")
 		}
 	case found[1] == "<=":
 		most = n
 	}
 	if max(least, most) > maxAttempts {
-		return fmt.Errorf("there are no more than %d attempts", maxAttempts)
+		return fmt.Errorf("attempts cannot be more than %d", maxAttempts)
 	}
 	for _, bound := range []struct {
 		into **int
@@ -594,7 +594,7 @@ func readAttempts(f *Filter, v value) error {
 			continue
 		}
 		if *bound.into != nil {
-			return errTwice
+			return errAlreadySet
 		}
 		*bound.into = &bound.n
 	}

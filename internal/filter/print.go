@@ -25,19 +25,19 @@ func (f *Filter) Print() string {
 				terms = append(terms, quote(text))
 			}
 		case d.name == "assigned" && len(f.Assignee) > 0:
-			add(d.name, each(f.Assignee, func(name string) string {
+			add(d.name, mapSlice(f.Assignee, func(name string) string {
 				switch name {
 				case "":
 					return "nobody"
 				case "me", "nobody":
 					return quote(name)
 				}
-				return bare(name)
+				return quoteIfNeeded(name)
 			})...)
 		case d.words != nil && len(*d.words(f)) > 0:
-			add(d.name, each(*d.words(f), bare)...)
+			add(d.name, mapSlice(*d.words(f), quoteIfNeeded)...)
 		case d.numbers != nil && len(*d.numbers(f)) > 0:
-			add(d.name, each(*d.numbers(f), func(n int64) string { return strconv.FormatInt(n, 10) })...)
+			add(d.name, mapSlice(*d.numbers(f), func(n int64) string { return strconv.FormatInt(n, 10) })...)
 		case d.name == "after" && f.After != "":
 			add(d.name, printTime(f.After))
 		case d.name == "before" && f.Before != "":
@@ -62,7 +62,7 @@ func (f *Filter) Print() string {
 			}
 		case d.name == "payload":
 			for _, p := range f.PayloadAt {
-				add(strings.Join(append([]string{d.name}, each(p.Path, printKey)...), "."), each(p.Values, bare)...)
+				add(strings.Join(append([]string{d.name}, mapSlice(p.Path, printKey)...), "."), mapSlice(p.Values, quoteIfNeeded)...)
 			}
 			if f.Payload != nil {
 				add(d.name, printJSON(f.Payload))
@@ -72,7 +72,7 @@ func (f *Filter) Print() string {
 	return strings.Join(terms, " ")
 }
 
-func each[T any](values []T, text func(T) string) []string {
+func mapSlice[T any](values []T, text func(T) string) []string {
 	out := make([]string, len(values))
 	for i, v := range values {
 		out[i] = text(v)
@@ -80,8 +80,8 @@ func each[T any](values []T, text func(T) string) []string {
 	return out
 }
 
-// bare returns a value without quotes if it reads back as one value, else in quotes.
-func bare(text string) string {
+// quoteIfNeeded returns a value without quotes if it reads back as one value, else in quotes.
+func quoteIfNeeded(text string) string {
 	if text == "" || text[0] == '"' || strings.ContainsFunc(text, func(c rune) bool { return unicode.IsSpace(c) || c == ',' || !unicode.IsPrint(c) }) {
 		return quote(text)
 	}
@@ -93,14 +93,14 @@ func quote(text string) string {
 }
 
 func printStates(of []string) []string {
-	short := each(of, func(s string) string { return strings.TrimPrefix(s, "dlq_") })
+	short := mapSlice(of, func(s string) string { return strings.TrimPrefix(s, "dlq_") })
 	switch {
 	case slices.Equal(short, openStates):
 		return []string{"open"}
 	case slices.Equal(short, states[len(openStates):]):
 		return []string{"closed"}
 	}
-	return each(short, bare)
+	return mapSlice(short, quoteIfNeeded)
 }
 
 // printTime writes the beginning of a UTC day as a date, and other times in full.
@@ -108,7 +108,7 @@ func printTime(text string) string {
 	if day, ok := strings.CutSuffix(text, "T00:00:00Z"); ok {
 		return day
 	}
-	return bare(text)
+	return quoteIfNeeded(text)
 }
 
 // printAge writes an age in the short form if that reads back as the same age, else in quotes as

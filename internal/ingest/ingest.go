@@ -621,7 +621,7 @@ func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, g
 func openEntries(ctx context.Context, queries *dbsqlc.Queries, group []*submission) (map[string]uuid.UUID, error) {
 	var ids []string
 	for _, s := range group {
-		if !s.message.MadeID() {
+		if !s.message.HasGeneratedID() {
 			ids = append(ids, s.message.MessageID)
 		}
 	}

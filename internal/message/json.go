@@ -32,12 +32,12 @@ const fewKeys = 24
 // MaxDepth. It does not decode the document, and allocates only for large objects and escaped keys.
 func CheckJSON(raw []byte) error { return check(raw, nil) }
 
-// check is CheckJSON that also calls asks, if not nil, with each key and its depth.
-func check(raw []byte, asks func(depth int, key []byte) error) error {
+// check is CheckJSON that also calls onKey, if not nil, with each key and its depth.
+func check(raw []byte, onKey func(depth int, key []byte) error) error {
 	if err := wellFormed(raw); err != nil {
 		return err
 	}
-	depth, grows := 0, 0
+	depth, growth := 0, 0
 	var objects [MaxDepth + 1]keySet
 	keys := make([][]byte, 0, 128) // of the open objects, one after the other
 	for i := 0; i < len(raw); i++ {
@@ -64,8 +64,8 @@ func check(raw []byte, asks func(depth int, key []byte) error) error {
 					return malformed(pathAt(raw, i), "has the key %q twice, at byte %d", shortened(key), i)
 				}
 				keys = append(keys, key)
-				if asks != nil {
-					if err := asks(depth, key); err != nil {
+				if onKey != nil {
+					if err := onKey(depth, key); err != nil {
 						return err
 					}
 				}
@@ -76,8 +76,8 @@ func check(raw []byte, asks func(depth int, key []byte) error) error {
 			if err != nil {
 				return err
 			}
-			if grows += exponent; exponent > 0 && grows > max(maxGrowth*len(raw), minGrowth) {
-				return malformed(pathAt(raw, i), "has numbers up to byte %d whose exponents make it more than %d times as long once they are written out", i, maxGrowth)
+			if growth += exponent; exponent > 0 && growth > max(maxGrowth*len(raw), minGrowth) {
+				return malformed(pathAt(raw, i), "has numbers up to byte %d that make it more than %d times as long when their exponents are written out", i, maxGrowth)
 			}
 			i = end - 1
 		}
@@ -95,7 +95,7 @@ func checkNumber(raw []byte, at int) (end, exponent int, err error) {
 	if e := bytes.IndexAny(raw[at:end], "eE"); e >= 0 {
 		exponent, err = strconv.Atoi(string(raw[at+e+1 : end]))
 		if exponent = max(exponent, -exponent); err != nil || exponent > maxExponent {
-			return 0, 0, malformed(pathAt(raw, at), "has a number at byte %d whose exponent is beyond %d", at, maxExponent)
+			return 0, 0, malformed(pathAt(raw, at), "has a number at byte %d with an exponent above %d", at, maxExponent)
 		}
 	}
 	if end-at > maxExponent {
@@ -140,9 +140,9 @@ type keySet struct {
 
 // has reports whether an object already has a key. The object's own keys are the last of keys.
 func (s *keySet) has(keys [][]byte, key []byte) bool {
-	own := keys[s.first:]
-	if len(own) < fewKeys {
-		for _, k := range own {
+	keysOfObject := keys[s.first:]
+	if len(keysOfObject) < fewKeys {
+		for _, k := range keysOfObject {
 			if bytes.Equal(k, key) {
 				return true
 			}
@@ -150,8 +150,8 @@ func (s *keySet) has(keys [][]byte, key []byte) bool {
 		return false
 	}
 	if s.many == nil {
-		s.many = make(map[string]struct{}, 2*len(own))
-		for _, k := range own {
+		s.many = make(map[string]struct{}, 2*len(keysOfObject))
+		for _, k := range keysOfObject {
 			s.many[string(k)] = struct{}{}
 		}
 	}
@@ -162,16 +162,16 @@ func (s *keySet) has(keys [][]byte, key []byte) bool {
 	return false
 }
 
-// asNamed returns a check that refuses keys at a depth that differ from a field's name only in
+// checkKeyCase returns a check that refuses keys at a depth that differ from a field's name only in
 // case. encoding/json would take "Queue" for "queue", and other decoders would not.
-func asNamed(at int) func(depth int, key []byte) error {
+func checkKeyCase(at int) func(depth int, key []byte) error {
 	return func(depth int, key []byte) error {
 		if depth != at || fieldNames[string(key)] {
 			return nil
 		}
 		for name := range fieldNames {
 			if strings.EqualFold(name, string(key)) {
-				return malformed(string(key), "there is no such field; it is %q", name)
+				return malformed(string(key), "unknown field; use %q", name)
 			}
 		}
 		return nil
@@ -222,7 +222,7 @@ func checkString(raw []byte, i int) (int, error) {
 		}
 		switch r := unescape(raw[i:]); {
 		case r == 0:
-			return 0, malformed(pathAt(raw, i), `has a NUL character (\u0000) at byte %d, which the database cannot hold`, i)
+			return 0, malformed(pathAt(raw, i), `has a NUL character (\u0000) at byte %d, which the database cannot store`, i)
 		case r >= 0xDC00 && r <= 0xDFFF:
 			return 0, malformed(pathAt(raw, i), `has half a surrogate pair (\u%04x) at byte %d`, r, i)
 		case r >= 0xD800 && r <= 0xDBFF:

@@ -38,27 +38,27 @@ const DefaultPriority = 2
 
 // Message is a message as a client submits it, and the args of the job that delivers it.
 type Message struct {
-	MessageID    string            `json:"messageId" river:"unique" doc:"Identifies the message: the same id again does no second work. Made if absent."`
-	Queue        string            `json:"queue" doc:"Queue, as the policy names it." example:"payment-processing"`
-	EventKind    string            `json:"kind" doc:"What happened, as words joined by dots." example:"payment.captured"`
+	MessageID    string            `json:"messageId" river:"unique" doc:"Id of the message. A second message with the same id is a duplicate and is not delivered. Generated if absent."`
+	Queue        string            `json:"queue" doc:"Name of a queue of the policy." example:"payment-processing"`
+	EventKind    string            `json:"kind" doc:"Kind of the event: words joined by dots." example:"payment.captured"`
 	Payload      json.RawMessage   `json:"payload" doc:"Any JSON."`
-	Source       string            `json:"source,omitempty" doc:"Who sends it." example:"checkout"`
-	SourceType   string            `json:"sourceType,omitempty" doc:"What kind of thing sends it." example:"service"`
-	SourceID     string            `json:"sourceId,omitempty" doc:"Identifies the sender." example:"checkout-7f9c"`
-	SourceName   string            `json:"sourceName,omitempty" doc:"Name of the sender, for people." example:"Checkout"`
-	Version      string            `json:"version,omitempty" doc:"Version of the form that the event has." example:"2.1"`
-	SubscriberID string            `json:"subscriberId,omitempty" doc:"Whom it concerns." example:"sub_81"`
+	Source       string            `json:"source,omitempty" doc:"Sender of the message." example:"checkout"`
+	SourceType   string            `json:"sourceType,omitempty" doc:"Type of the sender." example:"service"`
+	SourceID     string            `json:"sourceId,omitempty" doc:"Id of the sender." example:"checkout-7f9c"`
+	SourceName   string            `json:"sourceName,omitempty" doc:"Display name of the sender." example:"Checkout"`
+	Version      string            `json:"version,omitempty" doc:"Version of the event's schema." example:"2.1"`
+	SubscriberID string            `json:"subscriberId,omitempty" doc:"Subscriber whom the message concerns." example:"sub_81"`
 	Priority     int               `json:"priority,omitempty" doc:"1 (most urgent) to 4; 2 if absent."`
-	Tags         []string          `json:"tags,omitempty" doc:"Three or more letters, digits, _ and - each."`
-	Headers      map[string]string `json:"headers,omitempty" doc:"Sent to the destination as they are."`
-	Metadata     json.RawMessage   `json:"metadata,omitempty" doc:"An object, kept with the message and not sent."`
-	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Not to be delivered before."`
-	OrderingKey  string            `json:"orderingKey,omitempty" doc:"In queues that keep the order, messages with the same key are delivered in the order of their submission." example:"order_81"`
+	Tags         []string          `json:"tags,omitempty" doc:"Tags of three or more letters, digits, _ and -."`
+	Headers      map[string]string `json:"headers,omitempty" doc:"HTTP headers of the delivery, sent unchanged."`
+	Metadata     json.RawMessage   `json:"metadata,omitempty" doc:"An object that is stored with the message and not delivered."`
+	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Earliest time of the delivery."`
+	OrderingKey  string            `json:"orderingKey,omitempty" doc:"In ordered queues, messages with the same key are delivered in the order of their submission." example:"order_81"`
 	// PayloadText is the payload as it was submitted; the database changes the layout of Payload.
 	// Only the jobs of queues that deliver the exact text have it, and clients cannot set it.
 	PayloadText string `json:"payloadText,omitempty"`
 
-	madeID bool
+	generatedID bool
 }
 
 // Exact returns the message with the text of its payload.
@@ -75,8 +75,8 @@ func (m Message) Body() []byte {
 	return m.Payload
 }
 
-// MadeID reports whether dlqd generated the messageId, so that no earlier message can have it.
-func (m Message) MadeID() bool { return m.madeID }
+// HasGeneratedID reports whether dlqd generated the messageId, so that no earlier message can have it.
+func (m Message) HasGeneratedID() bool { return m.generatedID }
 
 // UniqueKey returns River's unique key of a message's job: the SHA-256 of its kind and of the args
 // that are tagged unique (River's internal/dbunique). It finds a message by its id.
@@ -149,7 +149,7 @@ type wire struct {
 // Parse decodes and checks one message. It returns an [*InvalidError] that names every invalid
 // field.
 func Parse(raw []byte) (*Message, error) {
-	if err := check(raw, asNamed(1)); err != nil {
+	if err := check(raw, checkKeyCase(1)); err != nil {
 		return nil, err
 	}
 	return decode(raw)
@@ -158,7 +158,7 @@ func Parse(raw []byte) (*Message, error) {
 // ParseBatch decodes and checks a JSON object {"messages": [...]} of 1 to most messages, each of at
 // most maxBytes.
 func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
-	if err := check(raw, asNamed(len(`{[{`))); err != nil {
+	if err := check(raw, checkKeyCase(len(`{[{`))); err != nil {
 		return nil, err
 	}
 	var batch struct {
@@ -191,7 +191,7 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 			continue
 		}
 		if j, again := first[msg.MessageID]; again {
-			invalid.Fields = append(invalid.Fields, FieldError{Field: at + ".messageId", Message: fmt.Sprintf("is that of messages[%d] too", j)})
+			invalid.Fields = append(invalid.Fields, FieldError{Field: at + ".messageId", Message: fmt.Sprintf("is also the id of messages[%d]", j)})
 		}
 		first[msg.MessageID] = i
 		messages[i] = msg
@@ -208,7 +208,7 @@ func decode(raw []byte) (*Message, error) {
 		return nil, err
 	}
 	if w.PayloadText != nil {
-		return nil, malformed("payloadText", "there is no such field")
+		return nil, malformed("payloadText", "unknown field")
 	}
 	msg := &w.Message
 	invalid := &InvalidError{}
@@ -219,7 +219,7 @@ func decode(raw []byte) (*Message, error) {
 	switch {
 	case msg.MessageID == "":
 		msg.MessageID = uuid.Must(uuid.NewV7()).String()
-		msg.madeID = true
+		msg.generatedID = true
 	case len(msg.MessageID) > MaxIDLength || !idPattern.MatchString(msg.MessageID):
 		add("messageId", "must be 1 to %d letters, digits and . _ : ~ @ + = -, and start with a letter or digit", MaxIDLength)
 	}
@@ -233,7 +233,7 @@ func decode(raw []byte) (*Message, error) {
 		add("kind", "must be at most %d letters, digits, _ and -, as words joined by dots, such as payment.captured", MaxNameLength)
 	}
 	if len(msg.Payload) == 0 {
-		add("payload", "is required (null counts)")
+		add("payload", "is required (null is allowed)")
 	}
 	for _, f := range []struct{ name, value string }{
 		{"source", msg.Source},
@@ -268,11 +268,11 @@ func decode(raw []byte) (*Message, error) {
 		canonical := textproto.CanonicalMIMEHeaderKey(name)
 		switch {
 		case !httpguts.ValidHeaderFieldName(name):
-			add("headers", "%q is no name of an HTTP header", shortened(name))
+			add("headers", "%q is not a valid HTTP header name", shortened(name))
 		case reservedHeaders[canonical] || strings.HasPrefix(canonical, "Webhook-") || strings.HasPrefix(canonical, "Dlqd-"):
-			add("headers."+shortened(name), "is set by dlqd itself")
+			add("headers."+shortened(name), "is set by dlqd")
 		case len(value) > MaxHeaderBytes || !httpguts.ValidHeaderFieldValue(value):
-			add("headers."+shortened(name), "is no value of an HTTP header (or longer than %d bytes)", MaxHeaderBytes)
+			add("headers."+shortened(name), "is not a valid HTTP header value of at most %d bytes", MaxHeaderBytes)
 		}
 	}
 	if len(msg.Metadata) > 0 && msg.Metadata[0] != '{' && string(msg.Metadata) != "null" {
@@ -282,7 +282,7 @@ func decode(raw []byte) (*Message, error) {
 		at, err := time.Parse(time.RFC3339, *w.ScheduledAt)
 		at = at.UTC() // the last hours of 9999 in another zone can be in a year that RFC 3339 cannot write
 		if err != nil || at.Year() < 2000 || at.Year() > 9999 {
-			add("scheduledAt", "%q is no time in the form of RFC 3339, such as 2027-01-31T08:00:00Z", shortened(*w.ScheduledAt))
+			add("scheduledAt", "%q is not an RFC 3339 time such as 2027-01-31T08:00:00Z", shortened(*w.ScheduledAt))
 		}
 		msg.ScheduledAt = &at
 	}
@@ -306,7 +306,7 @@ func strictDecode(raw []byte, into any) error {
 	default:
 		text := strings.TrimPrefix(err.Error(), "json: ")
 		if name, ok := strings.CutPrefix(text, "unknown field "); ok {
-			return malformed(shortened(strings.Trim(name, `"`)), "there is no such field")
+			return malformed(shortened(strings.Trim(name, `"`)), "unknown field")
 		}
 		return malformed("", "%s", text)
 	}

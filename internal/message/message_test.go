@@ -12,7 +12,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-func TestParse_good(t *testing.T) {
+func TestParse_AcceptsValidMessages(t *testing.T) {
 	t.Parallel()
 	msg, err := message.Parse([]byte(`{
 		"messageId": "pay-1", "queue": "default", "kind": "payment.captured", "payload": {"€": [1, null, "\ud83d\ude00"]},
@@ -20,7 +20,7 @@ func TestParse_good(t *testing.T) {
 		"metadata": {"a": 1}, "scheduledAt": "2030-01-31T09:00:00+01:00"}`))
 	require.NoError(t, err)
 	require.Equal(t, "pay-1", msg.MessageID)
-	require.False(t, msg.MadeID())
+	require.False(t, msg.HasGeneratedID())
 	require.Equal(t, 4, msg.Priority)
 	require.Equal(t, "2030-01-31 08:00:00 +0000 UTC", msg.ScheduledAt.String())
 	require.Equal(t, "dlqd_message", msg.Kind())
@@ -28,10 +28,10 @@ func TestParse_good(t *testing.T) {
 	msg, err = message.Parse([]byte(`{"queue": "default", "kind": "k", "payload": null}`))
 	require.NoError(t, err)
 	require.Len(t, msg.MessageID, 36)
-	require.True(t, msg.MadeID())
+	require.True(t, msg.HasGeneratedID())
 }
 
-func TestParse_bad(t *testing.T) {
+func TestParse_RejectsInvalidMessages(t *testing.T) {
 	t.Parallel()
 	with := func(field, value string) string {
 		fields := map[string]string{"queue": `"default"`, "kind": `"k"`, "payload": `{}`}
@@ -43,7 +43,7 @@ func TestParse_bad(t *testing.T) {
 		return "{" + strings.Join(parts, ", ") + "}"
 	}
 	deep := strings.Repeat("[", 100) + strings.Repeat("]", 100)
-	for name, test := range map[string]struct{ body, field, says string }{
+	for name, test := range map[string]struct{ body, field, want string }{
 		"empty":                {"", "", "is empty"},
 		"not JSON":             {"{", "", "is not JSON"},
 		"two documents":        {"{} {}", "", "is not JSON"},
@@ -51,7 +51,7 @@ func TestParse_bad(t *testing.T) {
 		"no queue":             {`{"kind": "k", "payload": 1}`, "queue", "is required"},
 		"no kind":              {`{"queue": "q", "payload": 1}`, "kind", "is required"},
 		"no payload":           {`{"queue": "q", "kind": "k"}`, "payload", "is required"},
-		"unknown field":        {with("prioritty", "1"), "prioritty", "no such field"},
+		"unknown field":        {with("prioritty", "1"), "prioritty", "unknown field"},
 		"kind with spaces":     {with("kind", `"a b"`), "kind", "words joined by dots"},
 		"kind too long":        {with("kind", `"`+strings.Repeat("k", 128)+`"`), "kind", "127"},
 		"id with a slash":      {with("messageId", `"a/b"`), "messageId", "letters, digits"},
@@ -62,7 +62,7 @@ func TestParse_bad(t *testing.T) {
 		"priority of a half":   {with("priority", "1.5"), "priority", "must be a whole number"},
 		"priority as text":     {with("priority", `"high"`), "priority", "must be a whole number"},
 		"date in a wrong form": {with("scheduledAt", `"31.12.2030"`), "scheduledAt", "RFC 3339"},
-		"date that is none":    {with("scheduledAt", `"2030-02-30T00:00:00Z"`), "scheduledAt", "RFC 3339"},
+		"impossible date":      {with("scheduledAt", `"2030-02-30T00:00:00Z"`), "scheduledAt", "RFC 3339"},
 		"date before time":     {with("scheduledAt", `"0001-01-01T00:00:00Z"`), "scheduledAt", "RFC 3339"},
 		"date after time":      {with("scheduledAt", `"9999-12-31T23:59:59-14:00"`), "scheduledAt", "RFC 3339"},
 		"date as a number":     {with("scheduledAt", `1893456000`), "scheduledAt", "must be a string"},
@@ -70,8 +70,8 @@ func TestParse_bad(t *testing.T) {
 		"tag with a comma":     {with("tags", `["a,b,c"]`), "tags[0]", "must be 3 to 255"},
 		"tags as text":         {with("tags", `"abc"`), "tags", "must be an array"},
 		"metadata as an array": {with("metadata", `[1]`), "metadata", "must be an object"},
-		"header's name":        {with("headers", `{"a b": "c"}`), "headers", "no name of an HTTP header"},
-		"header's value":       {with("headers", `{"A": "b\r\nEvil: 1"}`), "headers.A", "no value of an HTTP header"},
+		"invalid header name":  {with("headers", `{"a b": "c"}`), "headers", "not a valid HTTP header name"},
+		"invalid header value": {with("headers", `{"A": "b\r\nEvil: 1"}`), "headers.A", "not a valid HTTP header value"},
 		"reserved header":      {with("headers", `{"webhook-signature": "x"}`), "headers.webhook-signature", "set by dlqd"},
 		"source too long":      {with("source", `"`+strings.Repeat("s", 256)+`"`), "source", "at most 255"},
 		"too deep":             {with("payload", deep), "payload" + strings.Repeat("[0]", 63), "nested deeper than 64"},
@@ -86,8 +86,8 @@ func TestParse_bad(t *testing.T) {
 		"numbers that grow":    {with("payload", "["+strings.Repeat("1e1000,", 50_000)+"0]"), "payload[1400]", "written out"},
 		"the same key twice":   {with("payload", `{"a": {"b": 1, "c": 2, "\u0062": 3}}`), "payload.a.c", `the key "b" twice`},
 		"a field twice":        {`{"queue": "a", "queue": "b", "kind": "k", "payload": 1}`, "queue", `the key "queue" twice`},
-		"one of many keys":     {with("payload", "{"+manyKeys(100)+`, "k7": 1}`), "payload.k99", `the key "k7" twice`},
-		"a field in capitals":  {`{"queue": "a", "kind": "k", "payload": 1, "Priority": 1}`, "Priority", `there is no such field; it is "priority"`},
+		"key twice of many":    {with("payload", "{"+manyKeys(100)+`, "k7": 1}`), "payload.k99", `the key "k7" twice`},
+		"a field in capitals":  {`{"queue": "a", "kind": "k", "payload": 1, "Priority": 1}`, "Priority", `unknown field; use "priority"`},
 		"long number":          {with("payload", strings.Repeat("9", 2000)), "payload", "longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestParse_bad(t *testing.T) {
 			require.ErrorAs(t, err, &invalid)
 			require.Len(t, invalid.Fields, 1, err)
 			require.Equal(t, test.field, invalid.Fields[0].Field)
-			require.Contains(t, invalid.Fields[0].Message, test.says)
+			require.Contains(t, invalid.Fields[0].Message, test.want)
 		})
 	}
 }
@@ -110,7 +110,7 @@ func manyKeys(n int) string {
 	return strings.Join(keys, ", ")
 }
 
-func TestParse_equalKeysOfDifferentObjects(t *testing.T) {
+func TestCheckJSON_AllowsEqualKeysInDifferentObjects(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, message.CheckJSON([]byte(`[{"a": {"a": [{"a": 1}, {"a": "a"}]}, "b": "a"}, {"a": 1}, "a", "a", {`+manyKeys(300)+`}]`)))
 	require.NoError(t, message.CheckJSON([]byte(`[`+strings.Repeat("1.25e-9,", 100_000)+`0]`)), "measurements")
@@ -126,7 +126,7 @@ func BenchmarkCheckJSON(b *testing.B) {
 	}
 }
 
-func TestParse_saysAllThatIsWrong(t *testing.T) {
+func TestParse_ReportsEveryInvalidField(t *testing.T) {
 	t.Parallel()
 	_, err := message.Parse([]byte(`{"priority": 9, "payload": 1}`))
 	var invalid *message.InvalidError
@@ -134,30 +134,30 @@ func TestParse_saysAllThatIsWrong(t *testing.T) {
 	require.Len(t, invalid.Fields, 3)
 }
 
-func TestParse_escapedBackslashIsNoNUL(t *testing.T) {
+func TestParse_AcceptsEscapedBackslash(t *testing.T) {
 	t.Parallel()
 	_, err := message.Parse([]byte(`{"queue": "q", "kind": "k", "payload": "\\u0000 \\ud800"}`))
 	require.NoError(t, err)
 }
 
-func TestParseBatch(t *testing.T) {
+func TestParseBatch_RejectsInvalidBatches(t *testing.T) {
 	t.Parallel()
 	good := `{"queue": "q", "kind": "k", "payload": 1}`
 	messages, err := message.ParseBatch([]byte(`{"messages": [`+good+`,`+good+`]}`), 10, 1<<20)
 	require.NoError(t, err)
 	require.Len(t, messages, 2)
 
-	for body, says := range map[string]string{
+	for body, want := range map[string]string{
 		`{"messages": []}`: "has 0 messages",
 		`{"messages": [` + good + `,` + good + `,` + good + `]}`:                                                                                   "has 3 messages",
 		`{"messages": [` + good + `, {"queue": "q", "kind": "k", "payload": 1, "priority": 7}]}`:                                                   "messages[1].priority: is 7",
-		`{"messages": [{"messageId": "a", "queue": "q", "kind": "k", "payload": 1}, {"messageId": "a", "queue": "q", "kind": "k", "payload": 2}]}`: "messages[1].messageId: is that of messages[0] too",
+		`{"messages": [{"messageId": "a", "queue": "q", "kind": "k", "payload": 1}, {"messageId": "a", "queue": "q", "kind": "k", "payload": 2}]}`: "messages[1].messageId: is also the id of messages[0]",
 		`{"messages": [` + good + `, {"queue": "q", "kind": "k", "payload": "` + strings.Repeat("x", 300) + `"}]}`:                                 "messages[1]: is 342 bytes long; at most 200",
-		`{"messages": [{"queue": "q", "Queue": "r", "kind": "k", "payload": 1}]}`:                                                                  `Queue: there is no such field; it is "queue"`,
-		`{"message": []}`: "message: there is no such field",
+		`{"messages": [{"queue": "q", "Queue": "r", "kind": "k", "payload": 1}]}`:                                                                  `Queue: unknown field; use "queue"`,
+		`{"message": []}`: "message: unknown field",
 	} {
 		_, err := message.ParseBatch([]byte(body), 2, 200)
-		require.ErrorContains(t, err, says)
+		require.ErrorContains(t, err, want)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-func TestPatterns_AreTheDatabases(t *testing.T) {
+func TestPatterns_MatchTheDatabase(t *testing.T) {
 	t.Parallel()
 	const prefix = "https://bank.example/?x="
 	for text, want := range map[string]string{
@@ -35,6 +35,6 @@ func TestPatterns_AreTheDatabases(t *testing.T) {
 	require.NoError(t, err)
 	text := strings.ReplaceAll(strings.ReplaceAll(string(sql), "'\n        || '", ""), "''", "'")
 	for _, pattern := range redact.Patterns() {
-		require.Contains(t, text, pattern, "dlq.pattern has another one")
+		require.Contains(t, text, pattern, "dlq.pattern has a different pattern")
 	}
 }

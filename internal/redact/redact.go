@@ -14,14 +14,14 @@ import (
 // Hidden replaces what is not shown.
 const Hidden = "***"
 
-// shortest is the length, in bytes, of the shortest secret that is searched for in texts. Shorter
+// minSecretLength is the length, in bytes, of the shortest secret that is searched for in texts. Shorter
 // ones occur in words.
-const shortest = 4
+const minSecretLength = 4
 
-// plain matches a segment of a path, or the name of a parameter, that may be shown: lower-case
+// publicSegment matches a segment of a path, or the name of a parameter, that may be shown: lower-case
 // words joined by - _ or ., or a number of up to four digits, with or without a v before it. A
 // longer, mixed or upper-case text may be a token.
-var plain = regexp.MustCompile(`^(v?[0-9]{1,4}|[a-z]{1,20}([-_.][a-z]{1,20}){0,4})$`)
+var publicSegment = regexp.MustCompile(`^(v?[0-9]{1,4}|[a-z]{1,20}([-_.][a-z]{1,20}){0,4})$`)
 
 // URL returns a URL without its user, password and fragment, the values of its query, and the
 // segments of its path that may be tokens. It returns [Hidden] if raw is not a URL with a host.
@@ -33,7 +33,7 @@ func URL(raw string) string {
 	out := origin(u)
 	segments := strings.Split(u.EscapedPath(), "/")
 	for i, segment := range segments {
-		segments[i] = shown(segment)
+		segments[i] = maskSegment(segment)
 	}
 	out += strings.Join(segments, "/")
 	if u.RawQuery != "" {
@@ -42,7 +42,7 @@ func URL(raw string) string {
 			name, _, has := strings.Cut(pair, "=")
 			pairs[i] = Hidden
 			if has {
-				pairs[i] = shown(name) + "=" + Hidden
+				pairs[i] = maskSegment(name) + "=" + Hidden
 			}
 		}
 		out += "?" + strings.Join(pairs, "&")
@@ -69,8 +69,8 @@ func origin(u *url.URL) string {
 	return u.Scheme + "://" + u.Host
 }
 
-func shown(segment string) string {
-	if segment == "" || plain.MatchString(segment) {
+func maskSegment(segment string) string {
+	if segment == "" || publicSegment.MatchString(segment) {
 		return segment
 	}
 	return Hidden
@@ -99,20 +99,20 @@ func Secrets(raw string, all bool) []string {
 		add(base64.StdEncoding.EncodeToString([]byte(u.User.Username() + ":" + password)))
 	}
 	for segment := range strings.SplitSeq(u.EscapedPath(), "/") {
-		if all || shown(segment) == Hidden {
-			meant, _ := url.PathUnescape(segment)
+		if all || maskSegment(segment) == Hidden {
+			decoded, _ := url.PathUnescape(segment)
 			add(segment)
-			add(meant)
+			add(decoded)
 		}
 	}
 	for pair := range strings.SplitSeq(u.RawQuery, "&") {
 		name, value, has := strings.Cut(pair, "=")
-		if !has || shown(name) == Hidden {
+		if !has || maskSegment(name) == Hidden {
 			add(name)
 		}
-		meant, _ := url.QueryUnescape(value)
+		decoded, _ := url.QueryUnescape(value)
 		add(value)
-		add(meant)
+		add(decoded)
 	}
 	add(u.Fragment)
 	return secrets
@@ -123,7 +123,7 @@ func Hide(text string, secrets ...string) string {
 	// The longest come first, because one may be part of another.
 	slices.SortFunc(secrets, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
 	for _, secret := range secrets {
-		if len(secret) >= shortest {
+		if len(secret) >= minSecretLength {
 			text = strings.ReplaceAll(text, secret, Hidden)
 		}
 	}

@@ -36,7 +36,7 @@ func TestURL(t *testing.T) {
 func TestHide(t *testing.T) {
 	t.Parallel()
 	const raw = "https://ann:hun%2Fter2@h/hooks/s3cr3t-path/plain?key=quer%20yval&id=1"
-	said := "Cannot POST /hooks/s3cr3t-path/plain?key=quer%20yval for ann:hun%2Fter2 (hun/ter2, query val, quer yval), Basic YW5uOmh1bi90ZXIy, hun%2Fter2; id 1"
-	require.Equal(t, "Cannot POST /hooks/***/plain?key=*** for *** (***, query val, ***), Basic ***, ***; id 1", redact.Hide(said, redact.Secrets(raw, false)...))
+	text := "Cannot POST /hooks/s3cr3t-path/plain?key=quer%20yval for ann:hun%2Fter2 (hun/ter2, query val, quer yval), Basic YW5uOmh1bi90ZXIy, hun%2Fter2; id 1"
+	require.Equal(t, "Cannot POST /hooks/***/plain?key=*** for *** (***, query val, ***), Basic ***, ***; id 1", redact.Hide(text, redact.Secrets(raw, false)...))
 	require.Equal(t, "/***/***/*** h", redact.Hide("/hooks/s3cr3t-path/plain h", redact.Secrets(raw, true)...))
 }

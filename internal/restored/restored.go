@@ -20,8 +20,8 @@ import (
 const (
 	// interval is how often a process checks the server and writes its mark.
 	interval = 2 * time.Second
-	// lookTimeout bounds one check: it exceeds the 5 s that a check waits for sending transactions.
-	lookTimeout = 10 * time.Second
+	// checkTimeout bounds one check: it exceeds the 5 s that a check waits for sending transactions.
+	checkTimeout = 10 * time.Second
 )
 
 // Verdicts of dlq.may_send and dlq.watch_server.
@@ -64,25 +64,25 @@ type Guard struct {
 func New(config Config, db postgres.DB) *Guard {
 	g := &Guard{config: config}
 	g.loop = background.New(background.Config{
-		Name: "server", Interval: interval, Timeout: lookTimeout, Failing: "whether the database was restored is not known",
-		Once: background.Each(func(ctx context.Context) error { return g.Look(ctx, db) }),
+		Name: "server", Interval: interval, Timeout: checkTimeout, Failing: "checking whether the database was restored failed",
+		Once: background.Each(func(ctx context.Context) error { return g.Check(ctx, db) }),
 	})
 	return g
 }
 
-// Loop returns the loop that calls [Guard.Look].
+// Loop returns the loop that calls [Guard.Check].
 func (g *Guard) Loop() *background.Loop { return g.loop }
 
-func (g *Guard) last() (mark, timeline int64) {
+func (g *Guard) lastCheck() (mark, timeline int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.mark, g.timeline
 }
 
-// Look compares the server behind db with the known one, and holds what dlqd sends if it was
+// Check compares the server behind db with the known one, and holds what dlqd sends if it was
 // restored. It runs before a process begins to work, and before a new connection is used.
-func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
-	mark, timeline := g.last()
+func (g *Guard) Check(ctx context.Context, db postgres.DB) error {
+	mark, timeline := g.lastCheck()
 	found, err := dbsqlc.New(g.config.Schemas.Rendered(db)).WatchServer(ctx, dbsqlc.WatchServerParams{
 		Process: g.config.Process, Name: g.config.Name, Mark: mark, Timeline: timeline,
 	})
@@ -94,24 +94,24 @@ func (g *Guard) Look(ctx context.Context, db postgres.DB) error {
 		hold = &Hold{At: found.HeldAt, Note: found.Note}
 	}
 	g.mu.Lock()
-	was := hold
+	previous := hold
 	if found.Mark > g.mark { // else another connection has checked since
 		g.mark, g.timeline = found.Mark, found.Timeline
-		was = g.held.Swap(hold)
+		previous = g.held.Swap(hold)
 	}
 	g.mu.Unlock()
 	switch {
-	case hold != nil && was == nil:
-		g.config.Logger.ErrorContext(ctx, "the database was restored: replay runs, redeliveries and messages from before are held until a person lets them go on (dlqd restored)",
-			"reason", hold.Note)
-	case hold == nil && was != nil:
-		g.config.Logger.InfoContext(ctx, "the restored database goes on: nothing is held any more")
+	case hold != nil && previous == nil:
+		g.config.Logger.ErrorContext(ctx, "the database was restored: earlier replay runs, redeliveries and messages are held until "+
+			"an operator resumes them (dlqd restored)", "reason", hold.Note)
+	case hold == nil && previous != nil:
+		g.config.Logger.InfoContext(ctx, "the hold after the restore has ended")
 	}
 	switch found.Verdict {
 	case verdictPromoted:
-		g.config.Logger.WarnContext(ctx, "a standby was promoted, and what this process wrote last is there: dlqd goes on", "to", fmt.Sprint("timeline ", found.Timeline))
+		g.config.Logger.WarnContext(ctx, "a standby was promoted without losing the last write of this process: nothing is held", "to", fmt.Sprint("timeline ", found.Timeline))
 	case verdictUnknown:
-		g.config.Logger.InfoContext(ctx, "dlqd knows this server from now on")
+		g.config.Logger.InfoContext(ctx, "the database server was recorded as known")
 	}
 	return nil
 }
@@ -130,19 +130,19 @@ func (g *Guard) Holds(createdAt time.Time) bool {
 // switches of automatic redelivery until it ends. It returns false while a switch is changing, or
 // if the server has just changed.
 func (g *Guard) TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
-	verdict, err := g.ask(ctx, tx)
+	verdict, err := g.sendVerdict(ctx, tx)
 	return verdict != verdictSwitching && verdict != verdictUnsettled, err
 }
 
 // MaySend is TryLock for senders without switches: it also returns false if the database was
 // restored.
 func (g *Guard) MaySend(ctx context.Context, tx postgres.DB) (bool, error) {
-	verdict, err := g.ask(ctx, tx)
+	verdict, err := g.sendVerdict(ctx, tx)
 	return verdict == verdictYes, err
 }
 
-func (g *Guard) ask(ctx context.Context, tx postgres.DB) (string, error) {
-	mark, _ := g.last()
+func (g *Guard) sendVerdict(ctx context.Context, tx postgres.DB) (string, error) {
+	mark, _ := g.lastCheck()
 	verdict, err := dbsqlc.New(tx).MaySend(ctx, dbsqlc.MaySendParams{Process: g.config.Process, Mark: mark})
 	if err == nil && verdict == verdictUnsettled {
 		g.loop.Wake()
@@ -152,10 +152,10 @@ func (g *Guard) ask(ctx context.Context, tx postgres.DB) (string, error) {
 
 // Repeat is work that may be done a second time.
 type Repeat struct {
-	What   string `json:"what" doc:"What: a replay run, redeliveries under way, dead letters that go by themselves, messages in River's queues, or approved requests."`
-	Held   bool   `json:"held" doc:"dlqd holds it while the database counts as restored. Jobs of an application run on the application's workers, and are not held."`
-	Items  int64  `json:"items" doc:"How many; counted to 100,000."`
-	Detail string `json:"detail,omitempty" doc:"Which."`
+	What   string `json:"what" doc:"Kind of work: a replay run, redeliveries in progress, automatic redeliveries, messages in River's queues, or approved requests."`
+	Held   bool   `json:"held" doc:"Whether dlqd holds the work until an operator resumes. Jobs of an application run on the application's workers and are not held."`
+	Items  int64  `json:"items" doc:"Number of items, counted up to 100,000."`
+	Detail string `json:"detail,omitempty" doc:"Details."`
 }
 
 // Preview returns the work that may be done a second time.

@@ -32,14 +32,14 @@ func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark, timeline i
 // Only a process that wrote its last mark on the previous timeline, and finds the mark, concludes
 // that a standby was promoted. A process whose mark is lost concludes that the database was
 // restored.
-func TestWatchServer_whoSawThePromotion(t *testing.T) {
+func TestWatchServer_DistinguishesPromotionFromRestore(t *testing.T) {
 	t.Parallel()
-	pool, living := postgrestest.Pool(t), uuid.New()
+	pool, running := postgrestest.Pool(t), uuid.New()
 	promote := func() {
 		_, err := pool.Exec(t.Context(), `UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{timeline}', '7') WHERE key = 'server'`)
 		require.NoError(t, err)
 	}
-	mark, verdict, held := watch(t, pool, living, 0, 0)
+	mark, verdict, held := watch(t, pool, running, 0, 0)
 	require.Equal(t, "unknown", verdict)
 	require.False(t, held)
 
@@ -47,27 +47,27 @@ func TestWatchServer_whoSawThePromotion(t *testing.T) {
 	_, verdict, held = watch(t, pool, uuid.New(), 0, 0)
 	require.Equal(t, "timeline", verdict, "a process that has just started cannot know")
 	require.True(t, held)
-	mark, verdict, held = watch(t, pool, living, mark, 7)
+	mark, verdict, held = watch(t, pool, running, mark, 7)
 	require.Equal(t, "promoted", verdict)
 	require.False(t, held)
 
 	promote()
-	mark, verdict, held = watch(t, pool, living, mark, 6)
-	require.Equal(t, "timeline", verdict, "it was cut off before the timeline that is known")
+	mark, verdict, held = watch(t, pool, running, mark, 6)
+	require.Equal(t, "timeline", verdict, "the process last wrote before the known timeline")
 	require.True(t, held)
 	_, verdict, _ = watch(t, pool, uuid.New(), 5, 7)
 	require.Equal(t, "lost", verdict)
-	_, verdict, held = watch(t, pool, living, mark, 7)
-	require.Equal(t, "same", verdict, "another's mark is lost")
+	_, verdict, held = watch(t, pool, running, mark, 7)
+	require.Equal(t, "same", verdict, "the mark of another process is lost")
 	require.True(t, held)
 }
 
 // A backup from before dlqd recorded the server does not identify it; a process that ran during the
 // restore detects it.
-func TestWatchServer_backupThatKnowsNoServer(t *testing.T) {
+func TestWatchServer_DetectsBackupWithoutServerRecord(t *testing.T) {
 	t.Parallel()
-	pool, living := postgrestest.Pool(t), uuid.New()
-	mark, verdict, _ := watch(t, pool, living, 0, 0)
+	pool, running := postgrestest.Pool(t), uuid.New()
+	mark, verdict, _ := watch(t, pool, running, 0, 0)
 	require.Equal(t, "unknown", verdict)
 	exec := func(sql string) {
 		t.Helper()
@@ -75,23 +75,23 @@ func TestWatchServer_backupThatKnowsNoServer(t *testing.T) {
 		require.NoError(t, err)
 	}
 	exec("DELETE FROM dlq.settings WHERE key = 'server'")
-	_, verdict, held := watch(t, pool, living, mark, 1)
+	_, verdict, held := watch(t, pool, running, mark, 1)
 	require.Equal(t, "unknown", verdict, "nothing is lost")
 	require.False(t, held)
 	exec("DELETE FROM dlq.settings WHERE key = 'server'")
 	exec("DELETE FROM dlq.processes")
-	_, verdict, held = watch(t, pool, living, mark, 1)
+	_, verdict, held = watch(t, pool, running, mark, 1)
 	require.Equal(t, "lost", verdict)
 	require.True(t, held)
 }
 
 // Processes that start concurrently on a restored database hold once, and none may send before or
 // meanwhile.
-func TestGuard_processesAtOnce(t *testing.T) {
+func TestGuard_HoldsOnceForConcurrentProcesses(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	first, db := newGuard(pool)
-	require.NoError(t, first.Look(t.Context(), pool))
+	require.NoError(t, first.Check(t.Context(), pool))
 	may, err := first.MaySend(t.Context(), db)
 	require.NoError(t, err)
 	require.True(t, may)
@@ -100,12 +100,12 @@ func TestGuard_processesAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	may, err = first.MaySend(t.Context(), db)
 	require.NoError(t, err)
-	require.False(t, may, "its own transaction asks, whenever it looked last")
+	require.False(t, may, "the check is in the transaction that sends")
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
 			g, db := newGuard(pool)
-			if err := g.Look(t.Context(), pool); err != nil {
+			if err := g.Check(t.Context(), pool); err != nil {
 				t.Error(err)
 				return
 			}
@@ -113,7 +113,7 @@ func TestGuard_processesAtOnce(t *testing.T) {
 				t.Errorf("may send: %v, %v", may, err)
 			}
 			if !g.Holds(time.Now().Add(-time.Hour)) || g.Holds(time.Now().Add(time.Hour)) {
-				t.Error("it holds what was made before, and nothing else")
+				t.Error("must hold only earlier jobs")
 			}
 		})
 	}
@@ -125,7 +125,7 @@ func TestGuard_processesAtOnce(t *testing.T) {
 	was, err := restored.Resume(t.Context(), db, "kim", "compared")
 	require.NoError(t, err)
 	require.True(t, was)
-	require.NoError(t, first.Look(t.Context(), pool))
+	require.NoError(t, first.Check(t.Context(), pool))
 	require.Nil(t, first.Held())
 	may, err = first.MaySend(t.Context(), db)
 	require.NoError(t, err)
@@ -136,14 +136,14 @@ func TestGuard_processesAtOnce(t *testing.T) {
 }
 
 // An operator can declare a restore that dlqd cannot detect.
-func TestHoldRestored_byAPerson(t *testing.T) {
+func TestHoldRestored_HoldsForAnOperator(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	g, db := newGuard(pool)
-	require.NoError(t, g.Look(t.Context(), pool))
+	require.NoError(t, g.Check(t.Context(), pool))
 	_, err := pool.Exec(t.Context(), "SELECT dlq.hold_restored('kim', 'the snapshot of 04:00')")
 	require.NoError(t, err)
-	require.NoError(t, g.Look(t.Context(), pool))
+	require.NoError(t, g.Check(t.Context(), pool))
 	require.Equal(t, "the snapshot of 04:00", g.Held().Note)
 	may, err := g.MaySend(t.Context(), db)
 	require.NoError(t, err)
@@ -152,7 +152,7 @@ func TestHoldRestored_byAPerson(t *testing.T) {
 
 // A job from before the restored time that fails only now may have been done since; a new job
 // cannot.
-func TestPreview_hasWhatFailsLater(t *testing.T) {
+func TestPreview_IncludesJobsThatFailLater(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	_, db := newGuard(pool)
@@ -176,5 +176,5 @@ func TestPreview_hasWhatFailsLater(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, repeats, 1)
 	require.Equal(t, "dead letter with automatic redelivery", repeats[0].What)
-	require.EqualValues(t, 1, repeats[0].Items, "the old one")
+	require.EqualValues(t, 1, repeats[0].Items, "only the old job")
 }

@@ -13,14 +13,14 @@ import (
 
 // SavedView is a named filter of dead letters, with its columns and order.
 type SavedView struct {
-	Name      string    `json:"name" doc:"Its name." example:"bank outages"`
-	Owner     string    `json:"owner" doc:"Who made it." example:"kim"`
-	Query     string    `json:"query" doc:"What it chooses, as one types it: the q of GET /api/dlq/entries." example:"status:manual queue:payments"`
-	Columns   []string  `json:"columns" doc:"Which columns it shows, in this order; none for the usual ones."`
-	Order     string    `json:"order,omitempty" doc:"In which order; absent for the usual one."`
-	Shared    bool      `json:"shared" doc:"Others see it, too."`
-	CreatedAt time.Time `json:"createdAt" doc:"When it was made."`
-	UpdatedAt time.Time `json:"updatedAt" doc:"When it was last changed."`
+	Name      string    `json:"name" doc:"Name of the view." example:"bank outages"`
+	Owner     string    `json:"owner" doc:"Owner of the view." example:"kim"`
+	Query     string    `json:"query" doc:"Filter as text: the q of GET /api/dlq/entries." example:"status:manual queue:payments"`
+	Columns   []string  `json:"columns" doc:"Columns of the list, in order; empty for the default columns."`
+	Order     string    `json:"order,omitempty" doc:"Order of the list; absent for the default order."`
+	Shared    bool      `json:"shared" doc:"Whether other users see the view."`
+	CreatedAt time.Time `json:"createdAt" doc:"When the view was created."`
+	UpdatedAt time.Time `json:"updatedAt" doc:"When the view was last changed."`
 }
 
 // Store reads and writes saved views.
@@ -49,7 +49,7 @@ func (s *Store) Get(ctx context.Context, name, actor string) (*SavedView, error)
 			return &views[i], nil
 		}
 	}
-	return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: "saved view " + name + ": there is none of this name"}
+	return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: "saved view " + name + ": not found"}
 }
 
 // Save creates or replaces actor's view of a name. It reads Name, Query, Columns, Order and Shared

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { postgrestest.Main(m) }
 
 // Users see their own views and shared ones. Views are saved, changed and deleted by name, and
 // limited in number.
-func TestSavedViews(t *testing.T) {
+func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	s := &savedview.Store{Store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
@@ -42,7 +42,7 @@ func TestSavedViews(t *testing.T) {
 	require.NoError(t, save(ctx, "anna", "mine", "queue:mails", false))
 	require.Equal(t, []string{"kim/customer", "kim/mine", "kim/ours"}, names(ctx, "kim"))
 	require.Equal(t, []string{"anna/mine", "kim/customer", "kim/ours"}, names(ctx, "anna"))
-	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"), "what one may not look for one does not see")
+	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"), "a view with a filter that the reader may not use is hidden")
 	require.NoError(t, save(ctx, "kim", "customer", "queue:a key:cus_42", true))
 	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"))
 	v, err := s.Get(ctx, "mine", "anna")
@@ -51,11 +51,11 @@ func TestSavedViews(t *testing.T) {
 	require.Equal(t, []string{"status", "errorType"}, v.Columns)
 	require.Equal(t, "oldest", v.Order)
 
-	require.ErrorIs(t, save(ctx, "anna", "ours", "x", true), deadletter.ErrNotAllowed, "a name is shared once")
+	require.ErrorIs(t, save(ctx, "anna", "ours", "x", true), deadletter.ErrNotAllowed, "another user shares a view of this name")
 	require.NoError(t, save(ctx, "anna", "ours", "queue:a", false))
 	v, err = s.Get(ctx, "ours", "anna")
 	require.NoError(t, err)
-	require.Equal(t, "queue:a", v.Query, "one's own first")
+	require.Equal(t, "queue:a", v.Query, "the own view comes before a shared one")
 	require.NoError(t, save(ctx, "kim", "mine", "status:pending", false))
 	v, err = s.Get(ctx, "mine", "kim")
 	require.NoError(t, err)
@@ -68,8 +68,8 @@ func TestSavedViews(t *testing.T) {
 	require.Empty(t, names(postgres.WithScope(ctx, `[{"queues": ["pay"]}]`), "dan"))
 
 	require.ErrorIs(t, s.Delete(ctx, "mine", "", "ben"), deadletter.ErrNotFound)
-	require.ErrorIs(t, s.Delete(ctx, "mine", "kim", "ben"), deadletter.ErrNotFound, "it is not shared")
-	require.NoError(t, s.Delete(ctx, "ours", "kim", "ben"), "an admin takes away what is shared")
+	require.ErrorIs(t, s.Delete(ctx, "mine", "kim", "ben"), deadletter.ErrNotFound, "the view is not shared")
+	require.NoError(t, s.Delete(ctx, "ours", "kim", "ben"), "an admin deletes a shared view")
 	require.NoError(t, s.Delete(ctx, "mine", "", "kim"))
 	_, err = s.Get(ctx, "mine", "kim")
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
@@ -81,14 +81,14 @@ func TestSavedViews(t *testing.T) {
 		require.NoError(t, save(ctx, "kim", "view "+strconv.Itoa(i), "", false))
 	}
 	require.ErrorIs(t, save(ctx, "kim", "one more", "", false), deadletter.ErrInvalid)
-	require.NoError(t, save(ctx, "kim", "view 7", "queue:x", false), "a change is no more")
+	require.NoError(t, save(ctx, "kim", "view 7", "queue:x", false), "a change adds no view")
 	var acts string
 	require.NoError(t, pool.QueryRow(ctx, "SELECT string_agg(actor || ' ' || act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject = 'saved view ours'").Scan(&acts))
 	require.Equal(t, "kim saved, and shared|anna saved|ben deleted", acts)
 }
 
 // For other users than the owner, a view's values at sensitive paths are masked, as in filters.
-func TestSavedViews_MaskWhatOthersLookFor(t *testing.T) {
+func TestSavedViews_MaskSensitiveValuesForOthers(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	s := &savedview.Store{Store: deadletter.NewStore(pool, postgres.DefaultSchemas())}

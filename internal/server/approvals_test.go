@@ -354,7 +354,7 @@ func TestApprovals_sql(t *testing.T) {
 	require.NoError(t, kim.QueryRow(ctx, `SELECT dlq.request_approval('replay', '{"rate": "much", "filter": {"queue": "payments"}}')`).Scan(&id))
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
 	require.NoError(t, err)
-	require.Contains(t, b.awaitApproval(token, id, "failed").Problem, "cannot be read")
+	require.Contains(t, b.awaitApproval(token, id, "failed").Problem, "cannot be decoded")
 	// The owner of the schema, and so dlqd itself, needs no approval.
 	_, err = b.pool.Exec(ctx, "SELECT dlq.act_where('purge', '{\"queue\": \"payments\"}')")
 	require.NoError(t, err)

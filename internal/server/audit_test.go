@@ -42,7 +42,7 @@ func TestAnalytics(t *testing.T) {
 		require.WithinDuration(t, time.Now(), at, time.Hour)
 	}
 	for path, says := range map[string]string{
-		"flow?over=x": "over is a length of time", "flow?over=0s": "over is a length of time", "flow?over=99d&step=minute": "for buckets of one minute", "heat-map?timezone=Mars": "timezone is a name", "oldest?limit=0": "",
+		"flow?over=x": "over must be a duration", "flow?over=0s": "over must be a duration", "flow?over=99d&step=minute": "for buckets of one minute", "heat-map?timezone=Mars": "timezone must be a name", "oldest?limit=0": "",
 		"flow?by=moon": "", "groups?colour=red": "",
 	} {
 		status, out, _ := b.call("GET", "/api/dlq/analytics/"+path, "")

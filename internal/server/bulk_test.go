@@ -71,9 +71,9 @@ func TestBulk(t *testing.T) {
 		`{"do": "explode", "filter": {}}`:                              "validation failed",
 		`{"do": "tag", "filter": {}, "all": true}`:                     "tag needs tags",
 		`{"do": "tag", "tags": ["no"], "filter": {}, "all": true}`:     "invalid tag",
-		`{"do": "park", "tags": ["abc"], "filter": {}, "all": true}`:   "park does not act on tags",
-		`{"do": "tag", "tags": ["abc"], "force": true, "filter": {}}`:  "tag does not act on force",
-		`{"do": "discard", "assignee": "kim", "filter": {}}`:           "discard does not act on assignee",
+		`{"do": "park", "tags": ["abc"], "filter": {}, "all": true}`:   "park does not take tags",
+		`{"do": "tag", "tags": ["abc"], "force": true, "filter": {}}`:  "tag does not take force",
+		`{"do": "discard", "assignee": "kim", "filter": {}}`:           "discard does not take assignee",
 		`{"do": "park", "filter": {"before": "2020-13-01T00:00:00Z"}}`: "",
 	} {
 		status, out, _ := b.call("POST", "/api/dlq/bulk", body)

@@ -296,7 +296,7 @@ func TestConsole_Pages(t *testing.T) {
 			require.Equal(t, "/access", to)
 		}
 		_, told, _ = b.send(admin, "/access/tokens", url.Values{"name": {"another"}, "role": {"operator"}, "from": {"/access"}})
-		require.Contains(t, told, "could be both", "an admin created a token that could act as a second person")
+		require.Contains(t, told, "could request and approve", "an admin created a token that could act as a second person")
 		_, page = b.browse(kim, "/access")
 		has(t, page, "You are kim, authenticated by a token: operator everywhere.")
 		require.NotContains(t, page, "Create token")
@@ -326,7 +326,7 @@ func TestConsole_Pages(t *testing.T) {
 		require.Regexp(t, `(?s)<td class="n">[1-9][0-9]*</td>.*new-rule`, told)
 		status, told, _ = b.send(kim, "/policy", url.Values{"file": {"../retry-policies"}, "text": {""}})
 		require.Equal(t, http.StatusUnprocessableEntity, status)
-		has(t, told, "there is no such file of a policy")
+		has(t, told, "unknown file of the policy")
 		_, told, _ = b.send(kim, "/policy", url.Values{"file": {"retry-policies"}, "text": {"queues: {payments: {destination: d}}\ndestinations: {d: {urlFile: /etc/hostname, secretFile: /etc/hostname}}\n"}})
 		hostname, err := os.ReadFile("/etc/hostname")
 		require.NoError(t, err)

@@ -105,7 +105,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 	// An unknown or repeated term is an error with its position, and nothing is changed.
 	status, out = b.as(admin, "GET", "/api/dlq/entries?q="+url.QueryEscape("queue:pay_eu qeueu:x"), "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	for _, says := range []string{"qeueu:x (at 14): there is no field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
+	for _, says := range []string{"qeueu:x (at 14): unknown field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
 		require.Contains(t, out, says)
 	}
 	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("class:lost", `, "do": "discard"`))
@@ -113,7 +113,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 	require.Contains(t, out, `"location":"body.filter.q"`)
 	status, out = b.as(admin, "GET", "/api/dlq/entries?queue=pay_eu&q=queue:pay_eu", "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	require.Contains(t, out, "queue: in the text, and beside it")
+	require.Contains(t, out, "queue: set both in the text and as a field")
 	status, _ = b.as(admin, "GET", "/api/dlq/entries?q="+strings.Repeat("x", 5000), "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 	status, out = b.as(admin, "POST", "/api/dlq/bulk", body(`kind:*`, `, "do": "discard"`))

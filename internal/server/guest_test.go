@@ -124,7 +124,7 @@ func TestGuest(t *testing.T) {
 	_, list, _ = guest.call(http.MethodGet, "/api/dlq/entries?status=dlq_pending", "")
 	status, out, _ = guest.call(http.MethodPost, "/api/dlq/entries/"+list["entries"].([]any)[0].(map[string]any)["id"].(string)+"/replay", "{}")
 	require.Equal(t, http.StatusServiceUnavailable, status, out)
-	require.Contains(t, out["detail"], "dlqd's role lacks a right")
+	require.Contains(t, out["detail"], "dlqd's role lacks a privilege")
 	_, err = owner.Exec(t.Context(), "GRANT INSERT ON river_job TO "+g.DLQDRole)
 	require.NoError(t, err)
 

@@ -42,7 +42,7 @@ func (s *Server) register(ctx context.Context) error {
 	guard := restored.New(restored.Config{
 		Schemas: s.config.Schemas, Process: s.process.ID(), Name: postgres.ProcessName(), Logger: s.logger,
 	}, s.pool)
-	if err := guard.Look(ctx, s.pool); err != nil {
+	if err := guard.Check(ctx, s.pool); err != nil {
 		return fmt.Errorf("whether the database was restored: %w", err)
 	}
 	s.guard.Store(guard)
@@ -58,7 +58,7 @@ func (s *Server) connected(ctx context.Context, conn *pgx.Conn) {
 	if guard == nil || s.idle() != nil {
 		return
 	}
-	if err := guard.Look(ctx, conn); err != nil {
+	if err := guard.Check(ctx, conn); err != nil {
 		s.logger.WarnContext(ctx, "whether the database was restored is not known", "error", err)
 	}
 }

@@ -614,7 +614,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	if s.certificates != nil {
 		s.http.TLSConfig = s.certificates.Config()
 	}
-	connections := door.NewRoom(cmp.Or(s.config.MaxConnections, door.DefaultMaxConnections))
+	connections := door.NewQuota(cmp.Or(s.config.MaxConnections, door.DefaultMaxConnections))
 	for _, address := range s.config.Listen {
 		listener, err := api.Listen(ctx, address)
 		if err != nil {

@@ -27,28 +27,28 @@ const ClientID = "dlqd"
 type Issuer struct {
 	URL string
 
-	tb      testing.TB
-	mu      sync.Mutex
-	key     *rsa.PrivateKey
-	kid     string
-	down    bool
-	fetched int // number of requests for its keys
-	user    map[string]any
-	life    time.Duration
-	nonce   string            // sent in place of the requested one
-	codes   map[string]asked  // by code
-	refresh map[string]string // valid tokens, to ""
-	secret  string            // of the client; empty: a public client
-	pending int               // polls with a device code before the user consents
+	tb       testing.TB
+	mu       sync.Mutex
+	key      *rsa.PrivateKey
+	kid      string
+	down     bool
+	fetched  int // number of requests for its keys
+	user     map[string]any
+	lifetime time.Duration
+	nonce    string                   // sent in place of the requested one
+	codes    map[string]authorization // by code
+	refresh  map[string]string        // valid tokens, to ""
+	secret   string                   // of the client; empty: a public client
+	pending  int                      // polls with a device code before the user consents
 }
 
-type asked struct{ nonce, challenge, redirect string }
+type authorization struct{ nonce, challenge, redirect string }
 
 // New starts an issuer.
 func New(tb testing.TB) *Issuer {
 	tb.Helper()
 	i := &Issuer{
-		tb: tb, life: time.Hour, codes: map[string]asked{}, refresh: map[string]string{}, pending: 1,
+		tb: tb, lifetime: time.Hour, codes: map[string]authorization{}, refresh: map[string]string{}, pending: 1,
 		user: map[string]any{"sub": "u-1", "email": "kim@example.com", "email_verified": true, "groups": []string{"ops"}},
 	}
 	i.Rotate()
@@ -89,8 +89,8 @@ func answer(w http.ResponseWriter, status int, body any) {
 	_ = json.NewEncoder(w).Encode(body) //nolint:errchkjson // tests see what is missing
 }
 
-// with calls change while the issuer serves no request.
-func (i *Issuer) with(change func()) {
+// locked calls change while the issuer serves no request.
+func (i *Issuer) locked(change func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	change()
@@ -100,39 +100,39 @@ func (i *Issuer) with(change func()) {
 func (i *Issuer) Rotate() {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	require.NoError(i.tb, err)
-	i.with(func() { i.key, i.kid = key, rand.Text() })
+	i.locked(func() { i.key, i.kid = key, rand.Text() })
 }
 
 // Down makes the issuer fail all requests, or serve them again.
-func (i *Issuer) Down(down bool) { i.with(func() { i.down = down }) }
+func (i *Issuer) Down(down bool) { i.locked(func() { i.down = down }) }
 
-// Lives sets how long ID tokens issued from now on are valid.
-func (i *Issuer) Lives(life time.Duration) { i.with(func() { i.life = life }) }
+// SetLifetime sets how long ID tokens issued from now on are valid.
+func (i *Issuer) SetLifetime(lifetime time.Duration) { i.locked(func() { i.lifetime = lifetime }) }
 
 // Nonce sets the nonce of ID tokens; "" restores the requested one.
-func (i *Issuer) Nonce(nonce string) { i.with(func() { i.nonce = nonce }) }
+func (i *Issuer) Nonce(nonce string) { i.locked(func() { i.nonce = nonce }) }
 
 // Secret sets the secret that the client must send to get tokens; "" for a public client.
-func (i *Issuer) Secret(secret string) { i.with(func() { i.secret = secret }) }
+func (i *Issuer) Secret(secret string) { i.locked(func() { i.secret = secret }) }
 
 // Fetched returns the number of requests for the keys.
 func (i *Issuer) Fetched() (n int) {
-	i.with(func() { n = i.fetched })
+	i.locked(func() { n = i.fetched })
 	return n
 }
 
 // Sessions returns the number of sign-ins that can be renewed.
 func (i *Issuer) Sessions() (n int) {
-	i.with(func() { n = len(i.refresh) })
+	i.locked(func() { n = len(i.refresh) })
 	return n
 }
 
 // EndSessions revokes all refresh tokens.
-func (i *Issuer) EndSessions() { i.with(func() { clear(i.refresh) }) }
+func (i *Issuer) EndSessions() { i.locked(func() { clear(i.refresh) }) }
 
 // Key returns the current signing key and its id.
 func (i *Issuer) Key() (key *rsa.PrivateKey, kid string) {
-	i.with(func() { key, kid = i.key, i.kid })
+	i.locked(func() { key, kid = i.key, i.kid })
 	return key, kid
 }
 
@@ -145,7 +145,7 @@ func (i *Issuer) Token(claims map[string]any) string {
 // Sign returns what Token does, with another signature and header.
 func (i *Issuer) Sign(algorithm jose.SignatureAlgorithm, key any, header map[jose.HeaderKey]any, claims map[string]any) string {
 	all := maps.Clone(i.user)
-	maps.Copy(all, map[string]any{"iss": i.URL, "aud": ClientID, "iat": time.Now().Unix(), "exp": time.Now().Add(i.life).Unix()})
+	maps.Copy(all, map[string]any{"iss": i.URL, "aud": ClientID, "iat": time.Now().Unix(), "exp": time.Now().Add(i.lifetime).Unix()})
 	maps.Copy(all, claims)
 	maps.DeleteFunc(all, func(_ string, value any) bool { return value == nil })
 	raw, err := json.Marshal(all)
@@ -167,7 +167,7 @@ func (i *Issuer) authorize(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	code := rand.Text()
-	i.codes[code] = asked{nonce: q.Get("nonce"), challenge: q.Get("code_challenge"), redirect: q.Get("redirect_uri")}
+	i.codes[code] = authorization{nonce: q.Get("nonce"), challenge: q.Get("code_challenge"), redirect: q.Get("redirect_uri")}
 	back.RawQuery = url.Values{"code": {code}, "state": {q.Get("state")}, "iss": {i.URL}}.Encode()
 	http.Redirect(w, r, back.String(), http.StatusFound) //nolint:gosec // to the test that asks
 }
@@ -184,14 +184,14 @@ func (i *Issuer) token(w http.ResponseWriter, r *http.Request) {
 	switch r.PostFormValue("grant_type") {
 	case "authorization_code":
 		code := r.PostFormValue("code")
-		asked, ok := i.codes[code]
+		authorization, ok := i.codes[code]
 		delete(i.codes, code)
 		sum := sha256.Sum256([]byte(r.PostFormValue("code_verifier")))
-		if !ok || base64.RawURLEncoding.EncodeToString(sum[:]) != asked.challenge || r.PostFormValue("redirect_uri") != asked.redirect {
+		if !ok || base64.RawURLEncoding.EncodeToString(sum[:]) != authorization.challenge || r.PostFormValue("redirect_uri") != authorization.redirect {
 			answer(w, http.StatusBadRequest, map[string]any{"error": "invalid_grant"})
 			return
 		}
-		claims["nonce"] = asked.nonce
+		claims["nonce"] = authorization.nonce
 		if i.nonce != "" {
 			claims["nonce"] = i.nonce
 		}
@@ -214,7 +214,7 @@ func (i *Issuer) token(w http.ResponseWriter, r *http.Request) {
 	refresh := rand.Text()
 	i.refresh[refresh] = ""
 	answer(w, http.StatusOK, map[string]any{
-		"token_type": "Bearer", "access_token": rand.Text(), "refresh_token": refresh, "expires_in": int(i.life.Seconds()),
+		"token_type": "Bearer", "access_token": rand.Text(), "refresh_token": refresh, "expires_in": int(i.lifetime.Seconds()),
 		"id_token": i.Sign(jose.RS256, i.key, map[jose.HeaderKey]any{"kid": i.kid, jose.HeaderType: "JWT"}, claims),
 	})
 }

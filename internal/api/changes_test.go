@@ -25,14 +25,14 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// watching is a console that sends the tags with which Acted is called.
-type watching struct {
+// recordingConsole sends the tags with which Changed is called.
+type recordingConsole struct {
 	console
 
-	acts chan string
+	changes chan string
 }
 
-func (w watching) Acted(tag string) { w.acts <- tag }
+func (w recordingConsole) Changed(tag string) { w.changes <- tag }
 
 type noConditions struct{}
 
@@ -40,20 +40,20 @@ func (noConditions) Unmet(string, string, *policy.Conditions) string { return ""
 
 // The console is notified of operations that change something, but not of dry runs, previews,
 // exports and checks.
-func TestActs_ReachTheConsole(t *testing.T) {
+func TestOperations_NotifyTheConsoleOfChanges(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	planner, err := strategy.NewPlanner(policytest.Load(t, nil), noConditions{})
 	require.NoError(t, err)
 	plan := func() *strategy.Planner { return planner }
-	acts := make(chan string, 1)
+	changes := make(chan string, 1)
 	server := httptest.NewServer(api.New(api.Config{
 		Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler), LogLevel: &slog.LevelVar{},
 		Store: store, Planner: plan,
 		Replayer: &replay.Replayer{Store: store, Planner: plan}, Views: &savedview.Store{Store: store},
 		Examine: func(context.Context) []doctor.Finding { return nil },
-		Console: func(http.Handler, http.Handler) api.Console { return watching{acts: acts} },
+		Console: func(http.Handler, http.Handler) api.Console { return recordingConsole{changes: changes} },
 	}))
 	t.Cleanup(server.Close)
 	for _, c := range []struct{ method, path, body, tag string }{
@@ -85,11 +85,11 @@ func TestActs_ReachTheConsole(t *testing.T) {
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, c.tag == "refused", response.StatusCode >= http.StatusBadRequest,
 			"%s %s %s: %s", c.method, c.path, c.body, response.Status)
-		heard := ""
+		got := ""
 		select {
-		case heard = <-acts: // sent before the response ends
+		case got = <-changes: // sent before the response ends
 		default:
 		}
-		require.Equal(t, strings.TrimSuffix(c.tag, "refused"), heard, "%s %s %s", c.method, c.path, c.body)
+		require.Equal(t, strings.TrimSuffix(c.tag, "refused"), got, "%s %s %s", c.method, c.path, c.body)
 	}
 }
