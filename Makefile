@@ -51,7 +51,7 @@ model: ## check the model of the protocol with two jobs (TRIAL=1h, at most STATE
 
 .PHONY: trial-kills
 trial-kills: install-postgres ## kill, stop and cut off processes that deliver 10,000 messages in order, and look for what is lost or repeated
-	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_OrderThroughKills ./cmd/dlqd
+	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_KeepsOrderThroughKills ./cmd/dlqd
 
 .PHONY: check
 check: fmt-check lint generate-check openapi-lint script-check vulnerabilities ## format, lint, drift of generated files, OpenAPI, the console's script, known vulnerabilities
