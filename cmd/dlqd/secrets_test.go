@@ -165,7 +165,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	shows("retry-policies destinations.plain.url = http://***@" + host + "/plain/***?key=***")
 	runs("config", "show")
 	runs("config", "diff", dir, other)
-	shows("retry-policies destinations.plain.url: http://***@" + host + "/plain/***?key=***, in what is not shown")
+	shows("retry-policies destinations.plain.url: http://***@" + host + "/plain/***?key=***, in its hidden part")
 	runs("config", "check", dir)
 	for _, path := range []string{"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit", "/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars"} {
 		get(path)
