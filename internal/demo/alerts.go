@@ -114,11 +114,11 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 				described[name] = true
 				d.printf("%s", indent+strings.ReplaceAll(strings.TrimSpace(n.Text), "\n", "\n"+indent))
 			}
-			switch over := strings.HasPrefix(n.Title, "Over: "); {
+			switch resolved := strings.HasPrefix(n.Title, "Resolved: "); {
 			case !strings.Contains(n.Text, "("+breaker+")") || !strings.Contains(n.Title, "destination:exports"):
-			case over && down:
+			case resolved && down:
 				return nil
-			case !over:
+			case !resolved:
 				down = true
 			}
 		case <-ticker.C:
