@@ -326,7 +326,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.await("12", open("app-over"))
 	w.exec("SELECT dlq.discard(id, 'kim', 'test') FROM dlq.find('{\"queue\": \"payments\", \"status\": \"dlq_manual\"}', 15)")
 	w.post("/api/dlq/replay", map[string]any{"filter": map[string]any{"queue": []string{"payments"}}, "force": true, "rate": 20, "stopAt": 100, "note": "test"})
-	w.exec("SELECT dlq.replay_start('{\"queue\": [\"over\"]}', p_note => 'goes on for long', p_rate => 0.01)")
+	w.exec("SELECT dlq.replay_start('{\"queue\": [\"over\"]}', p_note => 'a long run', p_rate => 0.01)")
 	w.exec(w.runningJobs(10_050, "app"))
 	w.exec(failJobs)
 	w.asSuperuser("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '20 minutes' WHERE queue = 'near'",

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -195,7 +194,11 @@ func (c *client) setGroup(cmd *cobra.Command, args []string, in *api.GroupChange
 		return err
 	}
 	if in.Owner != nil {
-		printSafef(cmd.OutOrStdout(), "assigned %d dead letters to %s\n", changed.Assigned, cmp.Or(*in.Owner, "nobody"))
+		if *in.Owner == "" {
+			printSafef(cmd.OutOrStdout(), "removed the assignee of %d dead letters\n", changed.Assigned)
+		} else {
+			printSafef(cmd.OutOrStdout(), "assigned %d dead letters to %s\n", changed.Assigned, *in.Owner)
+		}
 		printUndo(cmd, changed.Undo)
 	}
 	return printGroup(cmd, &changed.Group)

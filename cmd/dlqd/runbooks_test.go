@@ -371,7 +371,7 @@ var scenarios = map[string]scenario{
 		prints: []string{`default +\| +4 \| +0 \| +4 \| +4 \| +0`, `default +\| transient +\| LEDGER_CLOSED \| +4 \| +1`, `default +\| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
 	},
-	// dlqd was killed. The application goes on, and its jobs fail.
+	// dlqd was killed. The application continues, and its jobs fail.
 	"dlqd-is-down": {
 		setUp: func(p *deployment) {
 			p.kill()
@@ -441,7 +441,7 @@ var scenarios = map[string]scenario{
 	},
 }
 
-// decided counts the entries that a worker has judged.
+// decided counts the entries that a worker has filed and decided.
 const decided = "SELECT count(*) FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND strategy IS NOT NULL"
 
 var runbookBlock = regexp.MustCompile("(?s)```(sql|sh)( wait)?\n(.*?)```")

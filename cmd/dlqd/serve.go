@@ -114,9 +114,10 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			}
 			stopReloads := reloadOnHangup(cmd.Context(), s)
 			defer stopReloads()
-			config.Logger.Info("dlqd serves", "api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
+			config.Logger.Info("dlqd started",
+				"api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
 			err = s.Wait(cmd.Context(), hard)
-			config.Logger.Info("dlqd has stopped", "clean", err == nil)
+			config.Logger.Info("dlqd stopped", "clean", err == nil)
 			return err
 		},
 	}

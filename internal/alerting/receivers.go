@@ -162,7 +162,7 @@ func (r *Receivers) serveSMTP(c *textproto.Conn) error {
 		answer := "250 ok"
 		switch command, _, _ := strings.Cut(strings.ToUpper(line), " "); command {
 		case "DATA":
-			if err := c.PrintfLine("354 go on"); err != nil {
+			if err := c.PrintfLine("354 end with a dot"); err != nil {
 				return err
 			}
 			message, err := mail.ReadMessage(c.DotReader())
