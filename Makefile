@@ -16,26 +16,26 @@ build: ## build bin/dlqd
 	go build -o bin/dlqd ./cmd/dlqd
 
 .PHONY: demo
-demo: install-postgres build ## run the main job on a few hundred messages, in twenty seconds
+demo: install-postgres build ## send a few hundred messages to a receiver with faults, in twenty seconds
 	./bin/dlqd demo
 
 .PHONY: demo-alerts
-demo-alerts: install-postgres build ## watch a destination break: Prometheus and Alertmanager beside the demo, and what they send to whom
+demo-alerts: install-postgres build ## break a destination, with Prometheus and Alertmanager; print alerts and notifications
 	@scripts/install.sh prometheus alertmanager
 	./bin/dlqd demo --alerts
 
 .PHONY: run
-run: install-postgres build ## serve until stopped, on an embedded Postgres
+run: install-postgres build ## run dlqd with an embedded Postgres until stopped
 	./bin/dlqd serve
 
 RACE ?= -race
-# The packages that take longest begin first: one that runs alone at the end leaves processors idle.
+# The slowest packages start first: a slow one at the end would leave processors idle.
 LONGEST := ./internal/server ./internal/console ./cmd/dlqd ./internal/postgres ./deploy ./internal/worker \
 	./internal/host ./internal/deadletter
 PACKAGES ?= $(LONGEST) ./...
 
 .PHONY: test
-test: install-postgres ## run all tests, with the race detector (PACKAGES=…, RACE= for some, without); "make lint" vets them
+test: install-postgres ## run all tests with the race detector (PACKAGES=… selects packages, RACE= disables the detector); "make lint" runs vet
 	@scripts/install.sh cc curl chromium prometheus alertmanager pgbouncer
 	@# Without GORACE, each program built with the race detector sleeps for a second before it exits. Most tests
 	@# wait for a server, so that more of them than processors run at once.
@@ -43,19 +43,19 @@ test: install-postgres ## run all tests, with the race detector (PACKAGES=…, R
 		go test $(RACE) -parallel 3 -vet=off -ldflags=-w -timeout 30m $(PACKAGES)
 
 .PHONY: trial-capture
-trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures
+trial-capture: install-postgres ## disturb an application at random for a while (TRIAL=10m), and check that each failure has one dead letter
 	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_trial ./internal/host
 
 .PHONY: model
-model: ## check the model of the protocol with two jobs (TRIAL=1h, at most STATES=20000000): docs/protocol.md
+model: ## check the protocol model with two jobs (TRIAL=1h, at most STATES=20000000); see docs/protocol.md
 	DLQD_MODEL=$(or $(TRIAL),1h) DLQD_MODEL_STATES=$(STATES) go test -count=1 -timeout 0 -v -run 'TestProtocol_KeepsItsInvariantsForLong$$' ./internal/protocol
 
 .PHONY: trial-kills
-trial-kills: install-postgres ## kill, stop and cut off processes that deliver 10,000 messages in order, and look for what is lost or repeated
-	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_OrderThroughKills ./cmd/dlqd
+trial-kills: install-postgres ## kill, stop and disconnect processes that deliver 10,000 ordered messages; check for lost and repeated ones
+	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_KeepsOrderThroughKills ./cmd/dlqd
 
 .PHONY: check
-check: fmt-check lint words generate-check openapi-lint script-check vulnerabilities ## format, lint, words and width, drift of generated files, OpenAPI, the console's script, known vulnerabilities
+check: fmt-check lint words generate-check openapi-lint script-check vulnerabilities ## check format, lint, words and width, generated files, OpenAPI, the console's script and known vulnerabilities
 
 .PHONY: fmt
 fmt: ## format the code
@@ -88,7 +88,7 @@ generate-check: build
 	./bin/dlqd openapi --json | diff -q openapi/openapi.json -
 
 .PHONY: freeze
-freeze: ## at a release: from now on its migrations (LAST=00007: up to this one) stay as they are, and upgrades from it are tested
+freeze: ## at a release: freeze its migrations (LAST=00007: up to this one), and test upgrades from it
 	last=$(or $(LAST),$$(ls db/migrations | tail -n 1 | cut -d _ -f 1)); \
 	for file in db/migrations/*.sql; do \
 		file=$${file#db/}; number=$${file#migrations/}; \
@@ -98,29 +98,29 @@ freeze: ## at a release: from now on its migrations (LAST=00007: up to this one)
 	[ -e "$$code" ] || cat db/code/*.sql db/triggers.sql db/river_triggers.sql | gzip -9n > "$$code"
 
 .PHONY: openapi-lint
-openapi-lint: ## run a public linter over the OpenAPI document (needs npm)
+openapi-lint: ## lint the OpenAPI document with Redocly (needs npm)
 	REDOCLY_TELEMETRY=off $(REDOCLY) lint --config openapi/redocly.yaml openapi/openapi.yaml
 
 .PHONY: script-check
-script-check: ## check the types of the console's script (needs npm)
+script-check: ## type-check the console's script (needs npm)
 	$(TSC) --allowJs --checkJs --noEmit --strict --target es2022 --module esnext --lib dom,dom.iterable,es2022 internal/console/static/console.js
 
 .PHONY: trial-incidents
-trial-incidents: install-postgres ## click through three incidents, from the alert's link to the report: prints clicks and seconds, and fails above 60 s
+trial-incidents: install-postgres ## handle three incidents in the console; print clicks and seconds, and fail above 60 s
 	@scripts/install.sh chromium
 	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -v -count=1 -parallel 1 -run TestIncident_ ./internal/console
 
 .PHONY: screenshots
-screenshots: install-postgres ## make docs/images/ afresh: the console in light and dark, on a desktop and on a phone
+screenshots: install-postgres ## regenerate docs/images/: the console in light and dark, on a desktop and a phone
 	@scripts/install.sh chromium
 	DLQD_SCREENSHOTS=$(CURDIR)/docs/images go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -run TestScreenshots ./internal/console
 
 .PHONY: vulnerabilities
-vulnerabilities: build ## look for known vulnerabilities in what bin/dlqd is made of, where their database can be reached
+vulnerabilities: build ## check bin/dlqd for known vulnerabilities, if the database is reachable
 	@scripts/vulnerabilities.sh bin/dlqd
 
 .PHONY: sbom
-sbom: build ## list what bin/dlqd is made of, in bin/dlqd.cdx.json (CycloneDX)
+sbom: build ## write the software bill of materials of bin/dlqd to bin/dlqd.cdx.json (CycloneDX)
 	cd tools && CGO_ENABLED=0 go run ./sbom ../bin/dlqd > ../bin/dlqd.cdx.json
 
 .PHONY: install-postgres

@@ -17,8 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// analyticsAsks is the number of times that each question is asked, for its percentiles.
-const analyticsAsks = 200
+// analyticsRuns is the number of times that each question is measured, for its percentiles.
+const analyticsRuns = 200
 
 // analyticsBench fills ten million entries and thirty million moves of 90 days and rebuilds the
 // rollups. It measures the time of each question, and what keeping the rollups up to date costs
@@ -26,7 +26,7 @@ const analyticsAsks = 200
 func analyticsBench(b *bench, scale float64) error {
 	entries := int(10_000_000 * scale)
 	return b.withPool(4, func(pool *pgxpool.Pool) error {
-		if err := b.fresh(pool, true); err != nil {
+		if err := b.reset(pool, true); err != nil {
 			return err
 		}
 		if err := fillHistory(b.ctx, pool, entries); err != nil {
@@ -43,7 +43,7 @@ func analyticsBench(b *bench, scale float64) error {
 		if _, err := pool.Exec(b.ctx, "VACUUM ANALYZE"); err != nil {
 			return err
 		}
-		if err := askAnalytics(b, pool); err != nil {
+		if err := measureAnalytics(b, pool); err != nil {
 			return err
 		}
 		if err := refreshBehind(b, pool, scale); err != nil {
@@ -59,7 +59,7 @@ func analyticsBench(b *bench, scale float64) error {
 func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 	store := analytics.NewStore(pool, postgres.DefaultSchemas())
 	batches := max(int(100*scale), 3)
-	b.row("refresh, a transaction open since", "with 10,000 new moves ms", "with none ms")
+	b.row("refresh, transaction open for", "with 10,000 new moves ms", "without new moves ms")
 	for _, open := range []bool{true, false} {
 		tx, err := pool.Begin(b.ctx)
 		if err != nil {
@@ -159,14 +159,14 @@ func setWAL(ctx context.Context, pool *pgxpool.Pool, change string) error {
 	return nil
 }
 
-// askAnalytics asks each question analyticsAsks times over a common window, 7 days, and over a long
+// measureAnalytics measures each question analyticsRuns times over a common window, 7 days, and over a long
 // one, 90 days.
-func askAnalytics(b *bench, pool *pgxpool.Pool) error {
+func measureAnalytics(b *bench, pool *pgxpool.Pool) error {
 	store, trail := analytics.NewStore(pool, postgres.DefaultSchemas()), deadletter.NewStore(pool, postgres.DefaultSchemas())
 	week, quarter := analytics.Window{Over: 7 * 24 * time.Hour}, analytics.Window{Over: 90 * 24 * time.Hour}
 	questions := []struct {
 		name string
-		ask  func(analytics.Window) error
+		run  func(analytics.Window) error
 	}{
 		{"backlog and rates", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "all", ""); return err }},
 		{"backlog and rates by queue", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "queue", ""); return err }},
@@ -184,11 +184,11 @@ func askAnalytics(b *bench, pool *pgxpool.Pool) error {
 		{"replay success", func(w analytics.Window) error { _, err := store.ReplaySuccess(b.ctx, w); return err }},
 		{"oldest entries", func(analytics.Window) error { _, err := store.Oldest(b.ctx, 20); return err }},
 		{"noisiest sources", func(w analytics.Window) error { _, err := store.NoisiestSources(b.ctx, w, 20); return err }},
-		{"audit: what a person did", func(analytics.Window) error {
+		{"audit: moves of a user", func(analytics.Window) error {
 			_, err := trail.Audit(b.ctx, deadletter.AuditFilter{Actor: "kim"}, 50, deadletter.AuditCursor{})
 			return err
 		}},
-		{"audit: what people did", func(analytics.Window) error {
+		{"audit: moves of all users", func(analytics.Window) error {
 			_, err := trail.Audit(b.ctx, deadletter.AuditFilter{People: true}, 50, deadletter.AuditCursor{})
 			return err
 		}},
@@ -198,10 +198,10 @@ func askAnalytics(b *bench, pool *pgxpool.Pool) error {
 	for _, q := range questions {
 		cells := []any{q.name}
 		for _, w := range []analytics.Window{week, quarter} {
-			took := make([]time.Duration, analyticsAsks)
+			took := make([]time.Duration, analyticsRuns)
 			for i := range took {
 				start := time.Now()
-				if err := q.ask(w); err != nil {
+				if err := q.run(w); err != nil {
 					return fmt.Errorf("%s: %w", q.name, err)
 				}
 				took[i] = time.Since(start)
@@ -219,7 +219,7 @@ func askAnalytics(b *bench, pool *pgxpool.Pool) error {
 // refreshCost measures captures while no process refreshes the rollups, and while dlqd does.
 func refreshCost(b *bench, pool *pgxpool.Pool) error {
 	store := analytics.NewStore(pool, postgres.DefaultSchemas())
-	b.row("captures/s", "rollups at rest", "kept up to date", "ratio")
+	b.row("captures/s", "without refreshes", "with refreshes", "ratio")
 	run := func(refresh bool) func() (float64, error) {
 		return func() (float64, error) {
 			// River's table grows with each failed job, which slows further failures down.

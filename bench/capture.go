@@ -15,20 +15,20 @@ import (
 // that River works, one statement that discards many jobs, transactions that fail one job each, and
 // WAL. No dlqd process runs meanwhile.
 func capture(b *bench, scale float64) error {
-	b.head("River's own batches", "with capture jobs/s", "without jobs/s", "ratio")
+	b.newTable("River's batches", "with capture jobs/s", "without jobs/s", "ratio")
 	for _, c := range []struct {
 		name string
 		jobs int
 		fail bool
 	}{{"all succeed", 200_000, false}, {"all are discarded", 100_000, true}} {
 		jobs := int(float64(c.jobs) * scale)
-		with, without, ratio, err := b.pairs(b.working(jobs, true, c.fail), b.working(jobs, false, c.fail))
+		with, without, ratio, err := b.pairs(b.measureWork(jobs, true, c.fail), b.measureWork(jobs, false, c.fail))
 		if err != nil {
 			return err
 		}
 		b.row(c.name, thousands(with), thousands(without), fmt.Sprintf("%.3f", ratio))
 	}
-	b.head("one statement", "with capture ms", "without ms", "ratio")
+	b.newTable("one statement", "with capture ms", "without ms", "ratio")
 	for _, c := range []struct{ jobs, bytes int }{{5000, 1000}, {2000, 20_000}} {
 		with, without, ratio, err := b.pairs(b.statement(c.jobs, c.bytes, true), b.statement(c.jobs, c.bytes, false))
 		if err != nil {
@@ -36,7 +36,7 @@ func capture(b *bench, scale float64) error {
 		}
 		b.row(fmt.Sprintf("%d jobs of %d KB", c.jobs, c.bytes/1000), fmt.Sprintf("%.0f", with), fmt.Sprintf("%.0f", without), fmt.Sprintf("%.2f", ratio))
 	}
-	b.head("a job a transaction", "with capture commits/s", "without commits/s", "ratio")
+	b.newTable("one job per transaction", "with capture commits/s", "without commits/s", "ratio")
 	for _, conns := range []int{1, 16} {
 		jobs := int(float64(4000*conns) * scale)
 		with, without, ratio, err := b.pairs(b.commits(jobs, conns, true), b.commits(jobs, conns, false))
@@ -51,9 +51,9 @@ func capture(b *bench, scale float64) error {
 const discardJobs = `UPDATE river_job SET state = 'discarded', finalized_at = now(),
 	errors = ARRAY['{"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "connection refused by 10.0.0.7:5432", "trace": ""}'::jsonb]`
 
-// running creates running jobs whose payloads do not compress well.
-func (b *bench) running(pool *pgxpool.Pool, jobs, bytes int, withDLQ bool) error {
-	if err := b.fresh(pool, withDLQ); err != nil {
+// insertRunning inserts running jobs whose payloads do not compress well.
+func (b *bench) insertRunning(pool *pgxpool.Pool, jobs, bytes int, withDLQ bool) error {
+	if err := b.reset(pool, withDLQ); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(b.ctx, `INSERT INTO river_job (kind, args, state, attempt, max_attempts, attempted_at)
@@ -67,7 +67,7 @@ func (b *bench) running(pool *pgxpool.Pool, jobs, bytes int, withDLQ bool) error
 func (b *bench) statement(jobs, bytes int, withDLQ bool) func() (float64, error) {
 	return func() (ms float64, err error) {
 		err = b.withPool(2, func(pool *pgxpool.Pool) error {
-			if err := b.running(pool, jobs, bytes, withDLQ); err != nil {
+			if err := b.insertRunning(pool, jobs, bytes, withDLQ); err != nil {
 				return err
 			}
 			start := time.Now()
@@ -84,7 +84,7 @@ func (b *bench) statement(jobs, bytes int, withDLQ bool) func() (float64, error)
 func (b *bench) commits(jobs, conns int, withDLQ bool) func() (float64, error) {
 	return func() (rate float64, err error) {
 		err = b.withPool(int32(conns), func(pool *pgxpool.Pool) error {
-			if err := b.running(pool, jobs, 1000, withDLQ); err != nil {
+			if err := b.insertRunning(pool, jobs, 1000, withDLQ); err != nil {
 				return err
 			}
 			var first, next int64
@@ -117,7 +117,7 @@ func (b *bench) captureWAL() error {
 	written := map[bool]float64{}
 	for _, withDLQ := range []bool{true, false} {
 		if err := b.withPool(2, func(pool *pgxpool.Pool) error {
-			if err := b.running(pool, jobs, 1000, withDLQ); err != nil {
+			if err := b.insertRunning(pool, jobs, 1000, withDLQ); err != nil {
 				return err
 			}
 			lsn := func() (at float64, err error) {
@@ -138,7 +138,7 @@ func (b *bench) captureWAL() error {
 			return err
 		}
 	}
-	b.head("WAL of a failure", "with capture bytes", "without bytes", "ratio")
+	b.newTable("WAL per failure", "with capture bytes", "without bytes", "ratio")
 	b.row("1 KB, no full pages", thousands(written[true]), thousands(written[false]), strings.TrimSpace(fmt.Sprintf("%.2f", written[true]/written[false])))
 	return nil
 }

@@ -31,18 +31,18 @@ func claim(b *bench, scale float64) error {
 		var rates [3][]float64
 		err := b.withPool(4, func(pool *pgxpool.Pool) error {
 			for range b.rounds {
-				if err := b.fresh(pool, true); err != nil {
+				if err := b.reset(pool, true); err != nil {
 					return err
 				}
 				if err := fill(b.ctx, pool, entries); err != nil {
 					return err
 				}
-				got, err := measureClaims(b.ctx, pool, min(entries/3, 30_000))
+				measured, err := measureClaims(b.ctx, pool, min(entries/3, 30_000))
 				if err != nil {
 					return err
 				}
 				for i := range rates {
-					rates[i] = append(rates[i], got[i])
+					rates[i] = append(rates[i], measured[i])
 				}
 			}
 			if entries == large {
@@ -60,7 +60,7 @@ func claim(b *bench, scale float64) error {
 
 func fill(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	_, err := pool.Exec(ctx, `
-		SET session_replication_role = replica; -- not the audit trail: it is not what is measured
+		SET session_replication_role = replica; -- skip the audit trail, which is not measured
 		INSERT INTO dlq.dead_letter_open (id, river_job_id, job_created_at, stage, queue, kind, job_kind, priority, original_event, error_message,
 			error_type, error_class, source, next_retry_at, first_failed_at, last_failed_at)
 		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'noop', 1 + i % 4, jsonb_build_object('blob', repeat('x', 900)),
@@ -91,9 +91,9 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 			if err != nil {
 				return err
 			}
-			got, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
-			if err == nil && len(got) != batchSize {
-				err = fmt.Errorf("claimed %d", len(got))
+			claimed, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
+			if err == nil && len(claimed) != batchSize {
+				err = fmt.Errorf("claimed %d entries instead of %d", len(claimed), batchSize)
 			}
 			return err
 		}); err != nil {
@@ -180,9 +180,9 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	for name, text := range map[string]string{
 		"list, newest":                     "",
 		"list, one status":                 "status:manual",
-		"list, a queue that has none":      "queue:no_such_queue",
+		"list, a queue without entries":    "queue:no_such_queue",
 		"list, kind":                       "kind:kind_7",
-		"list, a class that has none":      "class:business",
+		"list, a class without entries":    "class:business",
 		"list, an error type and a source": "type:TYPE_7 source:source_7",
 	} {
 		sql, args, err := listSQL(ctx, store, text)
@@ -198,14 +198,14 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 
 // listSQL returns the query of a page of open entries that match a filter.
 func listSQL(ctx context.Context, store *deadletter.Store, text string) (string, []any, error) {
-	chosen, err := filter.Parse(text, "")
+	parsed, err := filter.Parse(text, "")
 	if err != nil {
 		return "", nil, err
 	}
-	where, err := store.Where(ctx, &chosen)
+	where, err := store.Where(ctx, &parsed)
 	if err != nil {
 		return "", nil, err
 	}
-	sql, args := store.ListSQL(ctx, deadletter.Page{Filter: chosen, Limit: 50}, where, deadletter.OpenPart())
+	sql, args := store.ListSQL(ctx, deadletter.Page{Filter: parsed, Limit: 50}, where, deadletter.OpenPart())
 	return sql, args, nil
 }

@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	consoleAsks     = 200
+	consoleRequests = 200
 	consoleWatchers = 200
-	consoleWatched  = 30 * time.Second
+	watchDuration   = 30 * time.Second
 )
 
 // consoleBench requests each page of the console many times, with ten million entries and their
@@ -31,7 +31,7 @@ const (
 func consoleBench(b *bench, scale float64) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
 		entries := int(10_000_000 * scale)
-		if err := b.filled(pool, entries); err != nil {
+		if err := b.fillOnce(pool, entries); err != nil {
 			return err
 		}
 		rules, err := policy.Default("http://127.0.0.1:9")
@@ -47,24 +47,24 @@ func consoleBench(b *bench, scale float64) error {
 		ctx, stop := context.WithCancel(b.ctx)
 		stopped := make(chan error, 1)
 		go func() { stopped <- s.Wait(ctx, b.ctx) }()
-		err = errors.Join(askPages(b, pool, s.Addresses()[0], entries), watchPages(b, pool, s.Addresses()[0]))
+		err = errors.Join(measurePages(b, pool, s.Addresses()[0], entries), watchPages(b, pool, s.Addresses()[0]))
 		stop()
 		return errors.Join(err, <-stopped)
 	})
 }
 
-// filled fills a history of entries with rollups, unless the database of -keep has it from an
+// fillOnce fills a history of entries with rollups, unless the database of -keep has it from an
 // earlier run.
-func (b *bench) filled(pool *pgxpool.Pool, entries int) error {
+func (b *bench) fillOnce(pool *pgxpool.Pool, entries int) error {
 	mark := fmt.Sprintf("%d entries", entries)
-	var before string
-	if err := pool.QueryRow(b.ctx, "SELECT coalesce(obj_description('public'::regnamespace), '')").Scan(&before); err != nil {
+	var existing string
+	if err := pool.QueryRow(b.ctx, "SELECT coalesce(obj_description('public'::regnamespace), '')").Scan(&existing); err != nil {
 		return err
 	}
-	if before == mark {
+	if existing == mark {
 		return (&postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: quiet}).Up(b.ctx)
 	}
-	if err := b.fresh(pool, true); err != nil {
+	if err := b.reset(pool, true); err != nil {
 		return err
 	}
 	if err := fillHistory(b.ctx, pool, entries); err != nil {
@@ -78,8 +78,8 @@ func (b *bench) filled(pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// askPages measures each page.
-func askPages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
+// measurePages measures each page.
+func measurePages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
 	var id, queue, fingerprint string
 	if err := pool.QueryRow(b.ctx, "SELECT id, queue, fingerprint FROM dlq.dead_letter_open WHERE status = 'dlq_manual' ORDER BY id DESC LIMIT 1").Scan(&id, &queue, &fingerprint); err != nil {
 		return err
@@ -93,9 +93,9 @@ func askPages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
 	if err != nil {
 		return err
 	}
-	b.head("page, of "+thousands(float64(entries))+" entries", "p50 ms", "p99 ms", "kB", "first contentful paint, ms, CPU at a quarter")
+	b.newTable("page, at "+thousands(float64(entries))+" entries", "p50 ms", "p99 ms", "kB", "first contentful paint ms, CPU slowed to a quarter")
 	for _, page := range pages {
-		took := make([]time.Duration, consoleAsks)
+		took := make([]time.Duration, consoleRequests)
 		size := 0
 		for i := range took {
 			start := time.Now()
@@ -104,7 +104,7 @@ func askPages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
 				return err
 			}
 			if status != http.StatusOK {
-				return fmt.Errorf("%s: %d", page, status)
+				return fmt.Errorf("%s: status %d", page, status)
 			}
 			took[i], size = time.Since(start), n
 		}
@@ -135,7 +135,7 @@ func fetchPage(ctx context.Context, address string) (size, status int, err error
 
 // watchPages prints the database's transactions per second with no, one and many open pages.
 func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
-	b.head("open pages", "transactions a second: the overview", "a list", "one dead letter", "replays", "a replay run that goes on")
+	b.newTable("open pages", "transactions/s: overview", "list", "dead letter", "replays", "running replay run")
 	var id string
 	if err := pool.QueryRow(b.ctx, "SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual' LIMIT 1").Scan(&id); err != nil {
 		return err
@@ -188,10 +188,10 @@ func transactionsWhile(ctx context.Context, pool *pgxpool.Pool, base, page strin
 	select {
 	case err := <-failed:
 		return 0, err
-	case <-time.After(consoleWatched):
+	case <-time.After(watchDuration):
 	}
 	after, err := count()
-	return float64(after-before) / consoleWatched.Seconds(), err
+	return float64(after-before) / watchDuration.Seconds(), err
 }
 
 func watchPage(ctx context.Context, address string, begun func()) error {

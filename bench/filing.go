@@ -36,14 +36,14 @@ func filing(b *bench, scale float64) error {
 var listIndexes = []string{"event", "status", "queue", "kind", "class", "type", "source"}
 
 func (b *bench) filingRates(entries int) error {
-	b.row("batch", "filed and decided/s", "without list indexes", "found by the reconciler")
+	b.row("batch", "filed and decided/s", "without list indexes", "filed by the reconciler")
 	for _, batch := range []int{100, 500} {
 		var rates [3][]float64
 		for range b.rounds {
 			for i, measure := range []func() (float64, float64, error){
-				func() (float64, float64, error) { return b.filingRate(entries, batch, captured) },
-				func() (float64, float64, error) { return b.filingRate(entries, batch, captured, listIndexes...) },
-				func() (float64, float64, error) { return b.filingRate(entries/5, batch, b.missed) },
+				func() (float64, float64, error) { return b.filingRate(entries, batch, viaCapture) },
+				func() (float64, float64, error) { return b.filingRate(entries, batch, viaCapture, listIndexes...) },
+				func() (float64, float64, error) { return b.filingRate(entries/5, batch, b.viaReconciler) },
 			} {
 				rate, _, err := measure()
 				if err != nil {
@@ -57,12 +57,12 @@ func (b *bench) filingRates(entries int) error {
 	return b.table.Flush()
 }
 
-// captured lets capture see the end of jobs.
-func captured(_ *pgxpool.Pool, end func() error) error { return end() }
+// viaCapture lets capture record the jobs.
+func viaCapture(_ *pgxpool.Pool, end func() error) error { return end() }
 
-// missed lets the reconciler find the end of jobs, beside two years of partitions of closed
+// viaReconciler lets the reconciler find the jobs, beside two years of partitions of closed
 // entries.
-func (b *bench) missed(pool *pgxpool.Pool, end func() error) error {
+func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 	if _, err := pool.Exec(b.ctx, `SELECT dlq.ensure_partition(p, now() - m * interval '1 month')
 		FROM unnest('{dlq.dead_letter_resolved,dlq.dead_letter_failed,dlq.dead_letter_archived}'::regclass[]) p, generate_series(1, 23) m`); err != nil {
 		return err
@@ -85,7 +85,7 @@ func (b *bench) missed(pool *pgxpool.Pool, end func() error) error {
 // the WAL per entry in bytes. found ends the jobs and brings them into the inbox.
 func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error, without ...string) (rate, wal float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
-		if err := b.fresh(pool, true); err != nil {
+		if err := b.reset(pool, true); err != nil {
 			return err
 		}
 		for _, name := range without {
@@ -93,7 +93,7 @@ func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() 
 				return err
 			}
 		}
-		if err := failing(b.ctx, pool, entries); err != nil {
+		if err := insertFailing(b.ctx, pool, entries); err != nil {
 			return err
 		}
 		if err := found(pool, func() error {
@@ -128,16 +128,16 @@ func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() 
 			return err
 		}
 		if filed != entries {
-			return fmt.Errorf("filed %d of %d", filed, entries)
+			return fmt.Errorf("filed %d of %d failures", filed, entries)
 		}
 		return nil
 	})
 	return rate, wal, err
 }
 
-// failing inserts jobs at their last attempt. Two thirds fail with transient errors; the others
-// need a person.
-func failing(ctx context.Context, pool *pgxpool.Pool, jobs int) error {
+// insertFailing inserts jobs at their last attempt. Two thirds fail with transient errors; the
+// others need an operator.
+func insertFailing(ctx context.Context, pool *pgxpool.Pool, jobs int) error {
 	_, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, priority, max_attempts, attempt, state, attempted_at, errors)
 		SELECT 'kind_' || i % 50, jsonb_build_object('blob', repeat('x', 900), 'n', i), 'queue_' || i % 10, 1 + i % 4, 3, 3, 'running', now(),
 		       ARRAY[jsonb_build_object('at', now(), 'attempt', 3, 'trace', '', 'error',
@@ -163,19 +163,19 @@ func filingWorker(pool *pgxpool.Pool, batch int, parked func([]worker.Parked)) (
 
 // filingDelays fails jobs while a DLQ worker runs, statement jobs at a time at the given interval,
 // and prints the time from their commit to the decision. It measures the third of the jobs that
-// needs a person, because the worker reports parked entries after its commit.
+// needs an operator, because the worker reports parked entries after its commit.
 func (b *bench) filingDelays(name string, jobs, statement int, every time.Duration) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
-		if err := b.fresh(pool, true); err != nil {
+		if err := b.reset(pool, true); err != nil {
 			return err
 		}
-		if err := failing(b.ctx, pool, jobs); err != nil {
+		if err := insertFailing(b.ctx, pool, jobs); err != nil {
 			return err
 		}
 		var mu sync.Mutex
 		committed, decided := make([]time.Time, jobs+1), make([]time.Time, jobs+1)
-		left := make(chan struct{}, 1)
-		told := 0
+		done := make(chan struct{}, 1)
+		reported := 0
 		w, err := filingWorker(pool, 0, func(parked []worker.Parked) {
 			now := time.Now()
 			mu.Lock()
@@ -183,9 +183,9 @@ func (b *bench) filingDelays(name string, jobs, statement int, every time.Durati
 			for _, p := range parked {
 				decided[binary.BigEndian.Uint64(p.ID[8:])&(1<<62-1)] = now
 			}
-			if told += len(parked); told >= jobs/3 {
+			if reported += len(parked); reported >= jobs/3 {
 				select {
-				case left <- struct{}{}:
+				case done <- struct{}{}:
 				default:
 				}
 			}
@@ -217,9 +217,9 @@ func (b *bench) filingDelays(name string, jobs, statement int, every time.Durati
 		}
 		failed := time.Since(start)
 		select {
-		case <-left:
+		case <-done:
 		case <-time.After(2 * time.Minute):
-			return fmt.Errorf("%d of %d were decided", told, jobs/3)
+			return fmt.Errorf("only %d of %d failures were decided", reported, jobs/3)
 		}
 		all := time.Since(start)
 		mu.Lock()

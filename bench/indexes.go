@@ -14,15 +14,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// errUndone rolls back a transaction that was only for measuring.
-var errUndone = errors.New("undone")
+// errRollback rolls back a transaction that was only for measuring.
+var errRollback = errors.New("rolled back")
 
 // indexStudy measures, for each list index of the open partition, what filing and deciding gain
 // without it. Among 1,000,000 open entries it also measures the lists that use the index, without
 // it: one that looks for common values, and one for values that only old entries have.
 func indexStudy(b *bench, scale float64) error {
 	entries := int(30_000 * scale)
-	b.row("without the index of", "filed and decided/s", "of all indexes", "WAL bytes an entry")
+	b.row("without the index of", "filed and decided/s", "ratio to all indexes", "WAL bytes per entry")
 	sets := make([][]string, 1, len(listIndexes)+3)
 	for _, name := range listIndexes {
 		sets = append(sets, []string{name})
@@ -31,7 +31,7 @@ func indexStudy(b *bench, scale float64) error {
 	rates, wals := make([][]float64, len(sets)), make([]float64, len(sets))
 	for range b.rounds { // interleaved, so that drift of the machine affects all sets alike
 		for i, without := range sets {
-			rate, wal, err := b.filingRate(entries, 500, captured, without...)
+			rate, wal, err := b.filingRate(entries, 500, viaCapture, without...)
 			if err != nil {
 				return err
 			}
@@ -45,7 +45,7 @@ func indexStudy(b *bench, scale float64) error {
 		return err
 	}
 	return b.withPool(2, func(pool *pgxpool.Pool) error {
-		if err := b.fresh(pool, true); err != nil {
+		if err := b.reset(pool, true); err != nil {
 			return err
 		}
 		if err := fill(b.ctx, pool, int(1_000_000*scale)); err != nil {
@@ -126,9 +126,9 @@ func listTime(b *bench, pool *pgxpool.Pool, without, sql string, args []any) (ti
 			}
 			took[i] = time.Since(start)
 		}
-		return errUndone
+		return errRollback
 	})
-	if !errors.Is(err, errUndone) {
+	if !errors.Is(err, errRollback) {
 		return 0, err
 	}
 	slices.Sort(took)

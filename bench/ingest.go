@@ -33,14 +33,14 @@ func ingestBench(b *bench, scale float64) error {
 	b.row("connections", "joined inserts/s", "p50 ms", "p99 ms", "one insert per request/s", "ratio")
 	for _, connections := range []int{64, 256} {
 		var p50, p99 []float64
-		run := func(group, flushers int, conns int32, keep bool) func() (float64, error) {
+		run := func(group, flushers int, conns int32, record bool) func() (float64, error) {
 			return func() (rate float64, err error) {
 				err = b.withPool(conns, func(pool *pgxpool.Pool) error {
-					if err := b.fresh(pool, true); err != nil {
+					if err := b.reset(pool, true); err != nil {
 						return err
 					}
 					r, latencies, err := post(b.ctx, pool, group, flushers, connections, seconds, false)
-					if keep && err == nil {
+					if record && err == nil {
 						p50 = append(p50, latencies[len(latencies)/2].Seconds()*1000)
 						p99 = append(p99, latencies[len(latencies)*99/100].Seconds()*1000)
 					}
@@ -69,7 +69,7 @@ func accessBench(b *bench, scale float64) error {
 	run := func(token bool) func() (float64, error) {
 		return func() (rate float64, err error) {
 			err = b.withPool(postgres.DefaultMaxConns, func(pool *pgxpool.Pool) error {
-				if err := b.fresh(pool, true); err != nil {
+				if err := b.reset(pool, true); err != nil {
 					return err
 				}
 				rate, _, err = post(b.ctx, pool, ingest.DefaultMaxGroup, ingest.DefaultFlushers, connections, seconds, token)
@@ -124,7 +124,7 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 	errs := make([]error, connections)
 	start := time.Now()
 	for i := range connections {
-		wg.Go(func() { results[i], errs[i] = hammer(ctx, listener.Addr().String(), request, start.Add(length)) })
+		wg.Go(func() { results[i], errs[i] = sendRequests(ctx, listener.Addr().String(), request, start.Add(length)) })
 	}
 	wg.Wait()
 	took := time.Since(start)
@@ -135,14 +135,14 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 		return 0, nil, err
 	}
 	if int(stored) != len(all) {
-		return 0, nil, fmt.Errorf("%d answered 202, %.0f stored", len(all), stored)
+		return 0, nil, fmt.Errorf("%d messages were accepted (202), %.0f are stored", len(all), stored)
 	}
 	return stored / took.Seconds(), all, nil
 }
 
-// hammer sends one request after the other on one connection. It does as little work as possible,
+// sendRequests sends one request after the other on one connection. It does as little work as possible,
 // because the load shares the machine with the measured server.
-func hammer(ctx context.Context, address string, request []byte, until time.Time) ([]time.Duration, error) {
+func sendRequests(ctx context.Context, address string, request []byte, until time.Time) ([]time.Duration, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
@@ -158,20 +158,20 @@ func hammer(ctx context.Context, address string, request []byte, until time.Time
 		if _, err := conn.Write(request); err != nil {
 			return nil, err
 		}
-		if err := readAnswer(reader); err != nil {
+		if err := readResponse(reader); err != nil {
 			return nil, err
 		}
 		latencies = append(latencies, time.Since(start))
 	}
 }
 
-func readAnswer(r *bufio.Reader) error {
+func readResponse(r *bufio.Reader) error {
 	status, err := r.ReadSlice('\n')
 	if err != nil {
 		return err
 	}
 	if !bytes.Contains(status, []byte(" 202 ")) {
-		return fmt.Errorf("answered %q", status)
+		return fmt.Errorf("unexpected response %q", status)
 	}
 	length := 0
 	for {

@@ -70,10 +70,10 @@ func work(b *bench, pool *pgxpool.Pool, jobs int, fail bool, middleware []rivert
 	return rate, client.Stop(b.ctx)
 }
 
-func (b *bench) working(jobs int, withDLQ, fail bool, middleware ...rivertype.Middleware) func() (float64, error) {
+func (b *bench) measureWork(jobs int, withDLQ, fail bool, middleware ...rivertype.Middleware) func() (float64, error) {
 	return func() (rate float64, err error) {
 		err = b.withPool(poolConns, func(pool *pgxpool.Pool) error {
-			if err := b.fresh(pool, withDLQ); err != nil {
+			if err := b.reset(pool, withDLQ); err != nil {
 				return err
 			}
 			if rate, err = work(b, pool, jobs, fail, middleware); err != nil || !withDLQ || !fail {
@@ -84,7 +84,7 @@ func (b *bench) working(jobs int, withDLQ, fail bool, middleware ...rivertype.Mi
 				return err
 			}
 			if entries != jobs {
-				return fmt.Errorf("%d jobs failed, %d dead letters", jobs, entries)
+				return fmt.Errorf("%d jobs failed, but there are %d dead letters", jobs, entries)
 			}
 			return nil
 		})
@@ -97,7 +97,7 @@ func (b *bench) working(jobs int, withDLQ, fail bool, middleware ...rivertype.Mi
 func processing(b *bench, scale float64) error {
 	jobs := int(200_000 * scale)
 	b.row("no-op jobs", "dlqd jobs/s", "bare River jobs/s", "ratio")
-	with, bare, ratio, err := b.pairs(b.working(jobs, true, false, riverdlq.NewMiddleware()), b.working(jobs, false, false))
+	with, bare, ratio, err := b.pairs(b.measureWork(jobs, true, false, riverdlq.NewMiddleware()), b.measureWork(jobs, false, false))
 	if err != nil {
 		return err
 	}

@@ -63,10 +63,10 @@ var runs = map[string]func(*bench, float64) error{
 }
 
 func main() {
-	rounds := flag.Int("rounds", 3, "rounds; the median is printed")
+	rounds := flag.Int("rounds", 3, "number of rounds; bench prints the median")
 	scale := flag.Float64("scale", 1, "share of the full amount of work")
 	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
-	keep := flag.String("keep", "", "directory to keep the database in; console fills it once, and finds it filled the next time")
+	keep := flag.String("keep", "", "directory for the database, which is kept; console fills it once and reuses it")
 	flag.Parse()
 	run := runs[flag.Arg(0)]
 	if run == nil {
@@ -114,8 +114,8 @@ func start(run func(*bench, float64) error, rounds int, scale float64, bin, keep
 	return b.table.Flush()
 }
 
-// head prints the table so far and begins a new one.
-func (b *bench) head(cells ...any) {
+// newTable prints the table so far and begins a new one.
+func (b *bench) newTable(cells ...any) {
 	_ = b.table.Flush()
 	fmt.Println()
 	b.row(cells...)
@@ -137,8 +137,8 @@ func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
 	return run(pool)
 }
 
-// fresh empties the database and installs River, with or without dlqd.
-func (b *bench) fresh(pool *pgxpool.Pool, withDLQ bool) error {
+// reset empties the database and installs River, with or without dlqd.
+func (b *bench) reset(pool *pgxpool.Pool, withDLQ bool) error {
 	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: quiet}
 	if _, err := pool.Exec(b.ctx, "DROP SCHEMA IF EXISTS dlq CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public"); err != nil {
 		return err

@@ -58,7 +58,7 @@ type outageReport struct {
 	sentWhileDown   atomic.Int64 // to the broken destination
 	probes          int          // half-open periods
 	captured        int          // messages that became dead letters
-	dead            int          // dead letters that need a person or failed
+	unresolved      int          // dead letters that are parked or failed
 	p50, p99        map[string][3]time.Duration
 	recovery        time.Duration // from the end of the outage until all messages were delivered
 	peak            int           // most deliveries to the broken destination in one second
@@ -135,7 +135,7 @@ func outage(b *bench, scale float64) error {
 	p.slot = max(p.outage/20, time.Second)
 	fmt.Printf("%d messages/s to %d destinations; after %s one of them answers 503 for %s\n\n", p.perSecond, len(destinations), p.before, p.outage)
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
-		if err := b.fresh(pool, true); err != nil {
+		if err := b.reset(pool, true); err != nil {
 			return err
 		}
 		report, err := runOutage(b.ctx, b.server.URL(), pool, p)
@@ -143,13 +143,13 @@ func outage(b *bench, scale float64) error {
 			return err
 		}
 		report.print(b)
-		return report.figures(p)
+		return report.checkTargets(p)
 	})
 }
 
-// figures returns an error for the figures that miss their targets. The targets are for an
+// checkTargets returns an error for the figures that miss their targets. The targets are for an
 // otherwise idle machine, so TestOutage does not check them.
-func (o *outageReport) figures(p outageParams) error {
+func (o *outageReport) checkTargets(p outageParams) error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -157,12 +157,12 @@ func (o *outageReport) figures(p outageParams) error {
 		}
 	}
 	check(maps.Equal(o.sent, o.delivered), "sent %v, delivered %v", o.sent, o.delivered)
-	check(o.dead == 0, "%d dead letters need a person or failed", o.dead)
-	check(o.share() < 0.01, "attempts on the broken one: %.2f %% of its messages, not less than 1 %%", 100*o.share())
-	check(o.released <= 2*(p.pace+1), "%d messages let go in one second, at a pace of %d", o.released, p.pace)
+	check(o.unresolved == 0, "%d dead letters are parked or failed", o.unresolved)
+	check(o.share() < 0.01, "attempts at the broken destination: %.2f %% of its messages, not below 1 %%", 100*o.share())
+	check(o.released <= 2*(p.pace+1), "%d messages were released in one second, at a limit of %d", o.released, p.pace)
 	for _, name := range destinations {
 		if p99 := o.p99[name]; name != broken {
-			check(p99[1] < 3*p99[0]+2*time.Second, "p99 of %s: %s before, %s in the outage", name, p99[0], p99[1])
+			check(p99[1] < 3*p99[0]+2*time.Second, "p99 of %s: %s before the outage, %s during it", name, p99[0], p99[1])
 		}
 	}
 	return errors.Join(errs...)
@@ -237,7 +237,7 @@ func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p 
 		case <-ctx.Done():
 			return ctx.Err()
 		case err := <-sent:
-			return fmt.Errorf("sending ended: %w", err)
+			return fmt.Errorf("sending messages failed: %w", err)
 		case <-time.After(d):
 			return nil
 		}
@@ -304,7 +304,7 @@ func (o *outageReport) send(ctx context.Context, api string, r *receivers, perSe
 				n := next.Add(1)
 				name := destinations[n%int64(len(destinations))]
 				body := fmt.Sprintf(`{"messageId": "m%d", "queue": %q, "kind": "drill", "payload": {"sent": %d}}`, n, name, time.Now().UnixNano())
-				response, err := client.Post(api+"/api/messages", "application/json", bytes.NewBufferString(body)) //nolint:noctx // what was sent is to be answered
+				response, err := client.Post(api+"/api/messages", "application/json", bytes.NewBufferString(body)) //nolint:noctx // a request that was sent must be answered
 				if err != nil {
 					errs[i] = err
 					return
@@ -312,7 +312,7 @@ func (o *outageReport) send(ctx context.Context, api string, r *receivers, perSe
 				_, _ = io.Copy(io.Discard, response.Body)
 				_ = response.Body.Close()
 				if response.StatusCode != http.StatusAccepted {
-					errs[i] = fmt.Errorf("answered %s", response.Status)
+					errs[i] = fmt.Errorf("the API answered %s", response.Status)
 					return
 				}
 				mu.Lock()
@@ -349,18 +349,18 @@ func (o *outageReport) collect(ctx context.Context, pool *pgxpool.Pool, r *recei
 		return err
 	}
 	return pool.QueryRow(ctx, `SELECT (`+halfOpen+`),
-		(SELECT count(*) FROM dlq.dead_letter_queue), (SELECT count(*) FROM dlq.dead_letter_queue WHERE status IN ('dlq_manual', 'dlq_failed'))`).Scan(&o.probes, &o.captured, &o.dead)
+		(SELECT count(*) FROM dlq.dead_letter_queue), (SELECT count(*) FROM dlq.dead_letter_queue WHERE status IN ('dlq_manual', 'dlq_failed'))`).Scan(&o.probes, &o.captured, &o.unresolved)
 }
 
 func (o *outageReport) print(b *bench) {
-	fmt.Println("The curve (messages delivered; failed attempts at the broken destination; p99 from submission to delivery of the others):")
+	fmt.Println("Over time: delivered messages, failed attempts at the broken destination, p99 from submission to delivery of the others")
 	b.row("from", destinations[0], broken+" (broken)", destinations[2], "failed attempts", "p99 of the others")
 	for i, point := range o.curve {
 		b.row((time.Duration(i) * o.slot).String(), point.delivered[destinations[0]], point.delivered[broken], point.delivered[destinations[2]], point.failed, millis(quantile(point.others, 99)))
 	}
 	_ = b.table.Flush()
 	fmt.Println()
-	b.row("submission to delivery", "p50 before", "p99 before", "p50 in the outage", "p99 in the outage", "ratio of p99", "p99 after")
+	b.row("submission to delivery", "p50 before", "p99 before", "p50 during the outage", "p99 during the outage", "ratio of p99", "p99 after")
 	for _, name := range destinations {
 		p50, p99 := o.p50[name], o.p99[name]
 		ratio := "-"
@@ -374,10 +374,11 @@ func (o *outageReport) print(b *bench) {
 	for _, name := range destinations {
 		fmt.Printf("%s: %d sent, %d delivered\n", name, o.sent[name], o.delivered[name])
 	}
-	fmt.Printf("attempts on the broken one during the outage: %d for %d messages, %.2f %%; %d half-open periods\n",
+	fmt.Printf("attempts at the broken destination during the outage: %d for %d messages, %.2f %%; %d half-open periods\n",
 		o.attempts, o.sentWhileDown.Load(), 100*o.share(), o.probes)
-	fmt.Printf("dead letters: %d, all resolved but %d; repeats: %d\n", o.captured, o.dead, o.repeats)
-	fmt.Printf("everything that was held was delivered %.0f s after the end of the outage; at most %d deliveries in one second, and %d let go\n", o.recovery.Seconds(), o.peak, o.released)
+	fmt.Printf("dead letters: %d, of which %d are not resolved; repeats: %d\n", o.captured, o.unresolved, o.repeats)
+	fmt.Printf("all held messages were delivered %.0f s after the end of the outage; at most %d deliveries and %d releases per second\n",
+		o.recovery.Seconds(), o.peak, o.released)
 }
 
 // share returns the number of attempts at the broken destination per message sent to it during the

@@ -19,8 +19,8 @@ const (
 	// slowCPU is the slowdown of the browser's processor: the setting of Chromium's own tools for a
 	// slow machine.
 	slowCPU = 4
-	// paintPatience limits one load.
-	paintPatience = time.Minute
+	// paintTimeout limits one load.
+	paintTimeout = time.Minute
 )
 
 // firstPaints returns for each page the time from the beginning of its load to its first contentful
@@ -33,10 +33,10 @@ func firstPaints(ctx context.Context, base string, pages []string) (map[string]f
 		}
 	}
 	if path == "" {
-		return nil, errors.New("there is no chromium on PATH: scripts/install.sh chromium")
+		return nil, errors.New("chromium is not on PATH: run scripts/install.sh chromium")
 	}
 	ctx, cancel := chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU,
-		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(paintPatience), chromedp.WindowSize(1440, 900))...)
+		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(paintTimeout), chromedp.WindowSize(1440, 900))...)
 	defer cancel()
 	// WithErrorf drops errors about events that chromedp does not know.
 	ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
@@ -60,7 +60,7 @@ func firstPaints(ctx context.Context, base string, pages []string) (map[string]f
 
 // paint loads a page once.
 func paint(ctx context.Context, address string, milliseconds *float64) error {
-	ctx, cancel := context.WithTimeout(ctx, paintPatience)
+	ctx, cancel := context.WithTimeout(ctx, paintTimeout)
 	defer cancel()
 	if err := chromedp.Run(ctx, chromedp.Navigate("about:blank"), chromedp.Navigate(address)); err != nil {
 		return err

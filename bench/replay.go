@@ -31,7 +31,7 @@ func replayBench(b *bench, scale float64) error {
 		subject, baseline, ratio, err := b.pairs(
 			func() (rate float64, err error) {
 				err = b.withPool(4, func(pool *pgxpool.Pool) error {
-					if err := b.fresh(pool, true); err != nil {
+					if err := b.reset(pool, true); err != nil {
 						return err
 					}
 					if err := fill(b.ctx, pool, entries); err != nil {
@@ -44,7 +44,7 @@ func replayBench(b *bench, scale float64) error {
 			},
 			func() (rate float64, err error) {
 				err = b.withPool(4, func(pool *pgxpool.Pool) error {
-					if err := b.fresh(pool, false); err != nil {
+					if err := b.reset(pool, false); err != nil {
 						return err
 					}
 					rate, err = insertAll(b.ctx, pool, entries, size)
@@ -61,15 +61,15 @@ func replayBench(b *bench, scale float64) error {
 		return err
 	}
 	return b.withPool(4, func(pool *pgxpool.Pool) error {
-		if err := b.fresh(pool, true); err != nil {
+		if err := b.reset(pool, true); err != nil {
 			return err
 		}
 		if err := fill(b.ctx, pool, entries); err != nil {
 			return err
 		}
-		paced, err := replayAll(b.ctx, pool, replay.Request{BatchSize: 100, Rate: 1000}, min(entries, 20_000))
+		limited, err := replayAll(b.ctx, pool, replay.Request{BatchSize: 100, Rate: 1000}, min(entries, 20_000))
 		if err == nil {
-			fmt.Printf("\nasked for 1,000/s: %s/s (%+.1f %%)\n", thousands(paced), (paced/1000-1)*100)
+			fmt.Printf("\nat a limit of 1,000/s: %s/s (%+.1f %%)\n", thousands(limited), (limited/1000-1)*100)
 		}
 		return err
 	})

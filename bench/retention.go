@@ -24,24 +24,24 @@ const captureBatch = 100
 // entries, and how many jobs per second can fail and be captured meanwhile.
 func retentionBench(b *bench, scale float64) error {
 	entries := int(1_000_000 * scale)
-	nothing := func() error { time.Sleep(time.Duration(float64(5*time.Second) * min(1, 10*scale))); return nil }
-	b.row("", "seconds", "captures/s before", "meanwhile", "after", "longest capture of 100")
+	idle := func() error { time.Sleep(time.Duration(float64(5*time.Second) * min(1, 10*scale))); return nil }
+	b.row("", "seconds", "captures/s before", "during", "after", "longest capture of 100")
 	for _, how := range []string{"dropped", "archived, then dropped", "deleted"} {
 		err := b.withPool(4, func(pool *pgxpool.Pool) error {
-			if err := b.fresh(pool, true); err != nil {
+			if err := b.reset(pool, true); err != nil {
 				return err
 			}
 			if err := fillMonth(b.ctx, pool, entries); err != nil {
 				return err
 			}
-			before, _, err := captures(b.ctx, pool, nothing)
+			before, _, err := captures(b.ctx, pool, idle)
 			if err != nil {
 				return err
 			}
 			start := time.Now()
 			var took time.Duration
-			meanwhile, longest, err := captures(b.ctx, pool, func() error {
-				err := letGo(b.ctx, pool, how)
+			during, longest, err := captures(b.ctx, pool, func() error {
+				err := removeMonth(b.ctx, pool, how)
 				took = time.Since(start)
 				time.Sleep(max(0, time.Second-took)) // a rate takes a while to measure
 				return err
@@ -51,8 +51,8 @@ func retentionBench(b *bench, scale float64) error {
 			}
 			// River's table grows with each failed job, which slows further failures down. The rate afterwards
 			// shows how much of a decline this causes.
-			after, _, err := captures(b.ctx, pool, nothing)
-			b.row(how, fmt.Sprintf("%.3f", took.Seconds()), thousands(before), thousands(meanwhile), thousands(after), longest.Round(time.Millisecond))
+			after, _, err := captures(b.ctx, pool, idle)
+			b.row(how, fmt.Sprintf("%.3f", took.Seconds()), thousands(before), thousands(during), thousands(after), longest.Round(time.Millisecond))
 			return err
 		})
 		if err != nil {
@@ -66,7 +66,7 @@ func retentionBench(b *bench, scale float64) error {
 func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	for _, sql := range []string{
 		"SELECT dlq.ensure_partition('dlq.dead_letter_resolved', '2024-01-01Z')",
-		fmt.Sprintf(`SET session_replication_role = replica; -- as they came, by resolving, would take an hour
+		fmt.Sprintf(`SET session_replication_role = replica; -- resolving each entry would take an hour
 			INSERT INTO dlq.dead_letter_resolved (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, closed_at, first_failed_at, last_failed_at)
 			SELECT dlq.uuid_v7(), 'dlq_resolved', 'resolved', i, now(), 'queue_' || i %% 10, 'kind_' || i %% 50, 'noop', 2, jsonb_build_object('blob', repeat('x', 900)), 'dial tcp: connection refused', 'T', 'transient', 's',
 				'2024-01-01Z'::timestamptz + i * interval '1 second', now(), now()
@@ -80,9 +80,9 @@ func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// letGo drops the month as retention does, with or without an archive, or deletes its entries in
+// removeMonth drops the month as retention does, with or without an archive, or deletes its entries in
 // steps of 1,000.
-func letGo(ctx context.Context, pool *pgxpool.Pool, how string) error {
+func removeMonth(ctx context.Context, pool *pgxpool.Pool, how string) error {
 	if how != "deleted" {
 		keeper := &retention.Keeper{Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Logger: quiet}
 		rules, err := policy.Default("http://127.0.0.1:1/")

@@ -20,28 +20,28 @@ import (
 type alertmanager struct {
 	*testing.T
 
-	stack   *alerting.Stack
-	telling *alerting.Receivers
+	stack     *alerting.Stack
+	receivers *alerting.Receivers
 }
 
 func newAlertmanager(t *testing.T) *alertmanager {
 	t.Helper()
-	telling, err := alerting.NewReceivers(t.Context(), nil)
+	receivers, err := alerting.NewReceivers(t.Context(), nil)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, telling.Close()) })
+	t.Cleanup(func() { require.NoError(t, receivers.Close()) })
 	// Its Prometheus has no targets, and waits an hour before it alerts on that.
 	stack, err := alerting.Start(t.Context(), alerting.Config{
 		Dir: t.TempDir(), Targets: []string{}, Console: "http://dlqd.example",
-		Interval: time.Second, For: time.Hour, Receivers: telling,
+		Interval: time.Second, For: time.Hour, Receivers: receivers,
 	})
 	require.NoError(t, err)
 	t.Cleanup(stack.Stop)
-	return &alertmanager{T: t, stack: stack, telling: telling}
+	return &alertmanager{T: t, stack: stack, receivers: receivers}
 }
 
 // post sends alerts, each with its labels: "DlqdDown severity=critical job=dlqd". They are firing,
-// or resolved if over is set.
-func (a *alertmanager) post(over bool, alerts ...string) {
+// or resolved if resolved is set.
+func (a *alertmanager) post(resolved bool, alerts ...string) {
 	a.Helper()
 	var list []any
 	for _, alert := range alerts {
@@ -54,7 +54,7 @@ func (a *alertmanager) post(over bool, alerts ...string) {
 			labels[name] = value
 		}
 		ends := time.Now().Add(time.Hour)
-		if over {
+		if resolved {
 			ends = time.Now()
 		}
 		annotations := map[string]string{"summary": labels["alertname"] + " of " + labels["loop"]}
@@ -68,33 +68,33 @@ func (a *alertmanager) post(over bool, alerts ...string) {
 	require.Equal(a, http.StatusOK, response.StatusCode)
 }
 
-// told counts the notifications of an alert that a receiver got: firing and resolved.
-func (a *alertmanager) told(receiver, alert string) (fires, over int) {
+// count returns how many notifications of an alert a receiver got, firing and resolved.
+func (a *alertmanager) count(receiver, alert string) (fired, resolved int) {
 	incidents := map[string]bool{}
-	for _, n := range a.telling.Notifications() {
+	for _, n := range a.receivers.Notifications() {
 		switch {
 		case n.Receiver != receiver:
-		case !n.Over && strings.Contains(n.Text+n.Title, alert):
+		case !n.Resolved && strings.Contains(n.Text+n.Title, alert):
 			incidents[n.Incident] = true
-			fires++
-		case n.Over && incidents[n.Incident]:
-			over++
+			fired++
+		case n.Resolved && incidents[n.Incident]:
+			resolved++
 		}
 	}
-	return fires, over
+	return fired, resolved
 }
 
-func (a *alertmanager) awaitTold(receiver, alert string, fires, over int) {
+func (a *alertmanager) awaitCount(receiver, alert string, fired, resolved int) {
 	a.Helper()
 	require.Eventually(a, func() bool {
-		f, o := a.told(receiver, alert)
-		return f == fires && o == over
-	}, patience, 50*time.Millisecond, "%s of %s: %v", receiver, alert, a.telling.Notifications())
+		f, o := a.count(receiver, alert)
+		return f == fired && o == resolved
+	}, waitTimeout, 50*time.Millisecond, "%s of %s: %v", receiver, alert, a.receivers.Notifications())
 }
 
-// TestAlertmanager_ResolveForEachTrigger checks that PagerDuty and Opsgenie get a resolve for each
+// TestAlertmanager_ResolvesEachTrigger checks that PagerDuty and Opsgenie get a resolve for each
 // trigger, even if an alert that would explain the incident fires.
-func TestAlertmanager_ResolveForEachTrigger(t *testing.T) {
+func TestAlertmanager_ResolvesEachTrigger(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)
 	const (
@@ -103,22 +103,22 @@ func TestAlertmanager_ResolveForEachTrigger(t *testing.T) {
 	)
 	for n := 1; n <= 3; n++ {
 		a.post(false, stale)
-		a.awaitTold("pagerduty", "DLQMetricsStale", n, n-1)
-		a.awaitTold("opsgenie", "DLQMetricsStale", n, n-1)
+		a.awaitCount("pagerduty", "DLQMetricsStale", n, n-1)
+		a.awaitCount("opsgenie", "DLQMetricsStale", n, n-1)
 		a.post(false, down)
-		a.awaitTold("pagerduty", "DlqdDatabaseDown", n, n-1)
+		a.awaitCount("pagerduty", "DlqdDatabaseDown", n, n-1)
 		a.post(true, stale)
-		a.awaitTold("pagerduty", "DLQMetricsStale", n, n)
-		a.awaitTold("opsgenie", "DLQMetricsStale", n, n)
+		a.awaitCount("pagerduty", "DLQMetricsStale", n, n)
+		a.awaitCount("opsgenie", "DLQMetricsStale", n, n)
 		a.post(true, down)
-		a.awaitTold("pagerduty", "DlqdDatabaseDown", n, n)
+		a.awaitCount("pagerduty", "DlqdDatabaseDown", n, n)
 	}
 }
 
-// TestAlertmanager_LoopsThatFailAreExplained checks that DlqdLoopFailing is inhibited by an alert
+// TestAlertmanager_InhibitsExplainedLoops checks that DlqdLoopFailing is inhibited by an alert
 // on its process or its database, and not by one on another process. DLQMetricsStale inhibits the
 // metrics loop of every process.
-func TestAlertmanager_LoopsThatFailAreExplained(t *testing.T) {
+func TestAlertmanager_InhibitsExplainedLoops(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)
 	failing := func(instance, loop string) string {
@@ -126,27 +126,27 @@ func TestAlertmanager_LoopsThatFailAreExplained(t *testing.T) {
 	}
 	a.post(false, "DlqdDatabaseDown severity=critical job=dlqd instance=a",
 		"DlqdDown severity=critical job=dlqd instance=b", "DLQMetricsStale severity=critical job=dlqd")
-	a.awaitTold("pagerduty", "DlqdDown", 1, 0)
-	a.awaitTold("pagerduty", "DlqdDatabaseDown", 1, 0)
-	a.awaitTold("pagerduty", "DLQMetricsStale", 1, 0)
+	a.awaitCount("pagerduty", "DlqdDown", 1, 0)
+	a.awaitCount("pagerduty", "DlqdDatabaseDown", 1, 0)
+	a.awaitCount("pagerduty", "DLQMetricsStale", 1, 0)
 	a.post(false, failing("a", "gates"), failing("b", "gates"), failing("c", "metrics"))
 	a.post(false, failing("d", "gates"))
 	require.Eventually(t, func() bool {
-		return slices.ContainsFunc(a.telling.Notifications(), func(n alerting.Notification) bool {
+		return slices.ContainsFunc(a.receivers.Notifications(), func(n alerting.Notification) bool {
 			return n.Receiver == "slack" && strings.Contains(n.Text, "DlqdLoopFailing of gates")
 		})
-	}, patience, 50*time.Millisecond)
-	for _, n := range a.telling.Notifications() {
+	}, waitTimeout, 50*time.Millisecond)
+	for _, n := range a.receivers.Notifications() {
 		if n.Receiver == "slack" {
-			require.Equal(t, 1, strings.Count(n.Text, "DlqdLoopFailing of"), "the one of d alone: %s", n.Text)
+			require.Equal(t, 1, strings.Count(n.Text, "DlqdLoopFailing of"), "another loop than that of d is notified: %s", n.Text)
 		}
 	}
 }
 
-// TestAlertmanager_CriticalAlerts checks that groups of critical alerts are flushed each minute and
+// TestAlertmanager_NeverInhibitsCriticalAlerts checks that groups of critical alerts are flushed each minute and
 // that none is inhibited: Alertmanager sends no resolve for an alert that ends while it is
 // inhibited.
-func TestAlertmanager_CriticalAlerts(t *testing.T) {
+func TestAlertmanager_NeverInhibitsCriticalAlerts(t *testing.T) {
 	t.Parallel()
 	var config struct {
 		Route struct {

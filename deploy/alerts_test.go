@@ -35,32 +35,32 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// patience limits every wait on a busy machine.
-const patience = 3 * time.Minute
+// waitTimeout limits every wait on a busy machine.
+const waitTimeout = 3 * time.Minute
 
-// watched is a dlqd with a Prometheus and an Alertmanager.
-type watched struct {
+// monitored is a dlqd with a Prometheus and an Alertmanager.
+type monitored struct {
 	*testing.T
 
-	url     string
-	pool    *pgxpool.Pool
-	super   *pgx.Conn // connected to another database
-	config  server.Config
-	address string
-	dlqd    *server.Server
-	stop    func()
-	stack   *alerting.Stack
-	telling *alerting.Receivers
-	began   time.Time
+	url       string
+	pool      *pgxpool.Pool
+	super     *pgx.Conn // connected to another database
+	config    server.Config
+	address   string
+	dlqd      *server.Server
+	stop      func()
+	stack     *alerting.Stack
+	receivers *alerting.Receivers
+	started   time.Time
 
 	receiver   atomic.Int32 // HTTP status of dlqd's receiver
 	unmeasured atomic.Bool  // the measurement of the machine's load fails
 	fired      map[string]bool
 }
 
-func newWatched(t *testing.T, files policytest.Files) *watched {
+func newMonitored(t *testing.T, files policytest.Files) *monitored {
 	t.Helper()
-	w := &watched{T: t, url: postgrestest.URL(t), fired: map[string]bool{}, began: time.Now()}
+	w := &monitored{T: t, url: postgrestest.URL(t), fired: map[string]bool{}, started: time.Now()}
 	w.receiver.Store(http.StatusUnprocessableEntity)
 	receiver := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(int(w.receiver.Load())) }))
 	t.Cleanup(receiver.Close)
@@ -91,18 +91,18 @@ func newWatched(t *testing.T, files policytest.Files) *watched {
 	w.serve()
 	t.Cleanup(func() { w.stop() })
 
-	w.telling, err = alerting.NewReceivers(t.Context(), nil)
+	w.receivers, err = alerting.NewReceivers(t.Context(), nil)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, w.telling.Close()) })
+	t.Cleanup(func() { require.NoError(t, w.receivers.Close()) })
 	w.stack, err = alerting.Start(t.Context(), alerting.Config{
-		Dir: t.TempDir(), Targets: []string{w.address}, Console: "http://" + w.address, Interval: time.Second, For: 500 * time.Millisecond, Receivers: w.telling,
+		Dir: t.TempDir(), Targets: []string{w.address}, Console: "http://" + w.address, Interval: time.Second, For: 500 * time.Millisecond, Receivers: w.receivers,
 	})
 	require.NoError(t, err)
 	t.Cleanup(w.stack.Stop)
 	return w
 }
 
-func (w *watched) serve() {
+func (w *monitored) serve() {
 	w.Helper()
 	s, err := server.Start(w.Context(), w.config)
 	require.NoError(w, err)
@@ -117,7 +117,7 @@ func (w *watched) serve() {
 	}
 }
 
-func (w *watched) post(path string, body any) map[string]any {
+func (w *monitored) post(path string, body any) map[string]any {
 	w.Helper()
 	raw, err := json.Marshal(body)
 	require.NoError(w, err)
@@ -132,7 +132,7 @@ func (w *watched) post(path string, body any) map[string]any {
 	return out
 }
 
-func (w *watched) send(n int, queue string) {
+func (w *monitored) send(n int, queue string) {
 	w.Helper()
 	var messages []any
 	for range n {
@@ -141,8 +141,8 @@ func (w *watched) send(n int, queue string) {
 	w.post("/api/messages/batch", map[string]any{"messages": messages})
 }
 
-// refused submits a message and requires that dlqd answers with a 5xx status.
-func (w *watched) refused() {
+// submitRefused submits a message and requires that dlqd answers with a 5xx status.
+func (w *monitored) submitRefused() {
 	w.Helper()
 	response, err := http.Post("http://"+w.address+"/api/messages", "application/json",
 		strings.NewReader(`{"queue": "payments", "kind": "k", "payload": 1}`))
@@ -151,14 +151,14 @@ func (w *watched) refused() {
 	require.GreaterOrEqual(w, response.StatusCode, 500)
 }
 
-func (w *watched) exec(sql string, args ...any) {
+func (w *monitored) exec(sql string, args ...any) {
 	w.Helper()
 	_, err := w.pool.Exec(w.Context(), sql, args...)
 	require.NoError(w, err, sql)
 }
 
 // asSuperuser runs statements with triggers disabled, on one connection.
-func (w *watched) asSuperuser(statements ...string) {
+func (w *monitored) asSuperuser(statements ...string) {
 	w.Helper()
 	conn, err := pgx.Connect(w.Context(), postgrestest.Superuser(w, w.url))
 	require.NoError(w, err)
@@ -169,23 +169,23 @@ func (w *watched) asSuperuser(statements ...string) {
 	}
 }
 
-// until waits until missing returns "".
-func (w *watched) until(missing func() string) {
+// waitFor waits until missing returns "".
+func (w *monitored) waitFor(missing func() string) {
 	w.Helper()
 	for started := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 		what := missing()
 		if what == "" {
 			return
 		}
-		if time.Since(started) > patience {
-			require.Fail(w, "it does not come", what)
+		if time.Since(started) > waitTimeout {
+			require.Fail(w, "timed out", what)
 		}
 	}
 }
 
-func (w *watched) await(want, sql string) {
+func (w *monitored) await(want, sql string) {
 	w.Helper()
-	w.until(func() string {
+	w.waitFor(func() string {
 		var got string
 		require.NoError(w, w.pool.QueryRow(w.Context(), "SELECT coalesce(("+sql+")::text, '')").Scan(&got))
 		if got == want {
@@ -196,9 +196,9 @@ func (w *watched) await(want, sql string) {
 }
 
 // reconcile runs the reconciler until it has found two failures for a reason.
-func (w *watched) reconcile(why string) {
+func (w *monitored) reconcile(why string) {
 	w.Helper()
-	w.until(func() string {
+	w.waitFor(func() string {
 		var found int
 		require.NoError(w, w.pool.QueryRow(w.Context(), "SELECT coalesce((SELECT sum(entries) FROM dlq.reconcile_findings WHERE why = $1), 0) FROM dlq.reconcile(20000)", why).Scan(&found))
 		if found == 2 {
@@ -209,9 +209,9 @@ func (w *watched) reconcile(why string) {
 }
 
 // awaitSeries waits until a query returns series in Prometheus.
-func (w *watched) awaitSeries(query string) {
+func (w *monitored) awaitSeries(query string) {
 	w.Helper()
-	w.until(func() string {
+	w.waitFor(func() string {
 		n, err := w.stack.Series(w.Context(), query, 10*time.Second, 500*time.Millisecond)
 		require.NoError(w, err, query)
 		if n > 0 {
@@ -223,9 +223,9 @@ func (w *watched) awaitSeries(query string) {
 
 // awaitAlerts waits until each alert has fired, given by name, or by name and queue ("DLQQueueSize
 // payments").
-func (w *watched) awaitAlerts(names ...string) {
+func (w *monitored) awaitAlerts(names ...string) {
 	w.Helper()
-	w.until(func() string {
+	w.waitFor(func() string {
 		alerts, err := w.stack.Alerts(w.Context())
 		require.NoError(w, err)
 		for _, a := range alerts {
@@ -236,13 +236,13 @@ func (w *watched) awaitAlerts(names ...string) {
 		}
 		return strings.Join(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return w.fired[name] }), ", ")
 	})
-	w.Logf("%5.1f s: %s", time.Since(w.began).Seconds(), strings.Join(names, ", "))
+	w.Logf("%5.1f s: %s", time.Since(w.started).Seconds(), strings.Join(names, ", "))
 }
 
 // awaitFiring waits until an alert is firing.
-func (w *watched) awaitFiring(name string) {
+func (w *monitored) awaitFiring(name string) {
 	w.Helper()
-	w.until(func() string {
+	w.waitFor(func() string {
 		alerts, err := w.stack.Alerts(w.Context())
 		require.NoError(w, err)
 		for _, a := range alerts {
@@ -254,18 +254,18 @@ func (w *watched) awaitFiring(name string) {
 	})
 }
 
-// fails returns SQL that inserts n running jobs of an application, for failed.
-func (w *watched) fails(n int, queue string) string {
+// runningJobs returns SQL that inserts n running jobs of an application, for failJobs.
+func (w *monitored) runningJobs(n int, queue string) string {
 	return fmt.Sprintf(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, metadata, attempted_at) SELECT 'app', '%s', '{}', 1, 1, 'running', '{}', now() FROM generate_series(1, %d)`, queue, n)
 }
 
-const failed = `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE state = 'running' AND kind = 'app'`
+const failJobs = `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE state = 'running' AND kind = 'app'`
 
 // TestAlerts makes every alert fire, with the Prometheus and Alertmanager of Debian. Each alert
 // must reach its receivers, with a text that says what is wrong, since when and what to do. Every
 // query of the rules and of the dashboard must have returned data by then.
-func TestAlerts(t *testing.T) { //nolint:paralleltest // it wants the machine for itself
-	w := newWatched(t, policytest.Files{
+func TestAlerts(t *testing.T) { //nolint:paralleltest // it needs the whole machine
+	w := newMonitored(t, policytest.Files{
 		"retry-policies": `queues:
   payments: {destination: shop}
   near: {destination: shop}
@@ -284,8 +284,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	// The state before, because a series that did not exist before has not grown. Only River knows the
 	// queue "fresh". The queues app-near and app-over are only known by their limits.
 	w.exec("INSERT INTO river_queue (name, updated_at) VALUES ('fresh', now()), ('stuck', now()), ('forgotten', now())")
-	w.exec(w.fails(1, "app"))
-	w.exec(failed)
+	w.exec(w.runningJobs(1, "app"))
+	w.exec(failJobs)
 	w.send(30, "payments")
 	w.await("30", open("payments"))
 	w.await("1", open("app"))
@@ -306,13 +306,13 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec("SELECT dlq.open_breaker('destination:shop', p_reason => 'a try'), dlq.reset_breaker('destination:shop', p_reason => 'a try')")
 	w.awaitSeries(`dlqd_dead_letters_closed_total{outcome="archived"} and on () dlqd_dead_letters_closed_total{outcome="resolved"} and on () dlqd_redeliveries_ended_total{outcome="failed"} and on () dlqd_redeliveries_ended_total{outcome="succeeded"} and on () dlqd_circuit_breaker_changes_total and on () dlq_size{queue="fresh"} == 0`)
 	w.awaitSeries(`dlqd_delivery_wait_seconds_count{queue="late"} == 1`)
-	w.Logf("%5.1f s: before", time.Since(w.began).Seconds())
+	w.Logf("%5.1f s: before", time.Since(w.started).Seconds())
 
 	// Many failures, some of them in application queues without earlier failures.
-	w.exec(w.fails(25, "fresh"))
-	w.exec(w.fails(10, "app-near"))
-	w.exec(w.fails(12, "app-over"))
-	w.exec(failed)
+	w.exec(w.runningJobs(25, "fresh"))
+	w.exec(w.runningJobs(10, "app-near"))
+	w.exec(w.runningJobs(12, "app-over"))
+	w.exec(failJobs)
 	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"orders\", \"status\": \"dlq_manual\"}', 10)") // succeed
 	w.await("0", open("orders"))
 	w.receiver.Store(http.StatusUnprocessableEntity)
@@ -326,9 +326,9 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.await("12", open("app-over"))
 	w.exec("SELECT dlq.discard(id, 'kim', 'test') FROM dlq.find('{\"queue\": \"payments\", \"status\": \"dlq_manual\"}', 15)")
 	w.post("/api/dlq/replay", map[string]any{"filter": map[string]any{"queue": []string{"payments"}}, "force": true, "rate": 20, "stopAt": 100, "note": "test"})
-	w.exec("SELECT dlq.replay_start('{\"queue\": [\"over\"]}', p_note => 'goes on for long', p_rate => 0.01)")
-	w.exec(w.fails(10_050, "app"))
-	w.exec(failed)
+	w.exec("SELECT dlq.replay_start('{\"queue\": [\"over\"]}', p_note => 'a long run', p_rate => 0.01)")
+	w.exec(w.runningJobs(10_050, "app"))
+	w.exec(failJobs)
 	w.asSuperuser("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '20 minutes' WHERE queue = 'near'",
 		"UPDATE dlq.dead_letter_open SET created_at = now() - interval '50 minutes' WHERE queue IN ('near', 'app-near')",
 		"UPDATE dlq.dead_letter_open SET created_at = now() - interval '2 hours' WHERE queue IN ('over', 'app-over')")
@@ -353,12 +353,12 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec("SELECT dlq.sweep_redeliveries()")
 
 	// Failures that capture does not see.
-	w.exec(w.fails(2, "app"))
-	w.asSuperuser(failed)
+	w.exec(w.runningJobs(2, "app"))
+	w.asSuperuser(failJobs)
 	w.reconcile("missed")
 	w.exec("SELECT dlq.set_capture('off', p_note => 'test')")
-	w.exec(w.fails(2, "app"))
-	w.exec(failed)
+	w.exec(w.runningJobs(2, "app"))
+	w.exec(failJobs)
 	w.reconcile("capture_off")
 
 	// Actions of operators, a restore, a missing partition and an invalid policy.
@@ -383,7 +383,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.asSuperuser("UPDATE dlq.rollup_state SET at = at - interval '10 minutes'")
 	w.awaitAlerts("RollupsLagging")
 	require.NoError(t, holder.Rollback(t.Context()))
-	w.queries()
+	w.checkQueries()
 
 	// The sample of the metrics becomes stale.
 	holder, err = w.pool.Begin(t.Context())
@@ -401,18 +401,18 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.config.Process, w.config.DLQWorkers = false, false
 	w.serve()
 	w.exec("SELECT dlq.set_capture('on', p_note => 'test')")
-	w.exec(w.fails(1, "app"))
-	w.exec(failed)
+	w.exec(w.runningJobs(1, "app"))
+	w.exec(failJobs)
 	w.asSuperuser("UPDATE dlq.dead_letter_inbox SET created_at = now() - interval '10 minutes'")
 	w.awaitAlerts("DLQNotFiled")
 	// The database accepts no more messages.
 	w.exec(`CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$`)
 	w.exec("CREATE TRIGGER no_room BEFORE INSERT ON river_job EXECUTE FUNCTION no_room()")
-	w.refused()
+	w.submitRefused()
 	w.awaitSeries(`dlqd_messages_submitted_total{outcome="error"} > 0`)
 	for range 20 {
-		w.refused()
+		w.submitRefused()
 	}
 	w.awaitAlerts("IntakeRefused")
 	// The new process has counted the backlog. Entries filed since the last refresh of the rollups are
@@ -430,25 +430,25 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	_, err = w.super.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{database}.Sanitize()+" ALLOW_CONNECTIONS true")
 	require.NoError(t, err)
 
-	w.told()
+	w.checkNotifications()
 }
 
-// told checks that every alert of the rules was notified, and that each receiver got complete texts
+// checkNotifications checks that every alert of the rules was notified, and that each receiver got complete texts
 // and links.
-func (w *watched) told() {
+func (w *monitored) checkNotifications() {
 	w.Helper()
-	w.until(func() string {
+	w.waitFor(func() string {
 		var missing []string
 		for _, r := range rules(w.T) {
-			if !slices.ContainsFunc(w.telling.Notifications(), func(n alerting.Notification) bool { return strings.Contains(n.Text, "("+r.Alert+")") }) {
+			if !slices.ContainsFunc(w.receivers.Notifications(), func(n alerting.Notification) bool { return strings.Contains(n.Text, "("+r.Alert+")") }) {
 				missing = append(missing, r.Alert)
 			}
 		}
 		return strings.Join(missing, ", ")
 	})
 	by := map[string]alerting.Notification{}
-	for _, n := range w.telling.Notifications() {
-		if !strings.HasPrefix(n.Title, "Over: ") {
+	for _, n := range w.receivers.Notifications() {
+		if !strings.HasPrefix(n.Title, "Resolved: ") {
 			by[n.Receiver] = n
 		}
 	}
@@ -463,11 +463,11 @@ func (w *watched) told() {
 			require.True(w, strings.HasPrefix(n.Link, "http://"+w.address+"/"), "%s: %s", name, n.Link)
 		}
 	}
-	w.Logf("%5.1f s: %d notifications", time.Since(w.began).Seconds(), len(w.telling.Notifications()))
+	w.Logf("%5.1f s: %d notifications", time.Since(w.started).Seconds(), len(w.receivers.Notifications()))
 }
 
-// queries checks that no query of the dashboard is empty.
-func (w *watched) queries() {
+// checkQueries checks that no query of the dashboard is empty.
+func (w *monitored) checkQueries() {
 	w.Helper()
 	var dashboard struct {
 		Annotations struct {
@@ -490,10 +490,10 @@ func (w *watched) queries() {
 	}
 	require.Greater(w, len(of), 60)
 	variables := strings.NewReplacer("$job", "dlqd", "$queue", ".*", "$class", ".*", "$__rate_interval", "30s", "$__range", "2m")
-	w.until(func() string {
+	w.waitFor(func() string {
 		var empty []string
 		for query, title := range of {
-			n, err := w.stack.Series(w.Context(), variables.Replace(query), time.Since(w.began)+time.Second, time.Second)
+			n, err := w.stack.Series(w.Context(), variables.Replace(query), time.Since(w.started)+time.Second, time.Second)
 			require.NoError(w, err, "%s: %s", title, query)
 			if n == 0 {
 				empty = append(empty, title+": "+query)
@@ -502,5 +502,5 @@ func (w *watched) queries() {
 		slices.Sort(empty)
 		return strings.Join(empty, "\n")
 	})
-	w.Logf("%5.1f s: %d queries of the dashboard", time.Since(w.began).Seconds(), len(of))
+	w.Logf("%5.1f s: %d queries of the dashboard", time.Since(w.started).Seconds(), len(of))
 }

@@ -71,10 +71,10 @@ func TestRules(t *testing.T) {
 		runbook, ok := strings.CutPrefix(r.Annotations["runbook_url"], "{{ $externalLabels.dlqd_url }}/runbooks/")
 		require.True(t, ok, r.Alert)
 		text := read(t, "../runbooks/"+runbook+".md")
-		require.Contains(t, text, "`"+r.Alert+"`", "its runbook says that it is for it")
+		require.Contains(t, text, "`"+r.Alert+"`", "its runbook does not name the alert")
 		require.Len(t, strings.Split(r.Annotations["first_steps"], "\n"), 3, r.Alert)
 		require.Contains(t, text, "**First.**\n\n"+r.Annotations["first_steps"]+"\n\n",
-			"the steps of its runbook: %s", r.Alert)
+			"its runbook has other first steps: %s", r.Alert)
 		require.Contains(t, tests, `ALERTS{alertname="`+r.Alert+`", alertstate="firing"`)
 		require.Contains(t, docs, "| `"+r.Alert+"` | "+r.Labels["severity"]+" |")
 	}
@@ -82,8 +82,8 @@ func TestRules(t *testing.T) {
 	require.Len(t, documented, len(rules(t)))
 }
 
-// TestAlertmanager_routes checks which receivers get which alerts.
-func TestAlertmanager_routes(t *testing.T) {
+// TestAlertmanager_Routes checks which receivers get which alerts.
+func TestAlertmanager_Routes(t *testing.T) {
 	t.Parallel()
 	run(t, "amtool", "check-config", "alertmanager.yaml")
 	for labels, want := range map[string]string{
@@ -101,9 +101,9 @@ func TestAlertmanager_routes(t *testing.T) {
 	}
 }
 
-// TestDashboard_schema validates the dashboard against the types that Grafana publishes
+// TestDashboard_MatchesSchema validates the dashboard against the types that Grafana publishes
 // (testdata/README.md), and its panels against the options of their plugins.
-func TestDashboard_schema(t *testing.T) {
+func TestDashboard_MatchesSchema(t *testing.T) {
 	t.Parallel()
 	var schemas map[string]any
 	require.NoError(t, json.Unmarshal([]byte(read(t, "testdata/grafana-schema.json")), &schemas))

@@ -17,7 +17,7 @@ func TestRender_LinksByJob(t *testing.T) {
 	t.Parallel()
 	as, err := deploy.Render(deploy.Links{})
 	require.NoError(t, err)
-	require.Equal(t, read(t, deploy.RulesFile), string(as), "without links they are as they were")
+	require.Equal(t, read(t, deploy.RulesFile), string(as), "rules changed without links")
 
 	rendered, err := deploy.Render(deploy.Links{
 		Consoles: map[string]string{
@@ -55,7 +55,7 @@ tests:
 		test += `          - exp_labels: {job: ` + job + `, queue: q, severity: warning}
             exp_annotations:
               summary: '127 dead letters of queue q are open'
-              description: 'For at least 10 minutes, queue q has had more than 100 open dead letters: 127 now. See which of them wait by themselves (a breaker, an hour off peak) and which need a person.'
+              description: 'For at least 10 minutes, queue q has had more than 100 open dead letters: 127 now. Check which of them dlqd redelivers later (after a breaker closes, or off-peak) and which wait for an operator.'
               first_steps: "` + strings.ReplaceAll(steps, `"`, `\"`) + `"
               page_url: '` + console + `/dead-letters?q=queue:q'
               runbook_url: 'https://git.example/dlq-grows-fast.md'
@@ -70,7 +70,7 @@ tests:
 		`{{ else }}{{ $externalLabels.dlqd_url }}/runbooks/bad-policy{{ end }}'`)
 }
 
-func TestRender_RefusesWhatIsNoLink(t *testing.T) {
+func TestRender_RejectsInvalidLinks(t *testing.T) {
 	t.Parallel()
 	for job, to := range map[string]string{
 		"a": "dlqd.example", "b": "javascript:alert(1)", "c": "https://x/{{ .Labels }}", "d": "https://x/'y",
@@ -82,5 +82,5 @@ func TestRender_RefusesWhatIsNoLink(t *testing.T) {
 		require.Error(t, err, "%s=%s", job, to)
 	}
 	_, err := deploy.Render(deploy.Links{Consoles: map[string]string{"": "https://x/{name}"}})
-	require.Error(t, err, "only runbooks have names")
+	require.Error(t, err, "{name} is accepted in a console URL")
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Numbers in an error's context are recorded digit by digit.
-func TestContext_numbersStayAsTheyAre(t *testing.T) {
+func TestContext_KeepsDigitsOfNumbers(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		number := rapid.StringMatching(`-?[1-9][0-9]{0,40}(\.[0-9]{1,30})?(e-?[1-9][0-9]?)?`).Draw(rt, "number")
@@ -19,6 +19,6 @@ func TestContext_numbersStayAsTheyAre(t *testing.T) {
 	})
 	require.Equal(t, `{"account":9007199254740993}`, string(storable(map[string]any{"account": int64(9007199254740993)})))
 	for _, number := range []string{"1e400", "1e-400", "1e999999999"} {
-		require.Nil(t, storable(map[string]any{"n": json.RawMessage(number)}), "jsonb would write it out, or refuse it")
+		require.Nil(t, storable(map[string]any{"n": json.RawMessage(number)}), "a number outside the range of a float64 is stored")
 	}
 }

@@ -1,16 +1,17 @@
 #!/bin/sh
-# Installs what is missing, through the system's package manager: install.sh postgres|prometheus|alertmanager|pgbouncer|cc|curl|chromium ...
+# Installs missing programs with the system's package manager:
+#   install.sh postgres|prometheus|alertmanager|pgbouncer|cc|curl|chromium ...
 set -eu
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
 have() {
-	if [ "$1" = chromium ]; then # as the console's tests look for it
+	if [ "$1" = chromium ]; then # where the console's tests look for it
 		[ -x "${DLQD_TEST_CHROMIUM:-}" ] || command -v chromium-headless-shell || command -v chromium || command -v chromium-browser || command -v google-chrome
 		return
 	fi >/dev/null
-	[ "$1" = pgbouncer ] && [ -x /usr/sbin/pgbouncer ] && return # where only root looks
-	[ "$1" = alertmanager ] && command -v prometheus-alertmanager >/dev/null && return # as Debian calls it
+	[ "$1" = pgbouncer ] && [ -x /usr/sbin/pgbouncer ] && return # not on the PATH of other users
+	[ "$1" = alertmanager ] && command -v prometheus-alertmanager >/dev/null && return # Debian's name
 	[ "$1" != postgres ] && { command -v "$1" >/dev/null; return; }
 	for dir in $(echo "$PATH" | tr ':' ' ') /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin; do
 		[ -x "$dir/postgres" ] && return
@@ -18,7 +19,7 @@ have() {
 	return 1
 }
 
-package() { # of a thing ($1) for a package manager ($2)
+package() { # prints the packages of a program ($1) for a package manager ($2)
 	case "$1/$2" in
 	postgres/dnf) echo postgresql-server ;;
 	postgres/apk) echo postgresql postgresql-client ;;
@@ -39,16 +40,16 @@ for thing; do
 	echo "installing $thing" >&2
 	if command -v apt-get >/dev/null; then
 		if [ "$thing" = postgres ] && [ ! -e /etc/postgresql-common/createcluster.conf ]; then
-			# Debian would make and start a server of its own; dlqd needs only the programs.
+			# Debian would create and start a server; dlqd needs only the programs.
 			as_root mkdir -p /etc/postgresql-common
 			echo 'create_main_cluster = false' | as_root tee /etc/postgresql-common/createcluster.conf >/dev/null
 		fi
 		[ -n "${updated:-}" ] || as_root apt-get update -qq
 		updated=yes
-		# shellcheck disable=SC2046 # a thing may be several packages
+		# shellcheck disable=SC2046 # a program may need several packages
 		as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(package "$thing" apt-get) >/dev/null
 		case "$thing" in
-		prometheus | alertmanager) # Debian has them run as services, too; dlqd needs only the programs.
+		prometheus | alertmanager) # Debian also starts them as services; dlqd needs only the programs.
 			as_root systemctl disable --quiet --now prometheus prometheus-alertmanager prometheus-node-exporter 2>/dev/null || true
 			;;
 		pgbouncer) as_root systemctl disable --quiet --now pgbouncer 2>/dev/null || true ;;
@@ -58,7 +59,7 @@ for thing; do
 	elif command -v pacman >/dev/null; then as_root pacman -S --noconfirm --quiet $(package "$thing" pacman)
 	elif command -v brew >/dev/null; then brew install --quiet $(package "$thing" brew)
 	else
-		echo "install $thing with your package manager, and run this again" >&2
+		echo "no supported package manager found: install $thing, then run this again" >&2
 		exit 1
 	fi
 done

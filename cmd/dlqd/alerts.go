@@ -12,15 +12,15 @@ import (
 func newAlerts() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "alerts",
-		Short: "Print the alerts for Prometheus, with links to your console and runbooks",
+		Short: "Print the alerting rules for Prometheus, with links to your console and runbooks",
 	}
 	var consoles, runbooks []string
 	render := &cobra.Command{
 		Use:   "render",
-		Short: "Print the rules for Prometheus",
-		Long: `Render prints the rules of deploy/prometheus/rules.yaml with the links of alerts filled in. A URL is for all
-scrape jobs, or for one: JOB=URL. Without --console-url, alerts link to the external label dlqd_url of Prometheus;
-without --runbook-url, to the runbooks of the console, which are not served while dlqd is down.`,
+		Short: "Print the alerting rules for Prometheus",
+		Long: `Render prints the rules of deploy/prometheus/rules.yaml and fills in the links of the alerts. URL applies to all
+scrape jobs, JOB=URL to one. Without --console-url, alerts link to Prometheus's external label dlqd_url. Without
+--runbook-url, they link to the runbooks of the console, which are unavailable while dlqd is down.`,
 		Example: "dlqd alerts render --console-url https://dlqd.example --console-url dlqd-eu=https://dlqd.eu.example \\\n" +
 			"  --runbook-url 'https://git.example/runbooks/{name}.md'",
 		Args: cobra.NoArgs,
@@ -54,12 +54,12 @@ without --runbook-url, to the runbooks of the console, which are not served whil
 func linksByJob(flag string, given []string) (map[string]string, error) {
 	links := map[string]string{}
 	for _, link := range given {
-		job, to, of := strings.Cut(link, "=")
-		if !of || strings.Contains(job, "://") {
+		job, to, hasJob := strings.Cut(link, "=")
+		if !hasJob || strings.Contains(job, "://") {
 			job, to = "", link
 		}
 		if _, twice := links[job]; twice {
-			return nil, &usageError{fmt.Errorf("%s is given twice for the same job: %s", flag, link)}
+			return nil, &usageError{fmt.Errorf("%s: two URLs for the same job: %s", flag, link)}
 		}
 		links[job] = to
 	}

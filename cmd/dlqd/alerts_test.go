@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestAlerts_render(t *testing.T) {
+func TestAlertsRender_FillsInLinks(t *testing.T) {
 	t.Parallel()
 	out := ok(t, "alerts", "render", "--runbook-url", "https://git.example/?page={name}.md",
 		"--console-url", "https://dlqd.example/", "--console-url", "dlqd-eu=https://eu.example")

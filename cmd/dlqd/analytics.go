@@ -42,8 +42,8 @@ func reportCommand[T any](name, short string, flags func(*cobra.Command), write 
 func newHeatMap() *cobra.Command {
 	return reportCommand("heat-map", "Draw failures by weekday and hour", func(cmd *cobra.Command) {
 		cmd.Flags().String("over", "28d", "how far back, such as 7d or 28d")
-		cmd.Flags().String("queue", "", "of this queue alone")
-		cmd.Flags().String("timezone", "UTC", "whose weekdays and hours, such as Europe/Paris")
+		cmd.Flags().String("queue", "", "only this queue")
+		cmd.Flags().String("timezone", "UTC", "time zone of weekdays and hours, such as Europe/Paris")
 	}, func(cmd *cobra.Command, cells []analytics.Cell) error {
 		w, row := table(cmd, "\t0     6     12    18\tSUM")
 		var week [7][24]int64
@@ -71,19 +71,19 @@ func newHeatMap() *cobra.Command {
 }
 
 func newOldest() *cobra.Command {
-	return reportCommand("oldest", "List what has been open for the longest", func(cmd *cobra.Command) {
-		cmd.Flags().Int("limit", 20, "how many at most")
+	return reportCommand("oldest", "List the dead letters that have been open longest", func(cmd *cobra.Command) {
+		cmd.Flags().Int("limit", 20, "maximum number of rows")
 	}, func(cmd *cobra.Command, rows []analytics.Oldest) error {
 		w, row := table(cmd, "OPEN FOR\tID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tASSIGNED TO")
 		for _, o := range rows {
-			row(took(o.Age), o.ID, strings.TrimPrefix(o.Status, "dlq_"), o.Queue, o.Kind, text(o.ErrorClass), text(o.ErrorType), text(o.AssignedTo))
+			row(formatSeconds(o.Age), o.ID, strings.TrimPrefix(o.Status, "dlq_"), o.Queue, o.Kind, text(o.ErrorClass), text(o.ErrorType), text(o.AssignedTo))
 		}
 		return w.Flush()
 	})
 }
 
 func newPolicies() *cobra.Command {
-	return reportCommand("policies", "List when which policy came into force", func(cmd *cobra.Command) {
+	return reportCommand("policies", "List policy versions and when each came into force", func(cmd *cobra.Command) {
 		cmd.Flags().String("over", "7d", "how far back, such as 24h or 30d")
 	}, func(cmd *cobra.Command, rows []analytics.PolicyChange) error {
 		w, row := table(cmd, "IN FORCE SINCE\tVERSION")
@@ -95,9 +95,9 @@ func newPolicies() *cobra.Command {
 }
 
 func newSources() *cobra.Command {
-	return reportCommand("sources", "List who sends the most of what fails", func(cmd *cobra.Command) {
+	return reportCommand("sources", "List the sources with the most failures", func(cmd *cobra.Command) {
 		cmd.Flags().String("over", "7d", "how far back, such as 24h or 30d")
-		cmd.Flags().Int("limit", 20, "how many at most")
+		cmd.Flags().Int("limit", 20, "maximum number of rows")
 	}, func(cmd *cobra.Command, rows []analytics.Source) error {
 		w, row := table(cmd, "CAPTURED\tSHARE\tSOURCE")
 		for _, s := range rows {

@@ -18,22 +18,22 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 )
 
-// askedError is returned for an operation that was not carried out: a request for its approval was
-// made instead.
-type askedError struct{ approval *approval.Approval }
+// approvalRequestedError is returned for an operation that was not carried out: a request for its
+// approval was made instead.
+type approvalRequestedError struct{ approval *approval.Approval }
 
-func (e *askedError) Error() string {
+func (e *approvalRequestedError) Error() string {
 	a := e.approval
-	return fmt.Sprintf("nothing was done yet: it needs a second person. Approval %s of %d dead letters waits until %s for somebody else: dlqd approvals approve %s --expect %d",
-		a.ID, a.Entries, stamp(a.ExpiresAt), a.ID, a.Entries)
+	return fmt.Sprintf("approval requires a second person; nothing was changed yet. Request %s for %d dead letters expires at %s. "+
+		"To approve, another person runs: dlqd approvals approve %s --expect %d", a.ID, a.Entries, stamp(a.ExpiresAt), a.ID, a.Entries)
 }
 
-// count is an optional integer flag: nil unless it is given.
-type count struct{ into **int64 }
+// countFlag is an optional integer flag: nil unless it is given.
+type countFlag struct{ into **int64 }
 
-func (c count) String() string { return "" }
-func (c count) Type() string   { return "int" }
-func (c count) Set(text string) error {
+func (c countFlag) String() string { return "" }
+func (c countFlag) Type() string   { return "int" }
+func (c countFlag) Set(text string) error {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 {
 		return errors.New("must be a number of dead letters")
@@ -43,12 +43,13 @@ func (c count) Set(text string) error {
 }
 
 func registerExpect(cmd *cobra.Command, into **int64) {
-	cmd.Flags().Var(count{into}, "expect", "how many dead letters it is to touch: refused where it is otherwise, and needed for many (a person at a terminal is asked)")
+	cmd.Flags().Var(countFlag{into}, "expect",
+		"expected number of matching dead letters: rejected if it differs. Required for many (at a terminal, the command asks)")
 }
 
-// confirmed sends a request that may affect many dead letters. If the API requires the expected
-// number, confirmed asks the user at the terminal to type it and sends the request again.
-func (c *client) confirmed(cmd *cobra.Command, path string, in any, expect **int64, out any) error {
+// callConfirmed sends a request that may affect many dead letters. If the API requires the expected
+// number, callConfirmed asks the user at the terminal to type it and sends the request again.
+func (c *client) callConfirmed(cmd *cobra.Command, path string, in any, expect **int64, out any) error {
 	err := c.call(cmd, http.MethodPost, path, in, out)
 	refused, ok := errors.AsType[*apiError](err)
 	if !ok || refused.status != http.StatusUnprocessableEntity || *expect != nil {
@@ -59,7 +60,7 @@ func (c *client) confirmed(cmd *cobra.Command, path string, in any, expect **int
 		if e.Location != "body.expect" || !number {
 			continue
 		}
-		if *expect, err = typed(cmd, int64(n)); err != nil {
+		if *expect, err = askNumber(cmd, int64(n)); err != nil {
 			return err
 		}
 		return c.call(cmd, http.MethodPost, path, in, out)
@@ -67,10 +68,10 @@ func (c *client) confirmed(cmd *cobra.Command, path string, in any, expect **int
 	return err
 }
 
-// typed asks the user at the terminal to type the number of dead letters. It returns a usage error
-// if standard input is not a terminal or the number differs.
-func typed(cmd *cobra.Command, n int64) (*int64, error) {
-	refusal := &usageError{fmt.Errorf("%d dead letters are chosen; nothing was done: say that this is meant with --expect %d", n, n)}
+// askNumber asks the user at the terminal to type the number of dead letters. It returns a usage
+// error if standard input is not a terminal or the number differs.
+func askNumber(cmd *cobra.Command, n int64) (*int64, error) {
+	refusal := &usageError{fmt.Errorf("%d dead letters match; nothing was changed: confirm with --expect %d", n, n)}
 	in, ok := cmd.InOrStdin().(*os.File)
 	if !ok {
 		return nil, refusal
@@ -78,7 +79,7 @@ func typed(cmd *cobra.Command, n int64) (*int64, error) {
 	if info, err := in.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
 		return nil, refusal
 	}
-	sayf(cmd.ErrOrStderr(), "%d dead letters are chosen. Type their number to go on: ", n)
+	printSafef(cmd.ErrOrStderr(), "%d dead letters match. Type this number to continue: ", n)
 	line, _ := bufio.NewReader(in).ReadString('\n')
 	if strings.TrimSpace(line) != strconv.FormatInt(n, 10) {
 		return nil, refusal
@@ -87,11 +88,11 @@ func typed(cmd *cobra.Command, n int64) (*int64, error) {
 }
 
 func newApprovals() *cobra.Command {
-	cmd := &cobra.Command{Use: "approvals", Short: "List what waits for a second person; approve, refuse or withdraw it", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "approvals", Short: "List requests for approval; approve, refuse or withdraw them", Args: cobra.NoArgs}
 	var c client
 	var state string
 	list := &cobra.Command{
-		Use: "list", Short: "List requests for approval, the latest first", Args: cobra.NoArgs,
+		Use: "list", Short: "List requests for approval, newest first", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var out struct {
 				Approvals []approval.Approval `json:"approvals"`
@@ -103,19 +104,20 @@ func newApprovals() *cobra.Command {
 			if err := c.call(cmd, http.MethodGet, api.ApprovalsPath+"?"+query.Encode(), nil, &out); err != nil || c.asJSON {
 				return err
 			}
-			w, row := table(cmd, "ID\tSTATE\tWHAT\tENTRIES\tBY\tON BEHALF OF\tASKED\tUNTIL\tDECIDED BY\tNOTE")
+			w, row := table(cmd, "ID\tSTATE\tACTION\tENTRIES\tREQUESTED BY\tON BEHALF OF\tREQUESTED\tEXPIRES\tDECIDED BY\tNOTE")
 			for _, a := range out.Approvals {
 				row(a.ID, a.State, a.Do(), a.Entries, a.Actor, text(a.OnBehalfOf), stamp(a.RequestedAt), stamp(a.ExpiresAt), text(a.DecidedBy), a.Note)
 			}
 			return w.Flush()
 		},
 	}
-	asList(cmd, list, &c)
+	addDefaultList(cmd, list, &c)
 	for _, f := range []*cobra.Command{cmd, list} {
 		f.Flags().StringVar(&state, "state", "", "only in this state: requested, approved, done, failed, refused, expired or withdrawn")
 	}
-	cmd.AddCommand(newDecision("show", "Show what is asked for, and what became of it"), newDecision("approve", "Approve what somebody else asks for"),
-		newDecision("refuse", "Refuse what somebody asks for"), newDecision("withdraw", "Withdraw what you asked for"))
+	cmd.AddCommand(newDecision("show", "Show a request for approval and its outcome"),
+		newDecision("approve", "Approve another person's request"), newDecision("refuse", "Refuse a request"),
+		newDecision("withdraw", "Withdraw your own request"))
 	return cmd
 }
 
@@ -150,30 +152,31 @@ func newDecision(verb, short string) *cobra.Command {
 							return err
 						}
 					}
-					if expect, err = typed(cmd, a.Entries); err != nil {
+					if expect, err = askNumber(cmd, a.Entries); err != nil {
 						return err
 					}
 				}
 				if err := c.call(cmd, http.MethodPost, path+"/approve", api.ApproveAction{Action: api.Action{Note: note}, Expect: *expect}, &a); err != nil || c.asJSON {
 					return err
 				}
-				sayf(cmd.OutOrStdout(), "approval %s: %d dead letters; dlqd carries it out: dlqd approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
+				printSafef(cmd.OutOrStdout(), "approved %s: %d dead letters; dlqd carries it out. To see the outcome: dlqd approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
 				return nil
 			default:
 				if err := c.call(cmd, http.MethodPost, path+"/"+verb, api.Action{Note: note}, &a); err != nil || c.asJSON {
 					return err
 				}
-				sayf(cmd.OutOrStdout(), "approval %s is %s\n", a.ID, a.State)
+				printSafef(cmd.OutOrStdout(), "approval %s is %s\n", a.ID, a.State)
 				return nil
 			}
 		},
 	}
 	c.register(cmd)
 	if verb == "approve" {
-		cmd.Flags().Var(count{&expect}, "expect", "how many dead letters you saw that it touches: refused if they have become more (a person at a terminal is asked)")
+		cmd.Flags().Var(countFlag{&expect}, "expect",
+			"number of dead letters that you approve: rejected if more match now (at a terminal, the command asks)")
 	}
 	if verb != "show" {
-		cmd.Flags().StringVar(&note, "note", "", "why")
+		cmd.Flags().StringVar(&note, "note", "", "reason")
 	}
 	return cmd
 }
@@ -181,19 +184,19 @@ func newDecision(verb, short string) *cobra.Command {
 func printApproval(cmd *cobra.Command, a *approval.Approval) error {
 	w, row := table(cmd, "approval\t"+a.ID.String())
 	row("state", a.State)
-	row("what", a.Do())
+	row("action", a.Do())
 	row("request", string(a.Request))
 	row("dead letters", a.Entries)
 	row("by queue", string(a.ByQueue))
-	row("by", a.Actor)
+	row("requested by", a.Actor)
 	row("on behalf of", text(a.OnBehalfOf))
 	row("note", a.Note)
-	row("asked", stamp(a.RequestedAt)+", until "+stamp(a.ExpiresAt))
+	row("requested", stamp(a.RequestedAt)+", expires "+stamp(a.ExpiresAt))
 	if a.DecidedBy != nil {
 		row("decided by", *a.DecidedBy+", "+stampOrNone(a.DecidedAt)+", "+a.Decision)
 	}
 	if a.Frozen != nil {
-		row("frozen, touched", fmt.Sprintf("%d, %s", *a.Frozen, text(a.Changed)))
+		row("frozen, changed", fmt.Sprintf("%d, %s", *a.Frozen, text(a.Changed)))
 	}
 	if a.Outcome != nil {
 		row(map[string]string{approval.Replay: "replay run", approval.Erase: "erasure"}[a.Operation], *a.Outcome)

@@ -18,8 +18,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// typing runs dlqd on a pseudo-terminal and types a line.
-func typing(t *testing.T, line string, args ...string) (said string, code int) {
+// runInTerminal runs dlqd on a pseudo-terminal and types a line.
+func runInTerminal(t *testing.T, line string, args ...string) (output string, code int) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	require.NoError(t, err)
@@ -45,7 +45,7 @@ func TestApprovals(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(config, "access.yaml"), []byte("authentication: [tokens]\nexpectAbove: 2\napprovals:\n  rules:\n    - {operations: [discard], above: 3}\n"), 0o600))
-	receiver := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) })
+	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) })
 	s := serve(t, "--database-url", url, "--config-dir", config, "--destination", receiver)
 	as := func(name string) []string {
 		return []string{"--api-url", s.api, "--token-file", writeFile(t, ok(t, "tokens", "create", "--name", name, "--role", "operator", "--database-url", url))}
@@ -61,51 +61,51 @@ func TestApprovals(t *testing.T) {
 	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
 
 	// A script passes the number; a user at a terminal types it.
-	_, said, code := run(t, with(kim, "discard", "--all")...)
+	_, output, code := run(t, with(kim, "discard", "--all")...)
 	require.Equal(t, 2, code)
-	require.Contains(t, said, "4 dead letters are chosen; nothing was done: say that this is meant with --expect 4")
-	_, said, code = run(t, with(kim, "discard", "--all", "--expect", "3")...)
+	require.Contains(t, output, "4 dead letters match; nothing was changed: confirm with --expect 4")
+	_, output, code = run(t, with(kim, "discard", "--all", "--expect", "3")...)
 	require.Equal(t, 1, code)
-	require.Contains(t, said, "the filter selects 4 dead letters, not 3")
-	said, code = typing(t, "5", with(kim, "discard", "--all")...)
-	require.Equal(t, 2, code, said)
-	require.Contains(t, said, "Type their number to go on: ")
-	said, code = typing(t, "4", with(kim, "unpark", "--all")...)
-	require.Equal(t, 0, code, said)
-	require.Contains(t, said, "unpark: 4 of 4 dead letters")
+	require.Contains(t, output, "the filter selects 4 dead letters, not 3")
+	output, code = runInTerminal(t, "5", with(kim, "discard", "--all")...)
+	require.Equal(t, 2, code, output)
+	require.Contains(t, output, "Type this number to continue: ")
+	output, code = runInTerminal(t, "4", with(kim, "unpark", "--all")...)
+	require.Equal(t, 0, code, output)
+	require.Contains(t, output, "unpark: 4 of 4 dead letters")
 	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
 
 	// The action needs approval: the exit code says that it was not carried out, and the message what
 	// to do.
-	_, said, code = run(t, with(kim, "discard", "--all", "--expect", "4", "--note", "ticket 7")...)
-	require.Equal(t, 7, code, said)
-	approve := regexp.MustCompile(`dlqd (approvals approve (\S+) --expect 4)`).FindStringSubmatch(said)
-	require.NotNil(t, approve, said)
+	_, output, code = run(t, with(kim, "discard", "--all", "--expect", "4", "--note", "ticket 7")...)
+	require.Equal(t, 7, code, output)
+	approve := regexp.MustCompile(`dlqd (approvals approve (\S+) --expect 4)`).FindStringSubmatch(output)
+	require.NotNil(t, approve, output)
 	id := approve[2]
 	require.Regexp(t, id+` +requested +discard +4 +kim`, ok(t, with(lee, "approvals")...))
 	require.Contains(t, ok(t, with(lee, "approvals", "list", "--state", "requested", "--json")...), `"note":"ticket 7"`)
 	require.NotContains(t, ok(t, with(lee, "approvals", "list", "--state", "done")...), id)
 	require.Contains(t, ok(t, with(lee, "approvals", "show", id)...), `"do":"discard"`)
-	_, said, code = run(t, with(kim, strings.Fields(approve[1])...)...)
+	_, output, code = run(t, with(kim, strings.Fields(approve[1])...)...)
 	require.Equal(t, 1, code)
-	require.Contains(t, said, "second person")
-	_, said, code = run(t, with(lee, "approvals", "approve", id)...)
+	require.Contains(t, output, "second person")
+	_, output, code = run(t, with(lee, "approvals", "approve", id)...)
 	require.Equal(t, 2, code)
-	require.Contains(t, said, "--expect 4")
-	said, code = typing(t, "4", with(lee, "approvals", "approve", id)...)
-	require.Equal(t, 0, code, said)
-	require.Contains(t, said, "4 dead letters; dlqd carries it out")
+	require.Contains(t, output, "--expect 4")
+	output, code = runInTerminal(t, "4", with(lee, "approvals", "approve", id)...)
+	require.Equal(t, 0, code, output)
+	require.Contains(t, output, "4 dead letters; dlqd carries it out")
 	require.Eventually(t, func() bool {
 		return regexp.MustCompile(`state +done`).MatchString(ok(t, with(kim, "approvals", "show", id)...))
 	}, time.Minute, 50*time.Millisecond)
 	require.Zero(t, manual())
 
-	stdout, said, code := run(t, with(kim, "discard", "--status", "dlq_archived", "--expect", "4", "--json")...)
-	require.Equal(t, 7, code, said)
+	stdout, output, code := run(t, with(kim, "discard", "--status", "dlq_archived", "--expect", "4", "--json")...)
+	require.Equal(t, 7, code, output)
 	require.Contains(t, stdout, `{"approval":`)
-	id = regexp.MustCompile(`approve (\S+)`).FindStringSubmatch(said)[1]
+	id = regexp.MustCompile(`approve (\S+)`).FindStringSubmatch(output)[1]
 	require.Contains(t, ok(t, with(kim, "approvals", "withdraw", id, "--note", "a slip")...), "is withdrawn")
-	_, said, code = run(t, with(lee, "approvals", "refuse", id)...)
+	_, output, code = run(t, with(lee, "approvals", "refuse", id)...)
 	require.Equal(t, 1, code)
-	require.Contains(t, said, "is withdrawn")
+	require.Contains(t, output, "is withdrawn")
 }

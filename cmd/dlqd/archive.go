@@ -19,19 +19,20 @@ import (
 const noArchive = "none"
 
 // archiveFlag is the flag that names the archive.
-type archiveFlag struct{ at string }
+type archiveFlag struct{ value string }
 
 func (f *archiveFlag) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.at, "archive", "", "where retention puts what it takes out of the database: a directory, or s3://BUCKET?region=R&prefix=P/; \"none\" for nowhere (default: archive in --data-dir)")
+	cmd.Flags().StringVar(&f.value, "archive", "", "archive for what retention removes from the database: a directory, "+
+		"s3://BUCKET?region=R&prefix=P/, or \"none\" to delete without archiving (default: archive in --data-dir)")
 }
 
 // location returns the location of the archive, or "" for none.
 func (f *archiveFlag) location(database *databaseFlags) string {
 	switch {
-	case f.at == noArchive:
+	case f.value == noArchive:
 		return ""
-	case f.at != "":
-		return f.at
+	case f.value != "":
+		return f.value
 	case database.dataDir == "":
 		return ""
 	}
@@ -41,16 +42,16 @@ func (f *archiveFlag) location(database *databaseFlags) string {
 // with runs fn on the archive.
 func (f *archiveFlag) with(cmd *cobra.Command, database *databaseFlags, fn func(*archive.Archive) error) error {
 	ctx := cmd.Context()
-	if f.at != "" && cmd.Flags().Lookup("database-url") == nil {
-		if err := ignores(cmd, "where --archive says where the archive is", "data-dir"); err != nil {
+	if f.value != "" && cmd.Flags().Lookup("database-url") == nil {
+		if err := rejectFlags(cmd, "if --archive names the archive", "data-dir"); err != nil {
 			return err
 		}
 	}
-	at := f.location(database)
-	if at == "" {
-		return &usageError{errors.New("--archive: say where the archive is")}
+	location := f.location(database)
+	if location == "" {
+		return &usageError{errors.New("--archive is required: the archive's directory or s3:// URL")}
 	}
-	a, err := archive.Open(ctx, at)
+	a, err := archive.Open(ctx, location)
 	if err != nil {
 		return err
 	}
@@ -60,9 +61,9 @@ func (f *archiveFlag) with(cmd *cobra.Command, database *databaseFlags, fn func(
 func newArchive() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "archive",
-		Short: "See, check and bring back what retention took out of the database",
-		Long: "A unit of the archive is what went together: a month of closed dead letters with their moves, a batch of single ones, or\n" +
-			"a month of the audit trail. Each is a folder with gzipped NDJSON and a manifest.",
+		Short: "List, verify and restore what retention moved out of the database",
+		Long: "Retention archives in units: a month of closed dead letters with their moves, a batch of single dead letters, or\n" +
+			"a month of the audit trail. A unit is a folder with gzipped NDJSON files and a manifest.",
 	}
 	cmd.AddCommand(newArchiveList(), newArchiveVerify(), newArchiveShow(), newArchiveRestore())
 	return cmd
@@ -94,7 +95,7 @@ func newArchiveList() *cobra.Command {
 	}
 	flag.register(cmd)
 	database.registerDataDir(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "the manifests, as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the manifests as JSON")
 	return cmd
 }
 
@@ -116,10 +117,10 @@ func newArchiveVerify() *cobra.Command {
 	var flag archiveFlag
 	var database databaseFlags
 	cmd := &cobra.Command{
-		Use: "verify [UNIT…]", Short: "Read units, all if none is named, and compare them to their manifests",
+		Use: "verify [UNIT…]", Short: "Check units, or all units, against their manifests",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return flag.with(cmd, &database, func(a *archive.Archive) error {
-				units, err := named(cmd.Context(), a, args)
+				units, err := unitsByName(cmd.Context(), a, args)
 				if err != nil {
 					return err
 				}
@@ -133,7 +134,7 @@ func newArchiveVerify() *cobra.Command {
 					_, _ = fmt.Fprintf(cmd.OutOrStdout(), "ok    %s: %d entries, %d moves\n", m.Unit, lines(m.Entries), lines(m.Audit))
 				}
 				if bad > 0 {
-					return fmt.Errorf("%d of %d units are not what their manifests say", bad, len(units))
+					return fmt.Errorf("%d of %d units do not match their manifests", bad, len(units))
 				}
 				return nil
 			})
@@ -144,8 +145,8 @@ func newArchiveVerify() *cobra.Command {
 	return cmd
 }
 
-// named returns the units with the given names, or all units.
-func named(ctx context.Context, a *archive.Archive, names []string) ([]archive.Manifest, error) {
+// unitsByName returns the units with the given names, or all units.
+func unitsByName(ctx context.Context, a *archive.Archive, names []string) ([]archive.Manifest, error) {
 	if len(names) == 0 {
 		return a.Units(ctx)
 	}
@@ -165,7 +166,7 @@ func newArchiveShow() *cobra.Command {
 	var database databaseFlags
 	var audit bool
 	cmd := &cobra.Command{
-		Use: "show UNIT", Short: "Print a unit's entries, or its moves, as NDJSON", Args: cobra.ExactArgs(1),
+		Use: "show UNIT", Short: "Print a unit's entries or moves as NDJSON", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return flag.with(cmd, &database, func(a *archive.Archive) error {
 				m, err := a.Manifest(cmd.Context(), args[0])
@@ -185,12 +186,12 @@ func newArchiveShow() *cobra.Command {
 	}
 	flag.register(cmd)
 	database.registerDataDir(cmd)
-	cmd.Flags().BoolVar(&audit, "audit", false, "its moves")
+	cmd.Flags().BoolVar(&audit, "audit", false, "print moves instead of entries")
 	return cmd
 }
 
-// defaultKeep is how long retention leaves restored entries in the database by default.
-const defaultKeep = 7 * 24 * time.Hour
+// defaultRestoreLife is how long retention leaves restored entries in the database by default.
+const defaultRestoreLife = 7 * 24 * time.Hour
 
 func newArchiveRestore() *cobra.Command {
 	var flag archiveFlag
@@ -198,9 +199,9 @@ func newArchiveRestore() *cobra.Command {
 	var only, note string
 	var keep time.Duration
 	cmd := &cobra.Command{
-		Use: "restore UNIT", Short: "Bring a unit's entries back into the database, or one of them", Args: cobra.ExactArgs(1),
-		Long: "Entries come back closed, as they were, and retention leaves their month alone until --keep is over. Moves are not brought\n" +
-			"back: \"dlqd archive show --audit\" prints them.",
+		Use: "restore UNIT", Short: "Restore a unit's entries, or one of them, to the database", Args: cobra.ExactArgs(1),
+		Long: "Restored entries are closed, as they were. Retention does not remove them again before the time in --keep has\n" +
+			"passed. Restore does not restore moves: \"dlqd archive show --audit\" prints them.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id := uuid.Nil
 			if only != "" {
@@ -209,8 +210,8 @@ func newArchiveRestore() *cobra.Command {
 					return &usageError{fmt.Errorf("--id %q: %w", only, err)}
 				}
 			}
-			if flag.at == "" {
-				database.besideURL = []string{"data-dir"} // locates the archive
+			if flag.value == "" {
+				database.allowedWithURL = []string{"data-dir"} // locates the archive
 			}
 			return flag.with(cmd, &database, func(a *archive.Archive) error {
 				m, err := a.Manifest(cmd.Context(), args[0])
@@ -222,7 +223,7 @@ func newArchiveRestore() *cobra.Command {
 						return err
 					}
 					n, err := a.Restore(cmd.Context(), deadletter.NewStore(mig.Pool, mig.Schemas), m, id, time.Now().Add(keep), deadletter.Act{Actor: actor(), Note: note})
-					_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d entries of %s are back, for %s\n", n, m.Unit, keep)
+					_, _ = fmt.Fprintf(cmd.OutOrStdout(), "restored %d entries of %s, for %s\n", n, m.Unit, keep)
 					return err
 				})
 			})
@@ -230,8 +231,8 @@ func newArchiveRestore() *cobra.Command {
 	}
 	flag.register(cmd)
 	database.register(cmd)
-	cmd.Flags().StringVar(&only, "id", "", "this entry alone")
-	cmd.Flags().StringVar(&note, "note", "", "why")
-	cmd.Flags().DurationVar(&keep, "keep", defaultKeep, "how long they stay")
+	cmd.Flags().StringVar(&only, "id", "", "restore only this entry")
+	cmd.Flags().StringVar(&note, "note", "", "reason")
+	cmd.Flags().DurationVar(&keep, "keep", defaultRestoreLife, "how long the entries stay in the database")
 	return cmd
 }

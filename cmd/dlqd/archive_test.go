@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func TestArchive_commands(t *testing.T) {
+func TestArchive_Commands(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
@@ -48,19 +48,19 @@ func TestArchive_commands(t *testing.T) {
 	require.Len(t, strings.Split(strings.TrimSpace(ok(t, with("show", month)...)), "\n"), 3)
 	require.Equal(t, 3, strings.Count(ok(t, with("show", month, "--audit")...), `"actor": "kim"`))
 
-	require.Contains(t, ok(t, with("restore", month, "--database-url", url, "--id", id, "--note", "why")...), "1 entries of "+month+" are back, for 168h0m0s")
-	require.Contains(t, ok(t, with("restore", month, "--database-url", url)...), "2 entries of "+month)
-	_, said, code := run(t, with("restore", month, "--database-url", url, "--id", "7")...)
-	require.Equal(t, 2, code, said)
-	_, said, code = run(t, with("show", "elsewhere")...)
+	require.Contains(t, ok(t, with("restore", month, "--database-url", url, "--id", id, "--note", "why")...), "restored 1 entries of "+month+", for 168h0m0s")
+	require.Contains(t, ok(t, with("restore", month, "--database-url", url)...), "restored 2 entries of "+month)
+	_, stderr, code := run(t, with("restore", month, "--database-url", url, "--id", "7")...)
+	require.Equal(t, 2, code, stderr)
+	_, stderr, code = run(t, with("show", "elsewhere")...)
 	require.Equal(t, 1, code)
-	require.Contains(t, said, "there is no such unit: elsewhere")
+	require.Contains(t, stderr, "there is no such unit: elsewhere")
 
 	files, err := filepath.Glob(filepath.Join(dir, month, "entries*"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(files[0], []byte("rot"), 0o600))
-	out, said, code := run(t, with("verify", month)...)
+	out, stderr, code := run(t, with("verify", month)...)
 	require.Equal(t, 1, code)
 	require.Contains(t, out, "BAD")
-	require.Contains(t, said, "1 of 1 units are not what their manifests say")
+	require.Contains(t, stderr, "1 of 1 units do not match their manifests")
 }

@@ -22,9 +22,10 @@ func newGrants() *cobra.Command {
 	var parts []string
 	cmd := &cobra.Command{
 		Use:   "grants",
-		Short: "Print the rights that dlqd needs on an application's database, as GRANT statements",
-		Long: "Grants prints what somebody who owns River's tables runs once, so that dlqd can work as a plain role. It asks no database;\n" +
-			"--database-url is for the database's name alone. \"dlqd attach --dry-run\" and \"dlqd doctor\" say which of them are missing.",
+		Short: "Print the privileges that dlqd needs on an application's database, as GRANT statements",
+		Long: "Grants prints statements that the owner of River's tables runs once, so that dlqd can run as an unprivileged role.\n" +
+			"It does not connect to a database; --database-url only provides the database's name. \"dlqd attach --dry-run\"\n" +
+			"and \"dlqd doctor\" print the privileges that are missing.",
 		Example: "  dlqd grants --role dlqd --part attach,dlq-workers,api | psql \"$OWNER_DATABASE_URL\"",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -36,7 +37,7 @@ func newGrants() *cobra.Command {
 			}
 			for _, part := range parts {
 				if !slices.Contains(postgres.Parts(), part) {
-					return &usageError{fmt.Errorf("--part %s: there is no such part (there are: %s)", part, strings.Join(postgres.Parts(), ", "))}
+					return &usageError{fmt.Errorf("--part %s: unknown part (known: %s)", part, strings.Join(postgres.Parts(), ", "))}
 				}
 			}
 			name := `:"DBNAME"` // a psql variable
@@ -47,8 +48,8 @@ func newGrants() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&role, "role", "dlqd", "the role that dlqd logs in as")
-	cmd.Flags().StringSliceVar(&parts, "part", nil, "only for these parts: "+strings.Join(postgres.Parts(), ", "))
+	cmd.Flags().StringVar(&role, "role", "dlqd", "role that dlqd logs in as")
+	cmd.Flags().StringSliceVar(&parts, "part", nil, "only the privileges of these parts: "+strings.Join(postgres.Parts(), ", "))
 	database.registerURL(cmd)
 	database.registerSchemas(cmd)
 	return cmd
@@ -85,10 +86,11 @@ func newAttach() *cobra.Command {
 	var backfill, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "attach",
-		Short: "Put dlqd on a database where an application runs River",
-		Long: "Attach creates dlqd's schema beside River's tables, and two triggers on river_job. From then on every job that\n" +
-			"ends as a failure is captured; the application needs no change, and nothing is sent back by itself until somebody\n" +
-			"says so. Run it again after an upgrade of dlqd. It needs no superuser: \"dlqd grants\" lists the rights.",
+		Short: "Install dlqd in a database where an application runs River",
+		Long: "Attach creates dlqd's schema beside River's tables, and two triggers on river_job. From then on dlqd captures\n" +
+			"every job that fails for good. The application needs no change, and dlqd redelivers nothing automatically until\n" +
+			"an operator switches that on. Run attach again after an upgrade of dlqd. It needs no superuser: \"dlqd grants\"\n" +
+			"lists the privileges.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if database.url == "" {
@@ -101,20 +103,20 @@ func newAttach() *cobra.Command {
 				}
 				out := cmd.OutOrStdout()
 				if err := plan.Err(); err != nil {
-					printLater(out, plan)
-					return fmt.Errorf("attach is refused: %w", err)
+					printMissing(out, plan)
+					return fmt.Errorf("cannot attach: %w", err)
 				}
 				if len(plan.Create) == 0 {
-					_, _ = fmt.Fprintln(out, "dlqd is attached already; nothing to create")
+					_, _ = fmt.Fprintln(out, "dlqd is already attached; nothing to create")
 				}
 				for _, item := range plan.Create {
 					_, _ = fmt.Fprintln(out, "create", item)
 				}
-				printLater(out, plan)
-				found := lookOver(cmd, m)
+				printMissing(out, plan)
+				found := printSurvey(cmd, m)
 				if dryRun {
 					if backfill && found != nil {
-						_, _ = fmt.Fprintf(out, "backfill would take in %s jobs that failed before\n", atLeast(found.Failures.Count, found.Failures.More))
+						_, _ = fmt.Fprintf(out, "backfill would record %s jobs that failed before\n", atLeast(found.Failures.Count, found.Failures.More))
 					}
 					return nil
 				}
@@ -125,7 +127,7 @@ func newAttach() *cobra.Command {
 				next := survey.Next{Schemas: m.Schemas, Found: found}
 				if backfill {
 					n, err := m.Backfill(cmd.Context(), func(total int) { _, _ = fmt.Fprintf(out, "backfill: %d jobs\n", total) })
-					_, _ = fmt.Fprintf(out, "backfill: took in %d jobs that had failed before\n", n)
+					_, _ = fmt.Fprintf(out, "backfill: recorded %d jobs that had failed before\n", n)
 					if err != nil {
 						return err
 					}
@@ -141,8 +143,8 @@ func newAttach() *cobra.Command {
 		},
 	}
 	database.register(cmd)
-	cmd.Flags().BoolVar(&backfill, "backfill", false, "also take in jobs that failed before and that River still keeps; they wait for a person")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be created, and which rights are missing")
+	cmd.Flags().BoolVar(&backfill, "backfill", false, "also record jobs that failed before and that River still has; they wait for an operator")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be created, and which privileges are missing")
 	return cmd
 }
 
@@ -153,10 +155,10 @@ func atLeast(n int, more bool) string {
 	return strconv.Itoa(n)
 }
 
-// printLater prints the rights that the role lacks for parts other than attach.
-func printLater(w io.Writer, plan *postgres.Plan) {
+// printMissing prints the privileges that the role lacks for parts other than attach.
+func printMissing(w io.Writer, plan *postgres.Plan) {
 	if len(plan.Later) > 0 {
-		_, _ = fmt.Fprintf(w, "role %s lacks rights that other parts than attach need:\n", plan.Role)
+		_, _ = fmt.Fprintf(w, "role %s lacks privileges for parts other than attach:\n", plan.Role)
 	}
 	for _, right := range plan.Later {
 		part := right.Part
@@ -167,9 +169,9 @@ func printLater(w io.Writer, plan *postgres.Plan) {
 	}
 }
 
-// lookOver prints and returns a survey of River's jobs. An error is only printed: attach works
+// printSurvey prints and returns a survey of River's jobs. An error is only printed: attach works
 // without the survey.
-func lookOver(cmd *cobra.Command, m *postgres.Migrator) *survey.Survey {
+func printSurvey(cmd *cobra.Command, m *postgres.Migrator) *survey.Survey {
 	found, err := survey.Look(cmd.Context(), m.Pool, m.Schemas)
 	if err == nil {
 		err = found.Print(cmd.OutOrStdout())
@@ -185,10 +187,11 @@ func newDetach() *cobra.Command {
 	var dropData bool
 	cmd := &cobra.Command{
 		Use:   "detach",
-		Short: "Take dlqd out of a database again",
-		Long: "Detach removes dlqd's triggers, functions and views. Its tables stay, with the dead letters in them, unless --drop-data.\n" +
-			"It finds what is attached by the database's catalog; --schema or --river-schema say which, where there are several.\n" +
-			"What it leaves, it says, with the command that removes it. A dlqd that serves meanwhile becomes unready and idle.",
+		Short: "Remove dlqd from a database",
+		Long: "Detach removes dlqd's triggers, functions and views. Its tables and the dead letters in them stay, unless\n" +
+			"--drop-data is given. Detach finds the installation in the database's catalog; if there are several, --schema or\n" +
+			"--river-schema selects one. It lists each object that stays, with the command that removes it. A running\n" +
+			"\"dlqd serve\" becomes unready and idle.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if database.url == "" {
@@ -209,12 +212,13 @@ func newDetach() *cobra.Command {
 					return err
 				}
 				if len(done.Triggers) > 0 {
-					_, _ = fmt.Fprintf(out, "detached from %s.river_job: triggers %s are gone, and the functions and views of schema %s\n", done.River, strings.Join(done.Triggers, ", "), done.Schema)
+					_, _ = fmt.Fprintf(out, "detached from %s.river_job: dropped triggers %s, and the functions and views of schema %s\n",
+						done.River, strings.Join(done.Triggers, ", "), done.Schema)
 				} else {
-					_, _ = fmt.Fprintf(out, "no trigger was on River's table; the functions and views of schema %s are gone\n", done.Schema)
+					_, _ = fmt.Fprintf(out, "River's table had no trigger; dropped the functions and views of schema %s\n", done.Schema)
 				}
 				if dropData {
-					_, _ = fmt.Fprintln(out, "its data is gone")
+					_, _ = fmt.Fprintln(out, "dropped its data")
 				}
 				if len(done.Roles) > 0 {
 					_, _ = fmt.Fprintln(out, "dropped roles "+strings.Join(done.Roles, ", "))
@@ -230,6 +234,6 @@ func newDetach() *cobra.Command {
 		},
 	}
 	database.register(cmd)
-	cmd.Flags().BoolVar(&dropData, "drop-data", false, "also drop dlqd's tables, all dead letters in them, and the roles that it made")
+	cmd.Flags().BoolVar(&dropData, "drop-data", false, "also drop dlqd's tables with all dead letters, and the roles that dlqd created")
 	return cmd
 }

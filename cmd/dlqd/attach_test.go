@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestGrants_areThoseOfThePage compares the output of "dlqd grants" with docs/attach.md.
-func TestGrants_areThoseOfThePage(t *testing.T) {
+// TestGrants_MatchDocs compares the output of "dlqd grants" with docs/attach.md.
+func TestGrants_MatchDocs(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/attach.md")
 	require.NoError(t, err)
@@ -28,13 +28,13 @@ func TestGrants_areThoseOfThePage(t *testing.T) {
 	require.Contains(t, stderr, "there are: attach, dlq-workers, api, process, doctor")
 }
 
-// TestAttach_asAStranger follows the beginning of docs/attach.md as a role without privileges.
-func TestAttach_asAStranger(t *testing.T) {
+// TestAttach_UnprivilegedRole follows the beginning of docs/attach.md as a role without privileges.
+func TestAttach_UnprivilegedRole(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
 	stdout, stderr, code := run(t, "attach", "--dry-run", "--database-url", g.DLQD)
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "attach is refused: role "+g.DLQDRole+" lacks rights; nothing was changed")
+	require.Contains(t, stderr, "cannot attach: role "+g.DLQDRole+" lacks rights; nothing was changed")
 	require.Contains(t, stderr, "GRANT TRIGGER ON TABLE public.river_job TO "+g.DLQDRole+"; -- to run dlqd's capture inside")
 	require.Contains(t, stdout, "GRANT INSERT ON TABLE public.river_job TO "+g.DLQDRole+"; -- dlq-workers: to redeliver")
 
@@ -50,7 +50,7 @@ func TestAttach_asAStranger(t *testing.T) {
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "no dlqd is in schema typo on the River in schema public; there is: --schema dlq --river-schema public")
 	out = ok(t, "detach", "--drop-data", "--database-url", g.DLQD)
-	require.Contains(t, out, "detached from public.river_job: triggers dlq_capture, dlq_follow are gone")
-	require.Contains(t, out, "its data is gone")
+	require.Contains(t, out, "detached from public.river_job: dropped triggers dlq_capture, dlq_follow")
+	require.Contains(t, out, "dropped its data")
 	require.Contains(t, ok(t, "detach", "--database-url", g.DLQD), "nothing to remove")
 }

@@ -16,11 +16,11 @@ import (
 func newAudit() *cobra.Command {
 	var c client
 	filters := map[string]*string{}
-	var people bool
+	var manualOnly bool
 	var limit int
 	cmd := &cobra.Command{
 		Use:   "audit",
-		Short: "Search the audit trail: who did what to which dead letter, when, from where and why",
+		Short: "Search the audit trail: who changed which dead letter, when, from where and why",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			query := url.Values{"limit": {strconv.Itoa(limit)}}
@@ -29,14 +29,14 @@ func newAudit() *cobra.Command {
 					query.Set(name, *value)
 				}
 			}
-			if people {
+			if manualOnly {
 				query.Set("people", "true")
 			}
 			var page api.AuditPage
 			if err := c.call(cmd, http.MethodGet, "/api/dlq/audit?"+query.Encode(), nil, &page); err != nil || c.asJSON {
 				return err
 			}
-			w, row := table(cmd, "AT\tBY\tFROM WHERE\tENTRY\tFROM\tTO\tWHAT\tNOTE\tPOLICY")
+			w, row := table(cmd, "AT\tACTOR\tORIGIN\tENTRY\tFROM\tTO\tREASON\tNOTE\tPOLICY")
 			for _, m := range page.Moves {
 				row(stamp(m.At), m.Actor, text(m.Origin), text(m.EntryID), text(m.FromStatus), text(m.ToStatus), text(m.Reason), text(m.Note), text(m.ConfigVersion))
 			}
@@ -49,24 +49,24 @@ func newAudit() *cobra.Command {
 	}
 	c.register(cmd)
 	for _, f := range []struct{ flag, name, help string }{
-		{"actor", "actor", "what this person or worker did"},
-		{"db-user", "dbUser", "what this database user did"},
-		{"origin", "origin", "from where, or a part of it, such as an address"},
-		{"id", "entryId", "what was done to this entry"},
-		{"queue", "queue", "to entries of this queue"},
-		{"kind", "kind", "to entries of this kind"},
-		{"from", "from", "from this state"},
-		{"to", "to", "to this state"},
-		{"text", "text", "with these words in reason or note"},
-		{"policy", "configVersion", "under this version of the policy"},
-		{"after", "after", "at or after (RFC 3339)"},
-		{"before", "before", "before (RFC 3339)"},
-		{"cursor", "cursor", "where the page before ended"},
+		{"actor", "actor", "only changes by this actor"},
+		{"db-user", "dbUser", "only changes by this database user"},
+		{"origin", "origin", "only changes from this origin, or part of it, such as an address"},
+		{"id", "entryId", "only changes of this entry"},
+		{"queue", "queue", "only entries of this queue"},
+		{"kind", "kind", "only entries of this kind"},
+		{"from", "from", "only changes from this state"},
+		{"to", "to", "only changes to this state"},
+		{"text", "text", "only changes with these words in the reason or note"},
+		{"policy", "configVersion", "only changes under this version of the policy"},
+		{"after", "after", "only changes at or after this time (RFC 3339)"},
+		{"before", "before", "only changes before this time (RFC 3339)"},
+		{"cursor", "cursor", "cursor that the previous page printed"},
 	} {
 		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
 	}
-	cmd.Flags().BoolVar(&people, "people", false, "what people did, and not dlqd by itself")
-	cmd.Flags().IntVar(&limit, "limit", 50, "moves in a page, at most 500")
+	cmd.Flags().BoolVar(&manualOnly, "people", false, "only changes by people, not by dlqd")
+	cmd.Flags().IntVar(&limit, "limit", 50, "moves per page, at most 500")
 	return cmd
 }
 
@@ -76,9 +76,9 @@ func newErase() *cobra.Command {
 	var in api.EraseRequest
 	cmd := &cobra.Command{
 		Use:   "erase [FILTER]",
-		Short: "Erase somebody's data from dead letters, their jobs and the archive",
-		Long: "Payloads, error texts, metadata, subscriber, tags and notes go, of the entries that a filter and the flags choose; open and failed ones are\n" +
-			"archived. A record stays that says that it was done, and not whose data it was.",
+		Short: "Erase personal data from dead letters, their jobs and the archive",
+		Long: "Erase removes payloads, error texts, metadata, subscriber, tags and notes from the dead letters that the filter\n" +
+			"and the flags select. It archives those that are open or failed. A record of the erasure stays, without the data.",
 		Example: `  dlqd erase --payload-contains '{"customer": "cus_81"}' --note "request 42"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := isID(args); err != nil {
@@ -91,24 +91,28 @@ func newErase() *cobra.Command {
 			in.Actor = actor()
 			c.timeout = bulkTimeout
 			var out api.EraseAnswer
-			if err := c.confirmed(cmd, "/api/dlq/erasures", &in, &in.Expect, &out); err != nil || c.asJSON {
+			if err := c.callConfirmed(cmd, "/api/dlq/erasures", &in, &in.Expect, &out); err != nil || c.asJSON {
 				return err
 			}
 			if out.DryRun {
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters of the database are chosen; nothing was changed, and the archive was not looked through\n", out.Entries)
+				_, err = fmt.Fprintf(cmd.OutOrStdout(),
+					"%d dead letters in the database match; nothing was changed, and the archive was not searched\n", out.Entries)
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "erasure %s: %d dead letters and %d jobs of the database, %d dead letters in %d units of the archive\n", out.ID, out.Entries, out.Jobs, out.Archived, out.Archives)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(),
+				"erasure %s: erased %d dead letters and %d jobs in the database, %d dead letters in %d units of the archive\n",
+				out.ID, out.Entries, out.Jobs, out.Archived, out.Archives)
 			if out.UnderWay > 0 {
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters or replay runs were left, because they are under way, or somebody holds them: erase again when that has ended\n", out.UnderWay)
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "not erased: %d dead letters or replay runs that are in progress, or locked by "+
+					"another session; run the command again later\n", out.UnderWay)
 			}
 			return err
 		},
 	}
 	c.register(cmd)
 	filter.register(cmd)
-	cmd.Flags().StringVar(&in.Note, "note", "", "why, such as the number of the request")
-	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only count the dead letters of the database")
+	cmd.Flags().StringVar(&in.Note, "note", "", "reason, such as the number of the request")
+	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only count the matching dead letters in the database")
 	registerExpect(cmd, &in.Expect)
 	return cmd
 }

@@ -18,9 +18,9 @@ func newAutomatic() *cobra.Command {
 	var c client
 	cmd := &cobra.Command{
 		Use:   "automatic",
-		Short: "Say for what dead letters are redelivered by themselves; switch it on and off",
-		Long: "Where an application owns River, dlqd observes until it is told otherwise: dead letters are judged and shown, and none is redelivered by\n" +
-			"itself. What a person replays goes on, whatever is switched.",
+		Short: "Show which dead letters dlqd redelivers automatically; switch it on and off",
+		Long: "On an application's River, dlqd only observes until automatic redelivery is switched on: it classifies and lists\n" +
+			"dead letters, and redelivers none of them automatically. The switches do not affect replays by an operator.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var status automatic.Overview
@@ -32,25 +32,25 @@ func newAutomatic() *cobra.Command {
 	}
 	c.register(cmd)
 	cmd.AddCommand(
-		newSwitch("on", "Switch automatic redelivery on: what waits goes at the pace of its queue"),
-		newSwitch("off", "Switch automatic redelivery off: dead letters are observed"),
-		newSwitch("reset", "Take a switch away, so that the policy counts again"),
-		newStop("stop", "Stop all automatic redelivery at once, over all processes, until it is resumed"),
-		newStop("resume", "Go on with automatic redelivery"),
+		newSwitch("on", "Switch automatic redelivery on: waiting dead letters go at the rate of their queue"),
+		newSwitch("off", "Switch automatic redelivery off: dead letters are only observed"),
+		newSwitch("reset", "Remove a switch, so that the policy decides again"),
+		newStop("stop", "Stop all automatic redelivery in all processes immediately, until it is resumed"),
+		newStop("resume", "Resume automatic redelivery"),
 	)
 	return cmd
 }
 
 func printAutomatic(cmd *cobra.Command, status *automatic.Overview) error {
-	sayStopped(cmd.OutOrStdout(), status.Stopped)
-	w, row := table(cmd, "SWITCH\tIS\tINCLUDES\tFROM\tSINCE\tNOTE")
+	printStop(cmd.OutOrStdout(), status.Stopped)
+	w, row := table(cmd, "SWITCH\tSTATE\tINCLUDES\tSET BY\tSINCE\tNOTE")
 	for i := range status.Switches {
 		s := &status.Switches[i]
-		from, since := s.Source, "-"
+		setBy, since := s.Source, "-"
 		if s.At != nil {
-			from, since = s.Actor, ago(*s.At)
+			setBy, since = s.Actor, ago(*s.At)
 		}
-		row(s.String(), onOff(s.Enabled), strings.Join(s.Include, ", "), from, since, s.Note)
+		row(s.String(), onOff(s.Enabled), strings.Join(s.Include, ", "), setBy, since, s.Note)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -80,7 +80,7 @@ func printAutomatic(cmd *cobra.Command, status *automatic.Overview) error {
 		}
 		name := strings.TrimSpace(change.Scope + " " + change.Name)
 		if change.Name == "restored" && change.Scope == automatic.ScopeStop {
-			what = map[bool]string{true: "held", false: "goes on"}[change.Enabled != nil]
+			what = map[bool]string{true: "held", false: "resumed"}[change.Enabled != nil]
 		}
 		if change.Scope == automatic.ScopeStop {
 			name = cmp.Or(change.Name, automatic.ScopeAll)
@@ -97,10 +97,10 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// sayStopped prints the stop of all automatic redelivery, if there is one.
-func sayStopped(w io.Writer, stop *automatic.Stop) {
+// printStop prints the stop of all automatic redelivery, if there is one.
+func printStop(w io.Writer, stop *automatic.Stop) {
 	if stop != nil {
-		sayf(w, "%s\n", stop.String())
+		printSafef(w, "%s\n", stop.String())
 	}
 }
 
@@ -115,35 +115,35 @@ func newSwitch(verb, short string) *cobra.Command {
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			chosen := 0
+			selected := 0
 			if all {
-				in.Scope, chosen = automatic.ScopeAll, 1
+				in.Scope, selected = automatic.ScopeAll, 1
 			}
 			for scope, name := range names {
 				if *name != "" {
 					in.Scope, in.Name = scope, *name
-					chosen++
+					selected++
 				}
 			}
-			if chosen != 1 {
-				return &usageError{errors.New("say for what, with one of --all, --queue, --kind and --class")}
+			if selected != 1 {
+				return &usageError{errors.New("one of --all, --queue, --kind and --class is required")}
 			}
 			path, body := "/api/dlq/automatic/set", any(in)
 			if verb == "reset" {
 				path, body = "/api/dlq/automatic/reset", in.SwitchAction
 			}
-			done := strings.TrimSpace(in.Scope+" "+in.Name) + ": " + map[string]string{"on": "on", "off": "off", "reset": "as the policy says"}[verb]
+			done := strings.TrimSpace(in.Scope+" "+in.Name) + ": " + map[string]string{"on": "on", "off": "off", "reset": "removed, the policy decides"}[verb]
 			return c.changeAutomatic(cmd, path, body, done)
 		},
 	}
 	c.registerAutomatic(cmd, &in.AutomaticAction)
 	flags := cmd.Flags()
-	flags.BoolVar(&all, "all", false, "for what no other switch is for")
+	flags.BoolVar(&all, "all", false, "for all dead letters that no other switch matches")
 	names[automatic.ScopeQueue] = flags.String(automatic.ScopeQueue, "", "for a queue")
-	names[automatic.ScopeKind] = flags.String(automatic.ScopeKind, "", "for a kind of message or job; * stands for any text")
-	names[automatic.ScopeClass] = flags.String(automatic.ScopeClass, "", "for a class of error")
+	names[automatic.ScopeKind] = flags.String(automatic.ScopeKind, "", "for a kind of message or job; * matches any text")
+	names[automatic.ScopeClass] = flags.String(automatic.ScopeClass, "", "for an error class")
 	if verb == "on" {
-		flags.StringSliceVar(&in.Include, "include", nil, "what stays a person's otherwise: backfilled, single-attempt")
+		flags.StringSliceVar(&in.Include, "include", nil, "also redeliver what otherwise waits for an operator: backfilled, single-attempt")
 	}
 	return cmd
 }
@@ -155,7 +155,10 @@ func newStop(verb, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: verb, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			done := map[string]string{"stop": "all automatic redelivery is stopped; dlqd automatic resume lifts that", "resume": "automatic redelivery goes on, as the switches say"}[verb]
+			done := map[string]string{
+				"stop":   "all automatic redelivery is stopped; resume it with: dlqd automatic resume",
+				"resume": "automatic redelivery is resumed, as the switches allow",
+			}[verb]
 			return c.changeAutomatic(cmd, "/api/dlq/automatic/"+verb, in, done)
 		},
 	}
@@ -165,9 +168,9 @@ func newStop(verb, short string) *cobra.Command {
 
 func (c *client) registerAutomatic(cmd *cobra.Command, in *api.AutomaticAction) {
 	c.register(cmd)
-	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "who does it")
-	cmd.Flags().StringVar(&in.Note, "note", "", "why")
-	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say what would go, and what would stay")
+	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
+	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
+	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only show which dead letters would be redelivered, and which not")
 }
 
 // changeAutomatic makes a change and prints which entries are redelivered and which stay.
@@ -177,23 +180,23 @@ func (c *client) changeAutomatic(cmd *cobra.Command, path string, body any, done
 		return err
 	}
 	if len(out.Goes) > 0 {
-		w, row := table(cmd, "GO\tOF THEM AT ONCE\tQUEUE\tKIND\tCLASS\tPACE\tUNTIL")
+		w, row := table(cmd, "REDELIVERED\tDUE NOW\tQUEUE\tKIND\tCLASS\tRATE\tUNTIL")
 		for _, g := range out.Goes {
-			pace, until := "no limit", "-"
+			rate, until := "no limit", "-"
 			if g.PerSecond > 0 {
-				pace = fmt.Sprintf("%g a second", g.PerSecond)
+				rate = fmt.Sprintf("%g a second", g.PerSecond)
 			}
 			if g.Until != nil {
 				until = stamp(*g.Until)
 			}
-			row(g.Entries, g.Due, g.Queue, g.Kind, g.ErrorClass, pace, until)
+			row(g.Entries, g.Due, g.Queue, g.Kind, g.ErrorClass, rate, until)
 		}
 		if err := w.Flush(); err != nil {
 			return err
 		}
 	}
 	if len(out.Stays) > 0 {
-		w, row := table(cmd, "STAY\tQUEUE\tKIND\tCLASS\tBECAUSE")
+		w, row := table(cmd, "NOT REDELIVERED\tQUEUE\tKIND\tCLASS\tBECAUSE")
 		for _, s := range out.Stays {
 			row(s.Entries, s.Queue, s.Kind, s.ErrorClass, s.Why)
 		}
@@ -202,11 +205,11 @@ func (c *client) changeAutomatic(cmd *cobra.Command, path string, body any, done
 		}
 	}
 	if out.Stopped != nil && !strings.HasPrefix(done, "all automatic") {
-		sayStopped(cmd.OutOrStdout(), out.Stopped)
+		printStop(cmd.OutOrStdout(), out.Stopped)
 	}
 	if out.DryRun {
 		done = "nothing was changed (--dry-run)"
 	}
-	sayf(cmd.OutOrStdout(), "%s\n", done)
+	printSafef(cmd.OutOrStdout(), "%s\n", done)
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func TestAutomatic_byTheCommandLine(t *testing.T) {
+func TestAutomatic_Commands(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
@@ -32,12 +32,12 @@ func TestAutomatic_byTheCommandLine(t *testing.T) {
 	require.Regexp(t, `all +off +default`, out)
 	require.Regexp(t, `3 +3 +mailers +report.daily +transient +off`, out)
 	require.Regexp(t, `would be sent again at .* by rule connection: automatic is off`, ok(t, "list", api))
-	require.Contains(t, ok(t, "stats", api), "observed, and not redelivered by themselves: 3")
+	require.Contains(t, ok(t, "stats", api), "observed, not redelivered automatically: 3")
 
 	out = ok(t, "automatic", "on", api, "--kind", "report.*", "--dry-run")
 	require.Regexp(t, `3 +3 +mailers +report.daily +transient +100 a second`, out)
 	require.Contains(t, out, "nothing was changed (--dry-run)")
-	require.Contains(t, ok(t, "automatic", "stop", api, "--note", "a release"), "all automatic redelivery is stopped; dlqd automatic resume lifts that")
+	require.Contains(t, ok(t, "automatic", "stop", api, "--note", "a release"), "all automatic redelivery is stopped; resume it with: dlqd automatic resume")
 	require.Contains(t, ok(t, "automatic", "on", api, "--kind", "report.*"), "(a release); dlqd automatic resume lifts that\nkind report.*: on")
 	for _, command := range [][]string{{"automatic"}, {"stats"}} {
 		require.Contains(t, ok(t, append(command, api)...), "(a release); dlqd automatic resume lifts that")
@@ -47,13 +47,13 @@ func TestAutomatic_byTheCommandLine(t *testing.T) {
 	stdout, _, code := run(t, "doctor", "--database-url", url)
 	require.Equal(t, 1, code)
 	require.Regexp(t, `WRONG +automatic redelivery +all of it was stopped, by .*: a release`, stdout)
-	require.Contains(t, ok(t, "automatic", "resume", api), "automatic redelivery goes on, as the switches say")
+	require.Contains(t, ok(t, "automatic", "resume", api), "automatic redelivery is resumed, as the switches allow")
 	require.Eventually(t, func() bool {
 		var n int
 		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'").Scan(&n) == nil && n == 3
 	}, time.Minute, 50*time.Millisecond)
 	require.Contains(t, ok(t, "automatic", "off", api, "--class", "transient", "--note", "too early"), "class transient: off")
-	require.Contains(t, ok(t, "automatic", "reset", api, "--class", "transient"), "class transient: as the policy says")
+	require.Contains(t, ok(t, "automatic", "reset", api, "--class", "transient"), "class transient: removed, the policy decides")
 	require.Regexp(t, `class transient: off +\S+ +too early`, ok(t, "automatic", api))
 
 	for _, args := range [][]string{

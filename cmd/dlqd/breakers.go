@@ -15,12 +15,12 @@ func newBreakers() *cobra.Command {
 	var list client
 	cmd := &cobra.Command{
 		Use:   "breakers",
-		Short: "Say where every circuit breaker stands; open and reset them",
+		Short: "List circuit breakers; open and reset them",
 		Args:  cobra.NoArgs,
 	}
 	show := &cobra.Command{
 		Use:   "list",
-		Short: "Say where every circuit breaker stands",
+		Short: "List circuit breakers with their states",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var out struct {
@@ -43,7 +43,7 @@ func newBreakers() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	asList(cmd, show, &list)
+	addDefaultList(cmd, show, &list)
 
 	change := func(verb, short string, flags func(*cobra.Command, *api.OpenAction)) {
 		var c client
@@ -51,7 +51,7 @@ func newBreakers() *cobra.Command {
 		sub := &cobra.Command{
 			Use:   verb + " NAME",
 			Short: short,
-			Long:  "NAME is a destination's, or queue: and the name of a River queue.",
+			Long:  "NAME is the name of a destination, or queue:NAME for a River queue.",
 			Args:  cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				name := args[0]
@@ -66,20 +66,20 @@ func newBreakers() *cobra.Command {
 				if err := c.call(cmd, "POST", "/api/circuit-breakers/"+url.PathEscape(name)+"/"+verb, body, &out); err != nil || c.asJSON {
 					return err
 				}
-				sayf(cmd.OutOrStdout(), "%s is %s\n", out.Name, out.State)
+				printSafef(cmd.OutOrStdout(), "%s is %s\n", out.Name, out.State)
 				return nil
 			},
 		}
 		c.register(sub)
-		sub.Flags().StringVar(&in.Actor, "actor", actor(), "who does it")
-		sub.Flags().StringVar(&in.Note, "note", "", "why")
+		sub.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
+		sub.Flags().StringVar(&in.Note, "note", "", "reason")
 		if flags != nil {
 			flags(sub, &in)
 		}
 		cmd.AddCommand(sub)
 	}
 	change("open", "Open a circuit breaker: nothing is delivered to its destination", func(cmd *cobra.Command, in *api.OpenAction) {
-		cmd.Flags().StringVar(&in.For, "for", "", "how long, such as 10m; until it is reset if absent")
+		cmd.Flags().StringVar(&in.For, "for", "", "how long, such as 10m; until a reset if empty")
 	})
 	change("reset", "Close a circuit breaker", nil)
 	return cmd

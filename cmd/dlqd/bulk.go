@@ -27,7 +27,7 @@ func newMove(name, short string) *cobra.Command {
 	var in api.BulkRequest
 	cmd := &cobra.Command{
 		Use:   name + " [ID | FILTER]",
-		Short: short + ", or every one that a filter chooses",
+		Short: short + ", or all that match a filter",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()
 			one, err := isID(args)
@@ -35,7 +35,7 @@ func newMove(name, short string) *cobra.Command {
 				return err
 			}
 			if one {
-				if err := actsOn(cmd, "with an ID", "note", "json", "api-url"); err != nil {
+				if err := allowOnlyFlags(cmd, "with an ID", "note", "json", "api-url"); err != nil {
 					return err
 				}
 				return c.move(cmd, args[0], name, in.Action)
@@ -51,9 +51,9 @@ func newMove(name, short string) *cobra.Command {
 
 func registerBulk(cmd *cobra.Command, in *api.BulkRequest, filter *filterFlags) {
 	filter.register(cmd)
-	cmd.Flags().StringVar(&in.Note, "note", "", "why")
-	cmd.Flags().BoolVar(&in.All, "all", false, "choose every dead letter")
-	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say how many are chosen")
+	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
+	cmd.Flags().BoolVar(&in.All, "all", false, "select all dead letters")
+	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only show how many dead letters match")
 	registerExpect(cmd, &in.Expect)
 }
 
@@ -81,14 +81,14 @@ func newBulk(name, short string, flags func(*cobra.Command, *api.BulkRequest)) *
 
 func newBulks() []*cobra.Command {
 	return []*cobra.Command{
-		newBulk("assign", "Say who looks after dead letters", func(cmd *cobra.Command, in *api.BulkRequest) {
-			cmd.Flags().StringVar(&in.Assignee, "to", "", "who; nobody if absent")
+		newBulk("assign", "Assign dead letters to a user", func(cmd *cobra.Command, in *api.BulkRequest) {
+			cmd.Flags().StringVar(&in.Assignee, "to", "", "user to assign them to; empty removes the assignment")
 		}),
 		newBulk("tag", "Add tags to dead letters", func(cmd *cobra.Command, in *api.BulkRequest) {
-			cmd.Flags().StringSliceVar(&in.Tags, "add", nil, "the tags")
+			cmd.Flags().StringSliceVar(&in.Tags, "add", nil, "tags to add")
 		}),
 		newBulk("purge", "Delete closed dead letters", func(cmd *cobra.Command, in *api.BulkRequest) {
-			cmd.Flags().BoolVar(&in.Force, "force", false, "open and failed ones too")
+			cmd.Flags().BoolVar(&in.Force, "force", false, "also delete open and failed ones")
 		}),
 		newExport(),
 	}
@@ -96,20 +96,20 @@ func newBulks() []*cobra.Command {
 
 func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, flags *filterFlags) error {
 	var err error
-	if in.Filter, err = flags.chosen(args, in.All); err != nil {
+	if in.Filter, err = flags.requiredFilter(args, in.All); err != nil {
 		return err
 	}
 	c.timeout = bulkTimeout
 	var out api.BulkAnswer
-	if err := c.confirmed(cmd, "/api/dlq/bulk", in, &in.Expect, &out); err != nil || c.asJSON {
+	if err := c.callConfirmed(cmd, "/api/dlq/bulk", in, &in.Expect, &out); err != nil || c.asJSON {
 		return err
 	}
 	if !out.DryRun {
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d of %d dead letters\n", in.Do, out.Changed, out.Chosen)
-		sayUndo(cmd, out.Undo)
+		printUndo(cmd, out.Undo)
 		return err
 	}
-	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters are chosen; nothing was changed\n", out.Chosen)
+	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d dead letters match; nothing was changed\n", out.Chosen)
 	printSplit(cmd, "queue", out.ByQueue)
 	printSplit(cmd, "error type", out.ByType)
 	return nil
@@ -118,7 +118,7 @@ func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, fl
 // printSplit prints the number of entries by one property.
 func printSplit(cmd *cobra.Command, by string, counts map[string]int64) {
 	for _, key := range slices.Sorted(maps.Keys(counts)) {
-		sayf(cmd.OutOrStdout(), "  %-10s  %-40s  %d\n", by, shorten(cmp.Or(key, "(none)"), 40), counts[key])
+		printSafef(cmd.OutOrStdout(), "  %-10s  %-40s  %d\n", by, shorten(cmp.Or(key, "(none)"), 40), counts[key])
 	}
 }
 
@@ -130,11 +130,11 @@ func newExport() *cobra.Command {
 		Use:   "export [FILTER]",
 		Short: "Print dead letters as NDJSON or CSV",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			chosen, err := filter.filter(args)
+			selected, err := filter.filter(args)
 			if err != nil {
 				return err
 			}
-			request := map[string]any{"filter": chosen, "format": format}
+			request := map[string]any{"filter": selected, "format": format}
 			if cmd.Flags().Changed("reveal") {
 				request["reveal"], request["note"], request["actor"] = true, reveal, actor()
 			}
@@ -149,7 +149,7 @@ func newExport() *cobra.Command {
 			}
 			defer func() { _ = response.Body.Close() }()
 			if _, err := io.Copy(cmd.OutOrStdout(), response.Body); err != nil {
-				return errors.Join(errors.New("the export is not whole"), err)
+				return errors.Join(errors.New("the export is incomplete"), err)
 			}
 			return nil
 		},
@@ -157,6 +157,6 @@ func newExport() *cobra.Command {
 	c.registerURL(cmd)
 	filter.register(cmd)
 	cmd.Flags().StringVar(&format, "format", "ndjson", "ndjson or csv")
-	cmd.Flags().StringVar(&reveal, "reveal", "", "with what is masked, too: say why, for the audit trail")
+	cmd.Flags().StringVar(&reveal, "reveal", "", "print masked values unmasked; REASON goes to the audit trail")
 	return cmd
 }

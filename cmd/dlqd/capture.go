@@ -13,14 +13,15 @@ import (
 func newCapture() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "capture",
-		Short: "Say how capture is; switch it off and on",
-		Long: "Capture is what dlqd does inside of the application's transactions: it appends a job that failed to the dead letters. These commands go to\n" +
-			"the database, so they work where no dlqd serves, and wait for no lock on a table, so they work while applications are stuck.",
+		Short: "Show the state of capture; switch it off and on",
+		Long: "Capture runs in the application's transactions: it records each failed job in dlqd's inbox. These commands connect\n" +
+			"to the database, so they work without a running dlqd. They wait for no table lock, so they work while\n" +
+			"applications are stuck.",
 	}
 	var database databaseFlags
 	var asJSON bool
 	status := &cobra.Command{
-		Use: "status", Short: "Say how capture is, and what the reconciler found that it had missed", Args: cobra.NoArgs,
+		Use: "status", Short: "Show the state of capture, its backlog and the reconciler's last scan", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				s, err := reconcile.ReadCapture(cmd.Context(), m.Schemas.Rendered(m.Pool))
@@ -35,11 +36,11 @@ func newCapture() *cobra.Command {
 		},
 	}
 	database.register(status)
-	status.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	status.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.AddCommand(status,
-		newCaptureSwitch(reconcile.ModeOn, "Capture failures in the transactions that end jobs"),
-		newCaptureSwitch(reconcile.ModeOff, "Do nothing in the application's transactions; failures are filed later, as long as River keeps the jobs"),
-		newCaptureSwitch(reconcile.ModeStrict, "Let no job end as a failure unless its dead letter can be written"))
+		newCaptureSwitch(reconcile.ModeOn, "Capture each failure in the transaction that ends the job; skip capture where it would delay the application"),
+		newCaptureSwitch(reconcile.ModeOff, "Do nothing in the application's transactions; the reconciler files failures while River keeps the jobs"),
+		newCaptureSwitch(reconcile.ModeStrict, "Capture every failure: a job cannot end as failed unless capture records it"))
 	return cmd
 }
 
@@ -52,16 +53,16 @@ func printCapture(cmd *cobra.Command, s *reconcile.Capture) error {
 		n    *int64
 	}{{"unfiled entries", s.Unfiled}, {"unapplied facts", s.Facts}} {
 		if n.n == nil {
-			row(n.what, "unknown: somebody holds the table")
+			row(n.what, "unknown: another session holds a lock on the table")
 		} else {
 			row(n.what, *n.n)
 		}
 	}
-	looked := "not yet"
+	scanned := "not yet"
 	if s.LookedAt != nil {
-		looked = ago(*s.LookedAt)
+		scanned = ago(*s.LookedAt)
 	}
-	row("reconciler looked", looked)
+	row("last reconciler scan", scanned)
 	if problem := s.Problem(); problem != "" {
 		row("WRONG", problem)
 	}
@@ -81,17 +82,17 @@ func newCaptureSwitch(mode, short string) *cobra.Command {
 				}
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "capture is %s. %s\n", done.Mode, done.Message)
 				if !done.Recorded {
-					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: who did it could not be recorded: the audit trail could not be written (somebody holds dlq.acts, or dlq.settings)")
+					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: the change is not in the audit trail: another session holds a lock on dlq.acts or dlq.settings")
 				}
 				return nil
 			})
 		},
 	}
 	database.register(cmd)
-	cmd.Flags().StringVar(&change.Actor, "actor", actor(), "who does it")
-	cmd.Flags().StringVar(&change.Note, "note", "", "why")
+	cmd.Flags().StringVar(&change.Actor, "actor", actor(), "name recorded as the actor")
+	cmd.Flags().StringVar(&change.Note, "note", "", "reason")
 	if mode != reconcile.ModeOff {
-		cmd.Flags().DurationVar(&change.Limit, "limit", 0, "how long capture may work in one statement of the application; 0 for what holds")
+		cmd.Flags().DurationVar(&change.Limit, "limit", 0, "how long capture may take per statement of the application; 0 leaves the limit unchanged")
 	}
 	return cmd
 }

@@ -37,28 +37,28 @@ type client struct {
 	// the machine can read arguments.
 	tokenFile string
 	secret    string // a token obtained by this command
-	nobody    bool   // send no token: the operation needs none
+	noToken   bool   // send no token: the operation needs none
 	plainHTTP bool   // allow sending a token unencrypted over the network
 }
 
 func (c *client) register(cmd *cobra.Command) {
 	c.registerURL(cmd)
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's answer")
+	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's response as JSON")
 }
 
 func (c *client) registerURL(cmd *cobra.Command) {
 	c.registerAddress(cmd)
-	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"), "file with a token, where $DLQD_TOKEN has none ($DLQD_TOKEN_FILE)")
-	cmd.Flags().BoolVar(&c.plainHTTP, "plain-http", os.Getenv("DLQD_PLAIN_HTTP") == "true", "send the token over http to another machine, where others on the way can read it ($DLQD_PLAIN_HTTP)")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"), "file with the API token; used if $DLQD_TOKEN is empty ($DLQD_TOKEN_FILE)")
+	cmd.Flags().BoolVar(&c.plainHTTP, "plain-http", os.Getenv("DLQD_PLAIN_HTTP") == "true", "send the token unencrypted over http to another machine ($DLQD_PLAIN_HTTP)")
 }
 
 func (c *client) registerAddress(cmd *cobra.Command) {
-	standard := "http://" + server.DefaultListen
+	defaultURL := "http://" + server.DefaultListen
 	if v := os.Getenv("DLQD_API"); v != "" {
-		standard = v
+		defaultURL = v
 	}
-	cmd.Flags().StringVar(&c.base, "api-url", standard, "address of the API, or unix:PATH ($DLQD_API)")
-	cmd.Flags().Lookup("api-url").DefValue = redact.Text(standard)
+	cmd.Flags().StringVar(&c.base, "api-url", defaultURL, "address of the API, or unix:PATH ($DLQD_API)")
+	cmd.Flags().Lookup("api-url").DefValue = redact.Text(defaultURL)
 }
 
 // call sends a request and decodes the answer into out, or prints the answer unchanged with --json.
@@ -97,14 +97,14 @@ func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, e
 	if err != nil || response.StatusCode != http.StatusAccepted || !strings.HasPrefix(response.Header.Get("Location"), api.ApprovalsPath) {
 		return answer, err
 	}
-	var asked api.Asked
-	if err := json.Unmarshal(answer, &asked); err != nil || asked.Approval == nil {
-		return nil, fmt.Errorf("the API asked for an approval, and did not say which: %w", err)
+	var requested api.Asked
+	if err := json.Unmarshal(answer, &requested); err != nil || requested.Approval == nil {
+		return nil, fmt.Errorf("approval is needed, but the API's response names no request for approval: %w", err)
 	}
 	if c.asJSON {
 		_, _ = cmd.OutOrStdout().Write(append(bytes.TrimSpace(answer), '\n'))
 	}
-	return nil, &askedError{asked.Approval}
+	return nil, &approvalRequestedError{requested.Approval}
 }
 
 // apiError is an error answer of the API.
@@ -114,17 +114,17 @@ type apiError struct {
 }
 
 func (e *apiError) Error() string {
-	said := make([]string, 1, 1+len(e.problem.Errors))
-	said[0] = e.problem.Detail
+	parts := make([]string, 1, 1+len(e.problem.Errors))
+	parts[0] = e.problem.Detail
 	for _, detail := range e.problem.Errors {
-		said = append(said, detail.Location+": "+detail.Message)
+		parts = append(parts, detail.Location+": "+detail.Message)
 	}
-	return strings.ReplaceAll(strings.Join(said, "; "), `"all": true`, "--all")
+	return strings.ReplaceAll(strings.Join(parts, "; "), `"all": true`, "--all")
 }
 
 // token returns the token to send, or "" for none.
 func (c *client) token(ctx context.Context) (string, error) {
-	if c.secret != "" || c.nobody {
+	if c.secret != "" || c.noToken {
 		return c.secret, nil
 	}
 	if token := os.Getenv("DLQD_TOKEN"); token != "" {
@@ -154,7 +154,7 @@ func withPayload(request any, payload json.RawMessage) ([]byte, error) {
 type redirectError struct{ to string }
 
 func (e *redirectError) Error() string {
-	return "--api-url leads to " + e.to + ": if that is the API, name it there; a token follows nobody elsewhere"
+	return "--api-url redirects to " + e.to + "; dlqd does not follow redirects with a token. If that is the API, use it as --api-url"
 }
 
 // refuseRedirect rejects redirects, so that tokens and request bodies are sent only to the address
@@ -182,8 +182,8 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 		return nil, err
 	}
 	if token != "" {
-		if err := checkPrivate(c.base); err != nil && !c.plainHTTP {
-			return nil, &usageError{fmt.Errorf("%w (--plain-http sends it all the same)", err)}
+		if err := checkEncrypted(c.base); err != nil && !c.plainHTTP {
+			return nil, &usageError{fmt.Errorf("%w (--plain-http allows it)", err)}
 		}
 		request.Header.Set("Authorization", "Bearer "+token)
 	}
@@ -196,7 +196,7 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 		return nil, redirect
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w (is \"dlqd serve\" running there? name another with --api-url)", err)
+		return nil, fmt.Errorf("%w (is \"dlqd serve\" running there? --api-url sets another address)", err)
 	}
 	if response.StatusCode < 400 {
 		return response, nil
@@ -229,13 +229,13 @@ func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cel
 // that are invisible or change the direction of text become escapes.
 func printable(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
-	if !strings.ContainsFunc(text, steers) {
+	if !strings.ContainsFunc(text, isUnsafe) {
 		return text
 	}
 	var out strings.Builder
 	for _, r := range text {
 		switch {
-		case !steers(r):
+		case !isUnsafe(r):
 			out.WriteRune(r)
 		case unicode.Is(unicode.Cf, r) || r == '\u2028' || r == '\u2029':
 			_, _ = fmt.Fprintf(&out, "\\u%04x", r)
@@ -246,7 +246,8 @@ func printable(text string) string {
 	return out.String()
 }
 
-func steers(r rune) bool {
+// isUnsafe reports whether a character can control a terminal or hide text.
+func isUnsafe(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) || r == '\u2028' || r == '\u2029'
 }
 
@@ -259,8 +260,8 @@ func printLines(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// sayf prints text that may contain untrusted parts.
-func sayf(w io.Writer, format string, args ...any) {
+// printSafef prints text that may contain untrusted parts.
+func printSafef(w io.Writer, format string, args ...any) {
 	_, _ = io.WriteString(w, printLines(fmt.Sprintf(format, args...)))
 }
 
@@ -311,12 +312,12 @@ func newList() *cobra.Command {
 		Short:   "List dead letters",
 		Example: "  dlqd list 'status:manual queue:payments kind:order.* age:>2d \"timed out\"'",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			q, err := textOf(args)
+			q, err := filterText(args)
 			if err != nil {
 				return err
 			}
 			if view != "" {
-				if err := c.useView(cmd, view, query); err != nil {
+				if err := c.applyView(cmd, view, query); err != nil {
 					return err
 				}
 				q = strings.TrimSpace(query.Get("q") + " " + q)
@@ -344,18 +345,18 @@ func newList() *cobra.Command {
 			for _, e := range page.Entries {
 				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType), ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
 			}
-			sayStopped(cmd.ErrOrStderr(), page.AutomaticStopped)
+			printStop(cmd.ErrOrStderr(), page.AutomaticStopped)
 			if err := w.Flush(); err != nil {
 				return err
 			}
 			if page.Count != nil {
-				sayf(cmd.ErrOrStderr(), "%s%d dead letters\n", map[bool]string{true: "at least "}[page.Count.AtLeast], page.Count.Entries)
+				printSafef(cmd.ErrOrStderr(), "%s%d dead letters\n", map[bool]string{true: "at least "}[page.Count.AtLeast], page.Count.Entries)
 			}
 			if page.Next == "" {
 				return nil
 			}
 			if page.SearchedTo != nil {
-				sayf(cmd.ErrOrStderr(), "looked at what failed until %s\n", stamp(*page.SearchedTo))
+				printSafef(cmd.ErrOrStderr(), "searched failures back to %s\n", stamp(*page.SearchedTo))
 			}
 			_, err = fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
 			return err
@@ -366,19 +367,19 @@ func newList() *cobra.Command {
 	for _, f := range []struct{ flag, name, help string }{
 		{"queue", "queue", "only this queue"},
 		{"kind", "kind", "only this kind"},
-		{"error-type", "errorType", "only this type of error"},
-		{"error-class", "errorClass", "only this class"},
-		{"source", "source", "only messages of this source"},
-		{"after", "after", "captured at or after (RFC 3339)"},
-		{"before", "before", "captured before (RFC 3339)"},
-		{"order", "order", "newest or oldest first"},
-		{"cursor", "cursor", "where the page before ended"},
+		{"error-type", "errorType", "only this error type"},
+		{"error-class", "errorClass", "only this error class"},
+		{"source", "source", "only messages from this source"},
+		{"after", "after", "only captured at or after this time (RFC 3339)"},
+		{"before", "before", "only captured before this time (RFC 3339)"},
+		{"order", "order", "newest or oldest, for which entries come first"},
+		{"cursor", "cursor", "cursor that the previous page printed"},
 	} {
 		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
 	}
-	cmd.Flags().IntVar(&limit, "limit", 50, "entries in a page, at most 500")
-	cmd.Flags().BoolVar(&count, "count", false, "say how many there are, up to 10,000")
-	cmd.Flags().StringVar(&view, "view", "", "what a saved view chooses (dlqd views)")
+	cmd.Flags().IntVar(&limit, "limit", 50, "entries per page, at most 500")
+	cmd.Flags().BoolVar(&count, "count", false, "print the number of matching entries, up to 10,000")
+	cmd.Flags().StringVar(&view, "view", "", "apply a saved view (see dlqd views)")
 	return cmd
 }
 
@@ -398,7 +399,7 @@ func newShow() *cobra.Command {
 			if err := c.call(cmd, method, path, body, &e); err != nil || c.asJSON {
 				return err
 			}
-			sayStopped(cmd.ErrOrStderr(), e.AutomaticStopped)
+			printStop(cmd.ErrOrStderr(), e.AutomaticStopped)
 			w, row := table(cmd, "dead letter\t"+e.ID.String())
 			row("status", e.Status)
 			row("queue, kind", e.Queue+", "+e.Kind)
@@ -414,7 +415,7 @@ func newShow() *cobra.Command {
 			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount, e.DLQMaxRetries))
 			row("strategy", text(e.Strategy))
 			row("next", text(e.Next))
-			row("next look", stampOrNone(e.NextRetryAt))
+			row("next check", stampOrNone(e.NextRetryAt))
 			row("waiting for", text(e.WaitingFor))
 			if e.Checkpoint != nil {
 				row("checkpoint", e.Checkpoint.String())
@@ -427,7 +428,7 @@ func newShow() *cobra.Command {
 			if err := w.Flush(); err != nil {
 				return err
 			}
-			w, row = table(cmd, "\nAT\tFROM\tTO\tBY\tWHY\tNOTE")
+			w, row = table(cmd, "\nAT\tFROM\tTO\tACTOR\tREASON\tNOTE")
 			for _, t := range e.Transitions {
 				row(stamp(t.At), text(t.FromStatus), t.ToStatus, t.Actor, text(t.Reason), text(t.Note))
 			}
@@ -435,7 +436,7 @@ func newShow() *cobra.Command {
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&reveal, "reveal", "", "show what is masked, too: say why, for the audit trail")
+	cmd.Flags().StringVar(&reveal, "reveal", "", "show masked values unmasked; REASON goes to the audit trail")
 	return cmd
 }
 
@@ -444,8 +445,8 @@ func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
 	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/"+name, action, &moved); err != nil || c.asJSON {
 		return err
 	}
-	sayf(cmd.OutOrStdout(), "%s is %s\n", moved.ID, moved.Status)
-	sayUndo(cmd, moved.Undo)
+	printSafef(cmd.OutOrStdout(), "%s is %s\n", moved.ID, moved.Status)
+	printUndo(cmd, moved.Undo)
 	return nil
 }
 
@@ -459,7 +460,7 @@ func newSend() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if s.Kind == "" {
-				return &usageError{errors.New("--kind is required: what happened, such as payment.captured")}
+				return &usageError{errors.New("--kind is required, such as payment.captured")}
 			}
 			raw := []byte(args[0])
 			if args[0] == "-" {
@@ -469,7 +470,7 @@ func newSend() *cobra.Command {
 				}
 			}
 			if !json.Valid(raw) {
-				return &usageError{errors.New("the payload is not JSON")}
+				return &usageError{errors.New("the payload is not valid JSON")}
 			}
 			body, err := withPayload(struct {
 				api.Submission
@@ -485,21 +486,21 @@ func newSend() *cobra.Command {
 			}
 			verb := "accepted"
 			if accepted.Duplicate {
-				verb = "known already"
+				verb = "a duplicate"
 			}
-			sayf(cmd.OutOrStdout(), "message %s is %s, as job %d\n", accepted.MessageID, verb, accepted.JobID)
+			printSafef(cmd.OutOrStdout(), "message %s is %s, as job %d\n", accepted.MessageID, verb, accepted.JobID)
 			return nil
 		},
 	}
 	c.register(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&s.MessageID, "message-id", "", "identifies the message; made if absent")
-	flags.StringVar(&s.Queue, "queue", "default", "queue")
-	flags.StringVar(&s.Kind, "kind", "", "what happened, such as payment.captured")
-	flags.StringVar(&s.Source, "source", "", "who sends it")
-	flags.StringVar(&s.SubscriberID, "subscriber", "", "whom it concerns")
-	flags.IntVar(&s.Priority, "priority", 0, "1 (most urgent) to 4")
-	flags.StringSliceVar(&s.Tags, "tag", nil, "tags")
-	flags.StringVar(&s.ScheduledAt, "at", "", "not to be delivered before (RFC 3339)")
+	flags.StringVar(&s.MessageID, "message-id", "", "message id; generated if empty")
+	flags.StringVar(&s.Queue, "queue", "default", "queue of the message")
+	flags.StringVar(&s.Kind, "kind", "", "kind of message, such as payment.captured")
+	flags.StringVar(&s.Source, "source", "", "source of the message")
+	flags.StringVar(&s.SubscriberID, "subscriber", "", "subscriber that the message concerns")
+	flags.IntVar(&s.Priority, "priority", 0, "priority, 1 (most urgent) to 4")
+	flags.StringSliceVar(&s.Tags, "tag", nil, "tags of the message")
+	flags.StringVar(&s.ScheduledAt, "at", "", "earliest delivery time (RFC 3339)")
 	return cmd
 }

@@ -24,10 +24,10 @@ func TestPrintable(t *testing.T) {
 	require.Equal(t, "a b\n\\u202ec", printLines("a\x07b\n\u202ec"))
 }
 
-func TestInAbout(t *testing.T) {
+func TestDurationText(t *testing.T) {
 	t.Parallel()
-	require.Empty(t, inAbout(&replay.Preview{}))
-	require.Equal(t, ", in less than a second", inAbout(&replay.Preview{Total: 7, Seconds: 0.0007}))
-	require.Equal(t, ", in about 42s", inAbout(&replay.Preview{Total: 7, Seconds: 42.1}))
+	require.Empty(t, durationText(&replay.Preview{}))
+	require.Equal(t, ", in less than a second", durationText(&replay.Preview{Total: 7, Seconds: 0.0007}))
+	require.Equal(t, ", in about 42s", durationText(&replay.Preview{Total: 7, Seconds: 42.1}))
 	require.Equal(t, "2026-11-21T10:00:00Z", stamp(time.Date(2026, 11, 21, 12, 0, 0, 0, time.FixedZone("", 7200))))
 }

@@ -25,18 +25,18 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// standardDestination is the default destination: the address of the practice receiver.
-const standardDestination = "http://127.0.0.1:9090/"
+// defaultDestination is the address of the practice receiver.
+const defaultDestination = "http://127.0.0.1:9090/"
 
 // policyFlags are the flags that name a policy.
 type policyFlags struct{ dir, env, destination string }
 
 func (f *policyFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.dir, "config-dir", "", "directory of the policy's files ("+strings.Join(policy.Files(), ", ")+"); the built-in defaults if empty")
-	flags.StringVar(&f.env, "env", "", "environment: a folder of environments/ in the directory, merged over it")
-	flags.StringVar(&f.destination, "destination", cmp.Or(os.Getenv("DLQD_DESTINATION"), standardDestination), "where the one queue (\"default\") of a policy without queues delivers to ($DLQD_DESTINATION)")
-	flags.Lookup("destination").DefValue = standardDestination // help must not print a token
+	flags.StringVar(&f.dir, "config-dir", "", "directory of the policy's files ("+strings.Join(policy.Files(), ", ")+"); built-in defaults if empty")
+	flags.StringVar(&f.env, "env", "", "environment: a folder in environments/ of the directory, merged over the policy")
+	flags.StringVar(&f.destination, "destination", cmp.Or(os.Getenv("DLQD_DESTINATION"), defaultDestination), "destination of the queue \"default\", which a policy without queues has ($DLQD_DESTINATION)")
+	flags.Lookup("destination").DefValue = defaultDestination // help must not print a token
 }
 
 func (f *policyFlags) source() policy.Source {
@@ -44,7 +44,7 @@ func (f *policyFlags) source() policy.Source {
 }
 
 func newConfig() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Check, show and compare policies, and try their rules"}
+	cmd := &cobra.Command{Use: "config", Short: "Check, show and compare policies, and test their rules"}
 	cmd.AddCommand(newConfigCheck(), newConfigShow(), newConfigDiff(), newConfigTest(), newConfigSchema())
 	return cmd
 }
@@ -56,11 +56,11 @@ func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
 			return nil
 		}
 	}
-	return ignores(cmd, "where the policy says where messages are delivered to", "destination")
+	return rejectFlags(cmd, "if the policy names its destinations", "destination")
 }
 
-// loadRuled loads a policy and compiles its rules.
-func loadRuled(source policy.Source) (*strategy.Planner, error) {
+// loadPlanner loads a policy and compiles its rules.
+func loadPlanner(source policy.Source) (*strategy.Planner, error) {
 	p, err := policy.Load(source)
 	if err != nil {
 		return nil, err
@@ -72,8 +72,8 @@ func newConfigCheck() *cobra.Command {
 	var env string
 	cmd := &cobra.Command{
 		Use:   "check [DIR]",
-		Short: "Say what is wrong with a policy, with file and line",
-		Long:  "Check reads DIR (the current directory if absent) as serve would, for one environment or, without --env, for each.",
+		Short: "Check a policy; print each error with file and line",
+		Long:  "Check reads DIR (default: the current directory) as serve does, for one environment or, without --env, for each.",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := "."
@@ -96,7 +96,7 @@ func newConfigCheck() *cobra.Command {
 				if e != "" {
 					name += " --env " + e
 				}
-				planner, err := loadRuled(policy.Source{Dir: dir, Env: e, Destination: standardDestination})
+				planner, err := loadPlanner(policy.Source{Dir: dir, Env: e, Destination: defaultDestination})
 				if err != nil {
 					errs = append(errs, fmt.Errorf("%s: %w", name, err))
 					continue
@@ -115,10 +115,10 @@ func newConfigShow() *cobra.Command {
 	var source policyFlags
 	cmd := &cobra.Command{
 		Use:   "show",
-		Short: "Print every value that is in force, and where it comes from",
+		Short: "Print every value in force and its origin",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			planner, err := loadRuled(source.source())
+			planner, err := loadPlanner(source.source())
 			if err != nil {
 				return err
 			}
@@ -141,7 +141,7 @@ func newConfigDiff() *cobra.Command {
 	var env string
 	cmd := &cobra.Command{
 		Use:   "diff OLD NEW",
-		Short: "Say what a change of policy alters: values, and what happens to which errors",
+		Short: "Compare two policies: their values, and how they handle errors",
 		Long: "OLD and NEW are directories, or REVISION:DIRECTORY in the Git repository around the current directory:\n" +
 			"dlqd config diff origin/main:config config",
 		Args: cobra.ExactArgs(2),
@@ -152,7 +152,7 @@ func newConfigDiff() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				planners[i], err = loadRuled(policy.Source{Dir: dir, Env: env, Destination: standardDestination})
+				planners[i], err = loadPlanner(policy.Source{Dir: dir, Env: env, Destination: defaultDestination})
 				remove()
 				if err != nil {
 					return fmt.Errorf("%s: %w", name, err)
@@ -174,12 +174,12 @@ func newConfigDiff() *cobra.Command {
 				_, _ = fmt.Fprintln(out, " ", line)
 			}
 			if len(behaviour) == 0 {
-				_, _ = fmt.Fprintln(out, "  nothing is done otherwise")
+				_, _ = fmt.Fprintln(out, "  no change")
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&env, "env", "", "environment of both")
+	cmd.Flags().StringVar(&env, "env", "", "environment of both policies")
 	return cmd
 }
 
@@ -259,11 +259,11 @@ func newConfigTest() *cobra.Command {
 	var source policyFlags
 	cmd := &cobra.Command{
 		Use:   "test FILE...",
-		Short: "Run sample errors through the rules, and print class, rule and strategy",
-		Long:  "A sample that says what it expects, and gets something else, makes the command fail.",
+		Short: "Run sample errors through the rules; print class, rule and strategy",
+		Long:  "The command fails if a sample's class, rule or strategy differs from what the sample expects.",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			planner, err := loadRuled(source.source())
+			planner, err := loadPlanner(source.source())
 			if err != nil {
 				return err
 			}
@@ -271,7 +271,7 @@ func newConfigTest() *cobra.Command {
 				return err
 			}
 			w, row := table(cmd, "SAMPLE\tCLASS\tRULE\tSTRATEGY\t")
-			total, wrong := 0, 0
+			total, mismatches := 0, 0
 			for _, file := range args {
 				samples, err := readSamples(file)
 				if err != nil {
@@ -287,7 +287,7 @@ func newConfigTest() *cobra.Command {
 					remark := s.remark(&d)
 					total++
 					if remark != "" {
-						wrong++
+						mismatches++
 					}
 					row(s.Name, d.Class, d.Rule, d.Strategy, remark)
 				}
@@ -295,8 +295,8 @@ func newConfigTest() *cobra.Command {
 			if err := w.Flush(); err != nil {
 				return err
 			}
-			if wrong > 0 {
-				return fmt.Errorf("%d of %d samples are judged otherwise than expected", wrong, total)
+			if mismatches > 0 {
+				return fmt.Errorf("%d of %d samples have an unexpected class, rule or strategy", mismatches, total)
 			}
 			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d samples\n", total)
 			return nil
@@ -336,7 +336,7 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 	}
 	destination := p.Destinations[queue.Destination]
 	if destination == nil {
-		destination = &policy.Destination{URL: standardDestination}
+		destination = &policy.Destination{URL: defaultDestination}
 	}
 	sent := &message.Message{
 		MessageID: "sample", Queue: s.Queue, EventKind: s.Kind, Source: s.Source, Payload: payload, Headers: s.Headers,
@@ -360,7 +360,7 @@ func (s *sample) remark(d *strategy.Decision) string {
 func newConfigSchema() *cobra.Command {
 	return &cobra.Command{
 		Use:       "schema FILE",
-		Short:     "Print the JSON Schema of a policy's file, for editors",
+		Short:     "Print the JSON Schema of a policy file, for editors",
 		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: policy.Files(),
 		RunE: func(cmd *cobra.Command, args []string) error {

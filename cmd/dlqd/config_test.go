@@ -20,9 +20,9 @@ import (
 
 var policyBlock = regexp.MustCompile("(?s)```yaml ([a-z-]+)\n(.*?)```")
 
-// TestDocs_examples checks the policy files in the docs, tests their samples and runs their
+// TestDocs_PolicyExamplesAreValid checks the policy files in the docs, tests their samples and runs their
 // commands.
-func TestDocs_examples(t *testing.T) {
+func TestDocs_PolicyExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	for _, page := range []string{"policy", "rules", "strategies", "login"} {
 		t.Run(page, func(t *testing.T) {
@@ -57,9 +57,9 @@ func TestDocs_examples(t *testing.T) {
 	}
 }
 
-// TestConfig_shipped checks that the example in config/ is valid in every environment, and that its
+// TestConfigCheck_ExampleIsValid checks that the example in config/ is valid in every environment, and that its
 // rules match their samples.
-func TestConfig_shipped(t *testing.T) {
+func TestConfigCheck_ExampleIsValid(t *testing.T) {
 	t.Parallel()
 	out := ok(t, "config", "check", "../../config")
 	for _, env := range []string{"", " --env dev", " --env staging", " --env prod"} {
@@ -75,7 +75,7 @@ func TestConfig_shipped(t *testing.T) {
 	require.Regexp(t, `strategies.immediate.maxRetries = 5 +built in`, out)
 }
 
-func TestConfig_checkNamesFileAndLine(t *testing.T) {
+func TestConfigCheck_NamesFileAndLine(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- name: a\n  match: {message: '('}\n  class: outage\n- name: b\n  match: {when: 'context.'}\n  class: outage\n- {name: c, match: {}, class: outage}\n- {name: d, match: {status: 9xx}, class: outage}\n"})
 	_, stderr, code := run(t, "config", "check", dir)
@@ -91,21 +91,21 @@ func TestConfig_checkNamesFileAndLine(t *testing.T) {
 	require.Contains(t, stderr, "rules[0].match.message")
 }
 
-func TestConfig_testFailsWhereSomethingElseComesOut(t *testing.T) {
+func TestConfigTest_FailsOnUnexpectedDecision(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "x.samples.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("- {name: a, answer: {status: 503}, expect: {class: transient, strategy: immediate}}\n- {name: b, answer: {status: 429}}\n"), 0o600))
 	stdout, stderr, code := run(t, "config", "test", file)
 	require.Equal(t, 1, code)
 	require.Contains(t, stdout, "expected class transient; expected strategy immediate")
-	require.Contains(t, stderr, "1 of 2 samples are judged otherwise than expected")
+	require.Contains(t, stderr, "1 of 2 samples have an unexpected class, rule or strategy")
 	require.NoError(t, os.WriteFile(file, []byte("- {nam: a}"), 0o600))
 	_, stderr, code = run(t, "config", "test", file)
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "field nam not found")
 }
 
-func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
+func TestConfigDiff_ListsChangedBehaviour(t *testing.T) {
 	t.Parallel()
 	old := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- {name: a, match: {status: 404}, class: outage}\n- {name: b, match: {status: 405}, class: outage}\n- {name: gone, match: {status: 406}, class: outage}\n"})
 	files := policytest.Files{"dlq-routing": "rules:\n- {name: b, match: {status: 405}, class: outage}\n- {name: a, match: {status: 404}, class: business}\n- {name: new, match: {kind: x.*}, class: outage}\n" +
@@ -139,11 +139,11 @@ func TestConfig_diffSaysWhatChangesInBehaviour(t *testing.T) {
 	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  other queues: maxOpen 1000 -> 7\n  queue default: maxOpen 1000 -> 7\n", string(diff))
 }
 
-// TestReclassify_afterAChangeOfRules corrects a wrong rule, reloads the policy with SIGHUP and
+// TestReclassify_AppliesChangedRules corrects a wrong rule, reloads the policy with SIGHUP and
 // reclassifies the open entries.
-func TestReclassify_afterAChangeOfRules(t *testing.T) {
+func TestReclassify_AppliesChangedRules(t *testing.T) {
 	t.Parallel()
-	receiver := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
 	dir := policytest.Dir(t, policytest.Files{"retry-policies": "queues: {default: {maxAttempts: 1}}\ndestinations: {default: {url: \"" + receiver + "\"}}\n"})
 	s := serve(t, "--database-url", postgrestest.URL(t), "--config-dir", dir)
 	api := "--api-url=" + s.api
@@ -157,7 +157,7 @@ func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "dlq-routing.yaml"), []byte("rules: [{name: teapot, match: {status: 418}, class: rate_limited}]"), 0o600))
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))
 	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "policy: reloaded") }, time.Minute, 50*time.Millisecond)
-	require.Contains(t, ok(t, "reclassify", api, "--dry-run"), "1 of 1 open dead letters would be judged anew")
+	require.Contains(t, ok(t, "reclassify", api, "--dry-run"), "1 of 1 open dead letters would be reclassified")
 	require.Len(t, list("dlq_manual"), 1)
 	out := ok(t, "reclassify", api, "--note", "teapots are busy")
 	require.Regexp(t, `1 +unknown, manual \(none\) +rate_limited, scheduled \(teapot\)`, out)
@@ -191,9 +191,9 @@ func TestReclassify_afterAChangeOfRules(t *testing.T) {
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }
 
-// TestConfigCheck_RefusesQueueNamesThatRiverDoes rejects queue names that River's client would only
+// TestConfigCheck_RejectsQueueNamesThatRiverRejects rejects queue names that River's client would only
 // reject when dlqd serves.
-func TestConfigCheck_RefusesQueueNamesThatRiverDoes(t *testing.T) {
+func TestConfigCheck_RejectsQueueNamesThatRiverRejects(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	name := strings.Repeat("payments-", 9) + "later"

@@ -24,12 +24,12 @@ import (
 
 var copied = regexp.MustCompile(`<li><span>([^<]+)</span><code data-copy="([^"]*)">`)
 
-// TestConsole_copies checks that each text to copy runs as it is and finds what the page shows: as
+// TestConsole_CopiedCommandsRun checks that each text to copy runs as it is and finds what the page shows: as
 // a command, as SQL for an operator, and as curl.
-func TestConsole_copies(t *testing.T) {
+func TestConsole_CopiedCommandsRun(t *testing.T) {
 	t.Parallel()
 	const queue = "it's $HOME; `id`"
-	p := newPatient(t, map[string]string{"dlq-routing": "rules:\n  - {name: theirs, match: {status: 422}, class: validation}\n"})
+	p := newDeployment(t, map[string]string{"dlq-routing": "rules:\n  - {name: theirs, match: {status: 422}, class: validation}\n"})
 	p.serve()
 	p.answers(func(w http.ResponseWriter, d delivery) {
 		w.Header().Set("X-Error-Type", "it's \"$HOME\"")
@@ -148,5 +148,5 @@ func TestConsole_copies(t *testing.T) {
 			require.Equal(t, page.ways, ways)
 		})
 	}
-	require.Equal(t, "4", one("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"), "nothing of it does anything")
+	require.Equal(t, "4", one("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"), "a copied text changed an entry")
 }

@@ -17,7 +17,7 @@ import (
 )
 
 func newMigrate() *cobra.Command {
-	cmd := &cobra.Command{Use: "migrate", Short: "Bring the database's schema up to date, or take it back"}
+	cmd := &cobra.Command{Use: "migrate", Short: "Apply or revert migrations of the database's schema"}
 	sub := func(use, short string, run func(cmd *cobra.Command, m *postgres.Migrator) error) {
 		var database databaseFlags
 		c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
@@ -25,8 +25,8 @@ func newMigrate() *cobra.Command {
 		}}
 		database.register(c)
 		if use == "up" {
-			database.makesData = true
-			c.Flags().BoolVar(&database.ownRiver, "own-river", false, "the River that is there already is dlqd's own, and no application's")
+			database.createDataDir = true
+			c.Flags().BoolVar(&database.ownRiver, "own-river", false, "the existing River tables belong to dlqd, not to an application")
 		}
 		cmd.AddCommand(c)
 	}
@@ -42,7 +42,7 @@ func newMigrate() *cobra.Command {
 		}
 		return printStatus(cmd, m)
 	})
-	sub("status", "Say where the schema stands", printStatus)
+	sub("status", "Show the schema's version", printStatus)
 	return cmd
 }
 
@@ -69,11 +69,11 @@ func printStatus(cmd *cobra.Command, m *postgres.Migrator) error {
 }
 
 func newPsql() *cobra.Command {
-	database := databaseFlags{besideURL: []string{"postgres-bin"}}
+	database := databaseFlags{allowedWithURL: []string{"postgres-bin"}}
 	cmd := &cobra.Command{
 		Use:                "psql [flags] [psql's arguments]",
 		Short:              "Open psql on the database",
-		Long:               "What is no flag of this command goes to psql; after --, everything does.",
+		Long:               "Arguments that are not flags of this command go to psql. All arguments after -- go to psql.",
 		Example:            "  dlqd psql -c 'SELECT * FROM dlq.backlog'",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -91,7 +91,7 @@ func newPsql() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			url, stop, err := database.reach(cmd.Context(), newLogger(nil))
+			url, stop, err := database.ensureRunning(cmd.Context(), newLogger(nil))
 			if err != nil {
 				return err
 			}
@@ -180,6 +180,6 @@ func newOpenAPI() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON instead of YAML")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON instead of YAML")
 	return cmd
 }

@@ -17,9 +17,9 @@ func newDoctor() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Look for what goes wrong slowly, and say what to do",
-		Long: "Doctor looks at the schema and all that is in it, triggers, partitions, long transactions, replication slots, dead rows, River's state, redeliveries,\n" +
-			"clocks and the policy. It changes nothing, and fails where something is wrong.",
+		Short: "Check the database and the policy for problems, and print what to do about them",
+		Long: "Doctor checks the schema and its objects, triggers, partitions, long transactions, replication slots, dead\n" +
+			"rows, River's state, redeliveries, clocks and the policy. It changes nothing. It fails if it finds a problem.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var findings []doctor.Finding
@@ -31,13 +31,13 @@ func newDoctor() *cobra.Command {
 				return err
 			}
 			findings = append(findings, examinePolicy(source.source()))
-			wrong := 0
+			problems := 0
 			w, row := table(cmd, "\tCHECK\tFOUND")
 			for _, f := range findings {
 				mark := "ok"
 				if !f.OK {
 					mark = "WRONG"
-					wrong++
+					problems++
 				}
 				row(mark, f.Name, f.Detail)
 				if !f.OK {
@@ -49,22 +49,22 @@ func newDoctor() *cobra.Command {
 			} else {
 				err = w.Flush()
 			}
-			if err == nil && wrong > 0 {
-				err = fmt.Errorf("%d of %d checks found something wrong", wrong, len(findings))
+			if err == nil && problems > 0 {
+				err = fmt.Errorf("%d of %d checks found a problem", problems, len(findings))
 			}
 			return err
 		},
 	}
 	database.register(cmd)
 	source.register(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
 func examinePolicy(source policy.Source) doctor.Finding {
-	planner, err := loadRuled(source)
+	planner, err := loadPlanner(source)
 	if err != nil {
-		return doctor.Finding{Name: "policy", Detail: err.Error(), Do: "mend the files; dlqd config check says the same"}
+		return doctor.Finding{Name: "policy", Detail: err.Error(), Do: "correct the policy's files; \"dlqd config check\" checks them"}
 	}
 	return doctor.Finding{Name: "policy", OK: true, Detail: "version " + planner.Policy().Version()}
 }

@@ -26,6 +26,6 @@ func TestDoctor(t *testing.T) {
 	require.Regexp(t, `WRONG +circuit breakers +a person holds open: destination:default`, out)
 	require.Contains(t, out, "do: dlqd breakers reset NAME")
 	require.Regexp(t, `WRONG +policy +.*monitoring.yaml:1: defaults.maxOpen: is of type string; must be integer`, out)
-	require.Contains(t, stderr, "checks found something wrong")
+	require.Contains(t, stderr, "checks found a problem")
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }

@@ -12,40 +12,41 @@ import (
 // A command rejects flags that it does not act on. Otherwise a command that ignores --dry-run or a
 // filter would carry out the action, or apply it to all entries.
 
-// actsOn rejects all flags except names. form describes the form of the command.
-func actsOn(cmd *cobra.Command, form string, names ...string) error {
-	var idle []string
+// allowOnlyFlags rejects all flags except names. condition describes when the other flags have no effect.
+func allowOnlyFlags(cmd *cobra.Command, condition string, names ...string) error {
+	var unused []string
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if !slices.Contains(names, f.Name) {
-			idle = append(idle, "--"+f.Name)
+			unused = append(unused, "--"+f.Name)
 		}
 	})
-	return refuse(form, idle)
+	return unusedFlagsError(condition, unused)
 }
 
-// ignores rejects the named flags. form describes the form of the command.
-func ignores(cmd *cobra.Command, form string, names ...string) error {
-	var idle []string
+// rejectFlags rejects the named flags. condition describes when they have no effect.
+func rejectFlags(cmd *cobra.Command, condition string, names ...string) error {
+	var unused []string
 	for _, name := range names {
 		if cmd.Flags().Changed(name) {
-			idle = append(idle, "--"+name)
+			unused = append(unused, "--"+name)
 		}
 	}
-	return refuse(form, idle)
+	return unusedFlagsError(condition, unused)
 }
 
-func refuse(form string, idle []string) error {
-	if len(idle) == 0 {
+func unusedFlagsError(condition string, unused []string) error {
+	if len(unused) == 0 {
 		return nil
 	}
-	return &usageError{fmt.Errorf("%s %s nothing %s", strings.Join(idle, ", "), map[bool]string{true: "does", false: "do"}[len(idle) == 1], form)}
+	verb := map[bool]string{true: "has", false: "have"}[len(unused) == 1]
+	return &usageError{fmt.Errorf("%s %s no effect %s", strings.Join(unused, ", "), verb, condition)}
 }
 
-// explainGroups makes command groups reject unknown subcommands. By default cobra prints the help
-// and succeeds.
-func explainGroups(cmd *cobra.Command) {
+// rejectUnknownSubcommands makes command groups reject unknown subcommands. By default cobra prints
+// the help and succeeds.
+func rejectUnknownSubcommands(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
-		explainGroups(sub)
+		rejectUnknownSubcommands(sub)
 	}
 	if cmd.Runnable() || !cmd.HasParent() {
 		return
@@ -58,12 +59,13 @@ func explainGroups(cmd *cobra.Command) {
 		for _, sub := range cmd.Commands() {
 			names = append(names, sub.Name())
 		}
-		return &usageError{fmt.Errorf("%s %s: there is no such command (there are: %s)", cmd.CommandPath(), args[0], strings.Join(names, ", "))}
+		return &usageError{fmt.Errorf("%s %s: unknown command (available: %s)",
+			cmd.CommandPath(), args[0], strings.Join(names, ", "))}
 	}
 }
 
-// asList makes cmd without a subcommand run list.
-func asList(cmd, list *cobra.Command, c *client) {
+// addDefaultList adds list to cmd and makes cmd without a subcommand run list.
+func addDefaultList(cmd, list *cobra.Command, c *client) {
 	cmd.RunE = list.RunE
 	c.register(cmd)
 	c.register(list)

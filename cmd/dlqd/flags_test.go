@@ -31,8 +31,8 @@ func eachCommand(cmd *cobra.Command, fn func(*cobra.Command)) {
 	}
 }
 
-// did runs a command and returns its requests to the API, its output and its error.
-func did(t *testing.T, args ...string) (string, error) {
+// runWithFakeAPI runs a command and returns its requests to the API, its output and its error.
+func runWithFakeAPI(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var mu sync.Mutex
 	var seen bytes.Buffer
@@ -57,8 +57,8 @@ func did(t *testing.T, args ...string) (string, error) {
 	return seen.String() + out.String(), err
 }
 
-// other returns a value of a flag that is not its default.
-func other(f *pflag.Flag) string {
+// otherValue returns a value of a flag that is not its default.
+func otherValue(f *pflag.Flag) string {
 	switch {
 	case f.Value.Type() == "bool":
 		return map[string]string{"true": "false", "false": "true"}[f.DefValue]
@@ -74,7 +74,7 @@ func other(f *pflag.Flag) string {
 	return "7"
 }
 
-func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
+func TestFlags_APICommandsUseOrRejectEveryFlag(t *testing.T) {
 	t.Parallel()
 	needs := map[string][]string{
 		"send": {"--kind", "k"}, "automatic on": {"--all"}, "automatic off": {"--all"}, "automatic reset": {"--all"},
@@ -103,29 +103,29 @@ func TestFlags_ofTheAPIsCommandsAreActedOnOrRefused(t *testing.T) {
 			if cmd.Flags().Lookup("all") != nil && cmd.Flags().Lookup("status") != nil && len(form) == 0 {
 				base = append(base, "--status", "dlq_manual")
 			}
-			without, err := did(t, base...)
+			without, err := runWithFakeAPI(t, base...)
 			require.NoError(t, err, base)
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
-				if f.Name == "help" || f.Name == "api-url" || f.Name == "plain-http" /* TestFlags_plainHTTP */ || slices.Contains(base, "--"+f.Name) {
+				if f.Name == "help" || f.Name == "api-url" || f.Name == "plain-http" /* TestFlags_PlainHTTPAllowsUnencryptedTokens */ || slices.Contains(base, "--"+f.Name) {
 					return
 				}
 				tried++
-				with, err := did(t, append(base, "--"+f.Name+"="+other(f))...)
+				with, err := runWithFakeAPI(t, append(base, "--"+f.Name+"="+otherValue(f))...)
 				if err != nil {
 					var usage *usageError
 					require.ErrorAs(t, err, &usage, "%v --%s", base, f.Name)
-					require.NotContains(t, with, "POST /", "%v --%s: it is refused before anything is done", base, f.Name)
+					require.NotContains(t, with, "POST /", "%v --%s: the command called the API before it rejected the flag", base, f.Name)
 					return
 				}
-				require.NotEqual(t, without, with, "%v: --%s changes nothing", base, f.Name)
+				require.NotEqual(t, without, with, "%v: --%s has no effect and is not rejected", base, f.Name)
 			})
 		}
 	})
 	require.Greater(t, tried, 200)
 }
 
-// TestFlags_plainHTTP sends a token over http only to this machine, unless --plain-http is given.
-func TestFlags_plainHTTP(t *testing.T) {
+// TestFlags_PlainHTTPAllowsUnencryptedTokens sends a token over http only to this machine, unless --plain-http is given.
+func TestFlags_PlainHTTPAllowsUnencryptedTokens(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
@@ -138,20 +138,20 @@ func TestFlags_plainHTTP(t *testing.T) {
 		root.SetErr(io.Discard)
 		err := root.ExecuteContext(ctx)
 		require.Error(t, err)
-		require.Equal(t, refused, strings.Contains(err.Error(), "--plain-http sends it all the same"), err)
+		require.Equal(t, refused, strings.Contains(err.Error(), "--plain-http allows it"), err)
 	}
 }
 
-// TestFlags_ofOtherCommandsAreKnown lists the flags of the other commands and the tests that use
+// TestFlags_OtherCommandsHaveKnownFlags lists the flags of the other commands and the tests that use
 // them, so that a new flag cannot be forgotten.
-func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
+func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 	t.Parallel()
 	const (
-		database = "data-dir database-url database-url-file postgres-bin river-schema schema" // TestFlags_ofADatabase
-		policy   = "config-dir destination env"                                               // TestFlags_ofAPolicy, config_test.go
+		database = "data-dir database-url database-url-file postgres-bin river-schema schema" // TestFlags_DatabaseURLExcludesEmbeddedServer
+		policy   = "config-dir destination env"                                               // TestFlags_DestinationsOfPolicyExcludeDestination, config_test.go
 	)
 	known := map[string]string{
-		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit river-ui stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ofServe, main_test.go
+		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit river-ui stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ServeRejectsFlagsWithoutEffect, main_test.go
 		"demo":            "alerts postgres-bin",
 		"receiver":        "listen troubles",
 		"alerts render":   "console-url runbook-url", // alerts_test.go
@@ -199,19 +199,19 @@ func TestFlags_ofOtherCommandsAreKnown(t *testing.T) {
 	})
 }
 
-// refused requires that a command line is rejected.
-func refused(t *testing.T, why string, args ...string) {
+// requireRejected requires that a command line is rejected with a reason.
+func requireRejected(t *testing.T, reason string, args ...string) {
 	t.Helper()
 	root := newRoot(t.Context())
 	root.SetArgs(args)
 	root.SetOut(io.Discard)
 	root.SetErr(io.Discard)
 	err := root.ExecuteContext(t.Context())
-	require.ErrorContains(t, err, why, args)
+	require.ErrorContains(t, err, reason, args)
 	require.Equal(t, exitUsage, exitCode(err), args)
 }
 
-func TestFlags_ofADatabase(t *testing.T) {
+func TestFlags_DatabaseURLExcludesEmbeddedServer(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	url := "--database-url=postgres://127.0.0.1:1/x"
@@ -228,80 +228,80 @@ func TestFlags_ofADatabase(t *testing.T) {
 			args = append(args, "--archive", dir)
 		}
 		if path[0] != "archive" { // restore reads its unit first
-			refused(t, "--data-dir does nothing where --database-url", append(args, "--data-dir", dir)...)
+			requireRejected(t, "--data-dir has no effect if --database-url", append(args, "--data-dir", dir)...)
 			if path[0] != "psql" {
-				refused(t, "--postgres-bin does nothing where --database-url", append(args, "--postgres-bin", dir)...)
+				requireRejected(t, "--postgres-bin has no effect if --database-url", append(args, "--postgres-bin", dir)...)
 			}
 		}
 	})
 	for _, args := range [][]string{{"migrate", "status"}, {"migrate", "down"}, {"doctor"}, {"psql"}, {"capture", "off"}} {
-		refused(t, "no dlqd keeps its data there", append(args, "--database-url=", "--data-dir", dir+"/mistyped")...)
-		require.NoDirExists(t, dir+"/mistyped", "it is not made")
+		requireRejected(t, "there is no database", append(args, "--database-url=", "--data-dir", dir+"/mistyped")...)
+		require.NoDirExists(t, dir+"/mistyped", "the data directory was created")
 	}
-	refused(t, "--data-dir does nothing where --archive", "archive", "list", "--archive", dir, "--data-dir", dir)
+	requireRejected(t, "--data-dir has no effect if --archive", "archive", "list", "--archive", dir, "--data-dir", dir)
 }
 
-func TestFlags_ofServe(t *testing.T) {
+func TestFlags_ServeRejectsFlagsWithoutEffect(t *testing.T) {
 	t.Parallel()
 	url := "--database-url=postgres://127.0.0.1:1/x"
-	refused(t, "--insecure does nothing without --api or --listen", "serve", url, "--dlq-workers", "--insecure")
-	refused(t, "--max-body-bytes does nothing without --api", "serve", url, "--dlq-workers", "--listen", "127.0.0.1:0", "--max-body-bytes", "7")
+	requireRejected(t, "--insecure has no effect without --api or --listen", "serve", url, "--dlq-workers", "--insecure")
+	requireRejected(t, "--max-body-bytes has no effect without --api", "serve", url, "--dlq-workers", "--listen", "127.0.0.1:0", "--max-body-bytes", "7")
 	for _, flag := range []string{"--allowed-host=a", "--allowed-origin=https://a", "--rate-limit=1/s", "--max-requests=7", "--max-connections=7", "--tls-cert=a", "--tls-key=a", "--tls-client-ca=a"} {
 		name, _, _ := strings.Cut(flag, "=")
-		refused(t, name+" does nothing without --api", "serve", url, "--process", flag) // TestDoor_… of internal/server
+		requireRejected(t, name+" has no effect without --api", "serve", url, "--process", flag) // TestDoor_… of internal/server
 	}
-	refused(t, "--tls-cert and --tls-key must be set together", "serve", url, "--tls-cert", "a")
-	refused(t, "--tls-client-ca needs --tls-cert", "serve", url, "--tls-client-ca", "a")
-	refused(t, `--rate-limit "7": must be requests/time`, "serve", url, "--rate-limit", "7")
-	refused(t, `--allowed-host "a:80": must be a host name`, "serve", url, "--allowed-host", "a:80")
-	refused(t, `--allowed-origin "*": must be scheme://host`, "serve", url, "--allowed-origin", "*")
-	refused(t, "--otlp-endpoint: must be the http or https URL of a collector", "serve", url, "--otlp-endpoint", "localhost:4318")
-	refused(t, "--river-ui: must be the http or https URL", "serve", url, "--river-ui", "javascript:alert(1)")
-	refused(t, "--otlp-endpoint: must have no password", "serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
-	refused(t, "--database-url-file does nothing beside --database-url", "serve", url, "--database-url-file", os.Args[0])
-	refused(t, "--poll-interval does nothing without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
-	refused(t, "--poll-only does nothing without --process and --dlq-workers", "serve", url, "--api", "--poll-only")
+	requireRejected(t, "--tls-cert and --tls-key must be set together", "serve", url, "--tls-cert", "a")
+	requireRejected(t, "--tls-client-ca needs --tls-cert", "serve", url, "--tls-client-ca", "a")
+	requireRejected(t, `--rate-limit "7": must be requests/time`, "serve", url, "--rate-limit", "7")
+	requireRejected(t, `--allowed-host "a:80": must be a host name`, "serve", url, "--allowed-host", "a:80")
+	requireRejected(t, `--allowed-origin "*": must be scheme://host`, "serve", url, "--allowed-origin", "*")
+	requireRejected(t, "--otlp-endpoint: must be the http or https URL of a collector", "serve", url, "--otlp-endpoint", "localhost:4318")
+	requireRejected(t, "--river-ui: must be the http or https URL", "serve", url, "--river-ui", "javascript:alert(1)")
+	requireRejected(t, "--otlp-endpoint: must have no password", "serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
+	requireRejected(t, "--database-url-file has no effect with --database-url", "serve", url, "--database-url-file", os.Args[0])
+	requireRejected(t, "--poll-interval has no effect without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
+	requireRejected(t, "--poll-only has no effect without --process and --dlq-workers", "serve", url, "--api", "--poll-only")
 }
 
-func TestFlags_ofAPolicy(t *testing.T) {
+func TestFlags_DestinationsOfPolicyExcludeDestination(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte("queues: {q: {destination: d}}\ndestinations: {d: {url: 'http://127.0.0.1:7/'}}\n"), 0o600))
 	for _, args := range [][]string{{"serve", "--database-url=postgres://127.0.0.1:1/x"}, {"config", "show"}} {
-		refused(t, "--destination does nothing where the policy says", append(args, "--config-dir", dir, "--destination", "http://127.0.0.1:8/")...)
+		requireRejected(t, "--destination has no effect if the policy names its destinations", append(args, "--config-dir", dir, "--destination", "http://127.0.0.1:8/")...)
 	}
 }
 
-// TestFlags_ofOneDeadLetter checks that commands on one dead letter reject flags for many.
-func TestFlags_ofOneDeadLetter(t *testing.T) {
+// TestFlags_SingleEntryCommandsRejectBulkFlags checks that commands on one dead letter reject flags for many.
+func TestFlags_SingleEntryCommandsRejectBulkFlags(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{"discard", "resolve", "park", "unpark", "reopen", "replay"} {
 		for _, flag := range []string{"--all", "--queue=payments", "--id=" + testEntry} {
-			asked, err := did(t, verb, testEntry, flag)
-			require.ErrorContains(t, err, "does nothing with an ID", "%s %s", verb, flag)
-			require.Empty(t, asked)
+			requests, err := runWithFakeAPI(t, verb, testEntry, flag)
+			require.ErrorContains(t, err, "has no effect with an ID", "%s %s", verb, flag)
+			require.Empty(t, requests)
 		}
 	}
 	for _, verb := range []string{"discard", "resolve", "park", "unpark", "reopen"} {
-		asked, err := did(t, verb, testEntry, "--dry-run")
-		require.ErrorContains(t, err, "--dry-run does nothing with an ID")
-		require.Empty(t, asked)
+		requests, err := runWithFakeAPI(t, verb, testEntry, "--dry-run")
+		require.ErrorContains(t, err, "--dry-run has no effect with an ID")
+		require.Empty(t, requests)
 	}
 	for _, flag := range []string{"--to-queue=q", "--rate=5", "--detach", "--newest-first"} {
-		asked, err := did(t, "replay", testEntry, flag)
-		require.ErrorContains(t, err, "does nothing with an ID", flag)
-		require.Empty(t, asked)
+		requests, err := runWithFakeAPI(t, "replay", testEntry, flag)
+		require.ErrorContains(t, err, "has no effect with an ID", flag)
+		require.Empty(t, requests)
 	}
 	for _, flag := range []string{"--patch=[]", "--merge-patch={}"} {
-		asked, err := did(t, "replay", testEntry, "--payload={}", flag)
-		require.ErrorContains(t, err, "does nothing with --payload", flag)
-		require.Empty(t, asked)
+		requests, err := runWithFakeAPI(t, "replay", testEntry, "--payload={}", flag)
+		require.ErrorContains(t, err, "has no effect with --payload", flag)
+		require.Empty(t, requests)
 	}
-	_, err := did(t, "replay", "--all", "--payload={}")
-	require.ErrorContains(t, err, "--payload does nothing without an ID")
+	_, err := runWithFakeAPI(t, "replay", "--all", "--payload={}")
+	require.ErrorContains(t, err, "--payload has no effect without an ID")
 }
 
-func TestCommands_thatDoNotExist(t *testing.T) {
+func TestCommands_UnknownSubcommandFails(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"breakers", "opne", "a"}, {"migrate", "upp"}, {"archive", "lst"}, {"config", "chek"}, {"replays", "pase"}, {"queues", "puse"}, {"capture", "of"}} {
 		root := newRoot(t.Context())
@@ -312,8 +312,8 @@ func TestCommands_thatDoNotExist(t *testing.T) {
 	}
 }
 
-// TestFlags_numbersAsTyped checks that numbers in JSON reach the API as they were typed.
-func TestFlags_numbersAsTyped(t *testing.T) {
+// TestFlags_JSONNumbersKeepTheirDigits checks that numbers in JSON reach the API as they were typed.
+func TestFlags_JSONNumbersKeepTheirDigits(t *testing.T) {
 	t.Parallel()
 	const document = `{"acct":9007199254740993,"sum":0.12345678901234567890123}`
 	for _, args := range [][]string{
@@ -326,14 +326,14 @@ func TestFlags_numbersAsTyped(t *testing.T) {
 		{"replay", testEntry, "--payload", document},
 		{"send", "--kind", "k", document},
 	} {
-		asked, err := did(t, args...)
+		requests, err := runWithFakeAPI(t, args...)
 		require.NoError(t, err, args)
-		require.Contains(t, asked, document, args)
+		require.Contains(t, requests, document, args)
 	}
 	const spaced = `{ "b" : 1.0,"a":"<&>" }` // a delivery sends exactly these bytes
 	for _, args := range [][]string{{"replay", testEntry, "--payload", spaced}, {"send", "--kind", "k", spaced}} {
-		asked, err := did(t, args...)
+		requests, err := runWithFakeAPI(t, args...)
 		require.NoError(t, err, args)
-		require.Contains(t, asked, `"payload":`+spaced+"}", args)
+		require.Contains(t, requests, `"payload":`+spaced+"}", args)
 	}
 }

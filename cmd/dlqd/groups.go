@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -19,14 +18,15 @@ import (
 
 func newGroups() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "groups", Short: "List failure groups: what failed for the same reason; assign one, note something, mute it, mark it as fixed", Args: cobra.NoArgs,
+		Use: "groups", Args: cobra.NoArgs,
+		Short: "List failure groups (dead letters with the same cause); assign, annotate, mute and fix them",
 	}
 	var c client
 	flags := map[string]*string{}
 	var status []string
 	var limit int
 	list := &cobra.Command{
-		Use: "list", Short: "List failure groups, those first that failed last", Args: cobra.NoArgs,
+		Use: "list", Short: "List failure groups, most recent failure first", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			query := url.Values{"limit": {strconv.Itoa(limit)}}
 			if len(status) > 0 {
@@ -53,18 +53,18 @@ func newGroups() *cobra.Command {
 			return err
 		},
 	}
-	asList(cmd, list, &c)
+	addDefaultList(cmd, list, &c)
 	for _, f := range []*cobra.Command{cmd, list} {
-		f.Flags().StringSliceVar(&status, "status", nil, "only these: open, fixed, regressed, muted")
-		f.Flags().IntVar(&limit, "limit", 50, "groups in a page, at most 200")
+		f.Flags().StringSliceVar(&status, "status", nil, "only these statuses: open, fixed, regressed, muted")
+		f.Flags().IntVar(&limit, "limit", 50, "groups per page, at most 200")
 		for _, flag := range []struct{ name, parameter, help string }{
-			{"queue", "queue", "only of this queue"},
-			{"error-class", "errorClass", "only of this class"},
-			{"owner", "owner", "only of this owner; nobody for those that have none"},
-			{"has-open", "hasOpen", "only those with open dead letters (true), or without (false)"},
-			{"order", "order", "those first that failed last (latest), have the most open dead letters (open), or failed most (failures)"},
-			{"over", "over", "how far back the trend reaches, such as 24h or 30d"},
-			{"cursor", "cursor", "where the page before ended"},
+			{"queue", "queue", "only this queue"},
+			{"error-class", "errorClass", "only this error class"},
+			{"owner", "owner", "only this owner; \"nobody\" for groups without an owner"},
+			{"has-open", "hasOpen", "only groups with open dead letters (true) or without (false)"},
+			{"order", "order", "first: the most recent failure (latest), the most open dead letters (open) or the most failures (failures)"},
+			{"over", "over", "period of the trend, such as 24h or 30d"},
+			{"cursor", "cursor", "cursor that the previous page printed"},
 		} {
 			if flags[flag.parameter] == nil {
 				flags[flag.parameter] = new(string)
@@ -73,14 +73,14 @@ func newGroups() *cobra.Command {
 		}
 	}
 	cmd.AddCommand(newShowGroup(), newAssignGroup(), newNoteGroup(), newMuteGroup(),
-		newSetGroup("unmute", "Have people told of a failure group again", func(_ *cobra.Command, in *api.GroupChange, now *group.Group) {
+		newSetGroup("unmute", "Unmute a failure group: send its notifications again", func(_ *cobra.Command, in *api.GroupChange, now *group.Group) {
 			in.Status = group.Open
 			if now.FixedAt != nil {
 				in.Status = group.Fixed
 			}
 		}),
-		newSetGroup("fixed", "Mark a failure group as fixed: it is regressed as soon as it fails again", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Fixed }),
-		newSetGroup("reopen", "Say that a failure group is neither fixed nor muted any more", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Open }))
+		newSetGroup("fixed", "Mark a failure group as fixed; the next failure marks it as regressed", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Fixed }),
+		newSetGroup("reopen", "Set a fixed or muted failure group to open again", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Open }))
 	return cmd
 }
 
@@ -94,8 +94,9 @@ func newShowGroup() *cobra.Command {
 	var c client
 	var over string
 	cmd := &cobra.Command{
-		Use: "show QUEUE GROUP", Short: "Show a failure group, where its dead letters come from, and the last of them",
-		Long: "GROUP is the fingerprint, or the beginning of it: four characters or more that no other group of the queue begins with.", Args: cobra.ExactArgs(2),
+		Use: "show QUEUE GROUP", Short: "Show a failure group, the origins of its dead letters, and the newest of them",
+		Long: "GROUP is the fingerprint, or a prefix of at least four characters that is unique in the queue.",
+		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var g api.GroupDetail
 			if err := c.call(cmd, http.MethodGet, groupPath(args)+"?"+url.Values{"over": {over}}.Encode(), nil, &g); err != nil || c.asJSON {
@@ -105,10 +106,10 @@ func newShowGroup() *cobra.Command {
 				return err
 			}
 			if len(g.Former) > 0 {
-				sayf(cmd.OutOrStdout(), "formerly %s\n", strings.Join(g.Former, ", "))
+				printSafef(cmd.OutOrStdout(), "formerly %s\n", strings.Join(g.Former, ", "))
 			}
 			if g.WorkerLost > 0 {
-				sayf(cmd.OutOrStdout(), "%s\n", workerLost(g.WorkerLost))
+				printSafef(cmd.OutOrStdout(), "%s\n", workerLost(g.WorkerLost))
 			}
 			w, row := table(cmd, "\nBY\tNAME\tENTRIES\tSHARE")
 			for _, s := range g.Shares {
@@ -125,13 +126,13 @@ func newShowGroup() *cobra.Command {
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&over, "over", "24h", "how far back the trend reaches, such as 24h or 30d")
+	cmd.Flags().StringVar(&over, "over", "24h", "period of the trend, such as 24h or 30d")
 	return cmd
 }
 
 // workerLost describes the entries of a group whose worker died repeatedly.
 func workerLost(n int64) string {
-	return fmt.Sprintf("rescued twice or more (rule worker-lost): %d. One of them may be what kills the worker; a replay run sends one at a time", n)
+	return fmt.Sprintf("rescued twice or more (rule worker-lost): %d. One of them may kill the worker; a replay run sends one at a time", n)
 }
 
 func printGroup(cmd *cobra.Command, g *group.Group) error {
@@ -171,9 +172,9 @@ func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.Group
 			in.Actor = actor()
 			var now api.GroupDetail
 			if verb == "unmute" { // the new status depends on the current one
-				asked := c
-				asked.asJSON = false
-				if err := asked.call(cmd, http.MethodGet, groupPath(args), nil, &now); err != nil {
+				plain := c
+				plain.asJSON = false
+				if err := plain.call(cmd, http.MethodGet, groupPath(args), nil, &now); err != nil {
 					return err
 				}
 			}
@@ -182,7 +183,7 @@ func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.Group
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&in.Why, "why", "", "why, for the audit trail")
+	cmd.Flags().StringVar(&in.Why, "why", "", "reason, for the audit trail")
 	return cmd
 }
 
@@ -193,16 +194,21 @@ func (c *client) setGroup(cmd *cobra.Command, args []string, in *api.GroupChange
 		return err
 	}
 	if in.Owner != nil {
-		sayf(cmd.OutOrStdout(), "%d dead letters were given to %s\n", changed.Assigned, cmp.Or(*in.Owner, "nobody"))
-		sayUndo(cmd, changed.Undo)
+		if *in.Owner == "" {
+			printSafef(cmd.OutOrStdout(), "removed the assignee of %d dead letters\n", changed.Assigned)
+		} else {
+			printSafef(cmd.OutOrStdout(), "assigned %d dead letters to %s\n", changed.Assigned, *in.Owner)
+		}
+		printUndo(cmd, changed.Undo)
 	}
 	return printGroup(cmd, &changed.Group)
 }
 
 func newAssignGroup() *cobra.Command {
 	var to string
-	cmd := newSetGroup("assign", "Say who looks after a failure group: its open dead letters, and those that join it, are theirs", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Owner = &to })
-	cmd.Flags().StringVar(&to, "to", "", "who; nobody if absent")
+	const short = "Assign a failure group, with its open and future dead letters, to a user"
+	cmd := newSetGroup("assign", short, func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Owner = &to })
+	cmd.Flags().StringVar(&to, "to", "", "user to assign it to; empty removes the assignment")
 	return cmd
 }
 
@@ -210,14 +216,14 @@ func newNoteGroup() *cobra.Command {
 	var c client
 	var in api.GroupChange
 	cmd := &cobra.Command{
-		Use: "note QUEUE GROUP TEXT", Short: "Say what the next person should know of a failure group", Args: cobra.ExactArgs(3),
+		Use: "note QUEUE GROUP TEXT", Short: "Write a note on a failure group", Args: cobra.ExactArgs(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor, in.Note = actor(), &args[2]
 			return c.setGroup(cmd, args[:2], &in)
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&in.Why, "why", "", "why, for the audit trail")
+	cmd.Flags().StringVar(&in.Why, "why", "", "reason, for the audit trail")
 	return cmd
 }
 
@@ -227,12 +233,12 @@ func newMuteGroup() *cobra.Command {
 	var during, until string
 	var failures int64
 	cmd := &cobra.Command{
-		Use: "mute QUEUE GROUP", Short: "Have nobody told of a failure group, until a time or a number of failures", Args: cobra.ExactArgs(2),
+		Use: "mute QUEUE GROUP", Short: "Mute a failure group: send no notifications until a time or a number of failures", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor, in.Status = actor(), group.Muted
 			switch {
 			case during != "" && until != "":
-				return &usageError{errors.New("--for and --until are the same thing")}
+				return &usageError{errors.New("--for and --until cannot be combined")}
 			case during != "":
 				d, err := policy.ParseDuration(during)
 				if err != nil {
@@ -254,9 +260,9 @@ func newMuteGroup() *cobra.Command {
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&in.Why, "why", "", "why, for the audit trail")
-	cmd.Flags().StringVar(&during, "for", "", "for so long, such as 4h or 7d")
-	cmd.Flags().StringVar(&until, "until", "", "until then (RFC 3339)")
-	cmd.Flags().Int64Var(&failures, "failures", 0, "until so many more failures")
+	cmd.Flags().StringVar(&in.Why, "why", "", "reason, for the audit trail")
+	cmd.Flags().StringVar(&during, "for", "", "how long, such as 4h or 7d")
+	cmd.Flags().StringVar(&until, "until", "", "until this time (RFC 3339)")
+	cmd.Flags().Int64Var(&failures, "failures", 0, "until this many further failures")
 	return cmd
 }

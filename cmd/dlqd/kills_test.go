@@ -114,7 +114,7 @@ func newOrdered(t *testing.T) *ordered {
 	o := &ordered{T: t, url: postgrestest.URL(t), config: dataDir(t)}
 	o.pool = postgrestest.Open(t, o.url)
 	o.ledger.keys, o.ledger.refused = map[string][]arrival{}, map[string]bool{}
-	receiver := answering(t, o.ledger.ServeHTTP)
+	receiver := startReceiver(t, o.ledger.ServeHTTP)
 	for name, content := range map[string]string{
 		"retry-policies.yaml":  fmt.Sprintf("queues: {default: {ordering: true, maxAttempts: 6, backoff: {delay: 10ms}, timeout: 10s}}\ndestinations: {default: {url: %q}}\n", receiver),
 		"circuit-breaker.yaml": "defaults: {enabled: false}\n",
@@ -189,10 +189,10 @@ func (o *ordered) settle(messages int) {
 	}, time.Minute, 50*time.Millisecond)
 }
 
-// TestServe_KilledBetweenAnswerAndCompletion kills a process after the receiver has answered and
+// TestServe_KeepsOrderWhenKilledBeforeCompletion kills a process after the receiver has answered and
 // before River has recorded it: the process waits for the job's row, which the test locks. Messages
 // behind it must not be delivered before it is delivered again.
-func TestServe_KilledBetweenAnswerAndCompletion(t *testing.T) {
+func TestServe_KeepsOrderWhenKilledBeforeCompletion(t *testing.T) {
 	t.Parallel()
 	o := newOrdered(t)
 	arrived, answer := make(chan string, 10), make(chan struct{})
@@ -243,10 +243,10 @@ func cut(d time.Duration, proxies ...*postgrestest.Proxy) {
 	}
 }
 
-// TestServe_OrderThroughKills delivers messages with two processes, one of which is killed. A trial
+// TestServe_KeepsOrderThroughKills delivers messages with two processes, one of which is killed. A trial
 // has 10,000 messages of 200 keys, two kills, a process that is stopped for 40 s, one that is cut
 // off from the database for 40 s, and a database that hangs for 40 s.
-func TestServe_OrderThroughKills(t *testing.T) {
+func TestServe_KeepsOrderThroughKills(t *testing.T) {
 	t.Parallel()
 	o := newOrdered(t)
 	keys, perKey, pause, slowest, few := 20, 20, 20*time.Millisecond, 40, 1

@@ -32,8 +32,8 @@ import (
 )
 
 const (
-	// loginPatience limits the time for a sign-in.
-	loginPatience = 5 * time.Minute
+	// loginTimeout limits the time for a sign-in.
+	loginTimeout = 5 * time.Minute
 	// loginMargin is how long before its expiry an ID token is renewed, so that it does not expire in
 	// transit.
 	loginMargin = 30 * time.Second
@@ -71,7 +71,7 @@ func readLogin(path string) (*login, error) {
 		return nil, err
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s: others than its owner may read it; sign in again (dlqd login), since they may have", path)
+		return nil, fmt.Errorf("%s: other users can read this file, and may have; sign in again with dlqd login", path)
 	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -165,7 +165,7 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 	ctx = oidc.ClientContext(ctx, access.ProviderClient())
 	provider, err := oidc.NewProvider(ctx, l.Issuer)
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("the OpenID Connect provider %s: %w", l.Issuer, err)
+		return nil, nil, nil, fmt.Errorf("OpenID Connect provider %s: %w", l.Issuer, err)
 	}
 	config := &oauth2.Config{ClientID: l.ClientID, Endpoint: provider.Endpoint(), Scopes: l.Scopes}
 	config.Endpoint.AuthStyle = oauth2.AuthStyleInParams // trying both styles would use up the code
@@ -177,19 +177,19 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 		config.ClientSecret = strings.TrimSpace(string(raw))
 		config.Endpoint.AuthStyle = oauth2.AuthStyleAutoDetect
 	}
-	for _, where := range []string{config.Endpoint.AuthURL, config.Endpoint.TokenURL, cmp.Or(config.Endpoint.DeviceAuthURL, l.Issuer)} {
-		if err := access.CheckProviderURL(where); err != nil {
+	for _, endpoint := range []string{config.Endpoint.AuthURL, config.Endpoint.TokenURL, cmp.Or(config.Endpoint.DeviceAuthURL, l.Issuer)} {
+		if err := access.CheckProviderURL(endpoint); err != nil {
 			return nil, nil, nil, err
 		}
 	}
 	return ctx, provider, config, nil
 }
 
-// take verifies the provider's tokens and stores them in l.
-func (l *login) take(ctx context.Context, provider *oidc.Provider, token *oauth2.Token, nonce string) error {
+// storeTokens verifies the provider's tokens and stores them in l.
+func (l *login) storeTokens(ctx context.Context, provider *oidc.Provider, token *oauth2.Token, nonce string) error {
 	raw, _ := token.Extra("id_token").(string)
 	if raw == "" {
-		return errors.New("the OpenID Connect provider gave no ID token; is openid among the scopes?")
+		return errors.New("the OpenID Connect provider returned no ID token; is openid among the scopes?")
 	}
 	id, err := provider.Verifier(&oidc.Config{
 		ClientID: l.ClientID, SupportedSigningAlgs: access.Algorithms(), Now: func() time.Time { return time.Now().Add(-providerSkew) },
@@ -198,10 +198,10 @@ func (l *login) take(ctx context.Context, provider *oidc.Provider, token *oauth2
 		return fmt.Errorf("the OpenID Connect provider's ID token: %w", err)
 	}
 	if nonce != "" && subtle.ConstantTimeCompare([]byte(id.Nonce), []byte(nonce)) != 1 {
-		return errors.New("the OpenID Connect provider's ID token answers another sign-in (nonce)")
+		return errors.New("the OpenID Connect provider's ID token belongs to another sign-in (nonce)")
 	}
 	if l.Subject != "" && id.Subject != l.Subject {
-		return errors.New("the OpenID Connect provider's ID token is somebody else's")
+		return errors.New("the OpenID Connect provider's ID token belongs to another user")
 	}
 	l.Subject, l.IDToken, l.Expiry = id.Subject, raw, id.Expiry
 	l.RefreshToken = cmp.Or(token.RefreshToken, l.RefreshToken)
@@ -210,7 +210,7 @@ func (l *login) take(ctx context.Context, provider *oidc.Provider, token *oauth2
 
 // renew gets a new ID token with the refresh token.
 func (l *login) renew(ctx context.Context) error {
-	ended := fmt.Errorf("your sign-in has ended: dlqd login --api-url %s", l.API)
+	ended := fmt.Errorf("your sign-in has ended; sign in again: dlqd login --api-url %s", l.API)
 	if l.RefreshToken == "" {
 		return ended
 	}
@@ -223,9 +223,9 @@ func (l *login) renew(ctx context.Context) error {
 		return ended
 	}
 	if err != nil {
-		return fmt.Errorf("your sign-in cannot be renewed: %w", err)
+		return fmt.Errorf("renewing your sign-in failed: %w", err)
 	}
-	return l.take(ctx, provider, token, "")
+	return l.storeTokens(ctx, provider, token, "")
 }
 
 func newLogin() *cobra.Command {
@@ -235,14 +235,14 @@ func newLogin() *cobra.Command {
 	l := &login{}
 	cmd := &cobra.Command{
 		Use:   "login",
-		Short: "Sign in by the OpenID Connect provider of a dlqd",
-		Long: "Signs you in by the OpenID Connect provider that the API names (access.yaml: oidc), in a browser on this machine, or with --device on any other.\n" +
-			"What it gets is kept in a file that you alone may read, and used and renewed by commands with the same --api-url, where neither $DLQD_TOKEN nor\n" +
-			"--token-file says otherwise.",
+		Short: "Sign in with the OpenID Connect provider of a dlqd",
+		Long: "Login signs you in with the OpenID Connect provider that the API names (access.yaml: oidc), in a browser on this\n" +
+			"machine or, with --device, on another. It stores the tokens in a file that only you can read. Commands with the\n" +
+			"same --api-url use and renew them, unless $DLQD_TOKEN or --token-file is set.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			l.API = strings.TrimSuffix(c.base, "/")
-			if err := checkPrivate(l.API); err != nil {
+			if err := checkEncrypted(l.API); err != nil {
 				return &usageError{err}
 			}
 			if l.ClientSecretFile != "" {
@@ -255,23 +255,23 @@ func newLogin() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var says api.Login
-			c.nobody = true
-			if err := c.call(cmd, http.MethodGet, "/api/login", nil, &says); err != nil {
+			var provided api.Login
+			c.noToken = true
+			if err := c.call(cmd, http.MethodGet, "/api/login", nil, &provided); err != nil {
 				return err
 			}
-			l.Issuer, l.ClientID, l.Scopes = says.Issuer, says.ClientID, says.Scopes
-			ctx, cancel := context.WithTimeout(cmd.Context(), loginPatience)
+			l.Issuer, l.ClientID, l.Scopes = provided.Issuer, provided.ClientID, provided.Scopes
+			ctx, cancel := context.WithTimeout(cmd.Context(), loginTimeout)
 			defer cancel()
 			ctx, provider, config, err := l.provider(ctx)
 			if err != nil {
 				return err
 			}
-			ask := func() error { return l.inBrowser(ctx, cmd, provider, config, port, noBrowser) }
+			signIn := func() error { return l.inBrowser(ctx, cmd, provider, config, port, noBrowser) }
 			if device {
-				ask = func() error { return l.onDevice(ctx, cmd, provider, config) }
+				signIn = func() error { return l.onDevice(ctx, cmd, provider, config) }
 			}
-			if err := ask(); err != nil {
+			if err := signIn(); err != nil {
 				return err
 			}
 			unlock, err := lockLogin(path)
@@ -284,23 +284,23 @@ func newLogin() *cobra.Command {
 				return err
 			}
 			if os.Getenv("DLQD_TOKEN") != "" || os.Getenv("DLQD_TOKEN_FILE") != "" {
-				sayf(cmd.ErrOrStderr(), "while $DLQD_TOKEN or $DLQD_TOKEN_FILE is set, commands use that\n")
+				printSafef(cmd.ErrOrStderr(), "warning: $DLQD_TOKEN or $DLQD_TOKEN_FILE is set; commands use it instead of this sign-in\n")
 			}
-			c.nobody, c.secret = false, l.IDToken
+			c.noToken, c.secret = false, l.IDToken
 			return whoami(cmd, &c)
 		},
 	}
 	c.registerAddress(cmd)
 	flags := cmd.Flags()
-	flags.BoolVar(&device, "device", false, "sign in with a browser on another machine, by a code")
-	flags.BoolVar(&noBrowser, "no-browser", false, "print the address, and start no browser")
-	flags.IntVar(&port, "port", 0, "where the browser comes back to, on 127.0.0.1; any free one if 0")
-	flags.StringVar(&l.ClientSecretFile, "client-secret-file", "", "file with the client's secret, of providers that give one to programs too")
+	flags.BoolVar(&device, "device", false, "sign in with a code, in a browser on another machine")
+	flags.BoolVar(&noBrowser, "no-browser", false, "print the address without opening a browser")
+	flags.IntVar(&port, "port", 0, "port on 127.0.0.1 to which the browser returns; any free port if 0")
+	flags.StringVar(&l.ClientSecretFile, "client-secret-file", "", "file with the client secret, if the provider requires one")
 	return cmd
 }
 
-// checkPrivate rejects addresses to which credentials would be sent unencrypted over the network.
-func checkPrivate(base string) error {
+// checkEncrypted rejects addresses to which credentials would be sent unencrypted over the network.
+func checkEncrypted(base string) error {
 	u, err := url.Parse(base)
 	if err != nil {
 		return err
@@ -308,7 +308,7 @@ func checkPrivate(base string) error {
 	if u.Scheme == "https" || u.Scheme == "unix" || u.Scheme == "http" && access.IsLoopback(u.Hostname()) {
 		return nil
 	}
-	return fmt.Errorf("--api-url %s: others on the way could read who you are, and be you; use https, or a tunnel to 127.0.0.1", u.Redacted())
+	return fmt.Errorf("--api-url %s: credentials would be sent unencrypted; use https, or a tunnel to 127.0.0.1", u.Redacted())
 }
 
 // inBrowser signs the user in with a browser, which returns to this machine with a code.
@@ -319,7 +319,7 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 	}
 	config.RedirectURL = "http://" + listener.Addr().String() + "/callback"
 	state, nonce, verifier := rand.Text(), rand.Text(), oauth2.GenerateVerifier()
-	came := make(chan url.Values, 1)
+	callbacks := make(chan url.Values, 1)
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -330,12 +330,12 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 		// cannot end the sign-in.
 		if r.Method != http.MethodGet || r.URL.Path != "/callback" || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(state)) != 1 {
 			w.WriteHeader(http.StatusBadRequest)
-			_, _ = io.WriteString(w, "This is no answer to the sign-in that waits here.\n")
+			_, _ = io.WriteString(w, "This request does not belong to the pending sign-in.\n")
 			return
 		}
-		_, _ = io.WriteString(w, "dlqd has the answer; see your terminal. This page can be closed.\n")
+		_, _ = io.WriteString(w, "Sign-in received. Return to your terminal; you can close this page.\n")
 		select {
-		case came <- query:
+		case callbacks <- query:
 		default: // only the first answer counts
 		}
 	})}
@@ -348,27 +348,27 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 		}
 	}()
 	address := config.AuthCodeURL(state, oidc.Nonce(nonce), oauth2.S256ChallengeOption(verifier))
-	sayf(cmd.ErrOrStderr(), "Sign in at %s:\n%s\n", l.Issuer, address)
+	printSafef(cmd.ErrOrStderr(), "Sign in at %s:\n%s\n", l.Issuer, address)
 	if !noBrowser {
 		openBrowser(ctx, address)
 	}
 	var query url.Values
 	select {
-	case query = <-came:
+	case query = <-callbacks:
 	case <-ctx.Done():
-		return errors.New("nobody signed in")
+		return errors.New("the sign-in timed out or was interrupted")
 	}
 	if failed := query.Get("error"); failed != "" {
-		return fmt.Errorf("the OpenID Connect provider refuses: %s %s", printable(failed), printable(query.Get("error_description")))
+		return fmt.Errorf("the OpenID Connect provider refused the sign-in: %s %s", printable(failed), printable(query.Get("error_description")))
 	}
 	if iss := query.Get("iss"); iss != "" && iss != l.Issuer { // RFC 9207
-		return errors.New("another OpenID Connect provider answers than was asked")
+		return errors.New("the answer comes from another OpenID Connect provider")
 	}
 	token, err := config.Exchange(ctx, query.Get("code"), oauth2.VerifierOption(verifier))
 	if err != nil {
 		return err
 	}
-	return l.take(ctx, provider, token, nonce)
+	return l.storeTokens(ctx, provider, token, nonce)
 }
 
 // openBrowser opens an address if there is a desktop. The caller prints the address as well.
@@ -384,25 +384,25 @@ func openBrowser(ctx context.Context, address string) {
 // onDevice signs the user in on another device with a code (RFC 8628).
 func (l *login) onDevice(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config) error {
 	if config.Endpoint.DeviceAuthURL == "" {
-		return errors.New("this OpenID Connect provider has no --device sign-in")
+		return errors.New("this OpenID Connect provider does not support --device")
 	}
-	asked, err := config.DeviceAuth(ctx)
+	device, err := config.DeviceAuth(ctx)
 	if err != nil {
 		return err
 	}
-	sayf(cmd.ErrOrStderr(), "Sign in at %s with the code %s\n", cmp.Or(asked.VerificationURIComplete, asked.VerificationURI), asked.UserCode)
-	token, err := config.DeviceAccessToken(ctx, asked)
+	printSafef(cmd.ErrOrStderr(), "Sign in at %s with the code %s\n", cmp.Or(device.VerificationURIComplete, device.VerificationURI), device.UserCode)
+	token, err := config.DeviceAccessToken(ctx, device)
 	if err != nil {
 		return err
 	}
-	return l.take(ctx, provider, token, "")
+	return l.storeTokens(ctx, provider, token, "")
 }
 
 func newLogout() *cobra.Command {
 	var c client
 	cmd := &cobra.Command{
 		Use:   "logout",
-		Short: "Forget what dlqd login got, and have the provider forget it too",
+		Short: "Sign out: delete the stored tokens and revoke them at the provider",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, err := loginPath(c.base)
@@ -416,7 +416,7 @@ func newLogout() *cobra.Command {
 			defer unlock()
 			l, err := readLogin(path)
 			if errors.Is(err, fs.ErrNotExist) {
-				sayf(cmd.OutOrStdout(), "nobody is signed in at %s\n", c.base)
+				printSafef(cmd.OutOrStdout(), "not signed in at %s\n", c.base)
 				return nil
 			}
 			// Remove the file even if it is not readable as a login. Keep the lock file: another process may be
@@ -428,9 +428,10 @@ func newLogout() *cobra.Command {
 				err = l.revoke(cmd.Context())
 			}
 			if err != nil {
-				sayf(cmd.ErrOrStderr(), "the provider was not told, and may renew this sign-in to whoever has a copy of it: %s\n", err.Error())
+				printSafef(cmd.ErrOrStderr(), "warning: revoking the sign-in at the provider failed; a copy of its tokens can still renew it: %s\n",
+					err.Error())
 			}
-			sayf(cmd.OutOrStdout(), "signed out at %s\n", c.base)
+			printSafef(cmd.OutOrStdout(), "signed out at %s\n", c.base)
 			return nil
 		},
 	}
@@ -447,23 +448,23 @@ func (l *login) revoke(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var says struct {
+	var metadata struct {
 		Revocation string `json:"revocation_endpoint"`
 	}
-	if err := provider.Claims(&says); err != nil {
+	if err := provider.Claims(&metadata); err != nil {
 		return err
 	}
-	if says.Revocation == "" {
-		return errors.New("it has no way to revoke")
+	if metadata.Revocation == "" {
+		return errors.New("the provider has no revocation endpoint")
 	}
-	if err := access.CheckProviderURL(says.Revocation); err != nil {
+	if err := access.CheckProviderURL(metadata.Revocation); err != nil {
 		return err
 	}
 	form := url.Values{"token": {l.RefreshToken}, "token_type_hint": {"refresh_token"}, "client_id": {l.ClientID}}
 	if config.ClientSecret != "" {
 		form.Set("client_secret", config.ClientSecret)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, says.Revocation, strings.NewReader(form.Encode()))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, metadata.Revocation, strings.NewReader(form.Encode()))
 	if err != nil {
 		return err
 	}
@@ -474,7 +475,7 @@ func (l *login) revoke(ctx context.Context) error {
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("it answered %s", response.Status)
+		return fmt.Errorf("the provider answered %s", response.Status)
 	}
 	return nil
 }
@@ -483,7 +484,7 @@ func newWhoami() *cobra.Command {
 	var c client
 	cmd := &cobra.Command{
 		Use:   "whoami",
-		Short: "Say as whom the API knows you, and what you may do",
+		Short: "Show your identity at the API, and your grants",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return whoami(cmd, &c) },
 	}
@@ -497,15 +498,15 @@ func whoami(cmd *cobra.Command, c *client) error {
 		return err
 	}
 	if caller.Via == "" {
-		sayf(cmd.OutOrStdout(), "nobody is asked who they are; everybody may do everything\n")
+		printSafef(cmd.OutOrStdout(), "authentication is off: every caller may do everything\n")
 		return nil
 	}
-	sayf(cmd.OutOrStdout(), "%s (by %s)\n", caller.Name, caller.Via)
+	printSafef(cmd.OutOrStdout(), "%s (by %s)\n", caller.Name, caller.Via)
 	if len(caller.Grants) == 0 {
-		sayf(cmd.OutOrStdout(), "may do nothing: no grant of access.yaml names you\n")
+		printSafef(cmd.OutOrStdout(), "no permissions: no grant of access.yaml applies to you\n")
 	}
 	for _, g := range caller.Grants {
-		sayf(cmd.OutOrStdout(), "%s %s\n", g.Role, where(&access.Token{Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources}))
+		printSafef(cmd.OutOrStdout(), "%s %s\n", g.Role, scopeText(&access.Token{Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources}))
 	}
 	return nil
 }

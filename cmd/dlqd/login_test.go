@@ -125,11 +125,11 @@ func TestLogin(t *testing.T) {
 	s := serveOIDC(t, issuer.URL)
 	kim := newPerson(t, s.api)
 	require.Contains(t, kim.fails("whoami"), "authentication required")
-	require.Contains(t, kim.ok("logout"), "nobody is signed in")
+	require.Contains(t, kim.ok("logout"), "not signed in")
 
 	out, failed := kim.login(func(address string) {
 		require.Contains(t, address, "code_challenge_method=S256")
-		require.Contains(t, kim.get(address), "see your terminal")
+		require.Contains(t, kim.get(address), "Return to your terminal")
 	})
 	require.False(t, failed, out)
 	require.Contains(t, out, "kim@example.com (by oidc)\nreader everywhere\noperator queue payments*\n")
@@ -138,7 +138,7 @@ func TestLogin(t *testing.T) {
 	require.Equal(t, os.FileMode(0o600), info.Mode().Perm())
 	require.Contains(t, kim.ok("list"), "STATUS")
 	require.Contains(t, kim.ok("whoami"), "kim@example.com (by oidc)")
-	require.Contains(t, newPerson(t, s.api).fails("list"), "authentication required", "others did not sign in")
+	require.Contains(t, newPerson(t, s.api).fails("list"), "authentication required", "another user is signed in")
 
 	// The login is for this API only.
 	elsewhere := *kim
@@ -147,16 +147,16 @@ func TestLogin(t *testing.T) {
 
 	// A file that others can read is rejected.
 	require.NoError(t, os.Chmod(kim.file(), 0o640))
-	require.Contains(t, kim.fails("list"), "others than its owner may read it")
+	require.Contains(t, kim.fails("list"), "other users can read this file")
 
 	require.Equal(t, 1, issuer.Sessions())
 	require.Contains(t, kim.ok("logout"), "signed out")
 	require.Empty(t, kim.file())
 	require.Contains(t, kim.fails("list"), "authentication required")
-	require.NotContains(t, s.log.String(), "eyJ", "no token is in the log")
+	require.NotContains(t, s.log.String(), "eyJ", "the log has a token")
 }
 
-func TestLogin_renews(t *testing.T) {
+func TestLogin_RenewsTokens(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := serveOIDC(t, issuer.URL)
@@ -192,14 +192,14 @@ func TestLogin_renews(t *testing.T) {
 	}, time.Minute, 100*time.Millisecond)
 
 	require.Contains(t, kim.ok("logout"), "signed out")
-	require.Zero(t, issuer.Sessions(), "the provider knows, and renews it no more")
+	require.Zero(t, issuer.Sessions(), "the session is revoked at the provider")
 
 	out, failed = kim.login(func(address string) { kim.get(address) })
 	require.False(t, failed, out)
 	issuer.EndSessions()
 	issuer.SetLifetime(-time.Hour)
 	require.NoError(t, os.WriteFile(kim.file(), expired(t, kim.file()), 0o600))
-	require.Contains(t, kim.fails("whoami"), "your sign-in has ended: dlqd login --api-url "+s.api)
+	require.Contains(t, kim.fails("whoami"), "your sign-in has ended; sign in again: dlqd login --api-url "+s.api)
 }
 
 // expired returns the content of a login file with an expired ID token.
@@ -210,7 +210,7 @@ func expired(t *testing.T, file string) []byte {
 	return regexp.MustCompile(`"expiry": "\d+`).ReplaceAll(raw, []byte(`"expiry": "2001`))
 }
 
-func TestLogin_device(t *testing.T) {
+func TestLogin_DeviceCode(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	kim := newPerson(t, serveOIDC(t, issuer.URL).api)
@@ -219,8 +219,8 @@ func TestLogin_device(t *testing.T) {
 	require.Contains(t, out, "kim@example.com (by oidc)")
 }
 
-// TestLogin_refused rejects answers to this machine that do not belong to the sign-in.
-func TestLogin_refused(t *testing.T) {
+// TestLogin_RejectsForeignAnswers rejects answers to this machine that do not belong to the sign-in.
+func TestLogin_RejectsForeignAnswers(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := serveOIDC(t, issuer.URL)
@@ -236,33 +236,33 @@ func TestLogin_refused(t *testing.T) {
 	state := regexp.MustCompile(`state=[^&]*`)
 	out, failed := kim.login(func(address string) {
 		at := back(address)
-		require.Contains(t, kim.get(state.ReplaceAllString(at, "state=another")), "no answer to the sign-in")
-		require.Contains(t, kim.get(state.ReplaceAllString(at, "")), "no answer to the sign-in")
-		require.Contains(t, kim.get(strings.Replace(at, "/callback", "/", 1)), "no answer to the sign-in")
+		require.Contains(t, kim.get(state.ReplaceAllString(at, "state=another")), "does not belong to the pending sign-in")
+		require.Contains(t, kim.get(state.ReplaceAllString(at, "")), "does not belong to the pending sign-in")
+		require.Contains(t, kim.get(strings.Replace(at, "/callback", "/", 1)), "does not belong to the pending sign-in")
 		kim.get(at)
 	})
-	require.False(t, failed, "others who come by do not end it: %s", out)
+	require.False(t, failed, "foreign requests ended the sign-in: %s", out)
 	kim.ok("logout")
 
-	for says, change := range map[string]func(at string) string{
+	for want, change := range map[string]func(at string) string{
 		"invalid_grant": func(at string) string { return regexp.MustCompile(`code=[^&]*`).ReplaceAllString(at, "code=another") },
-		"another OpenID Connect provider answers": func(at string) string {
+		"the answer comes from another OpenID Connect provider": func(at string) string {
 			return regexp.MustCompile(`iss=[^&]*`).ReplaceAllString(at, "iss=https%3A%2F%2Fanother.example")
 		},
-		"the OpenID Connect provider refuses: access_denied no [31m": func(at string) string {
+		"the OpenID Connect provider refused the sign-in: access_denied no [31m": func(at string) string {
 			return regexp.MustCompile(`code=[^&]*`).ReplaceAllString(at, "error=access_denied&error_description=no%1b%20[31m")
 		},
 	} {
 		out, failed := kim.login(func(address string) { kim.get(change(back(address))) })
 		require.True(t, failed)
-		require.Contains(t, strings.ReplaceAll(out, "  ", " "), says)
+		require.Contains(t, strings.ReplaceAll(out, "  ", " "), want)
 		require.Empty(t, kim.file())
 	}
 
 	issuer.Nonce("another")
 	out, failed = kim.login(func(address string) { kim.get(address) })
 	require.True(t, failed)
-	require.Contains(t, out, "answers another sign-in (nonce)")
+	require.Contains(t, out, "belongs to another sign-in (nonce)")
 	require.Empty(t, kim.file())
 
 	// A stolen code is useless without the verifier (PKCE).
@@ -279,8 +279,8 @@ func TestLogin_refused(t *testing.T) {
 	require.Contains(t, kim.fails("login"), "sign-in with an OpenID Connect provider is off")
 }
 
-// TestLogin_providerDown checks that a provider that is down affects only its own users.
-func TestLogin_providerDown(t *testing.T) {
+// TestLogin_ProviderDown checks that a provider that is down affects only its own users.
+func TestLogin_ProviderDown(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	issuer.Down(true)
@@ -317,15 +317,15 @@ func TestLogin_providerDown(t *testing.T) {
 		require.NoError(t, err)
 		return response.StatusCode, string(raw)
 	}
-	status, says := health()
-	require.Equal(t, http.StatusOK, status, "dlqd itself is healthy: %s", says)
-	require.Contains(t, says, "the OpenID Connect provider has not answered since ")
+	status, body := health()
+	require.Equal(t, http.StatusOK, status, "dlqd itself is healthy: %s", body)
+	require.Contains(t, body, "the OpenID Connect provider has not answered since ")
 	out, failed := kim.login(func(string) {})
 	require.True(t, failed)
 	require.Contains(t, out, "502")
 	issuer.Down(false)
 	require.Eventually(t, func() bool {
-		_, says := health()
-		return !strings.Contains(says, "has not answered")
+		_, body := health()
+		return !strings.Contains(body, "has not answered")
 	}, time.Minute, 100*time.Millisecond)
 }

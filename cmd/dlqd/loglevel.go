@@ -11,7 +11,9 @@ import (
 func newLogLevel() *cobra.Command {
 	var c client
 	cmd := &cobra.Command{
-		Use: "log-level [debug|info|warn|error]", Short: "Show or change what the dlqd that answers logs, until it stops", Args: cobra.MaximumNArgs(1),
+		Use:   "log-level [debug|info|warn|error]",
+		Short: "Show or change the log level of the dlqd process that answers, until that process stops",
+		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			method, change := http.MethodGet, any(nil)
 			if len(args) == 1 {
@@ -21,7 +23,7 @@ func newLogLevel() *cobra.Command {
 			if err := c.call(cmd, method, "/api/log-level", change, &now); err != nil || c.asJSON {
 				return err
 			}
-			sayf(cmd.OutOrStdout(), "%s\n", now.Level)
+			printSafef(cmd.OutOrStdout(), "%s\n", now.Level)
 			return nil
 		},
 	}

@@ -33,7 +33,7 @@ const (
 	exitHeld     = 4 // another dlqd holds the data directory
 	exitStopped  = 5 // stopped before running jobs had finished; they run again
 	exitNoServer = 6 // no Postgres is installed
-	exitAsked    = 7 // approval is needed and was requested
+	exitApproval = 7 // approval is needed and was requested
 )
 
 // hardStopLimit is how long the process may run on after the second signal.
@@ -54,17 +54,17 @@ func main() {
 	if _, ok := errors.AsType[*usageError](err); ok {
 		err = &usageError{errors.New(redact.Text(err.Error()))} // the message may quote the command line
 	}
-	sayf(os.Stderr, "dlqd: %s\n", err)
+	printSafef(os.Stderr, "dlqd: %s\n", err)
 	os.Exit(exitCode(err))
 }
 
 func exitCode(err error) int {
 	var held *postgres.HeldError
 	var usage *usageError
-	var asked *askedError
+	var requested *approvalRequestedError
 	switch {
-	case errors.As(err, &asked):
-		return exitAsked
+	case errors.As(err, &requested):
+		return exitApproval
 	case errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, postgres.ErrSchemaOld):
@@ -109,10 +109,10 @@ func newRoot(hard context.Context) *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.AddGroup(
-		&cobra.Group{ID: "run", Title: "Run it:"},
-		&cobra.Group{ID: "use", Title: "Use it (talks to the API of a dlqd that serves):"},
-		&cobra.Group{ID: "policy", Title: "Its policy, and its alerts:"},
-		&cobra.Group{ID: "database", Title: "Its database:"},
+		&cobra.Group{ID: "run", Title: "Run dlqd:"},
+		&cobra.Group{ID: "use", Title: "Use a running dlqd, through its API:"},
+		&cobra.Group{ID: "policy", Title: "Policy and alerts:"},
+		&cobra.Group{ID: "database", Title: "Database:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, c := range commands {
@@ -121,14 +121,14 @@ func newRoot(hard context.Context) *cobra.Command {
 		}
 	}
 	add("run", newServe(hard), newDemo(hard), newReceiver())
-	add("use", newSend(), newList(), newShow(), newReplay(), newReplays(), newMove("discard", "Archive a dead letter whose work is not wanted any more"),
-		newMove("resolve", "Close a parked dead letter whose work was done outside dlqd"), newMove("park", "Take a pending dead letter out of the automatic path"),
-		newMove("unpark", "Return a parked dead letter to the automatic path"),
-		newMove("reopen", "Put a closed dead letter in front of a person again"), newGroups(), newViews(), newReclassify(), newAutomatic(), newRestored(), newBreakers(), newQueues(), newStats(), newLogLevel(), newUndo(), newOperation(), newAudit(), newErase(), newErasures(), newApprovals(), newSessions(), newLogin(), newLogout(), newWhoami())
+	add("use", newSend(), newList(), newShow(), newReplay(), newReplays(), newMove("discard", "Archive a dead letter that is not wanted"),
+		newMove("resolve", "Close a parked dead letter as done outside dlqd"), newMove("park", "Move a pending dead letter to manual handling"),
+		newMove("unpark", "Return a parked dead letter to automatic handling"),
+		newMove("reopen", "Return a closed dead letter to manual handling"), newGroups(), newViews(), newReclassify(), newAutomatic(), newRestored(), newBreakers(), newQueues(), newStats(), newLogLevel(), newUndo(), newOperation(), newAudit(), newErase(), newErasures(), newApprovals(), newSessions(), newLogin(), newLogout(), newWhoami())
 	add("use", newBulks()...)
 	add("policy", newConfig(), newAlerts())
 	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(), newDoctor(), newPsql(), newOpenAPI())
-	explainGroups(root)
+	rejectUnknownSubcommands(root)
 	return root
 }
 
@@ -138,23 +138,24 @@ type databaseFlags struct {
 	url, dataDir, postgresBin string
 	schemas                   postgres.Schemas
 	ownRiver                  bool
-	makesData                 bool     // create a missing data directory
-	besideURL                 []string // flags of the embedded server that a URL does not exclude
+	createDataDir             bool     // create a missing data directory
+	allowedWithURL            []string // flags of the embedded server that a URL does not exclude
 }
 
 func (f *databaseFlags) register(cmd *cobra.Command) {
 	f.registerURL(cmd)
 	f.registerDataDir(cmd)
-	cmd.Flags().StringVar(&f.postgresBin, "postgres-bin", "", "directory of the Postgres programs for the embedded one; looked for if empty")
+	cmd.Flags().StringVar(&f.postgresBin, "postgres-bin", "", "directory of the Postgres programs for the embedded server; searched for if empty")
 	f.registerSchemas(cmd)
 }
 
 func (f *databaseFlags) registerURL(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.url, "database-url", cmp.Or(os.Getenv("DLQD_DATABASE_URL"), os.Getenv("DATABASE_URL")),
-		"Postgres to use; without one an embedded one is started. Everybody on this machine sees a password in it, but not in $DLQD_DATABASE_URL, a --database-url-file, $PGPASSWORD or ~/.pgpass")
+		"URL of the Postgres database; if empty, dlqd starts an embedded server. Other users of this machine can read a "+
+			"password in this flag, but not in $DLQD_DATABASE_URL, --database-url-file, $PGPASSWORD or ~/.pgpass")
 	flags.Lookup("database-url").DefValue = "$DLQD_DATABASE_URL or $DATABASE_URL" // help must not print a password
-	flags.Func("database-url-file", "file with the URL of the Postgres to use", func(path string) error {
+	flags.Func("database-url-file", "file with the URL of the Postgres database", func(path string) error {
 		raw, err := os.ReadFile(path)
 		if err != nil {
 			return err
@@ -176,7 +177,7 @@ func (f *databaseFlags) registerDataDir(cmd *cobra.Command) {
 	if err != nil {
 		dataDir = ""
 	}
-	cmd.Flags().StringVar(&f.dataDir, "data-dir", dataDir, "where the embedded Postgres keeps its data")
+	cmd.Flags().StringVar(&f.dataDir, "data-dir", dataDir, "data directory of the embedded Postgres")
 }
 
 // withMigrator runs fn on the database that the flags name. It starts the embedded server if no
@@ -186,7 +187,7 @@ func (f *databaseFlags) withMigrator(cmd *cobra.Command, fn func(*postgres.Migra
 		return err
 	}
 	ctx, logger := cmd.Context(), newLogger(slog.LevelWarn)
-	url, stop, err := f.reach(ctx, logger)
+	url, stop, err := f.ensureRunning(ctx, logger)
 	if err != nil {
 		return err
 	}
@@ -210,31 +211,35 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 		return nil
 	}
 	if cmd.Flags().Changed("database-url") {
-		if err := ignores(cmd, "beside --database-url", "database-url-file"); err != nil {
+		if err := rejectFlags(cmd, "with --database-url", "database-url-file"); err != nil {
 			return err
 		}
 		if _, password, err := postgres.ForPsql(f.url); err != nil || password != "" {
-			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: everybody on this machine can read the password of --database-url (ps shows it); DLQD_DATABASE_URL and --database-url-file keep it")
+			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: other users of this machine can read the password in --database-url "+
+				"(ps shows it); use DLQD_DATABASE_URL or --database-url-file instead")
 		}
 	}
 	for _, name := range []string{"data-dir", "postgres-bin"} {
-		if slices.Contains(f.besideURL, name) {
+		if slices.Contains(f.allowedWithURL, name) {
 			continue
 		}
-		if err := ignores(cmd, "where --database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) names the database", name); err != nil {
+		const condition = "if --database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) names the database"
+		if err := rejectFlags(cmd, condition, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// reach returns the database's URL, and a function that stops the server if reach has started it.
-func (f *databaseFlags) reach(ctx context.Context, logger *slog.Logger) (url string, stop func() error, err error) {
+// ensureRunning returns the database's URL, and a function that stops the server if ensureRunning has
+// started it.
+func (f *databaseFlags) ensureRunning(ctx context.Context, logger *slog.Logger) (url string, stop func() error, err error) {
 	if f.url != "" {
 		return f.url, func() error { return nil }, nil
 	}
-	if _, err := os.Stat(filepath.Join(f.dataDir, "pgdata")); errors.Is(err, fs.ErrNotExist) && !f.makesData {
-		return "", nil, &usageError{fmt.Errorf("--data-dir %s: no dlqd keeps its data there; \"dlqd serve\" or \"dlqd migrate up\" makes it", f.dataDir)}
+	if _, err := os.Stat(filepath.Join(f.dataDir, "pgdata")); errors.Is(err, fs.ErrNotExist) && !f.createDataDir {
+		return "", nil, &usageError{fmt.Errorf(
+			"--data-dir %s: there is no database; \"dlqd serve\" or \"dlqd migrate up\" creates one", f.dataDir)}
 	}
 	embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: f.dataDir, BinDir: f.postgresBin, Logger: logger})
 	if _, ok := errors.AsType[*postgres.HeldError](err); ok { // a running dlqd has started it: use that one

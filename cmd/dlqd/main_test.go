@@ -156,16 +156,16 @@ func embedded(t *testing.T, dir string) []string {
 	return []string{"--data-dir", dir, "--postgres-bin", os.Getenv("DLQD_TEST_POSTGRES_BIN")}
 }
 
-func answering(t *testing.T, handler http.HandlerFunc) string {
+func startReceiver(t *testing.T, handler http.HandlerFunc) string {
 	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	return server.URL
 }
 
-func TestCommands_overTheAPI(t *testing.T) {
+func TestCommands_CallAPI(t *testing.T) {
 	t.Parallel()
-	receiver := answering(t, func(w http.ResponseWriter, r *http.Request) {
+	receiver := startReceiver(t, func(w http.ResponseWriter, r *http.Request) {
 		if body, _ := io.ReadAll(r.Body); !bytes.Contains(body, []byte("mended")) {
 			w.WriteHeader(http.StatusUnprocessableEntity)
 		}
@@ -179,7 +179,7 @@ func TestCommands_overTheAPI(t *testing.T) {
 		out := ok(t, with("send", "--kind", "payment.captured", "--message-id", fmt.Sprintf("m%d", i), "--source", "shop\x1b[31m", "--tag", "abc", `{"amount": 1}`)...)
 		require.Contains(t, out, fmt.Sprintf("message m%d is accepted, as job ", i))
 	}
-	require.Contains(t, ok(t, with("send", "--kind", "payment.captured", "--message-id", "m0", "--source", "shop\x1b[31m", "--tag", "abc", `{"amount": 1}`)...), "known already")
+	require.Contains(t, ok(t, with("send", "--kind", "payment.captured", "--message-id", "m0", "--source", "shop\x1b[31m", "--tag", "abc", `{"amount": 1}`)...), "a duplicate")
 	require.Eventually(t, func() bool {
 		var page struct {
 			Entries []struct{ ID string }
@@ -198,7 +198,7 @@ func TestCommands_overTheAPI(t *testing.T) {
 	require.NotContains(t, list, ids[3])
 	show := ok(t, with("show", ids[0])...)
 	require.Contains(t, show, "class validation (rule http-status) needs a person")
-	require.NotContains(t, show, "\x1b", "what strangers wrote does not steer the terminal")
+	require.NotContains(t, show, "\x1b", "untrusted text has no control characters")
 
 	require.Contains(t, ok(t, with("replay", ids[0], "--payload", `{"amount": "mended"}`, "--note", "mended")...), "dlq_processing, with job ")
 	require.Contains(t, ok(t, with("discard", ids[1], "--note", "not wanted")...), "dlq_archived")
@@ -217,7 +217,7 @@ func TestCommands_overTheAPI(t *testing.T) {
 	require.Contains(t, s.log.String(), "clean=true")
 }
 
-func TestServe_exitCodes(t *testing.T) {
+func TestServe_ExitCodes(t *testing.T) {
 	t.Parallel()
 	_, stderr, code := run(t, "serve", "--no-such-flag")
 	require.Equal(t, 2, code, stderr)
@@ -238,12 +238,12 @@ func TestServe_exitCodes(t *testing.T) {
 	require.Contains(t, help, "DATABASE_URL")
 }
 
-// TestServe_secondSignalStopsAtOnce checks that a second signal does not wait for a receiver that
+// TestServe_SecondSignalStopsImmediately checks that a second signal does not wait for a receiver that
 // hangs, and that the interrupted job runs again.
-func TestServe_secondSignalStopsAtOnce(t *testing.T) {
+func TestServe_SecondSignalStopsImmediately(t *testing.T) {
 	t.Parallel()
 	arrived := make(chan struct{}, 10)
-	receiver := answering(t, func(_ http.ResponseWriter, r *http.Request) {
+	receiver := startReceiver(t, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		arrived <- struct{}{}
 		<-r.Context().Done()
@@ -266,7 +266,7 @@ func TestServe_secondSignalStopsAtOnce(t *testing.T) {
 	require.NoError(t, s.cmd.Process.Kill())
 }
 
-func TestServe_embedded(t *testing.T) {
+func TestServe_EmbeddedPostgres(t *testing.T) {
 	t.Parallel()
 	parent := dataDir(t)
 	require.NoError(t, os.Chmod(parent, 0o755)) // the server runs as another user
@@ -283,12 +283,12 @@ func TestServe_embedded(t *testing.T) {
 	require.Equal(t, "0\n", ok(t, psql...))
 	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date")
 	require.Zero(t, s.stop(syscall.SIGINT), s.log.String())
-	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date", "it starts the server itself")
+	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date", "migrate status starts the server")
 }
 
-// TestPsql_command checks the arguments of psql, which other users of the machine can read: the
+// TestPsql_HidesPassword checks the arguments of psql, which other users of the machine can read: the
 // password is not among them.
-func TestPsql_command(t *testing.T) {
+func TestPsql_HidesPassword(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(bin, "psql"), []byte("#!/bin/sh\nprintf '%s\\n' \"$@\"; echo \"password $PGPASSWORD\"\n"), 0o700))
@@ -304,10 +304,10 @@ func TestPsql_command(t *testing.T) {
 	require.Equal(t, to+"-c\nSELECT 1\n-At\npassword hunter2\n", psql("-c", "SELECT 1", "--schema", "dlq", "-At", "--river-schema=public"))
 	require.Equal(t, to+"-c\n--schema\n-f\n--\npassword hunter2\n", psql("--", "-c", "--schema", "-f", "--"))
 	require.Equal(t, to+"-c\n--schema\npassword hunter2\n", psql("-c", "--schema"))
-	require.Contains(t, psql("--help"), "What is no flag of this command goes to psql")
+	require.Contains(t, psql("--help"), "Arguments that are not flags of this command go to psql")
 }
 
-func TestServe_asANormalUser(t *testing.T) {
+func TestMigrate_UnprivilegedUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		return // all other tests already run as a normal user
@@ -329,21 +329,21 @@ func TestServe_asANormalUser(t *testing.T) {
 	require.Contains(t, string(out), "up to date")
 }
 
-func TestAttach_command(t *testing.T) {
+func TestAttach_CommandsOnEmptyRiver(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	_, stderr, code := run(t, "attach", "--database-url", url)
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "there is no River in schema")
 	require.Contains(t, ok(t, "migrate", "up", "--database-url", url), "up to date")
-	require.Contains(t, ok(t, "detach", "--database-url", url, "--drop-data"), "its data is gone")
+	require.Contains(t, ok(t, "detach", "--database-url", url, "--drop-data"), "dropped its data")
 	dry := ok(t, "attach", "--dry-run", "--database-url", url)
 	require.Contains(t, dry, "create trigger dlq_capture on public.river_job")
 	require.NotContains(t, dry, "attached")
-	require.Contains(t, ok(t, "attach", "--dry-run", "--backfill", "--database-url", url), "backfill would take in 0 jobs")
+	require.Contains(t, ok(t, "attach", "--dry-run", "--backfill", "--database-url", url), "backfill would record 0 jobs")
 	require.Contains(t, dry, "River in schema public keeps no jobs")
 	for range 2 {
-		require.Contains(t, ok(t, "attach", "--backfill", "--database-url", url), "attached\nbackfill: took in 0 jobs")
+		require.Contains(t, ok(t, "attach", "--backfill", "--database-url", url), "attached\nbackfill: recorded 0 jobs")
 		require.Contains(t, ok(t, "migrate", "status", "--database-url", url), "attached: River belongs to another application")
 	}
 	require.Contains(t, ok(t, "attach", "--database-url", url), "What happens next:\n- Capture is on: ")
@@ -361,13 +361,13 @@ func TestAttach_command(t *testing.T) {
 	require.Contains(t, stderr, `run "dlqd attach"`)
 }
 
-// TestServe_isKilledAgainAndAgain submits messages while dlqd is killed repeatedly. Then each
+// TestServe_KeepsMessagesThroughKills submits messages while dlqd is killed repeatedly. Then each
 // accepted message has been delivered or has one dead letter; none is lost or doubled.
-func TestServe_isKilledAgainAndAgain(t *testing.T) {
+func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	taken := map[string]bool{}
-	receiver := answering(t, func(w http.ResponseWriter, r *http.Request) {
+	receiver := startReceiver(t, func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get("Webhook-Id")
 		n, _ := strconv.Atoi(strings.TrimPrefix(id, "m"))
 		switch {
@@ -439,7 +439,7 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 		require.NoError(t, conn.QueryRow(t.Context(), "SELECT coalesce(string_agg(j::text, E'\n'), '') FROM (SELECT * FROM river_job WHERE finalized_at IS NULL LIMIT 3) j").Scan(&left))
 		return left == ""
 	}, 60*time.Second, 100*time.Millisecond)
-	require.Empty(t, left, "jobs that do not end")
+	require.Empty(t, left, "jobs have not ended")
 
 	rows, err := conn.Query(t.Context(), `
 		SELECT j.args ->> 'messageId', j.state::text, (SELECT count(*) FROM dlq.dead_letter_queue e WHERE e.event_id = j.args ->> 'messageId')
@@ -455,7 +455,7 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	for _, j := range jobs {
-		require.False(t, stored[j.ID], "%s is stored twice", j.ID)
+		require.False(t, stored[j.ID], "message %s has two jobs", j.ID)
 		stored[j.ID] = true
 		n, _ := strconv.Atoi(strings.TrimPrefix(j.ID, "m"))
 		if n%5 == 0 {
@@ -466,7 +466,7 @@ func TestServe_isKilledAgainAndAgain(t *testing.T) {
 		require.True(t, taken[j.ID], "%s is %s and was not delivered", j.ID, j.State)
 	}
 	for id := range accepted {
-		require.True(t, stored[id], "%s was accepted and is lost", id)
+		require.True(t, stored[id], "message %s was accepted and has no job", id)
 	}
 	require.Zero(t, s.stop(syscall.SIGTERM), s.log.String())
 }
@@ -509,8 +509,8 @@ func TestREADME(t *testing.T) {
 	}
 }
 
-// TestConfig_example serves with config/, which docs/operations.md refers to.
-func TestConfig_example(t *testing.T) {
+// TestServe_ExampleConfig serves with config/, which docs/operations.md refers to.
+func TestServe_ExampleConfig(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--database-url", postgrestest.URL(t), "--config-dir", "../../config")
 	require.Contains(t, s.log.String(), "inventory-management notification-sending order-processing payment-processing")

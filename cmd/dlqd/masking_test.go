@@ -11,9 +11,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestMask_commands checks that commands do not show what the policy's files mask, unless a reason
+// TestMasking_CommandsMaskOutput checks that commands do not show what the policy's files mask, unless a reason
 // is given.
-func TestMask_commands(t *testing.T) {
+func TestMasking_CommandsMaskOutput(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)

@@ -52,8 +52,8 @@ func (p *realProvider) line() string {
 	return p.out.Text()
 }
 
-// does sends the provider a command of testdata/oidc-provider.mjs.
-func (p *realProvider) does(command string) {
+// command sends the provider a command of testdata/oidc-provider.mjs.
+func (p *realProvider) command(command string) {
 	p.Helper()
 	_, err := fmt.Fprintln(p.in, command)
 	require.NoError(p, err)
@@ -74,7 +74,7 @@ func (p *realProvider) keys() jose.JSONWebKeySet {
 // renewed returns a new ID token of a signed-in user.
 func (p *realProvider) renewed(kim *person) string {
 	p.Helper()
-	response, err := http.PostForm(p.issuer+"/token", url.Values{"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kim.kept()["refreshToken"].(string)}})
+	response, err := http.PostForm(p.issuer+"/token", url.Values{"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kim.loginFile()["refreshToken"].(string)}})
 	require.NoError(p, err)
 	defer response.Body.Close()
 	raw, err := io.ReadAll(response.Body)
@@ -87,8 +87,8 @@ func (p *realProvider) renewed(kim *person) string {
 	return tokens.IDToken
 }
 
-// kept returns the content of the file that "dlqd login" writes.
-func (p *person) kept() (out map[string]any) {
+// loginFile returns the content of the file that "dlqd login" writes.
+func (p *person) loginFile() (out map[string]any) {
 	p.Helper()
 	raw, err := os.ReadFile(p.file())
 	require.NoError(p, err)
@@ -106,7 +106,7 @@ func (p *person) browse(address string) {
 	defer response.Body.Close()
 	raw, err := io.ReadAll(response.Body)
 	require.NoError(p, err)
-	require.Contains(p, string(raw), "see your terminal")
+	require.Contains(p, string(raw), "Return to your terminal")
 }
 
 // status returns the API's status for a token.
@@ -121,10 +121,10 @@ func status(t *testing.T, api, token string) int {
 	return response.StatusCode
 }
 
-// TestLogin_realProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory
+// TestLogin_RealProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory
 // where npm has installed it (npm install --prefix DIR oidc-provider); .ci/run sets it. Without it,
 // TestLogin and TestOIDC of internal/access check the same with accesstest's provider only.
-func TestLogin_realProvider(t *testing.T) {
+func TestLogin_RealProvider(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_OIDC_PROVIDER")
 	if installed == "" {
@@ -140,16 +140,16 @@ func TestLogin_realProvider(t *testing.T) {
 		require.Contains(t, out, "kim@example.com (by oidc)\nreader everywhere\noperator queue payments*\n")
 	}
 	signIn()
-	good := kim.kept()["idToken"].(string)
+	good := kim.loginFile()["idToken"].(string)
 	require.Equal(t, http.StatusOK, status(t, s.api, good))
 
 	// A wrong audience, issuer or algorithm is rejected.
 	another := serveAccess(t, `authentication: [oidc]
 oidc: {issuer: "`+provider.issuer+`", clientID: another}
 `)
-	require.Equal(t, http.StatusUnauthorized, status(t, another.api, good), "it is for another client")
+	require.Equal(t, http.StatusUnauthorized, status(t, another.api, good), "the token is for another client")
 	other := newRealProvider(t, installed)
-	require.Equal(t, http.StatusUnauthorized, status(t, serveOIDC(t, other.issuer).api, good), "it is another provider's")
+	require.Equal(t, http.StatusUnauthorized, status(t, serveOIDC(t, other.issuer).api, good), "the token is from another provider")
 	key := provider.keys().Keys[0]
 	public, err := x509.MarshalPKIXPublicKey(key.Key)
 	require.NoError(t, err)
@@ -168,7 +168,7 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, none+"."+strings.Split(good, ".")[1]+"."))
 
 	// A new key is accepted within five seconds.
-	provider.does("rotate")
+	provider.command("rotate")
 	renewed := provider.renewed(kim)
 	require.NotEqual(t, key.KeyID, provider.keys().Keys[0].KeyID)
 	require.Eventually(t, func() bool { return status(t, s.api, renewed) == http.StatusOK }, time.Minute, 500*time.Millisecond)
@@ -177,24 +177,24 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 	// Clocks may differ by up to a minute. ID tokens live for two minutes, so one from a clock that is
 	// 150 s behind expired 30 s ago and is accepted; with a life of one minute it is rejected.
 	for _, ahead := range []int{45, -150} {
-		provider.does(fmt.Sprintf("clock %d", ahead))
+		provider.command(fmt.Sprintf("clock %d", ahead))
 		signIn()
 		require.Contains(t, kim.ok("whoami"), "kim@example.com")
 	}
-	provider.does("life 60")
+	provider.command("life 60")
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, provider.renewed(kim)))
 	out, failed := kim.login(kim.browse)
 	require.True(t, failed)
 	require.Contains(t, out, "token is expired")
 
-	provider.does("clock 0")
-	provider.does("life 120")
+	provider.command("clock 0")
+	provider.command("life 120")
 	signIn()
-	kept := kim.kept()
+	kept := kim.loginFile()
 	require.Contains(t, kim.ok("logout"), "signed out")
 	response, err := http.PostForm(provider.issuer+"/token", url.Values{"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kept["refreshToken"].(string)}})
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
-	require.Equal(t, http.StatusBadRequest, response.StatusCode, "it is revoked")
+	require.Equal(t, http.StatusBadRequest, response.StatusCode, "the refresh token is revoked")
 	require.NotContains(t, s.log.String(), "eyJ")
 }

@@ -13,7 +13,7 @@ func newQueues() *cobra.Command {
 	cmd := &cobra.Command{Use: "queues", Short: "List queues; pause and resume them", Args: cobra.NoArgs}
 	var c client
 	list := &cobra.Command{
-		Use: "list", Short: "List queues, with their jobs and dead letters", Args: cobra.NoArgs,
+		Use: "list", Short: "List queues with their jobs and dead letters", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var out struct {
 				Queues []api.Queue `json:"queues"`
@@ -32,9 +32,9 @@ func newQueues() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	asList(cmd, list, &c)
+	addDefaultList(cmd, list, &c)
 	for _, verb := range []struct{ name, short, done string }{
-		{"pause", "Pause a queue: no client works it", "is paused"}, {"resume", "Go on with a queue", "is worked again"},
+		{"pause", "Pause a queue: no River client works its jobs", "is paused"}, {"resume", "Resume a paused queue", "is resumed"},
 	} {
 		var c client
 		var note string
@@ -45,12 +45,12 @@ func newQueues() *cobra.Command {
 				if err := c.call(cmd, http.MethodPost, "/api/queues/"+url.PathEscape(args[0])+"/"+verb.name, api.Action{Actor: actor(), Note: note}, &q); err != nil || c.asJSON {
 					return err
 				}
-				sayf(cmd.OutOrStdout(), "queue %s %s\n", q.Name, verb.done)
+				printSafef(cmd.OutOrStdout(), "queue %s %s\n", q.Name, verb.done)
 				return nil
 			},
 		}
 		c.register(sub)
-		sub.Flags().StringVar(&note, "note", "", "why")
+		sub.Flags().StringVar(&note, "note", "", "reason")
 		cmd.AddCommand(sub)
 	}
 	return cmd

@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// reclassifyTimeout limits a reclassification. The API answers when all entries are judged.
+// reclassifyTimeout limits a reclassification. The API answers when all entries are classified.
 const reclassifyTimeout = time.Hour
 
 func newReclassify() *cobra.Command {
@@ -19,8 +19,8 @@ func newReclassify() *cobra.Command {
 	in := api.ReclassifyAction{}
 	cmd := &cobra.Command{
 		Use:   "reclassify",
-		Short: "Judge open dead letters anew, by the rules that are in force",
-		Long:  "Dead letters that a person has parked, or that are being redelivered, are left alone.",
+		Short: "Classify open dead letters again, with the current rules",
+		Long:  "Dead letters that an operator parked, or that are being redelivered, do not change.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c.timeout = reclassifyTimeout
@@ -32,24 +32,26 @@ func newReclassify() *cobra.Command {
 			moved := 0
 			for _, r := range out.Changed {
 				moved += r.Entries
-				row(r.Entries, judgement(r.From), judgement(r.To), strings.Join(r.Also, ", "), r.Example)
+				row(r.Entries, decisionText(r.From), decisionText(r.To), strings.Join(r.Also, ", "), r.Example)
 			}
 			if err := w.Flush(); err != nil {
 				return err
 			}
-			verb := "were judged anew"
+			verb := "were reclassified"
 			if out.DryRun {
-				verb = "would be judged anew"
+				verb = "would be reclassified"
 			}
 			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d of %d open dead letters %s\n", moved, out.Looked, verb)
 			return nil
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "who does it")
-	cmd.Flags().StringVar(&in.Note, "note", "", "why")
-	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only say what would change")
+	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
+	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
+	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only show what would change")
 	return cmd
 }
 
-func judgement(j worker.Judgement) string { return j.Class + ", " + j.Strategy + " (" + j.Rule + ")" }
+func decisionText(j worker.Judgement) string {
+	return j.Class + ", " + j.Strategy + " (" + j.Rule + ")"
+}

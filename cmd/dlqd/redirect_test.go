@@ -10,18 +10,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestClient_followsNoRedirects checks that a token is sent only to the address that the user
+// TestClient_RefusesRedirects checks that a token is sent only to the address that the user
 // named, not to another host and not from https to http.
-func TestClient_followsNoRedirects(t *testing.T) {
+func TestClient_RefusesRedirects(t *testing.T) {
 	t.Parallel()
-	asked := make(chan string, 10)
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { asked <- r.Header.Get("Authorization") }))
+	requests := make(chan string, 10)
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { requests <- r.Header.Get("Authorization") }))
 	defer elsewhere.Close()
 	for _, status := range []int{http.StatusMovedPermanently, http.StatusSeeOther, http.StatusTemporaryRedirect} {
 		for _, to := range []string{elsewhere.URL, ""} { // "": the same host
 			at := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path == "/again" {
-					asked <- "the same host"
+					requests <- "the same host"
 				}
 				w.Header().Set("Location", to+"/again?token=hush")
 				w.WriteHeader(status)
@@ -31,11 +31,11 @@ func TestClient_followsNoRedirects(t *testing.T) {
 				cmd.Env = append(os.Environ(), "DLQD_TOKEN=dlqd_hush")
 				out, err := cmd.CombinedOutput()
 				require.Error(t, err, string(out))
-				require.Contains(t, string(out), "--api-url leads to http://127.0.0.1:")
+				require.Contains(t, string(out), "--api-url redirects to http://127.0.0.1:")
 				require.NotContains(t, string(out), "hush")
 			}
 			at.Close()
 		}
 	}
-	require.Empty(t, asked)
+	require.Empty(t, requests, "the client followed a redirect")
 }

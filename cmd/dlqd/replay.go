@@ -40,22 +40,22 @@ func (f *filterFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringSliceVar(&f.Status, "status", nil, "only these states")
 	flags.StringSliceVar(&f.Queue, "queue", nil, "only these queues")
-	flags.StringSliceVar(&f.Kind, "kind", nil, "only these kinds; * stands for any text")
-	flags.StringSliceVar(&f.ErrorType, "error-type", nil, "only these types of error")
-	flags.StringSliceVar(&f.ErrorClass, "error-class", nil, "only these classes")
-	flags.StringSliceVar(&f.ErrorCode, "error-code", nil, "only these codes")
-	flags.StringSliceVar(&f.Destination, "destination", nil, "only what failed at these destinations")
+	flags.StringSliceVar(&f.Kind, "kind", nil, "only these kinds; * matches any text")
+	flags.StringSliceVar(&f.ErrorType, "error-type", nil, "only these error types")
+	flags.StringSliceVar(&f.ErrorClass, "error-class", nil, "only these error classes")
+	flags.StringSliceVar(&f.ErrorCode, "error-code", nil, "only these error codes")
+	flags.StringSliceVar(&f.Destination, "destination", nil, "only failures at these destinations")
 	flags.StringSliceVar(&f.Fingerprint, "fingerprint", nil, "only these failure groups")
 	flags.StringSliceVar(&f.Source, "source", nil, "only these sources")
 	flags.StringSliceVar(&f.SubscriberID, "subscriber", nil, "only these subscribers")
-	flags.StringSliceVar(&f.Tags, "tag", nil, "only with all these tags")
+	flags.StringSliceVar(&f.Tags, "tag", nil, "only entries with all these tags")
 	flags.StringSliceVar(&f.IDs, "id", nil, "only these entries")
-	flags.StringVar(&f.After, "start-date", "", "captured at or after: 2026-11-21 or 2026-11-21T08:00:00Z")
-	flags.StringVar(&f.Before, "end-date", "", "captured before")
-	flags.StringVar(&f.MaxAge, "max-age", "", "captured no longer ago, such as \"2 days\"")
-	flags.IntVar(&f.minRetryCount, "min-retry-count", -1, "with so many redeliveries or more")
-	flags.IntVar(&f.maxRetryMax, "max-retry-count", -1, "with so many redeliveries or fewer")
-	flags.StringVar(&f.payload, "payload-contains", "", "whose payload contains this JSON")
+	flags.StringVar(&f.After, "start-date", "", "only captured at or after this time, such as 2026-11-21 or 2026-11-21T08:00:00Z")
+	flags.StringVar(&f.Before, "end-date", "", "only captured before this time")
+	flags.StringVar(&f.MaxAge, "max-age", "", "only captured within this time, such as \"2 days\"")
+	flags.IntVar(&f.minRetryCount, "min-retry-count", -1, "only entries with at least this many redeliveries")
+	flags.IntVar(&f.maxRetryMax, "max-retry-count", -1, "only entries with at most this many redeliveries")
+	flags.StringVar(&f.payload, "payload-contains", "", "only entries whose payload contains this JSON")
 }
 
 // isID reports whether the argument is the id of a dead letter. Anything that is neither an id nor
@@ -69,13 +69,15 @@ func isID(args []string) (bool, error) {
 		return true, nil
 	}
 	if !strings.ContainsAny(args[0], `:"`) {
-		return false, &usageError{fmt.Errorf(`%s: is neither the id of a dead letter nor a filter, such as 'status:manual queue:payments'; a text of its error is "%s", in quotes`, args[0], args[0])}
+		return false, &usageError{fmt.Errorf(
+			`%s: neither the id of a dead letter nor a filter such as 'status:manual queue:payments'; to search error texts, quote it: "%s"`,
+			args[0], args[0])}
 	}
 	return false, nil
 }
 
-// textOf joins the arguments to a filter and checks its syntax.
-func textOf(args []string) (string, error) {
+// filterText joins the arguments to a filter and checks its syntax.
+func filterText(args []string) (string, error) {
 	text := strings.Join(args, " ")
 	if _, err := filter.Parse(text, "me"); err != nil { // a placeholder: the API knows the user
 		return "", &usageError{err}
@@ -87,7 +89,7 @@ func textOf(args []string) (string, error) {
 func (f *filterFlags) filter(args []string) (api.EntryFilter, error) {
 	out := f.EntryFilter
 	var err error
-	if out.Q, err = textOf(args); err != nil {
+	if out.Q, err = filterText(args); err != nil {
 		return out, err
 	}
 	for _, date := range []*string{&out.After, &out.Before} {
@@ -109,12 +111,12 @@ func (f *filterFlags) filter(args []string) (api.EntryFilter, error) {
 	return out, nil
 }
 
-// chosen returns the filter given by the flags and arguments. An empty filter is an error without
-// --all.
-func (f *filterFlags) chosen(args []string, all bool) (api.EntryFilter, error) {
+// requiredFilter returns the filter given by the flags and arguments. An empty filter is an error
+// without --all.
+func (f *filterFlags) requiredFilter(args []string, all bool) (api.EntryFilter, error) {
 	out, err := f.filter(args)
 	if err == nil && !all && reflect.ValueOf(out).IsZero() {
-		err = &usageError{errors.New("an empty filter chooses every entry: choose some (--help says how), or say so with --all")}
+		err = &usageError{errors.New("the filter is empty: give a filter (see --help), or --all for every entry")}
 	}
 	return out, err
 }
@@ -131,15 +133,15 @@ func jsonFlag(name, value string) (json.RawMessage, error) {
 func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the other
 	var c client
 	var many api.ReplayRequest
-	var chosen filterFlags
+	var filter filterFlags
 	var payload, patch, mergePatch string
 	var detach, newest, resume, fromStart bool
 	cmd := &cobra.Command{
 		Use:   "replay [ID | FILTER]",
-		Short: "Redeliver a dead letter now, or every one that a filter chooses",
-		Long: "With an ID, replay redelivers that dead letter, edited if --payload or a patch is given. Without one, it starts a replay run in the\n" +
-			"server over all that a filter and the flags choose, and follows it; a run goes on when this command ends. --dry-run says first what\n" +
-			"it would do. Choosing everything needs --all.",
+		Short: "Redeliver a dead letter now, or all that match a filter",
+		Long: "With an ID, replay redelivers that dead letter, edited if --payload or a patch is given. Without an ID, it starts\n" +
+			"a replay run in the server over the dead letters that the filter and the flags select, and shows its progress.\n" +
+			"The run continues if this command ends. --dry-run only shows what replay would do. An empty filter needs --all.",
 		Example: "  dlqd replay 'status:manual queue:payments class:outage age:<2d' --dry-run",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if patch != "" {
@@ -156,37 +158,37 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 					return err
 				}
 			}
-			many.Checkpoint = checkpointOf(resume, fromStart)
+			many.Checkpoint = checkpointMode(resume, fromStart)
 			many.Actor = actor()
 			if one {
-				if err := actsOn(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination", "resume", "from-start", "dry-run", "json", "api-url"); err != nil {
+				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination", "resume", "from-start", "dry-run", "json", "api-url"); err != nil {
 					return err
 				}
-				var whole json.RawMessage
+				var replacement json.RawMessage
 				if payload != "" {
-					if err := ignores(cmd, "with --payload", "patch", "merge-patch"); err != nil {
+					if err := rejectFlags(cmd, "with --payload", "patch", "merge-patch"); err != nil {
 						return err
 					}
-					if whole, err = jsonFlag("payload", payload); err != nil {
+					if replacement, err = jsonFlag("payload", payload); err != nil {
 						return err
 					}
 				}
 				if many.DryRun {
-					return c.previewOne(cmd, args[0], whole, &many)
+					return c.previewOne(cmd, args[0], replacement, &many)
 				}
-				return c.replayOne(cmd, args[0], whole, &many)
+				return c.replayOne(cmd, args[0], replacement, &many)
 			}
-			if err := ignores(cmd, "without an ID", "payload"); err != nil {
+			if err := rejectFlags(cmd, "without an ID", "payload"); err != nil {
 				return err
 			}
-			if many.Filter, err = chosen.chosen(args, many.All); err != nil {
+			if many.Filter, err = filter.requiredFilter(args, many.All); err != nil {
 				return err
 			}
 			if newest {
 				many.Order = "newest"
 			}
 			var answer api.ReplayAnswer
-			if err := c.confirmed(cmd, "/api/dlq/replay", &many, &many.Expect, &answer); err != nil || c.asJSON {
+			if err := c.callConfirmed(cmd, "/api/dlq/replay", &many, &many.Expect, &answer); err != nil || c.asJSON {
 				return err
 			}
 			if answer.Preview != nil {
@@ -200,32 +202,32 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 		},
 	}
 	c.register(cmd)
-	chosen.register(cmd)
+	filter.register(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&many.Note, "note", "", "why")
-	flags.BoolVar(&many.Force, "force", false, "replay although an equal job is live, or a destination is in trouble")
-	flags.StringVar(&payload, "payload", "", "with an ID: JSON to send in place of the payload; the original is kept")
-	flags.BoolVar(&many.All, "all", false, "choose every dead letter that can be replayed")
-	flags.BoolVar(&many.DryRun, "dry-run", false, "only say what it would do")
+	flags.StringVar(&many.Note, "note", "", "reason")
+	flags.BoolVar(&many.Force, "force", false, "replay even if an equal job is live or the destination is failing")
+	flags.StringVar(&payload, "payload", "", "with an ID: JSON to send instead of the payload; dlqd keeps the original")
+	flags.BoolVar(&many.All, "all", false, "select every dead letter that can be replayed")
+	flags.BoolVar(&many.DryRun, "dry-run", false, "only show what replay would do")
 	registerExpect(cmd, &many.Expect)
-	flags.IntVar(&many.BatchSize, "batch-size", 100, "entries in one transaction")
-	flags.Float64Var(&many.Rate, "rate", 0, "entries a second; 0 for as fast as it goes")
-	flags.IntVar(&many.Concurrency, "concurrency", 0, "redeliveries under way at once; 0 for no limit")
-	flags.StringVar(&patch, "patch", "", "JSON Patch (RFC 6902) of each payload")
-	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7396) of each payload")
-	flags.StringVar(&many.Queue, "to-queue", "", "send them to this queue instead of their own")
-	flags.StringVar(&many.Destination, "to-destination", "", "deliver messages to this destination instead of their queues'")
-	flags.BoolVar(&resume, "resume", false, "with an edit: resumable jobs go on after the last step that they have done")
-	flags.BoolVar(&fromStart, "from-start", false, "resumable jobs do all their steps again")
+	flags.IntVar(&many.BatchSize, "batch-size", 100, "entries per transaction")
+	flags.Float64Var(&many.Rate, "rate", 0, "entries per second; 0 for no limit")
+	flags.IntVar(&many.Concurrency, "concurrency", 0, "maximum number of redeliveries in progress; 0 for no limit")
+	flags.StringVar(&patch, "patch", "", "JSON Patch (RFC 6902) for each payload")
+	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7396) for each payload")
+	flags.StringVar(&many.Queue, "to-queue", "", "redeliver in this queue instead of the original one")
+	flags.StringVar(&many.Destination, "to-destination", "", "deliver messages to this destination instead of their queue's")
+	flags.BoolVar(&resume, "resume", false, "with an edited payload: resumable jobs continue after their last completed step")
+	flags.BoolVar(&fromStart, "from-start", false, "resumable jobs run all their steps again")
 	cmd.MarkFlagsMutuallyExclusive("resume", "from-start")
-	flags.BoolVar(&newest, "newest-first", false, "newest first; oldest first otherwise")
-	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percent of the last 50 redeliveries that fail and so stop the run")
-	flags.BoolVar(&detach, "detach", false, "start the run, and do not follow it")
+	flags.BoolVar(&newest, "newest-first", false, "replay the newest entries first (default: oldest first)")
+	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percentage of failures among the last 50 redeliveries that stops the run")
+	flags.BoolVar(&detach, "detach", false, "start the run without following it")
 	return cmd
 }
 
-// checkpointOf returns what --resume and --from-start mean for checkpoints.
-func checkpointOf(resume, fromStart bool) string {
+// checkpointMode returns what --resume and --from-start mean for checkpoints.
+func checkpointMode(resume, fromStart bool) string {
 	switch {
 	case resume:
 		return deadletter.Resume
@@ -235,9 +237,9 @@ func checkpointOf(resume, fromStart bool) string {
 	return ""
 }
 
-// replayOne replays one dead letter. whole, if not nil, replaces its payload.
-func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage, in *api.ReplayRequest) error {
-	body, err := withPayload(api.ReplayAction{Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force}, whole)
+// replayOne replays one dead letter. payload, if not nil, replaces its payload.
+func (c *client) replayOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
+	body, err := withPayload(api.ReplayAction{Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force}, payload)
 	if err != nil {
 		return err
 	}
@@ -245,10 +247,10 @@ func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage,
 	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/replay", body, &replayed); err != nil || c.asJSON {
 		return err
 	}
-	sayf(cmd.OutOrStdout(), "%s is %s, with job %d\n", replayed.ID, replayed.Status, replayed.JobID)
+	printSafef(cmd.OutOrStdout(), "%s is %s, with job %d\n", replayed.ID, replayed.Status, replayed.JobID)
 	printChanges(cmd.OutOrStdout(), replayed.Changes)
 	if replayed.Warning != "" {
-		sayf(cmd.ErrOrStderr(), "%s\n", replayed.Warning)
+		printSafef(cmd.ErrOrStderr(), "%s\n", replayed.Warning)
 	}
 	return nil
 }
@@ -258,30 +260,31 @@ func (c *client) replayOne(cmd *cobra.Command, id string, whole json.RawMessage,
 func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
 	in.Filter.IDs = []string{id}
 	if payload != nil {
-		whole, err := json.Marshal(map[string]any{"op": "replace", "path": "", "value": payload})
+		patch, err := json.Marshal(map[string]any{"op": "replace", "path": "", "value": payload})
 		if err != nil {
 			return err
 		}
-		in.Patch = []json.RawMessage{whole}
+		in.Patch = []json.RawMessage{patch}
 	}
 	var answer api.ReplayAnswer
 	if err := c.call(cmd, http.MethodPost, "/api/dlq/replay", in, &answer); err != nil || c.asJSON {
 		return err
 	}
 	if answer.Preview == nil {
-		return errors.New("the API answered without a preview")
+		return errors.New("the API's response has no preview")
 	}
 	return printPreview(cmd, answer.Preview)
 }
 
 func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 	out := cmd.OutOrStdout()
-	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s%s; nothing was changed\n", p.Total, toDestination(p.Destination), inAbout(p))
-	for _, what := range p.Unhealthy {
-		sayf(out, "not now: %s (--force overrides)\n", what)
+	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s%s; nothing was changed\n", p.Total, toDestination(p.Destination), durationText(p))
+	for _, problem := range p.Unhealthy {
+		printSafef(out, "unhealthy: %s (--force replays anyway)\n", problem)
 	}
 	if p.Checkpoints > 0 {
-		sayf(out, "%d have a checkpoint: their jobs have done some steps; say whether they go on after these (--resume) or do all again (--from-start)\n", p.Checkpoints)
+		printSafef(out, "%d have a checkpoint: their jobs completed some steps; --resume continues after these, --from-start runs all again\n",
+			p.Checkpoints)
 	}
 	printSplit(cmd, "error type", p.ByErrorType)
 	printSplit(cmd, "queue", p.ByQueue)
@@ -290,12 +293,12 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 		_, _ = fmt.Fprintf(out, "sample %s\n", s.ID)
 		switch {
 		case s.Problem != "":
-			sayf(out, "  the patch does not apply: %s\n", s.Problem)
+			printSafef(out, "  the patch does not apply: %s\n", s.Problem)
 		case s.Patched != nil:
 			printChanges(out, s.Changes)
 		}
 		if s.Checkpoint != nil {
-			sayf(out, "  %s\n", s.Checkpoint)
+			printSafef(out, "  %s\n", s.Checkpoint)
 		}
 	}
 	return nil
@@ -308,14 +311,14 @@ func toDestination(name string) string {
 	return ", to destination " + name
 }
 
-func inAbout(p *replay.Preview) string {
-	switch took := time.Duration(p.Seconds * float64(time.Second)); {
+func durationText(p *replay.Preview) string {
+	switch duration := time.Duration(p.Seconds * float64(time.Second)); {
 	case p.Total == 0:
 		return ""
-	case took < time.Second:
+	case duration < time.Second:
 		return ", in less than a second"
 	default:
-		return ", in about " + took.Round(time.Second).String()
+		return ", in about " + duration.Round(time.Second).String()
 	}
 }
 
@@ -325,11 +328,11 @@ func printChanges(out io.Writer, changes []replay.Change) {
 		path := cmp.Or(c.Path, "(all)")
 		switch c.Op {
 		case "add":
-			sayf(out, "  add %s: %s\n", path, c.Value)
+			printSafef(out, "  add %s: %s\n", path, c.Value)
 		case "remove":
-			sayf(out, "  remove %s: %s\n", path, c.Was)
+			printSafef(out, "  remove %s: %s\n", path, c.Was)
 		default:
-			sayf(out, "  replace %s: %s -> %s\n", path, c.Was, c.Value)
+			printSafef(out, "  replace %s: %s -> %s\n", path, c.Was, c.Value)
 		}
 	}
 }
@@ -345,7 +348,7 @@ func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
 		select {
 		case <-cmd.Context().Done():
 			end()
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "the run goes on: dlqd replays follow %s\n", run.ID)
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "the run continues; follow it with: dlqd replays follow %s\n", run.ID)
 			return nil
 		case <-time.After(followEvery):
 		}
@@ -410,15 +413,15 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 		reason = " (" + run.Reason + ")"
 	}
 	if run.Held {
-		reason = " (held: the database was restored, see dlqd restored)"
+		reason = " (held because the database was restored: see dlqd restored)"
 	}
-	sayf(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %s%s%s\n",
+	printSafef(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %s%s%s\n",
 		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, perSecond(run), timeLeft(run), reason)
 	return nil
 }
 
 func newReplays() *cobra.Command {
-	cmd := &cobra.Command{Use: "replays", Short: "List the newest replay runs; see and steer them", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "replays", Short: "List replay runs; follow, pause and cancel them", Args: cobra.NoArgs}
 	var c client
 	list := &cobra.Command{
 		Use: "list", Short: "List the newest replay runs", Args: cobra.NoArgs,
@@ -439,13 +442,13 @@ func newReplays() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	asList(cmd, list, &c)
+	addDefaultList(cmd, list, &c)
 	for _, verb := range []struct{ name, short string }{
-		{"show", "Say how far a replay run is"},
-		{"follow", "Follow a replay run"},
+		{"show", "Show the progress of a replay run"},
+		{"follow", "Follow a replay run until it ends"},
 		{"pause", "Pause a replay run"},
-		{"resume", "Go on with a replay run"},
-		{"cancel", "End a replay run"},
+		{"resume", "Resume a paused replay run"},
+		{"cancel", "Cancel a replay run"},
 	} {
 		var c client
 		sub := &cobra.Command{
@@ -481,7 +484,7 @@ func newReplays() *cobra.Command {
 		},
 	}
 	rateClient.register(rate)
-	rate.Flags().Float64Var(&perSecond, "per-second", 0, "entries a second; 0 for as fast as it goes")
+	rate.Flags().Float64Var(&perSecond, "per-second", 0, "entries per second; 0 for no limit")
 	cmd.AddCommand(rate)
 	return cmd
 }

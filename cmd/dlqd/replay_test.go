@@ -13,10 +13,10 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func TestReplay_manyByTheCommandLine(t *testing.T) {
+func TestReplay_Commands(t *testing.T) {
 	t.Parallel()
 	var mended atomic.Bool
-	receiver := answering(t, func(w http.ResponseWriter, _ *http.Request) {
+	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
 		if !mended.Load() {
 			w.Header().Set("X-Error-Type", "PRICE_MISSING")
 			w.WriteHeader(http.StatusUnprocessableEntity)
@@ -34,7 +34,7 @@ func TestReplay_manyByTheCommandLine(t *testing.T) {
 
 	_, stderr, code := run(t, "replay", api)
 	require.Equal(t, 2, code)
-	require.Contains(t, stderr, "an empty filter chooses every entry: choose some (--help says how), or say so with --all")
+	require.Contains(t, stderr, "the filter is empty: give a filter (see --help), or --all for every entry")
 	out := ok(t, "replay", api, "--error-type", "PRICE_MISSING", "--start-date", "2020-01-01", "--end-date", "2100-01-01", "--batch-size", "100",
 		"--merge-patch", `{"price": 100}`, "--dry-run")
 	require.Contains(t, out, "7 dead letters would be replayed")
@@ -62,13 +62,13 @@ func TestReplay_manyByTheCommandLine(t *testing.T) {
 	require.Equal(t, ok(t, "replays", "list", api), ok(t, "replays", api))
 	require.Contains(t, ok(t, "breakers", api), "destination:default")
 	require.Equal(t, "queue default is paused\n", ok(t, "queues", "pause", "default", api))
-	require.Equal(t, "queue default is worked again\n", ok(t, "queues", "resume", "default", api))
+	require.Equal(t, "queue default is resumed\n", ok(t, "queues", "resume", "default", api))
 	_, stderr, code = run(t, "queues", "pause", "nowhere", api)
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, `a queue "nowhere"`)
 	require.Regexp(t, `^assign: 7 of 7 dead letters\nundo: dlqd undo [0-9a-f-]{36}\n$`, ok(t, "assign", api, "--to", "ann", "--queue", "default", "--note", "prices are yours"))
 	require.Regexp(t, `^tag: 7 of 7 dead letters\nundo: dlqd undo `, ok(t, "tag", api, "--add", "prices", "--all"))
-	require.Contains(t, ok(t, "discard", api, "--tag", "prices", "--dry-run"), "7 dead letters are chosen; nothing was changed")
+	require.Contains(t, ok(t, "discard", api, "--tag", "prices", "--dry-run"), "7 dead letters match; nothing was changed")
 	csv := ok(t, "export", api, "--error-class", "validation", "--format", "csv")
 	require.Len(t, regexp.MustCompile(`(?m),ann,"\[""prices""\]"`).FindAllString(csv, -1), 7)
 	require.Len(t, regexp.MustCompile(`(?m)^\{"id"`).FindAllString(ok(t, "export", api, "--kind", "order.*"), -1), 7)

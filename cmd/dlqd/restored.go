@@ -12,17 +12,18 @@ func newRestored() *cobra.Command {
 	var c client
 	cmd := &cobra.Command{
 		Use:   "restored",
-		Short: "Say whether the database was restored to an earlier moment, and what may be sent a second time; let it go on",
-		Long: "A database that was restored does not know what was sent since. Where dlqd finds itself on one, it holds replay runs, redeliveries\n" +
-			"and messages from before, until \"dlqd restored resume\". New messages are delivered, and so is what a person replays one by one;\n" +
-			"new dead letters wait with the others.",
+		Short: "Show whether the database was restored from a backup, and which deliveries may be repeated",
+		Long: "A restored database has no record of deliveries made after its backup. When dlqd detects that its database was\n" +
+			"restored, it holds replay runs, redeliveries and messages from before the restore, until \"dlqd restored resume\".\n" +
+			"It still delivers new messages, and dead letters that an operator replays one by one. New dead letters wait with\n" +
+			"the others.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var said api.Restored
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/restored", nil, &said); err != nil || c.asJSON {
+			var restored api.Restored
+			if err := c.call(cmd, http.MethodGet, "/api/dlq/restored", nil, &restored); err != nil || c.asJSON {
 				return err
 			}
-			return printRestored(cmd, &said)
+			return printRestored(cmd, &restored)
 		},
 	}
 	c.register(cmd)
@@ -34,7 +35,7 @@ func newRestoredResume() *cobra.Command {
 	var c client
 	var in api.AutomaticAction
 	cmd := &cobra.Command{
-		Use: "resume", Short: "Let a restored database go on: what is held is sent", Args: cobra.NoArgs,
+		Use: "resume", Short: "Release what dlqd holds since the database was restored", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var out api.RestoredResumed
 			if err := c.call(cmd, http.MethodPost, "/api/dlq/restored/resume", in, &out); err != nil || c.asJSON {
@@ -45,26 +46,26 @@ func newRestoredResume() *cobra.Command {
 			}
 			switch {
 			case out.DryRun:
-				sayf(cmd.OutOrStdout(), "nothing was changed (--dry-run)\n")
+				printSafef(cmd.OutOrStdout(), "nothing was changed (--dry-run)\n")
 			case out.Hold != nil:
-				sayf(cmd.OutOrStdout(), "it goes on\n")
+				printSafef(cmd.OutOrStdout(), "resumed: dlqd sends what it held\n")
 			}
 			return nil
 		},
 	}
 	c.registerAutomatic(cmd, &in)
-	cmd.Flags().Lookup("dry-run").Usage = "only say what may be sent a second time"
+	cmd.Flags().Lookup("dry-run").Usage = "only show which deliveries may be repeated"
 	return cmd
 }
 
-func printRestored(cmd *cobra.Command, said *api.Restored) error {
-	if said.Hold == nil {
-		sayf(cmd.OutOrStdout(), "nothing is held: the database is the one that dlqd knows\n")
+func printRestored(cmd *cobra.Command, restored *api.Restored) error {
+	if restored.Hold == nil {
+		printSafef(cmd.OutOrStdout(), "nothing is held: the database was not restored\n")
 		return nil
 	}
-	sayStopped(cmd.OutOrStdout(), said.Hold)
-	w, row := table(cmd, "MAY GO A SECOND TIME\tHOW MANY\tHELD\tWHICH")
-	for _, r := range said.MayRepeat {
+	printStop(cmd.OutOrStdout(), restored.Hold)
+	w, row := table(cmd, "MAY BE REPEATED\tCOUNT\tHELD\tDETAIL")
+	for _, r := range restored.MayRepeat {
 		row(r.What, r.Items, map[bool]string{true: "yes", false: "no"}[r.Held], r.Detail)
 	}
 	return w.Flush()

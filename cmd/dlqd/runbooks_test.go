@@ -32,25 +32,25 @@ import (
 type scenario struct {
 	file   string            // if not a runbook
 	policy map[string]string // files of the policy, added to the defaults or replacing them
-	ill    func(*patient)
+	setUp  func(*deployment)
 	steps  []step
 	prints []string          // patterns that the output of all blocks must match
 	waits  string            // pattern of the final output of the block marked "wait"
 	after  map[string]string // SQL that returns one value, and that value
-	mended func(*patient)
+	check  func(*deployment)
 }
 
 // step is an event before the block that contains a text: another side repairs its fault, or time
 // passes.
 type step struct {
 	before string
-	do     func(*patient)
+	do     func(*deployment)
 }
 
 var scenarios = map[string]scenario{
 	// The receiver crashes on messages of one kind, as fast as they come.
 	"dlq-grows-fast": {
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
 				w.Header().Set("X-Error-Type", map[bool]string{true: "PRICE_MISSING", false: "OTHER"}[d.kind == "order.placed"])
 				w.WriteHeader(map[bool]int{true: 500, false: 422}[d.kind == "order.placed"])
@@ -59,9 +59,9 @@ var scenarios = map[string]scenario{
 			p.send(1, "x.y", `{}`)
 			p.await("6", decided)
 		},
-		steps: []step{{"'unpark'", func(p *patient) {
+		steps: []step{{"'unpark'", func(p *deployment) {
 			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'") // a minute passes
-			require.Equal(p, 10, p.tries("order.placed"), "what is parked is not sent")
+			require.Equal(p, 10, p.requestCount("order.placed"), "parked entries are sent")
 			p.answers(nil)
 		}}},
 		prints: []string{`dlq_pending +\| default +\| transient +\| +5`, `5 \| default \| order.placed \| PRICE_MISSING`, `5 \| +5 \|`, `dlq_manual \| +5`},
@@ -70,7 +70,7 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE error_type = 'PRICE_MISSING' AND status = 'dlq_resolved'":               "5",
 			"SELECT string_agg(kind, ',') FROM dlq.dead_letter_queue WHERE status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')": "x.y",
 		},
-		mended: func(p *patient) { require.Equal(p, 15, p.tries("order.placed")) },
+		check: func(p *deployment) { require.Equal(p, 15, p.requestCount("order.placed")) },
 	},
 	// The receiver answers 503 until it is back.
 	"destination-down": {
@@ -79,7 +79,7 @@ var scenarios = map[string]scenario{
 			"circuit-breaker": "defaults: {consecutiveFailures: 6, openFor: 1h}\n",
 			"dlq-routing":     "strategies: {conditional: {delays: [1s], conditions: {cpuBelow: 0, memoryBelow: 0, connectionsBelow: 0}}}\n",
 		},
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
 			p.send(2, "order.placed", `{}`)
 			p.await("2", decided)
@@ -88,10 +88,10 @@ var scenarios = map[string]scenario{
 			p.send(3, "order.placed", `{}`) // accepted and held
 			p.await("0", "SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable')")
 			p.await("t", "SELECT bool_and(waiting_for LIKE 'condition: %') FROM dlq.dead_letter_queue")
-			p.remember = p.tries("order.placed")
+			p.requestsBefore = p.requestCount("order.placed")
 		},
-		steps: []step{{"reset_breaker", func(p *patient) {
-			require.Equal(p, p.remember, p.tries("order.placed"), "no attempt is made while it is open")
+		steps: []step{{"reset_breaker", func(p *deployment) {
+			require.Equal(p, p.requestsBefore, p.requestCount("order.placed"), "no attempt is made while it is open")
 			p.answers(nil)
 		}}},
 		prints: []string{`destination:default \| open `, `default \| condition: circuit breaker destination:default is open \| +\d`, `default \| +\d`, `destination:default \| open +\| t +\| t`},
@@ -101,11 +101,11 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status <> 'dlq_resolved'":                        "0",
 			"SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable', 'scheduled')": "0",
 		},
-		mended: func(p *patient) { require.Equal(p, 15, p.taken("order.placed")) },
+		check: func(p *deployment) { require.Equal(p, 15, p.acceptedCount("order.placed")) },
 	},
 	// Since its deploy, the receiver requires a field that no client sends.
 	"deploy-broke-a-kind": {
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
 				w.Header().Set("X-Error-Type", map[bool]string{true: "OTHER", false: "PRICE_MISSING"}[d.body == `"other"`])
 				w.WriteHeader(http.StatusUnprocessableEntity)
@@ -114,7 +114,7 @@ var scenarios = map[string]scenario{
 			p.send(2, "order.placed", `"other"`)
 			p.await("11", decided)
 		},
-		steps:  []step{{"SELECT dlq.replay(id", func(p *patient) { p.answers(nil) }}}, // the deploy is rolled back
+		steps:  []step{{"SELECT dlq.replay(id", func(p *deployment) { p.answers(nil) }}}, // the deploy is rolled back
 		prints: []string{`order.placed \| PRICE_MISSING \| +9`, `default \| PRICE_MISSING \| under 1 hour \| +9`},
 		waits:  `completed .*\| +\d \| +\d \| +0 \| +\d \| +0`,
 		after: map[string]string{
@@ -123,11 +123,11 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"price\": 100}}'":                  "0",
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'":                                                "2",
 		},
-		mended: func(p *patient) { require.Equal(p, 9, p.taken("order.placed")) },
+		check: func(p *deployment) { require.Equal(p, 9, p.acceptedCount("order.placed")) },
 	},
 	// A message kills each process that works on it.
 	"poison-message": {
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			arrived := make(chan struct{}, 10)
 			p.answers(func(_ http.ResponseWriter, d delivery) {
 				if strings.Contains(d.body, `"attachment": "x"`) {
@@ -138,7 +138,7 @@ var scenarios = map[string]scenario{
 			p.send(1, "document.uploaded", `{"document": "doc_1", "attachment": "x"}`)
 			for range 2 {
 				<-arrived
-				p.dies()
+				p.kill()
 				p.exec("UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE FROM river_leader") // until River rescues it
 				p.serve()
 			}
@@ -147,12 +147,12 @@ var scenarios = map[string]scenario{
 		prints: []string{`document.uploaded .*Stuck job rescued`, `document.uploaded`},
 		waits:  `dlq_resolved \| .*"attachment": "x".* \| .*"attachment": null`,
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE note LIKE '%ticket 4711'": "1"},
-		mended: func(p *patient) { require.Equal(p, 1, p.taken("document.uploaded")) },
+		check:  func(p *deployment) { require.Equal(p, 1, p.acceptedCount("document.uploaded")) },
 	},
 	// The receiver lost what it had accepted, and refused the rest.
 	"replay-since-a-time": {
 		policy: map[string]string{"retry-policies": "queues: {default: {ordering: true}}\ndestinations: {default: {url: RECEIVER}}\n"},
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			for i := range 3 {
 				p.send(1, "stock.changed", fmt.Sprint(i), `"orderingKey": "A-81"`)
 			}
@@ -166,14 +166,14 @@ var scenarios = map[string]scenario{
 				p.await(fmt.Sprint(i+1), decided)
 			}
 		},
-		steps:  []step{{"dlq.replay_start", func(p *patient) { p.answers(nil); p.forget() }}}, // the receiver is restored
+		steps:  []step{{"dlq.replay_start", func(p *deployment) { p.answers(nil); p.forget() }}}, // the receiver is restored
 		prints: []string{`default \| T +\| under 1 hour \| +6`, `default \| +3 \|`, `run_again.*\n-+\n +3`},
 		waits:  `completed \| +6 \| +6 \| +0`,
 		after: map[string]string{
 			"SELECT count(*) FROM river_job WHERE metadata @> '{\"dlq:run_again\": \"incident 81\"}' AND state = 'completed'": "6",
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'":                                        "6",
 		},
-		mended: func(p *patient) {
+		check: func(p *deployment) {
 			require.Equal(p, []string{"0", "1", "2", "3", "4", "5"}, p.bodies("order.placed"))
 			require.Equal(p, []string{"0", "1", "2"}, p.bodies("stock.changed"))
 		},
@@ -181,7 +181,7 @@ var scenarios = map[string]scenario{
 	// Redeliveries whose worker was killed, whose job was deleted, and whose queue is paused.
 	"stuck-in-processing": {
 		policy: map[string]string{"retry-policies": "queues: {default: {maxAttempts: 2}, other: {}}\ndestinations: {default: {url: RECEIVER}}\n"},
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
 			p.send(1, "killed", `1`)
 			p.send(1, "deleted", `1`, `"queue": "other"`)
@@ -192,7 +192,7 @@ var scenarios = map[string]scenario{
 			ok(p.T, "queues", "pause", "other", "--api-url", p.dlqd.api)
 			p.exec("SELECT dlq.replay(id) FROM dlq.dead_letter_queue")
 			<-arrived
-			p.dies()
+			p.kill()
 			p.answers(nil)
 			p.exec("UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE FROM river_leader") // until River rescues it
 			p.serve()
@@ -203,14 +203,14 @@ var scenarios = map[string]scenario{
 			"SELECT string_agg(kind, ',') FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'":                      "paused",
 			"SELECT string_agg(DISTINCT status::text, ',') FROM dlq.dead_letter_queue WHERE kind IN ('killed', 'deleted')": "dlq_manual",
 		},
-		mended: func(p *patient) {
+		check: func(p *deployment) {
 			ok(p.T, "queues", "resume", "other", "--api-url", p.dlqd.api)
 			p.await("dlq_resolved", "SELECT status FROM dlq.dead_letter_queue WHERE kind = 'paused'")
 		},
 	},
 	// Missing monthly partitions: rows went to the default partitions.
 	"partitions-and-disk": {
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
 			p.send(3, "order.placed", `{}`)
 			p.await("3", decided)
@@ -231,7 +231,7 @@ var scenarios = map[string]scenario{
 			"retry-policies": "queues: {default: {timeout: 5m}}\ndestinations: {default: {url: RECEIVER}}\n",
 			"worker-pool":    "queues: {default: {concurrency: 2}}\n",
 		},
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			hung, wake := make(chan struct{}, 20), make(chan struct{})
 			p.answers(func(http.ResponseWriter, delivery) { hung <- struct{}{}; <-wake })
 			p.send(12, "order.placed", `{}`)
@@ -250,18 +250,18 @@ var scenarios = map[string]scenario{
 			p.await("t", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0")
 			p.await("10", "SELECT count(*) FROM dlq.jobs('{\"overdue\": \"1 hour\"}')")
 		},
-		steps: []step{{"VACUUM", func(p *patient) {
+		steps: []step{{"VACUUM", func(p *deployment) {
 			p.exec("SELECT pg_terminate_backend(b.pid) FROM pg_stat_activity a, unnest(pg_blocking_pids(a.pid)) b (pid) WHERE a.datname = current_database()")
 			p.wake()
 		}}},
 		prints: []string{`available \| default \| +10`, `running +\| default \| +2`, `\{\d+`, `dlq_capture \| t`, `dlq_follow +\| t`, `VACUUM`},
 		waits:  `overdue.*\n-+\n +0`,
 		after:  map[string]string{"SELECT count(*) FROM river_job WHERE state = 'completed'": "12"},
-		mended: func(p *patient) { require.Equal(p, 12, p.taken("order.placed")) },
+		check:  func(p *deployment) { require.Equal(p, 12, p.acceptedCount("order.placed")) },
 	},
 	// The database is dumped, continues, and is restored elsewhere from the dump.
 	"restored-from-backup": {
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
 				w.WriteHeader(map[bool]int{true: 422, false: 500}[strings.Contains(d.body, "pay_3")])
 			})
@@ -283,7 +283,7 @@ var scenarios = map[string]scenario{
 			close(answer)
 			p.exec("SELECT dlq.replay(id) FROM dlq.find('{\"payload\": {\"paymentId\": \"pay_1\"}}')")
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
-			p.dies()
+			p.kill()
 			p.url = postgrestest.Empty(p)
 			p.pool = postgrestest.Open(p, p.url)
 			p.command("pg_restore", "--no-comments", "--exit-on-error", "--dbname", p.url, backup)
@@ -295,7 +295,9 @@ var scenarios = map[string]scenario{
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' AND waiting_for = 'automatic'") // held
 			require.Empty(p, p.bodies("payment.captured"))
 		},
-		steps: []step{{"dlq.resume_restored", func(p *patient) { require.Empty(p, p.bodies("payment.captured"), "nothing goes before that") }}},
+		steps: []step{{"dlq.resume_restored", func(p *deployment) {
+			require.Empty(p, p.bodies("payment.captured"), "held entries were sent before the resume")
+		}}},
 		prints: []string{
 			`20.* \| this is another database of the same server; its last record is of 20`, `redelivery of a message +\| t +\| +1`, `dead letter with automatic redelivery +\| t +\| +2 \| 2 of them are due`,
 			`(running|scheduled|available) \| default \| +1`, `payment.captured \| 20.* \| (running|scheduled|available)`, `2 \| +2 \|`, `1 \| +1 \|`, `f +\| +0`,
@@ -305,14 +307,14 @@ var scenarios = map[string]scenario{
 			"SELECT status FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_2\"}}'":                            "dlq_resolved",
 			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'the bank does not have it'": "1",
 		},
-		mended: func(p *patient) {
-			require.Equal(p, []string{`{"paymentId": "pay_2"}`}, p.bodies("payment.captured"), "what the bank has is not sent again")
+		check: func(p *deployment) {
+			require.Equal(p, []string{`{"paymentId": "pay_2"}`}, p.bodies("payment.captured"), "a payment that the bank has is sent again")
 		},
 	},
 	// An operator stopped all automatic redelivery while a receiver was down.
 	"automatic-stopped": {
 		policy: map[string]string{"dlq-routing": "strategies: {immediate: {delays: [100ms]}}\n"},
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.exec("SELECT dlq.stop_automatic('kim', 'the bank asked for it')")
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusInternalServerError) })
 			p.send(3, "order.placed", `{}`)
@@ -326,7 +328,7 @@ var scenarios = map[string]scenario{
 	},
 	// An operator switched capture off, and jobs fail.
 	"capture-missing": {
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.exec("SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'disk full')")
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
 			p.send(2, "order.placed", `{}`)
@@ -337,10 +339,10 @@ var scenarios = map[string]scenario{
 			require.NoError(p, err)
 			p.wake = func() { require.NoError(p, holder.Rollback(context.Background())) }
 		},
-		steps:  []step{{"dlq.set_capture('on'", func(p *patient) { p.wake() }}},
+		steps:  []step{{"dlq.set_capture('on'", func(p *deployment) { p.wake() }}},
 		prints: []string{`off +\| enabled +\| .*\| kim +\| disk full`, `job_facts \| ShareLock`, `on +\| Failures are captured`, `on +\| enabled`},
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'": "2"},
-		mended: func(p *patient) {
+		check: func(p *deployment) {
 			p.send(1, "order.placed", `{}`)
 			p.await("3", decided)
 		},
@@ -348,7 +350,7 @@ var scenarios = map[string]scenario{
 	// A permanent error is classified as transient, and a run replays it anyway.
 	"few-are-resolved": {
 		policy: map[string]string{"dlq-routing": "strategies: {immediate: {delays: [100ms, 1h]}}\n"},
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) {
 				w.Header().Set("X-Error-Type", "LEDGER_CLOSED")
 				w.WriteHeader(http.StatusInternalServerError)
@@ -369,20 +371,20 @@ var scenarios = map[string]scenario{
 		prints: []string{`default +\| +4 \| +0 \| +4 \| +4 \| +0`, `default +\| transient +\| LEDGER_CLOSED \| +4 \| +1`, `default +\| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
 	},
-	// dlqd was killed. The application goes on, and its jobs fail.
+	// dlqd was killed. The application continues, and its jobs fail.
 	"dlqd-is-down": {
-		ill: func(p *patient) {
-			p.dies()
+		setUp: func(p *deployment) {
+			p.kill()
 			p.exec(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, errors, metadata, finalized_at, attempted_at)
 				SELECT 'dlqd_message', 'default', '{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}', 1, 1, 'discarded', ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb], '{}', now(), now() FROM generate_series(1, 1)`)
 		},
-		steps:  []step{{"AS counted", (*patient).serve}},
+		steps:  []step{{"AS counted", (*deployment).serve}},
 		prints: []string{`behind`},
 		waits:  `0 \| +0 \| t`,
 	},
 	// A commit of the policy classifies outages as validation errors.
 	"bad-policy": {
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
 			p.git("init", "--quiet")
 			p.write("dlq-routing.yaml", "rules: []\n")
@@ -396,8 +398,8 @@ var scenarios = map[string]scenario{
 			p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE rule = 'all-mistakes' AND status = 'dlq_manual'")
 		},
 		steps: []step{
-			{"dlqd reclassify", func(p *patient) { p.revert() }},
-			{"'unpark'", func(p *patient) {
+			{"dlqd reclassify", func(p *deployment) { p.revert() }},
+			{"'unpark'", func(p *deployment) {
 				p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'outage' AND status = 'dlq_pending'")
 				p.revert() // the bad rule again, to follow the steps for psql
 				p.send(2, "order.placed", `{}`)
@@ -405,7 +407,7 @@ var scenarios = map[string]scenario{
 				p.revert()
 			}},
 		},
-		prints: []string{`all-mistakes +\| validation +\| manual +\| +3`, `would be judged anew`, `2 \| +2 \|`},
+		prints: []string{`all-mistakes +\| validation +\| manual +\| +3`, `would be reclassified`, `2 \| +2 \|`},
 		after: map[string]string{
 			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'policy reverted'": "2",
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'outage' AND status = 'dlq_pending'":                            "5",
@@ -414,7 +416,7 @@ var scenarios = map[string]scenario{
 	},
 	// A receiver quotes a customer's data in its refusals, and accepted other data.
 	"customer-data-gone": {
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
 				if d.kind == "order.placed" {
 					w.Header().Set("Content-Type", "application/problem+json")
@@ -430,16 +432,16 @@ var scenarios = map[string]scenario{
 			p.exec("SELECT dlq.park(id, 'kim') FROM dlq.find('{\"status\": \"dlq_pending\"}')")
 			require.Contains(p, p.dump(), "no address: {'customer': 'cus_81'}")
 		},
-		prints: []string{`dlq_manual \| +2`, `cancelled \| +2`, `2 dead letters of the database are chosen`, `2 dead letters and 2 jobs of the database, 0 dead letters in 0 units`, `deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
+		prints: []string{`dlq_manual \| +2`, `cancelled \| +2`, `2 dead letters in the database match`, `2 dead letters and 2 jobs in the database, 0 dead letters in 0 units`, `deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'": "2"},
-		mended: func(p *patient) {
+		check: func(p *deployment) {
 			require.NotContains(p, p.dump(), "cus_81")
 			require.Contains(p, p.dump(), "cus_9")
 		},
 	},
 }
 
-// decided counts the entries that a worker has judged.
+// decided counts the entries that a worker has filed and decided.
 const decided = "SELECT count(*) FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND strategy IS NOT NULL"
 
 var runbookBlock = regexp.MustCompile("(?s)```(sql|sh)( wait)?\n(.*?)```")
@@ -451,7 +453,7 @@ func TestRunbooks(t *testing.T) {
 	require.NoError(t, err)
 	index, err := os.ReadFile("../../runbooks/README.md")
 	require.NoError(t, err)
-	require.Len(t, files, len(scenarios)+1, "each has a scenario")
+	require.Len(t, files, len(scenarios)+1, "every runbook has a scenario")
 	for name, s := range scenarios {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -459,18 +461,18 @@ func TestRunbooks(t *testing.T) {
 			s.file = "../../runbooks/" + name + ".md"
 			text, err := os.ReadFile(s.file)
 			require.NoError(t, err)
-			require.NotRegexp(t, `(FROM|JOIN|UPDATE) (dlq\.)?dead_letter_(open|inbox)\b`, string(text), "what nobody has filed yet is in another partition")
+			require.NotRegexp(t, `(FROM|JOIN|UPDATE) (dlq\.)?dead_letter_(open|inbox)\b`, string(text), "the block misses unfiled entries, which are in another partition")
 			runRunbook(t, &s)
 		})
 	}
 }
 
-// TestDocs_replay runs the commands of docs/replay.md in the same way.
-func TestDocs_replay(t *testing.T) {
+// TestDocs_Replay runs the commands of docs/replay.md in the same way.
+func TestDocs_Replay(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
 		file: "../../docs/replay.md",
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.refuses(4, 422, "payment.captured", "TIMEOUT_ERROR", `{"amount": 1}`)
 			p.refuses(1, 409, "order.placed", "T", `{}`)
 		},
@@ -483,12 +485,12 @@ func TestDocs_replay(t *testing.T) {
 	})
 }
 
-// TestDocs_analytics runs the blocks of docs/analytics.md.
-func TestDocs_analytics(t *testing.T) {
+// TestDocs_Analytics runs the blocks of docs/analytics.md.
+func TestDocs_Analytics(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
 		file: "../../docs/analytics.md",
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.refuses(3, 422, "payment.captured", "TIMEOUT_ERROR", `{"amount": 1}`)
 			// dlqd may be refreshing them at the same time.
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
@@ -497,12 +499,12 @@ func TestDocs_analytics(t *testing.T) {
 	})
 }
 
-// TestDocs_operations runs the blocks of docs/operations.md.
-func TestDocs_operations(t *testing.T) {
+// TestDocs_Operations runs the blocks of docs/operations.md.
+func TestDocs_Operations(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
 		file: "../../docs/operations.md",
-		ill: func(p *patient) {
+		setUp: func(p *deployment) {
 			p.refuses(1, 422, "payment.captured", "T", `{}`)
 			p.exec("SELECT dlq.discard(id, 'kim', 'of no use') FROM dlq.dead_letter_open")
 		},
@@ -514,9 +516,9 @@ func runRunbook(t *testing.T, s *scenario) {
 	t.Helper()
 	raw, err := os.ReadFile(s.file)
 	require.NoError(t, err)
-	p := newPatient(t, s.policy)
+	p := newDeployment(t, s.policy)
 	p.serve()
-	s.ill(p)
+	s.setUp(p)
 
 	printed := ""
 	steps := s.steps
@@ -537,37 +539,37 @@ func runRunbook(t *testing.T, s *scenario) {
 			return regexp.MustCompile(s.waits).MatchString(last)
 		}, time.Minute, 100*time.Millisecond, "last: %s", &last)
 	}
-	require.Empty(t, steps, "nothing came of them")
+	require.Empty(t, steps, "no block contains the text of these steps")
 	for _, pattern := range s.prints {
 		require.Regexp(t, pattern, printed)
 	}
 	for sql, want := range s.after {
 		p.await(want, sql)
 	}
-	if s.mended != nil {
-		s.mended(p)
+	if s.check != nil {
+		s.check(p)
 	}
 	require.Zero(t, p.dlqd.stop(syscall.SIGTERM))
 }
 
-// patient is a database with a running dlqd, a receiver whose answers can be set, and its own
+// deployment is a database with a running dlqd, a receiver whose answers can be set, and its own
 // policy.
-type patient struct {
+type deployment struct {
 	*testing.T
 
-	url      string
-	pool     *pgxpool.Pool
-	dlqd     *served
-	cold     string // the archive
-	config   string // the policy's directory
-	logins   map[string]string
-	sent     int
-	remember int
-	wake     func()
+	url            string
+	pool           *pgxpool.Pool
+	dlqd           *served
+	archive        string // directory
+	config         string // the policy's directory
+	logins         map[string]string
+	sent           int
+	requestsBefore int
+	wake           func()
 
-	mu     sync.Mutex
-	answer func(http.ResponseWriter, delivery)
-	got    []delivery
+	mu       sync.Mutex
+	answer   func(http.ResponseWriter, delivery)
+	requests []delivery
 }
 
 // delivery is a request that the receiver got.
@@ -577,14 +579,14 @@ type delivery struct {
 	status         int
 }
 
-func newPatient(t *testing.T, files map[string]string) *patient {
+func newDeployment(t *testing.T, files map[string]string) *deployment {
 	t.Helper()
 	url := postgrestest.URL(t)
-	p := &patient{
-		T: t, url: url, pool: postgrestest.Open(t, url), cold: t.TempDir(), config: t.TempDir(),
+	p := &deployment{
+		T: t, url: url, pool: postgrestest.Open(t, url), archive: t.TempDir(), config: t.TempDir(),
 		logins: map[string]string{"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"), "the owner of River's tables": postgrestest.Role},
 	}
-	receiver := answering(t, p.receive)
+	receiver := startReceiver(t, p.receive)
 	for name, text := range map[string]string{ // short backoff, and no breaker
 		"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}}}\ndestinations: {default: {url: RECEIVER}}\n",
 		"circuit-breaker": "defaults: {consecutiveFailures: 0, minimumCount: 1000}\n",
@@ -599,7 +601,7 @@ func newPatient(t *testing.T, files map[string]string) *patient {
 	return p
 }
 
-func (p *patient) receive(w http.ResponseWriter, r *http.Request) {
+func (p *deployment) receive(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	d := delivery{id: r.Header.Get("Webhook-Id"), kind: r.Header.Get("Dlqd-Kind"), body: string(body), gone: r.Context().Done(), status: http.StatusOK}
 	p.mu.Lock()
@@ -614,28 +616,28 @@ func (p *patient) receive(w http.ResponseWriter, r *http.Request) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.got = append(p.got, d)
+	p.requests = append(p.requests, d)
 }
 
 // answers sets the receiver's answers. nil means 200 to all requests.
-func (p *patient) answers(answer func(http.ResponseWriter, delivery)) {
+func (p *deployment) answers(answer func(http.ResponseWriter, delivery)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer = answer
 }
 
 // forget clears the receiver's record of requests.
-func (p *patient) forget() {
+func (p *deployment) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.got = nil
+	p.requests = nil
 }
 
-// tries returns the number of requests of a kind.
-func (p *patient) tries(kind string) (n int) {
+// requestCount returns the number of requests of a kind.
+func (p *deployment) requestCount(kind string) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, d := range p.got {
+	for _, d := range p.requests {
 		if d.kind == kind {
 			n++
 		}
@@ -643,12 +645,12 @@ func (p *patient) tries(kind string) (n int) {
 	return n
 }
 
-// taken returns the number of messages of a kind that the receiver accepted, each counted once.
-func (p *patient) taken(kind string) int {
+// acceptedCount returns the number of messages of a kind that the receiver accepted, each counted once.
+func (p *deployment) acceptedCount(kind string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ids := map[string]bool{}
-	for _, d := range p.got {
+	for _, d := range p.requests {
 		if d.kind == kind && d.status == http.StatusOK {
 			ids[d.id] = true
 		}
@@ -657,10 +659,10 @@ func (p *patient) taken(kind string) int {
 }
 
 // bodies returns the accepted requests of a kind, in order.
-func (p *patient) bodies(kind string) (bodies []string) {
+func (p *deployment) bodies(kind string) (bodies []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, d := range p.got {
+	for _, d := range p.requests {
 		if d.kind == kind && d.status == http.StatusOK {
 			bodies = append(bodies, d.body)
 		}
@@ -669,7 +671,7 @@ func (p *patient) bodies(kind string) (bodies []string) {
 }
 
 // send submits messages to the API. fields are further JSON fields.
-func (p *patient) send(n int, kind, payload string, fields ...string) {
+func (p *deployment) send(n int, kind, payload string, fields ...string) {
 	p.Helper()
 	for range n {
 		p.sent++
@@ -684,14 +686,14 @@ func (p *patient) send(n int, kind, payload string, fields ...string) {
 		}
 		response, err := http.Post(p.dlqd.api+"/api/messages", "application/json", strings.NewReader(body+", "+queue+"}"))
 		require.NoError(p, err)
-		said, _ := io.ReadAll(response.Body)
+		answer, _ := io.ReadAll(response.Body)
 		_ = response.Body.Close()
-		require.Equal(p, http.StatusAccepted, response.StatusCode, string(said))
+		require.Equal(p, http.StatusAccepted, response.StatusCode, string(answer))
 	}
 }
 
 // refuses sends messages that the receiver refuses, and waits for their dead letters.
-func (p *patient) refuses(n, status int, kind, errorType, payload string) {
+func (p *deployment) refuses(n, status int, kind, errorType, payload string) {
 	p.Helper()
 	p.answers(func(w http.ResponseWriter, _ delivery) {
 		w.Header().Set("X-Error-Type", errorType)
@@ -702,26 +704,26 @@ func (p *patient) refuses(n, status int, kind, errorType, payload string) {
 	p.answers(nil)
 }
 
-func (p *patient) serve() {
+func (p *deployment) serve() {
 	p.Helper()
-	p.dlqd = serve(p.T, "--database-url", p.url, "--config-dir", p.config, "--archive", p.cold)
+	p.dlqd = serve(p.T, "--database-url", p.url, "--config-dir", p.config, "--archive", p.archive)
 }
 
-// dies kills dlqd with SIGKILL.
-func (p *patient) dies() {
+// kill kills dlqd with SIGKILL.
+func (p *deployment) kill() {
 	p.Helper()
 	require.NoError(p, p.dlqd.cmd.Process.Kill())
 	_ = p.dlqd.cmd.Wait()
 }
 
-func (p *patient) exec(sql string) {
+func (p *deployment) exec(sql string) {
 	p.Helper()
 	_, err := p.pool.Exec(p.Context(), sql)
 	require.NoError(p, err)
 }
 
 // await waits until a query returns want.
-func (p *patient) await(want, sql string) {
+func (p *deployment) await(want, sql string) {
 	p.Helper()
 	var got strings.Builder
 	require.Eventually(p, func() bool {
@@ -734,7 +736,7 @@ func (p *patient) await(want, sql string) {
 }
 
 // block runs a block of a runbook as the role that its first line names, and returns the output.
-func (p *patient) block(language, text string) string {
+func (p *deployment) block(language, text string) string {
 	p.Helper()
 	role := ""
 	if first := regexp.MustCompile(`^-- as (.*)\n`).FindStringSubmatch(text); first != nil {
@@ -745,7 +747,7 @@ func (p *patient) block(language, text string) string {
 	cmd := exec.CommandContext(p.Context(), program, "psql", "--database-url", postgrestest.WithUser(p.url, as), "--", "-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
 	cmd.Stdin = strings.NewReader(text)
 	if language == "sh" {
-		cmd = exec.CommandContext(p.Context(), "bash", "-euc", strings.ReplaceAll(strings.ReplaceAll(text, "dlqd archive ", "dlqd archive --archive "+p.cold+" "), "dlqd ", program+" "))
+		cmd = exec.CommandContext(p.Context(), "bash", "-euc", strings.ReplaceAll(strings.ReplaceAll(text, "dlqd archive ", "dlqd archive --archive "+p.archive+" "), "dlqd ", program+" "))
 	}
 	cmd.Env = append(os.Environ(), "DLQD_API="+p.dlqd.api, "PAGER=")
 	out, err := cmd.CombinedOutput()
@@ -754,7 +756,7 @@ func (p *patient) block(language, text string) string {
 	return string(out)
 }
 
-func (p *patient) command(name string, args ...string) string {
+func (p *deployment) command(name string, args ...string) string {
 	p.Helper()
 	out, err := exec.CommandContext(p.Context(), name, args...).CombinedOutput()
 	require.NoError(p, err, "%s\n%s", name, out)
@@ -762,29 +764,29 @@ func (p *patient) command(name string, args ...string) string {
 }
 
 // dump returns all data of the database as text.
-func (p *patient) dump() string {
+func (p *deployment) dump() string {
 	p.Helper()
 	return p.command("pg_dump", "--data-only", p.url)
 }
 
-func (p *patient) write(file, text string) {
+func (p *deployment) write(file, text string) {
 	p.Helper()
 	require.NoError(p, os.WriteFile(filepath.Join(p.config, file), []byte(text), 0o600))
 }
 
-func (p *patient) git(args ...string) string {
+func (p *deployment) git(args ...string) string {
 	p.Helper()
 	return p.command("git", append([]string{"-C", p.config, "-c", "user.name=kim", "-c", "user.email=kim@example.com", "-c", "commit.gpgsign=false"}, args...)...)
 }
 
 // revert reverts the last commit of the policy and waits until the policy is in force.
-func (p *patient) revert() {
+func (p *deployment) revert() {
 	p.Helper()
 	p.git("revert", "--no-edit", "HEAD")
 	p.inForce()
 }
 
-func (p *patient) inForce() {
+func (p *deployment) inForce() {
 	p.Helper()
 	commit := strings.TrimSpace(p.git("rev-parse", "HEAD"))[:7]
 	p.await("t", "SELECT bool_or(value LIKE '"+commit+"%' AND value NOT LIKE '%-dirty') FROM dlq.settings WHERE key = 'policy_version'")

@@ -20,9 +20,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// walked lists commands with the API request that each makes. {entry}, {queue}, {run} and {asked}
+// commandRequests lists commands with the API request that each makes. {entry}, {queue}, {run} and {approval}
 // (a request for approval) belong first to one queue, then to another.
-var walked = []struct {
+var commandRequests = []struct {
 	operation, command string // with --json, if it has that flag
 	path, body         string // POST if there is a body
 	elsewhere          bool   // run only outside of the caller's queue, because it changes something
@@ -72,10 +72,10 @@ var walked = []struct {
 	{"submit-message", `send {} --queue {queue} --kind order.paid --message-id {queue} --json`, "/api/messages", `{"queue": "{queue}", "kind": "order.paid", "payload": {}, "messageId": "{queue}"}`, true},
 	{"reveal-entry", "show {entry} --reveal because --json", "/api/dlq/entries/{entry}/reveal", `{"note": "because"}`, true},
 	{"list-approvals", "approvals --json", "/api/dlq/approvals", "", false},
-	{"get-approval", "approvals show {asked} --json", "/api/dlq/approvals/{asked}", "", false},
-	{"approve", "approvals approve {asked} --expect 9 --json", "/api/dlq/approvals/{asked}/approve", `{"expect": 9}`, true},
-	{"refuse", "approvals refuse {asked} --json", "/api/dlq/approvals/{asked}/refuse", `{}`, true},
-	{"withdraw", "approvals withdraw {asked} --json", "/api/dlq/approvals/{asked}/withdraw", `{}`, true},
+	{"get-approval", "approvals show {approval} --json", "/api/dlq/approvals/{approval}", "", false},
+	{"approve", "approvals approve {approval} --expect 9 --json", "/api/dlq/approvals/{approval}/approve", `{"expect": 9}`, true},
+	{"refuse", "approvals refuse {approval} --json", "/api/dlq/approvals/{approval}/refuse", `{}`, true},
+	{"withdraw", "approvals withdraw {approval} --json", "/api/dlq/approvals/{approval}/withdraw", `{}`, true},
 	{"get-log-level", "log-level --json", "/api/log-level", "", false},
 	{"list-sessions", "sessions --json", "/api/sessions", "", false},
 	{"end-sessions", "sessions end-all --json", "/api/sessions/end", `{}`, false},
@@ -92,9 +92,9 @@ var withoutCommand = []string{
 	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo", // TestScope_walk, in package server
 }
 
-// TestScope_commands checks that a caller gets the same from a command as from the API: the same
+// TestScope_CommandsMatchAPI checks that a caller gets the same from a command as from the API: the same
 // entries, runs and queues, or the same refusal.
-func TestScope_commands(t *testing.T) {
+func TestScope_CommandsMatchAPI(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(config, "access.yaml"), []byte("authentication: [tokens]\n"), 0o600))
@@ -117,7 +117,7 @@ func TestScope_commands(t *testing.T) {
 	execute(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)] WHERE state = 'running'`)
 	execute(`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'note')`)
 	token := func(args ...string) string {
-		return strings.TrimSpace(ok(t, append([]string{"tokens", "create", "--database-url", url, "--name", "somebody"}, args...)...))
+		return strings.TrimSpace(ok(t, append([]string{"tokens", "create", "--database-url", url, "--name", "caller"}, args...)...))
 	}
 	ask := func(token, path, body string) (int, string) {
 		method := http.MethodGet
@@ -156,15 +156,15 @@ func TestScope_commands(t *testing.T) {
 		var answer struct{ Run struct{ ID string } }
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
 		of[queue]["{run}"] = answer.Run.ID
-		var asked string
+		var approval string
 		require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), "SELECT set_config('dlq.scope', jsonb_build_array(jsonb_build_object('queues', ARRAY[$1::text]))::text, true)", queue); err != nil {
 				return err
 			}
-			return tx.QueryRow(t.Context(), `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {}, "all": true}', p_actor => 'kim')::text`).Scan(&asked)
+			return tx.QueryRow(t.Context(), `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {}, "all": true}', p_actor => 'kim')::text`).Scan(&approval)
 		}))
-		of[queue]["{asked}"] = asked
-		words = append(words, append(ids, answer.Run.ID, asked)...)
+		of[queue]["{approval}"] = approval
+		words = append(words, append(ids, answer.Run.ID, approval)...)
 	}
 	admin := token("--role", "admin")
 	require.Eventually(t, func() bool {
@@ -173,17 +173,17 @@ func TestScope_commands(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 
 	_, document := ask(admin, "/openapi.json", "")
-	var says struct {
+	var spec struct {
 		Paths map[string]map[string]struct{ OperationID string }
 	}
-	require.NoError(t, json.Unmarshal([]byte(document), &says))
+	require.NoError(t, json.Unmarshal([]byte(document), &spec))
 	known := slices.Clone(withoutCommand)
-	for _, w := range walked {
+	for _, w := range commandRequests {
 		known = append(known, w.operation)
 	}
-	for _, path := range says.Paths {
+	for _, path := range spec.Paths {
 		for _, o := range path {
-			require.Contains(t, known, o.OperationID, "a new operation belongs in the walk, or has no command")
+			require.Contains(t, known, o.OperationID, "add the operation to commandRequests or withoutCommand")
 		}
 	}
 
@@ -195,17 +195,17 @@ func TestScope_commands(t *testing.T) {
 		}
 		return found
 	}
-	type person struct{ name, token, queue string } // queue is the one in scope; "" for none
-	var people errgroup.Group
-	people.SetLimit(4)
-	for _, p := range []person{
+	type caller struct{ name, token, queue string } // queue is the one in scope; "" for none
+	var callers errgroup.Group
+	callers.SetLimit(4)
+	for _, p := range []caller{
 		{"an admin of a queue", token("--role", "admin", "--queue", "pay_*"), "pay_eu"},
 		{"a reader of a kind", token("--role", "reader", "--kind", "order.*"), ""},
-		{"an admin of nothing that is here", token("--role", "admin", "--queue", "elsewhere"), ""},
+		{"an admin of another queue", token("--role", "admin", "--queue", "elsewhere"), ""},
 		{"a sender", token("--role", "sender"), ""},
 	} {
-		people.Go(func() error {
-			for _, w := range walked {
+		callers.Go(func() error {
+			for _, w := range commandRequests {
 				for _, queue := range queues {
 					if w.elsewhere && queue == p.queue || queue == "mailqueue" && !strings.Contains(w.command+w.path, "{") {
 						continue
@@ -231,31 +231,31 @@ func TestScope_commands(t *testing.T) {
 						continue
 					}
 					if status < 300 {
-						said := out.String()
+						output := out.String()
 						// Try again: a run may move an entry between the two requests.
 						for range 10 {
-							if w.operation == "get-stats" || !strings.HasPrefix(w.command, "audit") || slices.Equal(in(answer), in(said)) {
+							if w.operation == "get-stats" || !strings.HasPrefix(w.command, "audit") || slices.Equal(in(answer), in(output)) {
 								break
 							}
 							_, answer = ask(p.token, put.Replace(w.path), put.Replace(w.body))
 							again := exec.CommandContext(t.Context(), program, append(args, "--api-url", s.api)...)
 							again.Env = cmd.Env
 							raw, _ := again.Output()
-							said = string(raw)
+							output = string(raw)
 						}
-						if a, b := in(answer), in(said); w.operation != "get-stats" && !slices.Equal(a, b) {
-							t.Errorf("%s has %v; the API: %v\n%s\n%s", name, b, a, said, answer)
+						if a, b := in(answer), in(output); w.operation != "get-stats" && !slices.Equal(a, b) {
+							t.Errorf("%s has %v; the API: %v\n%s\n%s", name, b, a, output, answer)
 						}
 						continue
 					}
 					var problem struct{ Detail string }
 					if json.Unmarshal([]byte(answer), &problem) != nil || !strings.Contains(errOut.String(), problem.Detail) {
-						t.Errorf("%s says %s; the API: %s", name, errOut.String(), answer)
+						t.Errorf("%s: %s; the API: %s", name, errOut.String(), answer)
 					}
 				}
 			}
 			return nil
 		})
 	}
-	require.NoError(t, people.Wait())
+	require.NoError(t, callers.Wait())
 }

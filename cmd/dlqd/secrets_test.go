@@ -22,26 +22,26 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestSecrets_areNeverShown provokes errors around secrets of all kinds and checks that no output
+// TestSecrets_AreNeverPrinted provokes errors around secrets of all kinds and checks that no output
 // of dlqd contains one.
-func TestSecrets_areNeverShown(t *testing.T) {
+func TestSecrets_AreNeverPrinted(t *testing.T) {
 	t.Parallel()
 	// The receiver echoes the request in its errors, as many servers do.
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		said := fmt.Sprintf("Cannot %s %s for %s, signed %s", r.Method, r.URL, r.Header.Get("Authorization"), r.Header.Get("Webhook-Signature"))
+		output := fmt.Sprintf("Cannot %s %s for %s, signed %s", r.Method, r.URL, r.Header.Get("Authorization"), r.Header.Get("Webhook-Signature"))
 		switch {
 		case strings.Contains(r.URL.Path, "problem"):
 			w.Header().Set("Content-Type", "application/problem+json")
 			w.Header().Set("X-Error-Type", "NO_"+r.URL.String())
 			w.WriteHeader(http.StatusUnprocessableEntity)
-			_, _ = fmt.Fprintf(w, `{"type": %q, "title": %q, "detail": %q}`, r.URL, said, said)
+			_, _ = fmt.Fprintf(w, `{"type": %q, "title": %q, "detail": %q}`, r.URL, output, output)
 		case strings.Contains(r.URL.Path, "logical"):
-			_, _ = fmt.Fprintf(w, `{"success": false, "why": %q}`, said)
+			_, _ = fmt.Fprintf(w, `{"success": false, "why": %q}`, output)
 		case strings.Contains(r.URL.Path, "redirect"):
 			w.Header().Set("Location", r.URL.String()+"&again")
 			w.WriteHeader(http.StatusTemporaryRedirect)
 		default:
-			http.Error(w, said, http.StatusNotFound)
+			http.Error(w, output, http.StatusNotFound)
 		}
 	}))
 	t.Cleanup(receiver.Close)
@@ -89,14 +89,14 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	var out strings.Builder
 	shows := func(want string) { // does not print the whole output on failure
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("nothing shows %s", want)
+			t.Errorf("no output contains %s", want)
 		}
 	}
 	runs := func(args ...string) {
 		cmd := exec.CommandContext(t.Context(), program, args...)
 		cmd.Env = append(os.Environ(), "DLQD_DATABASE_URL="+u.String(), "DLQD_DESTINATION="+destinations["plain"], "DLQD_TOKEN="+token)
-		said, _ := cmd.CombinedOutput()
-		_, _ = fmt.Fprintf(&out, "dlqd\n%s\n", said)
+		output, _ := cmd.CombinedOutput()
+		_, _ = fmt.Fprintf(&out, "dlqd\n%s\n", output)
 	}
 	s := serve(t, "--database-url-file", urlFile, "--config-dir", dir, "--log-level", "debug")
 	arguments, err := exec.CommandContext(t.Context(), "ps", "-o", "args=", "-p", fmt.Sprint(s.cmd.Process.Pid)).CombinedOutput()
@@ -165,7 +165,7 @@ func TestSecrets_areNeverShown(t *testing.T) {
 	shows("retry-policies destinations.plain.url = http://***@" + host + "/plain/***?key=***")
 	runs("config", "show")
 	runs("config", "diff", dir, other)
-	shows("retry-policies destinations.plain.url: http://***@" + host + "/plain/***?key=***, in what is not shown")
+	shows("retry-policies destinations.plain.url: http://***@" + host + "/plain/***?key=***, in its hidden part")
 	runs("config", "check", dir)
 	for _, path := range []string{"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit", "/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars"} {
 		get(path)

@@ -30,16 +30,17 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 	var logLevel, logFormat, rateLimit string
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "Serve the API, deliver messages and work on dead letters",
+		Short: "Serve the API, deliver messages and process dead letters",
 		Long: "Serve runs the API, the processing workers and the DLQ workers in one process. With any of --api, --process\n" +
-			"and --dlq-workers it runs those parts alone, so that they can be spread over processes that share a database.\n\n" +
-			"SIGTERM or SIGINT stops it cleanly: intake ends, what was accepted is written, running jobs finish; a second\n" +
-			"signal stops it at once. SIGHUP, and a change of its files, have the policy read again. Exit codes: 0 stopped cleanly, 1 failed, 2 wrong command line, 3 the schema is old,\n" +
-			"4 another dlqd holds the data directory, 5 stopped before running jobs had finished, 6 no Postgres installed.",
+			"and --dlq-workers it runs only those parts, so that several processes can share the work on one database.\n\n" +
+			"SIGTERM or SIGINT stops serve cleanly: it accepts no more requests, writes what it accepted and waits for\n" +
+			"running jobs. A second signal stops it immediately. SIGHUP, and a change of the policy's files, reload the\n" +
+			"policy. Exit codes: 0 stopped cleanly, 1 failed, 2 invalid command line, 3 the database's schema is old,\n" +
+			"4 another dlqd uses the data directory, 5 stopped before running jobs had finished, 6 no Postgres installed.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if archive.at == "" {
-				database.besideURL = []string{"data-dir"} // locates the archive
+			if archive.value == "" {
+				database.allowedWithURL = []string{"data-dir"} // locates the archive
 			}
 			if err := database.check(cmd); err != nil {
 				return err
@@ -70,9 +71,9 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 				config.Listen = nil
 			}
 			for _, part := range []struct {
-				runs  bool
-				what  string
-				flags []string
+				runs    bool
+				missing string
+				flags   []string
 			}{
 				{config.API, "without --api", []string{"max-body-bytes"}},
 				{listens, "without --api or --listen", []string{
@@ -82,7 +83,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 				{config.Process || config.DLQWorkers, "without --process and --dlq-workers", []string{"poll-only"}},
 			} {
 				if !part.runs {
-					if err := ignores(cmd, part.what, part.flags...); err != nil {
+					if err := rejectFlags(cmd, part.missing, part.flags...); err != nil {
 						return err
 					}
 				}
@@ -113,9 +114,10 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			}
 			stopReloads := reloadOnHangup(cmd.Context(), s)
 			defer stopReloads()
-			config.Logger.Info("dlqd serves", "api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
+			config.Logger.Info("dlqd started",
+				"api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
 			err = s.Wait(cmd.Context(), hard)
-			config.Logger.Info("dlqd has stopped", "clean", err == nil)
+			config.Logger.Info("dlqd stopped", "clean", err == nil)
 			return err
 		},
 	}
@@ -123,28 +125,28 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 	flags := cmd.Flags()
 	flags.BoolVar(&config.API, "api", false, "serve the API")
 	flags.BoolVar(&config.Process, "process", false, "deliver messages")
-	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "work on dead letters")
-	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port, or unix:PATH; may be given again. Without --api, only if it is given: /metrics and health alone")
-	flags.BoolVar(&config.Insecure, "insecure", false, "listen where others than the machine's own users are, and ask nobody who they are")
-	flags.StringArrayVar(&config.Door.Hosts, "allowed-host", nil, "name under which the API may be asked for, beside localhost, loopback addresses, those of --listen and the address of the connection; may be given again")
-	flags.StringArrayVar(&config.Door.Origins, "allowed-origin", nil, "origin (https://console.example) of pages elsewhere that may use the API; may be given again")
-	flags.StringVar(&config.TLS.Cert, "tls-cert", "", "PEM file of the certificate, with those between it and its root: what comes by TCP is then HTTPS. Read again when it changes")
-	flags.StringVar(&config.TLS.Key, "tls-key", "", "PEM file of the certificate's key")
-	flags.StringVar(&config.TLS.ClientCA, "tls-client-ca", "", "PEM file of the CAs whose certificates clients may show")
-	flags.StringVar(&rateLimit, "rate-limit", "", "requests that each client may make, such as 100/s or 600/m; no limit if empty")
-	flags.IntVar(&config.Door.MaxRequests, "max-requests", door.DefaultMaxRequests, "requests that are answered at once; one client alone may have half of them")
-	flags.Int64Var(&config.MaxConnections, "max-connections", door.DefaultMaxConnections, "connections by TCP at once; one address alone may have half of them")
+	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "process dead letters")
+	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port or unix:PATH; repeatable. Without --api, serves only /metrics and health checks")
+	flags.BoolVar(&config.Insecure, "insecure", false, "allow listening beyond this machine without authentication: every caller may do everything")
+	flags.StringArrayVar(&config.Door.Hosts, "allowed-host", nil, "host name that requests may use, besides localhost, loopback addresses, those of --listen and the connection's own address; repeatable")
+	flags.StringArrayVar(&config.Door.Origins, "allowed-origin", nil, "origin of other web pages that may use the API, such as https://console.example; repeatable")
+	flags.StringVar(&config.TLS.Cert, "tls-cert", "", "PEM file with the certificate and its intermediates; enables HTTPS on TCP addresses. Reloaded when it changes")
+	flags.StringVar(&config.TLS.Key, "tls-key", "", "PEM file with the certificate's key")
+	flags.StringVar(&config.TLS.ClientCA, "tls-client-ca", "", "PEM file with the CAs that sign client certificates")
+	flags.StringVar(&rateLimit, "rate-limit", "", "maximum request rate of each client, such as 100/s or 600/m; no limit if empty")
+	flags.IntVar(&config.Door.MaxRequests, "max-requests", door.DefaultMaxRequests, "maximum number of concurrent requests; one client may use half of them")
+	flags.Int64Var(&config.MaxConnections, "max-connections", door.DefaultMaxConnections, "maximum number of concurrent TCP connections; one address may use half of them")
 	source.register(cmd)
 	archive.register(cmd)
-	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "largest message")
-	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers look for due entries when nothing wakes them")
-	flags.BoolVar(&config.PollOnly, "poll-only", false, "do without LISTEN/NOTIFY. Behind a pooler that is so unless false is given, for one that gives each client a session")
-	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "how long a stop may take: requests and running jobs finish, and the last quarter (5 s at most) is for cutting off what does not")
-	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "most connections of the pool to the database; pool_max_conns of the URL counts where this is not given")
-	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error; dlqd log-level changes it while dlqd serves")
-	flags.StringVar(&logFormat, "log-format", "text", "text, or json: an object on each line")
-	flags.StringVar(&config.RiverUI, "river-ui", "", "URL of River UI, to which the console links jobs; no links if empty")
-	flags.StringVar(&config.OTLPEndpoint, "otlp-endpoint", telemetry.EndpointOfEnvironment(), "URL of a collector of OpenTelemetry's (OTLP over HTTP, such as http://localhost:4318) that gets traces, metrics and logs; nothing is sent if empty")
+	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "maximum size of a message in bytes")
+	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers poll for due entries if no notification wakes them")
+	flags.BoolVar(&config.PollOnly, "poll-only", false, "poll instead of using LISTEN/NOTIFY. Default behind a pooler; --poll-only=false is for a pooler in session mode")
+	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "maximum time for a clean stop; its last quarter (at most 5 s) is for cancelling requests and jobs that have not finished")
+	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "maximum number of database connections; defaults to pool_max_conns of the URL if set")
+	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error; \"dlqd log-level\" changes it while serve runs")
+	flags.StringVar(&logFormat, "log-format", "text", "text, or json (one object per line)")
+	flags.StringVar(&config.RiverUI, "river-ui", "", "URL of River UI; the console links jobs to it")
+	flags.StringVar(&config.OTLPEndpoint, "otlp-endpoint", telemetry.EndpointOfEnvironment(), "URL of an OpenTelemetry collector (OTLP over HTTP, such as http://localhost:4318) for traces, metrics and logs; none if empty")
 	flags.Lookup("otlp-endpoint").DefValue = "$OTEL_EXPORTER_OTLP_ENDPOINT"
 	return cmd
 }
@@ -177,7 +179,7 @@ const apiTimeout = 30 * time.Second
 func checkRiverUI(address string) error {
 	u, err := url.Parse(address)
 	if address != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil) {
-		return &usageError{errors.New("--river-ui: must be the http or https URL at which people open River UI, without a password")}
+		return &usageError{errors.New("--river-ui: must be the http or https URL of River UI in a browser, without a password")}
 	}
 	return nil
 }

@@ -10,11 +10,11 @@ import (
 )
 
 func newSessions() *cobra.Command {
-	cmd := &cobra.Command{Use: "sessions", Short: "List who is signed in with a browser, and sign them out", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "sessions", Short: "List and end browser sessions", Args: cobra.NoArgs}
 	var c client
 	var name string
 	list := &cobra.Command{
-		Use: "list", Short: "List your sessions or, as an admin, everybody's, the latest first", Args: cobra.NoArgs,
+		Use: "list", Short: "List your sessions or, as an admin, those of all users, newest first", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path := api.SessionsPath
 			if name != "" {
@@ -33,9 +33,9 @@ func newSessions() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	asList(cmd, list, &c)
+	addDefaultList(cmd, list, &c)
 	for _, f := range []*cobra.Command{cmd, list} {
-		f.Flags().StringVar(&name, "name", "", "only of this person")
+		f.Flags().StringVar(&name, "name", "", "only sessions of this user")
 	}
 	cmd.AddCommand(newSessionsEnd(), newSessionsEndAll())
 	return cmd
@@ -45,7 +45,7 @@ func newSessionsEnd() *cobra.Command {
 	var c client
 	var note string
 	cmd := &cobra.Command{
-		Use: "end ID", Short: "End a session; every process refuses it within five seconds", Args: cobra.ExactArgs(1),
+		Use: "end ID", Short: "End a session; every process rejects it within five seconds", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := api.SessionsPath + "/" + url.PathEscape(args[0])
 			if note != "" {
@@ -55,12 +55,12 @@ func newSessionsEnd() *cobra.Command {
 			if err := c.call(cmd, http.MethodDelete, path, nil, &out); err != nil || c.asJSON {
 				return err
 			}
-			sayf(cmd.OutOrStdout(), "session %s has ended\n", args[0])
+			printSafef(cmd.OutOrStdout(), "session %s has ended\n", args[0])
 			return nil
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&note, "note", "", "why")
+	cmd.Flags().StringVar(&note, "note", "", "reason")
 	return cmd
 }
 
@@ -68,18 +68,18 @@ func newSessionsEndAll() *cobra.Command {
 	var c client
 	var in api.EndSessions
 	cmd := &cobra.Command{
-		Use: "end-all", Short: "End all of your sessions or, as an admin, somebody's", Args: cobra.NoArgs,
+		Use: "end-all", Short: "End all your sessions or, as an admin, those of another user", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var out api.EndedSessions
 			if err := c.call(cmd, http.MethodPost, api.SessionsPath+"/end", in, &out); err != nil || c.asJSON {
 				return err
 			}
-			sayf(cmd.OutOrStdout(), "%d sessions have ended\n", out.Ended)
+			printSafef(cmd.OutOrStdout(), "%d sessions have ended\n", out.Ended)
 			return nil
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&in.Name, "name", "", "whose, as an admin; your own if empty")
-	cmd.Flags().StringVar(&in.Note, "note", "", "why")
+	cmd.Flags().StringVar(&in.Name, "name", "", "user whose sessions end (admins only); yourself if empty")
+	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
 	return cmd
 }

@@ -81,8 +81,8 @@ func TestSessions(t *testing.T) {
 	id := strings.Fields(strings.Split(listed, "\n")[1])[0]
 	_, lee := as("lee", "operator")
 	require.NotContains(t, ok(t, with(lee, "sessions")...), "kim")
-	_, said, code := run(t, with(lee, "sessions", "end", id)...)
-	require.Equal(t, 1, code, said)
+	_, stderr, code := run(t, with(lee, "sessions", "end", id)...)
+	require.Equal(t, 1, code, stderr)
 	require.True(t, signedIn(first))
 	require.Contains(t, ok(t, with(byRoot, "sessions", "end", id, "--note", "a lost phone")...), "has ended")
 	require.False(t, signedIn(first))
@@ -110,9 +110,9 @@ grants:
 	return serve(t, "--database-url", postgrestest.URL(t), "--config-dir", dir)
 }
 
-// TestSessions_clientSecret checks that a client's secret is read from a file and sent only to the
+// TestSessions_ClientSecretGoesOnlyToProvider checks that a client's secret is read from a file and sent only to the
 // provider.
-func TestSessions_clientSecret(t *testing.T) {
+func TestSessions_ClientSecretGoesOnlyToProvider(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	issuer.Secret("a secret: of% the client")
@@ -131,9 +131,9 @@ func TestSessions_clientSecret(t *testing.T) {
 	require.NotContains(t, body+s.log.String(), "of% the client")
 }
 
-// TestSessions_realProvider signs in with a browser at npm's oidc-provider; see
-// TestLogin_realProvider.
-func TestSessions_realProvider(t *testing.T) {
+// TestSessions_RealProvider signs in with a browser at npm's oidc-provider; see
+// TestLogin_RealProvider.
+func TestSessions_RealProvider(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_OIDC_PROVIDER")
 	if installed == "" {
@@ -150,21 +150,21 @@ func TestSessions_realProvider(t *testing.T) {
 		}
 		signIn()
 		status, _ := kim.answer(kim.Get(kim.last.String()))
-		require.Equal(t, http.StatusBadRequest, status, "an answer counts once")
+		require.Equal(t, http.StatusBadRequest, status, "a sign-in answer works twice")
 		status, body := newVisitor(t, s.api).answer(http.Get(kim.last.String()))
 		require.Equal(t, http.StatusBadRequest, status, body)
 
 		// The provider changes its key, and its clock differs. A signed-in user stays signed in regardless
 		// of the token.
-		provider.does("rotate")
+		provider.command("rotate")
 		require.Equal(t, http.StatusOK, func() int { status, _ := kim.answer(kim.Get(s.api + "/api/whoami")); return status }())
 		require.Eventually(t, func() bool {
 			status, _ := kim.answer(kim.Get(s.api + "/sign-in/oidc?to=/api/whoami"))
 			return status == http.StatusOK
 		}, time.Minute, time.Second)
-		provider.does("clock 45")
+		provider.command("clock 45")
 		signIn()
-		provider.does("clock 0")
+		provider.command("clock 0")
 
 		status, _ = kim.answer(kim.PostForm(s.api+"/sign-out", nil))
 		require.Equal(t, http.StatusOK, status, "the page to sign in")

@@ -39,7 +39,7 @@ func newStats() *cobra.Command {
 	var over, queue string
 	cmd := &cobra.Command{
 		Use:   "stats",
-		Short: "Say what is open, and what has happened of late",
+		Short: "Show open dead letters and recent activity",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var r report
@@ -48,7 +48,7 @@ func newStats() *cobra.Command {
 				window.Set("queue", queue)
 			}
 			of := "?" + window.Encode()
-			for _, ask := range []struct {
+			for _, request := range []struct {
 				path string
 				out  any
 			}{
@@ -60,11 +60,11 @@ func newStats() *cobra.Command {
 				{"analytics/error-types" + of, &r.ErrorTypes},
 				{"analytics/groups" + of + "&limit=" + strconv.Itoa(topGroups), &r.Groups},
 			} {
-				raw, err := c.raw(cmd, http.MethodGet, "/api/dlq/"+ask.path, nil)
+				raw, err := c.raw(cmd, http.MethodGet, "/api/dlq/"+request.path, nil)
 				if err != nil {
 					return err
 				}
-				if err := json.Unmarshal(raw, ask.out); err != nil {
+				if err := json.Unmarshal(raw, request.out); err != nil {
 					return err
 				}
 			}
@@ -76,7 +76,7 @@ func newStats() *cobra.Command {
 	}
 	c.register(cmd)
 	cmd.Flags().StringVar(&over, "over", "24h", "how far back, such as 90m, 24h or 30d")
-	cmd.Flags().StringVar(&queue, "queue", "", "of this queue alone")
+	cmd.Flags().StringVar(&queue, "queue", "", "only this queue")
 	cmd.AddCommand(newHeatMap(), newOldest(), newPolicies(), newSources())
 	return cmd
 }
@@ -127,7 +127,7 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 			row("(all)", q.Open, "", q.Manual, q.Captured, q.Resolved, percent(q.ResolutionRate), percent(q.ReplaySuccess), "", "")
 			continue
 		}
-		row(*q.Queue, q.Open, open[*q.Queue], q.Manual, q.Captured, q.Resolved, percent(q.ResolutionRate), percent(q.ReplaySuccess), took(times[*q.Queue].P50), took(times[*q.Queue].P95))
+		row(*q.Queue, q.Open, open[*q.Queue], q.Manual, q.Captured, q.Resolved, percent(q.ResolutionRate), percent(q.ReplaySuccess), formatSeconds(times[*q.Queue].P50), formatSeconds(times[*q.Queue].P95))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -156,11 +156,11 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 		if r.Now.Observed >= api.MostCounted {
 			atLeast = " or more"
 		}
-		_, err = fmt.Fprintf(out, "\nobserved, and not redelivered by themselves: %d%s (dlqd automatic)", r.Now.Observed, atLeast)
+		_, err = fmt.Fprintf(out, "\nobserved, not redelivered automatically: %d%s (see dlqd automatic)", r.Now.Observed, atLeast)
 	}
 	if r.Now.AutomaticStopped != nil {
 		_, _ = fmt.Fprintln(out)
-		sayStopped(out, r.Now.AutomaticStopped)
+		printStop(out, r.Now.AutomaticStopped)
 	}
 	_, _ = fmt.Fprintf(out, "\nlast 24 hours: %d captured, %d replayed, %d resolved, %d failed for good, %d archived\n",
 		r.Now.LastDay.Captured, r.Now.LastDay.Replayed, r.Now.LastDay.Resolved, r.Now.LastDay.Failed, r.Now.LastDay.Archived)
@@ -204,7 +204,7 @@ func percent(share *float64) string {
 	return fmt.Sprintf("%.1f %%", 100**share)
 }
 
-func took(s analytics.Seconds) string {
+func formatSeconds(s analytics.Seconds) string {
 	if s == 0 {
 		return "-"
 	}

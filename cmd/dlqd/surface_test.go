@@ -59,9 +59,9 @@ func TestSurface(t *testing.T) {
 			if os.Getenv("DLQD_SURFACE") == "write" {
 				require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 			}
-			kept, err := os.ReadFile(file)
+			want, err := os.ReadFile(file)
 			require.NoError(t, err)
-			require.Equal(t, string(kept), text, "names in %s changed; DLQD_SURFACE=write accepts it", file)
+			require.Equal(t, string(want), text, "names in %s changed; DLQD_SURFACE=write accepts it", file)
 		})
 	}
 }
@@ -254,7 +254,7 @@ func commandNames(t *testing.T) (names []string) {
 		{"held", exitHeld},
 		{"stopped", exitStopped},
 		{"no server", exitNoServer},
-		{"approval requested", exitAsked},
+		{"approval requested", exitApproval},
 	} {
 		names = append(names, fmt.Sprintf("exit %d: %s", code.code, code.name))
 	}

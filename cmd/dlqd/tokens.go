@@ -19,10 +19,11 @@ const defaultTokenLife = 90 * 24 * time.Hour
 func newTokens() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tokens",
-		Short: "Make keys to the API, list and revoke them",
-		Long: "A token says who calls the API, and what they may do: a role, in the queues and for the kinds that match. It is shown once, when it is made;\n" +
-			"the database has a hash. These commands go to the database, so they need no token themselves: whoever may write dlqd's tables makes the first\n" +
-			"one, and gets in where nothing else works. The policy says that tokens count (access.yaml: authentication: [tokens]).",
+		Short: "Create, list, rotate and revoke API tokens",
+		Long: "A token identifies a caller of the API and gives it a role, in the queues and for the kinds that match. A token is\n" +
+			"shown once, when it is created; the database stores a hash. These commands connect to the database, so they need\n" +
+			"no token: a role that may write dlqd's tables creates the first token, and can create one when every other\n" +
+			"sign-in fails. The policy enables tokens (access.yaml: authentication: [tokens]).",
 	}
 	cmd.AddCommand(newTokensCreate(), newTokensList(), newTokensRevoke(), newTokensRotate())
 	return cmd
@@ -47,13 +48,14 @@ func newTokensCreate() *cobra.Command {
 	var token access.Token
 	var role, by string
 	var life time.Duration
-	cmd := tokenCommand("create", "Make a token, and print it: the only time that anybody sees it", cobra.NoArgs, func(cmd *cobra.Command, tokens *access.Store, _ []string) error {
+	const short = "Create a token and print it; it cannot be shown again"
+	cmd := tokenCommand("create", short, cobra.NoArgs, func(cmd *cobra.Command, tokens *access.Store, _ []string) error {
 		if token.Name == "" || role == "" {
-			return &usageError{errors.New("a token is somebody's, and for something: --name and --role")}
+			return &usageError{errors.New("--name and --role are required")}
 		}
 		for flag, patterns := range map[string][]string{"queue": token.Queues, "kind": token.Kinds, "source": token.Sources} {
 			if cmd.Flags().Changed(flag) && len(patterns) == 0 { // for example an empty variable in a script
-				return &usageError{fmt.Errorf("--%s is empty: leave it out for every %s", flag, flag)}
+				return &usageError{fmt.Errorf("--%s is empty: omit it to allow every %s", flag, flag)}
 			}
 		}
 		var err error
@@ -68,20 +70,20 @@ func newTokensCreate() *cobra.Command {
 		return printSecret(cmd, &token, secret)
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&token.Name, "name", "", "who holds it: the actor in the audit trail")
+	flags.StringVar(&token.Name, "name", "", "name of the holder, recorded as the actor in the audit trail")
 	flags.StringVar(&role, "role", "", "reader, operator, admin, sender (submits messages) or metrics (reads metrics and health)")
-	flags.StringSliceVar(&token.Queues, "queue", nil, "only in queues that match; * stands for any text; may be given again")
-	flags.StringSliceVar(&token.Kinds, "kind", nil, "only for kinds that match; may be given again")
-	flags.StringSliceVar(&token.Sources, "source", nil, "a sender submits only as sources that match; may be given again")
-	flags.DurationVar(&life, "expires", defaultTokenLife, "how long it is good; 0 for ever")
-	flags.StringVar(&token.Note, "note", "", "what it is for")
-	flags.StringVar(&by, "actor", actor(), "who makes it")
+	flags.StringSliceVar(&token.Queues, "queue", nil, "limit to queues that match; * matches any text; repeatable")
+	flags.StringSliceVar(&token.Kinds, "kind", nil, "limit to kinds that match; repeatable")
+	flags.StringSliceVar(&token.Sources, "source", nil, "limit a sender to sources that match; repeatable")
+	flags.DurationVar(&life, "expires", defaultTokenLife, "lifetime; 0 means that it does not expire")
+	flags.StringVar(&token.Note, "note", "", "purpose of the token")
+	flags.StringVar(&by, "actor", actor(), "name recorded as the actor")
 	return cmd
 }
 
 func expiry(life time.Duration) (*time.Time, error) {
 	if life < 0 {
-		return nil, &usageError{errors.New("--expires: must not be negative; 0 is for ever")}
+		return nil, &usageError{errors.New("--expires: must not be negative; 0 means that the token does not expire")}
 	}
 	if life == 0 {
 		return nil, nil //nolint:nilnil // never
@@ -93,18 +95,19 @@ func expiry(life time.Duration) (*time.Time, error) {
 // printSecret prints the token on standard output, for files and variables, and its description on
 // standard error.
 func printSecret(cmd *cobra.Command, token *access.Token, secret string) error {
-	until := "for ever"
+	expires := "does not expire"
 	if token.ExpiresAt != nil {
-		until = "until " + token.ExpiresAt.Format(time.RFC3339)
+		expires = "expires " + token.ExpiresAt.Format(time.RFC3339)
 	}
-	_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "token %s of %s, %s %s, %s; it is not shown again\n", token.ID, printable(token.Name), token.Role, printable(where(token)), until)
+	_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "token %s of %s, %s %s, %s; it cannot be shown again\n",
+		token.ID, printable(token.Name), token.Role, printable(scopeText(token)), expires)
 	_, err := fmt.Fprintln(cmd.OutOrStdout(), secret)
 	return err
 }
 
 func newTokensList() *cobra.Command {
 	var asJSON bool
-	cmd := tokenCommand("list", "List tokens, those included that are good no more", cobra.NoArgs, func(cmd *cobra.Command, tokens *access.Store, _ []string) error {
+	cmd := tokenCommand("list", "List tokens, including expired and revoked ones", cobra.NoArgs, func(cmd *cobra.Command, tokens *access.Store, _ []string) error {
 		all, err := tokens.List(cmd.Context())
 		if err != nil {
 			return err
@@ -112,7 +115,7 @@ func newTokensList() *cobra.Command {
 		if asJSON {
 			return json.NewEncoder(cmd.OutOrStdout()).Encode(all)
 		}
-		w, row := table(cmd, "ID\tNAME\tROLE\tWHERE\tSTATE\tEXPIRES\tUSED\tNOTE")
+		w, row := table(cmd, "ID\tNAME\tROLE\tSCOPE\tSTATE\tEXPIRES\tUSED\tNOTE")
 		for _, t := range all {
 			expires, used := "never", "never"
 			if t.ExpiresAt != nil {
@@ -121,16 +124,16 @@ func newTokensList() *cobra.Command {
 			if t.UsedAt != nil {
 				used = ago(*t.UsedAt)
 			}
-			row(t.ID, t.Name, t.Role, where(&t), t.State(time.Now()), expires, used, t.Note)
+			row(t.ID, t.Name, t.Role, scopeText(&t), t.State(time.Now()), expires, used, t.Note)
 		}
 		return w.Flush()
 	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-// where describes the scope of a token.
-func where(t *access.Token) string {
+// scopeText describes the scope of a token.
+func scopeText(t *access.Token) string {
 	var parts []string
 	for _, limit := range []struct {
 		name     string
@@ -148,22 +151,22 @@ func where(t *access.Token) string {
 
 func newTokensRevoke() *cobra.Command {
 	var by, note string
-	cmd := tokenCommand("revoke ID", "Have a token refused, within five seconds by every process", cobra.ExactArgs(1), func(cmd *cobra.Command, tokens *access.Store, args []string) error {
+	cmd := tokenCommand("revoke ID", "Revoke a token; every process rejects it within five seconds", cobra.ExactArgs(1), func(cmd *cobra.Command, tokens *access.Store, args []string) error {
 		if err := tokens.Revoke(cmd.Context(), args[0], by, note); err != nil {
 			return err
 		}
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "token %s is revoked\n", args[0])
 		return err
 	})
-	cmd.Flags().StringVar(&by, "actor", actor(), "who does it")
-	cmd.Flags().StringVar(&note, "note", "", "why")
+	cmd.Flags().StringVar(&by, "actor", actor(), "name recorded as the actor")
+	cmd.Flags().StringVar(&note, "note", "", "reason")
 	return cmd
 }
 
 func newTokensRotate() *cobra.Command {
 	var by string
 	var keep, life time.Duration
-	cmd := tokenCommand("rotate ID", "Make a token in place of another one, which is good for a while longer", cobra.ExactArgs(1), func(cmd *cobra.Command, tokens *access.Store, args []string) error {
+	cmd := tokenCommand("rotate ID", "Create a token that replaces another, which stays valid for a while", cobra.ExactArgs(1), func(cmd *cobra.Command, tokens *access.Store, args []string) error {
 		until, err := expiry(life)
 		if err != nil {
 			return err
@@ -174,8 +177,8 @@ func newTokensRotate() *cobra.Command {
 		}
 		return printSecret(cmd, token, secret)
 	})
-	cmd.Flags().DurationVar(&keep, "keep", time.Hour, "how long the old one is good")
-	cmd.Flags().DurationVar(&life, "expires", defaultTokenLife, "how long the new one is good; 0 for ever")
-	cmd.Flags().StringVar(&by, "actor", actor(), "who does it")
+	cmd.Flags().DurationVar(&keep, "keep", time.Hour, "how long the old token stays valid")
+	cmd.Flags().DurationVar(&life, "expires", defaultTokenLife, "lifetime of the new token; 0 means that it does not expire")
+	cmd.Flags().StringVar(&by, "actor", actor(), "name recorded as the actor")
 	return cmd
 }

@@ -24,16 +24,16 @@ func TestTokens(t *testing.T) {
 	}
 
 	t.Setenv("DLQD_TOKEN", "")
-	_, said, _ := run(t, append([]string{"list"}, api...)...)
-	require.Contains(t, said, "dlqd tokens create")
+	_, stderr, _ := run(t, append([]string{"list"}, api...)...)
+	require.Contains(t, stderr, "dlqd tokens create")
 	secret := strings.TrimSpace(tokens("create", "--name", "kim", "--role", "admin", "--note", "the first"))
 	t.Setenv("DLQD_TOKEN", secret)
 	require.Contains(t, ok(t, append([]string{"list"}, api...)...), "STATUS")
 	file := writeFile(t, secret+"\n")
 	t.Setenv("DLQD_TOKEN", "")
 	require.Contains(t, ok(t, append([]string{"list", "--token-file", file}, api...)...), "STATUS")
-	_, said, _ = run(t, append([]string{"list", "--token-file", file + ".none"}, api...)...)
-	require.Contains(t, said, "--token-file")
+	_, stderr, _ = run(t, append([]string{"list", "--token-file", file + ".none"}, api...)...)
+	require.Contains(t, stderr, "--token-file")
 
 	listed := tokens("list")
 	require.NotContains(t, listed, secret)

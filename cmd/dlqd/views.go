@@ -12,10 +12,10 @@ import (
 )
 
 func newViews() *cobra.Command {
-	cmd := &cobra.Command{Use: "views", Short: "List saved views, which dlqd list --view shows; save and delete them", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "views", Short: "List saved views; save and delete them (\"dlqd list --view\" shows one)", Args: cobra.NoArgs}
 	var c client
 	list := &cobra.Command{
-		Use: "list", Short: "List saved views: your own, and those that others share", Args: cobra.NoArgs,
+		Use: "list", Short: "List your saved views, and those that others share", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var out struct {
 				Views []savedview.SavedView `json:"views"`
@@ -23,14 +23,14 @@ func newViews() *cobra.Command {
 			if err := c.call(cmd, http.MethodGet, api.ViewsPath+"?"+url.Values{"actor": {actor()}}.Encode(), nil, &out); err != nil || c.asJSON {
 				return err
 			}
-			w, row := table(cmd, "NAME\tQUERY\tOF\tSHARED\tORDER\tCOLUMNS")
+			w, row := table(cmd, "NAME\tQUERY\tOWNER\tSHARED\tORDER\tCOLUMNS")
 			for _, v := range out.Views {
 				row(v.Name, v.Query, v.Owner, map[bool]string{true: "yes", false: "no"}[v.Shared], v.Order, strings.Join(v.Columns, ","))
 			}
 			return w.Flush()
 		},
 	}
-	asList(cmd, list, &c)
+	addDefaultList(cmd, list, &c)
 	cmd.AddCommand(newSaveView(), newDeleteView())
 	return cmd
 }
@@ -45,21 +45,21 @@ func newSaveView() *cobra.Command {
 	var c client
 	var in api.ViewBody
 	cmd := &cobra.Command{
-		Use: "save NAME QUERY", Short: "Save what dlqd list takes under a name, or change what is there", Args: cobra.ExactArgs(2),
+		Use: "save NAME QUERY", Short: "Save a filter under a name, or change a saved view", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Query, in.Actor = args[1], actor()
 			var v savedview.SavedView
 			if err := c.call(cmd, http.MethodPut, api.ViewsPath+"/"+url.PathEscape(args[0]), in, &v); err != nil || c.asJSON {
 				return err
 			}
-			sayf(cmd.OutOrStdout(), "saved: dlqd list --view '%s'\n", v.Name)
+			printSafef(cmd.OutOrStdout(), "saved: dlqd list --view '%s'\n", v.Name)
 			return nil
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringSliceVar(&in.Columns, "columns", nil, "which columns the console shows, in this order")
-	cmd.Flags().StringVar(&in.Order, "order", "", "newest or oldest first")
-	cmd.Flags().BoolVar(&in.Shared, "shared", false, "others see it, too")
+	cmd.Flags().StringSliceVar(&in.Columns, "columns", nil, "columns that the console shows, in this order")
+	cmd.Flags().StringVar(&in.Order, "order", "", "newest or oldest, for which entries come first")
+	cmd.Flags().BoolVar(&in.Shared, "shared", false, "other users see the view too")
 	return cmd
 }
 
@@ -78,16 +78,16 @@ func newDeleteView() *cobra.Command {
 		},
 	}
 	c.registerURL(cmd)
-	cmd.Flags().StringVar(&owner, "owner", "", "one that they share (an admin)")
+	cmd.Flags().StringVar(&owner, "owner", "", "owner of a shared view to delete (admins only)")
 	return cmd
 }
 
-// useView sets the query of a list to a saved view's.
-func (c *client) useView(cmd *cobra.Command, name string, query url.Values) error {
+// applyView copies the filter and order of a saved view to the query of a list.
+func (c *client) applyView(cmd *cobra.Command, name string, query url.Values) error {
 	var v savedview.SavedView
-	asked := *c
-	asked.asJSON = false
-	if err := asked.call(cmd, http.MethodGet, viewPath(name, url.Values{}), nil, &v); err != nil {
+	plain := *c
+	plain.asJSON = false
+	if err := plain.call(cmd, http.MethodGet, viewPath(name, url.Values{}), nil, &v); err != nil {
 		return err
 	}
 	query.Set("q", v.Query)

@@ -26,7 +26,7 @@ type Notification struct {
 	Title    string
 	Text     string
 	Link     string // to the page, if the receiver has a field for it
-	Over     bool   // it resolves Incident (pagerduty, opsgenie)
+	Resolved bool   // it resolves Incident (pagerduty, opsgenie)
 	Incident string // the key of the incident (pagerduty, opsgenie)
 }
 
@@ -37,8 +37,8 @@ type Receivers struct {
 	mail   net.Listener
 	notify func(Notification)
 
-	mu  sync.Mutex
-	got []Notification
+	mu       sync.Mutex
+	received []Notification
 }
 
 // NewReceivers listens on free ports. notify, if not nil, is called with each notification.
@@ -52,7 +52,7 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 		return nil, errors.Join(err, r.web.Close())
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /slack", taking(r, func(m *struct {
+	mux.HandleFunc("POST /slack", jsonHandler(r, func(m *struct {
 		Attachments []struct {
 			Title, Text string
 			TitleLink   string `json:"title_link"`
@@ -64,7 +64,7 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 		}
 		return Notification{Receiver: "slack", Title: m.Attachments[0].Title, Text: m.Attachments[0].Text, Link: m.Attachments[0].TitleLink}
 	}))
-	mux.HandleFunc("POST /pagerduty", taking(r, func(m *struct {
+	mux.HandleFunc("POST /pagerduty", jsonHandler(r, func(m *struct {
 		ClientURL string `json:"client_url"`
 		Action    string `json:"event_action"`
 		Key       string `json:"dedup_key"`
@@ -76,10 +76,10 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 	) Notification {
 		return Notification{
 			Receiver: "pagerduty", Title: m.Payload.Summary, Text: m.Payload.CustomDetails["text"], Link: m.ClientURL,
-			Over: m.Action == "resolve", Incident: m.Key,
+			Resolved: m.Action == "resolve", Incident: m.Key,
 		}
 	}))
-	mux.HandleFunc("POST /v2/alerts", taking(r, func(m *struct {
+	mux.HandleFunc("POST /v2/alerts", jsonHandler(r, func(m *struct {
 		Message, Description string
 		Alias                string
 		Details              map[string]string
@@ -90,12 +90,12 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 		}
 	}))
 	mux.HandleFunc("POST /v2/alerts/{alias}/close", func(w http.ResponseWriter, request *http.Request) {
-		r.take(Notification{Receiver: "opsgenie", Over: true, Incident: request.PathValue("alias")})
+		r.record(Notification{Receiver: "opsgenie", Resolved: true, Incident: request.PathValue("alias")})
 		w.WriteHeader(http.StatusAccepted)
 	})
 	r.http = &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	go func() { _ = r.http.Serve(r.web) }()
-	go r.takeMail()
+	go r.serveMail()
 	return r, nil
 }
 
@@ -106,20 +106,20 @@ func (r *Receivers) Close() error { return errors.Join(r.http.Close(), r.mail.Cl
 func (r *Receivers) Notifications() []Notification {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.got)
+	return slices.Clone(r.received)
 }
 
-func (r *Receivers) take(n Notification) {
+func (r *Receivers) record(n Notification) {
 	n.At = time.Now()
 	r.mu.Lock()
-	r.got = append(r.got, n)
+	r.received = append(r.received, n)
 	r.mu.Unlock()
 	if r.notify != nil {
 		r.notify(n)
 	}
 }
 
-func taking[T any](r *Receivers, read func(*T) Notification) http.HandlerFunc {
+func jsonHandler[T any](r *Receivers, read func(*T) Notification) http.HandlerFunc {
 	return func(w http.ResponseWriter, request *http.Request) {
 		var body T
 		if err := json.NewDecoder(request.Body).Decode(&body); err != nil {
@@ -127,15 +127,15 @@ func taking[T any](r *Receivers, read func(*T) Notification) http.HandlerFunc {
 			return
 		}
 		if n := read(&body); n.Receiver != "" {
-			r.take(n)
+			r.record(n)
 		}
 		w.WriteHeader(http.StatusAccepted)
 		_, _ = io.WriteString(w, `{"status": "success"}`)
 	}
 }
 
-// takeMail implements the part of SMTP that Alertmanager uses.
-func (r *Receivers) takeMail() {
+// serveMail implements the part of SMTP that Alertmanager uses.
+func (r *Receivers) serveMail() {
 	for {
 		conn, err := r.mail.Accept()
 		if err != nil {
@@ -143,14 +143,14 @@ func (r *Receivers) takeMail() {
 		}
 		go func() {
 			defer func() { _ = conn.Close() }()
-			if err := r.converse(textproto.NewConn(conn)); err != nil && !errors.Is(err, io.EOF) {
-				r.take(Notification{Receiver: "email", Title: "not understood", Text: err.Error()})
+			if err := r.serveSMTP(textproto.NewConn(conn)); err != nil && !errors.Is(err, io.EOF) {
+				r.record(Notification{Receiver: "email", Title: "invalid mail", Text: err.Error()})
 			}
 		}()
 	}
 }
 
-func (r *Receivers) converse(c *textproto.Conn) error {
+func (r *Receivers) serveSMTP(c *textproto.Conn) error {
 	if err := c.PrintfLine("220 localhost"); err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func (r *Receivers) converse(c *textproto.Conn) error {
 		answer := "250 ok"
 		switch command, _, _ := strings.Cut(strings.ToUpper(line), " "); command {
 		case "DATA":
-			if err := c.PrintfLine("354 go on"); err != nil {
+			if err := c.PrintfLine("354 end with a dot"); err != nil {
 				return err
 			}
 			message, err := mail.ReadMessage(c.DotReader())
@@ -173,7 +173,7 @@ func (r *Receivers) converse(c *textproto.Conn) error {
 			if err != nil {
 				return err
 			}
-			r.take(Notification{Receiver: "email", Title: message.Header.Get("Subject"), Text: text})
+			r.record(Notification{Receiver: "email", Title: message.Header.Get("Subject"), Text: text})
 		case "QUIT":
 			return c.PrintfLine("221 bye")
 		}
@@ -197,8 +197,8 @@ func plainText(message *mail.Message) (string, error) {
 	return string(text), err
 }
 
-// takeThePlace changes a configuration of Alertmanager to send to these receivers without delay.
-func (r *Receivers) takeThePlace(config node, dir string) error {
+// replaceReceivers changes a configuration of Alertmanager to send to these receivers without delay.
+func (r *Receivers) replaceReceivers(config node, dir string) error {
 	secret := filepath.Join(dir, "secret")
 	if err := os.WriteFile(secret, []byte("practice"), 0o600); err != nil {
 		return err
@@ -212,7 +212,7 @@ func (r *Receivers) takeThePlace(config node, dir string) error {
 	global["smtp_smarthost"], global["smtp_require_tls"] = r.mail.Addr().String(), false
 	delete(global, "smtp_auth_username")
 	delete(global, "smtp_auth_password_file")
-	hurry(config.in("route"))
+	removeDelays(config.in("route"))
 	replaced := 0
 	for receiver := range config.each("receivers") {
 		for service := range receiver.each("pagerduty_configs") {
@@ -237,10 +237,10 @@ func (r *Receivers) takeThePlace(config node, dir string) error {
 	return nil
 }
 
-// hurry makes a route and its subroutes send at once.
-func hurry(route node) {
+// removeDelays makes a route and its subroutes send at once.
+func removeDelays(route node) {
 	route["group_wait"], route["group_interval"] = "0s", "1s"
 	for inner := range route.each("routes") {
-		hurry(inner)
+		removeDelays(inner)
 	}
 }

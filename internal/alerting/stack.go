@@ -57,11 +57,11 @@ var alertmanagerNames = []string{"prometheus-alertmanager", "alertmanager"}
 
 // Start starts both programs and waits until they are ready.
 func Start(ctx context.Context, config Config) (*Stack, error) {
-	prometheus, err := find("prometheus")
+	prometheus, err := findProgram("prometheus")
 	if err != nil {
 		return nil, err
 	}
-	alertmanager, err := find(alertmanagerNames...)
+	alertmanager, err := findProgram(alertmanagerNames...)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (s *Stack) run(ctx context.Context, logPath string, program []string) error
 	return nil
 }
 
-func find(names ...string) (string, error) {
+func findProgram(names ...string) (string, error) {
 	for _, name := range names {
 		if path, err := exec.LookPath(name); err == nil {
 			return path, nil
@@ -257,7 +257,7 @@ func writeFiles(config *Config, alertmanager string) error {
 	if err != nil {
 		return err
 	}
-	if err := config.Receivers.takeThePlace(routes, config.Dir); err != nil {
+	if err := config.Receivers.replaceReceivers(routes, config.Dir); err != nil {
 		return err
 	}
 	texts, err := deploy.Files.ReadFile("dlqd.tmpl")

@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// alertTroubles is how long a destination refuses connections, from the demo's start: long
+	// alertFaultDuration is how long a destination refuses connections, from the demo's start: long
 	// enough for an alert.
-	alertTroubles = 40 * time.Second
-	alertBreakers = "defaults: {consecutiveFailures: 10, openFor: 8s}\n"
+	alertFaultDuration = 40 * time.Second
+	alertBreakers      = "defaults: {consecutiveFailures: 10, openFor: 8s}\n"
 	// alertInterval is the time between two scrapes and between two evaluations. Rules fire after
 	// alertFor.
 	alertInterval = time.Second
@@ -25,18 +25,18 @@ const (
 	alertTimeout = 2 * time.Minute
 )
 
-// errNotTold means that the expected notifications did not arrive.
-var errNotTold = errors.New("nobody was told that the destination is down, and that it is back")
+// errNotNotified means that the expected notifications did not arrive.
+var errNotNotified = errors.New("the notifications that the destination is down and that it is back did not arrive")
 
 // runAlerts lets a destination fail, monitored by Prometheus and Alertmanager, and prints which
 // alert fired when and which notifications were sent.
 func (d *demo) runAlerts(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, alertTimeout)
 	defer cancel()
-	told := make(chan alerting.Notification, 1000)
+	notifications := make(chan alerting.Notification, 1000)
 	receivers, err := alerting.NewReceivers(ctx, func(n alerting.Notification) {
 		select {
-		case told <- n:
+		case notifications <- n:
 		default:
 		}
 	})
@@ -54,24 +54,27 @@ func (d *demo) runAlerts(ctx context.Context) error {
 		return err
 	}
 	defer stack.Stop()
-	d.sayf("Prometheus is at %s, Alertmanager at %s, with the files of deploy/ (quicker: rules fire after %s); logs are in %s", stack.Prometheus, stack.Alertmanager, alertFor, dir)
-	d.sayf("sending %d messages, of which those for exports meet a destination that refuses connections for a while", messages)
+	d.printf("started Prometheus at %s and Alertmanager at %s with the files of deploy/; rules fire after %s; logs are in %s",
+		stack.Prometheus, stack.Alertmanager, alertFor, dir)
+	d.printf("sending %d messages; the destination exports refuses connections for %s", messages, alertFaultDuration)
 	started := time.Now()
 	if err := d.send(ctx); err != nil {
 		return err
 	}
-	return d.followAlerts(ctx, started, stack, told)
+	return d.followAlerts(ctx, started, stack, notifications)
 }
 
 // followAlerts prints events until the alert of a breaker has fired and is resolved.
-func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alerting.Stack, told <-chan alerting.Notification) error {
+func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alerting.Stack,
+	notifications <-chan alerting.Notification,
+) error {
 	const (
 		breaker = "CircuitBreakerOpen"
 		indent  = "             "
 	)
 	at := func() string { return fmt.Sprintf("%5.1f s  ", time.Since(started).Seconds()) }
-	firing, read := map[string]bool{}, map[string]bool{}
-	look := func() error {
+	firing, described := map[string]bool{}, map[string]bool{}
+	printFiring := func() error {
 		alerts, err := stack.Alerts(ctx)
 		if err != nil {
 			return err
@@ -81,9 +84,9 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 			if a.State != "firing" {
 				continue
 			}
-			which := fmt.Sprint(a.Labels) // without the value, which changes
-			if now[which] = true; !firing[which] {
-				d.sayf("%sfires: %s (%s): %s", at(), a.Labels["alertname"], a.Labels["severity"], a.Annotations["summary"])
+			key := fmt.Sprint(a.Labels) // without the value, which changes
+			if now[key] = true; !firing[key] {
+				d.printf("%sfiring: %s (%s): %s", at(), a.Labels["alertname"], a.Labels["severity"], a.Annotations["summary"])
 			}
 		}
 		firing = now
@@ -95,31 +98,31 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 	for {
 		select {
 		case <-ctx.Done():
-			return errors.Join(errNotTold, ctx.Err())
-		case n := <-told:
+			return errors.Join(errNotNotified, ctx.Err())
+		case n := <-notifications:
 			// An alert fires before it is sent. Query Prometheus now, so that its line is printed
 			// first.
-			if err := look(); err != nil {
+			if err := printFiring(); err != nil {
 				return err
 			}
 			if n.Title == "" { // Opsgenie closes an incident by its key, without a title
 				continue
 			}
-			d.sayf("%s%s was sent: %s", at(), n.Receiver, n.Title)
+			d.printf("%snotified %s: %s", at(), n.Receiver, n.Title)
 			name, _, _ := strings.Cut(n.Text[strings.LastIndexByte(n.Text, '(')+1:], ")")
-			if !read[name] {
-				read[name] = true
-				d.sayf("%s", indent+strings.ReplaceAll(strings.TrimSpace(n.Text), "\n", "\n"+indent))
+			if !described[name] {
+				described[name] = true
+				d.printf("%s", indent+strings.ReplaceAll(strings.TrimSpace(n.Text), "\n", "\n"+indent))
 			}
-			switch over := strings.HasPrefix(n.Title, "Over: "); {
+			switch resolved := strings.HasPrefix(n.Title, "Resolved: "); {
 			case !strings.Contains(n.Text, "("+breaker+")") || !strings.Contains(n.Title, "destination:exports"):
-			case over && down:
+			case resolved && down:
 				return nil
-			case !over:
+			case !resolved:
 				down = true
 			}
 		case <-ticker.C:
-			if err := look(); err != nil {
+			if err := printFiring(); err != nil {
 				return err
 			}
 		}

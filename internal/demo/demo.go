@@ -31,16 +31,16 @@ import (
 const (
 	messages = 400
 	senders  = 8
-	// troublesAtMost bounds how long the receiver fails if the demo does not end it earlier.
-	troublesAtMost = 5 * time.Minute
+	// maxFaultDuration bounds how long the receiver fails if the demo does not end it earlier.
+	maxFaultDuration = 5 * time.Minute
 	// settleTimeout bounds the time until all messages are delivered or decided.
 	settleTimeout = time.Minute
-	lookEvery     = 200 * time.Millisecond
+	watchInterval = 200 * time.Millisecond
 	stopTimeout   = 10 * time.Second
 )
 
-// ErrDoesNotAddUp means that a message is unaccounted for.
-var ErrDoesNotAddUp = errors.New("the demo does not add up")
+// ErrCountMismatch means that a message is unaccounted for.
+var ErrCountMismatch = errors.New("the demo's message counts do not match")
 
 // Options configure a demo.
 type Options struct {
@@ -61,11 +61,11 @@ func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 		return err
 	}
 	d := &demo{out: out, dir: dir, program: options.Program}
-	troubles, breakers := troublesAtMost, demoBreakers
+	faults, breakers := maxFaultDuration, demoBreakers
 	if options.Alerts {
-		troubles, breakers = alertTroubles, alertBreakers
+		faults, breakers = alertFaultDuration, alertBreakers
 	}
-	receiver, stopReceiver, err := d.startReceiver(ctx, troubles)
+	receiver, stopReceiver, err := d.startReceiver(ctx, faults)
 	if err != nil {
 		return err
 	}
@@ -80,11 +80,11 @@ func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 	}
 	defer func() { _ = logFile.Close() }()
 
-	d.sayf("dlqd starts, with a Postgres of its own in %s", dir)
+	d.printf("starting dlqd with a temporary Postgres in %s", dir)
 	s, err := server.Start(ctx, server.Config{
 		DataDir: filepath.Join(dir, "data"), PostgresBin: options.PostgresBin, Schemas: postgres.DefaultSchemas(),
 		API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
-		Policy: rules, PollInterval: lookEvery, StopTimeout: stopTimeout,
+		Policy: rules, PollInterval: watchInterval, StopTimeout: stopTimeout,
 		Logger: slog.New(slog.NewTextHandler(logFile, nil)),
 	})
 	if err != nil {
@@ -103,7 +103,7 @@ func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 	stop()
 	err = errors.Join(err, <-stopped)
 	if err == nil {
-		d.next()
+		d.printNextSteps()
 	}
 	return err
 }
@@ -118,14 +118,14 @@ type demo struct {
 	accepted atomic.Int64
 }
 
-func (d *demo) sayf(format string, args ...any) { _, _ = fmt.Fprintf(d.out, format+"\n", args...) }
+func (d *demo) printf(format string, args ...any) { _, _ = fmt.Fprintf(d.out, format+"\n", args...) }
 
 type receiverAddresses struct{ url, refusing string }
 
 // startReceiver starts the receiver as a separate process, like a real one.
-func (d *demo) startReceiver(ctx context.Context, troubles time.Duration) (receiverAddresses, func(), error) {
+func (d *demo) startReceiver(ctx context.Context, faults time.Duration) (receiverAddresses, func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
-	cmd := exec.CommandContext(ctx, d.program, "receiver", "--listen", "127.0.0.1:0", "--troubles", troubles.String()) //nolint:gosec // this program itself
+	cmd := exec.CommandContext(ctx, d.program, "receiver", "--listen", "127.0.0.1:0", "--troubles", faults.String()) //nolint:gosec // this program itself
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = stopTimeout
 	stdout, err := cmd.StdoutPipe()
@@ -197,7 +197,7 @@ func (d *demo) writePolicy(r receiverAddresses, breakers string) (*policy.Policy
 }
 
 func (d *demo) run(ctx context.Context, receiver string) error {
-	d.sayf("%d messages are sent to six services; exports refuses connections, and the others answer as real ones do", messages)
+	d.printf("sending %d messages to six services; exports refuses connections, the others behave like real services", messages)
 	sent := make(chan error, 1)
 	go func() { sent <- d.send(ctx) }()
 	if err := d.watch(ctx, receiver, sent); err != nil {
@@ -269,18 +269,18 @@ func (d *demo) post(ctx context.Context, message map[string]any) error {
 	return nil
 }
 
-// standing counts the messages by state at one moment.
-type standing struct {
+// snapshot counts the messages by state at one moment.
+type snapshot struct {
 	Completed, Live                                        int64 // jobs of messages without a dead letter
 	Pending, Processing, Manual, Resolved, Failed, Archive int64
 }
 
-func (s standing) open() int64      { return s.Pending + s.Processing + s.Manual }
-func (s standing) closed() int64    { return s.Resolved + s.Failed + s.Archive }
-func (s standing) atRest() bool     { return s.Live+s.Pending+s.Processing == 0 }
-func (s standing) accounted() int64 { return s.Completed + s.open() + s.closed() }
+func (s snapshot) open() int64   { return s.Pending + s.Processing + s.Manual }
+func (s snapshot) closed() int64 { return s.Resolved + s.Failed + s.Archive }
+func (s snapshot) settled() bool { return s.Live+s.Pending+s.Processing == 0 }
+func (s snapshot) total() int64  { return s.Completed + s.open() + s.closed() }
 
-func (d *demo) standing(ctx context.Context) (standing, error) {
+func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
 	rows, err := d.pool.Query(ctx, `
 		SELECT (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND NOT metadata ? 'dlq:done_by' AND state = 'completed'),
 		       (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND finalized_at IS NULL),
@@ -289,9 +289,9 @@ func (d *demo) standing(ctx context.Context) (standing, error) {
 		       count(*) FILTER (WHERE status = 'dlq_failed'), count(*) FILTER (WHERE status = 'dlq_archived')
 		FROM dlq.dead_letter_queue`)
 	if err != nil {
-		return standing{}, err
+		return snapshot{}, err
 	}
-	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[standing])
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[snapshot])
 }
 
 // watch prints events, ends the receiver's failures once their effects have shown, and returns when
@@ -299,9 +299,9 @@ func (d *demo) standing(ctx context.Context) (standing, error) {
 func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
-	ticker := time.NewTicker(lookEvery)
+	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
-	story := story{demo: d, started: time.Now(), printed: map[string]bool{}}
+	events := eventPrinter{demo: d, started: time.Now(), printed: map[string]bool{}}
 	allSent, recovered := false, false
 	for {
 		select {
@@ -313,9 +313,9 @@ func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) er
 		case <-ctx.Done():
 		case <-ticker.C:
 		}
-		s, err := d.standing(ctx)
+		s, err := d.snapshot(ctx)
 		if err == nil {
-			err = story.goOn(ctx)
+			err = events.printNew(ctx)
 		}
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return nil // the summary shows the messages that are still in progress
@@ -323,21 +323,21 @@ func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) er
 		if err != nil {
 			return err
 		}
-		if !recovered && allSent && story.opened && s.Pending > 0 {
-			story.sayf("the receiver recovers")
+		if !recovered && allSent && events.opened && s.Pending > 0 {
+			events.printf("the receiver recovers")
 			if err := d.recover(ctx, receiver); err != nil {
 				return err
 			}
 			recovered = true
 		}
-		if recovered && s.atRest() && story.closed {
+		if recovered && s.settled() && events.closed {
 			return nil
 		}
 	}
 }
 
-// story prints events of the messages: the first of each kind.
-type story struct {
+// eventPrinter prints the first event of each kind.
+type eventPrinter struct {
 	*demo
 
 	started        time.Time
@@ -345,28 +345,28 @@ type story struct {
 	opened, closed bool            // whether the circuit breaker of exports has opened, and closed again
 }
 
-func (s *story) sayf(format string, args ...any) {
-	s.demo.sayf("%5.1f s  "+format, append([]any{time.Since(s.started).Seconds()}, args...)...)
+func (s *eventPrinter) printf(format string, args ...any) {
+	s.demo.printf("%5.1f s  "+format, append([]any{time.Since(s.started).Seconds()}, args...)...)
 }
 
 // event is one line. Only the first event of a key is printed.
 type event struct{ Key, Line string }
 
-// goOn prints new events.
-func (s *story) goOn(ctx context.Context) error {
+// printNew prints new events.
+func (s *eventPrinter) printNew(ctx context.Context) error {
 	rows, err := s.pool.Query(ctx, `
 		(SELECT DISTINCT ON (error_class) 'class ' || error_class AS key,
-		        format('%s: "%s" is %s: dead letters like this %s', queue, error_message, error_class,
-		               CASE WHEN status = 'dlq_manual' THEN 'wait for a person' ELSE 'are sent again by themselves' END)
+		        format('%s: "%s" is %s: such dead letters %s', queue, error_message, error_class,
+		               CASE WHEN status = 'dlq_manual' THEN 'wait for an operator' ELSE 'are redelivered automatically' END)
 		 FROM dlq.dead_letter_queue WHERE error_class IS NOT NULL ORDER BY error_class, created_at)
 		UNION ALL
 		(SELECT DISTINCT ON (name, to_state) name || ' ' || to_state,
 		        CASE to_state
-		            WHEN 'open' THEN format('the circuit breaker of %s opens after %s: messages to it wait', name, reason)
-		            ELSE format('the circuit breaker of %s closes: waiting messages are sent', name) END
+		            WHEN 'open' THEN format('the circuit breaker of %s opens (%s): its messages wait', name, reason)
+		            ELSE format('the circuit breaker of %s closes: its waiting messages are sent', name) END
 		 FROM dlq.circuit_breaker_changes WHERE to_state <> 'half_open' ORDER BY name, to_state, at)
 		UNION ALL
-		(SELECT 'resolved', format('%s: the first dead letter is sent again, delivered, and resolved', queue)
+		(SELECT 'resolved', format('%s: the first dead letter is redelivered and resolved', queue)
 		 FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' LIMIT 1)`)
 	if err != nil {
 		return err
@@ -380,7 +380,7 @@ func (s *story) goOn(ctx context.Context) error {
 			continue
 		}
 		s.printed[e.Key] = true
-		s.sayf("%s", e.Line)
+		s.printf("%s", e.Line)
 	}
 	s.opened, s.closed = s.printed["destination:exports open"], s.printed["destination:exports closed"]
 	return nil
@@ -400,7 +400,7 @@ func (d *demo) recover(ctx context.Context, receiver string) error {
 }
 
 func (d *demo) summary(ctx context.Context, receiver string) error {
-	s, err := d.standing(ctx)
+	s, err := d.snapshot(ctx)
 	if err != nil {
 		return err
 	}
@@ -421,7 +421,7 @@ func (d *demo) summary(ctx context.Context, receiver string) error {
 	if err != nil {
 		return err
 	}
-	d.sayf("")
+	d.printf("")
 	w := tabwriter.NewWriter(d.out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "CLASS\tOPEN\tRESOLVED\tFAILED\tERRORS")
 	for _, c := range classes {
@@ -434,25 +434,25 @@ func (d *demo) summary(ctx context.Context, receiver string) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	taken, err := d.taken(ctx, receiver)
+	received, err := d.receiverCount(ctx, receiver)
 	if err != nil {
 		return err
 	}
 	accepted := d.accepted.Load()
-	d.sayf("")
-	d.sayf("accepted %d = completed %d + open dead letters %d + closed dead letters %d (+ still under way %d)",
+	d.printf("")
+	d.printf("accepted %d = completed %d + open dead letters %d + closed dead letters %d (+ in progress %d)",
 		accepted, s.Completed, s.open(), s.closed(), s.Live)
-	d.sayf("the receiver has taken %d messages: completed %d + resolved %d (and %d repeats: delivery is at least once)",
-		taken.Messages, s.Completed, s.Resolved, taken.Repeats)
-	// The receiver may have taken more, if an answer came too late.
-	if accepted != messages || s.accounted() != accepted || s.Live != 0 || int64(taken.Messages) < s.Completed+s.Resolved {
-		return ErrDoesNotAddUp
+	d.printf("the receiver accepted %d messages: completed %d + resolved %d (and %d repeats: delivery is at least once)",
+		received.Messages, s.Completed, s.Resolved, received.Repeats)
+	// The receiver may have accepted more, if an answer came too late.
+	if accepted != messages || s.total() != accepted || s.Live != 0 || int64(received.Messages) < s.Completed+s.Resolved {
+		return ErrCountMismatch
 	}
-	d.sayf("it adds up")
+	d.printf("every message is accounted for")
 	return nil
 }
 
-func (d *demo) taken(ctx context.Context, receiver string) (Count, error) {
+func (d *demo) receiverCount(ctx context.Context, receiver string) (Count, error) {
 	var c Count
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, receiver+"/count", nil)
 	if err != nil {
@@ -466,12 +466,12 @@ func (d *demo) taken(ctx context.Context, receiver string) (Count, error) {
 	return c, json.NewDecoder(response.Body).Decode(&c)
 }
 
-func (d *demo) next() {
+func (d *demo) printNextSteps() {
 	data := filepath.Join(d.dir, "data")
-	d.sayf("\nWhat to try next, on what the demo left behind:")
-	d.sayf("  %s serve --data-dir %s --config-dir %s", d.program, data, filepath.Join(d.dir, "config"))
-	d.sayf("      then open http://%s/dead-letters?q=status:manual: what needs a person", server.DefaultListen)
-	d.sayf("      and, in another terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program, d.program, d.program)
-	d.sayf("  %s psql --data-dir %s -c 'SELECT * FROM dlq.backlog'", d.program, data)
-	d.sayf("  rm -rf %s when you are done", d.dir)
+	d.printf("\nTry next, with the data of this demo:")
+	d.printf("  %s serve --data-dir %s --config-dir %s", d.program, data, filepath.Join(d.dir, "config"))
+	d.printf("      then open http://%s/dead-letters?q=status:manual (dead letters that wait for an operator)", server.DefaultListen)
+	d.printf("      and, in another terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program, d.program, d.program)
+	d.printf("  %s psql --data-dir %s -c 'SELECT * FROM dlq.backlog'", d.program, data)
+	d.printf("  rm -rf %s when you are done", d.dir)
 }

@@ -16,26 +16,26 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Troubles is how long the receiver's services fail and refuse connections after its start, by
+// FaultDuration is how long the receiver's services fail and refuse connections after its start, by
 // default.
-const Troubles = 8 * time.Second
+const FaultDuration = 8 * time.Second
 
 // Receiver is a practice receiver. Each path is a service with its own kind of failures; "/"
 // accepts every message.
 type Receiver struct {
-	well    context.Context // done when the temporary failures end
+	faults  context.Context // done when the temporary failures end
 	recover context.CancelFunc
 	limiter *rate.Limiter
 
-	mu    sync.Mutex
-	taken map[string]int // how often each message was answered 200, by id
+	mu       sync.Mutex
+	accepted map[string]int // how often each message was answered 200, by id
 }
 
 // NewReceiver returns a receiver whose temporary failures end after the given time, or with POST
 // /recover.
-func NewReceiver(troubles time.Duration) *Receiver {
-	well, wellNow := context.WithTimeout(context.Background(), troubles)
-	return &Receiver{well: well, recover: wellNow, limiter: rate.NewLimiter(30, 10), taken: map[string]int{}}
+func NewReceiver(duration time.Duration) *Receiver {
+	faults, cancel := context.WithTimeout(context.Background(), duration)
+	return &Receiver{faults: faults, recover: cancel, limiter: rate.NewLimiter(30, 10), accepted: map[string]int{}}
 }
 
 // Count is how many messages a receiver has accepted.
@@ -66,7 +66,7 @@ func (r *Receiver) Serve(ctx context.Context, address string, announce func(url,
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.well.Done():
+		case <-r.faults.Done():
 		}
 		if listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", late); err == nil {
 			_ = server.Serve(listener)
@@ -89,8 +89,8 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	id := req.Header.Get("Webhook-Id")
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(id))
-	lot := hash.Sum32() % 100
-	trouble := r.well.Err() == nil
+	bucket := hash.Sum32() % 100
+	failing := r.faults.Err() == nil
 
 	switch req.URL.Path {
 	case "/count":
@@ -99,34 +99,34 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	case "/recover":
 		if req.Method != http.MethodPost {
-			http.Error(w, "POST ends the troubles", http.StatusMethodNotAllowed)
+			http.Error(w, "use POST to end the temporary failures", http.StatusMethodNotAllowed)
 			return
 		}
 		r.recover()
 		return
 	case "/payments": // a bank: rejects, declines, and fails temporarily
 		switch {
-		case lot < 8:
+		case bucket < 8:
 			problem(w, 422, "https://bank.example/errors/amount", "Unprocessable amount", "amount must be positive")
 			return
-		case lot < 14:
+		case bucket < 14:
 			problem(w, 409, "https://bank.example/errors/declined", "Card declined", "insufficient funds")
 			return
-		case lot < 34 && trouble:
+		case bucket < 34 && failing:
 			http.Error(w, "internal error", http.StatusInternalServerError)
 			return
 		}
 	case "/orders": // a shop: sometimes slow, and down for maintenance
-		if lot < 20 {
+		if bucket < 20 {
 			time.Sleep(300 * time.Millisecond)
 		}
-		if lot >= 80 && trouble {
+		if bucket >= 80 && failing {
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "down for maintenance", http.StatusServiceUnavailable)
 			return
 		}
 	case "/invoices": // an archive with missing customers
-		if lot < 10 {
+		if bucket < 10 {
 			w.Header().Set("X-Error-Type", "CustomerNotFound")
 			http.Error(w, "no such customer", http.StatusNotFound)
 			return
@@ -139,40 +139,40 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	case "/documents": // a converter: hangs, closes connections, or answers 200 with success: false
 		switch {
-		case lot < 6 && trouble:
+		case bucket < 6 && failing:
 			select { // longer than every timeout
 			case <-req.Context().Done():
 			case <-time.After(time.Minute):
 			}
 			return
-		case lot < 16 && trouble:
+		case bucket < 16 && failing:
 			if conn, _, err := http.NewResponseController(w).Hijack(); err == nil {
 				_ = conn.Close()
 			}
 			return
-		case lot < 24:
-			r.take(id)
+		case bucket < 24:
+			r.accept(id)
 			_, _ = fmt.Fprintln(w, `{"success": false, "reason": "document is encrypted"}`)
 			return
 		}
 	}
-	r.take(id)
+	r.accept(id)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = fmt.Fprintln(w, `{"success": true}`)
 }
 
-func (r *Receiver) take(id string) {
+func (r *Receiver) accept(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.taken[id]++
+	r.accepted[id]++
 }
 
 // Count returns how many messages the receiver has accepted.
 func (r *Receiver) Count() Count {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c := Count{Messages: len(r.taken)}
-	for _, n := range r.taken {
+	c := Count{Messages: len(r.accepted)}
+	for _, n := range r.accepted {
 		c.Repeats += n - 1
 	}
 	return c

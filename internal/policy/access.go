@@ -12,33 +12,33 @@ import (
 
 // Access is access.yaml: how callers of the API are identified, and what they may do.
 type Access struct {
-	Authentication []string `json:"authentication" jsonschema:"enum=tokens,enum=socket,enum=proxy,enum=oidc,enum=certificates,description=How callers are known: by tokens (dlqd tokens)\\, as operating system users on a Unix socket\\, by what a proxy says of them\\, by tokens of an OpenID Connect provider (dlqd login)\\, by certificates of clients (serve --tls-client-ca); none: nobody is asked\\, and dlqd listens where only the machine's own users are."`
-	Proxy          Proxy    `json:"proxy"          jsonschema:"description=A proxy that has users sign in."`
-	OIDC           OIDC     `json:"oidc"           jsonschema:"description=An OpenID Connect provider that has users sign in."`
-	Grants         []Grant  `json:"grants"         jsonschema:"description=What users may do\\, of all grants that name them. Tokens have their own."`
-	Sessions       Sessions `json:"sessions"       jsonschema:"description=How long people stay signed in with a browser."`
+	Authentication []string `json:"authentication" jsonschema:"enum=tokens,enum=socket,enum=proxy,enum=oidc,enum=certificates,description=How the API identifies callers: tokens (dlqd tokens)\\, socket (operating system users on a Unix socket)\\, proxy (headers of a proxy)\\, oidc (tokens of an OpenID Connect provider\\, see dlqd login)\\, certificates (client certificates\\, see serve --tls-client-ca). Empty: no authentication\\, and dlqd listens only on this machine."`
+	Proxy          Proxy    `json:"proxy"          jsonschema:"description=A proxy that authenticates users."`
+	OIDC           OIDC     `json:"oidc"           jsonschema:"description=An OpenID Connect provider that authenticates users."`
+	Grants         []Grant  `json:"grants"         jsonschema:"description=Roles of users. A user has every grant that names them. Tokens have their own roles."`
+	Sessions       Sessions `json:"sessions"       jsonschema:"description=How long users stay signed in with a browser."`
 	// Approvals configures the operations that one person cannot do alone.
-	Approvals   Approvals `json:"approvals"   jsonschema:"description=What needs a second person."`
-	ExpectAbove int64     `json:"expectAbove" jsonschema:"minimum=0,description=Replays\\, bulk operations and erasures of more dead letters than this say how many they expect (expect in the API; the command line asks)."`
+	Approvals   Approvals `json:"approvals"   jsonschema:"description=Operations that require a second person's approval."`
+	ExpectAbove int64     `json:"expectAbove" jsonschema:"minimum=0,description=Replays\\, bulk operations and erasures of more dead letters than this must state the expected number (expect in the API; the command line asks for it)."`
 }
 
 // Sessions configures how long users stay signed in with a browser.
 type Sessions struct {
-	Idle     time.Duration `json:"idle"     jsonschema:"description=Without asking for anything; 5m to 30d."`
-	Absolute time.Duration `json:"absolute" jsonschema:"description=At all; 5m to 30d."`
+	Idle     time.Duration `json:"idle"     jsonschema:"description=Maximum time without a request; 5m to 30d."`
+	Absolute time.Duration `json:"absolute" jsonschema:"description=Maximum time since the sign-in; 5m to 30d."`
 }
 
 // Approvals configures what needs a second person who also has the role for the operation.
 type Approvals struct {
-	Expire time.Duration  `json:"expire" jsonschema:"description=How long a request waits for one; 1m to 30d."`
-	Rules  []ApprovalRule `json:"rules"  jsonschema:"description=What needs one; nothing where there are none."`
+	Expire time.Duration  `json:"expire" jsonschema:"description=How long a request waits for approval; 1m to 30d."`
+	Rules  []ApprovalRule `json:"rules"  jsonschema:"description=Operations that require approval. Empty: none."`
 }
 
 // ApprovalRule makes operations need an approval.
 type ApprovalRule struct {
-	Operations []string `json:"operations" jsonschema:"required,minItems=1,enum=replay,enum=patch,enum=redirect,enum=discard,enum=resolve,enum=purge,enum=erase,description=replay: also unparking\\, after which dlqd redelivers at once; patch: a replay with another payload; redirect: a replay to another queue or destination."`
-	Queues     []string `json:"queues"     jsonschema:"description=Patterns of queues; * stands for any text; none: every queue."`
-	Above      int64    `json:"above"      jsonschema:"minimum=0,description=For more dead letters of these queues than this; 0: for each."`
+	Operations []string `json:"operations" jsonschema:"required,minItems=1,enum=replay,enum=patch,enum=redirect,enum=discard,enum=resolve,enum=purge,enum=erase,description=Operations that the rule applies to. replay includes unpark\\, after which dlqd redelivers immediately. patch is a replay with another payload. redirect is a replay to another queue or destination."`
+	Queues     []string `json:"queues"     jsonschema:"description=Patterns of queue names; * matches any text. Empty: every queue."`
+	Above      int64    `json:"above"      jsonschema:"minimum=0,description=The rule applies to operations on more dead letters of these queues than this. 0: to every operation."`
 }
 
 // Published returns the approval rules as JSON for dlq.require_approval in the database.
@@ -57,33 +57,33 @@ func (a Approvals) Published() (json.RawMessage, error) {
 
 // Proxy is a proxy in front of dlqd that signs users in.
 type Proxy struct {
-	From         []string `json:"from"         jsonschema:"description=Addresses of the proxy\\, or networks (10.0.0.0/8): from others the headers are not believed; unix for the Unix socket."`
+	From         []string `json:"from"         jsonschema:"description=Addresses or networks (10.0.0.0/8) of the proxy\\, or unix for the Unix socket. dlqd ignores the headers of requests from elsewhere."`
 	UserHeader   string   `json:"userHeader"   jsonschema:"minLength=1,description=Header with the user's name."`
-	GroupsHeader string   `json:"groupsHeader" jsonschema:"minLength=1,description=Header with the user's groups\\, with commas between."`
+	GroupsHeader string   `json:"groupsHeader" jsonschema:"minLength=1,description=Header with the user's groups\\, separated by commas."`
 }
 
 // OIDC is an OpenID Connect provider that signs users in.
 type OIDC struct {
-	Issuer           string   `json:"issuer"        jsonschema:"description=The provider\\, as its tokens name it: an https URL\\, or http on this machine."`
-	ClientID         string   `json:"clientID"      jsonschema:"description=Client as which dlqd asks: for dlqd login a public one (PKCE)\\, that may be sent back to http://127.0.0.1 on any port; for browsers to /sign-in/callback."`
-	Audience         Words    `json:"audience"      jsonschema:"description=Whom tokens must be for\\, one or several of which one will do; the clientID unless said otherwise."`
-	UsernameClaim    string   `json:"usernameClaim" jsonschema:"description=Claim by which users are known. Empty: their email if it is verified\\, else sub."`
-	GroupsClaim      string   `json:"groupsClaim"   jsonschema:"minLength=1,description=Claim with their groups."`
-	Scopes           []string `json:"scopes"        jsonschema:"description=Scopes for which dlqd asks; offline_access has dlqd login stay signed in."`
-	ClientSecretFile string   `json:"clientSecretFile" jsonschema:"description=File with the client's secret\\, where the provider gives one\\, beside this file or by its whole path: for sign-in with a browser."`
+	Issuer           string   `json:"issuer"        jsonschema:"description=URL of the provider\\, as in the tokens' iss claim: https\\, or http on this machine."`
+	ClientID         string   `json:"clientID"      jsonschema:"description=Client id of dlqd at the provider. For dlqd login\\, a public client (PKCE) that may redirect to http://127.0.0.1 on any port; for browsers\\, to /sign-in/callback."`
+	Audience         Words    `json:"audience"      jsonschema:"description=Accepted audiences of tokens: one or a list\\, of which a token must have one. Empty: the clientID."`
+	UsernameClaim    string   `json:"usernameClaim" jsonschema:"description=Claim with the user's name. Empty: the email if it is verified\\, otherwise sub."`
+	GroupsClaim      string   `json:"groupsClaim"   jsonschema:"minLength=1,description=Claim with the user's groups."`
+	Scopes           []string `json:"scopes"        jsonschema:"description=Scopes that dlqd requests. With offline_access\\, dlqd login can renew its tokens."`
+	ClientSecretFile string   `json:"clientSecretFile" jsonschema:"description=File with the client secret for sign-in with a browser\\, if the provider requires one: an absolute path\\, or relative to the policy's directory."`
 	ClientSecret     Secret   `json:"-"` // content of ClientSecretFile
 }
 
 // Grant gives a role to users, within queues, kinds and sources.
 type Grant struct {
-	Users        []string `json:"users"   jsonschema:"description=Names by which the proxy\\, or the OpenID Connect provider\\, knows them."`
-	Groups       []string `json:"groups"  jsonschema:"description=Groups of theirs\\, as it says."`
-	OSUsers      []string `json:"osUsers" jsonschema:"description=Users of the operating system\\, on the Unix socket."`
-	Certificates []string `json:"certificates" jsonschema:"description=Names in certificates of clients: the common name\\, or a subject alternative name (DNS\\, email or URI)."`
-	Role         string   `json:"role"    jsonschema:"required,enum=reader,enum=operator,enum=admin,enum=sender,enum=metrics,description=What they may do: docs/security.md."`
-	Queues       []string `json:"queues"  jsonschema:"description=Patterns of queues in which they may; * stands for any text; none: every queue."`
-	Kinds        []string `json:"kinds"   jsonschema:"description=Patterns of kinds for which they may; none: every kind."`
-	Sources      []string `json:"sources" jsonschema:"description=Patterns of sources as which senders may submit; none: every source."`
+	Users        []string `json:"users"   jsonschema:"description=User names at the proxy or the OpenID Connect provider."`
+	Groups       []string `json:"groups"  jsonschema:"description=Groups at the proxy or the OpenID Connect provider."`
+	OSUsers      []string `json:"osUsers" jsonschema:"description=Operating system users on the Unix socket."`
+	Certificates []string `json:"certificates" jsonschema:"description=Names in client certificates: the common name\\, or a subject alternative name (DNS\\, email or URI)."`
+	Role         string   `json:"role"    jsonschema:"required,enum=reader,enum=operator,enum=admin,enum=sender,enum=metrics,description=Role that the grant gives; see docs/security.md."`
+	Queues       []string `json:"queues"  jsonschema:"description=Patterns of queues that the role applies to; * matches any text. Empty: every queue."`
+	Kinds        []string `json:"kinds"   jsonschema:"description=Patterns of kinds that the role applies to. Empty: every kind."`
+	Sources      []string `json:"sources" jsonschema:"description=Patterns of sources that a sender may submit as. Empty: every source."`
 }
 
 // Access converts the grant to package access.
@@ -102,7 +102,7 @@ func (p Proxy) Networks() (networks []netip.Prefix, socket bool, err error) {
 		if err != nil {
 			address, err := netip.ParseAddr(from)
 			if err != nil {
-				return nil, false, fmt.Errorf("%q is no address, no network (10.0.0.0/8) and not unix", from)
+				return nil, false, fmt.Errorf("%q is not an address, a network (such as 10.0.0.0/8) or unix", from)
 			}
 			network = netip.PrefixFrom(address, address.BitLen())
 		}
@@ -118,26 +118,26 @@ func (l *loader) checkAccess() {
 	const file = "access"
 	a := &l.policy.Access
 	if _, _, err := a.Proxy.Networks(); err != nil {
-		l.badf(file, "proxy.from", "%w", err)
+		l.addf(file, "proxy.from", "%w", err)
 	}
-	for _, way := range a.Authentication {
+	for _, method := range a.Authentication {
 		switch {
-		case way == access.ViaProxy && len(a.Proxy.From) == 0:
-			l.badf(file, "authentication", "say in proxy.from where the proxy is: its headers are believed from there alone")
-		case way == access.ViaOIDC && (a.OIDC.Issuer == "" || a.OIDC.ClientID == ""):
-			l.badf(file, "authentication", "say in oidc.issuer who the provider is, and in oidc.clientID as whom dlqd login asks it")
+		case method == access.ViaProxy && len(a.Proxy.From) == 0:
+			l.addf(file, "authentication", "proxy requires proxy.from: dlqd trusts headers only from these addresses")
+		case method == access.ViaOIDC && (a.OIDC.Issuer == "" || a.OIDC.ClientID == ""):
+			l.addf(file, "authentication", "oidc requires oidc.issuer, the provider's URL, and oidc.clientID, dlqd's client id there")
 		}
 	}
 	if a.OIDC.Issuer != "" {
 		if err := access.CheckProviderURL(a.OIDC.Issuer); err != nil {
-			l.badf(file, "oidc.issuer", "%w", err)
+			l.addf(file, "oidc.issuer", "%w", err)
 		}
 	}
 	if slices.Contains(a.OIDC.Audience, "") {
-		l.badf(file, "oidc.audience", "holds an empty one")
+		l.addf(file, "oidc.audience", "contains an empty audience")
 	}
 	if !slices.Contains(a.OIDC.Scopes, "openid") {
-		l.badf(file, "oidc.scopes", "must hold openid: without it there is no token that says who signed in")
+		l.addf(file, "oidc.scopes", "must contain openid; without it the provider returns no ID token")
 	}
 	if a.OIDC.ClientSecretFile != "" {
 		a.OIDC.ClientSecret = Secret(l.readSecret(file, "oidc.clientSecretFile", a.OIDC.ClientSecretFile))
@@ -146,22 +146,23 @@ func (l *loader) checkAccess() {
 	l.checkRange(file, "sessions.absolute", a.Sessions.Absolute, minSession, maxDelay)
 	l.checkRange(file, "approvals.expire", a.Approvals.Expire, time.Minute, maxDelay)
 	if len(a.Approvals.Rules) > 0 && len(a.Authentication) == 0 {
-		l.badf(file, "approvals.rules", "a second person cannot be told from the first where nobody is asked who they are: say how in authentication")
+		l.addf(file, "approvals.rules", "approvals require authentication, which identifies the second person")
 	}
 	for i, r := range a.Approvals.Rules {
 		for _, pattern := range r.Queues {
 			if pattern == "" || len(pattern) > 255 {
-				l.badf(file, fmt.Sprintf("approvals.rules[%d].queues", i), "%q is no pattern: 1 to 255 characters, * stands for any text", pattern)
+				l.addf(file, fmt.Sprintf("approvals.rules[%d].queues", i),
+					"%q is not a pattern (1 to 255 characters; * matches any text)", pattern)
 			}
 		}
 	}
 	for i, g := range a.Grants {
 		at := fmt.Sprintf("grants[%d]", i)
 		if len(g.Users)+len(g.Groups)+len(g.OSUsers)+len(g.Certificates) == 0 {
-			l.badf(file, at, "names nobody: users, groups, osUsers or certificates")
+			l.addf(file, at, "names no users: set users, groups, osUsers or certificates")
 		}
 		if err := access.CheckGrant(g.Access()); err != nil {
-			l.badf(file, at, "%w", err)
+			l.addf(file, at, "%w", err)
 		}
 	}
 }

@@ -45,27 +45,27 @@ func (l *loader) check() {
 		q.Name = name
 		at := "queues." + name
 		if !queueName.MatchString(name) {
-			l.badf("retry-policies", at, "a queue's name is lower-case letters and digits, in words joined by - or _")
+			l.addf("retry-policies", at, "a queue's name must be lower-case letters and digits, in words joined by - or _")
 		} else if len(name) > maxQueueName {
-			l.badf("retry-policies", at, "a queue's name has at most %d characters; this one has %d", maxQueueName, len(name))
+			l.addf("retry-policies", at, "a queue's name has at most %d characters; this one has %d", maxQueueName, len(name))
 		}
 		l.checkRange("retry-policies", at+".backoff.delay", q.Backoff.Delay, time.Millisecond, maxBackoff)
 		l.checkRange("retry-policies", at+".timeout", q.Timeout, time.Millisecond, maxTimeout)
-		for _, kept := range []struct {
+		for _, retention := range []struct {
 			field  string
 			period time.Duration
 		}{{"resolved", q.Retention.Resolved}, {"failed", q.Retention.Failed}, {"archived", q.Retention.Archived}} {
-			l.checkRange("retry-policies", at+".retention."+kept.field, kept.period, minRetention, maxRetention)
+			l.checkRange("retry-policies", at+".retention."+retention.field, retention.period, minRetention, maxRetention)
 		}
 		if p.Destinations[q.Destination] == nil {
-			l.badf("retry-policies", at+".destination", "there is no destination %q (there are: %s)", q.Destination, known(p.Destinations))
+			l.addf("retry-policies", at+".destination", "unknown destination %q (known: %s)", q.Destination, sortedKeys(p.Destinations))
 		}
 	}
 	l.checkRange("retry-policies", "data.auditRetention", p.Data.AuditRetention, 24*time.Hour, maxRetention)
 	l.checkSensitive()
 	for name := range p.Breakers.Destinations {
 		if p.Destinations[name] == nil {
-			l.badf("circuit-breaker", "destinations."+name, "there is no such destination (there are: %s)", known(p.Destinations))
+			l.addf("circuit-breaker", "destinations."+name, "unknown destination (known: %s)", sortedKeys(p.Destinations))
 		}
 	}
 	breakers := map[string]*Breaker{"defaults": &p.Breakers.Defaults}
@@ -75,7 +75,7 @@ func (l *loader) check() {
 	for name, b := range p.Breakers.RiverQueues {
 		breakers["riverQueues."+name] = b
 		if p.Queues[name] != nil {
-			l.badf("circuit-breaker", "riverQueues."+name, "dlqd delivers this queue: its breaker is its destination's")
+			l.addf("circuit-breaker", "riverQueues."+name, "dlqd delivers this queue; the breaker of its destination applies")
 		}
 	}
 	for _, at := range slices.Sorted(maps.Keys(breakers)) {
@@ -84,7 +84,7 @@ func (l *loader) check() {
 	}
 	for name := range p.Workers.Queues {
 		if p.Queues[name] == nil {
-			l.badf("worker-pool", "queues."+name, "there is no such queue (there are: %s)", known(p.Queues))
+			l.addf("worker-pool", "queues."+name, "unknown queue (known: %s)", sortedKeys(p.Queues))
 		}
 	}
 	l.checkRouting()
@@ -97,9 +97,9 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	at := "destinations." + name
 	switch {
 	case d.URL == "" && d.URLFile == "":
-		l.badf(file, at, "url is required")
+		l.addf(file, at, "url is required")
 	case d.URL != "" && d.URLFile != "":
-		l.badf(file, at, "has url and urlFile; keep one")
+		l.addf(file, at, "has url and urlFile; remove one")
 	case d.URL != "":
 		l.checkURL(at+".url", d.URL)
 	default:
@@ -118,7 +118,7 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	}
 	if d.Secret != "" {
 		if _, err := newSigner(d.Secret); err != nil {
-			l.badf(file, at+".secret", "must be base64, with or without whsec_ before it")
+			l.addf(file, at+".secret", "must be base64, with or without the prefix whsec_")
 		}
 	}
 }
@@ -137,16 +137,16 @@ func (l *loader) readSecret(file, at, path string) (secret string) {
 	raw, err := os.ReadFile(path)
 	secret = strings.TrimSpace(string(raw))
 	if err != nil {
-		l.badf(file, at, "%w", err)
+		l.addf(file, at, "%w", err)
 	} else if secret == "" {
-		l.badf(file, at, "%s is empty", path)
+		l.addf(file, at, "%s is empty", path)
 	}
 	return secret
 }
 
 func (l *loader) checkURL(at, text string) {
 	if u, err := url.Parse(text); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-		l.badf("retry-policies", at, "must be an http or https URL")
+		l.addf("retry-policies", at, "must be an http or https URL")
 	}
 }
 
@@ -174,18 +174,18 @@ func (l *loader) checkRouting() {
 		rule := &r.Rules[i]
 		at := "rules[" + strconv.Itoa(i) + "]"
 		if slices.Contains(ReservedRules(), rule.Name) {
-			l.badf(file, at+".name", "%q is dlqd's own name for what no rule chose", rule.Name)
+			l.addf(file, at+".name", "%q is reserved by dlqd", rule.Name)
 		}
 		if rule.Class == "" && rule.Priority == 0 && len(rule.Tags) == 0 && rule.Assignee == "" && reflect.ValueOf(rule.Plan).IsZero() {
-			l.badf(file, at, "says nothing of what it matches: give it a class, a plan, a priority, tags or an assignee")
+			l.addf(file, at, "has no effect: set a class, a plan, a priority, tags or an assignee")
 		}
 		if seen[rule.Name] {
-			l.badf(file, at+".name", "%q is the name of another rule too", rule.Name)
+			l.addf(file, at+".name", "%q is also the name of another rule", rule.Name)
 		}
 		seen[rule.Name] = true
 		for n, tag := range rule.Tags {
 			if problem := message.TagProblem(tag); problem != "" {
-				l.badf(file, at+".tags["+strconv.Itoa(n)+"]", "%q %s", tag, problem)
+				l.addf(file, at+".tags["+strconv.Itoa(n)+"]", "%q %s", tag, problem)
 			}
 		}
 		l.checkPlan(at+".plan", &rule.Plan)
@@ -208,27 +208,27 @@ func (l *loader) checkPlan(at string, p *Plan) {
 	}
 	for i, hour := range p.Hours {
 		if hour < 0 || hour > 23 {
-			l.badf(file, at+".hours["+strconv.Itoa(i)+"]", "is %d; must be 0 to 23", hour)
+			l.addf(file, at+".hours["+strconv.Itoa(i)+"]", "is %d; must be 0 to 23", hour)
 		}
 	}
 	if p.TimeZone != "" {
 		if _, err := time.LoadLocation(p.TimeZone); err != nil {
-			l.badf(file, at+".timeZone", "%q is no time zone such as UTC or Europe/Berlin", p.TimeZone)
+			l.addf(file, at+".timeZone", "%q is not a time zone, such as UTC or Europe/Berlin", p.TimeZone)
 		}
 	}
 }
 
 func (l *loader) checkRange(file, at string, value, least, most time.Duration) {
 	if value < least || value > most {
-		l.badf(file, at, "is %s; must be %s to %s", value, least, most)
+		l.addf(file, at, "is %s; must be %s to %s", value, least, most)
 	}
 }
 
 // checkPace rejects a rate so low that it means never.
 func (l *loader) checkPace(file, at string, perSecond float64) {
 	if perSecond > 0 && perSecond < minPace {
-		l.badf(file, at, "is %g; must be 0 (no limit), or %g or more", perSecond, minPace)
+		l.addf(file, at, "is %g; must be 0 (no limit), or %g or more", perSecond, minPace)
 	}
 }
 
-func known[T any](m map[string]T) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }
+func sortedKeys[T any](m map[string]T) string { return strings.Join(slices.Sorted(maps.Keys(m)), ", ") }

@@ -19,9 +19,9 @@ func (c Change) String() string {
 	case c.Old == "":
 		return fmt.Sprintf("%s %s = %s (new)", c.File, c.Path, c.New)
 	case c.New == "":
-		return fmt.Sprintf("%s %s = %s (gone)", c.File, c.Path, c.Old)
+		return fmt.Sprintf("%s %s = %s (removed)", c.File, c.Path, c.Old)
 	case c.Old == c.New:
-		return fmt.Sprintf("%s %s: %s, in what is not shown", c.File, c.Path, c.New)
+		return fmt.Sprintf("%s %s: %s, in its hidden part", c.File, c.Path, c.New)
 	default:
 		return fmt.Sprintf("%s %s: %s -> %s", c.File, c.Path, c.Old, c.New)
 	}
@@ -35,7 +35,7 @@ func Diff(old, next *Policy) []Change {
 	was := map[key]any{}
 	for _, s := range old.settings {
 		was[key{s.File, s.Path}] = s.Value
-		changes[key{s.File, s.Path}] = &Change{File: s.File, Path: s.Path, Old: shown(s.Value)}
+		changes[key{s.File, s.Path}] = &Change{File: s.File, Path: s.Path, Old: displayValue(s.Value)}
 	}
 	for _, s := range next.settings {
 		k := key{s.File, s.Path}
@@ -46,7 +46,7 @@ func Diff(old, next *Policy) []Change {
 		if changes[k] == nil {
 			changes[k] = &Change{File: s.File, Path: s.Path}
 		}
-		changes[k].New = shown(s.Value)
+		changes[k].New = displayValue(s.Value)
 	}
 	list := make([]Change, 0, len(changes))
 	for _, c := range changes {

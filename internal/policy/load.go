@@ -86,10 +86,12 @@ type Setting struct {
 }
 
 // String returns file, path and value on one line.
-func (s Setting) String() string { return fmt.Sprintf("%s %s = %s", s.File, s.Path, shown(s.Value)) }
+func (s Setting) String() string {
+	return fmt.Sprintf("%s %s = %s", s.File, s.Path, displayValue(s.Value))
+}
 
 // Text returns the value as its file would write it, with secrets hidden.
-func (s Setting) Text() string { return shown(s.Value) }
+func (s Setting) Text() string { return displayValue(s.Value) }
 
 // Place returns an origin relative to the policy's directory, so that it shows no path of the
 // machine.
@@ -100,8 +102,8 @@ func (p *Policy) Place(origin string) string {
 	return strings.TrimPrefix(origin, filepath.Clean(p.dir)+string(filepath.Separator))
 }
 
-// shown returns a value as its file would write it, with the secrets in its URLs hidden.
-func shown(value any) string {
+// displayValue returns a value as its file would write it, with the secrets in its URLs hidden.
+func displayValue(value any) string {
 	raw, err := yaml.Marshal(flow(value))
 	if err != nil {
 		return fmt.Sprint(value)
@@ -131,13 +133,13 @@ func Default(destinationURL string) (*Policy, error) {
 
 // Load reads and checks a policy. Its error lists every mistake with file and line.
 func Load(source Source) (*Policy, error) {
-	looked := source.look() // before the files are read, so that Watch sees changes during the read
+	before := source.hash() // before the files are read, so that Watch sees changes during the read
 	p, err := (&loader{source: source}).readAll()
 	if err != nil {
 		return nil, err
 	}
 	slices.Sort(p.secretFiles)
-	p.looked = looked + look(p.secretFiles)
+	p.filesHash = before + hashFiles(p.secretFiles)
 	p.version = version(source.Dir, p.settings)
 	return p, nil
 }
@@ -208,8 +210,8 @@ type draft struct {
 	inForce    *Policy
 }
 
-// badf records a mistake at a path of a file.
-func (l *loader) badf(file, path, format string, args ...any) {
+// addf records a mistake at a path of a file.
+func (l *loader) addf(file, path, format string, args ...any) {
 	l.problems = append(l.problems, fmt.Errorf("%s: %s: %w", l.policy.Where(file, path), path, fmt.Errorf(format, args...)))
 }
 
@@ -218,7 +220,7 @@ func (l *loader) badf(file, path, format string, args ...any) {
 func (l *loader) checkDir() error {
 	if l.source.Dir == "" {
 		if l.source.Env != "" {
-			return fmt.Errorf("environment %q: an environment needs a configuration directory", l.source.Env)
+			return fmt.Errorf("environment %q: an environment requires a configuration directory", l.source.Env)
 		}
 		return nil
 	}
@@ -230,7 +232,7 @@ func (l *loader) checkDir() error {
 			for i := range names {
 				names[i] = filepath.Base(names[i])
 			}
-			return fmt.Errorf("there is no environment %q (there are: %s)", l.source.Env, strings.Join(names, ", "))
+			return fmt.Errorf("unknown environment %q (known: %s)", l.source.Env, strings.Join(names, ", "))
 		}
 		dirs = append(dirs, dir)
 	}
@@ -240,12 +242,12 @@ func (l *loader) checkDir() error {
 			return err
 		}
 		for _, item := range items {
-			name, ending := item.Name(), filepath.Ext(item.Name())
-			if item.IsDir() || !slices.Contains(endings, ending) || strings.Contains(name, ".samples.") {
+			name, extension := item.Name(), filepath.Ext(item.Name())
+			if item.IsDir() || !slices.Contains(extensions, extension) || strings.Contains(name, ".samples.") {
 				continue
 			}
-			if !slices.Contains(Files(), strings.TrimSuffix(name, ending)) {
-				return fmt.Errorf("%s is no file of a policy (there are: %s)", filepath.Join(dir, name), strings.Join(Files(), ", "))
+			if !slices.Contains(Files(), strings.TrimSuffix(name, extension)) {
+				return fmt.Errorf("%s is not a file of a policy (known: %s)", filepath.Join(dir, name), strings.Join(Files(), ", "))
 			}
 		}
 	}
@@ -327,22 +329,22 @@ func (l *loader) load(name string) {
 	}
 }
 
-// read reads and checks one file with any of the endings, or returns nil if there is none.
+// read reads and checks one file with any of the extensions, or returns nil if there is none.
 func (l *loader) read(dir, name string) *layer {
 	if l.draft != nil && filepath.Join(dir, name) == filepath.Join(l.source.Dir, filepath.FromSlash(l.draft.file)) {
-		return l.parsed(name, l.draft.file+endings[0], []byte(l.draft.text))
+		return l.parsed(name, l.draft.file+extensions[0], []byte(l.draft.text))
 	}
 	if dir == "" {
 		return nil
 	}
 	var found string
-	for _, ending := range endings {
-		path := filepath.Join(dir, name+ending)
+	for _, extension := range extensions {
+		path := filepath.Join(dir, name+extension)
 		if _, err := os.Stat(path); err != nil {
 			continue
 		}
 		if found != "" {
-			l.problems = append(l.problems, fmt.Errorf("%s and %s are both there; keep one", found, path))
+			l.problems = append(l.problems, fmt.Errorf("%s and %s both exist; remove one", found, path))
 			return nil
 		}
 		found = path
@@ -410,7 +412,7 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	}
 	var another yaml.Node
 	if err := decoder.Decode(&another); err == nil {
-		return nil, fmt.Errorf("line %d: holds more than one document", another.Line)
+		return nil, fmt.Errorf("line %d: contains more than one document", another.Line)
 	} else if !errors.Is(err, io.EOF) {
 		return nil, err
 	}
@@ -430,7 +432,7 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	}
 	delete(one.content, "$schema") // for editors
 	if origin != nil {
-		note(document.Content[0], "", one.lines, origin)
+		recordLines(document.Content[0], "", one.lines, origin)
 	}
 	dropNulls(one.content)
 	return one, nil
@@ -440,7 +442,7 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 func checkKeys(node *yaml.Node) error {
 	for i, child := range node.Content {
 		if name := child.ShortTag(); node.Kind == yaml.MappingNode && i%2 == 0 && name != "!!str" && name != "!!merge" {
-			return fmt.Errorf("line %d: the name %s must be a text: write it in quotes", child.Line, child.Value)
+			return fmt.Errorf("line %d: the name %s must be a string: put it in quotes", child.Line, child.Value)
 		}
 		if err := checkKeys(child); err != nil {
 			return err
@@ -449,10 +451,10 @@ func checkKeys(node *yaml.Node) error {
 	return nil
 }
 
-func note(node *yaml.Node, path string, lines map[string]string, origin func(int) string) {
+func recordLines(node *yaml.Node, path string, lines map[string]string, origin func(int) string) {
 	switch node.Kind { //nolint:exhaustive // the others hold nothing
 	case yaml.AliasNode:
-		note(node.Alias, path, lines, origin)
+		recordLines(node.Alias, path, lines, origin)
 	case yaml.MappingNode:
 		for i := 0; i+1 < len(node.Content); i += 2 { // merged keys (<<) first: the mapping's own keys override them
 			merged := node.Content[i+1]
@@ -460,10 +462,10 @@ func note(node *yaml.Node, path string, lines map[string]string, origin func(int
 			case node.Content[i].ShortTag() != "!!merge":
 			case merged.Kind == yaml.SequenceNode:
 				for _, item := range slices.Backward(merged.Content) {
-					note(item, path, lines, origin)
+					recordLines(item, path, lines, origin)
 				}
 			default:
-				note(merged, path, lines, origin)
+				recordLines(merged, path, lines, origin)
 			}
 		}
 		for i := 0; i+1 < len(node.Content); i += 2 {
@@ -475,13 +477,13 @@ func note(node *yaml.Node, path string, lines map[string]string, origin func(int
 				at = path + "." + at
 			}
 			lines[at] = origin(node.Content[i].Line)
-			note(node.Content[i+1], at, lines, origin)
+			recordLines(node.Content[i+1], at, lines, origin)
 		}
 	case yaml.SequenceNode:
 		for i, item := range node.Content {
 			at := path + "[" + strconv.Itoa(i) + "]"
 			lines[at] = origin(item.Line)
-			note(item, at, lines, origin)
+			recordLines(item, at, lines, origin)
 		}
 	}
 }
@@ -539,7 +541,7 @@ func ParseDuration(text string) (time.Duration, error) {
 	}
 	n, err := strconv.Atoi(days)
 	if err != nil || n < 0 || n > 100_000 {
-		return 0, fmt.Errorf("%q is no duration such as 30s, 5m, 2h or 30d", text)
+		return 0, fmt.Errorf("%q is not a duration, such as 30s, 5m, 2h or 30d", text)
 	}
 	d := time.Duration(n) * 24 * time.Hour
 	if rest == "" {

@@ -34,47 +34,47 @@ type Policy struct {
 	files       []string // the files that were read, without their endings
 	secretFiles []string
 	secrets     map[string]string // by the path of the field and the file that it names
-	looked      string            // hash of the files when they were read, for Watch
+	filesHash   string            // hash of the files when they were read, for Watch
 }
 
 // RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.
 type RetryPolicies struct {
-	Defaults            Queue                   `json:"defaults"     jsonschema:"description=What every queue has that does not say otherwise."`
-	Queues              map[string]*Queue       `json:"queues"       jsonschema:"description=Queues by name: lower-case letters and digits in words joined by - or _."`
-	Destinations        map[string]*Destination `json:"destinations" jsonschema:"description=Where messages are delivered\\, by name."`
-	DestinationDefaults Destination             `json:"destinationDefaults" jsonschema:"description=What every destination has that does not say otherwise."`
-	Data                Data                    `json:"data"         jsonschema:"description=The audit trail\\, and who sees what."`
+	Defaults            Queue                   `json:"defaults"     jsonschema:"description=Defaults for every queue."`
+	Queues              map[string]*Queue       `json:"queues"       jsonschema:"description=Queues by name: lower-case letters and digits\\, in words joined by - or _."`
+	Destinations        map[string]*Destination `json:"destinations" jsonschema:"description=Destinations of messages\\, by name."`
+	DestinationDefaults Destination             `json:"destinationDefaults" jsonschema:"description=Defaults for every destination."`
+	Data                Data                    `json:"data"         jsonschema:"description=Retention of the audit trail\\, and sensitive data."`
 }
 
 // Data configures how long the audit trail is kept and who sees which data.
 type Data struct { //nolint:recvcheck // Mask is of the data in force, wherever they are
-	AuditRetention    time.Duration `json:"auditRetention"   jsonschema:"description=How long the audit trail is kept\\, by whole months."`
-	SensitiveColumns  []string      `json:"sensitiveColumns" jsonschema:"enum=original_event,enum=edited_event,enum=error_message,enum=error_stack_trace,enum=error_context,enum=retry_history,enum=replay_attempts,enum=metadata,enum=subscriber_id,enum=tags,enum=notes,description=Columns of dead letters that dlq_reader cannot read; with edited_event\\, what edits changed in the audit trail too."`
-	SensitivePaths    []string      `json:"sensitivePaths"   jsonschema:"description=What is shown as *** of payloads\\, headers and metadata\\, to everybody who has not said why they look: payload.card.number\\, payload..email at any depth\\, headers.authorization\\, payload.*.iban. Case does not count\\, and arrays are looked through. What is there is hidden in error texts as well."`
-	SensitivePatterns []string      `json:"sensitivePatterns" jsonschema:"enum=cardNumbers,enum=tokens,description=What is shown as *** wherever it is: numbers of payment cards\\, and tokens (bearer tokens\\, JWTs\\, keys of well-known issuers)."`
+	AuditRetention    time.Duration `json:"auditRetention"   jsonschema:"description=Retention of the audit trail\\, in whole months."`
+	SensitiveColumns  []string      `json:"sensitiveColumns" jsonschema:"enum=original_event,enum=edited_event,enum=error_message,enum=error_stack_trace,enum=error_context,enum=retry_history,enum=replay_attempts,enum=metadata,enum=subscriber_id,enum=tags,enum=notes,description=Columns of dead letters that dlq_reader cannot read. edited_event also hides the changes of edits in the audit trail."`
+	SensitivePaths    []string      `json:"sensitivePaths"   jsonschema:"description=Paths in payloads\\, headers and metadata that are shown as *** unless the viewer gives a reason: payload.card.number\\, payload..email at any depth\\, headers.authorization\\, payload.*.iban. Case does not matter\\, and paths match inside arrays. Error texts hide the values too."`
+	SensitivePatterns []string      `json:"sensitivePatterns" jsonschema:"enum=cardNumbers,enum=tokens,description=Patterns that are shown as *** everywhere: payment card numbers\\, and tokens (bearer tokens\\, JWTs\\, keys of well-known issuers)."`
 }
 
 // Queue configures how the messages of a queue are delivered, and how long their dead letters are
 // kept.
 type Queue struct {
 	Name        string        `json:"-"`
-	MaxAttempts int           `json:"maxAttempts" jsonschema:"minimum=1,maximum=1000,description=Attempts of the job before it is a dead letter."`
-	Backoff     Backoff       `json:"backoff"     jsonschema:"description=Between the attempts."`
-	Timeout     time.Duration `json:"timeout"     jsonschema:"description=Of one delivery\\, connection and answer together; 1ms to 1h."`
+	MaxAttempts int           `json:"maxAttempts" jsonschema:"minimum=1,maximum=1000,description=Attempts before the job becomes a dead letter."`
+	Backoff     Backoff       `json:"backoff"     jsonschema:"description=Wait between attempts."`
+	Timeout     time.Duration `json:"timeout"     jsonschema:"description=Time limit of one delivery\\, including connection and response; 1ms to 1h."`
 	Destination string        `json:"destination" jsonschema:"description=Name of the destination."`
-	WhenOpen    string        `json:"whenOpen"    jsonschema:"enum=reject,enum=accept,description=New messages while the destination's breaker is open: answered 503 (reject) or taken and held (accept)."`
-	Ordering    bool          `json:"ordering"    jsonschema:"description=Messages with an orderingKey are delivered in order; later ones wait behind an open dead letter."`
-	Payload     string        `json:"payload"     jsonschema:"enum=parsed,enum=exact,description=What is delivered: the payload as the database writes it (parsed) or byte for byte as it was submitted (exact)\\, for receivers that sign or hash bodies."`
+	WhenOpen    string        `json:"whenOpen"    jsonschema:"enum=reject,enum=accept,description=New messages while the destination's breaker is open: rejected with 503 (reject)\\, or accepted and held (accept)."`
+	Ordering    bool          `json:"ordering"    jsonschema:"description=Messages with the same orderingKey are delivered in order; later ones wait behind an open dead letter."`
+	Payload     string        `json:"payload"     jsonschema:"enum=parsed,enum=exact,description=Form of the delivered payload: as the database formats it (parsed)\\, or byte for byte as submitted (exact)\\, for receivers that sign or hash bodies."`
 	// DeadLetterLogicalFailures files a dead letter for a message whose receiver answers 200 with
 	// {"success": false}.
-	DeadLetterLogicalFailures bool      `json:"deadLetterLogicalFailures" jsonschema:"description=An answer of 200 with success: false becomes a dead letter."`
-	Retention                 Retention `json:"retention"                 jsonschema:"description=How long closed dead letters are kept."`
+	DeadLetterLogicalFailures bool      `json:"deadLetterLogicalFailures" jsonschema:"description=A 200 response with success: false becomes a dead letter."`
+	Retention                 Retention `json:"retention"                 jsonschema:"description=Retention of closed dead letters."`
 }
 
 // Backoff is the wait between attempts.
 type Backoff struct {
-	Kind  string        `json:"kind"  jsonschema:"enum=exponential,enum=fixed,description=exponential doubles the delay after each attempt."`
-	Delay time.Duration `json:"delay" jsonschema:"description=Before the second attempt; 1ms to 24h. Actual waits are up to 20 % longer or shorter."`
+	Kind  string        `json:"kind"  jsonschema:"enum=exponential,enum=fixed,description=exponential doubles the delay after each attempt; fixed does not change it."`
+	Delay time.Duration `json:"delay" jsonschema:"description=Delay before the second attempt; 1ms to 24h. Actual delays are up to 20 % longer or shorter."`
 }
 
 // The values of Backoff.Kind.
@@ -98,23 +98,23 @@ const (
 
 // Retention is how long closed dead letters are kept, by status.
 type Retention struct {
-	Resolved time.Duration `json:"resolved" jsonschema:"description=dlq_resolved."`
-	Failed   time.Duration `json:"failed"   jsonschema:"description=dlq_failed."`
-	Archived time.Duration `json:"archived" jsonschema:"description=dlq_archived."`
+	Resolved time.Duration `json:"resolved" jsonschema:"description=Retention of dead letters in dlq_resolved."`
+	Failed   time.Duration `json:"failed"   jsonschema:"description=Retention of dead letters in dlq_failed."`
+	Archived time.Duration `json:"archived" jsonschema:"description=Retention of dead letters in dlq_archived."`
 }
 
 // Destination is where messages are delivered.
 type Destination struct {
 	Name       string `json:"-"`
-	URL        string `json:"url"        jsonschema:"description=http or https. One that holds a secret is better kept in urlFile."`
-	URLFile    string `json:"urlFile"    jsonschema:"description=File with the URL\\, beside this file or by its whole path; nothing but its host is shown then."`
-	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…); deliveries are signed if there is one. Better kept in secretFile."`
-	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret\\, beside this file or by its whole path."`
+	URL        string `json:"url"        jsonschema:"description=http or https URL. Use urlFile for a URL that contains a secret."`
+	URLFile    string `json:"urlFile"    jsonschema:"description=File with the URL: an absolute path\\, or relative to the policy's directory. dlqd then shows only the URL's host."`
+	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…) that signs deliveries. Prefer secretFile."`
+	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret: an absolute path\\, or relative to the policy's directory."`
 	// RedeliveriesPerSecond limits what dlqd sends again: redeliveries of DLQ workers, and messages
 	// that were held.
-	RedeliveriesPerSecond float64    `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second by DLQ workers\\, and releases of held messages\\, over all processes; 0 is no limit."`
-	ErrorPaths            ErrorPaths `json:"errorPaths"         jsonschema:"description=Places in its answers other than 2xx (JSON and XML) that say what went wrong\\, before those that dlqd knows (docs/delivery.md)."`
-	Probe                 Probe      `json:"probe"                 jsonschema:"description=A request that says whether the destination is well; asked before conditional redeliveries."`
+	RedeliveriesPerSecond float64    `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Maximum redeliveries by DLQ workers and releases of held messages per second\\, over all processes; 0 for no limit."`
+	ErrorPaths            ErrorPaths `json:"errorPaths"         jsonschema:"description=Paths in its responses other than 2xx (JSON and XML) that describe the error. They precede the paths that dlqd knows (docs/delivery.md)."`
+	Probe                 Probe      `json:"probe"                 jsonschema:"description=A request that checks whether the destination is available\\, before conditional redeliveries."`
 }
 
 // ShownURL returns the destination's URL without its secrets.
@@ -134,62 +134,62 @@ func (d *Destination) Hide(text string) string {
 // do not count, and elements of an array have the path of the array. The first place that has a
 // value counts.
 type ErrorPaths struct {
-	Type    []string `json:"type"    jsonschema:"description=Type of the error."`
-	Code    []string `json:"code"    jsonschema:"description=Its code."`
-	Title   []string `json:"title"   jsonschema:"description=What went wrong\\, the same text each time."`
-	Message []string `json:"message" jsonschema:"description=What went wrong this time."`
+	Type    []string `json:"type"    jsonschema:"description=Paths of the error's type."`
+	Code    []string `json:"code"    jsonschema:"description=Paths of the error's code."`
+	Title   []string `json:"title"   jsonschema:"description=Paths of a text that is the same for each error of this type."`
+	Message []string `json:"message" jsonschema:"description=Paths of the message of this error."`
 }
 
 // Probe is an HTTP request that a destination answers with 2xx if it is available.
 type Probe struct {
-	URL     string        `json:"url"     jsonschema:"description=Asked with GET; empty for no probe."`
-	Every   time.Duration `json:"every"   jsonschema:"description=Between two probes."`
-	Timeout time.Duration `json:"timeout" jsonschema:"description=Of one probe."`
+	URL     string        `json:"url"     jsonschema:"description=URL that the probe requests with GET. Empty: no probe."`
+	Every   time.Duration `json:"every"   jsonschema:"description=Time between two probes."`
+	Timeout time.Duration `json:"timeout" jsonschema:"description=Time limit of one probe."`
 }
 
 // CircuitBreakers is circuit-breaker.yaml.
 type CircuitBreakers struct {
-	Defaults     Breaker             `json:"defaults"     jsonschema:"description=What every breaker has that does not say otherwise."`
-	Destinations map[string]*Breaker `json:"destinations" jsonschema:"description=Breakers of destinations by their name; each destination has one."`
-	RiverQueues  map[string]*Breaker `json:"riverQueues"  jsonschema:"description=Breakers of River queues that an application works: one that opens pauses the queue. Only queues that are named here have one."`
+	Defaults     Breaker             `json:"defaults"     jsonschema:"description=Defaults for every breaker."`
+	Destinations map[string]*Breaker `json:"destinations" jsonschema:"description=Breakers of destinations\\, by name; each destination has one."`
+	RiverQueues  map[string]*Breaker `json:"riverQueues"  jsonschema:"description=Breakers of River queues that an application works. A breaker that opens pauses its queue. Only queues that are listed here have one."`
 }
 
 // Breaker configures when a circuit breaker opens and closes.
 type Breaker struct {
-	Enabled             bool          `json:"enabled"             jsonschema:"description=false for a breaker that never opens by itself."`
-	FailureRate         float64       `json:"failureRate"         jsonschema:"minimum=1,maximum=100,description=Percent of deliveries in the window that fail and so open the breaker."`
-	Window              time.Duration `json:"window"              jsonschema:"description=What failureRate is measured over."`
-	MinimumCount        uint          `json:"minimumCount"        jsonschema:"minimum=1,description=Deliveries that the window must hold before the rate counts."`
-	ConsecutiveFailures uint          `json:"consecutiveFailures" jsonschema:"minimum=0,description=So many failures without a success between them open the breaker at once; 0 for the rate alone."`
-	OpenFor             time.Duration `json:"openFor"             jsonschema:"description=From opening to half-open."`
-	Probes              int           `json:"probes"              jsonschema:"minimum=1,description=Deliveries that half-open lets through\\, over all processes."`
-	SuccessRate         float64       `json:"successRate"         jsonschema:"minimum=1,maximum=100,description=Percent of the probes that must succeed to close the breaker."`
+	Enabled             bool          `json:"enabled"             jsonschema:"description=false: the breaker never opens automatically."`
+	FailureRate         float64       `json:"failureRate"         jsonschema:"minimum=1,maximum=100,description=Percentage of failed deliveries in the window that opens the breaker."`
+	Window              time.Duration `json:"window"              jsonschema:"description=Period over which failureRate is measured."`
+	MinimumCount        uint          `json:"minimumCount"        jsonschema:"minimum=1,description=Minimum number of deliveries in the window before failureRate applies."`
+	ConsecutiveFailures uint          `json:"consecutiveFailures" jsonschema:"minimum=0,description=Number of consecutive failures that open the breaker immediately. 0: only failureRate applies."`
+	OpenFor             time.Duration `json:"openFor"             jsonschema:"description=Time from open to half-open."`
+	Probes              int           `json:"probes"              jsonschema:"minimum=1,description=Deliveries that a half-open breaker lets through\\, over all processes."`
+	SuccessRate         float64       `json:"successRate"         jsonschema:"minimum=1,maximum=100,description=Percentage of probes that must succeed to close the breaker."`
 }
 
 // Routing is dlq-routing.yaml: the classes of errors, and what happens next.
 type Routing struct {
-	Rules      []Rule                   `json:"rules"      jsonschema:"description=Asked in order before the built-in table; the first that matches wins."`
-	Strategies Strategies               `json:"strategies" jsonschema:"description=What each strategy does where a class\\, queue or rule does not say otherwise."`
-	Classes    ByClass[*Plan]           `json:"classes"    jsonschema:"description=Plan of each class of errors."`
-	Queues     map[string]*QueueRouting `json:"queues"     jsonschema:"description=Exceptions for queues\\, dlqd's or an application's."`
-	Kinds      map[string]*KindRouting  `json:"kinds"      jsonschema:"description=Exceptions for kinds of messages or jobs; * stands for any text. Of several patterns that match\\, the longest counts."`
-	Automatic  Automatic                `json:"automatic"  jsonschema:"description=For what dlqd redelivers by itself. Elsewhere it observes: dead letters are judged\\, shown\\, and left."`
-	SmartRetry SmartRetry               `json:"smartRetry" jsonschema:"description=Try entries again that a deploy has probably fixed."`
+	Rules      []Rule                   `json:"rules"      jsonschema:"description=Rules\\, evaluated in order before the built-in table; the first that matches applies."`
+	Strategies Strategies               `json:"strategies" jsonschema:"description=Defaults of each strategy\\, which classes\\, queues\\, kinds and rules override."`
+	Classes    ByClass[*Plan]           `json:"classes"    jsonschema:"description=Plan of each error class."`
+	Queues     map[string]*QueueRouting `json:"queues"     jsonschema:"description=Overrides for queues of dlqd or of an application."`
+	Kinds      map[string]*KindRouting  `json:"kinds"      jsonschema:"description=Overrides for kinds of messages or jobs; * matches any text. If several patterns match\\, the longest applies."`
+	Automatic  Automatic                `json:"automatic"  jsonschema:"description=Which dead letters dlqd redelivers automatically. It only observes the others: it classifies and lists them."`
+	SmartRetry SmartRetry               `json:"smartRetry" jsonschema:"description=Retry entries whose cause a deploy has probably fixed."`
 	// RedeliveriesPerSecond limits redeliveries into each queue that has no destination: an
 	// application's queues.
-	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Most redeliveries a second into each queue of an application; 0 is no limit."`
+	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Maximum redeliveries per second into each queue of an application; 0 for no limit."`
 }
 
 // Rule matches errors, and sets their class and what happens to their entries.
 type Rule struct {
-	Name     string `json:"name"     jsonschema:"required,minLength=1,maxLength=100,description=Kept with every entry that the rule chose."`
-	Match    Match  `json:"match"    jsonschema:"required,description=All that is given must match."`
-	Class    string `json:"class"    jsonschema:"enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=What kind of error it is. Without a class\\, the rules that follow and the built-in table choose it."`
-	Plan     Plan   `json:"plan"     jsonschema:"description=What happens next\\, where it is not what the kind\\, queue or class has."`
-	Priority int    `json:"priority" jsonschema:"minimum=0,maximum=4,description=The entry's priority from now on: 1 is the most urgent; 0 leaves it."`
+	Name     string `json:"name"     jsonschema:"required,minLength=1,maxLength=100,description=Name\\, stored with every entry that the rule matched."`
+	Match    Match  `json:"match"    jsonschema:"required,description=Conditions of the rule; all must match."`
+	Class    string `json:"class"    jsonschema:"enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=Class of the error. Without a class\\, later rules and the built-in table choose it."`
+	Plan     Plan   `json:"plan"     jsonschema:"description=What happens to the entry; overrides the plans of its kind\\, queue and class."`
+	Priority int    `json:"priority" jsonschema:"minimum=0,maximum=4,description=The entry's new priority: 1 is the most urgent; 0 does not change it."`
 	// Tags are added to the entry's tags. Its redeliveries have them too.
-	Tags     []string `json:"tags"     jsonschema:"description=Added to the entry's tags."`
-	Assignee string   `json:"assignee" jsonschema:"description=Who looks after the entry\\, if nobody does yet."`
+	Tags     []string `json:"tags"     jsonschema:"description=Tags to add to the entry."`
+	Assignee string   `json:"assignee" jsonschema:"description=User to assign the entry to\\, if it has no assignee."`
 }
 
 // Names that stand in place of a rule's name, for entries whose strategy no rule chose.
@@ -215,13 +215,13 @@ func ReservedRules() []string {
 
 // Match selects errors. An empty field matches all.
 type Match struct {
-	Type    Words  `json:"type,omitempty" jsonschema:"description=Type of the error; * stands for any text."`
-	Code    Words  `json:"code,omitempty" jsonschema:"description=Code of the error; * stands for any text."`
-	Message string `json:"message,omitempty" jsonschema:"maxLength=1000,description=Pattern (RE2) found in the first 8 KiB of the message."`
+	Type    Words  `json:"type,omitempty" jsonschema:"description=Type of the error; * matches any text."`
+	Code    Words  `json:"code,omitempty" jsonschema:"description=Code of the error; * matches any text."`
+	Message string `json:"message,omitempty" jsonschema:"maxLength=1000,description=Regular expression (RE2)\\, searched in the first 8 KiB of the message."`
 	Status  Words  `json:"status,omitempty" jsonschema:"description=HTTP status: 503\\, or 5xx."`
-	Kind    Words  `json:"kind,omitempty" jsonschema:"description=Kind of the message or job; * stands for any text."`
-	Queue   Words  `json:"queue,omitempty" jsonschema:"description=Queue; * stands for any text."`
-	Source  Words  `json:"source,omitempty" jsonschema:"description=Source of the message; * stands for any text."`
+	Kind    Words  `json:"kind,omitempty" jsonschema:"description=Kind of the message or job; * matches any text."`
+	Queue   Words  `json:"queue,omitempty" jsonschema:"description=Queue; * matches any text."`
+	Source  Words  `json:"source,omitempty" jsonschema:"description=Source of the message; * matches any text."`
 	When    string `json:"when,omitempty" jsonschema:"maxLength=1000,description=Expression (expr-lang) over the error's context\\, the message's payload and its headers: payload.amount > 10000"`
 }
 
@@ -244,9 +244,9 @@ func (w Words) Match(text string) bool {
 
 // Strategies are the defaults of each strategy.
 type Strategies struct {
-	Immediate   Plan `json:"immediate"   jsonschema:"description=Retried after each of the delays in turn."`
-	Scheduled   Plan `json:"scheduled"   jsonschema:"description=Retried in the next off-peak hour."`
-	Conditional Plan `json:"conditional" jsonschema:"description=Retried when its conditions hold."`
+	Immediate   Plan `json:"immediate"   jsonschema:"description=Redelivers after each of the delays in turn."`
+	Scheduled   Plan `json:"scheduled"   jsonschema:"description=Redelivers in the next off-peak hour."`
+	Conditional Plan `json:"conditional" jsonschema:"description=Redelivers when the conditions hold."`
 }
 
 // Plan is what happens to an entry. An unset field comes from the next wider place. The order is:
@@ -254,96 +254,96 @@ type Strategies struct {
 // plan, the class's plan, the strategy's defaults.
 type Plan struct {
 	Strategy   string          `json:"strategy,omitempty"   jsonschema:"enum=immediate,enum=scheduled,enum=conditional,enum=manual"`
-	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Before each redelivery\\, from the last failure; the last one repeats."`
-	Jitter     *float64        `json:"jitter,omitempty"     jsonschema:"minimum=0,maximum=1,description=A delay is longer by up to this share of itself."`
-	MaxRetries int             `json:"maxRetries,omitempty" jsonschema:"minimum=0,maximum=1000,description=Redeliveries after which a failure closes the entry as dlq_failed; 0 leaves it."`
+	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Delays from the last failure to each redelivery; the last one repeats."`
+	Jitter     *float64        `json:"jitter,omitempty"     jsonschema:"minimum=0,maximum=1,description=Maximum random increase of a delay\\, as a share of the delay."`
+	MaxRetries int             `json:"maxRetries,omitempty" jsonschema:"minimum=0,maximum=1000,description=Redeliveries after which a failure closes the entry as dlq_failed; 0 uses the next wider setting."`
 	Hours      []int           `json:"hours,omitempty"      jsonschema:"description=scheduled: the off-peak hours\\, 0 to 23."`
-	TimeZone   string          `json:"timeZone,omitempty"   jsonschema:"description=scheduled: where the hours are counted\\, such as Europe/Berlin."`
-	Conditions *Conditions     `json:"conditions,omitempty" jsonschema:"description=conditional: what must hold."`
+	TimeZone   string          `json:"timeZone,omitempty"   jsonschema:"description=scheduled: time zone of the hours\\, such as Europe/Berlin."`
+	Conditions *Conditions     `json:"conditions,omitempty" jsonschema:"description=conditional: conditions that must hold."`
 }
 
 // Conditions must all hold before an entry is redelivered. A limit of 0 is not checked.
 type Conditions struct {
-	Breaker          *bool    `json:"breaker,omitempty"          jsonschema:"description=The destination's breaker is closed\\, or lets probes through."`
-	Probe            *bool    `json:"probe,omitempty"            jsonschema:"description=The destination's probe answers\\, if it has one."`
-	CPUBelow         *float64 `json:"cpuBelow,omitempty"         jsonschema:"minimum=0,maximum=100,description=Percent of this machine's processors."`
-	MemoryBelow      *float64 `json:"memoryBelow,omitempty"      jsonschema:"minimum=0,maximum=100,description=Percent of this machine's memory."`
-	ConnectionsBelow *float64 `json:"connectionsBelow,omitempty" jsonschema:"minimum=0,maximum=100,description=Percent of the database's connections."`
-	Probes           int      `json:"probes,omitempty"           jsonschema:"minimum=1,description=Entries that are tried first when the conditions hold again; the rest follow if they succeed."`
+	Breaker          *bool    `json:"breaker,omitempty"          jsonschema:"description=The destination's breaker must be closed\\, or let probes through."`
+	Probe            *bool    `json:"probe,omitempty"            jsonschema:"description=The destination's probe must succeed\\, if it has one."`
+	CPUBelow         *float64 `json:"cpuBelow,omitempty"         jsonschema:"minimum=0,maximum=100,description=Maximum CPU use of this machine\\, in percent."`
+	MemoryBelow      *float64 `json:"memoryBelow,omitempty"      jsonschema:"minimum=0,maximum=100,description=Maximum memory use of this machine\\, in percent."`
+	ConnectionsBelow *float64 `json:"connectionsBelow,omitempty" jsonschema:"minimum=0,maximum=100,description=Maximum share of the database's connections in use\\, in percent."`
+	Probes           int      `json:"probes,omitempty"           jsonschema:"minimum=1,description=Entries that are redelivered first when the conditions hold again; the others follow if these succeed."`
 }
 
 // QueueRouting is the routing of one queue where it differs from the default.
 type QueueRouting struct {
-	Plan       *Plan          `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
+	Plan       *Plan          `json:"plan"       jsonschema:"description=Plan for every class."`
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
-	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this queue; 0 leaves it."`
+	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this queue; 0 keeps the value of the plan."`
 	SmartRetry *bool          `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
 }
 
 // KindRouting is the routing of one kind, or of all kinds that match a pattern.
 type KindRouting struct {
-	Plan       *Plan          `json:"plan"       jsonschema:"description=What happens next\\, whatever the class."`
+	Plan       *Plan          `json:"plan"       jsonschema:"description=Plan for every class."`
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
-	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Of all classes of this kind; 0 leaves it."`
+	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this kind; 0 keeps the value of the plan."`
 }
 
 // Automatic configures what dlqd redelivers without an operator. If several switches match, one
 // that is off wins. All applies if no other switch matches.
 type Automatic struct {
-	All     *Switch            `json:"all"     jsonschema:"description=For what no other switch matches. Without it: on where River is dlqd's own\\, off where an application owns it."`
-	Queues  map[string]*Switch `json:"queues"  jsonschema:"description=By queue."`
-	Kinds   map[string]*Switch `json:"kinds"   jsonschema:"description=By kind of message or job; * stands for any text."`
-	Classes ByClass[*Switch]   `json:"classes" jsonschema:"description=By class of error."`
+	All     *Switch            `json:"all"     jsonschema:"description=Applies if no other switch matches. Default: on if dlqd owns River\\, off if an application owns it."`
+	Queues  map[string]*Switch `json:"queues"  jsonschema:"description=Switches by queue."`
+	Kinds   map[string]*Switch `json:"kinds"   jsonschema:"description=Switches by kind of message or job; * matches any text."`
+	Classes ByClass[*Switch]   `json:"classes" jsonschema:"description=Switches by error class."`
 }
 
 // Switch turns automatic redelivery on or off.
 type Switch struct {
-	Enabled bool `json:"enabled" jsonschema:"required,description=Whether matching dead letters are redelivered by themselves."`
+	Enabled bool `json:"enabled" jsonschema:"required,description=Whether dlqd redelivers matching dead letters automatically."`
 	// Include lists the groups of entries that are redelivered although they need manual handling
 	// by default.
-	Include []string `json:"include,omitempty" jsonschema:"enum=backfilled,enum=single-attempt,description=Dead letters that stay a person's unless they are named: backfilled\\, or of a job that had one attempt (single-attempt)."`
+	Include []string `json:"include,omitempty" jsonschema:"enum=backfilled,enum=single-attempt,description=Dead letters that otherwise wait for an operator: backfilled ones\\, and those of jobs with a single attempt (single-attempt)."`
 }
 
 // SmartRetry configures the retry of closed and parked entries whose cause has probably gone.
 type SmartRetry struct {
-	Enabled   bool          `json:"enabled"   jsonschema:"description=Off by default."`
-	ErrorRate float64       `json:"errorRate" jsonschema:"minimum=0,maximum=100,description=Percent of a queue's jobs that fail with an entry's fingerprint; below it\\, the cause has probably gone."`
-	Over      time.Duration `json:"over"      jsonschema:"description=How long the rate must have been below."`
-	MinJobs   int           `json:"minJobs"   jsonschema:"minimum=1,description=Jobs that must have ended in that time for the rate to mean something."`
-	Probes    int           `json:"probes"    jsonschema:"minimum=1,description=Entries tried first."`
-	Classes   []string      `json:"classes"   jsonschema:"enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=Classes of the parked entries that a deploy can fix."`
+	Enabled   bool          `json:"enabled"   jsonschema:"description=Whether smart retry is on; off by default."`
+	ErrorRate float64       `json:"errorRate" jsonschema:"minimum=0,maximum=100,description=Percentage of a queue's jobs that fail with an entry's fingerprint. Below it\\, the cause is probably fixed."`
+	Over      time.Duration `json:"over"      jsonschema:"description=How long the rate must have been below errorRate."`
+	MinJobs   int           `json:"minJobs"   jsonschema:"minimum=1,description=Minimum number of jobs that must have ended in that time."`
+	Probes    int           `json:"probes"    jsonschema:"minimum=1,description=Entries that are redelivered first."`
+	Classes   []string      `json:"classes"   jsonschema:"enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=Classes of parked entries that smart retry redelivers."`
 }
 
 // WorkerPool is worker-pool.yaml.
 type WorkerPool struct {
-	Defaults   Pool             `json:"defaults"   jsonschema:"description=What every queue has that does not say otherwise."`
-	Queues     map[string]*Pool `json:"queues"     jsonschema:"description=By queue."`
-	DLQWorkers DLQWorkers       `json:"dlqWorkers" jsonschema:"description=Workers on dead letters."`
+	Defaults   Pool             `json:"defaults"   jsonschema:"description=Defaults for every queue."`
+	Queues     map[string]*Pool `json:"queues"     jsonschema:"description=Settings by queue."`
+	DLQWorkers DLQWorkers       `json:"dlqWorkers" jsonschema:"description=Workers that process dead letters."`
 }
 
 // Pool limits the concurrent deliveries of a queue in one process.
 type Pool struct {
-	Concurrency int `json:"concurrency" jsonschema:"minimum=1,maximum=10000,description=Deliveries at once\\, in one process."`
+	Concurrency int `json:"concurrency" jsonschema:"minimum=1,maximum=10000,description=Maximum concurrent deliveries in one process."`
 }
 
 // DLQWorkers configures the workers that handle dead letters.
 type DLQWorkers struct {
-	BatchSize int `json:"batchSize" jsonschema:"minimum=1,maximum=10000,description=Entries in one transaction."`
+	BatchSize int `json:"batchSize" jsonschema:"minimum=1,maximum=10000,description=Entries per transaction."`
 }
 
 // Monitoring is monitoring.yaml: limits for alerts. dlqd publishes them as metrics, for alerting
 // rules to compare with.
 type Monitoring struct {
-	Defaults Alert             `json:"defaults" jsonschema:"description=What every queue has that does not say otherwise."`
-	Queues   map[string]*Alert `json:"queues"   jsonschema:"description=By queue."`
+	Defaults Alert             `json:"defaults" jsonschema:"description=Defaults for every queue."`
+	Queues   map[string]*Alert `json:"queues"   jsonschema:"description=Limits by queue."`
 }
 
 // Alert is the limits of a queue.
 type Alert struct {
-	MaxOpen int           `json:"maxOpen" jsonschema:"minimum=0,description=Open dead letters."`
-	MaxAge  time.Duration `json:"maxAge"  jsonschema:"description=Age of the oldest open dead letter."`
+	MaxOpen int           `json:"maxOpen" jsonschema:"minimum=0,description=Maximum number of open dead letters."`
+	MaxAge  time.Duration `json:"maxAge"  jsonschema:"description=Maximum age of the oldest open dead letter."`
 	// NeedsPersonAfter is for entries that only an operator can move: manual or failed.
-	NeedsPersonAfter time.Duration `json:"needsPersonAfter" jsonschema:"description=How long a dead letter waits for a person (manual or failed) before people are told."`
+	NeedsPersonAfter time.Duration `json:"needsPersonAfter" jsonschema:"description=How long a dead letter may wait for an operator (manual or failed) before the alert DLQNeedsPerson fires."`
 }
 
 // warnShare is the share of a limit from which Judge warns.

@@ -53,7 +53,7 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-func TestLoad_overlaysKeyByKey(t *testing.T) {
+func TestLoad_MergesOverlaysByKey(t *testing.T) {
 	t.Parallel()
 	p, dir, err := load(t, policytest.Files{
 		"retry-policies": `defaults: {maxAttempts: 7}
@@ -78,18 +78,18 @@ destinations:
 	q := p.Queues["payments"]
 	require.Equal(t, 90*time.Second, q.Timeout)
 	require.Equal(t, policy.Backoff{Kind: "fixed", Delay: 3 * time.Second}, q.Backoff)
-	require.Equal(t, 7, q.MaxAttempts, "defaults of the file reach every queue")
+	require.Equal(t, 7, q.MaxAttempts, "the file's defaults do not apply to the queue")
 	require.True(t, p.Queues["orders"].Ordering)
 	require.Equal(t, 7, p.Concurrency("payments"))
 	require.Equal(t, 100, p.Concurrency("orders"))
 	require.Equal(t, policy.Pace{Name: "destination:bank", PerSecond: 5}, p.PaceOf("orders"))
 	require.Equal(t, policy.Pace{Name: "queue:elsewhere", PerSecond: 100}, p.PaceOf("elsewhere"))
 	require.Equal(t, []time.Duration{5 * time.Second}, p.Routing.Strategies.Immediate.Delays)
-	require.Equal(t, 5, p.Routing.Strategies.Immediate.MaxRetries, "what an overlay does not name stays")
+	require.Equal(t, 5, p.Routing.Strategies.Immediate.MaxRetries, "an overlay changed a value that it does not set")
 	require.Equal(t, 90*time.Second, p.MaxTimeout())
 	require.NotNil(t, p.Destinations["bank"].Signer())
 	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
-		require.NotContains(t, fmt.Sprintf(format, *p.Destinations["bank"]), "MfKQ", "a secret does not print")
+		require.NotContains(t, fmt.Sprintf(format, *p.Destinations["bank"]), "MfKQ", "a secret is printed")
 	}
 
 	origins := map[string]string{}
@@ -99,11 +99,11 @@ destinations:
 	}
 	require.Equal(t, dir+"/environments/prod/retry-policies.yaml:3", origins["queues.payments.timeout"])
 	require.Equal(t, dir+"/retry-policies.yaml:3", origins["queues.payments.backoff.delay"])
-	require.Equal(t, dir+"/retry-policies.yaml:1", origins["queues.orders.maxAttempts"], "what a queue inherits comes from there")
+	require.Equal(t, dir+"/retry-policies.yaml:1", origins["queues.orders.maxAttempts"], "the origin of an inherited value is not the defaults")
 	require.Equal(t, "built in", origins["queues.orders.whenOpen"])
 }
 
-func TestLoad_json(t *testing.T) {
+func TestLoad_JSON(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.json"), []byte("{\n  \"$schema\": \"x\",\n  \"defaults\": {\"maxOpen\": 5, \"maxAge\": \"2d\"}\n}\n"), 0o600))
@@ -112,10 +112,10 @@ func TestLoad_json(t *testing.T) {
 	require.Equal(t, policy.Alert{MaxOpen: 5, MaxAge: 48 * time.Hour, NeedsPersonAfter: 15 * time.Minute}, p.Alert("default"))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), nil, 0o600))
 	_, err = policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
-	require.ErrorContains(t, err, "are both there; keep one")
+	require.ErrorContains(t, err, "both exist; remove one")
 }
 
-func TestLoad_oidc(t *testing.T) {
+func TestLoad_OIDC(t *testing.T) {
 	t.Parallel()
 	rules := policytest.Load(t, policytest.Files{"access": `authentication: [tokens, oidc]
 oidc: {issuer: "https://login.example.com", clientID: dlqd-cli}
@@ -128,7 +128,7 @@ grants: [{groups: [ops], role: operator}]
 	require.Equal(t, []string{"b"}, rules.OIDC.Audiences)
 }
 
-func TestLoad_approvals(t *testing.T) {
+func TestLoad_Approvals(t *testing.T) {
 	t.Parallel()
 	a := policytest.Load(t, policytest.Files{}).Access
 	require.EqualValues(t, 1000, a.ExpectAbove)
@@ -144,44 +144,44 @@ func TestLoad_approvals(t *testing.T) {
 		lines = append(lines, c.String())
 	}
 	require.Equal(t, []string{
-		"access approvals.expire: 24h -> 2h", "access approvals.rules = [] (gone)",
+		"access approvals.expire: 24h -> 2h", "access approvals.rules = [] (removed)",
 		"access approvals.rules[0] = {above: 7, operations: [discard], queues: [pay*]} (new)", "access approvals.rules[1] = {operations: [erase]} (new)",
 	}, lines)
 }
 
 // Every mistake is reported with file, line, field and the allowed values.
-func TestLoad_bad(t *testing.T) {
+func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 	t.Parallel()
 	destination := "destinations: {d: {url: 'http://x'}}\n"
-	for _, test := range []struct{ file, text, says string }{
-		{"access", "authentication: [oidc]", "access.yaml:1: authentication: say in oidc.issuer who the provider is"},
-		{"access", "authentication: [oidc]\noidc: {issuer: 'https://login.example.com'}", "and in oidc.clientID as whom"},
+	for _, test := range []struct{ file, text, want string }{
+		{"access", "authentication: [oidc]", "access.yaml:1: authentication: oidc requires oidc.issuer"},
+		{"access", "authentication: [oidc]\noidc: {issuer: 'https://login.example.com'}", "and oidc.clientID"},
 		{"access", "oidc:\n  issuer: http://login.example.com", `access.yaml:2: oidc.issuer: "http://login.example.com" must be https, or http on this machine`},
-		{"access", "oidc: {scopes: [email]}", "access.yaml:1: oidc.scopes: must hold openid"},
-		{"access", "oidc: {audience: ['']}", "oidc.audience: holds an empty one"},
-		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: there is no such field (there are: audience, clientID, clientSecretFile, groupsClaim, issuer, scopes, usernameClaim)"},
-		{"access", "approvals:\n  rules: [{operations: [discard]}]", "access.yaml:2: approvals.rules: a second person cannot be told from the first where nobody is asked who they are"},
+		{"access", "oidc: {scopes: [email]}", "access.yaml:1: oidc.scopes: must contain openid"},
+		{"access", "oidc: {audience: ['']}", "oidc.audience: contains an empty audience"},
+		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: unknown field (known: audience, clientID, clientSecretFile, groupsClaim, issuer, scopes, usernameClaim)"},
+		{"access", "approvals:\n  rules: [{operations: [discard]}]", "access.yaml:2: approvals.rules: approvals require authentication"},
 		{"access", "approvals: {rules: [{operations: [park]}]}", "approvals.rules[0].operations[0]: is park; must be one of replay,"},
 		{"access", "approvals: {rules: [{queues: [a]}]}", "approvals.rules[0]: operations is required"},
 		{"access", "approvals: {rules: [{operations: [erase], above: -1}]}", "approvals.rules[0].above: "},
-		{"access", "authentication: [tokens]\napprovals: {rules: [{operations: [erase], queues: ['']}]}", "is no pattern"},
+		{"access", "authentication: [tokens]\napprovals: {rules: [{operations: [erase], queues: ['']}]}", "is not a pattern"},
 		{"access", "approvals: {expire: 5s}", "access.yaml:1: approvals.expire: is 5s; must be 1m0s to 720h0m0s"},
 		{"retry-policies", "queues: [", "retry-policies.yaml:1: did not find"},
 		{"retry-policies", "queues: []", "retry-policies.yaml:1: queues: is of type array; must be object"},
 		{"retry-policies", "- a", "retry-policies.yaml:1: must be a mapping"},
-		{"retry-policies", "a: 1\n---\nb: 1", "retry-policies.yaml:2: holds more than one document"},
+		{"retry-policies", "a: 1\n---\nb: 1", "retry-policies.yaml:2: contains more than one document"},
 		{"retry-policies", "queues: {a: {}, a: {}}", "retry-policies.yaml:1: mapping key \"a\" already defined"},
-		{"retry-policies", "defaults: {timeout: 1s}\nqueues:\n  2024: {}", "retry-policies.yaml:3: the name 2024 must be a text: write it in quotes"},
-		{"retry-policies", "queues:\n  a:\n    timeout: \"\"", `retry-policies.yaml:3: queues.a.timeout: "" is no duration such as 30s`},
-		{"retry-policies", "queues:\n  a:\n    timeout: 99999999999999h", `retry-policies.yaml:3: queues.a.timeout: "99999999999999h" is too long a duration`},
-		{"retry-policies", "queues:\n  a:\n    attempts: 3", "retry-policies.yaml:3: queues.a.attempts: there is no such field (there are: backoff, deadLetterLogicalFailures, destination, maxAttempts,"},
+		{"retry-policies", "defaults: {timeout: 1s}\nqueues:\n  2024: {}", "retry-policies.yaml:3: the name 2024 must be a string: put it in quotes"},
+		{"retry-policies", "queues:\n  a:\n    timeout: \"\"", `retry-policies.yaml:3: queues.a.timeout: "" is not a duration, such as 30s`},
+		{"retry-policies", "queues:\n  a:\n    timeout: 99999999999999h", `retry-policies.yaml:3: queues.a.timeout: "99999999999999h" is too long`},
+		{"retry-policies", "queues:\n  a:\n    attempts: 3", "retry-policies.yaml:3: queues.a.attempts: unknown field (known: backoff, deadLetterLogicalFailures, destination, maxAttempts,"},
 		{"retry-policies", "queues:\n  a:\n    maxAttempts: many", "retry-policies.yaml:3: queues.a.maxAttempts: is of type string; must be integer"},
 		{"retry-policies", "queues:\n  a: {maxAttempts: 5000}", "retry-policies.yaml:2: queues.a.maxAttempts: is 5000; must be at most 1000"},
 		{"retry-policies", "queues: {a: {whenOpen: hold}}", "queues.a.whenOpen: is hold; must be one of reject, accept"},
-		{"retry-policies", "queues: {a: {timeout: soon}}", `queues.a.timeout: "soon" is no duration such as 30s`},
+		{"retry-policies", "queues: {a: {timeout: soon}}", `queues.a.timeout: "soon" is not a duration, such as 30s`},
 		{"retry-policies", "queues: {a: {timeout: 30}}", "queues.a.timeout: is of type number; must be string"},
 		{"retry-policies", destination + "queues:\n  a:\n    timeout: 2h\n    destination: d", "retry-policies.yaml:4: queues.a.timeout: is 2h0m0s; must be 1ms to 1h0m0s"},
-		{"retry-policies", destination + "queues:\n  a: {destination: b}", `retry-policies.yaml:3: queues.a.destination: there is no destination "b" (there are: d)`},
+		{"retry-policies", destination + "queues:\n  a: {destination: b}", `retry-policies.yaml:3: queues.a.destination: unknown destination "b" (known: d)`},
 		{"retry-policies", destination + "queues: {a: {destination: d, retention: {resolved: 30s}}}", "queues.a.retention.resolved: is 30s; must be 1h0m0s to"},
 		{"retry-policies", destination + "queues: {'A b': {destination: d}}", "queues.A b: a queue's name"},
 		{"retry-policies", "destinations: {d: {url: 'ftp://x'}}", "destinations.d.url: must be an http or https URL"},
@@ -193,61 +193,61 @@ func TestLoad_bad(t *testing.T) {
 		{"access", "sessions: {absolute: 400d}", "sessions.absolute:"},
 		{"retry-policies", "destinations: {d: {urlFile: gone}}", "destinations.d.urlFile:"},
 		{"retry-policies", "destinations: {d: {urlFile: bank.secret}}", "destinations.d.urlFile: must be an http or https URL"},
-		{"retry-policies", "destinations: {d: {url: 'http://x', urlFile: bank.secret}}", "destinations.d: has url and urlFile; keep one"},
+		{"retry-policies", "destinations: {d: {url: 'http://x', urlFile: bank.secret}}", "destinations.d: has url and urlFile; remove one"},
 		{"retry-policies", "destinations: {d: {url: 'http://x', probe: {url: here}}}", "destinations.d.probe.url: must be an http or https URL"},
 		{"retry-policies", destination + "data:\n  sensitivePaths: [card.number]", `data.sensitivePaths[0]: "card.number" begins with "card"; must be payload, headers, metadata`},
 		{"retry-policies", destination + "data: {sensitivePaths: [payload.a, 'payload.b.']}", `data.sensitivePaths[1]: "payload.b." ends with a dot`},
-		{"retry-policies", destination + "data: {sensitivePaths: ['payload...b']}", "has three dots; two stand for any depth"},
-		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a[0].b']}", "names a place of an array"},
+		{"retry-policies", destination + "data: {sensitivePaths: ['payload...b']}", "has three dots; two dots match any depth"},
+		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a[0].b']}", "contains an array index"},
 		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a*']}", "has a * beside other characters"},
 		{"retry-policies", destination + "data: {sensitivePatterns: [phones]}", "data.sensitivePatterns"},
-		{"circuit-breaker", "destinations: {nowhere: {}}", "circuit-breaker.yaml:1: destinations.nowhere: there is no such destination (there are: default)"},
+		{"circuit-breaker", "destinations: {nowhere: {}}", "circuit-breaker.yaml:1: destinations.nowhere: unknown destination (known: default)"},
 		{"circuit-breaker", "riverQueues: {default: {}}", "riverQueues.default: dlqd delivers this queue"},
 		{"circuit-breaker", "defaults: {failureRate: 120}", "defaults.failureRate: is 120; must be at most 100"},
 		{"circuit-breaker", "defaults: {window: 1ms}", "defaults.window: is 1ms; must be 1s to 1h0m0s"},
-		{"worker-pool", "queues: {nowhere: {concurrency: 1}}", "queues.nowhere: there is no such queue (there are: default)"},
+		{"worker-pool", "queues: {nowhere: {concurrency: 1}}", "queues.nowhere: unknown queue (known: default)"},
 		{"dlq-routing", "redeliveriesPerSecond: 1e-300", "redeliveriesPerSecond: is 1e-300; must be 0 (no limit), or 0.001 or more"},
 		{"retry-policies", "destinations: {bank: {url: 'http://x/', redeliveriesPerSecond: 1e-9}}", "destinations.bank.redeliveriesPerSecond: is 1e-09; must be 0 (no limit), or 0.001 or more"},
-		{"dlq-routing", "classes: {transent: {strategy: manual}}", "classes.transent: is no class (there are: transient,"},
+		{"dlq-routing", "classes: {transent: {strategy: manual}}", "classes.transent: unknown class (known: transient,"},
 		{"dlq-routing", "classes: {transient: {strategy: later}}", "classes.transient.strategy: is later; must be one of immediate, scheduled, conditional, manual"},
-		{"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}", `strategies.scheduled.timeZone: "Mars/Base" is no time zone`},
+		{"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}", `strategies.scheduled.timeZone: "Mars/Base" is not a time zone`},
 		{"dlq-routing", "strategies: {scheduled: {hours: [24]}}", "strategies.scheduled.hours[0]: is 24; must be 0 to 23"},
 		{"dlq-routing", "strategies: {immediate: {delays: [0s]}}", "strategies.immediate.delays[0]: is 0s; must be 1ms to"},
-		{"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}", `dlq-routing.yaml:3: rules[1].name: "a" is the name of another rule too`},
+		{"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}", `dlq-routing.yaml:3: rules[1].name: "a" is also the name of another rule`},
 		{"dlq-routing", "rules: [{match: {}}]", "rules[0]: name is required"},
-		{"dlq-routing", "rules:\n- {name: a, match: {kind: k}}", "dlq-routing.yaml:2: rules[0]: says nothing of what it matches: give it a class, a plan"},
-		{"dlq-routing", "rules: [{name: backfilled, match: {kind: k}, class: outage}]", `rules[0].name: "backfilled" is dlqd's own name`},
+		{"dlq-routing", "rules:\n- {name: a, match: {kind: k}}", "dlq-routing.yaml:2: rules[0]: has no effect: set a class, a plan"},
+		{"dlq-routing", "rules: [{name: backfilled, match: {kind: k}, class: outage}]", `rules[0].name: "backfilled" is reserved by dlqd`},
 		{"dlq-routing", "queues:\n  a:\n    plan: {strategy: soon}", "dlq-routing.yaml:3: queues.a.plan.strategy: is soon; must be one of immediate, scheduled, conditional, manual"},
 		{"dlq-routing", "kinds: {'report.*': {plan: {delays: [0s]}}}", "kinds.report.*.plan.delays[0]: is 0s; must be 1ms to"},
-		{"dlq-routing", "kinds: {report: {classes: {bug: {strategy: manual}}}}", "kinds.report.classes.bug: is no class (there are: transient,"},
-		{"dlq-routing", "automatic: {classes: {bug: {enabled: true}}}", "automatic.classes.bug: is no class (there are: transient,"},
-		{"dlq-routing", "queues:\n  default:\n    classes: {outag: {strategy: manual}}\nstrategies:\n  scheduled: {timeZone: UTC}", "dlq-routing.yaml:3: queues.default.classes.outag: is no class (there are: transient,"},
+		{"dlq-routing", "kinds: {report: {classes: {bug: {strategy: manual}}}}", "kinds.report.classes.bug: unknown class (known: transient,"},
+		{"dlq-routing", "automatic: {classes: {bug: {enabled: true}}}", "automatic.classes.bug: unknown class (known: transient,"},
+		{"dlq-routing", "queues:\n  default:\n    classes: {outag: {strategy: manual}}\nstrategies:\n  scheduled: {timeZone: UTC}", "dlq-routing.yaml:3: queues.default.classes.outag: unknown class (known: transient,"},
 		{"dlq-routing", "rules:\n- &q {name: a, match: {kind: k}, class: bug}\n- {<<: *q, name: b}", "dlq-routing.yaml:2: rules[1].class: is bug; must be one of transient,"},
 		{"dlq-routing", "automatic: {all: {}}", "automatic.all: enabled is required"},
 		{"dlq-routing", "automatic:\n  queues:\n    mailers: {enabled: true, include: [old]}", "dlq-routing.yaml:3: automatic.queues.mailers.include[0]: is old; must be one of backfilled, single-attempt"},
-		{"dlq-routing", "automatic: {kind: {}}", "automatic.kind: there is no such field (there are: all, classes, kinds, queues)"},
+		{"dlq-routing", "automatic: {kind: {}}", "automatic.kind: unknown field (known: all, classes, kinds, queues)"},
 		{"dlq-routing", "rules: [{name: a, match: {}, class: outage, tags: [no]}]", `rules[0].tags[0]: "no" must be 3 to 255`},
 		{"dlq-routing", "smartRetry: {classes: [bug]}", "smartRetry.classes[0]: is bug; must be one of transient, rate_limited,"},
 		{"dlq-routing", "rules: [{name: '', match: {kind: k}, class: outage}]", "rules[0].name: has 0 characters; must have at least 1"},
 		{"dlq-routing", "rules: [{name: a, match: {message: '" + strings.Repeat("x", 1001) + "'}, class: outage}]", "rules[0].match.message: has 1001 characters; must have at most 1000"},
-		{"retry-policy", "{}", "retry-policy.yaml is no file of a policy (there are: retry-policies,"},
+		{"retry-policy", "{}", "retry-policy.yaml is not a file of a policy (known: retry-policies,"},
 	} {
 		_, _, err := load(t, policytest.Files{test.file: test.text}, "")
-		require.ErrorContains(t, err, test.says, test.text)
+		require.ErrorContains(t, err, test.want, test.text)
 		for line := range strings.Lines(err.Error()) {
-			require.Regexp(t, `\.yaml:[0-9]+: |is no file of a policy`, line)
+			require.Regexp(t, `\.yaml:[0-9]+: |is not a file of a policy`, line)
 		}
 	}
 	_, _, err := load(t, policytest.Files{"environments/prod/monitoring": ""}, "production")
-	require.ErrorContains(t, err, `there is no environment "production" (there are: prod)`)
+	require.ErrorContains(t, err, `unknown environment "production" (known: prod)`)
 	_, _, err = load(t, nil, "../x")
-	require.ErrorContains(t, err, "there is no environment")
+	require.ErrorContains(t, err, "unknown environment")
 	_, err = policy.Load(policy.Source{Dir: filepath.Join(t.TempDir(), "gone")})
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 // The committed schemas, which editors use, match the types.
-func TestSchema_committed(t *testing.T) {
+func TestSchema_MatchesCommittedFiles(t *testing.T) {
 	t.Parallel()
 	for _, name := range policy.Files() {
 		raw, err := policy.Schema(name)
@@ -257,7 +257,7 @@ func TestSchema_committed(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(committed), string(raw), `run "make generate"`)
 		if name == "dlq-routing" {
-			require.Equal(t, 4, strings.Count(string(raw), `"propertyNames"`), "classes, which editors complete: of all, of queues, of kinds, and of switches")
+			require.Equal(t, 4, strings.Count(string(raw), `"propertyNames"`), "classes of all queues, of a queue, of a kind and of switches have names that editors complete")
 		}
 	}
 }
@@ -271,7 +271,7 @@ func TestVersion(t *testing.T) {
 	b, err := policy.Default("http://b/")
 	require.NoError(t, err)
 	require.Equal(t, a.Version(), again.Version())
-	require.NotEqual(t, a.Version(), b.Version(), "it is a hash of the content")
+	require.NotEqual(t, a.Version(), b.Version(), "the version does not depend on the content")
 
 	dir := policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: 1}"})
 	version := func() string {
@@ -286,7 +286,7 @@ func TestVersion(t *testing.T) {
 	}
 	hash := version()
 	git("init", "--quiet")
-	require.Equal(t, hash, version(), "what Git does not know is no part of a commit")
+	require.Equal(t, hash, version(), "files that Git does not track change the version")
 	git("add", ".")
 	git("commit", "--quiet", "-m", "policy")
 	commit := git("rev-parse", "--short=12", "HEAD")
@@ -295,7 +295,7 @@ func TestVersion(t *testing.T) {
 	changed := version()
 	require.Regexp(t, "^"+commit+"-dirty-[0-9a-f]{6}$", changed)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), []byte("defaults: {maxOpen: 3}"), 0o600))
-	require.NotEqual(t, changed, version(), "each change is another policy")
+	require.NotEqual(t, changed, version(), "a change of a file does not change the version")
 	loaded, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
 	require.NoError(t, err)
 	require.False(t, loaded.Committed())
@@ -323,7 +323,7 @@ func TestDiff(t *testing.T) {
 		lines = append(lines, c.String())
 	}
 	require.Equal(t, []string{
-		"dlq-routing classes.outage.delays = [1m] (gone)",
+		"dlq-routing classes.outage.delays = [1m] (removed)",
 		"monitoring queues.a.maxOpen: 1 -> 2",
 		"retry-policies data.sensitivePaths: [] -> [payload..email]",
 		"worker-pool queues.default.concurrency = 3 (new)",
@@ -372,7 +372,7 @@ func TestKindRouting(t *testing.T) {
 	p := policytest.Load(t, policytest.Files{"dlq-routing": "kinds: {'report.*': {maxRetries: 1}, 'report.daily.*': {maxRetries: 2}, '*': {maxRetries: 3}}\n" +
 		"automatic: {all: {enabled: true}, kinds: {'report.*': {enabled: true, include: [single-attempt]}}}\n"})
 	require.Equal(t, 1, p.KindRouting("report.weekly").MaxRetries)
-	require.Equal(t, 2, p.KindRouting("report.daily.eu").MaxRetries, "the longest pattern")
+	require.Equal(t, 2, p.KindRouting("report.daily.eu").MaxRetries, "the longest pattern does not win")
 	require.Equal(t, 3, p.KindRouting("mail").MaxRetries)
 	require.Nil(t, policytest.Load(t, nil).KindRouting("mail"))
 	require.Equal(t, policy.Automatic{
@@ -380,7 +380,7 @@ func TestKindRouting(t *testing.T) {
 	}, p.Routing.Automatic)
 }
 
-func TestAlert_judge(t *testing.T) {
+func TestAlert_Judge(t *testing.T) {
 	t.Parallel()
 	alert := policy.Alert{MaxOpen: 100, MaxAge: time.Hour}
 	for _, test := range []struct {

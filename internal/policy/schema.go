@@ -82,7 +82,7 @@ func validate(name string, content map[string]any) []problem {
 	// The validator accepts only the types that JSON decodes to.
 	raw, err := json.Marshal(content)
 	if err != nil {
-		return []problem{{"", "cannot be written as JSON: " + err.Error()}}
+		return []problem{{"", "cannot be converted to JSON: " + err.Error()}}
 	}
 	instance, err := validator.UnmarshalJSON(strings.NewReader(string(raw)))
 	if err != nil {
@@ -139,8 +139,8 @@ func newCompiler(name string) (*validator.Compiler, error) {
 
 // collect translates the validator's errors into problems, with the allowed values.
 func collect(name string, content map[string]any, err *validator.ValidationError, into *[]problem) {
-	names, ofNames := err.ErrorKind.(*kind.PropertyNames)
-	if len(err.Causes) > 0 && !ofNames {
+	names, isNames := err.ErrorKind.(*kind.PropertyNames)
+	if len(err.Causes) > 0 && !isNames {
 		for _, cause := range err.Causes {
 			collect(name, content, cause, into)
 		}
@@ -160,9 +160,9 @@ func collect(name string, content map[string]any, err *validator.ValidationError
 	add := func(format string, args ...any) {
 		*into = append(*into, problem{path, fmt.Sprintf(format, args...)})
 	}
-	if ofNames { // err has the location that the validator checked last, not that of the name
+	if isNames { // err has the location that the validator checked last, not that of the name
 		for _, path = range classPaths(content, names.Property) {
-			add("is no class (there are: %s)", strings.Join(classNames(), ", "))
+			add("unknown class (known: %s)", strings.Join(classNames(), ", "))
 		}
 		return
 	}
@@ -171,7 +171,7 @@ func collect(name string, content map[string]any, err *validator.ValidationError
 		base := path
 		for _, property := range k.Properties {
 			path = strings.TrimPrefix(base+"."+property, ".")
-			add("there is no such field (there are: %s)", strings.Join(properties(name, err.SchemaURL), ", "))
+			add("unknown field (known: %s)", strings.Join(properties(name, err.SchemaURL), ", "))
 		}
 	case *kind.Enum:
 		want := make([]string, len(k.Want))
@@ -194,9 +194,9 @@ func collect(name string, content map[string]any, err *validator.ValidationError
 	case *kind.MaxLength:
 		add("has %d characters; must have at most %d", k.Got, k.Want)
 	case *kind.Format:
-		add("%q is too long a duration: at most 100000d", k.Got)
+		add("%q is too long; a duration has at most 100000d", k.Got)
 	case *kind.Pattern:
-		add("%q is no duration such as 30s, 5m, 2h or 30d", k.Got)
+		add("%q is not a duration, such as 30s, 5m, 2h or 30d", k.Got)
 	case *kind.Required:
 		add("%s is required", strings.Join(k.Missing, " and "))
 	default:

@@ -71,11 +71,11 @@ func parsePath(path string) ([]string, error) {
 		case segment == "" && i == len(segments)-1:
 			return nil, errors.New("ends with a dot")
 		case segment == "" && segments[i+1] == "":
-			return nil, errors.New("has three dots; two stand for any depth")
+			return nil, errors.New("has three dots; two dots match any depth")
 		case strings.ContainsAny(segment, "[]"):
-			return nil, errors.New("names a place of an array; what is in arrays is found by the keys alone, or with [*]")
+			return nil, errors.New("contains an array index; a path matches every element of an array, with [*] or without")
 		case strings.Contains(segment, "*") && segment != "*":
-			return nil, errors.New("has a * beside other characters; alone, it stands for any key")
+			return nil, errors.New("has a * beside other characters; a segment that is only * matches any key")
 		}
 	}
 	return segments, nil
@@ -130,7 +130,7 @@ func quoteRegexp(text string) string {
 func (l *loader) checkSensitive() {
 	for i, path := range l.policy.Data.SensitivePaths {
 		if _, err := parsePath(path); err != nil {
-			l.badf("retry-policies", fmt.Sprintf("data.sensitivePaths[%d]", i), "%q %w", path, err)
+			l.addf("retry-policies", fmt.Sprintf("data.sensitivePaths[%d]", i), "%q %w", path, err)
 		}
 	}
 }
@@ -154,10 +154,10 @@ func (d *Data) Mask(event func() map[string]any) func(text string) string {
 				paths = append(paths, segments)
 			}
 		}
-		gather(event(), nil, paths, false, &values)
+		collectValues(event(), nil, paths, false, &values)
 		whole = len(values) > maxSensitiveValues
 		for _, value := range values {
-			values = append(values, written(value)...)
+			values = append(values, encodedForms(value)...)
 		}
 	}
 	return func(text string) string {
@@ -175,8 +175,8 @@ func (d *Data) Mask(event func() map[string]any) func(text string) string {
 	}
 }
 
-// gather adds the texts and numbers at and below the paths of a document to values.
-func gather(node any, at []string, paths [][]string, found bool, values *[]string) {
+// collectValues adds the texts and numbers at and below the paths of a document to values.
+func collectValues(node any, at []string, paths [][]string, found bool, values *[]string) {
 	if len(*values) > maxSensitiveValues || len(at) > maxMaskedDepth {
 		return
 	}
@@ -189,11 +189,11 @@ func gather(node any, at []string, paths [][]string, found bool, values *[]strin
 	switch node := node.(type) {
 	case map[string]any:
 		for name, value := range node {
-			gather(value, append(slices.Clip(at), name), paths, found, values)
+			collectValues(value, append(slices.Clip(at), name), paths, found, values)
 		}
 	case []any:
 		for _, value := range node {
-			gather(value, at, paths, found, values)
+			collectValues(value, at, paths, found, values)
 		}
 	case string:
 		add(node)
@@ -202,9 +202,9 @@ func gather(node any, at []string, paths [][]string, found bool, values *[]strin
 	}
 }
 
-// written returns the other forms in which receivers write a value: JSON with <, > and & escaped or
+// encodedForms returns the other forms in which receivers write a value: JSON with <, > and & escaped or
 // not, JSON in ASCII, and HTML.
-func written(value string) []string {
+func encodedForms(value string) []string {
 	var forms []string
 	add := func(form string) {
 		if form != value && !slices.Contains(forms, form) {

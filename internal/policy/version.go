@@ -34,16 +34,16 @@ func version(dir string, settings []Setting) string {
 				changed, err := git(dir, "status", "--porcelain", "--", ".")
 				after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
 				if err != nil || afterErr != nil || changed != "" || after != commit {
-					commit += dirty + hashOf(settings)[:6]
+					commit += dirty + hashSettings(settings)[:6]
 				}
 				return commit
 			}
 		}
 	}
-	return hashOf(settings)
+	return hashSettings(settings)
 }
 
-func hashOf(settings []Setting) string {
+func hashSettings(settings []Setting) string {
 	hash := sha256.New()
 	for _, s := range settings {
 		_, _ = fmt.Fprintln(hash, s)

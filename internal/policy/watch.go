@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// lookInterval is the time between two checks of the files. A change is reported once two
+	// checkInterval is the time between two checks of the files. A change is reported once two
 	// checks in a row find the same content, because a checkout writes its files one after another.
-	lookInterval = 300 * time.Millisecond
-	// watchPatience is the timeout of one check, for a machine under load.
-	watchPatience = 10 * time.Second
+	checkInterval = 300 * time.Millisecond
+	// checkTimeout is the timeout of one check, for a machine under load.
+	checkTimeout = 10 * time.Second
 )
 
 // watch detects changes of a policy's files by hashing them. File notifications are not enough: a
@@ -38,10 +38,10 @@ type watch struct {
 // Watch calls changed after files of the source, or secret files of the policy in force, differ
 // from what was last read.
 func Watch(source Source, inForce func() *Policy, changed func(context.Context)) *background.Loop {
-	w := &watch{source: source, inForce: inForce, changed: changed, secrets: inForce().secretFiles, loaded: inForce().looked}
+	w := &watch{source: source, inForce: inForce, changed: changed, secrets: inForce().secretFiles, loaded: inForce().filesHash}
 	return background.New(background.Config{
-		Name: "policy-files", Interval: lookInterval, Timeout: watchPatience, Patience: watchPatience, Once: background.Each(w.once), WhenIdle: true,
-		Failing: "policy: files are not watched; SIGHUP has them read again",
+		Name: "policy-files", Interval: checkInterval, Timeout: checkTimeout, Patience: checkTimeout, Once: background.Each(w.once), WhenIdle: true,
+		Failing: "policy: checking the files for changes failed; SIGHUP reloads them",
 	})
 }
 
@@ -49,7 +49,7 @@ func (w *watch) once(ctx context.Context) error {
 	if secrets := w.inForce().secretFiles; !slices.Equal(secrets, w.secrets) { // a reload (SIGHUP) changed the list
 		w.secrets, w.loaded = secrets, "" // no hash of these from before that reload: report a change once more
 	}
-	found := w.source.look() + look(w.secrets)
+	found := w.source.hash() + hashFiles(w.secrets)
 	settled := found == w.last
 	w.last = found
 	if !settled || found == w.loaded {
@@ -60,25 +60,25 @@ func (w *watch) once(ctx context.Context) error {
 	return nil
 }
 
-// look returns a listing and a hash of the source's files, including the errors of those that
+// hash returns a listing and a hash of the source's files, including the errors of those that
 // cannot be read.
-func (s Source) look() string {
+func (s Source) hash() string {
 	var paths []string
 	var listings strings.Builder
 	for _, dir := range s.dirs() {
 		items, err := os.ReadDir(dir)
 		_, _ = fmt.Fprintln(&listings, dir, err)
 		for _, item := range items {
-			if slices.Contains(endings, filepath.Ext(item.Name())) && !item.IsDir() {
+			if slices.Contains(extensions, filepath.Ext(item.Name())) && !item.IsDir() {
 				paths = append(paths, filepath.Join(dir, item.Name()))
 			}
 		}
 	}
-	return listings.String() + look(paths)
+	return listings.String() + hashFiles(paths)
 }
 
-// look returns a hash of files.
-func look(paths []string) string {
+// hashFiles returns a hash of files.
+func hashFiles(paths []string) string {
 	hash := sha256.New()
 	for _, path := range paths {
 		_, _ = fmt.Fprintf(hash, "\n%s\n", path)
@@ -94,8 +94,8 @@ func look(paths []string) string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// endings are the endings of a policy's files.
-var endings = []string{".yaml", ".yml", ".json"}
+// extensions are the extensions of a policy's files.
+var extensions = []string{".yaml", ".yml", ".json"}
 
 // dirs returns the directories of the source. The last one is merged over the first.
 func (s Source) dirs() []string {

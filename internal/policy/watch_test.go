@@ -17,7 +17,7 @@ import (
 
 // A change during the read of a policy is detected, and so is one between the first read and the
 // first check.
-func TestWatch_changesWhileItIsRead(t *testing.T) {
+func TestWatch_DetectsChangesDuringRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write := func(queue string) {
@@ -34,8 +34,8 @@ func TestWatch_changesWhileItIsRead(t *testing.T) {
 
 	write("second") // after the first read, before the first check
 	seen := make(chan struct{})
-	var looks atomic.Int64
-	loop := policy.Watch(source, func() *policy.Policy { looks.Add(1); return inForce.Load() }, func(context.Context) {
+	var checks atomic.Int64
+	loop := policy.Watch(source, func() *policy.Policy { checks.Add(1); return inForce.Load() }, func(context.Context) {
 		next, err := policy.Load(source)
 		require.NoError(t, err)
 		if _, ok := next.Queues["second"]; ok {
@@ -54,16 +54,16 @@ func TestWatch_changesWhileItIsRead(t *testing.T) {
 	select {
 	case <-seen:
 	case <-time.After(time.Minute):
-		require.FailNow(t, "it is passed over for ever")
+		require.FailNow(t, "the change was never detected")
 	}
 	require.Eventually(t, func() bool { return has("third") }, time.Minute, time.Millisecond)
-	three := looks.Load() + 3
-	require.Eventually(t, func() bool { return looks.Load() >= three }, time.Minute, time.Millisecond)
+	three := checks.Load() + 3
+	require.Eventually(t, func() bool { return checks.Load() >= three }, time.Minute, time.Millisecond)
 }
 
 // A secret file that was missing at first, and that a reload outside of Watch then read, is checked
 // from then on.
-func TestWatch_secretThatCameLater(t *testing.T) {
+func TestWatch_ChecksSecretFilesAddedLater(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -72,7 +72,7 @@ func TestWatch_secretThatCameLater(t *testing.T) {
 	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1'}}\n")
 	source := policy.Source{Dir: dir}
 	var inForce atomic.Pointer[policy.Policy]
-	var refused, secrets, looks atomic.Int64
+	var refused, secrets, checks atomic.Int64
 	load := func() {
 		next, err := policy.Load(source)
 		if err != nil {
@@ -85,8 +85,8 @@ func TestWatch_secretThatCameLater(t *testing.T) {
 	}
 	load()
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
-	looked := func() *policy.Policy { looks.Add(1); return inForce.Load() }
-	group.Add(policy.Watch(source, looked, func(context.Context) { load() }))
+	current := func() *policy.Policy { checks.Add(1); return inForce.Load() }
+	group.Add(policy.Watch(source, current, func(context.Context) { load() }))
 	group.Start()
 	t.Cleanup(func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) })
 	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', secretFile: key}}\n")
@@ -94,8 +94,8 @@ func TestWatch_secretThatCameLater(t *testing.T) {
 	write("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 	load() // SIGHUP
 	require.EqualValues(t, 1, secrets.Load())
-	again := looks.Load() + 3
-	require.Eventually(t, func() bool { return looks.Load() >= again }, time.Minute, time.Millisecond)
+	again := checks.Load() + 3
+	require.Eventually(t, func() bool { return checks.Load() >= again }, time.Minute, time.Millisecond)
 	write("key", "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
-	require.Eventually(t, func() bool { return secrets.Load() == 2 }, time.Minute, 50*time.Millisecond, "it is rotated, and nobody looks")
+	require.Eventually(t, func() bool { return secrets.Load() == 2 }, time.Minute, 50*time.Millisecond, "the rotated secret was not read")
 }

@@ -1,5 +1,5 @@
-// Command sbom prints what a Go program is made of, as CycloneDX JSON: "sbom bin/dlqd". It reads what the compiler wrote into the
-// program, so that it lists what is in there, and not what go.mod would allow.
+// Command sbom prints the modules of a Go program as CycloneDX JSON: "sbom bin/dlqd". It reads the build information in
+// the program, so that it lists the modules that the program contains and not all modules of go.mod.
 package main
 
 import (
