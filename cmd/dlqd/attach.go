@@ -170,7 +170,7 @@ func printLater(w io.Writer, plan *postgres.Plan) {
 // lookOver prints and returns a survey of River's jobs. An error is only printed: attach works
 // without the survey.
 func lookOver(cmd *cobra.Command, m *postgres.Migrator) *survey.Survey {
-	found, err := survey.Look(cmd.Context(), m.Pool, m.Schemas)
+	found, err := survey.Run(cmd.Context(), m.Pool, m.Schemas)
 	if err == nil {
 		err = found.Print(cmd.OutOrStdout())
 	}
