@@ -257,7 +257,8 @@ func TestFlags_ofServe(t *testing.T) {
 	refused(t, `--allowed-origin "*": must be scheme://host`, "serve", url, "--allowed-origin", "*")
 	refused(t, "--otlp-endpoint: must be the http or https URL of a collector", "serve", url, "--otlp-endpoint", "localhost:4318")
 	refused(t, "--river-ui: must be the http or https URL", "serve", url, "--river-ui", "javascript:alert(1)")
-	refused(t, "--otlp-endpoint: must have no password", "serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
+	refused(t, "--otlp-endpoint: must not contain a password",
+		"serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
 	refused(t, "--database-url-file does nothing beside --database-url", "serve", url, "--database-url-file", os.Args[0])
 	refused(t, "--poll-interval does nothing without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
 	refused(t, "--poll-only does nothing without --process and --dlq-workers", "serve", url, "--api", "--poll-only")
