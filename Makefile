@@ -43,7 +43,7 @@ test: install-postgres ## run all tests, with the race detector (PACKAGES=…, R
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## switch, lock, restore and purge around an application at random (TRIAL=10m), and count its failures
-	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_trial ./internal/host
+	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_SurvivesRandomFaults ./internal/host
 
 .PHONY: model
 model: ## check the model of the protocol with two jobs (TRIAL=1h, at most STATES=20000000): docs/protocol.md
