@@ -13,7 +13,7 @@ import (
 
 // Automatic redelivery on an application's River: observed, previewed, switched on and stopped, and
 // reported everywhere.
-func TestAutomatic(t *testing.T) {
+func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Process = false }})
 	b.exec("UPDATE dlq.settings SET value = 'attached' WHERE key = 'river'")

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestCapture(t *testing.T) {
+func TestCapture_IsSwitchedAndAudited(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	read := func() map[string]any {
@@ -19,7 +19,7 @@ func TestCapture(t *testing.T) {
 	}
 	out := read()
 	require.Equal(t, "on", out["mode"])
-	require.Equal(t, "00:01:00", out["limit"], "what tests have")
+	require.Equal(t, "00:01:00", out["limit"], "the limit in tests")
 	require.Equal(t, "enabled", out["triggers"])
 	require.EqualValues(t, 0, out["missed"])
 	require.NotContains(t, out, "changedBy")

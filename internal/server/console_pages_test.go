@@ -78,7 +78,7 @@ func has(t *testing.T, page, text string) {
 
 // Pages of operators: what each role sees, what the forms do, and that each action leaves an audit
 // row.
-func TestConsole_pages(t *testing.T) {
+func TestConsole_OperatorPages(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}, Above: 2})
 	b.fail("payments", 3)

@@ -14,7 +14,7 @@ import (
 )
 
 // A filter text chooses the same entries in lists, exports, bulk actions, replays and SQL.
-func TestFilter_sameEverywhere(t *testing.T) {
+func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	admin := b.token(access.Admin, nil)
@@ -129,7 +129,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 }
 
 // Completions are fields, and values of entries in the caller's scope.
-func TestFilter_completion(t *testing.T) {
+func TestFilter_CompletesFieldsAndValues(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	_, err := b.pool.Exec(t.Context(), `SELECT dlq.act_on('assign', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'mailqueue'), 'kim', NULL, '{"assignee": "ann"}'),

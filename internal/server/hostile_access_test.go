@@ -102,7 +102,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 var hostileTransport = &http.Transport{MaxIdleConnsPerHost: 16, DisableCompression: true}
 
 // More than a thousand requests for data and actions that the caller has no right to.
-func TestHostile_access(t *testing.T) {
+func TestHostileRequests_GetNoAccess(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
 	b := scopeSetup(t, func(c *server.Config) {
@@ -296,7 +296,7 @@ func TestHostile_access(t *testing.T) {
 	add(hostileRequest{says: "large token", method: "GET", path: "/api/queues", header: bearer("dlqd_" + large[:60_000]), statuses: []int{401, 429}})
 	for _, o := range operations {
 		if o.method == "POST" && !strings.Contains(o.path, "{id}") {
-			add(hostileRequest{says: "large body of nobody", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, statuses: []int{401, 429}})
+			add(hostileRequest{says: "large body without a token", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, statuses: []int{401, 429}})
 			add(hostileRequest{says: "large body", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{400, 403, 413, 422}})
 		}
 	}
@@ -391,12 +391,12 @@ func TestHostile_access(t *testing.T) {
 	time.Sleep(time.Until(revokedAt.Add(6 * time.Second)))
 	close(stop)
 	require.NoError(t, users.Wait())
-	require.Less(t, time.Unix(0, last.Load()).Sub(revokedAt), 5*time.Second, "a revoked token")
+	require.Less(t, time.Unix(0, last.Load()).Sub(revokedAt), 5*time.Second, "a revoked token must stop working")
 
 	t.Log(len(set)+len(bad), "requests")
 	require.Greater(t, len(set)+len(bad), 1000)
 	require.Empty(t, wrong, "%d of %d:\n%s", len(wrong), len(set)+len(bad), strings.Join(wrong[:min(len(wrong), 20)], "\n"))
-	require.Equal(t, before, b.count(moves), "nothing moved, and what is in nobody's scope was not even noted")
+	require.Equal(t, before, b.count(moves), "no entry moved, and no entry outside all scopes got a note")
 	for _, secret := range secrets {
 		require.NotContains(t, log.String(), secret)
 	}

@@ -44,7 +44,7 @@ func (l *logged) text() string {
 
 // A message contains a secret in every place, and the receiver's answer repeats them all. No
 // operation and no log shows a secret, except to an operator who gives a reason.
-func TestMask_walkOfAPI(t *testing.T) {
+func TestMask_NoOperationShowsASecret(t *testing.T) {
 	t.Parallel()
 	log := &logged{}
 	b := &scopeBundle{bundle: setup(t, options{
@@ -72,7 +72,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 	kept := b.text(
 		"SELECT concat_ws(' ', error_message, error_context, retry_history, metadata) FROM dlq.dead_letter_queue")
-	require.Contains(t, kept, "refused: card ***, IBAN ***", "the receiver's words are kept, without what is masked")
+	require.Contains(t, kept, "refused: card ***, IBAN ***", "the receiver's answer is kept with masked values")
 
 	check := func(what, out string) {
 		t.Helper()
@@ -145,7 +145,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 			}
 			check(role+" "+o.id, out)
 			if o.id == "get-entry" {
-				require.Contains(t, out, `4200`, "the rest is there")
+				require.Contains(t, out, `4200`, "other values are shown")
 			}
 		}
 		status, out := b.as(token, "GET", "/metrics", "")
@@ -157,7 +157,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 		}())
 	}
 	check("log", log.text())
-	require.Contains(t, log.text(), "Job cancelled explicitly", "it is said that a job failed, but not how")
+	require.Contains(t, log.text(), "Job cancelled explicitly", "the log says that a job failed, without its error")
 
 	// Revealing requires a reason and the role, and leaves an audit row.
 	reveal := "/api/dlq/entries/" + id + "/reveal"
@@ -202,7 +202,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 }
 
 // Columns that the policy hides from readers are hidden in the API, too.
-func TestMask_readersColumns(t *testing.T) {
+func TestMask_HidesColumnsFromReaders(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	id := b.ids["pay_eu/order.paid"]
@@ -212,7 +212,7 @@ func TestMask_readersColumns(t *testing.T) {
 	} {
 		_, out := b.as(token, "GET", "/api/dlq/entries/"+id, "")
 		require.Equal(t, sees, strings.Contains(out, "payload of pay_euorder.paid"), out)
-		require.Contains(t, out, "secret of pay_euorder.paid", "what errors say, the default policy does not hide")
+		require.Contains(t, out, "secret of pay_euorder.paid", "the default policy does not hide error texts")
 	}
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.protect('{error_message,retry_history,notes}')")
 	require.NoError(t, err)

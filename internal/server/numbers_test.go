@@ -14,7 +14,7 @@ import (
 
 // Account 9007199254740993 is another customer than 9007199254740992, which a float64 would turn it
 // into.
-func TestNumbers_areExactFromEndToEnd(t *testing.T) {
+func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	delivered := map[string]string{}

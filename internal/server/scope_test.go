@@ -93,12 +93,13 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		require.NoError(t, json.Unmarshal([]byte(out), &done))
 		b.done[queue] = done.Undo
 	}
-	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.replay_run_entries"), "a run takes what its starter has")
+	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.replay_run_entries"),
+		"a run takes the entries in the scope of the user who starts it")
 	admin := b.token(access.Admin, nil)
 	require.Eventually(t, func() bool {
 		_, out := b.as(admin, "GET", "/api/circuit-breakers", "")
 		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
-	}, time.Minute, 50*time.Millisecond, "what the database says of breakers is known")
+	}, time.Minute, 50*time.Millisecond, "the breakers' state is loaded")
 	return b
 }
 
@@ -251,7 +252,7 @@ var operations = []operation{
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
 	{"get-log-level", "GET", "/api/log-level", access.Metrics, "", "", "everything"},
 	{"set-log-level", "PUT", "/api/log-level", access.Admin, `{"level": "info"}`, "", "everything"},
-	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // only the caller's: TestSessions_ofOthers
+	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // only the caller's: TestSessions_OnlyAdminsEndThoseOfOthers
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
 	{"list-tokens", "GET", "/api/tokens", access.Admin, "", "", "everything"},
@@ -269,7 +270,7 @@ var operations = []operation{
 
 // Every operation of the document, for every role, in every scope: a caller without the right gets
 // 403, ids outside the scope get 404, and no answer contains a hidden text.
-func TestScope_walk(t *testing.T) {
+func TestScope_LimitsEveryOperation(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	_, document, _ := b.call("GET", "/openapi.json", "")
@@ -282,7 +283,7 @@ func TestScope_walk(t *testing.T) {
 	for _, o := range operations {
 		walked = append(walked, o.id)
 	}
-	require.ElementsMatch(t, in, walked, "a new operation belongs in the walk")
+	require.ElementsMatch(t, in, walked, "each operation must be in the list")
 
 	roles := []access.Role{access.Admin, access.Operator, access.Reader, access.Sender}
 	unknown := map[string]string{} // answers for unknown ids
@@ -321,7 +322,7 @@ func TestScope_walk(t *testing.T) {
 					}
 					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
 					if mine && (o.of == "entry" || o.of == "run" || o.of == "operation" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
-						continue // would change what other cases read; see TestScope_moves
+						continue // would change what other cases read; see TestScope_LimitsMoves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
 						continue
@@ -353,7 +354,7 @@ func TestScope_walk(t *testing.T) {
 							_, out := b.as(token, o.method, strings.ReplaceAll(o.path, "{id}", other), o.body)
 							unknown[o.id] = strings.ReplaceAll(out, other, "X")
 						}
-						require.Equal(t, unknown[o.id], strings.ReplaceAll(out, target, "X"), "as what is not there")
+						require.Equal(t, unknown[o.id], strings.ReplaceAll(out, target, "X"), "the same answer as for an unknown id")
 					case o.of == "invalid":
 						require.Contains(t, []int{http.StatusUnprocessableEntity, http.StatusForbidden}, status, says+out)
 					default:
@@ -368,7 +369,7 @@ func TestScope_walk(t *testing.T) {
 }
 
 // A user sees the same entries in the API, through the SQL functions and in the tables.
-func TestScope_sameInSQL(t *testing.T) {
+func TestScope_SameInSQL(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	ctx := t.Context()
@@ -510,13 +511,13 @@ func TestScope_sameInSQL(t *testing.T) {
 		_, err = admin.Exec(ctx, "DROP ROLE "+login)
 		require.NoError(t, err)
 	}
-	require.Equal(t, 1, b.count("SELECT count(*) FROM pg_class WHERE oid = 'dlq.visible_entries'::regclass AND reloptions @> '{security_barrier=false}'"), "where nobody is limited, nobody pays for a barrier")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM pg_class WHERE oid = 'dlq.visible_entries'::regclass AND reloptions @> '{security_barrier=false}'"), "without scopes there is no security barrier")
 	require.NotZero(t, b.count("SELECT count(*) FROM dlq.acts WHERE subject LIKE 'role scoped_%' AND act = 'limited' AND actor IS NOT NULL"))
 }
 
 // Scopes mean the same in Go, in SQL for a constant, and in SQL for many rows, with any characters
 // in names and patterns.
-func TestScope_patterns(t *testing.T) {
+func TestScope_PatternsAgreeInGoAndSQL(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	names := []string{"", "a", "ab", "A", "a\x01b", "\x01", "a%", "a_", `a\`, ":a", "b\x01:a", "ä", "a\nb", "*"}
@@ -551,12 +552,12 @@ func TestScope_patterns(t *testing.T) {
 	var unlimited, nothing bool
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.in_scope('q', 'k', NULL), dlq.in_scope('q', NULL, '[{"queues": [null]}]')`).Scan(&unlimited, &nothing))
 	require.True(t, unlimited)
-	require.False(t, nothing, "what is no pattern lets nothing through")
+	require.False(t, nothing, "an invalid pattern matches nothing")
 }
 
 // A limited operator moves only entries in scope, one by one and in bulk, and a run that the
 // operator starts is limited, too.
-func TestScope_moves(t *testing.T) {
+func TestScope_LimitsMoves(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	operator := b.token(access.Operator, access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"order.*"}}})
@@ -572,7 +573,7 @@ func TestScope_moves(t *testing.T) {
 		require.Contains(t, out, `"chosen":`+chosen+`,"changed":`+chosen, filter)
 	}
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"scope": []}, "all": true}`)
-	require.Equal(t, http.StatusUnprocessableEntity, status, "a client cannot say what it may", out)
+	require.Equal(t, http.StatusUnprocessableEntity, status, "a client cannot set its own scope", out)
 	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Contains(t, out, `"total":1,`)
@@ -600,7 +601,8 @@ func TestScope_moves(t *testing.T) {
 	require.Zero(t, runs(access.Scope{{Kinds: []string{"order.paid"}}}))
 	status, _ = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"force": true}`)
 	require.Equal(t, http.StatusAccepted, status)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"), "nobody else's")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"),
+		"only the entry in scope moved")
 	// Sums by group match the rows, for one queue and for both.
 	for scope, captured := range map[string]int{"pay_eu": 2, "mail*": 2, "*": 4} {
 		_, out = b.as(b.token(access.Reader, access.Scope{{Queues: []string{scope}}}), "GET", "/api/dlq/analytics/queues", "")
@@ -614,7 +616,7 @@ func TestScope_moves(t *testing.T) {
 	require.Contains(t, out, `"captured":1,`)
 }
 
-func TestScope_messages(t *testing.T) {
+func TestScope_LimitsSenders(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	sender := b.token(access.Sender, access.Scope{{Queues: []string{"default"}, Kinds: []string{"order.*"}}})
