@@ -73,8 +73,8 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	require.Equal(t, "ada", out["stopped"].(map[string]any)["actor"])
 	require.Contains(t, out["stays"].([]any)[0].(map[string]any)["why"], "stopped by ada")
 	for _, path := range []string{"/api/dlq/entries", "/api/dlq/stats", "/api/dlq/entries/" + entries[0].(map[string]any)["id"].(string)} {
-		_, said, _ := b.call("GET", path, "")
-		require.Equal(t, "a release", said["automaticStopped"].(map[string]any)["note"], path)
+		_, document, _ := b.call("GET", path, "")
+		require.Equal(t, "a release", document["automaticStopped"].(map[string]any)["note"], path)
 	}
 	_, health, _ = b.call("GET", "/api/health", "")
 	require.Equal(t, true, health["ok"])

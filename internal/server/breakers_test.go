@@ -386,12 +386,12 @@ func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 		return dir
 	}
 	link := filepath.Join(parent, "current")
-	turn := func(to string) { // as the mount of a ConfigMap, or a deployment, does
+	switchTo := func(to string) { // as the mount of a ConfigMap, or a deployment, does
 		require.NoError(t, os.Symlink(to, link+".new"))
 		require.NoError(t, os.Rename(link+".new", link))
 	}
 	first := write("v1", "one", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-	turn(first)
+	switchTo(first)
 	source := policy.Source{Dir: link, Destination: receiver.URL}
 	loaded, err := policy.Load(source)
 	require.NoError(t, err)
@@ -400,35 +400,35 @@ func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 		status, _, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"queue": %q, "kind": "k", "payload": 1}`, queue))
 		return status
 	}
-	serves := func(queue string) {
+	awaitServed := func(queue string) {
 		t.Helper()
 		require.Eventually(t, func() bool { _, ok := b.policyPart(); return ok && submit(queue) == 202 }, time.Minute, 50*time.Millisecond, queue)
 	}
-	refuses := func(says, queue string) {
+	awaitRefused := func(problem, queue string) {
 		t.Helper()
-		require.Eventually(t, func() bool { detail, ok := b.policyPart(); return !ok && strings.Contains(detail, says) }, time.Minute, 50*time.Millisecond, says)
-		require.Equal(t, 202, submit(queue), "the policy in force stays")
+		require.Eventually(t, func() bool { detail, ok := b.policyPart(); return !ok && strings.Contains(detail, problem) }, time.Minute, 50*time.Millisecond, problem)
+		require.Equal(t, 202, submit(queue), "the previous policy stays in force")
 	}
-	serves("one")
-	turn(write("v2", "two", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
-	serves("two")
+	awaitServed("one")
+	switchTo(write("v2", "two", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
+	awaitServed("two")
 	require.NoError(t, os.Remove(link))
-	refuses("no such file", "two")
+	awaitRefused("no such file", "two")
 	require.NoError(t, os.Mkdir(link, 0o700)) // without files
-	refuses("gone", "two")
+	awaitRefused("missing or empty", "two")
 	require.NoError(t, os.Remove(link))
-	turn(first)
-	serves("one")
+	switchTo(first)
+	awaitServed("one")
 	file := filepath.Join(first, "retry-policies.yaml")
 	require.NoError(t, os.Rename(file, file+".away"))
-	refuses("retry-policies: gone", "one")
+	awaitRefused("retry-policies: missing or empty", "one")
 	require.NoError(t, os.Rename(file+".away", file))
-	serves("one")
+	awaitServed("one")
 
 	// The same holds for files with secrets.
 	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), nil, 0o600))
-	refuses("key is empty", "one")
+	awaitRefused("key is empty", "one")
 	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), []byte("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"), 0o600))
-	serves("one")
+	awaitServed("one")
 	require.Equal(t, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", string(b.server.Policy().Destinations["d"].Secret))
 }

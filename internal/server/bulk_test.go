@@ -29,7 +29,7 @@ func TestBulk_ActsOnFilteredEntries(t *testing.T) {
 		require.Equal(t, http.StatusOK, status, out)
 		return out
 	}
-	mine := func(i int) string {
+	entryOf := func(i int) string {
 		_, position, _ := b.call("GET", fmt.Sprintf("/api/messages/m%d", i), "")
 		return position["deadLetter"].(map[string]any)["id"].(string)
 	}
@@ -41,21 +41,21 @@ func TestBulk_ActsOnFilteredEntries(t *testing.T) {
 
 	out = bulk(`{"do": "assign", "assignee": "ann", "filter": {}, "all": true, "actor": "kim", "note": "yours"}`)
 	require.EqualValues(t, n, out["changed"])
-	out = bulk(fmt.Sprintf(`{"do": "tag", "tags": ["bank-fault"], "filter": {"ids": [%q, %q]}}`, mine(0), mine(1)))
+	out = bulk(fmt.Sprintf(`{"do": "tag", "tags": ["bank-fault"], "filter": {"ids": [%q, %q]}}`, entryOf(0), entryOf(1)))
 	require.EqualValues(t, 2, out["changed"])
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'assigned to ann' AND actor = 'kim' AND note = 'yours'"))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.find('{\"tags\": [\"bank-fault\"]}') WHERE assigned_to = 'ann'"))
 
-	out = bulk(fmt.Sprintf(`{"do": "resolve", "filter": {"ids": [%q, %q]}, "actor": "kim", "note": "by hand"}`, mine(0), mine(1)))
+	out = bulk(fmt.Sprintf(`{"do": "resolve", "filter": {"ids": [%q, %q]}, "actor": "kim", "note": "by hand"}`, entryOf(0), entryOf(1)))
 	require.EqualValues(t, 2, out["changed"])
-	out = bulk(fmt.Sprintf(`{"do": "park", "filter": {"ids": [%q]}}`, mine(2)))
+	out = bulk(fmt.Sprintf(`{"do": "park", "filter": {"ids": [%q]}}`, entryOf(2)))
 	require.EqualValues(t, 1, out["chosen"])
 	require.EqualValues(t, 0, out["changed"], "its status does not allow it")
 	out = bulk(`{"do": "discard", "filter": {"status": ["dlq_manual"]}, "actor": "kim", "note": "gone customers"}`)
 	require.EqualValues(t, n-2, out["changed"])
 	require.Equal(t, n-2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND resolved_by = 'kim'"))
 
-	out = bulk(fmt.Sprintf(`{"do": "purge", "filter": {"ids": [%q]}, "note": "asked to"}`, mine(5)))
+	out = bulk(fmt.Sprintf(`{"do": "purge", "filter": {"ids": [%q]}, "note": "asked to"}`, entryOf(5)))
 	require.EqualValues(t, 1, out["changed"])
 	require.Equal(t, n-1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'purged' AND note = 'asked to'"), "the audit row stays")

@@ -98,7 +98,7 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	}})
 	status, out, _ := guest.call(http.MethodGet, "/readyz", "")
 	require.Equal(t, http.StatusOK, status, out)
-	// Entries are observed: judged, but not redelivered. Backfilled ones are parked.
+	// Entries are observed: classified, but not redelivered. Backfilled ones are parked.
 	await(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
 	await(2, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND captured_by = 'backfill'")
 

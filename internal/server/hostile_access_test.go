@@ -76,7 +76,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	answer := all.String()
 	switch status := response.StatusCode; {
 	case status >= 500 && !slices.Contains(h.statuses, status):
-		return "an error of dlqd's: " + answer
+		return "is answered with a server error: " + answer
 	case len(h.statuses) == 0 && status < 300, len(h.statuses) > 0 && !slices.Contains(h.statuses, status):
 		return "is answered with " + answer
 	case strings.HasPrefix(string(raw), fmt.Sprintf("%d %s", status, http.StatusText(status))) && (status == http.StatusBadRequest || status == http.StatusRequestHeaderFieldsTooLarge):
@@ -86,14 +86,14 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	case status == http.StatusUnauthorized && response.Header.Get("WWW-Authenticate") == "":
 		return "401 without WWW-Authenticate: " + answer
 	case response.Header.Get("Cache-Control") != "no-store":
-		return "may be kept: " + answer
+		return "may be cached: " + answer
 	}
 	// An answer may repeat what the client sent, however the client wrote an id.
 	same := strings.NewReplacer("-", "")
 	sent := same.Replace(strings.ToLower(h.path + h.body))
 	for _, word := range append([]string{"goroutine ", ".go:", "panic", "SQLSTATE", "pgconn", "river_job"}, h.hidden...) {
 		if strings.Contains(answer, word) && !strings.Contains(sent, same.Replace(strings.ToLower(word))) {
-			return "tells of " + word + ": " + answer
+			return "contains " + word + ": " + answer
 		}
 	}
 	return ""

@@ -198,15 +198,15 @@ func restoredBundle(t *testing.T, url string, l *ledger) *bundle {
 }
 
 // wholeHealth returns the status and body of /api/health, for a failing process, too.
-func (b *bundle) wholeHealth() (status int, said map[string]any) {
+func (b *bundle) wholeHealth() (status int, document map[string]any) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.base+"/api/health", nil)
 	require.NoError(b, err)
 	response, err := http.DefaultClient.Do(request)
 	require.NoError(b, err)
 	defer func() { _ = response.Body.Close() }()
-	require.NoError(b, json.NewDecoder(response.Body).Decode(&said))
-	return response.StatusCode, said
+	require.NoError(b, json.NewDecoder(response.Body).Decode(&document))
+	return response.StatusCode, document
 }
 
 func (b *bundle) send(id, kind string) {
@@ -296,9 +296,9 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	ids, _ = l.ids()
 	require.Equal(t, []string{"new"}, ids, "nothing is sent automatically")
 
-	_, said, _ := after.call("GET", "/api/dlq/restored", "")
-	require.Contains(t, said["hold"].(map[string]any)["note"], "timeline 2")
-	text := fmt.Sprint(said["mayRepeat"])
+	_, document, _ := after.call("GET", "/api/dlq/restored", "")
+	require.Contains(t, document["hold"].(map[string]any)["note"], "timeline 2")
+	text := fmt.Sprint(document["mayRepeat"])
 	require.Contains(t, text, "what:replay run")
 	require.Contains(t, text, "what:message in River's queues")
 	runID := answer["run"].(map[string]any)["id"].(string)
@@ -382,8 +382,8 @@ func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 			b.exec(becomes.sql)
 			b.awaitCount(1, "SELECT count(*) FROM dlq.automatic_switches WHERE name = 'restored'")
 			for _, path := range []string{"/api/dlq/entries", "/api/dlq/stats"} {
-				_, said, _ := b.call("GET", path, "")
-				stopped := said["automaticStopped"].(map[string]any)
+				_, document, _ := b.call("GET", path, "")
+				stopped := document["automaticStopped"].(map[string]any)
 				require.Contains(t, stopped["note"], becomes.note)
 				require.Equal(t, true, stopped["restored"])
 				require.Equal(t, true, stopped["byPerson"], "the operator's stop stays in force")

@@ -20,7 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// scopes are the scopes of the walk, with the entries in each.
+// scopes are the scopes of TestScope_LimitsEveryOperation, with the entries in each.
 var scopes = []struct {
 	name    string
 	scope   access.Scope
@@ -169,7 +169,7 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 	return hidden
 }
 
-// operation is an operation of the OpenAPI document, and the request that the walk sends.
+// operation is an operation of the OpenAPI document, and the request that TestScope_LimitsEveryOperation sends.
 type operation struct {
 	id, method, path string
 	role             access.Role
@@ -274,16 +274,16 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	_, document, _ := b.call("GET", "/openapi.json", "")
-	var in, walked []string
+	var documented, requested []string
 	for _, path := range document["paths"].(map[string]any) {
 		for _, o := range path.(map[string]any) {
-			in = append(in, o.(map[string]any)["operationId"].(string))
+			documented = append(documented, o.(map[string]any)["operationId"].(string))
 		}
 	}
 	for _, o := range operations {
-		walked = append(walked, o.id)
+		requested = append(requested, o.id)
 	}
-	require.ElementsMatch(t, in, walked, "each operation must be in the list")
+	require.ElementsMatch(t, documented, requested, "each operation must be in the list")
 
 	roles := []access.Role{access.Admin, access.Operator, access.Reader, access.Sender}
 	unknown := map[string]string{} // answers for unknown ids
@@ -316,12 +316,12 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 				case "run", "stream":
 					targets = map[string]bool{b.runs["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.runs["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				}
-				for target, mine := range targets {
-					if role != access.Admin && o.of != "" && (mine || o.role == access.Reader) {
+				for target, inScope := range targets {
+					if role != access.Admin && o.of != "" && (inScope || o.role == access.Reader) {
 						continue // the same as for an admin
 					}
 					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
-					if mine && (o.of == "entry" || o.of == "run" || o.of == "operation" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
+					if inScope && (o.of == "entry" || o.of == "run" || o.of == "operation" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
 						continue // would change what other cases read; see TestScope_LimitsMoves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
@@ -339,16 +339,16 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 					case !may || !everywhere:
 						require.Equal(t, http.StatusForbidden, status, says+out)
 					case o.of == "stream":
-						require.Equal(t, mine, status == http.StatusOK && strings.Contains(out, target), says)
-						require.Equal(t, !mine, status == http.StatusNotFound, says)
-					case !mine || o.of == "none":
+						require.Equal(t, inScope, status == http.StatusOK && strings.Contains(out, target), says)
+						require.Equal(t, !inScope, status == http.StatusNotFound, says)
+					case !inScope || o.of == "none":
 						require.Equal(t, http.StatusNotFound, status, says+out)
 						if o.of == "none" {
 							continue
 						}
 						other := uuid.NewString()
 						if o.of == "queue" {
-							other = "nobody"
+							other = "unknown"
 						}
 						if unknown[o.id] == "" {
 							_, out := b.as(token, o.method, strings.ReplaceAll(o.path, "{id}", other), o.body)
@@ -561,13 +561,13 @@ func TestScope_LimitsMoves(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	operator := b.token(access.Operator, access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"order.*"}}})
-	mine := b.ids["pay_eu/order.paid"]
-	status, out := b.as(operator, "POST", "/api/dlq/entries/"+mine+"/unpark", "")
+	own := b.ids["pay_eu/order.paid"]
+	status, out := b.as(operator, "POST", "/api/dlq/entries/"+own+"/unpark", "")
 	require.Equal(t, http.StatusOK, status, out)
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "park", "filter": {}, "all": true, "dryRun": true}`)
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, out, `"chosen":1,`)
-	for filter, chosen := range map[string]string{`{}`: "1", `{"queue": ["mailqueue"]}`: "0", `{"ids": ["` + b.ids["mailqueue/order.paid"] + `"]}`: "0", `{"kind": ["*"], "ids": ["` + mine + `"]}`: "1"} {
+	for filter, chosen := range map[string]string{`{}`: "1", `{"queue": ["mailqueue"]}`: "0", `{"ids": ["` + b.ids["mailqueue/order.paid"] + `"]}`: "0", `{"kind": ["*"], "ids": ["` + own + `"]}`: "1"} {
 		status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": `+filter+`, "all": true, "note": "n"}`)
 		require.Equal(t, http.StatusOK, status, out)
 		require.Contains(t, out, `"chosen":`+chosen+`,"changed":`+chosen, filter)
@@ -585,9 +585,9 @@ func TestScope_LimitsMoves(t *testing.T) {
 	}
 	for _, body := range []string{`{"patch": [{"op": "test", "path": "/secret", "value": "payload of mailqueueorder.paid"}]}`, `{"patch": [{"op": "test", "path": "/secret", "value": "x"}]}`, `{"patch": [{"op": "remove", "path": "/nothing"}]}`, `{"payload": {}}`} {
 		status, out = b.as(operator, "POST", "/api/dlq/entries/"+b.ids["mailqueue/order.paid"]+"/replay", body)
-		require.Equal(t, http.StatusNotFound, status, "a patch asks nothing of what is elsewhere: "+out)
+		require.Equal(t, http.StatusNotFound, status, "a patch does not test entries outside the scope: "+out)
 	}
-	status, out = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"toDestination": "default"}`)
+	status, out = b.as(operator, "POST", "/api/dlq/entries/"+own+"/replay", `{"toDestination": "default"}`)
 	require.Equal(t, http.StatusForbidden, status, out)
 	// A caller sees a run whose scope the caller's scope covers.
 	runs := func(scope access.Scope) int {
@@ -599,7 +599,7 @@ func TestScope_LimitsMoves(t *testing.T) {
 	require.Equal(t, 1, runs(access.Scope{{Queues: []string{"pay*"}, Kinds: []string{"o*"}}}))
 	require.Zero(t, runs(access.Scope{{Queues: []string{"pay_e*"}, Kinds: []string{"order.*"}}}))
 	require.Zero(t, runs(access.Scope{{Kinds: []string{"order.paid"}}}))
-	status, _ = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"force": true}`)
+	status, _ = b.as(operator, "POST", "/api/dlq/entries/"+own+"/replay", `{"force": true}`)
 	require.Equal(t, http.StatusAccepted, status)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"),
 		"only the entry in scope moved")

@@ -150,7 +150,7 @@ func TestNext_PrintsNextSteps(t *testing.T) {
 	found := &survey.Survey{Failures: survey.Failures{Count: 10}}
 	observed := printed(survey.Next{Schemas: postgres.Schemas{DLQ: "letters", River: "jobs"}, Observes: true, Found: found})
 	for _, want := range []string{
-		"Capture is on: from now on", "dlqd observes", `"dlqd automatic on"`, "Not filed: 10 failures among River's jobs.",
+		"Capture is on: each job that fails from now on", "dlqd observes", `"dlqd automatic on"`, "Not filed: 10 failures among River's jobs.",
 		`"dlqd attach --schema letters --river-schema jobs --backfill"`, "dlqd serve --dlq-workers --api --schema letters --river-schema jobs\n",
 	} {
 		require.Contains(t, observed, want)
