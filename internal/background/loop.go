@@ -71,7 +71,7 @@ type Config struct {
 	// WhenIdle runs the loop also while the group is idle, to find out whether the others may
 	// continue.
 	WhenIdle bool
-	// Failing is the log message of a failed turn. It says what does not happen meanwhile.
+	// Failing is the log message of a failed turn: what failed, and the effect until a turn succeeds.
 	Failing string
 	// Once runs one turn. It returns the delay from its end to the next turn: 0 for the interval,
 	// More for none.

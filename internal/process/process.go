@@ -88,7 +88,7 @@ func (p *Process) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Interval)
 	defer cancel()
 	if err := dbsqlc.New(p.config.DB).StopProcess(ctx, p.id); err != nil {
-		return fmt.Errorf("register that process %s works no queue: %w", p.id, err)
+		return fmt.Errorf("record that process %s works no queue: %w", p.id, err)
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 		secrets[role], err = tokens.Create(t.Context(), &access.Token{Name: string(role), Role: role}, "anna")
 		require.NoError(t, err)
 	}
-	for _, asked := range []struct {
+	for _, test := range []struct {
 		role         access.Role
 		method, path string
 		want         int
@@ -133,7 +133,7 @@ func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 		{"", "POST", "/api/login", 404},
 		{"", "GET", "/docs", 404},
 	} {
-		require.Equal(t, asked.want, b.as(secrets[asked.role], asked.method, asked.path, `{"level": "debug"}`), "%+v", asked)
+		require.Equal(t, test.want, b.as(secrets[test.role], test.method, test.path, `{"level": "debug"}`), "%+v", test)
 	}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/metrics", nil)
 	require.NoError(t, err)

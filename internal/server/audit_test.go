@@ -41,13 +41,13 @@ func TestAnalytics_AnswersEveryFigure(t *testing.T) {
 		require.NoError(t, err)
 		require.WithinDuration(t, time.Now(), at, time.Hour)
 	}
-	for path, says := range map[string]string{
+	for path, want := range map[string]string{
 		"flow?over=x": "over is a length of time", "flow?over=0s": "over is a length of time", "flow?over=99d&step=minute": "cannot be looked at by the minute", "heat-map?timezone=Mars": "timezone is a name", "oldest?limit=0": "",
 		"flow?by=moon": "", "groups?colour=red": "",
 	} {
 		status, out, _ := b.call("GET", "/api/dlq/analytics/"+path, "")
 		require.Equal(t, http.StatusUnprocessableEntity, status, path)
-		require.Contains(t, out["detail"], says)
+		require.Contains(t, out["detail"], want)
 	}
 }
 

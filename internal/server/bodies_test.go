@@ -27,8 +27,8 @@ func TestAPI_EmptyAndWrongBodiesCauseNoServerError(t *testing.T) {
 	require.NoError(t, json.Unmarshal(raw, &document))
 	parameter := regexp.MustCompile(`\{[^}]*\}`)
 	operations := 0
-	for path, of := range document.Paths {
-		for method, operation := range of {
+	for path, methods := range document.Paths {
+		for method, operation := range methods {
 			if method == "get" || method == "parameters" {
 				continue
 			}

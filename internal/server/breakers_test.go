@@ -287,10 +287,10 @@ func TestOrdering_RunAgainKeepsTheOrder(t *testing.T) {
 	_, taken = receiver.seen()
 	require.Len(t, taken, 16)
 	for _, key := range []string{"a", "b"} {
-		of := func(ids []string) []string {
+		ofKey := func(ids []string) []string {
 			return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !strings.HasPrefix(id, key) })
 		}
-		require.Equal(t, of(done), of(taken[8:]))
+		require.Equal(t, ofKey(done), ofKey(taken[8:]))
 	}
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.ordered_jobs"))
 }

@@ -112,7 +112,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 	mailRun := start(kim, `{"filter": {"queue": ["mail"]}, "force": true, "rate": 0.001}`)
 	asked := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true, "note": "of everything"}`)
 
-	t.Run("who sees what", func(t *testing.T) {
+	t.Run("visibility by role", func(t *testing.T) {
 		for path, want := range map[string][4]int{ // admin, operator, reader, operator of pay*
 			"/queues": {200, 200, 200, 200}, "/replays": {200, 200, 200, 200}, "/replays/" + run: {200, 200, 200, 404}, "/replays/" + mailRun: {200, 200, 200, 404},
 			"/approvals": {200, 200, 403, 200}, "/approvals/" + asked: {200, 200, 403, 404}, "/audit": {200, 200, 200, 200}, "/audit?people=false": {200, 200, 200, 200},
@@ -170,7 +170,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Equal(t, http.StatusSeeOther, status)
 		require.Contains(t, told, "this needs the role operator")
 		status, _, to = b.send(reader, "/queues/act", url.Values{"do": {"reset"}, "name": {"destination:default"}, "from": {"//elsewhere.example"}})
-		require.Equal(t, http.StatusForbidden, status, "nobody is sent to another site: "+to)
+		require.Equal(t, http.StatusForbidden, status, "the redirect leads to no other site: "+to)
 		_, told, _ = b.send(kim, "/queues/act", url.Values{"do": {"reset"}, "name": {"destination:default"}})
 		require.Contains(t, told, "is closed")
 		_, page = b.browse(admin, "/audit?people=true&text=drill")
@@ -179,7 +179,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		_, page = b.browse(limited, "/queues")
 		has(t, page, "Pause payments")
 	})
-	t.Run("a replay run", func(t *testing.T) {
+	t.Run("replay run", func(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return count("SELECT count(*) FROM dlq.replay_run_entries WHERE job_id IS NOT NULL AND run_id = $1::uuid", run) == 3
 		}, time.Minute, 50*time.Millisecond)
@@ -296,7 +296,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 			require.Equal(t, "/access", to)
 		}
 		_, told, _ = b.send(admin, "/access/tokens", url.Values{"name": {"another"}, "role": {"operator"}, "from": {"/access"}})
-		require.Contains(t, told, "could be both", "nobody makes two people of themselves")
+		require.Contains(t, told, "could be both", "an admin must not become the second person by a new token")
 		_, page = b.browse(kim, "/access")
 		has(t, page, "You are kim, known by a token: operator everywhere.")
 		require.NotContains(t, page, "Make the token")
@@ -331,7 +331,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		hostname, err := os.ReadFile("/etc/hostname")
 		require.NoError(t, err)
 		require.NotContains(t, told, strings.TrimSpace(string(hostname)), "a draft reads no files")
-		require.Zero(t, count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'new-rule'"), "nothing is kept")
+		require.Zero(t, count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'new-rule'"), "a draft stores nothing")
 		status, out := b.as(limited, "GET", "/api/dlq/analytics/rules?over=1h", "")
 		require.Equal(t, http.StatusOK, status, out)
 		require.Contains(t, out, `"rows":[{"rule":`)
@@ -339,7 +339,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.NotEqual(t, out, all, "those of its queues alone")
 	})
 	// The form has three steps: choose, preview, start.
-	t.Run("a new replay run", func(t *testing.T) {
+	t.Run("new replay run", func(t *testing.T) {
 		_, page := b.browse(kim, "/replays/new")
 		has(t, page, "Which dead letters are to be sent back?")
 		_, page = b.browse(kim, "/replays/new?q=queue:mail")

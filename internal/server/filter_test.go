@@ -105,8 +105,8 @@ func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 	// An unknown or repeated term is an error with its position, and nothing is changed.
 	status, out = b.as(admin, "GET", "/api/dlq/entries?q="+url.QueryEscape("queue:pay_eu qeueu:x"), "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	for _, says := range []string{"qeueu:x (at 14): there is no field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
-		require.Contains(t, out, says)
+	for _, want := range []string{"qeueu:x (at 14): there is no field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
+		require.Contains(t, out, want)
 	}
 	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("class:lost", `, "do": "discard"`))
 	require.Equal(t, http.StatusUnprocessableEntity, status)

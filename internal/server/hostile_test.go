@@ -185,13 +185,13 @@ func TestMoves_RefusalListsTheAllowedMoves(t *testing.T) {
 	position := b.awaitMessage("m1", "dead-lettered")
 	id := position["deadLetter"].(map[string]any)["id"].(string)
 	b.awaitEntry(id, "dlq_manual")
-	for _, step := range []struct{ refused, says, then string }{
+	for _, step := range []struct{ refused, detail, then string }{
 		{"park", "Allowed from dlq_manual: replay, discard, resolve, unpark.", "discard"},
 		{"replay", "Allowed from dlq_archived: reopen.", ""},
 	} {
 		status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/"+step.refused, "{}")
 		require.Equal(t, http.StatusConflict, status)
-		require.Contains(t, out["detail"], step.says)
+		require.Contains(t, out["detail"], step.detail)
 		if step.then != "" {
 			status, out, _ = b.call("POST", "/api/dlq/entries/"+id+"/"+step.then, "{}")
 			require.Equal(t, http.StatusOK, status, out)

@@ -132,11 +132,11 @@ func TestReload_RetriesAddingAQueue(t *testing.T) {
 	b.awaitMessage("m1", "completed")
 }
 
-// TestStop_EndsByItsDeadlineIfTheDatabaseHangs freezes all processes of Postgres: health fails, and the stop ends by
-// its deadline.
+// TestStop_EndsByItsDeadlineIfTheDatabaseHangs freezes all processes of Postgres: health fails, and the
+// stop ends by its deadline.
 func TestStop_EndsByItsDeadlineIfTheDatabaseHangs(t *testing.T) {
 	t.Parallel()
-	for name, embedded := range map[string]bool{"its own": true, "another's": false} {
+	for name, embedded := range map[string]bool{"embedded": true, "external": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir, err := os.MkdirTemp("", "dlqd-hang-")
@@ -352,17 +352,17 @@ func TestHealth_ReportsStaleFigures(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusOK)})
 	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond)
-	for part, of := range map[string]struct{ lock, age string }{
+	for part, test := range map[string]struct{ lock, age string }{
 		"metrics": {"dlq.metrics_sample", "UPDATE dlq.metrics_sample SET at = at - interval '2 minutes'"},
 		"rollups": {"dlq.refresh_rollups", "UPDATE dlq.rollup_state SET at = at - interval '10 minutes'"},
 	} {
 		tx, err := b.pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.Background()) }()
-		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", of.lock)
+		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", test.lock)
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { // repeated: an update of the figures may have been running
-			_, err := b.pool.Exec(t.Context(), of.age)
+			_, err := b.pool.Exec(t.Context(), test.age)
 			require.NoError(t, err)
 			ok, detail := b.part(part)
 			return !ok && strings.Contains(detail, " old")

@@ -121,7 +121,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
 	require.NoError(t, err)
-	asked := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
+	approvalID := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
 
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"ids": ["`+id+`"]}, "note": "card 4111111111111111"}`)
 	require.Equal(t, http.StatusOK, status, out)
@@ -131,10 +131,10 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 
 	for role, token := range map[string]string{"reader": reader, "operator": operator, "admin": admin} {
 		for _, o := range operations {
-			if o.of == "open" || o.id == "get-login" || o.id == "get-view" || o.method != "GET" && o.id != "export" {
+			if o.targetType == "open" || o.id == "get-login" || o.id == "get-view" || o.method != "GET" && o.id != "export" {
 				continue
 			}
-			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": asked, "operation": noted.Undo}[o.of]
+			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": approvalID, "operation": noted.Undo}[o.targetType]
 			path := strings.NewReplacer("{id}/same", target+"/"+failures, "{id}", target).Replace(o.path)
 			if o.id == "get-message" {
 				path = "/api/messages/m1"

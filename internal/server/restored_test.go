@@ -327,7 +327,7 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 }
 
 // A standby is promoted under a running dlqd, which continues without an operator: its last write
-// is there.
+// is present.
 func TestRestored_ContinuesAfterAPromotion(t *testing.T) {
 	t.Parallel()
 	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{}}
@@ -371,8 +371,8 @@ func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 		"another server":   {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '"1"') WHERE key = 'server'`, "this is another server (system identifier "},
 		"another database": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '1') WHERE key = 'server'`, "this is another database of the same server"},
 		"a dump":           {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`, "its tables were made anew, from a dump"},
-		"earlier":          {`UPDATE dlq.processes SET mark = 0`, "wrote last is not here: the database went back while it ran"},
-		"before it began":  {`DELETE FROM dlq.processes`, "wrote last is not here: the database went back while it ran"},
+		"a lost mark":      {`UPDATE dlq.processes SET mark = 0`, "wrote last is not here: the database went back while it ran"},
+		"a lost process":   {`DELETE FROM dlq.processes`, "wrote last is not here: the database went back while it ran"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

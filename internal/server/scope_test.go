@@ -40,11 +40,11 @@ var scopes = []struct {
 type scopeBundle struct {
 	*bundle
 
-	tokens *access.Store
-	ids    map[string]string // of entries, by queue/kind
-	runs   map[string]string // of replay runs, by queue
-	asked  map[string]string // ids of requests for approval, by queue
-	done   map[string]string // ids of operations, by queue
+	tokens    *access.Store
+	ids       map[string]string // of entries, by queue/kind
+	runs      map[string]string // of replay runs, by queue
+	approvals map[string]string // ids of requests for approval, by queue
+	done      map[string]string // ids of operations, by queue
 }
 
 func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
@@ -55,7 +55,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		for _, config := range configs {
 			config(c)
 		}
-	}}), ids: map[string]string{}, runs: map[string]string{}, asked: map[string]string{}, done: map[string]string{}}
+	}}), ids: map[string]string{}, runs: map[string]string{}, approvals: map[string]string{}, done: map[string]string{}}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	exec := func(sql string, args ...any) {
 		_, err := b.pool.Exec(t.Context(), sql, args...)
@@ -86,7 +86,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		var answer struct{ Run struct{ ID string } }
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
 		b.runs[queue] = answer.Run.ID
-		b.asked[queue] = b.requestAs("kim", access.Scope{{Queues: []string{queue}}})
+		b.approvals[queue] = b.requestAs("kim", access.Scope{{Queues: []string{queue}}})
 		status, out = b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/bulk", `{"do": "assign", "assignee": "kim", "filter": {}, "all": true}`)
 		require.Equal(t, http.StatusOK, status, out)
 		var done struct{ Undo string }
@@ -163,7 +163,7 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 			hidden = append(hidden, queue, b.done[queue])
 		}
 		if !slices.Contains(s.queues, queue) {
-			hidden = append(hidden, b.runs[queue], b.asked[queue])
+			hidden = append(hidden, b.runs[queue], b.approvals[queue])
 		}
 	}
 	return hidden
@@ -174,7 +174,7 @@ type operation struct {
 	id, method, path string
 	role             access.Role
 	body             string
-	of               string // the type of {id}: entry, queue, breaker, run; empty without {id}
+	targetType       string // the type of {id}: entry, queue, breaker, run; empty without {id}
 	need             string // everything, queues (refused for callers limited to kinds), or empty
 }
 
@@ -301,7 +301,7 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 					everywhere = true
 				}
 				targets := map[string]bool{"": true}
-				switch o.of {
+				switch o.targetType {
 				case "entry":
 					targets = map[string]bool{}
 					for name, id := range b.ids {
@@ -310,18 +310,18 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 				case "queue":
 					targets = map[string]bool{"pay_eu": slices.Contains(s.queues, "pay_eu"), "mailqueue": slices.Contains(s.queues, "mailqueue")}
 				case "approval":
-					targets = map[string]bool{b.asked["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.asked["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
+					targets = map[string]bool{b.approvals["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.approvals["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				case "operation":
 					targets = map[string]bool{b.done["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.done["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				case "run", "stream":
 					targets = map[string]bool{b.runs["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.runs["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				}
 				for target, inScope := range targets {
-					if role != access.Admin && o.of != "" && (inScope || o.role == access.Reader) {
+					if role != access.Admin && o.targetType != "" && (inScope || o.role == access.Reader) {
 						continue // the same as for an admin
 					}
-					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
-					if inScope && (o.of == "entry" || o.of == "run" || o.of == "operation" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
+					label := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
+					if inScope && (o.targetType == "entry" || o.targetType == "run" || o.targetType == "operation" || o.targetType == "approval" && o.method == "POST") && may && o.role == access.Operator {
 						continue // would change what other cases read; see TestScope_LimitsMoves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
@@ -330,24 +330,24 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 					status, out := b.as(token, o.method, strings.ReplaceAll(o.path, "{id}", target), o.body)
 					for _, word := range hidden {
 						if word != target && (may || target == "") {
-							require.NotContains(t, out, word, says)
+							require.NotContains(t, out, word, label)
 						}
 					}
 					switch {
-					case o.of == "open":
-						require.Equal(t, http.StatusOK, status, says)
+					case o.targetType == "open":
+						require.Equal(t, http.StatusOK, status, label)
 					case !may || !everywhere:
-						require.Equal(t, http.StatusForbidden, status, says+out)
-					case o.of == "stream":
-						require.Equal(t, inScope, status == http.StatusOK && strings.Contains(out, target), says)
-						require.Equal(t, !inScope, status == http.StatusNotFound, says)
-					case !inScope || o.of == "none":
-						require.Equal(t, http.StatusNotFound, status, says+out)
-						if o.of == "none" {
+						require.Equal(t, http.StatusForbidden, status, label+out)
+					case o.targetType == "stream":
+						require.Equal(t, inScope, status == http.StatusOK && strings.Contains(out, target), label)
+						require.Equal(t, !inScope, status == http.StatusNotFound, label)
+					case !inScope || o.targetType == "none":
+						require.Equal(t, http.StatusNotFound, status, label+out)
+						if o.targetType == "none" {
 							continue
 						}
 						other := uuid.NewString()
-						if o.of == "queue" {
+						if o.targetType == "queue" {
 							other = "unknown"
 						}
 						if unknown[o.id] == "" {
@@ -355,12 +355,12 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 							unknown[o.id] = strings.ReplaceAll(out, other, "X")
 						}
 						require.Equal(t, unknown[o.id], strings.ReplaceAll(out, target, "X"), "the same answer as for an unknown id")
-					case o.of == "invalid":
-						require.Contains(t, []int{http.StatusUnprocessableEntity, http.StatusForbidden}, status, says+out)
+					case o.targetType == "invalid":
+						require.Contains(t, []int{http.StatusUnprocessableEntity, http.StatusForbidden}, status, label+out)
 					default:
 						// A busy machine may be unhealthy.
-						require.True(t, status < 300 || o.id == "get-health" && status == http.StatusServiceUnavailable, says+out)
-						require.NotContains(t, out, "error of dlqd's", says)
+						require.True(t, status < 300 || o.id == "get-health" && status == http.StatusServiceUnavailable, label+out)
+						require.NotContains(t, out, "error of dlqd's", label)
 					}
 				}
 			}

@@ -72,9 +72,9 @@ func (b *bundle) replayAll() string {
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'") == 1
 	}, time.Minute, 50*time.Millisecond)
-	of, ok := run["run"].(map[string]any)
+	started, ok := run["run"].(map[string]any)
 	require.True(b, ok, run)
-	return of["id"].(string)
+	return started["id"].(string)
 }
 
 func attributes(span *trace.Span) map[string]string {
@@ -110,9 +110,9 @@ func TestTelemetry_TracesAMessage(t *testing.T) {
 	b.stop() // sends the remaining spans
 
 	require.Equal(t, []string{"dlqd"}, collector.Services())
-	one := func(name string, n, of int) *trace.Span {
+	one := func(name string, n, count int) *trace.Span {
 		spans := collector.Spans(name)
-		require.Len(t, spans, of, name)
+		require.Len(t, spans, count, name)
 		return spans[n]
 	}
 	submission := one("submit-message", 0, 1)
