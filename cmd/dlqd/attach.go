@@ -172,7 +172,7 @@ func printMissing(w io.Writer, plan *postgres.Plan) {
 // printSurvey prints and returns a survey of River's jobs. An error is only printed: attach works
 // without the survey.
 func printSurvey(cmd *cobra.Command, m *postgres.Migrator) *survey.Survey {
-	found, err := survey.Look(cmd.Context(), m.Pool, m.Schemas)
+	found, err := survey.Run(cmd.Context(), m.Pool, m.Schemas)
 	if err == nil {
 		err = found.Print(cmd.OutOrStdout())
 	}

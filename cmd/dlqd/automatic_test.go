@@ -46,7 +46,7 @@ func TestAutomatic_Commands(t *testing.T) {
 	require.Contains(t, stderr, "(a release); dlqd automatic resume lifts that")
 	stdout, _, code := run(t, "doctor", "--database-url", url)
 	require.Equal(t, 1, code)
-	require.Regexp(t, `WRONG +automatic redelivery +all of it was stopped, by .*: a release`, stdout)
+	require.Regexp(t, `WRONG +automatic redelivery +all of it is stopped, by .*: a release`, stdout)
 	require.Contains(t, ok(t, "automatic", "resume", api), "automatic redelivery is resumed, as the switches allow")
 	require.Eventually(t, func() bool {
 		var n int

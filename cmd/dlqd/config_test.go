@@ -156,7 +156,7 @@ func TestReclassify_AppliesChangedRules(t *testing.T) {
 	require.Eventually(t, func() bool { return len(list("dlq_manual")) == 1 }, time.Minute, 50*time.Millisecond)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "dlq-routing.yaml"), []byte("rules: [{name: teapot, match: {status: 418}, class: rate_limited}]"), 0o600))
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))
-	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "policy: reloaded") }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "policy reloaded") }, time.Minute, 50*time.Millisecond)
 	require.Contains(t, ok(t, "reclassify", api, "--dry-run"), "1 of 1 open dead letters would be reclassified")
 	require.Len(t, list("dlq_manual"), 1)
 	out := ok(t, "reclassify", api, "--note", "teapots are busy")

@@ -257,7 +257,8 @@ func TestFlags_ServeRejectsFlagsWithoutEffect(t *testing.T) {
 	requireRejected(t, `--allowed-origin "*": must be scheme://host`, "serve", url, "--allowed-origin", "*")
 	requireRejected(t, "--otlp-endpoint: must be the http or https URL of a collector", "serve", url, "--otlp-endpoint", "localhost:4318")
 	requireRejected(t, "--river-ui: must be the http or https URL", "serve", url, "--river-ui", "javascript:alert(1)")
-	requireRejected(t, "--otlp-endpoint: must have no password", "serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
+	requireRejected(t, "--otlp-endpoint: must not contain a password",
+		"serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
 	requireRejected(t, "--database-url-file has no effect with --database-url", "serve", url, "--database-url-file", os.Args[0])
 	requireRejected(t, "--poll-interval has no effect without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
 	requireRejected(t, "--poll-only has no effect without --process and --dlq-workers", "serve", url, "--api", "--poll-only")

@@ -341,14 +341,14 @@ func TestAttach_CommandsOnEmptyRiver(t *testing.T) {
 	require.Contains(t, dry, "create trigger dlq_capture on public.river_job")
 	require.NotContains(t, dry, "attached")
 	require.Contains(t, ok(t, "attach", "--dry-run", "--backfill", "--database-url", url), "backfill would record 0 jobs")
-	require.Contains(t, dry, "River in schema public keeps no jobs")
+	require.Contains(t, dry, "River in schema public has no jobs")
 	for range 2 {
 		require.Contains(t, ok(t, "attach", "--backfill", "--database-url", url), "attached\nbackfill: recorded 0 jobs")
 		require.Contains(t, ok(t, "migrate", "status", "--database-url", url), "attached: River belongs to another application")
 	}
-	require.Contains(t, ok(t, "attach", "--database-url", url), "What happens next:\n- Capture is on: ")
+	require.Contains(t, ok(t, "attach", "--database-url", url), "Next steps:\n- Capture is on: ")
 	front := serve(t, "--database-url", url, "--api", "--destination", "http://127.0.0.1:1/")
-	require.Contains(t, front.log.String(), "River here is an application's")
+	require.Contains(t, front.log.String(), "River belongs to an application")
 	_, stderr, code = run(t, "send", "--api-url", front.api, "--kind", "k", "1")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, `no dlqd process delivers the messages of queue "default"`)

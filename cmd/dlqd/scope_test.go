@@ -89,7 +89,7 @@ var withoutCommand = []string{
 	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level", "get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
 	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost", "get-analytics-rules", "preview-policy",
 	"complete-filter", "get-policy", "test-policy", "examine", "list-replay-entries", "list-tokens", "create-token", "revoke-token", // for pages; commands read files or the database
-	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo", // TestScope_walk, in package server
+	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo", // TestScope_LimitsEveryOperation, in package server
 }
 
 // TestScope_CommandsMatchAPI checks that a caller gets the same from a command as from the API: the same

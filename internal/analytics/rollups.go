@@ -62,7 +62,7 @@ func (s *Store) refresh(ctx context.Context, limit time.Duration) (took time.Dur
 
 // Loops returns the loops that refresh and trim the rollups.
 func (s *Store) Loops() []*background.Loop {
-	rest, limit := background.Rest{Times: refreshRest, Most: maxRefreshRest}, refreshTimeout
+	rest, limit := background.Rest{Multiple: refreshRest, Max: maxRefreshRest}, refreshTimeout
 	return []*background.Loop{
 		background.New(background.Config{
 			Name: "rollups", Interval: refreshInterval, Timeout: rebuildTimeout, Patience: rebuildTimeout, OneProcess: true,

@@ -340,7 +340,7 @@ func (s *service) logPanic(ctx context.Context, path string, p *background.Panic
 func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
 	operation := ctx.Operation().OperationID
-	remote := telemetry.With(ctx.Context(), ctx.Header("Traceparent"), tracestate(ctx))
+	remote := telemetry.Extract(ctx.Context(), ctx.Header("Traceparent"), tracestate(ctx))
 	traced, span := s.Tracer.Start(remote, operation, trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
 	changes := ctx.Method() != http.MethodGet && !slices.Contains(tagsWithoutPages, ctx.Operation().Tags[0])

@@ -69,7 +69,7 @@ type Trace struct {
 
 // traceOf returns the trace context that the deliveries of a submission continue.
 func traceOf(ctx context.Context) ingest.Trace {
-	parent, state := telemetry.Of(ctx)
+	parent, state := telemetry.Inject(ctx)
 	return ingest.Trace{Parent: parent, State: state}
 }
 

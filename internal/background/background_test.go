@@ -28,22 +28,22 @@ type bundle struct {
 	loop  *background.Loop
 	turns atomic.Int64
 	fail  atomic.Pointer[error]
-	log   log
+	log   logBuffer
 }
 
-// log collects what is logged.
-type log struct {
+// logBuffer collects log output.
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *log) Write(line []byte) (int, error) {
+func (l *logBuffer) Write(line []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(line)
 }
 
-func (l *log) String() string {
+func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
@@ -55,7 +55,7 @@ func setup(t *testing.T, change func(*background.Config)) *bundle {
 	t.Helper()
 	b := &bundle{T: t}
 	config := background.Config{
-		Name: "test", Interval: time.Second, Failing: "nothing is tested",
+		Name: "test", Interval: time.Second, Failing: "testing failed",
 		Once: background.Each(func(context.Context) error {
 			b.turns.Add(1)
 			if err := b.fail.Load(); err != nil {
@@ -83,40 +83,40 @@ func (b *bundle) stop() {
 	require.NoError(b, b.group.Stop(context.Background()))
 }
 
-func (b *bundle) pass(d time.Duration) {
+func (b *bundle) advance(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
 func (b *bundle) failing(err error) { b.fail.Store(&err) }
 
-func (b *bundle) logged() int { return strings.Count(b.log.String(), "nothing is tested") }
+func (b *bundle) logCount() int { return strings.Count(b.log.String(), "testing failed") }
 
-func TestLoop_takesATurnAtOnceAndAtItsInterval(t *testing.T) {
+func TestLoop_RunsAtOnceAndAtItsInterval(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := setup(t, nil)
 		b.start()
-		b.pass(0)
+		b.advance(0)
 		require.EqualValues(t, 1, b.turns.Load())
-		b.pass(10 * time.Second)
+		b.advance(10 * time.Second)
 		require.EqualValues(t, 11, b.turns.Load())
 		require.Empty(t, b.loop.Status().Problem)
 		b.group.Start() // no effect: it runs
-		b.pass(time.Second)
+		b.advance(time.Second)
 		require.EqualValues(t, 12, b.turns.Load())
 		b.stop()
-		b.pass(time.Hour)
+		b.advance(time.Hour)
 		require.EqualValues(t, 12, b.turns.Load())
-		require.Equal(t, "does not run", b.loop.Status().Problem)
+		require.Equal(t, "not running", b.loop.Status().Problem)
 		b.start()
-		b.pass(0)
+		b.advance(0)
 		require.EqualValues(t, 13, b.turns.Load())
 		b.stop()
 	})
 }
 
-func TestLoop_panics(t *testing.T) {
+func TestLoop_RecoversFromPanics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var broken atomic.Bool
@@ -130,18 +130,18 @@ func TestLoop_panics(t *testing.T) {
 			}
 		})
 		b.start()
-		b.pass(10 * time.Second)
-		require.Contains(t, b.loop.Status().Problem, "turns in a row have failed")
+		b.advance(10 * time.Second)
+		require.Contains(t, b.loop.Status().Problem, "turns in a row failed")
 		require.Contains(t, b.log.String(), "a turn panicked: no such row")
 		require.Contains(t, b.log.String(), "background_test.go", "the stack")
 		broken.Store(false)
-		b.pass(time.Minute)
+		b.advance(time.Minute)
 		require.Empty(t, b.loop.Status().Problem)
 		b.stop()
 	})
 }
 
-func TestLoop_goesOnWhileThereIsMore(t *testing.T) {
+func TestLoop_RunsAgainWhileWorkIsLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		left := 5
@@ -154,79 +154,79 @@ func TestLoop_goesOnWhileThereIsMore(t *testing.T) {
 			}
 		})
 		b.start()
-		b.pass(0)
+		b.advance(0)
 		require.Zero(t, left)
-		b.pass(time.Hour - time.Second)
-		require.Empty(t, b.loop.Status().Problem, "it asked for the wait")
+		b.advance(time.Hour - time.Second)
+		require.Empty(t, b.loop.Status().Problem, "the turn asked for this delay")
 		require.Zero(t, left)
 		b.stop()
 	})
 }
 
-func TestLoop_isWoken(t *testing.T) {
+func TestLoop_WakeStartsTheNextTurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := setup(t, func(c *background.Config) { c.Interval, c.Gather = time.Hour, 20*time.Millisecond })
 		b.start()
-		b.pass(time.Minute)
+		b.advance(time.Minute)
 		for range 10 {
 			b.loop.Wake()
 		}
-		b.pass(10 * time.Millisecond)
-		require.EqualValues(t, 1, b.turns.Load(), "it waits for others")
-		b.pass(20 * time.Millisecond)
+		b.advance(10 * time.Millisecond)
+		require.EqualValues(t, 1, b.turns.Load(), "it gathers further wake-ups")
+		b.advance(20 * time.Millisecond)
 		require.EqualValues(t, 2, b.turns.Load())
-		b.failing(errors.New("away"))
+		b.failing(errors.New("unavailable"))
 		b.loop.Wake()
-		b.pass(100 * time.Millisecond)
+		b.advance(100 * time.Millisecond)
 		require.EqualValues(t, 3, b.turns.Load())
 		b.loop.Wake()
-		b.pass(100 * time.Millisecond)
-		require.EqualValues(t, 3, b.turns.Load(), "after an error it backs off")
+		b.advance(100 * time.Millisecond)
+		require.EqualValues(t, 3, b.turns.Load(), "a wake-up does not shorten the delay after an error")
 		b.stop()
 	})
 }
 
-func TestLoop_backsOffAndLogsOnce(t *testing.T) {
+func TestLoop_BacksOffAndLogsOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := setup(t, func(c *background.Config) { c.Interval = 16 * time.Second })
 		b.failing(errors.New("port 4711 refused"))
 		b.start()
-		b.pass(0)
-		require.Equal(t, 1, b.logged())
+		b.advance(0)
+		require.Equal(t, 1, b.logCount())
 		require.Empty(t, b.loop.Status().Problem)
-		b.pass(4 * time.Second) // after about 1 and 2 s
+		b.advance(4 * time.Second) // after about 1 and 2 s
 		require.EqualValues(t, 3, b.turns.Load())
-		require.Contains(t, b.loop.Status().Problem, "3 turns in a row have failed")
+		require.Contains(t, b.loop.Status().Problem, "3 turns in a row failed")
 		b.failing(errors.New("port 4712 refused"))
-		b.pass(30 * time.Second)
+		b.advance(30 * time.Second)
 		require.Less(t, b.turns.Load(), int64(8))
-		require.Equal(t, 1, b.logged(), "it is the same error")
+		require.Equal(t, 1, b.logCount(), "the same error but for its digits")
 		b.failing(errors.New("no such table"))
-		b.pass(20 * time.Second)
-		require.Equal(t, 2, b.logged())
-		b.pass(24 * time.Hour)
-		require.Greater(t, b.logged(), 10, "it is logged again now and then")
-		require.Less(t, b.logged(), 40)
+		b.advance(20 * time.Second)
+		require.Equal(t, 2, b.logCount())
+		b.advance(24 * time.Hour)
+		require.Greater(t, b.logCount(), 10, "a persistent error is logged again")
+		require.Less(t, b.logCount(), 40)
 		require.Equal(t, b.turns.Load(), b.loop.Status().Errors)
 
 		b.fail.Store(nil)
-		b.pass(20 * time.Second)
+		b.advance(20 * time.Second)
 		require.Empty(t, b.loop.Status().Problem)
-		require.Equal(t, 1, strings.Count(b.log.String(), "works again"))
-		logged := b.logged()
+		require.Equal(t, 1, strings.Count(b.log.String(), "loop recovered"))
+		before := b.logCount()
 		b.failing(errors.New("port 4711 refused"))
-		b.pass(20 * time.Second)
-		require.Equal(t, logged+1, b.logged(), "it was away")
+		b.advance(20 * time.Second)
+		require.Equal(t, before+1, b.logCount(), "the error is new again after a success")
 		b.stop()
 	})
 }
 
-// A turn that heeds its context fails at its timeout; a turn that does not, hangs.
-func TestLoop_withoutSuccessIsUnhealthy(t *testing.T) {
+// A turn that returns when its context is cancelled fails at its timeout. A turn that does not, hangs.
+func TestLoop_IsUnhealthyWithoutSuccess(t *testing.T) {
 	t.Parallel()
-	for name, heeds := range map[string]bool{"fails": true, "hangs": false} {
+	for name, returnsOnCancel := range map[string]bool{"fails": true, "hangs": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -237,7 +237,7 @@ func TestLoop_withoutSuccessIsUnhealthy(t *testing.T) {
 						if !blocked.Load() {
 							return nil
 						}
-						if heeds {
+						if returnsOnCancel {
 							<-ctx.Done()
 							return ctx.Err()
 						}
@@ -246,27 +246,27 @@ func TestLoop_withoutSuccessIsUnhealthy(t *testing.T) {
 					})
 				})
 				b.start()
-				b.pass(time.Minute)
+				b.advance(time.Minute)
 				blocked.Store(true)
-				b.pass(2500 * time.Millisecond)
+				b.advance(2500 * time.Millisecond)
 				require.Empty(t, b.loop.Status().Problem)
-				b.pass(time.Second)
-				require.Contains(t, b.loop.Status().Problem, "without success since", "three intervals have passed")
-				b.pass(8 * time.Second)
-				if heeds {
+				b.advance(time.Second)
+				require.Contains(t, b.loop.Status().Problem, "no turn has succeeded since", "three intervals have passed")
+				b.advance(8 * time.Second)
+				if returnsOnCancel {
 					require.Contains(t, b.log.String(), "a turn did not end within 10s")
 					b.stop()
 					return
 				}
-				require.Contains(t, b.loop.Status().Problem, "a turn hangs, since")
+				require.Contains(t, b.loop.Status().Problem, "a turn hangs: it started at ")
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
-				require.EqualError(t, b.group.Stop(ctx), "test: a turn did not end in time")
+				require.EqualError(t, b.group.Stop(ctx), "loop test: the turn did not end in time")
 				b.group.Start() // must not start the loop a second time
 				close(release)
-				b.pass(0)
+				b.advance(0)
 				b.start()
-				b.pass(0)
+				b.advance(0)
 				require.Empty(t, b.loop.Status().Problem)
 				b.stop()
 			})
@@ -274,7 +274,7 @@ func TestLoop_withoutSuccessIsUnhealthy(t *testing.T) {
 	}
 }
 
-func TestLoop_atAStop(t *testing.T) {
+func TestLoop_StopFinishesOrCancelsTheTurn(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		finish bool
@@ -282,9 +282,9 @@ func TestLoop_atAStop(t *testing.T) {
 		ends   bool
 		took   time.Duration
 	}{
-		"is cut short":          {finish: false, turn: time.Minute, ends: false, took: 0},
-		"ends by itself":        {finish: true, turn: 500 * time.Millisecond, ends: true, took: 500 * time.Millisecond},
-		"is cut short after 1s": {finish: true, turn: time.Minute, ends: false, took: time.Second},
+		"cancels the turn at once":   {finish: false, turn: time.Minute, ends: false, took: 0},
+		"lets the turn end":          {finish: true, turn: 500 * time.Millisecond, ends: true, took: 500 * time.Millisecond},
+		"cancels the turn after 1 s": {finish: true, turn: time.Minute, ends: false, took: time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -304,45 +304,45 @@ func TestLoop_atAStop(t *testing.T) {
 					})
 				})
 				b.start()
-				b.pass(0)
+				b.advance(0)
 				start := time.Now()
 				b.stop()
 				require.Equal(t, test.took, time.Since(start))
 				require.Equal(t, test.ends, ended)
 				require.True(t, closed)
-				require.Zero(t, b.loop.Status().Errors, "a stop is no error")
+				require.Zero(t, b.loop.Status().Errors, "a cancelled turn is no error")
 				require.Empty(t, b.log.String())
 			})
 		})
 	}
 }
 
-func TestGroup_idles(t *testing.T) {
+func TestGroup_IdleLoopsRunNoTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var why atomic.Pointer[error]
+		var idle atomic.Pointer[error]
 		b := setup(t, func(c *background.Config) { c.Interval = time.Minute })
 		var looks atomic.Int64
 		b.group.Add(background.New(background.Config{Name: "look", Interval: time.Second, WhenIdle: true, Once: background.Each(func(context.Context) error { looks.Add(1); return nil })}))
 		b.group.Idle = func() error {
-			if err := why.Load(); err != nil {
+			if err := idle.Load(); err != nil {
 				return *err
 			}
 			return nil
 		}
 		b.start()
-		b.pass(0)
+		b.advance(0)
 		require.EqualValues(t, 1, b.turns.Load())
 		detached := errors.New("dlqd was detached")
-		why.Store(&detached)
-		b.pass(time.Hour)
+		idle.Store(&detached)
+		b.advance(time.Hour)
 		require.EqualValues(t, 1, b.turns.Load())
 		require.EqualValues(t, 3601, looks.Load())
 		status := b.loop.Status()
 		require.Equal(t, "dlqd was detached", status.Idle)
 		require.Empty(t, status.Problem)
-		why.Store(nil)
-		b.pass(time.Second)
+		idle.Store(nil)
+		b.advance(time.Second)
 		require.EqualValues(t, 2, b.turns.Load())
 		require.Empty(t, b.loop.Status().Idle)
 		require.Empty(t, b.log.String())
@@ -350,21 +350,21 @@ func TestGroup_idles(t *testing.T) {
 	})
 }
 
-// TestGroup_stress starts, wakes and stops loops concurrently: no loop runs two turns at a time,
+// TestGroup_ConcurrentStartsAndStops starts, wakes and stops loops concurrently: no loop runs two turns at a time,
 // and after the last stop none runs.
-func TestGroup_stress(t *testing.T) {
+func TestGroup_ConcurrentStartsAndStops(t *testing.T) {
 	t.Parallel()
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
 	const n = 10
-	var under [n]atomic.Int64
+	var running [n]atomic.Int64
 	for i := range n {
 		group.Add(background.New(background.Config{
 			Name: fmt.Sprint("loop ", i), Interval: time.Millisecond, Finish: i%2 == 0,
 			Once: func(ctx context.Context) (time.Duration, error) {
-				if under[i].Add(1) > 1 {
+				if running[i].Add(1) > 1 {
 					panic("two turns at a time")
 				}
-				defer under[i].Add(-1)
+				defer running[i].Add(-1)
 				if i%2 != 0 && rand.IntN(10) == 0 {
 					<-ctx.Done()
 				}
@@ -372,9 +372,9 @@ func TestGroup_stress(t *testing.T) {
 			},
 		}))
 	}
-	var everybody sync.WaitGroup
+	var callers sync.WaitGroup
 	for range 8 {
-		everybody.Go(func() {
+		callers.Go(func() {
 			for range 50 {
 				switch rand.IntN(4) {
 				case 0:
@@ -390,10 +390,10 @@ func TestGroup_stress(t *testing.T) {
 			}
 		})
 	}
-	everybody.Wait()
+	callers.Wait()
 	require.NoError(t, group.Stop(t.Context()))
 	for i, status := range group.Statuses() {
-		require.Contains(t, []string{"", "does not run"}, status.Problem)
-		require.Zero(t, under[i].Load())
+		require.Contains(t, []string{"", "not running"}, status.Problem)
+		require.Zero(t, running[i].Load())
 	}
 }

@@ -17,7 +17,7 @@ type Group struct {
 	// failing nor as overdue.
 	Idle func() error
 	// Observe, if not nil, is called after each turn with the loop's name, the duration and the
-	// error. A turn that a stop cuts short is skipped.
+	// error. Turns that a stop cancels are skipped.
 	Observe func(loop string, took time.Duration, err error)
 
 	mu    sync.Mutex
@@ -62,14 +62,14 @@ func (g *Group) Stop(ctx context.Context) error {
 func (g *Group) Statuses() []Status {
 	loops := g.Loops()
 	statuses := make([]Status, len(loops))
-	var why error
+	var reason error
 	if g.Idle != nil {
-		why = g.Idle()
+		reason = g.Idle()
 	}
 	for i, l := range loops {
 		statuses[i] = l.Status()
-		if why != nil && !l.config.WhenIdle && statuses[i].Idle == "" { // the loop has not called Idle yet
-			statuses[i].Idle, statuses[i].Problem = why.Error(), ""
+		if reason != nil && !l.config.WhenIdle && statuses[i].Idle == "" { // the loop has not called Idle yet
+			statuses[i].Idle, statuses[i].Problem = reason.Error(), ""
 		}
 	}
 	return statuses

@@ -41,8 +41,8 @@ const (
 	// maxLogAgain.
 	logAgain    = time.Minute
 	maxLogAgain = time.Hour
-	// maxSeen bounds the distinct errors that are remembered until a turn succeeds.
-	maxSeen = 10
+	// maxLogged bounds the distinct errors that are remembered until a turn succeeds.
+	maxLogged = 10
 )
 
 // Config configures a [Loop].
@@ -71,7 +71,7 @@ type Config struct {
 	// WhenIdle runs the loop also while the group is idle, to find out whether the others may
 	// continue.
 	WhenIdle bool
-	// Failing is the log message of a failed turn. It says what does not happen meanwhile.
+	// Failing is the log message of a failed turn: what failed, and the effect until a turn succeeds.
 	Failing string
 	// Once runs one turn. It returns the delay from its end to the next turn: 0 for the interval,
 	// More for none.
@@ -116,19 +116,19 @@ type Loop struct {
 	errors      int64
 	failures    int // consecutive ones
 	idle        string
-	seen        map[string]bool // errors that were logged since the last success, without their digits
+	logged      map[string]bool // errors that were logged since the last success, without their digits
 	logNext     time.Time
 	logAfter    time.Duration
 }
 
 // run is one run of a loop, from its start to its end.
 type run struct {
-	stop    context.Context // done once no further turn may start
-	cancel  context.CancelFunc
-	turns   context.Context // context of the turns
-	cut     context.CancelFunc
-	started chan struct{}
-	ended   chan struct{}
+	stopCtx     context.Context // done once no further turn may start
+	requestStop context.CancelFunc
+	turnCtx     context.Context // parent of the turns' contexts
+	cancelTurn  context.CancelFunc
+	started     chan struct{}
+	ended       chan struct{}
 }
 
 // New returns a loop that is not started.
@@ -168,11 +168,11 @@ func (l *Loop) start(group *Group) {
 		}
 	}
 	r := &run{started: make(chan struct{}), ended: make(chan struct{})}
-	r.stop, r.cancel = context.WithCancel(context.Background())
-	r.turns, r.cut = context.WithCancel(context.Background())
+	r.stopCtx, r.requestStop = context.WithCancel(context.Background())
+	r.turnCtx, r.cancelTurn = context.WithCancel(context.Background())
 	l.run = r
 	l.mu.Lock()
-	l.running, l.since, l.wait, l.failures, l.idle, l.seen = true, time.Now(), 0, 0, "", nil
+	l.running, l.since, l.wait, l.failures, l.idle, l.logged = true, time.Now(), 0, 0, "", nil
 	l.mu.Unlock()
 	go l.loop(r, group)
 }
@@ -194,7 +194,7 @@ func (l *Loop) Stop(ctx context.Context) error {
 	if r == nil {
 		return nil
 	}
-	r.cancel()
+	r.requestStop()
 	if l.config.Finish {
 		finish := time.NewTimer(finishTime)
 		defer finish.Stop()
@@ -205,7 +205,7 @@ func (l *Loop) Stop(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	r.cut()
+	r.cancelTurn()
 	select {
 	case <-r.ended:
 		return nil
@@ -217,13 +217,13 @@ func (l *Loop) Stop(ctx context.Context) error {
 	case <-r.ended:
 		return nil
 	case <-last.C:
-		return fmt.Errorf("%s: a turn did not end in time", l.config.Name)
+		return fmt.Errorf("loop %s: the turn did not end in time", l.config.Name)
 	}
 }
 
 func (l *Loop) loop(r *run, group *Group) {
 	defer close(r.ended)
-	defer r.cut()
+	defer r.cancelTurn()
 	defer func() {
 		if l.config.End != nil {
 			l.config.End()
@@ -233,7 +233,7 @@ func (l *Loop) loop(r *run, group *Group) {
 		l.running = false
 	}()
 	close(r.started)
-	for r.stop.Err() == nil {
+	for r.stopCtx.Err() == nil {
 		wait, wake := l.turn(r, group)
 		if wait > 0 {
 			l.pause(r, wait, wake)
@@ -246,7 +246,7 @@ func (l *Loop) pause(r *run, wait time.Duration, wake <-chan struct{}) {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
-	case <-r.stop.Done():
+	case <-r.stopCtx.Done():
 	case <-timer.C:
 	case <-wake:
 		if l.config.Gather > 0 {
@@ -255,12 +255,12 @@ func (l *Loop) pause(r *run, wait time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// turn runs one turn. It returns the delay before the next turn, and the channel that may cut that
-// short.
+// turn runs one turn. It returns the delay before the next turn, and the channel that may shorten
+// the delay.
 func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	if group.Idle != nil && !l.config.WhenIdle {
 		why := group.Idle()
-		l.rest(why)
+		l.setIdle(why)
 		if why != nil {
 			return min(l.config.Interval, idleInterval), nil
 		}
@@ -269,13 +269,13 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	l.mu.Lock()
 	l.turnSince = start
 	l.mu.Unlock()
-	ctx, cancel := context.WithTimeout(r.turns, l.config.Timeout)
+	ctx, cancel := context.WithTimeout(r.turnCtx, l.config.Timeout)
 	wait, err := l.once(ctx)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		err = fmt.Errorf("a turn did not end within %s: %w", l.config.Timeout, err)
 	}
 	cancel()
-	if group.Observe != nil && (err == nil || r.turns.Err() == nil) { // not if a stop cut it short
+	if group.Observe != nil && (err == nil || r.turnCtx.Err() == nil) { // not if a stop cancelled it
 		group.Observe(l.config.Name, time.Since(start), err)
 	}
 
@@ -283,16 +283,16 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	defer l.mu.Unlock()
 	l.turnSince = time.Time{}
 	switch {
-	case err != nil && r.turns.Err() != nil: // a stop cut it short
+	case err != nil && r.turnCtx.Err() != nil: // a stop cancelled it
 		return 0, nil
 	case err != nil:
-		return l.failed(group.Logger, err), nil
+		return l.recordFailure(group.Logger, err), nil
 	}
 	if wait == 0 {
 		wait = l.config.Interval - time.Since(start)
 	}
 	wait = max(wait, 0)
-	l.succeeded(group.Logger, wait)
+	l.recordSuccess(group.Logger, wait)
 	return wait, l.wake
 }
 
@@ -307,9 +307,9 @@ func (l *Loop) once(ctx context.Context) (wait time.Duration, err error) {
 	return l.config.Once(ctx)
 }
 
-// rest records whether the loop is idle. The time that it was idle does not count as time without
+// setIdle records whether the loop is idle. The time that it was idle does not count as time without
 // success.
-func (l *Loop) rest(why error) {
+func (l *Loop) setIdle(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if why != nil {
@@ -321,24 +321,25 @@ func (l *Loop) rest(why error) {
 	}
 }
 
-func (l *Loop) succeeded(logger *slog.Logger, wait time.Duration) {
+func (l *Loop) recordSuccess(logger *slog.Logger, wait time.Duration) {
 	if l.failures > 0 {
-		logger.Info("works again", "loop", l.config.Name, "failed_turns", l.failures, "last_success", l.lastSuccess)
+		logger.Info("loop recovered", "loop", l.config.Name, "failed_turns", l.failures, "last_success", l.lastSuccess)
 	}
 	l.lastSuccess = time.Now()
 	l.since, l.wait = l.lastSuccess, wait
-	l.failures, l.seen = 0, nil
+	l.failures, l.logged = 0, nil
 }
 
-// failed records a failed turn and returns the delay before the next one.
-func (l *Loop) failed(logger *slog.Logger, err error) time.Duration {
+// recordFailure records a failed turn and returns the delay before the next one.
+func (l *Loop) recordFailure(logger *slog.Logger, err error) time.Duration {
 	l.errors++
 	l.failures++
-	if l.worthLogging(err, time.Now()) {
+	if l.shouldLog(err, time.Now()) {
 		if l.stack != "" {
 			logger = logger.With("stack", l.stack)
 		}
-		logger.Error(cmp.Or(l.config.Failing, "a turn failed"), "loop", l.config.Name, "failed_turns", l.failures, "error", err)
+		logger.Error(cmp.Or(l.config.Failing, "loop turn failed"), "loop", l.config.Name,
+			"failed_turns", l.failures, "error", err)
 	}
 	l.stack = ""
 	wait := l.config.Retry
@@ -348,9 +349,9 @@ func (l *Loop) failed(logger *slog.Logger, err error) time.Duration {
 	return time.Duration(float64(wait) * (1 + backoffJitter*(2*mathrand.Float64()-1)))
 }
 
-// worthLogging reports whether to log an error: one that is new, or that is still there after a
+// shouldLog reports whether to log an error: one that is new, or that is still there after a
 // while.
-func (l *Loop) worthLogging(err error, now time.Time) bool {
+func (l *Loop) shouldLog(err error, now time.Time) bool {
 	text := strings.Map(func(c rune) rune {
 		if unicode.IsDigit(c) { // ports, process ids and times
 			return -1
@@ -358,15 +359,15 @@ func (l *Loop) worthLogging(err error, now time.Time) bool {
 		return c
 	}, err.Error())
 	switch {
-	case l.seen == nil:
-		l.seen, l.logAfter = map[string]bool{}, logAgain
-	case !l.seen[text] && len(l.seen) < maxSeen:
+	case l.logged == nil:
+		l.logged, l.logAfter = map[string]bool{}, logAgain
+	case !l.logged[text] && len(l.logged) < maxLogged:
 	case now.Before(l.logNext):
 		return false
 	default:
 		l.logAfter = min(2*l.logAfter, maxLogAgain)
 	}
-	l.seen[text] = true
+	l.logged[text] = true
 	l.logNext = now.Add(l.logAfter)
 	return true
 }
@@ -385,15 +386,16 @@ func (l *Loop) problem(now time.Time) string {
 	patience := l.config.Patience + max(l.wait-l.config.Interval, 0)
 	switch {
 	case !l.running:
-		return "does not run"
+		return "not running"
 	case !l.turnSince.IsZero() && now.Sub(l.turnSince) > l.config.Timeout:
-		return "a turn hangs, since " + l.turnSince.UTC().Format(time.RFC3339)
+		return fmt.Sprintf("a turn hangs: it started at %s and has a timeout of %s",
+			l.turnSince.UTC().Format(time.RFC3339), l.config.Timeout)
 	case l.idle != "":
 		return ""
 	case l.failures >= patienceFailures:
-		return fmt.Sprintf("%d turns in a row have failed; the log says why", l.failures)
+		return fmt.Sprintf("%d turns in a row failed; see the log", l.failures)
 	case now.Sub(l.since) > patience:
-		return "without success since " + l.since.UTC().Format(time.RFC3339)
+		return "no turn has succeeded since " + l.since.UTC().Format(time.RFC3339)
 	}
 	return ""
 }

@@ -11,8 +11,8 @@ const restTurns = 5
 // Rest limits the share of time that a loop works. It uses the median of the last turns, so that
 // one turn that hung does not delay the next.
 type Rest struct {
-	Times int           // the rest after a turn, as a multiple of the median
-	Most  time.Duration // the longest rest
+	Multiple int           // the rest after a turn, as a multiple of the median
+	Max      time.Duration // the longest rest
 
 	took []time.Duration // durations of the last turns, the newest last
 }
@@ -24,5 +24,5 @@ func (r *Rest) After(took time.Duration) time.Duration {
 	}
 	r.took = append(r.took, took)
 	sorted := slices.Sorted(slices.Values(r.took))
-	return min(time.Duration(r.Times)*sorted[(len(sorted)-1)/2], r.Most)
+	return min(time.Duration(r.Multiple)*sorted[(len(sorted)-1)/2], r.Max)
 }

@@ -11,17 +11,17 @@ import (
 
 // A single turn that hung for minutes does not lengthen the rest. Long turns lengthen it up to the
 // limit.
-func TestRest_OneLongTurn(t *testing.T) {
+func TestRest_IgnoresOneLongTurn(t *testing.T) {
 	t.Parallel()
-	rest := &background.Rest{Times: 10, Most: 30 * time.Second}
-	require.Equal(t, 30*time.Second, rest.After(5*time.Minute), "nothing else is known")
+	rest := &background.Rest{Multiple: 10, Max: 30 * time.Second}
+	require.Equal(t, 30*time.Second, rest.After(5*time.Minute), "the median of a single turn")
 	require.Equal(t, time.Second, rest.After(100*time.Millisecond))
 	for range 3 {
 		require.Equal(t, time.Second, rest.After(100*time.Millisecond))
 	}
 	require.Equal(t, time.Second, rest.After(5*time.Minute))
 	require.Equal(t, time.Second, rest.After(5*time.Minute))
-	require.Equal(t, 30*time.Second, rest.After(5*time.Minute), "three of five")
+	require.Equal(t, 30*time.Second, rest.After(5*time.Minute), "three of five turns are long")
 	for range 2 {
 		rest.After(200 * time.Millisecond)
 	}

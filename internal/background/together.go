@@ -8,20 +8,20 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Together runs functions concurrently, up to most at a time, and returns the first error when all
+// Together runs functions concurrently, up to limit at a time, and returns the first error when all
 // have ended. A panic becomes an error: in these goroutines no HTTP server would recover it, and it
 // would end the process.
-func Together(most int, does ...func() error) error {
+func Together(limit int, fns ...func() error) error {
 	var all errgroup.Group
-	all.SetLimit(most)
-	for _, do := range does {
+	all.SetLimit(limit)
+	for _, fn := range fns {
 		all.Go(func() (err error) {
 			defer func() {
 				if p := recover(); p != nil {
 					err = Panicked(p)
 				}
 			}()
-			return do()
+			return fn()
 		})
 	}
 	return all.Wait()

@@ -731,7 +731,7 @@ func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 	if origin == "" {
 		return nil
 	}
-	parent, state := telemetry.Of(ctx)
+	parent, state := telemetry.Inject(ctx)
 	_, err := tx.Exec(ctx,
 		s.schemas.Render("SELECT set_config('dlq.origin', $1, true), set_config('dlq.trace', $2, true)"), origin,
 		strings.TrimSpace(parent+" "+state))

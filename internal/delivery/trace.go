@@ -19,21 +19,21 @@ import (
 // may come weeks later and starts its own trace, linked to the submission and to the replay run or
 // request that asked for it.
 func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *metadata) (context.Context, trace.Span) {
-	ctx = telemetry.With(ctx, about.Parent, about.State)
+	ctx = telemetry.Extract(ctx, about.Parent, about.State)
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
 	if about.EntryID != nil {
 		if submission := trace.SpanContextFromContext(ctx); submission.IsValid() {
 			options = append(options, telemetry.Link(submission, "submission"))
 		}
 		if about.RunID != nil {
-			options = append(options, telemetry.Link(telemetry.OfRun(*about.RunID), "replay run"))
+			options = append(options, telemetry.Link(telemetry.RunSpanContext(*about.RunID), "replay run"))
 		}
 		parent, state, _ := strings.Cut(about.Trace, " ")
-		if replay := trace.SpanContextFromContext(telemetry.With(context.Background(), parent, state)); replay.IsValid() {
+		if replay := trace.SpanContextFromContext(telemetry.Extract(context.Background(), parent, state)); replay.IsValid() {
 			options = append(options, telemetry.Link(replay, "replay"))
 		}
-		if telemetry.Sends(w.config.Tracer) { // else the receiver gets the trace context unchanged
-			ctx = telemetry.Anew(ctx)
+		if telemetry.Exports(w.config.Tracer) { // else the receiver gets the trace context unchanged
+			ctx = telemetry.WithNewTrace(ctx)
 		}
 	}
 	ctx, span := w.config.Tracer.Start(ctx, "process "+job.Queue, options...)

@@ -24,7 +24,7 @@ const (
 	maxDeadShare      = 0.3            // of a table's rows, once there are minDeadRows
 	minDeadRows       = 10_000
 	maxOverdue        = time.Hour // of an available job
-	maxLookAge        = 5 * time.Minute
+	maxScanAge        = 5 * time.Minute
 	maxUnfiledAge     = time.Minute
 	minDaysAhead      = 2 // of partitions of the audit trail and of closed entries
 	maxRollupLag      = 5 * time.Minute
@@ -33,11 +33,18 @@ const (
 
 // Finding is the result of one check.
 type Finding struct {
-	Name   string `json:"name" doc:"The check."`
-	OK     bool   `json:"ok" doc:"Nothing is wrong."`
-	Detail string `json:"detail" doc:"What was found."`
-	Do     string `json:"do,omitempty" doc:"What to do, where something is wrong."`
+	Name   string `json:"name" doc:"The name of the check."`
+	OK     bool   `json:"ok" doc:"Whether the check found no problem."`
+	Detail string `json:"detail" doc:"The result of the check."`
+	Do     string `json:"do,omitempty" doc:"The remedy, if the check found a problem."`
 }
+
+// Texts of findings whose check could not run.
+const (
+	checkFailed   = "could not be checked: "
+	useOtherRole  = "run doctor as a role that has the rights"
+	checkDatabase = "check that the database is available"
+)
 
 // check is one query with its interpretation.
 type check struct {
@@ -49,64 +56,70 @@ type check struct {
 	ok, found, do string
 }
 
-// oldest selects the age and the process of the oldest transaction of all programs except dlqd
+// oldestTransaction selects the age and the process of the oldest transaction of all programs except dlqd
 // (<>), or of dlqd (=), if it is above a number of seconds.
-const oldest = `SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8, coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
+const oldestTransaction = `SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8, coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
 	FROM pg_stat_activity WHERE coalesce(application_name, '') %s '` + postgres.ApplicationName + `' AND xact_start < now() - interval '%d seconds' AND backend_type = 'client backend'`
 
 var checks = []check{
 	{
-		"triggers", `SELECT count(*) FILTER (WHERE t.tgenabled NOT IN ('O', 'A'))::float8 + 10 * (2 - count(*)), coalesce(string_agg(t.tgname || CASE t.tgenabled WHEN 'D' THEN ' is disabled' WHEN 'R' THEN ' is enabled for replicas only' ELSE ' is enabled' END, ', ' ORDER BY t.tgname), 'neither is there')
+		"triggers", `SELECT count(*) FILTER (WHERE t.tgenabled NOT IN ('O', 'A'))::float8 + 10 * (2 - count(*)), coalesce(string_agg(t.tgname || CASE t.tgenabled WHEN 'D' THEN ' is disabled' WHEN 'R' THEN ' is enabled for replicas only' ELSE ' is enabled' END, ', ' ORDER BY t.tgname), 'neither exists')
 			FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
 			WHERE t.tgrelid = dlq.job_table() AND t.tgname IN ('dlq_capture', 'dlq_follow')
 			AND p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)`,
 		func(n float64) bool { return n > 0 },
-		"dlq_capture and dlq_follow are there, and enabled. A migration of River that changes the type of state or metadata needs \"dlqd detach\" before it, and \"dlqd attach --backfill\" after it",
-		"of dlq_capture and dlq_follow: %[2]s. Failures are filed late, by the reconciler, and retries made outside dlqd are not followed",
-		"run dlqd migrate up (or dlqd attach); have the owner of River's table enable them (ALTER TABLE river_job ENABLE TRIGGER …)",
+		"dlq_capture and dlq_follow exist and are enabled. If a migration of River changes the type of state or metadata, " +
+			"run \"dlqd detach\" before it and \"dlqd attach --backfill\" after it",
+		"dlq_capture and dlq_follow must exist and be enabled: %[2]s. " +
+			"The reconciler files failures late, and dlqd does not follow retries made outside it",
+		"create missing triggers: dlqd migrate up (or dlqd attach); " +
+			"enable disabled ones as the owner of River's table: ALTER TABLE river_job ENABLE TRIGGER …",
 	},
 	{
 		"scopes", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT s.role::text, ', '), '') FROM dlq.role_scopes s WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = s.role)`,
 		func(n float64) bool { return n > 0 },
-		"each is of a role that is there", "of %[2]s, which is no role (any more): whoever was in it is not limited by it",
-		"limit the role by its new name with dlq.set_role_scope, and lift the old one's: dlq.set_role_scope('…', NULL)",
+		"each scope belongs to an existing role", "scopes belong to roles that do not exist: %[2]s. " +
+			"Users of a role that was renamed or dropped are not limited",
+		"set the scope of the role's new name with dlq.set_role_scope, and remove the old one: dlq.set_role_scope('…', NULL)",
 	},
 	{
-		"grants", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'everybody' ELSE pg_get_userbyid(a.grantee) END, ', '), '')
+		"grants", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_get_userbyid(a.grantee) END, ', '), '')
 			FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
 			WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.settings'::regclass) AND c.relkind IN ('r', 'p') AND (c.relispartition OR c.relname IN ('tokens', 'sessions'))
 			AND a.grantee <> c.relowner`,
 		func(n float64) bool { return n > 0 },
-		"nobody else may read partitions, tokens or sessions", "%[2]s may read partitions, tokens or sessions: what the policy marks as sensitive is not hidden there",
-		"REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM them, and GRANT dlq_reader instead",
+		"only their owner may read partitions, tokens and sessions", "%[2]s may read partitions, tokens or sessions, " +
+			"where the policy's sensitive columns are not hidden",
+		"for each of these roles: REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM …; GRANT dlq_reader TO …",
 	},
 	{
 		"capture", `SELECT (c.mode <> 'on')::integer::float8, c.mode || coalesce(', by ' || c.changed_by || ' since ' || to_char(c.changed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || c.note, ''), '') FROM dlq.capture_status() c`,
 		func(n float64) bool { return n > 0 },
-		"on", "is %[2]s", "dlqd capture on, if that is forgotten",
+		"on", "is %[2]s", "if capture should be on: dlqd capture on",
 	},
 	{
 		"reconciler", `SELECT coalesce(extract(epoch FROM now() - c.looked_at), 0)::float8,
-			CASE WHEN c.looked_at IS NULL THEN 'no look yet' ELSE 'last look at ' || to_char(c.looked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END
-			|| CASE WHEN c.missed > 0 THEN '; within 24 hours it filed what capture had missed: ' || (SELECT string_agg(m.value || ' ' || m.key, ', ' ORDER BY m.key) FROM jsonb_each_text(c.missed_by) m) ELSE '' END
+			CASE WHEN c.looked_at IS NULL THEN 'no scan yet' ELSE 'last scan at ' || to_char(c.looked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END
+			|| CASE WHEN c.missed > 0 THEN '; in the last 24 hours it filed failures that capture missed: ' || (SELECT string_agg(m.value || ' ' || m.key, ', ' ORDER BY m.key) FROM jsonb_each_text(c.missed_by) m) ELSE '' END
 			FROM dlq.capture_status() c`,
-		func(n float64) bool { return n > maxLookAge.Seconds() },
-		"%[2]s", "has not looked for %.0[1]f s (%[2]s)",
-		"a dlqd that serves looks every minute: is one running, and what does its log say? SELECT * FROM dlq.reconcile() looks now",
+		func(n float64) bool { return n > maxScanAge.Seconds() },
+		"%[2]s", "has not scanned for %.0[1]f s (%[2]s)",
+		"check that dlqd serve runs, and see its log: it scans every minute. To scan now: SELECT * FROM dlq.reconcile()",
 	},
 	{
 		"filing", `SELECT coalesce(extract(epoch FROM clock_timestamp() - least(c.unfiled_since, c.facts_since)), 0)::float8,
-			format('%s entries, since %s; %s ends of redeliveries and retries made outside dlqd, since %s', c.unfiled, coalesce(c.unfiled_since::text, '-'), c.facts, coalesce(c.facts_since::text, '-')) FROM dlq.capture_status() c`,
+			format('%s failures to file, since %s; %s facts to apply (ends of redeliveries, retries made outside dlqd), since %s', c.unfiled, coalesce(c.unfiled_since::text, '-'), c.facts, coalesce(c.facts_since::text, '-')) FROM dlq.capture_status() c`,
 		func(n float64) bool { return n > maxUnfiledAge.Seconds() },
-		"keeps up (%[2]s)", "waits: %[2]s",
-		"run a dlqd with DLQ workers; what does its log say? SELECT pg_blocking_pids(pid), * FROM pg_stat_activity shows who holds what",
+		"up to date (%[2]s)", "is behind: %[2]s",
+		"run dlqd serve --dlq-workers, and see its log. " +
+			"To see which sessions block others: SELECT pg_blocking_pids(pid), * FROM pg_stat_activity",
 	},
 	{
 		"dlqd's triggers", `SELECT count(*)::float8, coalesce(string_agg(t.tgname || ' on ' || c.relname, ', ' ORDER BY c.relname, t.tgname), '') FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 			WHERE c.relnamespace = (SELECT s.relnamespace FROM pg_class s WHERE s.oid = 'dlq.settings'::regclass) AND NOT t.tgisinternal AND t.tgenabled NOT IN ('O', 'A')`,
 		func(n float64) bool { return n > 0 },
 		"are enabled", "are not enabled: %[2]s. Moves are not checked, or leave no audit row",
-		"ALTER TABLE … ENABLE TRIGGER …, as the owner of dlqd's schema; what was done meanwhile is not in the trail",
+		"as the owner of dlqd's schema: ALTER TABLE … ENABLE TRIGGER …. The audit trail lacks the moves made meanwhile",
 	},
 	{
 		"partitions", `SELECT min(p.ahead)::float8, (array_agg(p.parent ORDER BY p.ahead))[1] FROM (
@@ -115,111 +128,119 @@ var checks = []check{
 				LEFT JOIN pg_inherits i ON i.inhparent = s.parent::regclass
 				GROUP BY s.parent) p`,
 		func(n float64) bool { return n < minDaysAhead },
-		"made %.0[1]f days ahead", "of %[2]s made only %.1[1]f days ahead",
-		"a dlqd that serves makes them every hour: is one running, and what does its log say? CALL dlq.ensure_partitions() makes them now",
+		"exist %.0[1]f days ahead", "of %[2]s exist only %.1[1]f days ahead",
+		"check that dlqd serve runs, and see its log: it creates partitions every hour. " +
+			"To create them now: CALL dlq.ensure_partitions()",
 	},
 	{
 		"rollups", `SELECT coalesce((SELECT extract(epoch FROM now() - s.at) FROM dlq.rollup_state s), 1e9)::float8, ''`,
 		func(n float64) bool { return n > maxRollupLag.Seconds() },
 		"analytics are %.0[1]f s behind", "analytics are %.0[1]f s behind",
-		"a dlqd that serves brings them up to date every second: is one running, and what does its log say? SELECT dlq.refresh_rollups() does it now",
+		"check that dlqd serve runs, and see its log: it refreshes the rollups every second. " +
+			"To refresh them now: SELECT dlq.refresh_rollups()",
 	},
 	{
 		"default partitions", `SELECT ((SELECT count(*) FROM dlq.dead_letter_transitions_default) + (SELECT count(*) FROM dlq.dead_letter_resolved_default)
 			+ (SELECT count(*) FROM dlq.dead_letter_failed_default) + (SELECT count(*) FROM dlq.dead_letter_archived_default))::float8, ''`,
 		func(n float64) bool { return n > 0 },
-		"empty", "%.0[1]f rows came while their partition was missing",
-		"CALL dlq.ensure_partitions() moves them to their months",
+		"empty", "hold %.0[1]f rows whose partition was missing when they were written",
+		"move them to the partitions of their months: CALL dlq.ensure_partitions()",
 	},
 	{
-		"transactions", fmt.Sprintf(oldest, "<>", int(maxTransactionAge.Seconds())),
+		"transactions", fmt.Sprintf(oldestTransaction, "<>", int(maxTransactionAge.Seconds())),
 		func(n float64) bool { return n > 0 },
-		"none is older than ten minutes", "one is open for %.0[1]f s (%[2]s): vacuum cannot take dead rows away meanwhile",
+		"none is older than ten minutes", "one has been open for %.0[1]f s (%[2]s): vacuum cannot remove dead rows meanwhile",
 		"end it: SELECT pg_terminate_backend(pid)",
 	},
 	{
-		"dlqd's transactions", fmt.Sprintf(oldest, "=", int(maxTransactionAge.Seconds())),
+		"dlqd's transactions", fmt.Sprintf(oldestTransaction, "=", int(maxTransactionAge.Seconds())),
 		func(n float64) bool { return n > 0 },
-		"none is older than ten minutes", "one is open for %.0[1]f s (%[2]s): vacuum cannot take dead rows away meanwhile",
-		"leave it if that dlqd is at something large (a migration, an erasure, a backfill): its log says what. A process that hangs, restart",
+		"none is older than ten minutes", "one has been open for %.0[1]f s (%[2]s): vacuum cannot remove dead rows meanwhile",
+		"see the log of that dlqd: wait for a migration, an erasure or a backfill; restart a process that hangs",
 	},
 	{
 		"replication slots", `SELECT coalesce(max(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END, restart_lsn)), 0)::float8,
 			coalesce((array_agg(slot_name::text ORDER BY restart_lsn))[1], '') FROM pg_replication_slots WHERE restart_lsn IS NOT NULL`,
 		func(n float64) bool { return n > float64(maxSlotLag) },
-		"none holds back much", "slot %[2]s holds back %.0[1]f bytes of WAL on the disk",
+		"none retains more than 1 GiB of WAL", "slot %[2]s retains %.0[1]f bytes of WAL",
 		"start its consumer, or drop it: SELECT pg_drop_replication_slot(name)",
 	},
 	{
 		"dead rows", fmt.Sprintf(`SELECT coalesce(max(n_dead_tup::float8 / greatest(n_live_tup + n_dead_tup, 1)), 0)::float8, coalesce((array_agg(relname::text ORDER BY n_dead_tup DESC))[1], '')
 			FROM pg_stat_user_tables WHERE n_dead_tup > %d AND (relid = 'river.river_job'::regclass OR schemaname = (SELECT c.relnamespace::regnamespace::text FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)) AND n_dead_tup > %f * (n_live_tup + n_dead_tup)`, minDeadRows, maxDeadShare),
 		func(n float64) bool { return n > 0 },
-		"vacuum keeps up", "%.0[1]f of %[2]s are dead rows (1 is all)",
-		"VACUUM (ANALYZE) the table; if it does not help, look at transactions and replication slots",
+		"vacuum keeps up", "a table has a share of %.2[1]f dead rows; %[2]s has the most of them",
+		"VACUUM (ANALYZE) the table; if that does not help, see the checks transactions and replication slots",
 	},
 	{
 		"River's leader", `SELECT count(*)::float8, coalesce(max(leader_id), '') FROM river.river_leader WHERE expires_at > now()`,
 		func(n float64) bool { return n == 0 },
-		"%[2]s", "there is none: nothing is scheduled, rescued or cleaned",
-		"run a River client that may lead: dlqd serve --process on its own River, one of the application's on theirs",
+		"%[2]s", "there is none: River schedules, rescues and cleans no jobs",
+		"run a River client that may become leader: dlqd serve --process if River belongs to dlqd, " +
+			"else a client of the application",
 	},
 	{
 		"jobs", fmt.Sprintf(`SELECT count(*)::float8, coalesce(min(queue), '') FROM (SELECT queue FROM river.river_job WHERE state = 'available' AND scheduled_at < now() - interval '%d seconds' LIMIT 1000) j`, int(maxOverdue.Seconds())),
 		func(n float64) bool { return n > 0 },
-		"none waits for more than an hour", "%.0[1]f wait for more than an hour (queue %[2]s)",
-		"is a client working that queue, is it paused (river_queue.paused_at), is its concurrency enough?",
+		"no available job has waited for more than an hour", "%.0[1]f available jobs " +
+			"have waited for more than an hour (queue %[2]s)",
+		"check that a client works that queue, that the queue is not paused (river_queue.paused_at), " +
+			"and that its concurrency suffices",
 	},
 	{
 		"facts", `SELECT count(*)::float8, '' FROM dlq.job_facts WHERE at < now() - interval '1 minute' AND fact <> 'following'`,
 		func(n float64) bool { return n > 0 },
-		"applied in time", "%.0[1]f ends of redeliveries or retries made outside dlqd have not reached their entries for a minute",
-		"run a dlqd with DLQ workers, or SELECT dlq.apply_facts(); does an open transaction hold those entries?",
+		"applied within a minute", "%.0[1]f ends of redeliveries and retries made outside dlqd " +
+			"have waited for more than a minute to be applied to their entries",
+		"run dlqd serve --dlq-workers, or SELECT dlq.apply_facts(); check whether an open transaction locks those entries",
 	},
 	{
 		"circuit breakers", `SELECT count(*)::float8, coalesce(string_agg(name, ', '), '') FROM dlq.circuit_breakers WHERE forced`,
 		func(n float64) bool { return n > 0 },
-		"none is held open by a person", "a person holds open: %[2]s",
-		"dlqd breakers reset NAME, if that is forgotten",
+		"no operator holds one open", "an operator holds open: %[2]s",
+		"if they should close: dlqd breakers reset NAME",
 	},
 	{
 		"automatic redelivery", `SELECT count(s.scope)::float8, coalesce('by ' || max(s.actor) || ' at ' || to_char(max(s.at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || max(s.note), ''), '')
 			FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = ''`,
 		func(n float64) bool { return n > 0 },
-		"not stopped", "all of it was stopped, %[2]s",
-		"dlqd automatic resume, if that is forgotten",
+		"not stopped", "all of it is stopped, %[2]s",
+		"if it should continue: dlqd automatic resume",
 	},
 	{
 		"restored", `SELECT count(s.scope)::float8, coalesce(max(s.note), '') FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = 'restored'`,
 		func(n float64) bool { return n > 0 },
-		"the server is the one that dlqd knows", "the database was restored, and dlqd holds what it would send: %[2]s",
-		"dlqd restored shows what may be sent a second time; compare with the receivers, then dlqd restored resume",
+		"no restore of the database is detected",
+		"the database was restored, and dlqd holds what it may have sent before: %[2]s",
+		"dlqd restored shows what may be sent a second time: compare it with the receivers, then run dlqd restored resume",
 	},
 }
 
 // Examine runs all checks: first the ones that every other check depends on, then, if the schema is
 // current, the others.
 func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
-	findings := []Finding{where(ctx, m), rights(ctx, m), hidden(ctx, m)}
+	findings := []Finding{database(ctx, m), rights(ctx, m), rowSecurity(ctx, m)}
 	if err := m.Check(ctx); err != nil {
-		return append(findings, Finding{Name: "schema", Detail: err.Error(), Do: "what the message says; the other checks need it"})
+		return append(findings, Finding{Name: "schema", Detail: err.Error(),
+			Do: "follow the message; the other checks need a schema that is up to date"})
 	}
 	findings = append(findings, Finding{Name: "schema", OK: true, Detail: "up to date"}, clock(ctx, m))
 	for _, c := range checks {
-		findings = append(findings, c.make(ctx, m))
+		findings = append(findings, c.run(ctx, m))
 	}
 	return append(findings, objects(ctx, m))
 }
 
-func (c *check) make(ctx context.Context, m *postgres.Migrator) Finding {
+func (c *check) run(ctx context.Context, m *postgres.Migrator) Finding {
 	var n float64
 	var text string
 	if err := m.Pool.QueryRow(ctx, m.Schemas.Render(c.sql), pgx.QueryExecModeSimpleProtocol).Scan(&n, &text); err != nil {
-		return Finding{Name: c.name, Detail: "could not be looked at: " + err.Error(), Do: "look at it as a role that may"}
+		return Finding{Name: c.name, Detail: checkFailed + err.Error(), Do: useOtherRole}
 	}
 	if c.bad(n) {
-		return Finding{Name: c.name, Detail: sentence(m.Schemas.Render(c.found), n, text), Do: m.Schemas.Render(c.do)}
+		return Finding{Name: c.name, Detail: detail(m.Schemas.Render(c.found), n, text), Do: m.Schemas.Render(c.do)}
 	}
-	return Finding{Name: c.name, OK: true, Detail: sentence(m.Schemas.Render(c.ok), n, text)}
+	return Finding{Name: c.name, OK: true, Detail: detail(m.Schemas.Render(c.ok), n, text)}
 }
 
 // objects compares all objects in dlqd's schema with those that this program creates.
@@ -228,26 +249,30 @@ func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	drift, err := m.Drift(ctx)
 	// 42501: the role lacks the right. 25006: the server is read-only.
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == "42501" || pgErr.Code == "25006") {
-		return Finding{Name: name, OK: true, Detail: "were not compared with what this dlqd makes, which takes a server that is no standby and the right to create a schema, for the moment: " + pgErr.Message}
+		return Finding{Name: name, OK: true, Detail: "not compared with those of this dlqd, which needs a primary server and " +
+			"the right to create a temporary schema: " + pgErr.Message}
 	}
 	switch {
 	case errors.Is(err, postgres.ErrManyLocks):
-		return Finding{Name: name, OK: true, Detail: "were not compared with what this dlqd makes: " + err.Error()}
+		return Finding{Name: name, OK: true, Detail: "not compared with those of this dlqd: " + err.Error()}
 	case err != nil:
-		return Finding{Name: name, Detail: "could not be compared with what this dlqd makes: " + err.Error(), Do: "what the message says"}
+		return Finding{Name: name, Detail: "comparing them with those of this dlqd failed: " + err.Error(),
+			Do: "follow the message"}
 	case len(drift) > 0:
 		more := ""
 		if len(drift) > maxDrift {
 			more = fmt.Sprintf(" and %d more", len(drift)-maxDrift)
 			drift = drift[:maxDrift]
 		}
-		return Finding{Name: name, Detail: "differ from what this dlqd makes: " + strings.Join(drift, "; ") + more, Do: "somebody changed them. Functions, views and triggers: dlqd detach, then dlqd migrate up (or dlqd attach); take back by hand what was changed of tables"}
+		return Finding{Name: name, Detail: "differ from those of this dlqd: " + strings.Join(drift, "; ") + more,
+			Do: "undo the changes: of functions, views and triggers with dlqd detach, " +
+				"then dlqd migrate up (or dlqd attach); of tables by hand"}
 	}
-	return Finding{Name: name, OK: true, Detail: "are those that this dlqd makes"}
+	return Finding{Name: name, OK: true, Detail: "match those of this dlqd"}
 }
 
-// sentence formats number and text. The extra argument allows formats that use neither.
-func sentence(format string, n float64, text string) string {
+// detail formats number and text. The extra argument allows formats that use neither.
+func detail(format string, n float64, text string) string {
 	return fmt.Sprintf(format+"%[3]s", n, text, "")
 }
 
@@ -256,21 +281,23 @@ func clock(ctx context.Context, m *postgres.Migrator) Finding {
 	var there time.Time
 	start := time.Now()
 	if err := m.Pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&there); err != nil {
-		return Finding{Name: "clock", Detail: "could not be looked at: " + err.Error(), Do: "is the database there?"}
+		return Finding{Name: "clock", Detail: checkFailed + err.Error(), Do: checkDatabase}
 	}
 	middle := start.Add(time.Since(start) / 2)
 	skew := there.Sub(middle)
 	if skew.Abs() > maxClockSkew {
-		return Finding{Name: "clock", Detail: fmt.Sprintf("the database's is %s off this machine's", skew.Round(time.Millisecond)), Do: "set both by NTP"}
+		return Finding{Name: "clock",
+			Detail: fmt.Sprintf("the database's clock is %s off this machine's", skew.Round(time.Millisecond)), Do: "synchronize both by NTP"}
 	}
-	return Finding{Name: "clock", OK: true, Detail: fmt.Sprintf("%s off the database's", skew.Abs().Round(time.Millisecond))}
+	return Finding{Name: "clock", OK: true,
+		Detail: fmt.Sprintf("%s off the database's clock", skew.Abs().Round(time.Millisecond))}
 }
 
-// where reports which database was checked.
-func where(ctx context.Context, m *postgres.Migrator) Finding {
+// database reports which database was checked.
+func database(ctx context.Context, m *postgres.Migrator) Finding {
 	text, err := m.Where(ctx)
 	if err != nil {
-		return Finding{Name: "database", Detail: "could not be looked at: " + err.Error(), Do: "is it there?"}
+		return Finding{Name: "database", Detail: checkFailed + err.Error(), Do: checkDatabase}
 	}
 	return Finding{Name: "database", OK: true, Detail: fmt.Sprintf("%s; River in schema %s, dlqd in schema %s", text, m.Schemas.River, m.Schemas.DLQ)}
 }
@@ -279,17 +306,17 @@ func where(ctx context.Context, m *postgres.Migrator) Finding {
 func rights(ctx context.Context, m *postgres.Migrator) Finding {
 	role, missing, err := m.MissingRights(ctx, postgres.Parts()...)
 	if err != nil {
-		return Finding{Name: "rights", Detail: "could not be looked at: " + err.Error(), Do: "look at it as a role that may"}
+		return Finding{Name: "rights", Detail: checkFailed + err.Error(), Do: useOtherRole}
 	}
 	var lacking, grants []string
-	does := []string{"role " + role + " has all"}
+	held := []string{"role " + role + " has all that are required"}
 	for _, m := range missing {
 		if m.Optional {
 			what := m.Object
 			if m.On != "role" {
 				what = strings.Join(m.Privileges, ", ") + " on " + m.Object
 			}
-			does = append(does, "without "+what+" it does not "+m.Why)
+			held = append(held, "without "+what+" it does not "+m.Why)
 			continue
 		}
 		lacking = append(lacking, m.Part+": to "+m.Why)
@@ -298,17 +325,18 @@ func rights(ctx context.Context, m *postgres.Migrator) Finding {
 	if len(lacking) > 0 {
 		return Finding{Name: "rights", Detail: "role " + role + " lacks rights for " + strings.Join(lacking, "; "), Do: strings.Join(grants, " ")}
 	}
-	return Finding{Name: "rights", OK: true, Detail: strings.Join(does, "; ")}
+	return Finding{Name: "rights", OK: true, Detail: strings.Join(held, "; ")}
 }
 
-// hidden checks for row level security that hides jobs from dlqd.
-func hidden(ctx context.Context, m *postgres.Migrator) Finding {
+// rowSecurity checks for row level security that hides jobs from dlqd.
+func rowSecurity(ctx context.Context, m *postgres.Migrator) Finding {
 	tables, err := m.Hidden(ctx)
 	if err != nil {
-		return Finding{Name: "row level security", Detail: "could not be looked at: " + err.Error(), Do: "look at it as a role that may"}
+		return Finding{Name: "row level security", Detail: checkFailed + err.Error(), Do: useOtherRole}
 	}
 	if len(tables) > 0 {
-		return Finding{Name: "row level security", Detail: "hides rows of " + strings.Join(tables, ", ") + " from dlqd, which makes errors of that: capture goes on, nothing else does", Do: "ALTER ROLE … BYPASSRLS, for dlqd's role"}
+		return Finding{Name: "row level security", Detail: "hides rows of " + strings.Join(tables, ", ") + " from dlqd, so that everything but capture fails",
+			Do: "for dlqd's role: ALTER ROLE … BYPASSRLS"}
 	}
 	return Finding{Name: "row level security", OK: true, Detail: "hides none of River's rows from dlqd"}
 }

@@ -21,7 +21,7 @@ func examine(t *testing.T, pool *pgxpool.Pool) map[string]doctor.Finding {
 	t.Helper()
 	found := map[string]doctor.Finding{}
 	for _, f := range doctor.Examine(t.Context(), &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}) {
-		require.NotContains(t, f.Detail, "%!", "a format that does not fit")
+		require.NotContains(t, f.Detail, "%!", "the format does not match its arguments")
 		require.NotEmpty(t, f.Detail)
 		require.Equal(t, f.OK, f.Do == "", f.Name)
 		found[f.Name] = f
@@ -29,7 +29,7 @@ func examine(t *testing.T, pool *pgxpool.Pool) map[string]doctor.Finding {
 	return found
 }
 
-func TestExamine(t *testing.T) {
+func TestExamine_FindsEachProblem(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	exec := func(sql string) {
@@ -47,18 +47,18 @@ func TestExamine(t *testing.T) {
 	}
 
 	// Each round combines problems that can exist at the same time.
-	type ill struct{ name, sql, cure, says string }
-	for _, round := range [][]ill{{
+	type problem struct{ name, sql, remedy, detail string }
+	for _, round := range [][]problem{{
 		{"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture", "dlq_capture is disabled, dlq_follow is enabled"},
 		{"capture", "SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'stuck')", "SELECT dlq.set_capture('on')", "is off, by kim since"},
-		{"scopes", "INSERT INTO dlq.role_scopes (role, queues) VALUES ('was_renamed', '{a}')", "DELETE FROM dlq.role_scopes", "of was_renamed, which is no role"},
+		{"scopes", "INSERT INTO dlq.role_scopes (role, queues) VALUES ('was_renamed', '{a}')", "DELETE FROM dlq.role_scopes", "roles that do not exist: was_renamed"},
 		{"grants", "GRANT SELECT ON ALL TABLES IN SCHEMA dlq TO dlq_reader", "REVOKE SELECT ON ALL TABLES IN SCHEMA dlq FROM dlq_reader", "dlq_reader may read partitions, tokens or sessions"},
-		{"reconciler", "UPDATE dlq.reconcile_looks SET done_at = now() - interval '10 minutes'", "SELECT dlq.reconcile()", "has not looked for 60"},
-		{"filing", "INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at) VALUES (1, now(), 'retried', now() - interval '1 hour')", "DELETE FROM dlq.job_facts", "1 ends of redeliveries"},
+		{"reconciler", "UPDATE dlq.reconcile_looks SET done_at = now() - interval '10 minutes'", "SELECT dlq.reconcile()", "has not scanned for 60"},
+		{"filing", "INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at) VALUES (1, now(), 'retried', now() - interval '1 hour')", "DELETE FROM dlq.job_facts", "1 facts to apply (ends of redeliveries"},
 		{"River's leader", "DELETE FROM river_leader", "INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')", "there is none"},
-		{"jobs", "INSERT INTO river_job (kind, args, max_attempts, scheduled_at) VALUES ('k', '{}', 1, now() - interval '2 hours')", "DELETE FROM river_job", "1 wait for more than an hour (queue default)"},
-		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "ALTER TABLE dlq.dead_letter_transitions_default DISABLE TRIGGER USER; DELETE FROM dlq.dead_letter_transitions_default; ALTER TABLE dlq.dead_letter_transitions_default ENABLE TRIGGER USER", "1 rows came while"},
-		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')", "a person holds open: destination:x"},
+		{"jobs", "INSERT INTO river_job (kind, args, max_attempts, scheduled_at) VALUES ('k', '{}', 1, now() - interval '2 hours')", "DELETE FROM river_job", "1 available jobs have waited for more than an hour (queue default)"},
+		{"default partitions", "INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')", "ALTER TABLE dlq.dead_letter_transitions_default DISABLE TRIGGER USER; DELETE FROM dlq.dead_letter_transitions_default; ALTER TABLE dlq.dead_letter_transitions_default ENABLE TRIGGER USER", "hold 1 rows whose partition was missing"},
+		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')", "an operator holds open: destination:x"},
 		{"dlqd's triggers", "ALTER TABLE dlq.dead_letter_queue DISABLE TRIGGER dead_letter_move", "ALTER TABLE dlq.dead_letter_queue ENABLE TRIGGER dead_letter_move", "dead_letter_move on dead_letter_queue"},
 		{"tables and functions", "ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER", "ALTER TABLE dlq.dead_letter_transitions ENABLE TRIGGER USER", "trigger transitions_append_only on dead_letter_transitions is disabled"},
 		{"tables and functions", "ALTER FUNCTION dlq.origin(text, text) COST 7", "ALTER FUNCTION dlq.origin(text, text) COST 100", "function origin(p_actor text, p_claimed text) is otherwise"},
@@ -68,27 +68,27 @@ func TestExamine(t *testing.T) {
 		{"tables and functions", "CREATE UNIQUE INDEX mine ON dlq.dead_letter_inbox (queue)", "DROP INDEX dlq.mine", "index mine was added by somebody"},
 		{"tables and functions", "ALTER TABLE dlq.job_facts ADD note text", "ALTER TABLE dlq.job_facts DROP note", "column job_facts.note was added by somebody"},
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
-			WHERE inhparent = 'dlq.dead_letter_resolved'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved made only 0.0 days ahead"},
+			WHERE inhparent = 'dlq.dead_letter_resolved'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved exist only 0.0 days ahead"},
 	}, {
 		// Caused by the next one.
 		{"tables and functions", "SELECT 1", "SELECT 1", "trigger dlq_follow on river_job is for replicas only"},
 		{"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow", "ALTER TABLE river_job ENABLE TRIGGER dlq_follow", "dlq_follow is enabled for replicas only"},
 		{"capture", "SELECT dlq.set_capture('strict')", "SELECT dlq.set_capture('on')", "is strict, by"},
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
-			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "made only 0.0 days ahead"},
+			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "exist only 0.0 days ahead"},
 	}} {
-		for _, ill := range round {
-			exec(ill.sql)
+		for _, p := range round {
+			exec(p.sql)
 		}
 		found := examine(t, pool)
-		for _, ill := range round {
-			require.False(t, found[ill.name].OK, ill.name)
-			require.Contains(t, found[ill.name].Detail, ill.says)
-			exec(ill.cure)
+		for _, p := range round {
+			require.False(t, found[p.name].OK, p.name)
+			require.Contains(t, found[p.name].Detail, p.detail)
+			exec(p.remedy)
 		}
 		found = examine(t, pool)
-		for _, ill := range round {
-			require.True(t, found[ill.name].OK, "%s: %s", ill.name, found[ill.name].Detail)
+		for _, p := range round {
+			require.True(t, found[p.name].OK, "%s: %s", p.name, found[p.name].Detail)
 		}
 	}
 	require.Contains(t, examine(t, postgrestest.Open(t, postgrestest.Empty(t)))["schema"].Detail, "dlqd migrate up")
@@ -96,7 +96,7 @@ func TestExamine(t *testing.T) {
 
 // In an application's database dlqd has a plain role; each missing right comes with the statement
 // that grants it.
-func TestExamine_rights(t *testing.T) {
+func TestExamine_NamesMissingPrivileges(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
 	owner, pool := postgrestest.Open(t, g.Owner), postgrestest.Open(t, g.DLQD)
@@ -124,27 +124,27 @@ func TestExamine_rights(t *testing.T) {
 }
 
 // Findings name the schemas that were checked.
-func TestExamine_otherSchemas(t *testing.T) {
+func TestExamine_NamesTheSchemasThatItChecked(t *testing.T) {
 	t.Parallel()
 	m := &postgres.Migrator{Pool: postgrestest.Open(t, postgrestest.Empty(t)), Schemas: postgres.Schemas{DLQ: "office", River: "jobs"}, Logger: slog.New(slog.DiscardHandler)}
 	require.NoError(t, m.Up(t.Context()))
-	examine := func() (findings []doctor.Finding) { return doctor.Examine(t.Context(), m) }
-	for _, f := range examine() {
+	findings := func() []doctor.Finding { return doctor.Examine(t.Context(), m) }
+	for _, f := range findings() {
 		require.Regexp(t, `^(ok true|River's leader|transactions|replication slots)`, map[bool]string{true: "ok true", false: f.Name}[f.OK], f.Detail)
 	}
 	_, err := m.Pool.Exec(t.Context(), "SELECT office.set_capture('off'); UPDATE office.reconcile_looks SET done_at = now() - interval '10 minutes'; ALTER TABLE office.dead_letter_queue DISABLE TRIGGER USER; TRUNCATE office.rollup_state")
 	require.NoError(t, err)
-	for _, f := range examine() {
+	for _, f := range findings() {
 		require.NotRegexp(t, `\b(dlq|river)\.[a-z]`, f.Detail+f.Do, f.Name)
 	}
 	var left int
 	require.NoError(t, m.Pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'dlqd_doctor%'").Scan(&left))
-	require.Zero(t, left, "what was made to be compared is gone")
+	require.Zero(t, left, "the schema for the comparison is dropped")
 }
 
 // A dump contains views as pg_get_viewdef prints them; Postgres prints them differently after a
 // restore.
-func TestExamine_RestoredDump(t *testing.T) {
+func TestExamine_AcceptsARestoredDump(t *testing.T) {
 	t.Parallel()
 	from, to := postgrestest.URL(t), postgrestest.Empty(t)
 	dump := filepath.Join(t.TempDir(), "dump")
@@ -157,12 +157,12 @@ func TestExamine_RestoredDump(t *testing.T) {
 	}
 }
 
-// TestExamine_RemadeViews is for machines without pg_dump: it recreates views and functions as a
+// TestExamine_AcceptsRecreatedViews is for machines without pg_dump: it recreates views and functions as a
 // restored dump does.
-func TestExamine_RemadeViews(t *testing.T) {
+func TestExamine_AcceptsRecreatedViews(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
-	remake := func() {
+	recreate := func() {
 		t.Helper()
 		_, err := pool.Exec(t.Context(), `DO $$
 			DECLARE v_statement text;
@@ -179,7 +179,7 @@ func TestExamine_RemadeViews(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for range 2 {
-		remake()
+		recreate()
 		found := examine(t, pool)["tables and functions"]
 		require.True(t, found.OK, found.Detail)
 	}
@@ -190,7 +190,7 @@ func TestExamine_RemadeViews(t *testing.T) {
 	_, err = pool.Exec(t.Context(), changed(t, pool, "SELECT pg_get_functiondef('dlq.known_failure'::regproc)",
 		"'waits'::text", "'stays'::text"))
 	require.NoError(t, err)
-	remake()
+	recreate()
 	detail := examine(t, pool)["tables and functions"].Detail
 	require.Contains(t, detail, "view automatic is otherwise")
 	require.Regexp(t, `function known_failure\([^;]*\) is otherwise`, detail)

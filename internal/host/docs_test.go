@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_ActsThatLockJobs checks that docs/host.md lists the functions by the role that may call
+// TestHost_DocumentsFunctionsThatLockJobs checks that docs/host.md lists the functions by the role that may call
 // them.
-func TestHost_ActsThatLockJobs(t *testing.T) {
+func TestHost_DocumentsFunctionsThatLockJobs(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	page, err := os.ReadFile("../../docs/host.md")

@@ -114,8 +114,8 @@ func (h *host) application(settings ...string) *application {
 	return app
 }
 
-// warned returns the warnings since the last call.
-func (app *application) warned() []string {
+// takeWarnings returns the warnings since the last call.
+func (app *application) takeWarnings() []string {
 	app.mu.Lock()
 	defer app.mu.Unlock()
 	warnings := app.warnings
@@ -214,21 +214,21 @@ func retry(ctx context.Context, river riverdriver.Executor, j jobs) error {
 	return err
 }
 
-// does runs the statements of a batch and checks that they succeed within limit. It returns the
+// run runs the statements of a batch and checks that they succeed within limit. It returns the
 // warnings.
-func (app *application) does(j jobs, when string) []string {
+func (app *application) run(j jobs, when string) []string {
 	h := app.host
 	h.Helper()
 	river := riverpgxv5.New(app.Pool).GetExecutor()
-	for what, statement := range map[string]func(context.Context, riverdriver.Executor, jobs) error{"complete": complete, "retry": retry} {
+	for name, statement := range map[string]func(context.Context, riverdriver.Executor, jobs) error{"complete": complete, "retry": retry} {
 		begun := time.Now()
 		err := statement(h.Context(), river, j)
-		assert.NoError(h, err, "%s while %s", what, when) //nolint:testifylint // every statement is tried
-		assert.Less(h, time.Since(begun), limit, "%s while %s", what, when)
+		assert.NoError(h, err, "%s while %s", name, when) //nolint:testifylint // every statement is tried
+		assert.Less(h, time.Since(begun), limit, "%s while %s", name, when)
 	}
-	warnings := app.warned()
+	warnings := app.takeWarnings()
 	require.Equal(h, 7, h.count("SELECT count(*) FROM river_job WHERE id = ANY ($1) AND state IN ('completed', 'discarded', 'cancelled')", j.list()), when)
-	require.LessOrEqual(h, len(warnings), 2, "one warning a statement: %s", when)
+	require.LessOrEqual(h, len(warnings), 2, "at most one warning for each statement: %s", when)
 	return warnings
 }
 
@@ -279,8 +279,8 @@ func (h *host) reconcile() {
 	h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 }
 
-// exact requires that there is exactly one dead letter for each failure among River's jobs.
-func (h *host) exact() {
+// requireExact requires that there is exactly one dead letter for each failure among River's jobs.
+func (h *host) requireExact() {
 	h.Helper()
 	require.Empty(h, h.strings(`SELECT j.kind || ' ' || j.id || ' ' || j.state || ' ' || j.finalized_at FROM river_job j
 		WHERE dlq.is_failure(to_jsonb(j))
@@ -288,7 +288,7 @@ func (h *host) exact() {
 		  AND NOT EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at)
 		  AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at)`), "failures without a dead letter")
 	require.Empty(h, h.strings(`SELECT river_job_id || ' ' || job_created_at || ': ' || count(*) FROM dlq.dead_letter_queue
-		GROUP BY river_job_id, job_created_at, CASE WHEN dlq.is_open(status) THEN 'infinity' ELSE last_failed_at END HAVING count(*) > 1`), "filed twice")
+		GROUP BY river_job_id, job_created_at, CASE WHEN dlq.is_open(status) THEN 'infinity' ELSE last_failed_at END HAVING count(*) > 1`), "failures with two dead letters")
 	require.Empty(h, h.strings(`SELECT e.id || ' ' || e.river_job_id || ' ' || o.id FROM dlq.dead_letter_queue e
 		JOIN dlq.entry_jobs k ON k.job_id = e.river_job_id AND k.job_created_at = e.job_created_at
 		JOIN dlq.dead_letter_queue o ON o.id = k.entry_id AND (o.river_job_id, o.job_created_at) <> (k.job_id, k.job_created_at)`), "redeliveries with a dead letter of their own")

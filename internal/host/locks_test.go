@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_locks takes every lock mode on every relation of schema dlq. It runs the application's
+// TestHost_SurvivesLocks takes every lock mode on every relation of schema dlq. It runs the application's
 // statements in a session that has captured before and in a new one.
-func TestHost_locks(t *testing.T) {
+func TestHost_SurvivesLocks(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	touched := []string{"dlq.dead_letter_queue", "dlq.dead_letter_inbox", "dlq.entry_jobs", "dlq.job_facts"}
@@ -24,32 +24,32 @@ func TestHost_locks(t *testing.T) {
 		j, batches = batches[0], batches[1:]
 		return j
 	}
-	require.Empty(t, warm.does(next(), "nothing is wrong"))
-	holds := func(statement string) (gaveWay int) {
+	require.Empty(t, warm.run(next(), "no locks are held"))
+	holds := func(statement string) (skipped int) {
 		t.Helper()
 		require.True(t, h.while(statement, func() {
 			for _, app := range []*application{warm, h.application()} {
 				batch := next()
-				if warnings := app.does(batch, statement); len(warnings) > 0 {
-					gaveWay++
+				if warnings := app.run(batch, statement); len(warnings) > 0 {
+					skipped++
 				} else {
 					require.True(t, h.captured(batch), statement)
 				}
 			}
 		}), statement)
-		return gaveWay
+		return skipped
 	}
 	for _, mode := range []string{"ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"} {
 		for _, table := range touched {
 			// Capture skips only where it cannot proceed: one mode conflicts with its reads, four with its
 			// appends.
-			gaveWay := 0
+			skipped := 0
 			if mode == "ACCESS EXCLUSIVE" || (appended[table] && slices.Contains([]string{"SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE"}, mode)) {
-				gaveWay = 2
+				skipped = 2
 			}
-			require.Equal(t, gaveWay, holds(fmt.Sprintf("LOCK TABLE ONLY %s IN %s MODE", table, mode)), "%s on %s", mode, table)
+			require.Equal(t, skipped, holds(fmt.Sprintf("LOCK TABLE ONLY %s IN %s MODE", table, mode)), "%s on %s", mode, table)
 		}
-		require.Zero(t, holds(fmt.Sprintf("LOCK TABLE %s IN %s MODE", others, mode)), "whatever the trigger does not touch can be locked, all at once")
+		require.Zero(t, holds(fmt.Sprintf("LOCK TABLE %s IN %s MODE", others, mode)), "capture uses none of these tables")
 	}
 	var sequences []string
 	for _, sequence := range h.strings("SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind = 'S' ORDER BY 1") {
@@ -65,5 +65,5 @@ func TestHost_locks(t *testing.T) {
 
 	// The reconciler finds the skipped failures.
 	h.reconcile()
-	h.exact()
+	h.requireExact()
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestHost_objects drops, renames or changes each object of schema dlq under a session that has
+// TestHost_SurvivesChangedObjects drops, renames or changes each object of schema dlq under a session that has
 // captured before. The change, and then the application's statements, run in one transaction of the
 // administrator, which is rolled back.
-func TestHost_objects(t *testing.T) {
+func TestHost_SurvivesChangedObjects(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	statements := h.strings(`
@@ -45,15 +45,15 @@ func TestHost_objects(t *testing.T) {
 		WHERE y.typnamespace = 'dlq'::regnamespace AND y.typtype = 'e'
 		UNION ALL SELECT 'DROP SCHEMA dlq CASCADE' UNION ALL SELECT 'ALTER SCHEMA dlq RENAME TO another' UNION ALL SELECT 'REVOKE ALL ON SCHEMA dlq FROM ` + h.DLQDRole + `' UNION ALL SELECT 'ALTER SCHEMA dlq OWNER TO ` + postgrestest.Role + `'
 		UNION ALL SELECT 'REASSIGN OWNED BY ` + h.DLQDRole + ` TO ` + postgrestest.Role + `'`)
-	h.changes(statements)
+	h.tryChanges(statements)
 }
 
-// changes runs each statement, then ends and retries jobs as the application, and rolls back.
-func (h *host) changes(statements []string) {
+// tryChanges runs each statement, then ends and retries jobs as the application, and rolls back.
+func (h *host) tryChanges(statements []string) {
 	h.Helper()
 	batches := h.prepare(2)
 	warm := h.application()
-	require.Empty(h, warm.does(batches[0], "nothing is wrong"))
+	require.Empty(h, warm.run(batches[0], "nothing is changed"))
 	admin, err := pgx.Connect(h.Context(), h.Admin)
 	require.NoError(h, err)
 	h.exec(admin, "SET client_min_messages = error")
@@ -90,9 +90,9 @@ func (h *host) changes(statements []string) {
 	require.Less(h, refused, len(statements)/10)
 }
 
-// TestHost_riversColumns changes River's columns, in a session that has captured before and in a
+// TestHost_SurvivesChangedRiverColumns changes River's columns, in a session that has captured before and in a
 // new one. A session with plans for the old type skips capture until it ends.
-func TestHost_riversColumns(t *testing.T) {
+func TestHost_SurvivesChangedRiverColumns(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	role := h.application().Config().ConnConfig.User

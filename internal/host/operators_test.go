@@ -15,16 +15,16 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// dead are jobs with dead letters in different states.
-type dead struct {
+// failedJobs are jobs with dead letters in different states.
+type failedJobs struct {
 	parked, processing, unfiled int64 // ids of the failed jobs
 	redelivery                  int64 // id of the running redelivery of processing
 }
 
 // fail makes jobs of the application fail, which dlqd files, parks and redelivers.
-func (h *host) fail(app *application) dead {
+func (h *host) fail(app *application) failedJobs {
 	h.Helper()
-	var d dead
+	var d failedJobs
 	fail := func() (id int64) {
 		require.NoError(h, app.QueryRow(h.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{"n": 1}', 1, 'running') RETURNING id`).Scan(&id))
 		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, id)
@@ -38,9 +38,9 @@ func (h *host) fail(app *application) dead {
 	return d
 }
 
-// TestHost_openTransactions checks the application while an open transaction of an operator, a
+// TestHost_SurvivesOpenTransactions checks the application while an open transaction of an operator, a
 // worker or a program has changed the same entries.
-func TestHost_openTransactions(t *testing.T) {
+func TestHost_SurvivesOpenTransactions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	app := h.application()
@@ -99,47 +99,47 @@ func TestHost_openTransactions(t *testing.T) {
 		d := h.fail(app)
 		sql := strings.NewReplacer("$parked", fmt.Sprint(d.parked), "$processing", fmt.Sprint(d.processing), "$unfiled", fmt.Sprint(d.unfiled)).Replace(s.sql)
 		require.True(t, h.while(sql, func() {
-			app.does(h.prepare(1)[0], sql)
-			does := func(what, sql string, args ...any) {
+			app.run(h.prepare(1)[0], sql)
+			run := func(statement, sql string, args ...any) {
 				t.Helper()
 				begun := time.Now()
-				_, err := app.Exec(context.WithoutCancel(t.Context()), what, args...)
-				require.NoError(t, err, "%s while %s", what, sql)
-				require.Less(t, time.Since(begun), limit, "%s while %s", what, sql)
+				_, err := app.Exec(context.WithoutCancel(t.Context()), statement, args...)
+				require.NoError(t, err, "%s while %s", statement, sql)
+				require.Less(t, time.Since(begun), limit, "%s while %s", statement, sql)
 			}
-			does("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", sql, d.redelivery)
-			does("INSERT INTO river_job (kind, args, max_attempts) VALUES ('mail', '{}', 1)", sql)
+			run("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", sql, d.redelivery)
+			run("INSERT INTO river_job (kind, args, max_attempts) VALUES ('mail', '{}', 1)", sql)
 			if !s.locksEnded {
 				for _, id := range []int64{d.parked, d.unfiled} {
 					var failedAt time.Time
 					require.NoError(t, app.QueryRow(t.Context(), "SELECT finalized_at FROM river_job WHERE id = $1", id).Scan(&failedAt))
-					does("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
-					does("UPDATE river_job SET state = 'discarded', finalized_at = $2 WHERE id = $1", sql, id, failedAt) // the same failure, again
-					does("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
-					does("UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id = $1", sql, id)
+					run("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
+					run("UPDATE river_job SET state = 'discarded', finalized_at = $2 WHERE id = $1", sql, id, failedAt) // the same failure, again
+					run("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
+					run("UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id = $1", sql, id)
 				}
 			}
-			does("DELETE FROM river_job WHERE id IN (SELECT id FROM river_job WHERE state IN ('completed', 'cancelled', 'discarded') AND finalized_at < now() - interval '1 hour' LIMIT 100)", sql)
+			run("DELETE FROM river_job WHERE id IN (SELECT id FROM river_job WHERE state IN ('completed', 'cancelled', 'discarded') AND finalized_at < now() - interval '1 hour' LIMIT 100)", sql)
 		}), sql)
-		app.warned()
+		app.takeWarnings()
 	}
 }
 
-// TestHost_jobsThatLive checks jobs that run or wait while an operator's open transaction acts on
+// TestHost_LiveJobsEndDespiteOpenTransactions checks jobs that run or wait while an operator's open transaction acts on
 // their entries. The end of a job does not wait for it, and River's scheduler, which waits for
 // locked jobs, finds none of them locked.
-func TestHost_jobsThatLive(t *testing.T) {
+func TestHost_LiveJobsEndDespiteOpenTransactions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	app := h.application()
 	for _, state := range []string{"running", "retryable", "available"} {
-		for _, does := range []string{"dlq.replay", "dlq.resolve", "dlq.discard"} {
+		for _, function := range []string{"dlq.replay", "dlq.resolve", "dlq.discard"} {
 			d := h.fail(app)
 			id := h.strings("SELECT id::text FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.parked)[0]
-			h.exec(h.dlqd, "SELECT dlq.set_capture('off')") // dlqd does not learn that the job lives
+			h.exec(h.dlqd, "SELECT dlq.set_capture('off')") // dlqd does not learn that the job is live
 			h.exec(app, "UPDATE river_job SET state = $2, finalized_at = NULL, scheduled_at = now() - interval '1 minute' WHERE id = $1", d.parked, state)
 			h.exec(h.dlqd, "SELECT dlq.set_capture('on')")
-			sql := "SELECT " + does + "('" + id + "')"
+			sql := "SELECT " + function + "('" + id + "')"
 			require.True(t, h.while(sql, func() {
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
@@ -148,14 +148,14 @@ func TestHost_jobsThatLive(t *testing.T) {
 				_, err = app.Exec(ctx, "UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", d.parked)
 				require.NoError(t, err, "River's completer, while %s of a job that is %s", sql, state)
 			}), sql)
-			app.warned()
+			app.takeWarnings()
 		}
 	}
 }
 
-// TestHost_jobsThatDLQDHolds checks that dlqd, while it waits for a table of its own, does not lock
+// TestHost_JobsCanBeRetriedWhileDLQDWaits checks that dlqd, while it waits for a table of its own, does not lock
 // jobs of the application for long: they can be retried.
-func TestHost_jobsThatDLQDHolds(t *testing.T) {
+func TestHost_JobsCanBeRetriedWhileDLQDWaits(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	app := h.application()

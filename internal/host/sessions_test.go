@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_settings checks that failures are captured under any setting of the application's
+// TestHost_CapturesUnderAnySetting checks that failures are captured under any setting of the application's
 // session.
-func TestHost_settings(t *testing.T) {
+func TestHost_CapturesUnderAnySetting(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.exec(h.admin, `CREATE SCHEMA hostile; GRANT ALL ON SCHEMA hostile TO PUBLIC`)
@@ -71,18 +71,18 @@ func TestHost_settings(t *testing.T) {
 					execute("UPDATE public.river_job SET state = 'completed', finalized_at = pg_catalog.now() WHERE id OPERATOR(pg_catalog.=) $1", id)
 				}
 			}
-			require.Empty(t, app.warned(), setting)
+			require.Empty(t, app.takeWarnings(), setting)
 		} else {
-			require.Empty(t, app.does(batches[i], setting), setting)
+			require.Empty(t, app.run(batches[i], setting), setting)
 		}
 		require.True(t, h.captured(batches[i]), setting)
 		app.Close()
 	}
 }
 
-// TestHost_transactions checks that capture's rows commit, are prepared and roll back with the
+// TestHost_CapturesInAnyTransaction checks that capture's rows commit, are prepared and roll back with the
 // application's transaction.
-func TestHost_transactions(t *testing.T) {
+func TestHost_CapturesInAnyTransaction(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
@@ -123,16 +123,16 @@ func TestHost_transactions(t *testing.T) {
 		}, "COMMIT")
 		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", batches[3].list()))
 		require.True(t, h.captured(batches[4]))
-		require.Empty(t, app.warned())
+		require.Empty(t, app.takeWarnings())
 
 		in(func(tx pgx.Tx) { ends(tx, batches[3]) }, "ROLLBACK")
 		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", batches[3].list()))
 	}
 }
 
-// TestHost_serializable checks that capture's reads cause no conflict between two unrelated
+// TestHost_CausesNoSerializationFailure checks that capture's reads cause no conflict between two unrelated
 // SERIALIZABLE transactions.
-func TestHost_serializable(t *testing.T) {
+func TestHost_CausesNoSerializationFailure(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	batches := h.prepare(1000) // far apart in River's index
@@ -154,9 +154,9 @@ func TestHost_serializable(t *testing.T) {
 	}
 }
 
-// TestHost_time checks that capture stops at its limit and at half of the session's
+// TestHost_LimitsTheTimeOfCapture checks that capture stops at its limit and at half of the session's
 // statement_timeout. The reconciler finds the rest.
-func TestHost_time(t *testing.T) {
+func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	left := func(app *application, n, bytes int) int {
@@ -170,13 +170,13 @@ func TestHost_time(t *testing.T) {
 	app := h.application()
 	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 min')")
 	require.Zero(t, left(app, 40, 1<<20), "payloads of 1 MB")
-	require.Empty(t, app.warned())
+	require.Empty(t, app.takeWarnings())
 	h.exec(h.admin, "SELECT dlq.set_capture('on', '5 ms')")
 	require.NotZero(t, left(app, 40, 1<<20))
-	require.Len(t, app.warned(), 1)
+	require.Len(t, app.takeWarnings(), 1)
 	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 ms')")
 	require.NotZero(t, left(app, 2000, 1))
-	require.Len(t, app.warned(), 1)
+	require.Len(t, app.takeWarnings(), 1)
 
 	// Half of the session's statement_timeout applies if it is less. A setting of the transaction has
 	// the start of the statement and the time until which capture may work on it.
@@ -194,16 +194,16 @@ func TestHost_time(t *testing.T) {
 
 	// A single job that is too large.
 	require.Equal(t, 1, left(app, 1, 12<<20))
-	require.Contains(t, app.warned()[0], "too large")
+	require.Contains(t, app.takeWarnings()[0], "too large")
 	// Its stored size is small because it is compressed; reading it would not be.
 	h.exec(app, `INSERT INTO river_job (kind, args, max_attempts, state, errors) VALUES ('log', '{}', 1, 'running', ARRAY[jsonb_build_object('attempt', 1, 'error', repeat('x y', 5000000))])`)
 	require.Less(t, h.count("SELECT pg_column_size(errors) FROM river_job WHERE kind = 'log'"), 1<<20)
 	h.exec(app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'log'")
-	require.Contains(t, app.warned()[0], "too large")
+	require.Contains(t, app.takeWarnings()[0], "too large")
 	require.Zero(t, left(app, 1, 1<<20), "in this statement alone")
 	h.exec(h.admin, "SELECT dlq.set_capture('strict')")
 	require.Zero(t, left(app, 1, 12<<20))
-	require.Empty(t, app.warned())
+	require.Empty(t, app.takeWarnings())
 
 	// One statement of the application may run the trigger's function many times.
 	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 min')")
@@ -216,5 +216,5 @@ func TestHost_time(t *testing.T) {
 		END;
 	END LOOP; END $$`)
 	require.Equal(t, 200, h.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE kind = 'loop'"))
-	require.Empty(t, app.warned())
+	require.Empty(t, app.takeWarnings())
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_trial runs the application while everything around it is switched, locked, restored and
+// TestHost_SurvivesRandomFaults runs the application while everything around it is switched, locked, restored and
 // purged at random. Afterwards there is exactly one dead letter for each failure. DLQD_TRIAL is the
 // duration ("10m"; default 5 s). DLQD_TRIAL_SEED repeats the choices of an earlier run, though not
 // its timing.
-func TestHost_trial(t *testing.T) {
+func TestHost_SurvivesRandomFaults(t *testing.T) {
 	t.Parallel()
 	length := 5 * time.Second
 	if set, err := time.ParseDuration(os.Getenv("DLQD_TRIAL")); err == nil {
@@ -31,12 +31,12 @@ func TestHost_trial(t *testing.T) {
 	}
 	t.Logf("DLQD_TRIAL_SEED=%d", seed)
 	h := newHost(t)
-	// failures records all failures, because jobs are retried, restored and purged. taken says whether
+	// failures records all failures, because jobs are retried, restored and purged. captured says whether
 	// capture recorded the failure: then it ends up in an entry, even if the job is deleted.
-	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz, attempt integer, taken boolean);
+	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz, attempt integer, captured boolean);
 		CREATE FUNCTION record_failure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 		BEGIN
-			IF dlq.is_failure(to_jsonb(NEW), to_jsonb(OLD)) THEN -- (what a redelivery fails with is in its entry's replay_attempts, or a note)
+			IF dlq.is_failure(to_jsonb(NEW), to_jsonb(OLD)) THEN -- (the error of a redelivery is in its entry's replay_attempts, or a note)
 				INSERT INTO public.failures VALUES (NEW.id, NEW.created_at, NEW.finalized_at, NEW.attempt,
 					NOT EXISTS (SELECT FROM dlq.entry_jobs k JOIN dlq.dead_letter_queue e ON e.id = k.entry_id WHERE k.job_id = NEW.id AND k.job_created_at = NEW.created_at AND e.river_job_id <> NEW.id)
 					AND (EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.entry_id(NEW.id, NEW.finalized_at))
@@ -74,37 +74,37 @@ func TestHost_trial(t *testing.T) {
 		actor(n, func(random *rand.Rand) {
 			restoring.RLock()
 			defer restoring.RUnlock()
-			mine := fmt.Sprintf("app%d", n)
-			must("INSERT INTO river_job (kind, args, max_attempts, state, metadata) SELECT $1, '{}', 3, 'running', CASE WHEN i % 5 = 0 THEN '{\"dlq:entry_id\": \"0198aaaa-0000-7000-8000-000000000000\"}' ELSE '{}' END::jsonb FROM generate_series(1, $2::integer) i", mine, 1+random.IntN(20))
+			kind := fmt.Sprintf("app%d", n)
+			must("INSERT INTO river_job (kind, args, max_attempts, state, metadata) SELECT $1, '{}', 3, 'running', CASE WHEN i % 5 = 0 THEN '{\"dlq:entry_id\": \"0198aaaa-0000-7000-8000-000000000000\"}' ELSE '{}' END::jsonb FROM generate_series(1, $2::integer) i", kind, 1+random.IntN(20))
 			end := "UPDATE river_job SET state = CASE (id + attempt) % 4 WHEN 0 THEN 'completed' WHEN 1 THEN 'cancelled' ELSE 'discarded' END::river_job_state, finalized_at = clock_timestamp(), attempt = attempt + 1, errors = errors || jsonb_build_object('error', 'x', 'at', clock_timestamp(), 'attempt', attempt + 1) WHERE kind = $1 AND state IN ('running', 'available')"
 			must("BEGIN")
 			switch random.IntN(8) {
 			case 0:
 				must("SAVEPOINT s")
-				must(end, mine)
+				must(end, kind)
 				must("ROLLBACK TO s")
-				must(end, mine)
+				must(end, kind)
 				must("COMMIT")
 			case 1:
 				prepared++
-				must(end, mine)
+				must(end, kind)
 				id := fmt.Sprintf("'%s_%d_%d'", h.DLQDRole, n, prepared)
 				must("PREPARE TRANSACTION " + id)
 				time.Sleep(time.Duration(random.IntN(200)) * time.Millisecond)
 				must("COMMIT PREPARED " + id)
 			case 2:
-				must(end, mine)
+				must(end, kind)
 				must("ROLLBACK")
 			case 3: // as River UI does: JobRetry and JobDelete
 				must("COMMIT")
 				must(`UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), metadata = metadata - 'cancel_attempted_at',
 						max_attempts = CASE WHEN attempt = max_attempts THEN max_attempts + 1 ELSE max_attempts END
-					WHERE id IN (SELECT id FROM river_job WHERE kind = $1 AND state IN ('discarded', 'cancelled') ORDER BY random() LIMIT 8 FOR UPDATE SKIP LOCKED)`, mine)
+					WHERE id IN (SELECT id FROM river_job WHERE kind = $1 AND state IN ('discarded', 'cancelled') ORDER BY random() LIMIT 8 FOR UPDATE SKIP LOCKED)`, kind)
 				if random.IntN(4) == 0 {
-					must("DELETE FROM river_job WHERE id IN (SELECT id FROM river_job WHERE kind = $1 AND state <> 'running' ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED)", mine)
+					must("DELETE FROM river_job WHERE id IN (SELECT id FROM river_job WHERE kind = $1 AND state <> 'running' ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED)", kind)
 				}
 			default:
-				must(end, mine)
+				must(end, kind)
 				must("COMMIT")
 			}
 		})
@@ -249,11 +249,11 @@ func TestHost_trial(t *testing.T) {
 	t.Logf("at the end: %d open, %d jobs, %d remembered, %d entry_jobs", h.count("SELECT count(*) FROM dlq.dead_letter_open"), h.count("SELECT count(*) FROM river_job"), h.count("SELECT count(*) FROM dlq.retired_jobs"), h.count("SELECT count(*) FROM dlq.entry_jobs"))
 	h.reconcile()
 	settle()
-	t.Logf("%d failures, %d of them captured; %d jobs failed; %d entries, %d of them by the reconciler, %d without a payload; %d moves by people, %d redeliveries", h.count("SELECT count(*) FROM failures"), h.count("SELECT count(*) FROM failures WHERE taken"),
+	t.Logf("%d failures, %d of them captured; %d jobs failed; %d entries, %d of them by the reconciler, %d without a payload; %d moves by operators, %d redeliveries", h.count("SELECT count(*) FROM failures"), h.count("SELECT count(*) FROM failures WHERE captured"),
 		h.count("SELECT count(*) FROM river_job j WHERE dlq.is_failure(to_jsonb(j))"), h.count("SELECT count(*) FROM dlq.dead_letter_queue"), h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"), h.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{"erased": true}'`),
 		h.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE origin IS NOT NULL"), h.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND from_status <> to_status"))
-	h.exact()
-	h.takenOnce()
+	h.requireExact()
+	h.requireFiledOnce()
 	require.Empty(t, h.strings(`SELECT e.captured_by || ' ' || e.id || ' ' || e.river_job_id || ' ' || e.status FROM dlq.dead_letter_queue e
 		WHERE NOT EXISTS (SELECT FROM failures f WHERE f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at AND dlq.entry_id(f.job_id, f.at) = e.id)`), "dead letters without a failure")
 
@@ -264,25 +264,25 @@ func TestHost_trial(t *testing.T) {
 	require.Equal(t, before, h.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// takenOnce compares the audit trail, which outlives entries and jobs, with table failures. Each
+// requireFiledOnce compares the audit trail, which outlives entries and jobs, with table failures. Each
 // failure that capture recorded is in exactly one entry. An entry that was closed by an operator is
 // not redelivered before an operator or a newer failure reopens it.
-func (h *host) takenOnce() {
+func (h *host) requireFiledOnce() {
 	h.Helper()
-	h.exec(h.admin, `CREATE TABLE taken AS
+	h.exec(h.admin, `CREATE TABLE filed AS
 		SELECT t.entry_id, t.river_job_id AS job_id, t.failed_at AS at FROM dlq.dead_letter_transitions t WHERE t.failed_at IS NOT NULL
 		UNION SELECT r.entry_id, r.job_id, f.at FROM dlq.retired_jobs r JOIN failures f ON f.job_id = r.job_id AND f.job_created_at = r.job_created_at AND dlq.entry_id(f.job_id, f.at) = r.failure;
-		CREATE INDEX ON taken (job_id, at)`)
+		CREATE INDEX ON filed (job_id, at)`)
 	require.Empty(h, h.strings(`SELECT f.job_id || ' ' || f.at || ' ' || f.attempt || ': ' || coalesce((SELECT string_agg(concat_ws(' ', t.at, t.entry_id, t.to_status, t.actor, t.reason), '; ' ORDER BY t.at)
 			FROM dlq.dead_letter_transitions t WHERE t.river_job_id = f.job_id), '') || coalesce((SELECT ' now ' || to_jsonb(j)::text FROM river_job j WHERE j.id = f.job_id), ' gone')
-		FROM failures f WHERE f.taken AND NOT EXISTS (SELECT FROM taken t WHERE t.job_id = f.job_id AND t.at = f.at)`), "captured, and in no entry")
-	require.Empty(h, h.strings(`SELECT t.job_id || ' ' || t.at || ': ' || string_agg(t.entry_id::text, ' ') FROM taken t JOIN failures f ON f.job_id = t.job_id AND f.at = t.at
-		GROUP BY t.job_id, t.at HAVING count(DISTINCT t.entry_id) > 1`), "in two entries")
+		FROM failures f WHERE f.captured AND NOT EXISTS (SELECT FROM filed t WHERE t.job_id = f.job_id AND t.at = f.at)`), "captured failures that are in no entry")
+	require.Empty(h, h.strings(`SELECT t.job_id || ' ' || t.at || ': ' || string_agg(t.entry_id::text, ' ') FROM filed t JOIN failures f ON f.job_id = t.job_id AND f.at = t.at
+		GROUP BY t.job_id, t.at HAVING count(DISTINCT t.entry_id) > 1`), "failures that are in two entries")
 	require.Empty(h, h.strings(`SELECT t.entry_id || ' ' || t.failed_at || ': ' || count(*) FROM dlq.dead_letter_transitions t WHERE t.failed_at IS NOT NULL
-		GROUP BY t.entry_id, t.failed_at HAVING count(*) > 1`), "counted twice by its entry")
+		GROUP BY t.entry_id, t.failed_at HAVING count(*) > 1`), "failures that an entry counts twice")
 	require.Empty(h, h.strings(`SELECT s.entry_id || ' ' || s.at FROM dlq.dead_letter_transitions s
 		JOIN LATERAL (SELECT c.at FROM dlq.dead_letter_transitions c WHERE c.entry_id = s.entry_id AND c.at < s.at AND c.to_status IN ('dlq_resolved', 'dlq_archived') AND c.from_status <> c.to_status AND c.origin IS NOT NULL
 		              ORDER BY c.at DESC LIMIT 1) closed ON true
 		WHERE s.to_status = 'dlq_processing' AND s.from_status <> s.to_status AND s.actor = 'worker:1'
-		  AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions a WHERE a.entry_id = s.entry_id AND a.at >= closed.at AND a.at <= s.at AND a.origin IS NOT NULL AND a.from_status IN ('dlq_resolved', 'dlq_archived'))`), "redelivered after a person had closed it")
+		  AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions a WHERE a.entry_id = s.entry_id AND a.at >= closed.at AND a.at <= s.at AND a.origin IS NOT NULL AND a.from_status IN ('dlq_resolved', 'dlq_archived'))`), "entries redelivered after an operator closed them")
 }

@@ -10,11 +10,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_partitions removes or detaches partitions, or gives them unexpected rows.
-func TestHost_partitions(t *testing.T) {
+// TestHost_SurvivesPartitionChanges removes or detaches partitions, or gives them unexpected rows.
+func TestHost_SurvivesPartitionChanges(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	h.changes(append(h.strings(`
+	h.tryChanges(append(h.strings(`
 		SELECT format(f, i.inhparent::regclass, c.oid::regclass) FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid,
 			unnest(ARRAY['ALTER TABLE %s DETACH PARTITION %s', 'DROP TABLE %2$s CASCADE']) f
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p')`),
@@ -29,9 +29,9 @@ func TestHost_partitions(t *testing.T) {
 	))
 }
 
-// TestHost_rights changes privileges and row level security of dlqd's role and the application's,
+// TestHost_SurvivesChangedRights changes privileges and row level security of dlqd's role and the application's,
 // on both schemas.
-func TestHost_rights(t *testing.T) {
+func TestHost_SurvivesChangedRights(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.exec(h.admin, "CREATE TABLE secrets (id bigint)")
@@ -39,7 +39,7 @@ func TestHost_rights(t *testing.T) {
 	var database string
 	require.NoError(t, h.admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
 	own := fmt.Sprintf("CREATE POLICY own ON river_job TO %s USING (true) WITH CHECK (true); ", app)
-	h.changes([]string{
+	h.tryChanges([]string{
 		"REVOKE ALL ON river_job FROM " + dlqd, "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM " + dlqd + ", PUBLIC", "REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
 		"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA dlq FROM " + dlqd + ", PUBLIC", "REVOKE ALL ON ALL SEQUENCES IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
 		"REVOKE ALL ON SCHEMA dlq FROM " + dlqd + ", PUBLIC", "REVOKE CONNECT, TEMP ON DATABASE " + database + " FROM " + dlqd + ", PUBLIC",
@@ -53,9 +53,9 @@ func TestHost_rights(t *testing.T) {
 	})
 }
 
-// TestHost_timeouts sets timeouts in the application's session while another session locks the
+// TestHost_SurvivesShortTimeouts sets timeouts in the application's session while another session locks the
 // tables that capture needs.
-func TestHost_timeouts(t *testing.T) {
+func TestHost_SurvivesShortTimeouts(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	settings := []string{"lock_timeout = '1ms'", "statement_timeout = '2s'", "idle_in_transaction_session_timeout = '2s'", "deadlock_timeout = '1ms'"}
@@ -65,26 +65,26 @@ func TestHost_timeouts(t *testing.T) {
 			h.exec(h.admin, "GRANT SET ON PARAMETER deadlock_timeout TO PUBLIC")
 		}
 		app := h.application(setting)
-		require.Empty(t, app.does(batches[2*i], setting))
+		require.Empty(t, app.run(batches[2*i], setting))
 		require.True(t, h.captured(batches[2*i]), setting)
 		require.True(t, h.while("LOCK TABLE dlq.dead_letter_queue, dlq.entry_jobs, dlq.job_facts IN ACCESS EXCLUSIVE MODE", func() {
-			require.NotEmpty(t, app.does(batches[2*i+1], setting+" while all is locked"))
+			require.NotEmpty(t, app.run(batches[2*i+1], setting+" while the tables are locked"))
 			tx, err := app.Begin(t.Context())
 			require.NoError(t, err)
 			river := riverpgxv5.New(nil).UnwrapExecutor(tx)
-			require.NoError(t, complete(t.Context(), river, batches[2*i+1]), "again, in a transaction that goes on")
+			require.NoError(t, complete(t.Context(), river, batches[2*i+1]), "again, in a transaction that continues")
 			h.exec(tx, "SELECT 1")
 			require.NoError(t, tx.Commit(t.Context()))
-			app.warned()
+			app.takeWarnings()
 		}))
 	}
 	h.reconcile()
-	h.exact()
+	h.requireExact()
 }
 
-// TestHost_EachStatementOfATransactionCapturesAnew checks that a skip in one statement of a
+// TestHost_CapturesEachStatementOnItsOwn checks that a skip in one statement of a
 // transaction does not affect the next one.
-func TestHost_EachStatementOfATransactionCapturesAnew(t *testing.T) {
+func TestHost_CapturesEachStatementOnItsOwn(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	batches := h.prepare(3)
@@ -98,21 +98,21 @@ func TestHost_EachStatementOfATransactionCapturesAnew(t *testing.T) {
 		require.NoError(t, retry(t.Context(), river, j))
 	}
 	require.True(t, h.while("LOCK TABLE dlq.dead_letter_inbox, dlq.job_facts IN ACCESS EXCLUSIVE MODE", func() { ends(batches[0]) }))
-	require.Len(t, app.warned(), 2)
+	require.Len(t, app.takeWarnings(), 2)
 	ends(batches[1])
 	ends(batches[2])
-	require.Empty(t, app.warned())
+	require.Empty(t, app.takeWarnings())
 	require.NoError(t, tx.Commit(t.Context()))
 	require.False(t, h.captured(batches[0]))
 	require.True(t, h.captured(batches[1]))
 	require.True(t, h.captured(batches[2]))
 	h.reconcile()
-	h.exact()
+	h.requireExact()
 }
 
-// TestHost_preparedWhileReconciling checks that the reconciler does not wait for a prepared
+// TestHost_ReconcilesBesidePreparedTransactions checks that the reconciler does not wait for a prepared
 // transaction with failures, and that each failure is filed once after its commit.
-func TestHost_preparedWhileReconciling(t *testing.T) {
+func TestHost_ReconcilesBesidePreparedTransactions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	batches := h.prepare(3)
@@ -135,7 +135,7 @@ func TestHost_preparedWhileReconciling(t *testing.T) {
 	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_2'", h.DLQDRole))
 	h.reconcile()
 	require.Equal(t, 9, h.count(entries))
-	h.exact()
+	h.requireExact()
 }
 
 const (
@@ -145,11 +145,11 @@ const (
 	refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$; "
 )
 
-// TestHost_constraints adds constraints, triggers and rules that reject capture's rows.
-func TestHost_constraints(t *testing.T) {
+// TestHost_SurvivesConstraintsAndTriggers adds constraints, triggers and rules that reject capture's rows.
+func TestHost_SurvivesConstraintsAndTriggers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	h.changes([]string{
+	h.tryChanges([]string{
 		alterInbox + "ADD CONSTRAINT refused CHECK (river_job_id < 0) NOT VALID", alterRoot + "ADD CONSTRAINT refused CHECK (river_job_id < 0) NOT VALID",
 		empty + alterRoot + "ADD COLUMN refused text; " + alterInbox + "ALTER COLUMN refused SET NOT NULL", empty + "ALTER TABLE dlq.job_facts ADD COLUMN refused text NOT NULL", "ALTER TABLE dlq.job_facts ADD CONSTRAINT refused CHECK (job_id < 0) NOT VALID",
 		refuse + "CREATE TRIGGER refused BEFORE INSERT ON dlq.dead_letter_inbox FOR EACH ROW EXECUTE FUNCTION refuse()",
@@ -161,9 +161,9 @@ func TestHost_constraints(t *testing.T) {
 	})
 }
 
-// TestHost_uncaught covers what docs/host.md lists as not caught: the application's statement fails
-// with that error until capture is switched off.
-func TestHost_uncaught(t *testing.T) {
+// TestHost_UncaughtErrorsEndWithCaptureOff covers the errors that docs/host.md lists as not caught: the
+// application's statement fails with that error until capture is switched off.
+func TestHost_UncaughtErrorsEndWithCaptureOff(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	app := h.application()
@@ -174,10 +174,10 @@ func TestHost_uncaught(t *testing.T) {
 	require.ErrorContains(t, err, "refused")
 	h.exec(h.dlqd, "SELECT dlq.set_capture('off')")
 	h.exec(app, fail)
-	require.Empty(t, app.warned())
+	require.Empty(t, app.takeWarnings())
 	h.exec(h.dlqd, "SELECT dlq.set_capture('on')")
 	h.exec(h.admin, alterInbox+"DROP CONSTRAINT refused")
 	h.reconcile()
-	h.exact()
+	h.requireExact()
 	require.Equal(t, 5, h.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }

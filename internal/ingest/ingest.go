@@ -413,7 +413,7 @@ func (i *Ingester) checkWorked(ctx context.Context, rules *policy.Policy, queue 
 	if i.config.Worked == nil {
 		return nil
 	}
-	work, worked, err := i.config.Worked.Of(ctx, queue)
+	work, worked, err := i.config.Worked.Lookup(ctx, queue)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

@@ -136,7 +136,7 @@ func (s *Sampler) Once(ctx context.Context) error {
 		return s.sample(ctx, tx, began)
 	})
 	if s.err = err; err != nil && !began.IsZero() && !errors.Is(err, errAnother) {
-		s.rest.Times, s.rest.Most = restTimes, maxRest
+		s.rest.Multiple, s.rest.Max = restTimes, maxRest
 		s.until = time.Now().Add(s.rest.After(time.Since(began)))
 	}
 	return err

@@ -19,7 +19,7 @@ import (
 const (
 	// Interval is how often a process registers that it is alive.
 	Interval = 5 * time.Second
-	// LiveFor is how long a silent process counts as live, so that several rounds may fail.
+	// LiveFor is how long a silent process counts as live, so that several heartbeats may fail.
 	LiveFor = time.Minute
 	// awayFor is how long a stopped or dead process is expected back: a restart, a deploy.
 	awayFor = 15 * time.Minute
@@ -32,7 +32,7 @@ type Config struct {
 	DB      postgres.DB // with schema names rendered into statements
 	Name    string      // host and process id
 	Version string      // of the program
-	Parts   []string    // of dlqd, that it runs
+	Parts   []string    // parts of dlqd that the process runs
 	// Queues returns the queues that the process delivers messages of at the moment. A nil Queues
 	// means none.
 	Queues func() []string
@@ -44,8 +44,8 @@ type Process struct {
 	config Config
 	id     uuid.UUID
 
-	mu    sync.Mutex // guards the rest
-	beats beats
+	mu         sync.Mutex // guards the rest
+	heartbeats heartbeats
 }
 
 // New returns a process that is not registered yet.
@@ -58,7 +58,8 @@ func (p *Process) ID() uuid.UUID { return p.id }
 // process's queues change.
 func (p *Process) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "presence", Interval: Interval, Timeout: Interval, Once: background.Each(p.Once), Failing: "other processes are not told that this one is there",
+		Name: "presence", Interval: Interval, Timeout: Interval, Once: background.Each(p.Once),
+		Failing: "registering this process failed",
 	})
 }
 
@@ -73,11 +74,11 @@ func (p *Process) Once(ctx context.Context) error {
 		ID: p.id, Name: p.config.Name, Version: p.config.Version, Parts: p.config.Parts, Queues: queues, ForgetAfter: forgetAfter,
 	})
 	if err != nil {
-		return fmt.Errorf("processes: %w", err)
+		return fmt.Errorf("register process %s: %w", p.id, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.beats.add(began, seenAt)
+	p.heartbeats.record(began, seenAt)
 	return nil
 }
 
@@ -87,7 +88,7 @@ func (p *Process) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Interval)
 	defer cancel()
 	if err := dbsqlc.New(p.config.DB).StopProcess(ctx, p.id); err != nil {
-		return fmt.Errorf("processes: %w", err)
+		return fmt.Errorf("record that process %s works no queue: %w", p.id, err)
 	}
 	return nil
 }

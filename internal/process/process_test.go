@@ -20,11 +20,11 @@ func TestMain(m *testing.M) { postgrestest.Main(m) }
 type counted struct {
 	*pgxpool.Pool
 
-	questions atomic.Int64
+	queries atomic.Int64
 }
 
 func (c *counted) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	c.questions.Add(1)
+	c.queries.Add(1)
 	return c.Pool.Query(ctx, sql, args...)
 }
 
@@ -57,56 +57,56 @@ func (b *bundle) exec(sql string) {
 	require.NoError(b, err)
 }
 
-func (b *bundle) of(queue string) (process.Work, []string) {
+func (b *bundle) lookup(queue string) (process.Work, []string) {
 	b.Helper()
-	work, worked, err := b.queues.Of(b.Context(), queue)
+	work, worked, err := b.queues.Lookup(b.Context(), queue)
 	require.NoError(b, err)
 	return work, worked
 }
 
-func TestQueues(t *testing.T) {
+func TestQueues_LookupFollowsProcesses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	work, worked := b.of("mail")
+	work, worked := b.lookup("mail")
 	require.Equal(t, process.Unworked, work)
 	require.Empty(t, worked)
 
 	first := b.start("mail", "push")
 	b.start("billing")
-	work, _ = b.of("mail")
-	require.Equal(t, process.Worked, work, "it is asked again before a queue is called unworked")
-	work, worked = b.of("other")
+	work, _ = b.lookup("mail")
+	require.Equal(t, process.Worked, work, "the database is queried again before a queue counts as unworked")
+	work, worked = b.lookup("other")
 	require.Equal(t, process.Unworked, work)
 	require.Equal(t, []string{"billing", "mail", "push"}, worked)
 
 	require.NoError(t, first.Stop(t.Context()))
-	require.NoError(t, first.Once(t.Context()), "a round that was under way does not bring it back")
+	require.NoError(t, first.Once(t.Context()), "a late heartbeat does not undo the stop")
 	b.queues = process.NewQueues(b.rendered)
-	work, worked = b.of("mail")
+	work, worked = b.lookup("mail")
 	require.Equal(t, process.Away, work)
 	require.Equal(t, []string{"billing"}, worked)
 
 	b.exec("UPDATE dlq.processes SET seen_at = now() - interval '2 minutes' WHERE 'billing' = ANY (queues)")
 	b.queues = process.NewQueues(b.rendered)
-	work, worked = b.of("billing")
-	require.Equal(t, process.Away, work, "it died")
+	work, worked = b.lookup("billing")
+	require.Equal(t, process.Away, work, "its process died")
 	require.Empty(t, worked)
 
 	b.exec("UPDATE dlq.processes SET seen_at = now() - interval '20 minutes'")
-	work, _ = b.of("mail")
-	require.Equal(t, process.Unworked, work, "nobody expects it back")
+	work, _ = b.lookup("mail")
+	require.Equal(t, process.Unworked, work, "too long ago to be a restart")
 
 	second := b.start("mail")
-	work, _ = b.of("mail")
+	work, _ = b.lookup("mail")
 	require.Equal(t, process.Worked, work)
 	b.exec("UPDATE dlq.processes SET seen_at = now() - interval '25 hours' WHERE stopped_at IS NOT NULL")
 	require.NoError(t, second.Once(t.Context()))
 	var n int
 	require.NoError(t, b.db.QueryRow(t.Context(), "SELECT count(*) FROM dlq.processes").Scan(&n))
-	require.Equal(t, 2, n, "those that are gone for a day are forgotten")
+	require.Equal(t, 2, n, "processes that ended a day ago are deleted")
 }
 
-func TestQueues_aQuestionIsSharedBySubmissions(t *testing.T) {
+func TestQueues_ConcurrentLookupsShareAQuery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.start("mail")
@@ -114,28 +114,28 @@ func TestQueues_aQuestionIsSharedBySubmissions(t *testing.T) {
 	answers := make(chan process.Work, calls)
 	for range calls {
 		go func() {
-			work, _, _ := b.queues.Of(context.Background(), "mail")
+			work, _, _ := b.queues.Lookup(context.Background(), "mail")
 			answers <- work
 		}()
 	}
 	for range calls {
 		require.Equal(t, process.Worked, <-answers)
 	}
-	require.Less(t, b.db.questions.Load(), int64(calls/2))
+	require.Less(t, b.db.queries.Load(), int64(calls/2))
 }
 
-func TestQueues_errors(t *testing.T) {
+func TestQueues_ErrorsAreNotCached(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec("ALTER TABLE dlq.processes RENAME TO elsewhere")
-	_, _, err := b.queues.Of(t.Context(), "mail")
-	require.ErrorContains(t, err, "which queues are worked")
+	_, _, err := b.queues.Lookup(t.Context(), "mail")
+	require.ErrorContains(t, err, `look up which process works queue "mail"`)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, _, err = b.queues.Of(ctx, "mail")
+	_, _, err = b.queues.Lookup(ctx, "mail")
 	require.Error(t, err)
 	b.exec("ALTER TABLE dlq.elsewhere RENAME TO processes")
 	b.start("mail")
-	work, _ := b.of("mail")
-	require.Equal(t, process.Worked, work, "an error is not remembered")
+	work, _ := b.lookup("mail")
+	require.Equal(t, process.Worked, work, "the error is not cached")
 }

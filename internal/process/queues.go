@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// lookInterval is the maximum age of an answer that a queue is worked. It bounds the queries
+	// maxAnswerAge is the maximum age of an answer that a queue is worked. It bounds the queries
 	// that submissions cause.
-	lookInterval = time.Second
-	// lookTimeout bounds one query, for which a submission waits.
-	lookTimeout = 2 * time.Second
+	maxAnswerAge = time.Second
+	// queryTimeout bounds one query, for which a submission waits.
+	queryTimeout = 2 * time.Second
 )
 
 // Work says whether a queue's messages are delivered.
@@ -33,33 +33,33 @@ const (
 // Queues knows which queues a database's dlqd processes work. While the queues that are asked for
 // are worked, it queries the database at most once a second.
 type Queues struct {
-	queries *dbsqlc.Queries
-	asking  chan struct{} // holds one element while a caller queries the database
-	latest  atomic.Pointer[answer]
+	queries  *dbsqlc.Queries
+	querying chan struct{} // holds one element while a caller queries the database
+	latest   atomic.Pointer[answer]
 }
 
 // answer is the result of one query.
 type answer struct {
-	asked time.Time
-	live  map[string]bool // by queue; false if its process is away
-	err   error
+	queriedAt time.Time
+	live      map[string]bool // by queue; false if its process is away
+	err       error
 }
 
 // NewQueues returns a Queues that queries db.
 func NewQueues(db postgres.DB) *Queues {
-	return &Queues{queries: dbsqlc.New(db), asking: make(chan struct{}, 1)}
+	return &Queues{queries: dbsqlc.New(db), querying: make(chan struct{}, 1)}
 }
 
-// Of returns whether a queue is worked and, if it is not, the queues that are. An answer older than
+// Lookup returns whether a queue is worked and, if it is not, the queues that are. An answer older than
 // the call does not make a queue away or unworked: a process may have started since.
-func (q *Queues) Of(ctx context.Context, queue string) (work Work, worked []string, err error) {
+func (q *Queues) Lookup(ctx context.Context, queue string) (work Work, worked []string, err error) {
 	arrived := time.Now()
-	if a := q.latest.Load(); a != nil && a.live[queue] && arrived.Sub(a.asked) < lookInterval {
+	if a := q.latest.Load(); a != nil && a.live[queue] && arrived.Sub(a.queriedAt) < maxAnswerAge {
 		return Worked, nil, nil
 	}
-	a, err := q.ask(ctx, arrived)
+	a, err := q.query(ctx, arrived)
 	if err != nil {
-		return "", nil, fmt.Errorf("which queues are worked: %w", err)
+		return "", nil, fmt.Errorf("look up which process works queue %q: %w", queue, err)
 	}
 	live, known := a.live[queue]
 	switch {
@@ -79,22 +79,22 @@ func (q *Queues) Of(ctx context.Context, queue string) (work Work, worked []stri
 	return work, worked, nil
 }
 
-// ask returns an answer that was queried after the given time. Callers that wait at the same time
+// query returns an answer that was queried after the given time. Callers that wait at the same time
 // share the answer, or its error.
-func (q *Queues) ask(ctx context.Context, after time.Time) (*answer, error) {
+func (q *Queues) query(ctx context.Context, after time.Time) (*answer, error) {
 	select {
-	case q.asking <- struct{}{}:
-		defer func() { <-q.asking }()
+	case q.querying <- struct{}{}:
+		defer func() { <-q.querying }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if a := q.latest.Load(); a != nil && a.asked.After(after) {
+	if a := q.latest.Load(); a != nil && a.queriedAt.After(after) {
 		return a, a.err
 	}
 	// Other callers share this query, so a client that hangs up must not cancel it.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), queryTimeout)
 	defer cancel()
-	a := &answer{asked: time.Now(), live: map[string]bool{}}
+	a := &answer{queriedAt: time.Now(), live: map[string]bool{}}
 	rows, err := q.queries.WorkedQueues(ctx, dbsqlc.WorkedQueuesParams{LiveFor: LiveFor, AwayFor: awayFor})
 	for _, row := range rows {
 		a.live[row.Queue] = row.Live
@@ -104,7 +104,7 @@ func (q *Queues) ask(ctx context.Context, after time.Time) (*answer, error) {
 	return a, err
 }
 
-// SharedQueues returns those of queues that River clients other than dlqd's work, too.
+// SharedQueues returns the given queues that River clients other than dlqd's also work.
 func SharedQueues(ctx context.Context, db postgres.DB, queues []string) ([]string, error) {
 	return dbsqlc.New(db).SharedQueues(ctx, queues)
 }

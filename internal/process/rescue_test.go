@@ -45,7 +45,7 @@ func (b *bundle) rescue(most int) (retried, ended int) {
 	return retried, ended
 }
 
-func TestRescue_PutsBackWhatADeadProcessRan(t *testing.T) {
+func TestRescue_PutsBackMessagesOfADeadProcess(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	dead, living := b.start("mail").ID().String(), b.start("mail").ID().String()
@@ -54,7 +54,7 @@ func TestRescue_PutsBackWhatADeadProcessRan(t *testing.T) {
 	cancelled := b.running("dlqd_message", 1, 3, `{"cancel_attempted_at": "2026-01-01T00:00:00Z"}`, dead)
 	others := []int64{b.running("send_email", 1, 3, "{}", dead), b.running("dlqd_message", 1, 3, "{}", dead, living), b.running("dlqd_message", 1, 3, "{}", "host_2026")}
 	retried, ended := b.rescue(100)
-	require.Zero(t, retried+ended, "all are there")
+	require.Zero(t, retried+ended, "all processes are alive")
 
 	b.exec("UPDATE dlq.processes SET seen_at = now() - interval '31 seconds' WHERE id = '" + dead + "'")
 	retried, ended = b.rescue(100)
@@ -72,16 +72,16 @@ func TestRescue_PutsBackWhatADeadProcessRan(t *testing.T) {
 	job = b.job(last)
 	require.Equal(t, rescued{State: "discarded", Errors: job.Errors, Finalized: true, Entries: 1}, job)
 	job = b.job(cancelled)
-	require.Equal(t, rescued{State: "cancelled", Errors: job.Errors, Finalized: true}, job, "an operator did that: no dead letter")
+	require.Equal(t, rescued{State: "cancelled", Errors: job.Errors, Finalized: true}, job, "cancelled by an operator: no dead letter")
 	for _, id := range others {
 		require.Equal(t, rescued{State: "running", Errors: "[]"}, b.job(id))
 	}
 	var counted int
 	require.NoError(t, b.db.QueryRow(t.Context(), "SELECT count(*) FROM river_job WHERE metadata ? 'river:rescue_count'").Scan(&counted))
-	require.Zero(t, counted, "that is of jobs that may have killed their worker")
+	require.Zero(t, counted, "River counts only rescues of jobs that may have killed their worker")
 }
 
-func TestRescue_InBatchesAndPastLocks(t *testing.T) {
+func TestRescue_WorksInBatchesAndSkipsLockedJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	dead := b.start("mail").ID().String()
@@ -105,7 +105,7 @@ func TestRescue_InBatchesAndPastLocks(t *testing.T) {
 }
 
 // River may keep a million ended jobs. Rescue does not read them by id, even with stale statistics.
-func TestRescue_ReadsOnlyWhatRuns(t *testing.T) {
+func TestRescue_ReadsOnlyRunningJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(`INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, attempted_by, finalized_at)
@@ -130,7 +130,7 @@ func TestRescue_ReadsOnlyWhatRuns(t *testing.T) {
 }
 
 // A stopping process may still run jobs, so it is seen until it has ended.
-func TestProcess_isSeenWhileItStops(t *testing.T) {
+func TestProcess_StaysRegisteredWhileItStops(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	p := b.start("mail")
@@ -141,6 +141,6 @@ func TestProcess_isSeenWhileItStops(t *testing.T) {
 	retried, _ := b.rescue(10)
 	require.Zero(t, retried)
 	require.Equal(t, "running", b.job(id).State)
-	work, _ := b.of("mail")
+	work, _ := b.lookup("mail")
 	require.Equal(t, process.Away, work)
 }

@@ -702,7 +702,7 @@ func TestKnown_BySurveyAndOrder(t *testing.T) {
 	b := setup(t)
 	says := func(unknown, undone int) {
 		t.Helper()
-		s, err := survey.Look(t.Context(), b.pool, postgres.DefaultSchemas())
+		s, err := survey.Run(t.Context(), b.pool, postgres.DefaultSchemas())
 		require.NoError(t, err)
 		require.Equal(t, unknown, s.Failures.Count)
 		require.Equal(t, undone, b.count("SELECT count(*) FROM river_job j WHERE dlq.is_undone(j.id, j.created_at)"))

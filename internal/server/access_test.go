@@ -36,7 +36,7 @@ func (b *bundle) as(token, method, path, body string) int {
 
 // The actor in the audit trail is the authenticated caller. A different name in the body is
 // recorded beside it.
-func TestAccess_actor(t *testing.T) {
+func TestAccess_ActorIsTheAuthenticatedCaller(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{
 		receiver: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) },
@@ -73,7 +73,7 @@ func TestAccess_actor(t *testing.T) {
 
 // dlqd does not listen without authentication where other machines can connect, unless Insecure is
 // set.
-func TestAccess_beyondTheMachine(t *testing.T) {
+func TestAccess_RefusesExposedAddressesWithoutAuthentication(t *testing.T) {
 	t.Parallel()
 	rules, err := policy.Default("http://127.0.0.1:9/")
 	require.NoError(t, err)
@@ -99,7 +99,7 @@ func TestAccess_beyondTheMachine(t *testing.T) {
 }
 
 // A process without the API serves only metrics and health, with authentication.
-func TestAccess_withoutAPI(t *testing.T) {
+func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 	t.Parallel()
 	source := policy.Source{Dir: policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"}), Destination: policytest.Destination}
 	rules, err := policy.Load(source)
@@ -113,7 +113,7 @@ func TestAccess_withoutAPI(t *testing.T) {
 		secrets[role], err = tokens.Create(t.Context(), &access.Token{Name: string(role), Role: role}, "anna")
 		require.NoError(t, err)
 	}
-	for _, asked := range []struct {
+	for _, test := range []struct {
 		role         access.Role
 		method, path string
 		want         int
@@ -133,7 +133,7 @@ func TestAccess_withoutAPI(t *testing.T) {
 		{"", "POST", "/api/login", 404},
 		{"", "GET", "/docs", 404},
 	} {
-		require.Equal(t, asked.want, b.as(secrets[asked.role], asked.method, asked.path, `{"level": "debug"}`), "%+v", asked)
+		require.Equal(t, test.want, b.as(secrets[test.role], test.method, test.path, `{"level": "debug"}`), "%+v", test)
 	}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/metrics", nil)
 	require.NoError(t, err)
@@ -150,7 +150,7 @@ func TestAccess_withoutAPI(t *testing.T) {
 
 // A reload of an access.yaml that lost a line gives no caller new access. A stream that follows a
 // run ends when its token is revoked.
-func TestAccess_reloads(t *testing.T) {
+func TestAccess_ReloadGrantsNothing(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
 	b := setup(t, options{config: func(c *server.Config) {
@@ -172,7 +172,7 @@ func TestAccess_reloads(t *testing.T) {
 		require.Equal(t, 200, b.as(secret, "GET", "/api/whoami", ""), text)
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "access.yaml"), []byte("# nothing"), 0o600))
-	require.ErrorContains(t, b.server.Reload(t.Context()), "gone, or empty")
+	require.ErrorContains(t, b.server.Reload(t.Context()), "missing or empty")
 
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", nil)
 	require.NoError(t, err)

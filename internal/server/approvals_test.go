@@ -88,7 +88,7 @@ func (b *scopeBundle) decide(token, id, verb, body string) int {
 	return status
 }
 
-func TestApprovals_secondPerson(t *testing.T) {
+func TestApprovals_RequireASecondPerson(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard", "purge"}, Queues: []string{"pay*"}, Above: 2}, policy.ApprovalRule{Operations: []string{"erase"}})
 	b.fail("payments", 3)
@@ -100,7 +100,8 @@ func TestApprovals_secondPerson(t *testing.T) {
 	status, out = b.as(kim, "POST", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["mail"]}, "dryRun": true}`)
 	require.Equal(t, http.StatusOK, status, out)
 	id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"kind": ["order.*"]}, "note": "ticket 7", "actor": "ann"}`)
-	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"), "nothing is done")
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"),
+		"nothing changes before the approval")
 	a := b.approval(lee, id)
 	require.EqualValues(t, 8, a.Entries)
 	require.JSONEq(t, `{"payments": 3, "mail": 5}`, string(a.ByQueue))
@@ -111,19 +112,19 @@ func TestApprovals_secondPerson(t *testing.T) {
 	// whom the requester acts for, the creator of the requester's token, or the holder of a token
 	// that the requester created. The approver needs the role, and all of the scope.
 	for name, token := range map[string]string{
-		"kim": kim, "another token of the same name": b.named("kim", access.Admin, "root"), "in capitals": b.named("KIM", access.Operator, "root"),
-		"for whom": b.named("ann", access.Operator, "root"), "the token's maker": b.named("root", access.Operator, "root"), "a token that kim made": b.named("x", access.Operator, "kim"),
+		"kim": kim, "another token with the same name": b.named("kim", access.Admin, "root"), "the name in capitals": b.named("KIM", access.Operator, "root"),
+		"the person acted for": b.named("ann", access.Operator, "root"), "the creator of the requester's token": b.named("root", access.Operator, "root"), "a token that the requester created": b.named("x", access.Operator, "kim"),
 		"a reader": b.named("reader", access.Reader, "root"),
 	} {
 		require.Equal(t, http.StatusForbidden, b.decide(token, id, "approve", `{"expect": 8}`), name)
 	}
-	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "approve", `{"expect": 8, "actor": "kim"}`), "on behalf of who asked")
+	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "approve", `{"expect": 8, "actor": "kim"}`), "on behalf of the requester")
 	limited := b.named("limited", access.Operator, "root", "payments")
 	require.Equal(t, http.StatusNotFound, b.decide(limited, id, "approve", `{"expect": 8}`))
 	_, list := b.as(limited, "GET", "/api/dlq/approvals", "")
 	require.NotContains(t, list, id)
 	require.Equal(t, http.StatusUnprocessableEntity, b.decide(lee, id, "approve", `{}`))
-	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "withdraw", ""), "only who asked")
+	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "withdraw", ""), "only the requester may withdraw")
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 7}`), "more than expected")
 
 	// An entry that arrives before the approval requires a new expect. Entries that arrive after it
@@ -151,7 +152,7 @@ func TestApprovals_secondPerson(t *testing.T) {
 
 	id = b.ask(boss, "/api/dlq/erasures", `{"filter": {"payload": {"n": 1}}, "note": "request 42"}`)
 	require.Equal(t, http.StatusOK, b.decide(boss, id, "withdraw", ""))
-	require.JSONEq(t, `{"erased": true}`, string(b.approval(boss, id).Request), "it names somebody")
+	require.JSONEq(t, `{"erased": true}`, string(b.approval(boss, id).Request), "the request contains personal data")
 	id = b.ask(boss, "/api/dlq/erasures", `{"filter": {"payload": {"n": 1}}, "note": "request 42"}`)
 	require.Equal(t, http.StatusOK, b.decide(other, id, "approve", `{"expect": 3}`))
 	a = b.awaitApproval(boss, id, "done")
@@ -165,7 +166,7 @@ func TestApprovals_secondPerson(t *testing.T) {
 
 // An approved operation touches the entries frozen at approval, except those that have moved since,
 // and no later ones.
-func TestApprovals_frozen(t *testing.T) {
+func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
 	b.fail("payments", 4)
@@ -196,7 +197,7 @@ func TestApprovals_frozen(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND actor = 'kim' AND origin LIKE '%, approved by lee'") == 3
 	}, time.Minute, 50*time.Millisecond)
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"), "what came later, and what is elsewhere")
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"), "the later entry, and the one outside the scope")
 
 	// The same for a single entry: edited, and unparked.
 	left := b.text("SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND queue = 'payments'")
@@ -209,7 +210,7 @@ func TestApprovals_frozen(t *testing.T) {
 }
 
 // An operation approved in time runs even after the request would have expired.
-func TestApprovals_ApprovedInTimeDoesNotExpire(t *testing.T) {
+func TestApprovals_DoNotExpireOnceApproved(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
 	b.fail("payments", 2)
@@ -229,7 +230,7 @@ func TestApprovals_ApprovedInTimeDoesNotExpire(t *testing.T) {
 	require.EqualValues(t, 2, *b.awaitApproval(lee, id, "done").Changed)
 }
 
-func TestApprovals_expiryAndRaces(t *testing.T) {
+func TestApprovals_ExpireAndAreDecidedOnce(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
 	b.fail("payments", 2)
@@ -281,7 +282,7 @@ func TestApprovals_expiryAndRaces(t *testing.T) {
 }
 
 // In SQL, approvals work the same way and cannot be bypassed.
-func TestApprovals_sql(t *testing.T) {
+func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay", "discard", "resolve", "purge", "erase"}, Queues: []string{"payments"}})
 	ctx := t.Context()
@@ -316,7 +317,7 @@ func TestApprovals_sql(t *testing.T) {
 	}
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
 	_, err = kim.Exec(ctx, "SELECT dlq.act_where('discard', '{\"queue\": \"mail\"}')")
-	require.NoError(t, err, "what needs nobody else")
+	require.NoError(t, err, "no approval needed")
 	for _, sql := range []string{"SELECT dlq.take_approval('1 hour')", "SELECT dlq.end_approval(gen_random_uuid(), 1)", "UPDATE dlq.approvals SET state = 'approved'", "INSERT INTO dlq.approval_entries VALUES (gen_random_uuid(), gen_random_uuid())"} {
 		_, err := kim.Exec(ctx, sql)
 		require.ErrorContains(t, err, "permission denied", sql)
@@ -336,8 +337,8 @@ func TestApprovals_sql(t *testing.T) {
 	require.NoError(t, kim.QueryRow(ctx, statement).Scan(&id), statement)
 	_, err = kim.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
 	require.ErrorContains(t, err, "second person")
-	_, err = kim.Exec(ctx, "SELECT dlq.approve($1, 2, p_actor => 'somebody')", id)
-	require.ErrorContains(t, err, "second person", "a name that one gives oneself is none")
+	_, err = kim.Exec(ctx, "SELECT dlq.approve($1, 2, p_actor => 'another')", id)
+	require.ErrorContains(t, err, "second person", "a claimed name does not count")
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 1)", id)
 	require.ErrorContains(t, err, "2 dead letters, more than the 1 expected")
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
@@ -361,7 +362,7 @@ func TestApprovals_sql(t *testing.T) {
 }
 
 // A large operation requires the expected number of entries.
-func TestExpect(t *testing.T) {
+func TestExpect_IsRequiredForLargeOperations(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Process, c.DLQWorkers, c.Policy.Access.ExpectAbove = false, false, 2 }})
 	for _, sql := range []string{
@@ -399,14 +400,14 @@ func TestExpect(t *testing.T) {
 		status, out, _ := b.call("POST", c.path, body)
 		require.Equal(t, c.status, status, "%s %s: %v", c.path, body, out)
 		if status == 422 {
-			require.EqualValues(t, 3, out["errors"].([]any)[0].(map[string]any)["value"], "the number that it would be")
+			require.EqualValues(t, 3, out["errors"].([]any)[0].(map[string]any)["value"], "the number of selected entries")
 		}
 	}
 }
 
 // Requests can contain personal data, as runs do. An erasure removes it from ended requests and
 // reports the others.
-func TestApprovals_erased(t *testing.T) {
+func TestApprovals_PersonalDataIsErased(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
 	b.fail("payments", 1)
@@ -417,7 +418,7 @@ func TestApprovals_erased(t *testing.T) {
 	other := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}}`)
 	status, out := b.as(boss, "POST", "/api/dlq/erasures", `{"filter": {"subscriberId": ["cus_81"]}, "note": "request 42"}`)
 	require.Equal(t, http.StatusOK, status, out)
-	require.Contains(t, out, `"underWay":1`, "it is erased again when that has ended")
+	require.Contains(t, out, `"underWay":1`, "open requests are erased after they end")
 	require.JSONEq(t, `{"erased": true}`, string(b.approval(kim, ended).Request))
 	require.Empty(t, b.approval(kim, ended).Decision)
 	require.Contains(t, string(b.approval(kim, open).Request), "payments")
@@ -426,7 +427,7 @@ func TestApprovals_erased(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 	require.Contains(t, out, `"underWay":0`)
 	require.Empty(t, b.approval(kim, open).Note)
-	require.Contains(t, string(b.approval(kim, other).Request), "payments", "it names nobody")
+	require.Contains(t, string(b.approval(kim, other).Request), "payments", "it contains no personal data")
 
 	// Requests are kept as long as the reports of runs.
 	_, err := b.pool.Exec(t.Context(), "INSERT INTO dlq.approval_entries SELECT $1, id FROM dlq.dead_letter_queue", ended)
@@ -441,7 +442,7 @@ func TestApprovals_erased(t *testing.T) {
 
 // If a process dies, another carries the operation out. While a process extends its claim, no other
 // begins.
-func TestApprovals_carriedOutOnce(t *testing.T) {
+func TestApprovals_RunOnce(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
 	b.fail("payments", 3)
@@ -475,7 +476,7 @@ func TestApprovals_carriedOutOnce(t *testing.T) {
 
 // If a process dies between two batches, another continues. It does not touch the finished entries
 // again, even if they have moved since.
-func TestApprovals_cutShort(t *testing.T) {
+func TestApprovals_ContinueAfterAProcessDies(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
 	b.fail("payments", 4)
@@ -504,7 +505,7 @@ func TestApprovals_cutShort(t *testing.T) {
 }
 
 // An approved replay resumes or discards checkpoints as its request asked: a run, and one entry.
-func TestApprovals_checkpoint(t *testing.T) {
+func TestApprovals_KeepTheRequestedCheckpoint(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
 	b.fail("payments", 3)
@@ -536,7 +537,7 @@ func TestApprovals_checkpoint(t *testing.T) {
 }
 
 // A rule for a queue holds for redeliveries into it from other queues.
-func TestApprovals_HoldForRedeliveriesIntoAQueue(t *testing.T) {
+func TestApprovals_ApplyToRedeliveriesIntoAQueue(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}, Queues: []string{"pay*"}, Above: 1})
 	b.fail("mail", 2)

@@ -11,14 +11,15 @@ import (
 // attachmentInterval is how often to check that dlqd is still attached to the database.
 const attachmentInterval = 2 * time.Second
 
-var errDetached = errors.New("dlqd was detached from this database: nothing is captured, and nothing is done; attach it again, or stop this process")
+var errDetached = errors.New("dlqd was detached from this database: it captures and processes nothing; " +
+	"run \"dlqd attach\", or stop this process")
 
-// attachment checks whether dlqd was detached from the database. While it is detached, all loops
+// attachmentLoop checks whether dlqd was detached from the database. While it is detached, all loops
 // are idle, no queue is worked, and requests get 503. Once it is attached again, everything
 // continues.
-func (s *Server) attachment() *background.Loop {
+func (s *Server) attachmentLoop() *background.Loop {
 	return background.New(background.Config{
-		Name: "attachment", Interval: attachmentInterval, WhenIdle: true, Failing: "whether dlqd is still attached is not known",
+		Name: "attachment", Interval: attachmentInterval, WhenIdle: true, Failing: "checking whether dlqd is attached failed",
 		Once: background.Each(func(ctx context.Context) error {
 			installed, err := s.migrator().Installed(ctx)
 			if err != nil {
@@ -27,7 +28,7 @@ func (s *Server) attachment() *background.Loop {
 			was := s.detached.Load()
 			// The tables may be new, without what was published at the start.
 			if installed && (was != nil || s.unpublished.Load()) {
-				s.protect(ctx)
+				s.publishPolicy(ctx)
 			}
 			switch {
 			case installed && was != nil:
@@ -35,7 +36,7 @@ func (s *Server) attachment() *background.Loop {
 					s.worker.PublishAgain()
 				}
 				s.detached.Store(nil)
-				s.logger.Info("dlqd is attached again, and goes on")
+				s.logger.Info("dlqd is attached again and continues")
 			case !installed && was == nil:
 				s.detached.Store(&errDetached)
 				s.logger.Warn("idle: " + errDetached.Error())

@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-func TestAnalytics(t *testing.T) {
+func TestAnalytics_AnswersEveryFigure(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	const n = 6
@@ -41,17 +41,17 @@ func TestAnalytics(t *testing.T) {
 		require.NoError(t, err)
 		require.WithinDuration(t, time.Now(), at, time.Hour)
 	}
-	for path, says := range map[string]string{
+	for path, want := range map[string]string{
 		"flow?over=x": "over must be a duration", "flow?over=0s": "over must be a duration", "flow?over=99d&step=minute": "for buckets of one minute", "heat-map?timezone=Mars": "timezone must be a name", "oldest?limit=0": "",
 		"flow?by=moon": "", "groups?colour=red": "",
 	} {
 		status, out, _ := b.call("GET", "/api/dlq/analytics/"+path, "")
 		require.Equal(t, http.StatusUnprocessableEntity, status, path)
-		require.Contains(t, out["detail"], says)
+		require.Contains(t, out["detail"], want)
 	}
 }
 
-func TestAudit(t *testing.T) {
+func TestAudit_FiltersMovesAndActs(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	for i := range 3 {
@@ -78,7 +78,7 @@ func TestAudit(t *testing.T) {
 	require.NotEmpty(t, moves[0]["configVersion"])
 	require.NotEmpty(t, moves[0]["dbUser"])
 	people, _ := search("people=true")
-	require.Len(t, people, 3, "not what workers and triggers did")
+	require.Len(t, people, 3, "without moves by workers and triggers")
 	all, _ := search("limit=500")
 	require.GreaterOrEqual(t, len(all), 6)
 	for query, want := range map[string]int{
@@ -146,8 +146,8 @@ func everywhere(t *testing.T, b *bundle, cold *archive.Archive) string {
 	return all.String()
 }
 
-// TestErase searches the database and the archive for a customer's name, before and after.
-func TestErase(t *testing.T) {
+// TestErase_RemovesACustomerEverywhere searches the database and the archive for a customer's name, before and after.
+func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.Archive = dir }})
@@ -205,7 +205,7 @@ func TestErase(t *testing.T) {
 	require.EqualValues(t, 2, out["archives"], "units looked through")
 	require.NotEmpty(t, out["finishedAt"])
 	left := everywhere(t, b, cold)
-	require.NotContains(t, strings.ReplaceAll(left, "zaphod called", ""), "zaphod", "but in the note that a person wrote")
+	require.NotContains(t, strings.ReplaceAll(left, "zaphod called", ""), "zaphod", "except in the operator's own note")
 	require.Contains(t, left, "trillian")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'"), "the open one was archived")
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'erased' AND actor = 'kim' AND note = 'request 42'"))
@@ -223,7 +223,7 @@ func TestErase(t *testing.T) {
 	_, list, _ := b.call("GET", "/api/dlq/erasures", "")
 	record, err := json.Marshal(list["erasures"].([]any)[0])
 	require.NoError(t, err)
-	require.NotContains(t, string(record), "zaphod", "the record does not say whose it was")
+	require.NotContains(t, string(record), "zaphod", "the record does not contain the name")
 
 	// The next erasure removes what an interrupted one left behind. Files of an unfinished unit
 	// stay.

@@ -10,9 +10,9 @@ import (
 
 // logMode logs the mode in which dlqd starts.
 func (s *Server) logMode(ctx context.Context) {
-	river := "River here is dlqd's own"
+	river := "River belongs to dlqd"
 	if s.attached {
-		river = "River here is an application's: jobs that fail are captured and judged; dlqd automatic on has them sent again by themselves, a person's replay works"
+		river = "River belongs to an application; \"dlqd automatic on\" enables automatic redelivery"
 	}
 	s.logger.Info(river, "automatic", s.automaticHealth(ctx).Detail, "parts", s.parts())
 }
@@ -20,9 +20,10 @@ func (s *Server) logMode(ctx context.Context) {
 // restoredHealth reports a database that was restored as failed, because an operator must check it.
 func (s *Server) restoredHealth() api.Part {
 	if hold := s.guard.Load().Held(); hold != nil {
-		return api.Part{Name: "restored", Detail: "the database was restored, and what dlqd would send is held since " + hold.At.UTC().Format(time.RFC3339) + ": " + hold.Note}
+		return api.Part{Name: "restored", Detail: "the database was restored; since " + hold.At.UTC().Format(time.RFC3339) +
+			" dlqd holds what it may have sent before: " + hold.Note}
 	}
-	return api.Part{Name: "restored", OK: true, Detail: "the server is the one that dlqd knows"}
+	return api.Part{Name: "restored", OK: true, Detail: "no restore of the database is detected"}
 }
 
 // automaticHealth reports whether dead letters are redelivered automatically or only observed. Both

@@ -13,7 +13,7 @@ import (
 
 // Automatic redelivery on an application's River: observed, previewed, switched on and stopped, and
 // reported everywhere.
-func TestAutomatic(t *testing.T) {
+func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Process = false }})
 	b.exec("UPDATE dlq.settings SET value = 'attached' WHERE key = 'river'")
@@ -73,8 +73,8 @@ func TestAutomatic(t *testing.T) {
 	require.Equal(t, "ada", out["stopped"].(map[string]any)["actor"])
 	require.Contains(t, out["stays"].([]any)[0].(map[string]any)["why"], "stopped by ada")
 	for _, path := range []string{"/api/dlq/entries", "/api/dlq/stats", "/api/dlq/entries/" + entries[0].(map[string]any)["id"].(string)} {
-		_, said, _ := b.call("GET", path, "")
-		require.Equal(t, "a release", said["automaticStopped"].(map[string]any)["note"], path)
+		_, document, _ := b.call("GET", path, "")
+		require.Equal(t, "a release", document["automaticStopped"].(map[string]any)["note"], path)
 	}
 	_, health, _ = b.call("GET", "/api/health", "")
 	require.Equal(t, true, health["ok"])

@@ -14,7 +14,7 @@ import (
 )
 
 // Every operation answers an empty body, null and a body of the wrong type without a 500.
-func TestAPI_AnswersBodiesThatAreNone(t *testing.T) {
+func TestAPI_EmptyAndWrongBodiesCauseNoServerError(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
@@ -27,8 +27,8 @@ func TestAPI_AnswersBodiesThatAreNone(t *testing.T) {
 	require.NoError(t, json.Unmarshal(raw, &document))
 	parameter := regexp.MustCompile(`\{[^}]*\}`)
 	operations := 0
-	for path, of := range document.Paths {
-		for method, operation := range of {
+	for path, methods := range document.Paths {
+		for method, operation := range methods {
 			if method == "get" || method == "parameters" {
 				continue
 			}

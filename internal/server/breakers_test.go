@@ -64,7 +64,7 @@ func (b *bundle) awaitBreaker(state string) {
 	require.Eventually(b, func() bool { return b.breaker("destination:default")["state"] == state }, time.Minute, 50*time.Millisecond)
 }
 
-func TestBreaker_openItAnswers503(t *testing.T) {
+func TestBreaker_Answers503WhileOpen(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
 	receiver.Store(true)
@@ -94,7 +94,7 @@ func TestBreaker_openItAnswers503(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 }
 
-func TestBreaker_heldMessagesGoWhenItCloses(t *testing.T) {
+func TestBreaker_ReleasesHeldMessagesWhenItCloses(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
 	receiver.Store(true)
@@ -122,11 +122,11 @@ func TestBreaker_heldMessagesGoWhenItCloses(t *testing.T) {
 	}, 60*time.Second, 50*time.Millisecond)
 	tries, _ := receiver.seen()
 	changes := b.count("SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'")
-	require.LessOrEqual(t, tries, n+1+3+10*changes, "only probes are tried while it is open")
+	require.LessOrEqual(t, tries, n+1+3+10*changes, "only probes are delivered while it is open")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
 }
 
-func TestBreaker_byThePersonOnCall(t *testing.T) {
+func TestBreaker_OperatorOpensAndResets(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
 	b := setup(t, options{receiver: receiver.ServeHTTP})
@@ -158,7 +158,7 @@ func TestBreaker_byThePersonOnCall(t *testing.T) {
 
 // While a dead letter of an ordering key is open, later messages of that key wait; those of other
 // keys do not.
-func TestOrdering(t *testing.T) {
+func TestOrdering_DeadLetterHoldsItsKey(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
 	var fail atomic.Bool
@@ -214,7 +214,7 @@ func TestOrdering(t *testing.T) {
 }
 
 // Dead letters of one key that failed one after the other are redelivered in order by a replay run.
-func TestOrdering_replayOfWhatWasGivenUp(t *testing.T) {
+func TestOrdering_ReplayRunKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
 	var fail atomic.Bool
@@ -249,7 +249,7 @@ func TestOrdering_replayOfWhatWasGivenUp(t *testing.T) {
 
 // Completed messages that are run again are delivered in the order of their completion, each key's
 // one after the other.
-func TestOrdering_runAgain(t *testing.T) {
+func TestOrdering_RunAgainKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
 	var again atomic.Bool
@@ -279,17 +279,18 @@ func TestOrdering_runAgain(t *testing.T) {
 	refused.Clear()
 	again.Store(true)
 	require.Equal(t, 8, b.count("SELECT dlq.run_again(now() - interval '1 hour', 'the receiver lost them')"))
-	require.Zero(t, b.count("SELECT dlq.run_again(now() - interval '1 hour', 'the receiver lost them')"), "each once")
+	require.Zero(t, b.count("SELECT dlq.run_again(now() - interval '1 hour', 'the receiver lost them')"),
+		"each message is run again once")
 	require.Eventually(t, func() bool {
 		return b.count(`SELECT count(*) FROM river_job WHERE state = 'completed' AND metadata ? 'dlq:run_again'`) == 16
 	}, 60*time.Second, 50*time.Millisecond)
 	_, taken = receiver.seen()
 	require.Len(t, taken, 16)
 	for _, key := range []string{"a", "b"} {
-		of := func(ids []string) []string {
+		ofKey := func(ids []string) []string {
 			return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return !strings.HasPrefix(id, key) })
 		}
-		require.Equal(t, of(done), of(taken[8:]))
+		require.Equal(t, ofKey(done), ofKey(taken[8:]))
 	}
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.ordered_jobs"))
 }
@@ -312,7 +313,7 @@ func (b *bundle) policyPart() (version string, ok bool) {
 }
 
 // When the policy's files change, all of the new policy comes into force, or none of it.
-func TestReload(t *testing.T) {
+func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
 	var dir string
@@ -341,12 +342,12 @@ func TestReload(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("queues: {one: {concurrency: 0}}\n"), 0o600))
 	require.Eventually(t, func() bool { _, ok := b.policyPart(); return !ok }, time.Minute, 50*time.Millisecond)
 	detail, _ := b.policyPart()
-	require.Contains(t, detail, first+" stays in force; the files are wrong: ")
+	require.Contains(t, detail, first+" stays in force; the files are invalid: ")
 	require.Contains(t, detail, "worker-pool.yaml:1: queues.one.concurrency: is 0; must be at least 1")
 	_, metrics, _ := b.call("GET", "/metrics", "")
 	require.Contains(t, metrics["text"], "dlqd_policy_up_to_date 0")
 	require.Contains(t, metrics["text"], `dlqd_policy_reloads_total{outcome="error"}`)
-	require.Equal(t, 202, submit("m3", "one"), "the old one stays in force")
+	require.Equal(t, 202, submit("m3", "one"), "the old policy stays in force")
 
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("queues: {one: {concurrency: 3}}\n"), 0o600))
 	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(good, "queues: {", "queues: {two: {destination: d}, ", 1)), 0o600))
@@ -359,10 +360,10 @@ func TestReload(t *testing.T) {
 	require.True(t, ok)
 	require.NotEqual(t, first, second)
 
-	// Back again: the old files, and the reload that SIGHUP triggers.
+	// Restore the old files, and reload as SIGHUP does.
 	require.NoError(t, os.WriteFile(file, []byte(good), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), nil, 0o600))
-	require.ErrorContains(t, b.server.Reload(t.Context()), "gone, or empty", "perhaps somebody is writing it")
+	require.ErrorContains(t, b.server.Reload(t.Context()), "missing or empty", "the file may be half written")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("{}\n"), 0o600))
 	require.NoError(t, b.server.Reload(t.Context()))
 	third, _ := b.policyPart()
@@ -372,7 +373,7 @@ func TestReload(t *testing.T) {
 
 // Missing files never mean the built-in defaults, and files that come back are noticed, whether
 // files or directories were replaced.
-func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
+func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(answering(http.StatusOK))
 	t.Cleanup(receiver.Close)
@@ -385,12 +386,12 @@ func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
 		return dir
 	}
 	link := filepath.Join(parent, "current")
-	turn := func(to string) { // as the mount of a ConfigMap, or a deployment, does
+	switchTo := func(to string) { // as the mount of a ConfigMap, or a deployment, does
 		require.NoError(t, os.Symlink(to, link+".new"))
 		require.NoError(t, os.Rename(link+".new", link))
 	}
 	first := write("v1", "one", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-	turn(first)
+	switchTo(first)
 	source := policy.Source{Dir: link, Destination: receiver.URL}
 	loaded, err := policy.Load(source)
 	require.NoError(t, err)
@@ -399,35 +400,35 @@ func TestReload_filesThatDisappearAndDirectoriesThatAreReplaced(t *testing.T) {
 		status, _, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"queue": %q, "kind": "k", "payload": 1}`, queue))
 		return status
 	}
-	serves := func(queue string) {
+	awaitServed := func(queue string) {
 		t.Helper()
 		require.Eventually(t, func() bool { _, ok := b.policyPart(); return ok && submit(queue) == 202 }, time.Minute, 50*time.Millisecond, queue)
 	}
-	refuses := func(says, queue string) {
+	awaitRefused := func(problem, queue string) {
 		t.Helper()
-		require.Eventually(t, func() bool { detail, ok := b.policyPart(); return !ok && strings.Contains(detail, says) }, time.Minute, 50*time.Millisecond, says)
-		require.Equal(t, 202, submit(queue), "the policy in force stays")
+		require.Eventually(t, func() bool { detail, ok := b.policyPart(); return !ok && strings.Contains(detail, problem) }, time.Minute, 50*time.Millisecond, problem)
+		require.Equal(t, 202, submit(queue), "the previous policy stays in force")
 	}
-	serves("one")
-	turn(write("v2", "two", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
-	serves("two")
+	awaitServed("one")
+	switchTo(write("v2", "two", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"))
+	awaitServed("two")
 	require.NoError(t, os.Remove(link))
-	refuses("no such file", "two")
+	awaitRefused("no such file", "two")
 	require.NoError(t, os.Mkdir(link, 0o700)) // without files
-	refuses("gone", "two")
+	awaitRefused("missing or empty", "two")
 	require.NoError(t, os.Remove(link))
-	turn(first)
-	serves("one")
+	switchTo(first)
+	awaitServed("one")
 	file := filepath.Join(first, "retry-policies.yaml")
 	require.NoError(t, os.Rename(file, file+".away"))
-	refuses("retry-policies: gone", "one")
+	awaitRefused("retry-policies: missing or empty", "one")
 	require.NoError(t, os.Rename(file+".away", file))
-	serves("one")
+	awaitServed("one")
 
 	// The same holds for files with secrets.
 	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), nil, 0o600))
-	refuses("key is empty", "one")
+	awaitRefused("key is empty", "one")
 	require.NoError(t, os.WriteFile(filepath.Join(first, "key"), []byte("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"), 0o600))
-	serves("one")
+	awaitServed("one")
 	require.Equal(t, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", string(b.server.Policy().Destinations["d"].Secret))
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-func TestBulk(t *testing.T) {
+func TestBulk_ActsOnFilteredEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	const n = 12
@@ -29,7 +29,7 @@ func TestBulk(t *testing.T) {
 		require.Equal(t, http.StatusOK, status, out)
 		return out
 	}
-	mine := func(i int) string {
+	entryOf := func(i int) string {
 		_, position, _ := b.call("GET", fmt.Sprintf("/api/messages/m%d", i), "")
 		return position["deadLetter"].(map[string]any)["id"].(string)
 	}
@@ -41,24 +41,24 @@ func TestBulk(t *testing.T) {
 
 	out = bulk(`{"do": "assign", "assignee": "ann", "filter": {}, "all": true, "actor": "kim", "note": "yours"}`)
 	require.EqualValues(t, n, out["changed"])
-	out = bulk(fmt.Sprintf(`{"do": "tag", "tags": ["bank-fault"], "filter": {"ids": [%q, %q]}}`, mine(0), mine(1)))
+	out = bulk(fmt.Sprintf(`{"do": "tag", "tags": ["bank-fault"], "filter": {"ids": [%q, %q]}}`, entryOf(0), entryOf(1)))
 	require.EqualValues(t, 2, out["changed"])
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'assigned to ann' AND actor = 'kim' AND note = 'yours'"))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.find('{\"tags\": [\"bank-fault\"]}') WHERE assigned_to = 'ann'"))
 
-	out = bulk(fmt.Sprintf(`{"do": "resolve", "filter": {"ids": [%q, %q]}, "actor": "kim", "note": "by hand"}`, mine(0), mine(1)))
+	out = bulk(fmt.Sprintf(`{"do": "resolve", "filter": {"ids": [%q, %q]}, "actor": "kim", "note": "by hand"}`, entryOf(0), entryOf(1)))
 	require.EqualValues(t, 2, out["changed"])
-	out = bulk(fmt.Sprintf(`{"do": "park", "filter": {"ids": [%q]}}`, mine(2)))
+	out = bulk(fmt.Sprintf(`{"do": "park", "filter": {"ids": [%q]}}`, entryOf(2)))
 	require.EqualValues(t, 1, out["chosen"])
-	require.EqualValues(t, 0, out["changed"], "its state does not allow it")
+	require.EqualValues(t, 0, out["changed"], "its status does not allow it")
 	out = bulk(`{"do": "discard", "filter": {"status": ["dlq_manual"]}, "actor": "kim", "note": "gone customers"}`)
 	require.EqualValues(t, n-2, out["changed"])
 	require.Equal(t, n-2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND resolved_by = 'kim'"))
 
-	out = bulk(fmt.Sprintf(`{"do": "purge", "filter": {"ids": [%q]}, "note": "asked to"}`, mine(5)))
+	out = bulk(fmt.Sprintf(`{"do": "purge", "filter": {"ids": [%q]}, "note": "asked to"}`, entryOf(5)))
 	require.EqualValues(t, 1, out["changed"])
 	require.Equal(t, n-1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'purged' AND note = 'asked to'"), "that it was done stays")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'purged' AND note = 'asked to'"), "the audit row stays")
 
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.act_on('tag', '{}', 'kim', NULL, jsonb_build_object('tags', ARRAY[repeat('x', 256)]))")
 	require.ErrorContains(t, err, "a tag must be 3 to 255")
@@ -82,7 +82,7 @@ func TestBulk(t *testing.T) {
 	}
 }
 
-func TestBulk_purgeOfOpenEntriesNeedsForce(t *testing.T) {
+func TestBulk_PurgeOfOpenEntriesNeedsForce(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false }})
 	b.submit("m1")
@@ -97,7 +97,7 @@ func TestBulk_purgeOfOpenEntriesNeedsForce(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "captured, discarded, purged")
 }
 
-func TestExport(t *testing.T) {
+func TestExport_WritesNDJSONAndCSV(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false }})
 	const n = 450 // more than two pages
@@ -122,7 +122,7 @@ func TestExport(t *testing.T) {
 	rows, err := csv.NewReader(strings.NewReader(out["text"].(string))).ReadAll()
 	require.NoError(t, err)
 	require.Len(t, rows, n+1)
-	require.Equal(t, "'=cmd()", rows[1][3], "no formula for a spreadsheet")
+	require.Equal(t, "'=cmd()", rows[1][3], "a spreadsheet must not take it for a formula")
 	require.Equal(t, "a, \"b\"\nc", rows[1][12])
 	status, _, _ = b.call("POST", "/api/dlq/export", `{"filter": {"queue": ["none"]}}`)
 	require.Equal(t, http.StatusOK, status)
@@ -130,7 +130,7 @@ func TestExport(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 }
 
-func TestQueues(t *testing.T) {
+func TestQueues_PauseAndResume(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	b.submit("m0")

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestCapture(t *testing.T) {
+func TestCapture_IsSwitchedAndAudited(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	read := func() map[string]any {
@@ -19,12 +19,12 @@ func TestCapture(t *testing.T) {
 	}
 	out := read()
 	require.Equal(t, "on", out["mode"])
-	require.Equal(t, "00:01:00", out["limit"], "what tests have")
+	require.Equal(t, "00:01:00", out["limit"], "the limit in tests")
 	require.Equal(t, "enabled", out["triggers"])
 	require.EqualValues(t, 0, out["missed"])
 	require.NotContains(t, out, "changedBy")
 
-	for _, c := range []struct{ mode, body, limit, says string }{
+	for _, c := range []struct{ mode, body, limit, message string }{
 		{"off", `{"mode": "off", "actor": "kim", "note": "stuck"}`, "00:01:00", "dlqd does nothing in the application's transactions"},
 		{"strict", `{"mode": "strict", "limit": "2s", "actor": "kim", "note": "stuck"}`, "00:00:02", "a job cannot end as a failure unless its dead letter can be written"},
 		{"on", `{"mode": "on", "limit": "100ms", "actor": "kim", "note": "stuck"}`, "00:00:00.1", "Failures are captured"},
@@ -33,7 +33,7 @@ func TestCapture(t *testing.T) {
 		require.Equal(t, http.StatusOK, status, done)
 		require.Equal(t, c.mode, done["mode"])
 		require.Equal(t, true, done["recorded"])
-		require.Contains(t, done["message"], c.says)
+		require.Contains(t, done["message"], c.message)
 		out := read()
 		require.Equal(t, c.mode, out["mode"])
 		require.Equal(t, c.limit, out["limit"])

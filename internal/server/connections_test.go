@@ -14,7 +14,7 @@ import (
 
 // With one connection in the pool, code that needs a second one while it holds the first would wait
 // forever.
-func TestServe_withOneConnection(t *testing.T) {
+func TestServe_WorksWithOneConnection(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
 		c.MaxConns = 1

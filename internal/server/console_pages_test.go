@@ -78,7 +78,7 @@ func has(t *testing.T, page, text string) {
 
 // Pages of operators: what each role sees, what the forms do, and that each action leaves an audit
 // row.
-func TestConsole_Pages(t *testing.T) {
+func TestConsole_OperatorPages(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}, Above: 2})
 	b.fail("payments", 3)
@@ -112,7 +112,7 @@ func TestConsole_Pages(t *testing.T) {
 	mailRun := start(kim, `{"filter": {"queue": ["mail"]}, "force": true, "rate": 0.001}`)
 	asked := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true, "note": "of everything"}`)
 
-	t.Run("who sees what", func(t *testing.T) {
+	t.Run("visibility by role", func(t *testing.T) {
 		for path, want := range map[string][4]int{ // admin, operator, reader, operator of pay*
 			"/queues": {200, 200, 200, 200}, "/replays": {200, 200, 200, 200}, "/replays/" + run: {200, 200, 200, 404}, "/replays/" + mailRun: {200, 200, 200, 404},
 			"/approvals": {200, 200, 403, 200}, "/approvals/" + asked: {200, 200, 403, 404}, "/audit": {200, 200, 200, 200}, "/audit?people=false": {200, 200, 200, 200},
@@ -179,7 +179,7 @@ func TestConsole_Pages(t *testing.T) {
 		_, page = b.browse(limited, "/queues")
 		has(t, page, "Pause payments")
 	})
-	t.Run("a replay run", func(t *testing.T) {
+	t.Run("replay run", func(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return count("SELECT count(*) FROM dlq.replay_run_entries WHERE job_id IS NOT NULL AND run_id = $1::uuid", run) == 3
 		}, time.Minute, 50*time.Millisecond)
@@ -339,7 +339,7 @@ func TestConsole_Pages(t *testing.T) {
 		require.NotEqual(t, out, all, "a scope does not limit the rules")
 	})
 	// The form has three steps: choose, preview, start.
-	t.Run("a new replay run", func(t *testing.T) {
+	t.Run("new replay run", func(t *testing.T) {
 		_, page := b.browse(kim, "/replays/new")
 		has(t, page, "Select dead letters to replay")
 		_, page = b.browse(kim, "/replays/new?q=queue:mail")

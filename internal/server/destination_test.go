@@ -38,7 +38,7 @@ func (b *bundle) attempts(entry string) string {
 	return fmt.Sprint(out["replayAttempts"])
 }
 
-func TestReplay_toAnotherDestination(t *testing.T) {
+func TestReplay_ToAnotherDestination(t *testing.T) {
 	t.Parallel()
 	b, own, other := setupTwo(t)
 	b.submit("m1")
@@ -56,7 +56,7 @@ func TestReplay_toAnotherDestination(t *testing.T) {
 }
 
 // The destination is for one redelivery: the next goes to the queue's own destination.
-func TestReplay_toAnotherDestinationWhichRefuses(t *testing.T) {
+func TestReplay_ToAnotherDestinationAppliesOnce(t *testing.T) {
 	t.Parallel()
 	b, own, other := setupTwo(t)
 	b.submit("m1")
@@ -78,7 +78,7 @@ func TestReplay_toAnotherDestinationWhichRefuses(t *testing.T) {
 	require.Len(t, other.all(), 1)
 }
 
-func TestReplay_manyToAnotherDestination(t *testing.T) {
+func TestReplay_RunToAnotherDestination(t *testing.T) {
 	t.Parallel()
 	b, own, other := setupTwo(t)
 	for _, id := range []string{"m1", "m2", "m3"} {
@@ -118,7 +118,7 @@ func TestReplay_manyToAnotherDestination(t *testing.T) {
 
 // If the breaker of the requested destination opens, the redelivery waits until that breaker
 // closes.
-func TestReplay_toAnotherDestinationWhoseBreakerOpens(t *testing.T) {
+func TestReplay_WaitsForTheBreakerOfAnotherDestination(t *testing.T) {
 	t.Parallel()
 	b, _, other := setupTwo(t)
 	b.submit("m1")
@@ -138,7 +138,7 @@ func TestReplay_toAnotherDestinationWhoseBreakerOpens(t *testing.T) {
 }
 
 // A job of an application has no destination.
-func TestReplay_ofAnApplicationsJobToADestination(t *testing.T) {
+func TestReplay_RefusesADestinationForAnApplicationsJob(t *testing.T) {
 	t.Parallel()
 	b, _, _ := setupTwo(t)
 	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) VALUES ('mail', '{}', 'mails', 1, 1, 'running')`)
@@ -160,13 +160,13 @@ func TestReplay_ofAnApplicationsJobToADestination(t *testing.T) {
 }
 
 // A destination that the policy no longer has is a delivery error.
-func TestReplay_toADestinationThatIsGone(t *testing.T) {
+func TestReplay_ToARemovedDestinationFails(t *testing.T) {
 	t.Parallel()
 	b, _, other := setupTwo(t)
 	b.submit("m1")
 	entry := b.parked("m1")
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_destination => 'third')", entry)
-	require.NoError(t, err, "the database does not know the policy")
+	require.NoError(t, err, "the database has no list of destinations")
 	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:third") }, time.Minute, 50*time.Millisecond)
 	out := b.awaitEntry(entry, "dlq_manual")
 	require.Equal(t, "UNKNOWN_DESTINATION", out["errorType"])
@@ -174,7 +174,7 @@ func TestReplay_toADestinationThatIsGone(t *testing.T) {
 }
 
 // The response lists what an edit changed.
-func TestReplay_saysWhatTheEditChanged(t *testing.T) {
+func TestReplay_ListsWhatTheEditChanged(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")

@@ -76,7 +76,7 @@ func (b *bundle) metric(want string) {
 
 // DNS rebinding: for a browser, a page whose name resolves to this machine has the API's origin.
 // Neither Origin nor Sec-Fetch-Site distinguishes it from dlqd's own pages.
-func TestDoor_reboundName(t *testing.T) {
+func TestDoor_RefusesReboundNames(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
 	b := setup(t, options{config: func(c *server.Config) {
@@ -115,7 +115,7 @@ func TestDoor_reboundName(t *testing.T) {
 	b.metric(`dlqd_http_refused_total{reason="host"} 9`)
 }
 
-func TestDoor_headersOfEveryAnswer(t *testing.T) {
+func TestDoor_SetsHeadersOnEveryResponse(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	for _, ask := range [][3]string{
@@ -141,7 +141,7 @@ func TestDoor_headersOfEveryAnswer(t *testing.T) {
 }
 
 // Bodies that clients only announce take no room.
-func TestDoor_announcedBodies(t *testing.T) {
+func TestDoor_AnnouncedBodiesTakeNoRoom(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	for range 40 {
@@ -153,7 +153,7 @@ func TestDoor_announcedBodies(t *testing.T) {
 }
 
 // A client that sends too slowly or not at all is disconnected, and its room is freed.
-func TestDoor_slowBodies(t *testing.T) {
+func TestDoor_DisconnectsSlowSenders(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 200 * time.Millisecond }})
 	conn := b.dial("POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n")
@@ -175,7 +175,7 @@ func TestDoor_slowBodies(t *testing.T) {
 }
 
 // Once the body has arrived, the response may take any time.
-func TestDoor_slowAnswers(t *testing.T) {
+func TestDoor_AllowsSlowResponses(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 50 * time.Millisecond }})
 	tx, err := b.pool.Begin(t.Context())
@@ -193,7 +193,7 @@ func TestDoor_slowAnswers(t *testing.T) {
 }
 
 // One client cannot take all of the room for requests or bodies.
-func TestDoor_shares(t *testing.T) {
+func TestDoor_LimitsTheShareOfAClient(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {
 		c.Door.MaxRequests = 8
@@ -228,7 +228,7 @@ func TestDoor_shares(t *testing.T) {
 	b.metric(`dlqd_http_refused_total{reason="requests"} 1`)
 }
 
-func TestDoor_connections(t *testing.T) {
+func TestDoor_LimitsConnections(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.MaxConnections = 8 }})
 	var conns []net.Conn
@@ -241,7 +241,7 @@ func TestDoor_connections(t *testing.T) {
 	require.NoError(t, err)
 	defer conn.Close()
 	_, err = conn.Read(make([]byte, 1))
-	require.Error(t, err, "it was closed")
+	require.Error(t, err, "the connection is closed")
 	require.NoError(t, conns[0].Close())
 	require.Eventually(t, func() bool {
 		response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Get(b.base + "/metrics")
@@ -254,7 +254,7 @@ func TestDoor_connections(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 }
 
-func TestDoor_rateLimit(t *testing.T) {
+func TestDoor_LimitsTheRateOfRequests(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Door.Rate = door.Rate{Requests: 3, Per: time.Hour} }})
 	for i := range 5 {
@@ -266,7 +266,7 @@ func TestDoor_rateLimit(t *testing.T) {
 	b.metric(`dlqd_http_refused_total{reason="rate"} 2`)
 }
 
-func TestDoor_headerBytes(t *testing.T) {
+func TestDoor_LimitsHeaders(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	conn := b.dial("GET /livez HTTP/1.1\r\nHost: localhost\r\nX: %s\r\n\r\n", strings.Repeat("x", 80<<10))
@@ -278,7 +278,7 @@ func TestDoor_headerBytes(t *testing.T) {
 
 // The longest URLs of dlqd's pages are served: a filter of 4 KB, percent-encoded, in the page's URL
 // and again in that of its events; and a handwritten selection of 500 entries.
-func TestDoor_longAddresses(t *testing.T) {
+func TestDoor_ServesLongURLs(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	filter := url.QueryEscape(strings.Repeat("ü", 2048)) // 4 KB, and 12 KB in a URL
@@ -342,7 +342,7 @@ func (a *authority) issue(name string) (cert, key []byte) {
 
 // A client certificate authenticates its holder. Grants may name its common name or another of its
 // names.
-func TestDoor_certificates(t *testing.T) {
+func TestDoor_AuthenticatesByCertificate(t *testing.T) {
 	t.Parallel()
 	a, clients := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
@@ -362,7 +362,7 @@ func TestDoor_certificates(t *testing.T) {
 	}})
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM(a.pem))
-	// TestDoor_tls covers certificates of another authority.
+	// TestDoor_ServesTLS covers certificates of another authority.
 	as := func(certificates ...tls.Certificate) func(method, path, body string, headers ...string) int {
 		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}, ForceAttemptHTTP2: true}
 		defer transport.CloseIdleConnections()
@@ -376,16 +376,16 @@ func TestDoor_certificates(t *testing.T) {
 		require.NoError(t, err)
 		return pair
 	}
-	billing, mallory, worker, nobody := as(issue("billing")), as(issue("mallory")), as(issue("worker:1")), as()
+	billing, mallory, worker, anonymous := as(issue("billing")), as(issue("mallory")), as(issue("worker:1")), as()
 	require.Equal(t, 202, billing("POST", "/api/messages", aMessage))
 	require.Equal(t, 403, billing("POST", "/api/messages", strings.ReplaceAll(aMessage, "order.placed", "user.mail")))
 	require.Equal(t, 403, billing("GET", "/api/dlq/entries", ""))
 	require.Equal(t, 200, billing("GET", "/metrics", ""))
-	require.Equal(t, 403, mallory("POST", "/api/messages", aMessage), "who signs what a proxy or a provider says is another one")
+	require.Equal(t, 403, mallory("POST", "/api/messages", aMessage), "grants to users, groups and OS users do not apply to certificates")
 	require.Equal(t, 200, mallory("GET", "/metrics", ""))
-	require.Equal(t, 200, worker("GET", "/api/whoami", ""), "by the name that is not dlqd's own")
+	require.Equal(t, 200, worker("GET", "/api/whoami", ""), "identified by its other name, as dlqd reserves worker:1")
 	for _, header := range []string{"Authorization", "X-Forwarded-Client-Cert", "X-Ssl-Client-Cert", "X-Client-Cert-Subject"} {
-		require.Equal(t, 401, nobody("POST", "/api/messages", aMessage, header, "CN=billing"), header)
+		require.Equal(t, 401, anonymous("POST", "/api/messages", aMessage, header, "CN=billing"), header)
 	}
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
 
@@ -396,7 +396,7 @@ func TestDoor_certificates(t *testing.T) {
 	require.ErrorContains(t, err, "--tls-client-ca")
 }
 
-func TestDoor_tls(t *testing.T) {
+func TestDoor_ServesTLS(t *testing.T) {
 	t.Parallel()
 	a, clients := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
@@ -487,7 +487,7 @@ func TestDoor_tls(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &known, nil }}).Get(b.base + "/livez")
 		return err != nil
-	}, time.Minute, 50*time.Millisecond, "its authority is trusted no more")
+	}, time.Minute, 50*time.Millisecond, "its authority is no longer trusted")
 }
 
 // If a request has both Content-Length and Transfer-Encoding, its chunks are its body, and nothing

@@ -65,7 +65,7 @@ func (b *bundle) parked(id string) string {
 	return entry
 }
 
-func TestExact_byteForByte(t *testing.T) {
+func TestExact_DeliversPayloadsByteForByte(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)
 	status, out := b.submitPayload("m1", asWritten)
@@ -74,7 +74,7 @@ func TestExact_byteForByte(t *testing.T) {
 	require.Equal(t, []string{asWritten}, receiver.all())
 
 	status, out = b.submitPayload("m1", `{"customer": "cus_81", "b": {}, "alpha": "é/<&>\u2028", "n": [1000, 0.0, 100, 9007199254740993], "zeta": 1.0}`)
-	require.Equal(t, http.StatusOK, status, "the same content, however it is written: %v", out)
+	require.Equal(t, http.StatusOK, status, "the same content, written differently: %v", out)
 	status, out = b.submitPayload("m1", `{"customer": "cus_82"}`)
 	require.Equal(t, http.StatusConflict, status, out)
 
@@ -88,7 +88,7 @@ func TestExact_byteForByte(t *testing.T) {
 	require.Equal(t, []string{asWritten, asWritten}, receiver.all())
 }
 
-func TestExact_batch(t *testing.T) {
+func TestExact_DeliversBatchesByteForByte(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)
 	receiver.take()
@@ -100,7 +100,7 @@ func TestExact_batch(t *testing.T) {
 
 // An edit makes new text: as the operator typed it, or as a patch leaves the values that it does
 // not name.
-func TestExact_edits(t *testing.T) {
+func TestExact_DeliversEditsAsTyped(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)
 	const payload = `{"z": 1.0,  "a": [1e3], "customer": "cus_81"}`
@@ -125,10 +125,10 @@ func TestExact_edits(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status, out)
 	b.awaitEntry(entry, "dlq_resolved")
 	require.Equal(t, []string{payload, typed, `{"z":2.0,"a":[ 1E3 ],"b":3}`, `{"z":2.0,"a":[1E3]}`}, receiver.all())
-	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event -> 'payload' = '{"z": 2.0, "a": [1000]}'`), "the parsed copy is of the same edit")
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event -> 'payload' = '{"z": 2.0, "a": [1000]}'`), "the parsed copy has the same edit")
 }
 
-func TestExact_notWhereNobodyAskedForIt(t *testing.T) {
+func TestExact_OffByDefault(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadParsed)
 	receiver.take()
@@ -144,7 +144,7 @@ func TestExact_notWhereNobodyAskedForIt(t *testing.T) {
 	}
 }
 
-func TestExact_editsInSQL(t *testing.T) {
+func TestExact_DeliversEditsInSQLAsTyped(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)
 	status, out := b.submitPayload("m1", `{"z":1.0}`)

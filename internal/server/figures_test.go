@@ -12,7 +12,7 @@ import (
 
 // A failed redelivery of a message counts for the class that its dead letter had when it was sent, in the API
 // and in the metrics.
-func TestFigures_FailedReplayCountsForTheClassThatWasSent(t *testing.T) {
+func TestFigures_FailedReplayCountsForTheClassWhenSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusUnprocessableEntity)})
 	b.submit("m1")

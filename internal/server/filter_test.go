@@ -14,7 +14,7 @@ import (
 )
 
 // A filter text chooses the same entries in lists, exports, bulk actions, replays and SQL.
-func TestFilter_sameEverywhere(t *testing.T) {
+func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	admin := b.token(access.Admin, nil)
@@ -105,8 +105,8 @@ func TestFilter_sameEverywhere(t *testing.T) {
 	// An unknown or repeated term is an error with its position, and nothing is changed.
 	status, out = b.as(admin, "GET", "/api/dlq/entries?q="+url.QueryEscape("queue:pay_eu qeueu:x"), "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	for _, says := range []string{"qeueu:x (at 14): unknown field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
-		require.Contains(t, out, says)
+	for _, want := range []string{"qeueu:x (at 14): unknown field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
+		require.Contains(t, out, want)
 	}
 	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("class:lost", `, "do": "discard"`))
 	require.Equal(t, http.StatusUnprocessableEntity, status)
@@ -129,7 +129,7 @@ func TestFilter_sameEverywhere(t *testing.T) {
 }
 
 // Completions are fields, and values of entries in the caller's scope.
-func TestFilter_completion(t *testing.T) {
+func TestFilter_CompletesFieldsAndValues(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	_, err := b.pool.Exec(t.Context(), `SELECT dlq.act_on('assign', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'mailqueue'), 'kim', NULL, '{"assignee": "ann"}'),

@@ -14,7 +14,7 @@ import (
 
 // A group from its first entry on: it is listed, assigned, marked as fixed, regresses and is muted.
 // Entries of a muted group are not logged.
-func TestGroups_api(t *testing.T) {
+func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }})
@@ -45,7 +45,7 @@ func TestGroups_api(t *testing.T) {
 	require.Equal(t, "fixed", change(`{"status": "fixed", "note": "the route is back"}`)["status"])
 	b.submit("m2")
 	manual(2)
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'anna'"), "those that join it are hers")
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'anna'"), "entries that join the group are assigned to its owner")
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "owner=anna regressed=true") }, time.Minute, 50*time.Millisecond)
 
 	status, out, _ := b.call("GET", path[:len(path)-8], "")
@@ -55,7 +55,7 @@ func TestGroups_api(t *testing.T) {
 	require.Len(t, out["entries"], 2)
 	require.Contains(t, out["shares"].([]any)[0], "share")
 
-	told := strings.Count(log.String(), "dead letters need a person")
+	logged := strings.Count(log.String(), "dead letters need a person")
 	require.Equal(t, "muted", change(`{"status": "muted", "muteFailures": 100}`)["status"])
 	_, stats, _ := b.call("GET", "/api/dlq/stats", "")
 	require.EqualValues(t, 0, stats["needsPerson"])
@@ -64,9 +64,10 @@ func TestGroups_api(t *testing.T) {
 	manual(3)
 	b.submit("m4")
 	manual(4)
-	require.Equal(t, told, strings.Count(log.String(), "dead letters need a person"), "nobody is told")
+	require.Equal(t, logged, strings.Count(log.String(), "dead letters need a person"),
+		"entries of a muted group are not logged")
 	_, page, _ = b.call("GET", "/api/dlq/groups?status=muted", "")
-	require.Len(t, page["groups"], 1, "it is listed, with a mark")
+	require.Len(t, page["groups"], 1, "a muted group is still listed")
 	change(`{"status": "open"}`)
 	_, stats, _ = b.call("GET", "/api/dlq/stats", "")
 	require.EqualValues(t, 4, stats["needsPerson"])

@@ -32,11 +32,11 @@ type chargeArgs struct {
 
 func (chargeArgs) Kind() string { return "charge" }
 
-// TestGuest walks the whole way of a team that runs River in production, with four roles: River's
-// owner, the application, dlqd and an operator. None is a superuser or a member of another. Attach,
-// capture, serve, replay, upgrade, detach: the application is unchanged, and none of its statements
-// fails.
-func TestGuest(t *testing.T) {
+// TestGuest_LeavesTheApplicationUnchanged goes through all steps of a team that runs River in
+// production, with four roles: River's owner, the application, dlqd and an operator. None is a superuser
+// or a member of another. Attach, capture, serve, replay, upgrade, detach: the application is unchanged,
+// and none of its statements fails.
+func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
 	owner := postgrestest.Open(t, g.Owner)
@@ -98,7 +98,7 @@ func TestGuest(t *testing.T) {
 	}})
 	status, out, _ := guest.call(http.MethodGet, "/readyz", "")
 	require.Equal(t, http.StatusOK, status, out)
-	// Entries are observed: judged, but not redelivered. Backfilled ones are parked.
+	// Entries are observed: classified, but not redelivered. Backfilled ones are parked.
 	await(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
 	await(2, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND captured_by = 'backfill'")
 
@@ -135,7 +135,7 @@ func TestGuest(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, migrator.Attach(t.Context()))
 	await(25, "SELECT count(*) FROM dlq.dead_letter_queue")
-	require.Zero(t, count("SELECT count(*) FROM river_job j WHERE j.state = 'discarded' AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id)"), "no failure without its dead letter")
+	require.Zero(t, count("SELECT count(*) FROM river_job j WHERE j.state = 'discarded' AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id)"), "every failure has a dead letter")
 
 	// Detach under a running server: the server becomes unready and idle.
 	found, err := migrator.Find(t.Context(), false, false)
@@ -144,7 +144,7 @@ func TestGuest(t *testing.T) {
 	_, err = dlqd.Exec(t.Context(), "DROP FUNCTION dlq.capture() CASCADE")
 	require.NoError(t, err)
 	status, out, _ = guest.call(http.MethodGet, "/readyz", "")
-	require.Equal(t, http.StatusServiceUnavailable, status, "at once")
+	require.Equal(t, http.StatusServiceUnavailable, status, "without waiting for the loop")
 	require.Contains(t, out["detail"], "dlqd was detached from this database")
 	_, err = migrator.Detach(t.Context(), *found, false)
 	require.NoError(t, err)
@@ -172,7 +172,7 @@ func TestGuest(t *testing.T) {
 	charge(1)
 	// The jobs of the two resolved entries are completed.
 	await(24, discarded+" AND NOT metadata ? 'dlq:entry_id'")
-	require.Equal(t, 25, count("SELECT count(*) FROM dlq.dead_letter_queue"), "nothing is captured any more")
+	require.Equal(t, 25, count("SELECT count(*) FROM dlq.dead_letter_queue"), "nothing is captured while detached")
 
 	// Attach again: the server continues.
 	require.NoError(t, migrator.Attach(t.Context()))
@@ -183,7 +183,7 @@ func TestGuest(t *testing.T) {
 	charge(1)
 	await(26, "SELECT count(*) FROM dlq.dead_letter_queue")
 	guest.stop()
-	require.Contains(t, log.String(), "River here is an application's")
+	require.Contains(t, log.String(), "River belongs to an application")
 	require.Contains(t, log.String(), "observing: dead letters are judged and shown, and none is redelivered by itself")
 	require.Contains(t, log.String(), "idle: dlqd was detached from this database")
 	require.Contains(t, log.String(), "dlqd is attached again")
@@ -198,9 +198,9 @@ func TestGuest(t *testing.T) {
 	await(26, discarded+" AND NOT metadata ? 'dlq:entry_id'")
 }
 
-// TestGuest_delivers runs all parts as dlqd's role: the documented rights suffice for River's
+// TestGuest_DeliversWithTheDocumentedRights runs all parts as dlqd's role: the documented rights suffice for River's
 // client.
-func TestGuest_delivers(t *testing.T) {
+func TestGuest_DeliversWithTheDocumentedRights(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
 	g.Grant(t, postgres.DefaultSchemas())
@@ -227,8 +227,8 @@ type atOnce struct{}
 // NextRetry implements river.ClientRetryPolicy.
 func (atOnce) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
-// TestAttachedAgain_theTablesAreNew checks that a server publishes its policy to new tables.
-func TestAttachedAgain_theTablesAreNew(t *testing.T) {
+// TestAttach_PublishesThePolicyToNewTables checks that a server publishes its policy to new tables.
+func TestAttach_PublishesThePolicyToNewTables(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)
 	b := setup(t, options{config: func(c *server.Config) {

@@ -46,7 +46,7 @@ func (s *Server) reach(ctx context.Context) error {
 	installed, err := s.migrator().Capturing(ctx)
 	if err != nil {
 		s.logger.Error("not ready: the database does not answer", "error", err)
-		return errors.New("database: does not answer")
+		return errors.New("the database does not answer")
 	}
 	if !installed {
 		return errDetached
@@ -92,8 +92,8 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	start := time.Now()
 	database := api.Part{Name: "database", OK: true}
 	if err := s.pool.Ping(ctx); err != nil {
-		database.OK, database.Detail = false, "does not answer"
-		s.logger.Error("health: database", "error", err)
+		database.OK, database.Detail = false, "does not answer; see the log"
+		s.logger.Error("health: the database does not answer", "error", err)
 	} else {
 		database.Detail = fmt.Sprintf("answered in %.1f ms", float64(time.Since(start).Microseconds())/1000)
 	}
@@ -126,7 +126,7 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	if s.river != nil {
 		part := api.Part{Name: "processing", OK: true, Detail: fmt.Sprintf("delivers %d queues", len(s.river.Worked()))}
 		if shared := s.river.Shared(); len(shared) > 0 {
-			part.Detail += ", and not " + strings.Join(shared, ", ") + ", which other clients work"
+			part.Detail += "; other clients work " + strings.Join(shared, ", ") + ", which dlqd therefore does not deliver"
 		}
 		select {
 		case <-s.river.Stopped():
@@ -138,13 +138,13 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	for _, status := range s.loops.Statuses() {
 		parts = append(parts, loopPart(&status))
 	}
-	s.judgeAges(ctx, parts)
+	s.checkAges(ctx, parts)
 	return parts
 }
 
-// judgeAges marks the parts that update figures as failed if the figures are too old, whichever
-// process should have updated them.
-func (s *Server) judgeAges(ctx context.Context, parts []api.Part) {
+// checkAges marks the parts that update figures as failed if the figures are too old. Any process may
+// update them, so all processes report it.
+func (s *Server) checkAges(ctx context.Context, parts []api.Part) {
 	if time.Since(s.began) < figuresGrace {
 		return
 	}
@@ -152,16 +152,16 @@ func (s *Server) judgeAges(ctx context.Context, parts []api.Part) {
 	if err != nil {
 		return // the part "database" reports this
 	}
-	for _, of := range []struct {
-		loop, what string
-		age, most  time.Duration
+	for _, figures := range []struct {
+		loop, name  string
+		age, maxAge time.Duration
 	}{
-		{"metrics", "what the metrics say of the database", sample, metrics.StaleAfter},
-		{"rollups", "what counters and analytics say", rollups, rollupsStaleAfter},
+		{"metrics", "the sample of the database for the metrics", sample, metrics.StaleAfter},
+		{"rollups", "the data of counters and analytics", rollups, rollupsStaleAfter},
 	} {
-		i := slices.IndexFunc(parts, func(p api.Part) bool { return p.Name == of.loop })
-		if i >= 0 && of.age > of.most && s.idle() == nil {
-			parts[i].OK, parts[i].Detail = false, fmt.Sprintf("%s is %s old", of.what, of.age.Truncate(time.Second))
+		i := slices.IndexFunc(parts, func(p api.Part) bool { return p.Name == figures.loop })
+		if i >= 0 && figures.age > figures.maxAge && s.idle() == nil {
+			parts[i].OK, parts[i].Detail = false, fmt.Sprintf("%s is %s old", figures.name, figures.age.Truncate(time.Second))
 		}
 	}
 }
@@ -178,12 +178,12 @@ func loopPart(status *background.Status) api.Part {
 	case status.Idle != "":
 		part.Detail = "idle: " + status.Idle
 	case status.LastSuccess.IsZero():
-		part.Detail = "has begun"
+		part.Detail = "started; no turn has succeeded yet"
 	default:
 		part.Detail = "last success " + status.LastSuccess.UTC().Format(time.RFC3339)
 	}
 	if status.OneProcess {
-		part.Detail += "; one process at a time"
+		part.Detail += "; runs in one process at a time"
 	}
 	return part
 }
@@ -207,11 +207,11 @@ func (s *Server) captureHealth(ctx context.Context) api.Part {
 func (s *Server) policyHealth() api.Part {
 	part := api.Part{Name: "policy", OK: true, Detail: "version " + s.policy().Version()}
 	if s.unpublished.Load() {
-		part.Detail += "; what it says is sensitive, or needs a second person, is not in force in the database"
+		part.Detail += "; its masking and approval rules are not yet in force in the database"
 	}
 	if err := s.reloadErr.Load(); err != nil {
 		part.OK = false
-		part.Detail += " stays in force; the files are wrong: " + (*err).Error()
+		part.Detail += " stays in force; the files are invalid: " + (*err).Error()
 	}
 	return part
 }

@@ -29,7 +29,7 @@ import (
 
 // hostileRequest is a request of the hostile set, and the answers that it may get.
 type hostileRequest struct {
-	says         string
+	name         string
 	method, path string
 	header       http.Header
 	body         string
@@ -56,7 +56,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 		}
 	}
 	response, err := hostileTransport.RoundTrip(request)
-	if strings.HasPrefix(h.says, "large") && (errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) {
+	if strings.HasPrefix(h.name, "large") && (errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) {
 		return "" // refused before the whole request was sent
 	}
 	if err != nil {
@@ -76,7 +76,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	answer := all.String()
 	switch status := response.StatusCode; {
 	case status >= 500 && !slices.Contains(h.statuses, status):
-		return "an error of dlqd's: " + answer
+		return "is answered with a server error: " + answer
 	case len(h.statuses) == 0 && status < 300, len(h.statuses) > 0 && !slices.Contains(h.statuses, status):
 		return "is answered with " + answer
 	case strings.HasPrefix(string(raw), fmt.Sprintf("%d %s", status, http.StatusText(status))) && (status == http.StatusBadRequest || status == http.StatusRequestHeaderFieldsTooLarge):
@@ -86,14 +86,14 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	case status == http.StatusUnauthorized && response.Header.Get("WWW-Authenticate") == "":
 		return "401 without WWW-Authenticate: " + answer
 	case response.Header.Get("Cache-Control") != "no-store":
-		return "may be kept: " + answer
+		return "may be cached: " + answer
 	}
 	// An answer may repeat what the client sent, however the client wrote an id.
 	same := strings.NewReplacer("-", "")
 	sent := same.Replace(strings.ToLower(h.path + h.body))
 	for _, word := range append([]string{"goroutine ", ".go:", "panic", "SQLSTATE", "pgconn", "river_job"}, h.hidden...) {
 		if strings.Contains(answer, word) && !strings.Contains(sent, same.Replace(strings.ToLower(word))) {
-			return "tells of " + word + ": " + answer
+			return "contains " + word + ": " + answer
 		}
 	}
 	return ""
@@ -102,7 +102,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 var hostileTransport = &http.Transport{MaxIdleConnsPerHost: 16, DisableCompression: true}
 
 // More than a thousand requests for data and actions that the caller has no right to.
-func TestHostile_access(t *testing.T) {
+func TestHostileRequests_GetNoAccess(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
 	b := scopeSetup(t, func(c *server.Config) {
@@ -136,35 +136,35 @@ func TestHostile_access(t *testing.T) {
 			for _, o := range operations {
 				may := o.role == "" || role.Includes(o.role)
 				targets := []string{""}
-				switch o.of {
+				switch o.targetType {
 				case "entry":
 					targets = []string{b.ids[elsewhere], b.ids["pay_eu/user.mail"], uuid.Nil.String()}
 				case "queue":
 					targets = []string{"mailqueue", "pay_eu%00", "*"}
 				case "approval":
-					targets = []string{b.asked["mailqueue"], b.ids[elsewhere]}
+					targets = []string{b.approvals["mailqueue"], b.ids[elsewhere]}
 				case "run", "stream":
 					targets = []string{b.runs["mailqueue"], b.ids[elsewhere]}
 				case "operation":
 					targets = []string{b.done["mailqueue"], b.ids[elsewhere]}
 				}
 				for _, target := range targets {
-					h := hostileRequest{says: fmt.Sprintf("%s of %s: %s %s", role, scopes[scope].name, o.id, target), method: o.method, path: strings.ReplaceAll(o.path, "{id}", target), header: bearer(secret), body: o.body, hidden: hidden}
+					h := hostileRequest{name: fmt.Sprintf("%s of %s: %s %s", role, scopes[scope].name, o.id, target), method: o.method, path: strings.ReplaceAll(o.path, "{id}", target), header: bearer(secret), body: o.body, hidden: hidden}
 					everywhere := scopes[scope].scope == nil || o.need == "" || o.need == "queues" && scopes[scope].byQueue
 					theirs := scopes[scope].scope == nil || slices.ContainsFunc(scopes[scope].entries, func(name string) bool { return b.ids[name] == target })
 					switch {
-					case o.of == "open":
+					case o.targetType == "open":
 						h.statuses = []int{200}
 					case !may, !everywhere:
 						h.statuses = []int{403}
 						if strings.Contains(target, "%00") {
 							h.statuses = []int{400, 403, 422}
 						}
-					case o.of == "queue" && o.method == http.MethodGet && scopes[scope].scope == nil:
+					case o.targetType == "queue" && o.method == http.MethodGet && scopes[scope].scope == nil:
 						h.statuses = []int{200, 400, 404, 422}
-					case o.method != http.MethodGet && (theirs || o.of == "" && scopes[scope].scope == nil):
+					case o.method != http.MethodGet && (theirs || o.targetType == "" && scopes[scope].scope == nil):
 						continue // allowed
-					case o.of == "entry" && !theirs, o.of == "queue", (o.of == "run" || o.of == "operation" || o.of == "approval") && scopes[scope].scope != nil, o.of == "none":
+					case o.targetType == "entry" && !theirs, o.targetType == "queue", (o.targetType == "run" || o.targetType == "operation" || o.targetType == "approval") && scopes[scope].scope != nil, o.targetType == "none":
 						h.statuses = []int{404}
 						if strings.Contains(target, "%00") {
 							h.statuses = []int{400, 404, 422}
@@ -189,7 +189,7 @@ func TestHostile_access(t *testing.T) {
 		"0-0", "-1-1", "99999999999999999-999999999999999999", "1-" + strings.Repeat("9", 19), encoded, "'%20OR%20true--", "%00", "..%2f..", "%F0%9F%92%A9", "[]", "null",
 	} {
 		for _, path := range []string{"/api/dlq/entries?limit=1&cursor=", "/api/dlq/entries?order=oldest&cursor=", "/api/dlq/audit?cursor=", "/api/dlq/audit?entryId=", "/api/dlq/entries?queue=mailqueue&cursor=", "/api/dlq/entries/", "/api/dlq/replays/", "/api/messages/"} {
-			add(hostileRequest{says: "cursor " + c, method: "GET", path: path + c, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422}})
+			add(hostileRequest{name: "cursor " + c, method: "GET", path: path + c, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422}})
 		}
 	}
 	for _, query := range []string{
@@ -198,7 +198,7 @@ func TestHostile_access(t *testing.T) {
 		"/api/dlq/analytics/flow?queue=mailqueue", "/api/dlq/analytics/flow?by=queue", "/api/dlq/analytics/times?by=queue", "/api/dlq/analytics/groups?queue=mailqueue", "/api/dlq/analytics/oldest?limit=100", "/api/dlq/analytics/heat-map?queue=mailqueue",
 		"/api/dlq/analytics/error-types", "/api/dlq/analytics/retry-cost", "/api/dlq/analytics/replays", "/api/circuit-breakers", "/api/queues", "/api/dlq/replays?limit=100",
 	} {
-		add(hostileRequest{says: "query", method: "GET", path: query, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422}})
+		add(hostileRequest{name: "query", method: "GET", path: query, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422}})
 	}
 	for _, filter := range []string{
 		`{}`, `{"ids": ["` + entry + `"]}`, `{"queue": ["mailqueue"]}`, `{"queue": "mailqueue"}`, `{"queue": ["*"]}`, `{"kind": ["*"]}`, `{"payload": {"secret": "payload of mailqueueorder.paid"}}`, `{"scope": null}`, `{"scope": [], "all": true}`,
@@ -214,7 +214,7 @@ func TestHostile_access(t *testing.T) {
 			{"/api/dlq/erasures", `{"filter": %s, "note": "n", "dryRun": true}`},
 			{"/api/dlq/reclassify", `{"filter": %s, "dryRun": true}`},
 		} {
-			add(hostileRequest{says: "filter", method: "POST", path: request[0], body: strings.ReplaceAll(request[1], "%s", filter), header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 403, 422}})
+			add(hostileRequest{name: "filter", method: "POST", path: request[0], body: strings.ReplaceAll(request[1], "%s", filter), header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 403, 422}})
 		}
 	}
 
@@ -244,34 +244,34 @@ func TestHostile_access(t *testing.T) {
 	}
 	for _, spoof := range spoofs {
 		for _, path := range []string{"/api/dlq/entries", "/api/whoami", "/metrics", "/api/health"} {
-			add(hostileRequest{says: fmt.Sprint("spoof ", spoof), method: "GET", path: path, header: spoof, hidden: append(b.hidden(noScope), "token-"), statuses: []int{401, 429}})
+			add(hostileRequest{name: fmt.Sprint("spoof ", spoof), method: "GET", path: path, header: spoof, hidden: append(b.hidden(noScope), "token-"), statuses: []int{401, 429}})
 		}
 	}
 	for _, header := range []http.Header{{"X-Original-Url": {"/api/dlq/erasures"}}, {"X-Rewrite-Url": {"/api/health"}}, {"X-Http-Method-Override": {"DELETE"}}, {"X-Forwarded-Host": {"evil.example"}}, {"X-Forwarded-Prefix": {"//evil.example"}}, {"X-Forwarded-Proto": {"javascript"}}, {"Accept": {"text/html"}}, {"Accept": {"application/cbor"}}, {"Range": {"bytes=0-10"}}, {"If-None-Match": {"*"}}, {"Traceparent": {"00-" + strings.Repeat("f", 300)}}} {
 		maps.Copy(header, bearer(limited))
 		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/queues", "/api/dlq/audit"} {
-			add(hostileRequest{says: fmt.Sprint(header), method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "evil.example"), statuses: []int{200, 404, 406}})
+			add(hostileRequest{name: fmt.Sprint(header), method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "evil.example"), statuses: []int{200, 404, 406}})
 		}
 	}
 	for _, host := range []string{"evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "169.254.169.254", "localhost@evil.example", "evil.example:80", "[::ffff:8.8.8.8]", "0.0.0.0"} {
 		for _, path := range []string{"/api/dlq/entries", "/livez", "/metrics", "/docs", "/openapi.json"} {
 			header := bearer(everything)
 			header["Host"] = []string{host}
-			add(hostileRequest{says: "host " + host, method: "GET", path: path, header: header, hidden: b.hidden(noScope), statuses: []int{400, 421}})
+			add(hostileRequest{name: "host " + host, method: "GET", path: path, header: header, hidden: b.hidden(noScope), statuses: []int{400, 421}})
 		}
 	}
 	for _, origin := range []string{"https://evil.example", "null", "http://localhost:1"} {
 		for _, path := range []string{"/api/dlq/export", "/api/dlq/replay", "/api/messages"} {
 			header := bearer(everything)
 			header["Origin"], header["Sec-Fetch-Site"] = []string{origin}, []string{"cross-site"}
-			add(hostileRequest{says: "origin " + origin, method: "POST", path: path, header: header, body: `{"filter": {}}`, hidden: b.hidden(noScope), statuses: []int{403}})
+			add(hostileRequest{name: "origin " + origin, method: "POST", path: path, header: header, body: `{"filter": {}}`, hidden: b.hidden(noScope), statuses: []int{403}})
 		}
 	}
 
 	// Methods and other spellings of paths.
 	for _, method := range []string{"HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get", "GETT", "DEBUG"} {
 		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/dlq/entries/" + entry + "/discard", "/api/dlq/replays/" + run, "/api/dlq/erasures", "/api/queues/mailqueue/pause", "/metrics", "/api/health", "/", "/openapi.json"} {
-			add(hostileRequest{says: "method", method: method, path: path, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 403, 404, 405}})
+			add(hostileRequest{name: "method", method: method, path: path, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 403, 404, 405}})
 		}
 	}
 	for _, path := range []string{
@@ -281,7 +281,7 @@ func TestHostile_access(t *testing.T) {
 		"/debug/pprof/heap", "/debug/vars", "/%", "/%zz", "/api/queues/..%2fpay_eu", "/api/queues/mailqueue%2fpause", "/api/dlq/replays/" + run + "/events%2f", "/\\..\\api", "/api/dlq/entries?%00", "/api/dlq/entries%3flimit=1", "/livez%20", "/readyz%0d%0aX-Evil:%201", "//evil.example/api/queues", "/\\evil.example", "/api/whoami#", "/api/login/",
 	} {
 		for _, header := range []http.Header{{}, bearer(limited)} {
-			h := hostileRequest{says: "path", method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "root:"), statuses: []int{301, 307, 308, 400, 403, 404, 405, 422}}
+			h := hostileRequest{name: "path", method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "root:"), statuses: []int{301, 307, 308, 400, 403, 404, 405, 422}}
 			if len(header) == 0 {
 				h.hidden, h.statuses = append(b.hidden(noScope), "root:"), []int{301, 307, 308, 400, 401, 403, 404, 405, 422, 429}
 			} else if strings.HasPrefix(path, "/api/dlq/entries?") || path == "/api/whoami#" {
@@ -293,11 +293,11 @@ func TestHostile_access(t *testing.T) {
 
 	// Requests that are too large.
 	large := strings.Repeat("x", 200_000)
-	add(hostileRequest{says: "large token", method: "GET", path: "/api/queues", header: bearer("dlqd_" + large[:60_000]), statuses: []int{401, 429}})
+	add(hostileRequest{name: "large token", method: "GET", path: "/api/queues", header: bearer("dlqd_" + large[:60_000]), statuses: []int{401, 429}})
 	for _, o := range operations {
 		if o.method == "POST" && !strings.Contains(o.path, "{id}") {
-			add(hostileRequest{says: "large body of nobody", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, statuses: []int{401, 429}})
-			add(hostileRequest{says: "large body", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{400, 403, 413, 422}})
+			add(hostileRequest{name: "large body without a token", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, statuses: []int{401, 429}})
+			add(hostileRequest{name: "large body", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{400, 403, 413, 422}})
 		}
 	}
 
@@ -319,11 +319,11 @@ func TestHostile_access(t *testing.T) {
 	var bad []hostileRequest
 	for i, secret := range []string{revoked, expired, rotated, everything[:40], everything + "a", string(flipped), strings.ToLower(everything), strings.ToUpper(everything), "dlqd_", "null", "undefined", "", "*", "' OR 1=1 --", id(everything), "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.", everything + everything} {
 		for j, o := range operations {
-			if o.of == "open" || o.id == "get-login" || i > 2 && i%3 != j%3 {
+			if o.targetType == "open" || o.id == "get-login" || i > 2 && i%3 != j%3 {
 				continue
 			}
 			path := strings.NewReplacer("/circuit-breakers/queue:{id}", "/circuit-breakers/queue:mailqueue", "/queues/{id}", "/queues/mailqueue", "/replays/{id}", "/replays/"+run, "{id}", entry).Replace(o.path)
-			bad = append(bad, hostileRequest{says: "token " + secret, method: o.method, path: path, body: o.body, header: bearer(secret), hidden: b.hidden(noScope), statuses: []int{401, 429}})
+			bad = append(bad, hostileRequest{name: "token " + secret, method: o.method, path: path, body: o.body, header: bearer(secret), hidden: b.hidden(noScope), statuses: []int{401, 429}})
 		}
 	}
 
@@ -337,10 +337,10 @@ func TestHostile_access(t *testing.T) {
 		for i := range set {
 			set[i].hidden = append(slices.Clone(set[i].hidden), secrets...)
 			group.Go(func() error {
-				if says := set[i].send(t.Context(), b.base); says != "" {
+				if problem := set[i].send(t.Context(), b.base); problem != "" {
 					mu.Lock()
 					defer mu.Unlock()
-					wrong = append(wrong, fmt.Sprintf("%s: %s %s %s\n\t%s", set[i].says, set[i].method, set[i].path, set[i].body[:min(len(set[i].body), 200)], says[:min(len(says), 600)]))
+					wrong = append(wrong, fmt.Sprintf("%s: %s %s %s\n\t%s", set[i].name, set[i].method, set[i].path, set[i].body[:min(len(set[i].body), 200)], problem[:min(len(problem), 600)]))
 				}
 				return nil
 			})
@@ -391,12 +391,12 @@ func TestHostile_access(t *testing.T) {
 	time.Sleep(time.Until(revokedAt.Add(6 * time.Second)))
 	close(stop)
 	require.NoError(t, users.Wait())
-	require.Less(t, time.Unix(0, last.Load()).Sub(revokedAt), 5*time.Second, "a revoked token")
+	require.Less(t, time.Unix(0, last.Load()).Sub(revokedAt), 5*time.Second, "a revoked token must stop working")
 
 	t.Log(len(set)+len(bad), "requests")
 	require.Greater(t, len(set)+len(bad), 1000)
 	require.Empty(t, wrong, "%d of %d:\n%s", len(wrong), len(set)+len(bad), strings.Join(wrong[:min(len(wrong), 20)], "\n"))
-	require.Equal(t, before, b.count(moves), "nothing moved, and what is in nobody's scope was not even noted")
+	require.Equal(t, before, b.count(moves), "no entry moved, and no entry outside all scopes got a note")
 	for _, secret := range secrets {
 		require.NotContains(t, log.String(), secret)
 	}

@@ -35,7 +35,7 @@ func (b *lockedBuffer) String() string {
 }
 
 // Any hostile value in any input gets a short client error without internals of dlqd.
-func TestHostileValues(t *testing.T) {
+func TestHostileValues_GetShortClientErrors(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }})
@@ -112,7 +112,7 @@ func TestHostileValues(t *testing.T) {
 
 // An export that the client does not read is cut off. A client that disconnects causes no error in
 // the log.
-func TestExport_clientsThatDoNotRead(t *testing.T) {
+func TestExport_CutsOffClientsThatDoNotRead(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
@@ -159,7 +159,7 @@ func TestExport_clientsThatDoNotRead(t *testing.T) {
 	require.Eventually(t, func() bool { return rows(1) }, time.Minute, 50*time.Millisecond)
 }
 
-func TestMessage_duplicatesOfABatchSayWhereTheFirstIs(t *testing.T) {
+func TestMessage_DuplicatesInABatchNameTheFirst(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	batch := `{"messages": [{"messageId": "a", "queue": "default", "kind": "k", "payload": 1}, {"messageId": "b", "queue": "default", "kind": "k", "payload": 1}]}`
@@ -178,20 +178,20 @@ func TestMessage_duplicatesOfABatchSayWhereTheFirstIs(t *testing.T) {
 }
 
 // The error of a refused move lists the moves that the entry allows.
-func TestMoves_refusedSayWhatIsAllowed(t *testing.T) {
+func TestMoves_RefusalListsTheAllowedMoves(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
 	position := b.awaitMessage("m1", "dead-lettered")
 	id := position["deadLetter"].(map[string]any)["id"].(string)
 	b.awaitEntry(id, "dlq_manual")
-	for _, step := range []struct{ refused, says, then string }{
+	for _, step := range []struct{ refused, detail, then string }{
 		{"park", "Allowed from dlq_manual: replay, discard, resolve, unpark.", "discard"},
 		{"replay", "Allowed from dlq_archived: reopen.", ""},
 	} {
 		status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/"+step.refused, "{}")
 		require.Equal(t, http.StatusConflict, status)
-		require.Contains(t, out["detail"], step.says)
+		require.Contains(t, out["detail"], step.detail)
 		if step.then != "" {
 			status, out, _ = b.call("POST", "/api/dlq/entries/"+id+"/"+step.then, "{}")
 			require.Equal(t, http.StatusOK, status, out)

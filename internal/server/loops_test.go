@@ -48,15 +48,15 @@ func (b *bundle) health() (health api.Health) {
 	return health
 }
 
-// TestLoops_startAndStop starts and stops all loops of a server concurrently; afterwards the server
+// TestLoops_StartAndStopConcurrently starts and stops all loops of a server concurrently; afterwards the server
 // still works.
-func TestLoops_startAndStop(t *testing.T) {
+func TestLoops_StartAndStopConcurrently(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	loops := b.server.Loops()
-	var everybody sync.WaitGroup
+	var callers sync.WaitGroup
 	for range 4 {
-		everybody.Go(func() {
+		callers.Go(func() {
 			for range 20 {
 				if rand.IntN(2) == 0 {
 					loops.Start()
@@ -66,10 +66,10 @@ func TestLoops_startAndStop(t *testing.T) {
 			}
 		})
 	}
-	everybody.Wait()
+	callers.Wait()
 	require.NoError(t, loops.Stop(t.Context()))
 	for _, status := range loops.Statuses() {
-		require.Equal(t, "does not run", status.Problem, status.Name)
+		require.Equal(t, "not running", status.Problem, status.Name)
 	}
 	loops.Start()
 	for _, l := range loops.Loops() {
@@ -84,8 +84,8 @@ func TestLoops_startAndStop(t *testing.T) {
 	}
 }
 
-// TestHealth_aWorkerThatHangs blocks a worker on a lock while the database answers.
-func TestHealth_aWorkerThatHangs(t *testing.T) {
+// TestHealth_ReportsAHangingWorker blocks a worker on a lock while the database answers.
+func TestHealth_ReportsAHangingWorker(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.PollInterval = 100 * time.Millisecond }})
 	healthy := func() bool { ok, _ := b.part("dlq-workers"); return ok }
@@ -97,16 +97,16 @@ func TestHealth_aWorkerThatHangs(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return !healthy() }, time.Minute, 50*time.Millisecond)
 	_, detail := b.part("dlq-workers")
-	require.Contains(t, detail, "without success since")
+	require.Contains(t, detail, "no turn has succeeded since")
 	ok, _ := b.part("database")
 	require.True(t, ok)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Eventually(t, healthy, time.Minute, 50*time.Millisecond)
 }
 
-// TestReload_aQueueThatCouldNotBeAddedIsTriedAgain makes the database refuse a new queue for a
+// TestReload_RetriesAddingAQueue makes the database refuse a new queue for a
 // while.
-func TestReload_aQueueThatCouldNotBeAddedIsTriedAgain(t *testing.T) {
+func TestReload_RetriesAddingAQueue(t *testing.T) {
 	t.Parallel()
 	var dir, files string
 	b := setup(t, options{config: func(c *server.Config) {
@@ -132,11 +132,11 @@ func TestReload_aQueueThatCouldNotBeAddedIsTriedAgain(t *testing.T) {
 	b.awaitMessage("m1", "completed")
 }
 
-// TestStop_theDatabaseHangs freezes all processes of Postgres: health fails, and the stop ends by
-// its deadline.
-func TestStop_theDatabaseHangs(t *testing.T) {
+// TestStop_EndsByItsDeadlineIfTheDatabaseHangs freezes all processes of Postgres: health fails, and the
+// stop ends by its deadline.
+func TestStop_EndsByItsDeadlineIfTheDatabaseHangs(t *testing.T) {
 	t.Parallel()
-	for name, embedded := range map[string]bool{"its own": true, "another's": false} {
+	for name, embedded := range map[string]bool{"embedded": true, "external": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir, err := os.MkdirTemp("", "dlqd-hang-")
@@ -170,7 +170,7 @@ func TestStop_theDatabaseHangs(t *testing.T) {
 			for _, loop := range []string{"database", "circuit-breakers", "dlq-workers"} {
 				require.Eventually(t, func() bool { ok, _ := b.part(loop); return !ok }, 60*time.Second, 50*time.Millisecond, loop)
 			}
-			t.Logf("health was red after %s", time.Since(frozen).Round(100*time.Millisecond))
+			t.Logf("health failed after %s", time.Since(frozen).Round(100*time.Millisecond))
 
 			stopped := make(chan error, 1)
 			ctx, cancel := context.WithCancel(context.Background())
@@ -209,7 +209,7 @@ func freeze(t *testing.T, dir string) {
 	postmaster, _, _ := strings.Cut(string(raw), "\n")
 	pid, err := strconv.Atoi(postmaster)
 	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // it starts no more children
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // it starts no further children
 	all := []int{pid}
 	processes, err := filepath.Glob("/proc/[0-9]*/stat")
 	require.NoError(t, err)
@@ -231,9 +231,9 @@ func freeze(t *testing.T, dir string) {
 	})
 }
 
-// TestReload_aQueueThatComesBackBeforeItIsGone removes a queue while one of its jobs runs, and adds
+// TestReload_KeepsAQueueThatReturnsDuringItsRemoval removes a queue while one of its jobs runs, and adds
 // it again before the job ends.
-func TestReload_aQueueThatComesBackBeforeItIsGone(t *testing.T) {
+func TestReload_KeepsAQueueThatReturnsDuringItsRemoval(t *testing.T) {
 	t.Parallel()
 	arrived, answer := make(chan struct{}, 10), make(chan struct{})
 	var once sync.Once
@@ -281,8 +281,8 @@ func TestReload_aQueueThatComesBackBeforeItIsGone(t *testing.T) {
 	b.awaitMessage("m2", "completed")
 }
 
-// TestHealth_queues brings a queue near its limit, and then over it.
-func TestHealth_queues(t *testing.T) {
+// TestHealth_ReportsQueuesOverTheirLimits brings a queue near its limit, and then over it.
+func TestHealth_ReportsQueuesOverTheirLimits(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
 		files := policytest.Files{"retry-policies": fmt.Sprintf("queues: {one: {destination: d}, two: {destination: d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL), "monitoring": "queues: {one: {maxOpen: 5, maxAge: 2h}}"}
@@ -315,12 +315,13 @@ func TestHealth_queues(t *testing.T) {
 	require.Equal(t, "down", full.Status)
 	require.Equal(t, []string{"size 6 exceeds 5"}, full.Reasons)
 	require.Equal(t, "up", queue("two").Status)
-	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond, "dlqd itself works")
+	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond,
+		"queues do not affect dlqd's own health")
 	_, metrics, _ := b.call("GET", "/metrics", "")
 	require.Contains(t, metrics["text"], `dlqd_queue_up{queue="one"} 0`)
 	require.Contains(t, metrics["text"], `dlq_size{queue="one"} 6`)
 	status, _, _ := b.call("GET", "/readyz", "")
-	require.Equal(t, http.StatusOK, status, "requests go here")
+	require.Equal(t, http.StatusOK, status, "the process stays ready")
 	for _, part := range b.health().Parts {
 		if part.Name == "dlq-workers" {
 			require.WithinDuration(t, time.Now(), *part.LastSuccess, time.Minute)
@@ -329,7 +330,7 @@ func TestHealth_queues(t *testing.T) {
 }
 
 // After an outage, figures are old until the loops have run. Health does not fail because of that.
-func TestHealth_FiguresOlderThanTheProcess(t *testing.T) {
+func TestHealth_IgnoresFiguresOlderThanTheProcess(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(config *server.Config) {
 		conn := postgrestest.Open(t, config.DatabaseURL)
@@ -347,21 +348,21 @@ func TestHealth_FiguresOlderThanTheProcess(t *testing.T) {
 }
 
 // If figures are not updated, health fails in all processes until they are updated again.
-func TestHealth_FiguresThatStandStill(t *testing.T) {
+func TestHealth_ReportsStaleFigures(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusOK)})
 	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond)
-	for part, of := range map[string]struct{ lock, age string }{
+	for part, test := range map[string]struct{ lock, age string }{
 		"metrics": {"dlq.metrics_sample", "UPDATE dlq.metrics_sample SET at = at - interval '2 minutes'"},
 		"rollups": {"dlq.refresh_rollups", "UPDATE dlq.rollup_state SET at = at - interval '10 minutes'"},
 	} {
 		tx, err := b.pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.Background()) }()
-		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", of.lock)
+		_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", test.lock)
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { // repeated: an update of the figures may have been running
-			_, err := b.pool.Exec(t.Context(), of.age)
+			_, err := b.pool.Exec(t.Context(), test.age)
 			require.NoError(t, err)
 			ok, detail := b.part(part)
 			return !ok && strings.Contains(detail, " old")

@@ -44,7 +44,7 @@ func (l *logged) text() string {
 
 // A message contains a secret in every place, and the receiver's answer repeats them all. No
 // operation and no log shows a secret, except to an operator who gives a reason.
-func TestMask_walkOfAPI(t *testing.T) {
+func TestMask_NoOperationShowsASecret(t *testing.T) {
 	t.Parallel()
 	log := &logged{}
 	b := &scopeBundle{bundle: setup(t, options{
@@ -72,7 +72,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 	kept := b.text(
 		"SELECT concat_ws(' ', error_message, error_context, retry_history, metadata) FROM dlq.dead_letter_queue")
-	require.Contains(t, kept, "refused: card ***, IBAN ***", "the receiver's words are kept, without what is masked")
+	require.Contains(t, kept, "refused: card ***, IBAN ***", "the receiver's answer is kept with masked values")
 
 	check := func(what, out string) {
 		t.Helper()
@@ -121,7 +121,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
 	require.NoError(t, err)
-	asked := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
+	approvalID := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
 
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"ids": ["`+id+`"]}, "note": "card 4111111111111111"}`)
 	require.Equal(t, http.StatusOK, status, out)
@@ -131,10 +131,10 @@ func TestMask_walkOfAPI(t *testing.T) {
 
 	for role, token := range map[string]string{"reader": reader, "operator": operator, "admin": admin} {
 		for _, o := range operations {
-			if o.of == "open" || o.id == "get-login" || o.id == "get-view" || o.method != "GET" && o.id != "export" {
+			if o.targetType == "open" || o.id == "get-login" || o.id == "get-view" || o.method != "GET" && o.id != "export" {
 				continue
 			}
-			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": asked, "operation": noted.Undo}[o.of]
+			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": approvalID, "operation": noted.Undo}[o.targetType]
 			path := strings.NewReplacer("{id}/same", target+"/"+failures, "{id}", target).Replace(o.path)
 			if o.id == "get-message" {
 				path = "/api/messages/m1"
@@ -145,7 +145,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 			}
 			check(role+" "+o.id, out)
 			if o.id == "get-entry" {
-				require.Contains(t, out, `4200`, "the rest is there")
+				require.Contains(t, out, `4200`, "other values are shown")
 			}
 		}
 		status, out := b.as(token, "GET", "/metrics", "")
@@ -157,7 +157,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 		}())
 	}
 	check("log", log.text())
-	require.Contains(t, log.text(), "Job cancelled explicitly", "it is said that a job failed, but not how")
+	require.Contains(t, log.text(), "Job cancelled explicitly", "the log says that a job failed, without its error")
 
 	// Revealing requires a reason and the role, and leaves an audit row.
 	reveal := "/api/dlq/entries/" + id + "/reveal"
@@ -202,7 +202,7 @@ func TestMask_walkOfAPI(t *testing.T) {
 }
 
 // Columns that the policy hides from readers are hidden in the API, too.
-func TestMask_readersColumns(t *testing.T) {
+func TestMask_HidesColumnsFromReaders(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	id := b.ids["pay_eu/order.paid"]
@@ -212,7 +212,7 @@ func TestMask_readersColumns(t *testing.T) {
 	} {
 		_, out := b.as(token, "GET", "/api/dlq/entries/"+id, "")
 		require.Equal(t, sees, strings.Contains(out, "payload of pay_euorder.paid"), out)
-		require.Contains(t, out, "secret of pay_euorder.paid", "what errors say, the default policy does not hide")
+		require.Contains(t, out, "secret of pay_euorder.paid", "the default policy does not hide error texts")
 	}
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.protect('{error_message,retry_history,notes}')")
 	require.NoError(t, err)

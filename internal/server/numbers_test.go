@@ -14,7 +14,7 @@ import (
 
 // Account 9007199254740993 is another customer than 9007199254740992, which a float64 would turn it
 // into.
-func TestNumbers_areExactFromEndToEnd(t *testing.T) {
+func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	delivered := map[string]string{}
@@ -41,29 +41,29 @@ func TestNumbers_areExactFromEndToEnd(t *testing.T) {
 		require.Less(t, status, 300, "%s %s: %v", path, body, out)
 		return out
 	}
-	of := func(i int) string { return fmt.Sprintf(`{"payload": {"acct": %d}}`, account(i)) }
-	stands := func(i int) string {
+	filterFor := func(i int) string { return fmt.Sprintf(`{"payload": {"acct": %d}}`, account(i)) }
+	statusOf := func(i int) string {
 		return b.text(fmt.Sprintf("SELECT status FROM dlq.dead_letter_queue WHERE event_id = 'm%d'", i))
 	}
 
-	require.EqualValues(t, 1, ask("/api/dlq/bulk", `{"do": "discard", "filter": `+of(3)+`}`)["changed"])
-	require.Equal(t, "dlq_archived", stands(3))
-	require.Equal(t, "dlq_manual", stands(2))
+	require.EqualValues(t, 1, ask("/api/dlq/bulk", `{"do": "discard", "filter": `+filterFor(3)+`}`)["changed"])
+	require.Equal(t, "dlq_archived", statusOf(3))
+	require.Equal(t, "dlq_manual", statusOf(2))
 
-	require.EqualValues(t, 1, ask("/api/dlq/erasures", `{"note": "request 42", "filter": `+of(5)+`}`)["entries"])
+	require.EqualValues(t, 1, ask("/api/dlq/erasures", `{"note": "request 42", "filter": `+filterFor(5)+`}`)["entries"])
 	require.Equal(t, `{"erased": true}`, b.text("SELECT original_event FROM dlq.dead_letter_queue WHERE event_id = 'm5'"))
 	require.Contains(t, b.text("SELECT original_event FROM dlq.dead_letter_queue WHERE event_id = 'm4'"), "9007199254740994")
 
-	_, out, _ := b.call("POST", "/api/dlq/export", `{"filter": `+of(7)+`}`)
+	_, out, _ := b.call("POST", "/api/dlq/export", `{"filter": `+filterFor(7)+`}`)
 	require.Equal(t, 1, strings.Count(fmt.Sprint(out["text"]), "9007199254740997"), out)
 
 	for i, edit := range map[int]string{
 		6: `"mergePatch": {"mended": 1234567890123456788}`,
 		8: `"patch": [{"op": "add", "path": "/mended", "value": 1234567890123456788}]`,
 	} {
-		preview := ask("/api/dlq/replay", `{"dryRun": true, "filter": `+of(i)+`, `+edit+`}`)["preview"].(map[string]any)
+		preview := ask("/api/dlq/replay", `{"dryRun": true, "filter": `+filterFor(i)+`, `+edit+`}`)["preview"].(map[string]any)
 		require.EqualValues(t, 1, preview["total"])
-		ask("/api/dlq/replay", `{"filter": `+of(i)+`, `+edit+`}`)
+		ask("/api/dlq/replay", `{"filter": `+filterFor(i)+`, `+edit+`}`)
 	}
 	id := b.text("SELECT id FROM dlq.dead_letter_queue WHERE event_id = 'm9'")
 	ask("/api/dlq/entries/"+id+"/replay", `{"payload": {"acct": 9007199254740999, "sum": 0.12345678901234567890123, "mended": 1234567890123456788}}`)

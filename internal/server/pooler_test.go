@@ -59,7 +59,7 @@ func pooledSessions(t *testing.T, pooled string, servers int) map[int32]pooledSe
 
 // dlqd leaves no setting, prepared statement, channel or lock in a pooler's sessions. The
 // database's default isolation is serializable here, which dlqd's transactions must not use.
-func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
+func TestServe_LeavesNoStateInPooledSessions(t *testing.T) {
 	t.Parallel()
 	const servers = 4
 	var pooled string
@@ -112,7 +112,7 @@ func TestServe_LeavesSessionsOfAPoolerAsTheyWere(t *testing.T) {
 const listeners = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
 
 // Behind a pooler that gives each client its own session, dlqd listens if configured to.
-func TestServe_ListensThroughAPoolerWhereAsked(t *testing.T) {
+func TestServe_ListensThroughAPoolerIfConfigured(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {
 		c.DatabaseURL, c.Listens = postgrestest.SessionPooler(t, c.DatabaseURL), true

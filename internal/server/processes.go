@@ -43,23 +43,23 @@ func (s *Server) register(ctx context.Context) error {
 		Schemas: s.config.Schemas, Process: s.process.ID(), Name: postgres.ProcessName(), Logger: s.logger,
 	}, s.pool)
 	if err := guard.Check(ctx, s.pool); err != nil {
-		return fmt.Errorf("whether the database was restored: %w", err)
+		return fmt.Errorf("check whether the database was restored: %w", err)
 	}
 	s.guard.Store(guard)
 	s.loops.Add(s.presence, guard.Loop(), s.process.Rescue())
 	return nil
 }
 
-// connected checks whether the database was restored before a new connection is used. If the check
+// checkRestored checks whether the database was restored before a new connection is used. If the check
 // fails, the connection is used anyway: each transaction that sends checks again (dlq.may_send),
 // and health needs a connection.
-func (s *Server) connected(ctx context.Context, conn *pgx.Conn) {
+func (s *Server) checkRestored(ctx context.Context, conn *pgx.Conn) {
 	guard := s.guard.Load()
 	if guard == nil || s.idle() != nil {
 		return
 	}
 	if err := guard.Check(ctx, conn); err != nil {
-		s.logger.WarnContext(ctx, "whether the database was restored is not known", "error", err)
+		s.logger.WarnContext(ctx, "checking whether the database was restored failed", "error", err)
 	}
 }
 

@@ -65,7 +65,7 @@ func (a *application) count(t *testing.T, sql string, args ...any) int {
 }
 
 // An application's clients fetch every job of their queues, and fail jobs of unknown kinds.
-func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
+func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)
 	front := setup(t, options{config: func(c *server.Config) {
@@ -116,9 +116,9 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	a.deliver(t, "mine", "elsewhere")
 	status, out, _ = front.call("POST", "/api/messages/batch", `{"messages": [{"queue": "mine", "kind": "k", "payload": 1}, {"queue": "default", "kind": "k", "payload": 2}]}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	require.Contains(t, out["detail"], "(delivered are: mine)", "those that this API's policy has")
+	require.Contains(t, out["detail"], "(delivered are: mine)", "the queues in this API's policy")
 	require.Equal(t, "body.messages[1].queue", out["errors"].([]any)[0].(map[string]any)["location"])
-	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"), "all or none")
+	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"), "a batch is stored as a whole or not at all")
 
 	_, err = a.pool.Exec(t.Context(), "ALTER TABLE dlq.processes RENAME TO elsewhere")
 	require.NoError(t, err)
@@ -154,14 +154,14 @@ func policyOf(t *testing.T, queues ...string) *policy.Policy {
 }
 
 // On its own River only dlqd fetches messages, so a message waits for the next process.
-func TestSubmit_acceptedOnOwnRiverWithoutAProcess(t *testing.T) {
+func TestSubmit_AcceptsWithoutAProcessIfRiverBelongsToDLQD(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Process = false }})
 	b.submit("m1")
 	b.awaitMessage("m1", "queued")
 }
 
-func TestProcesses(t *testing.T) {
+func TestProcesses_RegisterAndUnregister(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	b := setup(t, options{config: func(c *server.Config) {
@@ -180,12 +180,12 @@ func TestProcesses(t *testing.T) {
 	require.Equal(t, process{Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true}, processes[0])
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
-	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered by themselves"`)
+	require.Contains(t, log.String(), `msg="River belongs to dlqd" automatic="on: dead letters are redelivered by themselves"`)
 }
 
 // A process whose requests use all connections of its pool still announces itself, so that its
 // messages are not rescued.
-func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
+func TestProcesses_StayRegisteredWhileThePoolIsExhausted(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.MaxConns = 5 }})
 	tx, err := b.pool.Begin(t.Context())
@@ -194,9 +194,9 @@ func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.saved_views")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
-	var asked sync.WaitGroup
+	var requests sync.WaitGroup
 	for range 20 {
-		asked.Go(func() {
+		requests.Go(func() {
 			request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.base+"/api/dlq/views", http.NoBody)
 			if err != nil {
 				return
@@ -206,10 +206,10 @@ func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
 			}
 		})
 	}
-	defer asked.Wait()
+	defer requests.Wait()
 	defer cancel()
-	usedUp := func() bool { return b.server.Pool().Stat().AcquiredConns() == 5 }
-	require.Eventually(t, usedUp, time.Minute, 10*time.Millisecond)
+	exhausted := func() bool { return b.server.Pool().Stat().AcquiredConns() == 5 }
+	require.Eventually(t, exhausted, time.Minute, 10*time.Millisecond)
 	// By then, a heartbeat that had begun is over.
 	at := b.count("SELECT floor(extract(epoch FROM clock_timestamp()))::integer + 6")
 	require.Eventually(t, func() bool {
@@ -218,7 +218,7 @@ func TestProcesses_seenWhileThePoolIsUsedUp(t *testing.T) {
 }
 
 // The logged mode is the one in force: by the policy, an operator's switch, or a stop.
-func TestMode(t *testing.T) {
+func TestStart_LogsTheModeInForce(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)
 	start := func() string {
@@ -234,7 +234,7 @@ func TestMode(t *testing.T) {
 	_, err := a.pool.Exec(t.Context(), "SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
 	require.NoError(t, err)
 	log := start()
-	require.Contains(t, log, `msg="River here is an application's`)
+	require.Contains(t, log, `msg="River belongs to an application`)
 	require.Contains(t, log, `automatic="on: dead letters are redelivered by themselves"`)
 	require.NotContains(t, log, "stopped by")
 	_, err = a.pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")

@@ -17,7 +17,7 @@ import (
 
 // A deploy broke one kind of message. After the fix, all its dead letters are replayed, and the
 // test follows the progress.
-func TestReplay_afterAFix(t *testing.T) {
+func TestReplay_RunRecoversAllEntriesOfAKind(t *testing.T) {
 	t.Parallel()
 	var mended atomic.Bool
 	b := setup(t, options{receiver: func(w http.ResponseWriter, _ *http.Request) {
@@ -45,7 +45,7 @@ func TestReplay_afterAFix(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 	require.Contains(t, out["detail"], "an empty filter matches every entry. To select all entries, pass \"all\": true.")
 	status, _, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"errorTipe": ["x"]}}`)
-	require.Equal(t, http.StatusUnprocessableEntity, status, "a misspelt field chooses nothing")
+	require.Equal(t, http.StatusUnprocessableEntity, status, "a misspelt field is refused")
 
 	mended.Store(true)
 	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"errorType": ["HTTP_422"]}, "actor": "kim", "note": "deploy 81 reverted", "rate": 200}`)
@@ -79,7 +79,7 @@ func TestReplay_afterAFix(t *testing.T) {
 	require.Len(t, runs["runs"], 1)
 }
 
-func TestReplay_notWhileTheBreakerIsOpen(t *testing.T) {
+func TestReplay_RefusedWhileTheBreakerIsOpen(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
@@ -94,7 +94,7 @@ func TestReplay_notWhileTheBreakerIsOpen(t *testing.T) {
 }
 
 // A stop does not wait for clients that follow a run.
-func TestStop_whileARunIsFollowed(t *testing.T) {
+func TestStop_DoesNotWaitForEventStreams(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.StopTimeout = 12 * time.Second }})
 	b.submit("m1")
@@ -112,7 +112,7 @@ func TestStop_whileARunIsFollowed(t *testing.T) {
 }
 
 // Each entry's audit trail contains the edit of the run.
-func TestReplay_thePatchIsInTheTrail(t *testing.T) {
+func TestReplay_PatchIsAudited(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
@@ -128,7 +128,7 @@ func TestReplay_thePatchIsInTheTrail(t *testing.T) {
 	}
 }
 
-func TestReplay_EventsOfAnUnknownRun(t *testing.T) {
+func TestReplay_EventsOfAnUnknownRunAnswerAProblem(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	for id, want := range map[string]int{

@@ -198,15 +198,15 @@ func restoredBundle(t *testing.T, url string, l *ledger) *bundle {
 }
 
 // wholeHealth returns the status and body of /api/health, for a failing process, too.
-func (b *bundle) wholeHealth() (status int, said map[string]any) {
+func (b *bundle) wholeHealth() (status int, document map[string]any) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.base+"/api/health", nil)
 	require.NoError(b, err)
 	response, err := http.DefaultClient.Do(request)
 	require.NoError(b, err)
 	defer func() { _ = response.Body.Close() }()
-	require.NoError(b, json.NewDecoder(response.Body).Decode(&said))
-	return response.StatusCode, said
+	require.NoError(b, json.NewDecoder(response.Body).Decode(&document))
+	return response.StatusCode, document
 }
 
 func (b *bundle) send(id, kind string) {
@@ -251,7 +251,7 @@ func (b *bundle) turns(names ...string) {
 
 // A base backup and WAL are restored to the middle of a replay run. Nothing that the receiver has
 // already is sent again before an operator resumes.
-func TestRestored_holdsWhatWasSentSince(t *testing.T) {
+func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	t.Parallel()
 	const entries = 40
 	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{"order.placed": http.StatusUnprocessableEntity, "order.late": http.StatusInternalServerError}}
@@ -294,11 +294,11 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 	after.awaitCount(1, `SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "restored"}' AND args ->> 'kind' = 'order.late'`)
 	after.turns("replay-runs", "dlq-workers", "gates", "observed")
 	ids, _ = l.ids()
-	require.Equal(t, []string{"new"}, ids, "nothing goes by itself")
+	require.Equal(t, []string{"new"}, ids, "nothing is sent automatically")
 
-	_, said, _ := after.call("GET", "/api/dlq/restored", "")
-	require.Contains(t, said["hold"].(map[string]any)["note"], "timeline 2")
-	text := fmt.Sprint(said["mayRepeat"])
+	_, document, _ := after.call("GET", "/api/dlq/restored", "")
+	require.Contains(t, document["hold"].(map[string]any)["note"], "timeline 2")
+	text := fmt.Sprint(document["mayRepeat"])
 	require.Contains(t, text, "what:replay run")
 	require.Contains(t, text, "what:message in River's queues")
 	runID := answer["run"].(map[string]any)["id"].(string)
@@ -327,8 +327,8 @@ func TestRestored_holdsWhatWasSentSince(t *testing.T) {
 }
 
 // A standby is promoted under a running dlqd, which continues without an operator: its last write
-// is there.
-func TestRestored_goesOnWhereAStandbyIsPromoted(t *testing.T) {
+// is present.
+func TestRestored_ContinuesAfterAPromotion(t *testing.T) {
 	t.Parallel()
 	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{}}
 	standby := c.copy("two", "--write-recovery-conf")
@@ -365,14 +365,14 @@ func hostOf(t *testing.T, c *cluster) string {
 
 // Besides the timeline, a restore shows in another server, another database, a dump, or the loss of
 // a process's last write. An operator's stop stays in force.
-func TestRestored_noticesAndSaysSo(t *testing.T) {
+func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 	t.Parallel()
 	for name, becomes := range map[string]struct{ sql, note string }{
 		"another server":   {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '"1"') WHERE key = 'server'`, "this is another server (system identifier "},
 		"another database": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '1') WHERE key = 'server'`, "this is another database of the same server"},
 		"a dump":           {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`, "its tables were restored from a dump"},
-		"earlier":          {`UPDATE dlq.processes SET mark = 0`, "is missing: the database was set back while it ran"},
-		"before it began":  {`DELETE FROM dlq.processes`, "is missing: the database was set back while it ran"},
+		"a lost mark":      {`UPDATE dlq.processes SET mark = 0`, "is missing: the database was set back while it ran"},
+		"a lost process":   {`DELETE FROM dlq.processes`, "is missing: the database was set back while it ran"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -382,17 +382,17 @@ func TestRestored_noticesAndSaysSo(t *testing.T) {
 			b.exec(becomes.sql)
 			b.awaitCount(1, "SELECT count(*) FROM dlq.automatic_switches WHERE name = 'restored'")
 			for _, path := range []string{"/api/dlq/entries", "/api/dlq/stats"} {
-				_, said, _ := b.call("GET", path, "")
-				stopped := said["automaticStopped"].(map[string]any)
+				_, document, _ := b.call("GET", path, "")
+				stopped := document["automaticStopped"].(map[string]any)
 				require.Contains(t, stopped["note"], becomes.note)
 				require.Equal(t, true, stopped["restored"])
-				require.Equal(t, true, stopped["byPerson"], "kim's stays beside it")
+				require.Equal(t, true, stopped["byPerson"], "the operator's stop stays in force")
 			}
 			code, health := b.wholeHealth()
 			require.Equal(t, http.StatusServiceUnavailable, code)
 			require.Contains(t, fmt.Sprint(health["parts"]), "the database was restored: replay runs")
 			code, _, _ = b.call("GET", "/readyz", "")
-			require.Equal(t, http.StatusOK, code, "messages are taken and delivered")
+			require.Equal(t, http.StatusOK, code, "messages are accepted and delivered")
 			require.Eventually(t, func() bool {
 				_, metrics, _ := b.call("GET", "/metrics", "")
 				return strings.Contains(metrics["text"].(string), "dlqd_restored 1\n")
@@ -401,7 +401,7 @@ func TestRestored_noticesAndSaysSo(t *testing.T) {
 			code, out, _ := b.call("POST", "/api/dlq/automatic/resume", `{}`)
 			require.Equal(t, http.StatusOK, code, out)
 			stopped := out["stopped"].(map[string]any)
-			require.Equal(t, true, stopped["restored"], "that lifts a person's stop alone")
+			require.Equal(t, true, stopped["restored"], "resume lifts only the operator's stop")
 			require.NotContains(t, stopped, "byPerson")
 			code, out, _ = b.call("POST", "/api/dlq/restored/resume", `{"dryRun": true}`)
 			require.Equal(t, http.StatusOK, code, out)
@@ -410,7 +410,7 @@ func TestRestored_noticesAndSaysSo(t *testing.T) {
 			require.Equal(t, http.StatusOK, code, out)
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.automatic_switches"))
 			b.turns("server")
-			require.Zero(t, b.count("SELECT count(*) FROM dlq.automatic_switches"), "the server is known now")
+			require.Zero(t, b.count("SELECT count(*) FROM dlq.automatic_switches"), "the server is the known one now")
 			code, health = b.wholeHealth()
 			require.Equal(t, http.StatusOK, code, health)
 		})

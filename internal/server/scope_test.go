@@ -20,7 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// scopes are the scopes of the walk, with the entries in each.
+// scopes are the scopes of TestScope_LimitsEveryOperation, with the entries in each.
 var scopes = []struct {
 	name    string
 	scope   access.Scope
@@ -40,11 +40,11 @@ var scopes = []struct {
 type scopeBundle struct {
 	*bundle
 
-	tokens *access.Store
-	ids    map[string]string // of entries, by queue/kind
-	runs   map[string]string // of replay runs, by queue
-	asked  map[string]string // ids of requests for approval, by queue
-	done   map[string]string // ids of operations, by queue
+	tokens    *access.Store
+	ids       map[string]string // of entries, by queue/kind
+	runs      map[string]string // of replay runs, by queue
+	approvals map[string]string // ids of requests for approval, by queue
+	done      map[string]string // ids of operations, by queue
 }
 
 func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
@@ -55,7 +55,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		for _, config := range configs {
 			config(c)
 		}
-	}}), ids: map[string]string{}, runs: map[string]string{}, asked: map[string]string{}, done: map[string]string{}}
+	}}), ids: map[string]string{}, runs: map[string]string{}, approvals: map[string]string{}, done: map[string]string{}}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	exec := func(sql string, args ...any) {
 		_, err := b.pool.Exec(t.Context(), sql, args...)
@@ -86,19 +86,20 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		var answer struct{ Run struct{ ID string } }
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
 		b.runs[queue] = answer.Run.ID
-		b.asked[queue] = b.requestAs("kim", access.Scope{{Queues: []string{queue}}})
+		b.approvals[queue] = b.requestAs("kim", access.Scope{{Queues: []string{queue}}})
 		status, out = b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/bulk", `{"do": "assign", "assignee": "kim", "filter": {}, "all": true}`)
 		require.Equal(t, http.StatusOK, status, out)
 		var done struct{ Undo string }
 		require.NoError(t, json.Unmarshal([]byte(out), &done))
 		b.done[queue] = done.Undo
 	}
-	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.replay_run_entries"), "a run takes what its starter has")
+	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.replay_run_entries"),
+		"a run takes the entries in the scope of the user who starts it")
 	admin := b.token(access.Admin, nil)
 	require.Eventually(t, func() bool {
 		_, out := b.as(admin, "GET", "/api/circuit-breakers", "")
 		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
-	}, time.Minute, 50*time.Millisecond, "what the database says of breakers is known")
+	}, time.Minute, 50*time.Millisecond, "the breakers' state is loaded")
 	return b
 }
 
@@ -162,18 +163,18 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 			hidden = append(hidden, queue, b.done[queue])
 		}
 		if !slices.Contains(s.queues, queue) {
-			hidden = append(hidden, b.runs[queue], b.asked[queue])
+			hidden = append(hidden, b.runs[queue], b.approvals[queue])
 		}
 	}
 	return hidden
 }
 
-// operation is an operation of the OpenAPI document, and the request that the walk sends.
+// operation is an operation of the OpenAPI document, and the request that TestScope_LimitsEveryOperation sends.
 type operation struct {
 	id, method, path string
 	role             access.Role
 	body             string
-	of               string // the type of {id}: entry, queue, breaker, run; empty without {id}
+	targetType       string // the type of {id}: entry, queue, breaker, run; empty without {id}
 	need             string // everything, queues (refused for callers limited to kinds), or empty
 }
 
@@ -251,7 +252,7 @@ var operations = []operation{
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
 	{"get-log-level", "GET", "/api/log-level", access.Metrics, "", "", "everything"},
 	{"set-log-level", "PUT", "/api/log-level", access.Admin, `{"level": "info"}`, "", "everything"},
-	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // only the caller's: TestSessions_ofOthers
+	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // only the caller's: TestSessions_OnlyAdminsEndThoseOfOthers
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
 	{"list-tokens", "GET", "/api/tokens", access.Admin, "", "", "everything"},
@@ -269,20 +270,20 @@ var operations = []operation{
 
 // Every operation of the document, for every role, in every scope: a caller without the right gets
 // 403, ids outside the scope get 404, and no answer contains a hidden text.
-func TestScope_walk(t *testing.T) {
+func TestScope_LimitsEveryOperation(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	_, document, _ := b.call("GET", "/openapi.json", "")
-	var in, walked []string
+	var documented, requested []string
 	for _, path := range document["paths"].(map[string]any) {
 		for _, o := range path.(map[string]any) {
-			in = append(in, o.(map[string]any)["operationId"].(string))
+			documented = append(documented, o.(map[string]any)["operationId"].(string))
 		}
 	}
 	for _, o := range operations {
-		walked = append(walked, o.id)
+		requested = append(requested, o.id)
 	}
-	require.ElementsMatch(t, in, walked, "a new operation belongs in the walk")
+	require.ElementsMatch(t, documented, requested, "each operation must be in the list")
 
 	roles := []access.Role{access.Admin, access.Operator, access.Reader, access.Sender}
 	unknown := map[string]string{} // answers for unknown ids
@@ -300,7 +301,7 @@ func TestScope_walk(t *testing.T) {
 					everywhere = true
 				}
 				targets := map[string]bool{"": true}
-				switch o.of {
+				switch o.targetType {
 				case "entry":
 					targets = map[string]bool{}
 					for name, id := range b.ids {
@@ -309,19 +310,19 @@ func TestScope_walk(t *testing.T) {
 				case "queue":
 					targets = map[string]bool{"pay_eu": slices.Contains(s.queues, "pay_eu"), "mailqueue": slices.Contains(s.queues, "mailqueue")}
 				case "approval":
-					targets = map[string]bool{b.asked["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.asked["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
+					targets = map[string]bool{b.approvals["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.approvals["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				case "operation":
 					targets = map[string]bool{b.done["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.done["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				case "run", "stream":
 					targets = map[string]bool{b.runs["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.runs["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
 				}
-				for target, mine := range targets {
-					if role != access.Admin && o.of != "" && (mine || o.role == access.Reader) {
+				for target, inScope := range targets {
+					if role != access.Admin && o.targetType != "" && (inScope || o.role == access.Reader) {
 						continue // the same as for an admin
 					}
-					says := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
-					if mine && (o.of == "entry" || o.of == "run" || o.of == "operation" || o.of == "approval" && o.method == "POST") && may && o.role == access.Operator {
-						continue // would change what other cases read; see TestScope_moves
+					label := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
+					if inScope && (o.targetType == "entry" || o.targetType == "run" || o.targetType == "operation" || o.targetType == "approval" && o.method == "POST") && may && o.role == access.Operator {
+						continue // would change what other cases read; see TestScope_LimitsMoves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
 						continue
@@ -329,37 +330,37 @@ func TestScope_walk(t *testing.T) {
 					status, out := b.as(token, o.method, strings.ReplaceAll(o.path, "{id}", target), o.body)
 					for _, word := range hidden {
 						if word != target && (may || target == "") {
-							require.NotContains(t, out, word, says)
+							require.NotContains(t, out, word, label)
 						}
 					}
 					switch {
-					case o.of == "open":
-						require.Equal(t, http.StatusOK, status, says)
+					case o.targetType == "open":
+						require.Equal(t, http.StatusOK, status, label)
 					case !may || !everywhere:
-						require.Equal(t, http.StatusForbidden, status, says+out)
-					case o.of == "stream":
-						require.Equal(t, mine, status == http.StatusOK && strings.Contains(out, target), says)
-						require.Equal(t, !mine, status == http.StatusNotFound, says)
-					case !mine || o.of == "none":
-						require.Equal(t, http.StatusNotFound, status, says+out)
-						if o.of == "none" {
+						require.Equal(t, http.StatusForbidden, status, label+out)
+					case o.targetType == "stream":
+						require.Equal(t, inScope, status == http.StatusOK && strings.Contains(out, target), label)
+						require.Equal(t, !inScope, status == http.StatusNotFound, label)
+					case !inScope || o.targetType == "none":
+						require.Equal(t, http.StatusNotFound, status, label+out)
+						if o.targetType == "none" {
 							continue
 						}
 						other := uuid.NewString()
-						if o.of == "queue" {
-							other = "nobody"
+						if o.targetType == "queue" {
+							other = "unknown"
 						}
 						if unknown[o.id] == "" {
 							_, out := b.as(token, o.method, strings.ReplaceAll(o.path, "{id}", other), o.body)
 							unknown[o.id] = strings.ReplaceAll(out, other, "X")
 						}
-						require.Equal(t, unknown[o.id], strings.ReplaceAll(out, target, "X"), "as what is not there")
-					case o.of == "invalid":
-						require.Contains(t, []int{http.StatusUnprocessableEntity, http.StatusForbidden}, status, says+out)
+						require.Equal(t, unknown[o.id], strings.ReplaceAll(out, target, "X"), "the same answer as for an unknown id")
+					case o.targetType == "invalid":
+						require.Contains(t, []int{http.StatusUnprocessableEntity, http.StatusForbidden}, status, label+out)
 					default:
 						// A busy machine may be unhealthy.
-						require.True(t, status < 300 || o.id == "get-health" && status == http.StatusServiceUnavailable, says+out)
-						require.NotContains(t, out, "internal error", says)
+						require.True(t, status < 300 || o.id == "get-health" && status == http.StatusServiceUnavailable, label+out)
+						require.NotContains(t, out, "internal error", label)
 					}
 				}
 			}
@@ -368,7 +369,7 @@ func TestScope_walk(t *testing.T) {
 }
 
 // A user sees the same entries in the API, through the SQL functions and in the tables.
-func TestScope_sameInSQL(t *testing.T) {
+func TestScope_SameInSQL(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	ctx := t.Context()
@@ -510,13 +511,13 @@ func TestScope_sameInSQL(t *testing.T) {
 		_, err = admin.Exec(ctx, "DROP ROLE "+login)
 		require.NoError(t, err)
 	}
-	require.Equal(t, 1, b.count("SELECT count(*) FROM pg_class WHERE oid = 'dlq.visible_entries'::regclass AND reloptions @> '{security_barrier=false}'"), "where nobody is limited, nobody pays for a barrier")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM pg_class WHERE oid = 'dlq.visible_entries'::regclass AND reloptions @> '{security_barrier=false}'"), "without scopes there is no security barrier")
 	require.NotZero(t, b.count("SELECT count(*) FROM dlq.acts WHERE subject LIKE 'role scoped_%' AND act = 'limited' AND actor IS NOT NULL"))
 }
 
 // Scopes mean the same in Go, in SQL for a constant, and in SQL for many rows, with any characters
 // in names and patterns.
-func TestScope_patterns(t *testing.T) {
+func TestScope_PatternsAgreeInGoAndSQL(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	names := []string{"", "a", "ab", "A", "a\x01b", "\x01", "a%", "a_", `a\`, ":a", "b\x01:a", "ä", "a\nb", "*"}
@@ -551,28 +552,28 @@ func TestScope_patterns(t *testing.T) {
 	var unlimited, nothing bool
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.in_scope('q', 'k', NULL), dlq.in_scope('q', NULL, '[{"queues": [null]}]')`).Scan(&unlimited, &nothing))
 	require.True(t, unlimited)
-	require.False(t, nothing, "what is no pattern lets nothing through")
+	require.False(t, nothing, "an invalid pattern matches nothing")
 }
 
 // A limited operator moves only entries in scope, one by one and in bulk, and a run that the
 // operator starts is limited, too.
-func TestScope_moves(t *testing.T) {
+func TestScope_LimitsMoves(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	operator := b.token(access.Operator, access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"order.*"}}})
-	mine := b.ids["pay_eu/order.paid"]
-	status, out := b.as(operator, "POST", "/api/dlq/entries/"+mine+"/unpark", "")
+	own := b.ids["pay_eu/order.paid"]
+	status, out := b.as(operator, "POST", "/api/dlq/entries/"+own+"/unpark", "")
 	require.Equal(t, http.StatusOK, status, out)
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "park", "filter": {}, "all": true, "dryRun": true}`)
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, out, `"chosen":1,`)
-	for filter, chosen := range map[string]string{`{}`: "1", `{"queue": ["mailqueue"]}`: "0", `{"ids": ["` + b.ids["mailqueue/order.paid"] + `"]}`: "0", `{"kind": ["*"], "ids": ["` + mine + `"]}`: "1"} {
+	for filter, chosen := range map[string]string{`{}`: "1", `{"queue": ["mailqueue"]}`: "0", `{"ids": ["` + b.ids["mailqueue/order.paid"] + `"]}`: "0", `{"kind": ["*"], "ids": ["` + own + `"]}`: "1"} {
 		status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": `+filter+`, "all": true, "note": "n"}`)
 		require.Equal(t, http.StatusOK, status, out)
 		require.Contains(t, out, `"chosen":`+chosen+`,"changed":`+chosen, filter)
 	}
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"scope": []}, "all": true}`)
-	require.Equal(t, http.StatusUnprocessableEntity, status, "a client cannot say what it may", out)
+	require.Equal(t, http.StatusUnprocessableEntity, status, "a client cannot set its own scope", out)
 	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Contains(t, out, `"total":1,`)
@@ -584,9 +585,9 @@ func TestScope_moves(t *testing.T) {
 	}
 	for _, body := range []string{`{"patch": [{"op": "test", "path": "/secret", "value": "payload of mailqueueorder.paid"}]}`, `{"patch": [{"op": "test", "path": "/secret", "value": "x"}]}`, `{"patch": [{"op": "remove", "path": "/nothing"}]}`, `{"payload": {}}`} {
 		status, out = b.as(operator, "POST", "/api/dlq/entries/"+b.ids["mailqueue/order.paid"]+"/replay", body)
-		require.Equal(t, http.StatusNotFound, status, "a patch asks nothing of what is elsewhere: "+out)
+		require.Equal(t, http.StatusNotFound, status, "a patch does not test entries outside the scope: "+out)
 	}
-	status, out = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"toDestination": "default"}`)
+	status, out = b.as(operator, "POST", "/api/dlq/entries/"+own+"/replay", `{"toDestination": "default"}`)
 	require.Equal(t, http.StatusForbidden, status, out)
 	// A caller sees a run whose scope the caller's scope covers.
 	runs := func(scope access.Scope) int {
@@ -598,9 +599,10 @@ func TestScope_moves(t *testing.T) {
 	require.Equal(t, 1, runs(access.Scope{{Queues: []string{"pay*"}, Kinds: []string{"o*"}}}))
 	require.Zero(t, runs(access.Scope{{Queues: []string{"pay_e*"}, Kinds: []string{"order.*"}}}))
 	require.Zero(t, runs(access.Scope{{Kinds: []string{"order.paid"}}}))
-	status, _ = b.as(operator, "POST", "/api/dlq/entries/"+mine+"/replay", `{"force": true}`)
+	status, _ = b.as(operator, "POST", "/api/dlq/entries/"+own+"/replay", `{"force": true}`)
 	require.Equal(t, http.StatusAccepted, status)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"), "nobody else's")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"),
+		"only the entry in scope moved")
 	// Sums by group match the rows, for one queue and for both.
 	for scope, captured := range map[string]int{"pay_eu": 2, "mail*": 2, "*": 4} {
 		_, out = b.as(b.token(access.Reader, access.Scope{{Queues: []string{scope}}}), "GET", "/api/dlq/analytics/queues", "")
@@ -614,7 +616,7 @@ func TestScope_moves(t *testing.T) {
 	require.Contains(t, out, `"captured":1,`)
 }
 
-func TestScope_messages(t *testing.T) {
+func TestScope_LimitsSenders(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	sender := b.token(access.Sender, access.Scope{{Queues: []string{"default"}, Kinds: []string{"order.*"}}})

@@ -169,7 +169,7 @@ type Server struct {
 	reloading   sync.Mutex
 	reloadErr   atomic.Pointer[error]    // of the last reload; nil if it succeeded
 	unpublished atomic.Bool              // publishing the policy to the database failed, and is retried
-	asked       atomic.Pointer[[]string] // the last configured ways of authentication; nil if there were none
+	authWays    atomic.Pointer[[]string] // the last configured ways of authentication; nil if there were none
 
 	loops        background.Group
 	wakeApproved func()           // starts what was approved; nil if this process has no DLQ workers
@@ -193,7 +193,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 		return nil, err
 	}
 	if !config.API && !config.Process && !config.DLQWorkers {
-		return nil, errors.New("no part is switched on: use --api, --process or --dlq-workers")
+		return nil, errors.New("no part is enabled: use --api, --process or --dlq-workers")
 	}
 	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8), began: time.Now()}
 	var err error
@@ -221,7 +221,8 @@ func (s *Server) start(ctx context.Context) error {
 	}
 	// openDatabase has checked dlqd's own River; only an application's can be older.
 	if s.config.Process && status.RiverVersion < status.RiverLatest {
-		return fmt.Errorf("the River here is at version %d, and this dlqd's client needs %d to deliver messages: run River's migrations, or serve with --api and --dlq-workers alone", status.RiverVersion, status.RiverLatest)
+		return fmt.Errorf("River's schema is at version %d, and delivering messages needs version %d: "+
+			"run River's migrations, or serve with only --api and --dlq-workers", status.RiverVersion, status.RiverLatest)
 	}
 	s.attached = status.Attached
 	s.store = deadletter.NewStore(s.pool, s.config.Schemas)
@@ -229,7 +230,8 @@ func (s *Server) start(ctx context.Context) error {
 	s.groups = &group.Store{Store: s.store}
 	if s.config.Archive != "" {
 		if s.archive, err = archive.Open(ctx, s.config.Archive); err != nil {
-			return fmt.Errorf("%w; say with --archive where closed dead letters go before they are dropped, or \"none\"", err)
+			return fmt.Errorf("%w; set --archive to where closed dead letters are archived before they are dropped, "+
+				"or to \"none\"", err)
 		}
 	}
 	s.metrics.WatchPool(s.pool)
@@ -237,11 +239,11 @@ func (s *Server) start(ctx context.Context) error {
 		return err
 	}
 
-	if err := s.startJudgement(ctx); err != nil {
+	if err := s.startPolicyAndBreakers(ctx); err != nil {
 		return err
 	}
-	s.protect(ctx)
-	s.keepHouse()
+	s.publishPolicy(ctx)
+	s.startMaintenance()
 	if s.config.Process || s.config.DLQWorkers {
 		s.loops.Add((&facts.Applier{Store: s.store}).Loop())
 	}
@@ -262,7 +264,7 @@ func (s *Server) start(ctx context.Context) error {
 		s.loops.Add(s.certificates.Loop())
 	}
 	s.loops.Idle = s.idle
-	s.loops.Add(s.attachment())
+	s.loops.Add(s.attachmentLoop())
 	s.metrics.WatchLoops(s.loops.Statuses)
 	s.loops.Start()
 	s.logMode(ctx)
@@ -275,8 +277,8 @@ func (s *Server) start(ctx context.Context) error {
 // listens reports whether this process serves requests: the API or, without it, metrics and health.
 func (s *Server) listens() bool { return s.config.API || len(s.config.Listen) > 0 }
 
-// startJudgement starts what all parts use: the policy, the circuit breakers and the conditions.
-func (s *Server) startJudgement(ctx context.Context) error {
+// startPolicyAndBreakers starts what all parts use: the policy, the circuit breakers and the conditions.
+func (s *Server) startPolicyAndBreakers(ctx context.Context) error {
 	s.breakers = breaker.New(breaker.Config{
 		DB: s.store.DB(), Policy: s.policy, Actor: postgres.ProcessName(), Logger: s.logger,
 	})
@@ -303,7 +305,8 @@ func (s *Server) startJudgement(ctx context.Context) error {
 		s.loops.Add(policy.Watch(s.config.Source, s.policy, func(ctx context.Context) { _ = s.Reload(ctx) }))
 		// A commit changes the policy's version, but none of its files, so Watch does not see it.
 		s.loops.Add(background.New(background.Config{
-			Name: "policy-version", Interval: versionInterval, WhenIdle: true, Failing: "policy: its version is that of an earlier commit",
+			Name: "policy-version", Interval: versionInterval, WhenIdle: true,
+			Failing: "updating the policy's version after a commit failed",
 			Once: background.Each(func(ctx context.Context) error {
 				if s.policy().Committed() {
 					return s.Reload(ctx)
@@ -333,17 +336,17 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		}
 		s.embedded = embedded
 		url = embedded.URL()
-		s.logger.Info("embedded Postgres is up", "data_dir", s.config.DataDir)
+		s.logger.Info("embedded Postgres started", "data_dir", s.config.DataDir)
 	}
 	var err error
-	if s.pool, err = postgres.OpenWith(ctx, url, s.config.MaxConns, s.connected); err != nil {
+	if s.pool, err = postgres.OpenWith(ctx, url, s.config.MaxConns, s.checkRestored); err != nil {
 		return err
 	}
 	if postgres.IsPooled(s.pool) && !s.config.PollOnly && !s.config.Listens {
 		// Other clients of the pooler would inherit a session that listens.
 		s.config.PollOnly = true
-		s.logger.Info("a pooler is in front of the database: dlqd polls; " +
-			"--poll-only=false where it gives each client a session")
+		s.logger.Info("the database is behind a pooler, so dlqd polls; " +
+			"use --poll-only=false if the pooler gives each client its own session")
 	}
 	if s.embedded != nil {
 		return s.migrator().Up(ctx)
@@ -394,7 +397,7 @@ func (s *Server) startDLQWorker() error {
 	}
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
-		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.tellPeople,
+		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.notifyParked,
 		TryLock: s.guard.Load().TryLock, BeforeFiling: regrouper.LearnMarked, Tracer: s.telemetry.Tracer,
 	}
 	if !s.config.PollOnly {
@@ -411,11 +414,11 @@ func (s *Server) startDLQWorker() error {
 	}).Loop()
 	s.loops.Add(approved)
 	s.wakeApproved = approved.Wake
-	steering, err := s.steering()
+	riverAdmin, err := s.riverAdmin()
 	if err != nil {
 		return err
 	}
-	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: steering, Breakers: s.breakers}
+	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: riverAdmin, Breakers: s.breakers}
 	s.loops.Add(queues.Loop())
 	return nil
 }
@@ -424,23 +427,25 @@ func (s *Server) replayer() *replay.Replayer {
 	return &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer}
 }
 
-// keepHouse adds the maintenance loops: partitions, retention, rollups, the metrics sample and the
+// startMaintenance adds the maintenance loops: partitions, retention, rollups, the metrics sample and the
 // reconciler.
-func (s *Server) keepHouse() {
+func (s *Server) startMaintenance() {
 	keeper := &retention.Keeper{Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger, Observe: s.metrics.ObserveRetention}
 	s.loops.Add(
 		background.New(background.Config{
-			Name: "partitions", Interval: postgres.PartitionInterval, Failing: "partitions are not made ahead; rows go to the default partition meanwhile",
-			Once: background.Each(func(ctx context.Context) error { return postgres.EnsurePartitions(ctx, s.pool, s.config.Schemas) }),
+			Name: "partitions", Interval: postgres.PartitionInterval,
+			Failing: "creating partitions failed; rows of a missing partition go to the default one",
+			Once:    background.Each(func(ctx context.Context) error { return postgres.EnsurePartitions(ctx, s.pool, s.config.Schemas) }),
 		}),
 		background.New(background.Config{
-			Name: "ordered-places", Interval: postgres.PartitionInterval, Timeout: forgetTimeout, Failing: "places of ordered messages whose work is done are not taken away",
+			Name: "ordered-places", Interval: postgres.PartitionInterval, Timeout: forgetTimeout,
+			Failing: "deleting the places of completed ordered messages failed",
 			Once: background.Each(func(ctx context.Context) error {
 				return delivery.ForgetOrdered(ctx, s.store.DB())
 			}),
 		}),
 		background.New(background.Config{
-			Name: "sessions", Interval: time.Hour, Failing: "sessions of browsers that have ended are not taken away",
+			Name: "sessions", Interval: time.Hour, Failing: "deleting ended browser sessions failed",
 			Once: background.Each(func(ctx context.Context) error {
 				return access.NewStore(s.pool, s.config.Schemas).TrimSessions(ctx, s.policy().Access.Rules().Sessions)
 			}),
@@ -452,37 +457,37 @@ func (s *Server) keepHouse() {
 	s.loops.Add(reconcile.New(reconcile.Config{DB: s.store.DB(), Logger: s.logger.With("part", "reconciler")}).Loop())
 }
 
-// steering returns a River client that works no queue. It lists and pauses queues.
-func (s *Server) steering() (*river.Client[pgx.Tx], error) {
+// riverAdmin returns a River client that works no queue. It lists and pauses queues.
+func (s *Server) riverAdmin() (*river.Client[pgx.Tx], error) {
 	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{
 		Schema: s.config.Schemas.River, Logger: slog.New(delivery.RiverLog(s.logger.Handler())),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("queues: %w", err)
+		return nil, fmt.Errorf("create the River client that lists and pauses queues: %w", err)
 	}
 	return client, nil
 }
 
-// tellPeople logs dead letters that a worker parked, except those of muted groups. Entries parked
+// notifyParked logs dead letters that a worker parked, except those of muted groups. Entries parked
 // by other means do not pass through here; the metric dlqd_needs_person counts all that wait for an
 // operator.
-func (s *Server) tellPeople(parked []worker.Parked) {
-	type of struct {
+func (s *Server) notifyParked(parked []worker.Parked) {
+	type parkedGroup struct {
 		group.Key
 
 		class riverdlq.Class
 	}
-	counts, keys := map[of]int{}, make([]group.Key, 0, len(parked))
+	counts, keys := map[parkedGroup]int{}, make([]group.Key, 0, len(parked))
 	for _, p := range parked {
 		key := group.Key{Queue: p.Queue, Fingerprint: p.Fingerprint}
-		counts[of{key, p.Class}]++
+		counts[parkedGroup{key, p.Class}]++
 		keys = append(keys, key)
 	}
 	// The worker's context may have ended with the loop's run. Each statement has its own timeout.
 	marks, err := s.groups.Marks(context.Background(), keys)
 	if err != nil {
 		// Log a muted group rather than miss one that is not muted.
-		s.logger.Error("which failure groups are muted is not known", "error", err)
+		s.logger.Error("reading which failure groups are muted failed; all parked entries are logged", "error", err)
 	}
 	for g, n := range counts {
 		if mark := marks[g.Key]; !mark.Muted {
@@ -491,8 +496,8 @@ func (s *Server) tellPeople(parked []worker.Parked) {
 	}
 }
 
-// reached returns the first address that other machines can reach, or "".
-func reached(addresses []string) string {
+// exposedAddress returns the first address that other machines can reach, or "".
+func exposedAddress(addresses []string) string {
 	for _, address := range addresses {
 		host, _, err := net.SplitHostPort(address)
 		if !strings.HasPrefix(address, "unix:") && (err != nil || !access.IsLoopback(host)) {
@@ -506,16 +511,19 @@ func reached(addresses []string) string {
 // Insecure is set. Authentication by certificates requires a client CA.
 func (s *Server) checkAccess() error {
 	if slices.Contains(s.policy().Access.Authentication, access.ViaCertificate+"s") && s.config.TLS.ClientCA == "" {
-		return errors.New("access.yaml: authentication by certificates needs --tls-client-ca, the authority that makes them")
+		return errors.New("access.yaml: authentication by certificates needs --tls-client-ca, " +
+			"the certificate authority that issues them")
 	}
-	address := reached(s.config.Listen)
+	address := exposedAddress(s.config.Listen)
 	if address == "" || len(s.policy().Access.Authentication) > 0 {
 		return nil
 	}
 	if !s.config.Insecure {
-		return fmt.Errorf("--listen %s: whoever reaches it could read and purge everything; say in access.yaml how callers are known (authentication: [tokens]), or --insecure", address)
+		return fmt.Errorf("--listen %s: other machines could read and purge everything without authentication; "+
+			"configure it in access.yaml (authentication: [tokens]), or use --insecure", address)
 	}
-	s.logger.Warn("INSECURE: everybody who reaches this address may do everything: nobody is asked who they are (--insecure)", "address", address)
+	s.logger.Warn("INSECURE: every client that reaches this address has full access without authentication (--insecure)",
+		"address", address)
 	return nil
 }
 
@@ -523,22 +531,24 @@ func (s *Server) checkAccess() error {
 // without authentication, or if a reload removed all ways of authentication.
 func (s *Server) accessHealth() api.Part {
 	ways := s.policy().Access.Authentication
-	address := reached(s.config.Listen)
-	asked := s.asked.Load()
+	address := exposedAddress(s.config.Listen)
+	previous := s.authWays.Load()
 	switch {
 	case len(ways) > 0:
-		part := api.Part{Name: "access", OK: true, Detail: "callers are known by " + strings.Join(ways, ", ")}
+		part := api.Part{Name: "access", OK: true, Detail: "callers authenticate by " + strings.Join(ways, ", ")}
 		// The part stays healthy: dlqd's own tokens still work.
 		if since := s.access.ProviderDown(); !since.IsZero() {
 			part.Detail += "; the OpenID Connect provider has not answered since " + since.UTC().Format(time.RFC3339)
 		}
 		return part
-	case asked != nil:
-		return api.Part{Name: "access", Detail: "access.yaml says no more how callers are known; until a restart, they are by " + strings.Join(*asked, ", ")}
+	case previous != nil:
+		return api.Part{Name: "access", Detail: "access.yaml no longer configures authentication; " +
+			"until a restart, callers authenticate by " + strings.Join(*previous, ", ")}
 	case address == "":
-		return api.Part{Name: "access", OK: true, Detail: "nobody is asked who they are; only the machine's own users reach it"}
+		return api.Part{Name: "access", OK: true, Detail: "no authentication; only users of this machine can connect"}
 	default:
-		return api.Part{Name: "access", Detail: "INSECURE: whoever reaches " + address + " may do everything (--insecure)"}
+		return api.Part{Name: "access",
+			Detail: "INSECURE: every client that reaches " + address + " has full access (--insecure)"}
 	}
 }
 
@@ -547,22 +557,22 @@ func (s *Server) accessHealth() api.Part {
 func (s *Server) rules() access.Rules {
 	rules := s.policy().Access.Rules()
 	if len(rules.Ways) > 0 {
-		s.asked.Store(&rules.Ways)
-	} else if asked := s.asked.Load(); asked != nil {
-		rules.Ways = *asked
+		s.authWays.Store(&rules.Ways)
+	} else if previous := s.authWays.Load(); previous != nil {
+		rules.Ways = *previous
 	}
 	return rules
 }
 
 // startIntake starts the ingester, which stores submitted messages.
 func (s *Server) startIntake() (err error) {
-	var worked *process.Queues
+	var queues *process.Queues
 	if s.attached {
-		worked = process.NewQueues(s.store.DB())
+		queues = process.NewQueues(s.store.DB())
 	}
 	s.ingester, err = ingest.New(ingest.Config{
 		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Observe: s.metrics.ObserveInsert,
-		MaxPending: s.config.MaxPending, Worked: worked,
+		MaxPending: s.config.MaxPending, Worked: queues,
 	})
 	if err != nil {
 		return err
@@ -581,7 +591,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 			return err
 		}
 	}
-	steering, err := s.steering()
+	riverAdmin, err := s.riverAdmin()
 	if err != nil {
 		return err
 	}
@@ -589,14 +599,14 @@ func (s *Server) startAPI(ctx context.Context) error {
 	s.config.Door.Hosts = slices.Concat(s.config.Door.Hosts, door.HostsOf(s.config.Listen))
 	s.access = &access.Authenticator{
 		Tokens: access.NewStore(s.pool, s.config.Schemas), Rules: s.rules,
-		Open: s.config.Insecure || reached(s.config.Listen) == "", Logger: s.logger,
+		Open: s.config.Insecure || exposedAddress(s.config.Listen) == "", Logger: s.logger,
 	}
 	handler := api.New(api.Config{
-		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups, Views: &savedview.Store{Store: s.store}, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: steering, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups, Views: &savedview.Store{Store: s.store}, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: riverAdmin, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
-		Parked:    s.tellPeople, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel, StatusOnly: !s.config.API,
+		Parked:    s.notifyParked, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel, StatusOnly: !s.config.API,
 		Draft: s.draft, DraftFiles: s.config.Source.DraftFiles(),
 		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
 		Console: func(operations, notServed http.Handler) api.Console {
@@ -622,9 +632,9 @@ func (s *Server) startAPI(ctx context.Context) error {
 		}
 		s.listeners = append(s.listeners, listener)
 		if s.config.API {
-			s.logger.Info("API is up", "address", listener.Addr().String())
+			s.logger.Info("API is listening", "address", listener.Addr().String())
 		} else {
-			s.logger.Info("metrics and health are up", "address", listener.Addr().String())
+			s.logger.Info("metrics and health are listening", "address", listener.Addr().String())
 		}
 		serve := s.http.Serve
 		if listener.Addr().Network() != "unix" {

@@ -145,7 +145,7 @@ func answering(status int) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }
 }
 
-func TestMessage_fromSubmissionToCompletion(t *testing.T) {
+func TestMessage_CompletesAndAnswersDuplicates(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	b.submit("m1")
@@ -159,11 +159,11 @@ func TestMessage_fromSubmissionToCompletion(t *testing.T) {
 	require.Equal(t, "completed", out["position"].(map[string]any)["state"])
 	status, out, _ = b.call("POST", "/api/messages", strings.Replace(body, `"n": 1`, `"n": 2`, 1))
 	require.Equal(t, http.StatusConflict, status, out)
-	status, _, _ = b.call("GET", "/api/messages/nobody", "")
+	status, _, _ = b.call("GET", "/api/messages/unknown", "")
 	require.Equal(t, http.StatusNotFound, status)
 }
 
-func TestMessage_toItsDeadLetterAndBackByItself(t *testing.T) {
+func TestMessage_DeadLetterIsRedeliveredAutomatically(t *testing.T) {
 	t.Parallel()
 	fail := make(chan struct{})
 	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
@@ -184,7 +184,7 @@ func TestMessage_toItsDeadLetterAndBackByItself(t *testing.T) {
 	require.GreaterOrEqual(t, len(entry["transitions"].([]any)), 3) // filed, redelivered, resolved
 }
 
-func TestEntry_replayedWithAnotherPayload(t *testing.T) {
+func TestEntry_ReplaysWithAnEditedPayload(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
 		if body, _ := io.ReadAll(r.Body); !bytes.Contains(body, []byte("mended")) {
@@ -209,7 +209,7 @@ func TestEntry_replayedWithAnotherPayload(t *testing.T) {
 	require.Contains(t, out["detail"], "cannot discard from dlq_resolved (allowed: ")
 }
 
-func TestEntry_movesOfAPerson(t *testing.T) {
+func TestEntry_AllowsOperatorMovesByStatus(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	for _, id := range []string{"m1", "m2"} {
@@ -248,7 +248,7 @@ func TestEntry_movesOfAPerson(t *testing.T) {
 	require.EqualValues(t, 1, stats["lastDay"].(map[string]any)["resolved"])
 }
 
-func TestEntries_list(t *testing.T) {
+func TestEntries_ListPagesAndFilters(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false }})
 	for i := range 5 {
@@ -288,7 +288,7 @@ func TestEntries_list(t *testing.T) {
 	}
 }
 
-func TestSubmit_badInputStoresNothing(t *testing.T) {
+func TestSubmit_InvalidInputStoresNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.MaxBodyBytes = 10_000 }})
 	for name, test := range map[string]struct {
@@ -326,7 +326,7 @@ func TestSubmit_badInputStoresNothing(t *testing.T) {
 	require.Len(t, out["messages"], 2)
 }
 
-func TestOperations(t *testing.T) {
+func TestAPI_ServesHealthAndItsDocument(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
@@ -385,7 +385,7 @@ func TestOperations(t *testing.T) {
 	require.Contains(t, out["detail"], "/nowhere")
 }
 
-func TestMetrics(t *testing.T) {
+func TestMetrics_CountAMessage(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})
 	b.submit("m1")
@@ -422,7 +422,7 @@ func TestMetrics(t *testing.T) {
 	require.Empty(t, problems)
 }
 
-func TestSubmit_overflowAnswers429(t *testing.T) {
+func TestSubmit_OverflowAnswers429(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.MaxPending = 1 }})
 	tx, err := b.pool.Begin(t.Context())
@@ -447,7 +447,7 @@ func TestSubmit_overflowAnswers429(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, <-first)
 }
 
-func TestSubmit_boundsTheBodiesOfAll(t *testing.T) {
+func TestSubmit_LimitsTheMemoryOfAllBodies(t *testing.T) {
 	t.Parallel()
 	// The room is for two bodies; one client may hold one.
 	b := setup(t, options{config: func(c *server.Config) { c.MaxBodiesBytes = 12 << 10 }})
@@ -496,7 +496,7 @@ func TestSubmit_boundsTheBodiesOfAll(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status, out)
 }
 
-func TestAPI_refusesOtherSites(t *testing.T) {
+func TestAPI_RefusesOtherOrigins(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	request, err := http.NewRequestWithContext(t.Context(), "POST", b.base+"/api/messages", strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
@@ -508,7 +508,7 @@ func TestAPI_refusesOtherSites(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, response.StatusCode)
 }
 
-func TestParts_runApart(t *testing.T) {
+func TestParts_RunInSeparateProcesses(t *testing.T) {
 	t.Parallel()
 	only := func(api, process, dlqWorkers bool) func(*server.Config) {
 		return func(c *server.Config) { c.API, c.Process, c.DLQWorkers = api, process, dlqWorkers }
@@ -531,7 +531,7 @@ func TestParts_runApart(t *testing.T) {
 	require.NoError(t, s.Wait(ctx, context.Background()))
 }
 
-func TestListen_unixSocket(t *testing.T) {
+func TestListen_UnixSocket(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "dlqd-s")
 	require.NoError(t, err)
@@ -558,7 +558,7 @@ func TestListen_unixSocket(t *testing.T) {
 	require.ErrorContains(t, err, "another process listens there")
 }
 
-func TestStart_refusesAnOldSchema(t *testing.T) {
+func TestStart_RefusesAnOldSchema(t *testing.T) {
 	t.Parallel()
 	_, err := server.Start(t.Context(), server.Config{
 		DatabaseURL: postgrestest.Empty(t), Schemas: postgres.DefaultSchemas(), API: true, Logger: slog.New(slog.DiscardHandler),
@@ -568,7 +568,7 @@ func TestStart_refusesAnOldSchema(t *testing.T) {
 }
 
 // An application may run an older version of River's schema. Dead letters work, deliveries may not.
-func TestStart_onAnOlderRiver(t *testing.T) {
+func TestStart_RefusesToDeliverOnAnOlderRiver(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	pool := postgrestest.Open(t, url)
@@ -589,7 +589,7 @@ func TestStart_onAnOlderRiver(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 }
 
-func TestStop_letsRunningJobsFinish(t *testing.T) {
+func TestStop_LetsRunningJobsFinish(t *testing.T) {
 	t.Parallel()
 	arrived, release := make(chan struct{}), make(chan struct{})
 	b := setup(t, options{receiver: func(http.ResponseWriter, *http.Request) {
@@ -626,7 +626,7 @@ func (b *bundle) ready() bool {
 	return response.StatusCode == http.StatusOK
 }
 
-func TestStop_leavesNothingBehind(t *testing.T) { //nolint:paralleltest // it looks at all goroutines of the process
+func TestStop_LeavesNoGoroutines(t *testing.T) { //nolint:paralleltest // it looks at all goroutines of the process
 	_, err := postgrestest.Start(t.Context()) // the test's server keeps running
 	require.NoError(t, err)
 	before := goleak.IgnoreCurrent()
@@ -639,7 +639,7 @@ func TestStop_leavesNothingBehind(t *testing.T) { //nolint:paralleltest // it lo
 	goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("net/http/httptest.(*Server).goServe.func1"))
 }
 
-func TestSchemas_ofOtherNames(t *testing.T) {
+func TestSchemas_CustomNames(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	schemas := postgres.Schemas{DLQ: "dead_letters", River: "jobs"}
@@ -659,7 +659,7 @@ func TestSchemas_ofOtherNames(t *testing.T) {
 }
 
 // Scopes also work in schemas with other names.
-func TestSchemas_ofOtherNamesWithScopes(t *testing.T) {
+func TestSchemas_CustomNamesWithScopes(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	schemas := postgres.Schemas{DLQ: "dead_letters", River: "jobs"}

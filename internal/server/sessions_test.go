@@ -101,7 +101,7 @@ func (b *browser) sessions() (names []string, ids map[string]string) {
 
 // The console's script uses the API with the session's rights, in every process. Pages of other
 // sites cannot.
-func TestSessions_ofTheAPI(t *testing.T) {
+func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
 	b := setup(t, options{config: func(c *server.Config) {
@@ -114,8 +114,8 @@ func TestSessions_ofTheAPI(t *testing.T) {
 	response, body := kim.asks("GET", "/api/whoami", "")
 	require.Equal(t, http.StatusOK, response.StatusCode)
 	require.Contains(t, body, `"name":"kim","via":"token"`)
-	require.Equal(t, http.StatusNotFound, kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`), "which is not there")
-	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/dlq/erasures", `{"filter": {"tags": ["x"]}, "note": "n"}`), "an operator")
+	require.Equal(t, http.StatusNotFound, kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`), "the entry does not exist")
+	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/dlq/erasures", `{"filter": {"tags": ["x"]}, "note": "n"}`), "operators may not erase")
 	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`, "Sec-Fetch-Site", "cross-site"))
 	require.Equal(t, http.StatusUnauthorized, kim.status("GET", "/api/dlq/entries", "", "Sec-Fetch-Site", "same-site"))
 
@@ -163,7 +163,7 @@ func TestSessions_ofTheAPI(t *testing.T) {
 }
 
 // Users see and end their own sessions; an admin without limits sees and ends all.
-func TestSessions_ofOthers(t *testing.T) {
+func TestSessions_OnlyAdminsEndThoseOfOthers(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {
 		c.Process, c.DLQWorkers = false, false
@@ -178,7 +178,7 @@ func TestSessions_ofOthers(t *testing.T) {
 	_, body := kim.asks("GET", "/api/sessions?name=lee", "")
 	require.JSONEq(t, `{"sessions": []}`, body)
 
-	require.Equal(t, http.StatusNotFound, kim.status("DELETE", "/api/sessions/"+ids["lee"], ""), "as one that is not there")
+	require.Equal(t, http.StatusNotFound, kim.status("DELETE", "/api/sessions/"+ids["lee"], ""), "the same answer as for an unknown session")
 	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/sessions/end", `{"name": "lee"}`))
 	require.Equal(t, http.StatusForbidden, lee.status("DELETE", "/api/sessions/"+ids["lee"], "", "Sec-Fetch-Site", "cross-site"))
 	require.Equal(t, http.StatusOK, lee.status("GET", "/api/whoami", ""))

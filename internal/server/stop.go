@@ -8,34 +8,34 @@ import (
 	"time"
 )
 
-// mostReserve is the maximum of [Server.reserve].
-const mostReserve = 5 * time.Second
+// maxReserve is the maximum of [Server.reserve].
+const maxReserve = 5 * time.Second
 
 // ErrStoppedAtOnce means that a second signal or the time limit cut the stop short. No accepted
 // message is lost; interrupted jobs run again.
-var ErrStoppedAtOnce = errors.New("stopped at once; jobs that were running will run again")
+var ErrStoppedAtOnce = errors.New("stopped before all jobs finished; interrupted jobs will run again")
 
 // reserve returns the length of the last part of a stop, which cuts off everything that still runs.
-func (s *Server) reserve() time.Duration { return min(s.config.StopTimeout/4, mostReserve) }
+func (s *Server) reserve() time.Duration { return min(s.config.StopTimeout/4, maxReserve) }
 
-// Wait waits until ctx is done or a part dies, and then stops the server. Requests, accepted
+// Wait waits until ctx is done or a part fails, and then stops the server. Requests, accepted
 // messages and running jobs finish within the limit; the database stops last. hard cuts that short.
 func (s *Server) Wait(ctx, hard context.Context) error {
 	var exited <-chan struct{}
 	if s.embedded != nil {
 		exited = s.embedded.Exited()
 	}
-	var died error
+	var failed error
 	select {
 	case <-ctx.Done():
-	case died = <-s.failed:
+	case failed = <-s.failed:
 	case <-exited:
-		died = fmt.Errorf("embedded Postgres died; its log is %s", s.embedded.LogPath())
+		failed = fmt.Errorf("embedded Postgres exited; see its log %s", s.embedded.LogPath())
 	}
-	if died != nil {
-		s.logger.Error("stopping: a part died", "error", died)
+	if failed != nil {
+		s.logger.Error("stopping because a part failed", "error", failed)
 	}
-	return errors.Join(died, s.stop(hard))
+	return errors.Join(failed, s.stop(hard))
 }
 
 // stop stops all started parts. One deadline covers everything, even if the database hangs. Most of
@@ -50,7 +50,7 @@ func (s *Server) stop(hard context.Context) error {
 	inParallel(
 		func() { intake = s.stopIntake(finish) },
 		func() { jobs = s.stopJobs(finish) },
-		func() { s.leave(finish) },
+		func() { s.unregister(finish) },
 	)
 
 	if hard.Err() != nil && time.Until(deadline) > s.reserve() { // a second signal
@@ -95,7 +95,7 @@ func (s *Server) stop(hard context.Context) error {
 		select {
 		case <-closed:
 		case <-closing.Done():
-			s.logger.Warn("connections to the database were not closed in time")
+			s.logger.Warn("closing the connections to the database timed out")
 		}
 	}
 	if s.embedded != nil {
@@ -118,13 +118,14 @@ func (s *Server) stopIntake(ctx context.Context) (err error) {
 	return err
 }
 
-// leave announces that this process works no queue any more.
-func (s *Server) leave(ctx context.Context) {
+// unregister announces that this process works no queue any more.
+func (s *Server) unregister(ctx context.Context) {
 	if s.process == nil || s.idle() != nil {
 		return
 	}
 	if err := s.process.Stop(ctx); err != nil {
-		s.logger.Warn("other processes take this one for running for another minute", "error", err)
+		s.logger.Warn("unregistering this process failed; "+
+			"other processes consider it running for another minute", "error", err)
 	}
 }
 
@@ -134,7 +135,7 @@ func (s *Server) stopJobs(ctx context.Context) error {
 		return nil
 	}
 	if err := s.river.Stop(ctx); err != nil {
-		s.logger.Warn("jobs did not finish in time; they will run again", "error", err)
+		s.logger.Warn("running jobs did not finish in time; they will run again", "error", err)
 		return ErrStoppedAtOnce
 	}
 	return nil

@@ -72,9 +72,9 @@ func (b *bundle) replayAll() string {
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'") == 1
 	}, time.Minute, 50*time.Millisecond)
-	of, ok := run["run"].(map[string]any)
+	started, ok := run["run"].(map[string]any)
 	require.True(b, ok, run)
-	return of["id"].(string)
+	return started["id"].(string)
 }
 
 func attributes(span *trace.Span) map[string]string {
@@ -94,7 +94,7 @@ func linkAttributes(link *trace.Span_Link) map[string]string {
 
 // Traces connect a submission with its job and its delivery, and a redelivery with both the
 // submission and the replay run. Logs and metrics go to the same collector.
-func TestTelemetry_traceOfAMessage(t *testing.T) {
+func TestTelemetry_TracesAMessage(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
 	receiver := &traced{}
@@ -110,9 +110,9 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	b.stop() // sends the remaining spans
 
 	require.Equal(t, []string{"dlqd"}, collector.Services())
-	one := func(name string, n, of int) *trace.Span {
+	one := func(name string, n, count int) *trace.Span {
 		spans := collector.Spans(name)
-		require.Len(t, spans, of, name)
+		require.Len(t, spans, count, name)
 		return spans[n]
 	}
 	submission := one("submit-message", 0, 1)
@@ -137,7 +137,7 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	require.Equal(t, "00-"+parentTrace+"-"+hex.EncodeToString(delivery.GetSpanId())+"-01 vendor=1", seen[0])
 
 	redelivery := one("process default", 1, 2)
-	require.NotEqual(t, submission.GetTraceId(), redelivery.GetTraceId(), "it may come weeks later")
+	require.NotEqual(t, submission.GetTraceId(), redelivery.GetTraceId(), "a redelivery has its own trace")
 	require.Empty(t, redelivery.GetParentSpanId())
 	require.Equal(t, entry, attributes(redelivery)["dlqd.entry_id"])
 	require.Equal(t, "ok", attributes(redelivery)["dlqd.outcome"])
@@ -145,7 +145,7 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	require.Equal(t, submission.GetSpanId(), redelivery.GetLinks()[0].GetSpanId())
 	require.Equal(t, submission.GetTraceId(), redelivery.GetLinks()[0].GetTraceId())
 	runSpan := one("replay run", 0, 1)
-	require.Equal(t, strings.ReplaceAll(run, "-", ""), hex.EncodeToString(runSpan.GetTraceId()), "who knows a run finds its trace")
+	require.Equal(t, strings.ReplaceAll(run, "-", ""), hex.EncodeToString(runSpan.GetTraceId()), "the trace's id is the run's id")
 	require.Equal(t, runSpan.GetTraceId(), redelivery.GetLinks()[1].GetTraceId())
 	require.Equal(t, runSpan.GetSpanId(), redelivery.GetLinks()[1].GetSpanId())
 	require.Equal(t, "vendor=1", linkAttributes(redelivery.GetLinks()[0])["dlqd.tracestate"])
@@ -174,7 +174,8 @@ func TestTelemetry_traceOfAMessage(t *testing.T) {
 	submitted := collector.Metric("dlqd_messages_submitted_total")
 	require.NotNil(t, submitted)
 	require.InDelta(t, 1, submitted.GetSum().GetDataPoints()[0].GetAsDouble(), 0)
-	require.NotNil(t, collector.Metric("dlqd_http_request_seconds").GetExponentialHistogram(), "of the native buckets")
+	require.NotNil(t, collector.Metric("dlqd_http_request_seconds").GetExponentialHistogram(),
+		"native histograms are exported")
 	require.NotNil(t, collector.Metric("dlqd_database_up"))
 }
 
@@ -209,7 +210,7 @@ func TestTelemetry_LinksSingleReplays(t *testing.T) {
 	require.Len(t, attempts, 3)
 	for i, attempt := range attempts[1:] {
 		require.Empty(t, attempt.GetParentSpanId())
-		require.Len(t, attempt.GetLinks(), 2, "to the submission, and to its own request alone")
+		require.Len(t, attempt.GetLinks(), 2, "links to the submission and to its own request")
 		link := attempt.GetLinks()[1]
 		require.Equal(t, requests[i].GetSpanId(), link.GetSpanId())
 		require.Equal(t, parentTrace, hex.EncodeToString(link.GetTraceId()))
@@ -219,7 +220,7 @@ func TestTelemetry_LinksSingleReplays(t *testing.T) {
 
 // Without an endpoint nothing is sent. A trace context is forwarded unchanged, as W3C Trace Context
 // requires of a service that does not take part in tracing, and none is created.
-func TestTelemetry_off(t *testing.T) {
+func TestTelemetry_DisabledForwardsTraceContexts(t *testing.T) {
 	t.Parallel()
 	receiver := &traced{}
 	receiver.status.Store(http.StatusNotFound)
@@ -235,7 +236,7 @@ func TestTelemetry_off(t *testing.T) {
 }
 
 // An unavailable collector delays neither deliveries nor a stop, and is logged only now and then.
-func TestTelemetry_collectorAway(t *testing.T) {
+func TestTelemetry_UnavailableCollectorDelaysNothing(t *testing.T) {
 	t.Parallel()
 	receiver := &traced{}
 	receiver.status.Store(http.StatusNotFound)

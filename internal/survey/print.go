@@ -20,13 +20,13 @@ const (
 func (s *Survey) Print(w io.Writer) error {
 	out := &printer{w: w}
 	if s.Total == 0 {
-		out.linef("River in schema %s keeps no jobs", s.Schema)
+		out.linef("River in schema %s has no jobs", s.Schema)
 		return out.err
 	}
 	if s.MoreJobs {
-		out.linef("River in schema %s keeps more than %s. The latest:", s.Schema, count(s.Total, "job"))
+		out.linef("River in schema %s has more than %s. The latest:", s.Schema, count(s.Total, "job"))
 	} else {
-		out.linef("River in schema %s keeps %s:", s.Schema, count(s.Total, "job"))
+		out.linef("River in schema %s has %s:", s.Schema, count(s.Total, "job"))
 	}
 	s.printJobs(out)
 	s.printFailures(out)
@@ -64,10 +64,10 @@ func (s *Survey) printJobs(out *printer) {
 func (s *Survey) printFailures(out *printer) {
 	all := &s.Failures
 	if all.Count == 0 {
-		out.linef("none of them is a failure without a dead letter")
+		out.linef("No failed job lacks a dead letter.")
 		return
 	}
-	out.linef("%s without a dead letter, from %s to %s; %d of them had one attempt. By what they have in common:",
+	out.linef("%s without a dead letter, from %s to %s; %d of them had one attempt. Groups of similar failures:",
 		all.count(), all.Since.UTC().Format(timeLayout), all.Until.UTC().Format(timeLayout), all.SingleAttempt)
 	rows := [][]any{{"JOBS", "QUEUE", "KIND", "CLASS", "STRATEGY", "LAST", "ERROR"}}
 	left := all.Count
@@ -104,7 +104,7 @@ type Next struct {
 // Print prints what happens from now on and which command to run next.
 func (n *Next) Print(w io.Writer) error {
 	out := &printer{w: w}
-	const takeIn = "\"dlqd attach%s --backfill\" takes them in; they stay a person's then (dlq_manual)."
+	const backfill = "\"dlqd attach%s --backfill\" files them as entries that need manual handling (dlq_manual)."
 	flags := ""
 	if standard := postgres.DefaultSchemas(); n.Schemas.DLQ != standard.DLQ {
 		flags += " --schema " + n.Schemas.DLQ
@@ -113,23 +113,28 @@ func (n *Next) Print(w io.Writer) error {
 		flags += " --river-schema " + n.Schemas.River
 	}
 	out.linef("")
-	out.linef("What happens next:")
-	out.linef("- Capture is on: from now on every job that ends as a failure becomes a dead letter, in the transaction that ends it.")
+	out.linef("Next steps:")
+	out.linef("- Capture is on: each job that fails from now on becomes a dead letter, " +
+		"in the transaction in which it fails.")
 	if n.Observes {
-		out.linef("- dlqd observes: it judges dead letters and shows what it would do with them. It redelivers none by itself until somebody says so with \"dlqd automatic on\". A person's replay works.")
+		out.linef("- dlqd observes: it classifies dead letters and shows what it would do with them. It redelivers none " +
+			"automatically until an operator runs \"dlqd automatic on\". Operators can replay dead letters at any time.")
 	} else {
-		out.linef("- This River is dlqd's own: dead letters are redelivered by their strategies.")
+		out.linef("- This River belongs to dlqd: dead letters are redelivered by their strategies.")
 	}
 	switch {
 	case n.Backfilled != nil:
-		out.linef("- Taken in: %s that River keeps. They stay a person's (dlq_manual): nothing redelivers them by itself.", count(*n.Backfilled, "failure"))
+		out.linef("- Filed: %s from River's jobs. They need manual handling (dlq_manual): "+
+			"dlqd redelivers none automatically.",
+			count(*n.Backfilled, "failure"))
 	case n.Found == nil:
-		out.linef("- Not taken in: failures that River keeps. "+takeIn, flags)
+		out.linef("- Not filed: failures among River's jobs. "+backfill, flags)
 	case n.Found.Failures.Count > 0:
-		out.linef("- Not taken in: %s that River keeps. "+takeIn, n.Found.Failures.count(), flags)
+		out.linef("- Not filed: %s among River's jobs. "+backfill, n.Found.Failures.count(), flags)
 	}
 	out.linef("- Run next, on the same database: dlqd serve --dlq-workers --api%s", flags)
-	out.linef("  It files and judges what was captured. \"dlqd list\" and \"dlqd show ID\" say what it would do with each dead letter.")
+	out.linef("  It files and classifies the captured failures. \"dlqd list\" and \"dlqd show ID\" show what it would do " +
+		"with each dead letter.")
 	return out.err
 }
 

@@ -71,25 +71,25 @@ type Group struct {
 // states are River's job states, in the order in which a job passes through them.
 var states = []string{"available", "pending", "scheduled", "running", "retryable", "completed", "cancelled", "discarded"}
 
-// Look surveys the jobs of a River. It does not require dlqd to be installed.
-func Look(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
+// Run surveys the jobs of a River. It does not require dlqd to be installed.
+func Run(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
 	s := &Survey{Schema: schemas.River}
-	for _, question := range []func(context.Context, postgres.DB) error{s.countJobs, s.lookAtFailures} {
-		if err := read(ctx, pool, func(tx pgx.Tx) error { return question(ctx, schemas.Rendered(tx)) }); err != nil {
-			return nil, fmt.Errorf("look over the jobs in schema %s: %w", schemas.River, err)
+	for _, query := range []func(context.Context, postgres.DB) error{s.countJobs, s.groupFailures} {
+		if err := read(ctx, pool, func(tx pgx.Tx) error { return query(ctx, schemas.Rendered(tx)) }); err != nil {
+			return nil, fmt.Errorf("survey River's jobs in schema %s: %w", schemas.River, err)
 		}
 	}
 	return s, nil
 }
 
-// read runs a question in a read-only transaction with timeouts.
-func read(ctx context.Context, pool *pgxpool.Pool, question func(pgx.Tx) error) error {
+// read runs a query in a read-only transaction with timeouts.
+func read(ctx context.Context, pool *pgxpool.Pool, query func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery()}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::bigint::text, true), set_config('lock_timeout', $2::bigint::text, true)",
 			timeout.Milliseconds(), lockTimeout.Milliseconds()); err != nil {
 			return err
 		}
-		return question(tx)
+		return query(tx)
 	})
 }
 
@@ -141,16 +141,16 @@ const failures = `
 	       CASE WHEN pg_column_size(d.reported -> 'context') <= 60000 THEN d.reported -> 'context' END
 	FROM described d`
 
-// known excludes failures that dlqd knows. kept does the same if dlqd's tables exist and its
-// functions are missing or older.
+// excludeKnown excludes failures that dlqd knows. excludeFiled does the same if dlqd's tables exist and
+// its functions are missing or older.
 const (
-	known = `
+	excludeKnown = `
 	WHERE (SELECT k.known FROM dlq.known_failure(d.id, d.created_at, dlq.entry_id(d.id, d.finalized_at), d.attempt::integer, d.finalized_at) k) IS NULL`
-	kept = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at)`
+	excludeFiled = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at)`
 )
 
-// older reports whether there are more jobs than failures examines.
-const older = `
+// hasOlder reports whether there are more jobs than failures examines.
+const hasOlder = `
 	SELECT EXISTS (SELECT FROM river.river_job WHERE state = 'discarded' AND finalized_at IS NOT NULL OFFSET $1)
 	    OR EXISTS (SELECT FROM river.river_job WHERE state = 'cancelled' AND finalized_at IS NOT NULL OFFSET $1)`
 
@@ -163,7 +163,7 @@ type failure struct {
 	state, trace  string
 }
 
-func (s *Survey) lookAtFailures(ctx context.Context, db postgres.DB) error {
+func (s *Survey) groupFailures(ctx context.Context, db postgres.DB) error {
 	builtIn, err := policy.Default("http://127.0.0.1/") // the destination does not affect a class
 	if err != nil {
 		return err
@@ -179,9 +179,9 @@ func (s *Survey) lookAtFailures(ctx context.Context, db postgres.DB) error {
 	}
 	switch {
 	case functions:
-		sql += known
+		sql += excludeKnown
 	case tables:
-		sql += kept
+		sql += excludeFiled
 	}
 	rows, err := db.Query(ctx, sql, maxFailures)
 	if err != nil {
@@ -205,7 +205,7 @@ func (s *Survey) lookAtFailures(ctx context.Context, db postgres.DB) error {
 		s.Failures.Groups = append(s.Failures.Groups, *g)
 	}
 	slices.SortFunc(s.Failures.Groups, func(a, b Group) int { return cmp.Or(b.Count-a.Count, b.Last.Compare(a.Last)) })
-	return db.QueryRow(ctx, older, maxFailures).Scan(&s.Failures.More)
+	return db.QueryRow(ctx, hasOlder, maxFailures).Scan(&s.Failures.More)
 }
 
 func (all *Failures) add(f *failure, groups map[[3]string]*Group, planner *strategy.Planner) {

@@ -39,9 +39,9 @@ func (b *bundle) exec(sql string) {
 	require.NoError(b, err)
 }
 
-func (b *bundle) look() *survey.Survey {
+func (b *bundle) survey() *survey.Survey {
 	b.Helper()
-	s, err := survey.Look(b.Context(), b.pool, postgres.DefaultSchemas())
+	s, err := survey.Run(b.Context(), b.pool, postgres.DefaultSchemas())
 	require.NoError(b, err)
 	return s
 }
@@ -70,11 +70,11 @@ func (b *bundle) insertFailures() {
 }
 
 // The survey finds the failures that a backfill files, with the classes that dlqd then gives them.
-func TestLook_findsWhatBackfillTakesIn(t *testing.T) {
+func TestRun_FindsFailuresThatBackfillFiles(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.insertFailures()
-	s := b.look()
+	s := b.survey()
 	require.Equal(t, 14, s.Total)
 	require.Equal(t, []survey.Jobs{
 		{Queue: "default", Kind: "charge", States: map[string]int{"discarded": 2, "cancelled": 3, "completed": 1, "available": 1}},
@@ -95,14 +95,14 @@ func TestLook_findsWhatBackfillTakesIn(t *testing.T) {
 	require.Equal(t, "rate_limited scheduled", classes["slow \x1b[31mdown\nplease"])
 
 	require.NoError(t, b.migrator().Attach(t.Context()))
-	require.Equal(t, s, b.look(), "dlqd's being there changes nothing")
+	require.Equal(t, s, b.survey(), "the same with dlqd installed")
 	n, err := b.migrator().Backfill(t.Context(), func(int) {})
 	require.NoError(t, err)
 	require.Equal(t, s.Failures.Count, n)
-	require.Empty(t, b.look().Failures, "they have dead letters")
+	require.Empty(t, b.survey().Failures, "all have dead letters")
 }
 
-func TestPrint(t *testing.T) {
+func TestSurvey_PrintsTables(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	printed := func(p func(*bytes.Buffer) error) string {
@@ -110,15 +110,15 @@ func TestPrint(t *testing.T) {
 		require.NoError(t, p(&out))
 		return out.String()
 	}
-	require.Equal(t, "River in schema public keeps no jobs\n", printed(func(out *bytes.Buffer) error { return b.look().Print(out) }))
+	require.Equal(t, "River in schema public has no jobs\n", printed(func(out *bytes.Buffer) error { return b.survey().Print(out) }))
 	b.insertFailures()
-	s := b.look()
-	require.Equal(t, `River in schema public keeps 14 jobs:
+	s := b.survey()
+	require.Equal(t, `River in schema public has 14 jobs:
   QUEUE    KIND        AVAILABLE  COMPLETED  CANCELLED  DISCARDED
   default  charge      1          1          3          2
   mailers  send_email  0          0          0          5
   odd      odd         0          0          0          2
-10 failures without a dead letter, from 2026-11-14 03:05 UTC to 2026-11-15 09:00 UTC; 1 of them had one attempt. By what they have in common:
+10 failures without a dead letter, from 2026-11-14 03:05 UTC to 2026-11-15 09:00 UTC; 1 of them had one attempt. Groups of similar failures:
   JOBS  QUEUE    KIND        CLASS         STRATEGY   LAST                  ERROR
   5     mailers  send_email  transient     immediate  2026-11-14 08:10 UTC  dial tcp 10.0.0.5:25: connection refused
   2     odd      odd         unknown       manual     2026-11-15 09:00 UTC  job was discarded without an error
@@ -133,14 +133,14 @@ func TestPrint(t *testing.T) {
 	}
 	s.Failures.Count, s.Failures.More, s.MoreJobs = 30, true, true
 	long := printed(func(out *bytes.Buffer) error { return s.Print(out) })
-	require.Contains(t, long, "keeps more than 14 jobs. The latest:")
+	require.Contains(t, long, "has more than 14 jobs. The latest:")
 	require.Contains(t, long, "  and 13 more kinds\n")
 	require.Contains(t, long, "the latest 30 failures without a dead letter")
 	require.Contains(t, long, "  and 15 in 15 smaller groups\n")
 	require.Less(t, len(slices.MaxFunc(strings.Split(long, "\n"), func(a, b string) int { return len(a) - len(b) })), 200)
 }
 
-func TestNext(t *testing.T) {
+func TestNext_PrintsNextSteps(t *testing.T) {
 	t.Parallel()
 	printed := func(n survey.Next) string {
 		var out bytes.Buffer
@@ -150,22 +150,22 @@ func TestNext(t *testing.T) {
 	found := &survey.Survey{Failures: survey.Failures{Count: 10}}
 	observed := printed(survey.Next{Schemas: postgres.Schemas{DLQ: "letters", River: "jobs"}, Observes: true, Found: found})
 	for _, want := range []string{
-		"Capture is on: from now on", "dlqd observes", `"dlqd automatic on"`, "Not taken in: 10 failures that River keeps.",
+		"Capture is on: each job that fails from now on", "dlqd observes", `"dlqd automatic on"`, "Not filed: 10 failures among River's jobs.",
 		`"dlqd attach --schema letters --river-schema jobs --backfill"`, "dlqd serve --dlq-workers --api --schema letters --river-schema jobs\n",
 	} {
 		require.Contains(t, observed, want)
 	}
 	one := 1
 	own := printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: found, Backfilled: &one})
-	require.Contains(t, own, "Taken in: 1 failure that River keeps. They stay a person's")
+	require.Contains(t, own, "Filed: 1 failure from River's jobs. They need manual handling")
 	require.NotContains(t, own, "observes")
 	require.Contains(t, own, "dlqd serve --dlq-workers --api\n")
-	require.Contains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas()}), "Not taken in: failures that River keeps. ")
-	require.NotContains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: &survey.Survey{}}), "aken in")
+	require.Contains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas()}), "Not filed: failures among River's jobs. ")
+	require.NotContains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: &survey.Survey{}}), "iled: ")
 }
 
 // The survey does not wait long for a lock, so it does not delay an application's migration.
-func TestLook_isBounded(t *testing.T) {
+func TestRun_WaitsOnlyBrieflyForALock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	tx, err := b.pool.Begin(t.Context())
@@ -173,7 +173,7 @@ func TestLook_isBounded(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), "LOCK TABLE river_job IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
-	_, err = survey.Look(t.Context(), b.pool, postgres.DefaultSchemas())
-	require.ErrorContains(t, err, "look over the jobs in schema public")
+	_, err = survey.Run(t.Context(), b.pool, postgres.DefaultSchemas())
+	require.ErrorContains(t, err, "survey River's jobs in schema public")
 	require.ErrorContains(t, err, "lock timeout")
 }

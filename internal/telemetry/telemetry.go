@@ -75,7 +75,7 @@ func CheckEndpoint(endpoint string) error {
 		return errors.New("must be the http or https URL of a collector, such as http://localhost:4318")
 	}
 	if u.User != nil {
-		return errors.New("must have no password in it: give the collector's headers in $OTEL_EXPORTER_OTLP_HEADERS")
+		return errors.New("must not contain a password: set the collector's headers in $OTEL_EXPORTER_OTLP_HEADERS")
 	}
 	return nil
 }
@@ -98,37 +98,39 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 		return nil, fmt.Errorf("OTLP endpoint: %w", err)
 	}
 	// Not t.Logger, which would export the errors of exporting.
-	otel.SetErrorHandler(&failing{logger: config.Logger})
-	about, err := resource.New(ctx,
+	otel.SetErrorHandler(&errorLogger{logger: config.Logger})
+	process, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "dlqd"), attribute.String("service.version", config.Version), attribute.String("service.instance.id", config.Instance)),
 		resource.WithTelemetrySDK(), resource.WithFromEnv()) // later sources win
 	if err != nil {
-		return nil, fmt.Errorf("OpenTelemetry: %w", err)
+		return nil, fmt.Errorf("OpenTelemetry: describe this process: %w", err)
 	}
-	of := func(signal string) string { return strings.TrimSuffix(config.Endpoint, "/") + "/v1/" + signal }
+	endpoint := func(signal string) string { return strings.TrimSuffix(config.Endpoint, "/") + "/v1/" + signal }
 	if isOn("traces") {
-		exporter, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(of("traces")))
+		exporter, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(endpoint("traces")))
 		if err != nil {
-			return nil, fmt.Errorf("OpenTelemetry: %w", err)
+			return nil, fmt.Errorf("OpenTelemetry: create the exporter of traces: %w", err)
 		}
-		provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about), sdktrace.WithIDGenerator(ids{}))
+		provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter),
+			sdktrace.WithResource(process), sdktrace.WithIDGenerator(ids{}))
 		t.Tracer, t.stops = provider.Tracer(scope, trace.WithInstrumentationVersion(config.Version)), append(t.stops, provider.Shutdown)
 	}
 	if isOn("metrics") {
-		exporter, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(of("metrics")))
+		exporter, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(endpoint("metrics")))
 		if err != nil {
-			return nil, fmt.Errorf("OpenTelemetry: %w", err)
+			return nil, fmt.Errorf("OpenTelemetry: create the exporter of metrics: %w", err)
 		}
 		reader := sdkmetric.NewPeriodicReader(exporter, sdkmetric.WithProducer(bridge.NewMetricProducer(bridge.WithGatherer(config.Gatherer))))
-		provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(about))
+		provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(process))
 		t.stops = append(t.stops, provider.Shutdown)
 	}
 	if isOn("logs") {
-		exporter, err := otlploghttp.New(ctx, otlploghttp.WithEndpointURL(of("logs")))
+		exporter, err := otlploghttp.New(ctx, otlploghttp.WithEndpointURL(endpoint("logs")))
 		if err != nil {
-			return nil, fmt.Errorf("OpenTelemetry: %w", err)
+			return nil, fmt.Errorf("OpenTelemetry: create the exporter of logs: %w", err)
 		}
-		provider := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewBatchProcessor(exporter)), sdklog.WithResource(about))
+		provider := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewBatchProcessor(exporter)),
+			sdklog.WithResource(process))
 		t.stops = append(t.stops, provider.Shutdown)
 		local.export = otelslog.NewHandler(scope, otelslog.WithLoggerProvider(provider), otelslog.WithVersion(config.Version))
 	}
@@ -143,8 +145,8 @@ const (
 	maxLogAgain = time.Hour
 )
 
-// failing logs the errors of exporting.
-type failing struct {
+// errorLogger logs the errors of exporting.
+type errorLogger struct {
 	logger *slog.Logger
 
 	mu         sync.Mutex
@@ -154,23 +156,23 @@ type failing struct {
 }
 
 // Handle implements otel.ErrorHandler.
-func (f *failing) Handle(err error) { f.handle(err, time.Now()) }
+func (l *errorLogger) Handle(err error) { l.handle(err, time.Now()) }
 
-func (f *failing) handle(err error, now time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if now.Sub(f.last) > logAgain {
-		f.after, f.next = 0, now
+func (l *errorLogger) handle(err error, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if now.Sub(l.last) > logAgain {
+		l.after, l.next = 0, now
 	}
-	f.last = now
-	if now.Before(f.next) {
-		f.unlogged++
+	l.last = now
+	if now.Before(l.next) {
+		l.unlogged++
 		return
 	}
-	f.after = max(logAgain, min(2*f.after, maxLogAgain))
-	f.next = now.Add(f.after)
-	f.logger.Warn("OpenTelemetry: the collector does not take everything", "error", err, "unlogged", f.unlogged)
-	f.unlogged = 0
+	l.after = max(logAgain, min(2*l.after, maxLogAgain))
+	l.next = now.Add(l.after)
+	l.logger.Warn("OpenTelemetry: exporting to the collector failed", "error", err, "unlogged", l.unlogged)
+	l.unlogged = 0
 }
 
 // Stop exports what is left, until ctx is done.
@@ -196,12 +198,12 @@ func (h *handler) Enabled(ctx context.Context, level slog.Level) bool {
 func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 	var err error
 	if h.export != nil {
-		sent := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+		exported := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
 		r.Attrs(func(a slog.Attr) bool {
-			sent.AddAttrs(plain(a))
+			exported.AddAttrs(exportable(a))
 			return true
 		})
-		err = h.export.Handle(ctx, sent)
+		err = h.export.Handle(ctx, exported)
 	}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
 		r.AddAttrs(slog.String("trace_id", span.TraceID().String()), slog.String("span_id", span.SpanID().String()))
@@ -212,48 +214,48 @@ func (h *handler) Handle(ctx context.Context, r slog.Record) error {
 func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	changed := &handler{local: h.local.WithAttrs(attrs)}
 	if h.export != nil {
-		sent := make([]slog.Attr, len(attrs))
+		exported := make([]slog.Attr, len(attrs))
 		for i, a := range attrs {
-			sent[i] = plain(a)
+			exported[i] = exportable(a)
 		}
-		changed.export = h.export.WithAttrs(sent)
+		changed.export = h.export.WithAttrs(exported)
 	}
 	return changed
 }
 
-// plain returns a field with the text that log/slog writes, for types that the bridge to
+// exportable returns a field with the text that log/slog writes, for types that the bridge to
 // OpenTelemetry does not know (named types) or sends as bare numbers (times and durations).
-func plain(a slog.Attr) slog.Attr {
+func exportable(a slog.Attr) slog.Attr {
 	value := a.Value.Resolve()
 	switch value.Kind() { //nolint:exhaustive // the bridge knows the others
 	case slog.KindGroup:
 		members := make([]slog.Attr, len(value.Group()))
 		for i, member := range value.Group() {
-			members[i] = plain(member)
+			members[i] = exportable(member)
 		}
 		return slog.Attr{Key: a.Key, Value: slog.GroupValue(members...)}
 	case slog.KindDuration, slog.KindTime:
-		return slog.String(a.Key, written(value))
+		return slog.String(a.Key, formatted(value))
 	case slog.KindAny:
-		return slog.Attr{Key: a.Key, Value: plainValue(value)}
+		return slog.Attr{Key: a.Key, Value: exportableValue(value)}
 	default:
 		return slog.Attr{Key: a.Key, Value: value}
 	}
 }
 
-// written returns a value as log/slog writes it.
-func written(value slog.Value) string {
+// formatted returns a value as log/slog writes it.
+func formatted(value slog.Value) string {
 	if value.Kind() == slog.KindTime {
 		return value.Time().Format(time.RFC3339Nano)
 	}
 	return value.String()
 }
 
-func plainValue(value slog.Value) slog.Value {
-	of := value.Any()
-	found := reflect.ValueOf(of)
+func exportableValue(value slog.Value) slog.Value {
+	content := value.Any()
+	found := reflect.ValueOf(content)
 	for found.Kind() == reflect.Pointer && !found.IsNil() {
-		if isText(found.Interface()) {
+		if formatsItself(found.Interface()) {
 			break
 		}
 		found = found.Elem()
@@ -261,7 +263,7 @@ func plainValue(value slog.Value) slog.Value {
 	if !found.IsValid() || found.Kind() == reflect.Pointer && found.IsNil() {
 		return slog.StringValue("")
 	}
-	if isText(found.Interface()) {
+	if formatsItself(found.Interface()) {
 		return slog.StringValue(fmt.Sprint(found.Interface()))
 	}
 	switch found.Kind() { //nolint:exhaustive // the others have no such text
@@ -276,12 +278,12 @@ func plainValue(value slog.Value) slog.Value {
 	case reflect.Float32, reflect.Float64:
 		return slog.Float64Value(found.Float())
 	default:
-		return slog.StringValue(fmt.Sprintf("%+v", of))
+		return slog.StringValue(fmt.Sprintf("%+v", content))
 	}
 }
 
-// isText reports whether a value formats itself.
-func isText(value any) bool {
+// formatsItself reports whether a value formats itself.
+func formatsItself(value any) bool {
 	switch value.(type) {
 	case error, fmt.Stringer:
 		return true

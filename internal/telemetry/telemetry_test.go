@@ -21,7 +21,7 @@ import (
 const parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 // An invalid trace context is ignored, as W3C Trace Context requires.
-func TestWith(t *testing.T) {
+func TestExtract_IgnoresInvalidContexts(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ parent, state, wantParent, wantState string }{
 		{parent, "vendor=1", parent, "vendor=1"},
@@ -37,20 +37,20 @@ func TestWith(t *testing.T) {
 		{parent, "a=1,b=" + strings.Repeat("x", 256) + ",c=3,d=" + strings.Repeat("x", 254), parent, "a=1,c=3"},
 		{parent, members("xyzvw"), parent, members("xyzv")},
 	} {
-		gotParent, gotState := telemetry.Of(telemetry.With(t.Context(), c.parent, c.state))
+		gotParent, gotState := telemetry.Inject(telemetry.Extract(t.Context(), c.parent, c.state))
 		require.Equal(t, c.wantParent, gotParent, c)
 		require.Equal(t, c.wantState, gotState, c)
 	}
 }
 
-func TestCheckEndpoint(t *testing.T) {
+func TestCheckEndpoint_RejectsInvalidURLs(t *testing.T) {
 	t.Parallel()
-	for _, fine := range []string{"", "http://localhost:4318", "https://collector.example/otlp/"} {
-		require.NoError(t, telemetry.CheckEndpoint(fine))
+	for _, valid := range []string{"", "http://localhost:4318", "https://collector.example/otlp/"} {
+		require.NoError(t, telemetry.CheckEndpoint(valid))
 	}
-	for _, wrong := range []string{"localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@collector.example", "\x7f"} {
-		err := telemetry.CheckEndpoint(wrong)
-		require.Error(t, err, wrong)
+	for _, invalid := range []string{"localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@collector.example", "\x7f"} {
+		err := telemetry.CheckEndpoint(invalid)
+		require.Error(t, err, invalid)
 		require.NotContains(t, err.Error(), "secret")
 	}
 }
@@ -66,7 +66,7 @@ func members(letters string) string {
 
 // Records go to the original handler with the ids of their trace, at any level. Records that it
 // does not log are not exported.
-func TestStart_logger(t *testing.T) {
+func TestStart_LoggerAddsTraceIDsAndExports(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
 	var written bytes.Buffer
@@ -75,7 +75,7 @@ func TestStart_logger(t *testing.T) {
 	})
 	require.NoError(t, err)
 	logger := sent.Logger.With("part", "test").WithGroup("g")
-	ctx := telemetry.With(t.Context(), parent, "")
+	ctx := telemetry.Extract(t.Context(), parent, "")
 	logger.InfoContext(ctx, "not written")
 	logger.WarnContext(ctx, "written", "key", "value")
 	sent.Logger.Warn("without a trace")
@@ -111,7 +111,7 @@ type secret struct{ text string }
 func (secret) LogValue() slog.Value { return slog.AnyValue(class("shown")) }
 
 // A field of any type is exported as it is logged.
-func TestStart_fieldsOfNamedTypes(t *testing.T) {
+func TestStart_ExportsFieldsAsLogged(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
 	var written bytes.Buffer
@@ -153,7 +153,7 @@ func TestStart_fieldsOfNamedTypes(t *testing.T) {
 }
 
 // The id of a replay run is the id of its trace.
-func TestOfRun(t *testing.T) {
+func TestStartRun_TraceIDIsTheRunID(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
 	sent, err := telemetry.Start(t.Context(), telemetry.Config{Endpoint: collector.URL, Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler)})
@@ -161,33 +161,33 @@ func TestOfRun(t *testing.T) {
 	run := uuid.Must(uuid.NewV7())
 	telemetry.StartRun(t.Context(), sent.Tracer, run).End()
 	sent.Stop(t.Context())
-	of := telemetry.OfRun(run)
-	require.Equal(t, strings.ReplaceAll(run.String(), "-", ""), of.TraceID().String())
+	span := telemetry.RunSpanContext(run)
+	require.Equal(t, strings.ReplaceAll(run.String(), "-", ""), span.TraceID().String())
 	spans := collector.Spans("replay run")
 	require.Len(t, spans, 1)
-	traceID, spanID := of.TraceID(), of.SpanID()
+	traceID, spanID := span.TraceID(), span.SpanID()
 	require.Equal(t, traceID[:], spans[0].GetTraceId())
 	require.Equal(t, spanID[:], spans[0].GetSpanId())
 }
 
-// BenchmarkOff measures what telemetry adds to a submission and a delivery without an endpoint: it
+// BenchmarkTelemetry_Disabled measures what telemetry adds to a submission and a delivery without an endpoint: it
 // extracts a trace context, starts three spans, and injects the context.
-func BenchmarkOff(b *testing.B) {
+func BenchmarkTelemetry_Disabled(b *testing.B) {
 	for name, parent := range map[string]string{"without a trace": "", "with a trace": parent} {
 		b.Run(name, func(b *testing.B) {
 			tracer := telemetry.Tracer(nil)
 			b.ReportAllocs()
 			for b.Loop() {
-				ctx := telemetry.With(context.Background(), parent, "")
+				ctx := telemetry.Extract(context.Background(), parent, "")
 				for range 3 {
 					var span trace.Span
 					ctx, span = tracer.Start(ctx, "span", trace.WithSpanKind(trace.SpanKindClient)) //nolint:fatcontext // three deep
 					if span.IsRecording() {
-						b.Fatal("nobody records")
+						b.Fatal("the span records")
 					}
 					span.End()
 				}
-				telemetry.Of(ctx)
+				telemetry.Inject(ctx)
 			}
 		})
 	}

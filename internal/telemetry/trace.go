@@ -31,13 +31,13 @@ func Tracer(t trace.Tracer) trace.Tracer {
 	return t
 }
 
-// With returns ctx with the trace context of a traceparent and a tracestate. It ignores invalid
+// Extract returns ctx with the trace context of a traceparent and a tracestate. It ignores invalid
 // ones.
-func With(ctx context.Context, parent, state string) context.Context {
+func Extract(ctx context.Context, parent, state string) context.Context {
 	if parent == "" {
 		return ctx
 	}
-	state = shortened(state)
+	state = shorten(state)
 	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{parentHeader: parent, stateHeader: state})
 }
 
@@ -45,7 +45,7 @@ func With(ctx context.Context, parent, state string) context.Context {
 // drop longer members first, and then the last ones.
 const maxStateMember = 128
 
-func shortened(state string) string {
+func shorten(state string) string {
 	if len(state) <= maxTraceState {
 		return state
 	}
@@ -65,31 +65,31 @@ func shortened(state string) string {
 	return kept
 }
 
-// Anew returns ctx for a new trace, with the tracestate of the trace in ctx.
-func Anew(ctx context.Context) context.Context {
-	of := trace.SpanContextFromContext(ctx)
-	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceState: of.TraceState()}))
+// WithNewTrace returns ctx for a new trace, with the tracestate of the trace in ctx.
+func WithNewTrace(ctx context.Context) context.Context {
+	state := trace.SpanContextFromContext(ctx).TraceState()
+	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceState: state}))
 }
 
 // Link links a span to another trace, with the reason as an attribute. The tracestate is an
 // attribute too, since the exporter omits that of a link.
-func Link(to trace.SpanContext, why string) trace.SpanStartOption {
-	about := []attribute.KeyValue{attribute.String("dlqd.link", why)}
+func Link(to trace.SpanContext, reason string) trace.SpanStartOption {
+	attributes := []attribute.KeyValue{attribute.String("dlqd.link", reason)}
 	if state := to.TraceState().String(); state != "" {
-		about = append(about, attribute.String("dlqd.tracestate", state))
+		attributes = append(attributes, attribute.String("dlqd.tracestate", state))
 	}
-	return trace.WithLinks(trace.Link{SpanContext: to, Attributes: about})
+	return trace.WithLinks(trace.Link{SpanContext: to, Attributes: attributes})
 }
 
-// Sends reports whether the spans of a tracer are exported.
-func Sends(t trace.Tracer) bool {
+// Exports reports whether the spans of a tracer are exported.
+func Exports(t trace.Tracer) bool {
 	_, off := Tracer(t).(noop.Tracer)
 	return !off
 }
 
-// Of returns the trace context of ctx as a traceparent and a tracestate, which are empty if there
+// Inject returns the trace context of ctx as a traceparent and a tracestate, which are empty if there
 // is none.
-func Of(ctx context.Context) (parent, state string) {
+func Inject(ctx context.Context) (parent, state string) {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return "", ""
 	}
@@ -98,9 +98,9 @@ func Of(ctx context.Context) (parent, state string) {
 	return carrier[parentHeader], carrier[stateHeader]
 }
 
-// OfRun returns the trace context of a replay run. The run's id is the trace's id, so that one
+// RunSpanContext returns the trace context of a replay run. The run's id is the trace's id, so that one
 // leads to the other, and redeliveries can be linked to the trace by the run's id in their jobs.
-func OfRun(run uuid.UUID) trace.SpanContext {
+func RunSpanContext(run uuid.UUID) trace.SpanContext {
 	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID(run), SpanID: trace.SpanID(run[8:]), TraceFlags: trace.FlagsSampled})
 }
 
@@ -112,7 +112,7 @@ func StartRun(ctx context.Context, tracer trace.Tracer, run uuid.UUID) trace.Spa
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
 		options = append(options, trace.WithLinks(trace.Link{SpanContext: span}))
 	}
-	_, span := Tracer(tracer).Start(context.WithValue(ctx, runKey{}, run), "replay run", options...) //nolint:spancheck // who started it ends it
+	_, span := Tracer(tracer).Start(context.WithValue(ctx, runKey{}, run), "replay run", options...) //nolint:spancheck // the caller ends it
 	return span                                                                                      //nolint:spancheck // likewise
 }
 
@@ -121,8 +121,8 @@ type ids struct{}
 
 func (ids) NewIDs(ctx context.Context) (t trace.TraceID, s trace.SpanID) {
 	if run, ok := ctx.Value(runKey{}).(uuid.UUID); ok {
-		of := OfRun(run)
-		return of.TraceID(), of.SpanID()
+		span := RunSpanContext(run)
+		return span.TraceID(), span.SpanID()
 	}
 	for !t.IsValid() {
 		binary.NativeEndian.PutUint64(t[:8], rand.Uint64())

@@ -244,7 +244,7 @@ func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (cla
 // traceFiling sends a span, from start until now, for each filed entry whose message was submitted
 // in a trace.
 func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, made *judgements, start time.Time) {
-	if len(filed) == 0 || !telemetry.Sends(w.config.Tracer) {
+	if len(filed) == 0 || !telemetry.Exports(w.config.Tracer) {
 		return
 	}
 	traces, err := w.queries.EntryTraces(ctx, column(filed, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))
@@ -264,7 +264,7 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ma
 			continue
 		}
 		d := made.of[row.ID]
-		_, span := w.config.Tracer.Start(telemetry.With(ctx, submitted.Parent, submitted.State), "file "+row.Queue,
+		_, span := w.config.Tracer.Start(telemetry.Extract(ctx, submitted.Parent, submitted.State), "file "+row.Queue,
 			trace.WithTimestamp(start), trace.WithAttributes(
 				attribute.String("dlqd.entry_id", row.ID.String()), attribute.String("dlqd.kind", row.Kind),
 				attribute.String("dlqd.error_class", string(d.Class)),

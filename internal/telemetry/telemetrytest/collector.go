@@ -34,7 +34,7 @@ func NewCollector(t *testing.T) *Collector {
 	t.Helper()
 	c := &Collector{services: map[string]bool{}, metrics: map[string]*metrics.Metric{}}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/traces", take(func(r *collectortrace.ExportTraceServiceRequest) {
+	mux.HandleFunc("POST /v1/traces", handle(func(r *collectortrace.ExportTraceServiceRequest) {
 		for _, resource := range r.GetResourceSpans() {
 			for _, a := range resource.GetResource().GetAttributes() {
 				if a.GetKey() == "service.name" {
@@ -46,7 +46,7 @@ func NewCollector(t *testing.T) *Collector {
 			}
 		}
 	}, &c.mu))
-	mux.HandleFunc("POST /v1/metrics", take(func(r *collectormetrics.ExportMetricsServiceRequest) {
+	mux.HandleFunc("POST /v1/metrics", handle(func(r *collectormetrics.ExportMetricsServiceRequest) {
 		for _, resource := range r.GetResourceMetrics() {
 			for _, scope := range resource.GetScopeMetrics() {
 				for _, m := range scope.GetMetrics() {
@@ -55,7 +55,7 @@ func NewCollector(t *testing.T) *Collector {
 			}
 		}
 	}, &c.mu))
-	mux.HandleFunc("POST /v1/logs", take(func(r *collectorlogs.ExportLogsServiceRequest) {
+	mux.HandleFunc("POST /v1/logs", handle(func(r *collectorlogs.ExportLogsServiceRequest) {
 		for _, resource := range r.GetResourceLogs() {
 			for _, scope := range resource.GetScopeLogs() {
 				c.records = append(c.records, scope.GetLogRecords()...)
@@ -74,7 +74,7 @@ type message[T any] interface {
 	proto.Message
 }
 
-func take[T any, M message[T]](fn func(M), mu *sync.Mutex) http.HandlerFunc {
+func handle[T any, M message[T]](fn func(M), mu *sync.Mutex) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body := io.Reader(r.Body)
 		if r.Header.Get("Content-Encoding") == "gzip" {
@@ -116,13 +116,13 @@ func (c *Collector) Services() []string {
 func (c *Collector) Spans(name string) []*trace.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var named []*trace.Span
+	var found []*trace.Span
 	for _, span := range c.spans {
 		if span.GetName() == name {
-			named = append(named, span)
+			found = append(found, span)
 		}
 	}
-	return named
+	return found
 }
 
 // Records returns the log records of a message.

@@ -13,15 +13,15 @@ import (
 
 // A failure that persists is logged at once, then ever more rarely. After a time without failures,
 // the next one is logged at once.
-func TestFailing(t *testing.T) {
+func TestErrorLogger_LogsPersistentErrorsRarely(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
-	f := &failing{logger: slog.New(slog.NewTextHandler(&log, nil))}
+	l := &errorLogger{logger: slog.New(slog.NewTextHandler(&log, nil))}
 	now := time.Now()
 	lines := func(d time.Duration) int {
 		log.Reset()
 		for end := now.Add(d); now.Before(end); now = now.Add(5 * time.Second) {
-			f.handle(errors.New("connection refused"), now)
+			l.handle(errors.New("connection refused"), now)
 		}
 		return strings.Count(log.String(), "connection refused")
 	}
