@@ -285,7 +285,7 @@ type unmetBy string
 func (u unmetBy) Unmet(_, _ string, _ *policy.Conditions) string { return string(u) }
 
 // Rules see the message with exact integers, and no text longer than patterns read.
-func TestRules_seeTheMessage(t *testing.T) {
+func TestRules_MatchPayloadAndHeaders(t *testing.T) {
 	t.Parallel()
 	p := plan(t, `
 rules:
