@@ -180,7 +180,7 @@ func TestProcesses(t *testing.T) {
 	require.Equal(t, process{Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true}, processes[0])
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
-	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered by themselves"`)
+	require.Contains(t, log.String(), `msg="River here is dlqd's own" automatic="on: dead letters are redelivered automatically"`)
 }
 
 // A process whose requests use all connections of its pool still announces itself, so that its
@@ -230,12 +230,12 @@ func TestMode(t *testing.T) {
 		}}).stop()
 		return log.String()
 	}
-	require.Contains(t, start(), "observing: dead letters are judged and shown, and none is redelivered by itself")
+	require.Contains(t, start(), "observing: dead letters are classified and shown, and not redelivered automatically")
 	_, err := a.pool.Exec(t.Context(), "SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
 	require.NoError(t, err)
 	log := start()
 	require.Contains(t, log, `msg="River here is an application's`)
-	require.Contains(t, log, `automatic="on: dead letters are redelivered by themselves"`)
+	require.Contains(t, log, `automatic="on: dead letters are redelivered automatically"`)
 	require.NotContains(t, log, "stopped by")
 	_, err = a.pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
 	require.NoError(t, err)

@@ -212,7 +212,7 @@ func TestAutomatic_ParksSingleAttemptAndBackfilledUnlessIncluded(t *testing.T) {
 	require.Len(t, j.parked, 2, "both are reported")
 	require.Equal(t, "needs a person: its job had one attempt", j.text("SELECT next FROM dlq.entries WHERE kind = 'once' AND rule = 'single-attempt' AND error_class = 'transient' AND parked_by IS NULL"))
 	require.Equal(t, "needs a person: its job failed before dlqd was there", j.text("SELECT next FROM dlq.entries WHERE kind = 'old' AND rule = 'backfilled'"))
-	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt: whether it may run twice is a person's decision$`,
+	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt; an operator decides whether it may run again$`,
 		j.text("SELECT t.reason FROM dlq.dead_letter_transitions t WHERE t.kind = 'once' AND t.to_status = 'dlq_manual'"))
 
 	// Once a switch names them, reclassify makes them pending.
@@ -266,7 +266,7 @@ func TestAutomatic_DefersWhenSwitchedOff(t *testing.T) {
 	j.passDelay()
 	require.Equal(t, 3, j.observed())
 	require.Equal(t, 2, j.inStatus(deadletter.Processing), "the other queue is still redelivered")
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'observed: automatic is off for queue mails'"))
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'observed: automatic redelivery is off for queue mails'"))
 	j.exec("SELECT dlq.reset_automatic('queue', 'mails', 'kim')")
 	j.release()
 	j.now = j.now.Add(time.Second)
