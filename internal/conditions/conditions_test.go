@@ -51,14 +51,14 @@ func TestConditions(t *testing.T) {
 		}
 		return c.Unmet("mails", "", want)
 	}
-	require.Empty(t, c.Unmet("mails", "", want), "what is not known holds nobody up")
+	require.Empty(t, c.Unmet("mails", "", want), "unknown conditions delay nothing")
 	require.Empty(t, look(conditions.Load{CPU: 79.9, Memory: 84.9, Connections: 84.9}))
 	require.Equal(t, "80 % of this machine's processors are in use (must be below 80 %)", look(conditions.Load{CPU: 80}))
 	require.Equal(t, "91 % of this machine's memory is in use (must be below 85 %)", look(conditions.Load{Memory: 91}))
 	require.Equal(t, "99 % of the database's connections are in use (must be below 85 %)", look(conditions.Load{Connections: 99}))
-	require.Empty(t, c.Unmet("mails", "", &policy.Conditions{}), "what a plan does not ask for is not looked at")
+	require.Empty(t, c.Unmet("mails", "", &policy.Conditions{}), "a plan without conditions has none unmet")
 	failure = errors.New("no /proc")
-	require.Contains(t, look(conditions.Load{}), "connections", "what was measured last stays")
+	require.Contains(t, look(conditions.Load{}), "connections", "the last measurement applies")
 	failure = nil
 	require.Empty(t, look(conditions.Load{}))
 
@@ -79,7 +79,7 @@ func TestConditions(t *testing.T) {
 }
 
 // The real measurement returns plausible values for this machine and its database.
-func TestConditions_measured(t *testing.T) {
+func TestConditions_MeasuresLoad(t *testing.T) {
 	t.Parallel()
 	rules := policytest.Load(t, nil)
 	pool := postgrestest.Pool(t)

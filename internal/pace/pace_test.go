@@ -13,7 +13,7 @@ import (
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
 // A stream keeps its rate however often callers reserve: it skips no place, and grants none twice.
-func TestReserve_lowAndHighRates(t *testing.T) {
+func TestReserve_KeepsRate(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
@@ -42,7 +42,7 @@ func TestReserve_lowAndHighRates(t *testing.T) {
 }
 
 // An unused stream saves up nothing: its next place is now, and those that follow have its rate.
-func TestReserve_AfterARestBeginsNow(t *testing.T) {
+func TestReserve_UnusedStreamStartsNow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start, second := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC), time.Second
@@ -56,12 +56,12 @@ func TestReserve_AfterARestBeginsNow(t *testing.T) {
 		require.WithinDuration(t, start, places.First, 0)
 		places, err = pace.Reserve(t.Context(), pool, "queue", 1, 100, start, &second)
 		require.NoError(t, err)
-		require.Zero(t, places.Granted, "the next one is in two seconds")
+		require.Zero(t, places.Granted, "the next place is in two seconds")
 	}
 }
 
 // A caller that finds no place within reach reserves none, and the stream does not change.
-func TestReserve_NothingWithinReachTakesNothing(t *testing.T) {
+func TestReserve_NoPlaceWithinReachReservesNone(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start, second := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC), time.Second
