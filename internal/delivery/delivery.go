@@ -191,18 +191,18 @@ func Backoff(b policy.Backoff, attempt int, random float64) time.Duration {
 // Work implements river.Worker.
 func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	start := time.Now()
-	made := Delivered{Queue: job.Queue}
+	result := Delivered{Queue: job.Queue}
 	if job.AttemptedAt != nil {
-		made.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
+		result.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
 	}
 	about := metadataOf(job)
 	ctx, span := w.startSpan(ctx, job, &about)
 	var err error
-	made.Outcome, err = w.work(ctx, job, &about, &made.Destination)
-	endSpan(span, made.Outcome, err)
-	made.Took = time.Since(start)
-	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", made.Outcome)
-	w.config.Observe(made)
+	result.Outcome, err = w.work(ctx, job, &about, &result.Destination)
+	endSpan(span, result.Outcome, err)
+	result.Took = time.Since(start)
+	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", result.Outcome)
+	w.config.Observe(result)
 	return err
 }
 
@@ -215,7 +215,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 	planner := w.config.Planner()
 	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {
-		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_QUEUE", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no queue %q", job.Queue)})
+		return w.classify(planner, job, &riverdlq.Error{Type: "UNKNOWN_QUEUE", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no queue %q", job.Queue)})
 	}
 	ordered := queue.Ordering && job.Args.OrderingKey != ""
 	if ordered {
@@ -226,31 +226,31 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 			return hold(ctx, job, HeldForOrder, err)
 		}
 	}
-	destination, waitsFor := queue.Destination, HeldForBreaker
+	destination, heldFor := queue.Destination, HeldForBreaker
 	if about.Destination != "" {
-		destination, waitsFor = about.Destination, HeldForRedirected
+		destination, heldFor = about.Destination, HeldForRedirected
 	}
 	target := planner.Policy().Destinations[destination]
 	if target == nil {
-		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
+		return w.classify(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
 	}
 	*to = destination
 	if w.inDoubt() {
-		if runs, err := w.runs(ctx, job); err != nil || !runs {
-			return hold(ctx, job, waitsFor, errors.Join(errNotOurs, err))
+		if current, err := w.isCurrentAttempt(ctx, job); err != nil || !current {
+			return hold(ctx, job, heldFor, errors.Join(errAttemptLost, err))
 		}
 	}
 	permit, err := w.config.Breakers.Allow(ctx, destination, w.Timeout(job))
 	if err != nil || permit == nil {
-		return hold(ctx, job, waitsFor, err)
+		return hold(ctx, job, heldFor, err)
 	}
 	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, about)
 	// A delivery that was cut off by a stop or a cancellation says nothing about its destination.
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		permit.Done(ctx, isWell(err))
+		permit.Done(ctx, isAvailable(err))
 	}
 	if err != nil {
-		return w.judge(planner, job, err)
+		return w.classify(planner, job, err)
 	}
 	if ordered {
 		return OutcomeOK, w.completeOrdered(ctx, job)
@@ -267,9 +267,9 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	})
 	switch {
 	case err != nil:
-		w.config.Logger.WarnContext(ctx, "delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
+		w.config.Logger.WarnContext(ctx, "delivered, but releasing the next message of its ordering key failed; that message checks again later", "queue", job.Queue, "job", job.ID, "error", err)
 	case !completed: // another process runs the attempt that counts
-		w.config.Logger.WarnContext(ctx, "delivered, but the message had been put back meanwhile: its receiver gets it again",
+		w.config.Logger.WarnContext(ctx, "delivered, but another process had rescued the job; the receiver gets the message again",
 			"queue", job.Queue, "job", job.ID)
 		// Unlike a success, a snooze records its attempt: see attemptOf.
 		return river.JobSnooze(time.Second)
@@ -277,8 +277,8 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	return nil
 }
 
-// judge classifies an error by the rules, and cancels the job if another attempt cannot help.
-func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
+// classify classifies an error by the rules, and cancels the job if another attempt cannot help.
+func (w *Worker) classify(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
 		return string(riverdlq.ClassUnknown), err
@@ -292,20 +292,20 @@ func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err erro
 
 // factsOf returns the facts that rules match.
 func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
-	said, err := json.Marshal(failure.Context)
+	details, err := json.Marshal(failure.Context)
 	if err != nil {
-		said = nil // rules that match the context do not apply
+		details = nil // rules that match the context do not apply
 	}
 	return strategy.Facts{
 		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message,
-		Class: failure.Class, Context: said,
+		Class: failure.Class, Context: details,
 		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
 	}
 }
 
-// isWell reports whether a delivery's result shows that its destination is available: the
+// isAvailable reports whether a delivery's result shows that its destination is available: the
 // destination answered, and the answer is not a transient failure or an outage.
-func isWell(err error) bool {
+func isAvailable(err error) bool {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
 		return err == nil
@@ -338,12 +338,12 @@ func (w *Worker) deliver(
 	}
 	defer func() { _ = response.Body.Close() }()
 	status = response.StatusCode
-	if response.StatusCode < http.StatusOK { // 101: the connection stays open for as long as the receiver likes
+	if response.StatusCode < http.StatusOK { // 101: the receiver may keep the connection open without end
 		return answerError(destination, response, nil, hide)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, cause.MaxBytes))
 	switch success := response.StatusCode <= 299; {
-	case err != nil && (success || stopped(ctx)):
+	case err != nil && (success || isStopped(ctx)):
 		return transportError(ctx, destination, err, hide)
 	case success:
 		return w.success(ctx, job, queue, destination, response, body, hide)
@@ -479,15 +479,15 @@ func answerError(
 		Type: response.Header.Get("X-Error-Type"), Code: response.Header.Get("X-Error-Code"),
 		Body: body, Paths: cause.Paths(destination.ErrorPaths), Hide: hide,
 	}
-	said := answer.Cause()
+	found := answer.Cause()
 	failure := &riverdlq.Error{
-		Type:    cmp.Or(said.Type, "HTTP_"+strconv.Itoa(status)),
-		Code:    cmp.Or(said.Code, strconv.Itoa(status)),
-		Title:   said.Title,
+		Type:    cmp.Or(found.Type, "HTTP_"+strconv.Itoa(status)),
+		Code:    cmp.Or(found.Code, strconv.Itoa(status)),
+		Title:   found.Title,
 		Message: statusLine(status),
 		Context: map[string]any{"status": status, "destination": destination.Name, "url": destination.ShownURL()},
 	}
-	if text := said.String(); text != "" {
+	if text := found.String(); text != "" {
 		failure.Message += ": " + text
 	}
 	if class := riverdlq.Class(response.Header.Get("X-Error-Class")); slices.Contains(riverdlq.Classes(), class) {
@@ -503,9 +503,9 @@ func answerError(
 	return failure
 }
 
-// stopped reports whether the delivery was cut off because the process is stopping or an operator
+// isStopped reports whether the delivery was cut off because the process is stopping or an operator
 // cancelled the job.
-func stopped(ctx context.Context) bool {
+func isStopped(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
@@ -513,7 +513,7 @@ func stopped(ctx context.Context) bool {
 func transportError(
 	ctx context.Context, destination *policy.Destination, err error, hide func(string) string,
 ) error {
-	if stopped(ctx) {
+	if isStopped(ctx) {
 		return err // River records the reason
 	}
 	failure := &riverdlq.Error{

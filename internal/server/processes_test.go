@@ -89,7 +89,7 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	_, err := server.Start(t.Context(), server.Config{
 		DatabaseURL: a.url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: policyOf(t, "default"), Logger: slog.New(slog.DiscardHandler),
 	})
-	require.ErrorContains(t, err, "there is no queue to deliver: other clients work default")
+	require.ErrorContains(t, err, "no queue to deliver: other clients work default")
 	deliver := a.deliver(t, "mine", "default")
 	status, out, _ = front.call("POST", "/api/messages", message)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
