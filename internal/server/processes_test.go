@@ -93,7 +93,7 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	deliver := a.deliver(t, "mine", "default")
 	status, out, _ = front.call("POST", "/api/messages", message)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	require.Contains(t, out["detail"], "(delivered are: mine)")
+	require.Contains(t, out["detail"], "(delivered queues: mine)")
 
 	message = strings.Replace(message, "default", "mine", 1)
 	status, out, _ = front.call("POST", "/api/messages", message)
@@ -116,7 +116,7 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	a.deliver(t, "mine", "elsewhere")
 	status, out, _ = front.call("POST", "/api/messages/batch", `{"messages": [{"queue": "mine", "kind": "k", "payload": 1}, {"queue": "default", "kind": "k", "payload": 2}]}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	require.Contains(t, out["detail"], "(delivered are: mine)", "those that this API's policy has")
+	require.Contains(t, out["detail"], "(delivered queues: mine)", "those that this API's policy has")
 	require.Equal(t, "body.messages[1].queue", out["errors"].([]any)[0].(map[string]any)["location"])
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"), "all or none")
 
@@ -124,7 +124,7 @@ func TestSubmit_refusedWhereOnlyTheApplicationWorksTheQueue(t *testing.T) {
 	require.NoError(t, err)
 	status, out, header = front.call("POST", "/api/messages", `{"queue": "default", "kind": "order.placed", "payload": 2}`)
 	require.Equal(t, http.StatusServiceUnavailable, status, out)
-	require.Contains(t, out["detail"], "could not be found out")
+	require.Contains(t, out["detail"], "cannot determine whether a dlqd process delivers")
 	require.NotEmpty(t, header.Get("Retry-After"))
 	_, err = a.pool.Exec(t.Context(), "ALTER TABLE dlq.elsewhere RENAME TO processes")
 	require.NoError(t, err)
