@@ -55,10 +55,10 @@ type Failure struct {
 func Fingerprint(f *Failure) string {
 	f = f.read()
 	errorType, code, answered := f.Type, f.Code, f.answered()
-	if cause.SaysNothing(errorType) {
+	if cause.IsGeneric(errorType) {
 		errorType = ""
 	}
-	if cause.SaysNothing(code) || cause.IsStatus(code) {
+	if cause.IsGeneric(code) || cause.IsStatus(code) {
 		code = ""
 	}
 	// A SQLSTATE or gRPC status that a worker reports does not name a cause, because many errors
