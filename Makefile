@@ -47,7 +47,7 @@ trial-capture: install-postgres ## switch, lock, restore and purge around an app
 
 .PHONY: model
 model: ## check the model of the protocol with two jobs (TRIAL=1h, at most STATES=20000000): docs/protocol.md
-	DLQD_MODEL=$(or $(TRIAL),1h) DLQD_MODEL_STATES=$(STATES) go test -count=1 -timeout 0 -v -run 'TestProtocol_KeepsItsInvariantsForLong$$' ./internal/protocol
+	DLQD_MODEL=$(or $(TRIAL),1h) DLQD_MODEL_STATES=$(STATES) go test -count=1 -timeout 0 -v -run 'TestProtocol_KeepsInvariantsForLong$$' ./internal/protocol
 
 .PHONY: trial-kills
 trial-kills: install-postgres ## kill, stop and cut off processes that deliver 10,000 messages in order, and look for what is lost or repeated
