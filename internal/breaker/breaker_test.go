@@ -429,7 +429,7 @@ func TestBreaker_LoweredProbesLeaveOnePlace(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 }
 
-// Only a failure opens the breaker, by the deliveries that the window holds at that time.
+// Only a failure opens the breaker, by the deliveries in the window at that time.
 func TestBreaker_SuccessDoesNotOpenIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
@@ -494,8 +494,8 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 		require.NoError(t, err)
 		return queue.PausedAt != nil
 	}
-	// look repeats until the breaker is in the wanted state: jobs end asynchronously.
-	look := func(want breaker.State) {
+	// awaitState repeats until the breaker is in the wanted state: jobs end asynchronously.
+	awaitState := func(want breaker.State) {
 		require.Eventually(t, func() bool {
 			require.NoError(t, watch.RunOnce(t.Context()))
 			require.NoError(t, p.Sync(t.Context()))
@@ -510,7 +510,7 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	require.False(t, paused(), "three are too few")
 	insert(1, true)
 	require.Eventually(t, func() bool { return count("discarded") == 4 }, time.Minute, 50*time.Millisecond)
-	look(breaker.Open)
+	awaitState(breaker.Open)
 	require.True(t, paused())
 
 	// Half-open: jobs still fail, and the breaker opens again.
@@ -518,25 +518,25 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	b.exec(t, "UPDATE river_job SET finalized_at = finalized_at - interval '1 hour' WHERE finalized_at IS NOT NULL")
 	b.setNow(time.Now())
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
-	look(breaker.HalfOpen)
+	awaitState(breaker.HalfOpen)
 	require.False(t, paused())
 	// Jobs that dlqd completed do not count as outcomes of the queue.
 	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata) SELECT 'app', '{}', 'emails', 1, 'completed', now() + interval '1 minute', '{"dlq:done_by": 1}' FROM generate_series(1, 10)`)
-	look(breaker.HalfOpen)
+	awaitState(breaker.HalfOpen)
 	b.exec(t, "DELETE FROM river_job WHERE state = 'completed'")
 	insert(3, true)
 	require.Eventually(t, func() bool { return count("discarded") == 7 }, time.Minute, 50*time.Millisecond)
-	look(breaker.Open)
+	awaitState(breaker.Open)
 	require.True(t, paused())
 
 	// Half-open: jobs succeed, and the breaker closes.
 	b.exec(t, "UPDATE river_job SET finalized_at = finalized_at - interval '1 hour' WHERE finalized_at IS NOT NULL")
 	b.setNow(time.Now())
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
-	look(breaker.HalfOpen)
+	awaitState(breaker.HalfOpen)
 	insert(3, false)
 	require.Eventually(t, func() bool { return count("completed") == 3 }, time.Minute, 50*time.Millisecond)
-	look(breaker.Closed)
+	awaitState(breaker.Closed)
 	require.False(t, paused())
 
 	// An operator opens the breaker and resets it.

@@ -68,13 +68,13 @@ func New(config Config) *Conditions {
 // Loop returns the loop that measures.
 func (c *Conditions) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "conditions", Interval: c.config.Interval, Timeout: maxProbeDelay, Patience: maxProbeDelay, Once: background.Each(c.Look),
+		Name: "conditions", Interval: c.config.Interval, Timeout: maxProbeDelay, Patience: maxProbeDelay, Once: background.Each(c.Update),
 		End: c.client.CloseIdleConnections, Failing: "conditions: measuring the load failed; the last measurement applies",
 	})
 }
 
-// Look measures the load once and runs the probes that are due.
-func (c *Conditions) Look(ctx context.Context) error {
+// Update measures the load once and runs the probes that are due.
+func (c *Conditions) Update(ctx context.Context) error {
 	load, err := c.config.Measure(ctx)
 	if err != nil {
 		return err

@@ -279,30 +279,30 @@ func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
 		attrs = append(attrs, a)
 		return true
 	})
-	attrs, _ = h.named(attrs)
-	named := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
-	named.AddAttrs(attrs...)
-	return h.Handler.Handle(ctx, named)
+	attrs, _ = h.renamed(attrs)
+	renamed := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+	renamed.AddAttrs(attrs...)
+	return h.Handler.Handle(ctx, renamed)
 }
 
-// named returns the fields with dlqd's names, and whether they are about a job; if so, without its
+// renamed returns the fields with dlqd's names, and whether they are about a job; if so, without its
 // error.
-func (h riverLog) named(attrs []slog.Attr) (named []slog.Attr, ofJob bool) {
+func (h riverLog) renamed(attrs []slog.Attr) (renamed []slog.Attr, ofJob bool) {
 	ofJob = h.ofJob || slices.ContainsFunc(attrs, func(a slog.Attr) bool {
 		return a.Key == "job_id" || a.Key == "job_kind"
 	})
 	for _, a := range attrs {
 		a.Key = cmp.Or(fieldNames[a.Key], a.Key)
 		if !ofJob || a.Key != "error" {
-			named = append(named, a)
+			renamed = append(renamed, a)
 		}
 	}
-	return named, ofJob
+	return renamed, ofJob
 }
 
 func (h riverLog) WithAttrs(attrs []slog.Attr) slog.Handler {
-	named, ofJob := h.named(attrs)
-	return riverLog{h.Handler.WithAttrs(named), ofJob}
+	renamed, ofJob := h.renamed(attrs)
+	return riverLog{h.Handler.WithAttrs(renamed), ofJob}
 }
 
 func (h riverLog) WithGroup(name string) slog.Handler {

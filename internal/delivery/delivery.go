@@ -195,10 +195,10 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	if job.AttemptedAt != nil {
 		result.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
 	}
-	about := metadataOf(job)
-	ctx, span := w.startSpan(ctx, job, &about)
+	meta := metadataOf(job)
+	ctx, span := w.startSpan(ctx, job, &meta)
 	var err error
-	result.Outcome, err = w.work(ctx, job, &about, &result.Destination)
+	result.Outcome, err = w.work(ctx, job, &meta, &result.Destination)
 	endSpan(span, result.Outcome, err)
 	result.Took = time.Since(start)
 	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", result.Outcome)
@@ -208,7 +208,7 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 
 // work delivers or holds a message. It stores the destination's name in *to and returns the outcome:
 // OutcomeOK, OutcomeHeld or the class of the error.
-func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata, to *string) (outcome string, err error) {
+func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata, to *string) (outcome string, err error) {
 	if w.config.Holds != nil && w.config.Holds(job.CreatedAt) {
 		return hold(ctx, job, HeldForRestored, nil)
 	}
@@ -227,8 +227,8 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 		}
 	}
 	destination, heldFor := queue.Destination, HeldForBreaker
-	if about.Destination != "" {
-		destination, heldFor = about.Destination, HeldForRedirected
+	if meta.Destination != "" {
+		destination, heldFor = meta.Destination, HeldForRedirected
 	}
 	target := planner.Policy().Destinations[destination]
 	if target == nil {
@@ -244,7 +244,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 	if err != nil || permit == nil {
 		return hold(ctx, job, heldFor, err)
 	}
-	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, about)
+	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, meta)
 	// A delivery that was cut off by a stop or a cancellation says nothing about its destination.
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		permit.Done(ctx, isAvailable(err))
@@ -320,18 +320,18 @@ func isAvailable(err error) bool {
 
 func (w *Worker) deliver(
 	ctx context.Context, data *policy.Data, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args],
-	about *metadata,
+	meta *metadata,
 ) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
 	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient)) //nolint:spancheck // endRequestSpan ends it
 	status := 0
 	defer func() { endRequestSpan(span, destination, status, err) }()
-	request, err := newRequest(ctx, destination, job, about)
+	request, err := newRequest(ctx, destination, job, meta)
 	if err != nil {
 		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))} //nolint:spancheck // likewise
 	}
-	hide := hider(data, destination, job)
+	hide := newMasker(data, destination, job)
 	response, err := w.client.Do(request)
 	if err != nil {
 		return transportError(ctx, destination, err, hide)
@@ -379,7 +379,7 @@ func metadataOf(job *river.Job[Args]) metadata {
 
 // newRequest returns the POST request. Its body is the payload; its headers let a receiver drop a
 // repeat (Webhook-Id), see the attempt, verify the signature and continue the trace.
-func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args], about *metadata) (*http.Request, error) {
+func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args], meta *metadata) (*http.Request, error) {
 	body := job.Args.Body()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
 	if err != nil {
@@ -397,8 +397,8 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	set("Dlqd-Attempt", strconv.Itoa(job.Attempt))
 	set("Dlqd-Kind", job.Args.EventKind)
 	set("Dlqd-Queue", job.Queue)
-	if about.EntryID != nil {
-		set("Dlqd-Entry-Id", about.EntryID.String())
+	if meta.EntryID != nil {
+		set("Dlqd-Entry-Id", meta.EntryID.String())
 	}
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(request.Header))
 	if sign := destination.Signer(); sign != nil {
@@ -411,10 +411,10 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	return request, nil
 }
 
-// hider returns a function that masks sensitive values and the destination's secrets in a text:
+// newMasker returns a function that masks sensitive values and the destination's secrets in a text:
 // many receivers repeat the message and the URL in their answer. It reads the message at the first
 // call, so that successful deliveries do not pay for it.
-func hider(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
+func newMasker(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
 	mask := sync.OnceValue(func() func(string) string {
 		return data.Mask(func() map[string]any { return eventOf(job) })
 	})

@@ -19,7 +19,7 @@ type Bounds struct {
 	Isolated   int8 // ends in SERIALIZABLE transactions
 	Lost       int8 // marks that an application removes from a job's metadata
 	Keys       bool // some of the application's jobs have a unique key, the same one
-	Sequential bool // no races: no actor moves while the inbox or a fact waits, or a step of dlqd is under way
+	Sequential bool // no races: no actor moves while the inbox or a fact waits, or a step of dlqd is in progress
 }
 
 // Model is the protocol within bounds.

@@ -197,7 +197,7 @@ func (c *chooser) can(rule protocol.Rule) (yes bool) {
 }
 
 // choose returns a step, or false if none is possible. held: the reconciler is waiting for a lock,
-// and must go on soon.
+// and must continue soon.
 func (c *chooser) choose(held bool) (protocol.Step, bool) {
 	var can []protocol.Step
 	var weights []float64

@@ -8,7 +8,7 @@ type Rules struct {
 	// Forgetful: dlqd does not remember the failures that an entry takes in beside its own
 	// (dlq.take_failure does nothing).
 	Forgetful bool
-	// PlaceFirst: an ordered message gives up its place in a transaction of its own, before its job
+	// PlaceFirst: an ordered message gives up its place in a separate transaction, before its job
 	// ends (dlq.order_done, now replaced by dlq.complete_ordered).
 	PlaceFirst bool
 }

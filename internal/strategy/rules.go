@@ -136,7 +136,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 // compilePattern compiles a pattern for untrusted texts. It rejects one that is too costly.
 func compilePattern(text string) (*regexp.Regexp, int, error) {
 	if n := len(text); n > maxPattern {
-		return nil, 0, fmt.Errorf("pattern has %d bytes; at most %d are allowed", n, maxPattern)
+		return nil, 0, fmt.Errorf("the pattern is too slow: it has %d bytes; at most %d are allowed", n, maxPattern)
 	}
 	pattern, err := regexp.Compile(text)
 	if err != nil {
@@ -151,7 +151,7 @@ func compilePattern(text string) (*regexp.Regexp, int, error) {
 		return nil, 0, err
 	}
 	if n := len(program.Inst); n > maxInstructions {
-		return nil, 0, fmt.Errorf("pattern has %d instructions; at most %d are allowed: avoid repetitions such as {100}", n, maxInstructions)
+		return nil, 0, fmt.Errorf("the pattern is too slow: it has %d instructions; at most %d are allowed: avoid repetitions such as {100}", n, maxInstructions)
 	}
 	return pattern, len(program.Inst), nil
 }

@@ -328,8 +328,8 @@ rules:
 func TestRules_LimitTime(t *testing.T) {
 	t.Parallel()
 	for routing, want := range map[string]string{
-		"rules:\n- name: r\n  match: {message: '(x?){900}y'}\n  class: outage\n":                                            "dlq-routing.yaml:3: rules[0].match.message: pattern has",
-		"rules:\n- name: r\n  match:\n    when: 'message matches \"(x?){900}y\"'\n  class: outage\n":                        "dlq-routing.yaml:4: rules[0].match.when: pattern has",
+		"rules:\n- name: r\n  match: {message: '(x?){900}y'}\n  class: outage\n":                                            "dlq-routing.yaml:3: rules[0].match.message: the pattern is too slow: it has",
+		"rules:\n- name: r\n  match:\n    when: 'message matches \"(x?){900}y\"'\n  class: outage\n":                        "dlq-routing.yaml:4: rules[0].match.when: the pattern is too slow: it has",
 		"rules:\n" + strings.Repeat("- {name: NAME, match: {message: '(x?){200}y'}, class: outage}\n", 40):                  "dlq-routing.yaml:1: rules: have patterns of",
 		"rules:\n" + strings.Repeat("- {name: NAME, match: {when: 'message matches \"(x?){200}y\"'}, class: outage}\n", 40): "at most 25000",
 	} {

@@ -155,8 +155,8 @@ func (w *Worker) fileOneByOne(ctx context.Context, at scan, entries int) error {
 		rows, err := w.file(ctx, at, 1)
 		if postgres.IsRefusal(err) && len(rows) == 1 {
 			id := rows[0].ID
-			w.config.Logger.Error("DLQ worker: the database refused an entry's class or strategy; filing it as manual", "entry", id, "error", err)
-			refused := manualEntry{ID: id, Reason: "the database refused its class or strategy", Refusal: storableText(err)}
+			w.config.Logger.Error("DLQ worker: the database refused the decision on an entry; filing it as manual", "entry", id, "error", err)
+			refused := manualEntry{ID: id, Reason: "the database refused the worker's decision on it", Refusal: storableText(err)}
 			if err = w.fileAsManual(ctx, refused); postgres.IsRefusal(err) {
 				w.config.Logger.Error("DLQ worker: the database refused an entry; it stays in the inbox", "entry", id, "error", err)
 				at.refused = append(at.refused, id)

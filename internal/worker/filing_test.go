@@ -59,7 +59,7 @@ func TestFile_RecordsFailureAndDecisionInOneRow(t *testing.T) {
 }
 
 // A further failure of a locked entry stays in the inbox. It is not reported as parked on each
-// look, twenty times a second.
+// scan, twenty times a second.
 func TestFile_FurtherFailureOfLockedEntryStaysInInbox(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -111,7 +111,7 @@ func TestFile_RefusedEntryDoesNotBlockOthers(t *testing.T) {
 	b.file()
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'undecidable' AND status = 'dlq_manual' AND parked_by = 'worker:test'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%the database refused its class or strategy' AND detail ->> 'refusal' LIKE '%no_poison%'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%the database refused the worker''s decision on it' AND detail ->> 'refusal' LIKE '%no_poison%'"))
 	// The database's error may contain personal data.
 	b.exec("SELECT dlq.erase_entries(ARRAY(SELECT entry_id FROM dlq.dead_letter_transitions WHERE detail ? 'refusal'), 'kim', 'request 9')")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions t WHERE t::text LIKE '%no_poison%'"))

@@ -56,7 +56,7 @@ type modelEntry struct {
 	message   string // of the last error
 	undecided bool
 	waits     bool // for a condition
-	observed  bool // automatic redelivery was off for it when a worker last looked
+	observed  bool // automatic redelivery was off for it when a worker last checked
 	parked    bool // by an operator, or by a worker for a reason besides the class
 	retries   int
 	most      int   // maximum redeliveries; 0 before the first decision
@@ -203,7 +203,7 @@ func (m *machine) read(id uuid.UUID) *deadletter.Entry {
 	return entry
 }
 
-// gates looks at the gates. Which entries they release, and how many, is tested elsewhere.
+// gates checks the gates. Which entries they release, and how many, is tested elsewhere.
 func (m *machine) gates() {
 	require.NoError(m.rt, m.worker.Gates(m.Context()))
 	for id, e := range m.entries {

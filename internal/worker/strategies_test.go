@@ -121,7 +121,7 @@ func TestConditional_WaitsThenSendsProbesFirst(t *testing.T) {
 	j.passDelay()
 	require.Equal(t, 40, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'conditional' AND waiting_for = 'condition: circuit breaker destination:bank is open'"))
 
-	// While the condition does not hold, the entries are not claimed and nothing is written.
+	// While the condition is unmet, the entries are not claimed and nothing is written.
 	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
 	j.now = j.now.Add(10 * time.Minute)
 	j.all()
@@ -250,7 +250,7 @@ func TestGate_RefusedEntryDoesNotBlockOthers(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND tags = '{poison}' AND parked_by IS NOT NULL"))
 }
 
-// A gate keeps a pace below one entry per look.
+// A gate keeps a pace below one entry per check.
 func TestPace_BelowOnePerSecond(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: {conditions: {probes: 1}}}\n"})
@@ -602,7 +602,7 @@ const smartRouting = "smartRetry: {enabled: %t, over: 1h, minJobs: 10, errorRate
 func TestSmartRetry(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, true)})
-	look := func() {
+	runSmartRetry := func() {
 		require.NoError(t, j.worker.SmartRetry(t.Context()))
 		j.gates()
 	}
@@ -621,27 +621,27 @@ func TestSmartRetry(t *testing.T) {
 
 	completed(50, "-10 minutes")
 	j.now = j.now.Add(45 * time.Minute)
-	look()
+	runSmartRetry()
 	require.Zero(t, j.inStatus(deadletter.Processing), "10 of 60 failed in this hour")
 	completed(50, "-10 minutes")
 	j.exec("UPDATE dlq.dead_letter_queue SET last_failed_at = last_failed_at + interval '30 minutes'")
-	look()
+	runSmartRetry()
 	require.Zero(t, j.inStatus(deadletter.Processing), "10 of 110, and they are not an hour old")
 	j.now = j.now.Add(45 * time.Minute)
-	look()
+	runSmartRetry()
 	require.Zero(t, j.inStatus(deadletter.Processing), "no job ran in this hour")
 	completed(20, "90 minutes")
 	j.exec(`UPDATE river_job SET metadata = '{"dlq:done_by": 1}' WHERE state = 'completed' AND finalized_at > now() + interval '1 hour'`)
-	look()
+	runSmartRetry()
 	require.Zero(t, j.inStatus(deadletter.Processing), "jobs that dlqd completed do not count")
 	completed(20, "90 minutes")
-	look()
+	runSmartRetry()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'smart retry: 0 of 10 or more jobs of queue jobs in the last 1h0m failed with this error: one of 3 probes'"))
-	look()
+	runSmartRetry()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
 	j.endRedeliveries("completed")
-	look()
+	runSmartRetry()
 	j.endRedeliveries("completed")
 	require.Equal(t, 10, j.inStatus(deadletter.Resolved), "parked and failed entries")
 	require.Equal(t, 2, j.inStatus(deadletter.Manual), "class business is not retried")

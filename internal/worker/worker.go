@@ -61,7 +61,7 @@ const (
 	// rescuedSpacing is the time between redeliveries of a queue's entries whose jobs were rescued twice or
 	// more: they are sent one at a time.
 	rescuedSpacing = time.Minute
-	// busyPause is how long an entry waits if another transaction holds its job.
+	// busyPause is how long an entry waits if another transaction has locked its job.
 	busyPause = 10 * time.Second
 	// sweepPages limits the pages of entries in dlq_processing that one sweep checks.
 	sweepPages = 20
@@ -249,14 +249,14 @@ type transaction struct {
 
 func (tx *transaction) addParked(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
 
-// maxTries limits how often a transaction is run after collisions. In a collision, an entry moves
+// maxTxAttempts limits how often a transaction is run after collisions. In a collision, an entry moves
 // to another partition after a statement began; SKIP LOCKED does not skip it.
-const maxTries = 10
+const maxTxAttempts = 10
 
 // inTx runs fn in a transaction of [deadletter.Store.InTx], and again after a collision. It returns
 // the entries that the committed run parked.
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) (parked []Parked, err error) {
-	for range maxTries {
+	for range maxTxAttempts {
 		err = store.InTx(ctx, func(db postgres.DB) error {
 			parked = nil
 			return fn(transaction{Queries: dbsqlc.New(db), DB: db, parked: &parked})
