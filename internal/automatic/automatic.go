@@ -110,10 +110,10 @@ type Entry struct {
 // Verdict is the decision of the switches on a dead letter.
 type Verdict struct {
 	On bool
-	// Reserved, if not empty, means that the entry needs manual handling, on or off. It is the rule
-	// that requires that: policy.RuleBackfilled or policy.RuleSingleAttempt.
-	Reserved string
-	Reason   string
+	// ManualRule, if not empty, is the rule by which the entry needs manual handling, on or off:
+	// policy.RuleBackfilled or policy.RuleSingleAttempt.
+	ManualRule string
+	Reason     string
 }
 
 // TryLock keeps the switches unchanged until a transaction ends. Transactions that redeliver
@@ -234,8 +234,8 @@ func (s *Switch) matches(e *Entry) bool {
 
 // Of returns whether an entry is redelivered automatically:
 //
-//  1. An entry of an application's job that was backfilled or limited to one attempt is reserved,
-//     unless a matching switch that is on includes such entries, or an operator unparked it.
+//  1. An entry of an application's job that was backfilled or limited to one attempt needs manual
+//     handling, unless a matching switch that is on includes such entries, or an operator unparked it.
 //  2. A stop overrides all switches.
 //  3. Of the matching switches for a queue, kind or class, one that is off wins.
 //  4. If none matches, the switch for all counts.
@@ -244,12 +244,12 @@ func (s *Switch) matches(e *Entry) bool {
 // delivers. dlq.automatic_for decides the same in SQL, except for the first rule.
 func (s *Switches) Of(e *Entry) Verdict {
 	isMessage := e.JobKind == message.JobKind
-	if rule := s.reservedBy(e); rule != "" && !isMessage && !e.Unparked {
+	if rule := s.manualRule(e); rule != "" && !isMessage && !e.Unparked {
 		reason := "its job had one attempt; an operator decides whether it may run again"
 		if rule == policy.RuleBackfilled {
 			reason = "its job failed before dlqd was installed; an operator decides whether it is still wanted"
 		}
-		return Verdict{Reserved: rule, Reason: reason}
+		return Verdict{ManualRule: rule, Reason: reason}
 	}
 	if s.Stopped != nil {
 		reason := "all automatic redelivery is stopped"
@@ -276,9 +276,9 @@ func (s *Switches) Of(e *Entry) Verdict {
 	return Verdict{On: true, Reason: "automatic redelivery is on"}
 }
 
-// reservedBy returns the rule that reserves an entry for manual handling, "" if switches include the
+// manualRule returns the rule by which an entry needs manual handling, "" if switches include the
 // entry.
-func (s *Switches) reservedBy(e *Entry) string {
+func (s *Switches) manualRule(e *Entry) string {
 	included := func(name string) bool {
 		return slices.ContainsFunc(s.list, func(o Switch) bool {
 			return o.Enabled && (o.Scope == ScopeAll || o.matches(e)) && slices.Contains(o.Include, name)

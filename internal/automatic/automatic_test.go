@@ -43,14 +43,14 @@ func TestSwitches(t *testing.T) {
 	both := with(old, func(e *automatic.Entry) { e.SingleAttempt = true })
 	pool := postgrestest.Pool(t)
 	for _, test := range []struct {
-		name     string
-		attached bool
-		policy   string
-		sets     []operatorSwitch
-		stopped  bool
-		entry    automatic.Entry
-		on       bool
-		reserved string
+		name       string
+		attached   bool
+		policy     string
+		sets       []operatorSwitch
+		stopped    bool
+		entry      automatic.Entry
+		on         bool
+		manualRule string
 	}{
 		{name: "River of dlqd", entry: job, on: true},
 		{name: "attached River", attached: true, entry: job},
@@ -72,15 +72,15 @@ func TestSwitches(t *testing.T) {
 		{name: "policy off", policy: "all: {enabled: false}", entry: messageEntry},
 		{name: "stopped", sets: []operatorSwitch{{"queue", "mails", true, nil}}, stopped: true, entry: job},
 		{name: "stopped, message", stopped: true, entry: messageEntry},
-		{name: "one attempt", entry: single, on: true, reserved: "single-attempt"},
+		{name: "one attempt", entry: single, on: true, manualRule: "single-attempt"},
 		{name: "one attempt, included", sets: []operatorSwitch{{"all", "", true, []string{"single-attempt"}}}, entry: single, on: true},
-		{name: "one attempt, included for another queue", sets: []operatorSwitch{{"queue", "mail", true, []string{"single-attempt"}}}, entry: single, on: true, reserved: "single-attempt"},
-		{name: "one attempt, backfilled is included", policy: "all: {enabled: true, include: [backfilled]}", entry: single, on: true, reserved: "single-attempt"},
+		{name: "one attempt, included for another queue", sets: []operatorSwitch{{"queue", "mail", true, []string{"single-attempt"}}}, entry: single, on: true, manualRule: "single-attempt"},
+		{name: "one attempt, backfilled is included", policy: "all: {enabled: true, include: [backfilled]}", entry: single, on: true, manualRule: "single-attempt"},
 		{name: "one attempt, unparked by an operator", entry: with(single, func(e *automatic.Entry) { e.Unparked = true }), on: true},
 		{name: "one attempt of a message", entry: with(messageEntry, func(e *automatic.Entry) { e.SingleAttempt = true }), on: true},
-		{name: "backfilled", attached: true, entry: old, reserved: "backfilled"},
+		{name: "backfilled", attached: true, entry: old, manualRule: "backfilled"},
 		{name: "backfilled, included by policy", attached: true, policy: "kinds: {'report.*': {enabled: true, include: [backfilled]}}", entry: old, on: true},
-		{name: "both, one is included", sets: []operatorSwitch{{"kind", "report.*", true, []string{"backfilled"}}}, entry: both, on: true, reserved: "single-attempt"},
+		{name: "both, one is included", sets: []operatorSwitch{{"kind", "report.*", true, []string{"backfilled"}}}, entry: both, on: true, manualRule: "single-attempt"},
 		{name: "both are included, by two switches", policy: "all: {enabled: true, include: [backfilled]}", sets: []operatorSwitch{{"queue", "mails", true, []string{"single-attempt"}}}, entry: both, on: true},
 		{name: "included, and off by another switch", policy: "all: {enabled: true, include: [backfilled]}", sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: old},
 	} {
@@ -111,8 +111,8 @@ func TestSwitches(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, test.stopped, switches.Stopped != nil, test.name)
 		verdict := switches.Of(&test.entry)
-		require.Equal(t, test.reserved, verdict.Reserved, test.name)
-		require.Equal(t, test.on && test.reserved == "", verdict.On, test.name)
+		require.Equal(t, test.manualRule, verdict.ManualRule, test.name)
+		require.Equal(t, test.on && test.manualRule == "", verdict.On, test.name)
 		require.NotEmpty(t, verdict.Reason, test.name)
 		var bySQL bool
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT dlq.automatic_for($1, $2, $3, $4)", test.entry.Queue, test.entry.Kind, test.entry.Class, test.entry.JobKind).Scan(&bySQL))

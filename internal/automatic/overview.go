@@ -167,16 +167,16 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 		}
 		preview.Goes = append(preview.Goes, going)
 	}
-	reserved, err := dbsqlc.New(db).CountReserved(ctx)
+	manual, err := dbsqlc.New(db).CountReserved(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for i := range reserved {
-		r := &reserved[i]
+	for i := range manual {
+		r := &manual[i]
 		e := Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind, Backfilled: r.CapturedBy == CapturedByBackfill, SingleAttempt: r.SingleAttempt}
 		v := s.Of(&e)
 		why := v.Reason
-		if v.Reserved == "" {
+		if v.ManualRule == "" {
 			why = "included from now on; dlqd reclassify releases the entries that are parked already"
 		}
 		preview.addStaying(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: why})

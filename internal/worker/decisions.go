@@ -152,8 +152,8 @@ func (d *deferred) wait(id uuid.UUID, until time.Time, waitingFor, reason string
 // manual. It reports whether it did.
 func (d *deferred) deferUnlessAutomatic(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
 	switch {
-	case v.Reserved != "":
-		d.manual = append(d.manual, manualEntry{ID: id, Rule: v.Reserved, Reason: v.Reason})
+	case v.ManualRule != "":
+		d.manual = append(d.manual, manualEntry{ID: id, Rule: v.ManualRule, Reason: v.Reason})
 	case !v.On:
 		d.wait(id, next, strategy.WaitsForAutomatic, "observed: "+v.Reason)
 	default:

@@ -503,8 +503,9 @@ func rescuesOf(row *dbsqlc.ClaimDueRow) int {
 // transaction; the next one reads the new switches.
 var errSwitchChanging = errors.New("an automatic redelivery switch is being changed")
 
-// readSwitches reads the switches that apply to a transaction, and locks them until it ends. It returns errSwitchChanging if a change is in progress, and a different error if the change
-// takes too long.
+// readSwitches reads the switches that apply to a transaction, and locks them until it ends. It
+// returns errSwitchChanging if a change is in progress, and a different error if the change takes too
+// long.
 func (w *Worker) readSwitches(ctx context.Context, tx transaction, planner *strategy.Planner) (*decider, error) {
 	switch locked, err := w.config.TryLock(ctx, tx); {
 	case err != nil:
@@ -733,9 +734,9 @@ func (d *decider) decide(row *dbsqlc.ClaimDueRow, decision strategy.Decision) st
 	e := automaticEntry(row)
 	e.Class, e.Unparked = string(decision.Class), false
 	switch v := d.switches.Of(e); {
-	case v.Reserved != "":
+	case v.ManualRule != "":
 		decision.Reason += ": " + v.Reason
-		decision.Strategy, decision.Rule = strategy.Manual, v.Reserved
+		decision.Strategy, decision.Rule = strategy.Manual, v.ManualRule
 		decision.Next, decision.WaitingFor = time.Time{}, ""
 	case !v.On:
 		decision.Reason += "; observed: " + v.Reason
