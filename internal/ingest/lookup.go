@@ -44,7 +44,7 @@ type Position struct {
 	NextAttemptAt  *time.Time      `json:"nextAttemptAt,omitempty" doc:"Time of the next delivery, if the message waits."`
 	HeldFor        string          `json:"heldFor,omitempty" enum:"breaker,order,redirected" doc:"Why the message is held. breaker: the circuit breaker of its destination is open. redirected: that of the destination to which an operator sent it is open. order: an earlier message of its ordering key is not done."`
 	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"When the message's job ended."`
-	LogicalFailure json.RawMessage `json:"logicalFailure,omitempty" doc:"Answer of a receiver that reported a logical failure: status 200 with success: false."`
+	LogicalFailure json.RawMessage `json:"logicalFailure,omitempty" doc:"Answer of a receiver that reported a logical failure: a 2xx status with success: false."`
 	DeadLetter     *DeadLetterLink `json:"deadLetter,omitempty" doc:"Dead letter of the message, if there is one."`
 }
 
