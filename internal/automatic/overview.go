@@ -192,11 +192,11 @@ func Check(ctx context.Context, db postgres.DB, scope, name string, enabled *boo
 	return dbsqlc.New(db).CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...)})
 }
 
-// Make changes the switch for all, a queue, a kind or a class, or stops or resumes all automatic
+// Change changes the switch for all, a queue, a kind or a class, or stops or resumes all automatic
 // redelivery (ScopeStop). A nil enabled removes the switch. All processes follow the change when
-// Make returns. Exception: a stop does not fail if a worker's transaction does not end within 5 s;
+// Change returns. Exception: a stop does not fail if a worker's transaction does not end within 5 s;
 // that transaction may still redeliver.
-func Make(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor, note string) error {
+func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor, note string) error {
 	var err error
 	switch {
 	case scope == ScopeStop && enabled != nil:

@@ -32,7 +32,7 @@ func (s *Server) attachment() *background.Loop {
 			switch {
 			case installed && was != nil:
 				if s.worker != nil {
-					s.worker.PublishAgain()
+					s.worker.RepublishSwitches()
 				}
 				s.detached.Store(nil)
 				s.logger.Info("dlqd is attached again, and goes on")

@@ -766,9 +766,9 @@ func (w *Worker) sweep(ctx context.Context) error {
 	return nil
 }
 
-// PublishAgain makes the worker write the policy's switches again although the policy has not
+// RepublishSwitches makes the worker write the policy's switches again although the policy has not
 // changed: dlqd's tables were recreated.
-func (w *Worker) PublishAgain() { w.published.Store(nil) }
+func (w *Worker) RepublishSwitches() { w.published.Store(nil) }
 
 // notify wakes the loop that claims batches.
 func (w *Worker) notify() { w.batches.Wake() }
