@@ -93,7 +93,7 @@ func (w *walk) report() {
 		p.permit.Done(w.Context(), p.ok)
 		succeeded, after := w.outcomes()
 		now, newState := w.epoch()
-		require.Equal(w, before, now, "a report begins no period")
+		require.Equal(w, before, now, "a report starts no new period")
 		if state != breaker.HalfOpen || p.epoch != before {
 			require.Equal(w, state, newState, "a probe of an earlier period changes nothing")
 			require.Equal(w, ended, after, "a probe of an earlier period is not counted")
