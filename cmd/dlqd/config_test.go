@@ -115,7 +115,7 @@ func TestConfigDiff_ListsChangedBehaviour(t *testing.T) {
 	for _, want := range []string{
 		"classes.unknown.strategy: manual -> immediate", "every queue, class unknown: strategy manual -> immediate, delays [] -> [30m]",
 		"queue mails, class transient, rate_limited, outage: maxRetries 5 -> 2",
-		"rule a: class outage -> business, plan.strategy conditional -> manual", "rule new: new: name new, match.kind [x.*], class outage, ", "rule gone: gone", "rules: order [a, b, gone] -> [b, a, new]",
+		"rule a: class outage -> business, plan.strategy conditional -> manual", "rule new: new: name new, match.kind [x.*], class outage, ", "rule gone: removed", "rules: order [a, b, gone] -> [b, a, new]",
 	} {
 		require.Contains(t, out, want)
 	}

@@ -126,7 +126,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 			markUnchanged(ctx)
 			return nil
 		}
-		return automatic.Make(ctx, tx, scope, name, enabled, include, act.Actor, act.Note)
+		return automatic.Change(ctx, tx, scope, name, enabled, include, act.Actor, act.Note)
 	}))
 	if err != nil {
 		return nil, s.problem(ctx, err)

@@ -47,14 +47,14 @@ const CapturedByBackfill = "backfill"
 
 // Switch is a switch in force.
 type Switch struct {
-	Scope   string     `json:"scope" enum:"all,queue,kind,class" doc:"What it is for: all dead letters, a queue, a kind or a class."`
+	Scope   string     `json:"scope" enum:"all,queue,kind,class" doc:"What the switch applies to: all dead letters, a queue, a kind or a class."`
 	Name    string     `json:"name,omitempty" doc:"Name of the queue or class, or pattern of the kind; absent for all." example:"mailers"`
-	Enabled bool       `json:"enabled" doc:"Whether matching dead letters are redelivered by themselves."`
-	Include []string   `json:"include,omitempty" enum:"backfilled,single-attempt" doc:"What it names besides: dead letters that stay a person's otherwise."`
-	Source  string     `json:"source,omitempty" enum:"default,policy,operator" doc:"Where it comes from."`
-	At      *time.Time `json:"at,omitempty" doc:"When an operator switched it."`
-	Actor   string     `json:"actor,omitempty" doc:"Who did."`
-	Note    string     `json:"note,omitempty" doc:"Why."`
+	Enabled bool       `json:"enabled" doc:"Whether matching dead letters are redelivered automatically."`
+	Include []string   `json:"include,omitempty" enum:"backfilled,single-attempt" doc:"Dead letters that the switch includes: without it, they need manual handling."`
+	Source  string     `json:"source,omitempty" enum:"default,policy,operator" doc:"Where the switch is set."`
+	At      *time.Time `json:"at,omitempty" doc:"When an operator set the switch."`
+	Actor   string     `json:"actor,omitempty" doc:"Operator who set the switch."`
+	Note    string     `json:"note,omitempty" doc:"Reason that the operator gave."`
 }
 
 // String returns the scope and the name, for example "queue mailers".
@@ -63,22 +63,22 @@ func (s *Switch) String() string { return strings.TrimSpace(s.Scope + " " + s.Na
 // Stop is a stop of all automatic redelivery, by an operator, or by dlqd after it detected a
 // restored database.
 type Stop struct {
-	At    time.Time `json:"at" doc:"When."`
-	Actor string    `json:"actor" doc:"Who."`
-	Note  string    `json:"note,omitempty" doc:"Why."`
+	At    time.Time `json:"at" doc:"Time of the stop."`
+	Actor string    `json:"actor" doc:"Who stopped automatic redelivery."`
+	Note  string    `json:"note,omitempty" doc:"Reason of the stop."`
 	// Restored is set if dlqd stopped automatic redelivery.
-	Restored bool `json:"restored,omitempty" doc:"dlqd found the database restored to an earlier moment: replay runs, and messages from before, are held, too, until a person lets them go on (resume-restored)."`
-	// ByPerson is set if an operator did, perhaps in addition to dlqd.
-	ByPerson bool `json:"byPerson,omitempty" doc:"A person stopped it, perhaps besides: their stop stays when a restored database goes on (resume-automatic)."`
+	Restored bool `json:"restored,omitempty" doc:"dlqd detected that the database was restored to an earlier time. Replay runs and messages from before are held too, until an operator resumes them (resume-restored)."`
+	// ByPerson is set if an operator stopped it, possibly in addition to dlqd.
+	ByPerson bool `json:"byPerson,omitempty" doc:"An operator stopped automatic redelivery, possibly in addition to dlqd. That stop stays after resume-restored, until resume-automatic."`
 }
 
 // String describes the stop in one line.
 func (s *Stop) String() string {
 	if s.Restored {
 		text := "the database was restored: replay runs, redeliveries and messages from before are held since " + s.At.UTC().Format("2006-01-02 15:04 UTC") +
-			" (" + s.Note + "); dlqd restored shows what may be sent a second time, and lets it go on"
+			" (" + s.Note + "); dlqd restored shows what may be sent twice; dlqd restored resume releases it"
 		if s.ByPerson {
-			text += "; a person stopped all automatic redelivery, too, and that stays"
+			text += "; an operator stopped all automatic redelivery too, and that stop stays"
 		}
 		return text
 	}
@@ -110,10 +110,10 @@ type Entry struct {
 // Verdict is the decision of the switches on a dead letter.
 type Verdict struct {
 	On bool
-	// Reserved, if not empty, means that the entry needs manual handling, on or off. It is the rule
-	// that requires that: policy.RuleBackfilled or policy.RuleSingleAttempt.
-	Reserved string
-	Reason   string
+	// ManualRule, if not empty, is the rule by which the entry needs manual handling, on or off:
+	// policy.RuleBackfilled or policy.RuleSingleAttempt.
+	ManualRule string
+	Reason     string
 }
 
 // TryLock keeps the switches unchanged until a transaction ends. Transactions that redeliver
@@ -132,7 +132,7 @@ func CountObserved(ctx context.Context, db postgres.DB, most int32) (int64, erro
 func Read(ctx context.Context, db postgres.DB, p *policy.Policy) (*Switches, error) {
 	rows, err := dbsqlc.New(db).AutomaticSwitches(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("automatic switches: %w", err)
+		return nil, fmt.Errorf("read the switches of automatic redelivery: %w", err)
 	}
 	return InForce(p, rows), nil
 }
@@ -159,22 +159,22 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 			s.list = append(s.list, Switch{Scope: row.Scope, Name: row.Name, Enabled: row.Enabled, Include: row.Include, Source: FromOperator, At: row.At, Actor: row.Actor, Note: note})
 		}
 	}
-	s.complete(p)
+	s.addDefaults(p)
 	return s
 }
 
-// complete adds the policy's switches and the default where no operator's switch overrides them.
-func (s *Switches) complete(p *policy.Policy) {
-	for _, one := range append(ofPolicy(p), Switch{Scope: ScopeAll, Enabled: !s.Attached, Source: FromDefault}) {
-		if !slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == one.Scope && o.Name == one.Name }) {
-			s.list = append(s.list, one)
+// addDefaults adds the policy's switches and the default where no operator's switch overrides them.
+func (s *Switches) addDefaults(p *policy.Policy) {
+	for _, added := range append(policySwitches(p), Switch{Scope: ScopeAll, Enabled: !s.Attached, Source: FromDefault}) {
+		if !slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == added.Scope && o.Name == added.Name }) {
+			s.list = append(s.list, added)
 		}
 	}
 	slices.SortFunc(s.list, func(a, b Switch) int { return strings.Compare(a.Scope+" "+a.Name, b.Scope+" "+b.Name) })
 }
 
-// ofPolicy returns the switches of a policy.
-func ofPolicy(p *policy.Policy) []Switch {
+// policySwitches returns the switches of a policy.
+func policySwitches(p *policy.Policy) []Switch {
 	a := &p.Routing.Automatic
 	var list []Switch
 	for _, m := range []struct {
@@ -193,7 +193,7 @@ func ofPolicy(p *policy.Policy) []Switch {
 
 // Publish writes the policy's switches to the database, for SQL views.
 func Publish(ctx context.Context, db postgres.DB, p *policy.Policy) error {
-	raw, err := json.Marshal(append([]Switch{}, ofPolicy(p)...))
+	raw, err := json.Marshal(append([]Switch{}, policySwitches(p)...))
 	if err != nil {
 		return err
 	}
@@ -204,7 +204,7 @@ func Publish(ctx context.Context, db postgres.DB, p *policy.Policy) error {
 func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
 	row, err := dbsqlc.New(db).AutomaticStop(ctx)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil //nolint:nilnil // nobody did
+		return nil, nil //nolint:nilnil // no stop is in force
 	}
 	if err != nil {
 		return nil, err
@@ -234,8 +234,8 @@ func (s *Switch) matches(e *Entry) bool {
 
 // Of returns whether an entry is redelivered automatically:
 //
-//  1. An entry of an application's job that was backfilled or limited to one attempt is reserved,
-//     unless a matching switch that is on includes such entries, or an operator unparked it.
+//  1. An entry of an application's job that was backfilled or limited to one attempt needs manual
+//     handling, unless a matching switch that is on includes such entries, or an operator unparked it.
 //  2. A stop overrides all switches.
 //  3. Of the matching switches for a queue, kind or class, one that is off wins.
 //  4. If none matches, the switch for all counts.
@@ -243,18 +243,18 @@ func (s *Switch) matches(e *Entry) bool {
 // Neither the first rule nor the default of an attached River applies to messages, which dlqd
 // delivers. dlq.automatic_for decides the same in SQL, except for the first rule.
 func (s *Switches) Of(e *Entry) Verdict {
-	own := e.JobKind == message.JobKind
-	if rule := s.reserved(e); rule != "" && !own && !e.Unparked {
-		reason := "its job had one attempt: whether it may run twice is a person's decision"
+	isMessage := e.JobKind == message.JobKind
+	if rule := s.manualRule(e); rule != "" && !isMessage && !e.Unparked {
+		reason := "its job had one attempt; an operator decides whether it may run again"
 		if rule == policy.RuleBackfilled {
-			reason = "its job failed before dlqd was there: whether it is still wanted is a person's decision"
+			reason = "its job failed before dlqd was installed; an operator decides whether it is still wanted"
 		}
-		return Verdict{Reserved: rule, Reason: reason}
+		return Verdict{ManualRule: rule, Reason: reason}
 	}
 	if s.Stopped != nil {
 		reason := "all automatic redelivery is stopped"
 		if s.Stopped.Restored {
-			reason = "held, since the database was restored"
+			reason = "held because the database was restored"
 		} else if s.Stopped.Actor != "" { // empty in the preview of a stop
 			reason += " by " + s.Stopped.Actor
 		}
@@ -262,23 +262,23 @@ func (s *Switches) Of(e *Entry) Verdict {
 	}
 	var on *Switch
 	for i := range s.list {
-		one := &s.list[i]
+		candidate := &s.list[i]
 		switch {
-		case one.matches(e) && !one.Enabled:
-			return Verdict{Reason: "automatic is off for " + one.String()}
-		case one.matches(e), one.Scope == ScopeAll && on == nil:
-			on = one
+		case candidate.matches(e) && !candidate.Enabled:
+			return Verdict{Reason: "automatic redelivery is off for " + candidate.String()}
+		case candidate.matches(e), candidate.Scope == ScopeAll && on == nil:
+			on = candidate
 		}
 	}
-	if !on.Enabled && (!own || on.Source != FromDefault) {
-		return Verdict{Reason: "automatic is off"}
+	if !on.Enabled && (!isMessage || on.Source != FromDefault) {
+		return Verdict{Reason: "automatic redelivery is off"}
 	}
-	return Verdict{On: true, Reason: "automatic is on"}
+	return Verdict{On: true, Reason: "automatic redelivery is on"}
 }
 
-// reserved returns the rule that reserves an entry for manual handling, "" if switches include the
+// manualRule returns the rule by which an entry needs manual handling, "" if switches include the
 // entry.
-func (s *Switches) reserved(e *Entry) string {
+func (s *Switches) manualRule(e *Entry) string {
 	included := func(name string) bool {
 		return slices.ContainsFunc(s.list, func(o Switch) bool {
 			return o.Enabled && (o.Scope == ScopeAll || o.matches(e)) && slices.Contains(o.Include, name)

@@ -17,16 +17,16 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// set is an operator's switch, set with dlq.set_automatic.
-type set struct {
+// operatorSwitch is an operator's switch, set with dlq.set_automatic.
+type operatorSwitch struct {
 	scope, name string
 	enabled     bool
 	include     []string
 }
 
 var (
-	job = automatic.Entry{Queue: "mails", Kind: "report.daily", Class: "transient", JobKind: "report.daily"}
-	own = automatic.Entry{Queue: "mails", Kind: "report.daily", Class: "transient", JobKind: message.JobKind}
+	job          = automatic.Entry{Queue: "mails", Kind: "report.daily", Class: "transient", JobKind: "report.daily"}
+	messageEntry = automatic.Entry{Queue: "mails", Kind: "report.daily", Class: "transient", JobKind: message.JobKind}
 )
 
 func with(e automatic.Entry, change func(*automatic.Entry)) automatic.Entry {
@@ -43,46 +43,46 @@ func TestSwitches(t *testing.T) {
 	both := with(old, func(e *automatic.Entry) { e.SingleAttempt = true })
 	pool := postgrestest.Pool(t)
 	for _, test := range []struct {
-		name     string
-		attached bool
-		policy   string
-		sets     []set
-		stopped  bool
-		entry    automatic.Entry
-		on       bool
-		reserved string
+		name       string
+		attached   bool
+		policy     string
+		sets       []operatorSwitch
+		stopped    bool
+		entry      automatic.Entry
+		on         bool
+		manualRule string
 	}{
-		{name: "dlqd's own River", entry: job, on: true},
-		{name: "an application's", attached: true, entry: job},
-		{name: "a message on it", attached: true, entry: own, on: true},
-		{name: "switched on for all", attached: true, sets: []set{{"all", "", true, nil}}, entry: job, on: true},
-		{name: "for its queue", attached: true, sets: []set{{"queue", "mails", true, nil}}, entry: job, on: true},
-		{name: "for another queue", attached: true, sets: []set{{"queue", "mail", true, nil}}, entry: job},
-		{name: "for its kind", attached: true, sets: []set{{"kind", "report.*", true, nil}}, entry: job, on: true},
-		{name: "for another kind", attached: true, sets: []set{{"kind", "report_*", true, nil}}, entry: job},
-		{name: "for its class", attached: true, sets: []set{{"class", "transient", true, nil}}, entry: job, on: true},
-		{name: "off wins", attached: true, sets: []set{{"queue", "mails", true, nil}, {"class", "transient", false, nil}}, entry: job},
-		{name: "off wins over all", sets: []set{{"all", "", true, nil}, {"kind", "*daily", false, nil}}, entry: job},
-		{name: "off for all, on for its queue", sets: []set{{"all", "", false, nil}, {"queue", "mails", true, nil}}, entry: job, on: true},
-		{name: "off for all, by a person", sets: []set{{"all", "", false, nil}}, entry: own},
-		{name: "off for its queue", attached: true, sets: []set{{"queue", "mails", false, nil}}, entry: own},
+		{name: "River of dlqd", entry: job, on: true},
+		{name: "attached River", attached: true, entry: job},
+		{name: "message on an attached River", attached: true, entry: messageEntry, on: true},
+		{name: "switched on for all", attached: true, sets: []operatorSwitch{{"all", "", true, nil}}, entry: job, on: true},
+		{name: "for its queue", attached: true, sets: []operatorSwitch{{"queue", "mails", true, nil}}, entry: job, on: true},
+		{name: "for another queue", attached: true, sets: []operatorSwitch{{"queue", "mail", true, nil}}, entry: job},
+		{name: "for its kind", attached: true, sets: []operatorSwitch{{"kind", "report.*", true, nil}}, entry: job, on: true},
+		{name: "for another kind", attached: true, sets: []operatorSwitch{{"kind", "report_*", true, nil}}, entry: job},
+		{name: "for its class", attached: true, sets: []operatorSwitch{{"class", "transient", true, nil}}, entry: job, on: true},
+		{name: "off wins", attached: true, sets: []operatorSwitch{{"queue", "mails", true, nil}, {"class", "transient", false, nil}}, entry: job},
+		{name: "off wins over all", sets: []operatorSwitch{{"all", "", true, nil}, {"kind", "*daily", false, nil}}, entry: job},
+		{name: "off for all, on for its queue", sets: []operatorSwitch{{"all", "", false, nil}, {"queue", "mails", true, nil}}, entry: job, on: true},
+		{name: "off for all, by an operator", sets: []operatorSwitch{{"all", "", false, nil}}, entry: messageEntry},
+		{name: "off for its queue", attached: true, sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: messageEntry},
 		{name: "by policy", attached: true, policy: "queues: {mails: {enabled: true}}", entry: job, on: true},
-		{name: "a person's word goes before", attached: true, policy: "queues: {mails: {enabled: true}}", sets: []set{{"queue", "mails", false, nil}}, entry: job},
-		{name: "on by policy, a class off by a person", policy: "all: {enabled: true}", sets: []set{{"class", "transient", false, nil}}, entry: job},
-		{name: "policy off", policy: "all: {enabled: false}", entry: own},
-		{name: "stopped", sets: []set{{"queue", "mails", true, nil}}, stopped: true, entry: job},
-		{name: "stopped, a message", stopped: true, entry: own},
-		{name: "one attempt", entry: single, on: true, reserved: "single-attempt"},
-		{name: "one attempt, named", sets: []set{{"all", "", true, []string{"single-attempt"}}}, entry: single, on: true},
-		{name: "one attempt, named elsewhere", sets: []set{{"queue", "mail", true, []string{"single-attempt"}}}, entry: single, on: true, reserved: "single-attempt"},
-		{name: "one attempt, the other is named", policy: "all: {enabled: true, include: [backfilled]}", entry: single, on: true, reserved: "single-attempt"},
-		{name: "one attempt, returned by a person", entry: with(single, func(e *automatic.Entry) { e.Unparked = true }), on: true},
-		{name: "one attempt of a message", entry: with(own, func(e *automatic.Entry) { e.SingleAttempt = true }), on: true},
-		{name: "backfilled", attached: true, entry: old, reserved: "backfilled"},
-		{name: "backfilled, named by policy", attached: true, policy: "kinds: {'report.*': {enabled: true, include: [backfilled]}}", entry: old, on: true},
-		{name: "both, one is named", sets: []set{{"kind", "report.*", true, []string{"backfilled"}}}, entry: both, on: true, reserved: "single-attempt"},
-		{name: "both are named, by two switches", policy: "all: {enabled: true, include: [backfilled]}", sets: []set{{"queue", "mails", true, []string{"single-attempt"}}}, entry: both, on: true},
-		{name: "named, and off by another", policy: "all: {enabled: true, include: [backfilled]}", sets: []set{{"queue", "mails", false, nil}}, entry: old},
+		{name: "an operator's switch overrides the policy", attached: true, policy: "queues: {mails: {enabled: true}}", sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: job},
+		{name: "on by policy, a class off by an operator", policy: "all: {enabled: true}", sets: []operatorSwitch{{"class", "transient", false, nil}}, entry: job},
+		{name: "policy off", policy: "all: {enabled: false}", entry: messageEntry},
+		{name: "stopped", sets: []operatorSwitch{{"queue", "mails", true, nil}}, stopped: true, entry: job},
+		{name: "stopped, message", stopped: true, entry: messageEntry},
+		{name: "one attempt", entry: single, on: true, manualRule: "single-attempt"},
+		{name: "one attempt, included", sets: []operatorSwitch{{"all", "", true, []string{"single-attempt"}}}, entry: single, on: true},
+		{name: "one attempt, included for another queue", sets: []operatorSwitch{{"queue", "mail", true, []string{"single-attempt"}}}, entry: single, on: true, manualRule: "single-attempt"},
+		{name: "one attempt, backfilled is included", policy: "all: {enabled: true, include: [backfilled]}", entry: single, on: true, manualRule: "single-attempt"},
+		{name: "one attempt, unparked by an operator", entry: with(single, func(e *automatic.Entry) { e.Unparked = true }), on: true},
+		{name: "one attempt of a message", entry: with(messageEntry, func(e *automatic.Entry) { e.SingleAttempt = true }), on: true},
+		{name: "backfilled", attached: true, entry: old, manualRule: "backfilled"},
+		{name: "backfilled, included by policy", attached: true, policy: "kinds: {'report.*': {enabled: true, include: [backfilled]}}", entry: old, on: true},
+		{name: "both, one is included", sets: []operatorSwitch{{"kind", "report.*", true, []string{"backfilled"}}}, entry: both, on: true, manualRule: "single-attempt"},
+		{name: "both are included, by two switches", policy: "all: {enabled: true, include: [backfilled]}", sets: []operatorSwitch{{"queue", "mails", true, []string{"single-attempt"}}}, entry: both, on: true},
+		{name: "included, and off by another switch", policy: "all: {enabled: true, include: [backfilled]}", sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: old},
 	} {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
@@ -111,18 +111,18 @@ func TestSwitches(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, test.stopped, switches.Stopped != nil, test.name)
 		verdict := switches.Of(&test.entry)
-		require.Equal(t, test.reserved, verdict.Reserved, test.name)
-		require.Equal(t, test.on && test.reserved == "", verdict.On, test.name)
+		require.Equal(t, test.manualRule, verdict.ManualRule, test.name)
+		require.Equal(t, test.on && test.manualRule == "", verdict.On, test.name)
 		require.NotEmpty(t, verdict.Reason, test.name)
 		var bySQL bool
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT dlq.automatic_for($1, $2, $3, $4)", test.entry.Queue, test.entry.Kind, test.entry.Class, test.entry.JobKind).Scan(&bySQL))
-		require.Equal(t, test.on, bySQL, "%s: SQL knows nothing of what is a person's", test.name)
+		require.Equal(t, test.on, bySQL, "%s: SQL does not check for manual handling", test.name)
 		require.NoError(t, tx.Rollback(t.Context()))
 	}
 }
 
 // An operator's change leaves a row in the audit trail. Invalid changes are rejected.
-func TestSwitches_bySQL(t *testing.T) {
+func TestSwitches_ChangesAreAudited(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	text := func(sql string) (text string) {
@@ -140,7 +140,7 @@ func TestSwitches_bySQL(t *testing.T) {
 		text(`SELECT string_agg(concat_ws(' ', scope, name, coalesce(enabled::text, '-'), coalesce(include::text, '-'), actor, coalesce(note, '-')), '|' ORDER BY id) FROM dlq.automatic_changes`))
 	require.Equal(t, "0", text("SELECT count(*)::text FROM dlq.automatic_changes WHERE origin IS NULL OR db_user IS NULL"))
 	require.Equal(t, "all  t default", text("SELECT string_agg(concat_ws(' ', scope, name, enabled, source), '|') FROM dlq.automatic"))
-	for sql, says := range map[string]string{
+	for sql, want := range map[string]string{
 		"SELECT dlq.set_automatic('topic', 'x', true)":                  `there is no switch for topic "x"`,
 		"SELECT dlq.set_automatic('all', 'x', true)":                    `there is no switch for all "x"`,
 		"SELECT dlq.set_automatic('queue', '', true)":                   `there is no switch for queue`,
@@ -152,13 +152,13 @@ func TestSwitches_bySQL(t *testing.T) {
 		"DELETE FROM dlq.automatic_changes":                             "append-only",
 	} {
 		_, err := pool.Exec(t.Context(), sql)
-		require.ErrorContains(t, err, says, sql)
+		require.ErrorContains(t, err, want, sql)
 	}
 }
 
 // A change waits for transactions that redeliver by the old switches, and fails if one does not
 // end. A stop takes effect regardless.
-func TestSwitches_changeIsBounded(t *testing.T) {
+func TestSwitches_ChangeWaitsAtMostFiveSeconds(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	tx, err := pool.Begin(t.Context())

@@ -16,34 +16,34 @@ const maxChanges = 20
 
 // ObservedGroup counts observed entries that switches treat alike.
 type ObservedGroup struct {
-	Queue      string `json:"queue" doc:"Their queue."`
-	Kind       string `json:"kind" doc:"Their kind."`
-	ErrorClass string `json:"errorClass" doc:"Their class."`
-	Entries    int64  `json:"entries" doc:"How many."`
-	Due        int64  `json:"due" doc:"How many of them would go at once; the others are due later."`
-	On         bool   `json:"on" doc:"They are about to go: automatic redelivery is on for them."`
+	Queue      string `json:"queue" doc:"Queue of the entries."`
+	Kind       string `json:"kind" doc:"Kind of the entries."`
+	ErrorClass string `json:"errorClass" doc:"Error class of the entries."`
+	Entries    int64  `json:"entries" doc:"Number of entries."`
+	Due        int64  `json:"due" doc:"Number of these entries that are due now; the others are due later."`
+	On         bool   `json:"on" doc:"Whether automatic redelivery is on for these entries: they are about to be redelivered."`
 }
 
 // SwitchChange is a row of the audit trail of switches.
 type SwitchChange struct {
-	At      time.Time `json:"at" doc:"When."`
-	Scope   string    `json:"scope" enum:"stop,all,queue,kind,class" doc:"What the switch is for; stop: all automatic redelivery was stopped, or went on; with the name restored, by dlqd itself, because the database was restored."`
+	At      time.Time `json:"at" doc:"Time of the change."`
+	Scope   string    `json:"scope" enum:"stop,all,queue,kind,class" doc:"What the switch applies to. stop: all automatic redelivery was stopped or resumed; with the name restored, dlqd stopped it because the database was restored."`
 	Name    string    `json:"name,omitempty" doc:"Name of the queue or class, or pattern of the kind."`
-	Enabled *bool     `json:"enabled,omitempty" doc:"What it was switched to; absent where the switch was taken away."`
-	Include []string  `json:"include,omitempty" doc:"What it named besides."`
-	Actor   string    `json:"actor" doc:"Who changed it."`
+	Enabled *bool     `json:"enabled,omitempty" doc:"New value of the switch; absent if the switch was removed."`
+	Include []string  `json:"include,omitempty" doc:"Dead letters that the switch included besides."`
+	Actor   string    `json:"actor" doc:"Who changed the switch."`
 	DBUser  string    `json:"dbUser" doc:"Database user of the session."`
-	Origin  *string   `json:"origin,omitempty" doc:"From where."`
-	Note    *string   `json:"note,omitempty" doc:"Why."`
+	Origin  *string   `json:"origin,omitempty" doc:"Where the change came from."`
+	Note    *string   `json:"note,omitempty" doc:"Reason that was given."`
 }
 
 // Overview is the state of automatic redelivery.
 type Overview struct {
-	Stopped  *Stop           `json:"stopped,omitempty" doc:"Who stopped all automatic redelivery; absent where nobody did."`
-	Attached bool            `json:"attached" doc:"River belongs to an application: what no switch is for is observed."`
-	Switches []Switch        `json:"switches" doc:"The switches in force, by scope and name. Of those that match, one that is off wins; the one for all counts where no other matches."`
-	Observed []ObservedGroup `json:"observed" doc:"Dead letters that are judged and not redelivered by themselves, by queue, kind and class."`
-	Changes  []SwitchChange  `json:"changes" doc:"The last changes that people made, the newest first."`
+	Stopped  *Stop           `json:"stopped,omitempty" doc:"The stop of all automatic redelivery; absent if none is in force."`
+	Attached bool            `json:"attached" doc:"Whether an application owns River. If so, dead letters that no switch applies to are observed."`
+	Switches []Switch        `json:"switches" doc:"The switches in force, by scope and name. Of the matching switches, one that is off wins. The switch for all applies if no other matches."`
+	Observed []ObservedGroup `json:"observed" doc:"Dead letters that are classified but not redelivered automatically, by queue, kind and class."`
+	Changes  []SwitchChange  `json:"changes" doc:"The latest changes of switches, newest first."`
 }
 
 // ReadOverview reads the state of automatic redelivery. Its cost grows with the number of observed
@@ -77,27 +77,27 @@ func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overv
 type Going struct {
 	ObservedGroup
 
-	PerSecond float64    `json:"perSecond" doc:"The pace of their queue; 0 is no limit."`
-	Until     *time.Time `json:"until,omitempty" doc:"When those that go at once are gone, at that pace; absent where none goes at once."`
+	PerSecond float64    `json:"perSecond" doc:"Redeliveries per second of the queue; 0 means no limit."`
+	Until     *time.Time `json:"until,omitempty" doc:"When the entries that are due now are redelivered, at that pace; absent if none is due."`
 }
 
 // Staying counts entries that a change would not release.
 type Staying struct {
-	Queue      string `json:"queue" doc:"Their queue."`
-	Kind       string `json:"kind" doc:"Their kind."`
-	ErrorClass string `json:"errorClass" doc:"Their class."`
-	Entries    int64  `json:"entries" doc:"How many."`
-	Why        string `json:"why" doc:"What keeps them."`
+	Queue      string `json:"queue" doc:"Queue of the entries."`
+	Kind       string `json:"kind" doc:"Kind of the entries."`
+	ErrorClass string `json:"errorClass" doc:"Error class of the entries."`
+	Entries    int64  `json:"entries" doc:"Number of entries."`
+	Why        string `json:"why" doc:"Why the entries stay."`
 }
 
 // Preview is the effect of a change of switches on the current entries.
 type Preview struct {
-	Goes  []Going   `json:"goes" doc:"Observed dead letters that go, by queue, kind and class."`
-	Stays []Staying `json:"stays" doc:"Those that stay: observed, or a person's because they were backfilled or their job had one attempt."`
+	Goes  []Going   `json:"goes" doc:"Observed dead letters that the change releases, by queue, kind and class."`
+	Stays []Staying `json:"stays" doc:"Dead letters that the change does not release: observed ones, and those that need manual handling because they were backfilled or their job had one attempt."`
 }
 
-// stay adds entries to those that stay for the same reason.
-func (p *Preview) stay(s Staying) {
+// addStaying adds entries to those that stay for the same reason.
+func (p *Preview) addStaying(s Staying) {
 	for i := range p.Stays {
 		same := &p.Stays[i]
 		if same.Queue == s.Queue && same.Kind == s.Kind && same.ErrorClass == s.ErrorClass && same.Why == s.Why {
@@ -128,12 +128,12 @@ func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, inc
 	if enabled != nil {
 		next.list = append(next.list, Switch{Scope: scope, Name: name, Enabled: *enabled, Include: include, Source: FromOperator})
 	}
-	for _, one := range s.list {
-		if one.Source == FromOperator && (one.Scope != scope || one.Name != name) {
-			next.list = append(next.list, one)
+	for _, other := range s.list {
+		if other.Source == FromOperator && (other.Scope != scope || other.Name != name) {
+			next.list = append(next.list, other)
 		}
 	}
-	next.complete(p)
+	next.addDefaults(p)
 	return next
 }
 
@@ -149,7 +149,7 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 		r := &observed[i]
 		v := s.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind})
 		if !v.On {
-			preview.stay(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason})
+			preview.addStaying(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason})
 			continue
 		}
 		pace := p.PaceOf(r.Queue)
@@ -167,19 +167,19 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 		}
 		preview.Goes = append(preview.Goes, going)
 	}
-	reserved, err := dbsqlc.New(db).CountManualByRule(ctx)
+	manual, err := dbsqlc.New(db).CountManualByRule(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for i := range reserved {
-		r := &reserved[i]
+	for i := range manual {
+		r := &manual[i]
 		e := Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind, Backfilled: r.CapturedBy == CapturedByBackfill, SingleAttempt: r.SingleAttempt}
 		v := s.Of(&e)
 		why := v.Reason
-		if v.Reserved == "" {
-			why = "named from now on: dlqd reclassify takes those along that were parked before"
+		if v.ManualRule == "" {
+			why = "included from now on; dlqd reclassify releases the entries that are parked already"
 		}
-		preview.stay(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: why})
+		preview.addStaying(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: why})
 	}
 	return preview, nil
 }
@@ -192,11 +192,11 @@ func Check(ctx context.Context, db postgres.DB, scope, name string, enabled *boo
 	return dbsqlc.New(db).CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...)})
 }
 
-// Make changes the switch for all, a queue, a kind or a class, or stops or resumes all automatic
+// Change changes the switch for all, a queue, a kind or a class, or stops or resumes all automatic
 // redelivery (ScopeStop). A nil enabled removes the switch. All processes follow the change when
-// Make returns. Exception: a stop does not fail if a worker's transaction does not end within 5 s;
+// Change returns. Exception: a stop does not fail if a worker's transaction does not end within 5 s;
 // that transaction may still redeliver.
-func Make(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor, note string) error {
+func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor, note string) error {
 	var err error
 	switch {
 	case scope == ScopeStop && enabled != nil:
@@ -209,7 +209,7 @@ func Make(ctx context.Context, db postgres.DB, scope, name string, enabled *bool
 		_, err = dbsqlc.New(db).ResetAutomatic(ctx, dbsqlc.ResetAutomaticParams{Scope: scope, Name: name, Actor: actor, Note: note})
 	}
 	if err != nil {
-		return fmt.Errorf("automatic: %w", err)
+		return fmt.Errorf("change automatic redelivery: %w", err)
 	}
 	return nil
 }
@@ -226,12 +226,12 @@ func (s *Switches) Summary() string {
 		return s.Stopped.String()
 	}
 	narrow := len(s.list) - 1
-	text := "observing: dead letters are judged and shown, and none is redelivered by itself"
+	text := "observing: dead letters are classified and shown, and not redelivered automatically"
 	if s.onForAll() {
-		text = "on: dead letters are redelivered by themselves"
+		text = "on: dead letters are redelivered automatically"
 	}
 	if narrow > 0 {
-		text += fmt.Sprintf(", but for what %d switches say (dlqd automatic)", narrow)
+		text += fmt.Sprintf("; switches for single queues, kinds or classes: %d (see dlqd automatic)", narrow)
 	}
 	return text
 }

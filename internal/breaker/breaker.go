@@ -96,7 +96,7 @@ func New(config Config) *Breakers {
 func (b *Breakers) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "circuit-breakers", Interval: b.config.Interval, Timeout: syncTimeout, Once: background.Each(b.Sync),
-		Failing: "circuit breakers: cannot read what other processes know",
+		Failing: "circuit breakers: reading the shared state failed",
 	})
 }
 
@@ -106,7 +106,7 @@ func (b *Breakers) Sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	written, err := b.writeAgain(ctx, rows)
+	written, err := b.writeUnwritten(ctx, rows)
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (b *Breakers) Sync(ctx context.Context) error {
 	for _, row := range rows {
 		was := cmp.Or(b.shared[row.Name].State, string(Closed))
 		if was != row.State {
-			b.config.Logger.Warn("circuit breaker", "breaker", row.Name, "from", was, "to", row.State, "reason", row.Reason, "actor", row.ChangedBy)
+			b.config.Logger.Warn("circuit breaker changed", "breaker", row.Name, "from", was, "to", row.State, "reason", row.Reason, "actor", row.ChangedBy)
 			delete(b.local, row.Name) // the counts are of an earlier period
 		}
 		b.shared[row.Name] = row
@@ -132,10 +132,10 @@ func (b *Breakers) Sync(ctx context.Context) error {
 	return nil
 }
 
-// writeAgain writes openings that the database did not store when they happened. It drops an
+// writeUnwritten writes openings that the database did not store when they happened. It drops an
 // opening if the breaker has changed since: an operator has reset it, or another process has opened
 // it. It reports whether it wrote any.
-func (b *Breakers) writeAgain(ctx context.Context, rows []dbsqlc.BreakersRow) (written bool, err error) {
+func (b *Breakers) writeUnwritten(ctx context.Context, rows []dbsqlc.BreakersRow) (written bool, err error) {
 	b.mu.Lock()
 	unwritten := maps.Clone(b.unwritten)
 	b.mu.Unlock()
@@ -147,7 +147,7 @@ func (b *Breakers) writeAgain(ctx context.Context, rows []dbsqlc.BreakersRow) (w
 			}
 			written = true
 		}
-		b.forget(name)
+		b.dropUnwritten(name)
 	}
 	return written, nil
 }
@@ -247,12 +247,12 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 	} else if p.settings.Enabled {
 		if opening := b.count(p, ok); opening != nil {
 			if _, err = b.queries.OpenBreaker(ctx, *opening); err == nil {
-				b.forget(p.name)
+				b.dropUnwritten(p.name)
 			}
 		}
 	}
 	if err != nil {
-		b.config.Logger.Error("circuit breaker: the other processes do not know how a delivery ended", "breaker", p.name, "error", err)
+		b.config.Logger.Error("circuit breaker: storing the outcome of a delivery failed", "breaker", p.name, "error", err)
 	}
 }
 
@@ -277,9 +277,9 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	counted := l.window.Metrics()
 	switch {
 	case l.streak != nil && l.streak.IsOpen():
-		reason = fmt.Sprintf("%d failures in a row", l.settings.ConsecutiveFailures)
+		reason = fmt.Sprintf("%d consecutive failures", l.settings.ConsecutiveFailures)
 	case counted.Executions() >= l.settings.MinimumCount && 100*float64(counted.Failures()) >= l.settings.FailureRate*float64(counted.Executions()):
-		reason = fmt.Sprintf("%d of the %d deliveries of the last %s failed (%g %% or more)", counted.Failures(), counted.Executions(), l.settings.Window, l.settings.FailureRate)
+		reason = fmt.Sprintf("%d of %d deliveries in the last %s failed (limit %g %%)", counted.Failures(), counted.Executions(), l.settings.Window, l.settings.FailureRate)
 	default:
 		return nil
 	}
@@ -294,14 +294,14 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 		Name: p.name, State: string(Open), Since: now, TroubleSince: &now, OpenUntil: &until,
 		Reason: reason, ChangedBy: b.config.Actor,
 	}
-	b.config.Logger.Warn("circuit breaker", "breaker", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
+	b.config.Logger.Warn("circuit breaker changed", "breaker", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
 	opening := dbsqlc.OpenBreakerParams{Name: p.name, Actor: b.config.Actor, Reason: reason, For: &l.settings.OpenFor, Now: now}
 	b.unwritten[p.name] = opening
 	return &opening
 }
 
-// forget drops an opening that is still to be written. It reports whether there was one.
-func (b *Breakers) forget(name string) bool {
+// dropUnwritten drops an opening that is still to be written. It reports whether there was one.
+func (b *Breakers) dropUnwritten(name string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	_, was := b.unwritten[name]
@@ -326,18 +326,18 @@ func (b *Breakers) localOf(name string, settings policy.Breaker) *local {
 
 // Status is a breaker's state for the API and the console.
 type Status struct {
-	Name            string     `json:"name" doc:"destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
-	State           State      `json:"state" enum:"closed,open,half_open" doc:"closed: deliveries go through. open: none does. half_open: a few probes do."`
-	Since           *time.Time `json:"since,omitempty" doc:"When it closed; for an open or half-open one, when it was last closed. Absent for one that has never opened."`
-	LastTried       *time.Time `json:"lastTriedAt,omitempty" doc:"When the last probe of an open or half-open one began; absent where none has since it opened."`
-	OpenUntil       *time.Time `json:"openUntil,omitempty" doc:"When an open one lets probes through; absent where a person opened it for good."`
-	Forced          bool       `json:"forced" doc:"A person opened it."`
-	ProbesSucceeded int        `json:"probesSucceeded" doc:"Probes of the present or last half-open period that succeeded."`
-	ProbesFailed    int        `json:"probesFailed" doc:"Probes of it that failed."`
+	Name            string     `json:"name" doc:"Name of the breaker: destination: and the destination's name, or queue: and the name of a River queue." example:"destination:payments"`
+	State           State      `json:"state" enum:"closed,open,half_open" doc:"closed: deliveries pass. open: no delivery passes. half_open: a few probes pass."`
+	Since           *time.Time `json:"since,omitempty" doc:"When the breaker closed; if it is open or half-open, when it was last closed. Absent if it has never opened."`
+	LastTried       *time.Time `json:"lastTriedAt,omitempty" doc:"When the last probe of an open or half-open breaker began; absent if none began since it opened."`
+	OpenUntil       *time.Time `json:"openUntil,omitempty" doc:"When an open breaker lets probes through; absent if an operator opened it until it is reset."`
+	Forced          bool       `json:"forced" doc:"Whether an operator opened the breaker."`
+	ProbesSucceeded int        `json:"probesSucceeded" doc:"Successful probes of the current or last half-open period."`
+	ProbesFailed    int        `json:"probesFailed" doc:"Failed probes of the current or last half-open period."`
 	Deliveries      int        `json:"deliveries" doc:"Deliveries that this process counts in the window."`
-	FailureRate     float64    `json:"failureRate" doc:"Percent of them that failed."`
-	Reason          string     `json:"reason,omitempty" doc:"Why it is in this state."`
-	ChangedBy       string     `json:"changedBy,omitempty" doc:"Who changed it: a process, or a person."`
+	FailureRate     float64    `json:"failureRate" doc:"Percentage of these deliveries that failed."`
+	Reason          string     `json:"reason,omitempty" doc:"Why the breaker is in this state."`
+	ChangedBy       string     `json:"changedBy,omitempty" doc:"Process or operator that changed the state."`
 }
 
 // List returns the policy's breakers and all breakers that have ever opened.
@@ -389,7 +389,7 @@ func (b *Breakers) Find(name string) (Status, bool) {
 // ForceOpen opens a breaker for an operator: for the given duration, or until it is reset if that
 // is 0.
 func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, during time.Duration) error {
-	params := dbsqlc.OpenBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by a person"), Forced: true, Origin: deadletter.Origin(ctx), Now: b.config.Now()}
+	params := dbsqlc.OpenBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by an operator"), Forced: true, Origin: deadletter.Origin(ctx), Now: b.config.Now()}
 	if during > 0 {
 		params.For = &during
 	}
@@ -401,10 +401,10 @@ func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, du
 
 // Reset closes a breaker for an operator. It reports whether the breaker was not closed before.
 func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool, error) {
-	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by a person"), Origin: deadletter.Origin(ctx), Now: b.config.Now()})
+	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by an operator"), Origin: deadletter.Origin(ctx), Now: b.config.Now()})
 	if err != nil {
 		return false, err
 	}
-	was = b.forget(name) || was // only this process knew that it was open
+	was = b.dropUnwritten(name) || was // only this process knew that it was open
 	return was, b.Sync(ctx)
 }

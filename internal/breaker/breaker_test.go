@@ -99,7 +99,7 @@ func (b *bundle) requireState(p *breaker.Breakers, want breaker.State) {
 	require.Equal(b, want, state)
 }
 
-func TestBreaker_aRateOpensItForAll(t *testing.T) {
+func TestBreaker_FailureRateOpensItInEveryProcess(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
 	one, two := b.process("one"), b.process("two")
@@ -123,7 +123,7 @@ func TestBreaker_aRateOpensItForAll(t *testing.T) {
 	}
 }
 
-func TestBreaker_aStreakOpensItAtOnce(t *testing.T) {
+func TestBreaker_ConsecutiveFailuresOpenIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
 	one, two := b.process("one"), b.process("two")
@@ -136,7 +136,7 @@ func TestBreaker_aStreakOpensItAtOnce(t *testing.T) {
 	b.requireState(one, breaker.Closed)
 	require.True(t, b.deliver(one, false))
 	state, _ := one.State(bank)
-	require.Equal(t, breaker.Open, state, "this process knows at once")
+	require.Equal(t, breaker.Open, state, "this process opens it at once")
 	b.requireState(two, breaker.Open)
 
 	// Half-open: ten probes over both processes, no more.
@@ -160,7 +160,7 @@ func TestBreaker_aStreakOpensItAtOnce(t *testing.T) {
 	permits[9].Done(t.Context(), true) // eight of ten
 	b.requireState(one, breaker.Closed)
 	b.requireState(two, breaker.Closed)
-	require.True(t, b.deliver(one, false), "what was counted before it opened is forgotten")
+	require.True(t, b.deliver(one, false), "failures from before it opened do not count")
 	b.requireState(one, breaker.Closed)
 
 	rows, err := b.pool.Query(t.Context(), "SELECT coalesce(from_state::text, '-') || ' ' || to_state::text || ' ' || actor FROM dlq.circuit_breaker_changes ORDER BY id")
@@ -180,7 +180,7 @@ func closer(changes []string) string {
 	return last[len(last)-3:]
 }
 
-func TestBreaker_failedProbesOpenItAgain(t *testing.T) {
+func TestBreaker_FailedProbesReopenIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1}")
 	p := b.process("one")
@@ -215,7 +215,7 @@ func TestBreaker_failedProbesOpenItAgain(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 }
 
-func TestBreaker_byAPersonsWord(t *testing.T) {
+func TestBreaker_OperatorOpensAndResets(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
 	p, other := b.process("one"), b.process("two")
@@ -242,7 +242,7 @@ func TestBreaker_byAPersonsWord(t *testing.T) {
 	require.False(t, found)
 }
 
-func TestBreaker_switchedOffItNeverOpens(t *testing.T) {
+func TestBreaker_DisabledNeverOpens(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "destinations: {default: {enabled: false}}")
 	p := b.process("one")
@@ -252,7 +252,7 @@ func TestBreaker_switchedOffItNeverOpens(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 }
 
-func TestBreaker_aRateNeedsACount(t *testing.T) {
+func TestBreaker_FailureRateNeedsMinimumCount(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {minimumCount: 10, consecutiveFailures: 0}")
 	p := b.process("one")
@@ -265,7 +265,7 @@ func TestBreaker_aRateNeedsACount(t *testing.T) {
 }
 
 // Without the database a process relies on its own deliveries.
-func TestBreaker_withoutTheDatabase(t *testing.T) {
+func TestBreaker_OpensWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
 	p := b.process("one")
@@ -283,14 +283,14 @@ func TestBreaker_withoutTheDatabase(t *testing.T) {
 	require.Error(t, p.Sync(t.Context()))
 }
 
-// away is a database that a test can switch off.
-type away struct {
+// failingDB is a database that a test can switch off.
+type failingDB struct {
 	postgres.DB
 
 	off atomic.Bool
 }
 
-func (a *away) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+func (a *failingDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if a.off.Load() {
 		sql = "SELECT 1/0"
 		args = nil
@@ -300,11 +300,11 @@ func (a *away) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 
 // A first opening while the database is off is written afterwards, so that the breaker becomes
 // half-open and an operator can reset it.
-func TestBreaker_firstOpeningThatIsNotWritten(t *testing.T) {
+func TestBreaker_WritesOpeningAfterDatabaseReturns(t *testing.T) {
 	t.Parallel()
 	for _, reset := range []bool{false, true} {
 		b := setup(t, "defaults: {consecutiveFailures: 2, probes: 1}")
-		db := &away{DB: b.pool}
+		db := &failingDB{DB: b.pool}
 		p := b.breakers("one", db, func() *policy.Policy { return b.policy })
 		db.off.Store(true)
 		require.True(t, b.deliver(p, false))
@@ -328,10 +328,10 @@ func TestBreaker_firstOpeningThatIsNotWritten(t *testing.T) {
 }
 
 // An opening while the database was off is not written if any process has reset the breaker since.
-func TestBreaker_LateOpeningDoesNotUndoAReset(t *testing.T) {
+func TestBreaker_LateOpeningDoesNotUndoReset(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
-	db := &away{DB: b.pool}
+	db := &failingDB{DB: b.pool}
 	p := b.breakers("one", db, func() *policy.Policy { return b.policy })
 	db.off.Store(true)
 	require.True(t, b.deliver(p, false))
@@ -353,7 +353,7 @@ func TestBreaker_LateOpeningDoesNotUndoAReset(t *testing.T) {
 
 // A delivery that began before its breaker opened, and fails afterwards, does not change the
 // breaker.
-func TestBreaker_DeliveryThatEndsLateOpensNothing(t *testing.T) {
+func TestBreaker_LateFailureDoesNotOpenIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
 	p := b.process("one")
@@ -365,12 +365,12 @@ func TestBreaker_DeliveryThatEndsLateOpensNothing(t *testing.T) {
 	status, _ := p.Find(bank)
 	require.Equal(t, breaker.Open, status.State)
 	require.True(t, status.Forced)
-	require.Nil(t, status.OpenUntil, "a person opened it for good")
+	require.Nil(t, status.OpenUntil, "open until it is reset")
 	require.Equal(t, "kim", status.ChangedBy)
 }
 
 // An operator's opening overrides the opening of a process that does not know it yet.
-func TestBreaker_PersonsOpeningStands(t *testing.T) {
+func TestBreaker_OperatorsOpeningOverridesProcesses(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
 	one, two := b.process("one"), b.process("two")
@@ -389,7 +389,7 @@ func TestBreaker_PersonsOpeningStands(t *testing.T) {
 
 // A probe loses its place ten seconds after its timeout, however short an open period is; its
 // outcome still counts.
-func TestBreaker_LostProbeGivesItsPlaceBack(t *testing.T) {
+func TestBreaker_LostProbeFreesItsPlace(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2, probes: 2, successRate: 100, openFor: 1s}")
 	p, other := b.process("one"), b.process("two")
@@ -399,8 +399,8 @@ func TestBreaker_LostProbeGivesItsPlaceBack(t *testing.T) {
 	lost := b.permit(p)
 	require.NotNil(t, lost)
 	b.pass(30 * time.Second)
-	require.True(t, b.deliver(p, true), "the other place")
-	require.Nil(t, b.permit(p), "one is needed, and one is under way")
+	require.True(t, b.deliver(p, true), "the second place")
+	require.Nil(t, b.permit(p), "one success is missing, and one probe is running")
 	b.requireState(other, breaker.HalfOpen)
 	require.Nil(t, b.permit(other))
 	b.pass(9 * time.Second)
@@ -415,7 +415,7 @@ func TestBreaker_LostProbeGivesItsPlaceBack(t *testing.T) {
 
 // If the policy is lowered to fewer probes than have reported, one place is left for the probe that
 // decides.
-func TestBreaker_FewerProbesThanReported(t *testing.T) {
+func TestBreaker_LoweredProbesLeaveOnePlace(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1}")
 	p := b.process("one")
@@ -429,8 +429,8 @@ func TestBreaker_FewerProbesThanReported(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 }
 
-// Only a failure opens the breaker, by the deliveries that the window holds at that time.
-func TestBreaker_successDoesNotOpenIt(t *testing.T) {
+// Only a failure opens the breaker, by the deliveries in the window at that time.
+func TestBreaker_SuccessDoesNotOpenIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
 	p := b.process("one")
@@ -457,7 +457,7 @@ type appArgs struct {
 func (appArgs) Kind() string { return "app" }
 
 // A breaker that opens pauses the queue of an application's own River client.
-func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
+func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "riverQueues: {emails: {minimumCount: 4, probes: 3, openFor: 10s}}")
 	workers := river.NewWorkers()
@@ -494,8 +494,8 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 		require.NoError(t, err)
 		return queue.PausedAt != nil
 	}
-	// look repeats until the breaker is in the wanted state: jobs end asynchronously.
-	look := func(want breaker.State) {
+	// awaitState repeats until the breaker is in the wanted state: jobs end asynchronously.
+	awaitState := func(want breaker.State) {
 		require.Eventually(t, func() bool {
 			require.NoError(t, watch.RunOnce(t.Context()))
 			require.NoError(t, p.Sync(t.Context()))
@@ -510,7 +510,7 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	require.False(t, paused(), "three are too few")
 	insert(1, true)
 	require.Eventually(t, func() bool { return count("discarded") == 4 }, time.Minute, 50*time.Millisecond)
-	look(breaker.Open)
+	awaitState(breaker.Open)
 	require.True(t, paused())
 
 	// Half-open: jobs still fail, and the breaker opens again.
@@ -518,25 +518,25 @@ func TestQueues_pauseAndResumeARiverQueue(t *testing.T) {
 	b.exec(t, "UPDATE river_job SET finalized_at = finalized_at - interval '1 hour' WHERE finalized_at IS NOT NULL")
 	b.setNow(time.Now())
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
-	look(breaker.HalfOpen)
+	awaitState(breaker.HalfOpen)
 	require.False(t, paused())
 	// Jobs that dlqd completed do not count as outcomes of the queue.
 	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata) SELECT 'app', '{}', 'emails', 1, 'completed', now() + interval '1 minute', '{"dlq:done_by": 1}' FROM generate_series(1, 10)`)
-	look(breaker.HalfOpen)
+	awaitState(breaker.HalfOpen)
 	b.exec(t, "DELETE FROM river_job WHERE state = 'completed'")
 	insert(3, true)
 	require.Eventually(t, func() bool { return count("discarded") == 7 }, time.Minute, 50*time.Millisecond)
-	look(breaker.Open)
+	awaitState(breaker.Open)
 	require.True(t, paused())
 
 	// Half-open: jobs succeed, and the breaker closes.
 	b.exec(t, "UPDATE river_job SET finalized_at = finalized_at - interval '1 hour' WHERE finalized_at IS NOT NULL")
 	b.setNow(time.Now())
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
-	look(breaker.HalfOpen)
+	awaitState(breaker.HalfOpen)
 	insert(3, false)
 	require.Eventually(t, func() bool { return count("completed") == 3 }, time.Minute, 50*time.Millisecond)
-	look(breaker.Closed)
+	awaitState(breaker.Closed)
 	require.False(t, paused())
 
 	// An operator opens the breaker and resets it.
@@ -583,7 +583,7 @@ func TestQueues_CountFailuresOnce(t *testing.T) {
 
 // A queue that its breaker paused is resumed once the policy no longer names it. A breaker that an
 // operator opened stays open until an operator resets it.
-func TestQueues_notNamedAnyMore(t *testing.T) {
+func TestQueues_ResumeQueueThatPolicyNoLongerNames(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {}, sms: {}}", "emails", "sms")
 	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
@@ -595,7 +595,7 @@ func TestQueues_notNamedAnyMore(t *testing.T) {
 	b.requireQueue("emails", breaker.Closed, false)
 	b.requireQueue("sms", breaker.Open, true)
 	status, _ := b.process.Find("queue:emails")
-	require.Equal(t, "the policy does not name the queue any more", status.Reason)
+	require.Equal(t, "the policy no longer names the queue", status.Reason)
 
 	_, err := b.process.Reset(t.Context(), "queue:sms", "kim", "")
 	require.NoError(t, err)

@@ -39,17 +39,17 @@ func TestBreaker_ClosesAtLowTraffic(t *testing.T) {
 type walk struct {
 	*bundle
 
-	name           string
-	settings       policy.Breaker
-	timeout        time.Duration
-	gap            time.Duration // between deliveries
-	lost           float64       // share of probes that are never reported
-	failing        int           // probes that fail before the destination works again
-	random         *rand.Rand
-	processes      []*breaker.Breakers
-	underway       []probe
-	lastLet        time.Time // when the breaker last allowed a probe, or opened
-	reported, lets int
+	name              string
+	settings          policy.Breaker
+	timeout           time.Duration
+	gap               time.Duration // between deliveries
+	lost              float64       // share of probes that are never reported
+	failing           int           // probes that fail before the destination works again
+	random            *rand.Rand
+	processes         []*breaker.Breakers
+	inFlight          []probe
+	lastAllowed       time.Time // when the breaker last allowed a probe, or opened
+	reported, allowed int
 }
 
 // probe is a delivery that a half-open breaker allowed.
@@ -80,41 +80,41 @@ func (w *walk) outcomes() (succeeded, ended int) {
 // report reports the probes that have ended by now, in the order in which they end.
 func (w *walk) report() {
 	w.Helper()
-	slices.SortStableFunc(w.underway, func(a, b probe) int { return a.ends.Compare(b.ends) })
-	for i := 0; i < len(w.underway); {
-		p := w.underway[i]
+	slices.SortStableFunc(w.inFlight, func(a, b probe) int { return a.ends.Compare(b.ends) })
+	for i := 0; i < len(w.inFlight); {
+		p := w.inFlight[i]
 		if p.ends.IsZero() || p.ends.After(w.clock()) {
 			i++
 			continue
 		}
-		w.underway = slices.Delete(w.underway, i, i+1)
+		w.inFlight = slices.Delete(w.inFlight, i, i+1)
 		before, state := w.epoch()
 		_, ended := w.outcomes()
 		p.permit.Done(w.Context(), p.ok)
 		succeeded, after := w.outcomes()
-		now, stands := w.epoch()
-		require.Equal(w, before, now, "a report begins no period")
+		now, newState := w.epoch()
+		require.Equal(w, before, now, "a report starts no new period")
 		if state != breaker.HalfOpen || p.epoch != before {
-			require.Equal(w, state, stands, "a probe of an earlier period changes nothing")
-			require.Equal(w, ended, after, "nor is it counted")
+			require.Equal(w, state, newState, "a probe of an earlier period changes nothing")
+			require.Equal(w, ended, after, "a probe of an earlier period is not counted")
 			continue
 		}
-		require.Equal(w, ended+1, after, "it is counted")
+		require.Equal(w, ended+1, after, "the probe is counted")
 		w.reported++
-		if stands == breaker.Open {
-			w.lastLet = w.clock()
+		if newState == breaker.Open {
+			w.lastAllowed = w.clock()
 		}
 		if needed := int(float64(w.settings.Probes)*w.settings.SuccessRate/100 + 0.999999); succeeded >= needed {
-			require.Equal(w, breaker.Closed, stands, "%d successes of %d needed", succeeded, needed)
+			require.Equal(w, breaker.Closed, newState, "%d successes of %d needed", succeeded, needed)
 		}
 	}
 }
 
-// goOn runs until the breaker is closed.
-func (w *walk) goOn() {
+// runUntilClosed runs until the breaker is closed.
+func (w *walk) runUntilClosed() {
 	w.Helper()
 	for step := 0; ; step++ {
-		require.Less(w, step, 20_000, "it closes")
+		require.Less(w, step, 20_000, "the breaker closes")
 		w.pass(time.Duration((0.5 + w.random.Float64()) * float64(w.gap)))
 		w.report()
 		before, state := w.epoch()
@@ -127,28 +127,28 @@ func (w *walk) goOn() {
 		require.NoError(w, err)
 		now, _ := w.epoch()
 		if state == breaker.HalfOpen {
-			require.Equal(w, before, now, "a half-open period goes on until its outcomes end it")
+			require.Equal(w, before, now, "only outcomes end a half-open period")
 		}
 		if permit == nil {
 			// Each place is taken by a probe that may still report, or the breaker is open.
 			most := max(w.settings.OpenFor, w.timeout+10*time.Second)
-			require.Less(w, w.clock().Sub(w.lastLet), most, "it stands still")
+			require.Less(w, w.clock().Sub(w.lastAllowed), most, "a probe is allowed in time")
 			continue
 		}
-		w.lastLet = w.clock()
-		w.lets++
-		began := probe{permit: permit, began: w.clock(), epoch: now, ok: w.lets > w.failing}
+		w.lastAllowed = w.clock()
+		w.allowed++
+		began := probe{permit: permit, began: w.clock(), epoch: now, ok: w.allowed > w.failing}
 		if w.random.Float64() >= w.lost {
 			began.ends = w.clock().Add(time.Duration(w.random.Float64() * float64(w.timeout)))
 		}
-		w.underway = append(w.underway, began)
+		w.inFlight = append(w.inFlight, began)
 		held := 0
-		for _, u := range w.underway {
+		for _, u := range w.inFlight {
 			if u.epoch == now && w.clock().Sub(u.began) < w.timeout+10*time.Second {
 				held++
 			}
 		}
-		require.LessOrEqual(w, held, w.settings.Probes, "no more at once than there are places")
+		require.LessOrEqual(w, held, w.settings.Probes, "no more concurrent probes than places")
 	}
 }
 
@@ -180,24 +180,24 @@ func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
 		permit, err := w.processes[0].Allow(t.Context(), w.name[len(breaker.DestinationPrefix):], w.timeout)
 		require.NoError(t, err)
 		permit.Done(t.Context(), false)
-		w.lastLet = b.clock()
-		w.goOn()
+		w.lastAllowed = b.clock()
+		w.runUntilClosed()
 		t.Logf("case %d: a delivery each %s, timeout %s, %d probes of which %g %% must succeed, %g lost: "+
 			"%d let through, %d counted",
-			i, w.gap, w.timeout, w.settings.Probes, w.settings.SuccessRate, w.lost, w.lets, w.reported)
+			i, w.gap, w.timeout, w.settings.Probes, w.settings.SuccessRate, w.lost, w.allowed, w.reported)
 	}
 }
 
 // Since of a breaker that is not closed is when it was last closed, however many probes failed.
 // LastTried is when the last probe began.
-func TestBreaker_InTroubleSinceItWasClosed(t *testing.T) {
+func TestBreaker_SinceIsWhenItWasLastClosed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1, probes: 1, openFor: 30s}")
 	p := b.process("one")
 	opened := b.clock()
 	require.True(t, b.deliver(p, false))
 	status, _ := p.Find(bank)
-	require.True(t, opened.Equal(*status.Since), "by this process's own view")
+	require.True(t, opened.Equal(*status.Since), "in this process")
 	for range 3 {
 		b.pass(31 * time.Second)
 		require.True(t, b.deliver(p, false))
@@ -214,13 +214,13 @@ func TestBreaker_InTroubleSinceItWasClosed(t *testing.T) {
 	require.True(t, opened.Equal(*status.Since))
 	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", 0))
 	status, _ = b.process("two").Find(bank)
-	require.True(t, opened.Equal(*status.Since), "a person who opens an open one changes nothing of it")
+	require.True(t, opened.Equal(*status.Since), "opening an open breaker does not change since")
 	tried.Done(t.Context(), true)
 	b.pass(time.Second)
 	_, err := p.Reset(t.Context(), bank, "kim", "")
 	require.NoError(t, err)
 	status, _ = p.Find(bank)
-	require.True(t, b.clock().Equal(*status.Since), "it is closed since then")
+	require.True(t, b.clock().Equal(*status.Since), "closed since the reset")
 	require.Nil(t, status.LastTried)
 	b.pass(time.Second)
 	require.True(t, b.deliver(p, false))
@@ -274,7 +274,7 @@ func TestQueues_HalfOpenAlwaysEnds(t *testing.T) {
 }
 
 // An operator's reset resumes a queue that its half-open breaker paused and whose job failed again.
-func TestQueues_ResetAfterAFailedProbe(t *testing.T) {
+func TestQueues_ResetAfterFailedProbe(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
 	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
@@ -292,7 +292,7 @@ func TestQueues_ResetAfterAFailedProbe(t *testing.T) {
 }
 
 // A queue that an operator paused stays paused through all states of its breaker.
-func TestQueues_PausedByAPerson(t *testing.T) {
+func TestQueues_StayPausedByOperator(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
 	b.running()

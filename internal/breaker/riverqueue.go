@@ -40,7 +40,7 @@ type Queues struct {
 func (w *Queues) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "queue-breakers", Interval: w.Breakers.config.Interval, OneProcess: true, Once: background.Each(w.RunOnce),
-		Failing: "circuit breakers of River queues: cannot look at a queue, or not pause or resume it",
+		Failing: "circuit breakers of River queues: checking a queue failed",
 	})
 }
 
@@ -50,7 +50,7 @@ func (w *Queues) RunOnce(ctx context.Context) error {
 	p := w.Breakers.config.Policy()
 	var errs []error
 	for _, queue := range slices.Sorted(maps.Keys(p.Breakers.RiverQueues)) {
-		if err := w.look(ctx, queue, p.Breakers.RiverQueues[queue]); err != nil {
+		if err := w.checkQueue(ctx, queue, p.Breakers.RiverQueues[queue]); err != nil {
 			errs = append(errs, fmt.Errorf("queue %s: %w", queue, err))
 		}
 	}
@@ -58,7 +58,7 @@ func (w *Queues) RunOnce(ctx context.Context) error {
 	errs = append(errs, err)
 	for _, name := range rows {
 		if queue := strings.TrimPrefix(name, QueuePrefix); p.Breakers.RiverQueues[queue] == nil {
-			if err := w.leave(ctx, queue); err != nil {
+			if err := w.releaseQueue(ctx, queue); err != nil {
 				errs = append(errs, fmt.Errorf("queue %s: %w", queue, err))
 			}
 		}
@@ -66,13 +66,13 @@ func (w *Queues) RunOnce(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// leave resumes a queue that the policy no longer names, and closes its breaker, unless an operator
+// releaseQueue resumes a queue that the policy no longer names, and closes its breaker, unless an operator
 // opened the breaker.
-func (w *Queues) leave(ctx context.Context, queue string) error {
+func (w *Queues) releaseQueue(ctx context.Context, queue string) error {
 	name := QueuePrefix + queue
 	return postgres.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(w.Schemas.Rendered(tx))
-		if mine, err := q.LockQueueBreaker(ctx, name); err != nil || !mine {
+		if locked, err := q.LockQueueBreaker(ctx, name); err != nil || !locked {
 			return err
 		}
 		row, err := q.QueueBreaker(ctx, name)
@@ -80,7 +80,7 @@ func (w *Queues) leave(ctx context.Context, queue string) error {
 			return err
 		}
 		if _, err := q.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{
-			Name: name, Actor: w.Breakers.config.Actor, Reason: "the policy does not name the queue any more", Now: w.Breakers.config.Now(),
+			Name: name, Actor: w.Breakers.config.Actor, Reason: "the policy no longer names the queue", Now: w.Breakers.config.Now(),
 		}); err != nil {
 			return err
 		}
@@ -88,12 +88,13 @@ func (w *Queues) leave(ctx context.Context, queue string) error {
 	})
 }
 
-func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breaker) error {
+// checkQueue advances the breaker of a queue by one step.
+func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.Breaker) error {
 	name := QueuePrefix + queue
 	now := w.Breakers.config.Now()
 	return postgres.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(w.Schemas.Rendered(tx))
-		if mine, err := q.LockQueueBreaker(ctx, name); err != nil || !mine {
+		if locked, err := q.LockQueueBreaker(ctx, name); err != nil || !locked {
 			return err
 		}
 		row, err := q.QueueBreaker(ctx, name)
@@ -108,7 +109,7 @@ func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breake
 			if row.Paused { // an operator has reset the breaker
 				return w.resume(ctx, tx, q, queue, true)
 			}
-			return w.watch(ctx, tx, q, queue, settings, row.Since, now)
+			return w.openIfFailing(ctx, tx, q, queue, settings, row.Since, now)
 		case Open:
 			if row.OpenUntil != nil && !row.OpenUntil.After(now) {
 				if err := q.HalfOpenQueue(ctx, dbsqlc.HalfOpenQueueParams{Name: name, Now: now, Actor: w.Breakers.config.Actor}); err != nil {
@@ -120,14 +121,14 @@ func (w *Queues) look(ctx context.Context, queue string, settings *policy.Breake
 				return w.pause(ctx, tx, q, queue)
 			}
 		case HalfOpen:
-			return w.judge(ctx, tx, q, queue, settings, &row, now)
+			return w.evaluateProbes(ctx, tx, q, queue, settings, &row, now)
 		}
 		return nil
 	})
 }
 
-// watch opens a closed breaker if its queue's failure rate is too high.
-func (w *Queues) watch(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, since, now time.Time) error {
+// openIfFailing opens a closed breaker if its queue's failure rate is too high.
+func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, since, now time.Time) error {
 	if !settings.Enabled {
 		return nil
 	}
@@ -150,9 +151,9 @@ func (w *Queues) watch(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	return w.pause(ctx, tx, q, queue)
 }
 
-// judge evaluates a half-open queue: it pauses the queue once jobs run, and closes or opens the
+// evaluateProbes evaluates a half-open queue: it pauses the queue once jobs run, and closes or opens the
 // breaker by their outcomes.
-func (w *Queues) judge(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
+func (w *Queues) evaluateProbes(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
 	name := QueuePrefix + queue
 	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{
 		Since: row.Since, Queue: queue, RunningSince: now.Add(-queueProbeTime),

@@ -73,8 +73,8 @@ func (a *Answer) Cause() Cause {
 	if a.Code != status {
 		c.Code = cmp.Or(a.Code, c.Code)
 	}
-	c.Type, c.Code = shown(a.hidden(cmp.Or(a.Type, c.Type)), maxName), shown(a.hidden(c.Code), maxName)
-	c.Title, c.Message = shown(a.hidden(c.Title), MaxShown), shown(a.hidden(c.Message), MaxShown)
+	c.Type, c.Code = shorten(a.hide(cmp.Or(a.Type, c.Type)), maxName), shorten(a.hide(c.Code), maxName)
+	c.Title, c.Message = shorten(a.hide(c.Title), MaxShown), shorten(a.hide(c.Message), MaxShown)
 	if c.Code == status {
 		c.Code = ""
 	}
@@ -90,15 +90,15 @@ func (a *Answer) Cause() Cause {
 // String returns title, message and code in at most MaxShown bytes.
 func (c *Cause) String() string {
 	parts := slices.DeleteFunc([]string{c.Title, c.Message}, func(part string) bool { return part == "" })
-	said := strings.Join(parts, ": ")
-	switch short := cut(said, MaxShown); {
+	value := strings.Join(parts, ": ")
+	switch short := cut(value, MaxShown); {
 	case c.Code == "" || containsWord(short, c.Code):
 		return short
-	case said == "":
+	case value == "":
 		return c.Code
 	}
 	code := " (" + c.Code + ")"
-	return cut(said, MaxShown-len(code)) + code
+	return cut(value, MaxShown-len(code)) + code
 }
 
 // containsWord reports whether text contains word with no letter, digit or _ next to it.
@@ -120,11 +120,11 @@ func containsWord(text, word string) bool {
 
 func isWordRune(r rune) bool { return r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r) }
 
-// built lists the paths that receivers use, the most specific first: problem documents (RFC 9457),
+// builtInPaths lists the paths that receivers use, the most specific first: problem documents (RFC 9457),
 // OAuth, JSON:API, JSON-RPC, GraphQL, SOAP 1.1 and 1.2, and the errors of Google, AWS, Stripe,
 // PayPal, Salesforce, Adyen, Twilio, Spring, ASP.NET, FastAPI, Kubernetes and Elasticsearch. Keys
 // are normalized by [key].
-var built = Paths{
+var builtInPaths = Paths{
 	Type: []string{
 		"error.type", "errors.type", "fault.type", "detail.type", "type", "errortype", "exceptiontype",
 		"exception", "exception.type", "exception.class", "error.name", "error.class", "error.exception",
@@ -166,8 +166,8 @@ func isIdentifier(text string) bool {
 	return inner && strings.IndexFunc(text, unicode.IsLetter) >= 0
 }
 
-// nothing lists names that say only that something failed.
-var nothing = func() map[string]bool {
+// genericNames lists names that say only that something failed.
+var genericNames = func() map[string]bool {
 	names := map[string]bool{}
 	for name := range strings.FieldsSeq(`
 		error errors err exception runtimeerror runtimeexception fail failed failure fault unknown unknownerror
@@ -181,14 +181,14 @@ var nothing = func() map[string]bool {
 	return names
 }()
 
-// SaysNothing reports whether a type or code says only that something failed: Error, Exception,
+// IsGeneric reports whether a type or code says only that something failed: Error, Exception,
 // RuntimeError, soap:Server.
-func SaysNothing(name string) bool {
+func IsGeneric(name string) bool {
 	name = strings.ToLower(strings.TrimSpace(name))
-	if _, local, ok := strings.Cut(name, ":"); ok && !strings.Contains(local, "/") && nothing[local] { // soap:Server
+	if _, local, ok := strings.Cut(name, ":"); ok && !strings.Contains(local, "/") && genericNames[local] { // soap:Server
 		return true
 	}
-	return name == "" || nothing[name] || nothing[plain.Replace(name)]
+	return name == "" || genericNames[name] || genericNames[plain.Replace(name)]
 }
 
 var plain = strings.NewReplacer("_", "", "-", "")
@@ -203,22 +203,22 @@ var words = regexp.MustCompile(`[\pL]+`)
 
 // isStatus reports whether a text says no more than the response's status: "502 Bad Gateway", "HTTP
 // Status 404 – Not Found", "Error".
-func (a *Answer) isStatus(said string) bool {
-	if said == "" || len(said) > 100 {
+func (a *Answer) isStatus(value string) bool {
+	if value == "" || len(value) > 100 {
 		return false
 	}
-	left, status := lettersOf(said), lettersOf(http.StatusText(a.Status))
+	left, status := lettersOf(value), lettersOf(http.StatusText(a.Status))
 	for _, prefix := range []string{"http ", "status ", "error "} {
 		left = strings.TrimPrefix(left, prefix)
 	}
 	left = strings.TrimSuffix(left, " error")
 	switch {
-	case left == status, left == strings.TrimSuffix(status, " error"), nothing[left]:
+	case left == status, left == strings.TrimSuffix(status, " error"), genericNames[left]:
 		return true
-	case left == "" && !strings.ContainsFunc(said, unicode.IsDigit):
+	case left == "" && !strings.ContainsFunc(value, unicode.IsDigit):
 		return true
 	}
-	return (left == "" || left == "code") && strings.Contains(said, strconv.Itoa(a.Status))
+	return (left == "" || left == "code") && strings.Contains(value, strconv.Itoa(a.Status))
 }
 
 // lettersOf returns the words of a text in lower case, without digits and punctuation.
@@ -226,11 +226,12 @@ func lettersOf(text string) string {
 	return strings.ToLower(strings.Join(words.FindAllString(strings.ReplaceAll(text, "'", ""), -1), " "))
 }
 
-func (a *Answer) hidden(said string) string {
-	if said == "" || a.Hide == nil {
-		return said
+// hide calls Hide, if set, with a text, and again with the result on one line.
+func (a *Answer) hide(value string) string {
+	if value == "" || a.Hide == nil {
+		return value
 	}
-	return a.Hide(line(a.Hide(said)))
+	return a.Hide(line(a.Hide(value)))
 }
 
 // text returns a body as text that the database can store, without blanks at its ends.
@@ -255,10 +256,10 @@ func text(body []byte, contentType string) string {
 var latin1 = regexp.MustCompile(`(?i)(?:charset|encoding)\s*=\s*["']?(?:iso-?8859-1|windows-1252|latin-?1)\b`)
 
 // line puts a text on one line, without control characters.
-func line(said string) string {
+func line(value string) string {
 	var out strings.Builder
 	blank := false
-	for _, r := range said {
+	for _, r := range value {
 		if r == 0 {
 			r = '\uFFFD'
 		}
@@ -275,17 +276,18 @@ func line(said string) string {
 	return out.String()
 }
 
-func shown(said string, limit int) string { return cut(line(said), limit) }
+// shorten returns a text on one line, in at most limit bytes.
+func shorten(value string, limit int) string { return cut(line(value), limit) }
 
 // cut returns at most limit bytes of a text. If the text is longer, the result ends with ….
-func cut(said string, limit int) string {
+func cut(value string, limit int) string {
 	const more = "…"
-	if len(said) <= limit {
-		return said
+	if len(value) <= limit {
+		return value
 	}
 	end := max(limit-len(more), 0)
-	for end > 0 && !utf8.RuneStart(said[end]) {
+	for end > 0 && !utf8.RuneStart(value[end]) {
 		end--
 	}
-	return strings.TrimRight(said[:end], " ") + more
+	return strings.TrimRight(value[:end], " ") + more
 }

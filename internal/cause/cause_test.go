@@ -168,7 +168,7 @@ func TestAnswer_Cause(t *testing.T) {
 	}
 }
 
-func TestAnswer_PathsExtendTheTable(t *testing.T) {
+func TestAnswer_PathsExtendBuiltInPaths(t *testing.T) {
 	t.Parallel()
 	answer := cause.Answer{
 		Status: 422,
@@ -183,7 +183,7 @@ func TestAnswer_PathsExtendTheTable(t *testing.T) {
 }
 
 // Secrets are hidden before a text is cut: afterwards, half a secret could remain.
-func TestAnswer_HidesBeforeItCuts(t *testing.T) {
+func TestAnswer_HidesBeforeTruncating(t *testing.T) {
 	t.Parallel()
 	secret := "4111111111111111"
 	for at := cause.MaxShown - 20; at < cause.MaxShown; at++ {
@@ -195,16 +195,16 @@ func TestAnswer_HidesBeforeItCuts(t *testing.T) {
 			answer := cause.Answer{Status: 500, Body: []byte(body), Hide: func(text string) string {
 				return strings.ReplaceAll(text, secret, "***")
 			}}
-			said := answer.Cause()
-			require.NotContains(t, said.String(), "411")
-			require.LessOrEqual(t, len(said.String()), cause.MaxShown)
+			got := answer.Cause()
+			require.NotContains(t, got.String(), "411")
+			require.LessOrEqual(t, len(got.String()), cause.MaxShown)
 		}
 	}
 }
 
 func TestCause_String(t *testing.T) {
 	t.Parallel()
-	for want, said := range map[string]cause.Cause{
+	for want, got := range map[string]cause.Cause{
 		"":                        {},
 		"NO":                      {Code: "NO"},
 		"Declined: no funds (51)": {Code: "51", Title: "Declined", Message: "no funds"},
@@ -212,15 +212,15 @@ func TestCause_String(t *testing.T) {
 		"balance of 510 (51)":     {Code: "51", Message: "balance of 510"},
 		"NO_STOCK (NO)":           {Code: "NO", Message: "NO_STOCK"},
 	} {
-		require.Equal(t, want, said.String())
+		require.Equal(t, want, got.String())
 	}
-	said := cause.Cause{Code: "NO_FUNDS", Message: strings.Repeat("x", 400) + " NO_FUNDS"}
-	require.True(t, strings.HasSuffix(said.String(), "… (NO_FUNDS)"), "a code that the cut takes away")
-	said = cause.Cause{
+	got := cause.Cause{Code: "NO_FUNDS", Message: strings.Repeat("x", 400) + " NO_FUNDS"}
+	require.True(t, strings.HasSuffix(got.String(), "… (NO_FUNDS)"), "the code follows a truncated message")
+	got = cause.Cause{
 		Code: strings.Repeat("C", 200), Title: strings.Repeat("ä", 150), Message: strings.Repeat("ö", 150),
 	}
-	require.LessOrEqual(t, len(said.String()), cause.MaxShown)
-	require.True(t, utf8.ValidString(said.String()))
+	require.LessOrEqual(t, len(got.String()), cause.MaxShown)
+	require.True(t, utf8.ValidString(got.String()))
 }
 
 // hostile lists bodies that are broken, or expensive to read.
@@ -237,21 +237,21 @@ func hostile() map[string]string {
 			}
 			return "{" + b.String()
 		}(),
-		"a text that lasts": `{"message": "` + strings.Repeat("x", size),
-		"deep XML":          strings.Repeat("<a>", size/3),
+		"endless text": `{"message": "` + strings.Repeat("x", size),
+		"deep XML":     strings.Repeat("<a>", size/3),
 		"entities": `<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;">]><x>` +
 			strings.Repeat("&b;", size/3),
-		"attributes":         "<a " + strings.Repeat(`b="c" `, size/6),
-		"deep HTML":          "<html>" + strings.Repeat("<div>", size/5),
-		"a title that lasts": "<html><title>" + strings.Repeat("x ", size/2),
-		"NUL":                strings.Repeat("\x00", size),
-		"not UTF-8":          strings.Repeat("\xff\xc0", size/2),
-		"blanks":             strings.Repeat(" ", size),
-		"escapes":            `{"message":"` + strings.Repeat(`\ud800`, size/6),
+		"attributes":    "<a " + strings.Repeat(`b="c" `, size/6),
+		"deep HTML":     "<html>" + strings.Repeat("<div>", size/5),
+		"endless title": "<html><title>" + strings.Repeat("x ", size/2),
+		"NUL":           strings.Repeat("\x00", size),
+		"not UTF-8":     strings.Repeat("\xff\xc0", size/2),
+		"blanks":        strings.Repeat(" ", size),
+		"escapes":       `{"message":"` + strings.Repeat(`\ud800`, size/6),
 	}
 }
 
-func TestAnswer_TakesHostileBodies(t *testing.T) {
+func TestAnswer_AcceptsHostileBodies(t *testing.T) {
 	t.Parallel()
 	for _, body := range hostile() {
 		answer := cause.Answer{Status: 500, Body: []byte(body)}
@@ -271,9 +271,9 @@ func BenchmarkAnswer_HostileBodies(b *testing.B) {
 	}
 }
 
-func check(t *testing.T, said cause.Cause) {
+func check(t *testing.T, got cause.Cause) {
 	t.Helper()
-	for _, text := range []string{said.Type, said.Code, said.Title, said.Message, said.String()} {
+	for _, text := range []string{got.Type, got.Code, got.Title, got.Message, got.String()} {
 		require.LessOrEqual(t, len(text), cause.MaxShown)
 		require.True(t, utf8.ValidString(text), "%q", text)
 		require.NotContains(t, text, "\x00")

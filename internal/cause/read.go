@@ -115,7 +115,7 @@ func readXML(body string) fields {
 		return input, nil // text has already converted the body to UTF-8
 	}
 	var path []string // starts with the root element
-	var said strings.Builder
+	var content strings.Builder
 	leaf := false
 	for len(f.at) < maxFields {
 		token, err := decoder.Token()
@@ -125,33 +125,33 @@ func readXML(body string) fields {
 		switch t := token.(type) {
 		case xml.StartElement:
 			leaf = true
-			said.Reset()
+			content.Reset()
 			path = append(path, key(t.Name.Local))
 			for _, attribute := range t.Attr {
-				if !isXMLs(attribute.Name) {
+				if !isXMLAttribute(attribute.Name) {
 					f.add(slices.Concat(path[1:], []string{key(attribute.Name.Local)}), attribute.Value, false)
 				}
 			}
 		case xml.CharData:
 			if leaf && len(path) > 0 {
-				said.Write(t)
+				content.Write(t)
 			}
 		case xml.EndElement:
 			if leaf && len(path) > 0 {
-				f.add(path[1:], said.String(), true)
+				f.add(path[1:], content.String(), true)
 			}
 			leaf = false
 			path = path[:max(len(path)-1, 0)]
 		}
 	}
 	if leaf && len(path) > 0 { // the document is cut off within a text
-		f.add(path[1:], said.String(), true)
+		f.add(path[1:], content.String(), true)
 	}
 	return f
 }
 
-// isXMLs reports whether an attribute belongs to XML itself, and so says nothing about an error.
-func isXMLs(name xml.Name) bool {
+// isXMLAttribute reports whether an attribute belongs to XML itself, and not to the error.
+func isXMLAttribute(name xml.Name) bool {
 	return name.Space == "xmlns" || name.Local == "xmlns" || name.Space == "xml" ||
 		strings.HasSuffix(name.Space, "XMLSchema-instance")
 }
@@ -159,21 +159,21 @@ func isXMLs(name xml.Name) bool {
 // ofFields chooses the parts of a cause. The answer's own paths take precedence over the built-in
 // ones.
 func (a *Answer) ofFields(f fields, body string) Cause {
-	given := func(string, string) bool { return true }
-	says := func(value string) bool { return !SaysNothing(value) && !IsStatus(value) && !a.isStatus(value) }
+	always := func(string, string) bool { return true }
+	isSpecific := func(value string) bool { return !IsGeneric(value) && !IsStatus(value) && !a.isStatus(value) }
 	c := Cause{
-		Type: f.at[f.find(a.Paths.Type, given)], Code: f.at[f.find(a.Paths.Code, given)],
-		Title: f.at[cmp.Or(f.find(a.Paths.Title, given), f.find(built.Title, given))],
+		Type: f.at[f.find(a.Paths.Type, always)], Code: f.at[f.find(a.Paths.Code, always)],
+		Title: f.at[cmp.Or(f.find(a.Paths.Title, always), f.find(builtInPaths.Title, always))],
 	}
 	codeAt := ""
 	if c.Type == "" {
-		c.Type = f.at[f.find(built.Type, func(path, value string) bool {
-			return says(value) && isIdentifier(value) && (path != "name" || failing(value))
+		c.Type = f.at[f.find(builtInPaths.Type, func(path, value string) bool {
+			return isSpecific(value) && isIdentifier(value) && (path != "name" || isErrorName(value))
 		})]
 	}
 	if c.Code == "" {
-		codeAt = f.find(built.Code, func(path, value string) bool {
-			if !says(value) || value == c.Type || len(value) > maxName || unique.MatchString(value) {
+		codeAt = f.find(builtInPaths.Code, func(path, value string) bool {
+			if !isSpecific(value) || value == c.Type || len(value) > maxName || uniqueValue.MatchString(value) {
 				return false
 			}
 			named := strings.HasSuffix(path, "code") || strings.HasSuffix(path, "value") || path == "details.issue"
@@ -181,11 +181,11 @@ func (a *Answer) ofFields(f fields, body string) Cause {
 		})
 		c.Code = f.at[codeAt]
 	}
-	said := func(path, value string) bool {
+	isMessage := func(path, value string) bool {
 		return path != codeAt && value != c.Title && value != c.Type && !a.isStatus(value)
 	}
-	if c.Message = f.at[f.find(a.Paths.Message, said)]; c.Message == "" {
-		c.Message = f.at[f.find(built.Message, said)]
+	if c.Message = f.at[f.find(a.Paths.Message, isMessage)]; c.Message == "" {
+		c.Message = f.at[f.find(builtInPaths.Message, isMessage)]
 	}
 	switch {
 	case c.Message != "" && c.Message[0] == '{' && strings.HasSuffix(c.Message, "}"): // JSON inside JSON, one level
@@ -231,11 +231,11 @@ func (f *fields) find(paths []string, ok func(path, value string) bool) string {
 	return ""
 }
 
-// unique matches values that identify one failure rather than a kind of failure.
-var unique = regexp.MustCompile(`[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-|[0-9]{8}|[0-9a-fA-F]{16}`)
+// uniqueValue matches values that identify one failure rather than a kind of failure.
+var uniqueValue = regexp.MustCompile(`[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-|[0-9]{8}|[0-9a-fA-F]{16}`)
 
-// failing reports whether a name is an error's: ValidationError, UNPROCESSABLE_ENTITY.
-func failing(value string) bool {
+// isErrorName reports whether a name is an error's: ValidationError, UNPROCESSABLE_ENTITY.
+func isErrorName(value string) bool {
 	if strings.Contains(value, "_") && value == strings.ToUpper(value) {
 		return true
 	}
@@ -264,16 +264,16 @@ func isHTML(body string) bool {
 func (a *Answer) ofHTML(body string) Cause {
 	tokens := html.NewTokenizer(strings.NewReader(body))
 	tokens.SetMaxBuf(MaxBytes)
-	var title, heading, said strings.Builder
-	into := &said
+	var title, heading, content strings.Builder
+	into := &content
 	skip := atom.Atom(0) // the open element whose text is not part of the page
-	for said.Len() < 4*MaxShown {
-		switch tokens.Next() { //nolint:exhaustive // others say nothing
+	for content.Len() < 4*MaxShown {
+		switch tokens.Next() { //nolint:exhaustive // others have no text
 		case html.ErrorToken:
-			return a.ofPage(title.String(), heading.String(), said.String())
+			return a.ofPage(title.String(), heading.String(), content.String())
 		case html.StartTagToken:
 			name, _ := tokens.TagName()
-			switch tag := atom.Lookup(name); tag { //nolint:exhaustive // others are as their text
+			switch tag := atom.Lookup(name); tag { //nolint:exhaustive // others are transparent
 			case atom.Title:
 				into = &title
 			case atom.H1:
@@ -281,26 +281,26 @@ func (a *Answer) ofHTML(body string) Cause {
 			case atom.Script, atom.Style, atom.Noscript, atom.Svg:
 				skip = tag
 			default:
-				said.WriteByte(' ')
+				content.WriteByte(' ')
 			}
 		case html.EndTagToken:
 			name, _ := tokens.TagName()
-			switch tag := atom.Lookup(name); tag { //nolint:exhaustive // others are as their text
+			switch tag := atom.Lookup(name); tag { //nolint:exhaustive // others are transparent
 			case atom.Title, atom.H1:
-				into = &said
+				into = &content
 			case skip:
 				skip = 0
 			}
 		case html.TextToken:
-			if skip == 0 && (into == &said || into.Len() < 4*MaxShown) {
+			if skip == 0 && (into == &content || into.Len() < 4*MaxShown) {
 				into.Write(tokens.Text())
 			}
 		}
 	}
-	return a.ofPage(title.String(), heading.String(), said.String())
+	return a.ofPage(title.String(), heading.String(), content.String())
 }
 
-func (a *Answer) ofPage(title, heading, said string) Cause {
+func (a *Answer) ofPage(title, heading, content string) Cause {
 	var c Cause
 	for _, text := range []string{title, heading} {
 		if text = line(text); text != "" && !a.isStatus(text) {
@@ -308,8 +308,8 @@ func (a *Answer) ofPage(title, heading, said string) Cause {
 			break
 		}
 	}
-	if said = line(said); c.Title == "" && len(words.FindAllString(said, 4)) == 4 { // fewer words name the server
-		c.Message = said
+	if content = line(content); c.Title == "" && len(words.FindAllString(content, 4)) == 4 { // fewer words name the server
+		c.Message = content
 	}
 	return c
 }

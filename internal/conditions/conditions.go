@@ -23,8 +23,8 @@ import (
 // DefaultInterval is how often the load of the machine and the database is measured.
 const DefaultInterval = 2 * time.Second
 
-// patience is how long probes that take their whole timeout may delay the next measurement.
-const patience = time.Minute
+// maxProbeDelay is how long probes that take their whole timeout may delay the next measurement.
+const maxProbeDelay = time.Minute
 
 // Load is how much is in use, in percent.
 type Load struct{ CPU, Memory, Connections float64 }
@@ -68,13 +68,13 @@ func New(config Config) *Conditions {
 // Loop returns the loop that measures.
 func (c *Conditions) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "conditions", Interval: c.config.Interval, Timeout: patience, Patience: patience, Once: background.Each(c.Look),
-		End: c.client.CloseIdleConnections, Failing: "conditions: cannot measure; what was measured last counts",
+		Name: "conditions", Interval: c.config.Interval, Timeout: maxProbeDelay, Patience: maxProbeDelay, Once: background.Each(c.Update),
+		End: c.client.CloseIdleConnections, Failing: "conditions: measuring the load failed; the last measurement applies",
 	})
 }
 
-// Look measures the load once and runs the probes that are due.
-func (c *Conditions) Look(ctx context.Context) error {
+// Update measures the load once and runs the probes that are due.
+func (c *Conditions) Update(ctx context.Context) error {
 	load, err := c.config.Measure(ctx)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func (c *Conditions) Look(ctx context.Context) error {
 	c.mu.Lock()
 	c.load = &load
 	c.mu.Unlock()
-	var asked sync.WaitGroup
+	var probing sync.WaitGroup
 	for name, d := range c.config.Policy().Destinations {
 		c.mu.Lock()
 		last := c.probes[name]
@@ -90,24 +90,24 @@ func (c *Conditions) Look(ctx context.Context) error {
 		if d.Probe.URL == "" || time.Since(last.at) < d.Probe.Every {
 			continue
 		}
-		asked.Go(func() {
-			answer := probe{at: time.Now(), problem: c.ask(ctx, &d.Probe)}
+		probing.Go(func() {
+			result := probe{at: time.Now(), problem: c.probeProblem(ctx, &d.Probe)}
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.probes[name] = answer
+			c.probes[name] = result
 		})
 	}
-	asked.Wait()
+	probing.Wait()
 	return nil
 }
 
-// ask runs a destination's probe and returns what is wrong, or "".
-func (c *Conditions) ask(ctx context.Context, p *policy.Probe) string {
+// probeProblem runs a destination's probe and returns what is wrong, or "".
+func (c *Conditions) probeProblem(ctx context.Context, p *policy.Probe) string {
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL, nil)
 	if err != nil {
-		return "cannot be asked"
+		return "has an invalid URL"
 	}
 	response, err := c.client.Do(request)
 	if err != nil {
@@ -152,7 +152,7 @@ func (c *Conditions) Unmet(queue, to string, want *policy.Conditions) string {
 	if to != "" {
 		destination = c.config.Policy().Destinations[to]
 	}
-	if isOn(want.Breaker) {
+	if isSet(want.Breaker) {
 		name := breaker.QueuePrefix + queue
 		if destination != nil {
 			name = breaker.DestinationPrefix + destination.Name
@@ -163,7 +163,7 @@ func (c *Conditions) Unmet(queue, to string, want *policy.Conditions) string {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if isOn(want.Probe) && destination != nil && destination.Probe.URL != "" {
+	if isSet(want.Probe) && destination != nil && destination.Probe.URL != "" {
 		if problem := c.probes[destination.Name].problem; problem != "" {
 			return "the probe of destination " + destination.Name + " " + problem
 		}
@@ -187,4 +187,4 @@ func (c *Conditions) Unmet(queue, to string, want *policy.Conditions) string {
 	return ""
 }
 
-func isOn(b *bool) bool { return b != nil && *b }
+func isSet(b *bool) bool { return b != nil && *b }

@@ -44,32 +44,32 @@ func TestConditions(t *testing.T) {
 		DB: pool, Policy: current, Breakers: breakers, Measure: func(context.Context) (conditions.Load, error) { return load, failure },
 	})
 	want := rules.Routing.Strategies.Conditional.Conditions
-	look := func(l conditions.Load) string {
+	unmetAt := func(l conditions.Load) string {
 		load = l
-		if err := c.Look(t.Context()); failure == nil {
+		if err := c.Update(t.Context()); failure == nil {
 			require.NoError(t, err)
 		}
 		return c.Unmet("mails", "", want)
 	}
-	require.Empty(t, c.Unmet("mails", "", want), "what is not known holds nobody up")
-	require.Empty(t, look(conditions.Load{CPU: 79.9, Memory: 84.9, Connections: 84.9}))
-	require.Equal(t, "80 % of this machine's processors are in use (must be below 80 %)", look(conditions.Load{CPU: 80}))
-	require.Equal(t, "91 % of this machine's memory is in use (must be below 85 %)", look(conditions.Load{Memory: 91}))
-	require.Equal(t, "99 % of the database's connections are in use (must be below 85 %)", look(conditions.Load{Connections: 99}))
-	require.Empty(t, c.Unmet("mails", "", &policy.Conditions{}), "what a plan does not ask for is not looked at")
+	require.Empty(t, c.Unmet("mails", "", want), "unknown conditions delay nothing")
+	require.Empty(t, unmetAt(conditions.Load{CPU: 79.9, Memory: 84.9, Connections: 84.9}))
+	require.Equal(t, "80 % of this machine's processors are in use (must be below 80 %)", unmetAt(conditions.Load{CPU: 80}))
+	require.Equal(t, "91 % of this machine's memory is in use (must be below 85 %)", unmetAt(conditions.Load{Memory: 91}))
+	require.Equal(t, "99 % of the database's connections are in use (must be below 85 %)", unmetAt(conditions.Load{Connections: 99}))
+	require.Empty(t, c.Unmet("mails", "", &policy.Conditions{}), "a plan without conditions has none unmet")
 	failure = errors.New("no /proc")
-	require.Contains(t, look(conditions.Load{}), "connections", "what was measured last stays")
+	require.Contains(t, unmetAt(conditions.Load{}), "connections", "the last measurement applies")
 	failure = nil
-	require.Empty(t, look(conditions.Load{}))
+	require.Empty(t, unmetAt(conditions.Load{}))
 
 	status.Store(http.StatusServiceUnavailable)
 	require.Eventually(t, func() bool {
-		return look(conditions.Load{}) == "the probe of destination mailer answers 503"
+		return unmetAt(conditions.Load{}) == "the probe of destination mailer answers 503"
 	}, time.Minute, 50*time.Millisecond)
 	require.Empty(t, c.Unmet("elsewhere", "", want), "an application's queue has no probe")
 	probed.Close()
 	require.Eventually(t, func() bool {
-		return look(conditions.Load{}) == "the probe of destination mailer does not answer"
+		return unmetAt(conditions.Load{}) == "the probe of destination mailer does not answer"
 	}, time.Minute, 50*time.Millisecond)
 
 	require.NoError(t, breakers.ForceOpen(t.Context(), "destination:mailer", "kim", "", 0))
@@ -79,7 +79,7 @@ func TestConditions(t *testing.T) {
 }
 
 // The real measurement returns plausible values for this machine and its database.
-func TestConditions_measured(t *testing.T) {
+func TestConditions_MeasuresLoad(t *testing.T) {
 	t.Parallel()
 	rules := policytest.Load(t, nil)
 	pool := postgrestest.Pool(t)
@@ -89,7 +89,7 @@ func TestConditions_measured(t *testing.T) {
 		DB: pool, Policy: current,
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: current, Actor: "test", Logger: logger}),
 	})
-	require.NoError(t, c.Look(t.Context()))
+	require.NoError(t, c.Update(t.Context()))
 	least := 0.000001 // less than any running system uses
 	require.Contains(t, c.Unmet("default", "", &policy.Conditions{MemoryBelow: &least}), "memory")
 	require.Contains(t, c.Unmet("default", "", &policy.Conditions{ConnectionsBelow: &least}), "connections")

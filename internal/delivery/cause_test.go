@@ -26,7 +26,7 @@ func TestDeliver_RecordsTheCause(t *testing.T) {
 	})
 	job := setup(t, url, "maxAttempts: 1").deliver("", rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 	s := structuredOf(t, job)
-	require.Equal(t, "402 Payment Required: card declined (INSUFFICIENT_FUNDS)", s.Message, "and no URL")
+	require.Equal(t, "402 Payment Required: card declined (INSUFFICIENT_FUNDS)", s.Message, "the message has no URL")
 	require.Equal(t, "INSUFFICIENT_FUNDS", s.Code)
 	require.Equal(t, "HTTP_402", s.Type)
 	require.Equal(t, "default", s.Context["destination"])
@@ -35,21 +35,21 @@ func TestDeliver_RecordsTheCause(t *testing.T) {
 
 // An answer that never ends or breaks off is still a failure by its status, and the part of its
 // body that arrived tells the cause.
-func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
+func TestDeliver_RecordsCauseOfTruncatedAnswer(t *testing.T) {
 	t.Parallel()
 	for name, write := range map[string]func(w http.ResponseWriter, r *http.Request){
-		"without end": func(w http.ResponseWriter, r *http.Request) {
+		"endless": func(w http.ResponseWriter, r *http.Request) {
 			for r.Context().Err() == nil {
 				if _, err := io.WriteString(w, strings.Repeat("x", 4096)); err != nil {
 					return
 				}
 			}
 		},
-		"without a next byte": func(w http.ResponseWriter, r *http.Request) {
+		"stalled": func(w http.ResponseWriter, r *http.Request) {
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		},
-		"broken off": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"aborted": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -67,7 +67,7 @@ func TestDeliver_AnAnswerWithoutEndIsNotLost(t *testing.T) {
 }
 
 // Headers of an answer are truncated like its body, and the status is not repeated as a code.
-func TestFailureOf_BoundsAndChoosesWhatHeadersName(t *testing.T) {
+func TestFailureOf_TruncatesErrorHeaders(t *testing.T) {
 	t.Parallel()
 	const body = `{"title": "Card declined", "detail": "insufficient funds"}`
 	long := strings.Repeat("x", 100_000)
@@ -93,29 +93,29 @@ func TestFailureOf_BoundsAndChoosesWhatHeadersName(t *testing.T) {
 
 // Receivers repeat a value in their encoder's escaping, and the answer's body is recorded without
 // decoding it.
-func TestFailureOf_MasksWhatReceiversEscape(t *testing.T) {
+func TestFailureOf_MasksEscapedValues(t *testing.T) {
 	t.Parallel()
 	data := &policy.Data{SensitivePaths: []string{"payload.name"}}
 	m := &message.Message{MessageID: "m", Payload: json.RawMessage(`{"name": "Zoë \"O'Neill\" <z>"}`)}
-	for _, said := range []string{
+	for _, text := range []string{
 		`Zoë \"O'Neill\" <z>`,                 // in JSON
 		`Zo\u00eb \"O'Neill\" <z>`,            // in JSON by Python
 		`Zo\u00EB \"O'Neill\" <z>`,            // in upper case
 		`Zoë \"O'Neill\" \u003cz\u003e`,       // in JSON by Go
 		`Zoë &#34;O&#39;Neill&#34; &lt;z&gt;`, // in HTML
 	} {
-		answer := &delivery.Answer{Status: 402, Body: "{\"error\": \"" + said + " is unknown\"}"}
+		answer := &delivery.Answer{Status: 402, Body: "{\"error\": \"" + text + " is unknown\"}"}
 		queue, destination := &policy.Queue{Timeout: time.Second}, &policy.Destination{URL: "https://bank.example/"}
 		facts, err := delivery.FailureOf(t.Context(), data, queue, destination, m, answer)
 		require.NoError(t, err)
 		recorded := facts.Message + string(facts.Context)
 		require.Contains(t, recorded, "is unknown")
-		require.NotContains(t, recorded, "Neill", said)
+		require.NotContains(t, recorded, "Neill", text)
 	}
 }
 
 // Values that the policy masks are in no recorded text, wherever a text is truncated.
-func TestFailureOf_MasksBeforeItCuts(t *testing.T) {
+func TestFailureOf_MasksBeforeTruncating(t *testing.T) {
 	t.Parallel()
 	const card, name, token = "4111111111111111", "Ann Smith", "sk_live_abcdefgh1234"
 	data := &policy.Data{
@@ -129,13 +129,13 @@ func TestFailureOf_MasksBeforeItCuts(t *testing.T) {
 	destination := &policy.Destination{Name: "bank", URL: "https://user:passw0rd@bank.example/T0ken81/x"}
 	for _, before := range []int{0, 270, 280, 290, 295, 2030, 2040} {
 		secrets := []string{card, name, token, "open sesame", "passw0rd", "T0ken81"}
-		said := strings.Repeat("x", before) + " " + strings.Join(secrets, " ")
+		text := strings.Repeat("x", before) + " " + strings.Join(secrets, " ")
 		for contentType, body := range map[string]string{
-			"text/plain":               said,
-			"application/json":         fmt.Sprintf(`{"message": %q, "code": "NO", "title": %q}`, said, name+" declined"),
-			"application/problem+json": fmt.Sprintf(`{"title": %q, "detail": %q}`, said, said),
-			"text/xml":                 "<e><code>NO</code><message>" + said + "</message></e>",
-			"text/html":                "<html><title>" + said + "</title></html>",
+			"text/plain":               text,
+			"application/json":         fmt.Sprintf(`{"message": %q, "code": "NO", "title": %q}`, text, name+" declined"),
+			"application/problem+json": fmt.Sprintf(`{"title": %q, "detail": %q}`, text, text),
+			"text/xml":                 "<e><code>NO</code><message>" + text + "</message></e>",
+			"text/html":                "<html><title>" + text + "</title></html>",
 		} {
 			headers := map[string]string{"Content-Type": contentType, "X-Error-Type": "T0ken81"}
 			answer := &delivery.Answer{Status: 402, Headers: headers, Body: body}

@@ -61,7 +61,7 @@ type ClientConfig struct {
 	// Shared, if not nil, returns which of the given queues other clients work too. Those clients
 	// would fetch messages' jobs, so this client does not work these queues.
 	Shared func(ctx context.Context, queues []string) ([]string, error)
-	// Idle, if not nil, returns an error while no queue is to be worked: the reason.
+	// Idle, if not nil, returns the reason while the client must work no queue, else nil.
 	Idle func() error
 	// Changed, if not nil, is called when the set of worked queues has changed.
 	Changed func()
@@ -86,18 +86,19 @@ type Client struct {
 // them.
 func (c *Client) Shared() []string { return *c.shared.Load() }
 
-// own returns names without the queues that other clients work.
-func (c *Client) own(ctx context.Context, names []string) ([]string, error) {
+// withoutShared returns names without the queues that other clients work.
+func (c *Client) withoutShared(ctx context.Context, names []string) ([]string, error) {
 	if c.config.Shared == nil || len(names) == 0 {
 		return names, nil
 	}
 	shared, err := c.config.Shared(ctx, names)
 	if err != nil {
-		return nil, fmt.Errorf("which queues others work: %w", err)
+		return nil, fmt.Errorf("find the queues that other clients work: %w", err)
 	}
 	for _, name := range shared {
 		if !slices.Contains(*c.shared.Load(), name) {
-			c.config.Logger.Warn("a queue of the policy is one that other clients work: they would take messages' jobs and fail them; it is not delivered, and messages for it are refused. Give dlqd queues of its own (retry-policies.yaml)", "queue", name)
+			c.config.Logger.Warn("queue is not delivered, and messages for it are refused: other clients work it, and would fail "+
+				"messages' jobs; choose queues that only dlqd works (retry-policies.yaml)", "queue", name)
 		}
 	}
 	c.shared.Store(&shared)
@@ -114,8 +115,8 @@ func (c *Client) Worked() []string {
 	}
 }
 
-// note stores the names of the worked queues and reports whether they have changed.
-func (c *Client) note() bool {
+// storeNames stores the names of the worked queues and reports whether they have changed.
+func (c *Client) storeNames() bool {
 	names := slices.Sorted(maps.Keys(c.worked))
 	old := c.names.Swap(&names)
 	return old == nil || !slices.Equal(*old, names)
@@ -128,12 +129,13 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, config.Worker)
 	p := config.Policy()
-	names, err := c.own(ctx, p.QueueNames())
+	names, err := c.withoutShared(ctx, p.QueueNames())
 	if err != nil {
 		return nil, err
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("there is no queue to deliver: other clients work %s. Give dlqd queues of its own (retry-policies.yaml), or serve with --api and --dlq-workers alone", strings.Join(p.QueueNames(), ", "))
+		return nil, fmt.Errorf("no queue to deliver: other clients work %s; choose queues that only dlqd works (retry-policies.yaml), "+
+			"or run dlqd serve with only --api and --dlq-workers", strings.Join(p.QueueNames(), ", "))
 	}
 	queues, worked := map[string]river.QueueConfig{}, map[string]int{}
 	for _, name := range names {
@@ -163,7 +165,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		return nil, err
 	}
 	c.worked, c.ending = worked, map[string]bool{}
-	c.note()
+	c.storeNames()
 	return c, nil
 }
 
@@ -185,24 +187,24 @@ func (panics) HandlePanic(_ context.Context, _ *rivertype.JobRow, value any, _ s
 // policy changes.
 func (c *Client) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "policy-queues", Interval: queuesInterval, WhenIdle: true, Once: c.follow, Failing: "policy: a queue is not worked, or as before",
+		Name: "policy-queues", Interval: queuesInterval, WhenIdle: true, Once: c.updateQueues, Failing: "policy: updating the worked queues failed",
 	})
 }
 
-// follow adds and removes queues as the policy requires. Removing a queue waits for its running
+// updateQueues adds and removes queues as the policy requires. Removing a queue waits for its running
 // jobs, so it is tried repeatedly in short waits that let other queues and reloads proceed.
-func (c *Client) follow(ctx context.Context) (time.Duration, error) {
+func (c *Client) updateQueues(ctx context.Context) (time.Duration, error) {
 	p := c.config.Policy()
 	names := p.QueueNames()
 	if c.config.Idle != nil && c.config.Idle() != nil {
 		names = nil
 	}
-	names, err := c.own(ctx, names)
+	names, err := c.withoutShared(ctx, names)
 	if err != nil {
 		return 0, err
 	}
 	defer func() {
-		if c.note() && c.config.Changed != nil {
+		if c.storeNames() && c.config.Changed != nil {
 			c.config.Changed()
 		}
 	}()
@@ -277,30 +279,30 @@ func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
 		attrs = append(attrs, a)
 		return true
 	})
-	attrs, _ = h.named(attrs)
-	named := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
-	named.AddAttrs(attrs...)
-	return h.Handler.Handle(ctx, named)
+	attrs, _ = h.renamed(attrs)
+	renamed := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+	renamed.AddAttrs(attrs...)
+	return h.Handler.Handle(ctx, renamed)
 }
 
-// named returns the fields with dlqd's names, and whether they are about a job; if so, without its
+// renamed returns the fields with dlqd's names, and whether they are about a job; if so, without its
 // error.
-func (h riverLog) named(attrs []slog.Attr) (named []slog.Attr, ofJob bool) {
+func (h riverLog) renamed(attrs []slog.Attr) (renamed []slog.Attr, ofJob bool) {
 	ofJob = h.ofJob || slices.ContainsFunc(attrs, func(a slog.Attr) bool {
 		return a.Key == "job_id" || a.Key == "job_kind"
 	})
 	for _, a := range attrs {
 		a.Key = cmp.Or(fieldNames[a.Key], a.Key)
 		if !ofJob || a.Key != "error" {
-			named = append(named, a)
+			renamed = append(renamed, a)
 		}
 	}
-	return named, ofJob
+	return renamed, ofJob
 }
 
 func (h riverLog) WithAttrs(attrs []slog.Attr) slog.Handler {
-	named, ofJob := h.named(attrs)
-	return riverLog{h.Handler.WithAttrs(named), ofJob}
+	renamed, ofJob := h.renamed(attrs)
+	return riverLog{h.Handler.WithAttrs(renamed), ofJob}
 }
 
 func (h riverLog) WithGroup(name string) slog.Handler {

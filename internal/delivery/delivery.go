@@ -191,31 +191,31 @@ func Backoff(b policy.Backoff, attempt int, random float64) time.Duration {
 // Work implements river.Worker.
 func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	start := time.Now()
-	made := Delivered{Queue: job.Queue}
+	result := Delivered{Queue: job.Queue}
 	if job.AttemptedAt != nil {
-		made.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
+		result.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
 	}
-	about := metadataOf(job)
-	ctx, span := w.startSpan(ctx, job, &about)
+	meta := metadataOf(job)
+	ctx, span := w.startSpan(ctx, job, &meta)
 	var err error
-	made.Outcome, err = w.work(ctx, job, &about, &made.Destination)
-	endSpan(span, made.Outcome, err)
-	made.Took = time.Since(start)
-	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", made.Outcome)
-	w.config.Observe(made)
+	result.Outcome, err = w.work(ctx, job, &meta, &result.Destination)
+	endSpan(span, result.Outcome, err)
+	result.Took = time.Since(start)
+	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", result.Outcome)
+	w.config.Observe(result)
 	return err
 }
 
 // work delivers or holds a message. It stores the destination's name in *to and returns the outcome:
 // OutcomeOK, OutcomeHeld or the class of the error.
-func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata, to *string) (outcome string, err error) {
+func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata, to *string) (outcome string, err error) {
 	if w.config.Holds != nil && w.config.Holds(job.CreatedAt) {
 		return hold(ctx, job, HeldForRestored, nil)
 	}
 	planner := w.config.Planner()
 	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {
-		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_QUEUE", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no queue %q", job.Queue)})
+		return w.classify(planner, job, &riverdlq.Error{Type: "UNKNOWN_QUEUE", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no queue %q", job.Queue)})
 	}
 	ordered := queue.Ordering && job.Args.OrderingKey != ""
 	if ordered {
@@ -226,31 +226,31 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], about *metadata
 			return hold(ctx, job, HeldForOrder, err)
 		}
 	}
-	destination, waitsFor := queue.Destination, HeldForBreaker
-	if about.Destination != "" {
-		destination, waitsFor = about.Destination, HeldForRedirected
+	destination, heldFor := queue.Destination, HeldForBreaker
+	if meta.Destination != "" {
+		destination, heldFor = meta.Destination, HeldForRedirected
 	}
 	target := planner.Policy().Destinations[destination]
 	if target == nil {
-		return w.judge(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
+		return w.classify(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
 	}
 	*to = destination
 	if w.inDoubt() {
-		if runs, err := w.runs(ctx, job); err != nil || !runs {
-			return hold(ctx, job, waitsFor, errors.Join(errNotOurs, err))
+		if current, err := w.isCurrentAttempt(ctx, job); err != nil || !current {
+			return hold(ctx, job, heldFor, errors.Join(errAttemptLost, err))
 		}
 	}
 	permit, err := w.config.Breakers.Allow(ctx, destination, w.Timeout(job))
 	if err != nil || permit == nil {
-		return hold(ctx, job, waitsFor, err)
+		return hold(ctx, job, heldFor, err)
 	}
-	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, about)
+	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, meta)
 	// A delivery that was cut off by a stop or a cancellation says nothing about its destination.
 	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		permit.Done(ctx, isWell(err))
+		permit.Done(ctx, isAvailable(err))
 	}
 	if err != nil {
-		return w.judge(planner, job, err)
+		return w.classify(planner, job, err)
 	}
 	if ordered {
 		return OutcomeOK, w.completeOrdered(ctx, job)
@@ -267,9 +267,9 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	})
 	switch {
 	case err != nil:
-		w.config.Logger.WarnContext(ctx, "delivered; the next message of its ordering key is not woken, and looks by itself", "queue", job.Queue, "job", job.ID, "error", err)
+		w.config.Logger.WarnContext(ctx, "delivered, but releasing the next message of its ordering key failed; that message checks again later", "queue", job.Queue, "job", job.ID, "error", err)
 	case !completed: // another process runs the attempt that counts
-		w.config.Logger.WarnContext(ctx, "delivered, but the message had been put back meanwhile: its receiver gets it again",
+		w.config.Logger.WarnContext(ctx, "delivered, but another process had rescued the job; the receiver gets the message again",
 			"queue", job.Queue, "job", job.ID)
 		// Unlike a success, a snooze records its attempt: see attemptOf.
 		return river.JobSnooze(time.Second)
@@ -277,8 +277,8 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	return nil
 }
 
-// judge classifies an error by the rules, and cancels the job if another attempt cannot help.
-func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
+// classify classifies an error by the rules, and cancels the job if another attempt cannot help.
+func (w *Worker) classify(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
 		return string(riverdlq.ClassUnknown), err
@@ -292,20 +292,20 @@ func (w *Worker) judge(planner *strategy.Planner, job *river.Job[Args], err erro
 
 // factsOf returns the facts that rules match.
 func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
-	said, err := json.Marshal(failure.Context)
+	details, err := json.Marshal(failure.Context)
 	if err != nil {
-		said = nil // rules that match the context do not apply
+		details = nil // rules that match the context do not apply
 	}
 	return strategy.Facts{
 		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message,
-		Class: failure.Class, Context: said,
+		Class: failure.Class, Context: details,
 		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
 	}
 }
 
-// isWell reports whether a delivery's result shows that its destination is available: the
+// isAvailable reports whether a delivery's result shows that its destination is available: the
 // destination answered, and the answer is not a transient failure or an outage.
-func isWell(err error) bool {
+func isAvailable(err error) bool {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
 		return err == nil
@@ -320,30 +320,30 @@ func isWell(err error) bool {
 
 func (w *Worker) deliver(
 	ctx context.Context, data *policy.Data, destination *policy.Destination, queue *policy.Queue, job *river.Job[Args],
-	about *metadata,
+	meta *metadata,
 ) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
 	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient)) //nolint:spancheck // endRequestSpan ends it
 	status := 0
 	defer func() { endRequestSpan(span, destination, status, err) }()
-	request, err := newRequest(ctx, destination, job, about)
+	request, err := newRequest(ctx, destination, job, meta)
 	if err != nil {
 		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))} //nolint:spancheck // likewise
 	}
-	hide := hider(data, destination, job)
+	hide := newMasker(data, destination, job)
 	response, err := w.client.Do(request)
 	if err != nil {
 		return transportError(ctx, destination, err, hide)
 	}
 	defer func() { _ = response.Body.Close() }()
 	status = response.StatusCode
-	if response.StatusCode < http.StatusOK { // 101: the connection stays open for as long as the receiver likes
+	if response.StatusCode < http.StatusOK { // 101: the receiver may keep the connection open without end
 		return answerError(destination, response, nil, hide)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, cause.MaxBytes))
 	switch success := response.StatusCode <= 299; {
-	case err != nil && (success || stopped(ctx)):
+	case err != nil && (success || isStopped(ctx)):
 		return transportError(ctx, destination, err, hide)
 	case success:
 		return w.success(ctx, job, queue, destination, response, body, hide)
@@ -379,7 +379,7 @@ func metadataOf(job *river.Job[Args]) metadata {
 
 // newRequest returns the POST request. Its body is the payload; its headers let a receiver drop a
 // repeat (Webhook-Id), see the attempt, verify the signature and continue the trace.
-func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args], about *metadata) (*http.Request, error) {
+func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args], meta *metadata) (*http.Request, error) {
 	body := job.Args.Body()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
 	if err != nil {
@@ -397,8 +397,8 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	set("Dlqd-Attempt", strconv.Itoa(job.Attempt))
 	set("Dlqd-Kind", job.Args.EventKind)
 	set("Dlqd-Queue", job.Queue)
-	if about.EntryID != nil {
-		set("Dlqd-Entry-Id", about.EntryID.String())
+	if meta.EntryID != nil {
+		set("Dlqd-Entry-Id", meta.EntryID.String())
 	}
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(request.Header))
 	if sign := destination.Signer(); sign != nil {
@@ -411,10 +411,10 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	return request, nil
 }
 
-// hider returns a function that masks sensitive values and the destination's secrets in a text:
+// newMasker returns a function that masks sensitive values and the destination's secrets in a text:
 // many receivers repeat the message and the URL in their answer. It reads the message at the first
 // call, so that successful deliveries do not pay for it.
-func hider(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
+func newMasker(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
 	mask := sync.OnceValue(func() func(string) string {
 		return data.Mask(func() map[string]any { return eventOf(job) })
 	})
@@ -479,15 +479,15 @@ func answerError(
 		Type: response.Header.Get("X-Error-Type"), Code: response.Header.Get("X-Error-Code"),
 		Body: body, Paths: cause.Paths(destination.ErrorPaths), Hide: hide,
 	}
-	said := answer.Cause()
+	found := answer.Cause()
 	failure := &riverdlq.Error{
-		Type:    cmp.Or(said.Type, "HTTP_"+strconv.Itoa(status)),
-		Code:    cmp.Or(said.Code, strconv.Itoa(status)),
-		Title:   said.Title,
+		Type:    cmp.Or(found.Type, "HTTP_"+strconv.Itoa(status)),
+		Code:    cmp.Or(found.Code, strconv.Itoa(status)),
+		Title:   found.Title,
 		Message: statusLine(status),
 		Context: map[string]any{"status": status, "destination": destination.Name, "url": destination.ShownURL()},
 	}
-	if text := said.String(); text != "" {
+	if text := found.String(); text != "" {
 		failure.Message += ": " + text
 	}
 	if class := riverdlq.Class(response.Header.Get("X-Error-Class")); slices.Contains(riverdlq.Classes(), class) {
@@ -503,9 +503,9 @@ func answerError(
 	return failure
 }
 
-// stopped reports whether the delivery was cut off because the process is stopping or an operator
+// isStopped reports whether the delivery was cut off because the process is stopping or an operator
 // cancelled the job.
-func stopped(ctx context.Context) bool {
+func isStopped(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
@@ -513,7 +513,7 @@ func stopped(ctx context.Context) bool {
 func transportError(
 	ctx context.Context, destination *policy.Destination, err error, hide func(string) string,
 ) error {
-	if stopped(ctx) {
+	if isStopped(ctx) {
 		return err // River records the reason
 	}
 	failure := &riverdlq.Error{

@@ -52,10 +52,10 @@ type bundle struct {
 
 func setup(t *testing.T, url, queue string) *bundle {
 	t.Helper()
-	return setupRuled(t, url, queue, "")
+	return setupWithRules(t, url, queue, "")
 }
 
-func setupRuled(t *testing.T, url, queue, routing string) *bundle {
+func setupWithRules(t *testing.T, url, queue, routing string) *bundle {
 	t.Helper()
 	pool := postgrestest.Pool(t)
 	rules := policytest.Load(t, policytest.Files{
@@ -133,7 +133,7 @@ func answering(t *testing.T, handler http.HandlerFunc) string {
 	return server.URL
 }
 
-func TestDeliver_theRequest(t *testing.T) {
+func TestDeliver_SendsRequest(t *testing.T) {
 	t.Parallel()
 	var got *http.Request
 	var body []byte
@@ -151,16 +151,16 @@ func TestDeliver_theRequest(t *testing.T) {
 	require.Equal(t, "1", h.Get("Dlqd-Attempt"))
 	require.Equal(t, "payment.captured", h.Get("Dlqd-Kind"))
 	require.Equal(t, "7", h.Get("X-Tenant"))
-	require.Equal(t, "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", h.Get("Traceparent"), "nobody traces here")
+	require.Equal(t, "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", h.Get("Traceparent"), "the trace context is unchanged")
 	require.Equal(t, "vendor=1", h.Get("Tracestate"))
 	webhook, err := standardwebhooks.NewWebhook(secret)
 	require.NoError(t, err)
-	require.NoError(t, webhook.Verify(body, h), "the receiver can check the signature")
+	require.NoError(t, webhook.Verify(body, h), "the receiver can verify the signature")
 	require.Error(t, webhook.Verify([]byte(`{"amount": 1}`), h))
 }
 
 // An exact payload is signed byte for byte.
-func TestDeliver_exactIsSigned(t *testing.T) {
+func TestDeliver_SignsExactPayload(t *testing.T) {
 	t.Parallel()
 	var headers http.Header
 	var body []byte
@@ -181,7 +181,7 @@ func TestDeliver_exactIsSigned(t *testing.T) {
 }
 
 // The status decides whether the job is retried, and what is recorded.
-func TestDeliver_theAnswerDecides(t *testing.T) {
+func TestDeliver_StatusDecidesRetry(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		status  int
@@ -219,7 +219,7 @@ func TestDeliver_theAnswerDecides(t *testing.T) {
 			}
 			require.Equal(t, test.class, <-b.outcomes)
 			s := structuredOf(t, job)
-			require.Empty(t, s.Class, "what it is, the rules say anew whenever they are asked")
+			require.Empty(t, s.Class, "the class is decided by the rules each time")
 			require.Equal(t, fmt.Sprintf("HTTP_%d", test.status), s.Type)
 			require.Equal(t, fmt.Sprint(test.status), s.Code)
 			require.EqualValues(t, test.status, s.Context["status"])
@@ -228,7 +228,7 @@ func TestDeliver_theAnswerDecides(t *testing.T) {
 }
 
 // The policy's rules decide whether a job is retried or ends at once.
-func TestDeliver_rulesDecide(t *testing.T) {
+func TestDeliver_RulesDecideRetry(t *testing.T) {
 	t.Parallel()
 	rules := `rules:
   - {name: eventually, match: {status: 404, kind: payment.*}, class: transient}
@@ -236,14 +236,14 @@ func TestDeliver_rulesDecide(t *testing.T) {
 `
 	for status, want := range map[int]rivertype.JobState{404: rivertype.JobStateRetryable, 503: rivertype.JobStateCancelled} {
 		url := answering(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "closed for ever", status) })
-		b := setupRuled(t, url, "maxAttempts: 2, backoff: {delay: 1h}", rules)
+		b := setupWithRules(t, url, "maxAttempts: 2, backoff: {delay: 1h}", rules)
 		job := b.deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
 		require.Equal(t, want, job.State, status)
 		require.Equal(t, map[int]string{404: "transient", 503: "business"}[status], <-b.outcomes)
 	}
 }
 
-func TestDeliver_problemDocumentsAndErrorHeaders(t *testing.T) {
+func TestDeliver_ReadsProblemDocumentsAndErrorHeaders(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/problem+json; charset=utf-8")
@@ -268,7 +268,7 @@ func TestDeliver_problemDocumentsAndErrorHeaders(t *testing.T) {
 }
 
 // A destination may name the class of its error. An unknown class is ignored.
-func TestDeliver_DestinationNamesTheClass(t *testing.T) {
+func TestDeliver_DestinationSetsClass(t *testing.T) {
 	t.Parallel()
 	for header, want := range map[string]rivertype.JobState{
 		"transient": rivertype.JobStateRetryable,
@@ -288,7 +288,7 @@ func TestDeliver_DestinationNamesTheClass(t *testing.T) {
 }
 
 // A message is not sent again if its receiver reports a bug with a 500: it would fail each time.
-func TestDeliver_BugOfTheReceiverEndsTheJob(t *testing.T) {
+func TestDeliver_ReceiverBugEndsJob(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Error-Type", "TypeError")
@@ -299,7 +299,7 @@ func TestDeliver_BugOfTheReceiverEndsTheJob(t *testing.T) {
 	require.Equal(t, "code_bug", <-b.outcomes)
 }
 
-func TestDeliver_retryAfterIsHonoured(t *testing.T) {
+func TestDeliver_WaitsForRetryAfter(t *testing.T) {
 	t.Parallel()
 	for _, header := range []string{"900", time.Now().Add(15 * time.Minute).UTC().Format(http.TimeFormat)} {
 		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -312,7 +312,7 @@ func TestDeliver_retryAfterIsHonoured(t *testing.T) {
 }
 
 // A Retry-After of zero or in the past does not use up all attempts at once.
-func TestDeliver_retryAfterIsNeverSoonerThanTheBackoff(t *testing.T) {
+func TestDeliver_RetryAfterDoesNotShortenBackoff(t *testing.T) {
 	t.Parallel()
 	for _, header := range []string{"0", "1", time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)} {
 		url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -325,7 +325,7 @@ func TestDeliver_retryAfterIsNeverSoonerThanTheBackoff(t *testing.T) {
 }
 
 // A delivered message is completed even if releasing the next message of its key fails.
-func TestDeliver_orderThatIsNotRecorded(t *testing.T) {
+func TestDeliver_CompletesJobIfReleasingNextFails(t *testing.T) {
 	t.Parallel()
 	var taken atomic.Int64
 	url := answering(t, func(http.ResponseWriter, *http.Request) { taken.Add(1) })
@@ -339,7 +339,7 @@ func TestDeliver_orderThatIsNotRecorded(t *testing.T) {
 
 // A Retry-After delays the next attempt by an hour at most; the error records the full value for
 // the dead letter.
-func TestDeliver_retryAfterIsRecordedWhole(t *testing.T) {
+func TestDeliver_RecordsFullRetryAfter(t *testing.T) {
 	t.Parallel()
 	for header, seconds := range map[string]float64{
 		"86400": 86400, "99999999999999": 9223372036, time.Now().Add(48 * time.Hour).UTC().Format(http.TimeFormat): 172800,
@@ -354,7 +354,7 @@ func TestDeliver_retryAfterIsRecordedWhole(t *testing.T) {
 	}
 }
 
-func TestDeliver_logicalFailure(t *testing.T) {
+func TestDeliver_RecordsLogicalFailure(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"success": false, "reason": "closed"}`)
@@ -373,7 +373,7 @@ func TestDeliver_logicalFailure(t *testing.T) {
 	require.Equal(t, 1, n)
 }
 
-func TestDeliver_noAnswer(t *testing.T) {
+func TestDeliver_TypesOfTransportErrors(t *testing.T) {
 	t.Parallel()
 	other, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -388,15 +388,15 @@ func TestDeliver_noAnswer(t *testing.T) {
 		want    string
 		timeout string
 	}{
-		"refused": {refusing, delivery.TypeConnectionRefused, "1m"},
-		"hangs": {answering(t, func(_ http.ResponseWriter, r *http.Request) {
+		"connection refused": {refusing, delivery.TypeConnectionRefused, "1m"},
+		"no answer": {answering(t, func(_ http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that the client hangs up
 			select {
 			case <-r.Context().Done():
 			case <-time.After(20 * time.Second):
 			}
 		}), delivery.TypeTimeout, "300ms"},
-		"hangs up": {answering(t, func(w http.ResponseWriter, _ *http.Request) {
+		"connection closed": {answering(t, func(w http.ResponseWriter, _ *http.Request) {
 			conn, _, err := http.NewResponseController(w).Hijack()
 			if err == nil {
 				_ = conn.Close()
@@ -416,7 +416,7 @@ func TestDeliver_noAnswer(t *testing.T) {
 	}
 }
 
-func TestDeliver_redirects(t *testing.T) {
+func TestDeliver_FollowsRedirectsOnSameHostOnly(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var elsewhere int
@@ -437,12 +437,12 @@ func TestDeliver_redirects(t *testing.T) {
 		}
 	})
 	require.Equal(t, "HTTP_307", structuredOf(t, setup(t, url+"/away", "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)).Type)
-	require.Zero(t, elsewhere, "the payload goes to no other host")
+	require.Zero(t, elsewhere, "the payload is sent to no other host")
 	require.Equal(t, "HTTP_302", structuredOf(t, setup(t, url+"/get", "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)).Type)
 	setup(t, url+"/moved", "").deliver("", rivertype.JobStateCompleted)
 }
 
-func TestDeliver_answerWithoutEnd(t *testing.T) {
+func TestDeliver_EndlessAnswerFailsByStatus(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusInternalServerError)
@@ -453,11 +453,11 @@ func TestDeliver_answerWithoutEnd(t *testing.T) {
 		}
 	})
 	job := setup(t, url, "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)
-	require.Equal(t, "HTTP_500", structuredOf(t, job).Type, "the answer counts, however long its body")
+	require.Equal(t, "HTTP_500", structuredOf(t, job).Type, "an endless body does not hide the status")
 }
 
 // A destination that switches protocols can keep the connection open without end.
-func TestDeliver_switchingProtocols(t *testing.T) {
+func TestDeliver_SwitchingProtocolsIsFailure(t *testing.T) {
 	t.Parallel()
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
@@ -475,7 +475,7 @@ func TestDeliver_switchingProtocols(t *testing.T) {
 	require.Equal(t, "HTTP_101", structuredOf(t, job).Type)
 }
 
-func TestDeliver_usesItsConnectionsAgain(t *testing.T) {
+func TestDeliver_ReusesConnections(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	connections := map[string]int{}
@@ -498,14 +498,14 @@ func TestBackoff(t *testing.T) {
 		require.Equal(t, want, delivery.Backoff(policy.Backoff{Delay: time.Second}, attempt, 0.5))
 		require.Less(t, delivery.Backoff(policy.Backoff{Delay: time.Second}, attempt, 0.999), want*12/10)
 	}
-	require.LessOrEqual(t, delivery.Backoff(policy.Backoff{Delay: time.Hour}, 1000, 0.9), 29*time.Hour, "it has a ceiling")
+	require.LessOrEqual(t, delivery.Backoff(policy.Backoff{Delay: time.Hour}, 1000, 0.9), 29*time.Hour, "the backoff is bounded")
 	require.Equal(t, 5*time.Second, delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
 }
 
 // A rule with a manual plan counts from the first attempt: the message may have been booked, and is
 // not sent again. The rule sees the payload and the headers, which the error's context does not
 // hold.
-func TestDeliver_aRulesPlanCountsFromTheFirstAttempt(t *testing.T) {
+func TestDeliver_ManualPlanAppliesToFirstAttempt(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int32
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -513,7 +513,7 @@ func TestDeliver_aRulesPlanCountsFromTheFirstAttempt(t *testing.T) {
 		w.WriteHeader(http.StatusGatewayTimeout)
 	}))
 	t.Cleanup(receiver.Close)
-	b := setupRuled(t, receiver.URL, "maxAttempts: 5, backoff: {kind: fixed, delay: 1ms}",
+	b := setupWithRules(t, receiver.URL, "maxAttempts: 5, backoff: {kind: fixed, delay: 1ms}",
 		"rules: [{name: large-amount-timeout, match: {status: 504, when: 'payload.amount > 1000 && headers[\"x-region\"] == \"eu\"'}, class: transient, plan: {strategy: manual}}]")
 	job := b.deliver(`, "headers": {"X-Region": "eu"}`, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 	require.Equal(t, rivertype.JobStateCancelled, job.State)
@@ -522,7 +522,7 @@ func TestDeliver_aRulesPlanCountsFromTheFirstAttempt(t *testing.T) {
 }
 
 // FailureOf gives a sample the same facts as a delivery over the network.
-func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
+func TestFailureOf_MatchesRecordedFailure(t *testing.T) {
 	t.Parallel()
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -533,7 +533,7 @@ func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
 	}{
 		"an answer": {answer: delivery.Answer{Status: 409, Headers: map[string]string{"X-Error-Type": "CardDeclined", "Retry-After": "7", "Content-Type": "text/plain"}, Body: "no"}},
 		"a problem": {answer: delivery.Answer{Status: 422, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: `{"type": "https://bank.example/x", "title": "No"}`}},
-		"nobody":    {url: "http://" + gone.Addr().String() + "/", answer: delivery.Answer{Failure: delivery.TypeConnectionRefused}},
+		"refused":   {url: "http://" + gone.Addr().String() + "/", answer: delivery.Answer{Failure: delivery.TypeConnectionRefused}},
 	} {
 		url := test.url
 		if url == "" {
@@ -559,5 +559,5 @@ func TestFailureOf_isWhatADeliveryRecords(t *testing.T) {
 	}
 	destination, answer := &policy.Destination{URL: "http://x"}, &delivery.Answer{Failure: "BAD_LUCK"}
 	_, err = delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{}, destination, &message.Message{}, answer)
-	require.ErrorContains(t, err, "there are: CONNECTION_ERROR,")
+	require.ErrorContains(t, err, "known: CONNECTION_ERROR,")
 }

@@ -90,34 +90,35 @@ type Releaser struct {
 	// Restored, if not nil, reports whether messages are held because the database was restored.
 	Restored func() bool
 
-	// goesOn is when a restored database resumed or the loop started; zero once all messages held for
+	// resumedAt is when a restored database resumed or the loop started; zero once all messages held for
 	// a restore are released.
-	goesOn  time.Time
-	closed  map[string]time.Time // by destination: when its breaker was first seen closed
-	drained map[string]bool      // by destination: no message is held
+	resumedAt time.Time
+	closed    map[string]time.Time // by destination: when its breaker was first seen closed
+	drained   map[string]bool      // by destination: no message is held
 }
 
 // Loop returns the loop that releases held messages.
 func (r *Releaser) Loop() *background.Loop {
-	r.closed, r.drained, r.goesOn = map[string]time.Time{}, map[string]bool{}, time.Now()
+	r.closed, r.drained, r.resumedAt = map[string]time.Time{}, map[string]bool{}, time.Now()
 	return background.New(background.Config{
-		Name: "held-messages", Interval: releaseInterval, Once: background.Each(r.once), Failing: "held messages are not released",
+		Name: "held-messages", Interval: releaseInterval, Once: background.Each(r.once), Failing: "releasing held messages failed",
 	})
 }
 
 // once runs one round. It releases messages held for a restored database, then messages held for
 // breakers that permit it.
 func (r *Releaser) once(ctx context.Context) error {
-	errs := []error{r.goOn(ctx)}
+	errs := []error{r.releaseRestored(ctx)}
 	for name := range r.Policy().Destinations {
-		if err := r.look(ctx, name); err != nil {
+		if err := r.releaseFor(ctx, name); err != nil {
 			errs = append(errs, fmt.Errorf("destination %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (r *Releaser) look(ctx context.Context, destination string) error {
+// releaseFor releases messages of a destination as its breaker permits.
+func (r *Releaser) releaseFor(ctx context.Context, destination string) error {
 	p := r.Policy()
 	settings := p.Breaker(destination)
 	status, wait := r.Breakers.State(breaker.DestinationPrefix + destination)
@@ -156,25 +157,25 @@ func (r *Releaser) look(ctx context.Context, destination string) error {
 	return err
 }
 
-// goOn releases messages held since the database was restored, after an operator has resumed it.
+// releaseRestored releases messages held since the database was restored, after an operator has resumed it.
 // After a start it also releases messages that another process left held.
-func (r *Releaser) goOn(ctx context.Context) error {
+func (r *Releaser) releaseRestored(ctx context.Context) error {
 	if r.Restored == nil {
 		return nil
 	}
 	if r.Restored() {
-		r.goesOn = time.Now()
+		r.resumedAt = time.Now()
 		return nil
 	}
-	if r.goesOn.IsZero() {
+	if r.resumedAt.IsZero() {
 		return nil
 	}
 	released, err := dbsqlc.New(r.DB).ReleaseHeld(ctx, dbsqlc.ReleaseHeldParams{
 		Queues: r.Policy().QueueNames(), MaxJobs: maxRelease, Horizon: holdTime * 2, Held: HeldForRestored,
 	})
 	// For a moment, other processes may still hold messages.
-	if err == nil && released < maxRelease && time.Since(r.goesOn) > restoredLinger {
-		r.goesOn = time.Time{}
+	if err == nil && released < maxRelease && time.Since(r.resumedAt) > restoredLinger {
+		r.resumedAt = time.Time{}
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -61,14 +62,14 @@ func FailureOf(
 	m *message.Message, answer *Answer,
 ) (strategy.Facts, error) {
 	if answer.Failure != "" && failures[answer.Failure] == nil {
-		return strategy.Facts{}, errors.New("there is no failure " + answer.Failure + " (there are: " + strings.Join(slices.Sorted(maps.Keys(failures)), ", ") + ")")
+		return strategy.Facts{}, fmt.Errorf("unknown failure %q (known: %s)", answer.Failure, strings.Join(slices.Sorted(maps.Keys(failures)), ", "))
 	}
 	w := &Worker{client: &http.Client{Transport: answer}, config: Config{Tracer: telemetry.Tracer(nil)}}
 	job := &river.Job[Args]{JobRow: &rivertype.JobRow{Queue: m.Queue, Attempt: 1}, Args: Args{Message: *m}}
 	err := w.deliver(ctx, data, destination, queue, job, &metadata{})
 	failure, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
-		return strategy.Facts{}, errors.New("this answer is no failure")
+		return strategy.Facts{}, errors.New("the answer is not a failure")
 	}
 	return factsOf(failure, job), nil
 }

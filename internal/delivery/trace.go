@@ -18,17 +18,17 @@ import (
 // startSpan starts the span of an attempt, in the trace of the message's submission. A redelivery
 // may come weeks later and starts its own trace, linked to the submission and to the replay run or
 // request that asked for it.
-func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *metadata) (context.Context, trace.Span) {
-	ctx = telemetry.Extract(ctx, about.Parent, about.State)
+func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], meta *metadata) (context.Context, trace.Span) {
+	ctx = telemetry.Extract(ctx, meta.Parent, meta.State)
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
-	if about.EntryID != nil {
+	if meta.EntryID != nil {
 		if submission := trace.SpanContextFromContext(ctx); submission.IsValid() {
 			options = append(options, telemetry.Link(submission, "submission"))
 		}
-		if about.RunID != nil {
-			options = append(options, telemetry.Link(telemetry.RunSpanContext(*about.RunID), "replay run"))
+		if meta.RunID != nil {
+			options = append(options, telemetry.Link(telemetry.RunSpanContext(*meta.RunID), "replay run"))
 		}
-		parent, state, _ := strings.Cut(about.Trace, " ")
+		parent, state, _ := strings.Cut(meta.Trace, " ")
 		if replay := trace.SpanContextFromContext(telemetry.Extract(context.Background(), parent, state)); replay.IsValid() {
 			options = append(options, telemetry.Link(replay, "replay"))
 		}
@@ -45,11 +45,11 @@ func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], about *met
 		attribute.String("messaging.message.id", job.Args.MessageID), attribute.String("dlqd.kind", job.Args.EventKind),
 		attribute.Int64("dlqd.job_id", job.ID), attribute.Int("dlqd.attempt", job.Attempt),
 	)
-	if about.EntryID != nil {
-		span.SetAttributes(attribute.String("dlqd.entry_id", about.EntryID.String()))
+	if meta.EntryID != nil {
+		span.SetAttributes(attribute.String("dlqd.entry_id", meta.EntryID.String()))
 	}
-	if about.RunID != nil {
-		span.SetAttributes(attribute.String("dlqd.run_id", about.RunID.String()))
+	if meta.RunID != nil {
+		span.SetAttributes(attribute.String("dlqd.run_id", meta.RunID.String()))
 	}
 	return ctx, span
 }

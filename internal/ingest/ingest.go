@@ -57,9 +57,9 @@ const (
 	// takes seconds.
 	awayRetryAfter = 10 * time.Second
 
-	// maxTries is how often an insert is executed if it fails for a temporary reason. Repeats are
+	// maxAttempts is how often an insert is executed if it fails for a temporary reason. Repeats are
 	// safe because the messageId is unique.
-	maxTries = 4
+	maxAttempts = 4
 )
 
 // Errors of submissions.
@@ -68,7 +68,7 @@ var (
 	// is stored; the client can send it again.
 	ErrFull = errors.New("too many messages wait for their commit")
 	// ErrStopped means that the program is stopping. Nothing of the submission is stored.
-	ErrStopped = errors.New("intake is stopped")
+	ErrStopped = errors.New("dlqd is stopping and accepts no messages")
 	// ErrUncertain means that the database did not answer, so the message may or may not be stored.
 	// Sending it again with the same messageId resolves this.
 	ErrUncertain = errors.New("the database did not answer; send the message again with the same messageId")
@@ -97,9 +97,9 @@ type UnworkedQueueError struct {
 func (e *UnworkedQueueError) Error() string {
 	const format = "no dlqd process delivers the messages of queue %q, and the application's clients cannot (%s)"
 	if len(e.Worked) == 0 {
-		return fmt.Sprintf(format, e.Queue, "none delivers any queue: dlqd serve --process does")
+		return fmt.Sprintf(format, e.Queue, "no queue is delivered; run dlqd serve --process")
 	}
-	return fmt.Sprintf(format, e.Queue, "delivered are: "+strings.Join(e.Worked, ", "))
+	return fmt.Sprintf(format, e.Queue, "delivered queues: "+strings.Join(e.Worked, ", "))
 }
 
 // AwayError reports a message for a queue whose dlqd process is temporarily away, or for which that
@@ -113,9 +113,9 @@ type AwayError struct {
 
 func (e *AwayError) Error() string {
 	if e.Err != nil {
-		return fmt.Sprintf("queue %s: whether a dlqd process delivers its messages could not be found out", e.Queue)
+		return fmt.Sprintf("queue %s: cannot determine whether a dlqd process delivers its messages; send the message again later", e.Queue)
 	}
-	return fmt.Sprintf("queue %s: the dlqd process that delivers its messages is away", e.Queue)
+	return fmt.Sprintf("queue %s: the dlqd process that delivers its messages is not running; send the message again later", e.Queue)
 }
 
 func (e *AwayError) Unwrap() error { return e.Err }
@@ -142,7 +142,7 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("message %s: it cannot be stored: %s", e.MessageID, e.Reason)
+	return fmt.Sprintf("message %s cannot be stored: %s", e.MessageID, e.Reason)
 }
 
 // OpenError reports a message whose destination's circuit breaker is open.
@@ -206,8 +206,8 @@ type Ingester struct {
 	pending      atomic.Int64
 	pendingBytes atomic.Int64
 
-	inserts    context.Context // parent of every insert's context
-	cutInserts context.CancelFunc
+	inserts       context.Context // parent of every insert's context
+	cancelInserts context.CancelFunc
 
 	mu      sync.RWMutex // read-locked to send on queue; locked to close it
 	queue   chan *submission
@@ -241,7 +241,7 @@ func New(config Config) (*Ingester, error) {
 		return nil, err
 	}
 	i := &Ingester{config: config, client: client, queue: make(chan *submission, config.MaxPending)}
-	i.inserts, i.cutInserts = context.WithCancel(context.Background())
+	i.inserts, i.cancelInserts = context.WithCancel(context.Background())
 	for range config.Flushers {
 		i.running.Go(i.run)
 	}
@@ -255,8 +255,8 @@ func (i *Ingester) Pending() (messages, bytes int64) { return i.pending.Load(), 
 // Stop refuses new submissions and waits until accepted ones are answered. When ctx is done, the
 // remaining ones are answered with ErrUncertain, and their clients send them again.
 func (i *Ingester) Stop(ctx context.Context) {
-	defer i.cutInserts()
-	defer context.AfterFunc(ctx, i.cutInserts)()
+	defer i.cancelInserts()
+	defer context.AfterFunc(ctx, i.cancelInserts)()
 	i.mu.Lock()
 	if !i.stopped {
 		i.stopped = true
@@ -335,9 +335,9 @@ func sizeOf(params river.InsertManyParams) int {
 	return len(args.Payload) + len(args.PayloadText)
 }
 
-// accept reserves the room that a submission needs, and calls handIn before Stop can close the
+// accept reserves the room that a submission needs, and calls enqueue before Stop can close the
 // queue.
-func (i *Ingester) accept(messages, bytes int, handIn func()) (release func(), err error) {
+func (i *Ingester) accept(messages, bytes int, enqueue func()) (release func(), err error) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
 	if i.stopped {
@@ -353,7 +353,7 @@ func (i *Ingester) accept(messages, bytes int, handIn func()) (release func(), e
 		release()
 		return nil, ErrFull
 	}
-	handIn()
+	enqueue()
 	return release, nil
 }
 
@@ -433,7 +433,7 @@ func (i *Ingester) checkWorked(ctx context.Context, rules *policy.Policy, queue 
 func (i *Ingester) run() {
 	for s := range i.queue {
 		group := []*submission{s}
-		var again []*submission // same messageId as another one of the group
+		var sameID []*submission // submissions with a messageId that the group already has
 		seen := map[string]bool{s.message.MessageID: true}
 	gather:
 		for len(group) < i.config.MaxGroup {
@@ -443,7 +443,7 @@ func (i *Ingester) run() {
 					break gather
 				}
 				if seen[next.message.MessageID] {
-					again = append(again, next)
+					sameID = append(sameID, next)
 					continue
 				}
 				seen[next.message.MessageID] = true
@@ -453,7 +453,7 @@ func (i *Ingester) run() {
 			}
 		}
 		i.flush(group)
-		for _, s := range again {
+		for _, s := range sameID {
 			i.flush([]*submission{s})
 		}
 	}
@@ -481,18 +481,18 @@ func (i *Ingester) flush(group []*submission) {
 
 // insertWithRetries does not stop when a client hangs up: other clients share the insert.
 func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]outcome, error) {
-	for try := 1; ; try++ {
+	for attempt := 1; ; attempt++ {
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(i.inserts, flushTimeout)
 		outcomes, err := i.insert(ctx, group, allOrNone)
 		cancel()
 		i.config.Observe(len(group), start.Sub(group[0].at), time.Since(start), err)
 		var conflict *ConflictError
-		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || try == maxTries || i.inserts.Err() != nil {
+		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || attempt == maxAttempts || i.inserts.Err() != nil {
 			return outcomes, err
 		}
-		i.config.Logger.Warn("insert failed; trying again", "messages", len(group), "try", try, "error", err)
-		time.Sleep(time.Duration(try*try) * 50 * time.Millisecond)
+		i.config.Logger.Warn("inserting messages failed; retrying", "messages", len(group), "try", attempt, "error", err)
+		time.Sleep(time.Duration(attempt*attempt) * 50 * time.Millisecond)
 	}
 }
 

@@ -72,7 +72,7 @@ func (b *bundle) message(id, payload string) *message.Message {
 	return msg
 }
 
-func TestSubmit_storesTheJob(t *testing.T) {
+func TestSubmit_StoresJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	receipt, err := b.start().Submit(t.Context(), b.message("order-1", `{"a": 1}`), ingest.Trace{Parent: "00-aa-bb-01"})
@@ -89,7 +89,7 @@ func TestSubmit_storesTheJob(t *testing.T) {
 	require.Equal(t, message.DefaultPriority, priority)
 }
 
-func TestSubmit_scheduled(t *testing.T) {
+func TestSubmit_KeepsScheduledAt(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	i := b.start()
@@ -106,7 +106,7 @@ func TestSubmit_scheduled(t *testing.T) {
 	require.True(t, at.Equal(*position.NextAttemptAt), position.NextAttemptAt)
 }
 
-func TestSubmit_sameMessageAgain(t *testing.T) {
+func TestSubmit_SameMessageIsDuplicate(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	i := b.start()
@@ -115,7 +115,7 @@ func TestSubmit_sameMessageAgain(t *testing.T) {
 	require.False(t, first.Duplicate)
 	again, err := i.Submit(t.Context(), b.message("m1", `{"b": 2, "a":   1.0}`), ingest.Trace{Parent: "00-another"})
 	require.NoError(t, err)
-	require.True(t, again.Duplicate, "the same content, however it is written")
+	require.True(t, again.Duplicate, "content is compared as JSON")
 	require.Equal(t, first.JobID, again.JobID)
 	_, err = i.Submit(t.Context(), b.message("m1", `{"a": 2}`), ingest.Trace{})
 	var conflict *ingest.ConflictError
@@ -145,7 +145,7 @@ func TestSubmit_sameMessageAgain(t *testing.T) {
 	require.Zero(t, b.jobs())
 }
 
-func TestSubmit_joinsWhatComesTogether(t *testing.T) {
+func TestSubmit_ConcurrentSubmissionsShareInserts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	i := b.start()
@@ -171,24 +171,24 @@ func TestSubmit_joinsWhatComesTogether(t *testing.T) {
 	}
 }
 
-func TestSubmit_oneThatTheDatabaseRefusesFailsAlone(t *testing.T) {
+func TestSubmit_RefusedMessageDoesNotFailOthers(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
 		"constraint": `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args @> '{"payload": "poison"}')`,
 		"trigger": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison'; END $$;
 			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
-		"SQLSTATE of its own": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = 'APP01'; END $$;
+		"custom SQLSTATE": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = 'APP01'; END $$;
 			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
-		"never written": "",
+		"not encodable": "",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			refusesPoisonAlone(t, sql)
+			requireRefusesPoisonOnly(t, sql)
 		})
 	}
 }
 
-func refusesPoisonAlone(t *testing.T, sql string) {
+func requireRefusesPoisonOnly(t *testing.T, sql string) {
 	t.Helper()
 	b := setup(t)
 	_, err := b.pool.Exec(t.Context(), sql)
@@ -232,7 +232,7 @@ func (b *bundle) blockInserts() (release func()) {
 	return func() { require.NoError(b, tx.Rollback(b.Context())) }
 }
 
-func TestSubmit_overflow(t *testing.T) {
+func TestSubmit_RefusesAboveMaxPending(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.config.MaxPending = 3
@@ -260,7 +260,7 @@ func TestSubmit_overflow(t *testing.T) {
 	require.Zero(t, size)
 }
 
-func TestSubmit_boundsBytes(t *testing.T) {
+func TestSubmit_RefusesAboveMaxPendingBytes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.config.MaxPendingBytes = 1000
@@ -276,7 +276,7 @@ func TestSubmit_boundsBytes(t *testing.T) {
 	_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
 	require.ErrorIs(t, err, ingest.ErrFull)
 	release()
-	require.NoError(t, <-done, "one that is larger than the budget goes through alone")
+	require.NoError(t, <-done, "a message larger than the budget is accepted alone")
 
 	// With payload: exact, the payload is also stored as text, and both count.
 	b.config.Policy().Queues[policy.DefaultQueue].Payload = policy.PayloadExact
@@ -290,7 +290,7 @@ func TestSubmit_boundsBytes(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestSubmit_clientThatHangsUpLeavesNothingInDoubt(t *testing.T) {
+func TestSubmit_StoresOnceIfClientDisconnects(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	i := b.start()
@@ -308,7 +308,7 @@ func TestSubmit_clientThatHangsUpLeavesNothingInDoubt(t *testing.T) {
 	receipt, err := i.Submit(t.Context(), b.message("hung-up", `1`), ingest.Trace{})
 	require.NoError(t, err)
 	require.NotZero(t, receipt.JobID)
-	require.Equal(t, 1, b.jobs(), "once, whichever of the two was first")
+	require.Equal(t, 1, b.jobs(), "the message is stored once")
 }
 
 // cutConn is a connection that breaks after it has sent a COMMIT and before the answer arrives.
@@ -328,7 +328,7 @@ func (c cutConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func TestSubmit_commitWhoseAnswerIsLost(t *testing.T) {
+func TestSubmit_RetriesLostCommit(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	config := b.pool.Config().Copy()
@@ -348,7 +348,7 @@ func TestSubmit_commitWhoseAnswerIsLost(t *testing.T) {
 	receipt, err := i.Submit(t.Context(), b.message("lost", `1`), ingest.Trace{})
 	require.NoError(t, err)
 	require.Equal(t, 1, b.jobs())
-	require.Negative(t, cut.Load(), "the commit was cut, and tried again")
+	require.Negative(t, cut.Load(), "the insert was retried after the lost commit")
 
 	cut.Store(2)
 	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("batch-1", `1`), b.message("batch-2", `2`)}, ingest.Trace{})
@@ -360,12 +360,12 @@ func TestSubmit_commitWhoseAnswerIsLost(t *testing.T) {
 	require.ErrorIs(t, err, ingest.ErrUncertain)
 	cut.Store(0)
 	again, err := i.Submit(t.Context(), b.message("uncertain", `1`), ingest.Trace{})
-	require.NoError(t, err, "its messageId settles it")
+	require.NoError(t, err, "the same messageId resolves the doubt")
 	require.NotEqual(t, receipt.JobID, again.JobID)
 	require.Equal(t, 4, b.jobs())
 }
 
-func TestSubmitBatch_allOrNone(t *testing.T) {
+func TestSubmitBatch_StoresAllOrNone(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	i := b.start()
@@ -397,7 +397,7 @@ func TestSubmitBatch_allOrNone(t *testing.T) {
 	require.Contains(t, args, `"a"`)
 }
 
-func TestStop_answersWhatWasAccepted(t *testing.T) {
+func TestStop_AnswersAcceptedMessages(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	i := b.start()
@@ -427,7 +427,7 @@ func TestLookup(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	i := b.start()
-	_, err := i.Lookup(t.Context(), "nobody")
+	_, err := i.Lookup(t.Context(), "unknown")
 	require.ErrorIs(t, err, ingest.ErrNoMessage)
 	receipt, err := i.Submit(t.Context(), b.message("m", `1`), ingest.Trace{})
 	require.NoError(t, err)

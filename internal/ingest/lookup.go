@@ -35,24 +35,24 @@ var ErrNoMessage = errors.New("no such message")
 
 // Position is the current state of a message.
 type Position struct {
-	MessageID      string          `json:"messageId" doc:"Identifies the message."`
-	State          State           `json:"state" enum:"queued,running,retrying,completed,dead-lettered,cancelled" doc:"Where it is."`
-	JobID          int64           `json:"jobId,omitempty" doc:"Its job; absent once River has deleted it."`
+	MessageID      string          `json:"messageId" doc:"Id of the message."`
+	State          State           `json:"state" enum:"queued,running,retrying,completed,dead-lettered,cancelled" doc:"State of the message."`
+	JobID          int64           `json:"jobId,omitempty" doc:"Id of the message's job; absent once River has deleted the job."`
 	Attempt        int             `json:"attempt,omitempty" doc:"Attempts made so far."`
-	MaxAttempts    int             `json:"maxAttempts,omitempty" doc:"Attempts it may make before it is a dead letter."`
-	SubmittedAt    *time.Time      `json:"submittedAt,omitempty" doc:"When it was stored."`
-	NextAttemptAt  *time.Time      `json:"nextAttemptAt,omitempty" doc:"When it is delivered next, if it waits."`
-	HeldFor        string          `json:"heldFor,omitempty" enum:"breaker,order,redirected" doc:"Why it is not delivered yet: its destination's circuit breaker is open (redirected: that of the destination to which a person sent it), or an earlier message of its ordering key is not done."`
-	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"When its job ended."`
-	LogicalFailure json.RawMessage `json:"logicalFailure,omitempty" doc:"What the receiver said when it answered 200 with success: false."`
-	DeadLetter     *DeadLetterLink `json:"deadLetter,omitempty" doc:"Its dead letter, if it has one."`
+	MaxAttempts    int             `json:"maxAttempts,omitempty" doc:"Attempts after which a failing message becomes a dead letter."`
+	SubmittedAt    *time.Time      `json:"submittedAt,omitempty" doc:"When the message was stored."`
+	NextAttemptAt  *time.Time      `json:"nextAttemptAt,omitempty" doc:"Time of the next delivery, if the message waits."`
+	HeldFor        string          `json:"heldFor,omitempty" enum:"breaker,order,redirected" doc:"Why the message is held. breaker: the circuit breaker of its destination is open. redirected: that of the destination to which an operator sent it is open. order: an earlier message of its ordering key is not done."`
+	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"When the message's job ended."`
+	LogicalFailure json.RawMessage `json:"logicalFailure,omitempty" doc:"Answer of a receiver that reported a logical failure: a 2xx status with success: false."`
+	DeadLetter     *DeadLetterLink `json:"deadLetter,omitempty" doc:"Dead letter of the message, if there is one."`
 }
 
 // DeadLetterLink points to a message's dead letter.
 type DeadLetterLink struct {
-	ID     uuid.UUID `json:"id" doc:"The entry."`
-	Status string    `json:"status" doc:"Where the entry stands."`
-	URL    string    `json:"url" doc:"Its address in this API."`
+	ID     uuid.UUID `json:"id" doc:"Id of the entry."`
+	Status string    `json:"status" doc:"Status of the entry."`
+	URL    string    `json:"url" doc:"Path of the entry in this API."`
 }
 
 // Lookup returns the state of a message, or ErrNoMessage.

@@ -23,7 +23,7 @@ type Places struct {
 func Reserve(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time, within *time.Duration) (Places, error) {
 	row, err := dbsqlc.New(db).ReservePace(ctx, dbsqlc.ReservePaceParams{Name: name, Rate: perSecond, Count: int32(min(count, math.MaxInt32)), Now: now, Within: within})
 	if err != nil {
-		return Places{}, fmt.Errorf("pace of %s: %w", name, err)
+		return Places{}, fmt.Errorf("reserve places in pace %s: %w", name, err)
 	}
 	return Places{First: row.FirstAt, Granted: int(row.Granted)}, nil
 }

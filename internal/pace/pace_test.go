@@ -13,11 +13,11 @@ import (
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
 // A stream keeps its rate however often callers reserve: it skips no place, and grants none twice.
-func TestReserve_lowAndHighRates(t *testing.T) {
+func TestReserve_KeepsRate(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
-	for _, look := range []struct {
+	for _, caller := range []struct {
 		name          string
 		every, within time.Duration
 	}{
@@ -27,22 +27,22 @@ func TestReserve_lowAndHighRates(t *testing.T) {
 		for rate, seconds := range map[float64]int{0.01: 300, 0.5: 60, 1: 20, 5: 10, 10: 10, 19: 10, 21: 10, 800: 3} {
 			granted := 0
 			length := time.Duration(seconds) * time.Second
-			for at := time.Duration(0); at < length; at += max(look.every, length/1000) {
-				within := max(look.within, length/1000)
-				places, err := pace.Reserve(t.Context(), pool, look.name+time.Duration(rate*1e9).String(), rate, 1000, start.Add(at), &within)
+			for at := time.Duration(0); at < length; at += max(caller.every, length/1000) {
+				within := max(caller.within, length/1000)
+				places, err := pace.Reserve(t.Context(), pool, caller.name+time.Duration(rate*1e9).String(), rate, 1000, start.Add(at), &within)
 				require.NoError(t, err)
 				if granted += places.Granted; places.Granted > 0 {
 					last := places.First.Add(time.Duration(float64(places.Granted-1) / rate * float64(time.Second)))
 					require.LessOrEqual(t, last.Sub(start), at+within+time.Microsecond)
 				}
 			}
-			require.InDelta(t, rate*float64(seconds), granted, 2+rate*look.within.Seconds(), "%s at %g/s", look.name, rate)
+			require.InDelta(t, rate*float64(seconds), granted, 2+rate*caller.within.Seconds(), "%s at %g/s", caller.name, rate)
 		}
 	}
 }
 
 // An unused stream saves up nothing: its next place is now, and those that follow have its rate.
-func TestReserve_AfterARestBeginsNow(t *testing.T) {
+func TestReserve_UnusedStreamStartsNow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start, second := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC), time.Second
@@ -56,12 +56,12 @@ func TestReserve_AfterARestBeginsNow(t *testing.T) {
 		require.WithinDuration(t, start, places.First, 0)
 		places, err = pace.Reserve(t.Context(), pool, "queue", 1, 100, start, &second)
 		require.NoError(t, err)
-		require.Zero(t, places.Granted, "the next one is in two seconds")
+		require.Zero(t, places.Granted, "the next place is in two seconds")
 	}
 }
 
 // A caller that finds no place within reach reserves none, and the stream does not change.
-func TestReserve_NothingWithinReachTakesNothing(t *testing.T) {
+func TestReserve_NoPlaceWithinReachReservesNone(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start, second := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC), time.Second

@@ -24,7 +24,7 @@ import (
 
 const (
 	lockNotAvailable = "55P03"
-	wholeLook        = "SELECT dlq.look_for_failures('whole', 'reconciler', 2000, '0', true)"
+	wholeScan        = "SELECT dlq.look_for_failures('whole', 'reconciler', 2000, '0', true)"
 )
 
 // database executes the model's steps on a real Postgres, River's as the application's role and
@@ -41,7 +41,7 @@ type database struct {
 	jobs     []job
 	failures []failure
 	acts     map[int8]uuid.UUID // the last operation on each entry
-	look     *look              // the reconciler's call while it waits between reading and locking
+	scan     *pendingScan       // the reconciler's call while it waits between reading and locking
 	taken    []string
 }
 
@@ -53,7 +53,7 @@ const (
 	worker        role = "worker"
 	applier       role = "applier"
 	reconciler    role = "reconciler"
-	person        role = "person"
+	operator      role = "operator"
 	administrator role = "administrator"
 	holder        role = "holder" // of the lock that the reconciler waits for
 )
@@ -68,8 +68,8 @@ type failure struct {
 	id uuid.UUID // of the entry, if it has one
 }
 
-// look is a call of the reconciler that waits for a lock between reading and locking.
-type look struct {
+// pendingScan is a call of the reconciler that waits for a lock between reading and locking.
+type pendingScan struct {
 	lock  *pgx.Conn
 	ended chan error
 }
@@ -85,7 +85,7 @@ func newDatabase(tb testing.TB) *database {
 	_, err = admin.Exec(d.ctx, fmt.Sprintf(`CREATE ROLE %[1]s LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON river_job TO %[1]s; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO %[1]s;
 		ALTER TABLE dlq.dead_letter_queue ALTER dlq_max_retries SET DEFAULT %[2]d`, app, protocol.MaxTries))
 	require.NoError(tb, err)
-	d.urls = map[role]string{application: postgrestest.WithUser(url, app), worker: url, applier: url, reconciler: url, person: url, holder: url, administrator: super}
+	d.urls = map[role]string{application: postgrestest.WithUser(url, app), worker: url, applier: url, reconciler: url, operator: url, holder: url, administrator: super}
 	tb.Cleanup(func() {
 		ctx := context.WithoutCancel(d.ctx)
 		for _, conn := range d.conns {
@@ -101,7 +101,7 @@ func newDatabase(tb testing.TB) *database {
 func (d *database) begin(model *protocol.Model) {
 	d.Helper()
 	d.model, d.state = model, protocol.Start()
-	d.jobs, d.failures, d.acts, d.look, d.taken = nil, nil, map[int8]uuid.UUID{}, nil, nil
+	d.jobs, d.failures, d.acts, d.scan, d.taken = nil, nil, map[int8]uuid.UUID{}, nil, nil
 	d.exec(administrator, `BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM river_job; DELETE FROM dlq.dead_letter_queue; TRUNCATE dlq.job_facts; DELETE FROM dlq.entry_jobs;
 		DELETE FROM dlq.retired_jobs; DELETE FROM dlq.dead_letter_transitions; DELETE FROM dlq.operations; COMMIT`)
 }
@@ -123,15 +123,15 @@ func (d *database) exec(of role, sql string, args ...any) {
 	require.NoError(d, err, sql)
 }
 
-// does runs the statements of a step in its transaction.
-type does func(tx pgx.Tx) error
+// statements runs the statements of a step in its transaction.
+type statements func(tx pgx.Tx) error
 
 // transaction is the transaction of a step: its role, its statements, and what the test records
 // after the commit.
 type transaction struct {
 	of        role
 	isolation pgx.TxIsoLevel
-	do        does
+	do        statements
 	after     func()
 }
 
@@ -167,14 +167,14 @@ const uniqueStates = "B'11110101'"
 func (d *database) transactionOf(step protocol.Step, after *protocol.State) transaction {
 	t := transaction{of: application}
 	switch {
-	case step.Rule >= protocol.Look && step.Rule <= protocol.Park, step.Rule == protocol.Sweep, step.Rule == protocol.CrashWorker:
+	case step.Rule >= protocol.ReadInbox && step.Rule <= protocol.Park, step.Rule == protocol.Sweep, step.Rule == protocol.CrashWorker:
 		t.of = worker
 	case step.Rule == protocol.ApplyFacts, step.Rule == protocol.FindSuccesses:
 		t.of = applier
 	case step.Rule == protocol.Scan, step.Rule == protocol.Append, step.Rule == protocol.CrashReconciler:
 		t.of = reconciler
 	case step.Rule >= protocol.Discard && step.Rule <= protocol.Delete:
-		t.of = person
+		t.of = operator
 	}
 	if step.Capture == protocol.Serializable {
 		t.isolation = pgx.Serializable
@@ -192,7 +192,7 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	if int(step.On) < len(d.jobs) {
 		of = d.jobs[step.On]
 	}
-	ends := func(end func(now time.Time) *riverdriver.JobSetStateIfRunningParams) {
+	endJob := func(end func(now time.Time) *riverdriver.JobSetStateIfRunningParams) {
 		t.do = func(tx pgx.Tx) error {
 			p := end(time.Now())
 			params := &riverdriver.JobSetStateIfRunningManyParams{
@@ -219,30 +219,30 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		insert("{}", nil)
 	case protocol.InsertMarked:
 		insert(fmt.Sprintf(`{"dlq:entry_id": %q}`, d.entry(step.On)), nil)
-	case protocol.ComeAgain:
+	case protocol.ReuseID:
 		insert("{}", of.id)
 	case protocol.StartJob:
 		changes("UPDATE river_job SET state = 'running', attempt = attempt + 1, attempted_at = now(), attempted_by = array_append(attempted_by, 'walk') WHERE id = $1 AND state = 'available'")
 	case protocol.Complete:
-		ends(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
+		endJob(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
 			return riverdriver.JobSetStateCompleted(of.id, now, nil)
 		})
 	case protocol.Fail:
-		ends(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
+		endJob(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
 			return riverdriver.JobSetStateDiscarded(of.id, now, boom(now), nil)
 		})
 	case protocol.FailCancel:
-		ends(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
+		endJob(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
 			return riverdriver.JobSetStateCancelled(of.id, now, boom(now), nil)
 		})
 	case protocol.Attempt:
-		ends(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
+		endJob(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
 			return riverdriver.JobSetStateErrorRetryable(of.id, now, boom(now), nil)
 		})
 		t.after = nil
 	case protocol.Schedule:
 		changes("UPDATE river_job SET state = 'available' WHERE id = $1 AND state = 'retryable'")
-	case protocol.LoseMark:
+	case protocol.RemoveMark:
 		changes("UPDATE river_job SET metadata = metadata - 'dlq:entry_id' WHERE id = $1")
 	case protocol.CancelJob:
 		t.do = func(tx pgx.Tx) error {
@@ -260,7 +260,7 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 			_, err := riverpgxv5.New(nil).UnwrapExecutor(tx).JobDelete(d.ctx, &riverdriver.JobDeleteParams{ID: of.id})
 			return err
 		}
-	case protocol.Look:
+	case protocol.ReadInbox:
 		acts("SELECT id FROM dlq.dead_letter_inbox FOR KEY SHARE SKIP LOCKED")
 	case protocol.File, protocol.FileParked:
 		t.do = d.files(d.state.Workers[step.On].Of, step.Rule == protocol.FileParked)
@@ -276,7 +276,7 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 				FROM dlq.redeliver(ARRAY[$1::uuid], 'worker:walk', 'due', p_config_version => 'v') r WHERE r.verdict IN ('live', 'done') AND e.id = r.entry_id AND e.status = 'dlq_pending'`, id)
 		}
 		t.after = func() { d.redelivered(after) }
-	case protocol.LookUndecided:
+	case protocol.ReadUndecided:
 		acts("SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND strategy IS NULL FOR UPDATE SKIP LOCKED")
 	case protocol.Decide, protocol.Park:
 		t.do = d.decides(&d.state.Workers[step.On], step.Rule == protocol.Park)
@@ -359,7 +359,7 @@ func repeat[T any](value T, n int) []T { return slices.Repeat([]T{value}, n) }
 
 // files returns what a worker does with rows of the inbox that it has read:
 // internal/worker/filing.go.
-func (d *database) files(failures uint8, parked bool) does {
+func (d *database) files(failures uint8, parked bool) statements {
 	return func(tx pgx.Tx) error {
 		rows, err := tx.Query(d.ctx, "SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY ($1) ORDER BY i.id FOR UPDATE SKIP LOCKED", d.entries(failures))
 		if err != nil {
@@ -388,7 +388,7 @@ func (d *database) files(failures uint8, parked bool) does {
 }
 
 // decides returns what a worker does with undecided entries that it has read.
-func (d *database) decides(w *protocol.Worker, park bool) does {
+func (d *database) decides(w *protocol.Worker, park bool) statements {
 	ids, ats := []uuid.UUID{}, []time.Time{}
 	for e, last := range w.As {
 		if w.Of&(1<<e) != 0 {
@@ -417,7 +417,7 @@ func (d *database) take(step protocol.Step, kill bool) protocol.Step {
 	require.True(d, ok)
 	switch {
 	case step.Rule == protocol.Scan || step.Rule == protocol.Append || step.Rule == protocol.CrashReconciler:
-		if d.reconciles(step.Rule) {
+		if d.reconcilerStep(step.Rule) {
 			break
 		}
 		step = protocol.Step{Rule: protocol.CrashReconciler} // its lock timeout ended it
@@ -438,7 +438,7 @@ func (d *database) take(step protocol.Step, kill bool) protocol.Step {
 	}
 	text := step.String()
 	if kill {
-		text += " (its session ends: nothing happens)"
+		text += " (rolled back: its session ends)"
 	}
 	d.taken = append(d.taken, text)
 	d.state = after
@@ -472,12 +472,12 @@ func (d *database) terminate(conn *pgx.Conn) {
 	d.Helper()
 	pid := conn.PgConn().PID()
 	d.exec(administrator, "SELECT pg_terminate_backend($1)", pid)
-	for d.sees("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid) {
+	for d.queryBool("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid) {
 		require.NoError(d, d.ctx.Err())
 	}
 }
 
-func (d *database) sees(sql string, args ...any) (yes bool) {
+func (d *database) queryBool(sql string, args ...any) (yes bool) {
 	d.Helper()
 	require.NoError(d, d.conn(administrator).QueryRow(d.ctx, sql, args...).Scan(&yes))
 	return yes
@@ -489,22 +489,22 @@ func (d *database) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// reconciles takes a step of the reconciler, whose reading, locking and appending are one
+// reconcilerStep takes a step of the reconciler, whose reading, locking and appending are one
 // transaction. A lock on dlq.reconcile_findings, which the reconciler locks in between, makes it
 // wait there. It returns false if the reconciler's lock timeout ended the call.
-func (d *database) reconciles(rule protocol.Rule) bool {
+func (d *database) reconcilerStep(rule protocol.Rule) bool {
 	d.Helper()
 	if rule == protocol.Scan {
-		d.look = &look{lock: d.conn(holder), ended: make(chan error, 1)}
-		_, err := d.look.lock.Exec(d.ctx, "BEGIN; LOCK TABLE dlq.reconcile_findings IN SHARE MODE")
+		d.scan = &pendingScan{lock: d.conn(holder), ended: make(chan error, 1)}
+		_, err := d.scan.lock.Exec(d.ctx, "BEGIN; LOCK TABLE dlq.reconcile_findings IN SHARE MODE")
 		require.NoError(d, err)
-		conn, ended := d.conn(reconciler), d.look.ended
+		conn, ended := d.conn(reconciler), d.scan.ended
 		pid := conn.PgConn().PID()
 		go func() {
-			_, err := conn.Exec(d.ctx, wholeLook)
+			_, err := conn.Exec(d.ctx, wholeScan)
 			ended <- err
 		}()
-		for len(ended) == 0 && !d.sees("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)", pid) {
+		for len(ended) == 0 && !d.queryBool("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)", pid) {
 			require.NoError(d, d.ctx.Err())
 		}
 		return true
@@ -512,10 +512,10 @@ func (d *database) reconciles(rule protocol.Rule) bool {
 	if rule == protocol.CrashReconciler {
 		d.terminate(d.conns[reconciler])
 	}
-	_, err := d.look.lock.Exec(d.ctx, "COMMIT")
+	_, err := d.scan.lock.Exec(d.ctx, "COMMIT")
 	require.NoError(d, err)
-	err = <-d.look.ended
-	d.look = nil
+	err = <-d.scan.ended
+	d.scan = nil
 	if rule == protocol.CrashReconciler {
 		_ = d.conns[reconciler].Close(d.ctx) // its call may have failed before the session was terminated
 		return true
@@ -528,11 +528,11 @@ func (d *database) reconciles(rule protocol.Rule) bool {
 	return true
 }
 
-// looksInVain runs the reconciler where the model expects it to find nothing.
-func (d *database) looksInVain() {
+// scanFindsNothing runs the reconciler where the model expects it to find nothing.
+func (d *database) scanFindsNothing() {
 	d.Helper()
-	d.exec(reconciler, wholeLook)
-	d.taken = append(d.taken, "reconciler looks, and finds nothing")
+	d.exec(reconciler, wholeScan)
+	d.taken = append(d.taken, "reconciler scans and finds nothing")
 	d.compare()
 }
 

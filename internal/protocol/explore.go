@@ -123,13 +123,13 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 		var wrong atomic.Bool
 		for range max(1, x.Procs) {
 			group.Go(func() {
-				var mine []node
+				var reachedHere []node
 				flush := func() {
-					if len(mine) > 0 {
+					if len(reachedHere) > 0 {
 						mu.Lock()
-						next = append(next, mine)
+						next = append(next, reachedHere)
 						mu.Unlock()
-						mine = nil
+						reachedHere = nil
 					}
 				}
 				defer flush()
@@ -180,10 +180,10 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 							if !known {
 								states.Add(1)
 								reached.Add(1)
-								if mine == nil {
-									mine = make([]node, 0, chunkSize)
+								if reachedHere == nil {
+									reachedHere = make([]node, 0, chunkSize)
 								}
-								if mine = append(mine, node{after, p}); len(mine) == chunkSize {
+								if reachedHere = append(reachedHere, node{after, p}); len(reachedHere) == chunkSize {
 									flush()
 								}
 							}

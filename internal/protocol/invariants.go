@@ -4,19 +4,19 @@ import "fmt"
 
 // The invariants, as reports name them.
 const (
-	Kept         = "each failure that River can still show is in exactly one entry, or waits to be filed"
-	FiledOnce    = "none is filed twice"
-	NotSentBack  = "nothing is redelivered after a person closed its entry, unless a person, an undo or a newer failure says so"
-	OneUnderWay  = "at most one redelivery of an entry is under way"
-	ClosesItsOwn = "a success closes exactly its entry"
-	NotUndone    = "an operator's act that was answered with success is not undone by an older fact"
-	Quiet        = "once all stop acting, inbox and facts come to nothing"
+	InOneEntry        = "each failure that River can still show is in exactly one entry or waits to be filed"
+	FiledOnce         = "no failure is filed twice"
+	ClosedStaysClosed = "after an operator closed an entry, only an operator, an undo or a newer failure redelivers its work"
+	OneRedelivery     = "at most one redelivery of an entry is in progress"
+	ClosesOwnEntry    = "a success closes exactly its entry"
+	NotUndone         = "an operator's action that succeeded is not undone by an older fact"
+	ComesToRest       = "once all other actors stop, inbox and facts become empty"
 )
 
-// Check returns the invariant that a state breaks, with details, or "". [NotSentBack],
-// [OneUnderWay], [NotUndone] and part of the others concern a step: see [Model.Apply].
+// Check returns the invariant that a state breaks, with details, or "". [ClosedStaysClosed],
+// [OneRedelivery], [NotUndone] and part of the others concern a step: see [Model.Apply].
 func (m *Model) Check(s *State) string {
-	for _, check := range []func(*State) string{m.filedOnce, m.kept} {
+	for _, check := range []func(*State) string{m.checkFiledOnce, m.checkInOneEntry} {
 		if wrong := check(s); wrong != "" {
 			return wrong
 		}
@@ -24,18 +24,18 @@ func (m *Model) Check(s *State) string {
 	return ""
 }
 
-// filedOnce checks [FiledOnce].
-func (m *Model) filedOnce(s *State) string {
+// checkFiledOnce checks [FiledOnce].
+func (m *Model) checkFiledOnce(s *State) string {
 	for f := range s.NFailures {
 		if in := s.Failures[f].In; in&(in-1) != 0 {
-			return fmt.Sprintf("%s: failure %d (of job %d) came into two entries (%03b)", FiledOnce, f, s.Failures[f].Job, in)
+			return fmt.Sprintf("%s: failure %d of job %d is in two entries (%03b)", FiledOnce, f, s.Failures[f].Job, in)
 		}
 	}
 	return ""
 }
 
-// kept checks [Kept].
-func (m *Model) kept(s *State) string {
+// checkInOneEntry checks [InOneEntry].
+func (m *Model) checkInOneEntry(s *State) string {
 	w := &world{State: s, rules: m.Rules}
 	for i := range s.NJobs {
 		j := &s.Jobs[i]
@@ -54,7 +54,7 @@ func (m *Model) kept(s *State) string {
 		// The failure of a redelivery belongs to the redelivered entry.
 		waits = waits || j.Entry != none && s.Entries[j.Entry].Status.exists() && s.Entries[j.Entry].Job != i
 		if !waits && s.Failures[f].In == 0 && s.Failures[f].TakenBy == none && !s.Failures[f].Noted {
-			return fmt.Sprintf("%s: failure %d of job %d is in none, and nothing will find it", Kept, f, i)
+			return fmt.Sprintf("%s: failure %d of job %d is in no entry, and will not be filed", InOneEntry, f, i)
 		}
 	}
 	return ""
@@ -78,7 +78,7 @@ func (m *Model) CheckQuiet(s State) string {
 				return ""
 			}
 			if w.wrong != "" {
-				return w.wrong + " (once all stop acting)"
+				return w.wrong + " (after all other actors stopped)"
 			}
 		}
 		s.normalize()
@@ -87,7 +87,7 @@ func (m *Model) CheckQuiet(s State) string {
 		}
 	}
 	if wrong := m.Check(&s); wrong != "" {
-		return wrong + " (once all stop acting)"
+		return wrong + " (after all other actors stopped)"
 	}
 	left := 0
 	for n := range s.NFacts {
@@ -96,7 +96,7 @@ func (m *Model) CheckQuiet(s State) string {
 		}
 	}
 	if s.NInbox > 0 || left > 0 {
-		return fmt.Sprintf("%s: %d rows stay in the inbox, and %d facts", Quiet, s.NInbox, left)
+		return fmt.Sprintf("%s: %d inbox rows and %d facts remain", ComesToRest, s.NInbox, left)
 	}
 	for e := range s.NFailures {
 		entry := &s.Entries[e]
@@ -106,7 +106,7 @@ func (m *Model) CheckQuiet(s State) string {
 		// A job that resolved the entry before is no error: an operator may have replayed the entry
 		// by force.
 		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 {
-			return fmt.Sprintf("%s: job %d has completed, and its entry %d stays open", ClosesItsOwn, entry.Job, e)
+			return fmt.Sprintf("%s: job %d has completed, but its entry %d stays open", ClosesOwnEntry, entry.Job, e)
 		}
 	}
 	return ""

@@ -6,13 +6,13 @@ import (
 )
 
 // Ordering keys have a model of their own: two messages of one key, two workers that deliver,
-// processes that die, and messages that are put back. It models these functions of
+// processes that die, and messages that are rescued. It models these functions of
 // db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, rescue_messages.
 
 // The invariants of ordering keys, as reports name them.
 const (
 	InOrder   = "first successes are in order"
-	NotBehind = "after a message's first success nothing older is sent"
+	NotBehind = "after a message's first success no older message is sent"
 	NoneLost  = "no message is lost"
 )
 
@@ -33,7 +33,7 @@ type Message struct {
 type Delivery struct {
 	Phase Phase
 	Of    int
-	Late  bool // the job was put back meanwhile, because the process was silent
+	Late  bool // the job was rescued meanwhile, because the process was silent
 }
 
 // Phase is the progress of a delivery.
@@ -41,11 +41,11 @@ type Phase uint8
 
 // Each phase ends with a transaction, or with the receiver's answer.
 const (
-	NoDelivery Phase = iota
-	Fetched          // River has given the job to the worker
-	MayGo            // no other message comes first
-	Answered         // with success
-	GaveAway         // with [Rules.PlaceFirst]: the place is gone, and the job still runs
+	NoDelivery    Phase = iota
+	Fetched             // River has given the job to the worker
+	MaySend             // no other message comes first
+	Answered            // with success
+	PlaceReleased       // with [Rules.PlaceFirst]: the place is gone, and the job still runs
 )
 
 // StartOrdering returns the state after both messages were submitted.
@@ -89,23 +89,23 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 			can(false, func(o *Ordering) string {
 				o.Messages[m].Job = Available
 				return ""
-			}, "message %d was held long enough", m)
+			}, "the hold time of message %d ends", m)
 		case Running:
-			// A message whose request is about to be sent is not put back. That case of a frozen
+			// A message whose request is about to be sent is not rescued. That case of a frozen
 			// process is left out: see docs/protocol.md.
-			if !slices.Contains(s.Deliveries[:], Delivery{Phase: MayGo, Of: m}) {
-				can(false, func(o *Ordering) string { o.putBack(m); return "" }, "message %d is put back", m)
+			if !slices.Contains(s.Deliveries[:], Delivery{Phase: MaySend, Of: m}) {
+				can(false, func(o *Ordering) string { o.rescue(m); return "" }, "message %d is rescued", m)
 			}
 		}
 	}
 	for w, d := range s.Deliveries {
-		ends := func(bad bool, change func(*Ordering) string, format string, args ...any) {
+		endDelivery := func(bad bool, change func(*Ordering) string, format string, args ...any) {
 			can(bad, func(o *Ordering) string {
 				o.Deliveries[w] = Delivery{}
 				return change(o)
 			}, format, args...)
 		}
-		goes := func(to Phase, change func(*Ordering) string, text string) {
+		advance := func(to Phase, change func(*Ordering) string, text string) {
 			can(false, func(o *Ordering) string { o.Deliveries[w].Phase = to; return change(o) }, text+", worker %d", w)
 		}
 		switch d.Phase {
@@ -115,40 +115,40 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 			after := *s
 			switch {
 			case d.Late:
-				ends(false, func(*Ordering) string { return "" }, "worker %d finds that its attempt is over", w)
+				endDelivery(false, func(*Ordering) string { return "" }, "worker %d finds that its attempt is over", w)
 			case after.first(d.Of):
-				goes(MayGo, func(o *Ordering) string { o.first(d.Of); return "" }, "nothing comes first")
+				advance(MaySend, func(o *Ordering) string { o.first(d.Of); return "" }, "no message comes before")
 			default:
-				ends(false, func(o *Ordering) string {
+				endDelivery(false, func(o *Ordering) string {
 					o.Messages[d.Of].Job = Retryable
 					return ""
 				}, "message %d is held", d.Of)
 			}
-		case MayGo:
-			goes(Answered, func(o *Ordering) string { return o.sent(d.Of, true) }, fmt.Sprintf("message %d is delivered", d.Of))
-			ends(true, func(o *Ordering) string {
+		case MaySend:
+			advance(Answered, func(o *Ordering) string { return o.sent(d.Of, true) }, fmt.Sprintf("message %d is delivered", d.Of))
+			endDelivery(true, func(o *Ordering) string {
 				o.Messages[d.Of].Job = Available
 				return o.sent(d.Of, false)
 			}, "the receiver refuses message %d", d.Of)
 		case Answered:
 			if rules.PlaceFirst {
-				goes(GaveAway, func(o *Ordering) string { o.done(d.Of); return "" }, "the place is given away")
+				advance(PlaceReleased, func(o *Ordering) string { o.done(d.Of); return "" }, "the place is released")
 				break
 			}
-			ends(false, func(o *Ordering) string { // dlq.complete_ordered
+			endDelivery(false, func(o *Ordering) string { // dlq.complete_ordered
 				if o.complete(d) {
 					o.done(d.Of)
 				}
 				return ""
-			}, "message %d is completed, and its place given away", d.Of)
-			ends(false, func(o *Ordering) string {
+			}, "message %d is completed, and its place is released", d.Of)
+			endDelivery(false, func(o *Ordering) string {
 				o.complete(d)
 				return ""
-			}, "that fails, and River completes message %d", d.Of)
-		case GaveAway:
-			ends(false, func(o *Ordering) string { o.complete(d); return "" }, "River completes message %d", d.Of)
+			}, "releasing the place fails, and River completes message %d", d.Of)
+		case PlaceReleased:
+			endDelivery(false, func(o *Ordering) string { o.complete(d); return "" }, "River completes message %d", d.Of)
 		}
-		ends(true, func(*Ordering) string { return "" }, "worker %d dies", w)
+		endDelivery(true, func(*Ordering) string { return "" }, "worker %d dies", w)
 	}
 	return steps
 }
@@ -190,8 +190,8 @@ func (s *Ordering) complete(d Delivery) bool {
 	return true
 }
 
-// putBack is dlq.rescue_messages: the process died, or was silent for too long.
-func (s *Ordering) putBack(m int) {
+// rescue is dlq.rescue_messages: the process died, or was silent for too long.
+func (s *Ordering) rescue(m int) {
 	s.Messages[m].Job = Available
 	for w := range s.Deliveries {
 		if d := &s.Deliveries[w]; d.Phase != NoDelivery && d.Of == m {

@@ -12,7 +12,7 @@ import (
 
 // All states of two messages of one ordering key, two workers, and processes that die between any
 // two transactions.
-func TestOrdering_KeepsItsInvariants(t *testing.T) {
+func TestOrdering_KeepsInvariants(t *testing.T) {
 	t.Parallel()
 	states, wrong, trace := protocol.ExploreOrdering(protocol.Rules{})
 	t.Logf("%d states", states)
@@ -21,7 +21,7 @@ func TestOrdering_KeepsItsInvariants(t *testing.T) {
 
 // Under the earlier rule, a message gave up its place before its job ended. If the process died
 // between the two, the next message was sent, and then the old one again.
-func TestOrdering_FindsWhatIsSentAgainBehindItsFollower(t *testing.T) {
+func TestOrdering_FindsOldMessageSentAfterNext(t *testing.T) {
 	t.Parallel()
 	earlier := protocol.Rules{PlaceFirst: true}
 	_, wrong, trace := protocol.ExploreOrdering(earlier)
@@ -31,16 +31,16 @@ func TestOrdering_FindsWhatIsSentAgainBehindItsFollower(t *testing.T) {
 	state, wrong := protocol.StartOrdering(), ""
 	for _, text := range []string{
 		"worker 0 fetches message 0",
-		"nothing comes first, worker 0",
+		"no message comes before, worker 0",
 		"message 0 is delivered, worker 0",
-		"the place is given away, worker 0",
+		"the place is released, worker 0",
 		"worker 0 dies",
 		"worker 0 fetches message 1",
-		"nothing comes first, worker 0",
+		"no message comes before, worker 0",
 		"message 1 is delivered, worker 0",
-		"message 0 is put back",
+		"message 0 is rescued",
 		"worker 1 fetches message 0",
-		"nothing comes first, worker 1",
+		"no message comes before, worker 1",
 		"message 0 is delivered, worker 1",
 	} {
 		require.Empty(t, wrong)

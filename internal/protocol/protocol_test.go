@@ -28,14 +28,14 @@ func explore(t *testing.T, rules protocol.Rules, bounds protocol.Bounds, only st
 
 // All states of one job, three failures, two workers, an operator, and processes that die between
 // any two transactions.
-func TestProtocol_KeepsItsInvariants(t *testing.T) {
+func TestProtocol_KeepsInvariants(t *testing.T) {
 	t.Parallel()
 	for name, bounds := range map[string]protocol.Bounds{
 		"retries outside dlqd":        {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 2, Sent: 1},
-		"capture gives way":           {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 1, Misses: 1, Sent: 1},
+		"capture skips":               {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 1, Misses: 1, Sent: 1},
 		"SERIALIZABLE":                {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Retries: 1, Isolated: 1, Sent: 1},
 		"redeliveries":                {Jobs: 1, Failures: 3, Workers: 2, Moves: 2, Sent: 2, Attempts: 1, Lost: 1},
-		"deleted jobs, and ids again": {Jobs: 1, Failures: 3, Workers: 1, Moves: 1, Retries: 1, Deletes: 2, Sent: 1},
+		"deleted jobs and reused ids": {Jobs: 1, Failures: 3, Workers: 1, Moves: 1, Retries: 1, Deletes: 2, Sent: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -50,7 +50,7 @@ func TestProtocol_KeepsItsInvariants(t *testing.T) {
 // Two jobs, and more of everything: "make model". DLQD_MODEL is the duration ("1h"),
 // DLQD_MODEL_STATES the number of states that are explored, nearest first. Random traces take the
 // rest of the time.
-func TestProtocol_KeepsItsInvariantsForLong(t *testing.T) {
+func TestProtocol_KeepsInvariantsForLong(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("DLQD_MODEL"))
 	if err != nil {
 		t.Skip("make model")
@@ -80,16 +80,16 @@ func TestProtocol_KeepsItsInvariantsForLong(t *testing.T) {
 	}
 }
 
-// calm bounds a job whose failures and facts are all handled before the next step: a fault there
+// sequential bounds a job whose failures and facts are all handled before the next step: a fault there
 // needs no race.
-var calm = protocol.Bounds{Jobs: 1, Failures: 2, Workers: 1, Moves: 2, Retries: 1, Sent: 1, Calm: true}
+var sequential = protocol.Bounds{Jobs: 1, Failures: 2, Workers: 1, Moves: 2, Retries: 1, Sent: 1, Sequential: true}
 
 // Under the earlier rule, a failure that was folded into an entry was forgotten when that entry
 // closed, and the reconciler filed it again.
 func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	t.Parallel()
-	for _, invariant := range []string{protocol.FiledOnce, protocol.NotSentBack} {
-		found := explore(t, protocol.Rules{Forgetful: true}, calm, invariant)
+	for _, invariant := range []string{protocol.FiledOnce, protocol.ClosedStaysClosed} {
+		found := explore(t, protocol.Rules{Forgetful: true}, sequential, invariant)
 		t.Log(found.String())
 		require.Contains(t, found.Wrong, invariant)
 	}
@@ -100,24 +100,24 @@ func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
-	d.begin(&protocol.Model{Rules: protocol.Rules{Forgetful: true}, Bounds: calm})
+	d.begin(&protocol.Model{Rules: protocol.Rules{Forgetful: true}, Bounds: sequential})
 	for _, step := range []protocol.Step{
 		{Rule: protocol.Insert},
 		{Rule: protocol.StartJob},
 		{Rule: protocol.Fail},
-		{Rule: protocol.Look},
+		{Rule: protocol.ReadInbox},
 		{Rule: protocol.File},
 		{Rule: protocol.Discard},
 		{Rule: protocol.RetryJob},
 		{Rule: protocol.ApplyFacts}, // "done twice?"
 		{Rule: protocol.StartJob},
 		{Rule: protocol.Fail},
-		{Rule: protocol.Look},
+		{Rule: protocol.ReadInbox},
 		{Rule: protocol.File}, // folded
 		{Rule: protocol.Discard},
 		{Rule: protocol.Scan},
 		{Rule: protocol.Append},
-		{Rule: protocol.Look},
+		{Rule: protocol.ReadInbox},
 		{Rule: protocol.File},         // filed again
 		{Rule: protocol.Claim, On: 1}, // and redelivered
 	} {
@@ -135,14 +135,14 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 // A failure was still a fact when an operator resolved its job's entry. That completed the job,
 // which then lost its unique key. Filed afterwards, the failure had no key, and was redelivered
 // beside an equal job.
-func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
+func TestProtocol_KeepsUniqueKeyOfFailureInFact(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	resolved := []protocol.Step{
 		{Rule: protocol.InsertKeyed},
 		{Rule: protocol.StartJob},
 		{Rule: protocol.Fail},
-		{Rule: protocol.Look},
+		{Rule: protocol.ReadInbox},
 		{Rule: protocol.FileParked},
 		{Rule: protocol.RetryJob},
 		{Rule: protocol.StartJob},
@@ -163,7 +163,7 @@ func TestProtocol_KeepsTheKeyOfAFailureThatWaitsAsAFact(t *testing.T) {
 
 // A redelivery that was retried outside dlqd before another job resolved the entry, and that dlqd
 // dropped before it ran, has not done the work twice.
-func TestProtocol_AsksNotDoneTwiceOfARedeliveryThatWasDropped(t *testing.T) {
+func TestProtocol_DroppedRedeliveryIsNotDoneTwice(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
 	d.begin(&protocol.Model{})
@@ -191,6 +191,6 @@ func (d *database) filedOnce() {
 	d.Helper()
 	for f, failure := range d.failures {
 		require.LessOrEqual(d, d.count(`SELECT count(*) FROM (SELECT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.failed_at = $1
-			UNION SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = $2) t`, failure.at, failure.id), 1, "failure %d came into two entries, after\n%s", f, d.trace())
+			UNION SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = $2) t`, failure.at, failure.id), 1, "failure %d is in two entries, after\n%s", f, d.trace())
 	}
 }

@@ -7,19 +7,19 @@ import (
 
 // Bounds limit the steps that could otherwise repeat without end.
 type Bounds struct {
-	Jobs     int8 // inserted by the application
-	Failures int8 // ends other than success, of all jobs
-	Workers  int8
-	Moves    int8 // actions of the operator
-	Retries  int8 // of jobs, outside dlqd
-	Misses   int8 // ends and retries that capture skips
-	Deletes  int8 // of jobs; reuses of an id count too
-	Attempts int8 // that fail and that River retries
-	Sent     int8 // redeliveries
-	Isolated int8 // ends in SERIALIZABLE transactions
-	Lost     int8 // marks that an application removes from a job's metadata
-	Keys     bool // some of the application's jobs have a unique key, the same one
-	Calm     bool // nothing races: no actor moves while the inbox or a fact waits, or a step of dlqd is under way
+	Jobs       int8 // inserted by the application
+	Failures   int8 // ends other than success, of all jobs
+	Workers    int8
+	Moves      int8 // actions of the operator
+	Retries    int8 // of jobs, outside dlqd
+	Misses     int8 // ends and retries that capture skips
+	Deletes    int8 // of jobs; reuses of an id count too
+	Attempts   int8 // that fail and that River retries
+	Sent       int8 // redeliveries
+	Isolated   int8 // ends in SERIALIZABLE transactions
+	Lost       int8 // marks that an application removes from a job's metadata
+	Keys       bool // some of the application's jobs have a unique key, the same one
+	Sequential bool // no races: no actor moves while the inbox or a fact waits, or a step of dlqd is in progress
 }
 
 // Model is the protocol within bounds.
@@ -45,13 +45,13 @@ const (
 	CancelJob
 	RetryJob
 	DeleteJob
-	ComeAgain
-	LoseMark
-	Look
+	ReuseID
+	RemoveMark
+	ReadInbox
 	File
 	FileParked
 	Claim
-	LookUndecided
+	ReadUndecided
 	Decide
 	Park
 	ApplyFacts
@@ -73,7 +73,7 @@ const (
 
 var ruleNames = [nRules]string{
 	"insert", "insert with a unique key", "insert with a copied mark", "start", "complete", "fail", "cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
-	"delete job", "id comes again", "metadata loses its mark", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
+	"delete job", "reuse id", "remove mark from metadata", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
 	"worker parks", "apply facts", "reconciler reads", "reconciler appends", "find successes", "sweep", "discard", "resolve", "replay", "replay with force", "reopen", "undo",
 	"delete entry", "worker dies", "reconciler dies",
 }
@@ -101,10 +101,10 @@ type Step struct {
 func (s Step) String() string {
 	text := s.Rule.String()
 	switch {
-	case s.Rule <= InsertKeyed || s.Rule == Look || s.Rule == LookUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
+	case s.Rule <= InsertKeyed || s.Rule == ReadInbox || s.Rule == ReadUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
 	case s.Rule == InsertMarked:
 		text += fmt.Sprintf(" of entry %d", s.On)
-	case s.Rule <= LoseMark:
+	case s.Rule <= RemoveMark:
 		text += fmt.Sprintf(", job %d", s.On)
 	case s.Rule >= Discard && s.Rule <= Delete || s.Rule == Claim:
 		text += fmt.Sprintf(", entry %d", s.On)
@@ -114,7 +114,7 @@ func (s Step) String() string {
 	switch s.Capture {
 	case Captures:
 	case Misses:
-		text += " (capture misses it)"
+		text += " (capture skips it)"
 	case Serializable:
 		text += " (in a SERIALIZABLE transaction)"
 	}
@@ -122,12 +122,12 @@ func (s Step) String() string {
 }
 
 // Steps calls fn with each possible step.
-func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // one table: what can be done when
+func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // one table of the possible steps
 	b := &m.Bounds
-	if b.Calm && (s.NInbox > 0 || s.NFacts > 0 || s.Workers[0].Doing != Idle || s.Scanning) {
+	if b.Sequential && (s.NInbox > 0 || s.NFacts > 0 || s.Workers[0].Doing != Idle || s.Scanning) {
 		take := fn
 		fn = func(step Step) {
-			if step.Rule >= Look && step.Rule <= Append {
+			if step.Rule >= ReadInbox && step.Rule <= Append {
 				take(step)
 			}
 		}
@@ -174,7 +174,7 @@ func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // o
 			fn(Step{Rule: Schedule, On: i})
 		}
 		if j.Mark != none && s.Lost < b.Lost && !j.State.ended() {
-			fn(Step{Rule: LoseMark, On: i})
+			fn(Step{Rule: RemoveMark, On: i})
 		}
 		if j.State.waits() && room && s.Moves < b.Moves {
 			captured(CancelJob, i, false)
@@ -186,7 +186,7 @@ func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // o
 			fn(Step{Rule: DeleteJob, On: i})
 		}
 		if j.State == Gone && j.Of == none && s.Deletes < b.Deletes && s.NJobs < maxJobs && w.live(j.ID) == none {
-			fn(Step{Rule: ComeAgain, On: i})
+			fn(Step{Rule: ReuseID, On: i})
 		}
 	}
 	for n := range b.Workers {
@@ -196,7 +196,7 @@ func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // o
 				break // idle workers are interchangeable
 			}
 			if s.NInbox > 0 {
-				fn(Step{Rule: Look, On: n})
+				fn(Step{Rule: ReadInbox, On: n})
 			}
 			for e := range s.NFailures {
 				if s.Entries[e].Status == Pending && s.Entries[e].Decided && s.Sent < b.Sent {
@@ -204,7 +204,7 @@ func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // o
 				}
 			}
 			if w.undecided() != 0 {
-				fn(Step{Rule: LookUndecided, On: n})
+				fn(Step{Rule: ReadUndecided, On: n})
 			}
 		case Files:
 			fn(Step{Rule: File, On: n})
@@ -282,7 +282,7 @@ func (m *Model) take(w *world, step Step) {
 	case Serializable:
 		w.Isolated++
 	}
-	switch step.Rule { //nolint:exhaustive // the others are moves of a person
+	switch step.Rule { //nolint:exhaustive // the others are actions of an operator
 	case Insert:
 		w.Inserted++
 		w.insert(noJob)
@@ -299,11 +299,11 @@ func (m *Model) take(w *world, step Step) {
 	case StartJob:
 		w.Jobs[on].State, w.Jobs[on].Done = Running, false
 	case Complete:
-		w.ends(on, Completed, false, step.Capture)
+		w.endJob(on, Completed, false, step.Capture)
 	case Fail:
-		w.ends(on, Discarded, false, step.Capture)
+		w.endJob(on, Discarded, false, step.Capture)
 	case FailCancel:
-		w.ends(on, Cancelled, false, step.Capture)
+		w.endJob(on, Cancelled, false, step.Capture)
 	case Attempt:
 		w.Attempts++
 		w.Jobs[on].State, w.Jobs[on].Errors = Retryable, min(2, w.Jobs[on].Errors+1)
@@ -311,22 +311,22 @@ func (m *Model) take(w *world, step Step) {
 		w.Jobs[on].State = Available
 	case CancelJob:
 		w.Moves++
-		w.ends(on, Cancelled, true, step.Capture)
+		w.endJob(on, Cancelled, true, step.Capture)
 	case RetryJob:
 		w.Retries++
-		w.retries(on, step.Capture)
+		w.retryJob(on, step.Capture)
 	case DeleteJob:
 		w.Deletes++
 		w.Jobs[on].State = Gone
-	case ComeAgain:
+	case ReuseID:
 		w.Deletes++
 		j := noJob
 		j.ID = w.Jobs[on].ID
 		w.insert(j)
-	case LoseMark:
+	case RemoveMark:
 		w.Lost++
 		w.Jobs[on].Mark = none
-	case Look:
+	case ReadInbox:
 		w.Workers[on] = idle
 		w.Workers[on].Doing, w.Workers[on].Of = Files, w.unfiled()
 	case File, FileParked:
@@ -342,7 +342,7 @@ func (m *Model) take(w *world, step Step) {
 		if v := w.redeliver(on, false, false); v == Live || v == DoneBy {
 			w.move(on, Manual)
 		}
-	case LookUndecided:
+	case ReadUndecided:
 		w.Workers[on] = idle
 		w.Workers[on].Doing, w.Workers[on].Of = Decides, w.undecided()
 		for e := range w.NFailures {
@@ -389,20 +389,20 @@ func (m *Model) take(w *world, step Step) {
 // act applies an operator's action: dlq.act_on, dlq.redeliver, dlq.undo, dlq.delete_entries.
 func (w *world) act(rule Rule, e int8) {
 	entry := &w.Entries[e]
-	switch rule { //nolint:exhaustive // the others are no person's
+	switch rule { //nolint:exhaustive // the others are not an operator's
 	case Discard:
 		w.file(bit(e))
 		if s := entry.Status; s != Pending && s != Manual && s != Failed {
 			return
 		}
 		w.move(e, Archived)
-		w.operated(e, Archived)
+		w.recordOperation(e, Archived)
 	case ResolveEntry:
 		if entry.Status != Manual {
 			return
 		}
 		w.move(e, Resolved)
-		w.operated(e, Resolved)
+		w.recordOperation(e, Resolved)
 		w.supersede(e, none, true)
 	case Replay, Force:
 		w.redeliver(e, true, rule == Force)
@@ -418,8 +418,8 @@ func (w *world) act(rule Rule, e int8) {
 	}
 }
 
-// operated records that an operator closed an entry.
-func (w *world) operated(e int8, to Status) {
+// recordOperation records that an operator closed an entry.
+func (w *world) recordOperation(e int8, to Status) {
 	entry := &w.Entries[e]
 	entry.Op, entry.Still, entry.ByPerson, entry.Acted = int8(to), true, true, w.tick
 	for f := range w.NFailures {
@@ -437,7 +437,7 @@ func (w *world) reopen(e int8) {
 	}
 	w.move(e, Manual)
 	entry.Acted = w.tick
-	w.said(e)
+	w.markWanted(e)
 }
 
 // retire is dlq.retire of one failure.
@@ -458,7 +458,7 @@ func (w *world) delete(e int8) {
 	for _, f := range waiting[:w.NFacts] {
 		if f.Job == entry.Job && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
 			w.fileEnd(f.Job, f.Failure, e)
-			w.forget(f)
+			w.deleteFact(f)
 		}
 	}
 	for i := range w.NJobs {

@@ -154,7 +154,7 @@ type Row struct {
 	Reconciler bool
 }
 
-// Doing tells what a worker has read in one transaction, to use in its next.
+// Doing is what a worker has read in one transaction, to use in its next.
 type Doing uint8
 
 // The values of Doing.

@@ -29,7 +29,7 @@ const (
 
 // Random traces of the model run on a real Postgres: after each step, both have the same state.
 // DLQD_WALK_SEED selects other traces.
-func TestProtocol_WalksAsTheModelSays(t *testing.T) {
+func TestProtocol_DatabaseMatchesModel(t *testing.T) {
 	t.Parallel()
 	seed := uint64(1) // the same traces each time, so that a failure points to a change
 	if set, err := strconv.ParseUint(os.Getenv("DLQD_WALK_SEED"), 10, 64); err == nil {
@@ -92,14 +92,14 @@ func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[prot
 	held := 0
 	for range minSteps + random.IntN(maxSteps-minSteps) {
 		c.state = d.state
-		if d.look == nil && random.IntN(3) == 0 && !c.can(protocol.Scan) {
-			d.looksInVain()
+		if d.scan == nil && random.IntN(3) == 0 && !c.can(protocol.Scan) {
+			d.scanFindsNothing()
 		}
 		step, ok := c.choose(held >= 2)
 		if !ok {
 			break
 		}
-		kill := random.IntN(25) == 0 && step.Rule != protocol.CrashWorker && d.look == nil && step.Rule != protocol.Scan
+		kill := random.IntN(25) == 0 && step.Rule != protocol.CrashWorker && d.scan == nil && step.Rule != protocol.Scan
 		step = d.take(step, kill)
 		if kill {
 			kills++
@@ -107,11 +107,11 @@ func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[prot
 			taken[step.Rule]++
 		}
 		held++
-		if d.look == nil {
+		if d.scan == nil {
 			held = 0
 		}
 	}
-	if d.look != nil {
+	if d.scan != nil {
 		d.take(protocol.Step{Rule: protocol.Append}, false)
 	}
 	return kills, taken
@@ -136,7 +136,7 @@ var rare = [][]protocol.Step{
 	slices.Concat(missed, []protocol.Step{
 		{Rule: protocol.ApplyFacts},
 		{Rule: protocol.Discard},
-		{Rule: protocol.Look},
+		{Rule: protocol.ReadInbox},
 		{Rule: protocol.File},
 	}),
 	// A redelivery resolved an entry. The entry's own job fails again and gets another entry, and
@@ -145,7 +145,7 @@ var rare = [][]protocol.Step{
 		{Rule: protocol.Insert},
 		{Rule: protocol.StartJob},
 		{Rule: protocol.Fail},
-		{Rule: protocol.Look},
+		{Rule: protocol.ReadInbox},
 		{Rule: protocol.File},
 		{Rule: protocol.Replay},
 		{Rule: protocol.StartJob, On: 1},
@@ -154,7 +154,7 @@ var rare = [][]protocol.Step{
 		{Rule: protocol.RetryJob, Capture: protocol.Misses},
 		{Rule: protocol.StartJob},
 		{Rule: protocol.Fail},
-		{Rule: protocol.Look},
+		{Rule: protocol.ReadInbox},
 		{Rule: protocol.File},
 		{Rule: protocol.RetryJob, On: 1},
 		{Rule: protocol.ApplyFacts},
@@ -171,9 +171,9 @@ var rare = [][]protocol.Step{
 // likely has the weights of rules. The steps that bring an entry far have more than 1; those that
 // end a trace early, or are nearly always possible, have less.
 var likely = map[protocol.Rule]float64{
-	protocol.StartJob: 4, protocol.Fail: 6, protocol.Complete: 3, protocol.RetryJob: 2, protocol.Look: 4, protocol.File: 8, protocol.FileParked: 4, protocol.Claim: 6,
-	protocol.LookUndecided: 4, protocol.Decide: 5, protocol.Park: 5, protocol.ApplyFacts: 3, protocol.Scan: 3, protocol.Discard: 1.5, protocol.Reopen: 1.5, protocol.Delete: 0.7, protocol.Undo: 1.5,
-	protocol.Insert: 0.7, protocol.FindSuccesses: 10, protocol.Sweep: 2, protocol.DeleteJob: 0.1, protocol.CancelJob: 0.1, protocol.Attempt: 0.8, protocol.ComeAgain: 1, protocol.InsertMarked: 0.5, protocol.CrashWorker: 1, protocol.Force: 0.5,
+	protocol.StartJob: 4, protocol.Fail: 6, protocol.Complete: 3, protocol.RetryJob: 2, protocol.ReadInbox: 4, protocol.File: 8, protocol.FileParked: 4, protocol.Claim: 6,
+	protocol.ReadUndecided: 4, protocol.Decide: 5, protocol.Park: 5, protocol.ApplyFacts: 3, protocol.Scan: 3, protocol.Discard: 1.5, protocol.Reopen: 1.5, protocol.Delete: 0.7, protocol.Undo: 1.5,
+	protocol.Insert: 0.7, protocol.FindSuccesses: 10, protocol.Sweep: 2, protocol.DeleteJob: 0.1, protocol.CancelJob: 0.1, protocol.Attempt: 0.8, protocol.ReuseID: 1, protocol.InsertMarked: 0.5, protocol.CrashWorker: 1, protocol.Force: 0.5,
 }
 
 // chooser chooses the steps of a trace at random, by the weights of likely. Steps that change
@@ -197,7 +197,7 @@ func (c *chooser) can(rule protocol.Rule) (yes bool) {
 }
 
 // choose returns a step, or false if none is possible. held: the reconciler is waiting for a lock,
-// and must go on soon.
+// and must continue soon.
 func (c *chooser) choose(held bool) (protocol.Step, bool) {
 	var can []protocol.Step
 	var weights []float64

@@ -8,7 +8,7 @@ type Rules struct {
 	// Forgetful: dlqd does not remember the failures that an entry takes in beside its own
 	// (dlq.take_failure does nothing).
 	Forgetful bool
-	// PlaceFirst: an ordered message gives up its place in a transaction of its own, before its job
+	// PlaceFirst: an ordered message gives up its place in a separate transaction, before its job
 	// ends (dlq.order_done, now replaced by dlq.complete_ordered).
 	PlaceFirst bool
 }
@@ -98,9 +98,9 @@ func (w *world) live(id int8) int8 {
 	return none
 }
 
-// ends is the statement by which River's completer or rescuer, or an operator, ends a job, with
+// endJob is the statement by which River's completer or rescuer, or an operator, ends a job, with
 // what dlq.capture appends.
-func (w *world) ends(i int8, to JobState, byOperator bool, capture Capture) {
+func (w *world) endJob(i int8, to JobState, byOperator bool, capture Capture) {
 	j := &w.Jobs[i]
 	if to != Completed && !byOperator {
 		j.Errors = min(2, j.Errors+1)
@@ -143,9 +143,9 @@ func (w *world) ends(i int8, to JobState, byOperator bool, capture Capture) {
 	}
 }
 
-// retries is a retry in River UI, or a rescue by hand: a job runs again. dlq.follow appends a fact
+// retryJob is a retry in River UI, or a rescue by hand: a job runs again. dlq.follow appends a fact
 // if the job had ended.
-func (w *world) retries(i int8, capture Capture) {
+func (w *world) retryJob(i int8, capture Capture) {
 	j := &w.Jobs[i]
 	was := *j
 	j.State, j.Cancel, j.Finalized = Available, false, 0
@@ -259,7 +259,7 @@ func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 		if was := w.Entries[f].Status; was.exists() {
 			w.violatef(FiledOnce, "failure %d has two entries with the same id", f)
 		}
-		w.takenInto(f, f)
+		w.recordIn(f, f)
 		e := noEntry
 		e.Status, e.Job, e.Last, e.Known, e.Decided = to, job, f, bit(f), decided
 		w.Entries[f] = e
@@ -279,12 +279,12 @@ func (w *world) foundByReconciler(f int8) bool {
 	return true
 }
 
-// takenInto records, for the invariants, that an entry took in a failure.
-func (w *world) takenInto(f, e int8) { w.Failures[f].In |= bit(e) }
+// recordIn records, for the invariants, that an entry took in a failure.
+func (w *world) recordIn(f, e int8) { w.Failures[f].In |= bit(e) }
 
 // take is dlq.take_failure.
 func (w *world) take(f, e int8) {
-	w.takenInto(f, e)
+	w.recordIn(f, e)
 	if failure := &w.Failures[f]; !w.rules.Forgetful && failure.TakenBy == none {
 		failure.TakenBy, w.Jobs[failure.Job].Remembered = e, true
 	}
@@ -301,7 +301,7 @@ func (w *world) failedAgain(e, f int8) {
 	if entry.Known&bit(f) != 0 || !entry.Status.open() {
 		return
 	}
-	w.takenInto(f, e)
+	w.recordIn(f, e)
 	entry.Known |= bit(f)
 	if w.Failures[entry.Last].At <= w.Failures[f].At {
 		entry.Last = f
@@ -361,12 +361,12 @@ func (w *world) drop(i int8) {
 }
 
 // supersede is dlq.supersede of one entry. by is the id of the job that did the work.
-func (w *world) supersede(e, by int8, person bool) {
+func (w *world) supersede(e, by int8, operator bool) {
 	entry := &w.Entries[e]
 	if entry.Status != Resolved {
 		return
 	}
-	overtaken := func(s JobState) bool { return s == Discarded || s == Cancelled || !person && s.waits() }
+	overtaken := func(s JobState) bool { return s == Discarded || s == Cancelled || !operator && s.waits() }
 	waits := false
 	if o := &w.Jobs[entry.Job]; overtaken(o.State) && o.ID != by {
 		o.Keyed = o.Keyed && o.State.waits() // another job may have taken the key while it was discarded
@@ -380,24 +380,24 @@ func (w *world) supersede(e, by int8, person bool) {
 	for i := range w.NJobs {
 		waits = waits || (i == entry.Job || w.Jobs[i].Entry == e) && w.Jobs[i].State.waits()
 	}
-	if person && waits {
+	if operator && waits {
 		w.fact(Fact{Kind: FactClosed, Job: entry.Job, Entry: e, Failure: none, At: w.tick})
 	}
 }
 
 // resolveBy is dlq.resolve_by of one entry. job is the id, and by the index, of the job that did
 // its work.
-func (w *world) resolveBy(e, job, by int8, ended Time, person bool) {
+func (w *world) resolveBy(e, job, by int8, ended Time, operator bool) {
 	entry := &w.Entries[e]
 	if entry.Status.open() || entry.Status == Failed {
 		if entry.Job != by && w.Jobs[by].Entry != e {
-			w.violatef(ClosesItsOwn, "job %d, which is not of entry %d, resolves it", by, e)
+			w.violatef(ClosesOwnEntry, "job %d resolves entry %d, to which it does not belong", by, e)
 		}
 		entry.Completed[job], entry.ByPerson = max(entry.Completed[job], ended), false
 		entry.LastTry = job
 		w.move(e, Resolved)
 	}
-	w.supersede(e, job, person)
+	w.supersede(e, job, operator)
 }
 
 // recordEnd is dlq.record_end. failure is none for a success.
@@ -424,7 +424,7 @@ func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
 		entry.Decided = false
 		return true
 	}
-	w.takenInto(failure, e)
+	w.recordIn(failure, e)
 	if i == entry.Job || w.unfiled()&bit(failure) != 0 {
 		w.take(failure, e)
 	}
@@ -612,11 +612,11 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 		// recorded it by then: the work is done.
 		after := w.Entries[id].Status
 		if byPerson && acted > f.At && before.closed() && after.open() {
-			w.violatef(NotUndone, "a person made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
+			w.violatef(NotUndone, "an operator made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
 		}
 	}()
 	if f.Kind == Retried {
-		defer w.endsOf(id, f.Job)
+		defer w.assignEnds(id, f.Job)
 	}
 	switch f.Kind { //nolint:exhaustive // the others are ends
 	case FactClosed:
@@ -662,13 +662,13 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	return done
 }
 
-// endsOf sets the entry of a job's failures that wait as facts without one: the entry after which
+// assignEnds sets the entry of a job's failures that wait as facts without one: the entry after which
 // the job was retried.
-func (w *world) endsOf(e, job int8) {
+func (w *world) assignEnds(e, job int8) {
 	facts := w.Facts
 	for _, f := range facts[:w.NFacts] {
 		if f.Job == job && f.Entry == none && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
-			w.forget(f)
+			w.deleteFact(f)
 			f.Entry = e
 			w.fact(f)
 		}
@@ -696,7 +696,7 @@ func (w *world) applyFacts() {
 		}
 	}
 	for _, f := range quick {
-		w.forget(f)
+		w.deleteFact(f)
 		w.resolveBy(f.Entry, w.Jobs[f.Job].ID, f.Job, f.At, false)
 	}
 	for n := range w.NFacts {
@@ -708,10 +708,10 @@ func (w *world) applyFacts() {
 	for _, f := range others {
 		switch w.applyFact(f) {
 		case done:
-			w.forget(f)
+			w.deleteFact(f)
 		case following:
 			if f.Kind != Following {
-				w.forget(f)
+				w.deleteFact(f)
 				f.Kind = Following
 				w.fact(f)
 			}
@@ -719,8 +719,8 @@ func (w *world) applyFacts() {
 	}
 }
 
-// forget deletes a fact.
-func (w *world) forget(f Fact) {
+// deleteFact deletes a fact.
+func (w *world) deleteFact(f Fact) {
 	n, gone := int8(0), false
 	for i := range w.NFacts {
 		if !gone && w.Facts[i] == f {
@@ -810,11 +810,11 @@ func (w *world) findSuccesses() {
 			continue
 		}
 		j := &w.Jobs[entry.Job]
-		told := false
+		hasFact := false
 		for f := range w.NFacts {
-			told = told || w.Facts[f].Job == entry.Job
+			hasFact = hasFact || w.Facts[f].Job == entry.Job
 		}
-		if j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 && !told {
+		if j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 && !hasFact {
 			w.fact(Fact{Kind: FactCompleted, Job: entry.Job, Entry: e, Failure: none, At: j.Finalized})
 		}
 	}
@@ -836,12 +836,12 @@ func (w *world) sweep() {
 		if i != none && !w.Jobs[i].State.ended() {
 			continue
 		}
-		told := false
+		hasFact := false
 		for f := range w.NFacts {
-			told = told || w.Jobs[w.Facts[f].Job].ID == entry.Waits && w.Facts[f].Kind != Following
+			hasFact = hasFact || w.Jobs[w.Facts[f].Job].ID == entry.Waits && w.Facts[f].Kind != Following
 		}
 		switch {
-		case told:
+		case hasFact:
 		case i != none:
 			failure := w.Jobs[i].Failure
 			if w.Jobs[i].State == Completed {
@@ -874,7 +874,7 @@ const (
 )
 
 // redeliver is dlq.redeliver of one entry.
-func (w *world) redeliver(e int8, person, force bool) Verdict {
+func (w *world) redeliver(e int8, operator, force bool) Verdict {
 	w.file(bit(e))
 	entry := &w.Entries[e]
 	if s := entry.Status; s != Pending && s != Manual && s != Failed {
@@ -909,12 +909,12 @@ func (w *world) redeliver(e int8, person, force bool) Verdict {
 	}
 	switch v { //nolint:exhaustive // it stays where it is otherwise
 	case Sent:
-		if !person && !w.wanted(e) {
-			w.violatef(NotSentBack, "entry %d is sent back by itself, and a person has closed all that it is of", e)
+		if !operator && !w.wanted(e) {
+			w.violatef(ClosedStaysClosed, "entry %d is redelivered automatically, but an operator closed all its failures", e)
 		}
 		for i := range w.NJobs {
 			if j := &w.Jobs[i]; j.Of == e && !j.Overtaken && (j.State.waits() || j.State == Running) {
-				w.violatef(OneUnderWay, "entry %d has job %d under way, and gets another", e, i)
+				w.violatef(OneRedelivery, "entry %d has redelivery job %d in progress, and gets another", e, i)
 			}
 		}
 		j := noJob
@@ -931,10 +931,10 @@ func (w *world) redeliver(e int8, person, force bool) Verdict {
 		if o.State != Completed || o.Done {
 			by = h
 		}
-		w.resolveBy(e, w.Jobs[by].ID, by, w.tick, person)
+		w.resolveBy(e, w.Jobs[by].ID, by, w.tick, operator)
 	}
-	if person {
-		w.said(e)
+	if operator {
+		w.markWanted(e)
 	}
 	return v
 }
@@ -949,8 +949,8 @@ func (w *world) wanted(e int8) bool {
 	return false
 }
 
-// said records that an operator wants an entry's work done.
-func (w *world) said(e int8) {
+// markWanted records that an operator wants an entry's work done.
+func (w *world) markWanted(e int8) {
 	for f := range w.NFailures {
 		if w.in(e, f) {
 			w.Failures[f].Closed = false

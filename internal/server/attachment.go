@@ -33,7 +33,7 @@ func (s *Server) attachmentLoop() *background.Loop {
 			switch {
 			case installed && was != nil:
 				if s.worker != nil {
-					s.worker.PublishAgain()
+					s.worker.RepublishSwitches()
 				}
 				s.detached.Store(nil)
 				s.logger.Info("dlqd is attached again and continues")

@@ -44,7 +44,7 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	require.EqualValues(t, 3, group["entries"])
 	_, health, _ := b.call("GET", "/api/health", "")
 	require.Equal(t, true, health["ok"])
-	require.Contains(t, health["parts"], map[string]any{"name": "automatic", "ok": true, "detail": "observing: dead letters are judged and shown, and none is redelivered by itself"})
+	require.Contains(t, health["parts"], map[string]any{"name": "automatic", "ok": true, "detail": "observing: dead letters are classified and shown, and not redelivered automatically"})
 
 	// A dry run returns the effect and changes nothing.
 	on := `{"scope": "queue", "name": "mailers", "enabled": true, "actor": "kim", "note": "tried"`
@@ -58,7 +58,7 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	require.Equal(t, "once", staying["kind"])
 	require.Contains(t, staying["why"], "its job had one attempt")
 	_, preview, _ = b.call("POST", "/api/dlq/automatic/set", on+`, "dryRun": true, "include": ["single-attempt"]}`)
-	require.Contains(t, preview["stays"].([]any)[0].(map[string]any)["why"], "dlqd reclassify takes those along")
+	require.Contains(t, preview["stays"].([]any)[0].(map[string]any)["why"], "dlqd reclassify releases the entries that are parked already")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.automatic_changes"))
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+observed))
 

@@ -184,7 +184,7 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	await(26, "SELECT count(*) FROM dlq.dead_letter_queue")
 	guest.stop()
 	require.Contains(t, log.String(), "River belongs to an application")
-	require.Contains(t, log.String(), "observing: dead letters are judged and shown, and none is redelivered by itself")
+	require.Contains(t, log.String(), "observing: dead letters are classified and shown, and not redelivered automatically")
 	require.Contains(t, log.String(), "idle: dlqd was detached from this database")
 	require.Contains(t, log.String(), "dlqd is attached again")
 

@@ -89,11 +89,11 @@ func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	_, err := server.Start(t.Context(), server.Config{
 		DatabaseURL: a.url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: policyOf(t, "default"), Logger: slog.New(slog.DiscardHandler),
 	})
-	require.ErrorContains(t, err, "there is no queue to deliver: other clients work default")
+	require.ErrorContains(t, err, "no queue to deliver: other clients work default")
 	deliver := a.deliver(t, "mine", "default")
 	status, out, _ = front.call("POST", "/api/messages", message)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	require.Contains(t, out["detail"], "(delivered are: mine)")
+	require.Contains(t, out["detail"], "(delivered queues: mine)")
 
 	message = strings.Replace(message, "default", "mine", 1)
 	status, out, _ = front.call("POST", "/api/messages", message)
@@ -116,7 +116,7 @@ func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	a.deliver(t, "mine", "elsewhere")
 	status, out, _ = front.call("POST", "/api/messages/batch", `{"messages": [{"queue": "mine", "kind": "k", "payload": 1}, {"queue": "default", "kind": "k", "payload": 2}]}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	require.Contains(t, out["detail"], "(delivered are: mine)", "the queues in this API's policy")
+	require.Contains(t, out["detail"], "(delivered queues: mine)", "the queues in this API's policy")
 	require.Equal(t, "body.messages[1].queue", out["errors"].([]any)[0].(map[string]any)["location"])
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"), "a batch is stored as a whole or not at all")
 
@@ -124,7 +124,7 @@ func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	require.NoError(t, err)
 	status, out, header = front.call("POST", "/api/messages", `{"queue": "default", "kind": "order.placed", "payload": 2}`)
 	require.Equal(t, http.StatusServiceUnavailable, status, out)
-	require.Contains(t, out["detail"], "could not be found out")
+	require.Contains(t, out["detail"], "cannot determine whether a dlqd process delivers")
 	require.NotEmpty(t, header.Get("Retry-After"))
 	_, err = a.pool.Exec(t.Context(), "ALTER TABLE dlq.elsewhere RENAME TO processes")
 	require.NoError(t, err)
@@ -180,7 +180,7 @@ func TestProcesses_RegisterAndUnregister(t *testing.T) {
 	require.Equal(t, process{Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true}, processes[0])
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
-	require.Contains(t, log.String(), `msg="River belongs to dlqd" automatic="on: dead letters are redelivered by themselves"`)
+	require.Contains(t, log.String(), `msg="River belongs to dlqd" automatic="on: dead letters are redelivered automatically"`)
 }
 
 // A process whose requests use all connections of its pool still announces itself, so that its
@@ -230,12 +230,12 @@ func TestStart_LogsTheModeInForce(t *testing.T) {
 		}}).stop()
 		return log.String()
 	}
-	require.Contains(t, start(), "observing: dead letters are judged and shown, and none is redelivered by itself")
+	require.Contains(t, start(), "observing: dead letters are classified and shown, and not redelivered automatically")
 	_, err := a.pool.Exec(t.Context(), "SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
 	require.NoError(t, err)
 	log := start()
 	require.Contains(t, log, `msg="River belongs to an application`)
-	require.Contains(t, log, `automatic="on: dead letters are redelivered by themselves"`)
+	require.Contains(t, log, `automatic="on: dead letters are redelivered automatically"`)
 	require.NotContains(t, log, "stopped by")
 	_, err = a.pool.Exec(t.Context(), "SELECT dlq.stop_automatic('kim')")
 	require.NoError(t, err)

@@ -45,7 +45,7 @@ const (
 
 // behaviour returns the effective values of the policy. It walks the policy's types, so a new field
 // is compared without a change here.
-func (p *Planner) behaviour(names *named) *behaviour {
+func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 	b := &behaviour{fields: map[place][]field{}}
 	rules, everywhere := p.policy, place{"everywhere", ""}
 	whole := reflect.ValueOf(rules).Elem()
@@ -55,7 +55,7 @@ func (p *Planner) behaviour(names *named) *behaviour {
 		}
 		for _, f := range reflect.VisibleFields(section.Type) {
 			if !slices.Contains(resolved, section.Name+"."+f.Name) {
-				b.add(everywhere, tagged(f), whole.FieldByIndex(section.Index).FieldByIndex(f.Index))
+				b.add(everywhere, fieldName(f), whole.FieldByIndex(section.Index).FieldByIndex(f.Index))
 			}
 		}
 	}
@@ -116,12 +116,12 @@ func (b *behaviour) add(at place, path string, v reflect.Value) {
 		}
 	case reflect.Struct:
 		for _, f := range reflect.VisibleFields(v.Type()) {
-			if name := tagged(f); name != "-" && f.IsExported() {
+			if name := fieldName(f); name != "-" && f.IsExported() {
 				b.add(at, under(name), v.FieldByIndex(f.Index))
 			}
 		}
 	case reflect.Map:
-		for _, name := range slices.Sorted(maps.Keys(texts(v))) {
+		for _, name := range slices.Sorted(maps.Keys(keysOf(v))) {
 			b.add(at, under(name), v.MapIndex(reflect.ValueOf(name)))
 		}
 	default:
@@ -129,8 +129,8 @@ func (b *behaviour) add(at place, path string, v reflect.Value) {
 	}
 }
 
-// texts returns the keys of a map with string keys.
-func texts(v reflect.Value) map[string]bool {
+// keysOf returns the keys of a map with string keys.
+func keysOf(v reflect.Value) map[string]bool {
 	keys := map[string]bool{}
 	for _, key := range v.MapKeys() {
 		keys[key.String()] = true
@@ -138,8 +138,8 @@ func texts(v reflect.Value) map[string]bool {
 	return keys
 }
 
-// tagged returns the name of a field in the policy's files.
-func tagged(f reflect.StructField) string {
+// fieldName returns the name of a field in the policy's files.
+func fieldName(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	return name
 }
@@ -175,10 +175,10 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
-// named lists the queues and kinds that at least one of two policies names.
-type named struct{ queues, kinds []string }
+// queuesAndKinds lists the queues and kinds that at least one of two policies names.
+type queuesAndKinds struct{ queues, kinds []string }
 
-func namesOf(planners ...*Planner) *named {
+func namesOf(planners ...*Planner) *queuesAndKinds {
 	queues, kinds := map[string]bool{}, map[string]bool{}
 	for _, p := range planners {
 		for name := range p.policy.Queues {
@@ -194,7 +194,7 @@ func namesOf(planners ...*Planner) *named {
 			kinds[name] = true
 		}
 	}
-	return &named{slices.Sorted(maps.Keys(queues)), slices.Sorted(maps.Keys(kinds))}
+	return &queuesAndKinds{slices.Sorted(maps.Keys(queues)), slices.Sorted(maps.Keys(kinds))}
 }
 
 // BehaviourDiff returns what changes from one policy to another: one line for each place, with the
@@ -258,18 +258,18 @@ func fieldsDiff(old, next []field) string {
 		if path == "secret" || strings.HasSuffix(path, ".secret") {
 			before, after = policy.Secret(before).String(), policy.Secret(after).String()
 		} else {
-			before, after = shown(was, path), shown(is, path)
+			before, after = maskedValue(was, path), maskedValue(is, path)
 		}
 		switch {
 		case old == nil && slices.Contains([]string{"", "0", "false", "[]"}, after), !had && after == "", !has && before == "":
 		case !had:
 			changes = append(changes, path+" "+after)
 		case !has:
-			changes = append(changes, path+" "+before+" -> nothing")
+			changes = append(changes, path+" "+before+" -> (none)")
 		case before == after && path != "secret":
-			changes = append(changes, path+" "+after+", in what is not shown")
+			changes = append(changes, path+" "+after+" (a masked part changes)")
 		default:
-			changes = append(changes, path+" "+quiet(before)+" -> "+quiet(after))
+			changes = append(changes, path+" "+orNone(before)+" -> "+orNone(after))
 		}
 	}
 	text := strings.Join(changes, ", ")
@@ -279,23 +279,23 @@ func fieldsDiff(old, next []field) string {
 	case old == nil:
 		return "new: " + text
 	case next == nil:
-		return "gone"
+		return "removed"
 	}
 	return text
 }
 
-// shown returns a value of a place with its secrets masked.
-func shown(values map[string]string, path string) string {
+// maskedValue returns a value of a place with its secrets masked.
+func maskedValue(values map[string]string, path string) string {
 	if path == "url" && values["urlFile"] != "" {
 		return redact.Origin(values[path])
 	}
 	return redact.Text(values[path])
 }
 
-// quiet returns value, or "nothing" if it is empty.
-func quiet(value string) string {
+// orNone returns value, or "(none)" if it is empty.
+func orNone(value string) string {
 	if value == "" {
-		return "nothing"
+		return "(none)"
 	}
 	return value
 }

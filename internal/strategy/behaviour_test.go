@@ -40,14 +40,14 @@ func leaves(v reflect.Value, path string) (found []leaf) {
 		if !v.IsNil() {
 			return leaves(v.Elem(), path)
 		}
-		something := reflect.New(v.Type().Elem())
+		element := reflect.New(v.Type().Elem())
 		if v.Type().Elem().Kind() == reflect.Bool { // false, because the defaults are true
-			return []leaf{{path, func() func() { v.Set(something); return v.SetZero }}}
+			return []leaf{{path, func() func() { v.Set(element); return v.SetZero }}}
 		}
-		for _, l := range leaves(something.Elem(), path) {
+		for _, l := range leaves(element.Elem(), path) {
 			found = append(found, leaf{l.path, func() func() {
 				undo := l.change()
-				v.Set(something)
+				v.Set(element)
 				return func() { undo(); v.SetZero() }
 			}})
 		}
@@ -102,7 +102,7 @@ func change(v reflect.Value) {
 }
 
 // The test walks the policy's types: it fails if BehaviourDiff does not compare a new field.
-func TestBehaviourDiff_everyField(t *testing.T) {
+func TestBehaviourDiff_ComparesEveryField(t *testing.T) {
 	t.Parallel()
 	old, next := &Planner{policy: policytest.Load(t, complete)}, &Planner{policy: policytest.Load(t, complete)}
 	require.Empty(t, BehaviourDiff(old, next))
@@ -121,7 +121,7 @@ func TestBehaviourDiff_everyField(t *testing.T) {
 	}
 }
 
-func TestBehaviourDiff_says(t *testing.T) {
+func TestBehaviourDiff_DescribesChanges(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name      string
@@ -129,13 +129,13 @@ func TestBehaviourDiff_says(t *testing.T) {
 		want      []string
 	}{
 		{
-			"a queue's attempts, timeout and answer while the breaker is open",
+			"a queue's attempts, timeout and whenOpen",
 			policytest.Files{"retry-policies": "queues: {a: {destination: d}, b: {destination: d}, c: {destination: d}}\ndestinations: {d: {url: \"http://d\"}}\n"},
 			policytest.Files{"retry-policies": "defaults: {timeout: 90s}\nqueues: {a: {destination: d}, b: {destination: d}, c: {destination: d, timeout: 30s, maxAttempts: 9, whenOpen: accept}}\ndestinations: {d: {url: \"http://d\"}}\n"},
 			[]string{"other queues: timeout 30s -> 1m30s", "queue a, b: timeout 30s -> 1m30s", "queue c: maxAttempts 3 -> 9, whenOpen reject -> accept"},
 		},
 		{
-			"breakers, where one has no word of its own", nil,
+			"defaults of breakers", nil,
 			policytest.Files{"circuit-breaker": "defaults: {openFor: 45s}\n"},
 			[]string{"destination default: breaker.openFor 30s -> 45s"},
 		},
@@ -150,12 +150,12 @@ func TestBehaviourDiff_says(t *testing.T) {
 			[]string{"everywhere: smartRetry.enabled false -> true", "queue default: smartRetry false -> true"},
 		},
 		{
-			"a destination's secret, which is not shown",
+			"a destination's secret is masked",
 			policytest.Files{"retry-policies": "queues: {a: {destination: d}}\ndestinations: {d: {url: \"http://d\", secret: MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n"},
 			policytest.Files{"retry-policies": "queues: {a: {destination: d}}\ndestinations: {d: {url: \"http://d\", secret: MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSx}}\n"},
 			[]string{"destination d: secret (hidden) -> (hidden)"},
 		},
-		{"what is overridden everywhere changes nothing", nil, policytest.Files{"dlq-routing": "strategies: {immediate: {strategy: manual}}\n"}, nil},
+		{"a default that is overridden everywhere changes nothing", nil, policytest.Files{"dlq-routing": "strategies: {immediate: {strategy: manual}}\n"}, nil},
 	} {
 		old, err := NewPlanner(policytest.Load(t, test.old), nil)
 		require.NoError(t, err)

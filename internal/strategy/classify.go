@@ -98,7 +98,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		return riverdlq.ClassCodeBug, panicRule
 	}
 	status, inContext, retryAfter := f.answer()
-	if status != 0 && !inContext && (f.repliesLikeMail() || f.isAMQP() || !isAssigned(status)) {
+	if status != 0 && !inContext && (f.isMailReply() || f.isAMQP() || !isAssigned(status)) {
 		status = 0 // a code of another protocol
 	}
 	ofStatus := ClassifyStatus(status)
@@ -117,14 +117,14 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		return l.class, l.rule
 	}
 	if class, ok := ofGRPC(text); ok {
-		l := unlessBarred(&line{rule: grpcRule, class: class}, words)
+		l := preferPermanent(&line{rule: grpcRule, class: class}, words)
 		return l.class, l.rule
 	}
 	if l, ok := f.ofSQL(text, status); ok {
 		return l.class, l.rule
 	}
 	if class, ok := f.ofSMTP(words); ok {
-		l := unlessBarred(&line{rule: smtpRule, class: class}, words)
+		l := preferPermanent(&line{rule: smtpRule, class: class}, words)
 		return l.class, l.rule
 	}
 	if status == http.StatusForbidden && rateLimits.in(words) {
@@ -179,43 +179,43 @@ func (f *Facts) reported(text string, words *wording, status int) *line {
 		l = known.ofName(f.Type)
 	}
 	if l == nil {
-		l = nameBefore(text)
+		l = lineOfFirstName(text)
 	}
 	if l == nil && status == http.StatusInternalServerError {
 		if l = known.ofText(words); l != nil && l.class != riverdlq.ClassCodeBug {
 			l = nil
 		}
 	}
-	for i := range disguises {
-		if l != nil && l.rule == disguises[i].rule && disguises[i].texts.in(words) {
-			return &disguises[i].is
+	for i := range typeExceptions {
+		if l != nil && l.rule == typeExceptions[i].rule && typeExceptions[i].texts.in(words) {
+			return &typeExceptions[i].is
 		}
 	}
-	return unlessBarred(l, words)
+	return preferPermanent(l, words)
 }
 
-// unlessBarred returns l, with one exception: if l is a temporary error, such as a ConnectionError,
+// preferPermanent returns l, with one exception: if l is a temporary error, such as a ConnectionError,
 // and the text names a lasting one, such as a wrong password, it returns the line of the lasting
 // error.
-func unlessBarred(l *line, words *wording) *line {
+func preferPermanent(l *line, words *wording) *line {
 	if l == nil || l.class.Permanent() {
 		return l
 	}
-	if i := known.inText(words); i < firstPassing && known.lines[i].class.Permanent() {
+	if i := known.inText(words); i < firstTransient && known.lines[i].class.Permanent() {
 		return known.line(i)
 	}
 	return l
 }
 
-// maxNamesBefore is the number of names that may precede a message: the error's name, and those of
+// maxFirstNames is the number of names that may precede a message: the error's name, and those of
 // the errors that it wraps.
-const maxNamesBefore = 4
+const maxFirstNames = 4
 
-// nameBefore returns the line of the name at the beginning of a text, or nil. Such texts are
+// lineOfFirstName returns the line of the name at the beginning of a text, or nil. Such texts are
 // "Uncaught TypeError: …", "java.io.IOException: …", "TooManyRequests" and
 // "502 Bad Gateway: UpstreamFailed: …".
-func nameBefore(text string) *line {
-	for range maxNamesBefore {
+func lineOfFirstName(text string) *line {
+	for range maxFirstNames {
 		head, rest, more := strings.Cut(text[:min(len(text), maxNameBytes)], ": ")
 		if i := strings.IndexByte(head, '\n'); i >= 0 {
 			head, more = head[:i], false
@@ -242,13 +242,13 @@ func nameBefore(text string) *line {
 	return nil
 }
 
-// beforeGRPC lists the texts that precede a gRPC status in messages of the Go, Rust, Python and
+// grpcPrefixes lists the texts that precede a gRPC status in messages of the Go, Rust, Python and
 // .NET libraries.
-var beforeGRPC = []string{"rpc error: code = ", "status: ", "StatusCode.", `StatusCode="`}
+var grpcPrefixes = []string{"rpc error: code = ", "status: ", "StatusCode.", `StatusCode="`}
 
 // ofGRPC returns the class of the gRPC status in a text, if there is one.
 func ofGRPC(text string) (riverdlq.Class, bool) {
-	for _, before := range beforeGRPC {
+	for _, before := range grpcPrefixes {
 		if _, name, ok := strings.Cut(text, before); ok {
 			name = name[:min(len(name), maxNameBytes)]
 			if i := strings.IndexFunc(name, func(c rune) bool { return c != '_' && !unicode.IsLetter(c) }); i >= 0 {
@@ -294,9 +294,9 @@ func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	return line{}, false
 }
 
-// repliesLikeMail reports whether the error's code is an SMTP or FTP reply, not an HTTP status. The
+// isMailReply reports whether the error's code is an SMTP or FTP reply, not an HTTP status. The
 // replies of both protocols have the same meaning.
-func (f *Facts) repliesLikeMail() bool {
+func (f *Facts) isMailReply() bool {
 	name := strings.ToLower(bounded(f.Type))
 	return slices.ContainsFunc([]string{"smtp", "mail", "ftp", "swift_"}, func(word string) bool {
 		return strings.Contains(name, word)
@@ -319,7 +319,7 @@ func (f *Facts) isAMQP() bool {
 // same digit: 550 5.1.1.
 func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
 	reply := ""
-	if f.repliesLikeMail() && isFailure([]byte(f.Code)) {
+	if f.isMailReply() && isFailure([]byte(f.Code)) {
 		reply = f.Code
 	}
 	for i := 0; reply == "" && i+3 < len(words.list); i++ {

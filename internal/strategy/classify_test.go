@@ -16,7 +16,7 @@ import (
 
 // The error names of the design document are recognized in every field that may contain them: 65
 // samples.
-func TestClassify_CommonWords(t *testing.T) {
+func TestClassify_RecognizesCommonNames(t *testing.T) {
 	t.Parallel()
 	samples := 0
 	check := func(want riverdlq.Class, f strategy.Facts) {
@@ -61,7 +61,7 @@ func TestClassify_CommonWords(t *testing.T) {
 	require.Equal(t, 65, samples)
 }
 
-func TestClassify_WholeWordsOnly(t *testing.T) {
+func TestClassify_MatchesWholeWordsOnly(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		want  riverdlq.Class
@@ -87,7 +87,7 @@ func TestClassify_WholeWordsOnly(t *testing.T) {
 }
 
 // The first step that recognizes an error decides.
-func TestClassify_Order(t *testing.T) {
+func TestClassify_FirstMatchingStepDecides(t *testing.T) {
 	t.Parallel()
 	p, err := strategy.NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": `
 rules: [{name: ours, match: {kind: ruled}, class: unknown}]
@@ -133,7 +133,7 @@ rules: [{name: ours, match: {kind: ruled}, class: unknown}]
 
 // A 500 says only that a request failed. If the response names a bug, the message is not sent
 // again.
-func TestClassify_BugBehindA500(t *testing.T) {
+func TestClassify_Status500ThatNamesABugIsCodeBug(t *testing.T) {
 	t.Parallel()
 	p := policytest.Load(t, nil)
 	planner, err := strategy.NewPlanner(p, nil)
@@ -148,13 +148,13 @@ func TestClassify_BugBehindA500(t *testing.T) {
 		require.NoError(t, err)
 		class, _, rule := planner.Classify(facts)
 		require.Equal(t, riverdlq.ClassCodeBug, class, "%+v", answer)
-		require.True(t, planner.Ends(class, rule), "its job is not run again")
+		require.True(t, planner.Ends(class, rule), "the job is not run again")
 	}
 }
 
 // The type of these errors is transient, but the text names a rejected certificate or password, so
 // they are unauthorized.
-func TestClassify_ConnectionsThatAreRefusedForGood(t *testing.T) {
+func TestClassify_RejectedCredentialsAreUnauthorized(t *testing.T) {
 	t.Parallel()
 	for _, facts := range []strategy.Facts{
 		{Type: "requests.exceptions.ConnectionError", Message: "SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]')"},
@@ -168,7 +168,7 @@ func TestClassify_ConnectionsThatAreRefusedForGood(t *testing.T) {
 }
 
 // Codes of other protocols are not HTTP statuses.
-func TestClassify_CodesOfOtherProtocols(t *testing.T) {
+func TestClassify_CodesOfOtherProtocolsAreNotHTTPStatuses(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		want  riverdlq.Class

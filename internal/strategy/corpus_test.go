@@ -96,8 +96,8 @@ func realErrors(tb testing.TB) []realError {
 	return errors
 }
 
-// goesBack reports whether entries of a class are redelivered without an operator.
-func goesBack(class riverdlq.Class) bool {
+// isRedelivered reports whether entries of a class are redelivered without an operator.
+func isRedelivered(class riverdlq.Class) bool {
 	return class == riverdlq.ClassTransient || class == riverdlq.ClassRateLimited || class == riverdlq.ClassOutage
 }
 
@@ -105,8 +105,8 @@ func goesBack(class riverdlq.Class) bool {
 // such an error may be redelivered if one label allows it, and must be only if both do.
 type score struct {
 	all, unknown, right     int
-	sent, sentRightly       int
-	mustBeSent, mustAndWere int
+	sent, sentCorrectly     int
+	mustBeSent, mustAndSent int
 	classes                 map[riverdlq.Class]*classScore
 }
 
@@ -128,16 +128,16 @@ func (s *score) add(labels [2]riverdlq.Class, judged riverdlq.Class) bool {
 	if judged == riverdlq.ClassUnknown {
 		s.unknown++
 	}
-	if goesBack(judged) {
+	if isRedelivered(judged) {
 		s.sent++
-		if goesBack(labels[0]) || goesBack(labels[1]) {
-			s.sentRightly++
+		if isRedelivered(labels[0]) || isRedelivered(labels[1]) {
+			s.sentCorrectly++
 		}
 	}
-	if goesBack(labels[0]) && goesBack(labels[1]) {
+	if isRedelivered(labels[0]) && isRedelivered(labels[1]) {
 		s.mustBeSent++
-		if goesBack(judged) {
-			s.mustAndWere++
+		if isRedelivered(judged) {
+			s.mustAndSent++
 		}
 	}
 	return label == judged
@@ -145,16 +145,16 @@ func (s *score) add(labels [2]riverdlq.Class, judged riverdlq.Class) bool {
 
 func share(part, of int) float64 { return float64(part) / float64(max(of, 1)) }
 
-func (s *score) precision() float64    { return share(s.sentRightly, s.sent) }
-func (s *score) recall() float64       { return share(s.mustAndWere, s.mustBeSent) }
+func (s *score) precision() float64    { return share(s.sentCorrectly, s.sent) }
+func (s *score) recall() float64       { return share(s.mustAndSent, s.mustBeSent) }
 func (s *score) unknownShare() float64 { return share(s.unknown, s.all) }
 
 func (s *score) String() string {
 	var out strings.Builder
 	_, _ = fmt.Fprintf(&out, "%d errors, %d in the right class (%.3f)\n", s.all, s.right, share(s.right, s.all))
-	_, _ = fmt.Fprintf(&out, "what goes back by itself: rightly %d of %d (precision %.3f), ",
-		s.sentRightly, s.sent, s.precision())
-	_, _ = fmt.Fprintf(&out, "found %d of %d (recall %.3f)\n", s.mustAndWere, s.mustBeSent, s.recall())
+	_, _ = fmt.Fprintf(&out, "redelivered automatically: correctly %d of %d (precision %.3f), ",
+		s.sentCorrectly, s.sent, s.precision())
+	_, _ = fmt.Fprintf(&out, "found %d of %d (recall %.3f)\n", s.mustAndSent, s.mustBeSent, s.recall())
 	_, _ = fmt.Fprintf(&out, "unknown: %d (%.3f)\n", s.unknown, s.unknownShare())
 	w := tabwriter.NewWriter(&out, 0, 8, 2, ' ', tabwriter.AlignRight)
 	_, _ = fmt.Fprintln(w, "class\tlabelled\tjudged\tright\tprecision\trecall\t")
@@ -170,7 +170,7 @@ func (s *score) String() string {
 // The built-in table is fitted to two thirds of the corpus. For the third that is held out, the
 // test prints only numbers: if the table were changed for those errors, they could no longer
 // measure it.
-func TestCorpus_IsJudgedRightly(t *testing.T) {
+func TestCorpus_PrecisionAndRecall(t *testing.T) {
 	t.Parallel()
 	for name, heldOut := range map[string]bool{"fitted": false, "heldOut": true} {
 		t.Run(name, func(t *testing.T) {
@@ -189,8 +189,8 @@ func TestCorpus_IsJudgedRightly(t *testing.T) {
 				}
 			}
 			t.Log("\n" + s.String())
-			require.GreaterOrEqual(t, s.precision(), 0.98, "of what goes back by itself, what does so rightly")
-			require.GreaterOrEqual(t, s.recall(), 0.90, "of what should go back by itself, what does")
+			require.GreaterOrEqual(t, s.precision(), 0.98, "share of redelivered errors that may be redelivered")
+			require.GreaterOrEqual(t, s.recall(), 0.90, "share of errors to redeliver that are redelivered")
 			require.LessOrEqual(t, s.unknownShare(), 0.15)
 		})
 	}

@@ -55,16 +55,16 @@ type Failure struct {
 func Fingerprint(f *Failure) string {
 	f = f.read()
 	errorType, code, answered := f.Type, f.Code, f.answered()
-	if cause.SaysNothing(errorType) {
+	if cause.IsGeneric(errorType) {
 		errorType = ""
 	}
-	if cause.SaysNothing(code) || cause.IsStatus(code) {
+	if cause.IsGeneric(code) || cause.IsStatus(code) {
 		code = ""
 	}
 	// A SQLSTATE or gRPC status that a worker reports does not name a cause, because many errors
 	// share it. A receiver's code does.
 	named := code != "" && (answered || !sqlState.MatchString(code) && !isGRPC(code)) ||
-		answered && errorType != "" && !madeType.MatchString(errorType)
+		answered && errorType != "" && !ownType.MatchString(errorType)
 	message, frame := f.Message, ""
 	if f.Trace != "" {
 		frame = ownFrame(f.Trace)
@@ -74,26 +74,26 @@ func Fingerprint(f *Failure) string {
 	}
 	var reason []string //nolint:prealloc // one of these
 	switch {
-	case named && madeType.MatchString(errorType):
+	case named && ownType.MatchString(errorType):
 		reason = []string{"code", "", code}
 	case named:
 		reason = []string{"code", errorType, code}
 	case f.Title != "":
-		reason = []string{"title", errorType, code, steady(f.Title)}
+		reason = []string{"title", errorType, code, normalize(f.Title)}
 	default:
-		reason = []string{"message", errorType, code, steady(message)}
+		reason = []string{"message", errorType, code, normalize(message)}
 	}
 	sum := sha256.Sum256([]byte(strings.Join(append(reason, frame), "\x00")))
 	return hex.EncodeToString(sum[:digits2/2])
 }
 
 var (
-	// madeType matches types that dlqd itself sets: they do not name a cause.
-	madeType = regexp.MustCompile(`^(HTTP_[0-9]{3}|LOGICAL_FAILURE|TIMEOUT_ERROR|` +
+	// ownType matches types that dlqd itself sets: they do not name a cause.
+	ownType = regexp.MustCompile(`^(HTTP_[0-9]{3}|LOGICAL_FAILURE|TIMEOUT_ERROR|` +
 		`CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR|panic)$`)
-	// recorded matches the start of delivery messages from before error_title existed: it has the
+	// oldPrefix matches the start of delivery messages from before error_title existed: it has the
 	// destination's URL.
-	recorded = regexp.MustCompile(`^POST \S+: ([1-5][0-9]{2}\b)?`)
+	oldPrefix = regexp.MustCompile(`^POST \S+: ([1-5][0-9]{2}\b)?`)
 )
 
 func isGRPC(code string) bool {
@@ -122,7 +122,7 @@ func (f *Failure) read() *Failure {
 	if f.Title != "" || !strings.HasPrefix(f.Message, "POST ") {
 		return f
 	}
-	match := recorded.FindStringSubmatch(f.Message)
+	match := oldPrefix.FindStringSubmatch(f.Message)
 	if match == nil {
 		return f
 	}
@@ -140,15 +140,15 @@ func (f *Failure) read() *Failure {
 	if context.Body == "" {
 		answer.Body = context.Problem
 	}
-	said := answer.Cause()
-	now.Title = said.Title
-	if said.Type != "" && madeType.MatchString(f.Type) {
-		now.Type = said.Type
+	found := answer.Cause()
+	now.Title = found.Title
+	if found.Type != "" && ownType.MatchString(f.Type) {
+		now.Type = found.Type
 	}
-	if said.Code != "" && cause.IsStatus(f.Code) {
-		now.Code = said.Code
+	if found.Code != "" && cause.IsStatus(f.Code) {
+		now.Code = found.Code
 	}
-	if text := said.String(); text != "" && len(context.Problem) == 0 {
+	if text := found.String(); text != "" && len(context.Problem) == 0 {
 		now.Message += ": " + text
 	}
 	return &now
@@ -185,8 +185,8 @@ var names = regexp.MustCompile(`\b([Oo]f|[Ff]or|[Bb]y) (` + nameWord + particles
 	`tenant|merchant|dear|mr|mrs|ms|dr)\.?:?) (` +
 	nameWord + particles + `(?: ` + nameWord + `){0,2})`)
 
-// technical matches words that are not part of a person's name: for Payment Gateway.
-var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount|Authentication|Authorization|` +
+// technicalWord matches words that are not part of a person's name: for Payment Gateway.
+var technicalWord = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount|Authentication|Authorization|` +
 	`Balance|Bank|Billing|Broker|Card|Catalog|Checkout|Cluster|Code|Connection|Credit|Credits|Customer|Data|Database|` +
 	`Declined|Delivery|Email|Engine|Error|Event|Exception|Failed|Failure|Field|File|Found|Funds|Gateway|Host|Id|` +
 	`Inventory|Invalid|Invoice|Is|Item|Job|Key|Ledger|Limit|Management|Message|Missing|Name|Network|Not|Notification|` +
@@ -195,8 +195,8 @@ var technical = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount
 	`Session|Shipping|Signature|State|Status|Stock|Storage|Store|Subscription|System|Table|Tax|Template|Tenant|Time|` +
 	`Timeout|Token|Transaction|Type|Unauthorized|Unknown|Upload|User|Value|Version|Webhook|Worker)$`)
 
-// steady returns a text without the parts that differ between two occurrences of the same error.
-func steady(text string) string {
+// normalize returns a text without the parts that differ between two occurrences of the same error.
+func normalize(text string) string {
 	text = strings.ToValidUTF8(bounded(text), "?")
 	text = withoutIDs(variables.ReplaceAllString(text, "?"))
 	if !capitalLetter.MatchString(text) {
@@ -205,7 +205,7 @@ func steady(text string) string {
 	text = names.ReplaceAllStringFunc(text, func(found string) string {
 		match := names.FindStringSubmatch(found)
 		before, name := match[1]+match[3], match[2]+match[4]
-		if slices.ContainsFunc(strings.Fields(name), technical.MatchString) {
+		if slices.ContainsFunc(strings.Fields(name), technicalWord.MatchString) {
 			return found
 		}
 		return before + " ?"

@@ -63,7 +63,7 @@ var (
 	currencies = []string{"EUR", "USD", "GBP", "CHF"}
 )
 
-func TestFingerprint_FiveCausesAreFiveGroups(t *testing.T) {
+func TestFingerprint_OneGroupPerCause(t *testing.T) {
 	t.Parallel()
 	for form, causes := range answers {
 		t.Run(form, func(t *testing.T) {
@@ -106,10 +106,10 @@ func TestFingerprint_FiveCausesAreFiveGroups(t *testing.T) {
 // failureOf returns the failure that a delivery records for a response.
 func failureOf(status int, body string) Failure {
 	answer := cause.Answer{Status: status, Body: []byte(body)}
-	said := answer.Cause()
+	found := answer.Cause()
 	f := Failure{
-		Type: said.Type, Code: said.Code, Title: said.Title,
-		Message: fmt.Sprintf("%d Unprocessable Entity: %s", status, said.String()),
+		Type: found.Type, Code: found.Code, Title: found.Title,
+		Message: fmt.Sprintf("%d Unprocessable Entity: %s", status, found.String()),
 	}
 	if f.Type == "" {
 		f.Type = fmt.Sprintf("HTTP_%d", status)
@@ -126,7 +126,7 @@ func failureOf(status int, body string) Failure {
 }
 
 // A failure recorded by an earlier version is in the same group as one recorded by this version.
-func TestFingerprint_ReadsWhatEarlierVersionsRecorded(t *testing.T) {
+func TestFingerprint_GroupsFailuresOfEarlierVersions(t *testing.T) {
 	t.Parallel()
 	for form, causes := range answers {
 		for _, body := range causes {
@@ -152,14 +152,14 @@ func TestFingerprint_ReadsWhatEarlierVersionsRecorded(t *testing.T) {
 	require.Equal(t, Fingerprint(&transport), Fingerprint(&before))
 }
 
-func TestFingerprint_NamesWhatCounts(t *testing.T) {
+func TestFingerprint_DistinguishesCauses(t *testing.T) {
 	t.Parallel()
 	answered := json.RawMessage(`{"status": 402}`)
 	for name, test := range map[string]struct {
 		a, b Failure
 		same bool
 	}{
-		"a code counts, and no message": {
+		"same code, messages differ": {
 			Failure{Code: "A", Message: "x"},
 			Failure{Code: "A", Message: "y"},
 			true,
@@ -169,28 +169,28 @@ func TestFingerprint_NamesWhatCounts(t *testing.T) {
 			Failure{Code: "B", Message: "x"},
 			false,
 		},
-		"of one code, types differ": {Failure{Type: "T", Code: "A"}, Failure{Type: "U", Code: "A"}, false},
-		"a status is no code": {
+		"same code, types differ": {Failure{Type: "T", Code: "A"}, Failure{Type: "U", Code: "A"}, false},
+		"a status is not a code": {
 			Failure{Type: "HTTP_402", Code: "402", Message: "x", Context: answered},
 			Failure{Type: "HTTP_402", Code: "402", Message: "y", Context: answered},
 			false,
 		},
-		"a receiver's type counts, and no message": {
+		"same type of a receiver, messages differ": {
 			Failure{Type: "T", Code: "402", Message: "x", Context: answered},
 			Failure{Type: "T", Code: "402", Message: "y", Context: answered},
 			true,
 		},
-		"a type of a worker's has many messages": {
+		"same type of a worker, messages differ": {
 			Failure{Type: "T", Message: "x failed"},
 			Failure{Type: "T", Message: "y failed"},
 			false,
 		},
-		"Error says nothing": {
+		"type Error does not name a cause": {
 			Failure{Type: "Error", Code: "402", Message: "x", Context: answered},
 			Failure{Type: "Error", Code: "402", Message: "y", Context: answered},
 			false,
 		},
-		"a title counts, and no detail": {
+		"same title, details differ": {
 			Failure{Title: "Closed", Message: "Closed: x"},
 			Failure{Title: "Closed", Message: "Closed: y"},
 			true,
@@ -200,50 +200,50 @@ func TestFingerprint_NamesWhatCounts(t *testing.T) {
 			Failure{Title: "Blocked", Message: "x"},
 			false,
 		},
-		"a receiver's code may look like a SQLSTATE": {
+		"same code of a receiver that looks like a SQLSTATE": {
 			Failure{Code: "21211", Message: "x", Context: answered},
 			Failure{Code: "21211", Message: "y", Context: answered},
 			true,
 		},
-		"a SQLSTATE has many messages": {
+		"same SQLSTATE of a worker, messages differ": {
 			Failure{Code: "P0001", Message: "x failed"},
 			Failure{Code: "P0001", Message: "y failed"},
 			false,
 		},
-		"a gRPC status of a worker's, too": {
+		"same gRPC status of a worker, messages differ": {
 			Failure{Code: "Internal", Message: "x failed"},
 			Failure{Code: "Internal", Message: "y failed"},
 			false,
 		},
-		"an apostrophe quotes nothing": {
+		"an apostrophe is not a quote": {
 			Failure{Message: "can't read x, won't try"},
 			Failure{Message: "can't read y, won't try"},
 			false,
 		},
-		"a service is no person": {
+		"the name of a service is not a person's": {
 			Failure{Message: "no answer: call for Payment Gateway failed"},
 			Failure{Message: "no answer: call for Inventory Service failed"},
 			false,
 		},
-		"a trace within a message: its own frame": {
+		"a trace within a message, frames differ": {
 			Failure{Message: "Error: x\n    at a (/app/a.js:1:2)"},
 			Failure{Message: "Error: x\n    at b (/app/a.js:1:2)"},
 			false,
 		},
-		"a trace within a message: no line numbers": {
+		"a trace within a message, line numbers differ": {
 			Failure{Message: "Error: x\n    at a (/app/a.js:1:2)"},
 			Failure{Message: "Error: x\n    at a (/app/a.js:7:2)\n    at c (/app/c.js:7:2)"},
 			true,
 		},
-		"lists": {Failure{Message: "items 1, 2 and 3 are missing"}, Failure{Message: "items 7 are missing"}, true},
-		"dates": {
+		"lists differ in length": {Failure{Message: "items 1, 2 and 3 are missing"}, Failure{Message: "items 7 are missing"}, true},
+		"dates differ": {
 			Failure{Message: "closed since Mon, 23 Nov 2026 08:00:00 GMT"},
 			Failure{Message: "closed since Tue, 1 Dec 2026 10:30:00 GMT"},
 			true,
 		},
 	} {
 		require.Equal(t, test.same, Fingerprint(&test.a) == Fingerprint(&test.b),
-			"%s: %s | %s", name, steady(test.a.Message), steady(test.b.Message))
+			"%s: %s | %s", name, normalize(test.a.Message), normalize(test.b.Message))
 	}
 }
 

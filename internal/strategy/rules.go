@@ -51,8 +51,8 @@ type rule struct {
 
 // words matches one text of the facts against alternatives.
 type words struct {
-	of  func(*Facts) string
-	any policy.Words
+	text func(*Facts) string
+	any  policy.Words
 }
 
 // environment is the data that an expression reads.
@@ -79,7 +79,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 		problems = append(problems, fmt.Errorf("%s: %s: %w", p.Where(file, path), path, fmt.Errorf(format, args...)))
 	}
 	if n := len(p.Routing.Rules); n > maxRules {
-		bad("rules", "has %d rules; at most %d", n, maxRules)
+		bad("rules", "has %d rules; at most %d are allowed", n, maxRules)
 		return nil, errors.Join(problems...)
 	}
 	rules := make([]rule, len(p.Routing.Rules))
@@ -90,7 +90,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 		at := "rules[" + strconv.Itoa(i) + "].match"
 		for _, w := range []struct {
 			list policy.Words
-			of   func(*Facts) string
+			text func(*Facts) string
 		}{
 			{r.Match.Type, func(f *Facts) string { return f.Type }},
 			{r.Match.Kind, func(f *Facts) string { return f.Kind }},
@@ -98,13 +98,13 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 			{r.Match.Source, func(f *Facts) string { return f.Source }},
 		} {
 			if len(w.list) > 0 {
-				r.words = append(r.words, words{w.of, w.list})
+				r.words = append(r.words, words{w.text, w.list})
 			}
 		}
 		r.code = r.Match.Code
 		for _, status := range r.Match.Status {
 			if !statusPattern.MatchString(status) {
-				bad(at+".status", "%q is no HTTP status such as 503 or 5xx", status)
+				bad(at+".status", "%q is not an HTTP status such as 503 or 5xx", status)
 			}
 			r.status = append(r.status, strings.TrimRight(status, "x"))
 		}
@@ -124,11 +124,11 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 			}
 		}
 		if len(r.words) == 0 && len(r.code) == 0 && len(r.Match.Status) == 0 && r.Match.Message == "" && r.Match.When == "" {
-			bad(at, "matches every error; name what it is for (type, code, message, status, kind, queue, source or when)")
+			bad(at, "matches every error; set type, code, message, status, kind, queue, source or when")
 		}
 	}
 	if cost > maxCost {
-		bad("rules", "have patterns of %d instructions together; at most %d: leave out repetitions such as {100}", cost, maxCost)
+		bad("rules", "have patterns of %d instructions in total; at most %d are allowed: avoid repetitions such as {100}", cost, maxCost)
 	}
 	return rules, errors.Join(problems...)
 }
@@ -136,7 +136,7 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 // compilePattern compiles a pattern for untrusted texts. It rejects one that is too costly.
 func compilePattern(text string) (*regexp.Regexp, int, error) {
 	if n := len(text); n > maxPattern {
-		return nil, 0, fmt.Errorf("takes too long: the pattern has %d bytes; at most %d", n, maxPattern)
+		return nil, 0, fmt.Errorf("the pattern is too slow: it has %d bytes; at most %d are allowed", n, maxPattern)
 	}
 	pattern, err := regexp.Compile(text)
 	if err != nil {
@@ -151,7 +151,7 @@ func compilePattern(text string) (*regexp.Regexp, int, error) {
 		return nil, 0, err
 	}
 	if n := len(program.Inst); n > maxInstructions {
-		return nil, 0, fmt.Errorf("takes too long: the pattern has %d instructions; at most %d: leave out repetitions such as {100}", n, maxInstructions)
+		return nil, 0, fmt.Errorf("the pattern is too slow: it has %d instructions; at most %d are allowed: avoid repetitions such as {100}", n, maxInstructions)
 	}
 	return pattern, len(program.Inst), nil
 }
@@ -160,9 +160,9 @@ func compilePattern(text string) (*regexp.Regexp, int, error) {
 type expression struct {
 	*vm.Program
 
-	patterns        []*regexp.Regexp // of its matches operators
-	instructions    int              // of patterns
-	readsTheMessage bool             // payload or headers
+	patterns     []*regexp.Regexp // of its matches operators
+	instructions int              // of patterns
+	readsMessage bool             // payload or headers
 }
 
 // findFunction replaces the operator matches, so that the text can be cut first. The blank keeps
@@ -199,9 +199,9 @@ type bounds struct {
 func (b *bounds) Visit(node *ast.Node) {
 	switch n := (*node).(type) {
 	case *ast.PredicateNode:
-		b.err = errors.New("loops (any, all, map, filter and their like) are not allowed")
+		b.err = errors.New("loops (any, all, map, filter and similar functions) are not allowed")
 	case *ast.IdentifierNode:
-		b.expression.readsTheMessage = b.expression.readsTheMessage || n.Value == "payload" || n.Value == "headers"
+		b.expression.readsMessage = b.expression.readsMessage || n.Value == "payload" || n.Value == "headers"
 	case *ast.BinaryNode:
 		switch n.Operator {
 		case "..":
@@ -209,7 +209,7 @@ func (b *bounds) Visit(node *ast.Node) {
 		case "matches":
 			constant, ok := n.Right.(*ast.StringNode)
 			if !ok {
-				b.err = errors.New("the pattern of matches must be written out")
+				b.err = errors.New("the pattern of matches must be a literal")
 				return
 			}
 			pattern, instructions, err := compilePattern(constant.Value)
@@ -224,10 +224,10 @@ func (b *bounds) Visit(node *ast.Node) {
 	}
 }
 
-// matches reports whether all of the rule's conditions hold.
+// matches reports whether an error meets all conditions of the rule.
 func (r *rule) matches(f *Facts, env *environment) bool {
 	for _, w := range r.words {
-		text := bounded(w.of(f))
+		text := bounded(w.text(f))
 		if !w.any.Match(text) {
 			return false
 		}
@@ -251,8 +251,8 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 	}
 	machine := vm.VM{MemoryBudget: maxMemory}
 	out, err := machine.Run(r.when.Program, *env)
-	yes, ok := out.(bool)
-	return err == nil && ok && yes // an error from an untrusted context is no match
+	matched, ok := out.(bool)
+	return err == nil && ok && matched // an error from an untrusted context is no match
 }
 
 func bounded(text string) string { return text[:min(len(text), maxMatchBytes)] }
@@ -320,7 +320,7 @@ func (p *Planner) environment(f *Facts) *environment {
 
 // ReadsMessages reports whether a rule reads payloads or headers.
 func (p *Planner) ReadsMessages() bool {
-	return slices.ContainsFunc(p.rules, func(r rule) bool { return r.when != nil && r.when.readsTheMessage })
+	return slices.ContainsFunc(p.rules, func(r rule) bool { return r.when != nil && r.when.readsMessage })
 }
 
 // document decodes untrusted JSON for expressions: texts are cut, and integers stay integers.

@@ -19,16 +19,16 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-func plan(t *testing.T, routing string) *Planner {
+func plannerOf(t *testing.T, routing string) *Planner {
 	t.Helper()
 	p, err := NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": routing}), nil)
 	require.NoError(t, err)
 	return p
 }
 
-func TestRules_firstMatchWins(t *testing.T) {
+func TestRules_FirstMatchWins(t *testing.T) {
 	t.Parallel()
-	p := plan(t, `
+	p := plannerOf(t, `
 rules:
   - {name: exact, match: {type: CardDeclined, code: [51, "05"]}, class: business}
   - {name: glob, match: {type: "*Declined"}, class: validation}
@@ -57,7 +57,7 @@ rules:
 		{Facts{Source: "legacy-shop", Code: "404"}, "http-status"},
 		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 3}`)}, "when"},
 		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 2}`)}, "none"},
-		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": "many"}`)}, "none"}, // no match if it fails
+		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": "many"}`)}, "none"}, // an expression that fails does not match
 		{Facts{Context: json.RawMessage(`["eu"]`)}, "none"},
 		{Facts{Context: json.RawMessage(`{"account": 9007199254740993}`)}, "account"},
 		{Facts{Context: json.RawMessage(`{"account": 9007199254740992}`)}, "none"}, // equal as a float64
@@ -72,9 +72,9 @@ rules:
 	}
 }
 
-func TestPlan_theNarrowestPlaceWins(t *testing.T) {
+func TestPlan_NarrowestScopeWins(t *testing.T) {
 	t.Parallel()
-	p := plan(t, `
+	p := plannerOf(t, `
 rules:
   - {name: r, match: {message: x}, class: transient, plan: {maxRetries: 9}}
 strategies:
@@ -88,7 +88,7 @@ queues:
 `)
 	rule := p.ruleNamed("r")
 	got := p.Plan("transient", "orders", "", nil)
-	require.Equal(t, Immediate, got.Strategy, "overlays keep what they do not name")
+	require.Equal(t, Immediate, got.Strategy, "a plan keeps fields that a narrower one does not set")
 	require.Equal(t, 4, got.MaxRetries)
 	require.InDelta(t, 0.5, *got.Jitter, 0)
 	require.Equal(t, []time.Duration{time.Second}, got.Delays)
@@ -106,9 +106,9 @@ queues:
 }
 
 // Operators write the rules, and errors are untrusted: every error gets a class.
-func TestClassify_anything(t *testing.T) {
+func TestClassify_EveryErrorGetsAClass(t *testing.T) {
 	t.Parallel()
-	p := plan(t, `
+	p := plannerOf(t, `
 rules:
   - {name: nested, match: {message: '(a+)+$', type: '*a*a*a*a*b'}, class: outage}
   - {name: deep, match: {when: 'context.a.b.c == "x" || lower(string(context.x)) == "y" || message contains "z"'}, class: business}
@@ -123,15 +123,15 @@ rules:
 		require.NotEmpty(rt, rule)
 	})
 	for name, f := range map[string]Facts{
-		"a pattern that would run away": {Type: strings.Repeat("a", 1<<20), Message: strings.Repeat("a", 1<<20) + "!"},
-		"a large context":               {Context: json.RawMessage(`{"a": "` + strings.Repeat("x", 1<<20) + `"}`)},
+		"a pattern with exponential backtracking": {Type: strings.Repeat("a", 1<<20), Message: strings.Repeat("a", 1<<20) + "!"},
+		"a large context":                         {Context: json.RawMessage(`{"a": "` + strings.Repeat("x", 1<<20) + `"}`)},
 	} {
 		class, _, _ := p.Classify(f)
 		require.Equal(t, riverdlq.ClassUnknown, class, name)
 	}
 }
 
-func TestRules_expressionsAreBounded(t *testing.T) {
+func TestRules_RejectUnboundedExpressions(t *testing.T) {
 	t.Parallel()
 	for _, expression := range []string{
 		`any(1..1000000000, # > 5)`, `map([1], # * 2) == [2]`, `repeat("x", 1000000000) == ""`, `reduce(1..10, #acc + #) > 3`,
@@ -144,7 +144,7 @@ func TestRules_expressionsAreBounded(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestNextHour_onTheDaysWhenClocksChange(t *testing.T) {
+func TestNextHour_HandlesDaylightSavingChanges(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ now, want string }{
 		{"2026-11-21T10:00:00Z", "2026-11-22T01:00:00Z"}, // 02:00 in Berlin, the next day
@@ -164,7 +164,7 @@ func TestNextHour_onTheDaysWhenClocksChange(t *testing.T) {
 
 // An entry that failed before the off-peak hour and is decided within it is retried in the rest of
 // that hour.
-func TestScheduled_RetriesWithinTheHourThatHasBegun(t *testing.T) {
+func TestScheduled_UsesRestOfCurrentHour(t *testing.T) {
 	t.Parallel()
 	night := func(clock string) time.Time {
 		at, err := time.Parse(time.RFC3339, "2026-11-22T"+clock+":00Z")
@@ -189,7 +189,7 @@ func TestScheduled_RetriesWithinTheHourThatHasBegun(t *testing.T) {
 	}
 }
 
-func TestScheduled_properties(t *testing.T) {
+func TestScheduled_RetriesWithinOffPeakHours(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		random := rapid.Float64Range(0, 0.9999).Draw(rt, "random")
@@ -201,12 +201,12 @@ func TestScheduled_properties(t *testing.T) {
 		failed := now.Add(-time.Duration(rapid.Int64Range(0, int64(3*time.Hour)).Draw(rt, "age")))
 		at, _ := p.First(&Entry{LastFailedAt: failed}, &policyPlan, now)
 		if soon, _ := p.First(&Entry{LastFailedAt: failed}, &policyPlan, failed); !soon.Before(now) {
-			require.Equal(rt, soon, at, "judged in time, it keeps the place that it would have had at once")
+			require.Equal(rt, soon, at, "a later decision gives the same time if that has not passed")
 		}
 		location, err := time.LoadLocation(zone)
 		require.NoError(rt, err)
 		require.False(rt, at.Before(now))
-		require.Less(rt, at.Sub(now), 50*time.Hour, "an hour that is left out comes the next day")
+		require.Less(rt, at.Sub(now), 50*time.Hour, "an hour that is skipped comes the next day")
 		begins := at.In(location).Truncate(time.Minute)
 		for begins.Minute() != 0 || !slices.Contains(hours, begins.Hour()) {
 			begins = begins.Add(-time.Minute)
@@ -215,9 +215,9 @@ func TestScheduled_properties(t *testing.T) {
 	})
 }
 
-func TestPlan_ofQueuesAndKinds(t *testing.T) {
+func TestPlan_KindOverridesQueue(t *testing.T) {
 	t.Parallel()
-	p := ruled(t, policytest.Files{"dlq-routing": `
+	p := plannerOfFiles(t, policytest.Files{"dlq-routing": `
 queues:
   mails: {plan: {strategy: scheduled, maxRetries: 2}, classes: {outage: {strategy: conditional}}}
 kinds:
@@ -225,21 +225,21 @@ kinds:
 rules:
   - {name: r, match: {kind: report.daily}, plan: {strategy: conditional}}
 `})
-	require.Equal(t, Scheduled, p.Plan("unknown", "mails", "k", nil).Strategy, "a queue's, whatever the class")
+	require.Equal(t, Scheduled, p.Plan("unknown", "mails", "k", nil).Strategy, "the queue's plan applies to every class")
 	require.Equal(t, 2, p.Plan("unknown", "mails", "k", nil).MaxRetries)
-	require.Equal(t, Conditional, p.Plan("outage", "mails", "k", nil).Strategy, "the queue's for the class goes before")
+	require.Equal(t, Conditional, p.Plan("outage", "mails", "k", nil).Strategy, "the queue's plan for the class overrides it")
 	got := p.Plan("outage", "mails", "report.daily", nil)
-	require.Equal(t, Immediate, got.Strategy, "a kind's goes before a queue's")
+	require.Equal(t, Immediate, got.Strategy, "the kind's plan overrides the queue's")
 	require.Equal(t, []time.Duration{7 * time.Second}, got.Delays)
 	require.Equal(t, 4, got.MaxRetries)
-	require.Equal(t, Manual, p.Plan("code_bug", "mails", "report.daily", nil).Strategy, "the kind's for the class goes before")
-	require.Equal(t, Conditional, p.Plan("code_bug", "mails", "report.daily", p.ruleNamed("r")).Strategy, "and a rule's before all")
+	require.Equal(t, Manual, p.Plan("code_bug", "mails", "report.daily", nil).Strategy, "the kind's plan for the class overrides it")
+	require.Equal(t, Conditional, p.Plan("code_bug", "mails", "report.daily", p.ruleNamed("r")).Strategy, "the rule's plan overrides all")
 }
 
 // A rule without a class sets what happens next; later rules or the table set the class.
-func TestRules_withoutClass(t *testing.T) {
+func TestRules_RuleWithoutClassLeavesClassToLaterRules(t *testing.T) {
 	t.Parallel()
-	p := ruled(t, policytest.Files{"dlq-routing": `
+	p := plannerOfFiles(t, policytest.Files{"dlq-routing": `
 rules:
   - {name: nightly, match: {kind: "report.*"}, plan: {strategy: scheduled}, tags: [night]}
   - {name: second, match: {kind: "report.*"}, plan: {strategy: immediate}}
@@ -252,17 +252,17 @@ rules:
 	require.Equal(t, Scheduled, d.Strategy)
 	require.Equal(t, []string{"night"}, d.Tags)
 	d = p.Decide(&Entry{Facts: Facts{Kind: "report.daily", Message: "connection refused"}, LastFailedAt: now}, now)
-	require.Equal(t, "transient", string(d.Class), "of the built-in table")
+	require.Equal(t, "transient", string(d.Class), "class of the built-in table")
 	require.Equal(t, "nightly", d.Rule)
 	d = p.Decide(&Entry{Facts: Facts{Kind: "mail", Message: "declined"}, LastFailedAt: now}, now)
 	require.Equal(t, "declined", d.Rule)
 }
 
-// The delay of a conditional entry starts at its failure, whether or not its conditions hold then.
-func TestConditional_delayCountsWhateverHolds(t *testing.T) {
+// The delay of a conditional entry starts at its failure, whether or not its conditions are met then.
+func TestConditional_DelayStartsAtFailure(t *testing.T) {
 	t.Parallel()
 	for _, unmet := range []string{"", "the machine is busy"} {
-		p, err := NewPlanner(policytest.Load(t, nil), unmetBy(unmet))
+		p, err := NewPlanner(policytest.Load(t, nil), fakeConditions(unmet))
 		require.NoError(t, err)
 		now := time.Now()
 		d := p.Decide(&Entry{Facts: Facts{Class: "outage"}, LastFailedAt: now}, now)
@@ -273,21 +273,21 @@ func TestConditional_delayCountsWhateverHolds(t *testing.T) {
 	}
 }
 
-func ruled(t *testing.T, files policytest.Files) *Planner {
+func plannerOfFiles(t *testing.T, files policytest.Files) *Planner {
 	t.Helper()
 	p, err := NewPlanner(policytest.Load(t, files), nil)
 	require.NoError(t, err)
 	return p
 }
 
-type unmetBy string
+type fakeConditions string
 
-func (u unmetBy) Unmet(_, _ string, _ *policy.Conditions) string { return string(u) }
+func (u fakeConditions) Unmet(_, _ string, _ *policy.Conditions) string { return string(u) }
 
 // Rules see the message with exact integers, and no text longer than patterns read.
-func TestRules_seeTheMessage(t *testing.T) {
+func TestRules_MatchPayloadAndHeaders(t *testing.T) {
 	t.Parallel()
-	p := plan(t, `
+	p := plannerOf(t, `
 rules:
   - {name: account, match: {when: 'payload.account == 9007199254740993'}, class: business}
   - {name: large, match: {when: 'payload.amount > 10000'}, class: outage}
@@ -298,7 +298,7 @@ rules:
   - {name: joined, match: {when: 'payload.end + payload.end matches "ab"'}, class: outage}
 `)
 	require.True(t, p.ReadsMessages())
-	require.False(t, plan(t, "rules: [{name: r, match: {when: 'context.payload == 1'}, class: outage}]").ReadsMessages())
+	require.False(t, plannerOf(t, "rules: [{name: r, match: {when: 'context.payload == 1'}, class: outage}]").ReadsMessages())
 	long := strings.Repeat("a", 9000)
 	for _, test := range []struct {
 		facts Facts
@@ -325,11 +325,11 @@ rules:
 
 // Slow patterns are rejected when a policy is checked, with file and line. If rules are slow all
 // the same, the entry is parked.
-func TestRules_boundedTime(t *testing.T) {
+func TestRules_LimitTime(t *testing.T) {
 	t.Parallel()
 	for routing, want := range map[string]string{
-		"rules:\n- name: r\n  match: {message: '(x?){900}y'}\n  class: outage\n":                                            "dlq-routing.yaml:3: rules[0].match.message: takes too long: the pattern has",
-		"rules:\n- name: r\n  match:\n    when: 'message matches \"(x?){900}y\"'\n  class: outage\n":                        "dlq-routing.yaml:4: rules[0].match.when: takes too long: the pattern has",
+		"rules:\n- name: r\n  match: {message: '(x?){900}y'}\n  class: outage\n":                                            "dlq-routing.yaml:3: rules[0].match.message: the pattern is too slow: it has",
+		"rules:\n- name: r\n  match:\n    when: 'message matches \"(x?){900}y\"'\n  class: outage\n":                        "dlq-routing.yaml:4: rules[0].match.when: the pattern is too slow: it has",
 		"rules:\n" + strings.Repeat("- {name: NAME, match: {message: '(x?){200}y'}, class: outage}\n", 40):                  "dlq-routing.yaml:1: rules: have patterns of",
 		"rules:\n" + strings.Repeat("- {name: NAME, match: {when: 'message matches \"(x?){200}y\"'}, class: outage}\n", 40): "at most 25000",
 	} {
@@ -339,7 +339,7 @@ func TestRules_boundedTime(t *testing.T) {
 		_, err := NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": routing}), nil)
 		require.ErrorContains(t, err, want)
 	}
-	p := plan(t, `
+	p := plannerOf(t, `
 rules:
   - {name: kind, match: {kind: known}, class: outage}
   - {name: text, match: {message: x}, class: outage}
@@ -349,14 +349,14 @@ rules:
 	d := p.Decide(&Entry{Facts: Facts{Message: "connection refused"}, LastFailedAt: now}, now)
 	require.Equal(t, []string{"unknown", policy.RuleTooSlow, Manual}, []string{string(d.Class), d.Rule, d.Strategy})
 	class, _, rule := p.Classify(Facts{Message: "connection refused"})
-	require.True(t, p.Ends(class, rule), "nor is the job run again before somebody has looked")
+	require.True(t, p.Ends(class, rule), "the job is not run again")
 	_, name, _ := p.Classify(Facts{Kind: "known"})
-	require.Equal(t, "kind", name, "what costs nothing is asked")
+	require.Equal(t, "kind", name, "rules without patterns are still matched")
 	require.Contains(t, policy.ReservedRules(), policy.RuleTooSlow)
 }
 
 // Each name and text of the table finds its own line, and no earlier line has it.
-func TestTable_HasNoDeadEntries(t *testing.T) {
+func TestTable_EveryEntryFindsItsLine(t *testing.T) {
 	t.Parallel()
 	for _, lines := range [][]line{table, weak} {
 		x, seen := newIndex(lines), map[string]string{}
@@ -372,7 +372,7 @@ func TestTable_HasNoDeadEntries(t *testing.T) {
 			for _, text := range listOf(l.texts) {
 				require.Empty(t, seen["text "+text], "%s: text %q is in another line", l.rule, text)
 				seen["text "+text] = l.rule
-				require.LessOrEqual(t, strings.Count(text, "…"), 1, "time grows with each: %q", text)
+				require.LessOrEqual(t, strings.Count(text, "…"), 1, "more than one … makes matching slow: %q", text)
 				w := wordsOf(strings.ReplaceAll(text, "…", "x"))
 				require.LessOrEqual(t, x.texts.find(w, 0), i, "%s: %q", l.rule, text)
 			}
@@ -382,7 +382,7 @@ func TestTable_HasNoDeadEntries(t *testing.T) {
 
 // Every line of the built-in table has a sample, and so has every status that the docs list for a
 // class.
-func TestSamples_everyLineOfTheTable(t *testing.T) {
+func TestSamples_CoverEveryLineOfTheTable(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../config/dlq-routing.samples.yaml")
 	require.NoError(t, err)

@@ -44,7 +44,7 @@ type Strategy interface {
 }
 
 // Conditions reports why redeliveries to a destination should wait now. Unmet returns "" if every
-// condition holds. An empty destination means the queue's.
+// condition is met. An empty destination means the queue's.
 type Conditions interface {
 	Unmet(queue, destination string, c *policy.Conditions) string
 }
@@ -97,7 +97,7 @@ type Planner struct {
 	strategies map[string]Strategy
 }
 
-// NewPlanner returns the planner of a policy. If conditions is nil, all conditions hold. The error
+// NewPlanner returns the planner of a policy. If conditions is nil, all conditions are met. The error
 // names every invalid rule with file and line.
 func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	rules, err := compileRules(p)
@@ -105,7 +105,7 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 		return nil, err
 	}
 	planner := &Planner{policy: p, rules: rules, budget: DefaultBudget, conditions: conditions}
-	immediate := immediate{random: drawn}
+	immediate := immediate{random: randomOf}
 	planner.strategies = map[string]Strategy{
 		Immediate:   &immediate,
 		Scheduled:   &scheduled{immediate},
@@ -228,13 +228,12 @@ func workerLost(e *Entry) string {
 }
 
 // Due decides about an entry whose time has come. It checks the conditions first: an entry whose
-// conditions do not hold waits until a gate of the worker releases it, or for waitLimit.
+// conditions are unmet waits until a gate of the worker releases it, or for waitLimit.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	s, ok := p.strategies[name]
 	if !ok {
-		// Another version of dlqd chose the strategy. Leave the entry to it, and say so in the
-		// reason.
-		return Verdict{Again: now.Add(unknownDelay), Reason: "this dlqd does not know the strategy " + name}
+		// Another version of dlqd chose the strategy. Leave the entry to that version.
+		return Verdict{Again: now.Add(unknownDelay), Reason: "this version of dlqd does not know strategy " + name}
 	}
 	plan := p.planOf(e)
 	unmet := p.unmet(e, &plan)
@@ -253,7 +252,7 @@ func (p *Planner) planOf(e *Entry) policy.Plan {
 	return p.Plan(e.Class, e.Queue, e.Kind, p.ruleNamed(e.Rule))
 }
 
-// Unmet returns the unmet condition of an entry that waits for its conditions, or "" if they hold.
+// Unmet returns the unmet condition of an entry that waits for its conditions, or "" if they are met.
 func (p *Planner) Unmet(e *Entry) string {
 	plan := p.planOf(e)
 	return p.unmet(e, &plan)
@@ -277,8 +276,8 @@ func (p *Planner) unmet(e *Entry, plan *policy.Plan) string {
 // "".
 func (p *Planner) UnmetBreaker(queue string) string { return p.UnmetBy(queue, "", breakerClosed) }
 
-// UnmetBy returns which of c's conditions does not hold for redeliveries from a queue to a
-// destination ("" for the queue's destination), or "" if all hold.
+// UnmetBy returns which of c's conditions is unmet for redeliveries from a queue to a
+// destination ("" for the queue's destination), or "" if all are met.
 func (p *Planner) UnmetBy(queue, destination string, c *policy.Conditions) string {
 	if p.conditions == nil || c == nil {
 		return ""
@@ -286,7 +285,7 @@ func (p *Planner) UnmetBy(queue, destination string, c *policy.Conditions) strin
 	return p.conditions.Unmet(queue, destination, c)
 }
 
-// Probes returns how many of a queue's entries are sent as a trial after their conditions hold
+// Probes returns how many of a queue's entries are sent as probes after their conditions are met
 // again.
 func (p *Planner) Probes(e *Entry) int {
 	for _, c := range []*policy.Conditions{p.planOf(e).Conditions, p.policy.Routing.Strategies.Conditional.Conditions} {
@@ -302,9 +301,9 @@ type immediate struct {
 	random func(*Entry) float64 // in [0, 1)
 }
 
-// drawn returns a number in [0, 1) that depends only on the entry and its retry count, so that a
+// randomOf returns a number in [0, 1) that depends only on the entry and its retry count, so that a
 // second decision about the same redelivery gives the same time.
-func drawn(e *Entry) float64 {
+func randomOf(e *Entry) float64 {
 	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount), binary.BigEndian.Uint64(e.ID[8:]))).Float64()
 }
 
@@ -369,7 +368,7 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 type conditional struct{ immediate }
 
 func (*conditional) Due(*Entry, *policy.Plan, time.Time) Verdict {
-	return Verdict{Redeliver: true, Reason: "due, and its conditions hold"}
+	return Verdict{Redeliver: true, Reason: "due, and its conditions are met"}
 }
 
 // The values of WaitingFor: automatic redelivery is switched off for the entry; the entry waits for

@@ -12,7 +12,7 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-func TestClassifyStatus_theDesignsTable(t *testing.T) {
+func TestClassifyStatus_ClassOfEachStatus(t *testing.T) {
 	t.Parallel()
 	for class, statuses := range map[riverdlq.Class][]int{
 		riverdlq.ClassTransient:    {408, 500, 501, 502, 505, 511, 599},
@@ -67,7 +67,7 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-func TestFingerprintByMessage_StaysAsItWas(t *testing.T) {
+func TestFingerprintByMessage_DoesNotChange(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "14b12c1272869cb6", FingerprintByMessage("HTTP_402", "POST http://10.0.0.1/x: 402 Payment Required", ""))
 	require.Equal(t, "0ee7138b2d3037b8", FingerprintByMessage("panic", "boom 7", "goroutine 12 [running]:\nmain.f()\n\t/x.go:1\n"))
@@ -87,7 +87,7 @@ func TestFingerprintByMessage_StaysAsItWas(t *testing.T) {
 }
 
 // Delays grow, are never in the past, and exceed their nominal length by at most the jitter.
-func TestImmediate_properties(t *testing.T) {
+func TestImmediate_DelaysGrowWithinJitter(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		s := &immediate{random: func(*Entry) float64 { return rapid.Float64Range(0, 0.9999).Draw(t, "jitter") }}
@@ -110,7 +110,7 @@ func TestImmediate_properties(t *testing.T) {
 	})
 }
 
-func TestPlanner_permanentClassesArePeoples(t *testing.T) {
+func TestPlanner_PermanentClassesNeedManualHandling(t *testing.T) {
 	t.Parallel()
 	p, err := NewPlanner(policytest.Load(t, nil), nil)
 	require.NoError(t, err)

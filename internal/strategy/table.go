@@ -535,11 +535,11 @@ var (
 	rateLimits = newIndex(slices.DeleteFunc(slices.Clone(table), func(l line) bool { return l.rule != rateLimit })).texts
 )
 
-// firstPassing is the index of the first line of errors that a retry may resolve.
-var firstPassing = slices.IndexFunc(table, func(l line) bool { return l.rule == rateLimit })
+// firstTransient is the index of the first line of errors that a retry may resolve.
+var firstTransient = slices.IndexFunc(table, func(l line) bool { return l.rule == rateLimit })
 
-// disguises lists errors whose text shows that the line of their type is wrong.
-var disguises = []struct {
+// typeExceptions lists errors whose text shows that the line of their type is wrong.
+var typeExceptions = []struct {
 	rule  string
 	texts *phrases
 	is    line

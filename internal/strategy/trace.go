@@ -79,7 +79,7 @@ func framesOf(lines []string) []frame {
 		{"at ", atFrames},
 		{":in ", rubyFrames},
 		{"\t", goFrames},
-		{"@", fireFrames},
+		{"@", firefoxFrames},
 	} {
 		if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, language.sign) }) {
 			continue
@@ -164,12 +164,12 @@ func goFrames(lines []string) []frame {
 var (
 	javaFile = regexp.MustCompile(`^(?:[^()\s]+\.(?:java|kt|scala|groovy|clj|kts)(?::\d+)?|Native Method|` +
 		`Unknown Source|<generated>|SourceFile(?::\d+)?)$`)
-	javaLambda = regexp.MustCompile(`^lambda\$(.+?)\$\d+$`)
-	javaMade   = regexp.MustCompile(`\$\$Lambda|\$\$FastClass|\$Proxy\d+|GeneratedMethodAccessor|` +
+	javaLambda    = regexp.MustCompile(`^lambda\$(.+?)\$\d+$`)
+	javaGenerated = regexp.MustCompile(`\$\$Lambda|\$\$FastClass|\$Proxy\d+|GeneratedMethodAccessor|` +
 		`GeneratedConstructorAccessor|LambdaForm\$|\$\$Generated|_jsp\b`)
-	javaTail = regexp.MustCompile(`\$\$[\w$]*$|\$HibernateProxy\$\w+$|(?:\$\d+)+$|\$ByteBuddy\$\w+$|` +
+	javaSuffix = regexp.MustCompile(`\$\$[\w$]*$|\$HibernateProxy\$\w+$|(?:\$\d+)+$|\$ByteBuddy\$\w+$|` +
 		`_ClientProxy$|_Subclass$`)
-	javaOthers = []string{
+	javaRuntime = []string{
 		"java.", "javax.", "jdk.", "sun.", "com.sun.", "jakarta.", "kotlin.", "scala.", "groovy.", "clojure.",
 	}
 	javaLibs = []string{
@@ -182,15 +182,15 @@ var (
 		"io.lettuce.", "com.netflix.", "io.github.resilience4j.",
 	}
 
-	dotnetFrame  = regexp.MustCompile(`^\s*at ([^\s(].*?)\((?:[^()]|\([^()]*\))*\)(?: in (.+):line \d+)?\s*$`)
-	dotnetName   = regexp.MustCompile(`^[\w.<>|` + "`" + `+\[\],$~ -]+\.[\w<>|` + "`" + `$.\[\],~-]+$`)
-	dotnetAsync  = regexp.MustCompile(`<([^<>]+)>[a-z]__\d+(?:` + "`" + `\d+)?(?:\[[^\]]*\])?\.MoveNext$`)
-	dotnetLocal  = regexp.MustCompile(`<([^<>]+)>g__([^|]+)\|[\d_]+$`)
-	dotnetLambda = regexp.MustCompile(`<([^<>]+)>b__[\d_]+$`)
-	dotnetClass  = regexp.MustCompile(`\.<>c(?:__DisplayClass[\d_]+)?(?:` + "`" + `\d+)?(?:\[[^\]]*\])?`)
-	dotnetKind   = regexp.MustCompile("`" + `\d+|\[[^\]]*\]`)
-	dotnetOthers = []string{"System.", "Microsoft.", "lambda_method", "Interop.", "Internal."}
-	dotnetLibs   = []string{
+	dotnetFrame   = regexp.MustCompile(`^\s*at ([^\s(].*?)\((?:[^()]|\([^()]*\))*\)(?: in (.+):line \d+)?\s*$`)
+	dotnetName    = regexp.MustCompile(`^[\w.<>|` + "`" + `+\[\],$~ -]+\.[\w<>|` + "`" + `$.\[\],~-]+$`)
+	dotnetAsync   = regexp.MustCompile(`<([^<>]+)>[a-z]__\d+(?:` + "`" + `\d+)?(?:\[[^\]]*\])?\.MoveNext$`)
+	dotnetLocal   = regexp.MustCompile(`<([^<>]+)>g__([^|]+)\|[\d_]+$`)
+	dotnetLambda  = regexp.MustCompile(`<([^<>]+)>b__[\d_]+$`)
+	dotnetClass   = regexp.MustCompile(`\.<>c(?:__DisplayClass[\d_]+)?(?:` + "`" + `\d+)?(?:\[[^\]]*\])?`)
+	dotnetKind    = regexp.MustCompile("`" + `\d+|\[[^\]]*\]`)
+	dotnetRuntime = []string{"System.", "Microsoft.", "lambda_method", "Interop.", "Internal."}
+	dotnetLibs    = []string{
 		"Npgsql.", "Newtonsoft.", "Dapper.", "Polly.", "MediatR.", "MassTransit.", "Hangfire.", "Quartz.",
 		"RestSharp.", "StackExchange.", "Grpc.", "Google.", "Azure.", "Amazon.", "Serilog.", "AutoMapper.",
 		"Castle.", "Autofac.",
@@ -200,7 +200,7 @@ var (
 	jsHash  = regexp.MustCompile(`[.-][0-9a-fA-F]{6,}(?:[.-]|$)|[.-][0-9A-Z]{8}(?:[.-]|$)`)
 	jsQuery = regexp.MustCompile(`\?.*$`)
 
-	jsOthers = []string{"node:", "internal/", "native", "<anonymous>", "index ", "bootstrap_node"}
+	jsRuntime = []string{"node:", "internal/", "native", "<anonymous>", "index ", "bootstrap_node"}
 )
 
 func atFrames(lines []string) []frame {
@@ -261,11 +261,11 @@ func javaFrames(lines []string) []frame {
 			continue
 		}
 		of := ofApplication
-		if javaMade.MatchString(class) || strings.HasPrefix(method, "access$") {
+		if javaGenerated.MatchString(class) || strings.HasPrefix(method, "access$") {
 			continue
 		}
 		switch {
-		case hasAnyPrefix(class, javaOthers):
+		case hasAnyPrefix(class, javaRuntime):
 			of = ofRuntime
 		case hasAnyPrefix(class, javaLibs):
 			of = ofLibrary
@@ -273,7 +273,7 @@ func javaFrames(lines []string) []frame {
 		if lambda := javaLambda.FindStringSubmatch(method); lambda != nil {
 			method = lambda[1]
 		}
-		class = javaTail.ReplaceAllString(class, "")
+		class = javaSuffix.ReplaceAllString(class, "")
 		if method == "invokeSuspend" || method == "invoke" {
 			if parts := strings.Split(class, "$"); len(parts) > 1 { // a Kotlin coroutine or lambda: Class$method$1
 				class, method = parts[0], parts[1]
@@ -298,7 +298,7 @@ func dotnetFrameOf(line string) (frame, bool) {
 	}
 	name, of := match[1], ofApplication
 	switch {
-	case hasAnyPrefix(name, dotnetOthers):
+	case hasAnyPrefix(name, dotnetRuntime):
 		of = ofRuntime
 	case hasAnyPrefix(name, dotnetLibs):
 		of = ofLibrary
@@ -329,7 +329,7 @@ func jsFrameOf(line string) (frame, bool) {
 func jsNamed(function, file string) (frame, bool) {
 	of := ofApplication
 	switch {
-	case hasAnyPrefix(file, jsOthers) || file == "":
+	case hasAnyPrefix(file, jsRuntime) || file == "":
 		of = ofRuntime
 	case strings.Contains(file, "node_modules") || strings.Contains(file, "/.pnpm/"):
 		of = ofLibrary
@@ -349,13 +349,13 @@ func jsNamed(function, file string) (frame, bool) {
 	return frame{file + ":" + function, of}, true
 }
 
-// fireFrame matches a frame of Firefox and Safari: function@file:line:column.
-var fireFrame = regexp.MustCompile(`^([^@\s]*)@(\S+?):\d+:\d+$`)
+// firefoxFrame matches a frame of Firefox and Safari: function@file:line:column.
+var firefoxFrame = regexp.MustCompile(`^([^@\s]*)@(\S+?):\d+:\d+$`)
 
-func fireFrames(lines []string) []frame {
+func firefoxFrames(lines []string) []frame {
 	var frames []frame
 	for _, line := range lines {
-		if match := fireFrame.FindStringSubmatch(strings.TrimSpace(line)); match != nil {
+		if match := firefoxFrame.FindStringSubmatch(strings.TrimSpace(line)); match != nil {
 			if f, ok := jsNamed(strings.Trim(match[1], "/<"), match[2]); ok {
 				frames = append(frames, f)
 			}
@@ -367,12 +367,12 @@ func fireFrames(lines []string) []frame {
 // Python.
 
 var (
-	pythonFrame   = regexp.MustCompile(`^\s*File "([^"]+)", line \d+(?:, in (.+))?\s*$`)
-	pythonDuring  = "During handling of the above exception, another exception occurred:"
-	pythonFrom    = "The above exception was the direct cause of the following exception:"
-	pythonOthers  = []string{"/lib/python", `\lib\`, `\Lib\`, "<frozen ", "<string>", "<stdin>", "<__array_function__"}
-	pythonLibs    = []string{"site-packages", "dist-packages"}
-	pythonComment = regexp.MustCompile(`\.<locals>|<lambda>|<listcomp>|<genexpr>|<dictcomp>|<setcomp>`)
+	pythonFrame     = regexp.MustCompile(`^\s*File "([^"]+)", line \d+(?:, in (.+))?\s*$`)
+	pythonDuring    = "During handling of the above exception, another exception occurred:"
+	pythonFrom      = "The above exception was the direct cause of the following exception:"
+	pythonRuntime   = []string{"/lib/python", `\lib\`, `\Lib\`, "<frozen ", "<string>", "<stdin>", "<__array_function__"}
+	pythonLibs      = []string{"site-packages", "dist-packages"}
+	pythonAnonymous = regexp.MustCompile(`\.<locals>|<lambda>|<listcomp>|<genexpr>|<dictcomp>|<setcomp>`)
 )
 
 // pythonFrames returns the frames of the exception that was raised last, or of its direct cause if
@@ -395,10 +395,10 @@ func pythonFrames(lines []string) []frame {
 			switch {
 			case containsAny(match[1], pythonLibs):
 				of = ofLibrary
-			case containsAny(match[1], pythonOthers):
+			case containsAny(match[1], pythonRuntime):
 				of = ofRuntime
 			}
-			function := strings.TrimRight(pythonComment.ReplaceAllString(match[2], ""), ".")
+			function := strings.TrimRight(pythonAnonymous.ReplaceAllString(match[2], ""), ".")
 			frames = append(frames, frame{strings.TrimSuffix(base(match[1]), ".py") + "." + function, of})
 		}
 	}
@@ -455,7 +455,7 @@ var (
 	rustCrate   = regexp.MustCompile(`\[[0-9a-f]{8,16}\]`)
 	rustClosure = regexp.MustCompile(`(?:::\{\{closure\}\}|::\{closure[#\d]*\}|::\{async_(?:fn|block)_env[#\d]*\}|` +
 		`::\{closure_env[#\d]*\}|::\{\{async_block\}\})+`)
-	rustOthers = []string{
+	rustRuntime = []string{
 		"std::", "core::", "alloc::", "rust_", "__rust", "_rust", "backtrace::", "<core::", "<alloc::", "<std::",
 		"_start", "__libc_start", "clone", "start_thread", "__GI_", "_main",
 		"<unknown>", "__clone", "panic_unwind::", "test::", "main\x00",
@@ -472,7 +472,7 @@ func rustFrames(lines []string) []frame {
 	var frames []frame
 	for i, line := range lines {
 		match := rustFrame.FindStringSubmatch(line)
-		if match == nil || !strings.Contains(match[1], "::") && !hasAnyPrefix(match[1], rustOthers) && match[1] != "main" {
+		if match == nil || !strings.Contains(match[1], "::") && !hasAnyPrefix(match[1], rustRuntime) && match[1] != "main" {
 			continue
 		}
 		name, of := rustCrate.ReplaceAllString(rustHash.ReplaceAllString(match[1], ""), ""), ofApplication
@@ -483,7 +483,7 @@ func rustFrames(lines []string) []frame {
 			}
 		}
 		switch {
-		case hasAnyPrefix(name, rustOthers), name == "main", strings.HasPrefix(file, "/rustc/"):
+		case hasAnyPrefix(name, rustRuntime), name == "main", strings.HasPrefix(file, "/rustc/"):
 			of = ofRuntime
 		case strings.HasPrefix(name, "<") && rustTrait.MatchString(name) && strings.Contains(name, "dyn "):
 			of = ofRuntime

@@ -213,7 +213,7 @@ var stacks = map[string]map[string][]string{
 	},
 }
 
-func TestOwnFrame_SameCauseSameGroup(t *testing.T) {
+func TestOwnFrame_SameCauseSameFrame(t *testing.T) {
 	t.Parallel()
 	for language, causes := range stacks {
 		seen := map[string]string{}
@@ -233,7 +233,7 @@ func TestOwnFrame_SameCauseSameGroup(t *testing.T) {
 }
 
 // dlqd reads both ends of a long trace, and other programs cut off the end of traces.
-func TestOwnFrame_OfACutTraceIsThatOfTheWhole(t *testing.T) {
+func TestOwnFrame_TruncatedTraceGivesSameFrame(t *testing.T) {
 	t.Parallel()
 	libraries := map[string]string{
 		"Go":         "github.com/x/y.Serve%d(0xc0%d)\n\t/root/go/pkg/mod/github.com/x/y@v1.2.3/y.go:%d +0x1\n",
@@ -275,7 +275,7 @@ func TestOwnFrame_OfACutTraceIsThatOfTheWhole(t *testing.T) {
 	}
 }
 
-func TestOwnFrame_TakesAnyText(t *testing.T) {
+func TestOwnFrame_AcceptsAnyText(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var all []string

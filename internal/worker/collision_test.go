@@ -14,7 +14,7 @@ import (
 // SKIP LOCKED does not skip it: Postgres rejects the claim (40001), and the worker repeats it.
 func TestWorker_ClaimsAgainAfterACollision(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{})
+	j := setupWithPolicy(t, policytest.Files{})
 	j.failMany(2, "a", "connection refused")
 	j.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	var first, second uuid.UUID
@@ -33,7 +33,7 @@ func TestWorker_ClaimsAgainAfterACollision(t *testing.T) {
 		_, err := j.worker.RunOnce(t.Context())
 		done <- err
 	}()
-	j.awaitLock("advisory")
+	j.waitForLock("advisory")
 	j.exec("SELECT dlq.discard($1, 'kim')", second)
 	require.NoError(t, held.Rollback(t.Context()))
 	require.NoError(t, <-done)
@@ -43,8 +43,8 @@ func TestWorker_ClaimsAgainAfterACollision(t *testing.T) {
 		second))
 }
 
-// awaitLock waits until a session of this database waits for a lock of a type.
-func (b *bundle) awaitLock(locktype string) {
+// waitForLock waits until a session of this database waits for a lock of a type.
+func (b *bundle) waitForLock(locktype string) {
 	b.Helper()
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) "+

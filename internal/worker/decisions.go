@@ -72,7 +72,7 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 		return nil
 	}
 	c := d.columns()
-	d.tell(&tx, c.Ids)
+	d.recordParked(&tx, c.Ids)
 	return tx.Decide(ctx, dbsqlc.DecideParams{
 		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion, Ids: c.Ids, Statuses: c.Statuses, Strategies: c.Strategies, ErrorClasses: c.ErrorClasses,
 		Rules: c.Rules, Fingerprints: c.Fingerprints, NextRetryAts: c.NextRetryAts, WaitingFors: c.WaitingFors, MaxRetries: c.MaxRetries,
@@ -85,19 +85,19 @@ func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersi
 	params := d.columns()
 	params.Actor, params.ConfigVersion = actor, configVersion
 	filed, err := tx.FileDecided(ctx, params)
-	d.tell(&tx, filed)
+	d.recordParked(&tx, filed)
 	return filed, err
 }
 
-// tell records which of the entries become manual as parked by tx.
-func (d *decisions) tell(tx *transaction, of []uuid.UUID) {
-	among := make(map[uuid.UUID]bool, len(of))
-	for _, id := range of {
-		among[id] = true
+// recordParked records as parked by tx those of the moved entries that become manual.
+func (d *decisions) recordParked(tx *transaction, moved []uuid.UUID) {
+	isMoved := make(map[uuid.UUID]bool, len(moved))
+	for _, id := range moved {
+		isMoved[id] = true
 	}
 	for i := range *d {
-		if r := &(*d)[i]; r.Parked && among[r.ID] {
-			tx.parks(Parked{ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.Class), Rule: r.Rule, Fingerprint: r.Fingerprint})
+		if r := &(*d)[i]; r.Parked && isMoved[r.ID] {
+			tx.addParked(Parked{ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.Class), Rule: r.Rule, Fingerprint: r.Fingerprint})
 		}
 	}
 }
@@ -121,41 +121,41 @@ func (d *decisions) columns() dbsqlc.FileDecidedParams {
 	}
 }
 
-// waiting is an entry that waits until a time, and for WaitingFor if that is not empty.
-type waiting struct {
+// waitingEntry is an entry that waits until a time, and for WaitingFor if that is not empty.
+type waitingEntry struct {
 	ID         uuid.UUID
 	Until      time.Time
 	WaitingFor string
 	Reason     string
 }
 
-// reserved is an entry that needs manual handling.
-type reserved struct {
+// manualEntry is an entry that needs manual handling.
+type manualEntry struct {
 	ID      uuid.UUID
 	Rule    string // the rule that requires it, if the class does not
 	Reason  string
 	Refusal string // database error; may contain personal data, so an erasure removes it
 }
 
-// aside collects decided entries that are not redelivered now.
-type aside struct {
-	waiting  []waiting
-	reserved []reserved
+// deferred collects decided entries that are not redelivered now.
+type deferred struct {
+	waiting []waitingEntry
+	manual  []manualEntry
 }
 
 // wait defers an entry until a time, and for waitingFor if that is not empty.
-func (a *aside) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
-	a.waiting = append(a.waiting, waiting{id, until, waitingFor, reason})
+func (d *deferred) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
+	d.waiting = append(d.waiting, waitingEntry{id, until, waitingFor, reason})
 }
 
-// unlessOn sets an entry aside unless automatic redelivery is on for it: as observed, or as
-// reserved. It reports whether it did.
-func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
+// deferUnlessAutomatic defers an entry unless automatic redelivery is on for it: as observed, or as
+// manual. It reports whether it did.
+func (d *deferred) deferUnlessAutomatic(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
 	switch {
-	case v.Reserved != "":
-		a.reserved = append(a.reserved, reserved{ID: id, Rule: v.Reserved, Reason: v.Reason})
+	case v.ManualRule != "":
+		d.manual = append(d.manual, manualEntry{ID: id, Rule: v.ManualRule, Reason: v.Reason})
 	case !v.On:
-		a.wait(id, next, strategy.WaitsForAutomatic, "observed: "+v.Reason)
+		d.wait(id, next, strategy.WaitsForAutomatic, "observed: "+v.Reason)
 	default:
 		return false
 	}
@@ -163,50 +163,50 @@ func (a *aside) unlessOn(id uuid.UUID, next time.Time, v automatic.Verdict) bool
 }
 
 // write writes the collected entries, if there are any.
-func (a *aside) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
-	if n := len(a.waiting); n > 0 {
+func (d *deferred) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
+	if n := len(d.waiting); n > 0 {
 		if err := tx.Postpone(ctx, dbsqlc.PostponeParams{
 			Actor: actor, ConfigVersion: tx.version,
-			Ids:          column(a.waiting, func(r *waiting) uuid.UUID { return r.ID }),
-			WaitingFors:  column(a.waiting, func(r *waiting) string { return r.WaitingFor }),
-			NextRetryAts: column(a.waiting, func(r *waiting) time.Time { return r.Until }),
-			Reasons:      column(a.waiting, func(r *waiting) string { return r.Reason }),
+			Ids:          column(d.waiting, func(r *waitingEntry) uuid.UUID { return r.ID }),
+			WaitingFors:  column(d.waiting, func(r *waitingEntry) string { return r.WaitingFor }),
+			NextRetryAts: column(d.waiting, func(r *waitingEntry) time.Time { return r.Until }),
+			Reasons:      column(d.waiting, func(r *waitingEntry) string { return r.Reason }),
 		}); err != nil {
-			return fmt.Errorf("put off: %w", err)
+			return fmt.Errorf("defer: %w", err)
 		}
 		counts["put_off"] += n
 	}
-	if n := len(a.reserved); n > 0 {
+	if n := len(d.manual); n > 0 {
 		rows, err := tx.ParkByRule(ctx, dbsqlc.ParkByRuleParams{
 			Actor: actor, ConfigVersion: tx.version,
-			Ids:     column(a.reserved, func(r *reserved) uuid.UUID { return r.ID }),
-			Rules:   column(a.reserved, func(r *reserved) string { return r.Rule }),
-			Reasons: column(a.reserved, func(r *reserved) string { return r.Reason }),
+			Ids:     column(d.manual, func(r *manualEntry) uuid.UUID { return r.ID }),
+			Rules:   column(d.manual, func(r *manualEntry) string { return r.Rule }),
+			Reasons: column(d.manual, func(r *manualEntry) string { return r.Reason }),
 		})
 		if err != nil {
 			return fmt.Errorf("park: %w", err)
 		}
-		tx.parks(column(rows, func(r *dbsqlc.ParkByRuleRow) Parked { return parkedRow(dbsqlc.ParkRow(*r)) })...)
+		tx.addParked(column(rows, func(r *dbsqlc.ParkByRuleRow) Parked { return parkedRow(dbsqlc.ParkRow(*r)) })...)
 		counts["parked"] += n
 	}
 	return nil
 }
 
 // park moves entries to manual, each for its own reason.
-func park(ctx context.Context, tx transaction, actor string, entries []reserved) error {
+func park(ctx context.Context, tx transaction, actor string, entries []manualEntry) error {
 	if len(entries) == 0 {
 		return nil
 	}
 	rows, err := tx.Park(ctx, dbsqlc.ParkParams{
 		Actor: actor, ConfigVersion: tx.version,
-		Ids:      column(entries, func(r *reserved) uuid.UUID { return r.ID }),
-		Reasons:  column(entries, func(r *reserved) string { return r.Reason }),
-		Refusals: column(entries, func(r *reserved) string { return r.Refusal }),
+		Ids:      column(entries, func(r *manualEntry) uuid.UUID { return r.ID }),
+		Reasons:  column(entries, func(r *manualEntry) string { return r.Reason }),
+		Refusals: column(entries, func(r *manualEntry) string { return r.Refusal }),
 	})
 	if err != nil {
 		return fmt.Errorf("park: %w", err)
 	}
-	tx.parks(column(rows, func(r *dbsqlc.ParkRow) Parked { return parkedRow(*r) })...)
+	tx.addParked(column(rows, func(r *dbsqlc.ParkRow) Parked { return parkedRow(*r) })...)
 	return nil
 }
 

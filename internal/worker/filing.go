@@ -22,24 +22,24 @@ import (
 )
 
 const (
-	// fileInterval is the time between looks at the inbox. Capture sends no NOTIFY for a failed job: at
+	// fileInterval is the time between scans of the inbox. Capture sends no NOTIFY for a failed job: at
 	// commit, NOTIFY takes a lock that all notifying transactions of the server share.
 	fileInterval = 50 * time.Millisecond
 	// fileRetry is the longest pause after failures.
 	fileRetry = 5 * time.Second
 	// fileBatch is the number of entries that one transaction files.
 	fileBatch = 500
-	// lookBack is how far before the last filed failure a partial look at the inbox begins. Jobs'
+	// scanOverlap is how far before the last filed failure a partial scan of the inbox begins. Jobs'
 	// transactions do not commit in the order of the failures.
-	lookBack = 5 * time.Second
-	// maxUnlooked is the longest pause between two looks at the whole inbox. Each may have to step over
+	scanOverlap = 5 * time.Second
+	// maxFullScanGap is the longest pause between two scans of the whole inbox. Each may have to step over
 	// every row that was filed since the server's oldest transaction began.
-	maxUnlooked = 10 * time.Second
-	// wholeShare times the duration of a look at the whole inbox is the pause after it: such looks take
+	maxFullScanGap = 10 * time.Second
+	// fullScanShare times the duration of a scan of the whole inbox is the pause after it: such scans take
 	// a twentieth of the time at most.
-	wholeShare = 20
-	// refusedFor is how long an entry stays in the inbox after the database refused to file it.
-	refusedFor = time.Minute
+	fullScanShare = 20
+	// refusedTime is how long an entry stays in the inbox after the database refused to file it.
+	refusedTime = time.Minute
 	// maxRefused is the number of refused entries above which filing as a whole counts as failing.
 	maxRefused = 100
 )
@@ -47,38 +47,38 @@ const (
 // inbox is a worker's position in the inbox.
 type inbox struct {
 	mu      sync.Mutex
-	after   uuid.UUID // where the next look begins
+	after   uuid.UUID // where the next scan begins
 	last    uuid.UUID // the latest filed failure
-	whole   time.Time // when the next look at the whole inbox is due
+	full    time.Time // when the next scan of the whole inbox is due
 	refused map[uuid.UUID]time.Time
 }
 
-// look is the range of one look at the inbox.
-type look struct {
+// scan is the range of one scan of the inbox.
+type scan struct {
 	after   uuid.UUID
 	refused []uuid.UUID
 }
 
-// next returns the range of the next look.
-func (i *inbox) next(now time.Time) look {
+// next returns the range of the next scan.
+func (i *inbox) next(now time.Time) scan {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	l := look{after: i.after, refused: []uuid.UUID{}}
-	if !now.Before(i.whole) {
-		l.after = uuid.Nil
+	s := scan{after: i.after, refused: []uuid.UUID{}}
+	if !now.Before(i.full) {
+		s.after = uuid.Nil
 	}
 	for id, since := range i.refused {
-		if now.Sub(since) > refusedFor {
+		if now.Sub(since) > refusedTime {
 			delete(i.refused, id)
 			continue
 		}
-		l.refused = append(l.refused, id)
+		s.refused = append(s.refused, id)
 	}
-	return l
+	return s
 }
 
-// saw records the result of a look, its duration, and whether it was full.
-func (i *inbox) saw(l look, rows []dbsqlc.ClaimDueRow, took time.Duration, full bool) {
+// record records the result of a scan, its duration, and whether it was full.
+func (i *inbox) record(s scan, rows []dbsqlc.ClaimDueRow, took time.Duration, full bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if len(rows) > 0 {
@@ -90,16 +90,16 @@ func (i *inbox) saw(l look, rows []dbsqlc.ClaimDueRow, took time.Duration, full 
 	case full:
 		i.after = rows[len(rows)-1].ID
 	default:
-		i.after = before(i.last, lookBack)
+		i.after = idBefore(i.last, scanOverlap)
 	}
-	if l.after == uuid.Nil {
-		i.whole = time.Now().Add(min(wholeShare*took, maxUnlooked))
+	if s.after == uuid.Nil {
+		i.full = time.Now().Add(min(fullScanShare*took, maxFullScanGap))
 	}
 }
 
-// before returns the smallest id of a time that much before another id's time; uuid.Nil for
+// idBefore returns the smallest id of a time that much before another id's time; uuid.Nil for
 // uuid.Nil.
-func before(id uuid.UUID, by time.Duration) uuid.UUID {
+func idBefore(id uuid.UUID, by time.Duration) uuid.UUID {
 	if id == uuid.Nil {
 		return id
 	}
@@ -107,9 +107,9 @@ func before(id uuid.UUID, by time.Duration) uuid.UUID {
 	return deadletter.FirstID(time.UnixMilli(int64(ms)).Add(-by))
 }
 
-// refuse excludes an entry from filing for refusedFor. It reports whether too many entries are
+// exclude excludes an entry from filing for refusedTime. It reports whether too many entries are
 // excluded.
-func (i *inbox) refuse(id uuid.UUID) bool {
+func (i *inbox) exclude(id uuid.UUID) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.refused == nil {
@@ -119,23 +119,23 @@ func (i *inbox) refuse(id uuid.UUID) bool {
 	return len(i.refused) > maxRefused
 }
 
-func (w *Worker) beforeFiling(ctx context.Context) {
+func (w *Worker) callBeforeFiling(ctx context.Context) {
 	if w.config.BeforeFiling == nil {
 		return
 	}
 	if err := w.config.BeforeFiling(ctx); err != nil {
-		w.config.Logger.WarnContext(ctx, "DLQ worker: filing begins without what was to be done before", "error", err)
+		w.config.Logger.WarnContext(ctx, "DLQ worker: preparing for filing failed; filing starts anyway", "error", err)
 	}
 }
 
 // File files one batch of failures from the inbox, with the planner's decisions, in one
 // transaction. It reports whether there may be more.
 func (w *Worker) File(ctx context.Context) (bool, error) {
-	w.prepare.Do(func() { w.beforeFiling(ctx) })
+	w.prepare.Do(func() { w.callBeforeFiling(ctx) })
 	size := cmp.Or(w.config.BatchSize, fileBatch)
 	at := w.inbox.next(time.Now())
 	rows, err := w.file(ctx, at, size)
-	if errors.Is(err, errSwitching) {
+	if errors.Is(err, errSwitchChanging) {
 		return false, nil
 	}
 	if postgres.IsRefusal(err) && len(rows) > 0 {
@@ -150,17 +150,17 @@ func (w *Worker) File(ctx context.Context) (bool, error) {
 // fileOneByOne retries a rejected batch with one transaction per entry. An entry that is rejected
 // again is filed as manual. If that is rejected too, the entry stays in the inbox for a while, so
 // that it does not block the others.
-func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
+func (w *Worker) fileOneByOne(ctx context.Context, at scan, entries int) error {
 	for range entries {
 		rows, err := w.file(ctx, at, 1)
 		if postgres.IsRefusal(err) && len(rows) == 1 {
 			id := rows[0].ID
-			w.config.Logger.Error("DLQ worker: entry refused by the database; filing it for a person", "entry", id, "error", err)
-			refused := reserved{ID: id, Reason: "the database refused what was decided of it", Refusal: storable(err)}
-			if err = w.fileForAPerson(ctx, refused); postgres.IsRefusal(err) {
-				w.config.Logger.Error("DLQ worker: entry refused by the database; it stays in the inbox", "entry", id, "error", err)
+			w.config.Logger.Error("DLQ worker: the database refused the decision on an entry; filing it as manual", "entry", id, "error", err)
+			refused := manualEntry{ID: id, Reason: "the database refused the worker's decision on it", Refusal: storableText(err)}
+			if err = w.fileAsManual(ctx, refused); postgres.IsRefusal(err) {
+				w.config.Logger.Error("DLQ worker: the database refused an entry; it stays in the inbox", "entry", id, "error", err)
 				at.refused = append(at.refused, id)
-				if !w.inbox.refuse(id) {
+				if !w.inbox.exclude(id) {
 					err = nil
 				}
 			}
@@ -172,19 +172,19 @@ func (w *Worker) fileOneByOne(ctx context.Context, at look, entries int) error {
 	return nil
 }
 
-func (w *Worker) fileForAPerson(ctx context.Context, refused reserved) error {
-	return w.observed(ctx, func(tx transaction, counts map[string]int) error {
+func (w *Worker) fileAsManual(ctx context.Context, refused manualEntry) error {
+	return w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 		if _, err := tx.FileUndecided(ctx, []uuid.UUID{refused.ID}); err != nil {
 			return err
 		}
 		counts["filed"]++
 		counts["parked"]++
-		return park(ctx, tx, w.actor, []reserved{refused})
+		return park(ctx, tx, w.actor, []manualEntry{refused})
 	})
 }
 
 // file files at most size entries. It returns what it found, and on failure what it claimed.
-func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.ClaimDueRow, err error) {
+func (w *Worker) file(ctx context.Context, at scan, size int) (rows []dbsqlc.ClaimDueRow, err error) {
 	began, params := time.Now(), dbsqlc.UnfiledParams{ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size)}
 	_, err = inTx(ctx, w.config.Store, func(tx transaction) error {
 		unfiled, err := tx.Unfiled(ctx, params)
@@ -192,17 +192,17 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look at the inbox: %w", err)
+		return nil, fmt.Errorf("read the inbox: %w", err)
 	}
 	found, took := rows, time.Since(began)
 	if len(rows) > 0 {
 		// A failure may be in the inbox twice.
-		once := slices.CompactFunc(slices.Clone(rows), func(a, b dbsqlc.ClaimDueRow) bool { return a.ID == b.ID })
-		if rows, err = w.fileJudged(ctx, once); err != nil {
+		unique := slices.CompactFunc(slices.Clone(rows), func(a, b dbsqlc.ClaimDueRow) bool { return a.ID == b.ID })
+		if rows, err = w.fileJudged(ctx, unique); err != nil {
 			return rows, err
 		}
 	}
-	w.inbox.saw(at, found, took, len(found) == size)
+	w.inbox.record(at, found, took, len(found) == size)
 	return found, nil
 }
 
@@ -210,31 +210,31 @@ func (w *Worker) file(ctx context.Context, at look, size int) (rows []dbsqlc.Cla
 // them.
 func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
 	start := time.Now()
-	defer func() { w.step(ctx, StageDecision, start, err) }()
-	made, err := w.judgements(ctx, rows)
+	defer func() { w.recordStage(ctx, StageDecision, start, err) }()
+	judged, err := w.judge(ctx, rows)
 	if err != nil {
 		return nil, err
 	}
 	var soonest time.Time
-	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+	err = w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 		ids, err := tx.ClaimUnfiled(ctx, column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))
 		if err != nil {
 			return err
 		}
 		claimed = slices.DeleteFunc(slices.Clone(rows), func(row dbsqlc.ClaimDueRow) bool {
-			_, mine := slices.BinarySearchFunc(ids, row.ID, func(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) })
-			return !mine
+			_, locked := slices.BinarySearchFunc(ids, row.ID, func(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) })
+			return !locked
 		})
 		if len(claimed) == 0 {
 			return nil
 		}
-		soonest, err = w.fileDecided(ctx, tx, claimed, made, counts)
+		soonest, err = w.fileDecided(ctx, tx, claimed, judged, counts)
 		return err
 	})
 	if err != nil {
 		return claimed, err
 	}
-	w.traceFiling(ctx, claimed, made, start)
+	w.traceFiling(ctx, claimed, judged, start)
 	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
 		w.batches.Wake() // it may be sleeping longer
 	}
@@ -243,27 +243,27 @@ func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (cla
 
 // traceFiling sends a span, from start until now, for each filed entry whose message was submitted
 // in a trace.
-func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, made *judgements, start time.Time) {
+func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, judged *judgements, start time.Time) {
 	if len(filed) == 0 || !telemetry.Exports(w.config.Tracer) {
 		return
 	}
 	traces, err := w.queries.EntryTraces(ctx, column(filed, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }))
 	if err != nil {
-		w.config.Logger.WarnContext(ctx, "the spans of filing are not sent", "error", err)
+		w.config.Logger.WarnContext(ctx, "DLQ worker: reading traces failed; filing sends no spans", "error", err)
 		return
 	}
-	of := make(map[uuid.UUID]dbsqlc.EntryTracesRow, len(traces))
+	byID := make(map[uuid.UUID]dbsqlc.EntryTracesRow, len(traces))
 	for _, t := range traces {
-		of[t.ID] = t
+		byID[t.ID] = t
 	}
 	end := time.Now()
 	for i := range filed {
 		row := &filed[i]
-		submitted, ok := of[row.ID]
+		submitted, ok := byID[row.ID]
 		if !ok {
 			continue
 		}
-		d := made.of[row.ID]
+		d := judged.byID[row.ID]
 		_, span := w.config.Tracer.Start(telemetry.Extract(ctx, submitted.Parent, submitted.State), "file "+row.Queue,
 			trace.WithTimestamp(start), trace.WithAttributes(
 				attribute.String("dlqd.entry_id", row.ID.String()), attribute.String("dlqd.kind", row.Kind),
@@ -275,22 +275,22 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ma
 }
 
 // fileDecided files claimed entries. It returns when the first one that is not manual is due.
-func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, made *judgements, counts map[string]int) (soonest time.Time, err error) {
-	by, err := w.judge(ctx, tx, made.planner)
+func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, judged *judgements, counts map[string]int) (soonest time.Time, err error) {
+	decider, err := w.readSwitches(ctx, tx, judged.planner)
 	if err != nil {
 		return soonest, err
 	}
-	decide := decisions{}
+	decided := decisions{}
 	actions := map[uuid.UUID]string{}
 	for i := range rows {
 		row := &rows[i]
-		d := by.decide(row, made.of[row.ID])
-		actions[row.ID] = decide.add(row, &d)
+		d := decider.decide(row, judged.byID[row.ID])
+		actions[row.ID] = decided.add(row, &d)
 		if d.Strategy != strategy.Manual && (soonest.IsZero() || d.Next.Before(soonest)) {
 			soonest = d.Next
 		}
 	}
-	filed, err := decide.file(ctx, tx, w.actor, by.version())
+	filed, err := decided.file(ctx, tx, w.actor, decider.version())
 	if err != nil {
 		return soonest, fmt.Errorf("file: %w", err)
 	}

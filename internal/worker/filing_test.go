@@ -25,7 +25,7 @@ func (b *bundle) file() {
 }
 
 // One audit row records the failure and the decision; analytics count both.
-func TestFile_decides(t *testing.T) {
+func TestFile_RecordsFailureAndDecisionInOneRow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	var parked []worker.Parked
@@ -59,18 +59,18 @@ func TestFile_decides(t *testing.T) {
 }
 
 // A further failure of a locked entry stays in the inbox. It is not reported as parked on each
-// look, twenty times a second.
-func TestFile_furtherFailureOfAHeldEntry(t *testing.T) {
+// scan, twenty times a second.
+func TestFile_FurtherFailureOfLockedEntryStaysInInbox(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	told, observed := 0, map[string]int{}
+	parked, observed := 0, map[string]int{}
 	b.worker = worker.New(worker.Config{
-		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler), Name: "test", Parked: func(p []worker.Parked) { told += len(p) },
+		Store: b.store, Planner: builtIn, Logger: slog.New(slog.DiscardHandler), Name: "test", Parked: func(p []worker.Parked) { parked += len(p) },
 		Observe: func(action string, n int, _ time.Duration) { observed[action] += n },
 	})
 	b.fail(2, "card was declined")
 	b.file()
-	require.Equal(t, 1, told)
+	require.Equal(t, 1, parked)
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
@@ -83,11 +83,11 @@ func TestFile_furtherFailureOfAHeldEntry(t *testing.T) {
 	b.file()
 	b.file()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
-	require.Equal(t, 1, told)
+	require.Equal(t, 1, parked)
 	require.NoError(t, tx.Rollback(t.Context()))
 	b.file()
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
-	require.Equal(t, 1, told)
+	require.Equal(t, 1, parked)
 	require.Equal(t, map[string]int{"filed": 1, "parked": 1, "repeated": 1}, observed)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%failed again'"))
 }
@@ -100,7 +100,7 @@ func (b *bundle) one(sql string, args ...any) (text string) {
 
 // A rejected entry does not block the others. It is filed as manual without the decision; if that
 // is rejected too, it stays in the inbox.
-func TestFile_entryThatTheDatabaseRefuses(t *testing.T) {
+func TestFile_RefusedEntryDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for i := range 5 {
@@ -111,19 +111,19 @@ func TestFile_entryThatTheDatabaseRefuses(t *testing.T) {
 	b.file()
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'undecidable' AND status = 'dlq_manual' AND parked_by = 'worker:test'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%the database refused what was decided of it' AND detail ->> 'refusal' LIKE '%no_poison%'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%the database refused the worker''s decision on it' AND detail ->> 'refusal' LIKE '%no_poison%'"))
 	// The database's error may contain personal data.
 	b.exec("SELECT dlq.erase_entries(ARRAY(SELECT entry_id FROM dlq.dead_letter_transitions WHERE detail ? 'refusal'), 'kim', 'request 9')")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions t WHERE t::text LIKE '%no_poison%'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE kind = 'poison'"))
 	b.fail(2, "timeout")
 	b.file()
-	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"), "it is left alone for a while")
+	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"), "the refused entry does not block a new one")
 }
 
 // The loop also files older failures: jobs' transactions do not commit in the order of the
 // failures.
-func TestFile_loopFindsAll(t *testing.T) {
+func TestFile_LoopFindsOlderFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	filed := func(n int) {
@@ -141,7 +141,7 @@ func TestFile_loopFindsAll(t *testing.T) {
 }
 
 // Workers and operators act on the same entries concurrently: each entry is filed once.
-func TestFile_besidePersons(t *testing.T) {
+func TestFile_ConcurrentWithOperators(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const n = 200

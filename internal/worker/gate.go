@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// gateHold is how long a condition gate stays shut after its probes failed. It is short, because a
+	// gateShutTime is how long a condition gate stays shut after its probes failed. It is short, because a
 	// destination that keeps failing opens its breaker, which is a condition, too.
-	gateHold = 10 * time.Second
-	// gateIdle is how long an open gate stays open without releases. After that it probes again.
-	gateIdle = 10 * time.Second
+	gateShutTime = 10 * time.Second
+	// gateIdleTime is how long an open gate stays open without releases. After that it probes again.
+	gateIdleTime = 10 * time.Second
 	// probeSuccess is the share of probes that must succeed to let the rest follow.
 	probeSuccess = 0.8
-	// maxRelease bounds the entries that one look at a gate releases.
+	// maxRelease bounds the entries that one check of a gate releases.
 	maxRelease = 1000
-	// maxGroupsWaiting bounds the groups of a queue that one look at a gate reads.
+	// maxGroupsWaiting bounds the groups of a queue that one check of a gate reads.
 	maxGroupsWaiting = 10_000
 )
 
@@ -43,17 +43,17 @@ const (
 // gate controls the release of entries that wait together: a few probes first, and the rest if the
 // probes succeed.
 type gate struct {
-	name   string
-	pace   policy.Pace
-	probes int
-	hold   time.Duration // how long it stays shut after its probes failed
-	why    string        // reason for the audit trail
+	name     string
+	pace     policy.Pace
+	probes   int
+	shutTime time.Duration // how long it stays shut after its probes failed
+	reason   string        // for the audit trail
 	// claim locks up to most of the entries.
 	claim func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error)
 }
 
-// Gates looks once at the gate of each queue with entries that wait for a condition, and at the
-// gates of smart retries in progress. A gate whose conditions hold releases entries.
+// Gates checks once the gate of each queue with entries that wait for a condition, and the gates of
+// smart retries in progress. A gate whose conditions are met releases entries.
 func (w *Worker) Gates(ctx context.Context) error {
 	var queues, smart []string
 	_, err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
@@ -89,45 +89,47 @@ func (w *Worker) Gates(ctx context.Context) error {
 
 func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	start := time.Now()
-	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		by, err := w.judge(ctx, tx, w.config.Planner())
-		if err != nil || by.switches.Stopped != nil {
+	err := w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
+		decider, err := w.readSwitches(ctx, tx, w.config.Planner())
+		if err != nil || decider.switches.Stopped != nil {
 			return err
 		}
-		planner := by.planner
+		planner := decider.planner
 		// A group is the entries of one kind, class and rule, which have the same plan. Each group's
 		// conditions are checked once, so that a group that waits does not block the others. (A condition
-		// on this machine may hold on another one.)
+		// that is unmet on this machine may be met on another one.)
 		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
 		if err != nil {
 			return err
 		}
-		groups = slices.DeleteFunc(groups, func(g dbsqlc.WaitingGroupsRow) bool { return planner.Unmet(waitingEntry(queue, &g)) != "" })
+		groups = slices.DeleteFunc(groups, func(g dbsqlc.WaitingGroupsRow) bool { return planner.Unmet(entryOfGroup(queue, &g)) != "" })
 		if len(groups) == 0 {
 			return nil
 		}
 		g := &gate{
-			name: "conditions:" + queue, pace: planner.Policy().PaceOf(queue), probes: planner.Probes(waitingEntry(queue, &groups[0])), hold: gateHold, why: "its conditions hold",
+			name: "conditions:" + queue, pace: planner.Policy().PaceOf(queue),
+			probes: planner.Probes(entryOfGroup(queue, &groups[0])), shutTime: gateShutTime,
+			reason: "its conditions are met",
 			claim: func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error) {
-				ids, err := w.claimWaiting(ctx, tx, by, queue, groups, most, counts)
+				ids, err := w.claimWaiting(ctx, tx, decider, queue, groups, most, counts)
 				if err == nil && len(ids) == 0 && most < maxRelease {
-					ids, err = w.claimWaiting(ctx, tx, by, queue, groups, maxRelease, counts)
+					ids, err = w.claimWaiting(ctx, tx, decider, queue, groups, maxRelease, counts)
 				}
 				return ids[:min(most, len(ids))], err
 			},
 		}
-		return w.release(ctx, tx, g, counts)
+		return w.advance(ctx, tx, g, counts)
 	})
-	w.step(ctx, StageGate, start, err)
-	if errors.Is(err, errSwitching) {
+	w.recordStage(ctx, StageGate, start, err)
+	if errors.Is(err, errSwitchChanging) {
 		return nil
 	}
 	if !postgres.IsRefusal(err) {
 		return err
 	}
 	// One rejected entry would block the others forever. As due entries they are retried one by one.
-	w.config.Logger.Error("DLQ worker: a release was refused by the database; its entries are due instead", "queue", queue, "error", err)
-	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+	w.config.Logger.Error("DLQ worker: the database refused a release; retrying its entries one by one", "queue", queue, "error", err)
+	err = w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
 		if err != nil {
 			return err
@@ -136,31 +138,31 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		if err != nil {
 			return err
 		}
-		aside := aside{}
+		deferred := deferred{}
 		for i := range rows {
-			aside.wait(rows[i].ID, w.now(), "", "its conditions hold; released one by one")
+			deferred.wait(rows[i].ID, w.now(), "", "its conditions are met; released one by one")
 		}
-		return aside.write(ctx, tx, w.actor, counts)
+		return deferred.write(ctx, tx, w.actor, counts)
 	})
 	w.notify()
 	return err
 }
 
-// claimWaiting claims entries of groups whose conditions hold. It defers those whose automatic
+// claimWaiting claims entries of groups whose conditions are met. It defers those whose automatic
 // redelivery is off, so that they do not block the others.
-func (w *Worker) claimWaiting(ctx context.Context, tx transaction, by *judged, queue string, groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int) ([]uuid.UUID, error) {
+func (w *Worker) claimWaiting(ctx context.Context, tx transaction, decider *decider, queue string, groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int) ([]uuid.UUID, error) {
 	rows, err := tx.ClaimWaiting(ctx, claimParams(queue, groups, most))
 	if err != nil {
 		return nil, err
 	}
 	var ids []uuid.UUID
-	aside, now := aside{}, w.now()
+	deferred, now := deferred{}, w.now()
 	for i := range rows {
-		if !aside.unlessOn(rows[i].ID, now, by.switches.Of(waitingSwitched(&rows[i]))) {
+		if !deferred.deferUnlessAutomatic(rows[i].ID, now, decider.switches.Of(automaticWaiting(&rows[i]))) {
 			ids = append(ids, rows[i].ID)
 		}
 	}
-	return ids, aside.write(ctx, tx, w.actor, counts)
+	return ids, deferred.write(ctx, tx, w.actor, counts)
 }
 
 func claimParams(queue string, groups []dbsqlc.WaitingGroupsRow, most int) dbsqlc.ClaimWaitingParams {
@@ -172,55 +174,55 @@ func claimParams(queue string, groups []dbsqlc.WaitingGroupsRow, most int) dbsql
 	}
 }
 
-// waitingEntry returns an entry of a group for the planner.
-func waitingEntry(queue string, g *dbsqlc.WaitingGroupsRow) *strategy.Entry {
+// entryOfGroup returns an entry of a group for the planner.
+func entryOfGroup(queue string, g *dbsqlc.WaitingGroupsRow) *strategy.Entry {
 	return &strategy.Entry{Facts: strategy.Facts{Class: riverdlq.Class(g.ErrorClass), Queue: queue, Kind: g.Kind}, Rule: g.Rule}
 }
 
-func waitingSwitched(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
-	return switched(&dbsqlc.ClaimDueRow{
+func automaticWaiting(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
+	return automaticEntry(&dbsqlc.ClaimDueRow{
 		Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
 	})
 }
 
-// release advances a gate by one step: it sends probes, evaluates them, or releases the rest at
-// their pace.
-func (w *Worker) release(ctx context.Context, tx transaction, g *gate, counts map[string]int) error {
-	if mine, err := tx.LockGate(ctx, g.name); err != nil || !mine {
+// advance moves a gate one step on: it sends probes, evaluates them, or releases the rest at their
+// pace.
+func (w *Worker) advance(ctx context.Context, tx transaction, g *gate, counts map[string]int) error {
+	if locked, err := tx.LockGate(ctx, g.name); err != nil || !locked {
 		return err
 	}
 	now := w.now()
 	state, err := tx.Gate(ctx, g.name)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return w.probe(ctx, tx, g, now, counts)
+		return w.sendProbes(ctx, tx, g, now, counts)
 	case err != nil:
 		return err
 	}
 	switch state.State {
 	case gateOpen:
-		if now.Sub(state.StartedAt) > gateIdle { // no look released anything since: its conditions did not hold
-			return w.probe(ctx, tx, g, now, counts)
+		if now.Sub(state.StartedAt) > gateIdleTime { // nothing was released since: its conditions were not met
+			return w.sendProbes(ctx, tx, g, now, counts)
 		}
 	case gateShut:
 		if state.Until != nil && state.Until.After(now) {
 			return nil
 		}
-		return w.probe(ctx, tx, g, now, counts)
+		return w.sendProbes(ctx, tx, g, now, counts)
 	case gateProbing:
 		outcome, err := tx.ProbeOutcomes(ctx, state.Probes)
 		if err != nil || outcome.UnderWay > 0 {
 			return err
 		}
 		if float64(outcome.Succeeded) < probeSuccess*float64(len(state.Probes)) {
-			until := now.Add(g.hold)
+			until := now.Add(g.shutTime)
 			return tx.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateShut, Probes: []uuid.UUID{}, Now: now, Until: &until})
 		}
 	}
-	return w.follow(ctx, tx, g, now, counts)
+	return w.releaseRest(ctx, tx, g, now, counts)
 }
 
-func (w *Worker) probe(ctx context.Context, tx transaction, g *gate, now time.Time, counts map[string]int) error {
+func (w *Worker) sendProbes(ctx context.Context, tx transaction, g *gate, now time.Time, counts map[string]int) error {
 	ids, err := g.claim(ctx, tx, g.probes)
 	if err != nil || len(ids) == 0 {
 		return err
@@ -229,12 +231,12 @@ func (w *Worker) probe(ctx context.Context, tx transaction, g *gate, now time.Ti
 		return err
 	}
 	counts["released"] += len(ids)
-	return w.redeliver(ctx, tx, ids, fmt.Sprintf("%s: one of %d probes", g.why, len(ids)), counts)
+	return w.redeliver(ctx, tx, ids, fmt.Sprintf("%s: one of %d probes", g.reason, len(ids)), counts)
 }
 
-// follow releases entries after successful probes, as many as their pace allows until the next
-// look.
-func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.Time, counts map[string]int) error {
+// releaseRest releases entries after successful probes, as many as their pace allows until the next
+// check.
+func (w *Worker) releaseRest(ctx context.Context, tx transaction, g *gate, now time.Time, counts map[string]int) error {
 	ids, err := g.claim(ctx, tx, maxRelease)
 	if err != nil {
 		return err
@@ -259,5 +261,5 @@ func (w *Worker) follow(ctx context.Context, tx transaction, g *gate, now time.T
 		return nil
 	}
 	counts["released"] += len(ids)
-	return w.redeliver(ctx, tx, ids, g.why+", and the probes succeeded", counts)
+	return w.redeliver(ctx, tx, ids, g.reason+", and the probes succeeded", counts)
 }

@@ -9,9 +9,9 @@ import (
 )
 
 // A worker that has found nothing yet does not skip the first failures.
-func TestInbox_thatWasEmpty(t *testing.T) {
+func TestInbox_EmptyScanSkipsNoFailure(t *testing.T) {
 	t.Parallel()
 	var i inbox
-	i.saw(i.next(time.Now()), nil, time.Minute, false)
+	i.record(i.next(time.Now()), nil, time.Minute, false)
 	require.Equal(t, uuid.Nil, i.next(time.Now()).after)
 }

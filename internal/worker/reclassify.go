@@ -20,33 +20,33 @@ const reclassifyPage = 500
 
 // Judgement is the class, rule and strategy of an entry.
 type Judgement struct {
-	Class    string `json:"class" doc:"What kind of error it is."`
-	Rule     string `json:"rule" doc:"The rule that chose the class."`
-	Strategy string `json:"strategy" doc:"What happens next."`
+	Class    string `json:"class" doc:"Class of the error."`
+	Rule     string `json:"rule" doc:"Rule that chose the class."`
+	Strategy string `json:"strategy" doc:"Strategy that decides when the entry is redelivered."`
 }
 
 // Rejudged counts entries whose judgement changes in the same way.
 type Rejudged struct {
-	From    Judgement `json:"from" doc:"What they were taken for."`
-	To      Judgement `json:"to" doc:"What they are taken for now."`
-	Also    []string  `json:"also" doc:"What else changes: priority, tags, assignee, maxRetries, nextRetryAt."`
-	Entries int       `json:"entries" doc:"How many."`
-	Example uuid.UUID `json:"example" doc:"One of them."`
+	From    Judgement `json:"from" doc:"Judgement before."`
+	To      Judgement `json:"to" doc:"Judgement by the current rules."`
+	Also    []string  `json:"also" doc:"Other fields that change: priority, tags, assignee, maxRetries, nextRetryAt."`
+	Entries int       `json:"entries" doc:"Number of entries."`
+	Example uuid.UUID `json:"example" doc:"Id of one of these entries."`
 }
 
 // Reclassified is the result of judging open entries again.
 type Reclassified struct {
-	DryRun  bool       `json:"dryRun" doc:"Nothing was changed."`
-	Looked  int        `json:"looked" doc:"Open entries that were looked at: those that rules had judged, and no person."`
-	Changed []Rejudged `json:"changed" doc:"Those whose judgement changes, the most first."`
+	DryRun  bool       `json:"dryRun" doc:"Whether this was a dry run, which changes no entry."`
+	Looked  int        `json:"looked" doc:"Number of open entries that were judged again. Entries that an operator parked are skipped."`
+	Changed []Rejudged `json:"changed" doc:"Entries whose judgement changes, grouped by change, largest group first."`
 	Parked  []Parked   `json:"-"` // entries that became manual, for notifications
 }
 
 // Reclassify judges open entries again by the rules in force. It skips entries that an operator
 // parked or that are being redelivered, and entries that a worker or another reclassification
-// holds. A dry run changes nothing.
+// has locked. A dry run changes nothing.
 //
-//nolint:gocognit // batch by batch, one thing after the other
+//nolint:gocognit // the steps of one batch follow each other
 func Reclassify(
 	ctx context.Context, store *deadletter.Store, planner *strategy.Planner, act deadletter.Act, dryRun bool,
 ) (*Reclassified, error) {
@@ -66,7 +66,7 @@ func Reclassify(
 			return nil, err
 		}
 		now := time.Now()
-		made, err := judgementsBy(ctx, dbsqlc.New(store.DB()), planner, rows, now)
+		judged, err := judgeEntries(ctx, dbsqlc.New(store.DB()), planner, rows, now)
 		if err != nil {
 			return nil, err
 		}
@@ -80,23 +80,23 @@ func Reclassify(
 			if err != nil {
 				return err
 			}
-			has := make(map[uuid.UUID]*dbsqlc.ClaimDecidedRow, len(claimed))
+			claimedByID := make(map[uuid.UUID]*dbsqlc.ClaimDecidedRow, len(claimed))
 			for i := range claimed {
-				has[claimed[i].ID] = &claimed[i]
+				claimedByID[claimed[i].ID] = &claimed[i]
 			}
 			switches, err := automatic.Read(ctx, tx, planner.Policy())
 			if err != nil {
 				return err
 			}
-			by := judged{planner, switches}
-			decide := decisions{}
+			decider := decider{planner, switches}
+			decided := decisions{}
 			for i := range rows {
 				row := &rows[i]
-				if has[row.ID] == nil {
+				if claimedByID[row.ID] == nil {
 					continue
 				}
-				d := by.decide(row, made.of[row.ID])
-				also := alsoChanged(row, has[row.ID], &d, now)
+				d := decider.decide(row, judged.byID[row.ID])
+				also := alsoChanged(row, claimedByID[row.ID], &d, now)
 				c := change{Judgement{row.ErrorClass, row.Rule, row.Strategy}, Judgement{string(d.Class), d.Rule, d.Strategy}, strings.Join(also, ",")}
 				if c.from == c.to && len(also) == 0 {
 					continue
@@ -106,21 +106,21 @@ func Reclassify(
 				}
 				page[c].Entries++
 				d.Reason = "reclassified: " + d.Reason
-				decide.add(row, &d)
+				decided.add(row, &d)
 			}
 			if dryRun {
 				return nil
 			}
-			return decide.write(ctx, tx, act, by.version())
+			return decided.write(ctx, tx, act, decider.version())
 		})
 		if err != nil {
 			return nil, err
 		}
-		for c, of := range page {
+		for c, changed := range page {
 			if changes[c] == nil {
-				changes[c] = of
+				changes[c] = changed
 			} else {
-				changes[c].Entries += of.Entries
+				changes[c].Entries += changed.Entries
 			}
 		}
 		result.Parked = append(result.Parked, parked...)
@@ -140,18 +140,18 @@ func Reclassify(
 }
 
 // alsoChanged lists what a decision changes in an entry besides class, rule and strategy.
-func alsoChanged(row *dbsqlc.ClaimDueRow, has *dbsqlc.ClaimDecidedRow, d *strategy.Decision, now time.Time) []string {
+func alsoChanged(row *dbsqlc.ClaimDueRow, current *dbsqlc.ClaimDecidedRow, d *strategy.Decision, now time.Time) []string {
 	also := []string{}
-	if d.Priority != 0 && d.Priority != int(has.Priority) {
+	if d.Priority != 0 && d.Priority != int(current.Priority) {
 		also = append(also, "priority")
 	}
-	if slices.ContainsFunc(d.Tags, func(tag string) bool { return !slices.Contains(has.Tags, tag) }) {
+	if slices.ContainsFunc(d.Tags, func(tag string) bool { return !slices.Contains(current.Tags, tag) }) {
 		also = append(also, "tags")
 	}
-	if d.Assignee != "" && has.AssignedTo == "" {
+	if d.Assignee != "" && current.AssignedTo == "" {
 		also = append(also, "assignee")
 	}
-	if d.MaxRetries != 0 && d.MaxRetries != int(has.DlqMaxRetries) {
+	if d.MaxRetries != 0 && d.MaxRetries != int(current.DlqMaxRetries) {
 		also = append(also, "maxRetries")
 	}
 	// NextRetryAt is compared only if the entry waits for its time or for automatic redelivery.

@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
-// maxObservedGroups bounds the groups of observed entries that one look reads.
+// maxObservedGroups bounds the groups of observed entries that one release reads.
 const maxObservedGroups = 10_000
 
 // releaseGate is the name of the lock that limits the release of observed entries to one process at
@@ -27,24 +27,24 @@ const releaseGate = "automatic"
 // changed.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
-	var told *policy.Policy // written in this transaction
-	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		released, told = false, nil
-		if mine, err := tx.LockGate(ctx, releaseGate); err != nil || !mine {
+	var published *policy.Policy // in this transaction
+	err := w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
+		released, published = false, nil
+		if locked, err := tx.LockGate(ctx, releaseGate); err != nil || !locked {
 			return err
 		}
-		by, err := w.judge(ctx, tx, w.config.Planner())
+		decider, err := w.readSwitches(ctx, tx, w.config.Planner())
 		if err != nil {
 			return err
 		}
-		p := by.planner.Policy()
+		p := decider.planner.Policy()
 		if w.published.Load() != p {
 			if err := automatic.Publish(ctx, tx, p); err != nil {
 				return err
 			}
-			told = p
+			published = p
 		}
-		if by.switches.Stopped != nil {
+		if decider.switches.Stopped != nil {
 			return nil
 		}
 		groups, err := tx.ObservedGroups(ctx, maxObservedGroups)
@@ -56,26 +56,26 @@ func (w *Worker) Release(ctx context.Context) error {
 		slices.SortStableFunc(groups, func(a, b dbsqlc.ObservedGroupsRow) int {
 			return strings.Compare(p.PaceOf(a.Queue).Name, p.PaceOf(b.Queue).Name)
 		})
-		aside := aside{}
+		deferred := deferred{}
 		for i := range groups {
 			g := &groups[i]
-			of := automatic.Entry{Queue: g.Queue, Kind: g.Kind, Class: g.ErrorClass, JobKind: g.JobKind}
-			if left := maxRelease - len(aside.waiting); left <= 0 {
+			e := automatic.Entry{Queue: g.Queue, Kind: g.Kind, Class: g.ErrorClass, JobKind: g.JobKind}
+			if left := maxRelease - len(deferred.waiting); left <= 0 {
 				break
-			} else if by.switches.Of(&of).On {
-				if err := w.releaseGroup(ctx, tx, by, g, left, &aside, counts); err != nil {
+			} else if decider.switches.Of(&e).On {
+				if err := w.releaseGroup(ctx, tx, decider, g, left, &deferred, counts); err != nil {
 					return err
 				}
 			}
 		}
-		released = len(aside.waiting) > 0
-		return aside.write(ctx, tx, w.actor, counts)
+		released = len(deferred.waiting) > 0
+		return deferred.write(ctx, tx, w.actor, counts)
 	})
-	if errors.Is(err, errSwitching) {
+	if errors.Is(err, errSwitchChanging) {
 		return nil
 	}
-	if err == nil && told != nil {
-		w.published.Store(told)
+	if err == nil && published != nil {
+		w.published.Store(published)
 	}
 	if err == nil && released {
 		w.notify() // after the commit: before it, a batch does not see them
@@ -85,10 +85,13 @@ func (w *Worker) Release(ctx context.Context) error {
 
 // releaseGroup releases the first entries of a group. Due entries get places in the pace; the
 // others keep their time.
-func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g *dbsqlc.ObservedGroupsRow, most int, aside *aside, counts map[string]int) error {
-	of, now := by.planner.Policy().PaceOf(g.Queue), w.now()
-	if of.PerSecond > 0 {
-		most = min(most, max(1, int(math.Ceil(of.PerSecond*w.config.GateInterval.Seconds()))))
+func (w *Worker) releaseGroup(
+	ctx context.Context, tx transaction, decider *decider, g *dbsqlc.ObservedGroupsRow, most int, deferred *deferred,
+	counts map[string]int,
+) error {
+	limit, now := decider.planner.Policy().PaceOf(g.Queue), w.now()
+	if limit.PerSecond > 0 {
+		most = min(most, max(1, int(math.Ceil(limit.PerSecond*w.config.GateInterval.Seconds()))))
 	}
 	rows, err := tx.ClaimObserved(ctx, dbsqlc.ClaimObservedParams{Queue: g.Queue, JobKind: g.JobKind, Kind: g.Kind, ErrorClass: g.ErrorClass, MaxEntries: int32(most)})
 	if err != nil {
@@ -96,26 +99,26 @@ func (w *Worker) releaseGroup(ctx context.Context, tx transaction, by *judged, g
 	}
 	var due []dbsqlc.ClaimObservedRow
 	for _, row := range rows {
-		v := by.switches.Of(switched(&dbsqlc.ClaimDueRow{
+		v := decider.switches.Of(automaticEntry(&dbsqlc.ClaimDueRow{
 			Queue: g.Queue, Kind: g.Kind, ErrorClass: g.ErrorClass, JobKind: g.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
 		}))
 		switch next := row.NextRetryAt; {
-		case aside.unlessOn(row.ID, next, v): // reserved: observed before switches existed, or by another version
+		case deferred.deferUnlessAutomatic(row.ID, next, v): // needs manual handling: observed before switches existed, or by another version
 		case next.After(now):
-			aside.wait(row.ID, next, "", v.Reason)
+			deferred.wait(row.ID, next, "", v.Reason)
 		default:
 			due = append(due, row)
 		}
 	}
 	places, gap := pace.Places{First: now, Granted: len(due)}, time.Duration(0)
-	if of.PerSecond > 0 && len(due) > 0 {
-		gap = time.Duration(float64(time.Second) / of.PerSecond)
-		if places, err = w.reserve(ctx, tx, of, len(due), now, &w.config.GateInterval, counts); err != nil {
+	if limit.PerSecond > 0 && len(due) > 0 {
+		gap = time.Duration(float64(time.Second) / limit.PerSecond)
+		if places, err = w.reserve(ctx, tx, limit, len(due), now, &w.config.GateInterval, counts); err != nil {
 			return err
 		}
 	}
 	for i, row := range due[:places.Granted] {
-		aside.wait(row.ID, places.First.Add(time.Duration(i)*gap), strategy.WaitsForPace, "automatic is on")
+		deferred.wait(row.ID, places.First.Add(time.Duration(i)*gap), strategy.WaitsForPace, "automatic redelivery is on")
 	}
 	return nil
 }

@@ -16,32 +16,32 @@ import (
 )
 
 // attached is a bundle on a River that an application owns.
-func attached(t *testing.T, files policytest.Files) *judged {
+func attached(t *testing.T, files policytest.Files) *policyBundle {
 	t.Helper()
-	j := setupJudged(t, files)
+	j := setupWithPolicy(t, files)
 	j.exec("UPDATE dlq.settings SET value = 'attached' WHERE key = 'river'")
 	return j
 }
 
 // failJobs makes n jobs of a queue fail that had a maximum number of attempts.
-func (j *judged) failJobs(n, attempts int, queue, kind, message string) {
+func (j *policyBundle) failJobs(n, attempts int, queue, kind, message string) {
 	j.Helper()
 	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT $3, jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'order.placed'), $1, $4, 'running' FROM generate_series(1, $2)`, queue, n, kind, attempts)
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'running'`, message)
 }
 
-func (j *judged) release() {
+func (j *policyBundle) release() {
 	j.Helper()
 	require.NoError(j, j.worker.Release(j.Context()))
 }
 
-func (j *judged) observed() int {
+func (j *policyBundle) observed() int {
 	j.Helper()
 	return j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
 }
 
-func (j *judged) text(sql string, args ...any) string {
+func (j *policyBundle) text(sql string, args ...any) string {
 	j.Helper()
 	var text string
 	require.NoError(j, j.pool.QueryRow(j.Context(), sql, args...).Scan(&text), sql)
@@ -52,7 +52,7 @@ const refused = "connection refused"
 
 // On a River that an application owns, entries are judged and shown, and not redelivered
 // automatically.
-func TestAutomatic_observesFirst(t *testing.T) {
+func TestAutomatic_ObservesOnAttachedRiver(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
 	j.failJobs(1, 3, "mails", "report", refused)
@@ -64,7 +64,7 @@ func TestAutomatic_observesFirst(t *testing.T) {
 	require.Equal(t, "immediate", *entry.Strategy)
 	require.Equal(t, "automatic", *entry.WaitingFor)
 	require.NotEmpty(t, *entry.Fingerprint)
-	require.True(t, entry.NextRetryAt.After(entry.LastFailedAt.Add(time.Minute)), "when it would be sent")
+	require.True(t, entry.NextRetryAt.After(entry.LastFailedAt.Add(time.Minute)), "NextRetryAt is when it would be sent")
 	require.Equal(t, "would be sent again at "+entry.NextRetryAt.UTC().Format("2006-01-02 15:04 UTC")+" by rule connection: automatic is off", *entry.Next)
 
 	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
@@ -72,9 +72,9 @@ func TestAutomatic_observesFirst(t *testing.T) {
 	j.all()
 	j.gates()
 	j.release()
-	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "it is left alone")
+	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "observed entries are not touched")
 	_, err := dbsqlc.New(j.store.DB()).NextDue(t.Context())
-	require.Error(t, err, "and keeps no worker awake")
+	require.Error(t, err, "no entry is due")
 
 	// An operator's replay works. If it fails, the entry is observed again.
 	_, err = j.store.Replay(t.Context(), entry.ID, deadletter.Act{Actor: "kim"}, nil, false)
@@ -89,13 +89,13 @@ func TestAutomatic_observesFirst(t *testing.T) {
 	// Messages, which dlqd delivers, are redelivered as usual.
 	j.failJobs(1, 1, "default", "dlqd_message", refused)
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND job_kind = 'dlqd_message'"))
 }
 
 // Entries that wait for automatic redelivery are not claimed. Older than the due ones, they would
 // fill every batch.
-func TestClaim_PassesByWhatWaitsForAutomatic(t *testing.T) {
+func TestClaim_SkipsEntriesThatWaitForAutomatic(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
 	j.failJobs(3, 3, "mails", "report", refused)
@@ -122,7 +122,7 @@ func TestClaim_PassesByWhatWaitsForAutomatic(t *testing.T) {
 
 // Once switched on, observed entries are released at the pace of their queue, oldest first. Those
 // that are not due keep their time.
-func TestAutomatic_switchedOnReleasesAtAPace(t *testing.T) {
+func TestAutomatic_ReleasesAtPaceWhenSwitchedOn(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})
 	j.failJobs(45, 3, "mails", "report.daily", refused)
@@ -141,10 +141,10 @@ func TestAutomatic_switchedOnReleasesAtAPace(t *testing.T) {
 	}
 	j.now = start.Add(7 * time.Second)
 	j.all()
-	require.Equal(t, 42, j.inStatus(deadletter.Processing), "those that are due")
-	require.Equal(t, 5, j.observed(), "the other kind")
+	require.Equal(t, 42, j.inStatus(deadletter.Processing), "the due entries")
+	require.Equal(t, 5, j.observed(), "the other kind stays observed")
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS NULL AND next_retry_at > $1", j.now))
-	require.Equal(t, 45, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'automatic is on' AND actor = 'worker:test'"))
+	require.Equal(t, 45, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'automatic redelivery is on' AND actor = 'worker:test'"))
 	j.now = start.Add(2 * time.Hour)
 	j.all()
 	j.now = j.now.Add(time.Second)
@@ -153,7 +153,7 @@ func TestAutomatic_switchedOnReleasesAtAPace(t *testing.T) {
 }
 
 // A pace below one per second releases, too.
-func TestAutomatic_slowPace(t *testing.T) {
+func TestAutomatic_ReleasesAtPaceBelowOnePerSecond(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.1\nautomatic: {queues: {slow: {enabled: true}}}\n"})
 	j.exec("SELECT dlq.set_automatic('queue', 'slow', false, p_actor => 'kim')")
@@ -167,12 +167,12 @@ func TestAutomatic_slowPace(t *testing.T) {
 		j.release()
 		j.all()
 	}
-	require.Equal(t, 3, j.inStatus(deadletter.Processing), "one in ten seconds")
+	require.Equal(t, 3, j.inStatus(deadletter.Processing), "one per ten seconds")
 }
 
 // Paces are reserved in the same order everywhere. A release whose queues sort differently from
 // their paces would otherwise deadlock with a batch.
-func TestAutomatic_pacesInOneOrder(t *testing.T) {
+func TestAutomatic_ReservesPacesInFixedOrder(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
 	j.failJobs(1, 3, "a", "report", refused)       // pace queue:a
@@ -194,25 +194,25 @@ func TestAutomatic_pacesInOneOrder(t *testing.T) {
 		return j.count("SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid) > 0
 	}, time.Minute, 50*time.Millisecond, "the release waits for the first pace")
 	_, err = batch.Exec(t.Context(), "SELECT FROM dlq.paces WHERE name = 'queue:a' FOR UPDATE NOWAIT")
-	require.NoError(t, err, "and does not hold the second")
+	require.NoError(t, err, "the release has not locked the second pace")
 	require.NoError(t, batch.Rollback(t.Context()))
 	require.NoError(t, <-released)
 	require.Zero(t, j.observed())
 }
 
 // Entries of jobs with one attempt and backfilled entries are manual, unless a switch names them.
-func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
+func TestAutomatic_ParksSingleAttemptAndBackfilledUnlessIncluded(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil) // applies to dlqd's own River, too
+	j := setupWithPolicy(t, nil) // applies to dlqd's own River, too
 	j.failJobs(1, 1, "mails", "once", refused)
 	j.failJobs(1, 3, "mails", "old", refused)
 	j.exec("UPDATE dlq.dead_letter_queue SET captured_by = 'backfill' WHERE kind = 'old'")
 	j.all()
 	require.Equal(t, 2, j.inStatus(deadletter.Manual))
-	require.Len(t, j.parked, 2, "people are told")
+	require.Len(t, j.parked, 2, "both are reported")
 	require.Equal(t, "needs a person: its job had one attempt", j.text("SELECT next FROM dlq.entries WHERE kind = 'once' AND rule = 'single-attempt' AND error_class = 'transient' AND parked_by IS NULL"))
 	require.Equal(t, "needs a person: its job failed before dlqd was attached", j.text("SELECT next FROM dlq.entries WHERE kind = 'old' AND rule = 'backfilled'"))
-	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt: whether it may run twice is a person's decision$`,
+	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt; an operator decides whether it may run again$`,
 		j.text("SELECT t.reason FROM dlq.dead_letter_transitions t WHERE t.kind = 'once' AND t.to_status = 'dlq_manual'"))
 
 	// Once a switch names them, reclassify makes them pending.
@@ -227,19 +227,19 @@ func TestAutomatic_whatIsAPersonsUnlessNamed(t *testing.T) {
 	require.Len(t, result.Changed, 1)
 	require.Equal(t, worker.Judgement{Class: "transient", Rule: "single-attempt", Strategy: "manual"}, result.Changed[0].From)
 	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"}, result.Changed[0].To)
-	j.delayOver()
+	j.passDelay()
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'once' AND status = 'dlq_processing'"))
 
 	// An unparked entry is redelivered.
 	j.exec("SELECT dlq.unpark(id, 'kim') FROM dlq.dead_letter_open WHERE kind = 'old'")
 	require.Contains(t, j.text("SELECT next FROM dlq.entries WHERE kind = 'old'"), ", because an operator returned it")
-	j.delayOver()
+	j.passDelay()
 	require.Equal(t, 2, j.inStatus(deadletter.Processing))
 }
 
 // Entries that were decided before switches existed, or while a switch named them, become manual
 // when they come due or are released, if no switch names them any more.
-func TestAutomatic_namedNoMore(t *testing.T) {
+func TestAutomatic_ParksEntriesNoLongerIncluded(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
 	j.exec("SELECT dlq.set_automatic('all', '', true, '{single-attempt}', 'kim')")
@@ -248,25 +248,25 @@ func TestAutomatic_namedNoMore(t *testing.T) {
 	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS NULL"))
 	j.exec("UPDATE dlq.dead_letter_queue SET waiting_for = 'automatic', move = '{}' WHERE id = (SELECT id FROM dlq.dead_letter_open LIMIT 1)")
 	j.exec("SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
-	j.delayOver()
-	require.Equal(t, 1, j.inStatus(deadletter.Manual), "the one that was due")
+	j.passDelay()
+	require.Equal(t, 1, j.inStatus(deadletter.Manual), "the due entry")
 	j.release()
-	require.Equal(t, 2, j.inStatus(deadletter.Manual), "and the one that was observed")
+	require.Equal(t, 2, j.inStatus(deadletter.Manual), "and the observed entry")
 }
 
 // Once switched off, due entries are deferred and new failures are observed.
-func TestAutomatic_switchedOffPutsAside(t *testing.T) {
+func TestAutomatic_DefersWhenSwitchedOff(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	j.failJobs(3, 3, "mails", "report", refused)
 	j.failJobs(2, 3, "jobs", "report", refused)
 	j.all()
 	j.exec("SELECT dlq.set_automatic('queue', 'mails', false, p_actor => 'kim', p_note => 'they are in trouble')")
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.entries WHERE next LIKE 'would be sent again at %: automatic is off'"), "said at once")
-	j.delayOver()
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.entries WHERE next LIKE 'would be sent again at %: automatic is off'"), "shown at once")
+	j.passDelay()
 	require.Equal(t, 3, j.observed())
-	require.Equal(t, 2, j.inStatus(deadletter.Processing), "the other queue goes on")
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'observed: automatic is off for queue mails'"))
+	require.Equal(t, 2, j.inStatus(deadletter.Processing), "the other queue is still redelivered")
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'observed: automatic redelivery is off for queue mails'"))
 	j.exec("SELECT dlq.reset_automatic('queue', 'mails', 'kim')")
 	j.release()
 	j.now = j.now.Add(time.Second)
@@ -276,9 +276,9 @@ func TestAutomatic_switchedOffPutsAside(t *testing.T) {
 
 // After a stop returns, no worker redelivers automatically until the stop is lifted. An operator's
 // replay still works.
-func TestAutomatic_stopOverAllWorkers(t *testing.T) {
+func TestAutomatic_StopAppliesToAllWorkers(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
 	const n = 200
 	j.failJobs(n, 3, "mails", "report", refused)
 	j.all()
@@ -310,8 +310,8 @@ func TestAutomatic_stopOverAllWorkers(t *testing.T) {
 	<-begun
 	j.exec("SELECT dlq.stop_automatic('kim', 'a release')")
 	sent := j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'")
-	require.Eventually(t, func() bool { return j.observed() == n-sent }, time.Minute, 50*time.Millisecond, "what was due is put aside")
-	require.Equal(t, sent, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"), "none after the stop")
+	require.Eventually(t, func() bool { return j.observed() == n-sent }, time.Minute, 50*time.Millisecond, "due entries are deferred")
+	require.Equal(t, sent, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"), "no redelivery after the stop")
 	cancel()
 	workers.Wait()
 	require.Less(t, sent, n)
@@ -330,9 +330,9 @@ func TestAutomatic_stopOverAllWorkers(t *testing.T) {
 
 // While a switch is being changed, workers change nothing and do not wait. If the change does not
 // end, they fail.
-func TestAutomatic_whileASwitchIsChanged(t *testing.T) {
+func TestAutomatic_WorkersSkipWhileSwitchChanges(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	j.failJobs(1, 3, "mails", "report", refused)
 	j.all()
 	j.now = j.now.Add(2 * time.Minute)
@@ -347,21 +347,21 @@ func TestAutomatic_whileASwitchIsChanged(t *testing.T) {
 	require.Zero(t, j.inStatus(deadletter.Processing))
 	j.now = j.now.Add(time.Minute)
 	_, err = j.worker.RunOnce(t.Context())
-	require.ErrorContains(t, err, "for 1m0s", "a change that does not end is told")
+	require.ErrorContains(t, err, "for 1m0s", "a change that does not end is an error")
 	require.NoError(t, tx.Rollback(t.Context()))
 	j.all()
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))
 }
 
 // Gates obey the switches. Entries that are off do not block those that are on.
-func TestAutomatic_gates(t *testing.T) {
+func TestAutomatic_GatesObeySwitches(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\nstrategies: {conditional: {conditions: {probes: 2}}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\nstrategies: {conditional: {conditions: {probes: 2}}}\n"})
 	j.conditions.set("x")
 	j.failJobs(3, 3, "mails", "report", outage)
 	j.failJobs(4, 3, "mails", "invoice", outage)
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	require.Equal(t, 7, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: x'"))
 	j.exec("SELECT dlq.stop_automatic('kim')")
 	j.conditions.set("")
@@ -370,7 +370,7 @@ func TestAutomatic_gates(t *testing.T) {
 	j.exec("SELECT dlq.resume_automatic('kim')")
 	j.exec("SELECT dlq.set_automatic('kind', 'report', false, p_actor => 'kim')")
 	j.gates()
-	require.Equal(t, 3, j.observed(), "put aside")
+	require.Equal(t, 3, j.observed(), "deferred as observed")
 	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND kind = 'invoice'"), "the probes")
 	j.endRedeliveries("completed")
 	j.gates()
@@ -380,11 +380,11 @@ func TestAutomatic_gates(t *testing.T) {
 	j.conditions.set("y")
 	j.release()
 	j.all()
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: y'"), "released, and still conditional")
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: y'"), "a released entry still waits for its condition")
 }
 
 // Smart retry obeys the switches.
-func TestAutomatic_smartRetry(t *testing.T) {
+func TestAutomatic_SmartRetryObeysSwitches(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1h, minJobs: 10, errorRate: 10, probes: 3}\nredeliveriesPerSecond: 0\n"})
 	const bug = "TypeError: undefined is not a function"
@@ -396,7 +396,7 @@ func TestAutomatic_smartRetry(t *testing.T) {
 	j.now = j.now.Add(2 * time.Hour)
 	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'report', '{}', 'jobs', 1, 'completed', now() + interval '90 minutes' FROM generate_series(1, 50)`)
 	require.NoError(t, j.worker.SmartRetry(t.Context()))
-	require.Zero(t, j.inStatus(deadletter.Processing), "it observes")
+	require.Zero(t, j.inStatus(deadletter.Processing), "observed entries are not retried")
 	j.exec("SELECT dlq.set_automatic('kind', 'report', true, p_actor => 'kim')")
 	j.exec("SELECT dlq.set_automatic('kind', 'once', true, p_actor => 'kim')")
 	for range 3 {
@@ -405,11 +405,11 @@ func TestAutomatic_smartRetry(t *testing.T) {
 		j.endRedeliveries("completed")
 	}
 	require.Equal(t, 4, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND kind = 'report'"))
-	require.Equal(t, 8, j.inStatus(deadletter.Manual), "what is off, and what had one attempt")
+	require.Equal(t, 8, j.inStatus(deadletter.Manual), "the kind that is off, and entries with one attempt")
 }
 
 // A rolled-back release has not written the new policy's switches; the next one does.
-func TestAutomatic_publishedByACommitAlone(t *testing.T) {
+func TestAutomatic_PublishesSwitchesOnCommitOnly(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
 	j.failJobs(1, 3, "mails", "report", refused)
@@ -430,7 +430,7 @@ func TestAutomatic_publishedByACommitAlone(t *testing.T) {
 
 // A switch change that does not end is a failure even if nothing is due: entries may wait for a
 // release or a condition.
-func TestAutomatic_aSwitchThatHangsIsAFailureOfEveryLook(t *testing.T) {
+func TestAutomatic_HangingSwitchChangeFailsRelease(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
 	tx, err := j.pool.Begin(t.Context())
@@ -440,7 +440,7 @@ func TestAutomatic_aSwitchThatHangsIsAFailureOfEveryLook(t *testing.T) {
 	require.NoError(t, err)
 	j.release()
 	j.now = j.now.Add(20 * time.Second)
-	require.ErrorContains(t, j.worker.Release(t.Context()), "nothing has been judged or redelivered for 20s")
+	require.ErrorContains(t, j.worker.Release(t.Context()), "deciding and redelivering have been blocked for 20s")
 	require.NoError(t, tx.Rollback(t.Context()))
 	j.release()
 }

@@ -98,7 +98,7 @@ func runApplication(url string) {
 
 // application is an application with River on the database of a bundle.
 type application struct {
-	*judged
+	*policyBundle
 
 	url    string
 	client *river.Client[pgx.Tx] // to insert jobs
@@ -106,7 +106,7 @@ type application struct {
 
 func setupApplication(t *testing.T) *application {
 	t.Helper()
-	a := &application{judged: setupJudged(t, nil)}
+	a := &application{policyBundle: setupWithPolicy(t, nil)}
 	a.url = a.pool.Config().ConnString()
 	var err error
 	a.client, err = client(a.pool, false)
@@ -122,15 +122,15 @@ func (a *application) insert(attempts int, args ...deadlyArgs) {
 	}
 }
 
-// leads lets the next client become leader at once: the last leader was killed.
-func (a *application) leads() {
+// dropLeader lets the next client become leader at once: the last leader was killed.
+func (a *application) dropLeader() {
 	a.Helper()
 	a.exec("DELETE FROM river_leader")
 }
 
 func (a *application) start() *exec.Cmd {
 	a.Helper()
-	a.leads()
+	a.dropLeader()
 	process := exec.CommandContext(a.Context(), os.Args[0])
 	process.Env = append(os.Environ(), applicationVariable+"="+a.url)
 	_, err := process.StdinPipe() // closed when the test ends
@@ -139,15 +139,15 @@ func (a *application) start() *exec.Cmd {
 	return process
 }
 
-// isKilled runs the application until a job kills it, and then River's rescuer until no job is
+// runUntilKilled runs the application until a job kills it, and then River's rescuer until no job is
 // running.
-func (a *application) isKilled() {
+func (a *application) runUntilKilled() {
 	a.Helper()
 	process := a.start()
 	err := process.Wait()
 	status, _ := process.ProcessState.Sys().(syscall.WaitStatus)
 	require.Equal(a, syscall.SIGKILL, status.Signal(), err)
-	a.leads()
+	a.dropLeader()
 	c, err := client(a.pool, true)
 	require.NoError(a, err)
 	require.NoError(a, c.Start(a.Context()))
@@ -160,14 +160,14 @@ func (a *application) isKilled() {
 		"SELECT clock_timestamp() + interval '1 s'").Scan(&a.now)) // failures are due
 }
 
-// TestWorkerLost_NeedsAPerson lets a job kill the application repeatedly, together with all jobs
+// TestWorkerLost_NeedsManualHandling lets a job kill the application repeatedly, together with all jobs
 // that run beside it.
-func TestWorkerLost_NeedsAPerson(t *testing.T) {
+func TestWorkerLost_NeedsManualHandling(t *testing.T) {
 	t.Parallel()
 	a := setupApplication(t)
 	a.insert(2, deadlyArgs{Kills: true}, deadlyArgs{}, deadlyArgs{}, deadlyArgs{})
-	a.isKilled()
-	a.isKilled()
+	a.runUntilKilled()
+	a.runUntilKilled()
 	a.all()
 	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'worker-lost' AND error_class = 'transient'`))
 	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%: its worker died, or it never ended, 2 times; rescued together with 3 others'`))
@@ -189,7 +189,7 @@ func TestWorkerLost_NeedsAPerson(t *testing.T) {
 	for a.inStatus(deadletter.Processing) == 0 {
 		step()
 	}
-	a.isKilled()
+	a.runUntilKilled()
 	a.all()
 	require.Equal(t, 1, a.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%: its worker died, or it never ended, 3 times'`))
 	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'worker-lost'`))
@@ -212,16 +212,16 @@ func TestWorkerLost_OneRescueIsTransient(t *testing.T) {
 	a := setupApplication(t)
 	a.exec("SELECT dlq.set_automatic('all', '', true, '{single-attempt}')")
 	a.insert(1, deadlyArgs{Kills: true})
-	a.isKilled()
+	a.runUntilKilled()
 	a.once()
 	entry := a.entry()
 	require.Equal(t, deadletter.Pending, entry.Status)
 	require.Equal(t, "transient", *entry.ErrorClass)
 	require.Equal(t, "stuck-job", *entry.Rule)
 
-	a.delayOver()
+	a.passDelay()
 	require.Equal(t, deadletter.Processing, a.entry().Status)
-	a.isKilled()
+	a.runUntilKilled()
 	a.all()
 	entry = a.entry()
 	require.Equal(t, deadletter.Manual, entry.Status)
@@ -234,7 +234,7 @@ func TestWorkerLost_OneRescueIsTransient(t *testing.T) {
 }
 
 // rescued makes n jobs discarded by River's rescuer after it ended so many of their attempts.
-func (j *judged) rescued(n int, kind string, rescues int) {
+func (j *policyBundle) rescued(n int, kind string, rescues int) {
 	j.Helper()
 	j.exec(`INSERT INTO river_job (kind, args, max_attempts, state, metadata) SELECT $1, '{"kind": "order", "payload": {}}', 3, 'running', jsonb_build_object('river:rescue_count', $2::integer)
 		FROM generate_series(1, $3)`, kind, rescues, n)
@@ -242,27 +242,27 @@ func (j *judged) rescued(n int, kind string, rescues int) {
 		errors = ARRAY[jsonb_build_object('error', 'Stuck job rescued by JobRescuer', 'attempt', 3, 'at', now())] WHERE state = 'running'`)
 }
 
-func TestWorkerLost_IsNotOfMessages(t *testing.T) {
+func TestWorkerLost_DoesNotApplyToMessages(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	j.rescued(3, message.JobKind, 2)
 	j.once()
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'stuck-job' AND error_class = 'transient' AND status = 'dlq_pending'"))
-	j.delayOver()
+	j.passDelay()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing), "together")
 }
 
-// TestWorkerLost_UnparkedGoOneByOne unparks all such entries at once.
-func TestWorkerLost_UnparkedGoOneByOne(t *testing.T) {
+// TestWorkerLost_UnparkedEntriesRunOneAtATime unparks all such entries at once.
+func TestWorkerLost_UnparkedEntriesRunOneAtATime(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, errorRate: 5, over: 1h, minJobs: 10, probes: 3, classes: [transient]}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, errorRate: 5, over: 1h, minJobs: 10, probes: 3, classes: [transient]}\n"})
 	j.rescued(3, "order", 3)
 	j.all()
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'worker-lost'"))
 	j.exec("INSERT INTO river_job (kind, args, max_attempts, state, finalized_at) SELECT 'order', '{}', 1, 'completed', now() + interval '90 minutes' FROM generate_series(1, 200)")
 	j.now = j.now.Add(2 * time.Hour)
 	require.NoError(t, j.worker.SmartRetry(t.Context()))
-	require.Equal(t, 3, j.inStatus(deadletter.Manual), "smart retry leaves them")
+	require.Equal(t, 3, j.inStatus(deadletter.Manual), "smart retry skips them")
 
 	j.exec("SELECT dlq.act_where('unpark', '{\"rule\": \"worker-lost\"}')")
 	for left := 3; left > 0; left-- {

@@ -16,18 +16,18 @@ import (
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
-// maxGroups bounds the failure groups that one look for smart retries reads.
+// maxGroups bounds the failure groups that one check for smart retries reads.
 const maxGroups = 1000
 
-// maxStuckPages bounds how many pages of a group a claim reads to get past entries that may not be
+// maxClaimPages bounds how many pages of a group a claim reads to get past entries that may not be
 // redelivered automatically.
-const maxStuckPages = 10
+const maxClaimPages = 10
 
 // smartPrefix precedes the queue and the fingerprint in the name of a smart retry's gate.
 const smartPrefix = "smart:"
 
-// SmartRetry looks once at the failure groups with parked or failed entries, and retries those
-// whose cause is probably fixed: a few entries first, and the rest if those succeed.
+// SmartRetry checks once the failure groups with parked or failed entries, and retries those whose
+// cause is probably fixed: a few entries first, and the rest if those succeed.
 func (w *Worker) SmartRetry(ctx context.Context) error {
 	planner := w.config.Planner()
 	if !planner.Policy().SmartRetryAnywhere() {
@@ -64,12 +64,12 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	}
 	name := smartPrefix + queue + ":" + fingerprint
 	start := time.Now()
-	err := w.observed(ctx, func(tx transaction, counts map[string]int) error {
-		by, err := w.judge(ctx, tx, w.config.Planner())
-		if err != nil || by.switches.Stopped != nil {
+	err := w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
+		decider, err := w.readSwitches(ctx, tx, w.config.Planner())
+		if err != nil || decider.switches.Stopped != nil {
 			return err
 		}
-		if by.planner.UnmetBreaker(queue) != "" {
+		if decider.planner.UnmetBreaker(queue) != "" {
 			return nil // redeliveries would only be held
 		}
 		since := w.now().Add(-smart.Over)
@@ -92,32 +92,33 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		if completed+failed < int64(needed) {
 			return tx.DeleteGate(ctx, name)
 		}
-		return w.release(ctx, tx, &gate{
-			name: name, pace: p.PaceOf(queue), probes: smart.Probes, hold: smart.Over,
-			why: fmt.Sprintf("smart retry: of %d or more jobs of queue %s in the last %s, %d failed like this", completed+failed, queue, strings.TrimSuffix(smart.Over.String(), "0s"), failed),
+		return w.advance(ctx, tx, &gate{
+			name: name, pace: p.PaceOf(queue), probes: smart.Probes, shutTime: smart.Over,
+			reason: fmt.Sprintf("smart retry: %d of %d or more jobs of queue %s in the last %s failed with this error",
+				failed, completed+failed, queue, strings.TrimSuffix(smart.Over.String(), "0s")),
 			claim: func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error) {
-				return claimStuck(ctx, tx, by, dbsqlc.ClaimStuckParams{Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes}, most)
+				return claimParkedOrFailed(ctx, tx, decider, dbsqlc.ClaimStuckParams{Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes}, most)
 			},
 		}, counts)
 	})
-	w.step(ctx, StageGate, start, err)
-	if errors.Is(err, errSwitching) {
+	w.recordStage(ctx, StageGate, start, err)
+	if errors.Is(err, errSwitchChanging) {
 		return nil
 	}
 	if postgres.IsRefusal(err) { // the entries stay manual
-		w.config.Logger.Error("DLQ worker: a smart retry was refused by the database", "queue", queue, "fingerprint", fingerprint, "error", err)
+		w.config.Logger.Error("DLQ worker: the database refused a smart retry", "queue", queue, "fingerprint", fingerprint, "error", err)
 		until := w.now().Add(smart.Over)
 		err = w.queries.SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
 	}
 	return err
 }
 
-// claimStuck locks up to most entries of a failure group that may be redelivered automatically. It
+// claimParkedOrFailed locks up to most entries of a failure group that may be redelivered automatically. It
 // leaves the others unchanged.
-func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.ClaimStuckParams, most int) ([]uuid.UUID, error) {
+func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, params dbsqlc.ClaimStuckParams, most int) ([]uuid.UUID, error) {
 	var ids []uuid.UUID
 	params.Most = int32(max(most, maxRelease))
-	for range maxStuckPages {
+	for range maxClaimPages {
 		rows, err := tx.ClaimStuck(ctx, params)
 		if err != nil {
 			return nil, err
@@ -125,11 +126,11 @@ func claimStuck(ctx context.Context, tx transaction, by *judged, params dbsqlc.C
 		for i := range rows {
 			row := &rows[i]
 			params.After = row.ID
-			as := &dbsqlc.ClaimDueRow{
+			due := &dbsqlc.ClaimDueRow{
 				Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule, Rescues: row.Rescues,
 			}
 			// After more rescues, the job may kill its worker again.
-			if rescuesOf(as) < strategy.ManyRescues && by.switches.Of(switched(as)).On {
+			if rescuesOf(due) < strategy.ManyRescues && decider.switches.Of(automaticEntry(due)).On {
 				ids = append(ids, row.ID)
 			}
 			if len(ids) == most {

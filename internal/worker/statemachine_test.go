@@ -49,14 +49,14 @@ var machineErrors = map[string]string{
 	"connection refused": "transient", "429 Too Many Requests": "rate_limited", "503 Service Unavailable": "outage", "TypeError: x": "code_bug",
 }
 
-// modelled is the expected state of an entry.
-type modelled struct {
+// modelEntry is the expected state of an entry.
+type modelEntry struct {
 	job       int64 // first failed job
 	status    deadletter.Status
 	message   string // of the last error
 	undecided bool
 	waits     bool // for a condition
-	observed  bool // automatic redelivery was off for it when a worker last looked
+	observed  bool // automatic redelivery was off for it when a worker last checked
 	parked    bool // by an operator, or by a worker for a reason besides the class
 	retries   int
 	most      int   // maximum redeliveries; 0 before the first decision
@@ -73,10 +73,10 @@ type machine struct {
 	policy     int
 	planners   []*strategy.Planner
 	current    *atomic.Pointer[strategy.Planner]
-	conditions *switched
+	conditions *fakeConditions
 	unmet      bool
 	off        bool // automatic redelivery is off for this queue
-	entries    map[uuid.UUID]*modelled
+	entries    map[uuid.UUID]*modelEntry
 }
 
 func (m *machine) do(sql string, args ...any) {
@@ -85,7 +85,7 @@ func (m *machine) do(sql string, args ...any) {
 }
 
 // pick draws an entry in one of some states, nil if there is none.
-func (m *machine) pick(states ...deadletter.Status) (uuid.UUID, *modelled) {
+func (m *machine) pick(states ...deadletter.Status) (uuid.UUID, *modelEntry) {
 	var ids []uuid.UUID
 	for id, e := range m.entries {
 		if len(states) == 0 || slices.Contains(states, e.status) {
@@ -127,14 +127,14 @@ func (m *machine) capture() {
 	m.end(job, "discarded", message)
 	var id uuid.UUID
 	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", job).Scan(&id))
-	if rapid.Bool().Draw(m.rt, "somebody acts on it before a worker does") {
+	if rapid.Bool().Draw(m.rt, "an operator acts on it before a worker does") {
 		m.do("SELECT dlq.file(ARRAY[$1::uuid])", id)
 	}
-	m.entries[id] = &modelled{job: job, status: deadletter.Pending, message: message, undecided: true}
+	m.entries[id] = &modelEntry{job: job, status: deadletter.Pending, message: message, undecided: true}
 }
 
 // decide applies the rules in force to an entry.
-func (m *machine) decide(e *modelled) {
+func (m *machine) decide(e *modelEntry) {
 	p := machinePolicies[m.policy]
 	name := p.strategies[machineErrors[e.message]]
 	e.undecided, e.waits, e.observed = false, false, false
@@ -176,10 +176,10 @@ func (m *machine) work() {
 		actual := m.read(id)
 		switch {
 		case actual.Status == deadletter.Processing && !e.waits:
-			require.False(m.rt, m.off || e.observed, "%s was redelivered although that is off", id)
+			require.False(m.rt, m.off || e.observed, "%s was redelivered although automatic redelivery is off", id)
 			m.redelivered(id, e)
 		case actual.WaitingFor != nil && *actual.WaitingFor == strategy.WaitsForAutomatic:
-			require.True(m.rt, m.off || e.observed, "%s is observed", id)
+			require.True(m.rt, m.off || e.observed, "%s is observed although automatic redelivery is on", id)
 			e.waits, e.observed = false, true
 		case actual.WaitingFor != nil && strategy.WaitsForCondition(*actual.WaitingFor):
 			require.True(m.rt, e.waits || m.unmet, "%s waits for %s", id, *actual.WaitingFor)
@@ -190,7 +190,7 @@ func (m *machine) work() {
 	}
 }
 
-func (m *machine) redelivered(id uuid.UUID, e *modelled) {
+func (m *machine) redelivered(id uuid.UUID, e *modelEntry) {
 	actual := m.read(id)
 	require.NotNil(m.rt, actual.RedeliveryJobID, "%s is %s", id, actual.Status)
 	e.status, e.live, e.waits, e.observed, e.undecided, e.parked = deadletter.Processing, *actual.RedeliveryJobID, false, false, false, false
@@ -203,7 +203,7 @@ func (m *machine) read(id uuid.UUID) *deadletter.Entry {
 	return entry
 }
 
-// gates looks at the gates. Which entries they release, and how many, is tested elsewhere.
+// gates checks the gates. Which entries they release, and how many, is tested elsewhere.
 func (m *machine) gates() {
 	require.NoError(m.rt, m.worker.Gates(m.Context()))
 	for id, e := range m.entries {
@@ -216,14 +216,14 @@ func (m *machine) gates() {
 			require.False(m.rt, m.off, "%s was released although automatic redelivery is off", id)
 			// A different policy may have no conditions for the entry.
 			conditional := machinePolicies[m.policy].strategies[machineErrors[e.message]] == strategy.Conditional
-			require.False(m.rt, m.unmet && conditional, "%s was released although its conditions do not hold", id)
+			require.False(m.rt, m.unmet && conditional, "%s was released although its conditions are unmet", id)
 			m.redelivered(id, e)
 		}
 	}
 }
 
-// flip switches automatic redelivery for the queue.
-func (m *machine) flip() {
+// flipSwitch switches automatic redelivery for the queue.
+func (m *machine) flipSwitch() {
 	m.off = !m.off
 	m.do("SELECT dlq.set_automatic('queue', $1, $2, p_actor => 'kim')", m.queue, !m.off)
 }
@@ -311,8 +311,8 @@ func (m *machine) operate() {
 	}
 }
 
-// riverUI retries the job of an entry as River UI does.
-func (m *machine) riverUI() {
+// retryInRiverUI retries the job of an entry as River UI does.
+func (m *machine) retryInRiverUI() {
 	id, e := m.pick(deadletter.Pending, deadletter.Manual, deadletter.Failed)
 	if e == nil || m.count("SELECT count(*) FROM river_job WHERE id = $1 AND state = 'discarded'", e.job) == 0 {
 		return
@@ -323,8 +323,8 @@ func (m *machine) riverUI() {
 	require.Equal(m.rt, e.job, e.live)
 }
 
-// lose deletes the job of a redelivery, and sweeps.
-func (m *machine) lose() {
+// loseJob deletes the job of a redelivery, and sweeps.
+func (m *machine) loseJob() {
 	_, e := m.pick(deadletter.Processing)
 	if e == nil || e.live == e.job {
 		return
@@ -335,10 +335,10 @@ func (m *machine) lose() {
 	e.status, e.undecided, e.live = deadletter.Pending, true, 0
 }
 
-var errDied = errors.New("died")
+var errAborted = errors.New("aborted")
 
-// die rolls back a worker's transaction halfway.
-func (m *machine) die() {
+// abortBatch rolls back a worker's transaction halfway.
+func (m *machine) abortBatch() {
 	err := m.store.InTx(m.Context(), func(tx postgres.DB) error {
 		rows, err := dbsqlc.New(tx).ClaimDue(m.Context(), dbsqlc.ClaimDueParams{Now: &m.now, MaxEntries: 100})
 		require.NoError(m.rt, err)
@@ -346,9 +346,9 @@ func (m *machine) die() {
 			_, err := m.store.Redeliver(m.Context(), tx, []uuid.UUID{rows[i].ID}, "worker:dead", "due", "")
 			require.NoError(m.rt, err)
 		}
-		return errDied
+		return errAborted
 	})
-	require.ErrorIs(m.rt, err, errDied)
+	require.ErrorIs(m.rt, err, errAborted)
 }
 
 func (m *machine) reload() {
@@ -382,7 +382,7 @@ func (m *machine) reclassify() {
 
 // check compares the database with the model and checks the audit trail.
 func (m *machine) check(after string) {
-	require.Equal(m.rt, len(m.entries), m.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = $1", m.queue), "after %s: none is lost or doubled", after)
+	require.Equal(m.rt, len(m.entries), m.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = $1", m.queue), "after %s: no entry is lost or doubled", after)
 	for id, e := range m.entries {
 		entry, transitions, err := m.store.Get(m.Context(), id)
 		require.NoError(m.rt, err)
@@ -394,7 +394,7 @@ func (m *machine) check(after string) {
 			require.Equal(m.rt, e.live, *entry.RedeliveryJobID)
 		}
 		if m.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE id = $1", id) == 1 {
-			require.Empty(m.rt, transitions, "after %s: nobody has filed %s", after, id)
+			require.Empty(m.rt, transitions, "after %s: %s is not filed", after, id)
 			continue
 		}
 		// The moves form an unbroken chain from the capture to the current state.
@@ -417,7 +417,7 @@ func (m *machine) check(after string) {
 func TestStateMachine(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	conditions := &switched{}
+	conditions := &fakeConditions{}
 	current := &atomic.Pointer[strategy.Planner]{}
 	var planners []*strategy.Planner
 	for _, p := range machinePolicies {
@@ -432,19 +432,19 @@ func TestStateMachine(t *testing.T) {
 		b.worker = w
 		conditions.set("")
 		current.Store(planners[0])
-		m := &machine{bundle: b, rt: rt, queue: fmt.Sprintf("machine-%d", round), planners: planners, current: current, conditions: conditions, entries: map[uuid.UUID]*modelled{}}
+		m := &machine{bundle: b, rt: rt, queue: fmt.Sprintf("machine-%d", round), planners: planners, current: current, conditions: conditions, entries: map[uuid.UUID]*modelEntry{}}
 		require.NoError(rt, b.pool.QueryRow(context.WithoutCancel(t.Context()), "SELECT clock_timestamp() + interval '20 seconds'").Scan(&b.now))
 		actions := map[string]func(){
-			"capture": m.capture, "work": m.work, "gates": m.gates, "outcome": m.outcome, "operate": m.operate, "riverUI": m.riverUI,
-			"lose": m.lose, "die": m.die, "reload": m.reload, "switchConditions": m.switchConditions, "reclassify": m.reclassify,
-			"flip": m.flip, "release": m.release,
+			"capture": m.capture, "work": m.work, "gates": m.gates, "outcome": m.outcome, "operate": m.operate, "retryInRiverUI": m.retryInRiverUI,
+			"loseJob": m.loseJob, "abortBatch": m.abortBatch, "reload": m.reload, "switchConditions": m.switchConditions, "reclassify": m.reclassify,
+			"flipSwitch": m.flipSwitch, "release": m.release,
 			"clock": func() {
 				b.now = b.now.Add(time.Duration(rapid.Int64Range(1, 26*60).Draw(rt, "minutes")) * time.Minute)
 			},
 		}
 		names := []string{
 			"capture", "capture", "work", "work", "work", "gates", "outcome", "outcome", "outcome", "operate", "operate", "clock", "clock",
-			"riverUI", "lose", "die", "reload", "switchConditions", "reclassify", "flip", "release", "release",
+			"retryInRiverUI", "loseJob", "abortBatch", "reload", "switchConditions", "reclassify", "flipSwitch", "release", "release",
 		}
 		for range rapid.IntRange(1, 50).Draw(rt, "steps") {
 			name := rapid.SampledFrom(names).Draw(rt, "action")

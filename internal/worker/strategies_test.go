@@ -18,10 +18,10 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// switched are conditions that a test controls.
-type switched struct{ unmet atomic.Pointer[string] }
+// fakeConditions are conditions that a test controls.
+type fakeConditions struct{ unmet atomic.Pointer[string] }
 
-func (s *switched) Unmet(_, _ string, want *policy.Conditions) string {
+func (s *fakeConditions) Unmet(_, _ string, want *policy.Conditions) string {
 	if want.CPUBelow != nil && *want.CPUBelow == 1 {
 		return "99 % of this machine's processors are in use (must be below 1 %)"
 	}
@@ -31,24 +31,24 @@ func (s *switched) Unmet(_, _ string, want *policy.Conditions) string {
 	return ""
 }
 
-func (s *switched) set(unmet string) {
+func (s *fakeConditions) set(unmet string) {
 	s.unmet.Store(&unmet)
 }
 
-// judged is a bundle whose worker follows a policy written by the test, with conditions that the
+// policyBundle is a bundle whose worker follows a policy written by the test, with conditions that the
 // test controls.
-type judged struct {
+type policyBundle struct {
 	*bundle
 
-	conditions switched
+	conditions fakeConditions
 	planner    atomic.Pointer[strategy.Planner]
 	parked     []worker.Parked
 	failure    string
 }
 
-func setupJudged(t *testing.T, files policytest.Files) *judged {
+func setupWithPolicy(t *testing.T, files policytest.Files) *policyBundle {
 	t.Helper()
-	j := &judged{bundle: setup(t)}
+	j := &policyBundle{bundle: setup(t)}
 	j.reload(files)
 	j.worker = worker.New(worker.Config{
 		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
@@ -57,7 +57,7 @@ func setupJudged(t *testing.T, files policytest.Files) *judged {
 	return j
 }
 
-func (j *judged) reload(files policytest.Files) {
+func (j *policyBundle) reload(files policytest.Files) {
 	j.Helper()
 	planner, err := strategy.NewPlanner(policytest.Load(j.T, files), &j.conditions)
 	require.NoError(j, err)
@@ -65,7 +65,7 @@ func (j *judged) reload(files policytest.Files) {
 }
 
 // failMany makes n jobs of a queue fail with an error.
-func (j *judged) failMany(n int, queue, message string) {
+func (j *policyBundle) failMany(n int, queue, message string) {
 	j.Helper()
 	j.failure = message
 	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 3, 'running' FROM generate_series(1, $2)`, queue, n)
@@ -75,7 +75,7 @@ func (j *judged) failMany(n int, queue, message string) {
 
 // endRedeliveries ends the jobs of redeliveries as River does. Failures carry the error of the last
 // failMany.
-func (j *judged) endRedeliveries(state string) {
+func (j *policyBundle) endRedeliveries(state string) {
 	j.Helper()
 	j.exec(`UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1,
 		errors = CASE WHEN $1 = 'completed' THEN errors ELSE ARRAY[jsonb_build_object('error', $2::text, 'attempt', 1)] END
@@ -84,24 +84,24 @@ func (j *judged) endRedeliveries(state string) {
 }
 
 // all runs batches until nothing is left to do at the current time.
-func (j *judged) all() {
+func (j *policyBundle) all() {
 	j.Helper()
 	for j.once() {
 	}
 }
 
-func (j *judged) gates() {
+func (j *policyBundle) gates() {
 	j.Helper()
 	require.NoError(j, j.worker.Gates(j.Context()))
 }
 
-func (j *judged) inStatus(status deadletter.Status) int {
+func (j *policyBundle) inStatus(status deadletter.Status) int {
 	j.Helper()
 	return j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = $1::dlq.dead_letter_status", string(status))
 }
 
-// delayOver advances the clock past the delays of a first failure and runs the worker.
-func (j *judged) delayOver() {
+// passDelay advances the clock past the delays of a first failure and runs the worker.
+func (j *policyBundle) passDelay() {
 	j.Helper()
 	j.now = j.now.Add(2 * time.Minute)
 	j.all()
@@ -109,19 +109,19 @@ func (j *judged) delayOver() {
 
 const outage = "503 Service Unavailable"
 
-func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
+func TestConditional_WaitsThenSendsProbesFirst(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\n"})
 	j.conditions.set("circuit breaker destination:bank is open")
 	j.failMany(40, "default", outage)
 	j.all()
-	require.Zero(t, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for IS NOT NULL"), "its delay comes first, whatever holds")
+	require.Zero(t, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for IS NOT NULL"), "the delay comes before the conditions")
 	j.gates()
 	require.Zero(t, j.inStatus(deadletter.Processing))
-	j.delayOver()
+	j.passDelay()
 	require.Equal(t, 40, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'conditional' AND waiting_for = 'condition: circuit breaker destination:bank is open'"))
 
-	// While the condition does not hold, the entries are not claimed and nothing is written.
+	// While the condition is unmet, the entries are not claimed and nothing is written.
 	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
 	j.now = j.now.Add(10 * time.Minute)
 	j.all()
@@ -130,15 +130,15 @@ func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
 
 	j.conditions.set("")
 	j.gates()
-	require.Equal(t, 5, j.inStatus(deadletter.Processing), "a few first")
+	require.Equal(t, 5, j.inStatus(deadletter.Processing), "the probes")
 	j.gates()
-	require.Equal(t, 5, j.inStatus(deadletter.Processing), "the rest wait for them")
+	require.Equal(t, 5, j.inStatus(deadletter.Processing), "the rest wait for the probes")
 
 	// If the probes fail, the gate shuts and tries again later.
 	j.conditions.set("circuit breaker destination:bank is open")
 	j.endRedeliveries("discarded")
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	j.conditions.set("")
 	j.gates()
 	j.gates()
@@ -151,13 +151,13 @@ func TestConditional_waitsAndIsReleasedProbesFirst(t *testing.T) {
 	require.Equal(t, 5, j.inStatus(deadletter.Resolved))
 	require.Equal(t, 35, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "the rest follow")
 	j.gates()
-	require.Zero(t, j.count("SELECT count(*) FROM dlq.gates"), "nothing waits any more")
-	require.Equal(t, 35, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'its conditions hold, and the probes succeeded'"))
+	require.Zero(t, j.count("SELECT count(*) FROM dlq.gates"), "no entry waits")
+	require.Equal(t, 35, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'its conditions are met, and the probes succeeded'"))
 }
 
-func TestConditional_whileConditionsHoldItIsDelayedOnly(t *testing.T) {
+func TestConditional_OnlyDelayedWhileConditionsAreMet(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	j.failMany(1, "default", outage)
 	j.all()
 	entry := j.entry()
@@ -174,15 +174,15 @@ func TestConditional_whileConditionsHoldItIsDelayedOnly(t *testing.T) {
 	require.Equal(t, deadletter.Processing, j.entry().Status)
 }
 
-// An entry with a stricter condition waits alone.
-func TestConditional_eachWaitsForItsOwnConditions(t *testing.T) {
+// An entry with a stricter condition does not make others wait.
+func TestConditional_StricterConditionDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\nrules: [{name: strict, match: {message: nightly}, class: outage, plan: {conditions: {cpuBelow: 1}}}]\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\nrules: [{name: strict, match: {message: nightly}, class: outage, plan: {conditions: {cpuBelow: 1}}}]\n"})
 	j.conditions.set("x")
 	j.failMany(3, "default", outage+", nightly")
 	j.failMany(7, "default", outage)
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	require.Equal(t, 10, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for LIKE 'condition: %'"))
 	j.conditions.set("")
 	j.gates()
@@ -195,10 +195,10 @@ func TestConditional_eachWaitsForItsOwnConditions(t *testing.T) {
 }
 
 // While the breaker is open, entries of every class wait: a redelivery would only be held. They use
-// no retry, and say so.
-func TestDue_everyClassWaitsForTheBreaker(t *testing.T) {
+// no retry, and show what they wait for.
+func TestDue_EveryClassWaitsForOpenBreaker(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: []}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: []}}\n"})
 	j.failMany(2, "default", "connection refused")
 	j.failMany(2, "default", "too many requests")
 	j.failMany(1, "default", "the moon is in the wrong house")
@@ -218,13 +218,13 @@ func TestDue_everyClassWaitsForTheBreaker(t *testing.T) {
 }
 
 // An entry that comes due while its gate probes must not bypass the gate.
-func TestConditional_nobodySlipsPastTheGate(t *testing.T) {
+func TestGate_LimitsConcurrentReleases(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	j.conditions.set("x")
 	j.failMany(20, "default", outage)
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	j.conditions.set("")
 	j.gates()
 	j.now = j.now.Add(3 * time.Hour)
@@ -234,13 +234,13 @@ func TestConditional_nobodySlipsPastTheGate(t *testing.T) {
 }
 
 // A rejected entry blocks neither the gate nor the other entries.
-func TestConditional_oneIsRefused(t *testing.T) {
+func TestGate_RefusedEntryDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
 	j.conditions.set("x")
 	j.failMany(4, "default", outage)
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	j.exec("UPDATE dlq.dead_letter_queue SET tags = '{poison}' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1)")
 	j.exec(`ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT tags @> '{poison}')`)
 	j.conditions.set("")
@@ -250,14 +250,14 @@ func TestConditional_oneIsRefused(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND tags = '{poison}' AND parked_by IS NOT NULL"))
 }
 
-// A gate keeps a pace below one entry per look.
-func TestPace_ofLessThanOneASecond(t *testing.T) {
+// A gate keeps a pace below one entry per check.
+func TestPace_BelowOnePerSecond(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: {conditions: {probes: 1}}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: {conditions: {probes: 1}}}\n"})
 	j.conditions.set("x")
 	j.failMany(12, "jobs", outage)
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	j.conditions.set("")
 	j.gates()
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))
@@ -269,24 +269,24 @@ func TestPace_ofLessThanOneASecond(t *testing.T) {
 	require.InDelta(t, 4, j.inStatus(deadletter.Processing), 1)
 }
 
-func TestPace_spreadsRedeliveriesAndKeepsPlaces(t *testing.T) {
+func TestPace_SpreadsRedeliveries(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})
 	j.failMany(100, "jobs", "connection refused")
 	j.all()
 	j.now = j.now.Add(2 * time.Minute)
 	start := j.now
 	j.all()
-	require.LessOrEqual(t, j.inStatus(deadletter.Processing), 2, "what comes within a tenth of a second")
+	require.LessOrEqual(t, j.inStatus(deadletter.Processing), 2, "the places within a tenth of a second")
 	require.GreaterOrEqual(t, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'pace'"), 98)
 	for second := 1; second <= 10; second++ {
 		j.now = start.Add(time.Duration(second) * time.Second)
 		j.all()
-		require.InDelta(t, 10*second+1, j.inStatus(deadletter.Processing), 1, "ten a second")
+		require.InDelta(t, 10*second+1, j.inStatus(deadletter.Processing), 1, "ten per second")
 	}
 	require.Equal(t, 100, j.inStatus(deadletter.Processing))
-	require.LessOrEqual(t, j.count("SELECT max(n) FROM (SELECT count(*) AS n FROM dlq.dead_letter_transitions WHERE reason LIKE 'its place in the pace%' GROUP BY entry_id) m"), 1,
-		"each is put off once: it keeps its place")
+	require.LessOrEqual(t, j.count("SELECT max(n) FROM (SELECT count(*) AS n FROM dlq.dead_letter_transitions WHERE reason LIKE 'waits for its place in the pace%' GROUP BY entry_id) m"), 1,
+		"each is deferred once: its place stays reserved")
 
 	// After a downtime, entries whose places have passed get new places.
 	j.failMany(50, "jobs", "connection refused")
@@ -296,12 +296,12 @@ func TestPace_spreadsRedeliveriesAndKeepsPlaces(t *testing.T) {
 	j.now = j.now.Add(time.Hour)
 	before := j.inStatus(deadletter.Processing)
 	j.all()
-	require.LessOrEqual(t, j.inStatus(deadletter.Processing)-before, 2, "they do not all come at once")
+	require.LessOrEqual(t, j.inStatus(deadletter.Processing)-before, 2, "they are not all sent at once")
 }
 
-func TestScheduled_offPeakOrWhatTheDestinationAskedFor(t *testing.T) {
+func TestScheduled_UsesOffPeakHoursOrRetryAfter(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: [2], timeZone: Asia/Kolkata}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: [2], timeZone: Asia/Kolkata}}\n"})
 	kolkata, err := time.LoadLocation("Asia/Kolkata")
 	require.NoError(t, err)
 	j.failMany(50, "jobs", "429 Too Many Requests")
@@ -330,9 +330,9 @@ func TestScheduled_offPeakOrWhatTheDestinationAskedFor(t *testing.T) {
 	require.LessOrEqual(t, wait, 1800*1.2+1)
 }
 
-func TestRules_decide(t *testing.T) {
+func TestRules_SetClassPriorityTagsAndAssignee(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": `
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": `
 rules:
   - name: bank
     match: {queue: payments, message: "code 51"}
@@ -355,7 +355,7 @@ rules:
 	require.Equal(t, []string{"bank-said-no"}, entry.Tags)
 	require.Equal(t, "payments-team", *entry.AssignedTo)
 	require.Nil(t, entry.ParkedBy)
-	require.Len(t, j.parked, 1, "people are told")
+	require.Len(t, j.parked, 1, "the parked entry is reported")
 	require.Equal(t, "bank", j.parked[0].Rule)
 
 	require.NoError(t, j.store.Discard(t.Context(), entry.ID, deadletter.Act{Actor: "kim"}))
@@ -365,16 +365,16 @@ rules:
 	j.all()
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))
 	j.endRedeliveries("discarded")
-	require.Equal(t, 1, j.inStatus(deadletter.Failed), "after as many retries as the rule allows")
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed' AND error_class = 'unknown' AND fingerprint IS NOT NULL"), "it keeps what it was taken for")
+	require.Equal(t, 1, j.inStatus(deadletter.Failed), "the rule allows one retry")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed' AND error_class = 'unknown' AND fingerprint IS NOT NULL"), "it keeps its class and fingerprint")
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'hiccup' AND to_status = 'dlq_pending' AND config_version = $1", j.planner.Load().Policy().Version()))
 }
 
-// A crash of the application in a redelivery says nothing about the work: an entry that was manual
+// A crash of the application in a redelivery tells nothing about the cause: an entry that was manual
 // becomes manual again.
-func TestDecide_crashInARedelivery(t *testing.T) {
+func TestDecide_CrashInRedeliveryKeepsClass(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "rules: [{name: bank, match: {message: code 51}, class: business}]\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "rules: [{name: bank, match: {message: code 51}, class: business}]\n"})
 	rescued := func() {
 		j.failure = "Stuck job rescued by JobRescuer"
 		j.endRedeliveries("discarded")
@@ -391,22 +391,22 @@ func TestDecide_crashInARedelivery(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'class business, as before (rule stuck-job)%'"))
 	j.exec("SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_open")
 	rescued()
-	require.Equal(t, deadletter.Manual, j.entry().Status, "and the next time")
+	require.Equal(t, deadletter.Manual, j.entry().Status, "after a second crash")
 	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
 	require.NoError(t, err)
-	require.Empty(t, result.Changed, "reclassify knows no better")
+	require.Empty(t, result.Changed, "reclassify keeps the class")
 	j.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_open")
 
 	j.failMany(1, "jobs", "Stuck job rescued by JobRescuer")
 	j.all()
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'transient'"), "nothing was known before")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'transient'"), "it had no class before")
 }
 
 // Every way to park an entry reports it, once.
-func TestParked_everyWay(t *testing.T) {
+func TestParked_ReportsEveryParkOnce(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\n"})
-	told := func(entries int, queue, class string) {
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\n"})
+	requireParked := func(entries int, queue, class string) {
 		t.Helper()
 		require.Len(t, j.parked, entries)
 		for _, p := range j.parked {
@@ -420,7 +420,7 @@ func TestParked_everyWay(t *testing.T) {
 	}
 	j.failMany(1, "class", "card was declined")
 	j.all()
-	told(1, "class", "business")
+	requireParked(1, "class", "business")
 
 	j.failMany(3, "rules", "connection refused")
 	j.all()
@@ -433,7 +433,7 @@ func TestParked_everyWay(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, result.Changed, 1, result)
 	j.parked = result.Parked
-	told(3, "rules", "validation")
+	requireParked(3, "rules", "validation")
 
 	j.failMany(2, "live", "connection refused")
 	j.all()
@@ -441,32 +441,32 @@ func TestParked_everyWay(t *testing.T) {
 	j.exec(`INSERT INTO river_job (kind, args, max_attempts, queue, unique_key, unique_states, state, finalized_at)
 		SELECT 'k', '{}', 1, 'other', unique_key, unique_states, CASE WHEN n = 1 THEN 'available' ELSE 'completed' END::river_job_state, CASE WHEN n = 2 THEN now() END
 		FROM (SELECT unique_key, unique_states::bit(8), row_number() OVER (ORDER BY id) AS n FROM dlq.dead_letter_open WHERE queue = 'live') e`)
-	j.delayOver()
-	told(2, "live", "transient")
+	j.passDelay()
+	requireParked(2, "live", "transient")
 
 	// A gate parks, too.
 	j.failMany(1, "gate", outage)
 	j.conditions.set("x")
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	j.exec(`UPDATE dlq.dead_letter_queue SET unique_key = '\x02', unique_states = B'11111111' WHERE queue = 'gate'`)
 	j.exec(`INSERT INTO river_job (kind, args, max_attempts, queue, unique_key, unique_states) VALUES ('k', '{}', 1, 'other', '\x02', B'11111111')`)
 	j.conditions.set("")
 	j.gates()
-	told(1, "gate", "outage")
+	requireParked(1, "gate", "outage")
 
 	j.exec(`ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT (state = 'available' AND queue = 'refused'))`)
 	j.failMany(1, "refused", "connection refused")
 	j.all()
-	j.delayOver()
-	told(1, "refused", "transient")
+	j.passDelay()
+	requireParked(1, "refused", "transient")
 }
 
 // The rule table of a new version applies to new failures. Earlier decisions stay until they are
 // reclassified; the dry run reports the changes.
 func TestReclassify_AfterAnUpgrade(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": `
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": `
 rules: # as the table of an earlier version
   - {name: connection, match: {message: NotFound}, class: transient}
   - {name: none, match: {message: NetworkError}, class: unknown}
@@ -475,16 +475,16 @@ rules: # as the table of an earlier version
 	j.failMany(2, "jobs", "NetworkError: try again")
 	j.failMany(1, "jobs", "card was declined")
 	j.all()
-	judged := "SELECT count(*) FROM dlq.dead_letter_open WHERE (error_class, rule) IN (('transient', 'connection'), " +
+	decided := "SELECT count(*) FROM dlq.dead_letter_open WHERE (error_class, rule) IN (('transient', 'connection'), " +
 		"('unknown', 'none'), ('business', 'business'))"
-	require.Equal(t, 6, j.count(judged))
+	require.Equal(t, 6, j.count(decided))
 
 	j.reload(policytest.Files{})
 	j.all()
-	require.Equal(t, 6, j.count(judged), "an upgrade changes no open entry")
+	require.Equal(t, 6, j.count(decided), "an upgrade changes no open entry")
 	result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, true)
 	require.NoError(t, err)
-	require.Equal(t, 6, j.count(judged), "nor does the dry run")
+	require.Equal(t, 6, j.count(decided), "nor does the dry run")
 	require.Equal(t, 6, result.Looked)
 	require.Len(t, result.Changed, 2)
 	require.Equal(t, 3, result.Changed[0].Entries)
@@ -498,19 +498,19 @@ rules: # as the table of an earlier version
 
 func TestReclassify(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	j.failMany(3, "jobs", "the moon is in the wrong house")
 	j.failMany(2, "jobs", "connection refused")
 	j.all()
 	parked := j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 	require.Equal(t, 3, parked)
-	j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending' LIMIT 1) e")
+	j.exec("SELECT dlq.park(id, 'kim', 'I handle it') FROM (SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending' LIMIT 1) e")
 	reclassify := func(dryRun bool) *worker.Reclassified {
 		result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim", Note: "new rules"}, dryRun)
 		require.NoError(t, err)
 		return result
 	}
-	require.Empty(t, reclassify(false).Changed, "the same rules say the same")
+	require.Empty(t, reclassify(false).Changed, "the same rules decide the same")
 
 	j.reload(policytest.Files{"dlq-routing": `
 rules:
@@ -520,7 +520,7 @@ rules:
 	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
 	result := reclassify(true)
 	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "a dry run changes nothing")
-	require.Equal(t, 4, result.Looked, "what a person parked is left alone")
+	require.Equal(t, 4, result.Looked, "entries that an operator parked are skipped")
 	require.Len(t, result.Changed, 2)
 	require.Equal(t, worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, result.Changed[0].From)
 	require.Equal(t, worker.Judgement{Class: "transient", Rule: "moon", Strategy: "immediate"}, result.Changed[0].To)
@@ -540,7 +540,7 @@ rules:
 
 	// So are all other settings of rules and plans.
 	rules := "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient%s}]"
-	for _, change := range []struct{ says, also string }{
+	for _, change := range []struct{ settings, also string }{
 		{", tags: [lunar]", "tags"},
 		{", tags: [lunar], priority: 3", "priority"},
 		{", tags: [lunar], priority: 3, assignee: kim", "assignee"},
@@ -548,28 +548,28 @@ rules:
 		{", tags: [lunar], priority: 3, assignee: kim, plan: {maxRetries: 9, delays: [2h]}", "nextRetryAt"},
 		{", tags: [lunar], priority: 3, assignee: kim, plan: {maxRetries: 9, delays: [30m]}", "nextRetryAt"},
 	} {
-		j.reload(policytest.Files{"dlq-routing": fmt.Sprintf(rules, change.says)})
+		j.reload(policytest.Files{"dlq-routing": fmt.Sprintf(rules, change.settings)})
 		changed := reclassify(true).Changed
-		require.Len(t, changed, 1, change.says)
+		require.Len(t, changed, 1, change.settings)
 		require.Equal(t, []string{change.also}, changed[0].Also)
 		require.Equal(t, 3, changed[0].Entries)
 		require.Equal(t, changed, reclassify(false).Changed)
-		require.Empty(t, reclassify(false).Changed, "%s: the same rules say the same", change.says)
+		require.Empty(t, reclassify(false).Changed, "%s: the same rules decide the same", change.settings)
 	}
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE tags = '{lunar}' AND priority = 3 AND assigned_to = 'kim' AND dlq_max_retries = 9 AND next_retry_at < last_failed_at + interval '37 minutes'"))
 }
 
 // Operators' patterns run on arbitrary texts while nothing is locked. An action taken in that time
 // stays.
-func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
+func TestWorker_JudgesOutsideTransactions(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
-	asked, judging := 0, 2 // the first call asks whether to read messages
+	j := setupWithPolicy(t, nil)
+	calls, judging := 0, 2 // the first call checks whether to read messages
 	meanwhile := func() {}
 	w := worker.New(worker.Config{
 		Store: j.store, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
 		Planner: func() *strategy.Planner {
-			if asked++; asked == judging {
+			if calls++; calls == judging {
 				meanwhile()
 			}
 			return j.planner.Load()
@@ -578,7 +578,7 @@ func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 	j.worker = w
 	j.failMany(2, "jobs", "the moon is in the wrong house")
 	meanwhile = func() {
-		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_inbox LIMIT 1) e")
+		j.exec("SELECT dlq.park(id, 'kim', 'I handle it') FROM (SELECT id FROM dlq.dead_letter_inbox LIMIT 1) e")
 	}
 	_, err := w.File(t.Context())
 	require.NoError(t, err)
@@ -586,9 +586,9 @@ func TestWorker_judgesOutsideOfTransactions(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND rule = 'none'"))
 
 	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = now() - interval '1 hour'")
-	asked, judging = 0, 3 // the third call is for the version, before the claim
+	calls, judging = 0, 3 // the third call is for the version, before the claim
 	meanwhile = func() {
-		j.exec("SELECT dlq.park(id, 'kim', 'mine') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
+		j.exec("SELECT dlq.park(id, 'kim', 'I handle it') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
 	}
 	_, err = w.RunOnce(t.Context())
 	require.NoError(t, err)
@@ -601,8 +601,8 @@ const smartRouting = "smartRetry: {enabled: %t, over: 1h, minJobs: 10, errorRate
 
 func TestSmartRetry(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, true)})
-	look := func() {
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, true)})
+	runSmartRetry := func() {
 		require.NoError(t, j.worker.SmartRetry(t.Context()))
 		j.gates()
 	}
@@ -621,36 +621,36 @@ func TestSmartRetry(t *testing.T) {
 
 	completed(50, "-10 minutes")
 	j.now = j.now.Add(45 * time.Minute)
-	look()
+	runSmartRetry()
 	require.Zero(t, j.inStatus(deadletter.Processing), "10 of 60 failed in this hour")
 	completed(50, "-10 minutes")
 	j.exec("UPDATE dlq.dead_letter_queue SET last_failed_at = last_failed_at + interval '30 minutes'")
-	look()
+	runSmartRetry()
 	require.Zero(t, j.inStatus(deadletter.Processing), "10 of 110, and they are not an hour old")
 	j.now = j.now.Add(45 * time.Minute)
-	look()
-	require.Zero(t, j.inStatus(deadletter.Processing), "nothing has run in this hour")
+	runSmartRetry()
+	require.Zero(t, j.inStatus(deadletter.Processing), "no job ran in this hour")
 	completed(20, "90 minutes")
 	j.exec(`UPDATE river_job SET metadata = '{"dlq:done_by": 1}' WHERE state = 'completed' AND finalized_at > now() + interval '1 hour'`)
-	look()
-	require.Zero(t, j.inStatus(deadletter.Processing), "what dlqd completed itself has not run")
+	runSmartRetry()
+	require.Zero(t, j.inStatus(deadletter.Processing), "jobs that dlqd completed do not count")
 	completed(20, "90 minutes")
-	look()
+	runSmartRetry()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'smart retry: of 10 or more jobs of queue jobs in the last 1h0m, 0 failed like this: one of 3 probes'"))
-	look()
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'smart retry: 0 of 10 or more jobs of queue jobs in the last 1h0m failed with this error: one of 3 probes'"))
+	runSmartRetry()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
 	j.endRedeliveries("completed")
-	look()
+	runSmartRetry()
 	j.endRedeliveries("completed")
-	require.Equal(t, 10, j.inStatus(deadletter.Resolved), "parked and failed ones")
-	require.Equal(t, 2, j.inStatus(deadletter.Manual), "no deploy mends a declined card")
+	require.Equal(t, 10, j.inStatus(deadletter.Resolved), "parked and failed entries")
+	require.Equal(t, 2, j.inStatus(deadletter.Manual), "class business is not retried")
 	require.Zero(t, j.inStatus(deadletter.Failed))
 }
 
-func TestSmartRetry_stopsWhereProbesFail(t *testing.T) {
+func TestSmartRetry_StopsWhenProbesFail(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, true)})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, true)})
 	j.failMany(10, "jobs", "TypeError: x")
 	j.all()
 	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'k', '{}', 'jobs', 1, 'completed', now() + interval '90 minutes' FROM generate_series(1, 50)`)
@@ -662,19 +662,19 @@ func TestSmartRetry_stopsWhereProbesFail(t *testing.T) {
 	j.exec("UPDATE dlq.dead_letter_queue SET last_failed_at = $1 WHERE dlq_retry_count = 1", j.now)
 	j.gates()
 	require.NoError(t, j.worker.SmartRetry(t.Context()))
-	require.Zero(t, j.inStatus(deadletter.Processing), "shut for an hour")
+	require.Zero(t, j.inStatus(deadletter.Processing), "the gate is shut for an hour")
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.gates WHERE state = 'shut'"))
 
 	j.reload(policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, false)})
 	j.now = j.now.Add(2 * time.Hour)
 	require.NoError(t, j.worker.SmartRetry(t.Context()))
 	j.gates()
-	require.Zero(t, j.inStatus(deadletter.Processing), "switched off")
+	require.Zero(t, j.inStatus(deadletter.Processing), "smart retry is off")
 }
 
-func TestOrder_redeliveriesKeepIt(t *testing.T) {
+func TestOrder_RedeliveriesKeepOrder(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{
+	j := setupWithPolicy(t, policytest.Files{
 		"retry-policies": "queues: {stock: {ordering: true}}\ndestinations: {default: {url: 'http://127.0.0.1:1/', redeliveriesPerSecond: 0}}\n",
 		"dlq-routing":    "strategies: {immediate: {jitter: 0}}\n",
 	})
@@ -695,14 +695,14 @@ func TestOrder_redeliveriesKeepIt(t *testing.T) {
 		j.endRedeliveries("completed")
 	}
 	require.Equal(t, []string{"m0", "m1", "m2"}, order)
-	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "entries that close leave the order")
+	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "closed entries leave the order")
 }
 
 // A closed entry leaves the order, so that the next one can go. A replay or reopening restores its
 // place.
-func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
+func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	for n := range 4 {
 		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text), 'stock', 1, 'running')`, fmt.Sprint(n))
 	}
@@ -725,7 +725,7 @@ func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
 		return j.count("SELECT coalesce(dlq.order_predecessor('stock', 'A-81', id, created_at), 0) FROM river_job WHERE id = ("+job+")", entry(2))
 	}
 	original := "SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm3' AND $1::text <> ''"
-	require.Zero(t, before(original), "what is given up holds up nobody")
+	require.Zero(t, before(original), "failed entries do not block later ones")
 
 	for _, n := range []int{2, 0, 1} {
 		j.exec("SELECT dlq.replay($1, 'kim')", entry(n))
@@ -742,18 +742,18 @@ func TestOrder_closedEntriesHaveTheirPlacesAgain(t *testing.T) {
 	j.endRedeliveries("completed")
 	require.Equal(t, 3, j.inStatus(deadletter.Resolved))
 	j.exec("SELECT dlq.reopen($1)", entry(2))
-	require.NotZero(t, before(original), "a reopened one, too")
+	require.NotZero(t, before(original), "a reopened entry has its place again")
 }
 
 // A queue whose gate fails transiently does not block the queues after it.
-func TestConditional_oneQueueFails(t *testing.T) {
+func TestGate_FailingQueueDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
 	j.conditions.set("x")
 	j.failMany(2, "a", outage)
 	j.failMany(2, "b", outage)
 	j.all()
-	j.delayOver()
+	j.passDelay()
 	j.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NEW; END $$")
 	j.exec("CREATE TRIGGER away BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION away()")
 	j.conditions.set("")
@@ -762,9 +762,9 @@ func TestConditional_oneQueueFails(t *testing.T) {
 }
 
 // Each stage reports its steps, including failed ones, and their results.
-func TestWorker_tellsOfEachStage(t *testing.T) {
+func TestWorker_ReportsEachStage(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 5\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 5}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 5\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 5}\n"})
 	entries, steps := map[string]int{}, map[string]int{}
 	take := func() (map[string]int, map[string]int) {
 		e, s := entries, steps
@@ -812,7 +812,7 @@ func TestWorker_tellsOfEachStage(t *testing.T) {
 	j.once()
 	done, made = take()
 	require.Equal(t, 3, done["placed"])
-	require.Equal(t, 2, made["pace ok"], "of each queue")
+	require.Equal(t, 2, made["pace ok"], "one per queue")
 	j.conditions.set("x")
 	j.failMany(1, "c", outage)
 	j.file()
@@ -836,10 +836,10 @@ func TestWorker_tellsOfEachStage(t *testing.T) {
 
 // Rules see the payload and headers of a message, and the args of an application's job. They do not
 // see data that is too large.
-func TestRules_seeTheMessage(t *testing.T) {
+func TestRules_MatchPayloadAndHeaders(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, policytest.Files{"dlq-routing": `rules: [{name: large, match: {when: 'payload.amount > 10000 && (kind == "k" || headers["x-region"] == "eu")'}, class: business}]`})
-	exact := `{"amount": 20000, "list": [` + strings.Repeat(`"x", `, 12_000) + `0]}` // also visible beside its text
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": `rules: [{name: large, match: {when: 'payload.amount > 10000 && (kind == "k" || headers["x-region"] == "eu")'}, class: business}]`})
+	exact := `{"amount": 20000, "list": [` + strings.Repeat(`"x", `, 12_000) + `0]}` // stored as JSON beside its text
 	text, err := json.Marshal(exact)
 	require.NoError(t, err)
 	for _, test := range []struct{ kind, args, rule string }{
@@ -865,9 +865,9 @@ func TestRules_seeTheMessage(t *testing.T) {
 }
 
 // A destination's Retry-After is respected by every strategy.
-func TestRetryAfter_countsInEveryStrategy(t *testing.T) {
+func TestRetryAfter_AppliesToEveryStrategy(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	for _, status := range []int{500, 503, 429} {
 		j.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 3)`)
 		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{"error": "x", "attempt": 3}'::jsonb],
@@ -879,9 +879,9 @@ func TestRetryAfter_countsInEveryStrategy(t *testing.T) {
 
 // Every move of a worker records the policy version that was in force: deferring, parking,
 // releasing and redelivering.
-func TestConfigVersion_ofEveryMove(t *testing.T) {
+func TestConfigVersion_IsRecordedByEveryMove(t *testing.T) {
 	t.Parallel()
-	j := setupJudged(t, nil)
+	j := setupWithPolicy(t, nil)
 	version := 0
 	next := func(more string) string {
 		version++
@@ -897,12 +897,12 @@ func TestConfigVersion_ofEveryMove(t *testing.T) {
 	j.all()
 	require.Contains(t, last(), v)
 	v = next("")
-	j.delayOver()
+	j.passDelay()
 	require.Contains(t, last(), v+" waits for the moon is up")
 	v = next("")
 	j.conditions.set("")
 	j.gates()
-	require.Contains(t, last(), v+" its conditions hold: one of 1 probes")
+	require.Contains(t, last(), v+" its conditions are met: one of 1 probes")
 
 	v = next("automatic: {all: {enabled: false}}")
 	j.failMany(1, "default", "connection refused")
@@ -911,7 +911,7 @@ func TestConfigVersion_ofEveryMove(t *testing.T) {
 	v = next("automatic: {all: {enabled: true}}")
 	j.now = j.now.Add(time.Hour)
 	require.NoError(t, j.worker.Release(t.Context()))
-	require.Contains(t, last(), v+" automatic is on")
+	require.Contains(t, last(), v+" automatic redelivery is on")
 	v = next("")
 	j.all()
 	require.Contains(t, last(), v+" due")

@@ -37,7 +37,7 @@ const (
 	DefaultPollInterval  = 30 * time.Second
 	DefaultSweepInterval = time.Minute
 	DefaultGateInterval  = time.Second
-	// DefaultSmartInterval is the time between looks for parked and failed entries to retry. A smart
+	// DefaultSmartInterval is the time between checks for parked and failed entries to retry. A smart
 	// retry that has begun continues at the interval of the gates.
 	DefaultSmartInterval = 15 * time.Second
 
@@ -46,29 +46,29 @@ const (
 	batchTimeout = 30 * time.Second
 	// gateTimeout bounds one pass over all gates. Each gate releases up to maxRelease entries.
 	gateTimeout = time.Minute
-	// heldByOther is the pause if an entry is due but could not be claimed.
-	heldByOther = time.Second
+	// claimRetry is the pause if an entry is due but could not be claimed.
+	claimRetry = time.Second
 	// wakeDelay is how long a wake-up waits for others. They come in bursts while jobs fail.
 	wakeDelay = 20 * time.Millisecond
 	// orderPoll is how long an entry waits behind another of its ordering key before the next check.
 	orderPoll = 5 * time.Minute
-	// maxSwitching is how long a change of a switch may block workers before that counts as a failure.
+	// maxBlocked is how long a change of a switch may block workers before the worker reports a failure.
 	// A change is one short transaction that waits at most 5 s.
-	maxSwitching = 15 * time.Second
-	// maxSwitchingGap is the longest gap between two blocked looks that count as the same change. Some
-	// loop looks every second.
-	maxSwitchingGap = time.Minute
-	// aloneStep spaces entries of a queue whose jobs were rescued twice or more: they are sent one at a
-	// time.
-	aloneStep = time.Minute
-	// busyPause is how long an entry waits if another transaction holds its job.
+	maxBlocked = 15 * time.Second
+	// maxBlockedGap is the longest gap between two blocked transactions that count as the same change.
+	// Some loop starts a transaction every second.
+	maxBlockedGap = time.Minute
+	// rescuedSpacing is the time between redeliveries of a queue's entries whose jobs were rescued twice or
+	// more: they are sent one at a time.
+	rescuedSpacing = time.Minute
+	// busyPause is how long an entry waits if another transaction has locked its job.
 	busyPause = 10 * time.Second
 	// sweepPages limits the pages of entries in dlq_processing that one sweep checks.
 	sweepPages = 20
-	// paceGrain is the shortest wait for a place in a pace; shorter ones are skipped.
-	paceGrain = 100 * time.Millisecond
-	// placeKept is how long an entry keeps its place in a pace after the place's time.
-	placeKept = time.Minute
+	// minPaceWait is the shortest wait for a place in a pace; shorter waits are skipped.
+	minPaceWait = 100 * time.Millisecond
+	// reservationTTL is how long a place in a pace stays reserved for an entry after the place's time.
+	reservationTTL = time.Minute
 	// maxRetryAfter limits how long a destination can delay an entry.
 	maxRetryAfter = 7 * 24 * time.Hour
 )
@@ -79,7 +79,7 @@ const (
 type Observer func(action string, entries int, took time.Duration)
 
 // Stages that are observed separately: claiming a batch; deciding failures and writing the
-// decisions; reserving places in a pace; one look at a gate.
+// decisions; reserving places in a pace; one check of a gate.
 const (
 	StageClaim    = "claim"
 	StageDecision = "decision"
@@ -93,10 +93,10 @@ type Config struct {
 	Planner       func() *strategy.Planner // returns the planner of the active policy
 	Logger        *slog.Logger
 	Name          string        // used in locked_by and the audit trail; empty means host and process id
-	PollInterval  time.Duration // between looks for due entries without a wake-up; 0 means DefaultPollInterval
+	PollInterval  time.Duration // between checks for due entries without a wake-up; 0 means DefaultPollInterval
 	SweepInterval time.Duration // between checks of the jobs of entries in dlq_processing; 0 means DefaultSweepInterval
-	GateInterval  time.Duration // between looks at the gates; 0 means DefaultGateInterval
-	SmartInterval time.Duration // between looks for smart retries; 0 means DefaultSmartInterval
+	GateInterval  time.Duration // between checks of the gates; 0 means DefaultGateInterval
+	SmartInterval time.Duration // between checks for smart retries; 0 means DefaultSmartInterval
 	BatchSize     int           // entries per transaction; 0 means the policy's
 	// Listen is a pool whose connections can LISTEN; nil to poll only, because transaction poolers lack
 	// LISTEN.
@@ -136,12 +136,13 @@ type Worker struct {
 	// published is the policy whose automatic-redelivery switches this process last wrote to the
 	// database.
 	published atomic.Pointer[policy.Policy]
-	// switching is the switch change that the last look met; nil if it met none.
-	switching atomic.Pointer[switching]
-	swept     uuid.UUID // the last entry that the sweep checked
-	queries   *dbsqlc.Queries
-	inbox     inbox
-	prepare   sync.Once // calls BeforeFiling
+	// blocked is when a change of a switch first and last blocked this worker; nil if the last
+	// transaction was not blocked.
+	blocked atomic.Pointer[blocked]
+	swept   uuid.UUID // the last entry that the sweep checked
+	queries *dbsqlc.Queries
+	inbox   inbox
+	prepare sync.Once // calls BeforeFiling
 }
 
 // New returns a worker. Its [Worker.Loops] run it.
@@ -173,7 +174,7 @@ func New(config Config) *Worker {
 	w := &Worker{config: config, actor: "worker:" + config.Name, queries: dbsqlc.New(config.Store.DB())}
 	w.batches = background.New(background.Config{
 		Name: "dlq-workers", Interval: config.PollInterval, Timeout: batchTimeout, Gather: wakeDelay, Finish: true,
-		Failing: "DLQ worker: batches fail",
+		Failing: "DLQ worker: processing a batch failed",
 		Once: func(ctx context.Context) (time.Duration, error) {
 			full, err := w.RunOnce(ctx)
 			if err != nil || full {
@@ -192,7 +193,7 @@ func (w *Worker) Loops() []*background.Loop {
 	loops := []*background.Loop{
 		background.New(background.Config{
 			Name: "filing", Interval: fileRetry, Timeout: batchTimeout, Finish: true,
-			Failing: "DLQ worker: failed jobs stay in the inbox",
+			Failing: "DLQ worker: filing failed jobs failed",
 			Once: func(ctx context.Context) (time.Duration, error) {
 				full, err := w.File(ctx)
 				if err != nil || full {
@@ -204,26 +205,26 @@ func (w *Worker) Loops() []*background.Loop {
 		w.batches,
 		background.New(background.Config{
 			Name: "redeliveries", Interval: w.config.SweepInterval, Once: background.Each(w.sweep),
-			Failing: "DLQ worker: redeliveries whose end nobody saw are not looked for",
+			Failing: "DLQ worker: sweeping redeliveries failed",
 		}),
 		background.New(background.Config{
 			Name: "gates", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Gates),
-			Failing: "DLQ worker: entries that wait for a condition are not released",
+			Failing: "DLQ worker: releasing entries that wait for conditions failed",
 		}),
 		background.New(background.Config{
 			Name: "observed", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Release),
-			Failing: "DLQ worker: observed entries are not released where automatic is on",
+			Failing: "DLQ worker: releasing observed entries failed",
 		}),
 		background.New(background.Config{
 			Name: "smart-retry", Interval: w.config.SmartInterval, Timeout: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.SmartRetry),
-			Failing: "DLQ worker: parked and failed entries are not looked at for a smart retry",
+			Failing: "DLQ worker: smart retry failed",
 		}),
 	}
 	if w.config.Listen != nil {
 		l := &listener{pool: w.config.Listen, topic: w.config.WakeTopic, notify: w.notify}
 		loops = append(loops, background.New(background.Config{
 			Name: "wake-ups", Interval: listenTurn, Timeout: 2 * listenTurn, Retry: listenRetry, Once: l.once, End: l.close,
-			Failing: "DLQ worker: not listening, polling only for now",
+			Failing: "DLQ worker: listening for notifications failed; polling until it succeeds",
 		}))
 	}
 	return loops
@@ -246,16 +247,16 @@ type transaction struct {
 	version string // version of the policy that the transaction's moves record
 }
 
-func (tx *transaction) parks(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
+func (tx *transaction) addParked(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
 
-// maxTries limits how often a transaction is run after collisions. In a collision, an entry moves
+// maxTxAttempts limits how often a transaction is run after collisions. In a collision, an entry moves
 // to another partition after a statement began; SKIP LOCKED does not skip it.
-const maxTries = 10
+const maxTxAttempts = 10
 
 // inTx runs fn in a transaction of [deadletter.Store.InTx], and again after a collision. It returns
 // the entries that the committed run parked.
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) (parked []Parked, err error) {
-	for range maxTries {
+	for range maxTxAttempts {
 		err = store.InTx(ctx, func(db postgres.DB) error {
 			parked = nil
 			return fn(transaction{Queries: dbsqlc.New(db), DB: db, parked: &parked})
@@ -270,9 +271,9 @@ func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) 
 	return parked, nil
 }
 
-// observed runs fn in a transaction. After the commit it calls Observe for each count, and Parked
+// inObservedTx runs fn in a transaction. After the commit it calls Observe for each count, and Parked
 // with the parked entries.
-func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts map[string]int) error) error {
+func (w *Worker) inObservedTx(ctx context.Context, fn func(tx transaction, counts map[string]int) error) error {
 	start := time.Now()
 	counts := map[string]int{}
 	parked, err := inTx(ctx, w.config.Store, func(tx transaction) error {
@@ -292,9 +293,9 @@ func (w *Worker) observed(ctx context.Context, fn func(tx transaction, counts ma
 	return nil
 }
 
-// step reports a finished step of a stage. It skips steps that were cancelled or will be retried.
-func (w *Worker) step(ctx context.Context, stage string, start time.Time, err error) {
-	if !errors.Is(err, errSwitching) && (err == nil || !errors.Is(ctx.Err(), context.Canceled)) {
+// recordStage reports a finished step of a stage. It skips steps that were cancelled or will be retried.
+func (w *Worker) recordStage(ctx context.Context, stage string, start time.Time, err error) {
+	if !errors.Is(err, errSwitchChanging) && (err == nil || !errors.Is(ctx.Err(), context.Canceled)) {
 		w.config.ObserveStage(stage, time.Since(start), err)
 	}
 }
@@ -303,11 +304,11 @@ func (w *Worker) step(ctx context.Context, stage string, start time.Time, err er
 func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 	next, err := w.queries.NextDue(ctx)
 	if err != nil {
-		return w.config.PollInterval // none is pending, or the database is unavailable: the next batch tells
+		return w.config.PollInterval // none is pending, or the database is unavailable: the next batch reports that
 	}
 	until := time.Until(next)
 	if until <= 0 {
-		until = heldByOther // due, but held by another worker
+		until = claimRetry // due, but locked by another worker
 	}
 	return min(max(until, wakeDelay), w.config.PollInterval)
 }
@@ -317,11 +318,11 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
-	if errors.Is(err, errSwitching) {
+	if errors.Is(err, errSwitchChanging) {
 		return false, nil
 	}
 	if postgres.IsRefusal(err) && len(claimed) > 0 {
-		err = w.oneByOne(ctx, len(claimed))
+		err = w.retryOneByOne(ctx, len(claimed))
 	}
 	if err != nil {
 		return false, err
@@ -329,17 +330,17 @@ func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	return len(claimed) == size, nil
 }
 
-// oneByOne retries a rejected batch with one transaction per entry and parks the entries that are
+// retryOneByOne retries a rejected batch with one transaction per entry and parks the entries that are
 // rejected again, so that one bad entry does not block the rest.
-func (w *Worker) oneByOne(ctx context.Context, entries int) error {
+func (w *Worker) retryOneByOne(ctx context.Context, entries int) error {
 	for range entries {
 		claimed, err := w.batch(ctx, 1)
 		if postgres.IsRefusal(err) && len(claimed) == 1 {
-			w.config.Logger.Error("DLQ worker: entry refused by the database; parking it", "entry", claimed[0], "error", err)
-			refused := reserved{ID: claimed[0], Reason: "the database refused to redeliver it", Refusal: storable(err)}
-			err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+			w.config.Logger.Error("DLQ worker: the database refused a redelivery; parking the entry", "entry", claimed[0], "error", err)
+			refused := manualEntry{ID: claimed[0], Reason: "the database refused its redelivery", Refusal: storableText(err)}
+			err = w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 				counts["parked"]++
-				return park(ctx, tx, w.actor, []reserved{refused})
+				return park(ctx, tx, w.actor, []manualEntry{refused})
 			})
 		}
 		if err != nil || len(claimed) == 0 {
@@ -349,8 +350,8 @@ func (w *Worker) oneByOne(ctx context.Context, entries int) error {
 	return nil
 }
 
-// storable returns an error's text without characters that Postgres rejects.
-func storable(err error) string {
+// storableText returns an error's text without characters that Postgres rejects.
+func storableText(err error) string {
 	return strings.ToValidUTF8(strings.ReplaceAll(err.Error(), "\x00", "?"), "?")
 }
 
@@ -361,10 +362,10 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 	if w.config.Now != nil {
 		params.Now = &now
 	}
-	err = w.observed(ctx, func(tx transaction, counts map[string]int) error {
+	err = w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 		start := time.Now()
 		rows, err := tx.ClaimDue(ctx, params)
-		w.step(ctx, StageClaim, start, err)
+		w.recordStage(ctx, StageClaim, start, err)
 		if err != nil {
 			return fmt.Errorf("claim: %w", err)
 		}
@@ -396,14 +397,14 @@ func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) (err err
 	if len(rows) == 0 {
 		return nil
 	}
-	w.prepare.Do(func() { w.beforeFiling(ctx) })
+	w.prepare.Do(func() { w.callBeforeFiling(ctx) })
 	start := time.Now()
-	defer func() { w.step(ctx, StageDecision, start, err) }()
-	made, err := w.judgements(ctx, rows)
+	defer func() { w.recordStage(ctx, StageDecision, start, err) }()
+	judged, err := w.judge(ctx, rows)
 	if err != nil {
 		return err
 	}
-	return w.observed(ctx, func(tx transaction, counts map[string]int) error {
+	return w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 		ids, err := tx.ClaimUndecided(ctx, dbsqlc.ClaimUndecidedParams{
 			Ids:           column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID }),
 			LastFailedAts: column(rows, func(r *dbsqlc.ClaimDueRow) time.Time { return r.LastFailedAt }),
@@ -411,47 +412,47 @@ func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) (err err
 		if err != nil || len(ids) == 0 {
 			return err
 		}
-		by, err := w.judge(ctx, tx, made.planner)
+		decider, err := w.readSwitches(ctx, tx, judged.planner)
 		if err != nil {
 			return err
 		}
-		decide := decisions{}
+		decided := decisions{}
 		for i := range rows {
 			row := &rows[i]
 			if !slices.Contains(ids, row.ID) {
 				continue
 			}
-			d := by.decide(row, made.of[row.ID])
-			counts[decide.add(row, &d)]++
+			d := decider.decide(row, judged.byID[row.ID])
+			counts[decided.add(row, &d)]++
 		}
-		if err := decide.write(ctx, tx, deadletter.Act{Actor: w.actor}, by.version()); err != nil {
+		if err := decided.write(ctx, tx, deadletter.Act{Actor: w.actor}, decider.version()); err != nil {
 			return fmt.Errorf("decide: %w", err)
 		}
 		return nil
 	})
 }
 
-// judged combines the planner and the switches that apply to one transaction.
-type judged struct {
+// decider combines the planner and the switches that apply to one transaction.
+type decider struct {
 	planner  *strategy.Planner
 	switches *automatic.Switches
 }
 
 // version returns the version of the policy.
-func (j *judged) version() string { return j.planner.Policy().Version() }
+func (d *decider) version() string { return d.planner.Policy().Version() }
 
 // judgements are the planner's decisions on some entries. They are made outside of transactions:
 // operators' patterns can take long on arbitrary texts, and would keep a transaction open.
 type judgements struct {
 	planner *strategy.Planner
-	of      map[uuid.UUID]strategy.Decision
+	byID    map[uuid.UUID]strategy.Decision
 }
 
-func (w *Worker) judgements(ctx context.Context, rows []dbsqlc.ClaimDueRow) (*judgements, error) {
-	return judgementsBy(ctx, w.queries, w.config.Planner(), rows, w.now())
+func (w *Worker) judge(ctx context.Context, rows []dbsqlc.ClaimDueRow) (*judgements, error) {
+	return judgeEntries(ctx, w.queries, w.config.Planner(), rows, w.now())
 }
 
-func judgementsBy(ctx context.Context, queries *dbsqlc.Queries, planner *strategy.Planner, rows []dbsqlc.ClaimDueRow, now time.Time) (*judgements, error) {
+func judgeEntries(ctx context.Context, queries *dbsqlc.Queries, planner *strategy.Planner, rows []dbsqlc.ClaimDueRow, now time.Time) (*judgements, error) {
 	together, err := rescuedTogether(ctx, queries, rows)
 	if err != nil {
 		return nil, err
@@ -460,7 +461,7 @@ func judgementsBy(ctx context.Context, queries *dbsqlc.Queries, planner *strateg
 	for i := range rows {
 		e := entryWith(&rows[i], rows[i].ReportedClass)
 		e.Together = together[e.ID]
-		j.of[e.ID] = planner.Decide(e, now)
+		j.byID[e.ID] = planner.Decide(e, now)
 	}
 	return j, nil
 }
@@ -480,7 +481,7 @@ func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries, rows []dbsqlc
 	}
 	counts, err := queries.RescuedTogether(ctx, ids)
 	if err != nil {
-		return nil, fmt.Errorf("look at what was rescued together: %w", err)
+		return nil, fmt.Errorf("count jobs rescued together: %w", err)
 	}
 	together := make(map[uuid.UUID]int, len(counts))
 	for _, c := range counts {
@@ -490,7 +491,7 @@ func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries, rows []dbsqlc
 }
 
 // rescuesOf returns how many attempts of an application's job the rescuer ended. It returns 0 for a
-// message: its worker is dlqd, whose death says nothing about the message.
+// message: its worker is dlqd, and a crash of dlqd is not caused by the message.
 func rescuesOf(row *dbsqlc.ClaimDueRow) int {
 	if row.JobKind == message.JobKind {
 		return 0
@@ -498,59 +499,61 @@ func rescuesOf(row *dbsqlc.ClaimDueRow) int {
 	return int(row.Rescues)
 }
 
-// errSwitching means that a switch of automatic redelivery is being changed. The worker skips this
-// look; the next one sees the change.
-var errSwitching = errors.New("automatic redelivery is being switched")
+// errSwitchChanging means that a switch of automatic redelivery is being changed. The worker skips this
+// transaction; the next one reads the new switches.
+var errSwitchChanging = errors.New("an automatic redelivery switch is being changed")
 
-// judge reads the switches that apply to a transaction, which then keeps them from changing until
-// it ends. It returns errSwitching if a change is in progress, and a different error if the change
-// takes too long.
-func (w *Worker) judge(ctx context.Context, tx transaction, planner *strategy.Planner) (*judged, error) {
+// readSwitches reads the switches that apply to a transaction, and locks them until it ends. It
+// returns errSwitchChanging if a change is in progress, and a different error if the change takes too
+// long.
+func (w *Worker) readSwitches(ctx context.Context, tx transaction, planner *strategy.Planner) (*decider, error) {
 	switch locked, err := w.config.TryLock(ctx, tx); {
 	case err != nil:
 		return nil, err
 	case !locked:
-		return nil, w.metSwitching()
+		return nil, w.recordBlocked()
 	}
-	w.switching.Store(nil)
+	w.blocked.Store(nil)
 	switches, err := automatic.Read(ctx, tx, planner.Policy())
-	return &judged{planner, switches}, err
+	return &decider{planner, switches}, err
 }
 
-// switching is a switch change that blocked batches, gates or releases: when it did first and last.
-type switching struct{ first, last time.Time }
+// blocked is when a change of a switch first and last blocked batches, gates or releases.
+type blocked struct{ first, last time.Time }
 
-// metSwitching returns errSwitching, or an error for the operator if a change has blocked workers
-// for maxSwitching.
-func (w *Worker) metSwitching() error {
+// recordBlocked returns errSwitchChanging, or an error for the operator if a change has blocked workers
+// for maxBlocked.
+func (w *Worker) recordBlocked() error {
 	now := w.now()
-	met := &switching{now, now}
-	if before := w.switching.Load(); before != nil && now.Sub(before.last) <= maxSwitchingGap {
-		met.first = before.first
+	b := &blocked{now, now}
+	if before := w.blocked.Load(); before != nil && now.Sub(before.last) <= maxBlockedGap {
+		b.first = before.first
 	}
-	w.switching.Store(met)
-	took := now.Sub(met.first)
-	if took < maxSwitching {
-		return errSwitching
+	w.blocked.Store(b)
+	took := now.Sub(b.first)
+	if took < maxBlocked {
+		return errSwitchChanging
 	}
-	return fmt.Errorf("nothing has been judged or redelivered for %s: %s, and the transaction that does that does not end (advisory locks in pg_locks, and pg_stat_activity, say whose it is)", took.Round(time.Second), errSwitching.Error())
+	return fmt.Errorf("deciding and redelivering have been blocked for %s: %s by a transaction that does not end; "+
+		"find its session by the advisory locks in pg_locks and pg_stat_activity, and end it",
+		took.Round(time.Second), errSwitchChanging.Error())
 }
 
 // handle redelivers due, decided entries, or defers them.
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) error {
-	by, err := w.judge(ctx, tx, w.config.Planner())
+	decider, err := w.readSwitches(ctx, tx, w.config.Planner())
 	if err != nil {
 		return err
 	}
-	planner := by.planner
-	aside := aside{}
+	planner := decider.planner
+	deferred := deferred{}
 	wait := func(row *dbsqlc.ClaimDueRow, until time.Time, waitingFor, reason string) {
-		aside.wait(row.ID, until, waitingFor, reason)
+		deferred.wait(row.ID, until, waitingFor, reason)
 	}
 	var due []*dbsqlc.ClaimDueRow
 	for i := range rows {
 		row := &rows[i]
-		if v := by.switches.Of(switched(row)); aside.unlessOn(row.ID, *row.NextRetryAt, v) {
+		if v := decider.switches.Of(automaticEntry(row)); deferred.deferUnlessAutomatic(row.ID, *row.NextRetryAt, v) {
 			continue
 		}
 		if v := planner.Due(entryOf(row), row.Strategy, now); v.Redeliver {
@@ -559,13 +562,13 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 			wait(row, v.Again, v.WaitingFor, v.Reason)
 		}
 	}
-	if due, err = w.inOrder(ctx, tx, planner, due, now, wait); err != nil {
+	if due, err = w.deferBehindOthers(ctx, tx, planner, due, now, wait); err != nil {
 		return fmt.Errorf("order: %w", err)
 	}
-	if due, err = w.inPace(ctx, tx, planner, due, now, wait, counts); err != nil {
+	if due, err = w.deferForPace(ctx, tx, planner, due, now, wait, counts); err != nil {
 		return fmt.Errorf("pace: %w", err)
 	}
-	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
+	if err := deferred.write(ctx, tx, w.actor, counts); err != nil {
 		return err
 	}
 	if len(due) > 0 {
@@ -578,9 +581,9 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	return nil
 }
 
-// inOrder defers entries that have unfinished work of their ordering key before them, and returns
+// deferBehindOthers defers entries that have unfinished work of their ordering key before them, and returns
 // the rest.
-func (w *Worker) inOrder(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
+func (w *Worker) deferBehindOthers(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
 ) ([]*dbsqlc.ClaimDueRow, error) {
 	var ordered []uuid.UUID
@@ -600,42 +603,42 @@ func (w *Worker) inOrder(ctx context.Context, tx transaction, planner *strategy.
 		if !slices.Contains(behind, row.ID) {
 			return false
 		}
-		wait(row, now.Add(orderPoll), strategy.WaitsForOrder, "work of its ordering key that comes before it is not done")
+		wait(row, now.Add(orderPoll), strategy.WaitsForOrder, "earlier work of its ordering key is not done")
 		return true
 	}), nil
 }
 
-// inPace reserves places in shared paces, defers entries whose place is later, and returns the
-// rest. An entry that comes back for its place keeps it for placeKept. After a longer downtime it
+// deferForPace reserves places in shared paces, defers entries whose place is later, and returns the
+// rest. The place of an entry stays reserved for reservationTTL. After a longer downtime it
 // reserves again, or all such entries would be sent at once.
-func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
+func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string), counts map[string]int,
 ) ([]*dbsqlc.ClaimDueRow, error) {
 	ready := make([]*dbsqlc.ClaimDueRow, 0, len(due))
-	without := map[policy.Pace][]*dbsqlc.ClaimDueRow{}
+	unplaced := map[policy.Pace][]*dbsqlc.ClaimDueRow{}
 	for _, row := range due {
-		of := planner.Policy().PaceOf(row.Queue)
-		has := row.WaitingFor == strategy.WaitsForPace && now.Sub(*row.NextRetryAt) < placeKept
-		if of.PerSecond == 0 || has {
+		pace := planner.Policy().PaceOf(row.Queue)
+		reserved := row.WaitingFor == strategy.WaitsForPace && now.Sub(*row.NextRetryAt) < reservationTTL
+		if pace.PerSecond == 0 || reserved {
 			ready = append(ready, row)
 			continue
 		}
-		without[of] = append(without[of], row)
+		unplaced[pace] = append(unplaced[pace], row)
 	}
 	// A fixed order: two workers that reserve in several paces would otherwise deadlock.
-	for _, of := range slices.SortedFunc(maps.Keys(without), func(a, b policy.Pace) int { return strings.Compare(a.Name, b.Name) }) {
-		rows := without[of]
-		places, err := w.reserve(ctx, tx, of, len(rows), now, nil, counts)
+	for _, pace := range slices.SortedFunc(maps.Keys(unplaced), func(a, b policy.Pace) int { return strings.Compare(a.Name, b.Name) }) {
+		rows := unplaced[pace]
+		places, err := w.reserve(ctx, tx, pace, len(rows), now, nil, counts)
 		if err != nil {
 			return nil, err
 		}
 		for i, row := range rows {
-			at := places.First.Add(time.Duration(float64(i) / of.PerSecond * float64(time.Second)))
-			if at.Sub(now) <= paceGrain {
+			at := places.First.Add(time.Duration(float64(i) / pace.PerSecond * float64(time.Second)))
+			if at.Sub(now) <= minPaceWait {
 				ready = append(ready, row)
 				continue
 			}
-			wait(row, at, strategy.WaitsForPace, fmt.Sprintf("its place in the pace of %s, %g a second", of.Name, of.PerSecond))
+			wait(row, at, strategy.WaitsForPace, fmt.Sprintf("waits for its place in the pace of %s (%g per second)", pace.Name, pace.PerSecond))
 		}
 	}
 	return ready, nil
@@ -645,7 +648,7 @@ func (w *Worker) inPace(ctx context.Context, tx transaction, planner *strategy.P
 func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, entries int, now time.Time, within *time.Duration, counts map[string]int) (pace.Places, error) {
 	start := time.Now()
 	places, err := pace.Reserve(ctx, tx, of.Name, of.PerSecond, entries, now, within)
-	w.step(ctx, StagePace, start, err)
+	w.recordStage(ctx, StagePace, start, err)
 	counts["placed"] += places.Granted
 	return places, err
 }
@@ -655,32 +658,33 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
 	}
-	var left []reserved
-	aside := aside{}
+	var parked []manualEntry
+	deferred := deferred{}
 	alone := 0
 	for _, r := range redeliveries {
 		switch r.Verdict {
 		case deadletter.VerdictLive: // an operator decides whether to run both
-			left = append(left, reserved{ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.JobID)})
+			parked = append(parked, manualEntry{ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.JobID)})
 			counts["parked"]++
 		case deadletter.VerdictDone:
-			left = append(left, reserved{ID: r.EntryID, Reason: fmt.Sprintf("done by job %d? It has the same unique key, and has ended; resolve the entry, or replay with force", r.JobID)})
+			parked = append(parked, manualEntry{ID: r.EntryID, Reason: fmt.Sprintf("done by job %d? It has the same unique key and has ended; resolve the entry, or replay with force to run it again", r.JobID)})
 			counts["parked"]++
 		case deadletter.VerdictBusy:
-			aside.wait(r.EntryID, w.now().Add(busyPause), "", fmt.Sprintf("another transaction holds its job %d, or that one's unique key", r.JobID))
+			deferred.wait(r.EntryID, w.now().Add(busyPause), "",
+				fmt.Sprintf("another transaction has locked job %d or its unique key", r.JobID))
 		case deadletter.VerdictAlone:
 			alone++
-			aside.wait(r.EntryID, w.now().Add(time.Duration(alone)*aloneStep), strategy.WaitsForOrder,
-				"its job was rescued twice or more, and another such redelivery is under way in its queue")
+			deferred.wait(r.EntryID, w.now().Add(time.Duration(alone)*rescuedSpacing), strategy.WaitsForOrder,
+				"its job was rescued twice or more, and another such redelivery is running in its queue")
 		case deadletter.VerdictSent:
 			counts["redelivered"]++
 		case deadletter.VerdictFollows, deadletter.VerdictResolved, deadletter.VerdictOpen: // no job was needed
 		}
 	}
-	if err := aside.write(ctx, tx, w.actor, counts); err != nil {
+	if err := deferred.write(ctx, tx, w.actor, counts); err != nil {
 		return err
 	}
-	return park(ctx, tx, w.actor, left)
+	return park(ctx, tx, w.actor, parked)
 }
 
 // entryOf returns a decided entry for the planner.
@@ -688,33 +692,33 @@ func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry { return entryWith(row, ro
 
 // entryWith returns an entry for the planner with the given class: the reported or the decided one.
 func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
-	var said struct {
+	var reported struct {
 		RetryAfterSeconds float64 `json:"retryAfterSeconds"`
 	}
-	_ = json.Unmarshal(row.ErrorContext, &said) // written by applications: ignored if malformed
-	of := struct {
+	_ = json.Unmarshal(row.ErrorContext, &reported) // written by applications: ignored if malformed
+	content := struct {
 		Payload json.RawMessage   `json:"payload"`
 		Headers map[string]string `json:"headers"`
 	}{Payload: row.Message}
 	if row.JobKind == message.JobKind {
-		of.Payload = nil
-		_ = json.Unmarshal(row.Message, &of) // ignored if an edit by hand malformed it
+		content.Payload = nil
+		_ = json.Unmarshal(row.Message, &content) // ignored if an operator edited it into something else
 	}
 	return &strategy.Entry{
 		Facts: strategy.Facts{
 			Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage,
 			Class: riverdlq.Class(class),
 			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
-			Payload: of.Payload, Headers: of.Headers,
+			Payload: content.Payload, Headers: content.Headers,
 		},
 		ID: row.ID, Trace: row.ErrorStackTrace, Before: riverdlq.Class(row.ErrorClass), Rule: row.Rule, WaitingFor: row.WaitingFor,
 		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt, Rescues: rescuesOf(row),
-		RetryAfter: time.Duration(min(max(said.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
+		RetryAfter: time.Duration(min(max(reported.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
 }
 
-// switched returns an entry for the switches of automatic redelivery, with its decided class.
-func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
+// automaticEntry returns an entry for the switches of automatic redelivery, with its decided class.
+func automaticEntry(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	return &automatic.Entry{
 		Queue: row.Queue, Kind: row.Kind, Class: row.ErrorClass, JobKind: row.JobKind,
 		Backfilled: row.CapturedBy == automatic.CapturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: row.Rule == policy.RuleUnparked,
@@ -722,22 +726,23 @@ func switched(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 }
 
 // decide applies the switches to the planner's decision. An entry that would be redelivered
-// automatically is observed instead if that is off, and parked if it is reserved.
-func (j *judged) decide(row *dbsqlc.ClaimDueRow, d strategy.Decision) strategy.Decision {
-	if d.Strategy == strategy.Manual {
-		return d
+// automatically is observed instead if that is off, and parked if it needs manual handling.
+func (d *decider) decide(row *dbsqlc.ClaimDueRow, decision strategy.Decision) strategy.Decision {
+	if decision.Strategy == strategy.Manual {
+		return decision
 	}
-	of := switched(row)
-	of.Class, of.Unparked = string(d.Class), false
-	switch v := j.switches.Of(of); {
-	case v.Reserved != "":
-		d.Reason += ": " + v.Reason
-		d.Strategy, d.Rule, d.Next, d.WaitingFor = strategy.Manual, v.Reserved, time.Time{}, ""
+	e := automaticEntry(row)
+	e.Class, e.Unparked = string(decision.Class), false
+	switch v := d.switches.Of(e); {
+	case v.ManualRule != "":
+		decision.Reason += ": " + v.Reason
+		decision.Strategy, decision.Rule = strategy.Manual, v.ManualRule
+		decision.Next, decision.WaitingFor = time.Time{}, ""
 	case !v.On:
-		d.Reason += "; observed: " + v.Reason
-		d.WaitingFor = strategy.WaitsForAutomatic
+		decision.Reason += "; observed: " + v.Reason
+		decision.WaitingFor = strategy.WaitsForAutomatic
 	}
-	return d
+	return decision
 }
 
 // sweep checks the jobs of some entries in dlq_processing. The next call continues after the last
@@ -749,7 +754,7 @@ func (w *Worker) sweep(ctx context.Context) error {
 			return err
 		}
 		if found.Settled+found.Requeued > 0 {
-			w.config.Logger.Warn("DLQ worker: redeliveries whose end nobody saw", "settled", found.Settled, "requeued", found.Requeued)
+			w.config.Logger.Warn("DLQ worker: the sweep found redeliveries whose end was not recorded", "settled", found.Settled, "requeued", found.Requeued)
 		}
 		w.config.Observe("settled", int(found.Settled), 0)
 		w.config.Observe("requeued", int(found.Requeued), 0)
@@ -761,9 +766,9 @@ func (w *Worker) sweep(ctx context.Context) error {
 	return nil
 }
 
-// PublishAgain makes the worker write the policy's switches again although the policy has not
+// RepublishSwitches makes the worker write the policy's switches again although the policy has not
 // changed: dlqd's tables were recreated.
-func (w *Worker) PublishAgain() { w.published.Store(nil) }
+func (w *Worker) RepublishSwitches() { w.published.Store(nil) }
 
 // notify wakes the loop that claims batches.
 func (w *Worker) notify() { w.batches.Wake() }

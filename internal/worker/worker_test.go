@@ -66,7 +66,7 @@ func runChild(url string) {
 		Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Planner: builtIn,
 		Logger: slog.New(slog.DiscardHandler), BatchSize: 7, Now: func() time.Time { return time.Now().Add(10 * time.Hour) },
 	})
-	_, _ = fmt.Fprintln(os.Stdout, "works")
+	_, _ = fmt.Fprintln(os.Stdout, "started")
 	for {
 		if _, err := w.File(ctx); err != nil {
 			panic(err)
@@ -77,9 +77,9 @@ func runChild(url string) {
 	}
 }
 
-// TestWorker_isKilledAgainAndAgain kills workers at random points: every entry is decided once and
+// TestWorker_RedeliversOnceWhenKilled kills workers at random points: every entry is decided once and
 // redelivered once.
-func TestWorker_isKilledAgainAndAgain(t *testing.T) {
+func TestWorker_RedeliversOnceWhenKilled(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
@@ -97,7 +97,7 @@ func TestWorker_isKilledAgainAndAgain(t *testing.T) {
 		require.NoError(t, child.Start())
 		_, err = bufio.NewReader(out).ReadString('\n') // it has started
 		require.NoError(t, err)
-		// The time grows, so that a slow machine makes progress, too.
+		// The time grows, so that a slow machine makes progress too.
 		time.Sleep(time.Duration(rand.IntN(40+2*kills)) * time.Millisecond)
 		require.NoError(t, child.Process.Kill())
 		_ = child.Wait()
@@ -194,7 +194,7 @@ func (b *bundle) entry() *deadletter.Entry {
 	return entry
 }
 
-func TestWorker_immediateStrategyToTheEnd(t *testing.T) {
+func TestWorker_ImmediateStrategyUntilFailed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "dial tcp: connection refused")
@@ -232,7 +232,7 @@ func TestWorker_immediateStrategyToTheEnd(t *testing.T) {
 	require.Equal(t, deadletter.Failed, b.entry().Status)
 }
 
-func TestWorker_redeliverySucceeds(t *testing.T) {
+func TestWorker_ResolvesEntryWhenRedeliverySucceeds(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "HTTP 503")
@@ -246,7 +246,7 @@ func TestWorker_redeliverySucceeds(t *testing.T) {
 	require.Equal(t, "worker:test", *entry.ResolvedBy)
 }
 
-func TestWorker_whatRetryingCannotMendIsAPersons(t *testing.T) {
+func TestWorker_ParksPermanentErrors(t *testing.T) {
 	t.Parallel()
 	for _, message := range []string{"runtime error: invalid memory address or nil pointer dereference", "card was declined", "who knows"} {
 		b := setup(t)
@@ -259,7 +259,7 @@ func TestWorker_whatRetryingCannotMendIsAPersons(t *testing.T) {
 	}
 }
 
-func TestWorker_claimsByPriorityThenAge(t *testing.T) {
+func TestWorker_ClaimsByPriorityThenAge(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for i := range 20 {
@@ -274,7 +274,7 @@ func TestWorker_claimsByPriorityThenAge(t *testing.T) {
 	require.Equal(t, 20, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
 }
 
-func TestWorker_uniqueJobWithALiveTwinIsAPersons(t *testing.T) {
+func TestWorker_ParksEntryWithLiveUniqueJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "connection refused")
@@ -289,21 +289,21 @@ func TestWorker_uniqueJobWithALiveTwinIsAPersons(t *testing.T) {
 }
 
 // An entry that cannot be redelivered is parked and does not block the others.
-func TestWorker_entryThatTheDatabaseRefuses(t *testing.T) {
+func TestWorker_ParksEntryThatDatabaseRefuses(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
 		"constraint": `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args ? 'poison')`,
-		"trigger with a SQLSTATE of its own": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no_poison' USING ERRCODE = 'APP01'; END $$;
+		"trigger with a custom SQLSTATE": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no_poison' USING ERRCODE = 'APP01'; END $$;
 			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args ? 'poison') EXECUTE FUNCTION no_poison()`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			parksPoisonAlone(t, sql)
+			requireParksPoisonOnly(t, sql)
 		})
 	}
 }
 
-func parksPoisonAlone(t *testing.T, sql string) {
+func requireParksPoisonOnly(t *testing.T, sql string) {
 	t.Helper()
 	b := setup(t)
 	for i := range 5 {
@@ -317,10 +317,10 @@ func parksPoisonAlone(t *testing.T, sql string) {
 	b.once()
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND original_event ? 'poison'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%refused to redeliver it' AND detail ->> 'refusal' LIKE '%no_poison%'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'the database refused its redelivery' AND detail ->> 'refusal' LIKE '%no_poison%'"))
 }
 
-func TestWorker_strategyOfAnotherVersionIsPutOff(t *testing.T) {
+func TestWorker_DefersUnknownStrategy(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "connection refused")
@@ -332,8 +332,8 @@ func TestWorker_strategyOfAnotherVersionIsPutOff(t *testing.T) {
 	require.True(t, entry.NextRetryAt.After(b.now))
 }
 
-// TestWorker_manyAtOnce runs several workers on the same entries: each entry is redelivered once.
-func TestWorker_manyAtOnce(t *testing.T) {
+// TestWorker_ConcurrentWorkersRedeliverOnce runs several workers on the same entries: each entry is redelivered once.
+func TestWorker_ConcurrentWorkersRedeliverOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const n = 300
@@ -366,9 +366,9 @@ func TestWorker_manyAtOnce(t *testing.T) {
 		require.NoError(t, <-errs)
 	}
 	drain()
-	drain() // entries that one worker held when another looked
+	drain() // entries that another worker had locked
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
-	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "each was filed by one of them")
+	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "each entry was filed once")
 	b.now = b.now.Add(time.Hour)
 	drain()
 	drain()
@@ -377,7 +377,7 @@ func TestWorker_manyAtOnce(t *testing.T) {
 	require.Equal(t, 2*n, b.count("SELECT count(*) FROM river_job"), "one redelivery each")
 }
 
-func TestWorker_passesByWhatAnotherHolds(t *testing.T) {
+func TestWorker_SkipsLockedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(1, "timeout")
@@ -391,18 +391,18 @@ func TestWorker_passesByWhatAnotherHolds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err = b.worker.RunOnce(ctx)
-	require.NoError(t, err, "it does not wait for the one that is held")
+	require.NoError(t, err, "it does not wait for the locked entry")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL"))
 }
 
-// TestWorker_diesBetweenItsSteps breaks each statement of a batch in turn: the batch is rolled back
+// TestWorker_RollsBackBatchWhenAnyStepFails breaks each statement of a batch in turn: the batch is rolled back
 // completely.
-func TestWorker_diesBetweenItsSteps(t *testing.T) {
+func TestWorker_RollsBackBatchWhenAnyStepFails(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "timeout")
 	b.fail(1, "card declined")
-	die := func(step string, run func(context.Context) (bool, error)) {
+	breakStep := func(step string, run func(context.Context) (bool, error)) {
 		t.Helper()
 		b.exec("CREATE FUNCTION dlq.die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$; CREATE TRIGGER die AFTER " +
 			step + " FOR EACH ROW EXECUTE FUNCTION dlq.die()")
@@ -411,13 +411,13 @@ func TestWorker_diesBetweenItsSteps(t *testing.T) {
 		b.exec("DROP FUNCTION dlq.die() CASCADE")
 	}
 	for _, step := range []string{"INSERT ON dlq.dead_letter_open", "DELETE ON dlq.dead_letter_inbox", "INSERT ON dlq.dead_letter_transitions"} {
-		die(step, b.worker.File)
+		breakStep(step, b.worker.File)
 		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"), step)
 		require.Zero(t, b.count("SELECT (SELECT count(*) FROM dlq.dead_letter_transitions) + (SELECT count(*) FROM dlq.dead_letter_open)"), step)
 	}
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	for _, step := range []string{"INSERT ON dlq.dead_letter_transitions", "UPDATE ON dlq.dead_letter_open"} {
-		die(step, b.worker.RunOnce)
+		breakStep(step, b.worker.RunOnce)
 		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND strategy IS NULL"), step)
 		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), step)
 	}
@@ -436,8 +436,8 @@ func run(t *testing.T, w *worker.Worker) (stop func()) {
 	return stop
 }
 
-// TestWorker_aBacklogHoldsUpNothing keeps every batch full: the sweep and smart retry still run.
-func TestWorker_aBacklogHoldsUpNothing(t *testing.T) {
+// TestWorker_BacklogDoesNotDelayOtherLoops keeps every batch full: the sweep and smart retry still run.
+func TestWorker_BacklogDoesNotDelayOtherLoops(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	rules := policytest.Load(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1s, minJobs: 1, errorRate: 100, probes: 1}\n"})
@@ -484,7 +484,7 @@ func (b *bundle) id(status string) (id string) {
 	return id
 }
 
-func TestWorker_isWokenByNotify(t *testing.T) {
+func TestWorker_WakesOnNotify(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	moved := make(chan string, 10)

@@ -12,12 +12,12 @@ import (
 )
 
 // Statuses 423 (Locked) and 425 (Too Early) are about one request: the destination is available.
-func TestIsWell_AnswersAboutOneRequest(t *testing.T) {
+func TestIsAvailable_StatusesAboutOneRequest(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]bool{
 		402: true, 408: false, 423: true, 425: true, 429: true, 500: false, 503: false,
 	} {
-		require.Equal(t, want, isWell(&riverdlq.Error{Context: map[string]any{"status": status}}), status)
+		require.Equal(t, want, isAvailable(&riverdlq.Error{Context: map[string]any{"status": status}}), status)
 	}
 }
 

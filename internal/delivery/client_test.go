@@ -18,7 +18,7 @@ import (
 )
 
 // River's client accepts every policy that loads. Loading refuses the others, with file and line.
-func TestNewClient_TakesEveryPolicyThatIsLoaded(t *testing.T) {
+func TestNewClient_AcceptsEveryLoadedPolicy(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	long := strings.Repeat("q", 64)

@@ -22,16 +22,16 @@ import (
 // doubt") therefore checks the attempt before it sends a message and before it records outcomes. A
 // process that was seen all the time checks nothing.
 
-// errNotOurs is the reason not to send a message.
-var errNotOurs = errors.New("another process may deliver the message by now")
+// errAttemptLost is the reason not to send a message.
+var errAttemptLost = errors.New("the attempt is over: another process may deliver the message")
 
 // inDoubt reports whether another process may have rescued a job that this process runs.
 func (w *Worker) inDoubt() bool {
 	return w.config.InDoubt != nil && w.config.InDoubt(w.config.Planner().Policy().MaxTimeout()+2*rescueSlack)
 }
 
-// runs reports whether the job's current attempt is still this one.
-func (w *Worker) runs(ctx context.Context, job *river.Job[Args]) (bool, error) {
+// isCurrentAttempt reports whether the job's current attempt is still this one.
+func (w *Worker) isCurrentAttempt(ctx context.Context, job *river.Job[Args]) (bool, error) {
 	return dbsqlc.New(w.config.DB).AttemptRuns(ctx, dbsqlc.AttemptRunsParams{
 		Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt),
 	})
@@ -80,29 +80,29 @@ func (e *executor) JobSetStateIfRunningMany(ctx context.Context, params *updates
 		if err != nil || len(current) == 0 {
 			return err
 		}
-		rows, err = e.driver.UnwrapExecutor(tx).JobSetStateIfRunningMany(ctx, only(params, current))
+		rows, err = e.driver.UnwrapExecutor(tx).JobSetStateIfRunningMany(ctx, updatesOf(params, current))
 		return err
 	})
 	return rows, err
 }
 
-// only returns the updates of the given jobs.
-func only(params *updates, jobs []int64) *updates {
-	kept := &updates{Now: params.Now, Schema: params.Schema}
+// updatesOf returns the updates of the given jobs.
+func updatesOf(params *updates, jobs []int64) *updates {
+	filtered := &updates{Now: params.Now, Schema: params.Schema}
 	for i, id := range params.ID {
 		if !slices.Contains(jobs, id) {
 			continue
 		}
-		kept.ID = append(kept.ID, id)
-		kept.Attempt = append(kept.Attempt, params.Attempt[i])
-		kept.ErrData = append(kept.ErrData, params.ErrData[i])
-		kept.FinalizedAt = append(kept.FinalizedAt, params.FinalizedAt[i])
-		kept.MetadataDoMerge = append(kept.MetadataDoMerge, params.MetadataDoMerge[i])
-		kept.MetadataUpdates = append(kept.MetadataUpdates, params.MetadataUpdates[i])
-		kept.ScheduledAt = append(kept.ScheduledAt, params.ScheduledAt[i])
-		kept.State = append(kept.State, params.State[i])
+		filtered.ID = append(filtered.ID, id)
+		filtered.Attempt = append(filtered.Attempt, params.Attempt[i])
+		filtered.ErrData = append(filtered.ErrData, params.ErrData[i])
+		filtered.FinalizedAt = append(filtered.FinalizedAt, params.FinalizedAt[i])
+		filtered.MetadataDoMerge = append(filtered.MetadataDoMerge, params.MetadataDoMerge[i])
+		filtered.MetadataUpdates = append(filtered.MetadataUpdates, params.MetadataUpdates[i])
+		filtered.ScheduledAt = append(filtered.ScheduledAt, params.ScheduledAt[i])
+		filtered.State = append(filtered.State, params.State[i])
 	}
-	return kept
+	return filtered
 }
 
 // attemptOf returns the attempt whose outcome an update records: a failure has it in its error, and

@@ -106,12 +106,12 @@ func (l *late) submit(extra string) (job int64) {
 	return receipt.JobID
 }
 
-// putBack stops the first process's fetching, makes the process look dead, and rescues its job.
-func (l *late) putBack() {
+// rescueJob stops the first process's fetching, makes the process look dead, and rescues its job.
+func (l *late) rescueJob() {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), time.Second)
 	defer cancel()
-	require.ErrorIs(l, l.clients[0].Queues().Remove(ctx, "default"), context.DeadlineExceeded, "its job runs")
+	require.ErrorIs(l, l.clients[0].Queues().Remove(ctx, "default"), context.DeadlineExceeded, "its job still runs")
 	_, err := l.pool.Exec(l.Context(), "INSERT INTO dlq.processes (id, name, version, parts, queues, seen_at) VALUES ($1, 'first', '1', '{}', '{}', now() - interval '31 seconds')", l.clients[0].ID())
 	require.NoError(l, err)
 	var retried int
@@ -135,23 +135,23 @@ func (l *late) count(sql string) (n int) {
 // An attempt that ends after its job was rescued does not affect the attempt that another process
 // runs. River's completer applies any attempt's outcome to the job: without the check, a late
 // failure would turn a delivered message into a dead letter.
-func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
+func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		ordered bool
 		status  int
-		trusts  bool // the first process does not know that it was considered dead
+		unaware bool // the first process does not know that it was considered dead
 		state   rivertype.JobState
 	}{
-		"success":                 {status: http.StatusOK, state: rivertype.JobStateRunning},
-		"failure":                 {status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
-		"failure for good":        {status: http.StatusUnprocessableEntity, state: rivertype.JobStateRunning},
-		"ordered success":         {ordered: true, status: http.StatusOK, state: rivertype.JobStateRunning},
-		"ordered failure":         {ordered: true, status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
-		"River alone, a failure":  {status: http.StatusUnprocessableEntity, trusts: true, state: rivertype.JobStateCancelled},
-		"River alone, in order":   {ordered: true, status: http.StatusUnprocessableEntity, trusts: true, state: rivertype.JobStateCancelled},
-		"River alone, a success":  {status: http.StatusOK, trusts: true, state: rivertype.JobStateCompleted},
-		"River alone, no success": {status: http.StatusInternalServerError, trusts: true, state: rivertype.JobStateAvailable},
+		"success":                    {status: http.StatusOK, state: rivertype.JobStateRunning},
+		"failure":                    {status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
+		"permanent failure":          {status: http.StatusUnprocessableEntity, state: rivertype.JobStateRunning},
+		"ordered success":            {ordered: true, status: http.StatusOK, state: rivertype.JobStateRunning},
+		"ordered failure":            {ordered: true, status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
+		"unaware, failure":           {status: http.StatusUnprocessableEntity, unaware: true, state: rivertype.JobStateCancelled},
+		"unaware, ordered failure":   {ordered: true, status: http.StatusUnprocessableEntity, unaware: true, state: rivertype.JobStateCancelled},
+		"unaware, success":           {status: http.StatusOK, unaware: true, state: rivertype.JobStateCompleted},
+		"unaware, retryable failure": {status: http.StatusInternalServerError, unaware: true, state: rivertype.JobStateAvailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -163,10 +163,10 @@ func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
 			l.run(0)
 			id := l.submit(extra)
 			require.Equal(t, "1", <-l.arrived)
-			l.putBack()
+			l.rescueJob()
 			l.run(1)
 			require.Equal(t, "2", <-l.arrived)
-			l.doubt.Store(!test.trusts)
+			l.doubt.Store(!test.unaware)
 			if test.state == rivertype.JobStateAvailable { // otherwise the second process would run it again
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
@@ -177,7 +177,7 @@ func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
 			l.halt(0) // this flushes the outcomes of its jobs
 			require.Equal(t, test.state, l.job(id).State)
 			require.Equal(t, places, l.count("SELECT count(*) FROM dlq.ordered_jobs"))
-			if test.trusts {
+			if test.unaware {
 				return
 			}
 			require.Equal(t, 2, l.job(id).Attempt)
@@ -186,13 +186,13 @@ func TestLate_LeavesTheAttemptThatRuns(t *testing.T) {
 			require.Eventually(t, func() bool { return l.job(id).State == rivertype.JobStateCompleted }, time.Minute, 5*time.Millisecond)
 			require.Zero(t, l.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 			require.Zero(t, l.count("SELECT count(*) FROM dlq.ordered_jobs"))
-			require.Empty(t, l.arrived, "one repeat")
+			require.Empty(t, l.arrived, "the message was sent once more")
 		})
 	}
 }
 
 // A process does not send a message whose job was rescued before it sent the message.
-func TestLate_DoesNotSendWhatWasPutBack(t *testing.T) {
+func TestLateAttempt_DoesNotSendRescuedMessage(t *testing.T) {
 	t.Parallel()
 	l := setupLate(t, ", ordering: true")
 	id := l.submit(`, "orderingKey": "a"`)
@@ -206,7 +206,7 @@ func TestLate_DoesNotSendWhatWasPutBack(t *testing.T) {
 		return l.count("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'dlq.ordered_jobs'::regclass") == 1
 	}, time.Minute, 5*time.Millisecond)
 	l.doubt.Store(true)
-	l.putBack()
+	l.rescueJob()
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, delivery.OutcomeHeld, <-l.ended[0])
 	l.halt(0)
