@@ -279,8 +279,8 @@ func (s *Store) ByRule(ctx context.Context, w Window) ([]RuleCount, error) {
 func query[T any](ctx context.Context, s *Store, from string, args ...any) ([]T, error) {
 	rows, err := s.db.Query(ctx, "SELECT * FROM "+from, args...) //nolint:unqueryvet // see above
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
-	return got, deadletter.Named(err)
+	return got, deadletter.AsMoveError(err)
 }

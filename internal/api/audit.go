@@ -145,7 +145,7 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	if everybody, err := s.Store.ChoosesAll(ctx, filter); err != nil {
+	if everybody, err := s.Store.SelectsAll(ctx, filter); err != nil {
 		return nil, s.problem(ctx, err)
 	} else if everybody {
 		return nil, huma.Error422UnprocessableEntity("an empty filter chooses everybody's data", &huma.ErrorDetail{Location: "body.filter", Message: "name whose data, by payload, subscriberId or tags"})

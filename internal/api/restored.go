@@ -68,7 +68,7 @@ func (s *service) registerRestored(api huma.API) {
 			action = &AutomaticAction{}
 		}
 		act, out := action.act(ctx), &restoredResumedOutput{}
-		err := deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+		err := deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
 			said, err := readRestored(ctx, tx)
 			if err != nil {
 				return err

@@ -109,10 +109,10 @@ func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string
 	}
 	rows, err := s.Store.DB().Query(ctx, "SELECT * FROM dlq.groups($1, $2, $3, $4, $5)", filter, f.Limit+1, f.Order, after, f.Over) //nolint:unqueryvet // one column more or less than fields is an error
 	if err != nil {
-		return nil, "", deadletter.Named(err)
+		return nil, "", deadletter.AsMoveError(err)
 	}
 	if groups, err = pgx.CollectRows(rows, pgx.RowToStructByName[Group]); err != nil {
-		return nil, "", deadletter.Named(err)
+		return nil, "", deadletter.AsMoveError(err)
 	}
 	if len(groups) > f.Limit {
 		groups = groups[:f.Limit]
@@ -141,7 +141,7 @@ func readCursor(cursor string) (json.RawMessage, error) {
 func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Duration) (*Group, error) {
 	whole, err := s.queries().OneGroup(ctx, dbsqlc.OneGroupParams{Queue: queue, Fingerprint: fingerprint})
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	found, _, err := s.List(ctx, Filter{Queue: queue, Fingerprint: whole, Order: "latest", Over: over, Limit: 1})
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Du
 // last 100.
 func (s *Store) Former(ctx context.Context, g *Group) ([]string, error) {
 	names, err := s.queries().GroupNames(ctx, dbsqlc.GroupNamesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
-	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.Named(err)
+	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.AsMoveError(err)
 }
 
 // Shares returns the sources, hosts and versions of a group's last entries.
@@ -167,14 +167,14 @@ func (s *Store) Shares(ctx context.Context, g *Group) ([]Share, error) {
 	for i, r := range rows {
 		shares[i] = Share(r)
 	}
-	return shares, deadletter.Named(err)
+	return shares, deadletter.AsMoveError(err)
 }
 
 // LastEntries returns a group's last entries that are open, or were closed within 30 days.
 func (s *Store) LastEntries(ctx context.Context, g *Group, most int) ([]deadletter.Summary, error) {
 	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Most: int32(most)})
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	return s.Store.Summaries(ctx, ids, time.Now().AddDate(0, 0, -31))
 }
@@ -199,7 +199,7 @@ func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Chang
 		fingerprint, err = dbsqlc.New(tx).SetGroup(ctx, dbsqlc.SetGroupParams{Queue: queue, Fingerprint: fingerprint, Changes: raw, Actor: act.Actor, Why: act.Note})
 		return err
 	}); err != nil || change.Owner == nil {
-		return 0, deadletter.Named(err)
+		return 0, deadletter.AsMoveError(err)
 	}
 	filter, err := json.Marshal(map[string]any{"queue": queue, "fingerprint": fingerprint, "status": []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual}})
 	if err != nil {

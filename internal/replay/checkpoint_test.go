@@ -113,7 +113,7 @@ func (o *orders) fails() uuid.UUID {
 	require.Equal(o, "reserve 10, charge 10", o.worker.done())
 	var id uuid.UUID
 	require.NoError(o, o.pool.QueryRow(o.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", inserted.Job.ID).Scan(&id))
-	require.Equal(o, "goes on after step charge", o.checkpoint(id))
+	require.Equal(o, "resumes after step charge", o.checkpoint(id))
 	return id
 }
 
@@ -167,7 +167,7 @@ func TestCheckpoint_EditSaysWhetherToResume(t *testing.T) {
 	id = o.fails()
 	require.Equal(t, "reserve 12, charge 12, ship 12", o.sends(id, replay.Single{Payload: edited, Checkpoint: deadletter.Discard}))
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
-	require.Equal(t, "goes on after step charge", o.checkpoint(id), "the entry keeps its own")
+	require.Equal(t, "resumes after step charge", o.checkpoint(id), "the entry keeps its own")
 	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail @> '{"checkpoint": "discard", "payload": {"amount": 12}}'`, id))
 
 	id = o.fails()
@@ -186,7 +186,7 @@ func TestCheckpoint_IsThatOfTheLastJob(t *testing.T) {
 	id := o.fails()
 	require.Equal(t, "reserve 12", o.sends(id, replay.Single{Payload: json.RawMessage(`{"amount": 12, "failIn": "charge"}`), Checkpoint: deadletter.Discard}))
 	require.Equal(t, deadletter.Pending, o.entry(id).Status)
-	require.Equal(t, "goes on after step reserve", o.checkpoint(id))
+	require.Equal(t, "resumes after step reserve", o.checkpoint(id))
 
 	o.worker.mu.Lock()
 	o.worker.fixed = true
@@ -223,7 +223,7 @@ func TestRun_patchSaysWhetherToResume(t *testing.T) {
 			said = append(said, s.Checkpoint.String())
 		}
 	}
-	require.Equal(t, []string{"goes on after step charge", "goes on after step charge"}, said)
+	require.Equal(t, []string{"resumes after step charge", "resumes after step charge"}, said)
 
 	_, err = o.replayer.Start(t.Context(), complete(request))
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
@@ -267,7 +267,7 @@ func TestCheckpoint_DiscardsCursors(t *testing.T) {
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_open").Scan(&id))
 	entry, _, err := b.store.Get(t.Context(), id)
 	require.NoError(t, err)
-	require.Equal(t, "goes on in step ship", deadletter.CheckpointOf(entry.Metadata).String())
+	require.Equal(t, "resumes in step ship", deadletter.CheckpointOf(entry.Metadata).String())
 	job, _, err := b.replayer.Replay(t.Context(), id, &replay.Single{
 		Payload: json.RawMessage(`{"amount": 12}`), Checkpoint: deadletter.Discard, Act: deadletter.Act{Actor: "kim"},
 	})

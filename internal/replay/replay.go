@@ -305,7 +305,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		return err
 	})
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	targets := slices.Sorted(maps.Keys(p.ByQueue))
 	if in.Queue != "" {
@@ -443,7 +443,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		return tx.SetForecast(ctx, dbsqlc.SetForecastParams{ID: id, Forecast: forecast})
 	})
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	telemetry.StartRun(ctx, r.Tracer, id).End() // redeliveries link to this span
 	r.wake()
@@ -606,14 +606,14 @@ func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, be
 // Steer pauses, resumes or cancels a run.
 func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb, actor string) error {
 	defer r.wake()
-	return deadletter.Named(inTx(ctx, r.Store, func(tx transaction) error {
+	return deadletter.AsMoveError(inTx(ctx, r.Store, func(tx transaction) error {
 		return tx.MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor})
 	}))
 }
 
 // SetRate changes the rate of a run that has not ended; 0 means no limit.
 func (r *Replayer) SetRate(ctx context.Context, id uuid.UUID, perSecond float64, actor string) error {
-	return deadletter.Named(inTx(ctx, r.Store, func(tx transaction) error {
+	return deadletter.AsMoveError(inTx(ctx, r.Store, func(tx transaction) error {
 		return tx.SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: perSecond, Actor: actor})
 	}))
 }

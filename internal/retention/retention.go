@@ -211,7 +211,7 @@ func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, poli
 }
 
 func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartitionParams) error {
-	return deadletter.Named(k.drop(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
+	return deadletter.AsMoveError(k.drop(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
 }
 
 // letGoSingly writes a batch of entries to the archive and deletes those that have not changed
