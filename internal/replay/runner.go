@@ -109,7 +109,7 @@ const maxCareful = 10_000
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err error) {
 	p = idle
 	// Redeliveries in progress and recent outcomes are known once the facts are applied.
-	if err := facts.OfRun(ctx, r.store, id); err != nil {
+	if err := facts.ApplyRun(ctx, r.store, id); err != nil {
 		return idle, err
 	}
 	careful := r.careful[id] > 0
