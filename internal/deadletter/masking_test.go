@@ -67,7 +67,7 @@ func TestMask_HidesSensitiveValues(t *testing.T) {
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_at($1, CASE $1 WHEN '/7/7' THEN '{"id": "y", "a": "x"}' ELSE '"x"' END::jsonb, $2)::text`, pointer, values).Scan(&out), pointer)
 		require.Equal(t, want, out, pointer)
 	}
-	// The values that a filter reveals for at a sensitive path are masked.
+	// The values that a filter looks for at a sensitive path are masked.
 	var filtered string
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_detail('{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["x", 1]}, {"path": ["n"], "values": ["y"]}, {"path": "card", "values": ["x"]}]}}', $1)::text`, mask).Scan(&filtered))
 	require.JSONEq(t, `{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["***", "***"]}, {"path": ["n"], "values": ["y"]}, "***"]}}`, filtered)

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// A search without time searches at one slice and returns a cursor. Continuing from it finds all
+// A search without a budget reads one slice and returns a cursor. Continuing from it finds all
 // entries in order. A count works the same way.
 func TestSearch_ContinuesInSlices(t *testing.T) {
 	t.Parallel()

@@ -115,7 +115,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 
 	require.NoError(t, g.migrator.Up(t.Context()))
 	r := &group.Regrouper{Store: groups, Logger: slog.New(slog.DiscardHandler), Actor: "worker:new"}
-	require.NoError(t, r.LearnMarked(t.Context()))
+	require.NoError(t, r.AliasMarked(t.Context()))
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 
 	// Check the groups before their entries are moved, and after each step.

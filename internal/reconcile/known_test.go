@@ -353,7 +353,7 @@ func TestKnownFailures_CopyDataOfPurgedEntry(t *testing.T) {
 }
 
 // A job whose entry is deleted is retried, fails, and is deleted before dlqd applies the facts. The
-// payload is lost, and the failure makes an archived entry that requireCounts so.
+// payload is lost, and the failure makes an archived entry that says so.
 func TestKnownFailures_AreArchivedIfPayloadIsLost(t *testing.T) {
 	t.Parallel()
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
