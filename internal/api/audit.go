@@ -168,9 +168,9 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	action := &Action{Actor: in.Body.Actor, Note: in.Body.Note}
 	record, err := archive.EraseEverywhere(ctx, s.Store, s.Archive, filter, action.act(ctx))
 	switch {
-	case errors.Is(err, archive.ErrNotAll):
+	case errors.Is(err, archive.ErrIncomplete):
 		s.Logger.Error("an erasure is not done: its archives", "error", err)
-		return nil, huma.Error503ServiceUnavailable(archive.ErrNotAll.Error() + ". The log says what failed")
+		return nil, huma.Error503ServiceUnavailable(archive.ErrIncomplete.Error() + ". The log says what failed")
 	case err != nil:
 		return nil, s.ask(ctx, err, approval.Erase, approval.Erasure{Filter: filter}, action)
 	}

@@ -12,24 +12,24 @@ import (
 )
 
 const (
-	// dutyTime is how long the duty of a process that died lasts after its last renewal; dutyWord
-	// is the time between renewals.
-	dutyTime = 5 * time.Minute
-	dutyWord = time.Minute
-	// dutyPause is how often a waiting process tries to take the duty.
-	dutyPause = 250 * time.Millisecond
+	// leaseTime is how long the lease of a process that died lasts after its last renewal;
+	// renewInterval is the time between renewals.
+	leaseTime     = 5 * time.Minute
+	renewInterval = time.Minute
+	// pollInterval is how often a waiting process tries to take the lease.
+	pollInterval = 250 * time.Millisecond
 )
 
-var errLostDuty = errors.New("another process writes the archive: this one was not heard of for too long")
+var errLostLease = errors.New("this process lost its lease on the archive: it did not renew it in time")
 
-// Exclusively runs fn while no other process writes the archive or removes what goes there. It
-// returns false if another process keeps the duty for longer than wait. It holds no connection and
+// RunExclusive runs fn while no other process writes the archive or removes what goes there. It
+// returns false if another process holds the lease for longer than wait. It holds no connection and
 // no transaction while fn runs.
-func Exclusively(ctx context.Context, store *deadletter.Store, wait time.Duration, fn func(ctx context.Context) error) (ran bool, err error) {
+func RunExclusive(ctx context.Context, store *deadletter.Store, wait time.Duration, fn func(ctx context.Context) error) (ran bool, err error) {
 	holder := uuid.New()
 	q := dbsqlc.New(store.DB())
 	take := func(ctx context.Context) (bool, error) {
-		return q.TakeDuty(ctx, dbsqlc.TakeDutyParams{Holder: holder, During: dutyTime})
+		return q.TakeDuty(ctx, dbsqlc.TakeDutyParams{Holder: holder, During: leaseTime})
 	}
 	for end := time.Now().Add(wait); ; {
 		taken, err := take(ctx)
@@ -45,14 +45,14 @@ func Exclusively(ctx context.Context, store *deadletter.Store, wait time.Duratio
 		select {
 		case <-ctx.Done():
 			return false, ctx.Err()
-		case <-time.After(dutyPause):
+		case <-time.After(pollInterval):
 		}
 	}
 	working, cancel := context.WithCancelCause(ctx)
-	said := make(chan struct{})
+	stopped := make(chan struct{})
 	go func() {
-		defer close(said)
-		ticks := time.NewTicker(dutyWord)
+		defer close(stopped)
+		ticks := time.NewTicker(renewInterval)
 		defer ticks.Stop()
 		for last := time.Now(); ; {
 			select {
@@ -63,19 +63,19 @@ func Exclusively(ctx context.Context, store *deadletter.Store, wait time.Duratio
 			taken, err := take(working)
 			if err == nil && taken {
 				last = time.Now()
-			} else if err == nil || time.Since(last) > dutyTime-dutyWord {
-				cancel(errLostDuty)
+			} else if err == nil || time.Since(last) > leaseTime-renewInterval {
+				cancel(errLostLease)
 				return
 			}
 		}
 	}()
 	defer func() {
 		cancel(nil)
-		<-said
-		_ = q.EndDuty(context.WithoutCancel(ctx), holder) // if this fails, the duty expires
+		<-stopped
+		_ = q.EndDuty(context.WithoutCancel(ctx), holder) // if this fails, the lease expires
 	}()
-	if err = fn(working); err != nil && errors.Is(context.Cause(working), errLostDuty) {
-		err = errors.Join(errLostDuty, err)
+	if err = fn(working); err != nil && errors.Is(context.Cause(working), errLostLease) {
+		err = errors.Join(errLostLease, err)
 	}
 	return true, err
 }
