@@ -47,9 +47,9 @@ func word(n int) (text string) {
 // After an upgrade of a database with 200 failure groups in every status and entries in every
 // state, each group continues and is found under its old fingerprint. None looks new or newly
 // failed. An older dlqd that runs beside the new one does not change that.
-func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
+func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	t.Parallel()
-	g := frozen(t, "00008")
+	g := frozenGuest(t, "00008")
 	// A busy machine may need longer than capture's limit for a thousand failures in one statement.
 	execute(t, g.dlqd, "SELECT dlq.set_capture('on', '1 hour', 'kim')")
 	all := make([]*formerGroup, 200)
@@ -77,7 +77,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		all[i] = f
 	}
 	g.fileFormer(all, "pending,processing,manual,resolved,failed,archived", time.Now().Add(-48*time.Hour))
-	g.settleFormer(all)
+	g.closeFormer(all)
 	groups := &group.Store{Store: deadletter.NewStore(g.dlqd, postgres.DefaultSchemas())}
 	for _, f := range all {
 		change := map[string]any{"owner": "owner of " + f.fingerprint, "note": "note of " + f.fingerprint}
@@ -316,9 +316,9 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	require.NoError(g, err)
 }
 
-// settleFormer moves each entry into the state that its kind names, and closes the entries of
+// closeFormer moves each entry into the state that its kind names, and closes the entries of
 // closed groups.
-func (g *guest) settleFormer(groups []*formerGroup) {
+func (g *guest) closeFormer(groups []*formerGroup) {
 	g.Helper()
 	does := func(where, function string) {
 		execute(g.T, g.dlqd, "SELECT dlq."+function+"(id, 'kim', 'so') FROM dlq.dead_letter_open WHERE "+where)
