@@ -63,7 +63,7 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,", 1)] = "an entry is dlq_pending first"
 	}
 	require.NoError(t, exec(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, detail) VALUES (gen_random_uuid(), 'dlq_manual', 'kim', 'q', 'k', '{"payload": {"card": "4711"}}')`))
-	require.NoError(t, exec(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'asked to')`))
+	require.NoError(t, exec(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'request 1')`))
 	refused[`UPDATE dlq.dead_letter_transitions SET detail = '{"erased": true}'`] = "it is append-only"
 	refused["DELETE FROM dlq.erasures"] = "is kept"
 	refused["TRUNCATE dlq.erasures"] = "is kept"
@@ -135,12 +135,12 @@ func TestRoles_AdminDropsOnlyExpiredPartitions(t *testing.T) {
 		refused("SELECT dlq.drop_partition('dead_letter_resolved_202001', 0, 0)", "has changed since it was archived")
 		exec("SELECT dlq.note_archived('dead_letter_resolved_202001', 0, 0, 'file:///archive')")
 		s.can("SELECT dlq.drop_partition('dead_letter_resolved_202001', p_note => 'disk full')")
-		s.can("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1), p_note => 'asked to')")
+		s.can("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1), p_note => 'request 1')")
 		require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue"))
 	})
 	s := ownerSession(t, pool)
 	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.acts WHERE subject = 'partition dead_letter_resolved_202001' AND act = 'dropped' AND note = 'disk full' AND db_user = '"+admin+"' AND detail = '{\"rows\": 0, \"archive\": \"file:///archive\"}'"))
-	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE reason = 'deleted' AND note = 'asked to' AND actor = '"+admin+"'"))
+	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE reason = 'deleted' AND note = 'request 1' AND actor = '"+admin+"'"))
 }
 
 // Every action of an operator leaves an audit row with the actor, the database user, the origin and
@@ -157,7 +157,7 @@ func TestAudit_RecordsActionsOtherThanMoves(t *testing.T) {
 		run := s.text(`SELECT dlq.replay_start('{"queue": "q"}', p_note => 'mended', p_force => true)::text`)
 		for _, sql := range []string{
 			"SELECT dlq.replay_set_rate('" + run + "', 5)", "SELECT dlq.replay_pause('" + run + "')", "SELECT dlq.replay_resume('" + run + "')", "SELECT dlq.replay_cancel('" + run + "')",
-			"SELECT dlq.open_breaker('destination:bank', p_reason => 'they asked', p_for => '1 hour')", "SELECT dlq.reset_breaker('destination:bank')",
+			"SELECT dlq.open_breaker('destination:bank', p_reason => 'as requested', p_for => '1 hour')", "SELECT dlq.reset_breaker('destination:bank')",
 			"SELECT dlq.stop_automatic(p_note => 'storm')", "SELECT dlq.resume_automatic()", "SELECT dlq.set_automatic('queue', 'q', true)",
 			`SELECT dlq.replay(id, p_note => 'edited', p_payload => '{"card": "4711"}') FROM dlq.find('{}', 1)`,
 		} {
@@ -169,7 +169,7 @@ func TestAudit_RecordsActionsOtherThanMoves(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("replay run %[1]s: started; replay run %[1]s: rate changed; replay run %[1]s: paused; replay run %[1]s: resumed; replay run %[1]s: cancelled; "+
 			"circuit breaker destination:bank: opened; circuit breaker destination:bank: reset; automatic redelivery: stop: stopped; automatic redelivery: stop: switch taken away; automatic redelivery: queue q: switched on; edited and replayed", run),
 			found(`{"configVersion": "v7"}`))
-		require.Equal(t, "circuit breaker destination:bank: opened", found(`{"text": "they asked"}`))
+		require.Equal(t, "circuit breaker destination:bank: opened", found(`{"text": "as requested"}`))
 		require.Equal(t, `{"rate": 5}`, s.text(`SELECT detail::text FROM dlq.audit('{"text": "rate changed"}')`))
 		require.JSONEq(t, `{"payload": {"card": "4711"}}`, s.text(`SELECT detail::text FROM dlq.audit('{"text": "edited and replayed"}')`), "dlq.audit returns the edit")
 		require.Equal(t, "edited and replayed", found(`{"queue": "q", "configVersion": "v7"}`))
@@ -302,7 +302,7 @@ func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 		} {
 			a.cannot(sql)
 		}
-		id := a.text(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'asked to')::text`)
+		id := a.text(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'request 1')::text`)
 		_, err := conn.Exec(t.Context(), "SELECT dlq.erase_step($1, '{}')", id)
 		require.ErrorContains(t, err, "another filter")
 		a.can(`SELECT dlq.erase_step('` + id + `', '{"tags": ["cus_81"]}')`)

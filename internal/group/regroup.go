@@ -149,8 +149,8 @@ func failure(row *dbsqlc.FormerEntriesRow) *strategy.Failure {
 	}
 }
 
-// recordPairs records the current groups of entries as aliases of their former ones. It commits before the entries move, so that a new
-// group has its owner, note and mute before its first entry.
+// recordPairs records the current groups of entries as aliases of their former ones. It commits
+// before the entries move, so that a new group has its owner, note and mute before its first entry.
 func (r *Regrouper) recordPairs(ctx context.Context, rows []dbsqlc.FormerEntriesRow, now []string) error {
 	type pair struct{ queue, former, now string }
 	seen := map[pair]bool{}

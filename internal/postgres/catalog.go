@@ -120,7 +120,7 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 }
 
 // createFresh creates a fresh schema of dlqd beside the installed one, on the same River. Its
-// triggers on river_job are created on a copy of that table, in a schema of its own.
+// triggers on river_job are created on a copy of that table, in a separate schema.
 func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) error {
 	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", fresh.DLQ, fresh.River, m.Schemas.River)); err != nil {
 		return err

@@ -68,7 +68,7 @@ func Statements(pool *pgxpool.Pool) DB {
 	return pool
 }
 
-// singleStatements runs each statement in a transaction of its own, with that transaction's settings, in one
+// singleStatements runs each statement in a separate transaction, with that transaction's settings, in one
 // round trip. Statements that cannot run in a transaction, such as CALL of a procedure that commits
 // or REINDEX CONCURRENTLY, must go to the pool itself.
 type singleStatements struct {
@@ -229,7 +229,7 @@ func (e executor) IndexReindex(ctx context.Context, params *riverdriver.IndexRei
 	return e.plain.IndexReindex(ctx, params)
 }
 
-// singleTx is a pgx.Tx for River's driver that runs each statement in a transaction of its own.
+// singleTx is a pgx.Tx for River's driver that runs each statement in a separate transaction.
 type singleTx struct {
 	pgx.Tx // nil: the driver uses only the methods below
 	singleStatements

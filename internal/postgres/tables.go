@@ -51,8 +51,9 @@ func (m *Migrator) unknownTables(ctx context.Context, status MigrationStatus) (r
 		}
 		return fmt.Sprintf("the tables in schema %[1]s were created by a dlqd older than any that this one upgrades "+
 			"(columns %[2]s%[3]s are missing); nothing was changed. "+
-			"Continue with the dlqd that created them; or start again, beside the old tables with \"dlqd detach --schema %[1]s\" "+
-			"and then --schema with another name, or in their place with \"dlqd detach --schema %[1]s --drop-data\". "+
+			"Continue with the dlqd that created them; or start again, "+
+			"beside the old tables with \"dlqd detach --schema %[1]s\" and then --schema with another name, "+
+			"or in their place with \"dlqd detach --schema %[1]s --drop-data\". "+
 			"\"dlqd attach --backfill\" then files the failed jobs that River still has",
 			m.Schemas.DLQ, strings.Join(missing, ", "), more), nil
 	case status.Version > status.Latest:

@@ -50,7 +50,8 @@ func changes(list []Change, path string, before, after json.RawMessage) []Change
 		names := maps.Clone(oldFields)
 		maps.Copy(names, newFields)
 		for _, name := range slices.Sorted(maps.Keys(names)) {
-			list = change(list, path+"/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(name), oldFields[name], newFields[name])
+			place := path + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
+			list = change(list, place, oldFields[name], newFields[name])
 		}
 	case array(before, &oldItems) && array(after, &newItems):
 		for i := range max(len(oldItems), len(newItems)) {
