@@ -34,7 +34,7 @@ type AuditRow struct {
 	At            time.Time       `json:"at" doc:"Time of the action." db:"at"`
 	Actor         string          `json:"actor" doc:"User, worker or part of dlqd that acted." db:"actor"`
 	DBUser        string          `json:"dbUser" doc:"Database user of the session." db:"db_user"`
-	Origin        *string         `json:"origin,omitempty" doc:"Client that the action came from; absent for automatic actions." db:"origin"`
+	Origin        *string         `json:"origin,omitempty" doc:"Interface and address that the action came from; absent for automatic actions." db:"origin"`
 	EntryID       *uuid.UUID      `json:"entryId,omitempty" doc:"The entry; absent for actions on something else, which reason names." db:"entry_id"`
 	FromStatus    *Status         `json:"fromStatus,omitempty" doc:"Absent for a capture." db:"from_status"`
 	ToStatus      *Status         `json:"toStatus,omitempty" doc:"Status after the move." db:"to_status"`

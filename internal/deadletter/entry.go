@@ -35,7 +35,7 @@ type Summary struct {
 	Source         *string    `json:"source,omitempty" doc:"Sender of the message." db:"source"`
 	SubscriberID   *string    `json:"subscriberId,omitempty" doc:"Subscriber that the message concerns." db:"subscriber_id"`
 	Priority       int16      `json:"priority" doc:"River's priority, from 1 (most urgent) to 4 (least urgent)." db:"priority"`
-	ErrorClass     *string    `json:"errorClass,omitempty" doc:"Class of the error; absent until a worker has classified it." db:"error_class"`
+	ErrorClass     *string    `json:"errorClass,omitempty" doc:"Class of the error; absent until a worker has decided it." db:"error_class"`
 	ErrorType      *string    `json:"errorType,omitempty" doc:"Type of the error." db:"error_type"`
 	ErrorCode      *string    `json:"errorCode,omitempty" doc:"Code of the error." db:"error_code"`
 	ErrorTitle     *string    `json:"errorTitle,omitempty" doc:"Short text that is the same for each occurrence of the error, from the worker or the destination." db:"error_title"`
@@ -44,7 +44,7 @@ type Summary struct {
 	DestinationURL *string    `json:"destinationUrl,omitempty" doc:"URL of the destination, without parts that may be secret." db:"destination_url"`
 	Fingerprint    *string    `json:"fingerprint,omitempty" doc:"Failure group: the same for entries of a queue that failed for the same reason." db:"fingerprint"`
 	AssignedTo     *string    `json:"assignedTo,omitempty" doc:"Assignee." db:"assigned_to"`
-	Strategy       *string    `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"How the entry is redelivered; absent until a worker has classified it." db:"strategy"`
+	Strategy       *string    `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"How the entry is handled next; absent until a worker has decided it." db:"strategy"`
 	NextRetryAt    *time.Time `json:"nextRetryAt,omitempty" doc:"Time at which a worker handles the entry next." db:"next_retry_at"`
 	WaitingFor     *string    `json:"waitingFor,omitempty" doc:"What the entry waits for besides nextRetryAt: automatic (automatic redelivery is off for it, so it is only observed), condition: followed by the unmet condition, pace, or order (an earlier entry with its ordering key)." db:"waiting_for"`
 	Next           *string    `json:"next,omitempty" doc:"Description of the next step; absent for closed entries." db:"next"`
@@ -106,7 +106,7 @@ type Transition struct {
 	NextRetryAt   *time.Time      `json:"nextRetryAt,omitempty" doc:"Time at which a worker handles the entry next." db:"next_retry_at"`
 	RiverJobID    *int64          `json:"jobId,omitempty" doc:"The job that caused the move." db:"river_job_id"`
 	ConfigVersion *string         `json:"configVersion,omitempty" doc:"Version of the policy that last decided the entry." db:"config_version"`
-	Origin        *string         `json:"origin,omitempty" doc:"Client that the move came from; absent for automatic moves." db:"origin"`
+	Origin        *string         `json:"origin,omitempty" doc:"Interface and address that the move came from; absent for automatic moves." db:"origin"`
 	Detail        json.RawMessage `json:"detail,omitempty" doc:"Further data on the move." db:"detail"`
 	Operation     *uuid.UUID      `json:"operation,omitempty" doc:"Operation that the move is part of: GET /api/dlq/operations/{id}." db:"operation"`
 }

@@ -18,7 +18,7 @@ type Erasure struct {
 	At           time.Time  `json:"at" doc:"Time at which the erasure started." db:"at"`
 	Actor        string     `json:"actor" doc:"User that started it." db:"actor"`
 	DBUser       string     `json:"dbUser" doc:"Database user of the session." db:"db_user"`
-	Origin       *string    `json:"origin,omitempty" doc:"Client that it came from." db:"origin"`
+	Origin       *string    `json:"origin,omitempty" doc:"Interface and address that it came from." db:"origin"`
 	Note         *string    `json:"note,omitempty" doc:"Reason that the user gave." db:"note"`
 	FilterSHA256 string     `json:"filterSha256" doc:"SHA-256 of the filter. The filter itself is not stored, because it identifies the person." db:"filter_sha256"`
 	Fields       []string   `json:"fields" doc:"Fields that the filter uses." db:"fields"`

@@ -19,7 +19,7 @@ type Operation struct {
 	Args      json.RawMessage  `json:"args,omitempty" doc:"Parameters of the action: assignee, tags."`
 	Actor     string           `json:"actor" doc:"User that started it."`
 	DBUser    string           `json:"dbUser" doc:"Database user of the session."`
-	Origin    string           `json:"origin,omitempty" doc:"Client that it came from."`
+	Origin    string           `json:"origin,omitempty" doc:"Interface and address that it came from."`
 	Note      string           `json:"note,omitempty" doc:"Note of the user."`
 	Undoes    *uuid.UUID       `json:"undoes,omitempty" doc:"The operation that it undoes."`
 	StartedAt time.Time        `json:"startedAt" doc:"Time at which it started."`

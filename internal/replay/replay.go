@@ -394,7 +394,7 @@ type Run struct {
 	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch applied to each payload."`
 	MergePatch  json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch applied to each payload."`
 	Actor       string          `json:"actor" doc:"User that started the run."`
-	Origin      string          `json:"origin,omitempty" doc:"Client that the start came from."`
+	Origin      string          `json:"origin,omitempty" doc:"Interface and address that the start came from."`
 	Note        *string         `json:"note,omitempty" doc:"Note of the user."`
 	CreatedAt   time.Time       `json:"createdAt" doc:"Time of the start."`
 	FinishedAt  *time.Time      `json:"finishedAt,omitempty" doc:"Time of the end."`
