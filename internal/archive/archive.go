@@ -97,13 +97,13 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 		if url == at { // the error repeats the URL
 			err = errors.New(redact.Hide(err.Error(), redact.Secrets(url, false)...))
 		}
-		return nil, fmt.Errorf("archive %s: %w", shown(at), err)
+		return nil, fmt.Errorf("archive %s: %w", withoutCredentials(at), err)
 	}
-	return &Archive{bucket: bucket, url: shown(at)}, nil
+	return &Archive{bucket: bucket, url: withoutCredentials(at)}, nil
 }
 
-// shown returns an archive's location without user and query, which may contain secrets.
-func shown(at string) string {
+// withoutCredentials returns an archive's location without user and query, which may contain secrets.
+func withoutCredentials(at string) string {
 	at, _, _ = strings.Cut(at, "?")
 	if scheme, rest, ok := strings.Cut(at, "://"); ok {
 		return scheme + "://" + rest[strings.LastIndex(rest, "@")+1:]

@@ -217,7 +217,7 @@ func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uu
 		}
 	}
 	for _, part := range among {
-		at, err := s.nth(ctx, slice, part, entries, until)
+		at, err := s.nthID(ctx, slice, part, entries, until)
 		if err != nil {
 			return nil, err
 		}
@@ -228,9 +228,9 @@ func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uu
 	return among, nil
 }
 
-// nth returns the id of the nth entry of a part after the page's cursor; uuid.Nil if there are
+// nthID returns the id of the nth entry of a part after the page's cursor; uuid.Nil if there are
 // fewer.
-func (s *Store) nth(ctx context.Context, p *Page, part Part, n int, until time.Time) (id uuid.UUID, err error) {
+func (s *Store) nthID(ctx context.Context, p *Page, part Part, n int, until time.Time) (id uuid.UUID, err error) {
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe})
 	if p.Cursor != uuid.Nil {
 		args = append(args, p.Cursor)

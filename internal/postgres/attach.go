@@ -112,7 +112,7 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and hidden jobs would look deleted: run ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
 	}
 	// Detach can drop dlqd's whole schema, so the schema must not hold objects of others.
-	foreign, err := m.foreign(ctx)
+	foreign, err := m.foreignObjects(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +134,9 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 	return refusals, nil
 }
 
-// foreign returns up to five objects of dlqd's schema, or none if dlqd has started to install
+// foreignObjects returns up to five objects of dlqd's schema, or none if dlqd has started to install
 // itself there.
-func (m *Migrator) foreign(ctx context.Context) ([]string, error) {
+func (m *Migrator) foreignObjects(ctx context.Context) ([]string, error) {
 	rows, err := m.Pool.Query(ctx, `
 		WITH schema AS (SELECT n.oid FROM pg_namespace n WHERE n.nspname = $1), things AS (
 			SELECT c.relname::text AS name FROM pg_class c JOIN schema s ON s.oid = c.relnamespace WHERE c.relkind NOT IN ('i', 'I', 't', 'c')

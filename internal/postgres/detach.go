@@ -77,7 +77,7 @@ func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (
 		if err != nil {
 			return err
 		}
-		done.Left, err = m.left(ctx, of.Tables && !dropData)
+		done.Left, err = m.findLeftovers(ctx, of.Tables && !dropData)
 		return err
 	})
 	return done, err
@@ -132,7 +132,7 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	var dropped []string
 	for role := range strings.SplitSeq(roles, ",") {
 		// The drop fails if another dlqd granted the role something, or if this role may not drop
-		// it. left then reports it.
+		// it. findLeftovers then reports it.
 		if role == "" {
 			continue
 		}
@@ -143,8 +143,8 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	return dropped, nil
 }
 
-// left returns what a detached dlqd leaves behind.
-func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
+// findLeftovers returns what a detached dlqd leaves behind.
+func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, error) {
 	var left []Left
 	var schema, owned bool
 	if err := m.Pool.QueryRow(ctx, "SELECT count(*) > 0, coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false) FROM pg_namespace WHERE nspname = $1", m.Schemas.DLQ).Scan(&schema, &owned); err != nil {
@@ -167,18 +167,18 @@ func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
 	if len(roles) > 0 {
 		left = append(left, Left{"roles " + strings.Join(roles, ", ") + ", which all installations of dlqd on this server share", []string{"DROP ROLE " + strings.Join(roles, ", ") + "; -- if no other dlqd uses them"}})
 	}
-	granted, err := m.granted(ctx)
+	granted, err := m.findGrants(ctx)
 	if err != nil {
 		return nil, err
 	}
 	left = append(left, granted...)
-	marked, err := m.marked(ctx)
+	marked, err := m.findMarkers(ctx)
 	return append(left, marked...), err
 }
 
-// granted returns the rights on River's schema and this database that this role was granted for
+// findGrants returns the rights on River's schema and this database that this role was granted for
 // dlqd.
-func (m *Migrator) granted(ctx context.Context) ([]Left, error) {
+func (m *Migrator) findGrants(ctx context.Context) ([]Left, error) {
 	rows, err := m.Pool.Query(ctx, `
 		SELECT format('REVOKE ALL ON %s FROM %I;', o.kind || ' ' || o.name, current_user)
 		FROM (SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, format('%I.%I', n.nspname, c.relname) AS name, c.relowner AS owner, c.relacl AS acl
@@ -197,8 +197,8 @@ func (m *Migrator) granted(ctx context.Context) ([]Left, error) {
 	return []Left{{"rights of this role on River's tables and this database (revoke them if only dlqd uses this role)", revokes}}, nil
 }
 
-// marked returns what dlqd wrote into River's jobs: markers in metadata and undelivered messages.
-func (m *Migrator) marked(ctx context.Context) ([]Left, error) {
+// findMarkers returns what dlqd wrote into River's jobs: markers in metadata and undelivered messages.
+func (m *Migrator) findMarkers(ctx context.Context) ([]Left, error) {
 	has, err := m.hasTable(ctx, m.Schemas.River, "river_job")
 	if err != nil || !has {
 		return nil, err

@@ -478,17 +478,17 @@ type outcomes struct {
 // maxOutcomes limits the number of cached runs.
 const maxOutcomes = 1000
 
-// known returns the cached outcomes of some runs.
-func (o *outcomes) known(ids []uuid.UUID) map[uuid.UUID][2]int64 {
+// cached returns the cached outcomes of some runs.
+func (o *outcomes) cached(ids []uuid.UUID) map[uuid.UUID][2]int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	known := map[uuid.UUID][2]int64{}
+	found := map[uuid.UUID][2]int64{}
 	for _, id := range ids {
 		if counts, ok := o.of[id]; ok {
-			known[id] = counts
+			found[id] = counts
 		}
 	}
-	return known
+	return found
 }
 
 // store caches the outcomes of a run if the run and all its redeliveries have ended.
@@ -507,7 +507,7 @@ func (o *outcomes) store(run *Run) {
 // runs returns runs by id, newest first. It omits runs that do not exist or that the caller may not
 // see.
 func (r *Replayer) runs(ctx context.Context, ids []uuid.UUID) ([]*Run, error) {
-	known := r.outcomes.known(ids)
+	known := r.outcomes.cached(ids)
 	rows, err := dbsqlc.New(r.Store.DB()).RunsByID(ctx, dbsqlc.RunsByIDParams{Ids: ids, Known: slices.AppendSeq([]uuid.UUID{}, maps.Keys(known))})
 	if err != nil {
 		return nil, err
