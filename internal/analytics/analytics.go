@@ -64,22 +64,22 @@ func (s *Seconds) ScanInterval(v pgtype.Interval) error {
 
 // Bucket holds the counts of one minute, hour, day or week.
 type Bucket struct {
-	Start       time.Time `json:"start" doc:"When it begins." db:"bucket"`
-	Captured    int64     `json:"captured" doc:"Jobs that became dead letters." db:"captured"`
-	Failures    int64     `json:"failures" doc:"Captures, and redeliveries that failed." db:"failures"`
-	Redelivered int64     `json:"redelivered" doc:"Redeliveries started." db:"redelivered"`
-	Succeeded   int64     `json:"succeeded" doc:"Redeliveries that succeeded." db:"succeeded"`
-	Resolved    int64     `json:"resolved" doc:"Entries resolved, by redelivery or by a person." db:"resolved"`
-	Failed      int64     `json:"failed" doc:"Entries whose redeliveries are spent." db:"failed"`
-	Archived    int64     `json:"archived" doc:"Entries discarded, or aged out." db:"archived"`
-	Parked      int64     `json:"parked" doc:"Entries that came to wait for a person." db:"parked"`
-	Open        int64     `json:"open" doc:"Open entries at its end." db:"open"`
+	Start       time.Time `json:"start" doc:"Start of the bucket." db:"bucket"`
+	Captured    int64     `json:"captured" doc:"Number of jobs that became dead letters." db:"captured"`
+	Failures    int64     `json:"failures" doc:"Number of failures: captures and failed redeliveries." db:"failures"`
+	Redelivered int64     `json:"redelivered" doc:"Number of redeliveries started." db:"redelivered"`
+	Succeeded   int64     `json:"succeeded" doc:"Number of redeliveries that succeeded." db:"succeeded"`
+	Resolved    int64     `json:"resolved" doc:"Number of entries resolved by a redelivery or an operator." db:"resolved"`
+	Failed      int64     `json:"failed" doc:"Number of entries that used up their redeliveries." db:"failed"`
+	Archived    int64     `json:"archived" doc:"Number of entries that were discarded or archived by retention." db:"archived"`
+	Parked      int64     `json:"parked" doc:"Number of entries that moved to manual." db:"parked"`
+	Open        int64     `json:"open" doc:"Number of open entries at the end of the bucket." db:"open"`
 }
 
 // Series is a sequence of buckets.
 type Series struct {
-	Name    string   `json:"name" doc:"The queue or the class; \"all\" where it is of all." example:"payment-processing"`
-	Buckets []Bucket `json:"buckets" doc:"Oldest first, without gaps."`
+	Name    string   `json:"name" doc:"Queue or class; \"all\" for the total." example:"payment-processing"`
+	Buckets []Bucket `json:"buckets" doc:"Buckets without gaps, oldest first."`
 }
 
 // Flow returns the buckets of a window, in total ("all") or by "queue" or "class". step is minute,
@@ -108,20 +108,20 @@ func (s *Store) Flow(ctx context.Context, w Window, by, step string) ([]Series, 
 
 // QueueStats is the current state of a queue, and its counts over a window.
 type QueueStats struct {
-	Queue          *string  `json:"queue,omitempty" doc:"The queue; absent for all." db:"queue"`
-	Open           int64    `json:"open" doc:"Open entries now." db:"open"`
-	Pending        int64    `json:"pending" doc:"Of those, in dlq_pending." db:"pending"`
-	Processing     int64    `json:"processing" doc:"Of those, in dlq_processing." db:"processing"`
-	Manual         int64    `json:"manual" doc:"Of those, in dlq_manual." db:"manual"`
-	Captured       int64    `json:"captured" doc:"Jobs that became dead letters." db:"captured"`
-	Redelivered    int64    `json:"redelivered" doc:"Redeliveries started." db:"redelivered"`
-	Succeeded      int64    `json:"succeeded" doc:"Redeliveries that succeeded." db:"succeeded"`
-	Resolved       int64    `json:"resolved" doc:"Entries resolved." db:"resolved"`
-	Failed         int64    `json:"failed" doc:"Entries whose redeliveries are spent." db:"failed"`
-	Archived       int64    `json:"archived" doc:"Entries discarded, or aged out." db:"archived"`
-	Parked         int64    `json:"parked" doc:"Entries that came to wait for a person." db:"parked"`
-	ResolutionRate *float64 `json:"resolutionRate,omitempty" doc:"Share of the entries closed that were resolved, 0 to 1; absent where none was closed." db:"resolution_rate"`
-	ReplaySuccess  *float64 `json:"replaySuccess,omitempty" doc:"Share of the redeliveries ended that succeeded, 0 to 1; absent where none ended." db:"replay_success"`
+	Queue          *string  `json:"queue,omitempty" doc:"Queue; absent for the total." db:"queue"`
+	Open           int64    `json:"open" doc:"Number of open entries now." db:"open"`
+	Pending        int64    `json:"pending" doc:"Number of open entries in dlq_pending." db:"pending"`
+	Processing     int64    `json:"processing" doc:"Number of open entries in dlq_processing." db:"processing"`
+	Manual         int64    `json:"manual" doc:"Number of open entries in dlq_manual." db:"manual"`
+	Captured       int64    `json:"captured" doc:"Number of jobs that became dead letters." db:"captured"`
+	Redelivered    int64    `json:"redelivered" doc:"Number of redeliveries started." db:"redelivered"`
+	Succeeded      int64    `json:"succeeded" doc:"Number of redeliveries that succeeded." db:"succeeded"`
+	Resolved       int64    `json:"resolved" doc:"Number of entries resolved." db:"resolved"`
+	Failed         int64    `json:"failed" doc:"Number of entries that used up their redeliveries." db:"failed"`
+	Archived       int64    `json:"archived" doc:"Number of entries that were discarded or archived by retention." db:"archived"`
+	Parked         int64    `json:"parked" doc:"Number of entries that moved to manual." db:"parked"`
+	ResolutionRate *float64 `json:"resolutionRate,omitempty" doc:"Share of closed entries that were resolved, 0 to 1; absent if none was closed." db:"resolution_rate"`
+	ReplaySuccess  *float64 `json:"replaySuccess,omitempty" doc:"Share of ended redeliveries that succeeded, 0 to 1; absent if none ended." db:"replay_success"`
 }
 
 // Stats returns the figures of each queue, after those of all queues together.
@@ -131,13 +131,13 @@ func (s *Store) Stats(ctx context.Context, w Window) ([]QueueStats, error) {
 
 // Times is the distribution of a duration.
 type Times struct {
-	Queue   *string `json:"queue,omitempty" doc:"The queue; absent for all." db:"queue"`
-	Measure string  `json:"measure" enum:"in_dlq,to_recovery" doc:"in_dlq: how long entries were open. to_recovery: how long after its first failure work was done." db:"measure"`
-	Entries int64   `json:"entries" doc:"How many entries." db:"entries"`
-	Average Seconds `json:"average" doc:"Seconds on average." db:"average"`
-	P50     Seconds `json:"p50" doc:"Seconds that half of them took at most; right within 5 %." db:"p50"`
-	P95     Seconds `json:"p95" doc:"Seconds that 95 % of them took at most." db:"p95"`
-	P99     Seconds `json:"p99" doc:"Seconds that 99 % of them took at most." db:"p99"`
+	Queue   *string `json:"queue,omitempty" doc:"Queue; absent for the total." db:"queue"`
+	Measure string  `json:"measure" enum:"in_dlq,to_recovery" doc:"in_dlq: time from capture until an entry was closed. to_recovery: time from the first failure until the work was done." db:"measure"`
+	Entries int64   `json:"entries" doc:"Number of entries." db:"entries"`
+	Average Seconds `json:"average" doc:"Average in seconds." db:"average"`
+	P50     Seconds `json:"p50" doc:"Median in seconds, within 5 %." db:"p50"`
+	P95     Seconds `json:"p95" doc:"95th percentile in seconds, within 5 %." db:"p95"`
+	P99     Seconds `json:"p99" doc:"99th percentile in seconds, within 5 %." db:"p99"`
 }
 
 // Times returns how long entries were open and how long recovery took, by queue or in total.
@@ -147,9 +147,9 @@ func (s *Store) Times(ctx context.Context, w Window, by string) ([]Times, error)
 
 // ErrorType is the frequency of an error type.
 type ErrorType struct {
-	ErrorType string   `json:"errorType" doc:"The type; empty where the error has none." db:"error_type"`
-	Failures  int64    `json:"failures" doc:"Captures and failed redeliveries." db:"failures"`
-	Share     *float64 `json:"share,omitempty" doc:"Of all failures, 0 to 1." db:"share"`
+	ErrorType string   `json:"errorType" doc:"Error type; empty for errors without a type." db:"error_type"`
+	Failures  int64    `json:"failures" doc:"Number of failures: captures and failed redeliveries." db:"failures"`
+	Share     *float64 `json:"share,omitempty" doc:"Share of all failures, 0 to 1." db:"share"`
 }
 
 // ErrorTypes returns the types with the most failures.
@@ -160,18 +160,18 @@ func (s *Store) ErrorTypes(ctx context.Context, w Window, most int) ([]ErrorType
 // TopGroup is a failure group (see the package group) in a window: entries of a queue that failed
 // with the same cause.
 type TopGroup struct {
-	Queue       string     `json:"queue" doc:"Its queue." db:"queue"`
-	Fingerprint string     `json:"fingerprint" doc:"Identifies it, with the queue." db:"fingerprint"`
-	Title       *string    `json:"title,omitempty" doc:"What its first error said." db:"title"`
-	ErrorType   *string    `json:"errorType,omitempty" doc:"Type of that error." db:"error_type"`
-	ErrorClass  *string    `json:"errorClass,omitempty" doc:"Class of its last entry." db:"error_class"`
-	InWindow    int64      `json:"inWindow" doc:"Failures in the window." db:"in_window"`
-	Trend       []int64    `json:"trend" doc:"Failures in each hour (windows of up to a day), day (up to 35) or week, oldest first." db:"trend"`
-	Failures    int64      `json:"failures" doc:"Failures in all." db:"failures"`
-	Open        int64      `json:"open" doc:"Open entries now." db:"open"`
-	FirstSeen   time.Time  `json:"firstSeen" doc:"When an entry first joined it." db:"first_seen"`
-	LastSeen    time.Time  `json:"lastSeen" doc:"When one last did." db:"last_seen"`
-	Sample      *uuid.UUID `json:"sample,omitempty" doc:"Its last entry." db:"sample"`
+	Queue       string     `json:"queue" doc:"Queue." db:"queue"`
+	Fingerprint string     `json:"fingerprint" doc:"Fingerprint, which identifies the group within the queue." db:"fingerprint"`
+	Title       *string    `json:"title,omitempty" doc:"Title, from the first error." db:"title"`
+	ErrorType   *string    `json:"errorType,omitempty" doc:"Type of the first error." db:"error_type"`
+	ErrorClass  *string    `json:"errorClass,omitempty" doc:"Class of the latest entry." db:"error_class"`
+	InWindow    int64      `json:"inWindow" doc:"Number of failures in the window." db:"in_window"`
+	Trend       []int64    `json:"trend" doc:"Number of failures per hour (windows up to a day), day (up to 35 days) or week, oldest first." db:"trend"`
+	Failures    int64      `json:"failures" doc:"Total number of failures." db:"failures"`
+	Open        int64      `json:"open" doc:"Number of open entries now." db:"open"`
+	FirstSeen   time.Time  `json:"firstSeen" doc:"Time of the first failure." db:"first_seen"`
+	LastSeen    time.Time  `json:"lastSeen" doc:"Time of the latest failure." db:"last_seen"`
+	Sample      *uuid.UUID `json:"sample,omitempty" doc:"Id of the latest entry." db:"sample"`
 }
 
 // TopGroups returns the failure groups with the most failures.
@@ -181,9 +181,9 @@ func (s *Store) TopGroups(ctx context.Context, w Window, most int) ([]TopGroup, 
 
 // Cell is one hour of one weekday.
 type Cell struct {
-	Weekday  int   `json:"weekday" doc:"1 is Monday, 7 Sunday." db:"weekday"`
-	Hour     int   `json:"hour" doc:"0 to 23." db:"hour"`
-	Failures int64 `json:"failures" doc:"Captures and failed redeliveries." db:"failures"`
+	Weekday  int   `json:"weekday" doc:"Weekday, from 1 (Monday) to 7 (Sunday)." db:"weekday"`
+	Hour     int   `json:"hour" doc:"Hour, 0 to 23." db:"hour"`
+	Failures int64 `json:"failures" doc:"Number of failures: captures and failed redeliveries." db:"failures"`
 }
 
 // HeatMap returns the failures by weekday and hour in a time zone, in 168 cells.
@@ -193,12 +193,12 @@ func (s *Store) HeatMap(ctx context.Context, w Window, zone string) ([]Cell, err
 
 // ReplaySuccess counts the outcomes of redeliveries of one class and queue.
 type ReplaySuccess struct {
-	Queue       string   `json:"queue" doc:"The queue." db:"queue"`
-	ErrorClass  string   `json:"errorClass" doc:"The class that the entries had when they were sent." db:"error_class"`
-	Redelivered int64    `json:"redelivered" doc:"Started." db:"redelivered"`
-	Succeeded   int64    `json:"succeeded" doc:"Succeeded." db:"succeeded"`
-	Failed      int64    `json:"failed" doc:"Failed." db:"failed"`
-	Success     *float64 `json:"success,omitempty" doc:"Share of those ended that succeeded, 0 to 1." db:"success"`
+	Queue       string   `json:"queue" doc:"Queue." db:"queue"`
+	ErrorClass  string   `json:"errorClass" doc:"Class of the entries when they were redelivered." db:"error_class"`
+	Redelivered int64    `json:"redelivered" doc:"Number of redeliveries started." db:"redelivered"`
+	Succeeded   int64    `json:"succeeded" doc:"Number of redeliveries that succeeded." db:"succeeded"`
+	Failed      int64    `json:"failed" doc:"Number of redeliveries that failed." db:"failed"`
+	Success     *float64 `json:"success,omitempty" doc:"Share of ended redeliveries that succeeded, 0 to 1." db:"success"`
 }
 
 // ReplaySuccess returns the outcomes of redeliveries by queue and class.
@@ -208,14 +208,14 @@ func (s *Store) ReplaySuccess(ctx context.Context, w Window) ([]ReplaySuccess, e
 
 // Oldest is an entry that has been open for long.
 type Oldest struct {
-	ID         uuid.UUID `json:"id" doc:"The entry." db:"id"`
-	Age        Seconds   `json:"age" doc:"Seconds since its capture." db:"age"`
-	Status     string    `json:"status" doc:"Where it stands." db:"status"`
-	Queue      string    `json:"queue" doc:"Its queue." db:"queue"`
-	Kind       string    `json:"kind" doc:"Its kind." db:"kind"`
-	ErrorClass *string   `json:"errorClass,omitempty" doc:"Its class." db:"error_class"`
-	ErrorType  *string   `json:"errorType,omitempty" doc:"Type of its error." db:"error_type"`
-	AssignedTo *string   `json:"assignedTo,omitempty" doc:"Who looks after it." db:"assigned_to"`
+	ID         uuid.UUID `json:"id" doc:"Id of the entry." db:"id"`
+	Age        Seconds   `json:"age" doc:"Time since capture, in seconds." db:"age"`
+	Status     string    `json:"status" doc:"State of the entry." db:"status"`
+	Queue      string    `json:"queue" doc:"Queue." db:"queue"`
+	Kind       string    `json:"kind" doc:"Kind." db:"kind"`
+	ErrorClass *string   `json:"errorClass,omitempty" doc:"Class of the error." db:"error_class"`
+	ErrorType  *string   `json:"errorType,omitempty" doc:"Type of the error." db:"error_type"`
+	AssignedTo *string   `json:"assignedTo,omitempty" doc:"Assignee." db:"assigned_to"`
 }
 
 // Oldest returns the entries that have been open longest.
@@ -225,9 +225,9 @@ func (s *Store) Oldest(ctx context.Context, most int) ([]Oldest, error) {
 
 // Source is a sender of messages that failed.
 type Source struct {
-	Source   string   `json:"source" doc:"Who sent them." db:"source"`
-	Captured int64    `json:"captured" doc:"How many became dead letters." db:"captured"`
-	Share    *float64 `json:"share,omitempty" doc:"Of those that name a source, 0 to 1." db:"share"`
+	Source   string   `json:"source" doc:"Sender of the messages." db:"source"`
+	Captured int64    `json:"captured" doc:"Number of messages that became dead letters." db:"captured"`
+	Share    *float64 `json:"share,omitempty" doc:"Share of the captures with a source, 0 to 1." db:"share"`
 }
 
 // NoisiestSources returns the sources with the most captures.
@@ -237,13 +237,13 @@ func (s *Store) NoisiestSources(ctx context.Context, w Window, most int) ([]Sour
 
 // RetryCost is the cost of retries in a queue.
 type RetryCost struct {
-	Queue              string   `json:"queue" doc:"The queue." db:"queue"`
-	Captured           int64    `json:"captured" doc:"Jobs that became dead letters." db:"captured"`
-	Attempts           int64    `json:"attempts" doc:"Attempts that they had made." db:"attempts"`
-	Redelivered        int64    `json:"redelivered" doc:"Redeliveries started." db:"redelivered"`
-	Succeeded          int64    `json:"succeeded" doc:"Redeliveries that succeeded." db:"succeeded"`
-	Resolved           int64    `json:"resolved" doc:"Entries resolved." db:"resolved"`
-	AttemptsPerCapture *float64 `json:"attemptsPerCapture,omitempty" doc:"Attempts for each capture." db:"attempts_per_capture"`
+	Queue              string   `json:"queue" doc:"Queue." db:"queue"`
+	Captured           int64    `json:"captured" doc:"Number of jobs that became dead letters." db:"captured"`
+	Attempts           int64    `json:"attempts" doc:"Number of attempts of these jobs before they failed." db:"attempts"`
+	Redelivered        int64    `json:"redelivered" doc:"Number of redeliveries started." db:"redelivered"`
+	Succeeded          int64    `json:"succeeded" doc:"Number of redeliveries that succeeded." db:"succeeded"`
+	Resolved           int64    `json:"resolved" doc:"Number of entries resolved." db:"resolved"`
+	AttemptsPerCapture *float64 `json:"attemptsPerCapture,omitempty" doc:"Attempts per capture." db:"attempts_per_capture"`
 	Wasted             *float64 `json:"wasted,omitempty" doc:"Share of attempts and redeliveries that failed, 0 to 1." db:"wasted"`
 }
 
@@ -254,8 +254,8 @@ func (s *Store) RetryCost(ctx context.Context, w Window) ([]RetryCost, error) {
 
 // PolicyChange is the activation of another version of the policy.
 type PolicyChange struct {
-	At      time.Time `json:"at" doc:"When the first process had it in force." db:"at"`
-	Version string    `json:"version" doc:"The Git commit of its files (-dirty-…: they were changed since), or a hash of what it says." db:"version"`
+	At      time.Time `json:"at" doc:"Time at which the first process activated the version." db:"at"`
+	Version string    `json:"version" doc:"Git commit of the policy files (with -dirty-… if they have uncommitted changes), or a hash of their content." db:"version"`
 }
 
 // PolicyChanges returns the policies that became active in a window, latest first.
@@ -265,9 +265,9 @@ func (s *Store) PolicyChanges(ctx context.Context, w Window) ([]PolicyChange, er
 
 // RuleCount is the number of dead letters that a rule classified.
 type RuleCount struct {
-	Rule    string `json:"rule" doc:"The rule." db:"rule"`
-	Entries int64  `json:"entries" doc:"How many it judged last." db:"entries"`
-	More    bool   `json:"more,omitempty" doc:"More came in the window than are looked at: these are of the newest 5,000, of all queues together." db:"more"`
+	Rule    string `json:"rule" doc:"Name of the rule." db:"rule"`
+	Entries int64  `json:"entries" doc:"Number of entries that the rule classified last." db:"entries"`
+	More    bool   `json:"more,omitempty" doc:"Whether the window has more entries than the newest 5,000 of all queues, which are counted." db:"more"`
 }
 
 // ByRule counts the newest dead letters of a window by the rule that classified them last.
@@ -279,8 +279,8 @@ func (s *Store) ByRule(ctx context.Context, w Window) ([]RuleCount, error) {
 func query[T any](ctx context.Context, s *Store, from string, args ...any) ([]T, error) {
 	rows, err := s.db.Query(ctx, "SELECT * FROM "+from, args...) //nolint:unqueryvet // see above
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByName[T])
-	return got, deadletter.Named(err)
+	return got, deadletter.AsMoveError(err)
 }

@@ -64,8 +64,8 @@ func (b *bundle) decide(t execer, class, fingerprint, status string) {
 		WHERE status = 'dlq_pending' AND strategy IS NULL`, class, fingerprint, status)
 }
 
-// ended makes the moves that dlqd makes when the jobs of the current redeliveries end.
-func (b *bundle) ended(t execer, state string) {
+// endRedeliveries makes the moves that dlqd makes when the jobs of the current redeliveries end.
+func (b *bundle) endRedeliveries(t execer, state string) {
 	if state == "completed" {
 		b.exec(t, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
 		return
@@ -98,32 +98,32 @@ func (b *bundle) rollups(t execer) []string {
 	return lines
 }
 
-// agree compares the rollups with the entries and the trail.
-func (b *bundle) agree(t execer) {
+// requireConsistent compares the rollups with the entries and the trail.
+func (b *bundle) requireConsistent(t execer) {
 	for name, sql := range map[string]string{
 		"backlog": `SELECT count(*) FROM (
 			SELECT queue, coalesce(error_class, 'undecided'), count(*) FILTER (WHERE status = 'dlq_pending'), count(*) FILTER (WHERE status = 'dlq_processing'), count(*) FILTER (WHERE status = 'dlq_manual')
 			FROM dlq.dead_letter_open GROUP BY 1, 2
 			EXCEPT SELECT * FROM dlq.rollup_backlog) d`,
-		"backlog that is not there": `SELECT abs(sum(pending + processing + manual) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_backlog`,
-		"open changes":              `SELECT abs(sum(open_change) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'queue_class'`,
-		"captures":                  `SELECT abs(sum(captured) - (SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status IS NULL))::bigint FROM dlq.rollup_flow WHERE step = 'minute' AND scope = 'all'`,
-		"resolved":                  `SELECT abs(sum(resolved) - (SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'))::bigint FROM dlq.rollup_flow WHERE step = 'hour' AND scope = 'class'`,
+		"surplus backlog": `SELECT abs(sum(pending + processing + manual) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_backlog`,
+		"open changes":    `SELECT abs(sum(open_change) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'queue_class'`,
+		"captures":        `SELECT abs(sum(captured) - (SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status IS NULL))::bigint FROM dlq.rollup_flow WHERE step = 'minute' AND scope = 'all'`,
+		"resolved":        `SELECT abs(sum(resolved) - (SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'))::bigint FROM dlq.rollup_flow WHERE step = 'hour' AND scope = 'class'`,
 		"groups": `SELECT count(*) FROM (
 			SELECT queue, fingerprint, count(*) FROM dlq.dead_letter_open WHERE fingerprint IS NOT NULL GROUP BY 1, 2
 			EXCEPT SELECT queue, fingerprint, open FROM dlq.failure_groups) d`,
 	} {
-		var wrong *int64
-		require.NoError(t, b.pool.QueryRow(b.Context(), sql).Scan(&wrong), name)
-		if wrong != nil {
-			require.Zero(t, *wrong, name)
+		var difference *int64
+		require.NoError(t, b.pool.QueryRow(b.Context(), sql).Scan(&difference), name)
+		if difference != nil {
+			require.Zero(t, *difference, name)
 		}
 	}
 }
 
-// TestRollups_property makes random moves of random entries, some in transactions that stay open,
+// TestRollups_MatchEntriesAfterRandomMoves makes random moves of random entries, some in transactions that stay open,
 // with refreshes in between. The rollups equal the entries, and a rebuild from the trail.
-func TestRollups_property(t *testing.T) {
+func TestRollups_MatchEntriesAfterRandomMoves(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	queues := []string{"payments", "mails"}
@@ -143,9 +143,9 @@ func TestRollups_property(t *testing.T) {
 			case 3:
 				b.exec(rt, "SELECT dlq.replay(id) FROM dlq.dead_letter_queue WHERE status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND random() < 0.5")
 			case 4:
-				b.ended(rt, "completed")
+				b.endRedeliveries(rt, "completed")
 			case 5:
-				b.ended(rt, "discarded")
+				b.endRedeliveries(rt, "discarded")
 			case 6:
 				b.exec(rt, "UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE status = 'dlq_processing'")
 			case 7:
@@ -191,39 +191,39 @@ func TestRollups_property(t *testing.T) {
 			}
 		}
 		b.refresh(rt)
-		b.agree(rt)
-		kept := b.rollups(rt)
+		b.requireConsistent(rt)
+		before := b.rollups(rt)
 		b.exec(rt, "SELECT dlq.rebuild_rollups()")
-		b.agree(rt)
-		require.Empty(rt, cmp.Diff(kept, b.rollups(rt)))
+		b.requireConsistent(rt)
+		require.Empty(rt, cmp.Diff(before, b.rollups(rt)))
 		b.refresh(rt)
-		require.Empty(rt, cmp.Diff(kept, b.rollups(rt)), "nothing is counted twice")
+		require.Empty(rt, cmp.Diff(before, b.rollups(rt)), "a refresh after the rebuild counts nothing twice")
 	})
 }
 
-// scenario creates four failures: two resolved by a replay, one discarded, one open.
-func (b *bundle) scenario() {
+// createScenario creates four failures: two resolved by a replay, one discarded, one open.
+func (b *bundle) createScenario() {
 	b.fail(b, 3, "payments", "TimeoutError", "shop", 5)
 	b.decide(b, "transient", "f1", "dlq_manual")
 	b.fail(b, 1, "mails", "ParseError", "crm", 1)
 	b.decide(b, "malformed", "f2", "dlq_manual")
 	b.exec(b, "SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_queue WHERE queue = 'payments' ORDER BY id LIMIT 2")
-	b.ended(b, "completed")
+	b.endRedeliveries(b, "completed")
 	b.exec(b, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_queue WHERE queue = 'mails'")
 	b.refresh(b)
 }
 
-func TestStore(t *testing.T) {
+func TestStore_ReturnsAnalytics(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.scenario()
+	b.createScenario()
 	day := analytics.Window{Over: 24 * time.Hour}
 
 	flow, err := b.store.Flow(t.Context(), day, "queue", "")
 	require.NoError(t, err)
 	require.Len(t, flow, 2)
 	require.Equal(t, "mails", flow[0].Name)
-	require.Len(t, flow[1].Buckets, 25, "hours without gaps")
+	require.Len(t, flow[1].Buckets, 25, "one bucket per hour, without gaps")
 	sum := analytics.Bucket{Open: flow[1].Buckets[24].Open}
 	for _, bucket := range flow[1].Buckets { // an hour may have begun meanwhile
 		sum.Captured += bucket.Captured
@@ -234,11 +234,11 @@ func TestStore(t *testing.T) {
 		sum.Parked += bucket.Parked
 	}
 	require.Equal(t, analytics.Bucket{Captured: 3, Failures: 3, Redelivered: 2, Succeeded: 2, Resolved: 2, Parked: 3, Open: 1}, sum)
-	require.Zero(t, flow[1].Buckets[22].Open, "before there was any")
+	require.Zero(t, flow[1].Buckets[22].Open, "no entry was open two hours ago")
 	byClass, err := b.store.Flow(t.Context(), analytics.Window{Over: time.Hour, Queue: "payments"}, "class", "")
 	require.NoError(t, err)
-	require.Len(t, byClass, 2, "transient, and undecided for a moment")
-	require.Len(t, byClass[0].Buckets, 61, "minutes")
+	require.Len(t, byClass, 2, "the entries were undecided, then transient")
+	require.Len(t, byClass[0].Buckets, 61, "one bucket per minute")
 	require.EqualValues(t, 1, byClass[0].Buckets[60].Open)
 	require.Zero(t, byClass[1].Buckets[60].Open)
 	_, err = b.store.Flow(t.Context(), day, "moon", "")
@@ -252,9 +252,9 @@ func TestStore(t *testing.T) {
 	require.Nil(t, stats[0].Queue)
 	require.EqualValues(t, 1, stats[0].Open)
 	require.EqualValues(t, 4, stats[0].Captured)
-	require.InDelta(t, 0.6667, *stats[0].ResolutionRate, 1e-9, "two resolved, one discarded")
+	require.InDelta(t, 0.6667, *stats[0].ResolutionRate, 1e-9, "two entries resolved, one discarded")
 	require.InDelta(t, 1, *stats[0].ReplaySuccess, 1e-9)
-	require.Nil(t, stats[1].ReplaySuccess, "mails: nothing was replayed")
+	require.Nil(t, stats[1].ReplaySuccess, "no entry of the queue mails was replayed")
 
 	types, err := b.store.ErrorTypes(t.Context(), day, 10)
 	require.NoError(t, err)
@@ -303,9 +303,9 @@ func TestStore(t *testing.T) {
 	require.Equal(t, "payments", oldest[0].Queue)
 }
 
-// TestRollups_filedLater files failures of Saturday on Monday, decided at once: they count on
+// TestRollups_CountAtTimeOfFailure files failures of Saturday on Monday, decided at once: they count on
 // Saturday, and are open since then. A rebuild gives the same, although the trail is younger.
-func TestRollups_filedLater(t *testing.T) {
+func TestRollups_CountAtTimeOfFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	saturday := time.Now().Add(-49 * time.Hour)
@@ -313,10 +313,10 @@ func TestRollups_filedLater(t *testing.T) {
 		SELECT dlq.entry_id(i, $1), CASE WHEN i = 1 THEN 'dlq_pending' ELSE 'dlq_manual' END::dlq.dead_letter_status, 'capture', 'job failed', 'payments', 'k', 'outage', 'T', $1, 'shop', 5, 'f1'
 		FROM generate_series(1, 3) i`, saturday)
 	b.refresh(t)
-	kept := b.rollups(t)
+	before := b.rollups(t)
 	flow, err := b.store.Flow(t.Context(), analytics.Window{Over: 72 * time.Hour}, "class", "hour")
 	require.NoError(t, err)
-	require.Len(t, flow, 1, "never undecided")
+	require.Len(t, flow, 1, "the entries were never undecided")
 	bucket := flow[0].Buckets[len(flow[0].Buckets)-1-49]
 	if bucket.Captured == 0 { // the hour has changed meanwhile
 		bucket = flow[0].Buckets[len(flow[0].Buckets)-1-50]
@@ -332,13 +332,13 @@ func TestRollups_filedLater(t *testing.T) {
 	for range 2 { // from nothing, then over existing rollups
 		b.exec(t, "SELECT dlq.rebuild_rollups()")
 		b.exec(t, "UPDATE dlq.rollup_backlog SET manual = 2, pending = 1")
-		require.Equal(t, flowOf(kept), flowOf(b.rollups(t)))
+		require.Equal(t, flowLines(before), flowLines(b.rollups(t)))
 		b.exec(t, "DELETE FROM dlq.rollup_flow; DELETE FROM dlq.rollup_errors; DELETE FROM dlq.rollup_sources; DELETE FROM dlq.rollup_groups")
 	}
 }
 
-// flowOf returns the lines that a rebuild computes from the trail alone.
-func flowOf(lines []string) (flow []string) {
+// flowLines returns the lines that a rebuild computes from the trail alone.
+func flowLines(lines []string) (flow []string) {
 	for _, line := range lines {
 		if !strings.HasPrefix(line, "backlog ") && !strings.HasPrefix(line, "group ") {
 			flow = append(flow, line)
@@ -347,9 +347,9 @@ func flowOf(lines []string) (flow []string) {
 	return flow
 }
 
-// TestRollups_openTransaction: a refresh reads only moves since the last one, however long another
+// TestRollups_RefreshDespiteOpenTransaction: a refresh reads only moves since the last one, however long another
 // transaction is open; the moves of that transaction are counted after it commits.
-func TestRollups_openTransaction(t *testing.T) {
+func TestRollups_RefreshDespiteOpenTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const moves = `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind) SELECT gen_random_uuid(), 'dlq_pending', 'dlq_processing', 'kim', 'q', 'k' FROM generate_series(1, $1)`
@@ -380,7 +380,7 @@ func TestRollups_openTransaction(t *testing.T) {
 		return fetched(&after)
 	}))
 	require.EqualValues(t, 10, found)
-	require.Less(t, after-before, all/4, "of the pages that came while the transaction was open")
+	require.Less(t, after-before, all/4, "reads only pages written since the last refresh")
 	require.NoError(t, tx.Commit(t.Context()))
 	b.refresh(t)
 	stats, err := b.store.Stats(t.Context(), analytics.Window{Over: time.Hour})
@@ -388,9 +388,9 @@ func TestRollups_openTransaction(t *testing.T) {
 	require.EqualValues(t, 60_017, stats[0].Redelivered)
 }
 
-// TestTimes inserts a thousand known durations into the trail: percentiles are within 5 %, averages
+// TestTimes_ComputesPercentiles inserts a thousand known durations into the trail: percentiles are within 5 %, averages
 // exact.
-func TestTimes(t *testing.T) {
+func TestTimes_ComputesPercentiles(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, first_failed_at)
@@ -408,11 +408,11 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestRollups_restored sets a snapshot from the future of another server, as a restored dump has.
-func TestRollups_restored(t *testing.T) {
+// TestRollups_RebuildAfterRestore sets a snapshot from the future of another server, as a restored dump has.
+func TestRollups_RebuildAfterRestore(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.scenario()
+	b.createScenario()
 	want := b.rollups(t)
 	superuser := postgrestest.Open(t, postgrestest.Superuser(t, b.pool.Config().ConnString()))
 	require.NoError(t, pgx.BeginFunc(t.Context(), superuser, func(tx pgx.Tx) error {
@@ -426,11 +426,11 @@ func TestRollups_restored(t *testing.T) {
 	require.Empty(t, cmp.Diff(want, b.rollups(t)))
 	b.fail(t, 1, "payments", "TimeoutError", "shop", 5)
 	b.refresh(t)
-	b.agree(t)
+	b.requireConsistent(t)
 }
 
-// TestLoops lets the loop refresh the rollups.
-func TestLoops(t *testing.T) {
+// TestLoops_RefreshRollups lets the loop refresh the rollups.
+func TestLoops_RefreshRollups(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
@@ -446,7 +446,7 @@ func TestLoops(t *testing.T) {
 
 // Applications choose the names of types and sources, and their texts make failure groups: a
 // bounded number is counted by name, the rest as "other", and no count is lost.
-func TestRollups_manyNames(t *testing.T) {
+func TestRollups_LimitNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const names = 12_000
@@ -465,23 +465,23 @@ func TestRollups_manyNames(t *testing.T) {
 	require.Equal(t, 1001, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'week'"))
 	require.Equal(t, 1001, got("SELECT count(*) FROM dlq.rollup_sources WHERE step = 'day'"))
 	require.Equal(t, 10_001, got("SELECT count(*) FROM dlq.failure_groups"))
-	require.Equal(t, names+600, got("SELECT sum(failures)::int FROM dlq.rollup_errors WHERE step = 'day'"), "nothing is lost")
+	require.Equal(t, names+600, got("SELECT sum(failures)::int FROM dlq.rollup_errors WHERE step = 'day'"), "every failure is counted")
 	require.Equal(t, names-1000, got("SELECT failures::int FROM dlq.rollup_errors WHERE step = 'day' AND error_type = 'other'"))
 	require.Equal(t, names-10_000, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
-	require.Equal(t, 600, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'day' AND failures = 2"), "those that were known stay")
+	require.Equal(t, 600, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'day' AND failures = 2"), "known names keep their own counts")
 
 	// An entry that leaves a group without a row is subtracted from "other".
 	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class, left_group)
 		SELECT dlq.entry_id(i, now()), 'dlq_manual', 'dlq_archived', 'kim', 'q', 'k', 'unknown', 'g' || i FROM generate_series(1, $1::int) i`, names)
 	b.refresh(t)
-	require.Equal(t, 600, got("SELECT sum(open)::int FROM dlq.failure_groups"), "two of each of the first had come")
+	require.Equal(t, 600, got("SELECT sum(open)::int FROM dlq.failure_groups"), "the first 600 groups had two entries each")
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
 
 // A failed redelivery counts for the class that its entry had when it was sent, as a successful one
 // does: in refreshed and rebuilt rollups and in the counters, independent of the class of the new
 // error.
-func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
+func TestReplaySuccess_CountsClassAtRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(b, 4, "payments", "TimeoutError", "shop", 5)
@@ -490,14 +490,14 @@ func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 	b.exec(b, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved',
 			move = '{"actor": "capture", "reason": "job completed"}'
 		WHERE id = (SELECT min(id::text)::uuid FROM dlq.dead_letter_open WHERE status = 'dlq_processing')`)
-	b.ended(b, "discarded")
+	b.endRedeliveries(b, "discarded")
 	b.decide(b, "validation", "f2", "dlq_manual")
 	b.refresh(b)
-	check := func() {
+	requireSuccess := func() {
 		t.Helper()
 		success, err := b.store.ReplaySuccess(t.Context(), analytics.Window{Over: 24 * time.Hour})
 		require.NoError(t, err)
-		require.Len(t, success, 1, "none is of undecided, or of what the entries are now")
+		require.Len(t, success, 1, "only the class at the time of the redelivery")
 		of := success[0]
 		require.Equal(t, "transient 3 1 2", fmt.Sprint(of.ErrorClass, " ", of.Redelivered, " ", of.Succeeded, " ", of.Failed))
 		require.InDelta(t, 0.3333, *success[0].Success, 1e-9)
@@ -506,13 +506,13 @@ func TestReplaySuccess_ByTheClassThatWasSent(t *testing.T) {
 			"SELECT string_agg(label || ' ' || value, ', ') FROM dlq.counters WHERE name = 'failed_again'").Scan(&failed))
 		require.Equal(t, "transient 2", failed)
 	}
-	check()
+	requireSuccess()
 	b.exec(b, "SELECT dlq.rebuild_rollups()")
-	check()
+	requireSuccess()
 }
 
-// slow delays each refresh by the given seconds.
-func (b *bundle) slow(t *testing.T, seconds float64) {
+// delayRefresh delays each refresh by the given seconds.
+func (b *bundle) delayRefresh(t *testing.T, seconds float64) {
 	t.Helper()
 	var function string
 	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT replace(pg_get_functiondef('dlq.fold_moves'::regproc),
@@ -522,18 +522,18 @@ func (b *bundle) slow(t *testing.T, seconds float64) {
 
 // A hanging refresh is cancelled and the next one may take longer, so that a large backlog of moves
 // is counted.
-func TestLoops_RefreshThatHangsIsCutOff(t *testing.T) {
+func TestLoops_CancelHangingRefresh(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(b, 3, "payments", "TimeoutError", "shop", 5)
-	b.slow(t, 7) // longer than the first limit
+	b.delayRefresh(t, 7) // longer than the first limit
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
 	loop := b.store.Loops()[0]
 	group.Add(loop)
 	group.Start()
 	t.Cleanup(func() { _ = group.Stop(context.Background()) })
 	require.Eventually(t, func() bool { return loop.Status().Errors > 0 }, time.Minute, 50*time.Millisecond,
-		"the first is cut off")
+		"the first refresh is cancelled")
 	require.Eventually(t, func() bool {
 		var captured *int64
 		require.NoError(t, b.pool.QueryRow(t.Context(),
@@ -543,15 +543,15 @@ func TestLoops_RefreshThatHangsIsCutOff(t *testing.T) {
 }
 
 // Runs in which another process refreshes do not shorten the pause after a slow refresh.
-func TestLoops_RestAfterASlowRefresh(t *testing.T) {
+func TestLoops_PauseAfterSlowRefresh(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.refresh(b)
-	b.slow(t, 0.5)
-	another, err := b.pool.Begin(t.Context())
+	b.delayRefresh(t, 0.5)
+	other, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
-	defer func() { _ = another.Rollback(context.Background()) }()
-	_, err = another.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0))")
+	defer func() { _ = other.Rollback(context.Background()) }()
+	_, err = other.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0))")
 	require.NoError(t, err)
 	type turn struct{ began, ended time.Time }
 	turns := make(chan turn, 100)
@@ -565,13 +565,13 @@ func TestLoops_RestAfterASlowRefresh(t *testing.T) {
 	for range 3 {
 		<-turns
 	}
-	require.NoError(t, another.Rollback(t.Context()))
+	require.NoError(t, other.Rollback(t.Context()))
 	for {
 		first := <-turns
 		if first.ended.Sub(first.began) < 500*time.Millisecond {
 			continue // it began before the rollback
 		}
-		require.Greater(t, (<-turns).began.Sub(first.ended), 4*time.Second, "ten times half a second")
+		require.Greater(t, (<-turns).began.Sub(first.ended), 4*time.Second, "the pause is ten times the refresh")
 		return
 	}
 }

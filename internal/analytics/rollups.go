@@ -66,7 +66,7 @@ func (s *Store) Loops() []*background.Loop {
 	return []*background.Loop{
 		background.New(background.Config{
 			Name: "rollups", Interval: refreshInterval, Timeout: rebuildTimeout, Patience: rebuildTimeout, OneProcess: true,
-			Failing: "analytics: the rollups are not brought up to date",
+			Failing: "refreshing the analytics rollups failed",
 			Once: func(ctx context.Context) (time.Duration, error) {
 				took, refreshed, err := s.refresh(ctx, limit)
 				switch {
@@ -82,7 +82,7 @@ func (s *Store) Loops() []*background.Loop {
 		}),
 		background.New(background.Config{
 			Name: "rollup-trimming", Interval: trimInterval, Timeout: trimTimeout, Once: background.Each(s.Trim),
-			Failing: "analytics: old rollups are not taken away",
+			Failing: "trimming the analytics rollups failed",
 		}),
 	}
 }

@@ -37,7 +37,7 @@ func (a approvalRequested) GetStatus() int { return http.StatusAccepted }
 // approvalOrProblem returns the response to a refused operation. If the refusal is that approval is
 // required, it requests approval.
 func (s *service) approvalOrProblem(ctx context.Context, refusal error, operation string, request any, action *Action) error {
-	if !errors.Is(deadletter.Named(refusal), deadletter.ErrApproval) {
+	if !errors.Is(deadletter.AsMoveError(refusal), deadletter.ErrApproval) {
 		return s.problem(ctx, refusal)
 	}
 	a, err := s.Approvals.Request(ctx, operation, request, action.person(ctx))

@@ -147,7 +147,7 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	if err != nil {
 		return nil, err
 	}
-	if all, err := s.Store.ChoosesAll(ctx, filter); err != nil {
+	if all, err := s.Store.SelectsAll(ctx, filter); err != nil {
 		return nil, s.problem(ctx, err)
 	} else if all {
 		return nil, huma.Error422UnprocessableEntity("an empty filter selects all data", &huma.ErrorDetail{
@@ -172,9 +172,9 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	action := &Action{Actor: in.Body.Actor, Note: in.Body.Note}
 	record, err := archive.EraseEverywhere(ctx, s.Store, s.Archive, filter, action.act(ctx))
 	switch {
-	case errors.Is(err, archive.ErrNotAll):
+	case errors.Is(err, archive.ErrIncomplete):
 		s.Logger.Error("erasing archives failed", "error", err)
-		return nil, huma.Error503ServiceUnavailable(archive.ErrNotAll.Error() + "; dlqd's log has the cause")
+		return nil, huma.Error503ServiceUnavailable(archive.ErrIncomplete.Error() + "; dlqd's log has the cause")
 	case err != nil:
 		return nil, s.approvalOrProblem(ctx, err, approval.Erase, approval.Erasure{Filter: filter}, action)
 	}

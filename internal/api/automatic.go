@@ -105,7 +105,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 	name = strings.TrimSpace(name)
 	act, p := action.act(ctx), s.Planner().Policy()
 	var out *automaticChangedOutput
-	err := deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+	err := deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
 		if err := automatic.Check(ctx, tx, scope, name, enabled, include); err != nil {
 			return err
 		}

@@ -63,7 +63,7 @@ func (s *service) registerCapture(api huma.API) {
 			return err
 		})
 		if err != nil {
-			return nil, s.problem(ctx, deadletter.Named(err))
+			return nil, s.problem(ctx, deadletter.AsMoveError(err))
 		}
 		return &capturedOutput{Body: *done}, nil
 	})

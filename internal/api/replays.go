@@ -158,7 +158,7 @@ func (s *service) registerReplays(api huma.API) {
 		}
 		example(&op, http.StatusOK, run)
 		huma.Register(api, op, func(ctx context.Context, in *runActionInput) (*runOutput, error) {
-			return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.Steer(ctx, id, verb.name, in.Body.act(ctx).Actor) })
+			return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.Control(ctx, id, verb.name, in.Body.act(ctx).Actor) })
 		})
 	}
 	rate := huma.Operation{

@@ -69,7 +69,7 @@ func (s *service) registerRestored(api huma.API) {
 			action = &AutomaticAction{}
 		}
 		act, out := action.act(ctx), &restoredResumedOutput{}
-		err := deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+		err := deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
 			state, err := readRestored(ctx, tx)
 			if err != nil {
 				return err

@@ -90,7 +90,7 @@ type Store struct {
 }
 
 func (s *Store) inTx(ctx context.Context, fn func(q *dbsqlc.Queries) error) error {
-	return deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error { return fn(dbsqlc.New(tx)) }))
+	return deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error { return fn(dbsqlc.New(tx)) }))
 }
 
 // Request creates a request for an operation.

@@ -111,7 +111,7 @@ func (r *Runner) execute(ctx context.Context, a *dbsqlc.TakeRow) error {
 	}
 	end.ID = a.ID
 	err = r.Store.InTx(ctx, func(tx postgres.DB) error { return dbsqlc.New(tx).End(ctx, *end) })
-	if errors.Is(deadletter.Named(err), deadletter.ErrNotAllowed) {
+	if errors.Is(deadletter.AsMoveError(err), deadletter.ErrNotAllowed) {
 		return nil // it has ended already
 	}
 	return err

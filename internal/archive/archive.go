@@ -47,32 +47,32 @@ var ErrNoUnit = errors.New("there is no such unit")
 
 // Manifest describes a unit.
 type Manifest struct {
-	Unit      string    `json:"unit" doc:"Its name."`
-	Partition string    `json:"partition" doc:"Of which partition it is all, or a part."`
-	WrittenAt time.Time `json:"writtenAt" doc:"When."`
-	WrittenBy string    `json:"writtenBy" doc:"Host and process."`
+	Unit      string    `json:"unit" doc:"Name of the unit."`
+	Partition string    `json:"partition" doc:"Partition that the unit contains, completely or in part."`
+	WrittenAt time.Time `json:"writtenAt" doc:"Time at which the unit was written."`
+	WrittenBy string    `json:"writtenBy" doc:"Host and process that wrote the unit."`
 	Schema    int64     `json:"schema" doc:"Version of the database schema."`
 	Policy    string    `json:"policy" doc:"Version of the policy whose retention ended."`
-	From      time.Time `json:"from" doc:"When the first of its rows was closed (entries) or made (audit trail)."`
-	To        time.Time `json:"to" doc:"When the last was."`
-	Entries   *File     `json:"entries,omitempty" doc:"The entries, each as a row of dead_letter_queue."`
-	Audit     *File     `json:"audit,omitempty" doc:"Their moves, or those of a month, each as a row of dead_letter_transitions."`
-	Erasures  []Erasure `json:"erasures,omitempty" doc:"What was erased in it since."`
+	From      time.Time `json:"from" doc:"Time at which the first row was closed (entries) or written (audit trail)."`
+	To        time.Time `json:"to" doc:"Time at which the last row was closed or written."`
+	Entries   *File     `json:"entries,omitempty" doc:"File of the entries, one row of dead_letter_queue per line."`
+	Audit     *File     `json:"audit,omitempty" doc:"File of their moves, or of the moves of a month, one row of dead_letter_transitions per line."`
+	Erasures  []Erasure `json:"erasures,omitempty" doc:"Erasures in the unit since then."`
 }
 
 // File describes a file of a unit.
 type File struct {
-	Name   string `json:"name" doc:"Its name, in the unit's folder."`
-	Lines  int64  `json:"lines" doc:"Rows."`
-	Bytes  int64  `json:"bytes" doc:"Size, compressed."`
-	SHA256 string `json:"sha256" doc:"Of the file as it is, compressed."`
+	Name   string `json:"name" doc:"File name in the unit's folder."`
+	Lines  int64  `json:"lines" doc:"Number of rows."`
+	Bytes  int64  `json:"bytes" doc:"Compressed size in bytes."`
+	SHA256 string `json:"sha256" doc:"SHA-256 of the compressed file."`
 }
 
 // Erasure records that data was erased from a unit.
 type Erasure struct {
-	ID      uuid.UUID `json:"id" doc:"dlq.erasures.id."`
-	At      time.Time `json:"at" doc:"When."`
-	Entries int64     `json:"entries" doc:"Entries that were blanked."`
+	ID      uuid.UUID `json:"id" doc:"Id of the erasure in dlq.erasures."`
+	At      time.Time `json:"at" doc:"Time of the erasure."`
+	Entries int64     `json:"entries" doc:"Number of erased entries."`
 }
 
 // Archive is a directory or an object store.
@@ -97,13 +97,13 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 		if url == at { // the error repeats the URL
 			err = errors.New(redact.Hide(err.Error(), redact.Secrets(url, false)...))
 		}
-		return nil, fmt.Errorf("archive %s: %w", shown(at), err)
+		return nil, fmt.Errorf("archive %s: %w", withoutCredentials(at), err)
 	}
-	return &Archive{bucket: bucket, url: shown(at)}, nil
+	return &Archive{bucket: bucket, url: withoutCredentials(at)}, nil
 }
 
-// shown returns an archive's location without user and query, which may contain secrets.
-func shown(at string) string {
+// withoutCredentials returns an archive's location without user and query, which may contain secrets.
+func withoutCredentials(at string) string {
 	at, _, _ = strings.Cut(at, "?")
 	if scheme, rest, ok := strings.Cut(at, "://"); ok {
 		return scheme + "://" + rest[strings.LastIndex(rest, "@")+1:]
@@ -172,7 +172,7 @@ func (a *Archive) Verify(ctx context.Context, m *Manifest) error {
 		}
 		if err := a.lines(ctx, m, f, func(line []byte) error {
 			if !json.Valid(line) {
-				return errors.New("a line is not JSON")
+				return errors.New("contains a line that is not JSON")
 			}
 			return nil
 		}); err != nil {
@@ -201,38 +201,38 @@ func (a *Archive) Audit(ctx context.Context, m *Manifest, each func(line []byte)
 
 // lines calls each with every line of a file and checks the file against the manifest.
 func (a *Archive) lines(ctx context.Context, m *Manifest, f *File, each func(line []byte) error) error {
-	bad := func(err error) error { return fmt.Errorf("archive %s: %s/%s: %w", a, m.Unit, f.Name, err) }
+	inFile := func(err error) error { return fmt.Errorf("archive %s: %s/%s: %w", a, m.Unit, f.Name, err) }
 	reader, err := a.bucket.NewReader(ctx, path.Join(m.Unit, f.Name), nil)
 	if err != nil {
-		return bad(err)
+		return inFile(err)
 	}
 	defer func() { _ = reader.Close() }()
 	sum := sha256.New()
 	unzipped, err := gzip.NewReader(io.TeeReader(reader, sum))
 	if err != nil {
-		return bad(err)
+		return inFile(err)
 	}
 	scanner := bufio.NewScanner(unzipped)
 	scanner.Buffer(make([]byte, 64<<10), maxLine)
 	n := int64(0)
 	for scanner.Scan() {
 		if err := each(scanner.Bytes()); err != nil {
-			return bad(err)
+			return inFile(err)
 		}
 		n++
 	}
 	if err := scanner.Err(); err != nil {
-		return bad(err)
+		return inFile(err)
 	}
 	if n != f.Lines {
-		return bad(fmt.Errorf("it has %d lines, and the manifest says %d", n, f.Lines))
+		return inFile(fmt.Errorf("has %d lines; the manifest has %d", n, f.Lines))
 	}
 	// The scanner stops at the end of the compressed data; the file may be longer.
 	if _, err := io.Copy(sum, reader); err != nil {
-		return bad(err)
+		return inFile(err)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != f.SHA256 {
-		return bad(fmt.Errorf("its SHA-256 is %s, and the manifest says %s", got, f.SHA256))
+		return inFile(fmt.Errorf("has SHA-256 %s; the manifest has %s", got, f.SHA256))
 	}
 	return nil
 }
@@ -246,7 +246,7 @@ type fileWriter struct {
 	file   File
 }
 
-func (a *Archive) create(ctx context.Context, unit, name string) (*fileWriter, error) {
+func (a *Archive) createFile(ctx context.Context, unit, name string) (*fileWriter, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	w, err := a.bucket.NewWriter(ctx, path.Join(unit, name), &blob.WriterOptions{ContentType: "application/gzip"})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 
 // Arrays that go to the database are bounded in bytes: 1,000 large entries exceed a jsonb array
 // (256 MB), and then the archive could be neither erased nor restored.
-func TestBatches_areBoundedInBytes(t *testing.T) {
+func TestBatches_AreBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	cold, err := archive.Open(t.Context(), t.TempDir())
 	require.NoError(t, err)

@@ -27,8 +27,8 @@ const (
 	smallRow = 16 << 10
 )
 
-// Held describes the content of a partition, all of which is in the archive.
-type Held struct {
+// Archived describes a partition whose rows are all in the archive.
+type Archived struct {
 	Rows    int64
 	Hash    string // sum of hashtextextended(row::text, 0), which dlq.drop_partition compares
 	Written int64  // rows that were not in the archive before
@@ -37,14 +37,14 @@ type Held struct {
 // Partition writes the rows of a partition to the archive, except rows that are already there, from
 // an earlier round or because they were restored; it compares lines. Rows are read in short
 // transactions, so dlq.drop_partition checks by count and hash that none has changed meanwhile.
-func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Manifest, ofAudit bool) (*Held, error) {
+func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Manifest, isAudit bool) (*Archived, error) {
 	free, taken, err := a.freeName(ctx, m.Unit)
 	if err != nil {
 		return nil, err
 	}
 	known := map[[16]byte]bool{}
 	read := a.Entries
-	if ofAudit {
+	if isAudit {
 		read = a.Audit
 	}
 	for _, old := range taken {
@@ -56,7 +56,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 	unit := a.NewUnit(m)
 	defer unit.Abandon()
 
-	held, sum := &Held{}, new(big.Int)
+	archived, sum := &Archived{}, new(big.Int)
 	after := row{ID: uuid.Nil}
 	for {
 		start := time.Now()
@@ -64,7 +64,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 		var moves []string
 		more := false
 		if err := store.InTx(ctx, func(tx postgres.DB) error {
-			rows, left, err := readPage(ctx, tx, m.Partition, ofAudit, after)
+			rows, left, err := readPage(ctx, tx, m.Partition, isAudit, after)
 			if err != nil {
 				return err
 			}
@@ -73,21 +73,21 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 			}
 			for _, r := range rows {
 				sum.Add(sum, big.NewInt(r.Hash))
-				held.Rows++
+				archived.Rows++
 				if len(known) == 0 || !known[digest([]byte(r.Line))] {
 					fresh = append(fresh, r)
 				}
 			}
-			if !ofAudit {
-				moves, err = movesOf(ctx, tx, fresh)
+			if !isAudit {
+				moves, err = readMoves(ctx, tx, fresh)
 			}
 			return err
 		}); err != nil {
 			return nil, err
 		}
 		// The transaction has ended, because the archive may be slow.
-		held.Written += int64(len(fresh))
-		if err := unit.write(ctx, fresh, moves, ofAudit); err != nil {
+		archived.Written += int64(len(fresh))
+		if err := unit.write(ctx, fresh, moves, isAudit); err != nil {
 			return nil, err
 		}
 		if !more {
@@ -99,9 +99,9 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 		case <-time.After(time.Since(start)): // leave half of the time to other work
 		}
 	}
-	held.Hash = sum.String()
+	archived.Hash = sum.String()
 	_, err = unit.Close(ctx)
-	return held, err
+	return archived, err
 }
 
 // Rows writes a unit with the given closed entries, up to a page, and their moves. It returns the
@@ -116,7 +116,7 @@ func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
 		if rows, _, err = readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) AND e.closed_at IS NOT NULL ORDER BY e.id", ids); err != nil {
 			return err
 		}
-		moves, err = movesOf(ctx, tx, rows)
+		moves, err = readMoves(ctx, tx, rows)
 		return err
 	}); err != nil {
 		return nil, nil, err
@@ -142,9 +142,9 @@ type row struct {
 	Line string
 }
 
-func readPage(ctx context.Context, tx postgres.DB, partition string, ofAudit bool, after row) (rows []row, more bool, err error) {
+func readPage(ctx context.Context, tx postgres.DB, partition string, isAudit bool, after row) (rows []row, more bool, err error) {
 	table := "dlq." + pgx.Identifier{partition}.Sanitize()
-	if ofAudit {
+	if isAudit {
 		return readRows(ctx, tx, "SELECT e.id AS seq, e.entry_id AS id, e.at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE (e.at, e.id) > ($2, $1) ORDER BY e.at, e.id", after.Seq, after.At)
 	}
 	return readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE e.id > $1 ORDER BY e.id", after.ID)
@@ -153,7 +153,7 @@ func readPage(ctx context.Context, tx postgres.DB, partition string, ofAudit boo
 // readRows reads the first page of a query's rows through a cursor, bounded in rows and bytes. more
 // reports that there may be others.
 func readRows(ctx context.Context, tx postgres.DB, query string, args ...any) (all []row, more bool, err error) {
-	if err := utc(ctx, tx); err != nil {
+	if err := setUTC(ctx, tx); err != nil {
 		return nil, false, err
 	}
 	if _, err := tx.Exec(ctx, "DECLARE page NO SCROLL CURSOR FOR "+query, args...); err != nil {
@@ -182,14 +182,14 @@ func readRows(ctx context.Context, tx postgres.DB, query string, args ...any) (a
 	return all, true, nil
 }
 
-// utc makes times independent of the session's time zone: lines and hashes are compared.
-func utc(ctx context.Context, tx postgres.DB) error {
+// setUTC makes times independent of the session's time zone: lines and hashes are compared.
+func setUTC(ctx context.Context, tx postgres.DB) error {
 	_, err := tx.Exec(ctx, "SET LOCAL timezone = 'UTC'")
 	return err
 }
 
-// movesOf returns the moves of entries, which are sorted by id, since the capture of the first one.
-func movesOf(ctx context.Context, tx postgres.DB, rows []row) ([]string, error) {
+// readMoves returns the moves of entries, which are sorted by id, since the capture of the first one.
+func readMoves(ctx context.Context, tx postgres.DB, rows []row) ([]string, error) {
 	if len(rows) == 0 {
 		return nil, nil
 	}
@@ -205,11 +205,11 @@ func movesOf(ctx context.Context, tx postgres.DB, rows []row) ([]string, error) 
 	return pgx.CollectRows(moves, pgx.RowTo[string])
 }
 
-// write adds entries and their moves, or, with ofAudit, rows that are moves.
-func (u *Unit) write(ctx context.Context, rows []row, moves []string, ofAudit bool) error {
+// write adds entries and their moves, or, with isAudit, rows that are moves.
+func (u *Unit) write(ctx context.Context, rows []row, moves []string, isAudit bool) error {
 	for _, r := range rows {
 		add := u.Entry
-		if ofAudit {
+		if isAudit {
 			add = u.Move
 		}
 		if err := add(ctx, r.Line, r.At); err != nil {
@@ -252,19 +252,19 @@ func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manif
 		return err
 	})
 	if err == nil && !found && only != uuid.Nil {
-		err = fmt.Errorf("archive %s: %s: there is no entry %s in it", a, m.Unit, only)
+		err = fmt.Errorf("archive %s: %s: there is no entry %s in the unit", a, m.Unit, only)
 	}
 	return restored, err
 }
 
-// batches calls each with the entries of a unit that keep accepts, in batches bounded in rows and
+// batches calls each with the entries of a unit that accept returns true for, in batches bounded in rows and
 // bytes.
-func (a *Archive) batches(ctx context.Context, m *Manifest, keep func(line []byte) (bool, error), each func([]json.RawMessage) error) error {
+func (a *Archive) batches(ctx context.Context, m *Manifest, accept func(line []byte) (bool, error), each func([]json.RawMessage) error) error {
 	var batch []json.RawMessage
 	size := 0
 	if err := a.Entries(ctx, m, func(line []byte) error {
-		kept, err := keep(line)
-		if err != nil || !kept {
+		accepted, err := accept(line)
+		if err != nil || !accepted {
 			return err
 		}
 		batch = append(batch, bytes.Clone(line))

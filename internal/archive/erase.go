@@ -19,8 +19,8 @@ import (
 // retentionTimeout bounds how long an erasure waits for a round of retention to end.
 const retentionTimeout = time.Hour
 
-// ErrNotAll means that an erasure was completed in the database but not in all of the archive.
-var ErrNotAll = errors.New("the data was erased from the database, but not from all of the archive; erase again")
+// ErrIncomplete means that an erasure was completed in the database but not in all of the archive.
+var ErrIncomplete = errors.New("the data was erased from the database, but not from the whole archive; erase again")
 
 // EraseEverywhere erases the data that a filter selects from the database and, if a is not nil,
 // from the archive. It returns the record of the erasure.
@@ -34,7 +34,7 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 		at := a.String()
 		done, err := a.Erase(ctx, store, record.ID, filter)
 		if err != nil {
-			return record, fmt.Errorf("erasure %s: %w: %w", record.ID, ErrNotAll, err)
+			return record, fmt.Errorf("erasure %s: %w: %w", record.ID, ErrIncomplete, err)
 		}
 		record.Archived, record.Archives, record.Archive, jobs = done.Entries, done.Units, &at, done.Jobs
 	}
@@ -47,7 +47,7 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 // any time. An interrupted erasure is repeated, which also deletes the files that it left.
 // Retention and other erasures wait meanwhile.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID, filter json.RawMessage) (done Erased, err error) {
-	ran, err := Exclusively(ctx, store, retentionTimeout, func(ctx context.Context) error {
+	ran, err := RunExclusive(ctx, store, retentionTimeout, func(ctx context.Context) error {
 		all, err := a.Units(ctx)
 		if err != nil {
 			return err
@@ -71,7 +71,7 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 			}
 		}
 		for _, m := range all {
-			if err := a.erasedInDatabase(ctx, store, &m, erased); err != nil {
+			if err := a.addErasedInDatabase(ctx, store, &m, erased); err != nil {
 				return err
 			}
 		}
@@ -85,7 +85,7 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 		return a.deleteUnnamed(ctx, all)
 	})
 	if err == nil && !ran {
-		err = fmt.Errorf("archive %s: another process has been writing it for %s", a, retentionTimeout)
+		err = fmt.Errorf("archive %s: another process has been writing to it for %s; erase again later", a, retentionTimeout)
 	}
 	return done, err
 }
@@ -97,31 +97,31 @@ type Erased struct {
 	Jobs    int64 // jobs of the erased entries that River still had
 }
 
-// erasedInDatabase adds to erased the entries that were erased in the database, by this erasure or
+// addErasedInDatabase adds to erased the entries that were erased in the database, by this erasure or
 // an earlier one, and of which the unit has moves with details. Their value is nil.
-func (a *Archive) erasedInDatabase(ctx context.Context, store *deadletter.Store, m *Manifest, erased map[uuid.UUID]json.RawMessage) error {
+func (a *Archive) addErasedInDatabase(ctx context.Context, store *deadletter.Store, m *Manifest, erased map[uuid.UUID]json.RawMessage) error {
 	ids := map[uuid.UUID]bool{}
-	ask := func() error {
-		were, err := store.WereErased(ctx, slices.Collect(maps.Keys(ids)))
-		for _, id := range were {
+	lookUp := func() error {
+		erasedIDs, err := store.WereErased(ctx, slices.Collect(maps.Keys(ids)))
+		for _, id := range erasedIDs {
 			erased[id] = nil
 		}
 		clear(ids)
 		return err
 	}
 	if err := a.Audit(ctx, m, func(line []byte) error {
-		entry, has, err := detailOf(line)
+		entry, has, err := parseDetail(line)
 		if _, known := erased[entry]; err != nil || !has || known {
 			return err
 		}
 		if ids[entry] = true; len(ids) < page {
 			return nil
 		}
-		return ask()
+		return lookUp()
 	}); err != nil || len(ids) == 0 {
 		return err
 	}
-	return ask()
+	return lookUp()
 }
 
 // entryID returns the id of an entry's line.
@@ -133,9 +133,9 @@ func entryID(line []byte) (uuid.UUID, error) {
 	return e.ID, err
 }
 
-// detailOf returns the entry of a move's line, and whether the move has a detail that may be
+// parseDetail returns the entry of a move's line, and whether the move has a detail that may be
 // personal. The run that made the move is not.
-func detailOf(line []byte) (entry uuid.UUID, has bool, err error) {
+func parseDetail(line []byte) (entry uuid.UUID, has bool, err error) {
 	var t struct {
 		EntryID uuid.UUID                  `json:"entry_id"`
 		Detail  map[string]json.RawMessage `json:"detail"`
@@ -146,8 +146,8 @@ func detailOf(line []byte) (entry uuid.UUID, has bool, err error) {
 	return t.EntryID, len(t.Detail) > 0, err
 }
 
-// holds counts the erased entries in a unit, and the details of their moves.
-func (a *Archive) holds(ctx context.Context, m *Manifest, erased map[uuid.UUID]json.RawMessage) (entries, details int64, err error) {
+// countErased counts the erased entries in a unit, and the details of their moves.
+func (a *Archive) countErased(ctx context.Context, m *Manifest, erased map[uuid.UUID]json.RawMessage) (entries, details int64, err error) {
 	if err := a.Entries(ctx, m, func(line []byte) error {
 		id, err := entryID(line)
 		if erased[id] != nil {
@@ -158,8 +158,8 @@ func (a *Archive) holds(ctx context.Context, m *Manifest, erased map[uuid.UUID]j
 		return 0, 0, err
 	}
 	err = a.Audit(ctx, m, func(line []byte) error {
-		entry, has, err := detailOf(line)
-		if _, of := erased[entry]; has && of {
+		entry, has, err := parseDetail(line)
+		if _, isErased := erased[entry]; has && isErased {
 			details++
 		}
 		return err
@@ -173,7 +173,7 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID, e
 	if len(erased) == 0 {
 		return 0, nil
 	}
-	entries, details, err := a.holds(ctx, m, erased)
+	entries, details, err := a.countErased(ctx, m, erased)
 	if err != nil || entries+details == 0 {
 		return 0, err
 	}
@@ -195,11 +195,11 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID, e
 		return 0, err
 	}
 	if err := a.Audit(ctx, m, func(line []byte) error {
-		entry, has, err := detailOf(line)
+		entry, has, err := parseDetail(line)
 		if err != nil {
 			return err
 		}
-		if _, of := erased[entry]; has && of {
+		if _, isErased := erased[entry]; has && isErased {
 			if line, err = withoutDetail(line); err != nil {
 				return err
 			}
@@ -262,7 +262,7 @@ func (a *Archive) deleteUnnamed(ctx context.Context, units []Manifest) error {
 			continue
 		}
 		if err := a.bucket.Delete(ctx, object.Key); err != nil {
-			return fmt.Errorf("archive %s: %s was rewritten, but could not be deleted: %w", a, object.Key, err)
+			return fmt.Errorf("archive %s: delete %s, which was replaced: %w", a, object.Key, err)
 		}
 	}
 }

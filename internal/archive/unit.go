@@ -20,7 +20,7 @@ func (a *Archive) NewUnit(m Manifest) *Unit { return &Unit{archive: a, manifest:
 
 // Entry adds an entry that was closed at the given time.
 func (u *Unit) Entry(ctx context.Context, line string, closedAt time.Time) error {
-	u.span(closedAt)
+	u.extendPeriod(closedAt)
 	return u.add(ctx, &u.entries, entriesName, line)
 }
 
@@ -28,12 +28,12 @@ func (u *Unit) Entry(ctx context.Context, line string, closedAt time.Time) error
 // is zero for moves of entries.
 func (u *Unit) Move(ctx context.Context, line string, at time.Time) error {
 	if !at.IsZero() {
-		u.span(at)
+		u.extendPeriod(at)
 	}
 	return u.add(ctx, &u.audit, auditName, line)
 }
 
-func (u *Unit) span(at time.Time) {
+func (u *Unit) extendPeriod(at time.Time) {
 	if u.manifest.From.IsZero() || at.Before(u.manifest.From) {
 		u.manifest.From = at
 	}
@@ -44,7 +44,7 @@ func (u *Unit) span(at time.Time) {
 
 func (u *Unit) add(ctx context.Context, f **fileWriter, name, line string) (err error) {
 	if *f == nil {
-		if *f, err = u.archive.create(ctx, u.manifest.Unit, name+u.suffix+".ndjson.gz"); err != nil {
+		if *f, err = u.archive.createFile(ctx, u.manifest.Unit, name+u.suffix+".ndjson.gz"); err != nil {
 			return err
 		}
 	}

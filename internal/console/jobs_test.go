@@ -16,7 +16,7 @@ func TestEdit_RequiresCheckpointChoice(t *testing.T) {
 	id := o.text("SELECT id::text FROM dlq.dead_letter_open WHERE metadata ? 'river:resumable_step'")
 	b := o.tab()
 	b.open("/dead-letters/" + id)
-	b.waitForText("When redelivered, it goes on after step charge.")
+	b.waitForText("When redelivered, it resumes after step charge.")
 	b.click(".edit summary")
 	b.fill(".edit textarea", `{"n": 12}`)
 	b.follow(".edit button")

@@ -19,7 +19,7 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-type heldAttempt struct {
+type attemptRecord struct {
 	Attempt            int                   `json:"attempt"`
 	ProcessingDuration *float64              `json:"processingDuration"`
 	SystemState        *riverdlq.SystemState `json:"systemState"`
@@ -27,7 +27,7 @@ type heldAttempt struct {
 	Outcome            string                `json:"outcome"`
 }
 
-func attemptsOf(t *testing.T, raw json.RawMessage) (attempts []heldAttempt) {
+func attemptsOf(t *testing.T, raw json.RawMessage) (attempts []attemptRecord) {
 	t.Helper()
 	require.NoError(t, json.Unmarshal(raw, &attempts))
 	return attempts
@@ -35,7 +35,7 @@ func attemptsOf(t *testing.T, raw json.RawMessage) (attempts []heldAttempt) {
 
 // A worker with riverdlq records the duration and the system load of each failed attempt, including
 // panics. For other workers only the start of the last attempt is known, from River.
-func TestAttempts_HaveTheirDuration(t *testing.T) {
+func TestAttempts_RecordDurationAndLoad(t *testing.T) {
 	t.Parallel()
 	const pause = 5 * time.Millisecond // minimum duration of an attempt
 	busy := riverdlq.SystemState{CPU: 41.5, Memory: 63}
@@ -65,7 +65,7 @@ func TestAttempts_HaveTheirDuration(t *testing.T) {
 				RetryPolicy: noWait{},
 			})
 			require.NoError(t, err)
-			b.runs(&river.InsertOpts{MaxAttempts: 3}, rivertype.JobStateDiscarded)
+			b.runJob(&river.InsertOpts{MaxAttempts: 3}, rivertype.JobStateDiscarded)
 			entry, _ := b.entry()
 			attempts := attemptsOf(t, entry.RetryHistory)
 			require.Len(t, attempts, 3)
@@ -99,10 +99,10 @@ func TestAttempts_HaveTheirDuration(t *testing.T) {
 }
 
 // Other programs may write anything under the key. The failure is described regardless.
-func TestAttempts_OfStrangers(t *testing.T) {
+func TestAttempts_IgnoreMalformedMetadata(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	for _, said := range []string{
+	for _, recorded := range []string{
 		`7`, `[]`, `{"1": 3}`, `{"1": {"seconds": "x", "system": 3}}`,
 		`{"1": {"system": {"cpu": "x", "memory": 1}}}`, `null`,
 	} {
@@ -110,12 +110,12 @@ func TestAttempts_OfStrangers(t *testing.T) {
 		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 			metadata = jsonb_build_object('dlq:attempts', $2::jsonb),
 			errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'no money', 'at', now() - interval '3 s')]
-			WHERE id = $1`, id, said)
-		b.settle()
+			WHERE id = $1`, id, recorded)
+		b.processInbox()
 		require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1
 			AND error_message = 'no money' AND error_context IS NULL
 			AND (retry_history #>> '{0,processingDuration}')::numeric = 3
-			AND retry_history #> '{0,systemState}' IS NULL`, id), said)
+			AND retry_history #> '{0,systemState}' IS NULL`, id), recorded)
 	}
 	// An error of the rescuer carries the time of the rescue, which says nothing about the attempt's
 	// duration.
@@ -123,16 +123,16 @@ func TestAttempts_OfStrangers(t *testing.T) {
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'Stuck job rescued by JobRescuer', 'at', now())]
 		WHERE id = $1`, id)
-	b.settle()
+	b.processInbox()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = $1 "+
 		"AND NOT retry_history -> 0 ? 'processingDuration'", id))
 }
 
 // A redelivery by a worker has the strategy of its entry; one by an operator is manual.
-func TestReplayAttempts_HaveTheirStrategy(t *testing.T) {
+func TestReplayAttempts_RecordStrategy(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.captured().ID
+	id := b.createEntry().ID
 	b.exec("UPDATE dlq.dead_letter_open SET strategy = 'scheduled' WHERE id = $1", id)
 	var job int64
 	for i, sent := range []struct{ actor, strategy, state string }{
@@ -146,7 +146,7 @@ func TestReplayAttempts_HaveTheirStrategy(t *testing.T) {
 		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT job_id FROM dlq.redeliver($1, $2, 'due')",
 			[]uuid.UUID{id}, sent.actor).Scan(&job))
 		b.endBySQL(job, sent.state)
-		b.settle()
+		b.processInbox()
 		var raw json.RawMessage
 		require.NoError(t, b.pool.QueryRow(t.Context(),
 			"SELECT replay_attempts FROM dlq.dead_letter_queue WHERE id = $1", id).Scan(&raw))
@@ -157,13 +157,13 @@ func TestReplayAttempts_HaveTheirStrategy(t *testing.T) {
 }
 
 // A job that was retried outside dlqd and completed counts as an attempt.
-func TestReplayAttempts_HaveTheStrategyOfARetryOutside(t *testing.T) {
+func TestReplayAttempts_CountRetriesOutsideDlqdAsManual(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.captured().ID
+	id := b.createEntry().ID
 	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
 		SELECT river_job_id, job_created_at, 'completed', id FROM dlq.dead_letter_open WHERE id = $1`, id)
-	b.settle()
+	b.processInbox()
 	var raw json.RawMessage
 	require.NoError(t, b.pool.QueryRow(t.Context(),
 		"SELECT replay_attempts FROM dlq.dead_letter_queue WHERE id = $1", id).Scan(&raw))
@@ -172,7 +172,7 @@ func TestReplayAttempts_HaveTheStrategyOfARetryOutside(t *testing.T) {
 }
 
 // An entry takes its source and version from the message.
-func TestEntry_SaysWhoSentIt(t *testing.T) {
+func TestEntry_TakesSourceAndVersionFromMessage(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt) VALUES ('dlqd_message',
@@ -192,6 +192,6 @@ func TestEntry_SaysWhoSentIt(t *testing.T) {
 	b.exec("SELECT dlq.protect('{original_event}')")
 	seen, _, err := b.store.Get(postgres.AsReader(t.Context()), entry.ID)
 	require.NoError(t, err)
-	require.Nil(t, seen.SourceName, "a part of what is hidden")
+	require.Nil(t, seen.SourceName, "sourceName is part of a hidden column")
 	require.Equal(t, deadletter.Pending, seen.Status)
 }

@@ -30,23 +30,23 @@ type AuditFilter struct {
 
 // AuditRow is a row of the audit trail: a move of an entry, or an action on something else.
 type AuditRow struct {
-	ID            int64           `json:"id" doc:"Identifies the row. The order is that of time." db:"id"`
-	At            time.Time       `json:"at" doc:"When." db:"at"`
-	Actor         string          `json:"actor" doc:"Who." db:"actor"`
+	ID            int64           `json:"id" doc:"Identifies the row. Rows are ordered by at, then by id." db:"id"`
+	At            time.Time       `json:"at" doc:"Time of the action." db:"at"`
+	Actor         string          `json:"actor" doc:"User, worker or part of dlqd that acted." db:"actor"`
 	DBUser        string          `json:"dbUser" doc:"Database user of the session." db:"db_user"`
-	Origin        *string         `json:"origin,omitempty" doc:"From where; absent for what dlqd does by itself." db:"origin"`
-	EntryID       *uuid.UUID      `json:"entryId,omitempty" doc:"Which entry; absent where it was done to something else, which reason names." db:"entry_id"`
+	Origin        *string         `json:"origin,omitempty" doc:"Interface and address that the action came from; absent for automatic actions." db:"origin"`
+	EntryID       *uuid.UUID      `json:"entryId,omitempty" doc:"The entry; absent for actions on something else, which reason names." db:"entry_id"`
 	FromStatus    *Status         `json:"fromStatus,omitempty" doc:"Absent for a capture." db:"from_status"`
-	ToStatus      *Status         `json:"toStatus,omitempty" doc:"Where it went." db:"to_status"`
-	Reason        *string         `json:"reason,omitempty" doc:"What was done." db:"reason"`
-	Note          *string         `json:"note,omitempty" doc:"What the person said." db:"note"`
-	Queue         *string         `json:"queue,omitempty" doc:"Its queue." db:"queue"`
-	Kind          *string         `json:"kind,omitempty" doc:"Its kind." db:"kind"`
-	ErrorClass    *string         `json:"errorClass,omitempty" doc:"Its class after the move." db:"error_class"`
-	RiverJobID    *int64          `json:"jobId,omitempty" doc:"The job that the move is about." db:"river_job_id"`
-	ConfigVersion *string         `json:"configVersion,omitempty" doc:"Version of the policy that decided last; of what a person did, of the one that was in force." db:"config_version"`
-	Detail        json.RawMessage `json:"detail,omitempty" doc:"More, such as the payload that an edit gave the entry." db:"detail"`
-	Operation     *uuid.UUID      `json:"operation,omitempty" doc:"What the person did in one go, of which it is a part." db:"operation"`
+	ToStatus      *Status         `json:"toStatus,omitempty" doc:"Status after the move." db:"to_status"`
+	Reason        *string         `json:"reason,omitempty" doc:"Description of the action." db:"reason"`
+	Note          *string         `json:"note,omitempty" doc:"Note of the operator." db:"note"`
+	Queue         *string         `json:"queue,omitempty" doc:"Queue of the entry." db:"queue"`
+	Kind          *string         `json:"kind,omitempty" doc:"Kind of the entry." db:"kind"`
+	ErrorClass    *string         `json:"errorClass,omitempty" doc:"Class of the entry after the move." db:"error_class"`
+	RiverJobID    *int64          `json:"jobId,omitempty" doc:"The job that caused the move." db:"river_job_id"`
+	ConfigVersion *string         `json:"configVersion,omitempty" doc:"Version of the policy that last decided the entry; for actions of operators, the version active at the time." db:"config_version"`
+	Detail        json.RawMessage `json:"detail,omitempty" doc:"Further data, such as the payload after an edit." db:"detail"`
+	Operation     *uuid.UUID      `json:"operation,omitempty" doc:"Operation that the action is part of." db:"operation"`
 }
 
 // AuditCursor is the row at which a page of the audit trail ended. The zero cursor selects the
@@ -65,8 +65,8 @@ func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, cursor Audit
 	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail, operation
 		FROM dlq.audit($1, $2, $3, $4)`, json.RawMessage(filter), most, pgtype.Timestamptz{Time: cursor.At, Valid: !cursor.At.IsZero()}, cursor.ID)
 	if err != nil {
-		return nil, Named(err)
+		return nil, AsMoveError(err)
 	}
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByName[AuditRow])
-	return got, Named(err)
+	return got, AsMoveError(err)
 }

@@ -37,7 +37,7 @@ func anyJSON(depth int) *rapid.Generator[any] {
 }
 
 // A job with any data can be discarded, and has one dead letter that can be read and replayed.
-func TestCapture_neverRaises(t *testing.T) {
+func TestCapture_NeverRaises(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -64,16 +64,16 @@ func TestCapture_neverRaises(t *testing.T) {
 		entryID, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[uuid.UUID])
 		require.NoError(rt, err)
 		_, _, err = b.store.Get(t.Context(), entryID)
-		require.NoError(rt, err, "it can be read")
+		require.NoError(rt, err, "reading the unfiled entry")
 		_, err = b.pool.Exec(t.Context(), "SELECT dlq.file(ARRAY[$1::uuid])", entryID)
-		require.NoError(rt, err, "and filed")
+		require.NoError(rt, err, "filing the entry")
 		entry, _, err := b.store.Get(t.Context(), entryID)
 		require.NoError(rt, err)
 		require.NotEmpty(rt, entry.ErrorMessage)
 		_, err = json.Marshal(entry)
-		require.NoError(rt, err, "and shown")
+		require.NoError(rt, err, "encoding the entry")
 		job, err := b.store.Replay(t.Context(), entryID, kim, nil, true)
-		require.NoError(rt, err, "and sent back")
+		require.NoError(rt, err, "replaying the entry")
 		entry, _, err = b.store.Get(t.Context(), entryID)
 		require.NoError(rt, err)
 		require.Equal(rt, job, *entry.RedeliveryJobID)

@@ -102,8 +102,8 @@ func (b *bundle) insert(opts *river.InsertOpts) int64 {
 	return result.Job.ID
 }
 
-// runs inserts a job, starts the client, and waits until the job is in one of the states.
-func (b *bundle) runs(opts *river.InsertOpts, states ...rivertype.JobState) int64 {
+// runJob inserts a job, starts the client, and waits until the job is in one of the states.
+func (b *bundle) runJob(opts *river.InsertOpts, states ...rivertype.JobState) int64 {
 	b.Helper()
 	b.start()
 	id := b.insert(opts)
@@ -133,17 +133,17 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// settle files the inbox, undecided, and applies facts. dlqd does both within a moment.
-func (b *bundle) settle() {
+// processInbox files the inbox, undecided, and applies facts, as dlqd does within a second.
+func (b *bundle) processInbox() {
 	b.Helper()
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 	require.NoError(b, (&facts.Applier{Store: b.store}).All(b.Context()))
 }
 
-// entry settles, and returns the only dead letter with its audit trail.
+// entry processes the inbox and returns the only dead letter with its audit trail.
 func (b *bundle) entry() (*deadletter.Entry, []deadletter.Transition) {
 	b.Helper()
-	b.settle()
+	b.processInbox()
 	list, err := b.store.List(b.Context(), deadletter.Page{Limit: 10})
 	require.NoError(b, err)
 	require.Len(b, list, 1)
@@ -152,7 +152,7 @@ func (b *bundle) entry() (*deadletter.Entry, []deadletter.Transition) {
 	return entry, transitions
 }
 
-func (b *bundle) none() {
+func (b *bundle) requireNoEntries() {
 	b.Helper()
 	require.Zero(b, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Zero(b, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
@@ -166,12 +166,12 @@ func (b *bundle) endBySQL(id int64, state string) {
 	b.exec("UPDATE river_job SET state = $2::river_job_state, finalized_at = now() WHERE id = $1", id, state)
 }
 
-func TestCapture_lastAttemptFailed(t *testing.T) {
+func TestCapture_RecordsLastFailedAttempt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(_ context.Context, job *river.Job[testArgs]) error {
 		return fmt.Errorf("attempt %d: connection refused", job.Attempt)
 	})
-	id := b.runs(&river.InsertOpts{MaxAttempts: 2, Priority: 3, Tags: []string{"tag1"}}, rivertype.JobStateDiscarded)
+	id := b.runJob(&river.InsertOpts{MaxAttempts: 2, Priority: 3, Tags: []string{"tag1"}}, rivertype.JobStateDiscarded)
 	entry, transitions := b.entry()
 	require.Equal(t, deadletter.Pending, entry.Status)
 	require.Equal(t, id, entry.RiverJobID)
@@ -196,7 +196,7 @@ func TestCapture_lastAttemptFailed(t *testing.T) {
 	require.Equal(t, "capture", transitions[0].Actor)
 }
 
-func TestCapture_nothingOfSuccessOrOfAFailureThatIsRetried(t *testing.T) {
+func TestCapture_IgnoresSuccessAndRetriedFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(_ context.Context, job *river.Job[testArgs]) error {
 		if job.Attempt == 1 {
@@ -204,30 +204,30 @@ func TestCapture_nothingOfSuccessOrOfAFailureThatIsRetried(t *testing.T) {
 		}
 		return nil
 	})
-	b.runs(&river.InsertOpts{MaxAttempts: 2}, rivertype.JobStateCompleted)
-	b.none()
+	b.runJob(&river.InsertOpts{MaxAttempts: 2}, rivertype.JobStateCompleted)
+	b.requireNoEntries()
 }
 
-func TestCapture_panic(t *testing.T) {
+func TestCapture_RecordsPanics(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(context.Context, *river.Job[testArgs]) error { panic("index out of range [3]") })
-	b.runs(&river.InsertOpts{MaxAttempts: 1}, rivertype.JobStateDiscarded)
+	b.runJob(&river.InsertOpts{MaxAttempts: 1}, rivertype.JobStateDiscarded)
 	entry, _ := b.entry()
 	require.Equal(t, "panic", *entry.ErrorType)
 	require.Equal(t, "index out of range [3]", *entry.ErrorMessage)
-	require.Contains(t, *entry.ErrorStackTrace, "TestCapture_panic")
+	require.Contains(t, *entry.ErrorStackTrace, "TestCapture_RecordsPanics")
 }
 
-func TestCapture_jobCancel(t *testing.T) {
+func TestCapture_RecordsJobCancel(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(context.Context, *river.Job[testArgs]) error { return river.JobCancel(errors.New("card declined")) })
-	b.runs(nil, rivertype.JobStateCancelled)
+	b.runJob(nil, rivertype.JobStateCancelled)
 	entry, _ := b.entry()
 	require.Equal(t, "card declined", *entry.ErrorMessage)
 	require.EqualValues(t, 1, entry.RetryCount)
 }
 
-func TestCapture_structuredError(t *testing.T) {
+func TestCapture_RecordsStructuredErrors(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(context.Context, *river.Job[testArgs]) error {
 		return fmt.Errorf("charge: %w", &riverdlq.Error{
@@ -239,7 +239,7 @@ func TestCapture_structuredError(t *testing.T) {
 			},
 		})
 	})
-	b.runs(nil, rivertype.JobStateCancelled) // a permanent class ends the job at once
+	b.runJob(nil, rivertype.JobStateCancelled) // a permanent class ends the job at once
 	entry, _ := b.entry()
 	require.Equal(t, "CardDeclined", *entry.ErrorType)
 	require.Equal(t, "51", *entry.ErrorCode)
@@ -252,7 +252,7 @@ func TestCapture_structuredError(t *testing.T) {
 	require.Equal(t, "https://bank.example/", *entry.DestinationURL)
 }
 
-func TestCapture_structuredErrorOfAnEarlierAttemptDoesNotCount(t *testing.T) {
+func TestCapture_IgnoresStructuredErrorsOfEarlierAttempts(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(_ context.Context, job *river.Job[testArgs]) error {
 		if job.Attempt == 1 {
@@ -260,16 +260,16 @@ func TestCapture_structuredErrorOfAnEarlierAttemptDoesNotCount(t *testing.T) {
 		}
 		return errors.New("plain")
 	})
-	b.runs(&river.InsertOpts{MaxAttempts: 2}, rivertype.JobStateDiscarded)
+	b.runJob(&river.InsertOpts{MaxAttempts: 2}, rivertype.JobStateDiscarded)
 	entry, _ := b.entry()
 	require.Nil(t, entry.ErrorType)
 	require.Equal(t, "plain", *entry.ErrorMessage)
 }
 
-func TestCapture_rescuer(t *testing.T) {
+func TestCapture_RecordsRescuedJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.insert(&river.InsertOpts{MaxAttempts: 2, Queue: "nobody_works_here"})
+	id := b.insert(&river.InsertOpts{MaxAttempts: 2, Queue: "unworked"})
 	b.exec("UPDATE river_job SET state = 'running', attempt = 2, attempted_at = now() - interval '5 hours' WHERE id = $1", id)
 	b.start()
 	b.await(id, rivertype.JobStateDiscarded)
@@ -277,7 +277,7 @@ func TestCapture_rescuer(t *testing.T) {
 	require.Equal(t, "Stuck job rescued by JobRescuer", *entry.ErrorMessage)
 }
 
-func TestCapture_workerMissing(t *testing.T) {
+func TestCapture_RecordsUnregisteredKinds(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	inserter, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Logger: slog.New(slog.DiscardHandler)})
@@ -291,7 +291,7 @@ func TestCapture_workerMissing(t *testing.T) {
 	require.Contains(t, *entry.ErrorMessage, "not registered")
 }
 
-func TestCapture_plainSQL(t *testing.T) {
+func TestCapture_RecordsJobsEndedBySQL(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	b.endBySQL(b.insert(nil), "discarded")
@@ -299,7 +299,7 @@ func TestCapture_plainSQL(t *testing.T) {
 	require.Equal(t, "the job ended without an error", *entry.ErrorMessage)
 }
 
-func TestCapture_rollbackLeavesNeither(t *testing.T) {
+func TestCapture_RollsBackWithItsTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.insert(nil)
@@ -312,11 +312,11 @@ func TestCapture_rollbackLeavesNeither(t *testing.T) {
 	require.NoError(t, tx.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_queue").Scan(&n))
 	require.Equal(t, 1, n, "the dead letter is in the same transaction")
 	require.NoError(t, tx.Rollback(t.Context()))
-	b.none()
+	b.requireNoEntries()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job WHERE state = 'available'"))
 }
 
-func TestCapture_operatorCancelIsNoFailure(t *testing.T) {
+func TestCapture_IgnoresCancelRequests(t *testing.T) {
 	t.Parallel()
 	running := make(chan struct{})
 	b := setup(t, func(ctx context.Context, _ *river.Job[testArgs]) error {
@@ -324,7 +324,7 @@ func TestCapture_operatorCancelIsNoFailure(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	waiting := b.insert(&river.InsertOpts{Queue: "nobody_works_here"})
+	waiting := b.insert(&river.InsertOpts{Queue: "unworked"})
 	_, err := b.client.JobCancel(t.Context(), waiting)
 	require.NoError(t, err)
 	b.start()
@@ -333,14 +333,14 @@ func TestCapture_operatorCancelIsNoFailure(t *testing.T) {
 	_, err = b.client.JobCancel(t.Context(), id)
 	require.NoError(t, err)
 	b.await(id, rivertype.JobStateCancelled)
-	b.none()
+	b.requireNoEntries()
 }
 
-func TestCapture_uniqueDuplicateIsNoFailure(t *testing.T) {
+func TestCapture_IgnoresUniqueDuplicates(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	unique := &river.InsertOpts{
-		Queue: "nobody_works_here", MaxAttempts: 1,
+		Queue: "unworked", MaxAttempts: 1,
 		UniqueOpts: river.UniqueOpts{ByArgs: true, ByState: []rivertype.JobState{
 			rivertype.JobStateAvailable, rivertype.JobStatePending, rivertype.JobStateRunning, rivertype.JobStateScheduled,
 		}},
@@ -351,7 +351,7 @@ func TestCapture_uniqueDuplicateIsNoFailure(t *testing.T) {
 	require.NotEqual(t, first, second)
 	b.start() // the scheduler finds the first job's key taken
 	b.await(first, rivertype.JobStateDiscarded)
-	b.none()
+	b.requireNoEntries()
 
 	// The scheduler's marker stays in the metadata. A later failure still counts.
 	b.endBySQL(second, "completed")
@@ -363,7 +363,7 @@ func TestCapture_uniqueDuplicateIsNoFailure(t *testing.T) {
 	require.Equal(t, first, entry.RiverJobID)
 }
 
-func TestCapture_retryOutsideDlqdIsFollowedToItsEnd(t *testing.T) {
+func TestCapture_FollowsRetriesOutsideDlqd(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		failAgain bool
@@ -388,7 +388,7 @@ func TestCapture_retryOutsideDlqdIsFollowedToItsEnd(t *testing.T) {
 				}
 				return nil
 			})
-			id := b.runs(&river.InsertOpts{MaxAttempts: 1}, rivertype.JobStateDiscarded)
+			id := b.runJob(&river.InsertOpts{MaxAttempts: 1}, rivertype.JobStateDiscarded)
 			_, err := b.client.JobRetry(t.Context(), id) // same as River UI's retry button
 			require.NoError(t, err)
 			entry, _ := b.entry()
@@ -408,7 +408,7 @@ func TestCapture_retryOutsideDlqdIsFollowedToItsEnd(t *testing.T) {
 	}
 }
 
-func TestCapture_secondFailureUpdatesTheOpenEntry(t *testing.T) {
+func TestCapture_UpdatesOpenEntryOnNextFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.insert(nil)
@@ -437,7 +437,7 @@ func TestCapture_secondFailureUpdatesTheOpenEntry(t *testing.T) {
 	require.Equal(t, "third", *after.ErrorMessage)
 }
 
-func TestCapture_failureAfterTheEntryClosedIsANewEntry(t *testing.T) {
+func TestCapture_CreatesNewEntryAfterClose(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.insert(nil)
@@ -453,14 +453,14 @@ func TestCapture_failureAfterTheEntryClosedIsANewEntry(t *testing.T) {
 
 // A redelivery that is run again after its entry closed, and fails, is recorded in the entry's
 // trail: the work was done.
-func TestCapture_redeliveryThatFailsAfterItsEntryClosed(t *testing.T) {
+func TestCapture_ReopensEntryIfClosedRedeliveryFails(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	first := b.captured()
+	first := b.createEntry()
 	job, err := b.store.Replay(t.Context(), first.ID, kim, nil, false)
 	require.NoError(t, err)
 	b.endBySQL(job, "completed")
-	b.settle()
+	b.processInbox()
 	b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
 	b.endBySQL(job, "discarded")
 	entry, trail := b.entry()
@@ -470,32 +470,32 @@ func TestCapture_redeliveryThatFailsAfterItsEntryClosed(t *testing.T) {
 	require.Contains(t, *trail[len(trail)-1].Reason, "failed again")
 }
 
-func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
+func TestCapture_AcceptsAnyJobData(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("Ünïcödé 💥 ", 90_000) // more than a megabyte
 	large := `{"blob": "` + strings.Repeat("0123456789", 500_000) + `"}`
 	for name, test := range map[string]struct{ args, errors, metadata, wantError string }{
-		"1 MB error":                    {`{}`, `{"error": "` + long + `", "attempt": 0}`, `{}`, long},
-		"5 MB args":                     {large, `{"error": "e"}`, `{}`, "e"},
-		"args array":                    {`[1, [2], {"a": null}]`, `{"error": "e"}`, `{}`, "e"},
-		"args string":                   {`"text"`, `{"error": "e"}`, `{}`, "e"},
-		"args number":                   {`1e300`, `{"error": "e"}`, `{}`, "e"},
-		"args null":                     {`null`, `{"error": "e"}`, `{}`, "e"},
-		"args boolean":                  {`true`, `{"error": "e"}`, `{}`, "e"},
-		"non-ASCII":                     {`{"ключ": "значение", "鍵": "値"}`, `{"error": "失敗"}`, `{"メタ": 1}`, "失敗"},
-		"error is a string":             {`{}`, `"text"`, `{}`, "the job ended without an error"},
-		"error is null":                 {`{}`, `null`, `{}`, "the job ended without an error"},
-		"error of wrong types":          {`{}`, `{"error": {"a": 1}, "trace": [1], "at": "yesterday", "attempt": "one"}`, `{}`, `{"a": 1}`},
-		"impossible date":               {`{}`, `{"error": "e", "at": "2026-02-30T25:61:61Z"}`, `{}`, "e"},
-		"metadata array":                {`{}`, `{"error": "e"}`, `["dlq:error"]`, "e"},
-		"metadata string":               {`{}`, `{"error": "e"}`, `"dlq:entry_id"`, "e"},
-		"structured error is no object": {`{}`, `{"error": "e"}`, `{"dlq:error": 5}`, "e"},
+		"1 MB error":                        {`{}`, `{"error": "` + long + `", "attempt": 0}`, `{}`, long},
+		"5 MB args":                         {large, `{"error": "e"}`, `{}`, "e"},
+		"args array":                        {`[1, [2], {"a": null}]`, `{"error": "e"}`, `{}`, "e"},
+		"args string":                       {`"text"`, `{"error": "e"}`, `{}`, "e"},
+		"args number":                       {`1e300`, `{"error": "e"}`, `{}`, "e"},
+		"args null":                         {`null`, `{"error": "e"}`, `{}`, "e"},
+		"args boolean":                      {`true`, `{"error": "e"}`, `{}`, "e"},
+		"non-ASCII":                         {`{"ключ": "значение", "鍵": "値"}`, `{"error": "失敗"}`, `{"メタ": 1}`, "失敗"},
+		"error is a string":                 {`{}`, `"text"`, `{}`, "the job ended without an error"},
+		"error is null":                     {`{}`, `null`, `{}`, "the job ended without an error"},
+		"error of wrong types":              {`{}`, `{"error": {"a": 1}, "trace": [1], "at": "yesterday", "attempt": "one"}`, `{}`, `{"a": 1}`},
+		"impossible date":                   {`{}`, `{"error": "e", "at": "2026-02-30T25:61:61Z"}`, `{}`, "e"},
+		"metadata array":                    {`{}`, `{"error": "e"}`, `["dlq:error"]`, "e"},
+		"metadata string":                   {`{}`, `{"error": "e"}`, `"dlq:entry_id"`, "e"},
+		"structured error is not an object": {`{}`, `{"error": "e"}`, `{"dlq:error": 5}`, "e"},
 		"structured error of wrong types": {
 			`{}`, `{"error": "e", "attempt": 0}`,
 			`{"dlq:error": {"attempt": 0, "type": {"x": 1}, "code": [1], "class": 7, "message": null, "context": "text"}}`, "e",
 		},
-		"entry id of nothing": {`{}`, `{"error": "e"}`, `{"dlq:entry_id": "0198a0b0-0000-7000-8000-000000000000"}`, "e"},
-		"entry id is no id":   {`{}`, `{"error": "e"}`, `{"dlq:entry_id": {"a": 1}}`, "e"},
+		"unknown entry id":   {`{}`, `{"error": "e"}`, `{"dlq:entry_id": "0198a0b0-0000-7000-8000-000000000000"}`, "e"},
+		"malformed entry id": {`{}`, `{"error": "e"}`, `{"dlq:entry_id": {"a": 1}}`, "e"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -511,7 +511,7 @@ func TestCapture_anyDataAnApplicationLeaves(t *testing.T) {
 	}
 }
 
-func TestCapture_messageArgsOfAnyShape(t *testing.T) {
+func TestCapture_AcceptsMalformedMessageArgs(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	var long strings.Builder // exceeds the size of an index entry, and does not compress
@@ -526,7 +526,7 @@ func TestCapture_messageArgsOfAnyShape(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-func TestCapture_byARoleWithoutRights(t *testing.T) {
+func TestCapture_WorksForRolesWithoutRights(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.insert(nil)
@@ -553,7 +553,7 @@ func TestCapture_byARoleWithoutRights(t *testing.T) {
 	require.Equal(t, deadletter.Processing, entry.Status)
 }
 
-func TestCapture_ofAClientInAnotherProcess(t *testing.T) {
+func TestCapture_WorksForOtherProcesses(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	child := exec.CommandContext(t.Context(), os.Args[0])
@@ -591,10 +591,10 @@ func runChild(url string) {
 	must(client.Stop(ctx))
 }
 
-func TestCapture_successPathRunsNoFunction(t *testing.T) {
+func TestCapture_SuccessCallsNoFunction(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	b.exec("CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'capture ran'; END $$")
 	b.exec("CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'follow ran'; END $$")
-	b.runs(nil, rivertype.JobStateCompleted)
+	b.runJob(nil, rivertype.JobStateCompleted)
 }

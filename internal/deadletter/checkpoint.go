@@ -16,21 +16,21 @@ const (
 // Checkpoint is the progress of a resumable River job before it failed. A job with a checkpoint
 // skips the completed steps.
 type Checkpoint struct {
-	Step    string   `json:"step,omitempty" doc:"The last step that was done, or that was begun where it is in cursors."`
-	Cursors []string `json:"cursors,omitempty" doc:"Steps that were begun, and have a cursor."`
+	Step    string   `json:"step,omitempty" doc:"The last completed step. If it is listed in cursors, the step was started but not completed."`
+	Cursors []string `json:"cursors,omitempty" doc:"Steps that were started and have a cursor."`
 }
 
 // CheckpointOf returns the checkpoint in a job's metadata, nil if there is none. dlq.has_checkpoint
 // tests the same.
 func CheckpointOf(metadata json.RawMessage) *Checkpoint {
-	var kept map[string]json.RawMessage
-	if json.Unmarshal(metadata, &kept) != nil {
+	var values map[string]json.RawMessage
+	if json.Unmarshal(metadata, &values) != nil {
 		return nil
 	}
 	var c Checkpoint
-	_ = json.Unmarshal(kept["river:resumable_step"], &c.Step) // River ignores a step that is not a string
+	_ = json.Unmarshal(values["river:resumable_step"], &c.Step) // River ignores a step that is not a string
 	var cursors map[string]json.RawMessage
-	if json.Unmarshal(kept["river:resumable_cursor"], &cursors) == nil && len(cursors) > 0 {
+	if json.Unmarshal(values["river:resumable_cursor"], &cursors) == nil && len(cursors) > 0 {
 		c.Cursors = slices.Sorted(maps.Keys(cursors))
 	}
 	if c.Step == "" && c.Cursors == nil {
@@ -43,10 +43,10 @@ func CheckpointOf(metadata json.RawMessage) *Checkpoint {
 func (c *Checkpoint) String() string {
 	switch {
 	case c.Step == "":
-		return "goes on in step " + strings.Join(c.Cursors, ", ")
+		return "resumes in step " + strings.Join(c.Cursors, ", ")
 	case slices.Contains(c.Cursors, c.Step):
-		return "goes on in step " + c.Step
+		return "resumes in step " + c.Step
 	default:
-		return "goes on after step " + c.Step
+		return "resumes after step " + c.Step
 	}
 }

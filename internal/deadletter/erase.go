@@ -15,20 +15,20 @@ import (
 // Erasure is the record of an erasure.
 type Erasure struct {
 	ID           uuid.UUID  `json:"id" doc:"Identifies the erasure." db:"id"`
-	At           time.Time  `json:"at" doc:"When it was begun." db:"at"`
-	Actor        string     `json:"actor" doc:"Who did it." db:"actor"`
+	At           time.Time  `json:"at" doc:"Time at which the erasure started." db:"at"`
+	Actor        string     `json:"actor" doc:"User that started it." db:"actor"`
 	DBUser       string     `json:"dbUser" doc:"Database user of the session." db:"db_user"`
-	Origin       *string    `json:"origin,omitempty" doc:"From where." db:"origin"`
-	Note         *string    `json:"note,omitempty" doc:"Why." db:"note"`
-	FilterSHA256 string     `json:"filterSha256" doc:"SHA-256 of the filter, which is not kept: it names the person." db:"filter_sha256"`
-	Fields       []string   `json:"fields" doc:"What the filter looks at." db:"fields"`
-	Entries      int64      `json:"entries" doc:"Entries of the database that were blanked." db:"entries"`
-	Jobs         int64      `json:"jobs" doc:"River jobs that were blanked." db:"jobs"`
-	UnderWay     int64      `json:"underWay" doc:"Entries that were left, because a redelivery was under way or somebody held them, and replay runs that had not ended: erase again when they have." db:"under_way"`
-	Archived     int64      `json:"archived" doc:"Entries of archives that were blanked." db:"archived"`
-	Archives     int64      `json:"archives" doc:"Archives (units) that were looked through." db:"archives"`
-	Archive      *string    `json:"archive,omitempty" doc:"Where they are; absent if none were looked through." db:"archive"`
-	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"When all of it was done; absent while not, and where something was left." db:"finished_at"`
+	Origin       *string    `json:"origin,omitempty" doc:"Interface and address that it came from." db:"origin"`
+	Note         *string    `json:"note,omitempty" doc:"Reason that the user gave." db:"note"`
+	FilterSHA256 string     `json:"filterSha256" doc:"SHA-256 of the filter. The filter itself is not stored, because it identifies the person." db:"filter_sha256"`
+	Fields       []string   `json:"fields" doc:"Fields that the filter uses." db:"fields"`
+	Entries      int64      `json:"entries" doc:"Entries erased from the database." db:"entries"`
+	Jobs         int64      `json:"jobs" doc:"River jobs whose data was erased." db:"jobs"`
+	UnderWay     int64      `json:"underWay" doc:"Entries that were skipped because a redelivery was in progress or another session held them, plus replay runs that had not ended. Repeat the erasure when they have ended." db:"under_way"`
+	Archived     int64      `json:"archived" doc:"Entries erased from the archive." db:"archived"`
+	Archives     int64      `json:"archives" doc:"Units of the archive that were searched." db:"archives"`
+	Archive      *string    `json:"archive,omitempty" doc:"Location of the archive; absent if none was searched." db:"archive"`
+	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"Time at which the erasure finished; absent while it runs, and if entries were skipped." db:"finished_at"`
 }
 
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
@@ -93,7 +93,7 @@ func (s *Store) EraseArchived(ctx context.Context, entries []json.RawMessage) (j
 		return 0, err
 	}
 	n, err := s.queries.EraseArchived(ctx, raw)
-	return int(n), Named(err)
+	return int(n), AsMoveError(err)
 }
 
 // WereErased returns those of ids whose entries were erased in the database.
@@ -121,5 +121,5 @@ func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage, filter
 	for _, row := range rows {
 		erased[row.ID] = json.RawMessage(row.Line)
 	}
-	return erased, Named(err)
+	return erased, AsMoveError(err)
 }

@@ -13,9 +13,9 @@ import (
 
 // An entry with a redelivery in progress is not erased, because its job has the payload. A second
 // erasure after the end of the job erases it.
-func TestErase_leavesWhatIsUnderWay(t *testing.T) {
+func TestErase_SkipsRedeliveriesInProgress(t *testing.T) {
 	t.Parallel()
-	_, pool := roleEntries(t)
+	_, pool := createRoleEntries(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	exec := func(sql string) {
 		t.Helper()
@@ -36,7 +36,7 @@ func TestErase_leavesWhatIsUnderWay(t *testing.T) {
 	e, err = store.Erase(t.Context(), filter, act)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, e.Entries)
-	require.EqualValues(t, 2, e.Jobs, "the first, and the redelivery")
+	require.EqualValues(t, 2, e.Jobs, "the original job and the redelivery")
 	require.Zero(t, e.UnderWay)
 	var left int
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM river_job WHERE args::text LIKE '%4242%') + (SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event::text LIKE '%4242%')").Scan(&left))
@@ -47,9 +47,9 @@ func TestErase_leavesWhatIsUnderWay(t *testing.T) {
 
 // Entries and jobs that another transaction holds are left and counted. An erasure does not wait,
 // not even for retention.
-func TestErase_waitsForNobody(t *testing.T) {
+func TestErase_SkipsLockedRows(t *testing.T) {
 	t.Parallel()
-	_, pool := roleEntries(t)
+	_, pool := createRoleEntries(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	filter, act := json.RawMessage(`{"payload": {"card": "4242"}}`), deadletter.Act{Actor: "kim", Note: "request 1"}
 	require.NoError(t, store.InTx(t.Context(), func(tx postgres.DB) error {
@@ -74,13 +74,13 @@ func TestErase_waitsForNobody(t *testing.T) {
 }
 
 // One CALL in psql commits a transaction per batch.
-func TestErase_procedure(t *testing.T) {
+func TestErase_ProcedureCommitsBatches(t *testing.T) {
 	t.Parallel()
-	_, pool := roleEntries(t)
+	_, pool := createRoleEntries(t)
 	var id string
 	require.NoError(t, pool.QueryRow(t.Context(), `CALL dlq.erase('{"payload": {"card": "4242"}}', 'request 1', 'kim')`).Scan(&id))
 	var transactions, entries int
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(DISTINCT t.xid), max(r.entries) FROM dlq.dead_letter_transitions t, dlq.erasures r WHERE r.id = $1 AND t.reason = 'erased' AND t.note = r.note", id).Scan(&transactions, &entries))
 	require.Equal(t, 4, entries)
-	require.Equal(t, 1, transactions, "one batch of them")
+	require.Equal(t, 1, transactions, "one batch")
 }

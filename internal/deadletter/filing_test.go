@@ -15,8 +15,8 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
-// unfiled makes a job fail and returns its entry as capture left it.
-func (b *bundle) unfiled() uuid.UUID {
+// createUnfiled makes a job fail and returns its entry as capture left it.
+func (b *bundle) createUnfiled() uuid.UUID {
 	b.Helper()
 	id := b.insert(nil)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"attempt": 1, "error": "no money"}'::jsonb],
@@ -27,10 +27,10 @@ func (b *bundle) unfiled() uuid.UUID {
 }
 
 // A failure in the inbox is visible in the table, lists and counts from the commit of its job on.
-func TestUnfiled_isSeen(t *testing.T) {
+func TestUnfiled_IsListedAndCounted(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.unfiled()
+	id := b.createUnfiled()
 	list, err := b.store.List(t.Context(), deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_pending"}, Queue: []string{"default"}}, Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, list, 1)
@@ -61,7 +61,7 @@ func TestUnfiled_isSeen(t *testing.T) {
 }
 
 // The count of the inbox is limited to 10,000.
-func TestUnfiled_isCountedToALimit(t *testing.T) {
+func TestUnfiled_IsCountedUpToLimit(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	b.exec("SELECT dlq.set_capture('strict')")
@@ -73,31 +73,31 @@ func TestUnfiled_isCountedToALimit(t *testing.T) {
 }
 
 // Every action on an unfiled entry files it. The trail begins with the failure.
-func TestUnfiled_isFiledByWhateverActsOnIt(t *testing.T) {
+func TestUnfiled_IsFiledByEveryAction(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		sql    string
 		status deadletter.Status
 		moves  int
 	}{
-		"replay":      {"SELECT dlq.replay($1)", deadletter.Processing, 2},
-		"edit":        {"SELECT dlq.replay($1, p_payload => '{\"value\": \"y\"}')", deadletter.Processing, 2},
-		"discard":     {"SELECT dlq.discard($1)", deadletter.Archived, 2},
-		"park":        {"SELECT dlq.park($1)", deadletter.Manual, 2},
-		"note":        {"SELECT dlq.note($1, 'seen')", deadletter.Pending, 2},
-		"assign":      {"SELECT dlq.assign($1, 'kim')", deadletter.Pending, 2},
-		"tag":         {"SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"bank\"]}')", deadletter.Pending, 2},
-		"many":        {"SELECT dlq.act_where('park', jsonb_build_object('ids', ARRAY[$1::uuid]))", deadletter.Manual, 2},
-		"erase":       {"SELECT dlq.erase_entries(ARRAY[$1::uuid], 'kim', 'request 7')", deadletter.Archived, 3},
-		"file":        {"SELECT dlq.file(ARRAY[$1::uuid])", deadletter.Pending, 1},
-		"update":      {"UPDATE dlq.dead_letter_queue SET notes = 'x' WHERE id = $1", deadletter.Pending, 1},
-		"update away": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE id = $1", deadletter.Archived, 2},
-		"update over": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_type = 'Mine' WHERE id = $1", deadletter.Manual, 2},
+		"replay":            {"SELECT dlq.replay($1)", deadletter.Processing, 2},
+		"edit":              {"SELECT dlq.replay($1, p_payload => '{\"value\": \"y\"}')", deadletter.Processing, 2},
+		"discard":           {"SELECT dlq.discard($1)", deadletter.Archived, 2},
+		"park":              {"SELECT dlq.park($1)", deadletter.Manual, 2},
+		"note":              {"SELECT dlq.note($1, 'seen')", deadletter.Pending, 2},
+		"assign":            {"SELECT dlq.assign($1, 'kim')", deadletter.Pending, 2},
+		"tag":               {"SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"bank\"]}')", deadletter.Pending, 2},
+		"many":              {"SELECT dlq.act_where('park', jsonb_build_object('ids', ARRAY[$1::uuid]))", deadletter.Manual, 2},
+		"erase":             {"SELECT dlq.erase_entries(ARRAY[$1::uuid], 'kim', 'request 7')", deadletter.Archived, 3},
+		"file":              {"SELECT dlq.file(ARRAY[$1::uuid])", deadletter.Pending, 1},
+		"update":            {"UPDATE dlq.dead_letter_queue SET notes = 'x' WHERE id = $1", deadletter.Pending, 1},
+		"update and close":  {"UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE id = $1", deadletter.Archived, 2},
+		"update error type": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_type = 'Custom' WHERE id = $1", deadletter.Manual, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t, succeed)
-			id := b.unfiled()
+			id := b.createUnfiled()
 			b.exec(test.sql, id)
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
 			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE move IS NULL AND filed_at IS NOT NULL"))
@@ -105,7 +105,7 @@ func TestUnfiled_isFiledByWhateverActsOnIt(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, test.status, entry.Status)
 			require.Equal(t, "business", *entry.ErrorClass)
-			require.Equal(t, map[bool]string{true: "Mine", false: "CardDeclined"}[name == "update over"], *entry.ErrorType)
+			require.Equal(t, map[bool]string{true: "Custom", false: "CardDeclined"}[name == "update error type"], *entry.ErrorType)
 			require.Len(t, trail, test.moves)
 			require.Nil(t, trail[0].FromStatus)
 			require.Equal(t, "capture", trail[0].Actor)
@@ -116,17 +116,17 @@ func TestUnfiled_isFiledByWhateverActsOnIt(t *testing.T) {
 }
 
 // An action on an entry that another session is filing waits, and finds it filed.
-func TestFile_waitsForWhoeverIsFiling(t *testing.T) {
+func TestFile_WaitsForConcurrentFiling(t *testing.T) {
 	t.Parallel()
 	for name, file := range map[string]string{
-		"a worker":   "SELECT dlq.file_as(ARRAY[$1::uuid])",
-		"a person":   "SELECT dlq.park($1, 'ann')",
-		"by rolling": "SELECT dlq.file_as(ARRAY[$1::uuid]), 1/0",
+		"worker":      "SELECT dlq.file_as(ARRAY[$1::uuid])",
+		"operator":    "SELECT dlq.park($1, 'ann')",
+		"rolled back": "SELECT dlq.file_as(ARRAY[$1::uuid]), 1/0",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t, succeed)
-			id := b.unfiled()
+			id := b.createUnfiled()
 			tx, err := b.pool.Begin(t.Context())
 			require.NoError(t, err)
 			defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
@@ -138,7 +138,7 @@ func TestFile_waitsForWhoeverIsFiling(t *testing.T) {
 				return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database() AND NOT l.granted") > 0
 			}, time.Minute, 5*time.Millisecond)
 			_, err = tx.Exec(t.Context(), file, id)
-			if name == "by rolling" {
+			if name == "rolled back" {
 				require.Error(t, err)
 				require.NoError(t, tx.Rollback(t.Context()))
 			} else {
@@ -155,10 +155,10 @@ func TestFile_waitsForWhoeverIsFiling(t *testing.T) {
 	}
 }
 
-func TestFile_inRepeatableRead(t *testing.T) {
+func TestFile_WorksInRepeatableRead(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.unfiled()
+	id := b.createUnfiled()
 	act := func(before func()) error {
 		return pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
 			var n int
@@ -168,19 +168,19 @@ func TestFile_inRepeatableRead(t *testing.T) {
 			return err
 		})
 	}
-	require.ErrorContains(t, act(func() { b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id) }), "40001", "its snapshot is from before: it is to try again")
+	require.ErrorContains(t, act(func() { b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id) }), "40001", "the snapshot is older than the filing: the caller must retry")
 	require.NoError(t, act(func() {}))
-	id = b.unfiled()
+	id = b.createUnfiled()
 	require.NoError(t, act(func() {}))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
 }
 
 // A failure has one id: filing an open failure removes it from the inbox, even if the job's
 // created_at has changed since.
-func TestFile_failureThatIsOpen(t *testing.T) {
+func TestFile_RemovesFailureThatIsOpen(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.unfiled()
+	id := b.createUnfiled()
 	b.exec("CREATE TABLE again AS SELECT * FROM dlq.dead_letter_inbox")
 	require.Equal(t, 1, b.count("SELECT dlq.file(ARRAY[$1::uuid])", id))
 	b.exec("UPDATE again SET job_created_at = job_created_at + interval '1 hour'")
@@ -191,10 +191,10 @@ func TestFile_failureThatIsOpen(t *testing.T) {
 }
 
 // A failure that is in the inbox twice is filed once.
-func TestFile_failureThatCameTwice(t *testing.T) {
+func TestFile_FilesDuplicateOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.unfiled()
+	id := b.createUnfiled()
 	b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM dlq.dead_letter_inbox")
 	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
@@ -203,7 +203,7 @@ func TestFile_failureThatCameTwice(t *testing.T) {
 }
 
 // A job that fails again before its first failure is filed has one entry with both failures.
-func TestFile_jobThatFailsAgain(t *testing.T) {
+func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	job := b.insert(nil)
@@ -234,7 +234,7 @@ func TestFile_jobThatFailsAgain(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
 	require.NoError(t, b.store.Park(t.Context(), entry.ID, kim))
 	entry, trail = b.entry()
-	require.Equal(t, deadletter.Manual, entry.Status, "a person's entry stays one")
+	require.Equal(t, deadletter.Manual, entry.Status, "a manual entry stays manual")
 	require.Equal(t, "third", *entry.ErrorMessage)
 	require.Len(t, trail, 4)
 
@@ -256,10 +256,10 @@ func TestFile_jobThatFailsAgain(t *testing.T) {
 
 // A redelivery that lost its marker fails through the inbox. The failure ends the redelivery of its
 // entry; it makes no new entry.
-func TestFile_RedeliveryWithoutItsMarkEndsItsEntry(t *testing.T) {
+func TestFile_EndsRedeliveryThatLostItsMarker(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.unfiled()
+	id := b.createUnfiled()
 	job, err := b.store.Replay(t.Context(), id, kim, nil, false)
 	require.NoError(t, err)
 	// An application overwrites the metadata.
@@ -276,7 +276,7 @@ func TestFile_RedeliveryWithoutItsMarkEndsItsEntry(t *testing.T) {
 
 // The backlog of more than 20,000 entries is read from the rollups instead of being counted on each
 // call.
-func TestBacklog_ofMany(t *testing.T) {
+func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	b.exec("SELECT dlq.set_capture('strict')")

@@ -15,10 +15,10 @@ import (
 
 // Times of any year work in a filter. An action whose filter selects every entry is rejected unless
 // the caller confirms it. (Go's zero time is of year 1.)
-func TestFilter_times(t *testing.T) {
+func TestFilter_AcceptsTimesOfAnyYear(t *testing.T) {
 	t.Parallel()
-	_, pool := roleEntries(t)
-	s := owner(t, pool)
+	_, pool := createRoleEntries(t)
+	s := ownerSession(t, pool)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	const none, all = "0", "4"
 	for filter, want := range map[string]string{

@@ -15,7 +15,7 @@ import (
 
 // Entries of a job or a subscriber are found by an index in each partition, however many closed
 // entries there are.
-func TestFind_ByJobAndSubscriber(t *testing.T) {
+func TestFind_UsesIndexesForJobAndSubscriber(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	admin := postgrestest.Open(t, postgrestest.Superuser(t, b.pool.Config().ConnString()))
@@ -54,16 +54,16 @@ func TestFind_ByJobAndSubscriber(t *testing.T) {
 			require.NoError(t, err)
 			for _, part := range append(parts, deadletter.OpenPart()) {
 				sql, args := b.store.ListSQL(t.Context(), p, chosen, part)
-				b.readsLittle(sql, args...)
+				b.requireFewPages(sql, args...)
 			}
-			b.readsLittle("SELECT e.id FROM dlq.dead_letter_queue e WHERE "+chosen+" ORDER BY e.id DESC LIMIT 100",
+			b.requireFewPages("SELECT e.id FROM dlq.dead_letter_queue e WHERE "+chosen+" ORDER BY e.id DESC LIMIT 100",
 				look.filter.JSON()) // as dlq.find_ids
 		})
 	}
 }
 
-// readsLittle checks that a statement reads only a few pages of each partition.
-func (b *bundle) readsLittle(sql string, args ...any) {
+// requireFewPages checks that a statement reads only a few pages of each partition.
+func (b *bundle) requireFewPages(sql string, args ...any) {
 	b.Helper()
 	var plan string
 	var pages float64

@@ -12,7 +12,7 @@ import (
 
 // Statements of InTx see what was committed before them, for any default isolation level: a worker
 // that has claimed entries must see an operator's stop of automatic redelivery.
-func TestStore_InTx_seesWhatWasCommittedMeanwhile(t *testing.T) {
+func TestStoreInTx_SeesConcurrentCommits(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
 	config := b.pool.Config()

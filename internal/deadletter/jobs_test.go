@@ -11,10 +11,10 @@ import (
 
 // For each reason (note), the work of a job is run again once: for the next reason, the last copy
 // is run again and not the first job. A copy does not inherit River's metadata about the old job.
-func TestRunAgain(t *testing.T) {
+func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 	t.Parallel()
-	_, pool := roleEntries(t)
-	s := owner(t, pool)
+	_, pool := createRoleEntries(t)
+	s := ownerSession(t, pool)
 	exec := func(sql string) {
 		t.Helper()
 		_, err := pool.Exec(t.Context(), sql)
@@ -32,12 +32,12 @@ func TestRunAgain(t *testing.T) {
 	complete()
 	require.Equal(t, "2", again("first incident"))
 	require.Equal(t, "0", again("first incident"))
-	require.Equal(t, "0", again("second incident"), "they are under way")
+	require.Equal(t, "0", again("second incident"), "the copies are in progress")
 	require.JSONEq(t, `{"tenant": "acme", "dlq:run_again": "first incident"}`, s.text("SELECT metadata::text FROM river_job WHERE queue = 'r' AND state = 'available' LIMIT 1"))
 
 	complete()
 	require.Equal(t, "0", again("first incident"))
-	require.Equal(t, "2", again("second incident"), "each once, and not its first job besides its copy")
+	require.Equal(t, "2", again("second incident"), "each copy once, and not its first job as well")
 	require.Equal(t, "0", again("second incident"))
 	require.Equal(t, "6", s.text("SELECT count(*)::text FROM river_job WHERE queue = 'r'"))
 
@@ -50,7 +50,7 @@ func TestRunAgain(t *testing.T) {
 
 // The runbooks for a restored backup and for a burst of failures park all pending entries, however
 // many. Entries that were parked before are neither resolved nor redelivered.
-func TestRunbooks_parkAllAndReturnTheSame(t *testing.T) {
+func TestRunbooks_ParkAndReturnTheSameEntries(t *testing.T) {
 	t.Parallel()
 	for file, entries := range map[string]struct{ kind, args, waits string }{
 		"restored-from-backup": {"payment.captured", `jsonb_build_object('paymentId', 'pay_' || n % 2)`, `'{"paymentId": "pay_1"}'`},
@@ -58,8 +58,8 @@ func TestRunbooks_parkAllAndReturnTheSame(t *testing.T) {
 	} {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
-			url, pool := roleEntries(t)
-			s := owner(t, pool)
+			url, pool := createRoleEntries(t)
+			s := ownerSession(t, pool)
 			fail := func(n, args string) {
 				t.Helper()
 				s.can("INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT '" + entries.kind + "', " + args + ", 'p', 1, 'running' FROM generate_series(1, " + n + ") n")
@@ -76,10 +76,10 @@ func TestRunbooks_parkAllAndReturnTheSame(t *testing.T) {
 			require.NoError(t, err)
 			acts := regexp.MustCompile(`SELECT \* FROM dlq\.act_where.*;`).FindAllString(string(text), -1)
 			require.Greater(t, len(acts), 1)
-			as(t, url, "dlq_operator", func(conn *pgx.Conn) {
+			asRole(t, url, "dlq_operator", func(conn *pgx.Conn) {
 				o := &session{T: t, conn: conn}
 				o.can(acts[0])
-				require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'p' AND status = 'dlq_pending'"), "none goes by itself")
+				require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'p' AND status = 'dlq_pending'"), "no entry is redelivered automatically")
 				for _, act := range acts[1:] {
 					o.can(act)
 				}

@@ -14,10 +14,10 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestLocks counts the locks of common queries in a database with three years of history. All
+// TestLocks_DoNotGrowWithHistory counts the locks of common queries in a database with three years of history. All
 // databases of the server share one lock table, so the locks of an entry must not grow with the
 // history.
-func TestLocks(t *testing.T) {
+func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
@@ -108,8 +108,8 @@ func TestLocks(t *testing.T) {
 		}
 	}
 	t.Log("audit", locks("SELECT count(*) FROM dlq.audit('{}', 100)"))
-	require.Less(t, locks("SELECT count(*) FROM dlq.audit('{}', 100)"), 300, "the whole trail")
-	require.Less(t, locks("SELECT count(*) FROM dlq.audit(jsonb_build_object('after', now() - interval '7 days'), 100)"), 60, "a week of it")
+	require.Less(t, locks("SELECT count(*) FROM dlq.audit('{}', 100)"), 300, "the complete audit trail")
+	require.Less(t, locks("SELECT count(*) FROM dlq.audit(jsonb_build_object('after', now() - interval '7 days'), 100)"), 60, "a week of the audit trail")
 	for _, part := range parts {
 		for _, f := range []filter.Filter{{}, {Queue: []string{"q"}, Kind: []string{"k"}}} {
 			chosen, err := store.Where(t.Context(), &f)
@@ -119,14 +119,14 @@ func TestLocks(t *testing.T) {
 			require.Less(t, n, fits, "a list: %v", part)
 		}
 	}
-	for _, asked := range []string{
+	for _, call := range []string{
 		"dlq.oldest_entries(20)", "dlq.policy_changes('7 days')", "dlq.stats('24 hours')", "dlq.flow('24 hours', 'class')", "dlq.times('24 hours')",
 		"dlq.top_groups('24 hours')", "dlq.groups('{}')",
 	} {
-		require.Less(t, locks("SELECT count(*) FROM "+asked), fits, asked)
+		require.Less(t, locks("SELECT count(*) FROM "+call), fits, call)
 	}
-	require.Less(t, locks("SELECT count(*) FROM dlq.by_rule('24 hours')"), 2*fits, "closed ones, too")
-	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 60, "open ones, in psql")
+	require.Less(t, locks("SELECT count(*) FROM dlq.by_rule('24 hours')"), 2*fits, "open and closed entries")
+	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 60, "open entries, in psql")
 
 	// Actions find an old entry.
 	n := 0
@@ -135,7 +135,7 @@ func TestLocks(t *testing.T) {
 }
 
 // A list that is read part by part equals the result of one statement.
-func TestList_inParts(t *testing.T) {
+func TestList_ReadsInParts(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())

@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Values that must not appear anywhere.
+// Values that must not appear in any output.
 const (
 	cardNumber = "4111111111111111"
 	email      = "kim@example.com"
@@ -29,31 +29,31 @@ const (
 
 var secrets = []string{cardNumber, email, token, iban, apiKey, pin}
 
-func maskedData() policy.Data {
+func maskingPolicy() policy.Data {
 	return policy.Data{
 		SensitivePaths:    []string{"payload.card.number", "payload.card.pin", "payload..email", "payload.accounts[*].iban", "headers.X-Api-Key", "metadata.customer"},
 		SensitivePatterns: []string{policy.PatternCardNumbers, policy.PatternTokens},
 	}
 }
 
-func TestMask(t *testing.T) {
+func TestMask_HidesSensitiveValues(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.URL(t))
-	mask := string(maskedData().Masked())
+	mask := string(maskingPolicy().Masked())
 	values := string(policy.Data{SensitivePaths: []string{"payload.*.id", "metadata", "payload.a.b..c.d", "payload.a b.c+d"}}.Masked())
 	for name, c := range map[string]struct{ mask, kind, in, out string }{
-		"paths":                   {mask, "k", `{"card": {"number": 4111111111111111, "brand": "visa"}, "a": [{"Email": "a@b.c"}], "n": 1.50}`, `{"card": {"number": "***", "brand": "visa"}, "a": [{"Email": "***"}], "n": 1.50}`},
-		"of a message":            {mask, "dlqd_message", `{"payload": {"accounts": [{"iban": 1}, {"iban": [2]}]}, "headers": {"x-api-key": "x"}, "iban": 3}`, `{"payload": {"accounts": [{"iban": "***"}, {"iban": "***"}]}, "headers": {"x-api-key": "***"}, "iban": 3}`},
-		"only there":              {mask, "k", `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`, `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`},
-		"objects whole":           {mask, "k", `{"email": {"work": "a", "home": null}, "card": "x"}`, `{"email": "***", "card": "x"}`},
-		"any key":                 {values, "k", `{"a": {"id": 1}, "b": {"id": 2, "c": 3}, "c": {"c": {"id": 4}}}`, `{"a": {"id": "***"}, "b": {"id": "***", "c": 3}, "c": {"c": {"id": 4}}}`},
-		"depth in the middle":     {values, "k", `{"a": {"b": {"x": {"c": {"d": 1}}, "c": {"d": 2}}, "c": {"d": 3}}}`, `{"a": {"b": {"x": {"c": {"d": "***"}}, "c": {"d": "***"}}, "c": {"d": 3}}}`},
-		"keys of other letters":   {values, "k", `{"a b": {"c+d": 1, "ccd": 2}}`, `{"a b": {"c+d": "***", "ccd": 2}}`},
-		"a separator in a key":    {values, "k", `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": 2}}`, `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": "***"}}`},
-		"patterns":                {mask, "k", `{"t": "see Bearer abcdefgh12345 and 4111 1111 1111 1111 12/27", "c": 4111111111111111, "4111-1111-1111-1111": 1}`, `{"t": "see *** and *** 12/27", "c": "***", "***": 1}`},
-		"no card":                 {mask, "k", `{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`, `{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`},
-		"the text of the payload": {mask, "dlqd_message", `{"payload": {"email": "a@b.c"}, "payloadText": "{ \"email\": \"a@b.c\" }"}`, `{"payload": {"email": "***"}, "payloadText": "***"}`},
-		"nothing":                 {`{}`, "k", `{"email": "x"}`, `{"email": "x"}`},
+		"paths":                    {mask, "k", `{"card": {"number": 4111111111111111, "brand": "visa"}, "a": [{"Email": "a@b.c"}], "n": 1.50}`, `{"card": {"number": "***", "brand": "visa"}, "a": [{"Email": "***"}], "n": 1.50}`},
+		"dlqd message":             {mask, "dlqd_message", `{"payload": {"accounts": [{"iban": 1}, {"iban": [2]}]}, "headers": {"x-api-key": "x"}, "iban": 3}`, `{"payload": {"accounts": [{"iban": "***"}, {"iban": "***"}]}, "headers": {"x-api-key": "***"}, "iban": 3}`},
+		"other paths":              {mask, "k", `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`, `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`},
+		"whole objects":            {mask, "k", `{"email": {"work": "a", "home": null}, "card": "x"}`, `{"email": "***", "card": "x"}`},
+		"any key":                  {values, "k", `{"a": {"id": 1}, "b": {"id": 2, "c": 3}, "c": {"c": {"id": 4}}}`, `{"a": {"id": "***"}, "b": {"id": "***", "c": 3}, "c": {"c": {"id": 4}}}`},
+		"depth in the middle":      {values, "k", `{"a": {"b": {"x": {"c": {"d": 1}}, "c": {"d": 2}}, "c": {"d": 3}}}`, `{"a": {"b": {"x": {"c": {"d": "***"}}, "c": {"d": "***"}}, "c": {"d": 3}}}`},
+		"keys with punctuation":    {values, "k", `{"a b": {"c+d": 1, "ccd": 2}}`, `{"a b": {"c+d": "***", "ccd": 2}}`},
+		"a separator in a key":     {values, "k", `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": 2}}`, `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": "***"}}`},
+		"patterns":                 {mask, "k", `{"t": "see Bearer abcdefgh12345 and 4111 1111 1111 1111 12/27", "c": 4111111111111111, "4111-1111-1111-1111": 1}`, `{"t": "see *** and *** 12/27", "c": "***", "***": 1}`},
+		"numbers other than cards": {mask, "k", `{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`, `{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`},
+		"payload text":             {mask, "dlqd_message", `{"payload": {"email": "a@b.c"}, "payloadText": "{ \"email\": \"a@b.c\" }"}`, `{"payload": {"email": "***"}, "payloadText": "***"}`},
+		"no mask":                  {`{}`, "k", `{"email": "x"}`, `{"email": "x"}`},
 	} {
 		var out string
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_json($1, dlq.event_path($2), nullif($3::jsonb, '{}'))::text", c.in, c.kind, c.mask).Scan(&out), name)
@@ -86,7 +86,7 @@ func TestMask(t *testing.T) {
 	large := `{"email":"zz@zz.org","l":[` + strings.Repeat(`["zz@zz.org",0],`, 60_000) + `0]}`
 	var whole bool
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.sensitive_values($1, NULL, NULL, 'k', $2) = ARRAY[NULL]::text[]", large, mask).Scan(&whole))
-	require.True(t, whole, "it is not looked through")
+	require.True(t, whole, "the value is masked without being searched")
 	// If one value is a prefix of another, the longer one is masked in full. With more than a hundred
 	// values, texts are masked in full.
 	var text string
@@ -108,24 +108,24 @@ func TestMask(t *testing.T) {
 	}
 }
 
-// sensitiveEntries creates dead letters with a secret in every field.
-func sensitiveEntries(t *testing.T) (string, *deadletter.Store) {
+// createSensitiveEntries creates dead letters with a secret in every field.
+func createSensitiveEntries(t *testing.T) (string, *deadletter.Store) {
 	t.Helper()
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
-	require.NoError(t, store.Protect(t.Context(), []string{}, maskedData().Masked()))
+	require.NoError(t, store.Protect(t.Context(), []string{}, maskingPolicy().Masked()))
 	payload := fmt.Sprintf(`{"amount": 4200, "card": {"number": %q, "pin": %s}, "people": [{"email": %q}], "accounts": [{"iban": %q}], "free": "token %s"}`, cardNumber, pin, email, iban, token)
 	message := fmt.Sprintf(`{"messageId": "m1", "kind": "order.paid", "queue": "q", "payload": %s, "headers": {"X-Api-Key": %q}, "orderingKey": %q, "subscriberId": %q, "payloadText": %s}`,
-		payload, apiKey, email, email, jsonText(t, payload))
-	said := fmt.Sprintf("card %s of %s <%s> refused for %s: PIN %s; Authorization: Bearer %s", cardNumber, email, email, iban, pin, token)
+		payload, apiKey, email, email, quoteJSON(t, payload))
+	text := fmt.Sprintf("card %s of %s <%s> refused for %s: PIN %s; Authorization: Bearer %s", cardNumber, email, email, iban, pin, token)
 	for _, sql := range []struct {
 		sql  string
 		args []any
 	}{
 		{`INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata) VALUES ('dlqd_message', $1, 'q', 1, 'running', jsonb_build_object('customer', $2::text)), ('order.paid', $3, 'q', 1, 'running', '{}')`, []any{message, email, payload}},
 		{`UPDATE river_job SET state = 'discarded', finalized_at = now(), metadata = metadata || jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'message', $1::text, 'type', 'DECLINED', 'context', jsonb_build_object('card', $1::text))),
-			errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', attempt, 'trace', 'panic: ' || $1::text)]`, []any{said}},
+			errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', attempt, 'trace', 'panic: ' || $1::text)]`, []any{text}},
 		{`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'owner', 'talked about ' || $1::text)`, []any{cardNumber}},
 		{`SELECT dlq.refresh_rollups()`, nil},
 		{`SELECT dlq.replay_start(jsonb_build_object('payload', jsonb_build_object('card', jsonb_build_object('number', $1::text))), p_patch => jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '/card', 'value', $2::jsonb)), p_force => true, p_rate => 0.001, p_note => $1)`, []any{cardNumber, fmt.Sprintf(`{"number": %q, "pin": %s}`, cardNumber, pin)}},
@@ -140,7 +140,7 @@ func sensitiveEntries(t *testing.T) (string, *deadletter.Store) {
 	return url, store
 }
 
-func jsonText(t *testing.T, text string) string {
+func quoteJSON(t *testing.T, text string) string {
 	t.Helper()
 	raw, err := json.Marshal(text)
 	require.NoError(t, err)
@@ -149,12 +149,12 @@ func jsonText(t *testing.T, text string) string {
 
 // Reads every table and calls every function that a role may use. Both come from the catalog, so
 // that new ones are included.
-func TestMask_walkOfSQL(t *testing.T) {
+func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 	t.Parallel()
-	url, store := sensitiveEntries(t)
+	url, store := createSensitiveEntries(t)
 	found := 0
 	for _, role := range []string{"dlq_reader", "dlq_operator", "dlq_admin"} {
-		as(t, url, role, func(conn *pgx.Conn) {
+		asRole(t, url, role, func(conn *pgx.Conn) {
 			ctx := t.Context()
 			look := func(sql string, args ...any) string {
 				rows, err := conn.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
@@ -190,7 +190,7 @@ func TestMask_walkOfSQL(t *testing.T) {
 				look(call)
 			}
 			look("SELECT entries::text FROM dlq.entries")
-			require.Contains(t, look("SELECT jsonb_agg(e)::text FROM dlq.entries e"), "4200", "the rest is there")
+			require.Contains(t, look("SELECT jsonb_agg(e)::text FROM dlq.entries e"), "4200", "other values are visible")
 			// A search for a masked value finds nothing.
 			ask := `SELECT id::text FROM dlq.entries WHERE original_event::text LIKE '%' || $1 || '%' OR error_message LIKE '%' || $1 || '%'`
 			require.Empty(t, look(ask, cardNumber))
@@ -264,17 +264,17 @@ func TestMask_walkOfSQL(t *testing.T) {
 	require.JSONEq(t, `{"filter": {"queue": "q"}, "entries": 2}`, string(audit[0].Detail))
 }
 
-func TestReveal_inSQL(t *testing.T) {
+func TestReveal_RecordsEachUseInSQL(t *testing.T) {
 	t.Parallel()
-	url, store := sensitiveEntries(t)
+	url, store := createSensitiveEntries(t)
 	id := firstID(t, store).String()
-	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
+	asRole(t, url, "dlq_reader", func(conn *pgx.Conn) {
 		for _, sql := range []string{"CALL dlq.reveal('" + id + "', 'why')", "SELECT dlq.revealed('" + id + "')", "SELECT dlq.record_reveal('" + id + "', 'why')"} {
 			_, err := conn.Exec(t.Context(), sql)
 			require.ErrorContains(t, err, "42501")
 		}
 	})
-	login := as(t, url, "dlq_operator", func(conn *pgx.Conn) {
+	login := asRole(t, url, "dlq_operator", func(conn *pgx.Conn) {
 		ctx := t.Context()
 		fails := func(state string, statements ...string) {
 			for i, sql := range statements {
@@ -303,28 +303,28 @@ func TestReveal_inSQL(t *testing.T) {
 		require.Contains(t, entry, cardNumber)
 		require.Contains(t, entry, email)
 
-		// A reason is good for one look: each look has a row.
-		looks := func() (n int) {
+		// A reason is valid for one reveal; each reveal writes an audit row.
+		reveals := func() (n int) {
 			require.NoError(t, conn.QueryRow(ctx,
 				"SELECT count(*) FROM dlq.audit('{\"text\": \"revealed\"}')").Scan(&n))
 			return n
 		}
-		require.Equal(t, 1, looks())
+		require.Equal(t, 1, reveals())
 		fails("DLQ06", "SELECT dlq.revealed('"+id+"')")
 		fails("DLQ06", "BEGIN", "SELECT dlq.revealed('"+id+"')")
 		fails("DLQ06", "SELECT dlq.record_reveal('"+id+"', 'why')", "SELECT dlq.revealed('"+id+"')")
-		const pretended = `DO $do$ DECLARE p_entry jsonb; p_id uuid := '%s'; BEGIN p_entry := dlq.revealed(p_id)%s; END $do$`
-		fails("DLQ06", fmt.Sprintf(pretended, id, ""))
-		fails("DLQ06", fmt.Sprintf(pretended, id,
+		const forgedCall = `DO $do$ DECLARE p_entry jsonb; p_id uuid := '%s'; BEGIN p_entry := dlq.revealed(p_id)%s; END $do$`
+		fails("DLQ06", fmt.Sprintf(forgedCall, id, ""))
+		fails("DLQ06", fmt.Sprintf(forgedCall, id,
 			" || jsonb_build_object('\"\nPL/pgSQL function dlq.reveal(uuid,text,jsonb) line 5 at assignment', (SELECT 1))"))
-		require.Equal(t, 2, looks())
+		require.Equal(t, 2, reveals())
 		_, err := conn.Exec(ctx,
 			"DO $do$ DECLARE e jsonb; BEGIN CALL dlq.reveal('"+id+"', 'ticket 8', e); "+
 				"CALL dlq.reveal('"+id+"', 'ticket 9', e); END $do$")
 		require.NoError(t, err)
-		require.Equal(t, 4, looks())
+		require.Equal(t, 4, reveals())
 	})
-	as(t, url, "dlq_operator", func(conn *pgx.Conn) { // with the search_path of "dlqd psql"
+	asRole(t, url, "dlq_operator", func(conn *pgx.Conn) { // with the search_path of "dlqd psql"
 		_, err := conn.Exec(t.Context(), "SET search_path = dlq, public")
 		require.NoError(t, err)
 		var entry string
@@ -333,9 +333,9 @@ func TestReveal_inSQL(t *testing.T) {
 		_, err = conn.Exec(t.Context(), "SELECT revealed('"+id+"')")
 		require.ErrorContains(t, err, "DLQ06")
 	})
-	as(t, url, "dlq_operator", func(conn *pgx.Conn) {
+	asRole(t, url, "dlq_operator", func(conn *pgx.Conn) {
 		_, err := conn.Exec(t.Context(), "SELECT dlq.revealed('"+id+"')")
-		require.ErrorContains(t, err, "DLQ06", "why another person looked is not why this one does")
+		require.ErrorContains(t, err, "DLQ06", "a reveal of another session does not count")
 	})
 	moves, err := store.Audit(t.Context(), deadletter.AuditFilter{Text: "revealed"}, 10, deadletter.AuditCursor{})
 	require.NoError(t, err)

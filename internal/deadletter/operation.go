@@ -14,26 +14,26 @@ import (
 // Operation is one action of an operator on any number of entries.
 type Operation struct {
 	ID        uuid.UUID        `json:"id" doc:"UUIDv7."`
-	Action    string           `json:"action" doc:"What was done: discard, resolve, park, unpark, reopen, assign, tag, note, purge or undo."`
-	Filter    json.RawMessage  `json:"filter,omitempty" doc:"Which entries it was for; absent where they were named, and for who may not see it."`
-	Args      json.RawMessage  `json:"args,omitempty" doc:"More about it: assignee, tags."`
-	Actor     string           `json:"actor" doc:"Who did it."`
+	Action    string           `json:"action" doc:"Action: discard, resolve, park, unpark, reopen, assign, tag, note, purge or undo."`
+	Filter    json.RawMessage  `json:"filter,omitempty" doc:"Filter that selected the entries; absent if they were selected by id, or if the caller may not see it."`
+	Args      json.RawMessage  `json:"args,omitempty" doc:"Parameters of the action: assignee, tags."`
+	Actor     string           `json:"actor" doc:"User that started it."`
 	DBUser    string           `json:"dbUser" doc:"Database user of the session."`
-	Origin    string           `json:"origin,omitempty" doc:"From where."`
-	Note      string           `json:"note,omitempty" doc:"What they said."`
-	Undoes    *uuid.UUID       `json:"undoes,omitempty" doc:"The operation that it undid."`
-	StartedAt time.Time        `json:"startedAt" doc:"When it began."`
-	LastAt    time.Time        `json:"lastAt" doc:"When its last batch was done."`
-	Looked    int64            `json:"looked" doc:"How many entries it was for."`
-	Changed   int64            `json:"changed" doc:"How many of them it changed."`
-	Unchanged map[string]int64 `json:"unchanged" doc:"Why it left the others, with how many for each reason."`
+	Origin    string           `json:"origin,omitempty" doc:"Interface and address that it came from."`
+	Note      string           `json:"note,omitempty" doc:"Note of the user."`
+	Undoes    *uuid.UUID       `json:"undoes,omitempty" doc:"The operation that it undoes."`
+	StartedAt time.Time        `json:"startedAt" doc:"Time at which it started."`
+	LastAt    time.Time        `json:"lastAt" doc:"Time of its last batch."`
+	Looked    int64            `json:"looked" doc:"Number of entries that it selected."`
+	Changed   int64            `json:"changed" doc:"Number of entries that it changed."`
+	Unchanged map[string]int64 `json:"unchanged" doc:"Number of entries that it left unchanged, by reason."`
 }
 
 // Touched is an entry that an operation looked at.
 type Touched struct {
 	ID      uuid.UUID `json:"id" doc:"The entry."`
-	Changed bool      `json:"changed" doc:"Whether it was changed."`
-	Reason  string    `json:"reason" doc:"What was done to it, or why it was left."`
+	Changed bool      `json:"changed" doc:"Whether the operation changed the entry."`
+	Reason  string    `json:"reason" doc:"Change of the entry, or the reason why it was left unchanged."`
 }
 
 // Operation returns an operation and a page of the entries that it looked at, after an entry. Of
@@ -41,7 +41,7 @@ type Touched struct {
 func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID, most int) (*Operation, []Touched, error) {
 	row, err := s.queries.Operation(ctx, id)
 	if err != nil {
-		return nil, nil, Named(err)
+		return nil, nil, AsMoveError(err)
 	}
 	o := &Operation{
 		ID: row.ID, Action: row.Action, Filter: row.Filter, Args: row.Args, Actor: row.Actor, DBUser: row.DbUser, Origin: row.Origin, Note: row.Note,
@@ -58,15 +58,15 @@ func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID, m
 	for i, r := range rows {
 		touched[i] = Touched{ID: r.EntryID, Changed: r.Changed, Reason: r.Reason}
 	}
-	return o, touched, Named(err)
+	return o, touched, AsMoveError(err)
 }
 
 // Undone is the result of undoing an operation.
 type Undone struct {
-	Operation uuid.UUID        `json:"operation" doc:"The operation that the undoing is."`
-	Looked    int              `json:"looked" doc:"Entries that the operation had changed."`
-	Changed   int              `json:"changed" doc:"Entries that were put back; the others have moved on since."`
-	Became    map[string]int64 `json:"became" doc:"Where those that were put back stand now. What was discarded or resolved is in dlq_manual, with a person."`
+	Operation uuid.UUID        `json:"operation" doc:"Id of the undo, which is an operation itself."`
+	Looked    int              `json:"looked" doc:"Number of entries that the operation had changed."`
+	Changed   int              `json:"changed" doc:"Number of entries that were reverted; the others have changed since."`
+	Became    map[string]int64 `json:"became" doc:"Number of reverted entries by their status now. Discarded and resolved entries return to dlq_manual."`
 }
 
 // Undo reverts the entries that are still as an operation left them, in batches with one

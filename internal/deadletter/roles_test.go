@@ -15,9 +15,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// as runs fn in a session of a new login with one of dlqd's roles. Roles belong to the server, so
+// asRole runs fn in a session of a new login with one of dlqd's roles. Roles belong to the server, so
 // each test has a separate login.
-func as(t *testing.T, url, role string, fn func(*pgx.Conn)) string {
+func asRole(t *testing.T, url, role string, fn func(*pgx.Conn)) string {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	admin, err := pgx.Connect(ctx, postgrestest.Superuser(t, url))
@@ -65,9 +65,9 @@ func (s *session) text(sql string) string {
 	return *text
 }
 
-// roleEntries creates four parked dead letters and returns the database's URL and a pool of the
+// createRoleEntries creates four parked dead letters and returns the database's URL and a pool of the
 // owner.
-func roleEntries(t *testing.T) (string, *pgxpool.Pool) {
+func createRoleEntries(t *testing.T) (string, *pgxpool.Pool) {
 	t.Helper()
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
@@ -90,13 +90,13 @@ var writes = []string{
 	"INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) VALUES (gen_random_uuid(), 'dlq_manual', 'x', 'q', 'k')",
 	"UPDATE dlq.settings SET value = ''", "UPDATE dlq.erasures SET note = ''", "DELETE FROM dlq.replay_runs", "DELETE FROM dlq.rollup_flow",
 	"SELECT dlq.redeliver('{}', 'x', 'x')", "SELECT dlq.file('{}')", "SELECT dlq.apply_facts()", "SELECT dlq.protect('{}')", "SELECT dlq.install_roles()", "DROP TABLE dlq.dead_letter_queue",
-	"SELECT * FROM river_job", "CREATE TABLE dlq.mine ()",
+	"SELECT * FROM river_job", "CREATE TABLE dlq.created ()",
 }
 
-func TestRoles_reader(t *testing.T) {
+func TestRoles_ReaderSeesNoPayloads(t *testing.T) {
 	t.Parallel()
-	url, pool := roleEntries(t)
-	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
+	url, pool := createRoleEntries(t)
+	asRole(t, url, "dlq_reader", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		for _, sql := range []string{
 			"SELECT id, status, error_message, tags FROM dlq.dead_letter_queue", "SELECT * FROM dlq.entries", "SELECT * FROM dlq.find('{\"queue\": \"q\"}')", "SELECT * FROM dlq.preview('{}')",
@@ -118,13 +118,13 @@ func TestRoles_reader(t *testing.T) {
 			s.cannot(sql)
 		}
 		_, err := conn.Exec(t.Context(), "SELECT * FROM dlq.find('{\"payload\": {\"card\": \"4242\"}}')")
-		require.ErrorContains(t, err, "DLQ06", "who may not see it does not find it")
+		require.ErrorContains(t, err, "DLQ06", "a reader cannot filter by a hidden column")
 	})
 
 	// A different policy hides different columns.
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	require.NoError(t, store.Protect(t.Context(), []string{"error_message", "tags"}, []byte("{}")))
-	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
+	asRole(t, url, "dlq_reader", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		require.JSONEq(t, `{"card": "4242"}`, s.text("SELECT original_event::text FROM dlq.dead_letter_queue LIMIT 1"))
 		require.Equal(t, "(null)", s.text("SELECT error_message FROM dlq.entries LIMIT 1"))
@@ -135,10 +135,10 @@ func TestRoles_reader(t *testing.T) {
 	})
 }
 
-func TestRoles_operator(t *testing.T) {
+func TestRoles_OperatorMovesEntries(t *testing.T) {
 	t.Parallel()
-	url, pool := roleEntries(t)
-	login := as(t, url, "dlq_operator", func(conn *pgx.Conn) {
+	url, pool := createRoleEntries(t)
+	login := asRole(t, url, "dlq_operator", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		require.JSONEq(t, `{"card": "4242"}`, s.text("SELECT original_event::text FROM dlq.find('{\"payload\": {\"card\": \"4242\"}}', 1)"))
 		const one = "(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' ORDER BY id LIMIT 1)"
@@ -159,14 +159,14 @@ func TestRoles_operator(t *testing.T) {
 	})
 	var moves, origins int
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*), count(origin) FROM dlq.dead_letter_transitions WHERE db_user = $1 AND actor = $1", login).Scan(&moves, &origins))
-	require.Equal(t, 10, moves, "six moves and notes, and a tag for each of four: the database user is the actor, and is in the audit trail")
+	require.Equal(t, 10, moves, "six moves and notes, and a tag on each of four entries")
 	require.Equal(t, moves, origins)
 }
 
-func TestRoles_admin(t *testing.T) {
+func TestRoles_AdminPurgesAndErases(t *testing.T) {
 	t.Parallel()
-	url, _ := roleEntries(t)
-	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+	url, _ := createRoleEntries(t)
+	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		for _, sql := range []string{
 			"SELECT dlq.act_where('purge', '{\"queue\": \"q\"}', p_args => '{\"force\": true}', p_limit => 1)", "CALL dlq.erase('{\"payload\": {\"card\": \"4242\"}}', 'ticket 9')",
@@ -182,11 +182,11 @@ func TestRoles_admin(t *testing.T) {
 }
 
 // In SQL the actor is the database user. A given name is recorded as the person acted for.
-func TestRoles_actor(t *testing.T) {
+func TestRoles_ActorIsTheDatabaseUser(t *testing.T) {
 	t.Parallel()
-	url, pool := roleEntries(t)
+	url, pool := createRoleEntries(t)
 	const one = "(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' ORDER BY id LIMIT 1)"
-	login := as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+	login := asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		for _, sql := range []string{
 			"SELECT dlq.note(" + one + ", 'seen', 'worker:x')", "SELECT dlq.unpark(" + one + ", 'sweep')", "SELECT dlq.park((SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'), 'capture')",
@@ -211,9 +211,9 @@ func TestRoles_actor(t *testing.T) {
 		require.NoError(t, pool.QueryRow(t.Context(), sql, login).Scan(&n))
 		require.Zero(t, n, sql)
 	}
-	var people int
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.audit('{\"people\": true}', 500) WHERE actor = $1", login).Scan(&people))
-	require.Equal(t, 17, people, "six moves and notes, four tags, seven acts: nobody disappears from the people's audit")
+	var actions int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.audit('{\"people\": true}', 500) WHERE actor = $1", login).Scan(&actions))
+	require.Equal(t, 17, actions, "six moves and notes, four tags, seven acts")
 
 	// The owner may name the actor, even one with a name that dlqd uses for itself.
 	tx, err := pool.Begin(t.Context())

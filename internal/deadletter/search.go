@@ -23,7 +23,7 @@ const (
 	// firstSlice is the number of entries of each part in the first slice; later slices take about
 	// sliceTime each.
 	firstSlice = 1000
-	mostSlice  = 100_000
+	maxSlice   = 100_000
 	sliceTime  = 50 * time.Millisecond
 	// firstSliceTimeout bounds the first slice. It runs even without budget, so that every search makes
 	// progress.
@@ -45,13 +45,13 @@ type Found struct {
 // result says where to continue.
 func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Found, error) {
 	deadline := time.Now().Add(budget)
-	chosen, err := s.Where(ctx, &p.Filter)
+	condition, err := s.Where(ctx, &p.Filter)
 	if err != nil {
 		return nil, err
 	}
 	found := &Found{Entries: []Summary{}}
 	if half := budget / 2; half >= time.Millisecond && !isSearch(&p.Filter) {
-		if found.Entries, err = s.list(ctx, p, chosen, time.Now().Add(half)); !isStatementTimeout(err) {
+		if found.Entries, err = s.list(ctx, p, condition, time.Now().Add(half)); !isStatementTimeout(err) {
 			if err == nil && len(found.Entries) == p.Limit {
 				found.Next = found.Entries[p.Limit-1].ID
 			}
@@ -59,10 +59,10 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 		}
 	}
 	page := []Summary{}
-	at, err := s.inSlices(ctx, p, deadline, func(slice Page, parts []Part, until time.Time) (bool, error) {
+	at, err := s.searchSlices(ctx, p, deadline, func(slice Page, parts []Part, until time.Time) (bool, error) {
 		var of []Summary
 		for _, part := range parts {
-			more, err := s.listPart(ctx, slice, chosen, part, until)
+			more, err := s.listPart(ctx, slice, condition, part, until)
 			if err != nil {
 				return false, err
 			}
@@ -94,7 +94,7 @@ func isSearch(f *filter.Filter) bool {
 // reports that there are, or may be, others.
 func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budget time.Duration) (n int, more bool, err error) {
 	deadline := time.Now().Add(budget)
-	chosen, err := s.Where(ctx, &f)
+	condition, err := s.Where(ctx, &f)
 	if err != nil {
 		return 0, false, err
 	}
@@ -105,7 +105,7 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budg
 			where, args = slice.where(where, args)
 			args = append(args, most+1-of)
 			sql := s.schemas.Render("SELECT count(*) FROM (SELECT FROM dlq.dead_letter_queue e WHERE $1::jsonb IS NOT NULL AND " + strings.Join(where, " AND "))
-			sql = fmt.Sprintf("%s AND (%s) LIMIT $%d) l", sql, chosen, len(args)-1)
+			sql = fmt.Sprintf("%s AND (%s) LIMIT $%d) l", sql, condition, len(args)-1)
 			counted := 0
 			if err := s.read(ctx, until, func(db postgres.DB) error { return db.QueryRow(ctx, sql, args...).Scan(&counted) }); err != nil {
 				return false, err
@@ -126,7 +126,7 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budg
 			return min(n, most), n > most, err
 		}
 	}
-	at, err := s.inSlices(ctx, Page{Filter: f}, deadline, count)
+	at, err := s.searchSlices(ctx, Page{Filter: f}, deadline, count)
 	return min(n, most), n > most || at != uuid.Nil, err
 }
 
@@ -141,13 +141,13 @@ func (s *Store) partsOf(ctx context.Context, f *filter.Filter) ([]Part, error) {
 	return slices.DeleteFunc(append([]Part{OpenPart()}, closed...), func(p Part) bool { return !slices.ContainsFunc(stages, p.holds) }), nil
 }
 
-// inSlices calls look for each slice of the page's filter, in page order, until look reports that
+// searchSlices calls look for each slice of the page's filter, in page order, until look reports that
 // the page is full, no entries are left, or the deadline has passed. Only in the last case does it
 // return a cursor to continue from.
-func (s *Store) inSlices(ctx context.Context, p Page, deadline time.Time, look func(slice Page, parts []Part, until time.Time) (full bool, err error)) (uuid.UUID, error) {
+func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time, look func(slice Page, parts []Part, until time.Time) (full bool, err error)) (uuid.UUID, error) {
 	bounds, err := s.queries.FilterBounds(ctx, p.Filter.JSON())
 	if err != nil {
-		return uuid.Nil, Named(err)
+		return uuid.Nil, AsMoveError(err)
 	}
 	parts, err := s.partsOf(ctx, &p.Filter)
 	if err != nil {
@@ -194,7 +194,7 @@ func (s *Store) inSlices(ctx context.Context, p Page, deadline time.Time, look f
 		// The results of a slice that ran into the deadline are lost, so slices shrink toward it, down to
 		// firstSlice: smaller ones take no less time, because each is several statements.
 		faster := min(float64(min(sliceTime, max(time.Until(deadline)/2, 0)))/float64(max(time.Since(began), time.Millisecond)), 4)
-		entries = min(max(int(float64(entries)*faster), firstSlice), mostSlice)
+		entries = min(max(int(float64(entries)*faster), firstSlice), maxSlice)
 	}
 }
 
@@ -217,7 +217,7 @@ func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uu
 		}
 	}
 	for _, part := range among {
-		at, err := s.nth(ctx, slice, part, entries, until)
+		at, err := s.nthID(ctx, slice, part, entries, until)
 		if err != nil {
 			return nil, err
 		}
@@ -228,9 +228,9 @@ func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uu
 	return among, nil
 }
 
-// nth returns the id of the nth entry of a part after the page's cursor; uuid.Nil if there are
+// nthID returns the id of the nth entry of a part after the page's cursor; uuid.Nil if there are
 // fewer.
-func (s *Store) nth(ctx context.Context, p *Page, part Part, n int, until time.Time) (id uuid.UUID, err error) {
+func (s *Store) nthID(ctx context.Context, p *Page, part Part, n int, until time.Time) (id uuid.UUID, err error) {
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe})
 	if p.Cursor != uuid.Nil {
 		args = append(args, p.Cursor)

@@ -14,9 +14,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// A search without time looks at one slice and returns a cursor. Continuing from it finds all
+// A search without a budget reads one slice and returns a cursor. Continuing from it finds all
 // entries in order. A count works the same way.
-func TestSearch_inSlices(t *testing.T) {
+func TestSearch_ContinuesInSlices(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
@@ -53,7 +53,7 @@ func TestSearch_inSlices(t *testing.T) {
 			require.NoError(t, err)
 
 			got := []uuid.UUID{}
-			page, looks, last := deadletter.Page{Filter: f, Oldest: oldest, Limit: 3}, 0, time.Time{}
+			page, searches, last := deadletter.Page{Filter: f, Oldest: oldest, Limit: 3}, 0, time.Time{}
 			for {
 				found, err := store.Search(t.Context(), page, 0)
 				require.NoError(t, err)
@@ -61,19 +61,19 @@ func TestSearch_inSlices(t *testing.T) {
 				for _, e := range found.Entries {
 					got = append(got, e.ID)
 				}
-				if looks++; found.Next == uuid.Nil {
+				if searches++; found.Next == uuid.Nil {
 					require.Zero(t, found.SearchedTo)
 					break
 				}
 				if len(found.Entries) < page.Limit {
 					require.NotZero(t, found.SearchedTo)
-					require.True(t, last.IsZero() || found.SearchedTo.Before(last) != oldest || found.SearchedTo.Equal(last), "it goes on")
+					require.True(t, last.IsZero() || found.SearchedTo.Before(last) != oldest || found.SearchedTo.Equal(last), "each search continues where the last one ended")
 					last = found.SearchedTo
 				}
 				page.Cursor = found.Next
 			}
 			require.Equal(t, want, got, "%s %s", text, order)
-			require.Greater(t, looks, 4, "slices are small")
+			require.Greater(t, searches, 4, "each search reads a small slice")
 
 			// With enough time, a search returns one page, by index or in slices.
 			found, err := store.Search(t.Context(), deadletter.Page{Filter: f, Oldest: oldest, Limit: 100}, time.Minute)
@@ -86,7 +86,7 @@ func TestSearch_inSlices(t *testing.T) {
 		n, more, err := store.CountWithin(t.Context(), f, 3, 0)
 		require.NoError(t, err)
 		require.LessOrEqual(t, n, 3)
-		require.True(t, more, "there was no time to look at all")
+		require.True(t, more, "the budget does not allow a complete count")
 		list, err := store.List(t.Context(), deadletter.Page{Filter: f, Limit: 100})
 		require.NoError(t, err)
 		n, more, err = store.CountWithin(t.Context(), f, 100, time.Minute)

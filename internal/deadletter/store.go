@@ -29,9 +29,9 @@ var (
 	ErrNotAllowed = errors.New("move not allowed")
 	ErrLiveJob    = errors.New("an equal job is live")
 	ErrInvalid    = errors.New("invalid request")
-	ErrUnhealthy  = errors.New("not now")
-	ErrForbidden  = errors.New("not for who asks")
-	ErrApproval   = errors.New("needs a second person")
+	ErrUnhealthy  = errors.New("not possible now")
+	ErrForbidden  = errors.New("not permitted")
+	ErrApproval   = errors.New("approval required")
 )
 
 // sqlStates maps the SQLSTATEs that dlqd's functions raise to errors.
@@ -120,15 +120,15 @@ var listColumns = strings.NewReplacer(
 const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"
 
 // ListSQL returns the query behind [Store.List] for a part of the queue and its parameters, for
-// EXPLAIN. chosen is the condition of the page's filter ([Store.Where]). Pages are cut by id, which
+// EXPLAIN. condition is the condition of the page's filter ([Store.Where]). Pages are cut by id, which
 // sorts by time: every filter index is in id order, so all pages cost the same.
-func (s *Store) ListSQL(ctx context.Context, p Page, chosen string, part Part) (string, []any) {
+func (s *Store) ListSQL(ctx context.Context, p Page, condition string, part Part) (string, []any) {
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, p.Filter.JSON()})
 	where, args = p.where(where, args)
 	args = append(args, postgres.IsReader(ctx), p.Limit)
 	list := s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($%d) AS mask OFFSET 0) m WHERE $1::jsonb IS NOT NULL AND %s", listColumns, len(args)-2,
 		strings.Join(where, " AND ")))
-	return fmt.Sprintf("%s AND (%s) ORDER BY id %s LIMIT $%d", list, chosen, p.order(), len(args)-1), args
+	return fmt.Sprintf("%s AND (%s) ORDER BY id %s LIMIT $%d", list, condition, p.order(), len(args)-1), args
 }
 
 func (p *Page) order() string {
@@ -160,7 +160,7 @@ func (p *Page) where(where []string, args []any) ([]string, []any) {
 // Where returns the SQL condition of a filter (dlq.filter_where), limited to the scope of ctx.
 func (s *Store) Where(ctx context.Context, f *filter.Filter) (string, error) {
 	where, err := s.queries.FilterWhere(ctx, f.JSON())
-	return where, Named(err)
+	return where, AsMoveError(err)
 }
 
 // FilterValue is a suggested value for a field of a filter.
@@ -170,7 +170,7 @@ type FilterValue = dbsqlc.FilterValuesRow
 // entries, likely ones first.
 func (s *Store) FilterValues(ctx context.Context, field, text string, most int) ([]FilterValue, error) {
 	rows, err := s.queries.FilterValues(ctx, dbsqlc.FilterValuesParams{Field: field, Prefix: text, Most: int32(min(most, math.MaxInt32))})
-	return rows, Named(err)
+	return rows, AsMoveError(err)
 }
 
 // stagesOf returns the partitions that hold entries with these states; no state means all
@@ -206,22 +206,22 @@ func FirstID(at time.Time) uuid.UUID {
 // List returns one page of entries. It reads part by part (see [Part]) without a time limit;
 // [Store.Search] has one.
 func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
-	chosen, err := s.Where(ctx, &p.Filter)
+	condition, err := s.Where(ctx, &p.Filter)
 	if err != nil {
 		return nil, err
 	}
-	return s.list(ctx, p, chosen, time.Time{})
+	return s.list(ctx, p, condition, time.Time{})
 }
 
 // list is [Store.List] with a deadline; the zero time means none.
-func (s *Store) list(ctx context.Context, p Page, chosen string, until time.Time) ([]Summary, error) {
+func (s *Store) list(ctx context.Context, p Page, condition string, until time.Time) ([]Summary, error) {
 	stages := stagesOf(p.Filter.Status)
 	page := []Summary{}
 	// An entry that closes between the statements is found twice, and merge removes the duplicate.
 	// Closed parts first could miss it.
 	if open := OpenPart(); slices.ContainsFunc(stages, open.holds) {
 		var err error
-		if page, err = s.listPart(ctx, p, chosen, open, until); err != nil {
+		if page, err = s.listPart(ctx, p, condition, open, until); err != nil {
 			return nil, err
 		}
 	}
@@ -241,7 +241,7 @@ func (s *Store) list(ctx context.Context, p Page, chosen string, until time.Time
 		if !slices.ContainsFunc(stages, part.holds) || (!since.IsZero() && part.endsBefore(since.Add(-24*time.Hour))) {
 			continue
 		}
-		more, err := s.listPart(ctx, p, chosen, part, until)
+		more, err := s.listPart(ctx, p, condition, part, until)
 		if err != nil {
 			return nil, err
 		}
@@ -263,8 +263,8 @@ func (p *Page) merge(page, more []Summary) []Summary {
 	return page[:min(len(page), p.Limit)]
 }
 
-func (s *Store) listPart(ctx context.Context, p Page, chosen string, part Part, until time.Time) (found []Summary, err error) {
-	sql, args := s.ListSQL(ctx, p, chosen, part)
+func (s *Store) listPart(ctx context.Context, p Page, condition string, part Part, until time.Time) (found []Summary, err error) {
+	sql, args := s.ListSQL(ctx, p, condition, part)
 	err = s.read(ctx, until, func(db postgres.DB) error {
 		rows, err := db.Query(ctx, sql, args...)
 		if err != nil {
@@ -387,10 +387,10 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 	}
 	rows, err := s.db.Query(ctx, fmt.Sprintf(maskedEntries+" ORDER BY id", "id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3)))", mask), filter, exportPage, after)
 	if err != nil {
-		return nil, Named(err)
+		return nil, AsMoveError(err)
 	}
 	entries, err := pgx.CollectRows(rows, pgx.RowToStructByName[Entry])
-	return entries, Named(err)
+	return entries, AsMoveError(err)
 }
 
 // Get returns an entry and its audit trail, oldest move first. It returns [ErrNotFound] if there is
@@ -530,7 +530,10 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 // with the returned context are unmasked. It requires a note.
 func (s *Store) RevealMany(ctx context.Context, filter json.RawMessage, act Act) (context.Context, error) {
 	if strings.TrimSpace(act.Note) == "" {
-		return nil, &MoveError{Kind: ErrInvalid, Detail: "export: say why what is masked is to be shown", Hint: "The note is in the audit trail."}
+		return nil, &MoveError{
+			Kind: ErrInvalid, Detail: "export: an unmasked export requires a note",
+			Hint: "Give the reason in the note; it is written to the audit trail.",
+		}
 	}
 	err := s.move(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).RecordExport(ctx, dbsqlc.RecordExportParams{Actor: act.Actor, Note: act.Note, Filter: filter})
@@ -694,9 +697,9 @@ func WithOrigin(ctx context.Context, origin string) context.Context {
 }
 
 // OnBehalfOf adds the person that a caller acts for to the origin in ctx.
-func OnBehalfOf(ctx context.Context, who string) {
+func OnBehalfOf(ctx context.Context, person string) {
 	if origin, ok := ctx.Value(originKey{}).(*string); ok {
-		*origin += ", on behalf of " + who
+		*origin += ", on behalf of " + person
 	}
 }
 
@@ -748,12 +751,12 @@ func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error 
 			break
 		}
 	}
-	return Named(err)
+	return AsMoveError(err)
 }
 
-// Named turns an error that dlqd's functions raised into a [MoveError]. It returns other errors
+// AsMoveError turns an error that dlqd's functions raised into a [MoveError]. It returns other errors
 // unchanged.
-func Named(err error) error {
+func AsMoveError(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && sqlStates[pgErr.Code] != nil {
 		return &MoveError{Kind: sqlStates[pgErr.Code], Detail: pgErr.Message, Hint: pgErr.Hint}
@@ -808,31 +811,31 @@ const BacklogSQL = dbsqlc.Backlog
 // Backlog returns the numbers of open entries.
 func (s *Store) Backlog(ctx context.Context) ([]Backlog, error) { return s.queries.Backlog(ctx) }
 
-// Chosen counts the entries that a filter selects, by queue, error type and age.
-type Chosen = dbsqlc.PreviewRow
+// PreviewCount counts the entries that a filter selects, by queue, error type and age.
+type PreviewCount = dbsqlc.PreviewRow
 
 // Preview counts the entries that a filter selects.
-func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]Chosen, error) {
+func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]PreviewCount, error) {
 	rows, err := s.queries.Preview(ctx, filter)
-	return rows, Named(err)
+	return rows, AsMoveError(err)
 }
 
 // CountUpTo counts the entries that a filter selects, up to most; with replay, only those that a
 // replay run would take.
 func (s *Store) CountUpTo(ctx context.Context, filter json.RawMessage, replay bool, most int64) (int64, error) {
 	n, err := s.queries.CountUpTo(ctx, dbsqlc.CountUpToParams{Filter: filter, Replayable: replay, Most: int32(min(most, math.MaxInt32))})
-	return n, Named(err)
+	return n, AsMoveError(err)
 }
 
 // Count counts the entries that a filter selects; with replay, only those that a replay run would
 // take.
 func (s *Store) Count(ctx context.Context, filter json.RawMessage, replay bool) (int64, error) {
 	n, err := s.queries.Count(ctx, dbsqlc.CountParams{Filter: filter, Replayable: replay})
-	return n, Named(err)
+	return n, AsMoveError(err)
 }
 
-// ChoosesAll reports whether a filter selects every entry: then the caller must confirm it.
-func (s *Store) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool, error) {
+// SelectsAll reports whether a filter selects every entry: then the caller must confirm it.
+func (s *Store) SelectsAll(ctx context.Context, filter json.RawMessage) (bool, error) {
 	return s.queries.ChoosesAll(ctx, filter)
 }
 

@@ -21,16 +21,16 @@ import (
 
 var kim = deadletter.Act{Actor: "kim", Note: "a note"}
 
-// captured creates a dead letter and returns it.
-func (b *bundle) captured() *deadletter.Entry {
+// createEntry creates a dead letter and returns it.
+func (b *bundle) createEntry() *deadletter.Entry {
 	b.Helper()
 	b.endBySQL(b.insert(nil), "discarded")
 	entry, _ := b.entry()
 	return entry
 }
 
-// put moves an entry to a state in as few legal moves as possible.
-func (b *bundle) put(id uuid.UUID, status deadletter.Status) {
+// moveTo moves an entry to a state in as few legal moves as possible.
+func (b *bundle) moveTo(id uuid.UUID, status deadletter.Status) {
 	b.Helper()
 	ways := map[deadletter.Status][]string{
 		deadletter.Pending:    {},
@@ -60,7 +60,7 @@ func moveSQL(to string) string {
 }
 
 // The database enforces the state table of the design on every session.
-func TestMoves_everyPairOfStates(t *testing.T) {
+func TestMoves_FollowStateTable(t *testing.T) {
 	t.Parallel()
 	allowed := map[deadletter.Status]string{
 		deadletter.Pending:    "dlq_processing dlq_pending dlq_manual dlq_resolved dlq_archived",
@@ -78,8 +78,8 @@ func TestMoves_everyPairOfStates(t *testing.T) {
 			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
 				t.Parallel()
 				b := setup(t, succeed)
-				id := b.captured().ID
-				b.put(id, from)
+				id := b.createEntry().ID
+				b.moveTo(id, from)
 				before, trail := b.entry()
 				_, err := b.pool.Exec(t.Context(), moveSQL(string(to)), id)
 				after, newTrail := b.entry()
@@ -95,7 +95,7 @@ func TestMoves_everyPairOfStates(t *testing.T) {
 				last := newTrail[len(newTrail)-1]
 				require.Equal(t, from, *last.FromStatus)
 				require.Equal(t, to, last.ToStatus)
-				require.Equal(t, last.DBUser, last.Actor, "nobody said who it was, so it is the database user")
+				require.Equal(t, last.DBUser, last.Actor, "without an actor, the actor is the database user")
 				require.Equal(t, !to.Open(), after.ClosedAt != nil)
 				require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE move IS NOT NULL"))
 			})
@@ -103,10 +103,10 @@ func TestMoves_everyPairOfStates(t *testing.T) {
 	}
 }
 
-func TestMoves_whatNobodyMayDo(t *testing.T) {
+func TestMoves_RejectDeletesAndForgery(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	id := b.captured().ID
+	id := b.createEntry().ID
 	for name, test := range map[string]struct{ sql, want string }{
 		"delete an open entry":           {"DELETE FROM dlq.dead_letter_queue WHERE id = '" + id.String() + "'", "only resolved and archived entries can be deleted"},
 		"delete from the partition":      {"DELETE FROM dlq.dead_letter_open", "only resolved and archived entries can be deleted"},
@@ -124,11 +124,11 @@ func TestMoves_whatNobodyMayDo(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }
 
-func TestMoves_ofOperators(t *testing.T) {
+func TestMoves_ParkResolveAndUnpark(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	ctx := t.Context()
-	id := b.captured().ID
+	id := b.createEntry().ID
 
 	var move *deadletter.MoveError
 	err := b.store.Resolve(ctx, id, kim)
@@ -160,10 +160,10 @@ func TestMoves_ofOperators(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 }
 
-func TestReplay_resolvesWhenItsJobCompletes(t *testing.T) {
+func TestReplay_ResolvesWhenJobCompletes(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	entry := b.captured()
+	entry := b.createEntry()
 	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
 	require.NoError(t, err)
 	row, err := b.client.JobGet(t.Context(), job)
@@ -174,7 +174,7 @@ func TestReplay_resolvesWhenItsJobCompletes(t *testing.T) {
 	require.Contains(t, string(row.Metadata), entry.ID.String())
 
 	_, err = b.store.Replay(t.Context(), entry.ID, kim, nil, false)
-	require.ErrorIs(t, err, deadletter.ErrNotAllowed, "it is under way")
+	require.ErrorIs(t, err, deadletter.ErrNotAllowed, "a redelivery is in progress")
 
 	b.start()
 	b.await(job, rivertype.JobStateCompleted)
@@ -192,10 +192,10 @@ func TestReplay_resolvesWhenItsJobCompletes(t *testing.T) {
 	require.Equal(t, "completed", attempts[0].Outcome)
 }
 
-func TestReplay_editedKeepsTheOriginal(t *testing.T) {
+func TestReplay_EditKeepsOriginal(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	entry := b.captured()
+	entry := b.createEntry()
 	job, err := b.store.Replay(t.Context(), entry.ID, kim, json.RawMessage(`{"value": "mended"}`), false)
 	require.NoError(t, err)
 	row, err := b.client.JobGet(t.Context(), job)
@@ -207,7 +207,7 @@ func TestReplay_editedKeepsTheOriginal(t *testing.T) {
 	require.JSONEq(t, `{"payload": {"value": "mended"}}`, string(trail[len(trail)-1].Detail))
 }
 
-func TestReplay_thatIsRefusedEditsNothing(t *testing.T) {
+func TestReplay_RejectedReplayEditsNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	opts := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
@@ -225,23 +225,23 @@ func TestReplay_thatIsRefusedEditsNothing(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestReplay_outcomeCountsOnce(t *testing.T) {
+func TestReplay_CountsOutcomeOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	entry := b.captured()
+	entry := b.createEntry()
 	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
 	require.NoError(t, err)
 	b.endBySQL(job, "completed")
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT id, created_at, 'completed', $2 FROM river_job WHERE id = $1", job, entry.ID)
 	after, trail := b.entry()
 	require.Equal(t, deadletter.Resolved, after.Status)
-	require.Len(t, trail, 3, "the second leaves nothing")
+	require.Len(t, trail, 3, "the second fact leaves no audit row")
 }
 
-func TestReplay_cancelledByAnOperatorIsRecorded(t *testing.T) {
+func TestReplay_RecordsCancelledJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	entry := b.captured()
+	entry := b.createEntry()
 	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
 	require.NoError(t, err)
 	_, err = b.client.JobCancel(t.Context(), job)
@@ -251,10 +251,10 @@ func TestReplay_cancelledByAnOperatorIsRecorded(t *testing.T) {
 	require.Equal(t, "cancelled", *after.ErrorType)
 }
 
-func TestSweep(t *testing.T) {
+func TestSweep_ReturnsEntriesWithoutJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	entry := b.captured()
+	entry := b.createEntry()
 	replay := func() int64 {
 		job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
 		require.NoError(t, err)
@@ -267,7 +267,7 @@ func TestSweep(t *testing.T) {
 	}
 
 	job := replay()
-	require.Equal(t, deadletter.Sweep{Looked: 1, Last: entry.ID}, sweep(), "a job may wait for as long as it likes")
+	require.Equal(t, deadletter.Sweep{Looked: 1, Last: entry.ID}, sweep(), "a waiting job has no deadline")
 	after, _ := b.entry()
 	require.Equal(t, job, *after.RedeliveryJobID)
 
@@ -286,7 +286,7 @@ func TestSweep(t *testing.T) {
 	require.Equal(t, deadletter.Resolved, after.Status)
 }
 
-func TestList_pagesAndFilters(t *testing.T) {
+func TestList_PagesAndFilters(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	const n = 25
@@ -339,9 +339,9 @@ func TestList_pagesAndFilters(t *testing.T) {
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{After: time.Now().Add(-time.Hour).Format(time.RFC3339Nano), Before: time.Now().Add(time.Hour).Format(time.RFC3339Nano)}, Limit: 100}), n)
 }
 
-// TestPlans checks the plans of the claim and of lists, with so many rows that a sequential scan
+// TestPlans_UseIndexes checks the plans of the claim and of lists, with so many rows that a sequential scan
 // would cost more.
-func TestPlans(t *testing.T) {
+func TestPlans_UseIndexes(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, queue, kind, job_kind,
@@ -387,9 +387,9 @@ func TestPlans(t *testing.T) {
 	require.NotContains(t, plan, "Sort")
 }
 
-// TestMoves_underContention moves the same entries concurrently: no move is lost, doubled or
+// TestMoves_StayLegalUnderContention moves the same entries concurrently: no move is lost, doubled or
 // illegal.
-func TestMoves_underContention(t *testing.T) {
+func TestMoves_StayLegalUnderContention(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	for range 5 {
@@ -439,10 +439,10 @@ func TestMoves_underContention(t *testing.T) {
 
 func asMove(err error, move **deadletter.MoveError) bool { return errors.As(err, move) }
 
-func TestReopen(t *testing.T) {
+func TestReopen_MovesClosedEntriesToManual(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	entry := b.captured()
+	entry := b.createEntry()
 	require.ErrorContains(t, b.store.Reopen(t.Context(), entry.ID, kim), "cannot reopen from dlq_pending (allowed: dlq_resolved, dlq_archived)")
 	require.NoError(t, b.store.Discard(t.Context(), entry.ID, kim))
 	require.NoError(t, b.store.Reopen(t.Context(), entry.ID, kim))
@@ -455,7 +455,7 @@ func TestReopen(t *testing.T) {
 
 	// An erased entry cannot be reopened.
 	b = setup(t, succeed)
-	erased := b.captured()
+	erased := b.createEntry()
 	b.exec("CALL dlq.erase(jsonb_build_object('ids', jsonb_build_array($1::text)), 'ticket 9')", erased.ID)
 	require.ErrorContains(t, b.store.Reopen(t.Context(), erased.ID, kim), "cannot be reopened: its payload was erased")
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func owner(t *testing.T, pool *pgxpool.Pool) *session {
+func ownerSession(t *testing.T, pool *pgxpool.Pool) *session {
 	t.Helper()
 	conn, err := pool.Acquire(t.Context())
 	require.NoError(t, err)
@@ -27,9 +27,9 @@ func owner(t *testing.T, pool *pgxpool.Pool) *session {
 
 // The owner of the schema, as which dlqd connects, cannot bypass the state table or the audit trail
 // with a plain statement on any table.
-func TestOwner_cannotForge(t *testing.T) {
+func TestOwner_CannotForgeRows(t *testing.T) {
 	t.Parallel()
-	_, pool := roleEntries(t)
+	_, pool := createRoleEntries(t)
 	exec := func(sql string) error {
 		_, err := pool.Exec(t.Context(), sql)
 		return err
@@ -59,11 +59,11 @@ func TestOwner_cannotForge(t *testing.T) {
 		refused["TRUNCATE dlq.dead_letter_transitions"+table] = "the audit trail is append-only"
 	}
 	refused["UPDATE dlq.dead_letter_transitions_"+now+" SET actor = 'x'"] = "it is append-only"
-	for _, stage := range []string{"open", "inbox"} { // nor an open one that is not pending
+	for _, stage := range []string{"open", "inbox"} { // open entries other than pending ones, too
 		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,", 1)] = "cannot be inserted unless it is dlq_pending"
 	}
 	require.NoError(t, exec(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, detail) VALUES (gen_random_uuid(), 'dlq_manual', 'kim', 'q', 'k', '{"payload": {"card": "4711"}}')`))
-	require.NoError(t, exec(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'asked to')`))
+	require.NoError(t, exec(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'request 1')`))
 	refused[`UPDATE dlq.dead_letter_transitions SET detail = '{"erased": true}'`] = "it is append-only"
 	refused["DELETE FROM dlq.erasures"] = "records of erasures are permanent"
 	refused["TRUNCATE dlq.erasures"] = "records of erasures are permanent"
@@ -75,34 +75,34 @@ func TestOwner_cannotForge(t *testing.T) {
 	for sql, want := range refused {
 		require.ErrorContains(t, exec(sql), want, sql)
 	}
-	require.Equal(t, "4", owner(t, pool).text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'"))
+	require.Equal(t, "4", ownerSession(t, pool).text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'"))
 }
 
 // A manual UPDATE moved entries to dlq_processing without a job, or with one of another entry. The
 // sweep returns them to pending.
-func TestSweep_ofAnEntryMovedByHand(t *testing.T) {
+func TestSweep_ReturnsEntriesMovedWithoutJob(t *testing.T) {
 	t.Parallel()
-	_, pool := roleEntries(t)
+	_, pool := createRoleEntries(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	_, err := pool.Exec(t.Context(), `WITH n AS (SELECT id, row_number() OVER (ORDER BY id) AS n FROM dlq.dead_letter_open)
 		UPDATE dlq.dead_letter_queue e SET status = 'dlq_processing', redelivery_job_id = CASE WHEN n.n = 1 THEN 999999 WHEN n.n = 2 THEN (SELECT min(id) FROM river_job) ELSE e.river_job_id END
 		FROM n WHERE n.id = e.id AND n.n <= 3`)
 	require.NoError(t, err)
 	_, err = pool.Exec(t.Context(), "UPDATE dlq.dead_letter_queue SET status = 'dlq_processing' WHERE status = 'dlq_manual'")
-	require.ErrorContains(t, err, "columns_follow_status", "without any job")
+	require.ErrorContains(t, err, "columns_follow_status", "dlq_processing requires a job")
 	sweep, err := store.SweepRedeliveries(t.Context(), uuid.Nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, sweep.Requeued)
-	s := owner(t, pool)
+	s := ownerSession(t, pool)
 	require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_pending'"))
 	require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE actor = 'sweep' AND reason LIKE 'job % is gone'"))
-	require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND origin IS NOT NULL"), "who moved them is in the trail")
+	require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND origin IS NOT NULL"), "the audit trail has the origin of the moves")
 }
 
 // A dlq_admin can drop only what retention would drop: a month that has expired and is archived.
-func TestRoles_adminAndPartitions(t *testing.T) {
+func TestRoles_AdminDropsOnlyExpiredPartitions(t *testing.T) {
 	t.Parallel()
-	url, pool := roleEntries(t)
+	url, pool := createRoleEntries(t)
 	exec := func(sql string, args ...any) {
 		t.Helper()
 		_, err := pool.Exec(t.Context(), sql, args...)
@@ -113,7 +113,7 @@ func TestRoles_adminAndPartitions(t *testing.T) {
 		exec("SELECT dlq.ensure_partition('dlq.dead_letter_" + parent + "', '2020-01-01Z')")
 	}
 	exec("SELECT dlq.act_on('resolve', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'owner')")
-	admin := as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+	admin := asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		refused := func(sql, want string) {
 			t.Helper()
 			_, err := conn.Exec(t.Context(), sql)
@@ -135,29 +135,29 @@ func TestRoles_adminAndPartitions(t *testing.T) {
 		refused("SELECT dlq.drop_partition('dead_letter_resolved_202001', 0, 0)", "has changed since it was archived")
 		exec("SELECT dlq.note_archived('dead_letter_resolved_202001', 0, 0, 'file:///archive')")
 		s.can("SELECT dlq.drop_partition('dead_letter_resolved_202001', p_note => 'disk full')")
-		s.can("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1), p_note => 'asked to')")
+		s.can("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1), p_note => 'request 1')")
 		require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue"))
 	})
-	s := owner(t, pool)
+	s := ownerSession(t, pool)
 	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.acts WHERE subject = 'partition dead_letter_resolved_202001' AND act = 'dropped' AND note = 'disk full' AND db_user = '"+admin+"' AND detail = '{\"rows\": 0, \"archive\": \"file:///archive\"}'"))
-	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE reason = 'deleted' AND note = 'asked to' AND actor = '"+admin+"'"))
+	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE reason = 'deleted' AND note = 'request 1' AND actor = '"+admin+"'"))
 }
 
 // Every action of an operator leaves an audit row with the actor, the database user, the origin and
 // the policy version.
-func TestAudit_ofWhatIsNoMove(t *testing.T) {
+func TestAudit_RecordsActionsOtherThanMoves(t *testing.T) {
 	t.Parallel()
-	url, pool := roleEntries(t)
+	url, pool := createRoleEntries(t)
 	_, err := pool.Exec(t.Context(), "INSERT INTO dlq.settings (key, value) VALUES ('policy_version', 'v7')")
 	require.NoError(t, err)
-	operator := as(t, url, "dlq_operator", func(conn *pgx.Conn) {
+	operator := asRole(t, url, "dlq_operator", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		s.can("SET dlq.origin = 'API, from 10.0.0.7'")
 		s.can("SET application_name = 'API, from 10.0.0.8'")
 		run := s.text(`SELECT dlq.replay_start('{"queue": "q"}', p_note => 'mended', p_force => true)::text`)
 		for _, sql := range []string{
 			"SELECT dlq.replay_set_rate('" + run + "', 5)", "SELECT dlq.replay_pause('" + run + "')", "SELECT dlq.replay_resume('" + run + "')", "SELECT dlq.replay_cancel('" + run + "')",
-			"SELECT dlq.open_breaker('destination:bank', p_reason => 'they asked', p_for => '1 hour')", "SELECT dlq.reset_breaker('destination:bank')",
+			"SELECT dlq.open_breaker('destination:bank', p_reason => 'as requested', p_for => '1 hour')", "SELECT dlq.reset_breaker('destination:bank')",
 			"SELECT dlq.stop_automatic(p_note => 'storm')", "SELECT dlq.resume_automatic()", "SELECT dlq.set_automatic('queue', 'q', true)",
 			`SELECT dlq.replay(id, p_note => 'edited', p_payload => '{"card": "4711"}') FROM dlq.find('{}', 1)`,
 		} {
@@ -169,16 +169,16 @@ func TestAudit_ofWhatIsNoMove(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("replay run %[1]s: started; replay run %[1]s: rate changed; replay run %[1]s: paused; replay run %[1]s: resumed; replay run %[1]s: cancelled; "+
 			"circuit breaker destination:bank: opened; circuit breaker destination:bank: reset; automatic redelivery: stop: stopped; automatic redelivery: stop: switch taken away; automatic redelivery: queue q: switched on; edited and replayed", run),
 			found(`{"configVersion": "v7"}`))
-		require.Equal(t, "circuit breaker destination:bank: opened", found(`{"text": "they asked"}`))
+		require.Equal(t, "circuit breaker destination:bank: opened", found(`{"text": "as requested"}`))
 		require.Equal(t, `{"rate": 5}`, s.text(`SELECT detail::text FROM dlq.audit('{"text": "rate changed"}')`))
-		require.JSONEq(t, `{"payload": {"card": "4711"}}`, s.text(`SELECT detail::text FROM dlq.audit('{"text": "edited and replayed"}')`), "a search shows the edit")
+		require.JSONEq(t, `{"payload": {"card": "4711"}}`, s.text(`SELECT detail::text FROM dlq.audit('{"text": "edited and replayed"}')`), "dlq.audit returns the edit")
 		require.Equal(t, "edited and replayed", found(`{"queue": "q", "configVersion": "v7"}`))
-		require.Equal(t, "(null)", found(`{"origin": "10.0.0.7"}`), "an operator does not say from where")
+		require.Equal(t, "(null)", found(`{"origin": "10.0.0.7"}`), "an operator cannot set the origin")
 		require.Equal(t, "11", s.text(`SELECT count(*)::text FROM dlq.audit('{"configVersion": "v7"}') WHERE origin = 'SQL, from a local socket (API, from 10.0.0.8)' AND db_user = session_user`))
 		require.Equal(t, "7", s.text(`SELECT count(*)::text FROM (SELECT at, id FROM dlq.audit('{"configVersion": "v7", "people": true}', 4) ORDER BY at, id LIMIT 1) f,
-			dlq.audit('{"configVersion": "v7", "people": true}', 100, f.at, f.id)`), "the page after")
+			dlq.audit('{"configVersion": "v7", "people": true}', 100, f.at, f.id)`), "the next page")
 	})
-	as(t, url, "dlq_reader", func(conn *pgx.Conn) {
+	asRole(t, url, "dlq_reader", func(conn *pgx.Conn) {
 		s := &session{T: t, conn: conn}
 		require.Equal(t, "(null)", s.text(`SELECT detail::text FROM dlq.audit('{"text": "edited and replayed"}')`))
 		require.Equal(t, "11", s.text(`SELECT count(*)::text FROM dlq.audit('{"dbUser": "`+operator+`"}')`))
@@ -187,10 +187,10 @@ func TestAudit_ofWhatIsNoMove(t *testing.T) {
 
 // Parameters that a dlq_admin passes to a SECURITY DEFINER function are values: no part of them is
 // executed as SQL.
-func TestRoles_noSQLInParameters(t *testing.T) {
+func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 	t.Parallel()
-	url, pool := roleEntries(t)
-	s := owner(t, pool)
+	url, pool := createRoleEntries(t)
+	s := ownerSession(t, pool)
 	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosecdef AND NOT coalesce(p.proconfig, '{}') @> '{\"search_path=pg_catalog, pg_temp\"}'"))
 	acts := s.text("SELECT count(*)::text FROM dlq.acts")
 	rows, err := pool.Query(t.Context(), `SELECT p.oid::regprocedure::text, p.proname, ARRAY(SELECT format_type(a, NULL) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u (a, n) ORDER BY n)
@@ -214,7 +214,7 @@ func TestRoles_noSQLInParameters(t *testing.T) {
 		case "jsonb": // serves as filter, rows, arguments and periods
 			return fmt.Sprintf(`jsonb_build_object('queue', %[1]s, 'payload', jsonb_build_object(%[1]s, %[1]s), 'tags', jsonb_build_array(%[1]s), 'defaults', jsonb_build_object('failed', %[1]s))`, quoted)
 		case "regclass":
-			return "'mine.\"" + strings.ReplaceAll(strings.ReplaceAll(text, `"`, `""`), "'", "''") + "\"'"
+			return "'scratch.\"" + strings.ReplaceAll(strings.ReplaceAll(text, `"`, `""`), "'", "''") + "\"'"
 		case "uuid", "uuid[]", "bigint[]":
 			return "NULL"
 		case "timestamp with time zone":
@@ -230,11 +230,11 @@ func TestRoles_noSQLInParameters(t *testing.T) {
 	admin, err := pgx.Connect(t.Context(), postgrestest.Superuser(t, url))
 	require.NoError(t, err)
 	defer func() { _ = admin.Close(context.WithoutCancel(t.Context())) }()
-	_, err = admin.Exec(t.Context(), "CREATE SCHEMA mine; GRANT ALL ON SCHEMA mine TO dlq_admin")
+	_, err = admin.Exec(t.Context(), "CREATE SCHEMA scratch; GRANT ALL ON SCHEMA scratch TO dlq_admin")
 	require.NoError(t, err)
-	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		for i, text := range []string{"id, at)); " + statement + "; SELECT ((1", "'; " + statement + "; --", "x'); " + statement + "; --", `"; ` + statement + "; --", statement, "id)); " + statement + "; --", "id)); " + statement + "; SELECT ((1"} {
-			_, err := conn.Exec(t.Context(), fmt.Sprintf(`CREATE TABLE mine."%s" (id uuid, at timestamptz, closed_at timestamptz)`, strings.ReplaceAll(text, `"`, `""`)))
+			_, err := conn.Exec(t.Context(), fmt.Sprintf(`CREATE TABLE scratch."%s" (id uuid, at timestamptz, closed_at timestamptz)`, strings.ReplaceAll(text, `"`, `""`)))
 			require.NoError(t, err)
 			for _, f := range functions {
 				// Each text parameter is hostile in turn, with existing names for the others; then all of them are.
@@ -264,10 +264,10 @@ func TestRoles_noSQLInParameters(t *testing.T) {
 }
 
 // Only dlqd's own monthly tables get partitions, one month at a time, and by name.
-func TestRoles_monthsOfTheirOwn(t *testing.T) {
+func TestRoles_AdminCreatesOnlyMonthsOfMonthlyTables(t *testing.T) {
 	t.Parallel()
-	url, _ := roleEntries(t)
-	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+	url, _ := createRoleEntries(t)
+	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		for sql, want := range map[string]string{
 			"SELECT dlq.ensure_partition('dlq.acts', now())":                           "is not partitioned by month",
 			"SELECT dlq.ensure_partition('dlq.dead_letter_queue', now())":              "is not partitioned by month",
@@ -290,11 +290,11 @@ func TestRoles_monthsOfTheirOwn(t *testing.T) {
 
 // The caller does not choose the time of a deletion: a dlq_admin cannot call the functions of
 // retention that take one. An erasure accepts only the filter of its record.
-func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
+func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 	t.Parallel()
-	url, pool := roleEntries(t)
-	s := owner(t, pool)
-	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+	url, pool := createRoleEntries(t)
+	s := ownerSession(t, pool)
+	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		a := &session{T: t, conn: conn}
 		for _, sql := range []string{
 			"SELECT dlq.forget_old(1000000, '2100-01-01')", "SELECT dlq.trim_rollups('2100-01-01')", `SELECT dlq.age_out('{"defaults": {"failed": "0"}}', 1000, '2100-01-01')`,
@@ -302,7 +302,7 @@ func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
 		} {
 			a.cannot(sql)
 		}
-		id := a.text(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'asked to')::text`)
+		id := a.text(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'request 1')::text`)
 		_, err := conn.Exec(t.Context(), "SELECT dlq.erase_step($1, '{}')", id)
 		require.ErrorContains(t, err, "another filter")
 		a.can(`SELECT dlq.erase_step('` + id + `', '{"tags": ["cus_81"]}')`)
@@ -315,7 +315,7 @@ func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
 	s.can("SELECT dlq.resolve('" + entry + "', 'owner')")
 	s.can(`INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, detail) VALUES ('` + entry + `', 'dlq_manual', 'dlq_manual', 'owner', 'q', 'k', '{"payload": {"card": "4711"}}')`)
 	hash := s.text("SELECT hashtextextended(e::text, 0)::text FROM dlq.dead_letter_queue e WHERE id = '" + entry + "'")
-	as(t, url, "dlq_admin", func(conn *pgx.Conn) {
+	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		a := &session{T: t, conn: conn}
 		require.Equal(t, "1", a.text("SELECT dlq.delete_entries(ARRAY['"+entry+"'::uuid], ARRAY["+hash+"])::text"))
 		a.can("SELECT dlq.open_breaker('destination:bank', p_forced => false)")
@@ -326,10 +326,10 @@ func TestRoles_adminDoesNotChooseTheTime(t *testing.T) {
 
 // The latest action is on the first page of the trail, whichever session did it: each session takes
 // ids in advance.
-func TestAudit_latestFirst(t *testing.T) {
+func TestAudit_ListsLatestFirst(t *testing.T) {
 	t.Parallel()
-	_, pool := roleEntries(t)
-	early, late := owner(t, pool), owner(t, pool)
+	_, pool := createRoleEntries(t)
+	early, late := ownerSession(t, pool), ownerSession(t, pool)
 	early.can("SELECT dlq.open_breaker('destination:a')")
 	for range 5 {
 		late.can("SELECT dlq.act_where('note', '{\"queue\": \"q\"}', p_note => 'x')")

@@ -23,7 +23,7 @@ type undoBundle struct {
 	store *deadletter.Store
 }
 
-func undoSetup(t *testing.T) *undoBundle {
+func setupUndo(t *testing.T) *undoBundle {
 	t.Helper()
 	pool := postgrestest.Pool(t)
 	return &undoBundle{T: t, pool: pool, store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
@@ -35,8 +35,8 @@ func (b *undoBundle) exec(sql string, args ...any) {
 	require.NoError(b, err, sql)
 }
 
-// entries creates n pending dead letters of a queue that wait for a condition.
-func (b *undoBundle) entries(queue string, n int) (ids []uuid.UUID) {
+// createEntries creates n pending dead letters of a queue that wait for a condition.
+func (b *undoBundle) createEntries(queue string, n int) (ids []uuid.UUID) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, tags) SELECT 'k', '{}', $1, 1, 1, 'running', '{first}' FROM generate_series(1, $2)`, queue, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
@@ -46,8 +46,8 @@ func (b *undoBundle) entries(queue string, n int) (ids []uuid.UUID) {
 	return ids
 }
 
-// is returns everything about an entry that an operation changes.
-func (b *undoBundle) is(id uuid.UUID) (text string) {
+// state returns everything about an entry that an operation changes.
+func (b *undoBundle) state(id uuid.UUID) (text string) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT concat_ws(' ', status, strategy, rule, next_retry_at AT TIME ZONE 'UTC', waiting_for, parked_by, assigned_to, tags, notes) FROM dlq.dead_letter_queue WHERE id = $1`, id).Scan(&text))
 	return text
@@ -70,10 +70,10 @@ func (b *undoBundle) undo(operation uuid.UUID) *deadletter.Undone {
 }
 
 // Undo reverts every kind of operation, except on entries that have changed since.
-func TestUndo(t *testing.T) {
+func TestUndo_RevertsEveryAction(t *testing.T) {
 	t.Parallel()
-	b := undoSetup(t)
-	other := b.entries("mails", 1)[0]
+	b := setupUndo(t)
+	other := b.createEntries("mails", 1)[0]
 	for i, c := range []struct {
 		action string
 		before string // SQL, for the entry $1
@@ -93,19 +93,19 @@ func TestUndo(t *testing.T) {
 		t.Run(fmt.Sprint(i, " ", c.action), func(t *testing.T) {
 			queue := fmt.Sprint("payments", i)
 			filter := fmt.Sprintf(`{"queue": %q}`, queue)
-			ids := b.entries(queue, 3)
+			ids := b.createEntries(queue, 3)
 			if c.before != "" {
 				for _, id := range ids {
 					b.exec(c.before, id)
 				}
 			}
-			was, elsewhere := b.is(ids[0]), b.is(other)
+			was, elsewhere := b.state(ids[0]), b.state(other)
 			operation, changed := b.bulk(c.action, filter, c.also)
 			require.Equal(t, 3, changed)
-			put := b.is(ids[0])
-			require.NotEqual(t, was, put)
+			operated := b.state(ids[0])
+			require.NotEqual(t, was, operated)
 			b.exec(c.moved, ids[2]) // after the operation
-			on := b.is(ids[2])
+			moved := b.state(ids[2])
 
 			undone := b.undo(operation)
 			require.Equal(t, 3, undone.Looked)
@@ -114,17 +114,17 @@ func TestUndo(t *testing.T) {
 			if after == "" {
 				after = was
 			}
-			require.Equal(t, after, b.is(ids[0]))
-			require.Equal(t, after, b.is(ids[1]))
-			require.Equal(t, on, b.is(ids[2]), "it has moved on")
-			require.Equal(t, elsewhere, b.is(other))
+			require.Equal(t, after, b.state(ids[0]))
+			require.Equal(t, after, b.state(ids[1]))
+			require.Equal(t, moved, b.state(ids[2]), "the entry has changed since")
+			require.Equal(t, elsewhere, b.state(other))
 			status, _, _ := strings.Cut(after, " ")
 			require.Equal(t, map[string]int64{status: 2}, undone.Became)
 
 			again := b.undo(operation)
-			require.Zero(t, again.Changed, "once")
+			require.Zero(t, again.Changed, "an operation is undone once")
 			_, err := b.store.Undo(t.Context(), undone.Operation, deadletter.Act{Actor: "kim"})
-			require.ErrorIs(t, err, deadletter.ErrNotAllowed, "what was undone is done again by doing it")
+			require.ErrorIs(t, err, deadletter.ErrNotAllowed, "an undo cannot be undone")
 
 			// Both the operation and its undo can be read back.
 			o, touched, err := b.store.Operation(t.Context(), operation, nil, 10)
@@ -149,10 +149,10 @@ func TestUndo(t *testing.T) {
 
 // An operation of many batches, with entries that it cannot change, read page by page; and
 // operations by psql.
-func TestUndo_many(t *testing.T) {
+func TestUndo_RevertsManyBatches(t *testing.T) {
 	t.Parallel()
-	b := undoSetup(t)
-	ids := b.entries("payments", 1203)
+	b := setupUndo(t)
+	ids := b.createEntries("payments", 1203)
 	b.exec("SELECT dlq.act_on('park', $1, 'ben')", ids[1200:])
 	operation, changed := b.bulk("park", `{"queue": "payments"}`, deadletter.Bulk{Tags: nil})
 	require.Equal(t, 1200, changed)
@@ -176,7 +176,7 @@ func TestUndo_many(t *testing.T) {
 	require.Equal(t, 1200, back)
 	b.exec("SELECT dlq.discard($1)", ids[0])
 	b.exec("SELECT dlq.undo((SELECT id FROM dlq.operations ORDER BY id DESC LIMIT 1))")
-	require.True(t, strings.HasPrefix(b.is(ids[0]), "dlq_manual"))
+	require.True(t, strings.HasPrefix(b.state(ids[0]), "dlq_manual"))
 
 	// A caller with a scope sees and undoes only operations that were limited to that scope. A caller
 	// cannot continue another caller's operation.
@@ -195,10 +195,10 @@ func TestUndo_many(t *testing.T) {
 }
 
 // An erasure removes personal data from operations. Erased entries are not reverted.
-func TestUndo_erased(t *testing.T) {
+func TestUndo_SkipsErasedEntries(t *testing.T) {
 	t.Parallel()
-	b := undoSetup(t)
-	id := b.entries("payments", 1)[0]
+	b := setupUndo(t)
+	id := b.createEntries("payments", 1)[0]
 	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}', notes = 'of cus-4711' WHERE id = $1`, id)
 	found, _ := b.bulk("note", `{"payload": {"customer": "cus-4711"}}`, deadletter.Bulk{Act: deadletter.Act{Note: "called cus-4711"}})
 	assigned, _ := b.bulk("assign", `{"queue": "payments"}`, deadletter.Bulk{Assignee: "cleo"})
@@ -211,17 +211,17 @@ func TestUndo_erased(t *testing.T) {
 	require.Zero(t, b.undo(assigned).Changed)
 	o, _, err = b.store.Operation(t.Context(), assigned, nil, 10)
 	require.NoError(t, err)
-	require.JSONEq(t, `{"queue": "payments"}`, string(o.Filter), "it names nobody")
+	require.JSONEq(t, `{"queue": "payments"}`, string(o.Filter), "the filter identifies no person")
 	var left int
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail::text LIKE '%4711%'", id).Scan(&left))
 	require.Zero(t, left)
 }
 
 // A later assignment stays; one that was itself undone does not.
-func TestUndo_later(t *testing.T) {
+func TestUndo_KeepsLaterAssignments(t *testing.T) {
 	t.Parallel()
-	b := undoSetup(t)
-	b.entries("payments", 2)
+	b := setupUndo(t)
+	b.createEntries("payments", 2)
 	first, _ := b.bulk("assign", `{"queue": "payments"}`, deadletter.Bulk{Assignee: "dan"})
 	second, _ := b.bulk("assign", `{"queue": "payments"}`, deadletter.Bulk{Assignee: "eve"})
 	require.Zero(t, b.undo(first).Changed)
@@ -231,10 +231,10 @@ func TestUndo_later(t *testing.T) {
 }
 
 // An operation is undone once: a later action with the same effect stays.
-func TestUndo_OfWhatWasUndoneChangesNothing(t *testing.T) {
+func TestUndo_IgnoresUndoneOperations(t *testing.T) {
 	t.Parallel()
-	b := undoSetup(t)
-	ids := b.entries("payments", 2)
+	b := setupUndo(t)
+	ids := b.createEntries("payments", 2)
 	const payments = `{"queue": "payments"}`
 	tagged, _ := b.bulk("tag", payments, deadletter.Bulk{Tags: []string{"bank"}})
 	noted, _ := b.bulk("note", payments, deadletter.Bulk{Act: deadletter.Act{Note: "the bank is down"}})
@@ -242,41 +242,41 @@ func TestUndo_OfWhatWasUndoneChangesNothing(t *testing.T) {
 	require.Equal(t, 2, b.undo(tagged).Changed)
 	_, changed := b.bulk("park", payments, deadletter.Bulk{Tags: []string{"bank"}, Act: deadletter.Act{Note: "the bank is down"}})
 	require.Equal(t, 2, changed)
-	parked := b.is(ids[0])
+	parked := b.state(ids[0])
 	require.Contains(t, parked, "bank")
 	require.Zero(t, b.undo(tagged).Changed)
 	require.Zero(t, b.undo(noted).Changed)
-	require.Equal(t, parked, b.is(ids[0]))
-	require.Equal(t, parked, b.is(ids[1]))
+	require.Equal(t, parked, b.state(ids[0]))
+	require.Equal(t, parked, b.state(ids[1]))
 }
 
 // A later note stays. It does not prevent the undo of a park or an unpark, because the entry has
 // not moved since.
-func TestUndo_LaterNotesStay(t *testing.T) {
+func TestUndo_KeepsLaterNotes(t *testing.T) {
 	t.Parallel()
 	for _, action := range []string{"park", "unpark"} {
-		b := undoSetup(t)
-		id := b.entries("payments", 1)[0]
+		b := setupUndo(t)
+		id := b.createEntries("payments", 1)[0]
 		if action == "unpark" {
 			b.exec("SELECT dlq.park($1, 'ben')", id)
 		}
 		b.exec("SELECT dlq.note($1, 'before')", id)
-		was := b.is(id)
+		was := b.state(id)
 		operation, changed := b.bulk(action, `{"queue": "payments"}`, deadletter.Bulk{Act: deadletter.Act{Note: "by mistake"}})
 		require.Equal(t, 1, changed)
 		b.exec("SELECT dlq.note($1, 'the bank called')", id)
 		require.Equal(t, 1, b.undo(operation).Changed, action)
-		require.Equal(t, strings.Replace(was, "before", "the bank called", 1), b.is(id), action)
+		require.Equal(t, strings.Replace(was, "before", "the bank called", 1), b.state(id), action)
 	}
 }
 
 // Of two operations with interleaved batches, undoing the later one restores what the earlier one
 // set.
-func TestUndo_BesideAnOperationThatBeganBefore(t *testing.T) {
+func TestUndo_RestoresInterleavedOperations(t *testing.T) {
 	t.Parallel()
-	b := undoSetup(t)
-	b.entries("mails", 1)
-	id := b.entries("payments", 1)[0]
+	b := setupUndo(t)
+	b.createEntries("mails", 1)
+	id := b.createEntries("payments", 1)[0]
 	dan, eve := deadletter.NewOperation(), deadletter.NewOperation()
 	for _, batch := range []struct {
 		operation       uuid.UUID
@@ -287,17 +287,17 @@ func TestUndo_BesideAnOperationThatBeganBefore(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 1, changed)
 	}
-	require.Contains(t, b.is(id), " eve ")
-	require.Zero(t, b.undo(dan).Changed, "what began later stands")
+	require.Contains(t, b.state(id), " eve ")
+	require.Zero(t, b.undo(dan).Changed, "the later operation still applies")
 	require.Equal(t, 2, b.undo(eve).Changed)
-	require.Contains(t, b.is(id), " dan ")
+	require.Contains(t, b.state(id), " dan ")
 }
 
 // An operation whose changes all have the same timestamp is undone page by page, for any page size.
-func TestUndo_PagesOfOneMoment(t *testing.T) {
+func TestUndo_PagesThroughEqualTimestamps(t *testing.T) {
 	t.Parallel()
-	b := undoSetup(t)
-	ids := b.entries("payments", 5)
+	b := setupUndo(t)
+	ids := b.createEntries("payments", 5)
 	operation, changed := b.bulk("park", `{"queue": "payments"}`, deadletter.Bulk{})
 	require.Equal(t, 5, changed)
 	b.exec("ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER")
@@ -313,16 +313,16 @@ func TestUndo_PagesOfOneMoment(t *testing.T) {
 			END LOOP;
 		END $$`)
 	for _, id := range ids {
-		require.True(t, strings.HasPrefix(b.is(id), "dlq_pending"), b.is(id))
+		require.True(t, strings.HasPrefix(b.state(id), "dlq_pending"), b.state(id))
 	}
 	require.Zero(t, b.undo(operation).Changed)
 }
 
 // An erased entry cannot be reopened, neither directly nor by an undo.
-func TestReopen_NotOfWhatWasErased(t *testing.T) {
+func TestReopen_RejectsErasedEntries(t *testing.T) {
 	t.Parallel()
-	b := undoSetup(t)
-	id := b.entries("payments", 1)[0]
+	b := setupUndo(t)
+	id := b.createEntries("payments", 1)[0]
 	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}' WHERE id = $1`, id)
 	operation, changed := b.bulk("discard", `{"queue": "payments"}`, deadletter.Bulk{})
 	require.Equal(t, 1, changed)
@@ -330,5 +330,5 @@ func TestReopen_NotOfWhatWasErased(t *testing.T) {
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.reopen($1)", id)
 	require.ErrorContains(t, err, "its payload was erased")
 	require.Zero(t, b.undo(operation).Changed)
-	require.True(t, strings.HasPrefix(b.is(id), "dlq_archived"), b.is(id))
+	require.True(t, strings.HasPrefix(b.state(id), "dlq_archived"), b.state(id))
 }

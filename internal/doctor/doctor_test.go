@@ -61,12 +61,12 @@ func TestExamine_FindsEachProblem(t *testing.T) {
 		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')", "an operator holds open: destination:x"},
 		{"dlqd's triggers", "ALTER TABLE dlq.dead_letter_queue DISABLE TRIGGER dead_letter_move", "ALTER TABLE dlq.dead_letter_queue ENABLE TRIGGER dead_letter_move", "dead_letter_move on dead_letter_queue"},
 		{"tables and functions", "ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER", "ALTER TABLE dlq.dead_letter_transitions ENABLE TRIGGER USER", "trigger transitions_append_only on dead_letter_transitions is disabled"},
-		{"tables and functions", "ALTER FUNCTION dlq.origin(text, text) COST 7", "ALTER FUNCTION dlq.origin(text, text) COST 100", "function origin(p_actor text, p_claimed text) is otherwise"},
+		{"tables and functions", "ALTER FUNCTION dlq.origin(text, text) COST 7", "ALTER FUNCTION dlq.origin(text, text) COST 100", "function origin(p_actor text, p_claimed text) is different"},
 		{"tables and functions", "ALTER INDEX dlq.dead_letter_open_due RENAME TO x", "ALTER INDEX dlq.x RENAME TO dead_letter_open_due", "index dead_letter_open_due is missing"},
-		{"tables and functions", "ALTER TABLE dlq.dead_letter_inbox ADD CONSTRAINT mine CHECK (queue <> 'x')", "ALTER TABLE dlq.dead_letter_inbox DROP CONSTRAINT mine", "constraint mine on dead_letter_inbox was added by somebody"},
-		{"tables and functions", "ALTER TABLE dlq.settings ALTER value DROP NOT NULL", "ALTER TABLE dlq.settings ALTER value SET NOT NULL", "column settings.value is otherwise"},
-		{"tables and functions", "CREATE UNIQUE INDEX mine ON dlq.dead_letter_inbox (queue)", "DROP INDEX dlq.mine", "index mine was added by somebody"},
-		{"tables and functions", "ALTER TABLE dlq.job_facts ADD note text", "ALTER TABLE dlq.job_facts DROP note", "column job_facts.note was added by somebody"},
+		{"tables and functions", "ALTER TABLE dlq.dead_letter_inbox ADD CONSTRAINT mine CHECK (queue <> 'x')", "ALTER TABLE dlq.dead_letter_inbox DROP CONSTRAINT mine", "constraint mine on dead_letter_inbox was added"},
+		{"tables and functions", "ALTER TABLE dlq.settings ALTER value DROP NOT NULL", "ALTER TABLE dlq.settings ALTER value SET NOT NULL", "column settings.value is different"},
+		{"tables and functions", "CREATE UNIQUE INDEX mine ON dlq.dead_letter_inbox (queue)", "DROP INDEX dlq.mine", "index mine was added"},
+		{"tables and functions", "ALTER TABLE dlq.job_facts ADD note text", "ALTER TABLE dlq.job_facts DROP note", "column job_facts.note was added"},
 		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
 			WHERE inhparent = 'dlq.dead_letter_resolved'::regclass AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`, "CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved exist only 0.0 days ahead"},
 	}, {
@@ -192,8 +192,8 @@ func TestExamine_AcceptsRecreatedViews(t *testing.T) {
 	require.NoError(t, err)
 	recreate()
 	detail := examine(t, pool)["tables and functions"].Detail
-	require.Contains(t, detail, "view automatic is otherwise")
-	require.Regexp(t, `function known_failure\([^;]*\) is otherwise`, detail)
+	require.Contains(t, detail, "view automatic is different")
+	require.Regexp(t, `function known_failure\([^;]*\) is different`, detail)
 }
 
 // changed returns a definition with one text replaced by another.

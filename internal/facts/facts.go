@@ -17,19 +17,19 @@ const (
 	// interval is the time between looks for facts. There is no notification: with one, the
 	// applications' transactions would wait for one another at commit.
 	interval = 50 * time.Millisecond
-	// retry is the longest pause after failures.
-	retry = 5 * time.Second
+	// retryInterval is the longest pause after failures.
+	retryInterval = 5 * time.Second
 	// batch is the number of facts that one transaction applies.
 	batch = 500
 	// timeout bounds one transaction.
 	timeout = 30 * time.Second
-	// quick is the duration up to which a look reads the whole table each time. If it takes longer, the
+	// maxScanTime is the duration up to which a look reads the whole table each time. If it takes longer, the
 	// whole table is read every wholeInterval.
-	quick         = 20 * time.Millisecond
+	maxScanTime   = 20 * time.Millisecond
 	wholeInterval = 10 * time.Second
-	// workTime is the time allowed for applying one fact. The rest of a look's duration counts as
+	// factTime is the time allowed for applying one fact. The rest of a look's duration counts as
 	// searching.
-	workTime = time.Millisecond
+	factTime = time.Millisecond
 	// endPages is the part of the table's end, in pages, that other looks read: several thousand facts.
 	endPages = 256
 	// refusedInterval is the time between retries of rejected facts. Such a look applies all facts one
@@ -59,8 +59,8 @@ type Applier struct {
 // Loop returns the background loop that applies facts.
 func (a *Applier) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "facts", Interval: retry, Timeout: timeout, Patience: timeout, Finish: true,
-		Failing: "ends of redeliveries and retries made outside dlqd do not reach their entries",
+		Name: "facts", Interval: retryInterval, Timeout: timeout, Patience: timeout, Finish: true,
+		Failing: "applying ends of redeliveries and outside retries to their entries failed",
 		Once: func(ctx context.Context) (time.Duration, error) {
 			applied, err := a.Once(ctx)
 			if err != nil || applied == batch {
@@ -77,7 +77,7 @@ func (a *Applier) Loop() *background.Loop {
 func (a *Applier) Once(ctx context.Context) (int, error) {
 	start := time.Now()
 	careful := start.Sub(a.refused) > refusedInterval
-	whole := careful || a.took < quick || start.Sub(a.whole) > wholeInterval
+	whole := careful || a.took < maxScanTime || start.Sub(a.whole) > wholeInterval
 	params := dbsqlc.ApplyParams{Most: batch, FromPage: a.fromPage, Careful: careful}
 	if careful {
 		a.refused = start
@@ -90,7 +90,7 @@ func (a *Applier) Once(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	if whole {
-		a.whole, a.took = start, time.Since(start)-time.Duration(row.Applied)*workTime
+		a.whole, a.took = start, time.Since(start)-time.Duration(row.Applied)*factTime
 	}
 	a.fromPage = max(0, row.Pages-endPages)
 	return int(row.Applied), nil
@@ -106,8 +106,8 @@ func (a *Applier) All(ctx context.Context) error {
 	}
 }
 
-// OfRun applies the present facts of a replay run's jobs, and no others.
-func OfRun(ctx context.Context, store Store, run uuid.UUID) error {
+// ApplyRun applies the present facts of a replay run's jobs, and no others.
+func ApplyRun(ctx context.Context, store Store, run uuid.UUID) error {
 	for {
 		row, err := apply(ctx, store, dbsqlc.ApplyParams{Most: batch, Run: &run})
 		if err != nil || row.Applied == 0 {

@@ -72,18 +72,18 @@ func (b *bundle) insert(more ...string) int64 {
 	return b.count("INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, errors" + columns + ") VALUES ('k', '{}', 'default', 'running', 1, 1, '{}'" + values + ") RETURNING id")
 }
 
-// end ends a job as River's completer does.
-func (b *bundle) end(job int64, state string) {
+// endJob ends a job as River's completer does.
+func (b *bundle) endJob(job int64, state string) {
 	b.Helper()
 	b.exec(`UPDATE river_job SET state = $2::river_job_state, finalized_at = clock_timestamp(),
 		errors = CASE WHEN $2 = 'completed' THEN errors ELSE array_append(errors, jsonb_build_object('at', now(), 'attempt', attempt, 'error', 'boom ' || id, 'trace', '')) END WHERE id = $1`, job, state)
 }
 
-// fails inserts a job that fails, and returns the job and its entry.
-func (b *bundle) fails(more ...string) (int64, uuid.UUID) {
+// createEntry inserts a job that fails, and returns the job and its entry.
+func (b *bundle) createEntry(more ...string) (int64, uuid.UUID) {
 	b.Helper()
 	job := b.insert(more...)
-	b.end(job, "discarded")
+	b.endJob(job, "discarded")
 	return job, b.entryOf(job)
 }
 
@@ -107,7 +107,7 @@ func (b *bundle) retry(job int64) {
 	require.NoError(b, err)
 }
 
-func (b *bundle) runs(job int64) {
+func (b *bundle) startJob(job int64) {
 	b.Helper()
 	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1 AND state = 'available'", job)
 }
@@ -137,32 +137,32 @@ func (b *bundle) reason(id uuid.UUID) string {
 	return *trail[len(trail)-1].Reason
 }
 
-// facts returns the number of facts that are not applied yet.
-func (b *bundle) facts() int64 {
+// countFacts returns the number of facts that are not applied yet.
+func (b *bundle) countFacts() int64 {
 	b.Helper()
 	return b.count("SELECT count(*) FROM dlq.job_facts")
 }
 
-func (b *bundle) is(id uuid.UUID, status deadletter.Status) {
+func (b *bundle) requireStatus(id uuid.UUID, status deadletter.Status) {
 	b.Helper()
 	require.Equal(b, status, b.entry(id).Status)
 }
 
-func TestApply_endsOfRedeliveries(t *testing.T) {
+func TestApply_AppliesEndsOfRedeliveries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	original, id := b.fails()
+	original, id := b.createEntry()
 	first := b.replay(id)
-	b.end(first, "discarded")
-	b.is(id, deadletter.Processing)
+	b.endJob(first, "discarded")
+	b.requireStatus(id, deadletter.Processing)
 	b.apply()
-	b.is(id, deadletter.Pending)
+	b.requireStatus(id, deadletter.Pending)
 	require.Equal(t, fmt.Sprintf("boom %d", first), *b.entry(id).ErrorMessage)
-	require.Equal(t, "gone", b.state(first), "one discarded job an entry is enough")
+	require.Equal(t, "gone", b.state(first), "River keeps one discarded job for each entry")
 	require.Equal(t, "discarded", b.state(original))
 
 	second := b.replay(id)
-	b.end(second, "completed")
+	b.endJob(second, "completed")
 	b.apply()
 	entry := b.entry(id)
 	require.Equal(t, deadletter.Resolved, entry.Status)
@@ -175,62 +175,62 @@ func TestApply_endsOfRedeliveries(t *testing.T) {
 	require.NoError(t, json.Unmarshal(entry.ReplayAttempts, &attempts))
 	require.Len(t, attempts, 2)
 	require.Equal(t, second, attempts[1].JobID)
-	require.Equal(t, "completed", b.state(original), "nobody is offered to do it again")
+	require.Equal(t, "completed", b.state(original), "River UI does not offer to retry it")
 	require.Equal(t, second, b.count("SELECT (metadata ->> 'dlq:done_by')::bigint FROM river_job WHERE id = $1", original))
-	require.Zero(t, b.facts())
+	require.Zero(t, b.countFacts())
 }
 
-func TestApply_withoutTheRightToDelete(t *testing.T) {
+func TestApply_WorksWithoutDeleteRight(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	original, id := b.fails()
+	original, id := b.createEntry()
 	b.exec("REVOKE DELETE ON river_job FROM " + postgrestest.Role)
 	first := b.replay(id)
-	b.end(first, "discarded")
+	b.endJob(first, "discarded")
 	b.apply()
 	require.Equal(t, "discarded", b.state(first))
-	b.end(b.replay(id), "completed")
+	b.endJob(b.replay(id), "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	require.Equal(t, "completed", b.state(first))
 	require.Equal(t, "completed", b.state(original))
-	require.Zero(t, b.facts())
+	require.Zero(t, b.countFacts())
 }
 
-func TestApply_cancelledRedelivery(t *testing.T) {
+func TestApply_ReturnsEntryOfCancelledRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, id := b.fails()
+	_, id := b.createEntry()
 	job, err := b.store.Replay(t.Context(), id, kim, nil, false)
 	require.NoError(t, err)
 	_, err = b.river.JobCancel(t.Context(), job)
 	require.NoError(t, err)
 	b.apply()
-	b.is(id, deadletter.Pending)
+	b.requireStatus(id, deadletter.Pending)
 	require.Equal(t, "redelivery was cancelled by an operator", *b.entry(id).ErrorMessage)
 }
 
 // A retried job that runs for long is followed until it ends. Such a look counts no waiting fact
 // and assigns no transaction id.
-func TestApply_followedJobThatRunsForLong(t *testing.T) {
+func TestApply_FollowsLongRunningJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	b.retry(job)
-	b.runs(job)
+	b.startJob(job)
 	b.apply()
 	require.Equal(t, int64(1), b.count("SELECT count(*) FROM dlq.job_facts WHERE fact = 'following'"))
 	require.Zero(t, b.count("SELECT facts FROM dlq.capture_status()"))
 	require.Equal(t, "false", b.text("SELECT (applied > 0 OR pg_current_xact_id_if_assigned() IS NOT NULL)::text FROM dlq.apply_facts() applied"))
-	b.end(job, "completed")
+	b.endJob(job, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
-	require.Zero(t, b.facts())
+	b.requireStatus(id, deadletter.Resolved)
+	require.Zero(t, b.countFacts())
 }
 
 // A failure that capture skipped keeps its place in the order of its key until the reconciler files
 // it.
-func TestOrder_failureThatIsNotFiled(t *testing.T) {
+func TestOrder_KeepsPlaceOfSkippedFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	first, second := b.insert(), b.insert()
@@ -240,7 +240,7 @@ func TestOrder_failureThatIsNotFiled(t *testing.T) {
 		return b.count("SELECT coalesce(dlq.order_predecessor('default', 'a', id, created_at), 0) FROM river_job WHERE id = $1", second)
 	}
 	b.exec("SELECT dlq.set_capture('off')")
-	b.end(first, "discarded")
+	b.endJob(first, "discarded")
 	require.Equal(t, first, before())
 	b.exec("SELECT dlq.reconcile()")
 	require.Equal(t, first, before())
@@ -249,120 +249,120 @@ func TestOrder_failureThatIsNotFiled(t *testing.T) {
 }
 
 // A marker that an application copied to another job, or forged, creates and closes no entry.
-func TestApply_copiedMark(t *testing.T) {
+func TestApply_IgnoresCopiedMarker(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, id := b.fails()
+	_, id := b.createEntry()
 	redelivery := b.replay(id)
 	mark := b.text("SELECT quote_literal(metadata) FROM river_job WHERE id = $1", redelivery)
 	child := b.insert("metadata", mark)
-	b.end(child, "completed")
+	b.endJob(child, "completed")
 	b.apply()
-	b.is(id, deadletter.Processing)
-	other, otherID := b.fails("metadata", mark)
+	b.requireStatus(id, deadletter.Processing)
+	other, otherID := b.createEntry("metadata", mark)
 	b.apply()
-	b.is(id, deadletter.Processing)
+	b.requireStatus(id, deadletter.Processing)
 	require.NotEqual(t, id, otherID)
-	b.is(otherID, deadletter.Pending)
-	b.end(redelivery, "completed")
+	b.requireStatus(otherID, deadletter.Pending)
+	b.endJob(redelivery, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
-	b.is(otherID, deadletter.Pending)
+	b.requireStatus(id, deadletter.Resolved)
+	b.requireStatus(otherID, deadletter.Pending)
 	require.Equal(t, "discarded", b.state(other))
 }
 
 // River's table is restored, or its sequence restarts: a job is identified by its id and creation
 // time.
-func TestApply_jobIDThatComesAgain(t *testing.T) {
+func TestApply_DistinguishesReusedJobIDs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	original, id := b.fails()
+	original, id := b.createEntry()
 	redelivery := b.replay(id)
 	b.exec("DELETE FROM river_job WHERE id IN ($1, $2)", original, redelivery)
 	again := b.insert("id", fmt.Sprint(original), "created_at", "now() + interval '1 second'")
-	b.end(again, "discarded")
+	b.endJob(again, "discarded")
 	require.EqualValues(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = $1", original))
-	stranger := b.insert("id", fmt.Sprint(redelivery), "created_at", "now() + interval '1 second'", "metadata", fmt.Sprintf(`'{"dlq:entry_id": "%s"}'`, id))
-	b.end(stranger, "completed")
+	newJob := b.insert("id", fmt.Sprint(redelivery), "created_at", "now() + interval '1 second'", "metadata", fmt.Sprintf(`'{"dlq:entry_id": "%s"}'`, id))
+	b.endJob(newJob, "completed")
 	b.apply()
-	b.is(id, deadletter.Processing)
+	b.requireStatus(id, deadletter.Processing)
 	_, err := b.store.SweepRedeliveries(t.Context(), uuid.Nil)
 	require.NoError(t, err)
-	b.is(id, deadletter.Pending)
+	b.requireStatus(id, deadletter.Pending)
 	require.Contains(t, b.reason(id), "is gone")
 	// A retry of the new job does not affect the old job's entry.
 	b.retry(again)
 	b.apply()
-	b.is(id, deadletter.Pending)
-	b.is(b.entryOf(original), deadletter.Processing)
+	b.requireStatus(id, deadletter.Pending)
+	b.requireStatus(b.entryOf(original), deadletter.Processing)
 	// A redelivery of the old entry ignores the new job.
-	b.end(b.replay(id), "completed")
+	b.endJob(b.replay(id), "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	require.Equal(t, "available", b.state(again))
 }
 
 // The first job of an entry that succeeds resolves it.
-func TestApply_lateSuccessOfAnEarlierRedelivery(t *testing.T) {
+func TestApply_ResolvesOnSuccessOfEarlierRedelivery(t *testing.T) {
 	t.Parallel()
 	for _, status := range []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Processing} {
 		t.Run(string(status), func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			original, id := b.fails()
+			original, id := b.createEntry()
 			early := b.replay(id)
-			// An operator took the redelivery for dead.
+			// An operator returned the entry to pending.
 			b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', next_retry_at = now() WHERE id = $1", id)
 			var late int64
-			switch status { //nolint:exhaustive // closed ones are elsewhere
+			switch status { //nolint:exhaustive // closed states have their own tests
 			case deadletter.Manual:
 				require.NoError(t, b.store.Park(t.Context(), id, kim))
 			case deadletter.Failed:
 				b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE id = $1", id)
-				b.end(b.replay(id), "discarded")
+				b.endJob(b.replay(id), "discarded")
 				b.apply()
 			case deadletter.Processing:
 				late = b.replay(id)
 			}
-			b.is(id, status)
-			b.end(early, "completed")
+			b.requireStatus(id, status)
+			b.endJob(early, "completed")
 			b.apply()
-			b.is(id, deadletter.Resolved)
+			b.requireStatus(id, deadletter.Resolved)
 			require.Equal(t, fmt.Sprintf("an earlier redelivery, job %d, completed", early), b.reason(id))
 			require.Equal(t, "completed", b.state(original))
 			if late != 0 {
-				b.end(late, "completed")
+				b.endJob(late, "completed")
 				b.apply()
-				b.is(id, deadletter.Resolved)
+				b.requireStatus(id, deadletter.Resolved)
 				require.Equal(t, fmt.Sprintf("job %d completed, too", late), b.reason(id))
 			}
-			require.Zero(t, b.facts())
+			require.Zero(t, b.countFacts())
 		})
 	}
 }
 
-func TestApply_redeliveryThatWaitsIsTakenBack(t *testing.T) {
+func TestApply_DeletesWaitingRedeliveryAfterSuccess(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, id := b.fails()
+	_, id := b.createEntry()
 	early := b.replay(id)
 	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', next_retry_at = now() WHERE id = $1", id)
 	waiting, err := b.store.Replay(t.Context(), id, kim, nil, false)
 	require.NoError(t, err)
-	b.end(early, "completed")
+	b.endJob(early, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	require.Equal(t, "gone", b.state(waiting))
 }
 
-func TestApply_retriedOutside(t *testing.T) {
+func TestApply_FollowsRetriesOutsideDlqd(t *testing.T) {
 	t.Parallel()
 	for _, status := range []string{"unfiled", "pending", "manual", "failed"} {
 		for _, end := range []string{"completed", "discarded"} {
 			t.Run(status+" "+end, func(t *testing.T) {
 				t.Parallel()
 				b := setup(t)
-				job, id := b.fails()
+				job, id := b.createEntry()
 				switch status {
 				case "pending":
 					b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
@@ -371,9 +371,9 @@ func TestApply_retriedOutside(t *testing.T) {
 				case "failed":
 					b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
 					b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE id = $1", id)
-					b.end(b.replay(id), "discarded")
+					b.endJob(b.replay(id), "discarded")
 					b.apply()
-					b.is(id, deadletter.Failed)
+					b.requireStatus(id, deadletter.Failed)
 				}
 				b.retry(job)
 				b.apply()
@@ -381,270 +381,270 @@ func TestApply_retriedOutside(t *testing.T) {
 				require.Equal(t, deadletter.Processing, entry.Status)
 				require.Equal(t, job, *entry.RedeliveryJobID)
 				require.Equal(t, "river:"+postgrestest.Role, *entry.LockedBy)
-				b.runs(job)
-				b.end(job, end)
+				b.startJob(job)
+				b.endJob(job, end)
 				b.apply()
 				if end == "completed" {
-					b.is(id, deadletter.Resolved)
+					b.requireStatus(id, deadletter.Resolved)
 				} else {
 					require.NotEqual(t, deadletter.Processing, b.entry(id).Status)
-					require.Equal(t, "discarded", b.state(job), "it stands for the entry in River's lists")
+					require.Equal(t, "discarded", b.state(job), "River's lists show it for the entry")
 				}
 				require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-				require.Zero(t, b.facts())
+				require.Zero(t, b.countFacts())
 			})
 		}
 	}
 }
 
 // Everything happens before dlqd applies the first fact.
-func TestApply_inOrder(t *testing.T) {
+func TestApply_AppliesFactsInOrder(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	b.retry(job)
-	b.runs(job)
-	b.end(job, "discarded")
+	b.startJob(job)
+	b.endJob(job, "discarded")
 	b.retry(job)
-	b.runs(job)
-	b.end(job, "completed") // no marker: found when the retry is applied
-	require.EqualValues(t, 3, b.facts())
+	b.startJob(job)
+	b.endJob(job, "completed") // no marker: found when the retry is applied
+	require.EqualValues(t, 3, b.countFacts())
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.EqualValues(t, 2, b.entry(id).DLQRetryCount)
-	require.Zero(t, b.facts())
+	require.Zero(t, b.countFacts())
 }
 
 // After a vacuum, the later facts lie before the earlier ones in the table.
-func TestApply_inOrderWhereverTheyLie(t *testing.T) {
+func TestApply_OrdersFactsByTimeNotPosition(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, id := b.fails()
+	_, id := b.createEntry()
 	redelivery := b.replay(id)
-	b.end(redelivery, "discarded")
+	b.endJob(redelivery, "discarded")
 	b.retry(redelivery)
-	b.runs(redelivery)
-	b.end(redelivery, "completed")
-	require.EqualValues(t, 3, b.facts())
+	b.startJob(redelivery)
+	b.endJob(redelivery, "completed")
+	require.EqualValues(t, 3, b.countFacts())
 	b.exec("WITH gone AS (DELETE FROM dlq.job_facts RETURNING *) INSERT INTO dlq.job_facts SELECT * FROM gone ORDER BY at DESC")
 	b.apply()
-	b.is(id, deadletter.Resolved)
-	require.Zero(t, b.facts())
+	b.requireStatus(id, deadletter.Resolved)
+	require.Zero(t, b.countFacts())
 }
 
 // A worker's transaction in REPEATABLE READ could not end its job if dlqd wrote to the job.
-func TestApply_retriedJobThatRuns(t *testing.T) {
+func TestApply_DoesNotWriteToRunningJob(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"completed", "discarded"} {
 		t.Run(end, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			job, id := b.fails()
+			job, id := b.createEntry()
 			b.retry(job)
-			b.runs(job)
+			b.startJob(job)
 			tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 			require.NoError(t, err)
 			_, err = tx.Exec(t.Context(), "SELECT 1 FROM river_job")
 			require.NoError(t, err)
 			b.apply()
-			b.is(id, deadletter.Processing)
+			b.requireStatus(id, deadletter.Processing)
 			b.apply()
 			_, err = tx.Exec(t.Context(), "UPDATE river_job SET state = $2::river_job_state, finalized_at = now(), errors = array_append(errors, '{\"error\": \"again\"}') WHERE id = $1", job, end)
 			require.NoError(t, err)
 			require.NoError(t, tx.Commit(t.Context()))
 			b.apply()
 			if end == "completed" {
-				b.is(id, deadletter.Resolved)
+				b.requireStatus(id, deadletter.Resolved)
 			} else {
-				b.is(id, deadletter.Pending)
+				b.requireStatus(id, deadletter.Pending)
 				require.Equal(t, "again", *b.entry(id).ErrorMessage)
 			}
-			require.Zero(t, b.facts())
+			require.Zero(t, b.countFacts())
 			require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 		})
 	}
 }
 
-func TestApply_retriedJobThatIsGone(t *testing.T) {
+func TestApply_ParksEntryIfRetriedJobIsGone(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	b.retry(job)
 	b.exec("DELETE FROM river_job WHERE id = $1", job)
 	b.apply()
-	b.is(id, deadletter.Manual)
+	b.requireStatus(id, deadletter.Manual)
 	require.Equal(t, fmt.Sprintf("retried outside dlqd as job %d, which is gone", job), b.reason(id))
 }
 
-func TestApply_originalRetriedBesideARedelivery(t *testing.T) {
+func TestApply_HandlesRetryOfOriginalDuringRedelivery(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"original", "redelivery"} {
 		t.Run(first, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			original, id := b.fails()
+			original, id := b.createEntry()
 			redelivery := b.replay(id)
 			b.retry(original)
 			b.apply()
-			b.is(id, deadletter.Processing)
+			b.requireStatus(id, deadletter.Processing)
 			require.Equal(t, redelivery, *b.entry(id).RedeliveryJobID)
 			if first == "redelivery" {
-				b.end(redelivery, "completed")
+				b.endJob(redelivery, "completed")
 				b.apply()
-				b.is(id, deadletter.Resolved)
-				require.Equal(t, "completed", b.state(original), "it had not begun")
-				require.Zero(t, b.facts())
+				b.requireStatus(id, deadletter.Resolved)
+				require.Equal(t, "completed", b.state(original), "the retry had not started")
+				require.Zero(t, b.countFacts())
 				return
 			}
-			b.runs(original)
-			b.end(original, "completed")
+			b.startJob(original)
+			b.endJob(original, "completed")
 			b.apply()
-			b.is(id, deadletter.Resolved)
+			b.requireStatus(id, deadletter.Resolved)
 			require.Equal(t, fmt.Sprintf("the original, job %d, completed", original), b.reason(id))
-			b.end(redelivery, "discarded")
+			b.endJob(redelivery, "discarded")
 			b.apply()
-			b.is(id, deadletter.Resolved)
+			b.requireStatus(id, deadletter.Resolved)
 			require.Equal(t, "gone", b.state(redelivery))
-			require.Zero(t, b.facts())
+			require.Zero(t, b.countFacts())
 		})
 	}
 }
 
-func TestApply_closedEntryIsReopened(t *testing.T) {
+func TestApply_ReopensClosedEntryOnRetry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	require.NoError(t, b.store.Discard(t.Context(), id, kim))
 	b.retry(job)
 	b.apply()
-	b.is(id, deadletter.Manual)
+	b.requireStatus(id, deadletter.Manual)
 	require.Contains(t, b.reason(id), "done twice?")
 
 	// A resolved entry whose original was locked at that moment, and could not be completed.
-	held, heldID := b.fails()
+	held, heldID := b.createEntry()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	redelivery := b.replay(heldID)
 	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id = $1 FOR UPDATE", held)
 	require.NoError(t, err)
-	b.end(redelivery, "completed")
+	b.endJob(redelivery, "completed")
 	b.apply()
-	b.is(heldID, deadletter.Resolved)
+	b.requireStatus(heldID, deadletter.Resolved)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Equal(t, "discarded", b.state(held))
 	b.retry(held)
 	b.apply()
-	b.is(heldID, deadletter.Manual)
+	b.requireStatus(heldID, deadletter.Manual)
 	require.Contains(t, b.reason(heldID), "done twice?")
 	require.Nil(t, b.entry(heldID).ClosedAt)
 }
 
 // An operator's decision about an entry stands, even if an earlier retry is applied after it.
-func TestApply_olderRetryDoesNotReopen(t *testing.T) {
+func TestApply_OlderRetryDoesNotReopen(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	b.retry(job)
 	require.NoError(t, b.store.Discard(t.Context(), id, kim))
 	b.apply()
-	b.is(id, deadletter.Archived)
+	b.requireStatus(id, deadletter.Archived)
 	require.Equal(t, fmt.Sprintf("job %d was retried outside dlqd before the entry was discarded", job), b.reason(id))
 
-	resolved, resolvedID := b.fails()
+	resolved, resolvedID := b.createEntry()
 	require.NoError(t, b.store.Park(t.Context(), resolvedID, kim))
 	b.retry(resolved)
-	b.runs(resolved)
+	b.startJob(resolved)
 	require.NoError(t, b.store.Resolve(t.Context(), resolvedID, kim))
 	b.apply()
-	b.is(resolvedID, deadletter.Resolved)
-	require.Zero(t, b.facts())
+	b.requireStatus(resolvedID, deadletter.Resolved)
+	require.Zero(t, b.countFacts())
 }
 
 // Two failures of a job are in the inbox, and an operator closes the later one. The entry of the
 // earlier one does not include it.
-func TestApply_failureThatIsAnotherEntry(t *testing.T) {
+func TestApply_KeepsFailuresOfSeparateEntriesApart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, first := b.fails()
+	job, first := b.createEntry()
 	b.retry(job)
-	b.runs(job)
+	b.startJob(job)
 	b.exec("SELECT dlq.set_capture('off')")
-	b.end(job, "discarded")
+	b.endJob(job, "discarded")
 	b.exec("SELECT dlq.set_capture('on')")
 	b.exec("SELECT dlq.reconcile(p_whole => true)")
 	second := b.entryOf(job)
 	require.NotEqual(t, first, second)
 	require.NoError(t, b.store.Discard(t.Context(), second, kim))
 	b.apply()
-	b.is(first, deadletter.Manual)
+	b.requireStatus(first, deadletter.Manual)
 	require.Equal(t, fmt.Sprintf("job %d was discarded, which is entry %s", job, second), b.reason(first))
-	b.is(second, deadletter.Archived)
+	b.requireStatus(second, deadletter.Archived)
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions t WHERE t.entry_id = $1 AND t.failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)", first, job))
-	require.Zero(t, b.facts())
+	require.Zero(t, b.countFacts())
 }
 
 // River UI's page is older than the state of the job that it retries: River also retries completed
 // jobs.
-func TestApply_supersededJobThatRunsAgain(t *testing.T) {
+func TestApply_ReopensEntryIfSupersededJobRuns(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	original, id := b.fails()
-	b.end(b.replay(id), "completed")
+	original, id := b.createEntry()
+	b.endJob(b.replay(id), "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	b.retry(original)
-	b.runs(original)
-	b.end(original, "completed") // before the retry is applied
+	b.startJob(original)
+	b.endJob(original, "completed") // before the retry is applied
 	b.apply()
-	b.is(id, deadletter.Manual)
+	b.requireStatus(id, deadletter.Manual)
 	require.Contains(t, b.reason(id), "done twice?")
-	require.Zero(t, b.facts())
+	require.Zero(t, b.countFacts())
 }
 
 // A retry that commits while a redelivery succeeds is undone if it has not started.
-func TestApply_retryThatHeldTheOriginal(t *testing.T) {
+func TestApply_UndoesRetryConcurrentWithSuccess(t *testing.T) {
 	t.Parallel()
 	for _, runs := range []bool{false, true} {
 		t.Run(fmt.Sprint(runs), func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			original, id := b.fails()
+			original, id := b.createEntry()
 			redelivery := b.replay(id)
 			tx, err := b.pool.Begin(t.Context())
 			require.NoError(t, err)
 			_, err = b.river.JobRetryTx(t.Context(), tx, original)
 			require.NoError(t, err)
-			b.end(redelivery, "completed")
+			b.endJob(redelivery, "completed")
 			b.apply()
-			b.is(id, deadletter.Resolved)
+			b.requireStatus(id, deadletter.Resolved)
 			require.NoError(t, tx.Commit(t.Context()))
 			if runs {
-				b.runs(original)
+				b.startJob(original)
 			}
 			b.apply()
 			if runs {
-				b.is(id, deadletter.Manual)
+				b.requireStatus(id, deadletter.Manual)
 				require.Contains(t, b.reason(id), "done twice?")
 			} else {
-				b.is(id, deadletter.Resolved)
+				b.requireStatus(id, deadletter.Resolved)
 				require.Equal(t, "completed", b.state(original))
 				require.Equal(t, redelivery, b.count("SELECT (metadata ->> 'dlq:done_by')::bigint FROM river_job WHERE id = $1", original))
 			}
-			require.Zero(t, b.facts())
+			require.Zero(t, b.countFacts())
 		})
 	}
 }
 
 // A redelivery that waits for an entry's lock must not hold jobs that the application ends.
-func TestRedeliver_waitsForEntriesWithoutJobs(t *testing.T) {
+func TestRedeliver_HoldsNoJobsWhileWaiting(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
-	_, held := b.fails()
+	job, id := b.createEntry()
+	_, held := b.createEntry()
 	b.exec("SELECT dlq.file(ARRAY[$1, $2]::uuid[])", id, held)
 	b.retry(job)
-	b.runs(job)
+	b.startJob(job)
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()
@@ -665,61 +665,61 @@ func TestRedeliver_waitsForEntriesWithoutJobs(t *testing.T) {
 
 // A retry succeeds, and dlqd learns of that before it applies the retry: the work counts as done
 // once.
-func TestApply_retryThatResolvedItsEntry(t *testing.T) {
+func TestApply_CountsSuccessOfRetryOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	b.retry(job)
-	b.runs(job)
-	b.end(job, "completed")
+	b.startJob(job)
+	b.endJob(job, "completed")
 	done, err := b.store.Replay(t.Context(), id, kim, nil, false)
 	require.NoError(t, err)
 	require.Equal(t, job, done)
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	b.apply()
-	b.is(id, deadletter.Resolved)
-	require.Zero(t, b.facts())
+	b.requireStatus(id, deadletter.Resolved)
+	require.Zero(t, b.countFacts())
 }
 
 // An operator's open transaction delays only the entries that it locks.
-func TestApply_heldEntry(t *testing.T) {
+func TestApply_SkipsLockedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, held := b.fails()
-	_, free := b.fails()
+	_, held := b.createEntry()
+	_, free := b.createEntry()
 	first, second := b.replay(held), b.replay(free)
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT dlq.note($1, 'hm')", held)
 	require.NoError(t, err)
-	b.end(first, "completed")
-	b.end(second, "completed")
+	b.endJob(first, "completed")
+	b.endJob(second, "completed")
 	b.apply()
-	b.is(free, deadletter.Resolved)
-	require.EqualValues(t, 1, b.facts())
+	b.requireStatus(free, deadletter.Resolved)
+	require.EqualValues(t, 1, b.countFacts())
 	require.NoError(t, tx.Commit(t.Context()))
 	b.apply()
-	b.is(held, deadletter.Resolved)
-	require.Zero(t, b.facts())
+	b.requireStatus(held, deadletter.Resolved)
+	require.Zero(t, b.countFacts())
 }
 
 // A rejected fact is set aside and does not block the others.
-func TestApply_refused(t *testing.T) {
+func TestApply_DefersRejectedFacts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, cursed := b.fails()
-	_, free := b.fails()
-	first, second := b.replay(cursed), b.replay(free)
-	b.exec("CREATE FUNCTION curse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'cursed' USING ERRCODE = 'APP01'; END $$")
-	b.exec(fmt.Sprintf("CREATE TRIGGER a_curse BEFORE UPDATE ON dlq.dead_letter_queue FOR EACH ROW WHEN (NEW.status = 'dlq_resolved' AND NEW.id = '%s') EXECUTE FUNCTION curse()", cursed))
-	b.end(first, "completed")
-	b.end(second, "completed")
+	_, rejected := b.createEntry()
+	_, free := b.createEntry()
+	first, second := b.replay(rejected), b.replay(free)
+	b.exec("CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'rejected' USING ERRCODE = 'APP01'; END $$")
+	b.exec(fmt.Sprintf("CREATE TRIGGER a_rejection BEFORE UPDATE ON dlq.dead_letter_queue FOR EACH ROW WHEN (NEW.status = 'dlq_resolved' AND NEW.id = '%s') EXECUTE FUNCTION reject()", rejected))
+	b.endJob(first, "completed")
+	b.endJob(second, "completed")
 	b.apply()
-	b.is(free, deadletter.Resolved)
-	b.is(cursed, deadletter.Processing)
-	require.Contains(t, b.text("SELECT job ->> 'refusal' FROM dlq.job_facts WHERE fact = 'refused'"), "cursed")
+	b.requireStatus(free, deadletter.Resolved)
+	b.requireStatus(rejected, deadletter.Processing)
+	require.Contains(t, b.text("SELECT job ->> 'refusal' FROM dlq.job_facts WHERE fact = 'refused'"), "rejected")
 	b.apply()
-	require.EqualValues(t, 1, b.facts())
+	require.EqualValues(t, 1, b.countFacts())
 
 	// The fact is retried.
 	const later = "UPDATE dlq.job_facts SET job = job || jsonb_build_object('refusedAt', now() - interval '2 minutes') WHERE fact = 'refused'"
@@ -728,29 +728,29 @@ func TestApply_refused(t *testing.T) {
 	b.exec(later)
 	b.exec(careful)
 	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact = 'refused' AND (job ->> 'refusedAt')::timestamptz > now() - interval '1 minute'"))
-	b.exec("DROP TRIGGER a_curse ON dlq.dead_letter_queue")
+	b.exec("DROP TRIGGER a_rejection ON dlq.dead_letter_queue")
 	b.exec(careful)
-	require.EqualValues(t, 1, b.facts(), "a minute later")
+	require.EqualValues(t, 1, b.countFacts(), "the next retry is a minute later")
 	b.exec(later)
 	b.exec(careful)
-	b.is(cursed, deadletter.Resolved)
-	require.Zero(t, b.facts())
+	b.requireStatus(rejected, deadletter.Resolved)
+	require.Zero(t, b.countFacts())
 }
 
 // An original that runs beside its redelivery and fails again leaves an audit row, through the
 // inbox and as a fact.
-func TestApply_originalFailsAgainBesideItsRedelivery(t *testing.T) {
+func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	original, id := b.fails()
+	original, id := b.createEntry()
 	redelivery := b.replay(id)
 	const again = "SELECT string_agg(from_status || ' ' || to_status || ' ' || reason, ', ') FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE '% failed again' AND failed_at IS NOT NULL"
 	// The retry was not captured: the failure is in the inbox.
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_follow")
 	b.retry(original)
 	b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_follow")
-	b.runs(original)
-	b.end(original, "discarded")
+	b.startJob(original)
+	b.endJob(original, "discarded")
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	one := fmt.Sprintf("dlq_processing dlq_processing job %d failed again", original)
 	require.Equal(t, one, b.text(again, id))
@@ -760,57 +760,57 @@ func TestApply_originalFailsAgainBesideItsRedelivery(t *testing.T) {
 	require.Equal(t, one+", "+one, b.text(again, id))
 	require.Equal(t, "at last", *b.entry(id).ErrorMessage)
 	require.EqualValues(t, 3, b.count("SELECT jsonb_array_length(retry_history) FROM dlq.dead_letter_queue WHERE id = $1", id))
-	b.end(redelivery, "completed")
+	b.endJob(redelivery, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	require.Equal(t, one+", "+one, b.text(again, id))
 }
 
 // An erasure includes facts that are not applied yet.
-func TestErase_facts(t *testing.T) {
+func TestErase_IncludesFacts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	original, id := b.fails()
+	original, id := b.createEntry()
 	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT id, created_at, 'refused', $2, jsonb_build_object('fact', 'discarded', 'refusal', 'secret', 'errors', errors, 'metadata', '{\"name\": \"secret\"}'::jsonb) FROM river_job WHERE id = $1", original, id)
-	b.exec(`CALL dlq.erase('{"kind": "k"}', 'asked for')`)
+	b.exec(`CALL dlq.erase('{"kind": "k"}', 'request 1')`)
 	require.JSONEq(t, `{"fact": "discarded", "errors": [], "metadata": {}}`, b.text("SELECT job::text FROM dlq.job_facts"))
 }
 
-// OfRun applies all facts of a run, in as many batches as needed.
-func TestOfRun_appliesAll(t *testing.T) {
+// ApplyRun applies all facts of a run, in as many batches as needed.
+func TestApplyRun_AppliesAllFactsOfRun(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	run := uuid.MustParse("0198aaaa-0000-7000-8000-000000000001")
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT i, now(), 'completed' FROM generate_series(1, 1300) i")
 	b.exec("INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id) SELECT f.job_id, f.job_created_at, gen_random_uuid(), CASE WHEN f.job_id <= 1200 THEN $1::uuid END FROM dlq.job_facts f", run)
-	require.NoError(t, facts.OfRun(t.Context(), b.store, run))
+	require.NoError(t, facts.ApplyRun(t.Context(), b.store, run))
 	require.EqualValues(t, 100, b.count("SELECT count(*) FROM dlq.job_facts"))
 }
 
 // An application's constraint on River's table does not keep an entry open.
-func TestApply_originalThatCannotBeCompleted(t *testing.T) {
+func TestApply_ResolvesIfOriginalCannotBeCompleted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	original, id := b.fails()
-	_, other := b.fails()
+	original, id := b.createEntry()
+	_, other := b.createEntry()
 	b.exec(fmt.Sprintf("ALTER TABLE river_job ADD CONSTRAINT no CHECK (NOT (id = %d AND state = 'completed'))", original))
-	b.end(b.replay(id), "completed")
-	b.end(b.replay(other), "completed")
+	b.endJob(b.replay(id), "completed")
+	b.endJob(b.replay(other), "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
-	b.is(other, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
+	b.requireStatus(other, deadletter.Resolved)
 	require.Equal(t, "discarded", b.state(original))
 	require.EqualValues(t, 1, b.count("SELECT count(*) FROM river_job WHERE state = 'discarded'"))
-	require.Zero(t, b.facts())
+	require.Zero(t, b.countFacts())
 }
 
 // While an open transaction keeps vacuum from removing deleted facts, new facts are found at the
 // end of the table.
-func TestApply_underAnOldSnapshot(t *testing.T) {
+func TestApply_FindsNewFactsUnderOldSnapshot(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, id := b.fails()
+	_, id := b.createEntry()
 	job := b.replay(id)
 	old, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	require.NoError(t, err)
@@ -820,13 +820,13 @@ func TestApply_underAnOldSnapshot(t *testing.T) {
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT 1000000 + i, now(), 'completed' FROM generate_series(1, 30000) i")
 	b.exec("DELETE FROM dlq.job_facts")
 	b.apply()
-	b.end(job, "completed")
+	b.endJob(job, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 }
 
 // Any number of processes apply facts concurrently.
-func TestApply_concurrently(t *testing.T) {
+func TestApply_RunsConcurrently(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const entries = 200
@@ -844,38 +844,38 @@ func TestApply_concurrently(t *testing.T) {
 		require.NoError(t, <-errs)
 	}
 	b.apply()
-	require.Zero(t, b.facts())
+	require.Zero(t, b.countFacts())
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'"))
 	require.EqualValues(t, entries, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.EqualValues(t, entries, b.count("SELECT sum(jsonb_array_length(replay_attempts)) FROM dlq.dead_letter_queue"))
 }
 
-func TestLoop(t *testing.T) {
+func TestLoop_AppliesFacts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, id := b.fails()
+	_, id := b.createEntry()
 	job := b.replay(id)
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}
 	group.Add(b.applier.Loop())
 	group.Start()
 	defer func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) }()
-	b.end(job, "completed")
+	b.endJob(job, "completed")
 	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, time.Minute, 50*time.Millisecond)
 }
 
 // In a SERIALIZABLE transaction capture cannot check whether a job is a redelivery. Filing the
 // failure does that.
-func TestApply_redeliveryThatFailsInASerializableTransaction(t *testing.T) {
+func TestApply_RecognizesRedeliveryFailedInSerializable(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, closed := range []bool{false, true} {
-		_, id := b.fails()
+		_, id := b.createEntry()
 		job := b.replay(id)
-		if closed { // another job has done the work
+		if closed { // another job completed the work
 			b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT river_job_id, job_created_at, 'completed', id FROM dlq.dead_letter_open WHERE id = $1", id)
 			b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", job)
 			b.apply()
-			b.is(id, deadletter.Resolved)
+			b.requireStatus(id, deadletter.Resolved)
 		}
 		before := b.count("SELECT count(*) FROM dlq.dead_letter_queue")
 		tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
@@ -885,64 +885,64 @@ func TestApply_redeliveryThatFailsInASerializableTransaction(t *testing.T) {
 		require.NoError(t, tx.Commit(t.Context()))
 		b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 		b.apply()
-		require.Equal(t, before, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), "one failure, one entry")
-		require.Zero(t, b.facts())
+		require.Equal(t, before, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), "the failure creates no other entry")
+		require.Zero(t, b.countFacts())
 		if !closed {
-			b.is(id, deadletter.Pending)
+			b.requireStatus(id, deadletter.Pending)
 		} else {
-			b.is(id, deadletter.Resolved)
+			b.requireStatus(id, deadletter.Resolved)
 		}
 	}
 }
 
 // An unavailable lock is not a rejection: the fact stays unchanged.
-func TestApply_collisionIsNoRefusal(t *testing.T) {
+func TestApply_KeepsFactOnLockTimeout(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, id := b.fails()
-	b.end(b.replay(id), "completed")
+	_, id := b.createEntry()
+	b.endJob(b.replay(id), "completed")
 	b.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '55P03'; END $$")
 	b.exec("CREATE TRIGGER away BEFORE UPDATE ON dlq.dead_letter_open FOR EACH ROW EXECUTE FUNCTION away()")
 	b.exec("SELECT dlq.apply_facts(p_careful => true)")
 	require.Equal(t, "completed", b.text("SELECT string_agg(fact, ', ') FROM dlq.job_facts"))
 	b.exec("DROP TRIGGER away ON dlq.dead_letter_open")
 	b.apply()
-	b.is(id, deadletter.Resolved)
-	require.Zero(t, b.facts())
+	b.requireStatus(id, deadletter.Resolved)
+	require.Zero(t, b.countFacts())
 }
 
 // River UI can run completed jobs again, including those that dlqd created or followed. dlqd
 // records the run and its failure.
-func TestApply_completedJobRunsAgain(t *testing.T) {
+func TestApply_ReopensEntryIfCompletedJobRuns(t *testing.T) {
 	t.Parallel()
-	for _, which := range []string{"the original, followed", "a redelivery"} {
+	for _, which := range []string{"followed original", "redelivery"} {
 		for _, end := range []string{"completed", "discarded"} {
 			t.Run(which+", "+end, func(t *testing.T) {
 				t.Parallel()
 				b := setup(t)
-				job, id := b.fails()
-				if which == "a redelivery" {
+				job, id := b.createEntry()
+				if which == "redelivery" {
 					job = b.replay(id)
 				} else {
 					b.retry(job)
 					b.apply()
 				}
-				b.end(job, "completed")
+				b.endJob(job, "completed")
 				b.apply()
-				b.is(id, deadletter.Resolved)
+				b.requireStatus(id, deadletter.Resolved)
 				b.retry(job)
 				b.apply()
-				b.is(id, deadletter.Manual)
+				b.requireStatus(id, deadletter.Manual)
 				require.Contains(t, b.reason(id), "done twice?")
-				b.runs(job)
-				b.end(job, end)
+				b.startJob(job)
+				b.endJob(job, end)
 				b.apply()
-				b.is(id, deadletter.Manual)
+				b.requireStatus(id, deadletter.Manual)
 				if end == "discarded" {
 					require.Contains(t, b.reason(id), "failed again")
 					require.Contains(t, *b.entry(id).ErrorMessage, fmt.Sprintf("boom %d", job))
 				}
-				require.Zero(t, b.facts())
+				require.Zero(t, b.countFacts())
 			})
 		}
 	}
@@ -950,7 +950,7 @@ func TestApply_completedJobRunsAgain(t *testing.T) {
 
 // A job has one open entry at a time. What would open another one is rejected with that reason, and
 // leaves no fact behind.
-func TestApply_jobWithAnotherOpenEntry(t *testing.T) {
+func TestApply_RejectsSecondOpenEntryOfJob(t *testing.T) {
 	t.Parallel()
 	twin := func(b *bundle, job int64) uuid.UUID { // a further failure that only the reconciler sees
 		b.exec("ALTER TABLE river_job DISABLE TRIGGER USER")
@@ -959,36 +959,36 @@ func TestApply_jobWithAnotherOpenEntry(t *testing.T) {
 		b.exec("SELECT dlq.reconcile(p_whole => true)")
 		id := b.entryOf(job)
 		b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
-		b.is(id, deadletter.Pending)
+		b.requireStatus(id, deadletter.Pending)
 		return id
 	}
-	t.Run("a redelivery of the closed one is retried outside", func(t *testing.T) {
+	t.Run("retry of a closed entry's redelivery", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
-		job, id := b.fails()
+		job, id := b.createEntry()
 		sent := b.replay(id)
-		b.end(sent, "cancelled")
+		b.endJob(sent, "cancelled")
 		b.apply()
 		b.exec("SELECT dlq.discard($1, 'kim')", id)
 		open := twin(b, job)
 		require.NotEqual(t, id, open)
 		b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, db_user) SELECT job_id, job_created_at, 'retried', entry_id, 'app' FROM dlq.entry_jobs WHERE job_id = $1", sent)
 		b.apply()
-		require.Zero(t, b.facts())
-		b.is(id, deadletter.Archived)
-		b.is(open, deadletter.Pending)
+		require.Zero(t, b.countFacts())
+		b.requireStatus(id, deadletter.Archived)
+		b.requireStatus(open, deadletter.Pending)
 		require.Contains(t, b.reason(id), "has an open entry")
 	})
-	t.Run("the failed one is sent back, or followed", func(t *testing.T) {
+	t.Run("replay or retry of a failed entry", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
-		job, id := b.fails()
+		job, id := b.createEntry()
 		b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
 		b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE id = $1", id)
 		sent := b.replay(id)
-		b.end(sent, "discarded")
+		b.endJob(sent, "discarded")
 		b.apply()
-		b.is(id, deadletter.Failed)
+		b.requireStatus(id, deadletter.Failed)
 		open := twin(b, job)
 		require.NotEqual(t, id, open)
 		_, err := b.store.Replay(t.Context(), id, kim, nil, false)
@@ -998,41 +998,41 @@ func TestApply_jobWithAnotherOpenEntry(t *testing.T) {
 		require.ErrorContains(t, err, "has an open entry")
 		b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, db_user) SELECT job_id, job_created_at, 'retried', entry_id, 'app' FROM dlq.entry_jobs WHERE job_id = $1", sent)
 		b.apply()
-		require.Zero(t, b.facts())
-		b.is(id, deadletter.Failed)
-		b.is(open, deadletter.Pending)
+		require.Zero(t, b.countFacts())
+		b.requireStatus(id, deadletter.Failed)
+		b.requireStatus(open, deadletter.Pending)
 	})
-	t.Run("the job itself is retried, which the closed one once followed", func(t *testing.T) {
+	t.Run("retry of a job that a closed entry followed", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
-		job, id := b.fails()
+		job, id := b.createEntry()
 		b.retry(job)
 		b.apply()
-		b.runs(job)
-		b.end(job, "discarded")
+		b.startJob(job)
+		b.endJob(job, "discarded")
 		b.apply()
 		b.exec("SELECT dlq.discard($1, 'kim')", id)
 		open := twin(b, job)
 		b.retry(job)
 		b.apply()
-		require.Zero(t, b.facts())
-		b.is(open, deadletter.Processing)
-		b.runs(job)
-		b.end(job, "completed")
+		require.Zero(t, b.countFacts())
+		b.requireStatus(open, deadletter.Processing)
+		b.startJob(job)
+		b.endJob(job, "completed")
 		b.apply()
-		require.Zero(t, b.facts())
-		b.is(id, deadletter.Archived)
-		b.is(open, deadletter.Resolved)
+		require.Zero(t, b.countFacts())
+		b.requireStatus(id, deadletter.Archived)
+		b.requireStatus(open, deadletter.Resolved)
 	})
 }
 
 // Another session locks a month of closed entries. The facts of other entries are applied, and no
 // job stays locked for long.
-func TestApply_besideALockedMonth(t *testing.T) {
+func TestApply_SkipsLockedMonth(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	open, id := b.fails()
-	closed, other := b.fails()
+	open, id := b.createEntry()
+	closed, other := b.createEntry()
 	b.exec("SELECT dlq.file(ARRAY[$1::uuid, $2::uuid]), dlq.discard($2, 'kim')", id, other)
 	b.retry(closed)
 	b.retry(open)
@@ -1042,33 +1042,33 @@ func TestApply_besideALockedMonth(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.dead_letter_archived IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	b.apply()
-	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following'"), "it waits")
+	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following'"), "the fact of the closed entry waits")
 	require.Equal(t, "dlq_processing", b.text("SELECT status::text FROM dlq.dead_letter_open WHERE id = $1", id))
 	require.NoError(t, tx.Rollback(t.Context()))
 	b.apply()
-	b.is(other, deadletter.Manual)
+	b.requireStatus(other, deadletter.Manual)
 }
 
 // The reconciler finds a retry that was not captured, and its success, while River keeps the job,
 // and applies it once.
-func TestApply_successThatNobodySaw(t *testing.T) {
+func TestApply_AppliesUncapturedSuccess(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	b.exec("SELECT dlq.file(ARRAY[$1::uuid]), dlq.park($1, 'kim')", id)
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(job)
-	b.runs(job)
-	b.end(job, "completed")
+	b.startJob(job)
+	b.endJob(job, "completed")
 	b.exec("SELECT dlq.set_capture('on')")
 	reconcile := func() {
 		b.exec("SELECT dlq.reconcile(p_whole => true)")
 		b.apply()
-		require.Zero(t, b.facts())
+		require.Zero(t, b.countFacts())
 	}
 	reconcile()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	b.exec("SELECT dlq.reopen($1, 'kim')", id)
 	reconcile()
-	b.is(id, deadletter.Manual)
+	b.requireStatus(id, deadletter.Manual)
 }

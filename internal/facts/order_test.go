@@ -12,8 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// awaitWaiting waits until n sessions of this database wait for a lock.
-func (b *bundle) awaitWaiting(n int64) {
+// awaitLockWaits waits until n sessions of this database wait for a lock.
+func (b *bundle) awaitLockWaits(n int64) {
 	b.Helper()
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "+
@@ -23,7 +23,7 @@ func (b *bundle) awaitWaiting(n int64) {
 
 // Entries that wait for a redelivery are filed; a later failure of their job may not be. Actions on
 // both lock the entries in the order of their ids, as actions on the entries' group do.
-func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
+func TestAct_LocksEntriesInOrderOfIDs(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]string{
 		"act_on":    `SELECT dlq.act_on('assign', $1, 'kim', NULL, '{"assignee": "kim"}')`,
@@ -32,8 +32,8 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			_, first := b.fails()
-			job, second := b.fails()
+			_, first := b.createEntry()
+			job, second := b.createEntry()
 			b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 			b.exec("UPDATE dlq.dead_letter_open SET fingerprint = 'f00d'")
 			b.exec("SELECT dlq.refresh_rollups()")
@@ -62,13 +62,13 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 				_, err := b.pool.Exec(t.Context(), act, []uuid.UUID{first, unfiled})
 				errs <- err
 			}()
-			b.awaitWaiting(1)
+			b.awaitLockWaits(1)
 			go func() {
 				_, err := b.pool.Exec(t.Context(),
 					"SELECT dlq.assign_group((SELECT queue FROM dlq.dead_letter_open LIMIT 1), 'f00d', 'ann', 'ann')")
 				errs <- err
 			}()
-			b.awaitWaiting(2)
+			b.awaitLockWaits(2)
 			require.NoError(t, held.Rollback(t.Context()))
 			require.NoError(t, <-errs)
 			require.NoError(t, <-errs)
@@ -77,11 +77,11 @@ func TestAct_LocksInOrderWhatItFiles(t *testing.T) {
 }
 
 // An entry that moves to another partition while a redelivery waits for its lock is not sent.
-func TestRedeliver_LooksAgainForWhatWasMoved(t *testing.T) {
+func TestRedeliver_SkipsEntriesMovedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, first := b.fails()
-	_, second := b.fails()
+	_, first := b.createEntry()
+	_, second := b.createEntry()
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	held, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -96,7 +96,7 @@ func TestRedeliver_LooksAgainForWhatWasMoved(t *testing.T) {
 			return err
 		})
 	}()
-	b.awaitWaiting(1)
+	b.awaitLockWaits(1)
 	require.NoError(t, held.Commit(t.Context()))
 	require.NoError(t, <-errs)
 	require.Len(t, sent, 1)
@@ -106,31 +106,31 @@ func TestRedeliver_LooksAgainForWhatWasMoved(t *testing.T) {
 
 // A job that its entry does not wait for fails while a redelivery is in progress. The audit row has
 // the time of the failure, and analytics count it once.
-func TestApply_FailureNotWaitedForHasItsTime(t *testing.T) {
+func TestApply_RecordsTimeOfOtherFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	redelivery := b.replay(id)
 	b.retry(job)
 	b.apply()
-	b.runs(job)
-	b.end(job, "discarded")
+	b.startJob(job)
+	b.endJob(job, "discarded")
 	b.apply()
-	b.is(id, deadletter.Processing)
+	b.requireStatus(id, deadletter.Processing)
 	failures := "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND failed_at IS NOT NULL " +
 		"AND error_type IS NOT NULL"
 	require.EqualValues(t, 1, b.count(failures+` AND reason LIKE '%which the entry does not wait for, was discarded'
 		AND failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)`, id, job))
-	require.EqualValues(t, 2, b.count(failures, id), "with the first failure")
+	require.EqualValues(t, 2, b.count(failures, id), "including the first failure")
 
 	// Without a redelivery in progress, the failure ends the entry's redelivery, and also counts once.
-	b.end(redelivery, "discarded")
+	b.endJob(redelivery, "discarded")
 	b.apply()
-	b.is(id, deadletter.Pending)
+	b.requireStatus(id, deadletter.Pending)
 	require.EqualValues(t, 3, b.count(failures, id))
 	b.retry(job)
-	b.runs(job)
-	b.end(job, "discarded")
+	b.startJob(job)
+	b.endJob(job, "discarded")
 	b.apply()
 	require.EqualValues(t, 4, b.count(failures, id))
 	require.EqualValues(t, 4,

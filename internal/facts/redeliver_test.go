@@ -15,12 +15,12 @@ import (
 
 // Values of River's unique_states: the job states in which a unique key counts.
 const (
-	maskDefault = "B'11110101'" // all but cancelled and discarded
-	maskAll     = "B'11111111'" // that of dlqd's messages
+	statesDefault = "B'11110101'" // all but cancelled and discarded
+	statesAll     = "B'11111111'" // that of dlqd's messages
 )
 
-func unique(key, mask string) []string {
-	return []string{"unique_key", "'" + key + "'", "unique_states", mask}
+func uniqueKey(key, states string) []string {
+	return []string{"unique_key", "'" + key + "'", "unique_states", states}
 }
 
 // redeliver redelivers entries as a DLQ worker does.
@@ -46,59 +46,59 @@ func (b *bundle) key(job int64) string {
 	return b.text("SELECT coalesce(encode(unique_key, 'escape'), '') FROM river_job WHERE id = $1", job)
 }
 
-func TestRedeliver_looksAtTheOriginal(t *testing.T) {
+func TestRedeliver_ChecksOriginalJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 
 	// The job is live again: the entry follows it.
-	job, id := b.fails()
+	job, id := b.createEntry()
 	b.exec("SELECT dlq.set_capture('off')") // the retry is not captured
 	b.retry(job)
 	b.exec("SELECT dlq.set_capture('on')")
 	verdict, other := b.verdict(id)
 	require.Equal(t, deadletter.VerdictFollows, verdict)
 	require.Equal(t, job, other)
-	b.is(id, deadletter.Processing)
-	b.runs(job)
-	b.end(job, "completed")
+	b.requireStatus(id, deadletter.Processing)
+	b.startJob(job)
+	b.endJob(job, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 
 	// The job is running, so that it cannot be marked.
-	job, id = b.fails()
+	job, id = b.createEntry()
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(job)
 	b.exec("SELECT dlq.set_capture('on')")
-	b.runs(job)
+	b.startJob(job)
 	got, err := b.store.Replay(t.Context(), id, kim, nil, false)
 	require.NoError(t, err)
-	require.Equal(t, job, got, "a person is told which job does the work")
+	require.Equal(t, job, got, "the replay returns the job that is followed")
 	b.apply()
-	b.end(job, "completed")
+	b.endJob(job, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
-	require.Zero(t, b.facts())
+	b.requireStatus(id, deadletter.Resolved)
+	require.Zero(t, b.countFacts())
 
 	// The job has completed.
-	job, id = b.fails()
+	job, id = b.createEntry()
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(job)
-	b.end(job, "completed")
+	b.endJob(job, "completed")
 	b.exec("SELECT dlq.set_capture('on')")
 	verdict, other = b.verdict(id)
 	require.Equal(t, deadletter.VerdictResolved, verdict)
 	require.Equal(t, job, other)
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 
 	// Another session holds the job.
-	job, id = b.fails()
+	job, id = b.createEntry()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id = $1 FOR UPDATE", job)
 	require.NoError(t, err)
 	verdict, _ = b.verdict(id)
 	require.Equal(t, deadletter.VerdictBusy, verdict)
-	b.is(id, deadletter.Pending)
+	b.requireStatus(id, deadletter.Pending)
 	_, err = b.store.Replay(t.Context(), id, kim, nil, false)
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, "Try again")
@@ -107,32 +107,32 @@ func TestRedeliver_looksAtTheOriginal(t *testing.T) {
 	require.Equal(t, deadletter.VerdictSent, verdict)
 
 	// River has deleted the job.
-	job, id = b.fails()
+	job, id = b.createEntry()
 	b.exec("DELETE FROM river_job WHERE id = $1", job)
 	verdict, other = b.verdict(id)
 	require.Equal(t, deadletter.VerdictSent, verdict)
-	b.end(other, "completed")
+	b.endJob(other, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 }
 
 // An entry's job, which lost its key when the entry was resolved, is retried while an equal job is
 // live: the entry follows its own job.
-func TestRedeliver_followsItsOwnJobBesideAnEqualOne(t *testing.T) {
+func TestRedeliver_FollowsOwnJobBeforeEqualJob(t *testing.T) {
 	t.Parallel()
 	for _, completes := range []bool{false, true} {
 		b := setup(t)
-		job, id := b.fails(unique("k", maskDefault)...)
+		job, id := b.createEntry(uniqueKey("k", statesDefault)...)
 		require.NoError(t, b.store.Park(t.Context(), id, kim))
 		require.NoError(t, b.store.Resolve(t.Context(), id, kim))
 		require.Empty(t, b.key(job))
 		require.NoError(t, b.store.Reopen(t.Context(), id, kim))
-		equal := b.insert(unique("k", maskDefault)...)
+		equal := b.insert(uniqueKey("k", statesDefault)...)
 		b.exec("SELECT dlq.set_capture('off')")
 		b.retry(job)
 		if completes {
-			b.runs(job)
-			b.end(job, "completed")
+			b.startJob(job)
+			b.endJob(job, "completed")
 		}
 		b.exec("SELECT dlq.set_capture('on')")
 		verdict, other := b.verdict(id)
@@ -146,43 +146,43 @@ func TestRedeliver_followsItsOwnJobBesideAnEqualOne(t *testing.T) {
 	}
 }
 
-func TestRedeliver_takesTheUniqueKey(t *testing.T) {
+func TestRedeliver_TakesUniqueKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	original, id := b.fails(unique("default", maskDefault)...)
+	original, id := b.createEntry(uniqueKey("default", statesDefault)...)
 	redelivery := b.replay(id)
-	require.Equal(t, "default", b.key(redelivery), "the application's next insert of the equal job is refused, as it was while the original lived")
-	b.end(redelivery, "completed")
+	require.Equal(t, "default", b.key(redelivery), "River skips an equal insert, as it did while the original was live")
+	b.endJob(redelivery, "completed")
 	b.apply()
 	require.Equal(t, "completed", b.state(original))
 	require.Empty(t, b.key(original))
 
-	// With a mask of all states, the discarded original holds the key.
-	original, id = b.fails(unique("all", maskAll)...)
+	// With a key that counts in all states, the discarded original holds the key.
+	original, id = b.createEntry(uniqueKey("all", statesAll)...)
 	redelivery = b.replay(id)
 	require.Empty(t, b.key(redelivery))
-	b.end(redelivery, "completed")
+	b.endJob(redelivery, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 	require.Equal(t, "completed", b.state(original))
 	require.Equal(t, "all", b.key(original))
 
 	// If River has deleted the original, the redelivery holds the key.
-	original, id = b.fails(unique("gone", maskAll)...)
+	original, id = b.createEntry(uniqueKey("gone", statesAll)...)
 	b.exec("DELETE FROM river_job WHERE id = $1", original)
 	redelivery = b.replay(id)
 	require.Equal(t, "gone", b.key(redelivery))
 
 	// Without the states, the key has no effect.
-	_, id = b.fails("unique_key", "'old'")
+	_, id = b.createEntry("unique_key", "'old'")
 	require.Empty(t, b.key(b.replay(id)))
 }
 
-func TestRedeliver_equalJob(t *testing.T) {
+func TestRedeliver_RejectsIfEqualJobHoldsKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, id := b.fails(unique("key", maskDefault)...)
-	equal := b.insert(unique("key", maskDefault)...)
+	_, id := b.createEntry(uniqueKey("key", statesDefault)...)
+	equal := b.insert(uniqueKey("key", statesDefault)...)
 
 	verdict, other := b.verdict(id)
 	require.Equal(t, deadletter.VerdictLive, verdict)
@@ -191,29 +191,29 @@ func TestRedeliver_equalJob(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, fmt.Sprintf("job %d with the same unique key is live", equal))
 
-	b.end(equal, "completed")
+	b.endJob(equal, "completed")
 	verdict, other = b.verdict(id)
 	require.Equal(t, deadletter.VerdictDone, verdict)
 	require.Equal(t, equal, other)
 	_, err = b.store.Replay(t.Context(), id, kim, nil, false)
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, fmt.Sprintf("job %d with the same unique key has ended", equal))
-	b.is(id, deadletter.Pending)
+	b.requireStatus(id, deadletter.Pending)
 
 	job, err := b.store.Replay(t.Context(), id, kim, nil, true)
 	require.NoError(t, err)
-	require.Empty(t, b.key(job), "by force it takes none")
-	b.end(job, "completed")
+	require.Empty(t, b.key(job), "a forced redelivery takes no key")
+	b.endJob(job, "completed")
 	b.apply()
-	b.is(id, deadletter.Resolved)
+	b.requireStatus(id, deadletter.Resolved)
 }
 
 // One statement redelivers two entries with the same key.
-func TestRedeliver_equalEntries(t *testing.T) {
+func TestRedeliver_SendsOneOfEqualEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, one := b.fails(unique("key", maskDefault)...)
-	_, two := b.fails(unique("key", maskDefault)...)
+	_, one := b.createEntry(uniqueKey("key", statesDefault)...)
+	_, two := b.createEntry(uniqueKey("key", statesDefault)...)
 	all := b.redeliver(one, two)
 	require.Len(t, all, 2)
 	verdicts := map[string]deadletter.Redelivery{}
@@ -225,7 +225,7 @@ func TestRedeliver_equalEntries(t *testing.T) {
 	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
 }
 
-func TestRedeliver_manyAtOnce(t *testing.T) {
+func TestRedeliver_SendsManyAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for range 20 {
@@ -244,13 +244,13 @@ func TestRedeliver_manyAtOnce(t *testing.T) {
 		require.Equal(t, deadletter.VerdictSent, r.Verdict)
 	}
 	require.EqualValues(t, 20, b.count("SELECT count(*) FROM dlq.entry_jobs m JOIN river_job j ON j.id = m.job_id AND j.created_at = m.job_created_at WHERE j.state = 'available'"))
-	require.Empty(t, b.redeliver(ids...), "they are under way")
+	require.Empty(t, b.redeliver(ids...), "the entries are already being redelivered")
 }
 
-func TestReplay_editedAndAlive(t *testing.T) {
+func TestReplay_RejectsEditWhileJobIsLive(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	job, id := b.fails()
+	job, id := b.createEntry()
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(job)
 	_, err := b.store.Replay(t.Context(), id, kim, []byte(`{"amount": 3}`), false)
@@ -261,27 +261,27 @@ func TestReplay_editedAndAlive(t *testing.T) {
 }
 
 // River UI's button to retry every discarded job calls the client's JobRetryTx for each.
-func TestRetryAll_runsNoResolvedWork(t *testing.T) {
+func TestRetryAll_SkipsResolvedWork(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	var resolved []int64
 	for range 5 {
-		job, id := b.fails()
-		b.end(b.replay(id), "discarded")
+		job, id := b.createEntry()
+		b.endJob(b.replay(id), "discarded")
 		b.apply()
-		b.end(b.replay(id), "completed")
+		b.endJob(b.replay(id), "completed")
 		b.apply()
-		b.is(id, deadletter.Resolved)
+		b.requireStatus(id, deadletter.Resolved)
 		resolved = append(resolved, job)
 	}
 	// One resolved by an operator, one open, and one whose redelivery failed.
-	person, id := b.fails()
+	parked, id := b.createEntry()
 	require.NoError(t, b.store.Park(t.Context(), id, kim))
 	require.NoError(t, b.store.Resolve(t.Context(), id, kim))
-	resolved = append(resolved, person)
-	undone, undoneID := b.fails()
-	again, againID := b.fails()
-	b.end(b.replay(againID), "discarded")
+	resolved = append(resolved, parked)
+	open, openID := b.createEntry()
+	again, againID := b.createEntry()
+	b.endJob(b.replay(againID), "discarded")
 	b.apply()
 
 	discarded := []int64{}
@@ -292,7 +292,7 @@ func TestRetryAll_runsNoResolvedWork(t *testing.T) {
 		require.NoError(t, rows.Scan(&job))
 		discarded = append(discarded, job)
 	}
-	require.Equal(t, []int64{undone, again}, discarded, "one job for each entry whose work is not done")
+	require.Equal(t, []int64{open, again}, discarded, "one job for each unresolved entry")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	for _, job := range discarded {
@@ -304,20 +304,20 @@ func TestRetryAll_runsNoResolvedWork(t *testing.T) {
 		require.Equal(t, "completed", b.state(job))
 	}
 	b.apply()
-	b.is(undoneID, deadletter.Processing)
-	b.is(againID, deadletter.Processing)
+	b.requireStatus(openID, deadletter.Processing)
+	b.requireStatus(againID, deadletter.Processing)
 }
 
 // An application's transaction takes the unique keys of entries in a different order than dlqd. If
 // dlqd waited for it, both would deadlock, and the application might be the victim.
-func TestRedeliver_givesWayToWhoTakesItsKey(t *testing.T) {
+func TestRedeliver_DoesNotWaitForUniqueKeys(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	const insert = "INSERT INTO river_job (args, kind, max_attempts, unique_key, unique_states) VALUES ('{}', 'x', 1, $1::text::bytea, " + maskDefault + ")" +
+	const insert = "INSERT INTO river_job (args, kind, max_attempts, unique_key, unique_states) VALUES ('{}', 'x', 1, $1::text::bytea, " + statesDefault + ")" +
 		" ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL AND river_job_state_in_bitmask(unique_states, state) DO NOTHING"
-	_, first := b.fails(unique("first", maskDefault)...)
-	_, second := b.fails(unique("second", maskDefault)...)
-	_, plain := b.fails()
+	_, first := b.createEntry(uniqueKey("first", statesDefault)...)
+	_, second := b.createEntry(uniqueKey("second", statesDefault)...)
+	_, plain := b.createEntry()
 
 	app, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -329,7 +329,7 @@ func TestRedeliver_givesWayToWhoTakesItsKey(t *testing.T) {
 		verdicts[r.EntryID] = r.Verdict
 	}
 	require.Equal(t, map[uuid.UUID]string{first: deadletter.VerdictSent, second: deadletter.VerdictBusy, plain: deadletter.VerdictSent}, verdicts)
-	b.is(second, deadletter.Pending)
+	b.requireStatus(second, deadletter.Pending)
 	_, err = b.store.Replay(t.Context(), second, kim, nil, false)
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, "Try again")
@@ -342,16 +342,16 @@ func TestRedeliver_givesWayToWhoTakesItsKey(t *testing.T) {
 
 // Two operators act on the same entries, some open and some failed. Both lock them in the same
 // order.
-func TestRedeliver_locksInTheOrderOfOthers(t *testing.T) {
+func TestRedeliver_LocksInOrderOfBulkActions(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, failed := b.fails()
-	_, open := b.fails()
+	_, failed := b.createEntry()
+	_, open := b.createEntry()
 	job := b.replay(failed)
 	b.exec("UPDATE dlq.dead_letter_open SET dlq_max_retries = 1 WHERE id = $1", failed)
-	b.end(job, "discarded")
+	b.endJob(job, "discarded")
 	b.apply()
-	b.is(failed, deadletter.Failed)
+	b.requireStatus(failed, deadletter.Failed)
 	ids := []uuid.UUID{failed, open}
 
 	held, err := b.pool.Begin(t.Context())

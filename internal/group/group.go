@@ -28,39 +28,39 @@ const (
 
 // Group is a failure group.
 type Group struct {
-	Queue       string     `json:"queue" doc:"Its queue." db:"queue"`
-	Fingerprint string     `json:"fingerprint" doc:"Identifies it, with the queue." db:"fingerprint"`
-	Title       *string    `json:"title,omitempty" doc:"What its first error said." db:"title"`
-	ErrorType   *string    `json:"errorType,omitempty" doc:"Type of that error." db:"error_type"`
-	ErrorClass  *string    `json:"errorClass,omitempty" doc:"Class of its last entry." db:"error_class"`
-	Status      string     `json:"status" enum:"open,fixed,regressed,muted" doc:"open; fixed: marked as that; regressed: it has failed after it was; muted: nobody is told of it, until a time or a number of failures." db:"status"`
-	Regressed   bool       `json:"regressed" doc:"It was marked as fixed, and has failed after that; also while it is muted." db:"regressed"`
-	Owner       *string    `json:"owner,omitempty" doc:"Who looks after it; its entries are assigned to them as they are filed." db:"owner"`
-	Note        *string    `json:"note,omitempty" doc:"What the next person should know." db:"note"`
-	Open        int64      `json:"open" doc:"Open entries now." db:"open"`
-	Failures    int64      `json:"failures" doc:"Failures in all: captures, and redeliveries that failed." db:"failures"`
-	InWindow    int64      `json:"inWindow" doc:"Failures in the window." db:"in_window"`
-	Trend       []int64    `json:"trend" doc:"Failures in each hour (windows of up to a day), day (up to 35) or week, oldest first." db:"trend"`
-	FirstSeen   time.Time  `json:"firstSeen" doc:"When an entry first joined it." db:"first_seen"`
-	LastSeen    time.Time  `json:"lastSeen" doc:"When one last did." db:"last_seen"`
-	FixedAt     *time.Time `json:"fixedAt,omitempty" doc:"When it was marked as fixed." db:"fixed_at"`
-	FixedBy     *string    `json:"fixedBy,omitempty" doc:"Who did." db:"fixed_by"`
-	MutedAt     *time.Time `json:"mutedAt,omitempty" doc:"Since when it is muted; absent where it is not, or not any more." db:"muted_at"`
-	MutedBy     *string    `json:"mutedBy,omitempty" doc:"Who muted it." db:"muted_by"`
-	MuteUntil   *time.Time `json:"muteUntil,omitempty" doc:"When that ends." db:"mute_until"`
-	MuteLeft    *int64     `json:"muteLeft,omitempty" doc:"After so many more failures it ends, too." db:"mute_left"`
-	UpdatedAt   *time.Time `json:"updatedAt,omitempty" doc:"When somebody last said something of it." db:"updated_at"`
-	UpdatedBy   *string    `json:"updatedBy,omitempty" doc:"Who did." db:"updated_by"`
-	Sample      *uuid.UUID `json:"sample,omitempty" doc:"Its last entry." db:"sample"`
+	Queue       string     `json:"queue" doc:"Queue of the group." db:"queue"`
+	Fingerprint string     `json:"fingerprint" doc:"Fingerprint, which identifies the group within the queue." db:"fingerprint"`
+	Title       *string    `json:"title,omitempty" doc:"Title, from the first error." db:"title"`
+	ErrorType   *string    `json:"errorType,omitempty" doc:"Type of the first error." db:"error_type"`
+	ErrorClass  *string    `json:"errorClass,omitempty" doc:"Class of the latest entry." db:"error_class"`
+	Status      string     `json:"status" enum:"open,fixed,regressed,muted" doc:"open; fixed: marked as fixed; regressed: failed after it was marked as fixed; muted: sends no notifications until a time or a number of failures." db:"status"`
+	Regressed   bool       `json:"regressed" doc:"Whether the group failed after it was marked as fixed; also set while the group is muted." db:"regressed"`
+	Owner       *string    `json:"owner,omitempty" doc:"Owner, to whom new entries are assigned as they are filed." db:"owner"`
+	Note        *string    `json:"note,omitempty" doc:"Note for other operators." db:"note"`
+	Open        int64      `json:"open" doc:"Number of open entries." db:"open"`
+	Failures    int64      `json:"failures" doc:"Total number of failures: captures and failed redeliveries." db:"failures"`
+	InWindow    int64      `json:"inWindow" doc:"Number of failures in the window." db:"in_window"`
+	Trend       []int64    `json:"trend" doc:"Number of failures per hour (windows up to a day), day (up to 35 days) or week, oldest first." db:"trend"`
+	FirstSeen   time.Time  `json:"firstSeen" doc:"Time of the first failure." db:"first_seen"`
+	LastSeen    time.Time  `json:"lastSeen" doc:"Time of the latest failure." db:"last_seen"`
+	FixedAt     *time.Time `json:"fixedAt,omitempty" doc:"Time at which the group was marked as fixed." db:"fixed_at"`
+	FixedBy     *string    `json:"fixedBy,omitempty" doc:"User that marked it as fixed." db:"fixed_by"`
+	MutedAt     *time.Time `json:"mutedAt,omitempty" doc:"Time at which the group was muted; absent if it is not muted." db:"muted_at"`
+	MutedBy     *string    `json:"mutedBy,omitempty" doc:"User that muted the group." db:"muted_by"`
+	MuteUntil   *time.Time `json:"muteUntil,omitempty" doc:"Time at which the mute ends." db:"mute_until"`
+	MuteLeft    *int64     `json:"muteLeft,omitempty" doc:"Number of further failures after which the mute ends." db:"mute_left"`
+	UpdatedAt   *time.Time `json:"updatedAt,omitempty" doc:"Time of the last change by an operator." db:"updated_at"`
+	UpdatedBy   *string    `json:"updatedBy,omitempty" doc:"User that made the last change." db:"updated_by"`
+	Sample      *uuid.UUID `json:"sample,omitempty" doc:"Id of the latest entry." db:"sample"`
 	Place       int64      `json:"-" db:"place"`
 }
 
 // Share is the share of one source, host or version among a group's last entries.
 type Share struct {
-	By      string  `json:"by" enum:"source,host,version" doc:"Of what."`
-	Name    string  `json:"name" doc:"Which one."`
-	Entries int64   `json:"entries" doc:"How many of the last 200 entries that are open, or closed within 30 days."`
-	Share   float64 `json:"share" doc:"Of these entries, 0 to 1."`
+	By      string  `json:"by" enum:"source,host,version" doc:"Kind of share."`
+	Name    string  `json:"name" doc:"Name of the source, host or version."`
+	Entries int64   `json:"entries" doc:"Number of entries with that name, among the latest 200 that are open or were closed within 30 days."`
+	Share   float64 `json:"share" doc:"Share of those entries, 0 to 1."`
 }
 
 // Store reads and changes groups.
@@ -109,10 +109,10 @@ func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string
 	}
 	rows, err := s.Store.DB().Query(ctx, "SELECT * FROM dlq.groups($1, $2, $3, $4, $5)", filter, f.Limit+1, f.Order, after, f.Over) //nolint:unqueryvet // one column more or less than fields is an error
 	if err != nil {
-		return nil, "", deadletter.Named(err)
+		return nil, "", deadletter.AsMoveError(err)
 	}
 	if groups, err = pgx.CollectRows(rows, pgx.RowToStructByName[Group]); err != nil {
-		return nil, "", deadletter.Named(err)
+		return nil, "", deadletter.AsMoveError(err)
 	}
 	if len(groups) > f.Limit {
 		groups = groups[:f.Limit]
@@ -131,7 +131,9 @@ func readCursor(cursor string) (json.RawMessage, error) {
 		err = json.Unmarshal(raw, &[]any{&place, &queue, &fingerprint})
 	}
 	if err != nil {
-		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: "groups: the cursor is none of a page's"}
+		return nil, &deadletter.MoveError{
+			Kind: deadletter.ErrInvalid, Detail: "groups: invalid cursor", Hint: "Use the cursor of the previous page.",
+		}
 	}
 	return json.Marshal([]any{place, queue, fingerprint})
 }
@@ -141,7 +143,7 @@ func readCursor(cursor string) (json.RawMessage, error) {
 func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Duration) (*Group, error) {
 	whole, err := s.queries().OneGroup(ctx, dbsqlc.OneGroupParams{Queue: queue, Fingerprint: fingerprint})
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	found, _, err := s.List(ctx, Filter{Queue: queue, Fingerprint: whole, Order: "latest", Over: over, Limit: 1})
 	if err != nil {
@@ -157,7 +159,7 @@ func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Du
 // last 100.
 func (s *Store) Former(ctx context.Context, g *Group) ([]string, error) {
 	names, err := s.queries().GroupNames(ctx, dbsqlc.GroupNamesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
-	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.Named(err)
+	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.AsMoveError(err)
 }
 
 // Shares returns the sources, hosts and versions of a group's last entries.
@@ -167,14 +169,14 @@ func (s *Store) Shares(ctx context.Context, g *Group) ([]Share, error) {
 	for i, r := range rows {
 		shares[i] = Share(r)
 	}
-	return shares, deadletter.Named(err)
+	return shares, deadletter.AsMoveError(err)
 }
 
 // LastEntries returns a group's last entries that are open, or were closed within 30 days.
 func (s *Store) LastEntries(ctx context.Context, g *Group, most int) ([]deadletter.Summary, error) {
 	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Most: int32(most)})
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	return s.Store.Summaries(ctx, ids, time.Now().AddDate(0, 0, -31))
 }
@@ -199,7 +201,7 @@ func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Chang
 		fingerprint, err = dbsqlc.New(tx).SetGroup(ctx, dbsqlc.SetGroupParams{Queue: queue, Fingerprint: fingerprint, Changes: raw, Actor: act.Actor, Why: act.Note})
 		return err
 	}); err != nil || change.Owner == nil {
-		return 0, deadletter.Named(err)
+		return 0, deadletter.AsMoveError(err)
 	}
 	filter, err := json.Marshal(map[string]any{"queue": queue, "fingerprint": fingerprint, "status": []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual}})
 	if err != nil {
@@ -226,11 +228,12 @@ type Key struct{ Queue, Fingerprint string }
 
 // Marks returns the marks of some groups.
 func (s *Store) Marks(ctx context.Context, keys []Key) (map[Key]Mark, error) {
-	of := dbsqlc.MarksParams{}
+	params := dbsqlc.MarksParams{}
 	for _, k := range keys {
-		of.Queues, of.Fingerprints = append(of.Queues, k.Queue), append(of.Fingerprints, k.Fingerprint)
+		params.Queues = append(params.Queues, k.Queue)
+		params.Fingerprints = append(params.Fingerprints, k.Fingerprint)
 	}
-	rows, err := s.queries().Marks(ctx, of)
+	rows, err := s.queries().Marks(ctx, params)
 	marks := map[Key]Mark{}
 	for _, r := range rows {
 		marks[Key{r.Queue, r.Fingerprint}] = Mark{Owner: r.Owner, Muted: r.Muted, Fixed: r.Fixed}

@@ -78,7 +78,7 @@ func (b *bundle) set(queue, fingerprint string, change group.Change) int {
 
 // A group is open until it is marked as fixed. A later failure makes it regressed. A mute ends
 // automatically.
-func TestGroup_status(t *testing.T) {
+func TestGroup_StatusFollowsMarks(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail("payments", "aaaa1111", time.Now().Add(-time.Hour), "{}", "a")
@@ -96,10 +96,10 @@ func TestGroup_status(t *testing.T) {
 	require.Len(t, g.Trend, 25)
 	require.EqualValues(t, 1, g.InWindow)
 
-	b.set("payments", "aaaa1111", group.Change{Note: new("the bank mends it"), Status: group.Fixed})
+	b.set("payments", "aaaa1111", group.Change{Note: new("the bank is fixing it"), Status: group.Fixed})
 	g = status(group.Fixed, false)
 	require.Equal(t, "kim", *g.FixedBy)
-	require.Equal(t, "the bank mends it", *g.Note)
+	require.Equal(t, "the bank is fixing it", *g.Note)
 	b.fail("payments", "aaaa1111", time.Now().Add(-time.Minute), "{}", "a") // failed before the mark, filed after it
 	status(group.Fixed, false)
 	b.fail("payments", "aaaa1111", time.Now(), "{}", "a")
@@ -110,7 +110,7 @@ func TestGroup_status(t *testing.T) {
 	g = status(group.Muted, true)
 	require.Equal(t, "kim", *g.MutedBy)
 	b.exec("UPDATE dlq.group_marks SET mute_until = now() - interval '1 second'")
-	require.Nil(t, status(group.Regressed, true).MutedAt, "it ended by itself")
+	require.Nil(t, status(group.Regressed, true).MutedAt, "the mute ended automatically")
 
 	// Muted until a number of failures, or a time.
 	b.set("payments", "aaaa1111", group.Change{MuteFailures: new(int64(2)), MuteUntil: new(time.Now().Add(time.Hour))})
@@ -131,10 +131,10 @@ func TestGroup_status(t *testing.T) {
 
 	b.set("payments", "aaaa1111", group.Change{Status: group.Open})
 	require.Nil(t, status(group.Open, false).FixedAt)
-	require.Equal(t, "the bank mends it", *b.get("payments", "aaaa1111").Note, "what nobody changed stays")
+	require.Equal(t, "the bank is fixing it", *b.get("payments", "aaaa1111").Note, "fields that were not changed stay")
 
 	require.Equal(t, "noted, marked as fixed|muted|muted|opened", b.text("SELECT string_agg(act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject = 'group payments aaaa1111' AND actor = 'kim' AND note = 'ticket 7' AND origin = 'API, from a test'"))
-	require.Equal(t, "open 5", b.text("SELECT status || ' ' || open FROM dlq.groups"), "by psql")
+	require.Equal(t, "open 5", b.text("SELECT status || ' ' || open FROM dlq.groups"), "through psql")
 
 	// Invalid changes: no such group, an ambiguous prefix, and empty or contradictory changes.
 	b.fail("payments", "aaaa2222", time.Now(), "{}", "a")
@@ -161,7 +161,7 @@ func TestGroup_status(t *testing.T) {
 
 // The owner of a group is assigned its open entries and those that join it later, by every way. A
 // later assignment of one entry stays.
-func TestGroup_assign(t *testing.T) {
+func TestGroup_AssignsEntriesToOwner(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	now := time.Now()
@@ -169,26 +169,26 @@ func TestGroup_assign(t *testing.T) {
 	b.exec("SELECT dlq.discard($1)", closed)
 	b.refresh()
 	require.Equal(t, 1, b.set("payments", "aaaa1111", group.Change{Owner: new("anna")}))
-	of := func(id string) string {
+	assignee := func(id string) string {
 		return b.text("SELECT assigned_to FROM dlq.dead_letter_queue WHERE id = $1", id)
 	}
-	require.Equal(t, []string{"anna", "", ""}, []string{of(first), of(closed), of(elsewhere)})
+	require.Equal(t, []string{"anna", "", ""}, []string{assignee(first), assignee(closed), assignee(elsewhere)})
 	joined := b.fail("payments", "aaaa1111", now, "{}", "a")
-	require.Equal(t, "anna", of(joined))
+	require.Equal(t, "anna", assignee(joined))
 	require.Equal(t, "anna", *b.get("payments", "aaaa1111").Owner)
 
 	b.exec("SELECT dlq.assign($1, 'ben')", joined)
-	require.Equal(t, "2", b.text("SELECT dlq.assign_group('payments', 'aaaa1111', 'cleo', 'kim')"), "by psql")
-	require.Equal(t, []string{"cleo", "cleo"}, []string{of(first), of(joined)})
+	require.Equal(t, "2", b.text("SELECT dlq.assign_group('payments', 'aaaa1111', 'cleo', 'kim')"), "through psql")
+	require.Equal(t, []string{"cleo", "cleo"}, []string{assignee(first), assignee(joined)})
 	require.Equal(t, 2, b.set("payments", "aaaa1111", group.Change{Owner: new("")}))
-	require.Empty(t, of(first))
-	require.Empty(t, of(b.fail("payments", "aaaa1111", now, "{}", "a")))
+	require.Empty(t, assignee(first))
+	require.Empty(t, assignee(b.fail("payments", "aaaa1111", now, "{}", "a")))
 	require.Equal(t, "assigned to anna|assigned to cleo|assigned to nobody", b.text("SELECT string_agg(act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject LIKE 'group %'"))
 	require.Equal(t, "assigned to anna|assigned to cleo|assigned to nobody", b.text("SELECT string_agg(reason, '|' ORDER BY at, id) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE 'assigned%'", first))
 }
 
 // Lists page through groups and filter by what operators set.
-func TestGroup_list(t *testing.T) {
+func TestGroup_ListPagesAndFilters(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	now := time.Now()
@@ -245,7 +245,7 @@ func TestGroup_list(t *testing.T) {
 }
 
 // Shares come from what the application reported, or else from River's data.
-func TestGroup_shares(t *testing.T) {
+func TestGroup_SharesByHostAndVersion(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const client = "app-2_2026_11_22T10_00_00_123456"
@@ -266,16 +266,16 @@ func TestGroup_shares(t *testing.T) {
 		return got
 	}
 	require.Equal(t, []string{"host app-2 2", "host app-1 1", "host workers 1", "version v82 2", "version v83 1"}, shares(t.Context()))
-	require.Equal(t, []string{"host app-2 3", "host workers 1"}, shares(postgres.AsReader(t.Context())), "a reader does not see what the error said beside its text, nor metadata")
+	require.Equal(t, []string{"host app-2 3", "host workers 1"}, shares(postgres.AsReader(t.Context())), "a reader sees neither the error context nor metadata")
 	last, err := b.store.LastEntries(t.Context(), &group.Group{Queue: "payments", Fingerprint: "aaaa1111"}, 2)
 	require.NoError(t, err)
 	require.Len(t, last, 2)
 	require.Equal(t, uuid.MustParse(closed), last[0].ID)
-	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.group_shares('payments', 'aaaa1111')"), "by psql")
+	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.group_shares('payments', 'aaaa1111')"), "through psql")
 }
 
 // A failed lookup returns an error, for example when the request was cancelled; it must not panic.
-func TestGet_fails(t *testing.T) {
+func TestGet_ReturnsErrors(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail("orders", "group_1", time.Now(), "{}", "host")

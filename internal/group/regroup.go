@@ -17,20 +17,20 @@ const (
 	// regroupInterval is the pause between two searches for entries of former groups: processes of an
 	// earlier version may still file some.
 	regroupInterval = 5 * time.Second
-	// regroupTimeout bounds one turn: one batch, or learning all groups.
+	// regroupTimeout bounds one turn: one batch, or recording the aliases of all groups.
 	regroupTimeout = time.Minute
 	// regroupBatch is the number of entries that one statement moves. The pause after a batch is as
 	// long as the batch took.
 	regroupBatch = 500
-	// learnInterval is the pause between two searches for groups without an alias. Those without an
+	// aliasInterval is the pause between two searches for groups without an alias. Those without an
 	// entry never get one.
-	learnInterval = time.Minute
-	// learnPage is the number of groups that one statement reads.
-	learnPage = 100
-	// learnEntries is how many of the last entries of a muted or fixed group are read; of other groups,
+	aliasInterval = time.Minute
+	// aliasPage is the number of groups that one statement reads.
+	aliasPage = 100
+	// aliasEntries is how many of the last entries of a muted or fixed group are read; of other groups,
 	// one entry is read.
-	learnEntries = 20
-	// markedTimeout bounds how long the first filing waits for [Regrouper.LearnMarked].
+	aliasEntries = 20
+	// markedTimeout bounds how long the first filing waits for [Regrouper.AliasMarked].
 	markedTimeout = 5 * time.Second
 )
 
@@ -42,7 +42,7 @@ type Regrouper struct {
 	Logger *slog.Logger
 	Actor  string // in the audit trail
 
-	learned    time.Time // when all groups were last read
+	aliased    time.Time // when the aliases of all groups were last recorded
 	afterGroup string    // the last entry that a batch read
 	afterID    uuid.UUID
 }
@@ -52,24 +52,24 @@ func (r *Regrouper) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "regrouping", Interval: regroupInterval, Timeout: regroupTimeout, Patience: 3 * regroupTimeout,
 		Finish: true, OneProcess: true, Once: r.Once,
-		Failing: "open entries are not moved from failure groups of an earlier grouping method",
+		Failing: "moving open entries from former failure groups failed",
 	})
 }
 
 // Once records the aliases of former groups, then moves one batch of entries. It returns how long
 // to wait until the next turn; 0 for the interval.
 func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
-	if time.Since(r.learned) >= learnInterval {
-		if err := r.learn(ctx, false); err != nil {
-			return 0, fmt.Errorf("learn what former failure groups are now: %w", err)
+	if time.Since(r.aliased) >= aliasInterval {
+		if err := r.recordAliases(ctx, false); err != nil {
+			return 0, fmt.Errorf("record aliases of former failure groups: %w", err)
 		}
-		r.learned = time.Now()
+		r.aliased = time.Now()
 	}
 	start := time.Now()
 	page := dbsqlc.FormerEntriesParams{AfterGroup: r.afterGroup, AfterID: r.afterID, Most: regroupBatch}
 	rows, err := r.Store.queries().FormerEntries(ctx, page)
 	if err != nil {
-		return 0, fmt.Errorf("look for entries of former failure groups: %w", err)
+		return 0, fmt.Errorf("find entries of former failure groups: %w", err)
 	}
 	if len(rows) > 0 {
 		if err := r.move(ctx, rows); err != nil {
@@ -85,35 +85,36 @@ func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// LearnMarked records the aliases of the former groups that have an owner, a note, a mute or a mark
+// AliasMarked records the aliases of the former groups that have an owner, a note, a mute or a mark
 // as fixed. DLQ workers call it before they file their first entry, so that an entry of a muted
 // group joins a muted one.
-func (r *Regrouper) LearnMarked(ctx context.Context) error {
+func (r *Regrouper) AliasMarked(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, markedTimeout)
 	defer cancel()
-	return r.learn(ctx, true)
+	return r.recordAliases(ctx, true)
 }
 
-// learn records the aliases of former groups that have none, as the fingerprints of their last
+// recordAliases records the aliases of former groups that have none, as the fingerprints of their last
 // entries.
-func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
-	page := dbsqlc.FormerGroupsParams{OnlyMarked: onlyMarked, Most: learnPage}
+func (r *Regrouper) recordAliases(ctx context.Context, onlyMarked bool) error {
+	page := dbsqlc.FormerGroupsParams{OnlyMarked: onlyMarked, Most: aliasPage}
 	for {
 		groups, err := r.Store.queries().FormerGroups(ctx, page)
 		if err != nil {
 			return err
 		}
-		of := dbsqlc.LastGroupEntriesParams{}
+		params := dbsqlc.LastGroupEntriesParams{}
 		for _, g := range groups {
 			most := int32(1)
 			if g.Marked {
-				most = learnEntries
+				most = aliasEntries
 			}
-			of.Queues, of.Fingerprints = append(of.Queues, g.Queue), append(of.Fingerprints, g.Fingerprint)
-			of.Limits = append(of.Limits, most)
+			params.Queues = append(params.Queues, g.Queue)
+			params.Fingerprints = append(params.Fingerprints, g.Fingerprint)
+			params.Limits = append(params.Limits, most)
 		}
 		if len(groups) > 0 {
-			rows, err := r.Store.queries().LastGroupEntries(ctx, of)
+			rows, err := r.Store.queries().LastGroupEntries(ctx, params)
 			if err != nil {
 				return err
 			}
@@ -121,11 +122,11 @@ func (r *Regrouper) learn(ctx context.Context, onlyMarked bool) error {
 			for i := range rows {
 				entries[i] = dbsqlc.FormerEntriesRow(rows[i])
 			}
-			if err := r.alias(ctx, entries, fingerprints(entries)); err != nil {
+			if err := r.recordPairs(ctx, entries, fingerprints(entries)); err != nil {
 				return err
 			}
 		}
-		if len(groups) < learnPage {
+		if len(groups) < aliasPage {
 			return nil
 		}
 		page.AfterQueue, page.AfterGroup = groups[len(groups)-1].Queue, groups[len(groups)-1].Fingerprint
@@ -148,9 +149,9 @@ func failure(row *dbsqlc.FormerEntriesRow) *strategy.Failure {
 	}
 }
 
-// alias records the current groups of entries. It commits before the entries move, so that a new
-// group has its owner, note and mute before its first entry.
-func (r *Regrouper) alias(ctx context.Context, rows []dbsqlc.FormerEntriesRow, now []string) error {
+// recordPairs records the current groups of entries as aliases of their former ones. It commits
+// before the entries move, so that a new group has its owner, note and mute before its first entry.
+func (r *Regrouper) recordPairs(ctx context.Context, rows []dbsqlc.FormerEntriesRow, now []string) error {
 	type pair struct{ queue, former, now string }
 	seen := map[pair]bool{}
 	params := dbsqlc.AliasGroupsParams{Actor: r.Actor}
@@ -167,9 +168,9 @@ func (r *Regrouper) alias(ctx context.Context, rows []dbsqlc.FormerEntriesRow, n
 	if len(seen) == 0 {
 		return nil
 	}
-	learned, err := r.Store.queries().AliasGroups(ctx, params)
-	if learned > 0 {
-		r.Logger.InfoContext(ctx, "failure groups of an earlier grouping method go on", "groups", learned)
+	recorded, err := r.Store.queries().AliasGroups(ctx, params)
+	if recorded > 0 {
+		r.Logger.InfoContext(ctx, "recorded aliases of former failure groups", "groups", recorded)
 	}
 	return err
 }
@@ -177,8 +178,8 @@ func (r *Regrouper) alias(ctx context.Context, rows []dbsqlc.FormerEntriesRow, n
 // move moves a batch of entries.
 func (r *Regrouper) move(ctx context.Context, rows []dbsqlc.FormerEntriesRow) error {
 	now := fingerprints(rows)
-	if err := r.alias(ctx, rows, now); err != nil {
-		return fmt.Errorf("record what former failure groups are now: %w", err)
+	if err := r.recordPairs(ctx, rows, now); err != nil {
+		return fmt.Errorf("record aliases of former failure groups: %w", err)
 	}
 	params := dbsqlc.RegroupParams{Actor: r.Actor, Fingerprints: now}
 	for i := range rows {
@@ -190,7 +191,7 @@ func (r *Regrouper) move(ctx context.Context, rows []dbsqlc.FormerEntriesRow) er
 		return fmt.Errorf("move entries from former failure groups: %w", err)
 	}
 	if moved > 0 {
-		r.Logger.InfoContext(ctx, "open entries moved from failure groups of an earlier grouping method", "entries", moved)
+		r.Logger.InfoContext(ctx, "moved open entries from former failure groups", "entries", moved)
 	}
 	return nil
 }

@@ -20,11 +20,13 @@ import (
 // find counts the entries that a filter for a failure group selects.
 const find = "SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text), 100)"
 
-// former returns the fingerprint of a group of method 1.
-func former(n int) string { return fmt.Sprintf("%016x", 0xf000+n) }
+// formerFingerprint returns the fingerprint of a group of method 1.
+func formerFingerprint(n int) string { return fmt.Sprintf("%016x", 0xf000+n) }
 
-// present returns the fingerprint of an application's message by the current method.
-func present(message string) string { return strategy.Fingerprint(&strategy.Failure{Message: message}) }
+// currentFingerprint returns the fingerprint of an application's message by the current method.
+func currentFingerprint(message string) string {
+	return strategy.Fingerprint(&strategy.Failure{Message: message})
+}
 
 // failAs makes a job of a queue fail with a message, and files it into a group.
 func (b *bundle) failAs(queue, fingerprint, message string, at time.Time) (id string) {
@@ -59,13 +61,13 @@ func (b *bundle) regroup() {
 	b.refresh()
 }
 
-// agree compares the rollups of groups with the entries, and with a rebuild from the audit trail.
-func (b *bundle) agree() {
+// requireConsistent compares the rollups of groups with the entries, and with a rebuild from the audit trail.
+func (b *bundle) requireConsistent() {
 	b.Helper()
 	require.Empty(b, b.text(`SELECT string_agg(d::text, ', ') FROM (
 		SELECT e.queue, coalesce(a.fingerprint, e.fingerprint), count(*) FROM dlq.dead_letter_open e
 		LEFT JOIN dlq.group_aliases a ON a.main AND a.queue = e.queue AND a.former = e.fingerprint GROUP BY 1, 2
-		EXCEPT SELECT queue, fingerprint, open FROM dlq.failure_groups) d`), "open entries that are not counted")
+		EXCEPT SELECT queue, fingerprint, open FROM dlq.failure_groups) d`), "uncounted open entries")
 	require.Equal(b, b.text("SELECT count(*) FROM dlq.dead_letter_open"),
 		b.text("SELECT coalesce(sum(open), 0) FROM dlq.failure_groups"))
 	rollups := func() string {
@@ -89,30 +91,30 @@ func (b *bundle) groups() []group.Group {
 }
 
 // A former group corresponds to exactly one new group, which takes over everything known of it.
-func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
+func TestRegroup_KeepsStateOfFormerGroup(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	seen := time.Now().Add(-50 * time.Hour).Truncate(time.Millisecond)
 	states := []string{"open", "fixed", "regressed", "muted"}
 	for i, state := range states {
-		b.failAs("payments", former(i), "lost "+state, seen)
-		closed := b.failAs("payments", former(i), "lost "+state, seen.Add(time.Hour))
+		b.failAs("payments", formerFingerprint(i), "lost "+state, seen)
+		closed := b.failAs("payments", formerFingerprint(i), "lost "+state, seen.Add(time.Hour))
 		b.exec("SELECT dlq.resolve($1, 'kim', 'done')", closed)
 		b.refresh()
-		b.set("payments", former(i), group.Change{Owner: new("anna" + state), Note: new("note of " + state)})
+		b.set("payments", formerFingerprint(i), group.Change{Owner: new("anna" + state), Note: new("note of " + state)})
 		switch state {
 		case "fixed", "regressed":
-			b.set("payments", former(i), group.Change{Status: group.Fixed})
+			b.set("payments", formerFingerprint(i), group.Change{Status: group.Fixed})
 		case "muted":
 			until := time.Now().Add(time.Hour)
 			change := group.Change{Status: group.Muted, MuteFailures: new(int64(5)), MuteUntil: &until}
-			b.set("payments", former(i), change)
+			b.set("payments", formerFingerprint(i), change)
 		}
 	}
-	b.failAs("payments", former(2), "lost regressed", time.Now())
+	b.failAs("payments", formerFingerprint(2), "lost regressed", time.Now())
 	before := map[string]*group.Group{}
 	for i, state := range states {
-		before[state] = b.get("payments", former(i))
+		before[state] = b.get("payments", formerFingerprint(i))
 		require.Equal(t, state, before[state].Status)
 	}
 	changed := b.text("SELECT max(updated_at) FROM dlq.dead_letter_open")
@@ -120,30 +122,30 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 
 	b.regroup()
 	require.Equal(t, changed, b.text("SELECT max(updated_at) FROM dlq.dead_letter_open"))
-	require.Equal(t, trail, b.text("SELECT count(*) FROM dlq.dead_letter_transitions"), "no move of the state machine")
+	require.Equal(t, trail, b.text("SELECT count(*) FROM dlq.dead_letter_transitions"), "regrouping is not a move")
 	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 20"))
 	const ofMethod1 = "SELECT count(*) FROM dlq.dead_letter_queue WHERE length(fingerprint) = 16"
 	require.Equal(t, "4", b.text(ofMethod1), "closed entries")
 	require.Len(t, b.groups(), len(states))
 	for i, state := range states {
-		g := b.get("payments", former(i)) // a link from before
+		g := b.get("payments", formerFingerprint(i)) // a link from before
 		was := *before[state]
-		require.Equal(t, present("lost "+state), g.Fingerprint)
+		require.Equal(t, currentFingerprint("lost "+state), g.Fingerprint)
 		was.Fingerprint, was.Sample, g.Sample = g.Fingerprint, nil, nil
 		require.Equal(t, &was, g)
-		for _, name := range []string{former(i), present("lost " + state)} {
+		for _, name := range []string{formerFingerprint(i), currentFingerprint("lost " + state)} {
 			entries := map[bool]int{true: 3, false: 2}[state == "regressed"]
-			require.Equal(t, strconv.Itoa(entries), b.text(find, name), "open and closed, by either")
+			require.Equal(t, strconv.Itoa(entries), b.text(find, name), "either name finds open and closed entries")
 			ids, err := b.store.LastEntries(t.Context(), g, 20)
 			require.NoError(t, err)
 			require.Len(t, ids, entries)
 		}
 	}
 	require.Equal(t, "9", b.text(`SELECT count(*) FROM dlq.find_ids(
-		jsonb_build_object('fingerprint', $1::text, 'queue', 'payments'), 100)`, former(0)[:10]), "by the first digits")
-	require.Equal(t, "2", b.text(find, present("lost open")[:16]), "16 digits are the first ones, too")
+		jsonb_build_object('fingerprint', $1::text, 'queue', 'payments'), 100)`, formerFingerprint(0)[:10]), "a prefix finds them")
+	require.Equal(t, "2", b.text(find, currentFingerprint("lost open")[:16]), "a prefix may have 16 digits")
 	marks, err := b.store.Marks(t.Context(), []group.Key{
-		{Queue: "payments", Fingerprint: present("lost muted")}, {Queue: "payments", Fingerprint: former(3)},
+		{Queue: "payments", Fingerprint: currentFingerprint("lost muted")}, {Queue: "payments", Fingerprint: formerFingerprint(3)},
 	})
 	require.NoError(t, err)
 	for _, mark := range marks {
@@ -153,31 +155,31 @@ func TestRegroup_GoesOnWithWhatIsKnown(t *testing.T) {
 	muted, err := b.store.MutedEntries(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 1, muted)
-	b.failAs("payments", present("lost open"), "lost open", time.Now())
+	b.failAs("payments", currentFingerprint("lost open"), "lost open", time.Now())
 	require.Equal(t, "annaopen", b.text("SELECT assigned_to FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1"))
 	require.Equal(t, "goes on with a former group", b.text(
-		"SELECT act FROM dlq.acts WHERE subject = $1 AND origin IS NULL", "group payments "+present("lost muted")))
+		"SELECT act FROM dlq.acts WHERE subject = $1 AND origin IS NULL", "group payments "+currentFingerprint("lost muted")))
 
 	// A change under the old name applies to the new group, also for a process that knows only the old
 	// name.
-	b.set("payments", former(3), group.Change{Status: group.Open, Owner: new("bert")})
-	require.Equal(t, group.Open, b.get("payments", present("lost muted")).Status)
-	marks, err = b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: former(3)}})
+	b.set("payments", formerFingerprint(3), group.Change{Status: group.Open, Owner: new("bert")})
+	require.Equal(t, group.Open, b.get("payments", currentFingerprint("lost muted")).Status)
+	marks, err = b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: formerFingerprint(3)}})
 	require.NoError(t, err)
-	require.Equal(t, group.Mark{Owner: "bert"}, marks[group.Key{Queue: "payments", Fingerprint: former(3)}])
-	b.agree()
+	require.Equal(t, group.Mark{Owner: "bert"}, marks[group.Key{Queue: "payments", Fingerprint: formerFingerprint(3)}])
+	b.requireConsistent()
 	b.exec("SELECT dlq.trim_rollups()")
-	require.Equal(t, group.Fixed, b.get("payments", former(1)).Status)
+	require.Equal(t, group.Fixed, b.get("payments", formerFingerprint(1)).Status)
 }
 
 // Both ends of a long trace are read, as in filing: Python's failing frame is the last one.
-func TestRegroup_ReadsTheEndsOfATrace(t *testing.T) {
+func TestRegroup_ReadsBothEndsOfTrace(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	trace := "Traceback (most recent call last):\n" +
 		strings.Repeat("  File \"/venv/lib/python3.12/site-packages/x/y.py\", line 1, in go\n    x\n", 400) +
 		"  File \"/app/shop/prices.py\", line 7, in find\n    x\nKeyError: 'x'\n"
-	id := b.failAs("payments", former(1), "lost", time.Now())
+	id := b.failAs("payments", formerFingerprint(1), "lost", time.Now())
 	b.exec("UPDATE dlq.dead_letter_queue SET error_stack_trace = $2 WHERE id = $1", id, trace)
 	b.regroup()
 	filed := strategy.Fingerprint(&strategy.Failure{Message: "lost", Trace: b.text("SELECT dlq.trace_ends($1)", trace)})
@@ -191,119 +193,119 @@ func TestRegroup_SplitsAndJoins(t *testing.T) {
 	b := setup(t)
 	at := time.Now().Add(-30 * time.Hour)
 	for i := range 3 { // one muted group had two causes
-		b.failAs("payments", former(1), "card declined", at)
+		b.failAs("payments", formerFingerprint(1), "card declined", at)
 		if i < 2 {
-			b.failAs("payments", former(1), "no funds", at.Add(time.Hour))
+			b.failAs("payments", formerFingerprint(1), "no funds", at.Add(time.Hour))
 		}
 	}
-	b.failAs("payments", former(2), "lost", at) // two groups had one cause; one of them is fixed
-	b.failAs("payments", former(3), "lost", at.Add(-time.Hour))
+	b.failAs("payments", formerFingerprint(2), "lost", at) // two groups had one cause; one of them is fixed
+	b.failAs("payments", formerFingerprint(3), "lost", at.Add(-time.Hour))
 	b.refresh()
 	until := time.Now().Add(time.Hour)
-	b.set("payments", former(1), group.Change{
+	b.set("payments", formerFingerprint(1), group.Change{
 		Owner: new("anna"), Note: new("the bank"), Status: group.Muted, MuteUntil: &until,
 	})
-	b.set("payments", former(2), group.Change{Owner: new("bert"), Status: group.Fixed})
-	b.set("payments", former(3), group.Change{Note: new("seldom")})
+	b.set("payments", formerFingerprint(2), group.Change{Owner: new("bert"), Status: group.Fixed})
+	b.set("payments", formerFingerprint(3), group.Change{Note: new("seldom")})
 	first := map[int]time.Time{}
 	for i := 1; i <= 3; i++ {
-		first[i] = b.get("payments", former(i)).FirstSeen
+		first[i] = b.get("payments", formerFingerprint(i)).FirstSeen
 	}
 
 	b.regroup()
 	require.Len(t, b.groups(), 3)
 	for message, open := range map[string]int64{"card declined": 3, "no funds": 2} {
-		g := b.get("payments", present(message))
+		g := b.get("payments", currentFingerprint(message))
 		require.Equal(t, group.Open, g.Status)
 		require.Equal(t, "anna", *g.Owner)
-		require.Equal(t, "the bank\nwas part of "+former(1)+", muted by kim", *g.Note)
+		require.Equal(t, "the bank\nwas part of "+formerFingerprint(1)+", muted by kim", *g.Note)
 		require.Equal(t, open, g.Open)
 		require.GreaterOrEqual(t, g.Failures, g.Open)
-		require.Equal(t, first[1], g.FirstSeen, "it does not look new")
+		require.Equal(t, first[1], g.FirstSeen, "the group keeps its first failure")
 		require.Equal(t, message, *g.Title)
-		require.WithinDuration(t, at, g.LastSeen, 2*time.Hour, "nor as if it had failed again")
+		require.WithinDuration(t, at, g.LastSeen, 2*time.Hour, "the group keeps its latest failure")
 	}
-	g := b.get("payments", present("lost"))
+	g := b.get("payments", currentFingerprint("lost"))
 	require.Equal(t, group.Open, g.Status)
 	require.Equal(t, "bert", *g.Owner)
-	require.Contains(t, *g.Note, "was part of "+former(2)+", marked as fixed by kim")
+	require.Contains(t, *g.Note, "was part of "+formerFingerprint(2)+", marked as fixed by kim")
 	require.Contains(t, *g.Note, "seldom")
 	require.EqualValues(t, 2, g.Failures)
 	require.Equal(t, first[3], g.FirstSeen)
-	require.Equal(t, "5", b.text(find, former(1)), "the old name finds both parts")
+	require.Equal(t, "5", b.text(find, formerFingerprint(1)), "the former fingerprint finds both parts")
 	require.Equal(t, "0", b.text("SELECT dlq.muted_entries()"))
-	b.agree()
+	b.requireConsistent()
 
 	// A group found later joins a group that inherited a mute. The mute ends, unless an operator set it
 	// again.
 	for i, message := range []string{"slow", "gone"} {
-		b.failAs("mails", former(10+i), message, at)
+		b.failAs("mails", formerFingerprint(10+i), message, at)
 		b.refresh()
-		b.set("mails", former(10+i), group.Change{Status: group.Muted, MuteUntil: &until})
+		b.set("mails", formerFingerprint(10+i), group.Change{Status: group.Muted, MuteUntil: &until})
 		b.regroup()
-		require.Equal(t, group.Muted, b.get("mails", present(message)).Status)
+		require.Equal(t, group.Muted, b.get("mails", currentFingerprint(message)).Status)
 		if message == "gone" {
-			b.set("mails", present(message), group.Change{Status: group.Muted, MuteUntil: &until})
+			b.set("mails", currentFingerprint(message), group.Change{Status: group.Muted, MuteUntil: &until})
 		}
-		b.failAs("mails", former(20+i), message, at)
+		b.failAs("mails", formerFingerprint(20+i), message, at)
 		b.regroup()
 	}
-	g = b.get("mails", present("slow"))
+	g = b.get("mails", currentFingerprint("slow"))
 	require.Equal(t, group.Open, g.Status)
-	require.Equal(t, "was part of "+former(10)+", muted by kim", *g.Note)
-	require.Equal(t, group.Muted, b.get("mails", present("gone")).Status)
-	b.agree()
+	require.Equal(t, "was part of "+formerFingerprint(10)+", muted by kim", *g.Note)
+	require.Equal(t, group.Muted, b.get("mails", currentFingerprint("gone")).Status)
+	b.requireConsistent()
 }
 
 // A group without open entries takes the fingerprint of its last entries. A group whose entries are
 // deleted stays unchanged.
-func TestRegroup_ClosedGroupsGoOn(t *testing.T) {
+func TestRegroup_KeepsStateOfClosedGroups(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	at := time.Now().Add(-time.Hour)
 	for i, message := range []string{"lost", "slow", "gone"} {
-		id := b.failAs("payments", former(i), message, at)
+		id := b.failAs("payments", formerFingerprint(i), message, at)
 		b.refresh()
-		b.set("payments", former(i), group.Change{Status: group.Fixed, Owner: new("anna")})
+		b.set("payments", formerFingerprint(i), group.Change{Status: group.Fixed, Owner: new("anna")})
 		b.exec("SELECT dlq.resolve($1, 'kim', 'done')", id)
 		if message == "gone" {
 			b.exec("SELECT dlq.delete_entries(ARRAY[$1::uuid])", id)
 		}
 	}
 	b.refresh()
-	require.NoError(t, b.regrouper().LearnMarked(t.Context()))
-	b.failAs("payments", present("lost"), "lost", time.Now()) // the first failure that a new process files
-	g := b.get("payments", present("lost"))
-	require.Equal(t, group.Regressed, g.Status, "the failure is a new one")
+	require.NoError(t, b.regrouper().AliasMarked(t.Context()))
+	b.failAs("payments", currentFingerprint("lost"), "lost", time.Now()) // the first failure that a new process files
+	g := b.get("payments", currentFingerprint("lost"))
+	require.Equal(t, group.Regressed, g.Status, "the failure is newer than the mark")
 	require.EqualValues(t, 2, g.Failures)
 	require.Equal(t, "anna", b.text("SELECT assigned_to FROM dlq.dead_letter_open"))
-	require.Equal(t, group.Fixed, b.get("payments", present("slow")).Status)
+	require.Equal(t, group.Fixed, b.get("payments", currentFingerprint("slow")).Status)
 	b.regroup()
-	require.Equal(t, former(2), b.get("payments", former(2)).Fingerprint)
-	b.agree()
+	require.Equal(t, formerFingerprint(2), b.get("payments", formerFingerprint(2)).Fingerprint)
+	b.requireConsistent()
 }
 
 // A process of an earlier version files and judges entries beside a new one. Lists show a single
 // group with a stable state.
-func TestRegroup_BesideAFormerDlqd(t *testing.T) {
+func TestRegroup_WorksBesideEarlierVersion(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	at := time.Now().Add(-time.Hour)
-	b.failAs("payments", former(1), "lost", at)
+	b.failAs("payments", formerFingerprint(1), "lost", at)
 	b.refresh()
 	until := time.Now().Add(time.Hour)
-	b.set("payments", former(1), group.Change{Status: group.Muted, MuteUntil: &until, Owner: new("anna")})
+	b.set("payments", formerFingerprint(1), group.Change{Status: group.Muted, MuteUntil: &until, Owner: new("anna")})
 	b.regroup()
 	for i := range 6 {
-		as := former(1)
+		as := formerFingerprint(1)
 		if i%2 == 0 {
-			as = present("lost")
+			as = currentFingerprint("lost")
 		}
 		b.failAs("payments", as, "lost", at.Add(time.Minute))
 		b.refresh()
 		all := b.groups()
 		require.Len(t, all, 1)
-		require.Equal(t, present("lost"), all[0].Fingerprint)
+		require.Equal(t, currentFingerprint("lost"), all[0].Fingerprint)
 		require.Equal(t, group.Muted, all[0].Status)
 		require.EqualValues(t, i+2, all[0].Open)
 		require.EqualValues(t, i+2, all[0].Failures)
@@ -317,63 +319,63 @@ func TestRegroup_BesideAFormerDlqd(t *testing.T) {
 	// A reclassification by the earlier version resets fingerprints. The entries are moved again, and
 	// the group stays unchanged.
 	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = $1, move = '{"actor": "worker:1", "reason": "reclassified"}'
-		WHERE status = 'dlq_manual' AND length(fingerprint) = 20`, former(1))
+		WHERE status = 'dlq_manual' AND length(fingerprint) = 20`, formerFingerprint(1))
 	b.refresh()
 	require.EqualValues(t, 7, b.groups()[0].Open)
 	b.regroup()
 	require.EqualValues(t, 7, b.groups()[0].Open)
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
 	require.Equal(t, "7", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'anna'"))
-	b.agree()
+	b.requireConsistent()
 }
 
 // Entries in the group "other", which collects entries beyond the limit of groups, move to their
 // new group.
-func TestRegroup_FromOther(t *testing.T) {
+func TestRegroup_MovesEntriesFromOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(`INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen)
 		SELECT 'payments', 'full' || lpad(i::text, 16, '0'), now(), now() FROM generate_series(1, 10000) i`)
 	for i := range 4 {
-		b.failAs("payments", former(i), "lost", time.Now())
+		b.failAs("payments", formerFingerprint(i), "lost", time.Now())
 	}
 	b.refresh()
 	require.Equal(t, "4", b.text("SELECT open FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 	b.regroup()
 	const ofMethod1 = "SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"
-	require.Equal(t, "4", b.text(ofMethod1), "the rollups may not have counted them")
+	require.Equal(t, "4", b.text(ofMethod1), "entries stay until the rollups have counted them")
 	b.exec("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '1 hour'")
 	b.exec("DELETE FROM dlq.failure_groups WHERE fingerprint LIKE 'full%'")
 	b.regroup()
 	require.Equal(t, "0", b.text("SELECT open FROM dlq.failure_groups WHERE fingerprint = 'other'"))
-	require.EqualValues(t, 4, b.get("payments", present("lost")).Open)
+	require.EqualValues(t, 4, b.get("payments", currentFingerprint("lost")).Open)
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.group_aliases"))
 }
 
 // An entry that failed again after it was read is not moved by its earlier error.
-func TestRegroup_LeavesWhatHasFailedAgain(t *testing.T) {
+func TestRegroup_SkipsEntriesThatFailedAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.failAs("payments", former(1), "lost", time.Now())
+	id := b.failAs("payments", formerFingerprint(1), "lost", time.Now())
 	b.exec("UPDATE dlq.dead_letter_open SET updated_at = now() - interval '1 hour'")
 	b.refresh()
 	regroup := func(read string) string {
 		return b.text(`SELECT dlq.regroup(ARRAY[$1::uuid], ARRAY[$2], ARRAY[$3],
 			ARRAY[last_failed_at - $4::interval], 'worker:1') FROM dlq.dead_letter_open`,
-			id, former(1), present("lost"), read)
+			id, formerFingerprint(1), currentFingerprint("lost"), read)
 	}
 	require.Equal(t, "0", regroup("1 second"))
-	require.Equal(t, former(1), b.text("SELECT fingerprint FROM dlq.dead_letter_open"))
+	require.Equal(t, formerFingerprint(1), b.text("SELECT fingerprint FROM dlq.dead_letter_open"))
 	require.Equal(t, "1", regroup("0"))
 }
 
 // An entry that another session holds is left for the next turn; the batch does not wait for it.
-func TestRegroup_LeavesWhatIsHeld(t *testing.T) {
+func TestRegroup_SkipsLockedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	ids := []string{}
 	for range 2 {
-		ids = append(ids, b.failAs("payments", former(1), "lost", time.Now()))
+		ids = append(ids, b.failAs("payments", formerFingerprint(1), "lost", time.Now()))
 	}
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -381,18 +383,18 @@ func TestRegroup_LeavesWhatIsHeld(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM dlq.dead_letter_open WHERE id = $1 FOR UPDATE", ids[0])
 	require.NoError(t, err)
 	b.regroup()
-	require.Equal(t, former(1), b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[0]))
-	require.Equal(t, present("lost"), b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[1]))
-	require.EqualValues(t, 2, b.get("payments", former(1)).Open)
+	require.Equal(t, formerFingerprint(1), b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[0]))
+	require.Equal(t, currentFingerprint("lost"), b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[1]))
+	require.EqualValues(t, 2, b.get("payments", formerFingerprint(1)).Open)
 	require.NoError(t, tx.Rollback(t.Context()))
 	b.regroup()
-	b.agree()
+	b.requireConsistent()
 }
 
 // Processes of both methods file, judge, close and reopen entries at random, some in transactions
-// that stay open, while groups are learned, entries moved and rollups refreshed. In the end, the
+// that stay open, while aliases are recorded, entries moved and rollups refreshed. In the end, the
 // rollups match the entries.
-func TestRegroup_CountsWhatIsThere(t *testing.T) {
+func TestRegroup_KeepsCountsConsistent(t *testing.T) {
 	t.Parallel()
 	steps := strings.Fields("fail fail fail close reopen judge commit regroup regroup refresh refresh")
 	for seed := range uint64(8) {
@@ -415,9 +417,9 @@ func TestRegroup_CountsWhatIsThere(t *testing.T) {
 			}
 			for range 40 {
 				message := []string{"card declined", "no funds", "lost"}[random.IntN(3)]
-				as := present(message)
+				as := currentFingerprint(message)
 				if random.IntN(2) == 0 {
-					as = former(random.IntN(3))
+					as = formerFingerprint(random.IntN(3))
 				}
 				step := steps[random.IntN(len(steps))]
 				t.Log(step, message, as)
@@ -453,11 +455,11 @@ func TestRegroup_CountsWhatIsThere(t *testing.T) {
 				}
 			}
 			commit()
-			for range 2 { // the second refresh counts what the first turn learned
+			for range 2 { // the second refresh counts the aliases that the first turn recorded
 				b.regroup()
 			}
 			require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
-			b.agree()
+			b.requireConsistent()
 			for _, g := range b.groups() {
 				// Nothing is left to derive its new fingerprint from.
 				if strategy.MethodOf(g.Fingerprint) != strategy.GroupingMethod {

@@ -21,10 +21,10 @@ import (
 const (
 	// readTimeout is how long a scrape waits for the database before it serves the last sample.
 	readTimeout = 3 * time.Second
-	// maxAway is the age up to which the last sample is served while the database does not answer,
+	// maxSampleAge is the age up to which the last sample is served while the database does not answer,
 	// so that alerts continue. Without a limit, a process that alone lost the database would keep
 	// alerts that are over.
-	maxAway = time.Hour
+	maxSampleAge = time.Hour
 	// otherQueue is the label of all queues without series: see dlq.most_counted_queues.
 	otherQueue = "other"
 	maxQueues  = 100
@@ -38,59 +38,58 @@ var (
 	jobsDesc        = desc("dlq_jobs_total", "Jobs that became dead letters.", "queue")
 	sizeDesc        = desc("dlq_size", "Open dead letters: pending, processing and manual.", "queue")
 	retriedDesc     = desc("dlq_retry_success_total", "Redeliveries that succeeded.", "queue")
-	permanentDesc   = desc("dlq_permanent_failures_total", "Dead letters whose redeliveries are spent (dlq_failed).", "queue")
-	timeToRetryDesc = desc("dlq_time_to_retry_seconds", "Time from a dead letter's capture until a redelivery of it was started.", "queue")
+	permanentDesc   = desc("dlq_permanent_failures_total", "Dead letters that used up their redeliveries (dlq_failed).", "queue")
+	timeToRetryDesc = desc("dlq_time_to_retry_seconds", "Time from the capture of a dead letter until the start of a redelivery.", "queue")
 
-	capturedDesc = desc("dlqd_dead_letters_captured_total", "Jobs that became dead letters, by their class as they were filed.", "queue", "error_class")
+	capturedDesc = desc("dlqd_dead_letters_captured_total", "Jobs that became dead letters, by error class at filing.", "queue", "error_class")
 	failuresDesc = desc("dlqd_failures_total",
-		"Captures, and redeliveries that failed (by the class that the entry had when it was sent).", "queue", "error_class")
-	typesDesc   = desc("dlqd_failures_by_type_total", "The same by type of error: the 20 most frequent of a queue, the rest as other; none for errors without a type.", "queue", "error_type")
+		"Captures and failed redeliveries; redeliveries by the class of the entry when it was sent.", "queue", "error_class")
+	typesDesc   = desc("dlqd_failures_by_type_total", "Captures and failed redeliveries by error type: the 20 most frequent of a queue, the rest as other; none for errors without a type.", "queue", "error_type")
 	startedDesc = desc("dlqd_redeliveries_total", "Redeliveries started.", "queue", "error_class")
 	endedDesc   = desc("dlqd_redeliveries_ended_total",
-		"Redeliveries that ended, by how (succeeded, failed) and by the class that the entry had when it was sent.",
+		"Redeliveries that ended, by outcome (succeeded, failed) and by the class of the entry when it was sent.",
 		"queue", "error_class", "outcome")
-	closedDesc   = desc("dlqd_dead_letters_closed_total", "Dead letters that were closed, by how: resolved, failed (its redeliveries are spent), archived (discarded or erased while it was open).", "queue", "error_class", "outcome")
-	parkedDesc   = desc("dlqd_dead_letters_parked_total", "Dead letters that came to wait for a person.", "queue", "error_class")
-	sweptDesc    = desc("dlqd_leases_expired_total", "Dead letters that the sweep moved, since the job of their redelivery was gone, or had ended unseen.", "queue")
-	inDLQDesc    = desc("dlqd_time_in_dlq_seconds", "Time from a dead letter's capture until it was closed.", "queue")
-	recoveryDesc = desc("dlqd_time_to_recovery_seconds", "Time from the first failure of a job until its work was done.", "queue")
-	filingDesc   = desc("dlqd_time_to_filing_seconds", "Time from a failure until a worker filed it; not of what was backfilled.", "queue")
-	changesDesc  = desc("dlqd_circuit_breaker_changes_total", "Changes of circuit breakers, by the state that they went to.", "name", "to")
+	closedDesc   = desc("dlqd_dead_letters_closed_total", "Dead letters that were closed, by outcome: resolved, failed (used up its redeliveries), archived (discarded or erased while open).", "queue", "error_class", "outcome")
+	parkedDesc   = desc("dlqd_dead_letters_parked_total", "Dead letters that moved to manual.", "queue", "error_class")
+	sweptDesc    = desc("dlqd_leases_expired_total", "Dead letters that the sweep moved because the job of their redelivery was deleted or had ended without being captured.", "queue")
+	inDLQDesc    = desc("dlqd_time_in_dlq_seconds", "Time from the capture of a dead letter until it was closed.", "queue")
+	recoveryDesc = desc("dlqd_time_to_recovery_seconds", "Time from the first failure of a job until its work was completed.", "queue")
+	filingDesc   = desc("dlqd_time_to_filing_seconds", "Time from a failure until a worker filed it, without backfilled failures.", "queue")
+	changesDesc  = desc("dlqd_circuit_breaker_changes_total", "State changes of circuit breakers, by new state.", "name", "to")
 
 	entriesDesc  = desc("dlqd_dead_letters", "Open dead letters.", "status", "queue", "error_class")
-	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters that are not redelivered by themselves, because that is off for them; up to 10,000 of a queue are counted.", "queue")
+	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters for which automatic redelivery is off; up to 10,000 of a queue are counted.", "queue")
 	needsDesc    = desc("dlqd_needs_person",
-		"Dead letters that wait for a person (manual or failed) for longer than needsPersonAfter (monitoring.yaml), "+
-			"without those of muted groups; absent where there is none.", "queue", "error_class")
-	oldestDesc   = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 where there is none.", "queue")
-	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits of monitoring.yaml, as /api/health says.", "queue")
-	maxOpenDesc  = desc("dlqd_alert_max_open", "Open dead letters of a queue beyond which people want to be told (monitoring.yaml).", "queue")
-	maxAgeDesc   = desc("dlqd_alert_max_age_seconds", "Age of a queue's oldest open dead letter beyond which people want to be told (monitoring.yaml).", "queue")
-	restoredDesc = desc("dlqd_restored", "Whether the database was restored to an earlier moment, and dlqd holds what it would send: 1 until a person lets it go on.")
-	stoppedDesc  = desc("dlqd_automatic_stopped", "Whether a person stopped all automatic redelivery: 1 until it is lifted.")
-	captureDesc  = desc("dlqd_capture", "1 for the mode of capture that holds (on, off, strict) and the state of its triggers (enabled, disabled, missing).", "mode", "triggers")
-	missedDesc   = desc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture gave way, or was bypassed).", "why")
-	unfiledDesc  = desc("dlqd_unfiled_entries", "Captured entries that no DLQ worker has filed yet; up to 10,000 are counted.")
-	waitingDesc  = desc("dlqd_unfiled_oldest_seconds", "Age of the oldest of them; 0 where there is none.")
-	factsDesc    = desc("dlqd_unapplied_facts", "Ends of redeliveries, and retries made outside dlqd, that no process has applied yet; up to 10,000 are counted.")
-	factsAgeDesc = desc("dlqd_unapplied_oldest_seconds", "Age of the oldest of them; 0 where there is none.")
-	rowsDesc     = desc("dlqd_dead_letters_entered_total", "Rows that entered a partition, as Postgres counts them (its restarts and crashes may reset it). inbox: captured. open: filed, or replayed from dlq_failed.", "partition")
-	defaultsDesc = desc("dlqd_default_partition_rows", "Rows that went to default partitions, because the month's own was missing; up to 10,000 are counted.", "partition")
-	untilDesc    = desc("dlqd_partitions_until_timestamp_seconds", "Until when a table has partitions, in seconds since 1970; they are made two months ahead.", "table")
-	lagDesc      = desc("dlqd_rollup_lag_seconds", "How old the rollups are, and with them analytics and counters.")
-	movesDesc    = desc("dlqd_rollup_moves", "Moves that the rollups have counted since they were made anew.")
-	sampleDesc   = desc("dlqd_sample_age_seconds", "How old what the metrics say of the database is.")
-	gatesDesc    = desc("dlqd_gates", "Gates of entries that wait for a condition together, by state: probing, shut, open.", "state")
-	paceDesc     = desc("dlqd_pace_reserved_seconds", "How far ahead a pace of redeliveries is reserved; 0 where the next one may go at once.", "name")
+		"Dead letters that have been manual or failed for longer than needsPersonAfter (monitoring.yaml), without those of muted groups; absent if there is none.", "queue", "error_class")
+	oldestDesc   = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 if there is none.", "queue")
+	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits (monitoring.yaml), as in /api/health.", "queue")
+	maxOpenDesc  = desc("dlqd_alert_max_open", "Alert threshold for the number of open dead letters of a queue (monitoring.yaml).", "queue")
+	maxAgeDesc   = desc("dlqd_alert_max_age_seconds", "Alert threshold for the age of the oldest open dead letter of a queue (monitoring.yaml).", "queue")
+	restoredDesc = desc("dlqd_restored", "Whether dlqd sends nothing because the database was restored to an earlier time: 1 until an operator resumes it.")
+	stoppedDesc  = desc("dlqd_automatic_stopped", "Whether an operator stopped all automatic redelivery: 1 until it is resumed.")
+	captureDesc  = desc("dlqd_capture", "1 for the active mode of capture (on, off, strict) and the state of its triggers (enabled, disabled, missing).", "mode", "triggers")
+	missedDesc   = desc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture skipped the job or was bypassed).", "why")
+	unfiledDesc  = desc("dlqd_unfiled_entries", "Unfiled entries; up to 10,000 are counted.")
+	waitingDesc  = desc("dlqd_unfiled_oldest_seconds", "Age of the oldest unfiled entry; 0 if there is none.")
+	factsDesc    = desc("dlqd_unapplied_facts", "Facts (ends of redeliveries and retries made outside dlqd) that are not applied yet; up to 10,000 are counted.")
+	factsAgeDesc = desc("dlqd_unapplied_oldest_seconds", "Age of the oldest unapplied fact; 0 if there is none.")
+	rowsDesc     = desc("dlqd_dead_letters_entered_total", "Rows inserted into a partition, from the statistics of Postgres, which a crash may reset. inbox: captured. open: filed, or replayed from dlq_failed.", "partition")
+	defaultsDesc = desc("dlqd_default_partition_rows", "Rows in default partitions, which receive rows of months without a partition; up to 10,000 are counted.", "partition")
+	untilDesc    = desc("dlqd_partitions_until_timestamp_seconds", "End of a table's last partition, in seconds since 1970; partitions are created two months ahead.", "table")
+	lagDesc      = desc("dlqd_rollup_lag_seconds", "Age of the rollups, and so of analytics and counters.")
+	movesDesc    = desc("dlqd_rollup_moves", "Moves that the rollups have counted since their last rebuild.")
+	sampleDesc   = desc("dlqd_sample_age_seconds", "Age of the sample from which the metrics of the database are served.")
+	gatesDesc    = desc("dlqd_gates", "Gates, each of which releases entries that wait for the same condition, by state: probing, shut, open.", "state")
+	paceDesc     = desc("dlqd_pace_reserved_seconds", "Time for which a pace of redeliveries is reserved ahead; 0 if the next one may be sent at once.", "name")
 	runsDesc     = desc("dlqd_replay_runs", "Replay runs, by status.", "status")
-	runsOfDesc   = desc("dlqd_replay_run_entries", "Entries of the replay runs that have not ended: chosen (total), sent back (replayed), and passed over (skipped).", "state")
-	approvalDesc = desc("dlqd_approvals", "Requests that need a second person, by state.", "operation", "state")
-	processDesc  = desc("dlqd_processes", "dlqd processes that serve on the database.")
+	runsOfDesc   = desc("dlqd_replay_run_entries", "Entries of the replay runs that have not ended: selected (total), redelivered (replayed) and skipped.", "state")
+	approvalDesc = desc("dlqd_approvals", "Requests for approval, by state.", "operation", "state")
+	processDesc  = desc("dlqd_processes", "dlqd processes that use the database.")
 	riverDesc    = desc("dlqd_river_jobs", "Jobs of River's queues, by state; up to 10,000 of each are counted.", "queue", "state")
-	riverAgeDesc = desc("dlqd_river_oldest_job_seconds", "Since when the oldest job waits that can be worked; 0 where there is none.", "queue")
-	latencyDesc  = desc("dlqd_river_latency_seconds", "How long the jobs that run now had waited to be worked, on average; absent where none runs.", "queue")
+	riverAgeDesc = desc("dlqd_river_oldest_job_seconds", "Wait of the oldest available job; 0 if there is none.", "queue")
+	latencyDesc  = desc("dlqd_river_latency_seconds", "Average wait of the running jobs before they started; absent if none is running.", "queue")
 	pausedDesc   = desc("dlqd_river_queue_paused", "Whether a queue is paused.", "queue")
-	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape; where not, the others say what it said last.")
+	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the database are from the last sample.")
 )
 
 // totalDescs are the totals by queue, keyed by their name in dlq.counters.
@@ -111,7 +110,7 @@ type database struct {
 	queries *dbsqlc.Queries
 	policy  func() *policy.Policy
 	logger  *slog.Logger
-	down    atomic.Bool // it did not answer the last scrape
+	down    atomic.Bool // the database did not answer the last scrape
 	last    atomic.Pointer[Sample]
 }
 
@@ -125,7 +124,7 @@ func (d *database) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
 	defer cancel()
 	s, err := readSample(ctx, d.queries, d.last.Load())
-	gauge(ch, upDesc, truth(err == nil))
+	gauge(ch, upDesc, boolValue(err == nil))
 	switch {
 	case err == nil:
 		if d.down.Swap(false) {
@@ -133,10 +132,10 @@ func (d *database) Collect(ch chan<- prometheus.Metric) {
 		}
 		d.last.Store(s)
 	case !d.down.Swap(true):
-		d.logger.Warn("metrics: the database does not say what they are", "error", err)
+		d.logger.Warn("metrics: reading the sample from the database failed", "error", err)
 		fallthrough
 	default:
-		if s = d.last.Load().later(); s.now.Sub(s.at) > maxAway {
+		if s = d.last.Load().atPresent(); s.now.Sub(s.at) > maxSampleAge {
 			return
 		}
 	}
@@ -152,9 +151,9 @@ type Sample struct {
 	read    time.Time // when now was read, by this process's clock
 }
 
-// later returns the sample with its clock advanced to the present; a nil sample gives an empty one.
+// atPresent returns the sample with its clock advanced to the present; a nil sample gives an empty one.
 // It does not query the database.
-func (s *Sample) later() *Sample {
+func (s *Sample) atPresent() *Sample {
 	if s == nil {
 		return &Sample{}
 	}
@@ -194,11 +193,11 @@ type Queue struct {
 	Oldest time.Duration // age of the oldest open entry; 0 if there is none
 }
 
-// asOf returns now, but at most maxRest after the sample. It is the time for ages of states that
+// asOf returns now, but at most maxPause after the sample. It is the time for ages of states that
 // pass within seconds: a failure that was unfiled when the sample was taken has probably been filed
 // since.
 func (s *Sample) asOf() time.Time {
-	if until := s.at.Add(maxRest); s.now.After(until) {
+	if until := s.at.Add(maxPause); s.now.After(until) {
 		return until
 	}
 	return s.now
@@ -271,7 +270,7 @@ func (p *publisher) publish() {
 	}
 	p.publishCounters()
 	p.publishBacklog()
-	p.publishHouse()
+	p.publishInstallation()
 	p.publishRiver()
 }
 
@@ -378,7 +377,7 @@ func (p *publisher) publishBacklog() {
 		gauge(p.ch, maxOpenDesc, float64(alert.MaxOpen), queue)
 		gauge(p.ch, maxAgeDesc, alert.MaxAge.Seconds(), queue)
 		problems, _ := alert.Judge(sizes[queue].Open, sizes[queue].Oldest)
-		gauge(p.ch, queueUpDesc, truth(len(problems) == 0), queue)
+		gauge(p.ch, queueUpDesc, boolValue(len(problems) == 0), queue)
 	}
 	if of, ok := sizes[otherQueue]; ok && !p.shown[otherQueue] {
 		gauge(p.ch, sizeDesc, float64(of.Open), otherQueue)
@@ -400,29 +399,29 @@ func (p *publisher) publishBacklog() {
 	}
 }
 
-// publishHouse publishes the state of dlqd in the database: sample and rollup ages, capture,
+// publishInstallation publishes the state of dlqd in the database: sample and rollup ages, capture,
 // partitions, gates, paces, replay runs, approvals and processes.
-func (p *publisher) publishHouse() {
+func (p *publisher) publishInstallation() {
 	gauge(p.ch, sampleDesc, p.now.Sub(p.at).Seconds())
 	gauge(p.ch, lagDesc, p.age(p.Rollups.At))
 	gauge(p.ch, movesDesc, float64(p.Rollups.Moves))
-	gauge(p.ch, stoppedDesc, truth(p.Stopped))
-	gauge(p.ch, restoredDesc, truth(p.Restored))
+	gauge(p.ch, stoppedDesc, boolValue(p.Stopped))
+	gauge(p.ch, restoredDesc, boolValue(p.Restored))
 	gauge(p.ch, captureDesc, 1, p.Capture.Mode, p.Capture.Triggers)
-	for _, waits := range []struct {
+	for _, backlog := range []struct {
 		count, age *prometheus.Desc
 		n          *int64
 		since      *time.Time
 	}{{unfiledDesc, waitingDesc, p.Capture.Unfiled, p.Capture.UnfiledSince}, {factsDesc, factsAgeDesc, p.Capture.Facts, p.Capture.FactsSince}} {
-		if waits.n == nil { // another session had locked the table
+		if backlog.n == nil { // another session had locked the table
 			continue
 		}
 		age := 0.0
-		if waits.since != nil {
-			age = p.age(*waits.since)
+		if backlog.since != nil {
+			age = p.age(*backlog.since)
 		}
-		gauge(p.ch, waits.count, float64(*waits.n))
-		gauge(p.ch, waits.age, age)
+		gauge(p.ch, backlog.count, float64(*backlog.n))
+		gauge(p.ch, backlog.age, age)
 	}
 	for _, d := range p.Defaults {
 		gauge(p.ch, defaultsDesc, d.Rows, d.Partition)
@@ -471,7 +470,7 @@ func (p *publisher) publishRiver() {
 		waiting[w.Queue] = p.age(w.Since)
 	}
 	for _, q := range p.Queues {
-		gauge(p.ch, pausedDesc, truth(q.Paused), q.Name)
+		gauge(p.ch, pausedDesc, boolValue(q.Paused), q.Name)
 		gauge(p.ch, riverAgeDesc, waiting[q.Name], q.Name)
 	}
 	for _, j := range p.Jobs {
@@ -503,7 +502,7 @@ func constant(d *prometheus.Desc, kind prometheus.ValueType, value float64, labe
 	return m
 }
 
-func truth(yes bool) float64 {
+func boolValue(yes bool) float64 {
 	if yes {
 		return 1
 	}

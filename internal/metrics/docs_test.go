@@ -19,10 +19,10 @@ var (
 	histogramOf = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
 
-// TestDocs_listEveryMetric compares the tables of docs/metrics.md with the metrics that a process
+// TestDocs_ListEveryMetric compares the tables of docs/metrics.md with the metrics that a process
 // serves: the tables list exactly these metrics with their labels and help, and queries use no
 // other names.
-func TestDocs_listEveryMetric(t *testing.T) {
+func TestDocs_ListEveryMetric(t *testing.T) {
 	t.Parallel()
 	served, names := map[string]bool{}, map[string]bool{}
 	for _, metric := range metricstest.Served(t) {
@@ -50,7 +50,7 @@ func TestDocs_listEveryMetric(t *testing.T) {
 			if statuses.MatchString(name) {
 				continue
 			}
-			require.True(t, names[name] || names[histogramOf.ReplaceAllString(name, "")], "%s is no metric: %s", name, line)
+			require.True(t, names[name] || names[histogramOf.ReplaceAllString(name, "")], "%s is not a metric: %s", name, line)
 		}
 	}
 	require.Equal(t, slices.Sorted(maps.Keys(served)), slices.Sorted(maps.Keys(written)))

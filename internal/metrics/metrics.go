@@ -94,23 +94,23 @@ func New() *Metrics {
 		registry:        registry,
 		Requests:        counter("http_requests_total", "Requests to the API, by operation and status code.", "operation", "code"),
 		RequestSeconds:  histogramBy("http_request_seconds", "Time to answer a request.", seconds, "operation"),
-		refused:         counter("http_refused_total", "What was refused before anything looked at it, by reason: host (a name that is not ours), origin (a page of another site), requests (too many at once), rate, bodies (no room), slow (a body), connections (closed at once).", "reason"),
-		Submitted:       counter("messages_submitted_total", "Messages submitted, by what became of them: accepted, duplicate, conflict, invalid, refused, overflow, open (its destination's breaker), unworked (no dlqd process delivers its queue), away (one did just now), error.", "queue", "outcome"),
+		refused:         counter("http_refused_total", "Requests and connections that were rejected before their handler, by reason: host (unknown host name), origin (page of another site), requests (too many at once), rate, bodies (no memory left), slow (slow body), connections (too many).", "reason"),
+		Submitted:       counter("messages_submitted_total", "Messages submitted, by outcome: accepted, duplicate, conflict, invalid, refused, overflow, open (the destination's breaker is open), unworked (no dlqd process delivers the queue), away (the dlqd process that delivers the queue is temporarily away), error.", "queue", "outcome"),
 		inserts:         counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
 		insertSeconds:   histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
 		insertMessages:  histogram("ingest_insert_messages", "Messages in one insert.", prometheus.ExponentialBuckets(1, 2, 11)),
-		insertWait:      histogram("ingest_wait_seconds", "Time from a submission until its insert began, of the one in each insert that waited the longest.", seconds),
-		deliveries:      counter("deliveries_total", "Deliveries, by how they ended: ok, held (not tried yet), or the class of the error.", "queue", "destination", "outcome"),
-		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery, but for those that were held.", seconds, "destination", "outcome"),
-		deliveryWait:    histogramBy("delivery_wait_seconds", "Time from when a job was due until its attempt began, but for those that were held.", seconds, "queue"),
-		moves:           counter("worker_entries_total", "Dead letters that this process's DLQ workers moved: filed, repeated (a further failure of an open one), claimed, decided, parked, placed (in a pace), put_off, released (by a gate), redelivered, settled, requeued.", "action"),
-		batchSeconds:    histogramBy("worker_batch_seconds", "Time of one batch of a DLQ worker, by what it did.", seconds, "action"),
-		stageSeconds:    histogramBy("stage_seconds", "Time of one step of a stage, by outcome (ok, error): claim (of a batch that is due), decision (of a batch that failed), pace (places in one), gate (a look at one), approval (carrying it out).", seconds, "stage", "outcome"),
-		retention:       counter("retention_total", "What retention did: aged_out (failed entries that were archived), deleted (entries that went one by one), partitions (months that went whole), archived (rows written to the archive).", "what"),
+		insertWait:      histogram("ingest_wait_seconds", "Time from a submission until its insert began, for the submission of each insert that waited longest.", seconds),
+		deliveries:      counter("deliveries_total", "Deliveries, by outcome: ok, held (not attempted yet), or the class of the error.", "queue", "destination", "outcome"),
+		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery, without held ones.", seconds, "destination", "outcome"),
+		deliveryWait:    histogramBy("delivery_wait_seconds", "Time from when a job was due until its attempt began, without held ones.", seconds, "queue"),
+		moves:           counter("worker_entries_total", "Dead letters that the DLQ workers of this process handled, by action: filed, repeated (a further failure of an open entry), claimed, decided, parked, placed (in a pace), put_off (deferred), released (by a gate), redelivered, settled (found ended by the sweep), requeued.", "action"),
+		batchSeconds:    histogramBy("worker_batch_seconds", "Time of one batch of a DLQ worker, by action.", seconds, "action"),
+		stageSeconds:    histogramBy("stage_seconds", "Time of one step of a stage, by outcome (ok, error): claim (due batch), decision (failed batch), pace (reservation), gate (check), approval (execution).", seconds, "stage", "outcome"),
+		retention:       counter("retention_total", "Results of retention: aged_out (failed entries that were archived), deleted (entries that were deleted one by one), partitions (months that were dropped), archived (rows that were written to the archive).", "what"),
 		Reloads:         counter("policy_reloads_total", "Reloads of the policy, by outcome: ok, error.", "outcome"),
 		turns:           counter("loop_turns_total", "Turns of a loop of this process, by outcome: ok, error.", "loop", "outcome"),
 		turnSeconds:     histogramBy("loop_turn_seconds", "Time of one turn of a loop of this process.", turns, "loop"),
-		records:         counter("log_records_total", "Lines that were logged.", "level"),
+		records:         counter("log_records_total", "Log records.", "level"),
 	}
 	for _, reason := range door.Reasons() {
 		m.refused.WithLabelValues(reason)
@@ -147,7 +147,7 @@ func buildInfo() prometheus.Collector {
 			}
 		}
 	}
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: "build_info", Help: "The program: 1.", ConstLabels: labels}, func() float64 { return 1 })
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: "build_info", Help: "Build of the program: 1.", ConstLabels: labels}, func() float64 { return 1 })
 }
 
 // Refused counts a request or connection that was refused before its handler, by reason.
@@ -256,7 +256,7 @@ func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, value))
 	}
 	gauge("ingest_pending_messages", "Messages that wait for their commit.", func() float64 { n, _ := pending(); return float64(n) })
-	gauge("ingest_pending_bytes", "Bytes of their payloads.", func() float64 { _, n := pending(); return float64(n) })
+	gauge("ingest_pending_bytes", "Bytes of the payloads of messages that wait for their commit.", func() float64 { _, n := pending(); return float64(n) })
 }
 
 // WatchDatabase publishes the last sample of the database.

@@ -86,9 +86,9 @@ func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 }
 
-// sampled refreshes the rollups, takes a sample, and returns the series that the process serves, by
+// takeSample refreshes the rollups, takes a sample, and returns the series that the process serves, by
 // name and labels.
-func (b *bundle) sampled() map[string]*dto.Metric {
+func (b *bundle) takeSample() map[string]*dto.Metric {
 	b.Helper()
 	b.exec("SELECT dlq.refresh_rollups()")
 	b.exec("DELETE FROM dlq.metrics_sample")
@@ -123,8 +123,8 @@ func value(m *dto.Metric) float64 {
 	return m.GetGauge().GetValue()
 }
 
-// has requires that the series in want exist and have these values.
-func (b *bundle) has(series map[string]*dto.Metric, want map[string]float64) {
+// requireSeries requires that the series in want exist and have these values.
+func (b *bundle) requireSeries(series map[string]*dto.Metric, want map[string]float64) {
 	b.Helper()
 	got := map[string]float64{}
 	for name := range want {
@@ -135,10 +135,10 @@ func (b *bundle) has(series map[string]*dto.Metric, want map[string]float64) {
 	require.Equal(b, want, got)
 }
 
-func TestDatabase_countsWhatHappened(t *testing.T) {
+func TestDatabase_CountsMoves(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.has(b.sampled(), map[string]float64{ // queues of the policy have their series from the start
+	b.requireSeries(b.takeSample(), map[string]float64{ // queues of the policy have their series from the start
 		"dlq_jobs_total{queue=default}": 0, "dlq_size{queue=default}": 0, "dlq_retry_success_total{queue=default}": 0, "dlq_permanent_failures_total{queue=default}": 0,
 		"dlq_time_to_retry_seconds{queue=default}": 0, "dlqd_queue_up{queue=default}": 1, "dlqd_dead_letter_oldest_seconds{queue=default}": 0,
 	})
@@ -146,8 +146,8 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 	b.fail(2, "payments", "", 0)
 	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_class = 'outage', strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}' WHERE error_type = 'TIMEOUT'`)
 	b.exec("SELECT dlq.replay(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'")
-	first := b.sampled()
-	b.has(first, map[string]float64{
+	first := b.takeSample()
+	b.requireSeries(first, map[string]float64{
 		"dlq_jobs_total{queue=payments}": 7, "dlq_size{queue=payments}": 7, "dlq_time_to_retry_seconds{queue=payments}": 5, "dlqd_time_to_filing_seconds{queue=payments}": 7,
 		"dlqd_dead_letters{error_class=undecided,queue=payments,status=dlq_pending}": 2, "dlqd_dead_letters{error_class=outage,queue=payments,status=dlq_processing}": 5,
 		"dlqd_failures_by_type_total{error_type=TIMEOUT,queue=payments}": 5, "dlqd_failures_by_type_total{error_type=none,queue=payments}": 2,
@@ -168,32 +168,32 @@ func TestDatabase_countsWhatHappened(t *testing.T) {
 		"dlqd_dead_letters_closed_total{error_class=undecided,outcome=archived,queue=payments}": 2,
 		"dlqd_time_in_dlq_seconds{queue=payments}":                                              7, "dlqd_time_to_recovery_seconds{queue=payments}": 4,
 	}
-	b.has(b.sampled(), want)
+	b.requireSeries(b.takeSample(), want)
 	// The entry is closed already.
 	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'")
-	b.has(b.sampled(), want)
-	require.Nil(t, b.sampled()["dlqd_dead_letters_closed_total{error_class=outage,outcome=archived,queue=payments}"])
+	b.requireSeries(b.takeSample(), want)
+	require.Nil(t, b.takeSample()["dlqd_dead_letters_closed_total{error_class=outage,outcome=archived,queue=payments}"])
 
 	// Counts survive a rebuild and a trim of the rollups and counters.
 	b.exec("SELECT dlq.rebuild_rollups()")
 	b.exec("SELECT dlq.trim_rollups(now() + interval '3000 days')")
 	b.exec("SELECT dlq.trim_counters(now() + interval '3000 days')")
-	b.has(b.sampled(), want)
+	b.requireSeries(b.takeSample(), want)
 	// As restored from a dump into another server.
 	b.exec("UPDATE dlq.rollup_state SET snapshot = '900000000:900000000:'")
 	b.fail(1, "payments", "TIMEOUT", 0)
 	want["dlq_jobs_total{queue=payments}"], want["dlq_size{queue=payments}"] = 8, 1
-	b.has(b.sampled(), want)
+	b.requireSeries(b.takeSample(), want)
 }
 
 // An application may name an error type like the label of errors without a type. A metric that
 // cannot be collected is the only one missing from the scrape.
-func TestDatabase_strangersNames(t *testing.T) {
+func TestDatabase_AcceptsNamesOfApplications(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "q", "", 0)
 	b.fail(3, "q", "none", 0)
-	b.has(b.sampled(), map[string]float64{
+	b.requireSeries(b.takeSample(), map[string]float64{
 		"dlqd_failures_by_type_total{error_type=none,queue=q}": 5,
 		// The policy's queues do not include q; monitoring.yaml sets limits for it nevertheless.
 		"dlq_size{queue=q}": 5, "dlqd_alert_max_open{queue=q}": 2, "dlqd_queue_up{queue=q}": 0,
@@ -207,16 +207,16 @@ func TestDatabase_strangersNames(t *testing.T) {
 }
 
 // The first burst of a River queue is seen to grow from 0.
-func TestDatabase_queuesOfRiver(t *testing.T) {
+func TestDatabase_IncludesQueuesOfRiver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec("INSERT INTO river_queue (name, updated_at) SELECT 'r' || n, now() FROM generate_series(1, 2) n")
-	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=r1}": 0, "dlq_size{queue=r1}": 0, "dlqd_alert_max_open{queue=r2}": 1000})
+	b.requireSeries(b.takeSample(), map[string]float64{"dlq_jobs_total{queue=r1}": 0, "dlq_size{queue=r1}": 0, "dlqd_alert_max_open{queue=r2}": 1000})
 	b.fail(3, "r1", "A", 0)
-	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=r1}": 3, "dlq_size{queue=r1}": 3})
+	b.requireSeries(b.takeSample(), map[string]float64{"dlq_jobs_total{queue=r1}": 3, "dlq_size{queue=r1}": 3})
 	b.exec("INSERT INTO river_queue (name, updated_at) SELECT 's' || n, now() FROM generate_series(1, 200) n")
 	queues := 0
-	for name := range b.sampled() {
+	for name := range b.takeSample() {
 		if strings.HasPrefix(name, "dlq_size{") {
 			queues++
 		}
@@ -225,34 +225,34 @@ func TestDatabase_queuesOfRiver(t *testing.T) {
 }
 
 // A rebuild counts changes since the last refresh, and counts nothing twice.
-func TestDatabase_rebuildCountsOnce(t *testing.T) {
+func TestDatabase_RebuildCountsOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(1, "q", "A", 0)
-	b.sampled()
+	b.takeSample()
 	b.fail(2, "q", "A", 0)
 	b.exec("SELECT dlq.rebuild_rollups()")
-	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlqd_failures_by_type_total{error_type=A,queue=q}": 3})
+	b.requireSeries(b.takeSample(), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlqd_failures_by_type_total{error_type=A,queue=q}": 3})
 }
 
 // Every process serves the sample that one of them took, and reads one row for it.
-func TestDatabase_everyProcessServesTheSame(t *testing.T) {
+func TestDatabase_EveryProcessServesSameSample(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(3, "q", "A", time.Minute)
-	first := b.sampled()
+	first := b.takeSample()
 
 	config := b.pool.Config().Copy()
-	asked := &statements{}
-	config.ConnConfig.Tracer = asked
+	queries := &statements{}
+	config.ConnConfig.Tracer = queries
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	require.NoError(t, pool.Ping(t.Context()))
 	other := b.process(pool)
-	asked.take()
+	queries.take()
 	second := b.gather(other)
-	texts := asked.take()
+	texts := queries.take()
 	require.Len(t, texts, 1, texts)
 	require.Contains(t, texts[0], "metrics_sample")
 	require.NotContains(t, texts[0], "river_job")
@@ -261,12 +261,12 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	age := value(second["dlqd_sample_age_seconds{}"])
 	b.exec("UPDATE dlq.metrics_sample SET sample = '{}'")
 	again := b.gather(other)
-	b.has(again, map[string]float64{"dlq_size{queue=q}": 3})
+	b.requireSeries(again, map[string]float64{"dlq_size{queue=q}": 3})
 	require.Greater(t, value(again["dlqd_sample_age_seconds{}"]), age)
 	b.exec("UPDATE dlq.metrics_sample SET at = clock_timestamp(), counters = '{}'")
 	require.NotContains(t, b.gather(other), "dlq_size{queue=q}")
-	b.sampled()
-	b.has(b.gather(other), map[string]float64{"dlq_size{queue=q}": 3})
+	b.takeSample()
+	b.requireSeries(b.gather(other), map[string]float64{"dlq_size{queue=q}": 3})
 
 	same := 0
 	for name, m := range first {
@@ -285,7 +285,7 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0))")
 	require.NoError(t, err)
 	sampler := b.sampler()
-	require.ErrorContains(t, sampler.Once(t.Context()), "another process does not finish")
+	require.ErrorContains(t, sampler.Once(t.Context()), "another process has not finished")
 	require.InDelta(t, 3600, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 60)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, sampler.Once(t.Context()))
@@ -296,18 +296,18 @@ func TestDatabase_everyProcessServesTheSame(t *testing.T) {
 	b.exec("TRUNCATE dlq.metrics_sample")
 	age = value(b.gather(other)["dlqd_sample_age_seconds{}"])
 	again = b.gather(other)
-	b.has(again, map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlqd_database_up{}": 1})
+	b.requireSeries(again, map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlqd_database_up{}": 1})
 	require.Greater(t, value(again["dlqd_sample_age_seconds{}"]), age)
 	series := b.gather(b.process(b.pool))
-	b.has(series, map[string]float64{"dlqd_database_up{}": 1})
+	b.requireSeries(series, map[string]float64{"dlqd_database_up{}": 1})
 	require.NotContains(t, series, "dlq_jobs_total{queue=default}")
 	require.NoError(t, sampler.Once(t.Context()))
-	b.has(b.gather(other), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlq_jobs_total{queue=default}": 0})
+	b.requireSeries(b.gather(other), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlq_jobs_total{queue=default}": 0})
 }
 
 // While the database does not answer, the last sample is served for an hour, so that alerts
 // continue.
-func TestDatabase_away(t *testing.T) {
+func TestDatabase_ServesLastSampleDuringOutage(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(3, "q", "A", time.Minute)
@@ -316,7 +316,7 @@ func TestDatabase_away(t *testing.T) {
 		age  time.Duration
 		want bool
 	}{{0, true}, {50 * time.Minute, true}, {70 * time.Minute, false}} {
-		b.sampled()
+		b.takeSample()
 		b.exec(`UPDATE dlq.metrics_sample SET at = at - $1::interval,
 			sample = jsonb_set(sample::jsonb, '{Rollups,At}', to_jsonb(now() - $1::interval), false)::json`, served.age)
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -324,39 +324,39 @@ func TestDatabase_away(t *testing.T) {
 		t.Cleanup(pool.Close)
 		m := b.process(pool)
 		before := b.gather(m)
-		b.has(before, map[string]float64{"dlqd_database_up{}": 1, "dlq_size{queue=q}": 3})
+		b.requireSeries(before, map[string]float64{"dlqd_database_up{}": 1, "dlq_size{queue=q}": 3})
 		pool.Close()
 		series := b.gather(m)
-		b.has(series, map[string]float64{"dlqd_database_up{}": 0})
+		b.requireSeries(series, map[string]float64{"dlqd_database_up{}": 0})
 		if !served.want {
 			require.NotContains(t, series, "dlq_size{queue=q}")
 			require.NotContains(t, series, "dlq_jobs_total{queue=q}")
 			continue
 		}
-		b.has(series, map[string]float64{"dlq_size{queue=q}": 3, "dlq_jobs_total{queue=q}": 3, "dlqd_capture{mode=on,triggers=enabled}": 1})
+		b.requireSeries(series, map[string]float64{"dlq_size{queue=q}": 3, "dlq_jobs_total{queue=q}": 3, "dlqd_capture{mode=on,triggers=enabled}": 1})
 		for _, age := range []string{"dlqd_sample_age_seconds{}", "dlqd_dead_letter_oldest_seconds{queue=q}"} {
 			require.Greater(t, value(series[age]), value(before[age]), age)
 		}
 		lag := value(series["dlqd_rollup_lag_seconds{}"])
-		require.Less(t, lag, 60.0, "what the rollups did since the sample is not known")
+		require.Less(t, lag, 60.0, "lag is extrapolated for at most half a minute")
 		if served.age > 0 {
-			require.Greater(t, lag, 25.0, "it was read from the sample")
+			require.Greater(t, lag, 25.0, "the lag comes from the sample")
 		}
 	}
 	m := b.process(b.pool) // a process that never reached the database has no sample
 	b.pool.Close()
 	series := b.gather(m)
-	b.has(series, map[string]float64{"dlqd_database_up{}": 0})
+	b.requireSeries(series, map[string]float64{"dlqd_database_up{}": 0})
 	require.NotContains(t, series, "dlq_jobs_total{queue=default}")
 }
 
 // The counters of years, of as many queues as have series, fit into a small row, which is not
 // written again unless they change.
-func TestSampler_smallRow(t *testing.T) {
+func TestSampler_WritesSmallRow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(metricstest.FillCounters, 100)
-	first := b.sampled()
+	first := b.takeSample()
 	var size int
 	var persistence string
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT octet_length(counters::text) + octet_length(sample::text), (SELECT relpersistence FROM pg_class WHERE oid = 'dlq.metrics_sample'::regclass) FROM dlq.metrics_sample").Scan(&size, &persistence))
@@ -423,7 +423,7 @@ func (s *statements) take() []string {
 
 // Applications choose names of queues and error types: the number of series is bounded, and no
 // counter decreases when other names take its place.
-func TestDatabase_boundsNames(t *testing.T) {
+func TestDatabase_LimitsNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', 'q' || n, 5, 5, 'running' FROM generate_series(1, 150) n`)
@@ -439,11 +439,11 @@ func TestDatabase_boundsNames(t *testing.T) {
 		}
 		return names, total
 	}
-	first := b.sampled()
+	first := b.takeSample()
 	queues, all := of(first, "dlq_jobs_total{")
-	require.Len(t, queues, 102, "100, other, and that of the policy")
+	require.Len(t, queues, 102, "100 queues, other, and the queue of the policy")
 	require.InDelta(t, 200, all, 0)
-	b.has(first, map[string]float64{"dlq_jobs_total{queue=other}": 50})
+	b.requireSeries(first, map[string]float64{"dlq_jobs_total{queue=other}": 50})
 	sizes, all := of(first, "dlq_size{")
 	require.LessOrEqual(t, len(sizes), 102)
 	require.InDelta(t, 200, all, 0)
@@ -462,13 +462,13 @@ func TestDatabase_boundsNames(t *testing.T) {
 		hidden = fmt.Sprint("t", n)
 	}
 	b.fail(30, "q1", hidden, 0)
-	second := b.sampled()
+	second := b.takeSample()
 	require.False(t, shown(second, hidden))
 	b.exec("SELECT dlq.trim_counters()")
 	b.fail(4, "q1", hidden, 0)
-	third := b.sampled()
+	third := b.takeSample()
 	other := "dlqd_failures_by_type_total{error_type=other,queue=q1}"
-	b.has(third, map[string]float64{"dlqd_failures_by_type_total{error_type=" + hidden + ",queue=q1}": 4, other: value(second[other])})
+	b.requireSeries(third, map[string]float64{"dlqd_failures_by_type_total{error_type=" + hidden + ",queue=q1}": 4, other: value(second[other])})
 	types, _ = of(third, "dlqd_failures_by_type_total{")
 	types = slices.DeleteFunc(types, func(name string) bool { return !strings.HasSuffix(name, "queue=q1}") })
 	require.LessOrEqual(t, len(types), 21)
@@ -478,21 +478,21 @@ func TestDatabase_boundsNames(t *testing.T) {
 	b.exec("UPDATE dlq.rollup_backlog SET pending = 0 WHERE queue <> 'q1'")
 	b.exec("SELECT dlq.trim_counters()")
 	b.fail(1, "late", "x", 0)
-	b.has(b.sampled(), map[string]float64{"dlq_jobs_total{queue=late}": 1, "dlq_jobs_total{queue=other}": 50})
+	b.requireSeries(b.takeSample(), map[string]float64{"dlq_jobs_total{queue=late}": 1, "dlq_jobs_total{queue=other}": 50})
 }
 
 // Classic and native buckets agree.
-func TestHistogram_classicAndNativeAgree(t *testing.T) {
+func TestHistogram_ClassicAndNativeBucketsAgree(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	agos := []time.Duration{time.Second, 3 * time.Second, 5 * time.Second, 100 * time.Second, time.Hour, 90 * time.Minute, 60 * 24 * time.Hour}
 	for _, ago := range agos {
 		b.fail(1, "q", "A", ago)
 	}
-	h := b.sampled()["dlqd_time_to_filing_seconds{queue=q}"].GetHistogram()
+	h := b.takeSample()["dlqd_time_to_filing_seconds{queue=q}"].GetHistogram()
 	require.EqualValues(t, len(agos), h.GetSampleCount())
 	require.Len(t, h.GetBucket(), 29)
-	require.InDelta(t, 1.0/64, h.GetBucket()[0].GetUpperBound(), 0, "filing takes less than a second where all is well")
+	require.InDelta(t, 1.0/64, h.GetBucket()[0].GetUpperBound(), 0, "filing normally takes less than a second")
 	for _, bucket := range h.GetBucket() {
 		want := 0
 		for _, ago := range agos {
@@ -528,7 +528,7 @@ func TestHistogram_classicAndNativeAgree(t *testing.T) {
 	}
 }
 
-func TestDatabase_house(t *testing.T) {
+func TestDatabase_PublishesInstallation(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec("CALL dlq.ensure_partitions()")
@@ -543,8 +543,8 @@ func TestDatabase_house(t *testing.T) {
 	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, replayed) VALUES (gen_random_uuid(), '{}', 'kim', 10, 4)")
 	b.exec("SELECT dlq.stop_automatic('kim', 'enough')")
 	b.exec("INSERT INTO dlq.processes (id, name, version, parts) VALUES (gen_random_uuid(), 'one', '1', '{api}')")
-	series := b.sampled()
-	b.has(series, map[string]float64{
+	series := b.takeSample()
+	b.requireSeries(series, map[string]float64{
 		"dlqd_river_jobs{queue=mails,state=available}": 10000, "dlqd_river_jobs{queue=reports,state=running}": 1, "dlqd_river_jobs{queue=reports,state=available}": 0,
 		"dlqd_river_queue_paused{queue=mails}": 1, "dlqd_river_queue_paused{queue=reports}": 0, "dlqd_river_oldest_job_seconds{queue=reports}": 0, "dlqd_river_latency_seconds{queue=reports}": 30,
 		"dlqd_circuit_breaker_changes_total{name=destination:shop,to=open}": 2, "dlqd_circuit_breaker_changes_total{name=destination:shop,to=closed}": 1,

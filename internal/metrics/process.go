@@ -11,19 +11,19 @@ import (
 
 // State of this process, published without a query.
 var (
-	breakerDesc = prometheus.NewDesc("dlqd_circuit_breaker_state", "Where a circuit breaker stands: 1 for the state that it is in.", []string{"name", "state"}, nil)
+	breakerDesc = prometheus.NewDesc("dlqd_circuit_breaker_state", "State of a circuit breaker: 1 for the current state.", []string{"name", "state"}, nil)
 
-	loopSuccessDesc = prometheus.NewDesc("dlqd_loop_last_success_timestamp_seconds", "When a turn of a loop of this process succeeded last, in seconds since 1970; 0 before the first.", []string{"loop"}, nil)
-	loopHealthyDesc = prometheus.NewDesc("dlqd_loop_healthy", "Whether a loop of this process works: 0 where turns in a row fail, one hangs, or none has succeeded for three intervals.", []string{"loop"}, nil)
+	loopSuccessDesc = prometheus.NewDesc("dlqd_loop_last_success_timestamp_seconds", "Time of the last successful turn of a loop of this process, in seconds since 1970; 0 before the first.", []string{"loop"}, nil)
+	loopHealthyDesc = prometheus.NewDesc("dlqd_loop_healthy", "Whether a loop of this process is healthy: 0 if several turns in a row failed, one hangs, or none has succeeded for three intervals.", []string{"loop"}, nil)
 
-	policyDesc   = prometheus.NewDesc("dlqd_policy_info", "The policy that is in force: 1.", []string{"version"}, nil)
-	upToDateDesc = prometheus.NewDesc("dlqd_policy_up_to_date", "Whether the policy in force is that of the files: 0 after a reload that failed.", nil, nil)
+	policyDesc   = prometheus.NewDesc("dlqd_policy_info", "Active policy: 1.", []string{"version"}, nil)
+	upToDateDesc = prometheus.NewDesc("dlqd_policy_up_to_date", "Whether the active policy matches the files: 0 after a failed reload.", nil, nil)
 
 	connectionsDesc = prometheus.NewDesc("dlqd_pool_connections", "Connections of the pool to the database: idle, used, opening.", []string{"state"}, nil)
-	maxConnsDesc    = prometheus.NewDesc("dlqd_pool_max_connections", "The most connections that the pool may have.", nil, nil)
-	acquiresDesc    = prometheus.NewDesc("dlqd_pool_acquires_total", "Connections that were taken from the pool.", nil, nil)
-	waitedDesc      = prometheus.NewDesc("dlqd_pool_acquires_waited_total", "Those that had to be waited for, since none was idle.", nil, nil)
-	canceledDesc    = prometheus.NewDesc("dlqd_pool_acquires_canceled_total", "Those that somebody gave up waiting for.", nil, nil)
+	maxConnsDesc    = prometheus.NewDesc("dlqd_pool_max_connections", "Maximum number of connections in the pool.", nil, nil)
+	acquiresDesc    = prometheus.NewDesc("dlqd_pool_acquires_total", "Connections acquired from the pool.", nil, nil)
+	waitedDesc      = prometheus.NewDesc("dlqd_pool_acquires_waited_total", "Acquires that waited because no connection was idle.", nil, nil)
+	canceledDesc    = prometheus.NewDesc("dlqd_pool_acquires_canceled_total", "Waits for a connection that were cancelled.", nil, nil)
 	waitTimeDesc    = prometheus.NewDesc("dlqd_pool_acquire_wait_seconds_total", "Time spent waiting for connections.", nil, nil)
 )
 
@@ -38,7 +38,7 @@ func (s breakerStates) Collect(ch chan<- prometheus.Metric) {
 			return
 		}
 		for _, state := range []breaker.State{breaker.Closed, breaker.Open, breaker.HalfOpen} {
-			gauge(ch, breakerDesc, truth(status.State == state), status.Name, string(state))
+			gauge(ch, breakerDesc, boolValue(status.State == state), status.Name, string(state))
 		}
 	}
 }
@@ -60,7 +60,7 @@ func (s loopStates) Collect(ch chan<- prometheus.Metric) {
 			seconds = float64(status.LastSuccess.UnixMilli()) / 1000
 		}
 		gauge(ch, loopSuccessDesc, seconds, status.Name)
-		gauge(ch, loopHealthyDesc, truth(status.Problem == ""), status.Name)
+		gauge(ch, loopHealthyDesc, boolValue(status.Problem == ""), status.Name)
 	}
 }
 
@@ -71,8 +71,8 @@ type policyState struct {
 	submitted *prometheus.CounterVec
 }
 
-// refusals are the outcomes that the alert IntakeRefused counts.
-var refusals = []string{"overflow", "unworked", "away", "error"}
+// refusedOutcomes are the outcomes that the alert IntakeRefused counts.
+var refusedOutcomes = []string{"overflow", "unworked", "away", "error"}
 
 func (s *policyState) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{policyDesc, upToDateDesc} {
@@ -83,9 +83,9 @@ func (s *policyState) Describe(ch chan<- *prometheus.Desc) {
 func (s *policyState) Collect(ch chan<- prometheus.Metric) {
 	p := s.current()
 	gauge(ch, policyDesc, 1, p.Version())
-	gauge(ch, upToDateDesc, truth(s.upToDate()))
+	gauge(ch, upToDateDesc, boolValue(s.upToDate()))
 	for _, queue := range p.QueueNames() {
-		for _, outcome := range refusals { // increase() needs a 0 before the first
+		for _, outcome := range refusedOutcomes { // increase() needs a 0 before the first
 			s.submitted.WithLabelValues(queue, outcome)
 		}
 	}

@@ -25,9 +25,9 @@ const (
 	sampleInterval    = 2 * time.Second
 	unchangedInterval = 10 * time.Second
 	sampleTimeout     = 30 * time.Second
-	// The pause after a sample is restTimes the median duration of the last five, at most maxRest.
-	restTimes = 20
-	maxRest   = 30 * time.Second
+	// The pause after a sample is pauseFactor the median duration of the last five, at most maxPause.
+	pauseFactor = 20
+	maxPause    = 30 * time.Second
 	// statementTimeout bounds each statement of a sample.
 	statementTimeout = 5 * time.Second
 	// StaleAfter is the age at which a sample is stale: the longest pause, the longest sample, and
@@ -41,7 +41,7 @@ const (
 	maxLooked = 5_000
 )
 
-var errAnother = errors.New("another process does not finish the next")
+var errOtherProcess = errors.New("another process has not finished the next one")
 
 // counted is the content of dlq.counters. A hundred queues have 70,000 rows, so bins are JSON
 // lists, not objects.
@@ -120,7 +120,7 @@ type Sampler struct {
 func (s *Sampler) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "metrics", Interval: sampleInterval, Timeout: sampleTimeout, OneProcess: true, Once: background.Each(s.Once),
-		Failing: "metrics: what they say of the database grows old",
+		Failing: "sampling the database for metrics failed",
 	})
 }
 
@@ -135,8 +135,8 @@ func (s *Sampler) Once(ctx context.Context) error {
 		began = time.Now() // waiting for a connection costs the database nothing
 		return s.sample(ctx, tx, began)
 	})
-	if s.err = err; err != nil && !began.IsZero() && !errors.Is(err, errAnother) {
-		s.rest.Multiple, s.rest.Max = restTimes, maxRest
+	if s.err = err; err != nil && !began.IsZero() && !errors.Is(err, errOtherProcess) {
+		s.rest.Multiple, s.rest.Max = pauseFactor, maxPause
 		s.until = time.Now().Add(s.rest.After(time.Since(began)))
 	}
 	return err
@@ -145,14 +145,14 @@ func (s *Sampler) Once(ctx context.Context) error {
 func (s *Sampler) sample(ctx context.Context, tx postgres.DB, began time.Time) error {
 	queries := dbsqlc.New(tx)
 	last, err := queries.SampleDue(ctx, dbsqlc.SampleDueParams{
-		Every: sampleInterval / 2, Most: maxRest, Timeout: strconv.FormatInt(statementTimeout.Milliseconds(), 10),
+		Every: sampleInterval / 2, Most: maxPause, Timeout: strconv.FormatInt(statementTimeout.Milliseconds(), 10),
 	})
 	if err != nil {
 		return err
 	}
 	if !last.Taken {
 		if last.Due && last.Age > StaleAfter {
-			return fmt.Errorf("the sample is %s old: %w", last.Age.Truncate(time.Second), errAnother)
+			return fmt.Errorf("the sample is %s old: %w", last.Age.Truncate(time.Second), errOtherProcess)
 		}
 		return nil
 	}
@@ -160,7 +160,7 @@ func (s *Sampler) sample(ctx context.Context, tx postgres.DB, began time.Time) e
 	if err != nil {
 		return err
 	}
-	taken, err := s.take(ctx, tx)
+	taken, err := s.readAll(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (s *Sampler) sample(ctx context.Context, tx postgres.DB, began time.Time) e
 	})
 }
 
-func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
+func (s *Sampler) readAll(ctx context.Context, tx postgres.DB) (*sample, error) {
 	queries := dbsqlc.New(tx)
 	var t sample
 	r := reader{}
@@ -185,7 +185,7 @@ func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
 	read(&r, &t.Unfiled, func() ([]dbsqlc.UnfiledRow, error) { return queries.Unfiled(ctx) })
 	read(&r, &t.Oldest, func() ([]dbsqlc.OldestOpenRow, error) { return queries.OldestOpen(ctx) })
 	read(&r, &t.Observed, func() ([]dbsqlc.ObservedRow, error) { return queries.Observed(ctx) })
-	read(&r, &t.Needs, func() ([]dbsqlc.NeedsPersonRow, error) { return queries.NeedsPerson(ctx, s.needs()) })
+	read(&r, &t.Needs, func() ([]dbsqlc.NeedsPersonRow, error) { return queries.NeedsPerson(ctx, s.needsPersonParams()) })
 	var stop *automatic.Stop
 	read(&r, &stop, func() (*automatic.Stop, error) { return automatic.ReadStop(ctx, tx) })
 	t.Restored = stop != nil && stop.Restored
@@ -214,8 +214,8 @@ func (s *Sampler) take(ctx context.Context, tx postgres.DB) (*sample, error) {
 	return &t, r.err
 }
 
-// needs returns after how long entries need manual handling, by the policy.
-func (s *Sampler) needs() dbsqlc.NeedsPersonParams {
+// needsPersonParams returns the policy's limits after which entries count for dlqd_needs_person.
+func (s *Sampler) needsPersonParams() dbsqlc.NeedsPersonParams {
 	monitoring := s.Policy().Monitoring
 	params := dbsqlc.NeedsPersonParams{
 		After: monitoring.Defaults.NeedsPersonAfter, Most: int32(cmp.Or(s.Looked, maxLooked)),

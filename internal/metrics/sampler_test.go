@@ -17,15 +17,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// takes returns the durations of the last samples, newest first, and their median.
-func (b *bundle) takes() (takes []time.Duration, took time.Duration) {
+// sampleTimes returns the durations of the last samples, newest first, and their median.
+func (b *bundle) sampleTimes() (takes []time.Duration, took time.Duration) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT takes, took FROM dlq.metrics_sample").Scan(&takes, &took))
 	return takes, took
 }
 
 // One slow sample does not delay the next; samples that are all slow are 30 seconds apart.
-func TestSampler_OneStallPutsNothingOff(t *testing.T) {
+func TestSampler_OneStallDoesNotDelayNext(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	sampler := b.sampler()
@@ -33,7 +33,7 @@ func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 		b.exec("UPDATE dlq.metrics_sample SET at = at - interval '31 s'") // old enough for the next sample
 		require.NoError(t, sampler.Once(t.Context()))
 	}
-	before, _ := b.takes()
+	before, _ := b.sampleTimes()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
@@ -56,7 +56,7 @@ func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 	if err := <-stalled; err != nil { // its lock_timeout expired
 		t.Skip("this machine is too slow to hang a sample and let it go on")
 	}
-	takes, took := b.takes()
+	takes, took := b.sampleTimes()
 	require.Len(t, takes, 5)
 	require.Less(t, took, takes[0])
 	require.LessOrEqual(t, took, slices.Max(before))
@@ -72,7 +72,7 @@ func TestSampler_OneStallPutsNothingOff(t *testing.T) {
 }
 
 // Waiting for a connection does not count as time of the sample.
-func TestSampler_WaitForAConnectionIsApart(t *testing.T) {
+func TestSampler_ExcludesWaitForConnection(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	config := b.pool.Config().Copy()
@@ -93,16 +93,16 @@ func TestSampler_WaitForAConnectionIsApart(t *testing.T) {
 	require.NoError(t, err)
 	held.Release()
 	require.NoError(t, <-done)
-	takes, _ := b.takes()
+	takes, _ := b.sampleTimes()
 	require.Less(t, takes[0], time.Since(began)-2*time.Second)
 }
 
 // A hanging statement of a sample is cancelled; a pause follows, during which the loop reports the
 // error.
-func TestSampler_HangingStatementIsCutOff(t *testing.T) {
+func TestSampler_CancelsHangingStatement(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.sampled()
+	b.takeSample()
 	b.exec(`CREATE OR REPLACE FUNCTION dlq.partitions_until() RETURNS TABLE (of text, until timestamptz)
 		LANGUAGE sql AS 'SELECT NULL::text, now() FROM pg_sleep(100)'`)
 	b.exec("UPDATE dlq.metrics_sample SET at = now() - interval '31 s'")
@@ -123,7 +123,7 @@ func TestSampler_HangingStatementIsCutOff(t *testing.T) {
 
 // Entries count that have been manual or failed for longer than the policy allows, however they got
 // there. Entries of muted groups do not count.
-func TestSampler_NeedsPerson(t *testing.T) {
+func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	super := postgrestest.Open(t, postgrestest.Superuser(t, b.url))
@@ -163,8 +163,8 @@ func TestSampler_NeedsPerson(t *testing.T) {
 	for _, group := range []string{"m", "n", "mf", "nf"} {
 		b.exec(`SELECT dlq.set_group('q', $1, '{"muteUntil": "2100-01-01T00:00:00Z"}')`, group)
 	}
-	series := b.sampled()
-	b.has(series, map[string]float64{
+	series := b.takeSample()
+	b.requireSeries(series, map[string]float64{
 		"dlqd_needs_person{error_class=validation,queue=q}": 3, "dlqd_needs_person{error_class=outage,queue=q}": 6,
 		"dlqd_needs_person{error_class=business,queue=other}": 7, "dlqd_needs_person{error_class=undecided,queue=other}": 2,
 	})
@@ -175,7 +175,7 @@ func TestSampler_NeedsPerson(t *testing.T) {
 		UPDATE dlq.dead_letter_queue SET fingerprint = NULL WHERE fingerprint = 'z';
 		RESET session_replication_role`)
 	require.NoError(t, err)
-	b.has(b.sampled(), map[string]float64{"dlqd_needs_person{error_class=outage,queue=q}": 6})
+	b.requireSeries(b.takeSample(), map[string]float64{"dlqd_needs_person{error_class=outage,queue=q}": 6})
 
 	// If more entries exist than are read, the rollups give a lower bound.
 	sampler := b.sampler()
@@ -185,7 +185,7 @@ func TestSampler_NeedsPerson(t *testing.T) {
 	require.NoError(t, sampler.Once(t.Context()))
 	series = b.gather(b.metrics)
 	// Entries of a and b, and none that is muted.
-	b.has(series, map[string]float64{
+	b.requireSeries(series, map[string]float64{
 		"dlqd_needs_person{error_class=validation,queue=q}": 5, "dlqd_needs_person{error_class=business,queue=other}": 7,
 	})
 }

@@ -13,8 +13,8 @@ import (
 const (
 	backfillBatch = 1000
 
-	// takeBackTimeout bounds the removal of an installation that failed.
-	takeBackTimeout = time.Minute
+	// removeTimeout bounds the removal of an installation that failed.
+	removeTimeout = time.Minute
 )
 
 // Plan describes what [Migrator.Attach] would do.
@@ -83,7 +83,7 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	if !status.codeCurrent || !status.triggersCurrent {
 		p.Create = append(p.Create,
 			"functions and views in schema "+m.Schemas.DLQ+", and triggers on its tables",
-			"roles dlq_reader, dlq_operator and dlq_admin, if this user may make roles")
+			"roles dlq_reader, dlq_operator and dlq_admin, if this role may create roles")
 	}
 	if !status.riverTriggersCurrent {
 		p.Create = append(p.Create,
@@ -101,7 +101,7 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	if !has {
-		return []string{fmt.Sprintf("there is no River in schema %q of this database: name its schema with --river-schema, or run \"dlqd migrate up\" to make a new one", river)}, nil
+		return []string{fmt.Sprintf("there is no River in schema %q of this database: name its schema with --river-schema, or run \"dlqd migrate up\" to create one", river)}, nil
 	}
 	var refusals []string
 	hidden, err := m.Hidden(ctx)
@@ -109,15 +109,15 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	if len(hidden) > 0 {
-		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and a job that cannot be seen looks like one that is gone: ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
+		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and hidden jobs would look deleted: run ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
 	}
 	// Detach can drop dlqd's whole schema, so the schema must not hold objects of others.
-	foreign, err := m.foreign(ctx)
+	foreign, err := m.foreignObjects(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if len(foreign) > 0 {
-		refusals = append(refusals, fmt.Sprintf("schema %s holds what is not dlqd's (%s): dlqd needs a schema of its own, choose another with --schema", dlq, strings.Join(foreign, ", ")))
+		refusals = append(refusals, fmt.Sprintf("schema %s has objects that are not dlqd's (%s): dlqd needs a separate schema, choose another with --schema", dlq, strings.Join(foreign, ", ")))
 	}
 	all, err := m.Installations(ctx)
 	if err != nil {
@@ -126,17 +126,17 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 	for _, i := range all {
 		switch {
 		case i.Schema == dlq && i.River != river:
-			refusals = append(refusals, fmt.Sprintf("schema %s holds the dlqd of the River in schema %s: choose another schema for this one with --schema", dlq, i.River))
+			refusals = append(refusals, fmt.Sprintf("schema %s has the dlqd of the River in schema %s: choose another schema with --schema", dlq, i.River))
 		case i.Schema != dlq && i.River == river && len(i.Triggers) > 0:
-			refusals = append(refusals, fmt.Sprintf("the River in schema %s has a dlqd already, in schema %s: name that one with --schema %s, or take it out with \"dlqd detach --schema %s\"", river, i.Schema, i.Schema, i.Schema))
+			refusals = append(refusals, fmt.Sprintf("the River in schema %s already has a dlqd in schema %s: use it with --schema %s, or remove it with \"dlqd detach --schema %s\"", river, i.Schema, i.Schema, i.Schema))
 		}
 	}
 	return refusals, nil
 }
 
-// foreign returns up to five objects of dlqd's schema, or none if dlqd has started to install
+// foreignObjects returns up to five objects of dlqd's schema, or none if dlqd has started to install
 // itself there.
-func (m *Migrator) foreign(ctx context.Context) ([]string, error) {
+func (m *Migrator) foreignObjects(ctx context.Context) ([]string, error) {
 	rows, err := m.Pool.Query(ctx, `
 		WITH schema AS (SELECT n.oid FROM pg_namespace n WHERE n.nspname = $1), things AS (
 			SELECT c.relname::text AS name FROM pg_class c JOIN schema s ON s.oid = c.relnamespace WHERE c.relkind NOT IN ('i', 'I', 't', 'c')
@@ -177,12 +177,12 @@ func (m *Migrator) Attach(ctx context.Context) error {
 		if err = m.install(ctx, riverAttached); err == nil || had {
 			return err
 		}
-		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBackTimeout)
+		removeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 		defer cancel()
-		if _, undoErr := m.dropData(back, !hadSchema); undoErr != nil {
-			return fmt.Errorf("%w; and what was made could not be taken back (run \"dlqd detach --drop-data\"): %w", err, undoErr)
+		if _, undoErr := m.dropData(removeCtx, !hadSchema); undoErr != nil {
+			return fmt.Errorf("%w; removing the partial installation failed (run \"dlqd detach --drop-data\"): %w", err, undoErr)
 		}
-		return fmt.Errorf("%w; what was made was taken back", err)
+		return fmt.Errorf("%w; the partial installation was removed", err)
 	})
 }
 

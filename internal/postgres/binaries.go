@@ -72,11 +72,11 @@ func FindBinaries(ctx context.Context, dir string, major int) (Binaries, error) 
 	if len(usable) == 0 {
 		want := fmt.Sprintf("version %d to %d", OldestVersion, NewestVersion)
 		if major != 0 {
-			want = fmt.Sprintf("version %d, which made this data directory", major)
+			want = fmt.Sprintf("version %d, which created this data directory", major)
 		}
-		msg := "looked on PATH and in the usual places"
+		msg := "searched PATH and the usual places"
 		if dir != "" {
-			msg = "looked in " + dir
+			msg = "searched " + dir
 		}
 		if len(seen) > 0 {
 			msg += " (" + strings.Join(seen, "; ") + ")"

@@ -47,11 +47,11 @@ FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $
 UNION ALL
 SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1 GROUP BY t.typname`
 
-// remakeListSQL lists statements that recreate the views and SQL functions of a schema ($1) from
+// recreateListSQL lists statements that recreate the views and SQL functions of a schema ($1) from
 // the definitions that Postgres prints, as a restored dump does. Postgres names unnamed columns (in
 // a branch of a UNION, in a subquery) and prints those names from then on. It prints a function
 // whose body is a string as it was written.
-const remakeListSQL = `
+const recreateListSQL = `
 SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
 UNION ALL
@@ -65,17 +65,17 @@ type object struct{ name, table, definition string }
 const driftLocks = 1000
 
 // ErrManyLocks is returned by [Migrator.Drift] if too few of the server's locks are free.
-var ErrManyLocks = errors.New("too many of the server's locks are held at the moment (max_locks_per_transaction)")
+var ErrManyLocks = errors.New("the server has too few free locks now (max_locks_per_transaction)")
 
-// errMade rolls back the transaction that created a schema for comparison.
-var errMade = errors.New("made, and looked at")
+// errRollback rolls back the transaction that created a schema for comparison.
+var errRollback = errors.New("comparison finished")
 
 // Drift compares dlqd's schema with one that it creates from this program's migrations and code, in
 // a transaction that it rolls back. It lists what is missing or different, and what was added to
 // dlqd's tables.
 func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
-	var is, should, remade map[string]object
+	var is, should, recreated map[string]object
 	err := m.inTx(ctx, func(tx pgx.Tx) (err error) {
 		var free bool
 		if err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM pg_locks) + $1 < current_setting('max_locks_per_transaction')::integer
@@ -92,44 +92,44 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 		if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()::text").Scan(&id); err != nil {
 			return err
 		}
-		beside := Schemas{DLQ: "dlqd_doctor_" + id, River: "dlqd_doctor_" + id + "_river"}
-		if err := m.makeBeside(ctx, tx, beside); err != nil {
+		fresh := Schemas{DLQ: "dlqd_doctor_" + id, River: "dlqd_doctor_" + id + "_river"}
+		if err := m.createFresh(ctx, tx, fresh); err != nil {
 			return err
 		}
-		if should, err = m.catalog(ctx, tx, beside); err != nil {
+		if should, err = m.catalog(ctx, tx, fresh); err != nil {
 			return err
 		}
-		if err := remake(ctx, tx, beside.DLQ); err != nil {
+		if err := recreate(ctx, tx, fresh.DLQ); err != nil {
 			return err
 		}
-		if remade, err = m.catalog(ctx, tx, beside); err != nil {
+		if recreated, err = m.catalog(ctx, tx, fresh); err != nil {
 			return err
 		}
-		return errMade
+		return errRollback
 	})
-	if !errors.Is(err, errMade) {
+	if !errors.Is(err, errRollback) {
 		return nil, err
 	}
 	// A database restored from a dump has the recreated definitions, which are as good.
 	for name, object := range is {
-		if as, there := remade[name]; there && as.definition == object.definition {
+		if as, there := recreated[name]; there && as.definition == object.definition {
 			should[name] = as
 		}
 	}
 	return differences(should, is), nil
 }
 
-// makeBeside creates a fresh schema of dlqd beside the installed one, on the same River. Its
-// triggers on river_job are created on a copy of that table, in a schema of its own.
-func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) error {
-	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", beside.DLQ, beside.River, m.Schemas.River)); err != nil {
+// createFresh creates a fresh schema of dlqd beside the installed one, on the same River. Its
+// triggers on river_job are created on a copy of that table, in a separate schema.
+func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) error {
+	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", fresh.DLQ, fresh.River, m.Schemas.River)); err != nil {
 		return err
 	}
 	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
 	if err != nil {
 		return err
 	}
-	within := Schemas{DLQ: beside.DLQ, River: m.Schemas.River}
+	within := Schemas{DLQ: fresh.DLQ, River: m.Schemas.River}
 	var migrations codePart
 	for _, name := range names {
 		raw, err := db.Migrations.ReadFile(name)
@@ -139,8 +139,8 @@ func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) er
 		up, _, _ := strings.Cut(string(raw), "-- +goose Down")
 		migrations.files = append(migrations.files, codeFile{name, within.Render(up)})
 	}
-	code := makeCode(within)
-	for _, part := range []codePart{migrations, code.routines, code.triggers, makePart(beside, codeFile{"river_triggers.sql", db.RiverTriggers})} {
+	code := newCode(within)
+	for _, part := range []codePart{migrations, code.routines, code.triggers, newCodePart(fresh, codeFile{"river_triggers.sql", db.RiverTriggers})} {
 		if err := part.run(ctx, tx); err != nil {
 			return err
 		}
@@ -148,9 +148,9 @@ func (m *Migrator) makeBeside(ctx context.Context, tx pgx.Tx, beside Schemas) er
 	return nil
 }
 
-// remake recreates a schema's views and SQL functions from the definitions that Postgres prints.
-func remake(ctx context.Context, tx pgx.Tx, schema string) error {
-	rows, err := tx.Query(ctx, remakeListSQL, schema)
+// recreate recreates a schema's views and SQL functions from the definitions that Postgres prints.
+func recreate(ctx context.Context, tx pgx.Tx, schema string) error {
+	rows, err := tx.Query(ctx, recreateListSQL, schema)
 	if err != nil {
 		return err
 	}
@@ -173,15 +173,15 @@ func (m *Migrator) catalog(ctx context.Context, tx pgx.Tx, in Schemas) (map[stri
 		return nil, err
 	}
 	// River's schema is replaced first, because its name begins with that of dlqd's schema.
-	here := func(text string) string { return text }
+	rename := func(text string) string { return text }
 	if in != m.Schemas {
-		here = strings.NewReplacer(in.River, m.Schemas.River, in.DLQ, m.Schemas.DLQ).Replace
+		rename = strings.NewReplacer(in.River, m.Schemas.River, in.DLQ, m.Schemas.DLQ).Replace
 	}
 	found := map[string]object{}
 	var name, table, definition string
 	_, err = pgx.ForEachRow(rows, []any{&name, &table, &definition}, func() error {
-		name := here(name)
-		found[name] = object{name, table, here(definition)}
+		name := rename(name)
+		found[name] = object{name, table, rename(definition)}
 		return nil
 	})
 	return found, err
@@ -196,7 +196,7 @@ func differences(should, is map[string]object) []string {
 		case now.definition != should[name].definition && strings.HasPrefix(now.definition, should[name].definition+" ("):
 			list = append(list, name+" is "+strings.TrimSuffix(strings.TrimPrefix(now.definition, should[name].definition+" ("), ")"))
 		case now.definition != should[name].definition:
-			list = append(list, name+" is otherwise")
+			list = append(list, name+" is different")
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(is)) {
@@ -207,7 +207,7 @@ func differences(should, is map[string]object) []string {
 		case known:
 		// An added object of these kinds can reject a row.
 		case ours && (slices.Contains([]string{"column", "constraint", "trigger", "rule"}, kind) || strings.HasPrefix(object.definition, "CREATE UNIQUE INDEX ")):
-			list = append(list, name+" was added by somebody")
+			list = append(list, name+" was added")
 		}
 	}
 	return list

@@ -12,10 +12,10 @@ import (
 )
 
 var (
-	madeView    = regexp.MustCompile(`(?m)^CREATE OR REPLACE VIEW (\S+)`)
-	madeComment = regexp.MustCompile(`(?m)^COMMENT ON [^';]*(?:'(?:[^']|'')*'\s*)+;`)
-	// dropFirst matches the statement in an error's hint, which is the same in every language.
-	dropFirst = regexp.MustCompile(`DROP (?:FUNCTION|PROCEDURE|ROUTINE) [^;]*\)`)
+	viewPattern    = regexp.MustCompile(`(?m)^CREATE OR REPLACE VIEW (\S+)`)
+	commentPattern = regexp.MustCompile(`(?m)^COMMENT ON [^';]*(?:'(?:[^']|'')*'\s*)+;`)
+	// dropPattern matches the statement in an error's hint, which is the same in every language.
+	dropPattern = regexp.MustCompile(`DROP (?:FUNCTION|PROCEDURE|ROUTINE) [^;]*\)`)
 )
 
 // installCode creates or replaces functions and views. Where the parameters, results or columns
@@ -27,7 +27,7 @@ func (m *Migrator) installCode(ctx context.Context, tx pgx.Tx, files []codeFile)
 		if err != nil {
 			return err
 		}
-		sql := madeComment.ReplaceAllString(file.sql, "") // COMMENT ON FUNCTION requires a unique name
+		sql := commentPattern.ReplaceAllString(file.sql, "") // COMMENT ON FUNCTION requires a unique name
 		for range maxDrops {
 			err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, sql)
@@ -38,7 +38,7 @@ func (m *Migrator) installCode(ctx context.Context, tx pgx.Tx, files []codeFile)
 				break
 			}
 			if _, err := tx.Exec(ctx, drop); err != nil {
-				return fmt.Errorf("%s: %s, which is otherwise now: %w", file.name, drop, err)
+				return fmt.Errorf("%s: %s, which has changed: %w", file.name, drop, err)
 			}
 		}
 		if err != nil {
@@ -47,7 +47,7 @@ func (m *Migrator) installCode(ctx context.Context, tx pgx.Tx, files []codeFile)
 		if err := m.dropOlder(ctx, tx, before); err != nil {
 			return fmt.Errorf("%s: %w", file.name, err)
 		}
-		if _, err := tx.Exec(ctx, strings.Join(madeComment.FindAllString(file.sql, -1), "\n")); err != nil {
+		if _, err := tx.Exec(ctx, strings.Join(commentPattern.FindAllString(file.sql, -1), "\n")); err != nil {
 			return fmt.Errorf("%s: %w", file.name, err)
 		}
 	}
@@ -61,14 +61,14 @@ func (m *Migrator) dropOlder(ctx context.Context, tx pgx.Tx, before map[uint32]r
 	if err != nil {
 		return err
 	}
-	made := map[string]bool{}
+	created := map[string]bool{}
 	for oid, r := range after {
-		made[r.name] = made[r.name] || before[oid] != r
+		created[r.name] = created[r.name] || before[oid] != r
 	}
 	for oid, r := range after {
-		if made[r.name] && before[oid] == r {
+		if created[r.name] && before[oid] == r {
 			if _, err := tx.Exec(ctx, "DROP ROUTINE "+r.signature); err != nil {
-				return fmt.Errorf("%s is of an older dlqd: %w", r.signature, err)
+				return fmt.Errorf("drop %s of an earlier version: %w", r.signature, err)
 			}
 		}
 	}
@@ -86,10 +86,10 @@ func dropBefore(err error, code string) string {
 	}
 	switch pgErr.Code {
 	case "42P13": // the result of a function, or the name of a parameter, has changed
-		return dropFirst.FindString(pgErr.Hint)
+		return dropPattern.FindString(pgErr.Hint)
 	case "42P16": // the columns of a view have changed
 		var views []string
-		for _, match := range madeView.FindAllStringSubmatch(code, -1) {
+		for _, match := range viewPattern.FindAllStringSubmatch(code, -1) {
 			views = append(views, match[1])
 		}
 		if len(views) > 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// marks are the keys that dlqd writes into the metadata of River's jobs.
-var marks = []string{
+// markers are the keys that dlqd writes into the metadata of River's jobs.
+var markers = []string{
 	"dlq:entry_id", "dlq:run_id", "dlq:trace", "dlq:destination", "dlq:held", "dlq:error",
 	"dlq:attempts", "dlq:logical_failure", "dlq:done_by", "dlq:done",
 }
@@ -30,7 +30,7 @@ type Detached struct {
 }
 
 // ErrNotAttached is returned by [Migrator.Find] if the named schemas hold no dlqd.
-var ErrNotAttached = errors.New("nothing is attached there")
+var ErrNotAttached = errors.New("not attached")
 
 // Find returns the only installation, or the one in the schemas of m that the caller named. It
 // returns nil if the database has no installation.
@@ -51,9 +51,9 @@ func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Ins
 	case len(all) == 0:
 		return nil, nil
 	case len(fitting) == 0:
-		return nil, fmt.Errorf("%w: no dlqd is in schema %s on the River in schema %s; there is: %s", ErrNotAttached, m.Schemas.DLQ, m.Schemas.River, strings.Join(others, ", "))
+		return nil, fmt.Errorf("%w: there is no dlqd in schema %s on the River in schema %s; found: %s", ErrNotAttached, m.Schemas.DLQ, m.Schemas.River, strings.Join(others, ", "))
 	case len(fitting) > 1:
-		return nil, fmt.Errorf("there is more than one dlqd in this database; say which: %s", strings.Join(others, ", "))
+		return nil, fmt.Errorf("there is more than one dlqd in this database; choose one: %s", strings.Join(others, ", "))
 	}
 	return &fitting[0], nil
 }
@@ -77,7 +77,7 @@ func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (
 		if err != nil {
 			return err
 		}
-		done.Left, err = m.left(ctx, of.Tables && !dropData)
+		done.Left, err = m.findLeftovers(ctx, of.Tables && !dropData)
 		return err
 	})
 	return done, err
@@ -98,7 +98,7 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	if err := m.dropCode(ctx); err != nil {
 		return nil, err
 	}
-	err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
+	err := m.withShortLocks(ctx, func(tx pgx.Tx) error {
 		var owned bool
 		if err := tx.QueryRow(ctx, "SELECT coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false) FROM pg_namespace WHERE nspname = $1", m.Schemas.DLQ).Scan(&owned); err != nil {
 			return err
@@ -132,7 +132,7 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	var dropped []string
 	for role := range strings.SplitSeq(roles, ",") {
 		// The drop fails if another dlqd granted the role something, or if this role may not drop
-		// it. left then reports it.
+		// it. findLeftovers then reports it.
 		if role == "" {
 			continue
 		}
@@ -143,8 +143,8 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	return dropped, nil
 }
 
-// left returns what a detached dlqd leaves behind.
-func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
+// findLeftovers returns what a detached dlqd leaves behind.
+func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, error) {
 	var left []Left
 	var schema, owned bool
 	if err := m.Pool.QueryRow(ctx, "SELECT count(*) > 0, coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false) FROM pg_namespace WHERE nspname = $1", m.Schemas.DLQ).Scan(&schema, &owned); err != nil {
@@ -154,7 +154,7 @@ func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
 	case tables:
 		left = append(left, Left{"the tables of schema " + m.Schemas.DLQ + ", with the dead letters in them", []string{"DROP SCHEMA " + m.Schemas.DLQ + " CASCADE; -- or: dlqd detach --drop-data"}})
 	case schema && !owned:
-		left = append(left, Left{"schema " + m.Schemas.DLQ + ", empty, which another role owns", []string{"DROP SCHEMA " + m.Schemas.DLQ + ";"}})
+		left = append(left, Left{"the empty schema " + m.Schemas.DLQ + ", which another role owns", []string{"DROP SCHEMA " + m.Schemas.DLQ + ";"}})
 	}
 	rows, err := m.Pool.Query(ctx, "SELECT rolname::text FROM pg_roles WHERE rolname IN ('dlq_reader', 'dlq_operator', 'dlq_admin') ORDER BY 1")
 	if err != nil {
@@ -165,20 +165,20 @@ func (m *Migrator) left(ctx context.Context, tables bool) ([]Left, error) {
 		return nil, err
 	}
 	if len(roles) > 0 {
-		left = append(left, Left{"roles " + strings.Join(roles, ", ") + ", which every dlqd of this server shares", []string{"DROP ROLE " + strings.Join(roles, ", ") + "; -- once no other dlqd grants them anything"}})
+		left = append(left, Left{"roles " + strings.Join(roles, ", ") + ", which all installations of dlqd on this server share", []string{"DROP ROLE " + strings.Join(roles, ", ") + "; -- if no other dlqd uses them"}})
 	}
-	granted, err := m.granted(ctx)
+	granted, err := m.findGrants(ctx)
 	if err != nil {
 		return nil, err
 	}
 	left = append(left, granted...)
-	marked, err := m.marked(ctx)
+	marked, err := m.findMarkers(ctx)
 	return append(left, marked...), err
 }
 
-// granted returns the rights on River's schema and this database that this role was granted for
+// findGrants returns the rights on River's schema and this database that this role was granted for
 // dlqd.
-func (m *Migrator) granted(ctx context.Context) ([]Left, error) {
+func (m *Migrator) findGrants(ctx context.Context) ([]Left, error) {
 	rows, err := m.Pool.Query(ctx, `
 		SELECT format('REVOKE ALL ON %s FROM %I;', o.kind || ' ' || o.name, current_user)
 		FROM (SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, format('%I.%I', n.nspname, c.relname) AS name, c.relowner AS owner, c.relacl AS acl
@@ -194,11 +194,11 @@ func (m *Migrator) granted(ctx context.Context) ([]Left, error) {
 	if err != nil || len(revokes) == 0 {
 		return nil, err
 	}
-	return []Left{{"rights of this role on River's tables and this database (revoke them where nothing but dlqd works as this role)", revokes}}, nil
+	return []Left{{"rights of this role on River's tables and this database (revoke them if only dlqd uses this role)", revokes}}, nil
 }
 
-// marked returns what dlqd wrote into River's jobs: marks in metadata and undelivered messages.
-func (m *Migrator) marked(ctx context.Context) ([]Left, error) {
+// findMarkers returns what dlqd wrote into River's jobs: markers in metadata and undelivered messages.
+func (m *Migrator) findMarkers(ctx context.Context) ([]Left, error) {
 	has, err := m.hasTable(ctx, m.Schemas.River, "river_job")
 	if err != nil || !has {
 		return nil, err
@@ -209,18 +209,18 @@ func (m *Migrator) marked(ctx context.Context) ([]Left, error) {
 	// metadata.
 	if err := m.Pool.QueryRow(ctx, `SELECT
 		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE metadata ?| $1 LIMIT 100000) j),
-		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE kind = 'dlqd_message' AND finalized_at IS NULL LIMIT 100000) j)`, marks).Scan(&jobs, &messages); err != nil {
-		return []Left{{"marks in the metadata of jobs, which could not be counted: " + err.Error(), nil}}, nil //nolint:nilerr // it is told
+		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE kind = 'dlqd_message' AND finalized_at IS NULL LIMIT 100000) j)`, markers).Scan(&jobs, &messages); err != nil {
+		return []Left{{"markers in the metadata of jobs, which could not be counted: " + err.Error(), nil}}, nil //nolint:nilerr // the text reports it
 	}
 	var left []Left
 	if jobs > 0 {
-		keys := "'{" + strings.Join(marks, ",") + "}'::text[]"
-		left = append(left, Left{fmt.Sprintf("marks in the metadata of %d jobs, which go when River deletes the jobs", jobs), []string{
-			"UPDATE " + job + " SET metadata = metadata - " + keys + " WHERE id IN (SELECT id FROM " + job + " WHERE metadata ?| " + keys + " LIMIT 1000); -- until it says UPDATE 0",
+		keys := "'{" + strings.Join(markers, ",") + "}'::text[]"
+		left = append(left, Left{fmt.Sprintf("markers in the metadata of %d jobs, until River deletes the jobs", jobs), []string{
+			"UPDATE " + job + " SET metadata = metadata - " + keys + " WHERE id IN (SELECT id FROM " + job + " WHERE metadata ?| " + keys + " LIMIT 1000); -- repeat until it prints UPDATE 0",
 		}})
 	}
 	if messages > 0 {
-		left = append(left, Left{fmt.Sprintf("%d messages that were submitted to dlqd and are not delivered: nobody works their kind any more", messages), []string{
+		left = append(left, Left{fmt.Sprintf("%d messages that were submitted to dlqd and are not delivered: no worker handles their kind now", messages), []string{
 			"DELETE FROM " + job + " WHERE kind = 'dlqd_message' AND state <> 'running';",
 		}})
 	}

@@ -87,7 +87,7 @@ func DefaultDataDir() (string, error) {
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return "", fmt.Errorf("cannot tell where to keep data: %w; name a directory with --data-dir", err)
+		return "", fmt.Errorf("no default data directory: %w; choose one with --data-dir", err)
 	}
 	return filepath.Join(home, ".local", "share", "dlqd"), nil
 }
@@ -118,7 +118,7 @@ func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error
 }
 
 func (e *Embedded) start(ctx context.Context) error {
-	if err := e.owner.take(e.config.DataDir); err != nil {
+	if err := e.owner.chown(e.config.DataDir); err != nil {
 		return err
 	}
 	if err := e.owner.canReach(ctx, e.config.DataDir); err != nil {
@@ -209,7 +209,7 @@ func EmbeddedURL(dataDir string) (string, error) {
 	// Line 5 of postmaster.pid is the first socket directory (utils/pidfile.h).
 	lines := strings.Split(string(raw), "\n")
 	if len(lines) < 5 {
-		return "", fmt.Errorf("%s is still starting", dir)
+		return "", fmt.Errorf("the server on data directory %s is still starting; try again", dir)
 	}
 	return embeddedURL(lines[4]), nil
 }
@@ -261,7 +261,7 @@ func (e *Embedded) initdb(ctx context.Context) error {
 	if e.config.Throwaway {
 		cmd.Args = append(cmd.Args, "--no-sync")
 	}
-	e.owner.apply(cmd)
+	e.owner.runAs(cmd)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("initdb: %w: %s", err, strings.TrimSpace(string(out)))
 	}
@@ -280,23 +280,23 @@ func (e *Embedded) socketDir() (string, error) {
 	} else if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	return dir, e.owner.take(dir)
+	return dir, e.owner.chown(dir)
 }
 
 // stopLeftover shuts down a server whose dlqd was killed. A clean restart costs a checkpoint and
 // makes the server a child of this process.
 func (e *Embedded) stopLeftover(ctx context.Context) error {
 	status := exec.CommandContext(ctx, e.bin.Path("pg_ctl"), "status", "-D", e.pgdata()) //nolint:gosec // as above
-	e.owner.apply(status)
+	e.owner.runAs(status)
 	if status.Run() != nil {
 		return nil //nolint:nilerr // pg_ctl answers 3 where no server runs
 	}
-	e.config.Logger.Warn("a Postgres that an earlier dlqd left behind is running; shutting it down first", "data_dir", e.config.DataDir)
+	e.config.Logger.Warn("stopping a Postgres server that an earlier dlqd left running", "data_dir", e.config.DataDir)
 	stop := exec.CommandContext(ctx, e.bin.Path("pg_ctl"), "stop", "-D", e.pgdata(), "-m", "fast", "-w", //nolint:gosec // as above
 		"-t", strconv.Itoa(int(embeddedStopTimeout.Seconds()/2)))
-	e.owner.apply(stop)
+	e.owner.runAs(stop)
 	if out, err := stop.CombinedOutput(); err != nil {
-		return fmt.Errorf("stop the Postgres left behind in %s: %w: %s", e.config.DataDir, err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("stop the Postgres server that an earlier dlqd left running in %s: %w: %s", e.config.DataDir, err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }
@@ -334,7 +334,7 @@ func (e *Embedded) launch() error {
 		e.server.Args = append(e.server.Args, "-c", name+"="+value)
 	}
 	e.server.Stdout, e.server.Stderr = log, log
-	e.owner.apply(e.server)
+	e.owner.runAs(e.server)
 	// The server has its own process group: Ctrl-C in a terminal must reach only dlqd, which stops
 	// the server last.
 	e.server.SysProcAttr.Setpgid = true
@@ -361,7 +361,7 @@ func (e *Embedded) awaitReady(ctx context.Context) error {
 		}
 		select {
 		case <-e.exited:
-			return fmt.Errorf("embedded Postgres did not start; the end of %s says: %s", e.LogPath(), e.logTail())
+			return fmt.Errorf("embedded Postgres did not start; its log %s ends with: %s", e.LogPath(), e.logTail())
 		case <-ctx.Done():
 			return fmt.Errorf("embedded Postgres did not accept connections: %w (log: %s)", err, e.LogPath())
 		case <-time.After(20 * time.Millisecond):
@@ -408,7 +408,7 @@ func (e *Embedded) terminate(limit time.Duration) error {
 		case <-time.After(step.wait):
 		}
 	}
-	return errors.New("embedded Postgres does not stop")
+	return errors.New("embedded Postgres did not stop")
 }
 
 // owner is the user that the server runs as: the current user or, for root, an unprivileged one,
@@ -434,15 +434,15 @@ func serverOwner() (owner, error) {
 		}
 		return owner{credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, name: name}, nil
 	}
-	return owner{}, errors.New("started as root, and there is neither a user postgres nor a user nobody to run the server as")
+	return owner{}, errors.New("cannot run Postgres as root: there is no user postgres or nobody to run it as; start dlqd as another user")
 }
 
-func (o owner) apply(cmd *exec.Cmd) {
+func (o owner) runAs(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: o.credential}
 	cmd.Dir = "/" // the owner may not be allowed into the current directory
 }
 
-func (o owner) take(path string) error {
+func (o owner) chown(path string) error {
 	if o.credential == nil {
 		return nil
 	}
@@ -456,10 +456,10 @@ func (o owner) canReach(ctx context.Context, dir string) error {
 		return nil
 	}
 	cmd := exec.CommandContext(ctx, "test", "-x", dir+"/.", "-a", "-w", dir) //nolint:gosec // no shell
-	o.apply(cmd)
+	o.runAs(cmd)
 	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("started as root, the server runs as user %s, who cannot enter %s: open its parent directories (chmod o+x), or choose another with --data-dir", o.name, dir)
+		return fmt.Errorf("started as root, dlqd runs Postgres as user %s, who cannot enter %s: allow it on the parent directories (chmod o+x), or choose another directory with --data-dir", o.name, dir)
 	}
 	return nil
 }

@@ -42,12 +42,12 @@ func query(t *testing.T, url, sql string) string {
 	return out
 }
 
-func TestEmbedded_keepsItsDataAndItsDirectory(t *testing.T) {
+func TestEmbedded_KeepsDataAndLocksDirectory(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)
 	first, err := start(t, dir)
 	require.NoError(t, err)
-	require.Empty(t, query(t, first.URL(), "SHOW listen_addresses"), "it listens on its socket alone")
+	require.Empty(t, query(t, first.URL(), "SHOW listen_addresses"), "the server listens only on its socket")
 	require.Equal(t, "0700", query(t, first.URL(), "SHOW unix_socket_permissions"))
 	require.Equal(t, "on", query(t, first.URL(), "SHOW synchronous_commit"))
 
@@ -73,21 +73,21 @@ func TestEmbedded_keepsItsDataAndItsDirectory(t *testing.T) {
 
 // A killed dlqd leaves its server running. The next dlqd shuts that server down and starts its own,
 // without losing data.
-func TestEmbedded_afterAKill(t *testing.T) {
+func TestEmbedded_RecoversAfterKill(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)
 	first, err := start(t, dir)
 	require.NoError(t, err)
 	conn, err := pgx.Connect(t.Context(), first.URL())
 	require.NoError(t, err)
-	_, err = conn.Exec(t.Context(), "CREATE TABLE kept AS SELECT 42 AS n")
+	_, err = conn.Exec(t.Context(), "CREATE TABLE saved AS SELECT 42 AS n")
 	require.NoError(t, err)
 	require.NoError(t, first.Abandon())
 
 	second, err := start(t, dir)
 	require.NoError(t, err)
 	<-first.Exited()
-	require.Equal(t, "42", query(t, second.URL(), "SELECT n::text FROM kept"))
+	require.Equal(t, "42", query(t, second.URL(), "SELECT n::text FROM saved"))
 
 	// The server itself is killed. The next start recovers.
 	raw, err := os.ReadFile(filepath.Join(dir, "pgdata", "postmaster.pid"))
@@ -99,11 +99,11 @@ func TestEmbedded_afterAKill(t *testing.T) {
 	require.NoError(t, second.Stop())
 	third, err := start(t, dir)
 	require.NoError(t, err)
-	require.Equal(t, "42", query(t, third.URL(), "SELECT n::text FROM kept"))
+	require.Equal(t, "42", query(t, third.URL(), "SELECT n::text FROM saved"))
 	require.NoError(t, third.Stop())
 }
 
-func TestEmbedded_initdbThatWasKilledLeavesNoHalfADatabase(t *testing.T) {
+func TestEmbedded_ReplacesUnfinishedInitdb(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "pgdata.new", "base"), 0o700))
@@ -113,7 +113,7 @@ func TestEmbedded_initdbThatWasKilledLeavesNoHalfADatabase(t *testing.T) {
 	require.NoError(t, e.Stop())
 }
 
-func TestEmbedded_longPaths(t *testing.T) {
+func TestEmbedded_AcceptsLongPaths(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(dataDir(t), strings.Repeat("long", 30))
 	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o711))
@@ -126,17 +126,17 @@ func TestEmbedded_longPaths(t *testing.T) {
 	require.NoDirExists(t, socket)
 }
 
-func TestEmbedded_versionThatIsNotInstalled(t *testing.T) {
+func TestEmbedded_RejectsVersionThatIsNotInstalled(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "pgdata"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "pgdata", "PG_VERSION"), []byte("9\n"), 0o600))
 	_, err := start(t, dir)
 	require.ErrorIs(t, err, postgres.ErrNoBinaries)
-	require.ErrorContains(t, err, "version 9, which made this data directory")
+	require.ErrorContains(t, err, "version 9, which created this data directory")
 }
 
-func TestEmbedded_rootNeedsAReachableDirectory(t *testing.T) {
+func TestEmbedded_RootNeedsReachableDirectory(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		return // only root changes user
@@ -147,7 +147,7 @@ func TestEmbedded_rootNeedsAReachableDirectory(t *testing.T) {
 	require.ErrorContains(t, err, "--data-dir")
 }
 
-func TestFindBinaries(t *testing.T) {
+func TestFindBinaries_ChecksVersions(t *testing.T) {
 	t.Parallel()
 	_, err := postgres.FindBinaries(t.Context(), t.TempDir(), 0)
 	require.ErrorIs(t, err, postgres.ErrNoBinaries)

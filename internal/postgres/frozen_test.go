@@ -26,17 +26,17 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// riverThen has the version of River's schema when each migration was frozen.
-var riverThen = map[string]int{"00002": 8, "00004": 8, "00008": 8}
+// riverVersions has the version of River's schema when each migration was frozen.
+var riverVersions = map[string]int{"00002": 8, "00004": 8, "00008": 8}
 
 // A database of the freeze is upgraded while an application completes and fails jobs: no statement
 // of the application fails, every failure has exactly one dead letter, and existing rows do not
 // change.
-func TestUpgrade_fromFrozen(t *testing.T) {
+func TestUpgrade_FromFrozenSchema(t *testing.T) {
 	t.Parallel()
 	codes, err := filepath.Glob("testdata/frozen/*.sql.gz")
 	require.NoError(t, err)
-	require.Len(t, codes, len(riverThen), "riverThen says of which River each is")
+	require.Len(t, codes, len(riverVersions), "riverVersions has the version of River for each")
 	for _, file := range codes {
 		version := strings.TrimSuffix(filepath.Base(file), ".sql.gz")
 		t.Run(version, func(t *testing.T) {
@@ -46,12 +46,12 @@ func TestUpgrade_fromFrozen(t *testing.T) {
 	}
 }
 
-// frozen returns an attached database as it was when the migrations up to version were frozen.
-func frozen(t *testing.T, version string) *guest {
+// frozenGuest returns an attached database as it was when the migrations up to version were frozen.
+func frozenGuest(t *testing.T, version string) *guest {
 	t.Helper()
 	code := gunzip(t, "testdata/frozen/"+version+".sql.gz")
 	g := newGuest(t)
-	postgrestest.MigrateRiver(t, g.owner, "", riverThen[version])
+	postgrestest.MigrateRiver(t, g.owner, "", riverVersions[version])
 	g.Grant(t, postgres.DefaultSchemas())
 	number, err := strconv.ParseInt(version, 10, 64)
 	require.NoError(t, err)
@@ -71,9 +71,9 @@ func frozen(t *testing.T, version string) *guest {
 
 func upgrade(t *testing.T, version string) {
 	t.Helper()
-	g := frozen(t, version)
-	g.entriesOfEveryState()
-	g.failuresTakenIn()
+	g := frozenGuest(t, version)
+	g.createEntriesInEveryState()
+	g.createRepeatedFailures()
 	before := g.rows(nil)
 
 	app := newLoad(t, g)
@@ -99,9 +99,9 @@ func upgrade(t *testing.T, version string) {
 	const entries = "SELECT river_job_id, job_created_at FROM dlq.dead_letter_queue WHERE kind = 'load'"
 	require.NotZero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+jobs+") j"))
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+jobs+" EXCEPT ALL "+entries+") j"), "failures without a dead letter")
-	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+entries+" EXCEPT ALL "+jobs+") j"), "dead letters of no failure, or twice")
+	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+entries+" EXCEPT ALL "+jobs+") j"), "dead letters without a failure, or duplicates")
 
-	// Failures that entries took in stay known after the entry is closed or deleted.
+	// Failures that entries include stay known after the entry is closed or deleted.
 	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open WHERE kind IN ('folded_open', 'followed')")
 	g.reconcile()
 	require.Zero(t, count(t, g.dlqd, "SELECT dlq.backfill()"))
@@ -116,30 +116,30 @@ func upgrade(t *testing.T, version string) {
 	require.Equal(t, "running 2", g.text("SELECT status || ' ' || (SELECT count(*) FROM dlq.replay_run_entries WHERE outcome IS NULL) FROM dlq.replay_runs"))
 }
 
-// entriesOfEveryState makes jobs fail in a queue without workers, and moves each entry into the
+// createEntriesInEveryState makes jobs fail in a queue without workers, and moves each entry into the
 // state that its kind names.
-func (g *guest) entriesOfEveryState() {
+func (g *guest) createEntriesInEveryState() {
 	g.Helper()
 	fail := func(kinds string) {
 		execute(g.T, g.app, "INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT kind, jsonb_build_object('n', 9007199254740993), 'elsewhere', 3, 'running' FROM unnest('"+kinds+"'::text[]) kind, generate_series(1, 2)")
 		execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{\"error\": \"timeout\", \"attempt\": 3}'::jsonb] WHERE state = 'running'")
 	}
-	does := func(kind, function string) {
+	act := func(kind, function string) {
 		execute(g.T, g.dlqd, "SELECT dlq."+function+"(id, 'kim', 'of '||kind) FROM dlq.dead_letter_queue WHERE kind = '"+kind+"'")
 	}
 	fail("{pending,processing,manual,resolved,redelivered,failed,archived}")
 	execute(g.T, g.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	execute(g.T, g.dlqd, "UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE kind = 'failed'")
 	for _, kind := range []string{"processing", "redelivered", "failed"} {
-		does(kind, "replay")
+		act(kind, "replay")
 	}
 	execute(g.T, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE kind = 'redelivered' AND state = 'available'")
 	execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{\"error\": \"again\", \"attempt\": 1}'::jsonb] WHERE kind = 'failed' AND state = 'available'")
 	execute(g.T, g.dlqd, "SELECT dlq.apply_facts()")
-	does("manual", "park")
-	does("resolved", "park")
-	does("resolved", "resolve")
-	does("archived", "discard")
+	act("manual", "park")
+	act("resolved", "park")
+	act("resolved", "resolve")
+	act("archived", "discard")
 	execute(g.T, g.dlqd, "SELECT dlq.replay_pause(dlq.replay_start('{\"kind\": \"manual\"}', 'kim', p_force => true, p_merge_patch => '{\"m\": 1}'))")
 	execute(g.T, g.dlqd, "SELECT dlq.open_breaker('destination:x'), dlq.reset_breaker('destination:x'), dlq.set_automatic('kind', 'manual', true)")
 	fail("{inbox}")
@@ -147,15 +147,15 @@ func (g *guest) entriesOfEveryState() {
 		g.text("SELECT string_agg(status || ' ' || n, ', ' ORDER BY status) FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_queue GROUP BY 1) s"))
 }
 
-// failuresTakenIn makes entries take in failures of their jobs after a retry outside dlqd, and
+// createRepeatedFailures makes entries include failures of their jobs after a retry outside dlqd, and
 // purges one entry.
-func (g *guest) failuresTakenIn() {
+func (g *guest) createRepeatedFailures() {
 	g.Helper()
 	fail := func() {
 		execute(g.T, g.app, "UPDATE river_job SET state = 'running', attempt = attempt + 1, finalized_at = NULL WHERE state = 'available' AND queue = 'known'")
 		execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout') WHERE state = 'running' AND queue = 'known'")
 	}
-	settle := func() {
+	processInbox := func() {
 		for range 3 {
 			execute(g.T, g.dlqd, "SELECT dlq.apply_facts()")
 			execute(g.T, g.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox WHERE queue = 'known'))")
@@ -166,13 +166,13 @@ func (g *guest) failuresTakenIn() {
 	}
 	execute(g.T, g.app, "INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT kind, '{}', 'known', 9, 'available' FROM unnest('{folded,folded_open,followed,purged}'::text[]) kind")
 	fail()
-	settle()
+	processInbox()
 	discard("{folded,folded_open,purged}")
 	execute(g.T, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE kind IN ('folded', 'folded_open', 'followed')")
-	settle()
+	processInbox()
 	require.Equal(g, "dlq_processing 1, dlq_manual 2", g.text("SELECT string_agg(status || ' ' || n, ', ' ORDER BY status) FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_open WHERE queue = 'known' GROUP BY 1) s"))
 	fail()
-	settle()
+	processInbox()
 	require.Equal(g, "4", g.text("SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = 'known'"))
 	discard("{folded}")
 	execute(g.T, g.dlqd, "SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE kind = 'purged'))")

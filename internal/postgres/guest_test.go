@@ -32,12 +32,12 @@ func newGuest(t *testing.T) *guest {
 	require.NoError(t, err)
 	t.Cleanup(app.Close)
 	g.app = app
-	g.migrator = migratorOn(g.dlqd)
+	g.migrator = newMigrator(g.dlqd)
 	return g
 }
 
-// attached returns a guest with dlqd attached.
-func attached(t *testing.T) *guest {
+// attachedGuest returns a guest with dlqd attached.
+func attachedGuest(t *testing.T) *guest {
 	t.Helper()
 	g := newGuest(t)
 	g.Grant(t, postgres.DefaultSchemas())
@@ -54,7 +54,7 @@ func (g *guest) fail(conn postgres.DB) (job int64) {
 	return job
 }
 
-func (g *guest) entries() int {
+func (g *guest) countEntries() int {
 	g.Helper()
 	return count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue")
 }
@@ -67,7 +67,7 @@ func (g *guest) reconcile() {
 	}
 }
 
-func TestAttach_asAPlainRole(t *testing.T) {
+func TestAttach_WorksAsPlainRole(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	before := catalog(t, g.owner)
@@ -86,16 +86,16 @@ func TestAttach_asAPlainRole(t *testing.T) {
 	require.NoError(t, g.migrator.Check(t.Context()))
 	require.Equal(t, before, slices.DeleteFunc(catalog(t, g.owner), func(object string) bool {
 		return strings.Contains(object, "dlq.") || object == "schema dlq" || strings.HasPrefix(object, "trigger dlq_")
-	}), "nothing was made but in its own schema, and two triggers")
+	}), "only objects in dlqd's schema and two triggers")
 
 	g.fail(g.app)
-	require.Equal(t, 1, g.entries())
+	require.Equal(t, 1, g.countEntries())
 
 	// An upgrade as the same role.
 	execute(t, g.dlqd, "UPDATE dlq.settings SET value = 'older' WHERE key IN ('code_version', 'river_triggers')")
 	require.NoError(t, g.migrator.Attach(t.Context()))
 	g.fail(g.app)
-	require.Equal(t, 2, g.entries())
+	require.Equal(t, 2, g.countEntries())
 
 	// Detach finds the installation in the catalog and need not own River's table.
 	found, err := g.migrator.Find(t.Context(), false, false)
@@ -107,7 +107,7 @@ func TestAttach_asAPlainRole(t *testing.T) {
 }
 
 // Each right that is not optional is needed: once revoked, it is reported as missing.
-func TestRights_eachIsNeeded(t *testing.T) {
+func TestRights_AreAllNeeded(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	g.Grant(t, postgres.DefaultSchemas())
@@ -128,11 +128,11 @@ func TestRights_eachIsNeeded(t *testing.T) {
 	}
 	_, missing, err := g.migrator.MissingRights(t.Context(), postgres.Parts()...)
 	require.NoError(t, err)
-	require.Len(t, missing, 2, "the optional ones")
+	require.Len(t, missing, 2, "only the optional rights")
 }
 
 // Attach fails at a lock of the application, and removes what a first installation created.
-func TestAttach_thatFailsLeavesNothing(t *testing.T) {
+func TestAttach_RemovesPartialInstallation(t *testing.T) {
 	t.Parallel()
 	for _, hadSchema := range []bool{false, true} {
 		g := newGuest(t)
@@ -148,7 +148,7 @@ func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 		_, err = tx.Exec(t.Context(), "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
 		require.NoError(t, err)
 		g.migrator.Tries = 1
-		require.ErrorContains(t, g.migrator.Attach(t.Context()), "what was made was taken back")
+		require.ErrorContains(t, g.migrator.Attach(t.Context()), "the partial installation was removed")
 		require.NoError(t, tx.Rollback(t.Context()))
 		require.Equal(t, before, catalog(t, g.owner))
 		require.NoError(t, g.migrator.Attach(t.Context()))
@@ -157,7 +157,7 @@ func TestAttach_thatFailsLeavesNothing(t *testing.T) {
 
 // Detach drops everything in dlqd's schema, so Attach refuses a schema with other objects, and Find
 // skips it.
-func TestGuest_schemasOfOthers(t *testing.T) {
+func TestGuest_RejectsSchemasOfOthers(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	g.Grant(t, postgres.DefaultSchemas())
@@ -172,23 +172,23 @@ func TestGuest_schemasOfOthers(t *testing.T) {
 		}
 	}
 	before := catalog(t, g.owner)
-	asOwner := migratorOn(g.owner) // for users who have one role for everything
+	asOwner := newMigrator(g.owner) // for users who have one role for everything
 	for _, migrator := range []*postgres.Migrator{g.migrator, asOwner} {
 		migrator.Tries = 1
 		plan, err := migrator.Plan(t.Context())
 		require.NoError(t, err)
-		require.ErrorContains(t, plan.Err(), "schema dlq holds what is not dlqd's (dead_letter_queue, one(), report, settings)")
+		require.ErrorContains(t, plan.Err(), "schema dlq has objects that are not dlqd's (dead_letter_queue, one(), report, settings)")
 		require.Error(t, migrator.Attach(t.Context()))
 		found, err := migrator.Find(t.Context(), false, false)
 		require.NoError(t, err)
-		require.Nil(t, found, "those tables are no dlqd's")
+		require.Nil(t, found, "those tables do not belong to a dlqd")
 	}
 	require.Equal(t, before, catalog(t, g.owner))
 }
 
 // River's own migrations work while dlqd is attached: down to nothing and up again, and to the
 // newest version.
-func TestGuest_riversMigrations(t *testing.T) {
+func TestGuest_AllowsRiverMigrations(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	postgrestest.MigrateRiver(t, g.owner, "", 6)
@@ -200,10 +200,10 @@ func TestGuest_riversMigrations(t *testing.T) {
 	postgrestest.MigrateRiver(t, g.owner, "", 5)
 	postgrestest.MigrateRiver(t, g.owner, "", 0)
 	g.fail(g.app)
-	require.Equal(t, 2, g.entries())
+	require.Equal(t, 2, g.countEntries())
 
 	postgrestest.MigrateRiver(t, g.owner, "", -1)
-	require.Equal(t, 2, g.entries(), "the dead letters stay")
+	require.Equal(t, 2, g.countEntries(), "the dead letters stay")
 	postgrestest.MigrateRiver(t, g.owner, "", 0)
 	g.Grant(t, postgres.DefaultSchemas()) // on the new tables
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld, "the new table has no triggers")
@@ -212,13 +212,13 @@ func TestGuest_riversMigrations(t *testing.T) {
 	execute(t, g.owner, "GRANT USAGE ON SEQUENCE river_job_id_seq TO "+g.app.Config().ConnConfig.User)
 	require.NoError(t, g.migrator.Attach(t.Context()))
 	require.EqualValues(t, 1, g.fail(g.app))
-	require.Equal(t, 3, g.entries())
+	require.Equal(t, 3, g.countEntries())
 }
 
 // The types of River's columns can change under sessions that have captured before.
-func TestGuest_columnsChangeTheirType(t *testing.T) {
+func TestGuest_ToleratesColumnTypeChanges(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	warm, err := g.app.Acquire(t.Context())
 	require.NoError(t, err)
 	defer warm.Release()
@@ -234,7 +234,7 @@ func TestGuest_columnsChangeTheirType(t *testing.T) {
 		g.reconcile() // capture skips a job if its plan is of the older type
 		one("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = (SELECT max(id) FROM river_job)")
 		one("UPDATE river_job SET state = 'cancelled', finalized_at = now() WHERE id = (SELECT max(id) FROM river_job)")
-		require.Equal(t, n, g.entries())
+		require.Equal(t, n, g.countEntries())
 	}
 	round(1)
 	for i, change := range []string{
@@ -253,20 +253,20 @@ func TestGuest_columnsChangeTheirType(t *testing.T) {
 
 // Lost rights of dlqd's role do not affect the application: capture needs no right on River's
 // tables.
-func TestGuest_lostRights(t *testing.T) {
+func TestGuest_ToleratesLostRights(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	job := g.fail(g.app)
 	execute(t, g.owner, "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "+g.DLQDRole)
 	execute(t, g.owner, "REVOKE ALL ON SCHEMA public FROM PUBLIC, "+g.DLQDRole)
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.app.Config().ConnConfig.User)
 	g.fail(g.app)
-	require.Equal(t, 2, g.entries())
+	require.Equal(t, 2, g.countEntries())
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job) // River UI's retry
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.job_facts WHERE job_id = $1 AND fact = 'retried'", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
 
-	// A retry's mark needs SELECT and UPDATE: take one away at a time.
+	// A retry's marker needs SELECT and UPDATE: take one away at a time.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	for _, lost := range []string{"SELECT", "UPDATE"} {
 		execute(t, g.owner, "GRANT SELECT, UPDATE ON river_job TO "+g.DLQDRole)
@@ -284,7 +284,7 @@ func TestGuest_lostRights(t *testing.T) {
 
 // The application is not affected either if another role owns dlqd's schema and revokes its use. A
 // backfill records what failed meanwhile.
-func TestGuest_lostItsSchema(t *testing.T) {
+func TestGuest_ToleratesLostSchema(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	g.Grant(t, postgres.DefaultSchemas())
@@ -303,13 +303,13 @@ func TestGuest_lostItsSchema(t *testing.T) {
 	n, err := g.migrator.Backfill(t.Context(), func(int) {})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, 2, g.entries())
+	require.Equal(t, 2, g.countEntries())
 }
 
 // A job that a policy hides does not count as deleted.
-func TestGuest_rowLevelSecurity(t *testing.T) {
+func TestGuest_RejectsRowLevelSecurity(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	job := g.fail(g.app)
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
 	execute(t, g.dlqd, "SELECT dlq.apply_facts()")
@@ -332,39 +332,39 @@ func TestGuest_rowLevelSecurity(t *testing.T) {
 		}
 	}
 	_, err = g.dlqd.Exec(t.Context(), "SELECT FROM river_job")
-	require.ErrorContains(t, err, "row-level security policy", "every session of dlqd's asks for an error")
-	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "it waits for its job")
+	require.ErrorContains(t, err, "row-level security policy", "every session of dlqd has row_security off")
+	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "the entry waits for its job")
 
 	// The application is not affected, and Attach refuses.
 	retried := g.fail(g.app)
-	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", retried) // its mark cannot be written
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", retried) // its marker cannot be written
 	execute(t, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
 	require.ErrorContains(t, g.migrator.Attach(t.Context()), "row level security hides rows of river_job")
 }
 
-func TestGuest_twoRivers(t *testing.T) {
+func TestGuest_SupportsTwoRivers(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	execute(t, g.owner, "CREATE SCHEMA jobs")
 	postgrestest.MigrateRiver(t, g.owner, "jobs", 0)
 	second := postgres.Schemas{DLQ: "dlq", River: "jobs"}
 	g.Grant(t, second)
-	other := migratorOn(g.dlqd)
+	other := newMigrator(g.dlqd)
 	other.Schemas = second
 	plan, err := other.Plan(t.Context())
 	require.NoError(t, err)
-	require.ErrorContains(t, plan.Err(), "schema dlq holds the dlqd of the River in schema public: choose another schema for this one with --schema")
+	require.ErrorContains(t, plan.Err(), "schema dlq has the dlqd of the River in schema public: choose another schema with --schema")
 
 	other.Schemas.DLQ = "dlq_jobs"
 	require.NoError(t, other.Attach(t.Context()))
-	third := migratorOn(g.dlqd)
+	third := newMigrator(g.dlqd)
 	third.Schemas = postgres.Schemas{DLQ: "dlq_three", River: "jobs"}
-	require.ErrorContains(t, third.Attach(t.Context()), "has a dlqd already, in schema dlq_jobs")
+	require.ErrorContains(t, third.Attach(t.Context()), "already has a dlqd in schema dlq_jobs")
 	execute(t, g.owner, "INSERT INTO jobs.river_job (kind, args, max_attempts, state) VALUES ('k', '{}', 1, 'running')")
 	execute(t, g.owner, "UPDATE jobs.river_job SET state = 'discarded', finalized_at = now()")
 	g.fail(g.app)
-	require.Equal(t, 1, g.entries())
+	require.Equal(t, 1, g.countEntries())
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq_jobs.dead_letter_queue"))
 
 	_, err = g.migrator.Find(t.Context(), false, false)
@@ -378,13 +378,13 @@ func TestGuest_twoRivers(t *testing.T) {
 	_, err = other.Detach(t.Context(), *found, true)
 	require.NoError(t, err)
 	g.fail(g.app)
-	require.Equal(t, 2, g.entries(), "the other one goes on")
+	require.Equal(t, 2, g.countEntries(), "the other dlqd still captures")
 }
 
 // Detach reports what it leaves, with commands that remove it.
-func TestDetach_saysWhatStays(t *testing.T) {
+func TestDetach_ReportsWhatStays(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	job := g.fail(g.app)
 	execute(t, g.dlqd, "SELECT dlq.replay(id) FROM dlq.dead_letter_queue")
 	execute(t, g.app, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('dlqd_message', '{}', 1)")
@@ -407,7 +407,7 @@ func TestDetach_saysWhatStays(t *testing.T) {
 	require.Contains(t, text, "the tables of schema dlq, with the dead letters in them")
 	require.Contains(t, text, "roles dlq_admin, dlq_operator, dlq_reader")
 	require.Contains(t, text, "rights of this role")
-	require.Contains(t, text, "marks in the metadata of 1 jobs")
+	require.Contains(t, text, "markers in the metadata of 1 jobs")
 	require.Contains(t, text, "1 messages that were submitted to dlqd and are not delivered")
 	require.Equal(t, job+1, int64(count(t, g.owner, "SELECT max(id) FROM river_job WHERE metadata = '{}'")))
 	require.NotContains(t, strings.Join(catalog(t, g.owner), "\n"), "dlq")
@@ -416,9 +416,9 @@ func TestDetach_saysWhatStays(t *testing.T) {
 }
 
 // Detach retries if it meets locks of the application.
-func TestDetach_underLoad(t *testing.T) {
+func TestDetach_RetriesUnderLoad(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	failed := make(chan error, 1)

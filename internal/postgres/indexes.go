@@ -120,7 +120,7 @@ func (m *Migrator) indexState(ctx context.Context, name, table string) (s indexS
 }
 
 func (m *Migrator) indexInTx(ctx context.Context, statement string) error {
-	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
+	return m.withShortLocks(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, statement)
 		return err
 	})
@@ -136,7 +136,7 @@ func (m *Migrator) indexConcurrently(ctx context.Context, found bool, name, tabl
 			return err
 		}
 	}
-	m.Logger.InfoContext(ctx, "building an index; writes go on", "index", name, "table", table)
+	m.Logger.InfoContext(ctx, "building an index without blocking writes", "index", name, "table", table)
 	_, err := m.Pool.Exec(ctx, fmt.Sprintf("CREATE INDEX CONCURRENTLY %s ON %s %s", name, table, definition))
 	return err
 }

@@ -29,7 +29,7 @@ func TestIndexes_AreBuiltConcurrently(t *testing.T) {
 		"WHERE error_code IS NOT NULL")
 	execute(t, pool, "CREATE INDEX dead_letter_failed_default_by_code ON dlq.dead_letter_failed_default (error_code, "+
 		"id) WHERE error_code IS NOT NULL")
-	m := migratorOn(pool)
+	m := newMigrator(pool)
 	m.Concurrently = true
 	require.NoError(t, m.Up(t.Context()))
 	require.Equal(t, parents, count(t, pool, indexes, "I"))
@@ -42,5 +42,5 @@ func TestIndexes_AreBuiltConcurrently(t *testing.T) {
 	drift, err := m.Drift(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, drift)
-	require.NoError(t, m.Up(t.Context()), "there is nothing left to do")
+	require.NoError(t, m.Up(t.Context()), "a second run changes nothing")
 }

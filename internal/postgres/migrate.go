@@ -116,7 +116,7 @@ func (m *Migrator) Up(ctx context.Context) error {
 		// On its own River dlqd's client can lead, and a leader discards stuck jobs of kinds that
 		// it does not know.
 		if status.RiverVersion > 0 && status.Version == 0 && !m.OwnRiver {
-			return fmt.Errorf("there is a River in schema %q of this database already: if an application runs on it, use \"dlqd attach\"; if it is dlqd's own, use \"dlqd migrate up --own-river\"", m.Schemas.River)
+			return fmt.Errorf("schema %q of this database already has a River: if an application uses it, run \"dlqd attach\"; if it belongs to dlqd, run \"dlqd migrate up --own-river\"", m.Schemas.River)
 		}
 		if err := m.createSchema(ctx, m.Schemas.River); err != nil {
 			return err
@@ -148,7 +148,7 @@ func (m *Migrator) Down(ctx context.Context) error {
 		if err := m.dropCode(ctx); err != nil {
 			return err
 		}
-		return m.again(ctx, func() error {
+		return m.retryLocked(ctx, func() error {
 			return m.withGoose(func(p *goose.Provider) error {
 				_, err := p.Down(ctx)
 				return err
@@ -221,7 +221,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	if err := m.createSchema(ctx, m.Schemas.DLQ); err != nil {
 		return err
 	}
-	if err := m.again(ctx, func() error {
+	if err := m.retryLocked(ctx, func() error {
 		return m.withGoose(func(p *goose.Provider) error {
 			_, err := p.Up(ctx)
 			return err
@@ -244,7 +244,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	code := m.code()
 	// Functions come first, so that no trigger calls a missing function.
 	if !status.codeCurrent {
-		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
+		if err := m.withShortLocks(ctx, func(tx pgx.Tx) error {
 			if err := m.installCode(ctx, tx, code.routines.files); err != nil {
 				return err
 			}
@@ -254,7 +254,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 		}
 	}
 	if !status.triggersCurrent {
-		if err := m.inShortLocks(ctx, func(tx pgx.Tx) error {
+		if err := m.withShortLocks(ctx, func(tx pgx.Tx) error {
 			if err := code.triggers.run(ctx, tx); err != nil {
 				return err
 			}
@@ -268,8 +268,8 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 			return fmt.Errorf("install triggers on %s.river_job: %w", m.Schemas.River, err)
 		}
 	}
-	if err := m.rememberTaken(ctx); err != nil {
-		return fmt.Errorf("record what dead letters had taken in: %w", err)
+	if err := m.recordFiled(ctx); err != nil {
+		return fmt.Errorf("record the failures in existing dead letters: %w", err)
 	}
 	// An administrator may have created the roles since the last call.
 	if _, err := m.Pool.Exec(ctx, m.Schemas.Render("SELECT dlq.install_roles()")); err != nil {
@@ -282,9 +282,9 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	return err
 }
 
-// rememberTaken records the failures that entries took in before schema version 9. It has no
+// recordFiled records the failures that entries included before schema version 9. It has no
 // statement timeout. The reconciler's runs, which have one, add what has changed since.
-func (m *Migrator) rememberTaken(ctx context.Context) error {
+func (m *Migrator) recordFiled(ctx context.Context) error {
 	return m.inTx(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, m.Schemas.Render("SET LOCAL statement_timeout = 0; SELECT dlq.remember_taken()"))
 		return err
@@ -299,7 +299,7 @@ func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error
 	if err != nil {
 		return err
 	}
-	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
+	return m.withShortLocks(ctx, func(tx pgx.Tx) error {
 		if before == "" && river == riverAttached {
 			if _, err := tx.Exec(ctx, m.Schemas.Render("INSERT INTO dlq.reconcile_looks (look, since) VALUES ('whole', now()) ON CONFLICT (look) DO UPDATE SET since = now()")); err != nil {
 				return err
@@ -312,10 +312,10 @@ func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error
 	})
 }
 
-// inShortLocks runs a change of code in a transaction with a short lock timeout, and retries it
+// withShortLocks runs a change of code in a transaction with a short lock timeout, and retries it
 // while other sessions hold the locks.
-func (m *Migrator) inShortLocks(ctx context.Context, run func(tx pgx.Tx) error) error {
-	return m.again(ctx, func() error {
+func (m *Migrator) withShortLocks(ctx context.Context, run func(tx pgx.Tx) error) error {
+	return m.retryLocked(ctx, func() error {
 		return m.inTx(ctx, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+codeLockTimeout+"'"); err != nil {
 				return err
@@ -329,8 +329,8 @@ func (m *Migrator) inShortLocks(ctx context.Context, run func(tx pgx.Tx) error) 
 // changed the same object first.
 const tupleUpdated = "tuple concurrently updated"
 
-// again runs a change until no other session's lock blocks it, at most m.Tries times.
-func (m *Migrator) again(ctx context.Context, run func() error) error {
+// retryLocked runs a change until no other session's lock blocks it, at most m.Tries times.
+func (m *Migrator) retryLocked(ctx context.Context, run func() error) error {
 	for try := 1; ; try++ {
 		err := run()
 		var pgErr *pgconn.PgError
@@ -338,7 +338,7 @@ func (m *Migrator) again(ctx context.Context, run func() error) error {
 			return err
 		}
 		if try >= cmp.Or(m.Tries, codeTries) {
-			return fmt.Errorf("others hold locks on the tables, after %d tries: %w; see pg_locks, and try again when it is quieter", try, err)
+			return fmt.Errorf("other sessions still hold locks on the tables after %d tries: %w; see pg_locks, and try again later", try, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -360,7 +360,7 @@ type codeFile struct{ name, sql string }
 type codePart struct {
 	files   []codeFile // in order
 	version string     // hash of the files
-	makes   []string   // names of functions and views, and of triggers with their tables
+	creates []string   // names of functions and views, and of triggers with their tables
 }
 
 // code is the rendered SQL that dlqd installs besides its tables.
@@ -374,12 +374,12 @@ func (m *Migrator) code() *code {
 	if cached, ok := codeCache.Load(m.Schemas); ok {
 		return cached.(*code) //nolint:forcetypeassert // only these are stored
 	}
-	made := makeCode(m.Schemas)
+	made := newCode(m.Schemas)
 	codeCache.Store(m.Schemas, made)
 	return made
 }
 
-func makeCode(schemas Schemas) *code {
+func newCode(schemas Schemas) *code {
 	names, err := fs.Glob(db.Code, "code/*.sql")
 	if err != nil {
 		panic(err) // the pattern is constant
@@ -394,24 +394,24 @@ func makeCode(schemas Schemas) *code {
 		files[i] = codeFile{name, string(raw)}
 	}
 	return &code{
-		makePart(schemas, files...),
-		makePart(schemas, codeFile{"triggers.sql", db.Triggers}),
-		makePart(schemas, codeFile{"river_triggers.sql", db.RiverTriggers}),
+		newCodePart(schemas, files...),
+		newCodePart(schemas, codeFile{"triggers.sql", db.Triggers}),
+		newCodePart(schemas, codeFile{"river_triggers.sql", db.RiverTriggers}),
 	}
 }
 
-func makePart(schemas Schemas, files ...codeFile) codePart {
+func newCodePart(schemas Schemas, files ...codeFile) codePart {
 	hash := sha256.New()
 	part := codePart{files: files}
 	for i := range files {
 		sql := schemas.Render(files[i].sql)
 		files[i].sql = sql
 		hash.Write([]byte(withoutComments(sql)))
-		for _, match := range madeRoutine.FindAllStringSubmatch(sql, -1) {
-			part.makes = append(part.makes, match[1])
+		for _, match := range routinePattern.FindAllStringSubmatch(sql, -1) {
+			part.creates = append(part.creates, match[1])
 		}
-		for _, match := range madeTrigger.FindAllStringSubmatch(sql, -1) {
-			part.makes = append(part.makes, match[1]+" on "+match[2])
+		for _, match := range triggerPattern.FindAllStringSubmatch(sql, -1) {
+			part.creates = append(part.creates, match[1]+" on "+match[2])
 		}
 	}
 	part.version = hex.EncodeToString(hash.Sum(nil))[:16]
@@ -422,7 +422,7 @@ func makePart(schemas Schemas, files ...codeFile) codePart {
 // SQL code is a hash of that, so that a change of comments alone needs no upgrade of a database. It
 // does not use a regular expression, which takes 1 s with the race detector.
 func withoutComments(sql string) string {
-	sql = madeComment.ReplaceAllString(sql, "")
+	sql = commentPattern.ReplaceAllString(sql, "")
 	var out strings.Builder
 	out.Grow(len(sql))
 	for len(sql) > 0 {
@@ -464,8 +464,8 @@ func (p codePart) run(ctx context.Context, tx pgx.Tx) error {
 }
 
 var (
-	madeRoutine = regexp.MustCompile(`(?m)^CREATE OR REPLACE (?:FUNCTION|PROCEDURE|VIEW) \w+\.(\w+)`)
-	madeTrigger = regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?TRIGGER (\w+) [^;]*? ON \w+\.(\w+)`)
+	routinePattern = regexp.MustCompile(`(?m)^CREATE OR REPLACE (?:FUNCTION|PROCEDURE|VIEW) \w+\.(\w+)`)
+	triggerPattern = regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?TRIGGER (\w+) [^;]*? ON \w+\.(\w+)`)
 )
 
 // dropCode drops dlqd's functions, triggers and views. CASCADE drops the triggers: dropping one by
@@ -490,7 +490,7 @@ func (m *Migrator) dropCode(ctx context.Context) error {
 // drop runs the statements that a query returns, and deletes the settings that describe what they
 // drop.
 func (m *Migrator) drop(ctx context.Context, settings, query string) error {
-	return m.inShortLocks(ctx, func(tx pgx.Tx) error {
+	return m.withShortLocks(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, query, m.Schemas.DLQ)
 		if err != nil {
 			return err
@@ -563,7 +563,7 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 		                JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
 		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4 AND t.tgname IN ('dlq_capture', 'dlq_follow')),
 		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), '')
-		FROM dlq.settings s`), code.routines.version, code.riverTriggers.version, m.Schemas.River, m.Schemas.DLQ, code.triggers.version, code.routines.makes, code.triggers.makes).
+		FROM dlq.settings s`), code.routines.version, code.riverTriggers.version, m.Schemas.River, m.Schemas.DLQ, code.triggers.version, code.routines.creates, code.triggers.creates).
 		Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
 	s.CodeInstalled = s.codeCurrent && s.triggersCurrent && s.riverTriggersCurrent
 	s.Attached = river == riverAttached
@@ -642,7 +642,7 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 	}
 	rendered := fstest.MapFS{}
 	for _, file := range migrations {
-		text := inShortLocks(withoutIndexes(m.Schemas.Render(file.text)))
+		text := addLockTimeout(withoutIndexes(m.Schemas.Render(file.text)))
 		rendered[file.name] = &fstest.MapFile{Data: []byte(text)}
 	}
 	sqlDB := stdlib.OpenDBFromPool(m.Pool)
@@ -658,8 +658,8 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 	return run(provider)
 }
 
-// inShortLocks gives a migration a short lock timeout, up and down.
-func inShortLocks(migration string) string {
+// addLockTimeout gives a migration a short lock timeout, up and down.
+func addLockTimeout(migration string) string {
 	const wait = "SET LOCAL lock_timeout = '" + codeLockTimeout + "';\n"
 	return strings.NewReplacer("-- +goose Up\n", "-- +goose Up\n"+wait, "-- +goose Down\n", "-- +goose Down\n"+wait).Replace(migration)
 }
@@ -670,7 +670,7 @@ func (m *Migrator) exclusively(ctx context.Context, run func() error) error {
 	if err := m.Schemas.Validate(); err != nil {
 		return err
 	}
-	return Beside(ctx, m.Pool, func(tx pgx.Tx) error {
+	return OutsidePool(ctx, m.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '"+exclusiveTimeout+"'"); err != nil {
 			return err
 		}

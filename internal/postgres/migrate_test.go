@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-func migratorOn(pool *pgxpool.Pool) *postgres.Migrator {
+func newMigrator(pool *pgxpool.Pool) *postgres.Migrator {
 	return &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 }
 
@@ -54,18 +54,18 @@ func catalog(t *testing.T, pool *pgxpool.Pool) []string {
 	return all
 }
 
-// withRiver returns an application's database: River's tables, without dlqd.
-func withRiver(t *testing.T) *pgxpool.Pool {
+// riverDatabase returns an application's database: River's tables, without dlqd.
+func riverDatabase(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
 	postgrestest.MigrateRiver(t, pool, "", 0)
 	return pool
 }
 
-func TestMigrate_upAndDown(t *testing.T) {
+func TestMigrate_GoesUpAndDown(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
-	m := migratorOn(pool)
+	m := newMigrator(pool)
 	m.OwnRiver = true
 	river, err := rivermigrate.New(riverpgxv5.New(pool), nil)
 	require.NoError(t, err)
@@ -95,7 +95,7 @@ func TestMigrate_upAndDown(t *testing.T) {
 	require.Equal(t, 1, jobs, "an application may use River's tables")
 	left := strings.Join(catalog(t, pool), "\n")
 	left = strings.NewReplacer("relation dlq.schema_migrations_id_seq\n", "", "relation dlq.schema_migrations_pkey\n", "", "relation dlq.schema_migrations\n", "", "schema dlq\n", "").Replace(left)
-	require.Equal(t, strings.Join(before, "\n"), left, "nothing is left but the record of migrations")
+	require.Equal(t, strings.Join(before, "\n"), left, "only the record of migrations remains")
 
 	require.NoError(t, m.Up(t.Context()))
 	require.Equal(t, full, catalog(t, pool))
@@ -103,15 +103,15 @@ func TestMigrate_upAndDown(t *testing.T) {
 
 // Recorded code may be missing: after an interrupted step down, a partial restore, or DROP …
 // CASCADE. Status reports that, and Up repairs it.
-func TestMigrate_codeThatIsGone(t *testing.T) {
+func TestMigrate_RepairsMissingCode(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
-	m := migratorOn(pool)
+	m := newMigrator(pool)
 	m.OwnRiver = true
 	full := catalog(t, pool)
 	gone := map[string]string{
 		"a function of capture":      "DROP FUNCTION dlq.capture CASCADE",
-		"a function that people use": "DROP FUNCTION dlq.park",
+		"a function of operators":    "DROP FUNCTION dlq.park",
 		"a view":                     "DROP VIEW dlq.entries",
 		"a trigger":                  "DROP TRIGGER dead_letter_move ON dlq.dead_letter_queue",
 		"a trigger of code":          "DROP TRIGGER circuit_breaker_change ON dlq.circuit_breakers",
@@ -158,7 +158,7 @@ func TestMigrate_codeThatIsGone(t *testing.T) {
 	require.Empty(t, drift)
 
 	// A step down stops half-way, because a view depends on a table.
-	execute(t, pool, "CREATE VIEW mine AS SELECT id FROM dlq.dead_letter_queue")
+	execute(t, pool, "CREATE VIEW report AS SELECT id FROM dlq.dead_letter_queue")
 	status, err := m.Status(t.Context())
 	require.NoError(t, err)
 	for status.Version > 1 {
@@ -166,20 +166,20 @@ func TestMigrate_codeThatIsGone(t *testing.T) {
 		status, err = m.Status(t.Context())
 		require.NoError(t, err)
 	}
-	require.Error(t, m.Down(t.Context()), "the first one")
+	require.Error(t, m.Down(t.Context()), "the first migration cannot be reverted")
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
 	require.NoError(t, m.Up(t.Context()))
 	require.NoError(t, m.Check(t.Context()))
-	execute(t, pool, "CREATE VIEW dlq.theirs AS SELECT 1 AS one; CREATE FUNCTION dlq.theirs() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
-	require.NoError(t, m.Check(t.Context()), "what others put beside it is theirs")
+	execute(t, pool, "CREATE VIEW dlq.added AS SELECT 1 AS one; CREATE FUNCTION dlq.added() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+	require.NoError(t, m.Check(t.Context()), "objects of other owners do not matter")
 }
 
-func TestMigrate_manyAtOnce(t *testing.T) {
+func TestMigrate_RunsOneAtATime(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
 	done := make(chan error, 3)
 	for range cap(done) {
-		go func() { done <- migratorOn(pool).Up(t.Context()) }()
+		go func() { done <- newMigrator(pool).Up(t.Context()) }()
 	}
 	for range cap(done) {
 		require.NoError(t, <-done)
@@ -188,7 +188,7 @@ func TestMigrate_manyAtOnce(t *testing.T) {
 
 // A serving dlqd hides columns, or another session grants rights, while another dlqd installs its
 // functions.
-func TestMigrate_besideOthersGrants(t *testing.T) {
+func TestMigrate_RetriesDuringGrants(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	for _, sql := range []string{"SELECT dlq.protect('{notes}')", "GRANT SELECT ON dlq.dead_letter_queue TO dlq_reader"} {
@@ -198,7 +198,7 @@ func TestMigrate_besideOthersGrants(t *testing.T) {
 		_, err = tx.Exec(t.Context(), sql)
 		require.NoError(t, err)
 		done := make(chan error, 1)
-		go func() { done <- migratorOn(pool).Up(t.Context()) }()
+		go func() { done <- newMigrator(pool).Up(t.Context()) }()
 		require.Eventually(t, func() bool {
 			var waits bool
 			require.NoError(t, pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").Scan(&waits))
@@ -209,11 +209,11 @@ func TestMigrate_besideOthersGrants(t *testing.T) {
 	}
 }
 
-func TestAttachAndDetach(t *testing.T) {
+func TestAttach_DetachRemovesEverything(t *testing.T) {
 	t.Parallel()
-	pool := withRiver(t)
+	pool := riverDatabase(t)
 	before := catalog(t, pool)
-	m := migratorOn(pool)
+	m := newMigrator(pool)
 	execute(t, pool, `INSERT INTO river_job (kind, args, max_attempts, state, finalized_at, errors, metadata) VALUES
 		('k', '{"n": 1}', 1, 'discarded', now(), ARRAY['{"error": "old"}'::jsonb], '{}'),
 		('k', '{"n": 2}', 1, 'cancelled', now(), ARRAY['{"error": "JobCancelError: old"}'::jsonb], '{}'),
@@ -261,7 +261,7 @@ func TestAttachAndDetach(t *testing.T) {
 	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'available'")
 	require.Equal(t, 3, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue"))
 
-	require.NoError(t, m.Attach(t.Context()), "and on again")
+	require.NoError(t, m.Attach(t.Context()), "attach again")
 	status, err = m.Status(t.Context())
 	require.NoError(t, err)
 	require.True(t, status.Attached)
@@ -269,38 +269,38 @@ func TestAttachAndDetach(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.Detach(t.Context(), *found, true)
 	require.NoError(t, err)
-	require.Equal(t, before, catalog(t, pool), "not a trace is left")
+	require.Equal(t, before, catalog(t, pool), "detach leaves no object")
 	found, err = m.Find(t.Context(), false, false)
 	require.NoError(t, err)
 	require.Nil(t, found)
 }
 
 // Up does not take over an application's River by mistake.
-func TestMigrate_doesNotTakeOverAnApplicationsRiver(t *testing.T) {
+func TestMigrate_DoesNotTakeOverRiverOfApplication(t *testing.T) {
 	t.Parallel()
-	pool := withRiver(t)
+	pool := riverDatabase(t)
 	before := catalog(t, pool)
-	m := migratorOn(pool)
+	m := newMigrator(pool)
 	require.ErrorContains(t, m.Up(t.Context()), `use "dlqd attach"`)
 	require.Equal(t, before, catalog(t, pool))
 	m.OwnRiver = true
 	require.NoError(t, m.Up(t.Context()))
 	m.OwnRiver = false
-	require.NoError(t, m.Up(t.Context()), "that is settled now")
+	require.NoError(t, m.Up(t.Context()), "the owner of River is recorded")
 	require.NoError(t, m.Attach(t.Context()))
 	status, err := m.Status(t.Context())
 	require.NoError(t, err)
 	require.False(t, status.Attached)
 }
 
-func TestAttach_needsRiver(t *testing.T) {
+func TestAttach_NeedsRiver(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
-	require.ErrorContains(t, migratorOn(pool).Attach(t.Context()), "there is no River in schema")
+	require.ErrorContains(t, newMigrator(pool).Attach(t.Context()), "there is no River in schema")
 }
 
 // Every object that dlqd creates has a comment, which psql shows.
-func TestSchema_isCommented(t *testing.T) {
+func TestSchema_HasComments(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	rows, err := pool.Query(t.Context(), `
@@ -344,7 +344,7 @@ func TestSchema_CommentsUsePlainWords(t *testing.T) {
 	require.Empty(t, found, strings.Join(found, "\n"))
 }
 
-func TestFunctions_thatTriggersCallArePinned(t *testing.T) {
+func TestFunctions_PinSearchPath(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	require.Zero(t, count(t, pool, `SELECT count(*) FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace AND prosecdef
@@ -352,13 +352,13 @@ func TestFunctions_thatTriggersCallArePinned(t *testing.T) {
 	require.NotZero(t, count(t, pool, "SELECT count(*) FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace AND prosecdef"))
 }
 
-func TestPartitions(t *testing.T) {
+func TestPartitions_AreCreatedAhead(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	months := "SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_transitions'::regclass"
 	require.Equal(t, 1+3, count(t, pool, months))
 	execute(t, pool, "CALL dlq.ensure_partitions()")
-	require.Equal(t, 1+3, count(t, pool, months), "they are there already")
+	require.Equal(t, 1+3, count(t, pool, months), "the partitions exist already")
 	execute(t, pool, "CALL dlq.ensure_partitions(4)")
 	require.Equal(t, 1+5, count(t, pool, months))
 
@@ -380,16 +380,16 @@ func TestPartitions(t *testing.T) {
 	require.ErrorContains(t, err, "cannot move from dlq_archived")
 }
 
-func TestSchemas_validate(t *testing.T) {
+func TestSchemas_ValidateAndRender(t *testing.T) {
 	t.Parallel()
 	for _, s := range []postgres.Schemas{{DLQ: "a b", River: "public"}, {DLQ: "dlq", River: "Robert'; DROP"}, {DLQ: "x", River: "x"}, {DLQ: strings.Repeat("x", 50), River: "public"}, {}} {
 		require.Error(t, s.Validate(), fmt.Sprint(s))
 	}
-	require.Equal(t, "SELECT a.b FROM jobs.river_job, letters.t -- letters.x xdlq.y",
-		postgres.Schemas{DLQ: "letters", River: "jobs"}.Render("SELECT a.b FROM river.river_job, dlq.t -- dlq.x xdlq.y"))
+	require.Equal(t, "SELECT a.b FROM jobs.river_job, office.t -- office.x xdlq.y",
+		postgres.Schemas{DLQ: "office", River: "jobs"}.Render("SELECT a.b FROM river.river_job, dlq.t -- dlq.x xdlq.y"))
 }
 
-func TestOpen_refusesWhatItCannotUse(t *testing.T) {
+func TestOpen_ErrorsHidePasswords(t *testing.T) {
 	t.Parallel()
 	_, err := postgres.Open(context.Background(), "postgres://user:hunter2@127.0.0.1:1/db?connect_timeout=1", 0)
 	require.Error(t, err)
@@ -400,7 +400,7 @@ func TestOpen_refusesWhatItCannotUse(t *testing.T) {
 }
 
 // Migrations, attach and detach hold their lock outside the pool, so that one connection is enough.
-func TestMigrator_withOneConnection(t *testing.T) {
+func TestMigrator_WorksWithOneConnection(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	pool, err := postgres.Open(t.Context(), url, 1)
@@ -425,7 +425,7 @@ func TestMigrator_withOneConnection(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestOpen_maxConns(t *testing.T) {
+func TestOpen_LimitsConnections(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	with := url + "&pool_max_conns=3"

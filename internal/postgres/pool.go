@@ -53,10 +53,10 @@ func namesMaxConns(url string) bool {
 	return err == nil && config.RuntimeParams["pool_max_conns"] != ""
 }
 
-// Beside runs fn in a transaction on a connection outside the pool. A transaction that holds a lock
+// OutsidePool runs fn in a transaction on a connection outside the pool. A transaction that holds a lock
 // while the pool does the work must not take one of the pool's connections: a small pool would wait
 // for itself forever.
-func Beside(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
+func OutsidePool(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
 	conn, err := pgx.ConnectConfig(ctx, pool.Config().ConnConfig)
 	if err != nil {
 		return err
@@ -129,7 +129,7 @@ func open(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, vers
 }
 
 // errIgnored means that a pooler drops session parameters (ignore_startup_parameters).
-var errIgnored = errors.New("parameters of the session are ignored")
+var errIgnored = errors.New("the pooler ignores session parameters")
 
 // refusesParameter reports whether an error comes from a pooler that refuses or ignores session
 // parameters.

@@ -28,7 +28,7 @@ func ForPsql(connString string) (clean, password string, err error) {
 	}
 	u, err := url.Parse(connString)
 	if err != nil {
-		return "", "", errors.New("database URL: it cannot be parsed")
+		return "", "", errors.New("database URL: cannot be parsed")
 	}
 	if u.User != nil {
 		password, _ = u.User.Password()

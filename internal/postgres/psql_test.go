@@ -8,7 +8,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-func TestForPsql(t *testing.T) {
+func TestForPsql_RemovesPassword(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string][2]string{
 		"postgres://ann:s%40e@db:5432/x?sslmode=require&pool_max_conns=9": {"postgres://ann@db:5432/x?sslmode=require", "s@e"},

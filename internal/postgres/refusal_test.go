@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func TestIsRefusal(t *testing.T) {
+func TestIsRefusal_DependsOnSQLState(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	// An application's trigger may raise any SQLSTATE. dlq.may_pass must agree with the Go list.
@@ -37,7 +37,7 @@ func TestIsRefusal(t *testing.T) {
 	for _, err := range []error{unencodable, time10000} {
 		require.True(t, postgres.IsRefusal(fmt.Errorf("insert: %w", err)), err)
 	}
-	_, closed := pool.Exec(canceled(t), "SELECT 1")
+	_, closed := pool.Exec(canceledContext(t), "SELECT 1")
 	_, refused := pgconn.Connect(t.Context(), "postgres://127.0.0.1:1/x?connect_timeout=5")
 	gone, err := pool.Acquire(t.Context())
 	require.NoError(t, err)
@@ -50,7 +50,7 @@ func TestIsRefusal(t *testing.T) {
 	require.Error(t, dead)
 }
 
-func canceled(t *testing.T) context.Context {
+func canceledContext(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

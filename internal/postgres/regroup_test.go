@@ -47,9 +47,9 @@ func word(n int) (text string) {
 // After an upgrade of a database with 200 failure groups in every status and entries in every
 // state, each group continues and is found under its old fingerprint. None looks new or newly
 // failed. An older dlqd that runs beside the new one does not change that.
-func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
+func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	t.Parallel()
-	g := frozen(t, "00008")
+	g := frozenGuest(t, "00008")
 	// A busy machine may need longer than capture's limit for a thousand failures in one statement.
 	execute(t, g.dlqd, "SELECT dlq.set_capture('on', '1 hour', 'kim')")
 	all := make([]*formerGroup, 200)
@@ -77,7 +77,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		all[i] = f
 	}
 	g.fileFormer(all, "pending,processing,manual,resolved,failed,archived", time.Now().Add(-48*time.Hour))
-	g.settleFormer(all)
+	g.moveFormer(all)
 	groups := &group.Store{Store: deadletter.NewStore(g.dlqd, postgres.DefaultSchemas())}
 	for _, f := range all {
 		change := map[string]any{"owner": "owner of " + f.fingerprint, "note": "note of " + f.fingerprint}
@@ -115,14 +115,14 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 
 	require.NoError(t, g.migrator.Up(t.Context()))
 	r := &group.Regrouper{Store: groups, Logger: slog.New(slog.DiscardHandler), Actor: "worker:new"}
-	require.NoError(t, r.LearnMarked(t.Context()))
+	require.NoError(t, r.AliasMarked(t.Context()))
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 
 	// Check the groups before their entries are moved, and after each step.
 	present := map[string][]*formerGroup{} // by queue and fingerprint
 	for _, f := range all {
 		for _, cause := range f.causes {
-			key := f.queue + " " + presentOf(cause)
+			key := f.queue + " " + currentFingerprint(cause)
 			present[key] = append(present[key], f)
 		}
 	}
@@ -152,11 +152,11 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 			for _, f := range from {
 				kinds[map[bool]string{true: "joined, ", false: "split, "}[len(from) > 1]+f.state]++
 				require.Contains(t, *now.Note, "note of "+f.fingerprint)
-				said := map[string]string{
+				mark := map[string]string{
 					"fixed": ", marked as fixed by kim", "regressed": ", marked as fixed by kim", "muted": ", muted by kim",
 				}[f.state]
-				noted := strings.Contains(*now.Note, "was part of "+f.fingerprint+said)
-				require.Equal(t, said != "", noted, "%s: %v", when, now)
+				noted := strings.Contains(*now.Note, "was part of "+f.fingerprint+mark)
+				require.Equal(t, mark != "", noted, "%s: %v", when, now)
 			}
 		}
 		require.LessOrEqual(t, len(list), len(present), when)
@@ -177,7 +177,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
 	require.Equal(t, "dlq_manual dlq_pending dlq_processing", g.text(statuses+"dlq.dead_letter_open"))
 	for cause, title := range map[string]string{noFunds: "no funds", declined: "card declined"} {
-		now, err := groups.Get(t.Context(), "payments", presentOf(cause), time.Hour)
+		now, err := groups.Get(t.Context(), "payments", currentFingerprint(cause), time.Hour)
 		require.NoError(t, err)
 		require.Contains(t, *now.Title, title)
 		require.NotContains(t, *now.Title, "http")
@@ -202,7 +202,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	// An older dlqd files and judges entries beside the new one.
 	var open []*formerGroup
 	for _, f := range all {
-		if len(f.causes) == 1 && len(present[f.queue+" "+presentOf(f.causes[0])]) == 1 && f.state == "muted" {
+		if len(f.causes) == 1 && len(present[f.queue+" "+currentFingerprint(f.causes[0])]) == 1 && f.state == "muted" {
 			open = append(open, f)
 		}
 	}
@@ -210,7 +210,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 		g.fileFormer(open, "beside", upgraded.Add(-time.Minute))
 		execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 		for _, f := range open {
-			for _, name := range []string{f.fingerprint, presentOf(f.causes[0])} {
+			for _, name := range []string{f.fingerprint, currentFingerprint(f.causes[0])} {
 				marks, err := groups.Marks(t.Context(), []group.Key{{Queue: f.queue, Fingerprint: name}})
 				require.NoError(t, err)
 				require.True(t, marks[group.Key{Queue: f.queue, Fingerprint: name}].Muted, "muted by either name")
@@ -218,7 +218,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 			now, err := groups.Get(t.Context(), f.queue, f.fingerprint, time.Hour)
 			require.NoError(t, err)
 			require.Equal(t, group.Muted, now.Status)
-			require.Equal(t, presentOf(f.causes[0]), now.Fingerprint)
+			require.Equal(t, currentFingerprint(f.causes[0]), now.Fingerprint)
 		}
 		list, _, err := groups.List(t.Context(), group.Filter{Order: "latest", Over: time.Hour, Limit: 1000})
 		require.NoError(t, err)
@@ -233,7 +233,7 @@ func TestUpgrade_FailureGroupsGoOn(t *testing.T) {
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 	before := g.text(groupsNow)
 	execute(t, g.dlqd, "SELECT dlq.rebuild_rollups()")
-	require.Equal(t, before, g.text(groupsNow), "the rollups are what the audit trail says")
+	require.Equal(t, before, g.text(groupsNow), "the rollups match the audit trail")
 	t.Log(kinds)
 }
 
@@ -253,9 +253,9 @@ func answer402(message, code string) string {
 		`"context": {"status": 402, "body": "{\"error\": \"%s\", \"code\": \"%s\"}"}}`, message, code)
 }
 
-// presentOf returns the fingerprint of an error by the current method. The cause is an
+// currentFingerprint returns the fingerprint of an error by the current method. The cause is an
 // application's error text, or a recorded response in JSON.
-func presentOf(cause string) string {
+func currentFingerprint(cause string) string {
 	r := recorded{Message: cause}
 	if strings.HasPrefix(cause, "{") {
 		if err := json.Unmarshal([]byte(cause), &r); err != nil {
@@ -316,19 +316,19 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	require.NoError(g, err)
 }
 
-// settleFormer moves each entry into the state that its kind names, and closes the entries of
+// moveFormer moves each entry into the state that its kind names, and closes the entries of
 // closed groups.
-func (g *guest) settleFormer(groups []*formerGroup) {
+func (g *guest) moveFormer(groups []*formerGroup) {
 	g.Helper()
-	does := func(where, function string) {
+	act := func(where, function string) {
 		execute(g.T, g.dlqd, "SELECT dlq."+function+"(id, 'kim', 'so') FROM dlq.dead_letter_open WHERE "+where)
 	}
 	execute(g.T, g.dlqd, "UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE kind = 'failed'")
-	does("kind = 'resolved'", "resolve")
-	does("kind = 'archived'", "discard")
+	act("kind = 'resolved'", "resolve")
+	act("kind = 'archived'", "discard")
 	closed := literal(groups, func(f *formerGroup) bool { return f.closed })
-	does("kind IN ('pending', 'processing', 'manual') AND fingerprint = ANY ("+closed+")", "discard")
-	does("kind IN ('processing', 'failed')", "replay")
+	act("kind IN ('pending', 'processing', 'manual') AND fingerprint = ANY ("+closed+")", "discard")
+	act("kind IN ('processing', 'failed')", "replay")
 	execute(g.T, g.app, `UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 1)]
 		WHERE kind = 'failed' AND state = 'available'`)

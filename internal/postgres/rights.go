@@ -38,20 +38,20 @@ type Right struct {
 // rights of PartAttach.
 func Rights() []Right {
 	return []Right{
-		{Part: PartAttach, On: "database", Privileges: []string{"CREATE"}, Why: "make the schema of dlqd's own tables; not needed once it is there"},
-		{Part: PartAttach, On: "schema", Privileges: []string{"USAGE"}, Why: "see River's tables"},
-		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"TRIGGER"}, Why: "run dlqd's capture inside of the transactions that end jobs"},
-		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"}, Why: "look at jobs under a lock: failures that capture missed, redeliveries under way, jobs retried elsewhere; erasure of somebody's data"},
-		{Part: PartAttach, On: "table", Object: "river_migration", Privileges: []string{"SELECT"}, Why: "know River's version"},
-		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "redeliver"},
-		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"DELETE"}, Optional: true, Why: "delete redeliveries that failed, once their end is in the dead letter: River UI lists one job for each work that is undone"},
-		{Part: PartDLQWorkers, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"}, Why: "number those jobs"},
-		{Part: PartDLQWorkers, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"}, Why: "see queues; pause and resume them, by a person or a circuit breaker that the policy names"},
-		{Part: PartAPI, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "replay, and take messages"},
-		{Part: PartAPI, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"}, Why: "number those jobs"},
+		{Part: PartAttach, On: "database", Privileges: []string{"CREATE"}, Why: "create the schema of dlqd's tables; not needed once it exists"},
+		{Part: PartAttach, On: "schema", Privileges: []string{"USAGE"}, Why: "use River's tables"},
+		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"TRIGGER"}, Why: "run capture in the transactions that end jobs"},
+		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"}, Why: "read and lock jobs: missed failures, redeliveries in progress, jobs retried elsewhere, erasures"},
+		{Part: PartAttach, On: "table", Object: "river_migration", Privileges: []string{"SELECT"}, Why: "read River's version"},
+		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "insert redeliveries"},
+		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"DELETE"}, Optional: true, Why: "delete failed redeliveries after the dead letter records them, so that River UI lists one job for each dead letter"},
+		{Part: PartDLQWorkers, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"}, Why: "assign ids to these jobs"},
+		{Part: PartDLQWorkers, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"}, Why: "list queues; pause and resume them for an operator or a circuit breaker of the policy"},
+		{Part: PartAPI, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "replay dead letters and accept messages"},
+		{Part: PartAPI, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"}, Why: "assign ids to these jobs"},
 		{Part: PartAPI, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"}, Why: "list queues; pause and resume them"},
 		{Part: PartProcess, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "INSERT", "UPDATE"}, Why: "deliver messages: River's client reports the queues that it works"},
-		{Part: PartDoctor, On: "table", Object: "river_leader", Privileges: []string{"SELECT"}, Why: "say whether River has a leader"},
+		{Part: PartDoctor, On: "table", Object: "river_leader", Privileges: []string{"SELECT"}, Why: "check whether River has a leader"},
 		{Part: PartDoctor, On: "role", Object: "pg_read_all_stats", Privileges: []string{"MEMBER"}, Optional: true, Why: "see transactions of other users that hold back vacuum"},
 	}
 }
@@ -85,7 +85,7 @@ type MissingRightsError struct {
 
 func (e *MissingRightsError) Error() string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "role %s lacks rights; nothing was changed. As a role that may grant them:", e.Role)
+	fmt.Fprintf(&text, "role %s lacks rights; nothing was changed. Run as a role that may grant them:", e.Role)
 	for _, m := range e.Missing {
 		text.WriteString("\n  " + m.GrantSQL + " -- to " + m.Why)
 	}

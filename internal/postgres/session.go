@@ -63,21 +63,21 @@ func IsPooled(pool *pgxpool.Pool) bool {
 // Statements returns a pool for single statements, each with dlqd's settings.
 func Statements(pool *pgxpool.Pool) DB {
 	if IsPooled(pool) {
-		return singly{pool: pool}
+		return singleStatements{pool: pool}
 	}
 	return pool
 }
 
-// singly runs each statement in a transaction of its own, with that transaction's settings, in one
+// singleStatements runs each statement in a separate transaction, with that transaction's settings, in one
 // round trip. Statements that cannot run in a transaction, such as CALL of a procedure that commits
 // or REINDEX CONCURRENTLY, must go to the pool itself.
-type singly struct {
+type singleStatements struct {
 	pool *pgxpool.Pool
 	more string // a query for further settings, or ""
 	args []any  // of that query
 }
 
-func (s singly) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+func (s singleStatements) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	rows, err := s.Query(ctx, sql, args...)
 	if err != nil {
 		return pgconn.CommandTag{}, err
@@ -86,12 +86,12 @@ func (s singly) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comma
 	return rows.CommandTag(), rows.Err()
 }
 
-func (s singly) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+func (s singleStatements) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	rows, err := s.Query(ctx, sql, args...)
 	return singleRow{rows, err}
 }
 
-func (s singly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+func (s singleStatements) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	// A batch runs in the connection's mode, which prepares no statements behind a pooler, so modes
 	// are dropped.
 	for len(args) > 0 {
@@ -211,7 +211,7 @@ func (d *Driver) GetExecutor() riverdriver.Executor {
 	if !d.pooled {
 		return plain
 	}
-	return executor{d.UnwrapExecutor(singleTx{singly: singly{pool: d.pool}}), plain}
+	return executor{d.UnwrapExecutor(singleTx{singleStatements: singleStatements{pool: d.pool}}), plain}
 }
 
 // executor is River's executor. Statements that cannot run in a transaction go to plain.
@@ -229,22 +229,22 @@ func (e executor) IndexReindex(ctx context.Context, params *riverdriver.IndexRei
 	return e.plain.IndexReindex(ctx, params)
 }
 
-// singleTx is a pgx.Tx for River's driver that runs each statement in a transaction of its own.
+// singleTx is a pgx.Tx for River's driver that runs each statement in a separate transaction.
 type singleTx struct {
 	pgx.Tx // nil: the driver uses only the methods below
-	singly
+	singleStatements
 }
 
 func (t singleTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return t.singly.Exec(ctx, sql, args...)
+	return t.singleStatements.Exec(ctx, sql, args...)
 }
 
 func (t singleTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return t.singly.Query(ctx, sql, args...)
+	return t.singleStatements.Query(ctx, sql, args...)
 }
 
 func (t singleTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return t.singly.QueryRow(ctx, sql, args...)
+	return t.singleStatements.QueryRow(ctx, sql, args...)
 }
 
 func (t singleTx) Begin(ctx context.Context) (pgx.Tx, error) {

@@ -54,8 +54,8 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				// A failing statement ends its transaction, and the session stays usable.
 				_, err = db.Exec(t.Context(), "SELECT fail()")
 				require.ErrorContains(t, err, "it failed")
-				_, err = db.Exec(t.Context(), "SELECT there_is_none()")
-				require.ErrorContains(t, err, "there_is_none")
+				_, err = db.Exec(t.Context(), "SELECT no_such_function()")
+				require.ErrorContains(t, err, "no_such_function")
 				canceled, cancel := context.WithCancel(t.Context())
 				cancel()
 				_, err = db.Exec(canceled, "SELECT 1")
@@ -77,7 +77,7 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				require.Equal(t, wanted, read(t, t.Context(), tx, settings))
 				return nil
 			}))
-			require.NoError(t, postgres.Beside(t.Context(), pool, func(tx pgx.Tx) error {
+			require.NoError(t, postgres.OutsidePool(t.Context(), pool, func(tx pgx.Tx) error {
 				require.Equal(t, wanted, read(t, t.Context(), tx, settings))
 				return nil
 			}))
@@ -89,7 +89,7 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				return nil
 			}))
 			if name != "direct" {
-				require.Equal(t, "on on repeatable read", read(t, t.Context(), pool, settings), "of the session itself")
+				require.Equal(t, "on on repeatable read", read(t, t.Context(), pool, settings), "the session keeps its own settings")
 			}
 		})
 	}
@@ -102,9 +102,9 @@ func read(t *testing.T, ctx context.Context, db postgres.DB, sql string, args ..
 }
 
 // Behind a pooler, reads of dlqd and of River's client fail if a policy hides jobs.
-func TestSession_RowLevelSecurityIsAnErrorBehindAPooler(t *testing.T) {
+func TestSession_RowLevelSecurityFailsBehindPooler(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	pool := postgrestest.Open(t, postgrestest.Pooler(t, g.DLQD, 1))
 	execute(t, g.owner, "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY")
 	const denied = "row-level security policy"

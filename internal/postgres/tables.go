@@ -14,7 +14,7 @@ import (
 const maxNamedColumns = 5
 
 // commentedColumn matches the columns that a migration creates: each has a comment
-// (TestSchema_isCommented).
+// (TestSchema_HasComments).
 var commentedColumn = regexp.MustCompile(`(?m)^COMMENT ON COLUMN dlq\.(\w+\.\w+) IS`)
 
 // unknownTables returns why this program cannot upgrade or revert the tables of dlqd's schema, or
@@ -49,14 +49,15 @@ func (m *Migrator) unknownTables(ctx context.Context, status MigrationStatus) (r
 			more = fmt.Sprintf(" and %d more", len(missing)-maxNamedColumns)
 			missing = missing[:maxNamedColumns]
 		}
-		return fmt.Sprintf("the tables in schema %[1]s were made by a dlqd older than any that this one upgrades "+
-			"(columns %[2]s%[3]s are missing): this dlqd changes nothing in them. "+
-			"Go on with the dlqd that made them; or start anew, beside the old tables with \"dlqd detach --schema %[1]s\" "+
-			"and then --schema with another name, or in their place with \"dlqd detach --schema %[1]s --drop-data\". "+
-			"\"dlqd attach --backfill\" then takes in the failed jobs that River still has",
+		return fmt.Sprintf("the tables in schema %[1]s were created by a dlqd older than any that this one upgrades "+
+			"(columns %[2]s%[3]s are missing); nothing was changed. "+
+			"Continue with the dlqd that created them; or start again, "+
+			"beside the old tables with \"dlqd detach --schema %[1]s\" and then --schema with another name, "+
+			"or in their place with \"dlqd detach --schema %[1]s --drop-data\". "+
+			"\"dlqd attach --backfill\" then files the failed jobs that River still has",
 			m.Schemas.DLQ, strings.Join(missing, ", "), more), nil
 	case status.Version > status.Latest:
-		return fmt.Sprintf("the schema %s is at version %d and this dlqd knows up to %d; run a newer dlqd",
+		return fmt.Sprintf("schema %s is at version %d, and this dlqd supports up to %d; run a newer dlqd",
 			m.Schemas.DLQ, status.Version, status.Latest), nil
 	}
 	return "", nil

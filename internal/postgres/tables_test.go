@@ -30,7 +30,7 @@ func gunzip(t *testing.T, file string) string {
 // Before they were frozen, migrations with the same numbers created other tables. testdata/before
 // has dumps of such databases, named by the number of their last migration: tables, and for the
 // first one also functions and triggers.
-func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
+func TestAttach_RejectsTablesBeforeFreeze(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/before/*.sql.gz")
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
 			execute(t, g.dlqd, "INSERT INTO dlq.settings (key, value) VALUES ('river', 'attached'), ('river_schema', "+
 				"'public'), ('code_version', 'older'), ('triggers', 'older'), ('river_triggers', 'older')")
 			g.fail(g.app)
-			captured := g.entries()
+			captured := g.countEntries()
 
 			before := catalog(t, g.owner)
 			const refusal = "older than any that this one upgrades"
@@ -67,7 +67,7 @@ func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
 			require.Equal(t, before, catalog(t, g.owner), "nothing was changed")
 			require.Equal(t, version+1, count(t, g.dlqd, "SELECT count(*) FROM dlq.schema_migrations"))
 			g.fail(g.app)
-			require.Equal(t, 2*captured, g.entries(), "the dlqd that was there goes on")
+			require.Equal(t, 2*captured, g.countEntries(), "the older dlqd still captures")
 
 			// Follow the refusal's advice: attach beside the old tables, then in their place.
 			detach := func(schema string, dropData bool) {
@@ -89,7 +89,7 @@ func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
 			}
 			detach("dlq", false)
 			attach("office")
-			require.Equal(t, 2*captured, g.entries())
+			require.Equal(t, 2*captured, g.countEntries())
 			detach("office", true)
 			detach("dlq", true)
 			attach("dlq")
@@ -99,9 +99,9 @@ func TestAttach_RefusesTablesOfBeforeTheFreeze(t *testing.T) {
 
 // A number beyond those that this program knows belongs to a newer dlqd, whose functions an older
 // one must not replace.
-func TestAttach_RefusesNewerTables(t *testing.T) {
+func TestAttach_RejectsNewerTables(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	execute(t, g.dlqd, "INSERT INTO dlq.schema_migrations (version_id, is_applied) VALUES (99999, true)")
 	execute(t, g.dlqd, "UPDATE dlq.settings SET value = 'newer' WHERE key IN ('code_version', 'triggers', "+
 		"'river_triggers')")

@@ -13,15 +13,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func TestOpen_statementsHaveATimeout(t *testing.T) {
+func TestOpen_LimitsStatementTime(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	holder := postgrestest.Open(t, url)
-	execute(t, holder, "CREATE TABLE held (n int)")
+	execute(t, holder, "CREATE TABLE locked (n int)")
 	tx, err := holder.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	_, err = tx.Exec(t.Context(), "LOCK TABLE held")
+	_, err = tx.Exec(t.Context(), "LOCK TABLE locked")
 	require.NoError(t, err)
 
 	pool, err := postgres.OpenLimited(t.Context(), url, 1, 200*time.Millisecond, nil)
@@ -31,15 +31,15 @@ func TestOpen_statementsHaveATimeout(t *testing.T) {
 
 	for name, hangs := range map[string]func(ctx context.Context) error{
 		"exec": func(ctx context.Context) error {
-			_, err := pool.Exec(ctx, "INSERT INTO held VALUES (1)")
+			_, err := pool.Exec(ctx, "INSERT INTO locked VALUES (1)")
 			return err
 		},
 		"row": func(ctx context.Context) error {
 			var n int
-			return pool.QueryRow(ctx, "SELECT count(*) FROM held").Scan(&n)
+			return pool.QueryRow(ctx, "SELECT count(*) FROM locked").Scan(&n)
 		},
 		"rows": func(ctx context.Context) error {
-			rows, err := pool.Query(ctx, "SELECT n FROM held")
+			rows, err := pool.Query(ctx, "SELECT n FROM locked")
 			if err != nil {
 				return err
 			}
@@ -48,16 +48,16 @@ func TestOpen_statementsHaveATimeout(t *testing.T) {
 		},
 		"batch": func(ctx context.Context) error {
 			batch := &pgx.Batch{}
-			batch.Queue("INSERT INTO held VALUES (1)")
+			batch.Queue("INSERT INTO locked VALUES (1)")
 			return pool.SendBatch(ctx, batch).Close()
 		},
 		"copy": func(ctx context.Context) error {
-			_, err := pool.CopyFrom(ctx, pgx.Identifier{"held"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}}))
+			_, err := pool.CopyFrom(ctx, pgx.Identifier{"locked"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}}))
 			return err
 		},
 		"in a transaction": func(ctx context.Context) error {
 			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, "INSERT INTO held VALUES (1)")
+				_, err := tx.Exec(ctx, "INSERT INTO locked VALUES (1)")
 				return err
 			})
 		},
@@ -66,7 +66,7 @@ func TestOpen_statementsHaveATimeout(t *testing.T) {
 		},
 	} {
 		require.ErrorIs(t, hangs(t.Context()), context.DeadlineExceeded, name)
-		require.Eventually(t, func() bool { return pool.Ping(t.Context()) == nil }, time.Minute, time.Millisecond, "%s: the pool goes on", name)
+		require.Eventually(t, func() bool { return pool.Ping(t.Context()) == nil }, time.Minute, time.Millisecond, "%s: the pool stays usable", name)
 	}
 
 	// The timeout shortens neither a deadline of the caller nor an unbounded context.
@@ -77,6 +77,6 @@ func TestOpen_statementsHaveATimeout(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, tx.Rollback(t.Context()))
-	_, err = pool.Exec(t.Context(), "INSERT INTO held VALUES (1)")
+	_, err = pool.Exec(t.Context(), "INSERT INTO locked VALUES (1)")
 	require.NoError(t, err)
 }

@@ -11,9 +11,9 @@ import (
 
 // An upgrade beside a busy application: no completion of its jobs fails, and none waits for longer
 // than a change may lock its tables. Failures that capture skips meanwhile are filed afterwards.
-func TestAttach_upgradeUnderLoad(t *testing.T) {
+func TestAttach_UpgradesUnderLoad(t *testing.T) {
 	t.Parallel()
-	g := attached(t)
+	g := attachedGuest(t)
 	const batch, workers = 60, 3
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
@@ -58,5 +58,5 @@ func TestAttach_upgradeUnderLoad(t *testing.T) {
 	g.reconcile()
 	failures := count(t, g.owner, "SELECT count(*) FROM river_job WHERE state = 'discarded'")
 	require.NotZero(t, failures)
-	require.Equal(t, failures, g.entries())
+	require.Equal(t, failures, g.countEntries())
 }

@@ -26,31 +26,31 @@ const (
 	TriggersMissing  = "missing"
 )
 
-// unseenFor is the age above which an unfiled failure or an unapplied fact is a problem. DLQ
+// overdueAfter is the age above which an unfiled failure or an unapplied fact is a problem. DLQ
 // workers look every 50 ms.
-const unseenFor = time.Minute
+const overdueAfter = time.Minute
 
 // Capture is the state of capture. Fields that could not be read within a moment, because another
 // session locks a table, are absent.
 type Capture struct {
-	Mode      string     `json:"mode" enum:"on,off,strict" doc:"on: a failure is captured in the transaction that ends its job, or by the reconciler where that would hold the application up. off: only the reconciler files failures. strict: a job cannot end as a failure unless its dead letter can be written."`
-	Limit     string     `json:"limit" doc:"How long capture may work in one statement of the application." example:"00:00:00.25"`
-	ChangedAt *time.Time `json:"changedAt,omitempty" doc:"When it was switched; absent where it never was, or who did it could not be recorded."`
-	ChangedBy string     `json:"changedBy,omitempty" doc:"Who switched it."`
-	Note      string     `json:"note,omitempty" doc:"Why."`
-	Triggers  string     `json:"triggers" enum:"enabled,disabled,missing" doc:"Whether dlqd's triggers on River's table are there, and enabled."`
-	Writing   int        `json:"writing" doc:"Open transactions that have written jobs: what their statement under way ends is still treated as before a switch."`
+	Mode      string     `json:"mode" enum:"on,off,strict" doc:"on: a failure is captured in the transaction that ends its job; if capture would have to wait, it skips the job and the reconciler files the failure. off: only the reconciler files failures. strict: a job cannot end as a failure unless its dead letter can be written."`
+	Limit     string     `json:"limit" doc:"Time limit for capture in one statement of the application." example:"00:00:00.25"`
+	ChangedAt *time.Time `json:"changedAt,omitempty" doc:"Time of the last switch; absent if capture was never switched, or if the switch could not be recorded."`
+	ChangedBy string     `json:"changedBy,omitempty" doc:"User that switched it."`
+	Note      string     `json:"note,omitempty" doc:"Reason for the switch."`
+	Triggers  string     `json:"triggers" enum:"enabled,disabled,missing" doc:"State of dlqd's triggers on River's table."`
+	Writing   int        `json:"writing" doc:"Number of open transactions that have written jobs. After a switch, jobs that their current statement ends are still handled in the previous mode."`
 
-	Unfiled      *int64     `json:"unfiled,omitempty" doc:"Entries that no DLQ worker has filed yet, counted up to 10,000."`
-	UnfiledSince *time.Time `json:"unfiledSince,omitempty" doc:"When the oldest of them was captured."`
-	Facts        *int64     `json:"facts,omitempty" doc:"Ends of redeliveries, and retries made outside dlqd, that no process has applied yet, counted up to 10,000."`
-	FactsSince   *time.Time `json:"factsSince,omitempty" doc:"When the oldest of them happened."`
+	Unfiled      *int64     `json:"unfiled,omitempty" doc:"Number of unfiled entries, counted up to 10,000."`
+	UnfiledSince *time.Time `json:"unfiledSince,omitempty" doc:"Time of capture of the oldest unfiled entry."`
+	Facts        *int64     `json:"facts,omitempty" doc:"Number of facts (ends of redeliveries and retries made outside dlqd) that are not applied yet, counted up to 10,000."`
+	FactsSince   *time.Time `json:"factsSince,omitempty" doc:"Time of the oldest of these facts."`
 
-	LookedAt    *time.Time       `json:"lookedAt,omitempty" doc:"When the reconciler last looked for recent failures that capture missed."`
-	LookedAtAll *time.Time       `json:"lookedAtAll,omitempty" doc:"When it last looked at all that River keeps."`
-	Missed      int64            `json:"missed" doc:"Failures that it filed within 24 hours."`
-	MissedBy    map[string]int64 `json:"missedBy,omitempty" doc:"The same by cause: capture_off, trigger_missing, trigger_disabled, missed (capture gave way, or was bypassed)."`
-	MissedAt    *time.Time       `json:"missedAt,omitempty" doc:"When it filed the last of them."`
+	LookedAt    *time.Time       `json:"lookedAt,omitempty" doc:"Time of the reconciler's last scan of recent jobs for missed failures."`
+	LookedAtAll *time.Time       `json:"lookedAtAll,omitempty" doc:"Time of the reconciler's last scan of all jobs."`
+	Missed      int64            `json:"missed" doc:"Number of missed failures that the reconciler filed within the last 24 hours."`
+	MissedBy    map[string]int64 `json:"missedBy,omitempty" doc:"These failures by cause: capture_off, trigger_missing, trigger_disabled, missed (capture skipped the job or was bypassed)."`
+	MissedAt    *time.Time       `json:"missedAt,omitempty" doc:"Time at which the reconciler filed the last of them."`
 }
 
 // ReadCapture reads the state of capture.
@@ -66,19 +66,19 @@ func ReadCapture(ctx context.Context, db postgres.DB) (*Capture, error) {
 // Problem describes what is wrong with capture; empty if nothing is. Missed failures are not a
 // problem: the reconciler filed them.
 func (s *Capture) Problem() string {
-	var wrong []string
+	var problems []string
 	if s.Triggers != TriggersEnabled {
-		wrong = append(wrong, "the triggers on River's table are "+s.Triggers+": failures are filed late, by the reconciler")
+		problems = append(problems, "the triggers on River's table are "+s.Triggers+": only the reconciler files failures, later")
 	}
-	for _, waits := range []struct {
-		what  string
-		since *time.Time
-	}{{"an entry waits to be filed", s.UnfiledSince}, {"an end of a redelivery or a retry waits to be applied", s.FactsSince}} {
-		if waits.since != nil && time.Since(*waits.since) > unseenFor {
-			wrong = append(wrong, waits.what+" since "+waits.since.UTC().Format(time.RFC3339))
+	for _, backlog := range []struct {
+		problem string
+		since   *time.Time
+	}{{"entries have been unfiled", s.UnfiledSince}, {"facts have been unapplied", s.FactsSince}} {
+		if backlog.since != nil && time.Since(*backlog.since) > overdueAfter {
+			problems = append(problems, backlog.problem+" since "+backlog.since.UTC().Format(time.RFC3339))
 		}
 	}
-	return strings.Join(wrong, "; ")
+	return strings.Join(problems, "; ")
 }
 
 // Summary describes capture in one line.
@@ -93,21 +93,21 @@ func (s *Capture) Summary() string {
 	}
 	if s.Missed > 0 {
 		causes := make([]string, 0, len(s.MissedBy))
-		for why, n := range s.MissedBy {
-			causes = append(causes, fmt.Sprintf("%d %s", n, why))
+		for cause, n := range s.MissedBy {
+			causes = append(causes, fmt.Sprintf("%d %s", n, cause))
 		}
 		slices.Sort(causes)
-		text += fmt.Sprintf("; the reconciler filed %d failures within 24 hours that it had missed (%s)", s.Missed, strings.Join(causes, ", "))
+		text += fmt.Sprintf("; the reconciler filed %d failures that capture missed within 24 hours (%s)", s.Missed, strings.Join(causes, ", "))
 	}
 	return text
 }
 
 // Switched is the result of a switch of capture.
 type Switched struct {
-	Mode     string `json:"mode" enum:"on,off,strict" doc:"What holds now."`
-	Writing  int    `json:"writing" doc:"Open transactions that have written jobs: what their statement under way ends is still treated as before."`
-	Recorded bool   `json:"recorded" doc:"Who did it was recorded: not where somebody holds that table."`
-	Message  string `json:"message" doc:"What that means, and whether what is missed meanwhile is filed later."`
+	Mode     string `json:"mode" enum:"on,off,strict" doc:"Active mode."`
+	Writing  int    `json:"writing" doc:"Number of open transactions that have written jobs. Jobs that their current statement ends are still handled in the previous mode."`
+	Recorded bool   `json:"recorded" doc:"Whether the switch was written to the audit trail; false if another session locks its table."`
+	Message  string `json:"message" doc:"Effect of the mode, and whether failures that capture misses are filed later."`
 }
 
 // Switch is a request to switch capture.

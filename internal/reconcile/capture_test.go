@@ -34,13 +34,13 @@ func (b *testBundle) status() *reconcile.Capture {
 	return s
 }
 
-func TestSetCapture(t *testing.T) {
+func TestSetCapture_SwitchesMode(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	require.Equal(t, "on", b.status().Summary())
 	open, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = open.Exec(t.Context(), fail, b.job())
+	_, err = open.Exec(t.Context(), fail, b.insertJob())
 	require.NoError(t, err)
 
 	done := b.set(reconcile.ModeOff)
@@ -48,18 +48,18 @@ func TestSetCapture(t *testing.T) {
 	require.Equal(t, 1, done.Writing)
 	require.Contains(t, done.Message, "1 open transactions have written jobs")
 	require.Contains(t, done.Message, "filed every minute by dlqd serve")
-	_, err = open.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", b.job())
+	_, err = open.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", b.insertJob())
 	require.NoError(t, err)
 	require.NoError(t, open.Commit(t.Context()))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), "it reaches an open transaction's next statement")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), "the switch applies to the next statement of an open transaction")
 	s := b.status()
 	require.Regexp(t, `^off \(by kim at .*: stuck\)$`, s.Summary())
-	require.Empty(t, s.Problem(), "it is what somebody wants")
-	require.Equal(t, 1, b.look(b.pool, false))
-	require.Contains(t, b.status().Summary(), "filed 1 failures within 24 hours that it had missed (1 capture_off)")
+	require.Empty(t, s.Problem(), "a mode that an operator chose is not a problem")
+	require.Equal(t, 1, b.scan(b.pool, false))
+	require.Contains(t, b.status().Summary(), "filed 1 failures that capture missed within 24 hours (1 capture_off)")
 
 	b.set(reconcile.ModeOn)
-	b.exec(fail, b.job())
+	b.exec(fail, b.insertJob())
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'capture' AND actor = 'kim' AND origin <> ''"))
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.set_capture('maybe')")
@@ -68,12 +68,12 @@ func TestSetCapture(t *testing.T) {
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_follow")
 	require.Contains(t, b.status().Problem(), "the triggers on River's table are disabled")
 	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at) VALUES (1, now(), 'retried', now() - interval '2 minutes')")
-	require.Contains(t, b.status().Problem(), "waits to be applied since")
+	require.Contains(t, b.status().Problem(), "facts have been unapplied since")
 }
 
 // An operator can switch capture while all tables are locked. The record of who did it is skipped;
 // the switch is not.
-func TestSetCapture_whileTablesAreHeld(t *testing.T) {
+func TestSetCapture_WorksWhileTablesAreLocked(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	tx, err := b.pool.Begin(t.Context())
@@ -90,12 +90,12 @@ func TestSetCapture_whileTablesAreHeld(t *testing.T) {
 	require.Equal(t, "off", b.status().Mode)
 	require.Nil(t, b.status().Unfiled)
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.Nil(t, b.status().ChangedAt, "nobody knows")
-	b.exec(fail, b.job())
+	require.Nil(t, b.status().ChangedAt, "the switch was not recorded")
+	b.exec(fail, b.insertJob())
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-func TestSetCapture_manyAtOnce(t *testing.T) {
+func TestSetCapture_RunsConcurrently(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	var all sync.WaitGroup
@@ -117,7 +117,7 @@ func TestSetCapture_manyAtOnce(t *testing.T) {
 }
 
 // A switch survives an upgrade, and a detach and attach of dlqd.
-func TestSetCapture_outlastsAnUpgrade(t *testing.T) {
+func TestSetCapture_SurvivesUpgrade(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec("SELECT dlq.set_capture('strict', '2 seconds')")
@@ -134,10 +134,10 @@ func TestSetCapture_outlastsAnUpgrade(t *testing.T) {
 	require.Equal(t, "00:00:02", b.status().Limit)
 }
 
-func TestLoop(t *testing.T) {
+func TestLoop_FilesMissedFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.bypassed(fail, b.job())
+	b.execWithoutTriggers(fail, b.insertJob())
 	loop := reconcile.New(reconcile.Config{DB: postgres.DefaultSchemas().Rendered(b.pool), Logger: discard}).Loop()
 	group := background.Group{Logger: discard}
 	group.Add(loop)

@@ -29,25 +29,25 @@ func (b *testBundle) failAt(id int64, at string) {
 		errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout', 'trace', '') WHERE id = $1`, id)
 }
 
-// endsIn runs a job and ends it in a state, with an error.
-func (b *testBundle) endsIn(id int64, state, message string) {
+// endIn runs a job and ends it in a state, with an error.
+func (b *testBundle) endIn(id int64, state, message string) {
 	b.Helper()
 	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
 	b.exec(`UPDATE river_job SET state = $2::text::river_job_state, finalized_at = clock_timestamp(),
 		errors = errors || jsonb_build_object('error', $3::text, 'attempt', attempt) WHERE id = $1`, id, state, message)
 }
 
-// failed inserts a job, fails it at the given time, and files the failure.
-func (b *testBundle) failed(at string) (id int64) {
+// createFailed inserts a job, fails it at the given time, and files the failure.
+func (b *testBundle) createFailed(at string) (id int64) {
 	b.Helper()
-	id = b.job()
+	id = b.insertJob()
 	b.failAt(id, at)
-	b.settle()
+	b.processInbox()
 	return id
 }
 
-// failsUncaptured retries a job and fails it at the given time while capture is off.
-func (b *testBundle) failsUncaptured(id int64, at string) {
+// failUncaptured retries a job and fails it at the given time while capture is off.
+func (b *testBundle) failUncaptured(id int64, at string) {
 	b.Helper()
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(id)
@@ -55,8 +55,8 @@ func (b *testBundle) failsUncaptured(id int64, at string) {
 	b.exec("SELECT dlq.set_capture('on')")
 }
 
-// settle applies facts and files the inbox until both are empty.
-func (b *testBundle) settle() {
+// processInbox applies facts and files the inbox until both are empty.
+func (b *testBundle) processInbox() {
 	b.Helper()
 	for range 3 {
 		b.exec("SELECT dlq.apply_facts()")
@@ -66,108 +66,108 @@ func (b *testBundle) settle() {
 	require.Zero(b, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following'"))
 }
 
-func (b *testBundle) discard() {
+func (b *testBundle) discardOpen() {
 	b.Helper()
 	b.exec("SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open")
 }
 
-func (b *testBundle) entries() int { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") }
+func (b *testBundle) countEntries() int { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") }
 
-// taken returns the number of failures that entries include: their own and further ones.
-func (b *testBundle) taken() int {
+// countFailures returns the number of failures that entries include: their own and further ones.
+func (b *testBundle) countFailures() int {
 	return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE failed_at IS NOT NULL")
 }
 
-// lost runs a scan of recent failures, a whole scan and a backfill, files what they find, and
+// fileMissed runs a scan of recent failures, a whole scan and a backfill, files what they find, and
 // returns how many failures they found.
-func (b *testBundle) lost() int {
+func (b *testBundle) fileMissed() int {
 	b.Helper()
-	n := b.look(b.pool, false) + b.look(b.pool, true) + b.count("SELECT dlq.backfill()")
-	b.settle()
+	n := b.scan(b.pool, false) + b.scan(b.pool, true) + b.count("SELECT dlq.backfill()")
+	b.processInbox()
 	return n
 }
 
-// twiceDiscarded makes a job fail, discards its entry, and retries the job, which fails into the
+// createDiscardedTwice makes a job fail, discards its entry, and retries the job, which fails into the
 // same entry. It discards that again.
-func (b *testBundle) twiceDiscarded(first, second string) (id int64) {
+func (b *testBundle) createDiscardedTwice(first, second string) (id int64) {
 	b.Helper()
-	id = b.failed(first)
-	b.discard()
+	id = b.createFailed(first)
+	b.discardOpen()
 	b.retry(id)
-	b.settle()
+	b.processInbox()
 	require.Equal(b, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
 	b.failAt(id, second)
-	b.settle()
-	require.Equal(b, 1, b.entries())
-	require.Equal(b, 2, b.taken())
-	b.discard()
+	b.processInbox()
+	require.Equal(b, 1, b.countEntries())
+	require.Equal(b, 2, b.countFailures())
+	b.discardOpen()
 	return id
 }
 
-func TestKnown_FoldedFailureOfClosedEntryIsNotFiledAgain(t *testing.T) {
+func TestKnownFailures_AreNotFiledAgainAfterClose(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.twiceDiscarded(justNow, justNow)
-	require.Zero(t, b.lost())
-	require.Equal(t, 1, b.entries())
+	id := b.createDiscardedTwice(justNow, justNow)
+	require.Zero(t, b.fileMissed())
+	require.Equal(t, 1, b.countEntries())
 
 	// Another retry belongs to the entry, too, and its failure is included once.
 	b.retry(id)
-	b.settle()
+	b.processInbox()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
 	b.failAt(id, justNow)
-	b.settle()
-	require.Equal(t, 3, b.taken())
-	b.discard()
-	require.Zero(t, b.lost())
+	b.processInbox()
+	require.Equal(t, 3, b.countFailures())
+	b.discardOpen()
+	require.Zero(t, b.fileMissed())
 
 	// A newer failure without capture is filed once.
-	b.failsUncaptured(id, justNow)
-	require.Equal(t, 1, b.lost())
-	require.Equal(t, 2, b.entries())
-	require.Zero(t, b.lost())
-	b.discard()
-	require.Zero(t, b.lost())
+	b.failUncaptured(id, justNow)
+	require.Equal(t, 1, b.fileMissed())
+	require.Equal(t, 2, b.countEntries())
+	require.Zero(t, b.fileMissed())
+	b.discardOpen()
+	require.Zero(t, b.fileMissed())
 }
 
 // River's clients have different clocks: a later failure may have an earlier time.
-func TestKnown_NewerFailureWithEarlierClockIsFiled(t *testing.T) {
+func TestKnownFailures_NewFailureWithEarlierClockIsFiled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.twiceDiscarded(justNow, "clock_timestamp() - interval '10 minutes'")
-	require.Zero(t, b.lost())
-	b.failsUncaptured(id, "clock_timestamp() - interval '20 minutes'")
-	require.Equal(t, 1, b.lost())
-	require.Zero(t, b.lost())
+	id := b.createDiscardedTwice(justNow, "clock_timestamp() - interval '10 minutes'")
+	require.Zero(t, b.fileMissed())
+	b.failUncaptured(id, "clock_timestamp() - interval '20 minutes'")
+	require.Equal(t, 1, b.fileMissed())
+	require.Zero(t, b.fileMissed())
 }
 
 // All failures of a job with an invalid finalized_at have the same id.
-func TestKnown_FailuresWithoutATime(t *testing.T) {
+func TestKnownFailures_DistinguishInvalidTimes(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"infinity", "294276-01-01", "2100-01-01"} {
 		t.Run(at, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			at := "'" + at + "'::timestamptz"
-			id := b.twiceDiscarded(at, at)
-			require.Zero(t, b.lost())
+			id := b.createDiscardedTwice(at, at)
+			require.Zero(t, b.fileMissed())
 			// A newer failure does not match the closed entry that has its id.
-			b.failsUncaptured(id, at)
-			require.Equal(t, 1, b.lost())
-			require.Equal(t, 2, b.entries())
+			b.failUncaptured(id, at)
+			require.Equal(t, 1, b.fileMissed())
+			require.Equal(t, 2, b.countEntries())
 			require.Equal(t, 2, b.count("SELECT count(DISTINCT id) FROM dlq.dead_letter_queue"))
-			require.Zero(t, b.lost())
-			b.discard()
-			require.Zero(t, b.lost())
+			require.Zero(t, b.fileMissed())
+			b.discardOpen()
+			require.Zero(t, b.fileMissed())
 			b.retry(id)
-			b.settle()
+			b.processInbox()
 			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 			b.failAt(id, at)
-			b.settle()
-			b.discard()
-			require.Zero(t, b.lost())
+			b.processInbox()
+			b.discardOpen()
+			require.Zero(t, b.fileMissed())
 			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
-			require.Zero(t, b.lost())
+			require.Zero(t, b.fileMissed())
 			// Two such failures are in the inbox at once, and another job has the same id.
 			for range 2 {
 				b.retry(id)
@@ -175,71 +175,71 @@ func TestKnown_FailuresWithoutATime(t *testing.T) {
 				b.failAt(id, at)
 			}
 			require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
-			before := b.taken()
-			b.settle()
-			require.Equal(t, before+2, b.taken())
-			b.discard()
+			before := b.countFailures()
+			b.processInbox()
+			require.Equal(t, before+2, b.countFailures())
+			b.discardOpen()
 			b.exec("DELETE FROM river_job WHERE id = $1", id)
 			b.exec("INSERT INTO river_job (id, kind, args, max_attempts, attempt, state, errors) VALUES ($1, 'mail', '{}', 25, (SELECT max(retry_count) FROM dlq.dead_letter_queue) - 1, 'running', '{}')", id)
-			n := b.entries()
+			n := b.countEntries()
 			b.failAt(id, at)
-			b.settle()
-			require.Equal(t, n+1, b.entries())
-			b.discard()
-			require.Zero(t, b.lost())
+			b.processInbox()
+			require.Equal(t, n+1, b.countEntries())
+			b.discardOpen()
+			require.Zero(t, b.fileMissed())
 		})
 	}
 }
 
 // A failure stays known however its entry was closed or deleted.
-func TestKnown_WhateverBecomesOfTheEntry(t *testing.T) {
+func TestKnownFailures_StayKnownAfterEntryChanges(t *testing.T) {
 	t.Parallel()
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
 	for name, do := range map[string]func(b *testBundle, id int64){
-		"undone and discarded again": func(b *testBundle, _ int64) {
+		"undo of a second discard": func(b *testBundle, _ int64) {
 			b.exec("SELECT dlq.act_on('reopen', " + all + ", 'kim')")
 			b.exec("SELECT dlq.act_on('discard', " + all + ", 'kim')")
 			b.exec("SELECT dlq.undo((SELECT id FROM dlq.operations ORDER BY id DESC LIMIT 1))")
 			require.Equal(b, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
-			require.Zero(b, b.lost())
-			b.discard()
+			require.Zero(b, b.fileMissed())
+			b.discardOpen()
 		},
 		"reopened and resolved": func(b *testBundle, _ int64) {
 			b.exec("SELECT dlq.reopen(id, 'kim') FROM dlq.dead_letter_queue")
 			b.exec("SELECT dlq.resolve(id, 'kim') FROM dlq.dead_letter_queue")
 		},
-		"erased":    func(b *testBundle, _ int64) { b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`) },
+		"erased":    func(b *testBundle, _ int64) { b.exec(`CALL dlq.erase('{"kind": "mail"}', 'request 1')`) },
 		"purged":    func(b *testBundle, _ int64) { b.exec("SELECT dlq.delete_entries(" + all + ")") },
 		"retention": func(b *testBundle, _ int64) { b.dropMonths() },
-		"came back": func(b *testBundle, _ int64) {
+		"restored": func(b *testBundle, _ int64) {
 			var rows string
 			require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT jsonb_agg(to_jsonb(e))::text FROM dlq.dead_letter_queue e").Scan(&rows))
 			b.dropMonths()
-			require.Zero(b, b.lost())
+			require.Zero(b, b.fileMissed())
 			b.exec("SELECT dlq.restore_entries($1::jsonb, now() + interval '1 day')", rows)
-			require.Equal(b, 1, b.entries())
+			require.Equal(b, 1, b.countEntries())
 		},
-		"job and entry forgotten, and the job restored": func(b *testBundle, id int64) {
+		"deleted with its job, and the job restored": func(b *testBundle, id int64) {
 			b.exec("CREATE TABLE backup AS SELECT * FROM river_job")
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
 			b.exec("DELETE FROM river_job WHERE id = $1", id)
-			require.Zero(b, b.lost())
-			b.bypassed("INSERT INTO river_job SELECT * FROM backup")
+			require.Zero(b, b.fileMissed())
+			b.execWithoutTriggers("INSERT INTO river_job SELECT * FROM backup")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.twiceDiscarded(justNow, justNow)
+			id := b.createDiscardedTwice(justNow, justNow)
 			do(b, id)
-			require.Zero(t, b.lost())
+			require.Zero(t, b.fileMissed())
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
-			if name == "came back" {
+			if name == "restored" {
 				return
 			}
-			b.failsUncaptured(id, justNow)
-			require.Equal(t, 1, b.lost())
-			require.Zero(t, b.lost())
+			b.failUncaptured(id, justNow)
+			require.Equal(t, 1, b.fileMissed())
+			require.Zero(t, b.fileMissed())
 		})
 	}
 }
@@ -254,107 +254,107 @@ func (b *testBundle) dropMonths() {
 	for _, month := range months {
 		b.exec("SELECT dlq.drop_partition($1)", month)
 	}
-	require.Zero(b, b.entries())
+	require.Zero(b, b.countEntries())
 }
 
 // A failure is known whether the reconciler or a backfill filed it.
-func TestKnown_FiledByReconcilerOrBackfill(t *testing.T) {
+func TestKnownFailures_IncludeReconcilerAndBackfill(t *testing.T) {
 	t.Parallel()
 	for _, filer := range []string{"dlq.reconcile(p_whole => true)", "dlq.backfill()"} {
 		t.Run(filer, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			b.exec("SELECT dlq.set_capture('off')")
-			id := b.job()
+			id := b.insertJob()
 			fails := func() {
 				b.failAt(id, justNow)
 				b.exec("SELECT " + filer)
 			}
 			fails()
-			b.settle()
-			require.Equal(t, 1, b.entries())
+			b.processInbox()
+			require.Equal(t, 1, b.countEntries())
 			// The job's entry is open: it includes the further failure, which is known after the entry closes.
 			b.retry(id)
 			fails()
-			b.settle()
-			require.Equal(t, 1, b.entries())
-			require.Equal(t, 2, b.taken())
-			b.discard()
-			require.Zero(t, b.lost())
+			b.processInbox()
+			require.Equal(t, 1, b.countEntries())
+			require.Equal(t, 2, b.countFailures())
+			b.discardOpen()
+			require.Zero(t, b.fileMissed())
 			// A newer failure makes a new entry, because the old one is closed.
 			b.retry(id)
 			fails()
-			b.settle()
-			require.Equal(t, 2, b.entries())
-			b.discard()
-			require.Zero(t, b.lost())
+			b.processInbox()
+			require.Equal(t, 2, b.countEntries())
+			b.discardOpen()
+			require.Zero(t, b.fileMissed())
 		})
 	}
 }
 
 // The retry and its failure are unapplied facts: the scans leave the failure to the fact.
-func TestKnown_WhileTheReopeningWaits(t *testing.T) {
+func TestKnownFailures_IncludeUnappliedFacts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.failed(justNow)
-	b.discard()
+	id := b.createFailed(justNow)
+	b.discardOpen()
 	b.retry(id)
 	b.failAt(id, justNow)
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
-	require.Zero(t, b.look(b.pool, false))
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, false))
+	require.Zero(t, b.scan(b.pool, true))
 	require.Zero(t, b.count("SELECT dlq.backfill()"))
-	b.settle()
-	require.Equal(t, 1, b.entries())
-	require.Equal(t, 2, b.taken())
-	b.discard()
-	require.Zero(t, b.lost())
+	b.processInbox()
+	require.Equal(t, 1, b.countEntries())
+	require.Equal(t, 2, b.countFailures())
+	b.discardOpen()
+	require.Zero(t, b.fileMissed())
 
 	// A rejected fact still waits.
 	b.retry(id)
 	b.failAt(id, justNow)
 	b.exec("UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')")
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, true))
 	for range 2 {
 		b.exec("SELECT dlq.apply_facts(p_careful => true)")
 	}
-	require.Equal(t, 3, b.taken())
-	b.discard()
-	require.Zero(t, b.lost())
+	require.Equal(t, 3, b.countFailures())
+	b.discardOpen()
+	require.Zero(t, b.fileMissed())
 
 	// The entry is closed between the two facts. No entry includes the failure, so it is filed once.
 	b.retry(id)
 	b.failAt(id, justNow)
 	b.exec("SELECT dlq.apply_facts(1)")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
-	b.discard()
-	b.settle()
-	require.Zero(t, b.lost())
-	require.Equal(t, 2, b.entries())
-	require.Equal(t, 4, b.taken())
-	b.discard()
-	require.Zero(t, b.lost())
+	b.discardOpen()
+	b.processInbox()
+	require.Zero(t, b.fileMissed())
+	require.Equal(t, 2, b.countEntries())
+	require.Equal(t, 4, b.countFailures())
+	b.discardOpen()
+	require.Zero(t, b.fileMissed())
 }
 
 // The failure is an unapplied fact, River has deleted the job, and the entry is purged. The failure
 // makes a new entry with the old one's data.
-func TestKnown_FailureOfPurgedEntryAndDeletedJob(t *testing.T) {
+func TestKnownFailures_CopyDataOfPurgedEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	id := b.failed(justNow)
-	b.discard()
+	id := b.createFailed(justNow)
+	b.discardOpen()
 	b.retry(id)
 	b.failAt(id, justNow)
 	b.exec("DELETE FROM river_job WHERE id = $1", id)
 	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
-	b.settle()
-	require.Equal(t, 2, b.taken())
+	b.processInbox()
+	require.Equal(t, 2, b.countFailures())
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{\"n\": 1}'"))
 }
 
 // A job whose entry is deleted is retried, fails, and is deleted before dlqd applies the facts. The
 // payload is lost, and the failure makes an archived entry that says so.
-func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
+func TestKnownFailures_AreArchivedIfPayloadIsLost(t *testing.T) {
 	t.Parallel()
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
 	fails := func(b *testBundle, id int64) {
@@ -366,7 +366,7 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
 			fails(b, id)
 		},
-		"purged by force": func(b *testBundle, id int64) {
+		"purged while open": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.reopen(id, 'kim') FROM dlq.dead_letter_queue")
 			b.exec("SELECT dlq.act_on('purge', " + all + `, 'kim', NULL, '{"force": true}')`)
 			fails(b, id)
@@ -381,20 +381,20 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 			b.exec("UPDATE dlq.job_facts SET fact = 'cancelled', job = job || '{\"state\": \"cancelled\"}' " +
 				"WHERE fact = 'discarded'")
 		},
-		"refused for a while": func(b *testBundle, id int64) {
+		"rejected for an hour": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
 			fails(b, id)
 			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}')
 				|| jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
 		},
-		"forgotten by the reconciler": func(b *testBundle, id int64) {
+		"record deleted by the reconciler": func(b *testBundle, id int64) {
 			b.exec("SELECT dlq.delete_entries(" + all + ")")
 			fails(b, id)
 			b.exec("DELETE FROM river_job")
 			b.exec("UPDATE dlq.retired_jobs SET at = now() - interval '2 days'")
 			b.exec("SELECT dlq.forget_jobs()")
 		},
-		"while a session deletes it": func(b *testBundle, id int64) {
+		"deleted concurrently": func(b *testBundle, id int64) {
 			tx, err := b.pool.Begin(b.Context())
 			require.NoError(b, err)
 			_, err = tx.Exec(b.Context(), "SELECT dlq.delete_entries("+all+")")
@@ -403,33 +403,33 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 			require.NoError(b, tx.Commit(b.Context()))
 		},
 	} {
-		for how, follow := range map[string]bool{"": false, ", of a job that dlqd followed": true} {
+		for how, follow := range map[string]bool{"": false, ", followed job": true} {
 			t.Run(name+how, func(t *testing.T) {
 				t.Parallel()
 				b := setup(t)
-				id := b.failed(justNow)
+				id := b.createFailed(justNow)
 				if follow {
 					b.retry(id)
-					b.settle()
+					b.processInbox()
 					b.failAt(id, justNow)
-					b.settle()
+					b.processInbox()
 				}
-				b.discard()
-				before := b.taken()
+				b.discardOpen()
+				before := b.countFailures()
 				do(b, id)
 				b.exec("DELETE FROM river_job WHERE id = $1", id)
 				for range 2 {
 					b.exec("SELECT dlq.apply_facts(p_careful => true)")
 				}
-				b.settle()
-				require.Equal(t, before+1, b.taken())
-				require.Equal(t, 1, b.entries())
+				b.processInbox()
+				require.Equal(t, before+1, b.countFailures())
+				require.Equal(t, 1, b.countEntries())
 				require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'
 					AND queue = 'default'
 					AND kind = 'mail' AND error_message = 'timeout' AND original_event = '{"erased": true}'
 					AND river_job_id = $1`, id))
-				require.Zero(t, b.lost())
-				require.Equal(t, 1, b.entries())
+				require.Zero(t, b.fileMissed())
+				require.Equal(t, 1, b.countEntries())
 			})
 		}
 	}
@@ -437,22 +437,22 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasDeleted(t *testing.T) {
 
 // An operator closes the entry before dlqd applies the facts of a retry, and River deletes the job.
 // The payload comes from the entry.
-func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
+func TestKnownFailures_TakePayloadFromClosedEntry(t *testing.T) {
 	t.Parallel()
 	for name, closes := range map[string]func(b *testBundle){
-		"before the facts": (*testBundle).discard,
+		"before the facts": (*testBundle).discardOpen,
 		"between the facts": func(b *testBundle) {
-			b.discard()
+			b.discardOpen()
 			b.exec("UPDATE dlq.job_facts SET at = at + interval '1 minute'") // the retry was later
 			require.Equal(b, 1, b.count("SELECT dlq.apply_facts(1)"))
-			b.discard()
+			b.discardOpen()
 		},
-		"and purges it": func(b *testBundle) {
-			b.discard()
+		"and purged": func(b *testBundle) {
+			b.discardOpen()
 			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 		},
-		"and purges it while the database refuses the fact": func(b *testBundle) {
-			b.discard()
+		"and purged while the fact is rejected": func(b *testBundle) {
+			b.discardOpen()
 			b.exec(`UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}')
 				|| jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')`)
 			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
@@ -461,7 +461,7 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.failed(justNow)
+			id := b.createFailed(justNow)
 			b.retry(id)
 			b.failAt(id, justNow)
 			b.exec("DELETE FROM river_job")
@@ -470,8 +470,8 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 			for range 2 {
 				b.exec("SELECT dlq.apply_facts(p_careful => true)")
 			}
-			b.settle()
-			require.Equal(t, 2, b.taken())
+			b.processInbox()
+			require.Equal(t, 2, b.countFailures())
 			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5
 				AND original_event = '{"n": 1}'`))
 		})
@@ -479,7 +479,7 @@ func TestKnown_FailureOfADeletedJobWhoseEntryWasClosed(t *testing.T) {
 }
 
 // A redelivery's failure belongs to the redelivered entry and is deleted with it.
-func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
+func TestKnownFailures_OfRedeliveryAreDeletedWithEntry(t *testing.T) {
 	t.Parallel()
 	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id " +
 		"FROM dlq.dead_letter_queue))", "DELETE FROM river_job"
@@ -487,41 +487,41 @@ func TestKnown_FailureOfARedeliveryWhoseEntryWasDeleted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.failed(justNow)
+			id := b.createFailed(justNow)
 			b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
 			b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim', 'replayed')")
 			redelivery := int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
 			b.exec("UPDATE river_job SET unique_key = NULL, unique_states = NULL")
 			b.retry(id)
-			b.settle()
+			b.processInbox()
 			b.exec("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", id)
 			b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", redelivery)
-			b.settle()
+			b.processInbox()
 			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 			b.failAt(redelivery, justNow)
 			for _, sql := range deletes {
 				b.exec(sql)
 			}
-			b.settle()
-			require.Zero(t, b.entries())
+			b.processInbox()
+			require.Zero(t, b.countEntries())
 		})
 	}
 }
 
 // An unapplied failure still counts after its entry is erased.
-func TestKnown_FailureOfAnErasedEntry(t *testing.T) {
+func TestKnownFailures_CountAfterErasure(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"discarded", "cancelled"} {
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.failed(justNow)
+			id := b.createFailed(justNow)
 			b.retry(id)
-			b.endsIn(id, state, "kim@example.com")
+			b.endIn(id, state, "kim@example.com")
 			require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.job_facts"))
-			b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
-			b.settle()
-			require.Equal(t, 2, b.taken())
+			b.exec(`CALL dlq.erase('{"kind": "mail"}', 'request 1')`)
+			b.processInbox()
+			require.Equal(t, 2, b.countFailures())
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue e WHERE e::text LIKE '%kim@%'"))
 		})
 	}
@@ -529,25 +529,25 @@ func TestKnown_FailureOfAnErasedEntry(t *testing.T) {
 
 // An erased payload is never sent. Failures after the erasure, and earlier ones that are applied
 // after it, are archived.
-func TestKnown_FailureOfAnErasedEntryIsNotSent(t *testing.T) {
+func TestKnownFailures_ErasedPayloadIsNotSent(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"discarded", "cancelled"} {
-		for name, deleted := range map[string]bool{"": false, ", and its job is deleted": true} {
+		for name, deleted := range map[string]bool{"": false, ", deleted job": true} {
 			t.Run(state+name, func(t *testing.T) {
 				t.Parallel()
 				b := setup(t)
-				id := b.failed(justNow)
+				id := b.createFailed(justNow)
 				b.retry(id)
-				b.endsIn(id, state, "timeout")
-				b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
+				b.endIn(id, state, "timeout")
+				b.exec(`CALL dlq.erase('{"kind": "mail"}', 'request 1')`)
 				if deleted {
 					b.exec("DELETE FROM river_job")
 				}
-				b.settle()
-				require.Equal(t, 2, b.taken())
+				b.processInbox()
+				require.Equal(t, 2, b.countFailures())
 				require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
 					WHERE status = 'dlq_archived' AND original_event = '{"erased": true}'`))
-				require.Zero(t, b.lost())
+				require.Zero(t, b.fileMissed())
 				b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'worker:1', 'automatic')")
 				require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE state = 'available'"))
 			})
@@ -557,130 +557,130 @@ func TestKnown_FailureOfAnErasedEntryIsNotSent(t *testing.T) {
 
 // A failure with an invalid finalized_at has the id of another and gets a new one. Without a
 // payload, it is not sent.
-func TestKnown_FailureWithoutATimeOfADeletedJobIsNotSent(t *testing.T) {
+func TestKnownFailures_InvalidTimeWithoutPayloadIsNotSent(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"infinity", "2100-01-01"} {
 		t.Run(at, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			at := "'" + at + "'::timestamptz"
-			id := b.failed(at)
-			b.discard()
-			b.failsUncaptured(id, at)
-			require.Equal(t, 1, b.lost())
-			b.discard()
+			id := b.createFailed(at)
+			b.discardOpen()
+			b.failUncaptured(id, at)
+			require.Equal(t, 1, b.fileMissed())
+			b.discardOpen()
 			b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY closed_at DESC " +
 				"LIMIT 1))")
 			b.retry(id)
 			b.failAt(id, at)
 			b.exec("DELETE FROM river_job")
-			b.settle()
-			require.Equal(t, 3, b.taken())
+			b.processInbox()
+			require.Equal(t, 3, b.countFailures())
 			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
 				WHERE status = 'dlq_archived' AND retry_count = 6 AND original_event = '{"erased": true}'
 				AND metadata = '{}'`))
-			require.Equal(t, 2, b.entries())
-			require.Zero(t, b.lost())
+			require.Equal(t, 2, b.countEntries())
+			require.Zero(t, b.fileMissed())
 		})
 	}
 }
 
 // A followed job's failure belongs to the entry. The fact, the sweep or the reconciler may see it first.
-func TestKnown_FollowedJob(t *testing.T) {
+func TestKnownFailures_IncludeFollowedJobs(t *testing.T) {
 	t.Parallel()
 	for name, see := range map[string]func(b *testBundle){
 		"fact":  func(*testBundle) {},
 		"sweep": func(b *testBundle) { b.exec("DELETE FROM dlq.job_facts"); b.exec("SELECT dlq.sweep_redeliveries()") },
 		"reconciler": func(b *testBundle) {
 			b.exec("DELETE FROM dlq.job_facts")
-			require.Zero(b, b.look(b.pool, true))
+			require.Zero(b, b.scan(b.pool, true))
 			b.exec("SELECT dlq.sweep_redeliveries()")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.failed(justNow)
+			id := b.createFailed(justNow)
 			b.retry(id)
-			b.settle()
+			b.processInbox()
 			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
 			b.failAt(id, justNow)
 			see(b)
-			b.settle()
-			require.Equal(t, 1, b.entries())
-			require.Equal(t, 2, b.taken())
-			b.discard()
-			require.Zero(t, b.lost())
+			b.processInbox()
+			require.Equal(t, 1, b.countEntries())
+			require.Equal(t, 2, b.countFailures())
+			b.discardOpen()
+			require.Zero(t, b.fileMissed())
 		})
 	}
 }
 
 // The same failure is in the inbox twice: it counts once, even if its entry has been closed in
 // between.
-func TestKnown_SameFailureTwiceInTheInbox(t *testing.T) {
+func TestKnownFailures_CountInboxDuplicateOnce(t *testing.T) {
 	t.Parallel()
-	for name, again := range map[string]bool{"own": false, "folded": true} {
+	for name, again := range map[string]bool{"first failure": false, "further failure": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.job()
-			b.exec("CREATE TABLE waited AS SELECT * FROM dlq.dead_letter_inbox")
+			id := b.insertJob()
+			b.exec("CREATE TABLE inbox_copy AS SELECT * FROM dlq.dead_letter_inbox")
 			b.failAt(id, justNow)
 			if again {
-				b.settle()
+				b.processInbox()
 				b.exec("SELECT dlq.set_capture('off')")
 				b.retry(id)
 				b.exec("SELECT dlq.set_capture('on')")
 				b.failAt(id, justNow)
 			}
-			b.exec("INSERT INTO waited SELECT * FROM dlq.dead_letter_inbox")
-			b.exec("UPDATE waited SET captured_by = 'reconciler'")
-			b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM waited")
-			b.settle()
-			require.Equal(t, 1, b.entries())
-			taken := b.taken()
-			b.discard()
-			b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM waited")
-			b.settle()
-			require.Equal(t, 1, b.entries())
-			require.Equal(t, taken, b.taken())
-			require.Zero(t, b.lost())
+			b.exec("INSERT INTO inbox_copy SELECT * FROM dlq.dead_letter_inbox")
+			b.exec("UPDATE inbox_copy SET captured_by = 'reconciler'")
+			b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM inbox_copy")
+			b.processInbox()
+			require.Equal(t, 1, b.countEntries())
+			failures := b.countFailures()
+			b.discardOpen()
+			b.exec("INSERT INTO dlq.dead_letter_inbox SELECT * FROM inbox_copy")
+			b.processInbox()
+			require.Equal(t, 1, b.countEntries())
+			require.Equal(t, failures, b.countFailures())
+			require.Zero(t, b.fileMissed())
 		})
 	}
 }
 
 // With automatic redelivery on, an entry that an operator closed is not sent.
-func TestKnown_NothingIsSentAfterAPersonsClose(t *testing.T) {
+func TestKnownFailures_ClosedEntryIsNotSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.twiceDiscarded(justNow, justNow)
-	require.Zero(t, b.lost())
+	b.createDiscardedTwice(justNow, justNow)
+	require.Zero(t, b.fileMissed())
 	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'worker:1', 'automatic')")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
 }
 
 // The upgrade to schema version 9 records the failures that entries included before. It may take as
 // long as it needs; later scans add only what has changed since.
-func TestKnown_TakenBeforeTheUpgrade(t *testing.T) {
+func TestKnownFailures_AreRecordedByUpgrade(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.twiceDiscarded(justNow, justNow)
-	asBefore := func() {
+	b.createDiscardedTwice(justNow, justNow)
+	resetToOldVersion := func() {
 		b.exec("DELETE FROM dlq.retired_jobs")
 		b.exec("INSERT INTO dlq.settings (key, value) VALUES ('remember_taken', 'upgrade') ON CONFLICT (key) DO UPDATE SET value = 'upgrade', updated_at = now()")
 	}
-	asBefore()
-	require.Zero(t, b.lost(), "a look that comes before that records it itself")
-	require.Equal(t, 1, b.entries())
+	resetToOldVersion()
+	require.Zero(t, b.fileMissed(), "a scan before the upgrade's statement records the failures")
+	require.Equal(t, 1, b.countEntries())
 
-	asBefore()
+	resetToOldVersion()
 	require.NoError(t, b.migrator().Up(t.Context()))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken' AND value <> 'upgrade'"))
 
 	// A function of the old version was running during the upgrade and commits after it.
 	b.exec("DELETE FROM dlq.retired_jobs")
-	require.Zero(t, b.lost())
+	require.Zero(t, b.fileMissed())
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 
 	// Entries that have not changed since are not compared with River's jobs again.
@@ -689,47 +689,47 @@ func TestKnown_TakenBeforeTheUpgrade(t *testing.T) {
 	b.exec("SELECT dlq.remember_taken()")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 
-	asBefore()
+	resetToOldVersion()
 	b.exec("UPDATE dlq.settings SET updated_at = now() - interval '11 minutes' WHERE key = 'remember_taken'")
-	require.Zero(t, b.lost())
+	require.Zero(t, b.fileMissed())
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken'"))
 }
 
 // Two other queries agree: the survey of failures without a dead letter, and the check whether an
 // ordering key's next message waits.
-func TestKnown_BySurveyAndOrder(t *testing.T) {
+func TestKnownFailures_AgreeWithSurveyAndOrder(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	says := func(unknown, undone int) {
+	requireCounts := func(missed, unresolved int) {
 		t.Helper()
 		s, err := survey.Run(t.Context(), b.pool, postgres.DefaultSchemas())
 		require.NoError(t, err)
-		require.Equal(t, unknown, s.Failures.Count)
-		require.Equal(t, undone, b.count("SELECT count(*) FROM river_job j WHERE dlq.is_undone(j.id, j.created_at)"))
+		require.Equal(t, missed, s.Failures.Count)
+		require.Equal(t, unresolved, b.count("SELECT count(*) FROM river_job j WHERE dlq.is_undone(j.id, j.created_at)"))
 	}
-	id := b.twiceDiscarded(justNow, justNow)
-	says(0, 0)
+	id := b.createDiscardedTwice(justNow, justNow)
+	requireCounts(0, 0)
 	// The failure is an unapplied fact, then part of the entry, which is then closed.
 	b.retry(id)
 	b.failAt(id, justNow)
-	says(0, 1)
-	b.settle()
-	says(0, 1)
-	b.discard()
-	says(0, 0)
+	requireCounts(0, 1)
+	b.processInbox()
+	requireCounts(0, 1)
+	b.discardOpen()
+	requireCounts(0, 0)
 	// The failure is not captured, then filed, and its entry closed.
-	b.failsUncaptured(id, justNow)
-	says(1, 1)
-	require.Equal(t, 1, b.lost())
-	says(0, 1)
-	b.discard()
-	says(0, 0)
+	b.failUncaptured(id, justNow)
+	requireCounts(1, 1)
+	require.Equal(t, 1, b.fileMissed())
+	requireCounts(0, 1)
+	b.discardOpen()
+	requireCounts(0, 0)
 	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
-	says(0, 0)
+	requireCounts(0, 0)
 }
 
 // Failures from before a detach are known after the attach. A failure in between is filed once.
-func TestKnown_AfterDetachAndAttach(t *testing.T) {
+func TestKnownFailures_SurviveDetachAndAttach(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	m := &postgres.Migrator{Pool: b.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
@@ -742,65 +742,65 @@ func TestKnown_AfterDetachAndAttach(t *testing.T) {
 		meanwhile()
 		require.NoError(t, m.Attach(t.Context()))
 	}
-	id := b.twiceDiscarded(justNow, justNow)
+	id := b.createDiscardedTwice(justNow, justNow)
 	again(func() {})
-	require.Zero(t, b.lost())
+	require.Zero(t, b.fileMissed())
 	again(func() {
 		b.retry(id)
 		b.failAt(id, justNow)
 	})
-	require.Equal(t, 1, b.lost())
-	require.Equal(t, 2, b.entries())
-	b.discard()
-	require.Zero(t, b.lost())
+	require.Equal(t, 1, b.fileMissed())
+	require.Equal(t, 2, b.countEntries())
+	b.discardOpen()
+	require.Zero(t, b.fileMissed())
 }
 
 // The fact of a retry may be applied long after the retry has failed. By then the reconciler has
 // filed that failure, which capture skipped, a redelivery has failed, too, and an operator has
 // parked the entry.
-func TestKnown_FailureOfARetryThatIsSeenLate(t *testing.T) {
+func TestKnownFailures_CountLateRetryOnce(t *testing.T) {
 	t.Parallel()
-	for name, own := range map[string]bool{"in the entry": false, "the entry's own": true} {
+	for name, own := range map[string]bool{"included failure": false, "first failure": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
-			id := b.failed(justNow)
+			id := b.createFailed(justNow)
 			if own {
-				b.discard()
+				b.discardOpen()
 			}
 			b.retry(id) // its fact is not applied yet
 			b.exec("SELECT dlq.set_capture('off')")
 			b.failAt(id, justNow)
-			require.Equal(t, 1, b.look(b.pool, true))
+			require.Equal(t, 1, b.scan(b.pool, true))
 			b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 			b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'worker:1', 'automatic')")
 			b.failAt(int64(b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open")), justNow)
 			b.exec("SELECT dlq.sweep_redeliveries()")
 			b.exec("SELECT dlq.set_capture('on')")
-			require.Equal(t, 3, b.taken())
+			require.Equal(t, 3, b.countFailures())
 			b.exec("SELECT dlq.park(id, 'kim') FROM dlq.dead_letter_open")
 
 			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact = 'retried'"))
-			b.settle()
-			require.Equal(t, 3, b.taken())
+			b.processInbox()
+			require.Equal(t, 3, b.countFailures())
 			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open
 				WHERE status = 'dlq_manual' AND dlq_retry_count = 1`))
-			require.Zero(t, b.lost())
+			require.Zero(t, b.fileMissed())
 		})
 	}
 }
 
 // A restore brings back a followed job as it was before its retry: failed, with a failure that the
 // entry includes.
-func TestKnown_FailureOfAFollowedJobThatIsRestored(t *testing.T) {
+func TestKnownFailures_CountRestoredFailureOnce(t *testing.T) {
 	t.Parallel()
-	for name, own := range map[string]bool{"the entry's own job": true, "a redelivery": false} {
+	for name, own := range map[string]bool{"original job": true, "redelivery": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			restore := func() {
-				b.bypassed("DELETE FROM river_job")
-				b.bypassed("INSERT INTO river_job SELECT * FROM backup")
+				b.execWithoutTriggers("DELETE FROM river_job")
+				b.execWithoutTriggers("INSERT INTO river_job SELECT * FROM backup")
 			}
 			redeliver := func() (id int64) {
 				b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), 'worker:1', 'automatic')")
@@ -808,29 +808,29 @@ func TestKnown_FailureOfAFollowedJobThatIsRestored(t *testing.T) {
 				b.failAt(id, justNow)
 				return id
 			}
-			id := b.failed(justNow)
+			id := b.createFailed(justNow)
 			redelivery := redeliver()
 			b.exec("CREATE TABLE backup AS SELECT * FROM river_job")
-			b.settle()
+			b.processInbox()
 			redeliver()
-			b.settle()
-			require.Equal(t, 3, b.taken())
+			b.processInbox()
+			require.Equal(t, 3, b.countFailures())
 			restore()
 			if !own {
 				id = redelivery
 			}
 			b.retry(id)
-			b.settle()
+			b.processInbox()
 			require.Equal(t, int(id), b.count("SELECT redelivery_job_id FROM dlq.dead_letter_open"))
 			const last = "SELECT extract(epoch FROM last_failed_at) * 1000000 FROM dlq.dead_letter_open"
 			failed := b.count(last)
 			restore()
 			b.exec("SELECT dlq.sweep_redeliveries()")
-			require.Equal(t, 3, b.taken())
+			require.Equal(t, 3, b.countFailures())
 			require.Equal(t, failed, b.count(last))
 			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open
 				WHERE status = 'dlq_pending' AND strategy IS NULL`))
-			require.Zero(t, b.lost())
+			require.Zero(t, b.fileMissed())
 		})
 	}
 }

@@ -40,7 +40,7 @@ func New(config Config) *Reconciler { return &Reconciler{config} }
 func (r *Reconciler) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "reconciler", Interval: interval, OneProcess: true,
-		Failing: "failures that capture missed are not found; River keeps their jobs for a while",
+		Failing: "scanning River's jobs for missed failures failed",
 		Once:    r.once,
 	})
 }
@@ -48,16 +48,16 @@ func (r *Reconciler) Loop() *background.Loop {
 // once advances each scan that is due by one batch, in a transaction each.
 func (r *Reconciler) once(ctx context.Context) (time.Duration, error) {
 	next := time.Duration(0)
-	for _, look := range []struct {
+	for _, scan := range []struct {
 		whole bool
 		every time.Duration
 	}{{false, interval - slack}, {true, wholeInterval - slack}} {
-		step, err := dbsqlc.New(r.config.DB).Reconcile(ctx, dbsqlc.ReconcileParams{MaxJobs: maxJobs, Whole: look.whole, Every: look.every})
+		step, err := dbsqlc.New(r.config.DB).Reconcile(ctx, dbsqlc.ReconcileParams{MaxJobs: maxJobs, Whole: scan.whole, Every: scan.every})
 		if err != nil {
 			return 0, err
 		}
 		if step.Filed > 0 {
-			r.config.Logger.Warn("failures that capture had missed were filed", "entries", step.Filed, "whole", look.whole)
+			r.config.Logger.Warn("filed failures that capture had missed", "entries", step.Filed, "whole", scan.whole)
 		}
 		if !step.Done {
 			next = background.More

@@ -41,8 +41,8 @@ func (b *testBundle) count(sql string, args ...any) int {
 	return n
 }
 
-// job inserts a running job, as the application does.
-func (b *testBundle) job() (id int64) {
+// insertJob inserts a running job, as the application does.
+func (b *testBundle) insertJob() (id int64) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), `INSERT INTO river_job (kind, args, max_attempts, state, attempt, tags, metadata, unique_key, unique_states)
 		VALUES ('mail', '{"n": 1}', 3, 'running', 3, '{a,b}', '{"k": 1}', decode(md5(random()::text), 'hex'), B'11110101') RETURNING id`).Scan(&id))
@@ -51,8 +51,8 @@ func (b *testBundle) job() (id int64) {
 
 const fail = `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || jsonb_build_object('error', 'timeout', 'attempt', 3) WHERE id = $1`
 
-// bypassed runs a statement in a session in which triggers do not fire.
-func (b *testBundle) bypassed(sql string, args ...any) {
+// execWithoutTriggers runs a statement in a session in which triggers do not fire.
+func (b *testBundle) execWithoutTriggers(sql string, args ...any) {
 	b.Helper()
 	base := postgrestest.Superuser(b, b.pool.Config().ConnString())
 	conn, err := pgx.Connect(b.Context(), base)
@@ -64,8 +64,8 @@ func (b *testBundle) bypassed(sql string, args ...any) {
 	require.NoError(b, err)
 }
 
-// look runs a scan to its end: a whole one, or one of recent failures.
-func (b *testBundle) look(db postgres.DB, whole bool) (filed int) {
+// scan runs a scan to its end: a whole one, or one of recent failures.
+func (b *testBundle) scan(db postgres.DB, whole bool) (filed int) {
 	b.Helper()
 	for {
 		var n int
@@ -78,17 +78,17 @@ func (b *testBundle) look(db postgres.DB, whole bool) (filed int) {
 	}
 }
 
-func TestReconcile_filesWhatCaptureWouldHave(t *testing.T) {
+func TestReconcile_FilesSameEntryAsCapture(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	captured, missed := b.job(), b.job()
+	captured, missed := b.insertJob(), b.insertJob()
 	b.exec(fail, captured)
-	b.bypassed(fail, missed)
+	b.execWithoutTriggers(fail, missed)
 	b.exec("UPDATE river_job SET finalized_at = (SELECT finalized_at FROM river_job WHERE id = $1), created_at = (SELECT created_at FROM river_job WHERE id = $1), unique_key = NULL WHERE id = $2", captured, missed)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-	require.Equal(t, 1, b.look(b.pool, false))
-	require.Zero(t, b.look(b.pool, false))
-	require.Zero(t, b.look(b.pool, true))
+	require.Equal(t, 1, b.scan(b.pool, false))
+	require.Zero(t, b.scan(b.pool, false))
+	require.Zero(t, b.scan(b.pool, true))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE stage = 'inbox'"))
 	rows, err := b.pool.Query(t.Context(), `SELECT (to_jsonb(e) - '{id,river_job_id,created_at,updated_at,next_retry_at,captured_by,unique_key}'::text[])::text FROM dlq.dead_letter_queue e`)
 	require.NoError(t, err)
@@ -99,21 +99,21 @@ func TestReconcile_filesWhatCaptureWouldHave(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT entries FROM dlq.reconcile_findings WHERE why = 'missed'"))
 }
 
-// discarded inserts n jobs that have failed at finalizedAt, an SQL expression, as a COPY or a
+// insertDiscarded inserts n jobs that have failed at finalizedAt, an SQL expression, as a COPY or a
 // restore does.
-func (b *testBundle) discarded(n int, finalizedAt string) {
+func (b *testBundle) insertDiscarded(n int, finalizedAt string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt, finalized_at, errors)
 		SELECT 'mail', '{}', 1, 'discarded', 1, `+finalizedAt+`, '{"{\"error\": \"x\"}"}' FROM generate_series(1, $1)`, n)
 }
 
-func (b *testBundle) why() (why string) {
+func (b *testBundle) causes() (causes string) {
 	b.Helper()
-	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT string_agg(why || ' ' || entries, ', ' ORDER BY why) FROM dlq.reconcile_findings").Scan(&why))
-	return why
+	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT string_agg(why || ' ' || entries, ', ' ORDER BY why) FROM dlq.reconcile_findings").Scan(&causes))
+	return causes
 }
 
-func TestReconcile_findsWhatCaptureMissed(t *testing.T) {
+func TestReconcile_FindsMissedFailures(t *testing.T) {
 	t.Parallel()
 	for name, miss := range map[string]struct {
 		do  func(b *testBundle)
@@ -121,41 +121,41 @@ func TestReconcile_findsWhatCaptureMissed(t *testing.T) {
 	}{
 		"capture off": {func(b *testBundle) {
 			b.exec("SELECT dlq.set_capture('off')")
-			b.exec(fail, b.job())
+			b.exec(fail, b.insertJob())
 			b.exec("SELECT dlq.set_capture('on')")
 		}, "capture_off 1"},
 		"trigger disabled": {func(b *testBundle) {
 			b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_capture")
-			b.exec(fail, b.job())
+			b.exec(fail, b.insertJob())
 		}, "trigger_disabled 1"},
-		"trigger disabled until the next look": {func(b *testBundle) {
+		"trigger disabled until the next scan": {func(b *testBundle) {
 			b.exec("ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_capture")
-			require.Zero(b, b.look(b.pool, false))
-			b.exec(fail, b.job())
+			require.Zero(b, b.scan(b.pool, false))
+			b.exec(fail, b.insertJob())
 			b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_capture")
 		}, "trigger_disabled 1"},
 		"trigger dropped": {func(b *testBundle) {
 			b.exec("DROP TRIGGER dlq_capture ON river_job")
-			b.exec(fail, b.job())
+			b.exec(fail, b.insertJob())
 		}, "trigger_missing 1"},
-		"replica role": {func(b *testBundle) { b.bypassed(fail, b.job()) }, "missed 1"},
-		"COPY":         {func(b *testBundle) { b.discarded(3, "now()") }, "missed 3"},
-		"old ones":     {func(b *testBundle) { b.discarded(3, "now() - interval '3 days'") }, "missed 3"},
-		"odd times": {func(b *testBundle) {
-			b.discarded(1, "'infinity'")
-			b.discarded(1, "'1969-01-01'")
-			b.discarded(1, "'2999-01-01'")
+		"replica role": {func(b *testBundle) { b.execWithoutTriggers(fail, b.insertJob()) }, "missed 1"},
+		"COPY":         {func(b *testBundle) { b.insertDiscarded(3, "now()") }, "missed 3"},
+		"old failures": {func(b *testBundle) { b.insertDiscarded(3, "now() - interval '3 days'") }, "missed 3"},
+		"invalid times": {func(b *testBundle) {
+			b.insertDiscarded(1, "'infinity'")
+			b.insertDiscarded(1, "'1969-01-01'")
+			b.insertDiscarded(1, "'2999-01-01'")
 		}, "missed 3"},
-		"one statement's": {func(b *testBundle) { // skipped: another session locks the queue
+		"one skipped job": {func(b *testBundle) { // another session locks the queue
 			tx, err := b.pool.Begin(b.Context())
 			require.NoError(b, err)
 			_, err = tx.Exec(b.Context(), "LOCK TABLE dlq.dead_letter_queue IN ACCESS EXCLUSIVE MODE")
 			require.NoError(b, err)
-			b.exec(fail, b.job())
+			b.exec(fail, b.insertJob())
 			require.NoError(b, tx.Rollback(b.Context()))
 		}, "missed 1"},
 		"cancelled by its worker": {func(b *testBundle) {
-			b.bypassed(`UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = '{"{\"error\": \"JobCancelError: no\"}"}' WHERE id = $1`, b.job())
+			b.execWithoutTriggers(`UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = '{"{\"error\": \"JobCancelError: no\"}"}' WHERE id = $1`, b.insertJob())
 		}, "missed 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -166,16 +166,16 @@ func TestReconcile_findsWhatCaptureMissed(t *testing.T) {
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 			// As after some scans.
 			b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '1 minute' WHERE look = 'recent'")
-			b.look(b.pool, name == "old ones" || name == "odd times")
+			b.scan(b.pool, name == "old failures" || name == "invalid times")
 			require.Equal(t, missed, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"))
-			require.Equal(t, miss.why, b.why())
-			require.Zero(t, b.look(b.pool, true), "never twice")
+			require.Equal(t, miss.why, b.causes())
+			require.Zero(t, b.scan(b.pool, true), "a second scan finds nothing")
 			require.Zero(t, b.count("SELECT dlq.backfill()"))
 		})
 	}
 }
 
-func TestReconcile_leavesWhatIsNoFailure(t *testing.T) {
+func TestReconcile_IgnoresOtherJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, finalized_at, errors, metadata) VALUES
@@ -184,41 +184,41 @@ func TestReconcile_leavesWhatIsNoFailure(t *testing.T) {
 		('k', '{}', 1, 'cancelled', now(), '{"{\"error\": \"x\"}"}', '{"cancel_attempted_at": "x"}'),
 		('k', '{}', 1, 'discarded', now(), '{"{\"error\": \"x\"}"}', '{"unique_key_conflict": "scheduler_discarded"}'),
 		('k', '{}', 1, 'available', NULL, NULL, '{}')`)
-	require.Zero(t, b.look(b.pool, false))
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, false))
+	require.Zero(t, b.scan(b.pool, true))
 	require.Zero(t, b.count("SELECT dlq.backfill()"))
 }
 
 // Jobs that dlqd creates or follows are not failures of their own.
-func TestReconcile_leavesTheJobsOfEntries(t *testing.T) {
+func TestReconcile_IgnoresJobsOfEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.exec(fail, b.job())
+	b.exec(fail, b.insertJob())
 	id := b.count("SELECT 1 FROM dlq.dead_letter_queue")
 	require.Equal(t, 1, id)
-	b.discarded(1, "now()") // a redelivery whose end was not captured
+	b.insertDiscarded(1, "now()") // a redelivery whose end was not captured
 	b.exec("INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT j.id, j.created_at, e.id FROM river_job j, dlq.dead_letter_queue e WHERE j.max_attempts = 1")
 	// A job with an open entry fails again without capture: this is a further failure of that entry.
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
-	b.bypassed("UPDATE river_job SET finalized_at = finalized_at + interval '1 second' WHERE max_attempts = 3")
-	require.Equal(t, 1, b.look(b.pool, true))
+	b.execWithoutTriggers("UPDATE river_job SET finalized_at = finalized_at + interval '1 second' WHERE max_attempts = 3")
+	require.Equal(t, 1, b.scan(b.pool, true))
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%failed again'"))
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, true))
 
 	// The same id, of a job created after River's sequence was restarted.
 	b.exec("UPDATE river_job SET created_at = created_at + interval '1 hour' WHERE max_attempts = 3")
-	require.Equal(t, 1, b.look(b.pool, true))
+	require.Equal(t, 1, b.scan(b.pool, true))
 }
 
 // The scan waits for transactions that end long after their jobs' finalized_at, including prepared
 // ones.
-func TestReconcile_seesWhatCommitsLate(t *testing.T) {
+func TestReconcile_WaitsForOpenTransactions(t *testing.T) {
 	t.Parallel()
 	for _, prepared := range []bool{false, true} {
 		b := setup(t)
-		late := b.job()
+		late := b.insertJob()
 		base := postgrestest.Superuser(b, b.pool.Config().ConnString())
 		conn, err := pgx.Connect(t.Context(), base)
 		require.NoError(t, err)
@@ -232,28 +232,28 @@ func TestReconcile_seesWhatCommitsLate(t *testing.T) {
 		run("BEGIN")
 		run("UPDATE river_job SET state = 'discarded', finalized_at = now() - interval '2 hours', errors = '{\"{}\"}' WHERE id = $1", late)
 		b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours' WHERE look = 'recent'")
-		b.look(b.pool, false)
+		b.scan(b.pool, false)
 		b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours' WHERE look = 'recent'")
 		if prepared {
 			run("PREPARE TRANSACTION 'late'")
 		}
 		for range 3 {
-			require.Zero(t, b.look(b.pool, false))
-			require.Zero(t, b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'"), "it stays where it was")
+			require.Zero(t, b.scan(b.pool, false))
+			require.Zero(t, b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'"), "the scan does not advance")
 		}
 		run(map[bool]string{false: "COMMIT", true: "COMMIT PREPARED 'late'"}[prepared])
-		require.Equal(t, 1, b.look(b.pool, false))
-		require.Zero(t, b.look(b.pool, false))
+		require.Equal(t, 1, b.scan(b.pool, false))
+		require.Zero(t, b.scan(b.pool, false))
 		// Transactions of other tests on this server delay the scan, too.
 		require.Eventually(t, func() bool {
-			b.look(b.pool, false)
+			b.scan(b.pool, false)
 			return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
 		}, 3*time.Minute, 100*time.Millisecond)
 	}
 }
 
 // A job that dlqd followed, and whose entry is closed, fails again without capture.
-func TestReconcile_ofAJobThatWasFollowed(t *testing.T) {
+func TestReconcile_FilesFailureOfFollowedJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	fails := "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{\"error\": \"x\"}'::jsonb] WHERE id = 1"
@@ -265,48 +265,48 @@ func TestReconcile_ofAJobThatWasFollowed(t *testing.T) {
 	b.exec("UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = 1")
 	b.exec("SELECT dlq.apply_facts()")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, true))
 	b.exec("SELECT dlq.set_capture('off')")
 	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = 1")
 	b.exec(fails)
 	b.exec("SELECT dlq.set_capture('on')")
-	require.Equal(t, 1, b.look(b.pool, true))
+	require.Equal(t, 1, b.scan(b.pool, true))
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = 1 AND status = 'dlq_pending'"))
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, true))
 }
 
 // The scan does not wait for a locked job, and files it later.
-func TestReconcile_waitsForNoJob(t *testing.T) {
+func TestReconcile_SkipsLockedJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.discarded(3, "now()")
+	b.insertDiscarded(3, "now()")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id = 2 FOR UPDATE")
 	require.NoError(t, err)
-	require.Equal(t, 2, b.look(b.pool, false))
-	require.Zero(t, b.look(b.pool, true))
+	require.Equal(t, 2, b.scan(b.pool, false))
+	require.Zero(t, b.scan(b.pool, true))
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.Equal(t, 1, b.look(b.pool, false))
+	require.Equal(t, 1, b.scan(b.pool, false))
 }
 
 // A job that cannot be filed does not block the others.
-func TestReconcile_oneThatIsRefused(t *testing.T) {
+func TestReconcile_SkipsRejectedJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.discarded(3, "now()")
+	b.insertDiscarded(3, "now()")
 	b.exec("ALTER TABLE dlq.dead_letter_queue ADD CONSTRAINT hostile CHECK (river_job_id <> 2)")
-	require.Equal(t, 2, b.look(b.pool, false))
+	require.Equal(t, 2, b.scan(b.pool, false))
 	b.exec("ALTER TABLE dlq.dead_letter_queue DROP CONSTRAINT hostile")
-	require.Equal(t, 1, b.look(b.pool, false))
+	require.Equal(t, 1, b.scan(b.pool, false))
 }
 
-func TestReconcile_notWhatWasPurgedOrRetired(t *testing.T) {
+func TestReconcile_SkipsPurgedAndDeletedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for range 3 {
-		b.exec(fail, b.job())
+		b.exec(fail, b.insertJob())
 	}
 	ids := func(n int) string {
 		return fmt.Sprintf("ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = %d)", n)
@@ -321,77 +321,77 @@ func TestReconcile_notWhatWasPurgedOrRetired(t *testing.T) {
 	b.exec("SELECT dlq.drop_partition($1)", month)
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.retired_jobs"))
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, true))
 	require.Zero(t, b.count("SELECT dlq.backfill()"))
 
 	// The same holds for a job that ended in the future.
 	for _, at := range []string{"infinity", "294276-01-01", "2100-01-01"} {
-		id := b.job()
+		id := b.insertJob()
 		b.exec("UPDATE river_job SET state = 'discarded', finalized_at = $2, attempt = max_attempts WHERE id = $1", id, at)
 		b.exec(`SELECT dlq.act_on('purge', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', NULL, '{"force": true}')`)
 		require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), at)
-		require.Zero(t, b.look(b.pool, true), at)
+		require.Zero(t, b.scan(b.pool, true), at)
 		b.exec("DELETE FROM river_job WHERE id = $1", id)
 		b.exec("DELETE FROM dlq.retired_jobs WHERE job_id = $1", id)
 	}
 
 	// A later failure of such a job is filed.
 	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = 1")
-	b.bypassed(fail, 1)
-	require.Equal(t, 1, b.look(b.pool, true))
+	b.execWithoutTriggers(fail, 1)
+	require.Equal(t, 1, b.scan(b.pool, true))
 
 	// The record of a purged job is deleted after River has deleted the job, but not at once: the job
 	// may come back from a backup.
 	b.exec("DELETE FROM river_job WHERE id = 2")
-	b.look(b.pool, true)
+	b.scan(b.pool, true)
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 	b.exec("UPDATE dlq.retired_jobs SET at = at - interval '2 days'")
-	b.look(b.pool, true)
+	b.scan(b.pool, true)
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 }
 
-func TestReconcile_notWhatWasErased(t *testing.T) {
+func TestReconcile_SkipsErasedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.exec(fail, b.job())
-	b.exec(`CALL dlq.erase('{"kind": "mail"}', 'asked for')`)
+	b.exec(fail, b.insertJob())
+	b.exec(`CALL dlq.erase('{"kind": "mail"}', 'request 1')`)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{\"erased\": true}'"))
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, true))
 }
 
 // River's table is restored from a backup, and its sequence restarts.
-func TestReconcile_afterARestore(t *testing.T) {
+func TestReconcile_WorksAfterRestore(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for range 3 {
-		b.exec(fail, b.job())
+		b.exec(fail, b.insertJob())
 	}
 	b.exec("CREATE TABLE saved AS SELECT * FROM river_job")
 	b.exec("TRUNCATE river_job")
 	b.exec("ALTER SEQUENCE river_job_id_seq RESTART")
-	b.look(b.pool, true)
+	b.scan(b.pool, true)
 	b.exec("INSERT INTO river_job SELECT * FROM saved WHERE id <> 2")
-	require.Zero(t, b.look(b.pool, true), "they are known")
+	require.Zero(t, b.scan(b.pool, true), "the restored jobs have entries")
 	b.exec("SELECT nextval('river_job_id_seq')")
-	require.EqualValues(t, 2, b.job())
-	b.bypassed(fail, 2)
-	require.Equal(t, 1, b.look(b.pool, true), "another job, for all that it has the id of one")
+	require.EqualValues(t, 2, b.insertJob())
+	b.execWithoutTriggers(fail, 2)
+	require.Equal(t, 1, b.scan(b.pool, true), "a different job with the same id")
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
 // After a restore, transaction ids of the original server may exceed those of this one forever.
-func TestReconcile_afterARestoreIntoAnotherServer(t *testing.T) {
+func TestReconcile_AdvancesAfterRestoreToOtherServer(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.look(b.pool, false)
+	b.scan(b.pool, false)
 	b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours', seen_at = now() - interval '2 hours', seen_xid = 1000000000000 WHERE look = 'recent'")
 	require.Eventually(t, func() bool {
-		b.look(b.pool, false)
+		b.scan(b.pool, false)
 		return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
-	}, time.Minute, 100*time.Millisecond, "it goes on")
+	}, time.Minute, 100*time.Millisecond, "the scan advances")
 }
 
-func TestReconcile_oneFailureIsNeverFiledTwice(t *testing.T) {
+func TestReconcile_FilesEachFailureOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const jobs = 400
@@ -416,16 +416,16 @@ func TestReconcile_oneFailureIsNeverFiledTwice(t *testing.T) {
 	}
 	for n := range jobs {
 		if n%2 == 0 {
-			b.exec(fail, b.job())
+			b.exec(fail, b.insertJob())
 		} else {
-			b.discarded(1, "clock_timestamp()")
+			b.insertDiscarded(1, "clock_timestamp()")
 		}
 	}
 	stop()
 	for range cap(done) {
 		require.NoError(t, <-done)
 	}
-	b.look(b.pool, true)
+	b.scan(b.pool, true)
 	require.Equal(t, jobs, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, jobs, b.count("SELECT count(DISTINCT (river_job_id, job_created_at)) FROM dlq.dead_letter_queue"))
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
@@ -434,30 +434,30 @@ func TestReconcile_oneFailureIsNeverFiledTwice(t *testing.T) {
 
 // A scan that another caller began may already be past a failure. began_at tells the caller when it
 // began.
-func TestReconcile_goesOnWithALookThatAnotherBegan(t *testing.T) {
+func TestReconcile_ReportsWhenScanBegan(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	var before, began time.Time
 	var done bool
-	b.discarded(3, "now()")
+	b.insertDiscarded(3, "now()")
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT done, began_at FROM dlq.reconcile(3, true)").Scan(&done, &began))
 	require.False(t, done)
-	b.discarded(1, "now() - interval '1 hour'")
+	b.insertDiscarded(1, "now() - interval '1 hour'")
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT now()").Scan(&before))
-	require.Zero(t, b.look(b.pool, true))
+	require.Zero(t, b.scan(b.pool, true))
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT done, began_at FROM dlq.reconcile(3, true)").Scan(&done, &began))
 	require.False(t, began.Before(before))
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
 // Many jobs have the same finalized_at. The cost of a page does not depend on their number.
-func TestReconcile_manyAtOneTime(t *testing.T) {
+func TestReconcile_PagesThroughEqualTimes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const jobs = 25000
-	b.discarded(jobs, "'2026-01-01'")
-	b.discarded(5, "'2025-01-01'")
-	b.discarded(5, "'2026-01-02'")
+	b.insertDiscarded(jobs, "'2026-01-01'")
+	b.insertDiscarded(5, "'2025-01-01'")
+	b.insertDiscarded(5, "'2026-01-02'")
 	b.exec("ANALYZE river_job")
 	for calls, done := 0, false; !done; calls++ {
 		require.LessOrEqual(t, calls, jobs/1000+1)
@@ -471,7 +471,7 @@ func TestReconcile_manyAtOneTime(t *testing.T) {
 		require.NoError(t, tx.QueryRow(t.Context(), stats).Scan(&scans, &read))
 		require.NoError(t, tx.Commit(t.Context()))
 		require.Equal(t, scansBefore, scans)
-		if calls > 0 { // the first call sorts them
+		if calls > 0 { // the first call sorts the jobs
 			require.Less(t, read-readBefore, 20000)
 		}
 	}
@@ -479,47 +479,47 @@ func TestReconcile_manyAtOneTime(t *testing.T) {
 }
 
 // Six processes scan as often as one.
-func TestReconcile_oneProcessAtATime(t *testing.T) {
+func TestReconcile_RunsInOneProcessAtATime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	var done bool
 	var filed int
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 minute')").Scan(&filed, &done))
 	require.True(t, done)
-	b.discarded(1, "now()")
+	b.insertDiscarded(1, "now()")
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 minute')").Scan(&filed, &done))
 	require.True(t, done)
-	require.Zero(t, filed, "the last look is younger than a minute")
+	require.Zero(t, filed, "the last scan is less than a minute old")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT dlq.reconcile()")
 	require.NoError(t, err)
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 us')").Scan(&filed, &done))
 	require.True(t, done)
-	require.Zero(t, filed, "another is at it")
+	require.Zero(t, filed, "another session is scanning")
 	require.NoError(t, tx.Rollback(t.Context()))
 }
 
 // On an application's River, failures before dlqd was attached are left to a backfill.
-func TestReconcile_notWhatFailedBeforeItWasAttached(t *testing.T) {
+func TestReconcile_SkipsFailuresBeforeAttach(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
 	g.Grant(t, postgres.DefaultSchemas())
 	b := &testBundle{t, postgrestest.Open(t, g.Owner)}
-	b.discarded(1, "clock_timestamp()")
+	b.insertDiscarded(1, "clock_timestamp()")
 	dlqd := postgrestest.Open(t, g.DLQD)
 	m := &postgres.Migrator{Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 	require.NoError(t, m.Attach(t.Context()))
-	b.discarded(1, "clock_timestamp()")
-	require.Equal(t, 1, b.look(dlqd, true))
+	b.insertDiscarded(1, "clock_timestamp()")
+	require.Equal(t, 1, b.scan(dlqd, true))
 	require.NoError(t, m.Attach(t.Context()))
 	found, err := m.Find(t.Context(), false, false)
 	require.NoError(t, err)
 	_, err = m.Detach(t.Context(), *found, false)
 	require.NoError(t, err)
-	b.discarded(1, "clock_timestamp()")
+	b.insertDiscarded(1, "clock_timestamp()")
 	require.NoError(t, m.Attach(t.Context()))
-	require.Zero(t, b.look(dlqd, true))
+	require.Zero(t, b.scan(dlqd, true))
 	n, err := m.Backfill(t.Context(), func(int) {})
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
@@ -527,13 +527,13 @@ func TestReconcile_notWhatFailedBeforeItWasAttached(t *testing.T) {
 
 // Filing checks for existing entries once per batch, and only if the batch has rows that capture
 // did not append.
-func TestReconcile_RowsAreAskedForOnceABatch(t *testing.T) {
+func TestReconcile_ChecksRowsOncePerBatch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	conn, err := pgx.Connect(t.Context(), postgrestest.Superuser(t, b.pool.Config().ConnString()))
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
-	files := func(rows int) (asked map[string]int64) {
+	files := func(rows int) (calledFunctions map[string]int64) {
 		tx, err := conn.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
@@ -543,7 +543,7 @@ func TestReconcile_RowsAreAskedForOnceABatch(t *testing.T) {
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT cardinality(dlq.file_as(ARRAY(SELECT id "+
 			"FROM dlq.dead_letter_inbox)))").Scan(&filed))
 		require.Equal(t, rows, filed)
-		asked = map[string]int64{}
+		calledFunctions = map[string]int64{}
 		found, err := tx.Query(t.Context(), `SELECT funcname::text, calls FROM pg_stat_xact_user_functions
 			WHERE schemaname = 'dlq' AND funcname IN ('to_be_filed', 'may_be_filed', 'is_taken')`)
 		require.NoError(t, err)
@@ -551,16 +551,16 @@ func TestReconcile_RowsAreAskedForOnceABatch(t *testing.T) {
 			var name string
 			var calls int64
 			require.NoError(t, found.Scan(&name, &calls))
-			asked[name] = calls
+			calledFunctions[name] = calls
 		}
 		require.NoError(t, found.Err())
-		return asked
+		return calledFunctions
 	}
 	for range 3 {
-		b.exec(fail, b.job())
+		b.exec(fail, b.insertJob())
 	}
 	require.Empty(t, files(3))
-	b.discarded(4, "clock_timestamp()")
-	require.Equal(t, 4, b.look(b.pool, true))
+	b.insertDiscarded(4, "clock_timestamp()")
+	require.Equal(t, 4, b.scan(b.pool, true))
 	require.Equal(t, map[string]int64{"to_be_filed": 1}, files(7))
 }

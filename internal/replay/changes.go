@@ -14,10 +14,10 @@ import (
 
 // Change is an edit of one place in a payload, in terms of JSON Patch (RFC 6902).
 type Change struct {
-	Op    string          `json:"op" enum:"add,remove,replace" doc:"What is done."`
-	Path  string          `json:"path" doc:"Where, as a JSON Pointer (RFC 6901) into the payload; empty for all of it."`
-	Was   json.RawMessage `json:"was,omitempty" doc:"What was there."`
-	Value json.RawMessage `json:"value,omitempty" doc:"What is there instead."`
+	Op    string          `json:"op" enum:"add,remove,replace" doc:"JSON Patch operation."`
+	Path  string          `json:"path" doc:"Place in the payload as a JSON Pointer (RFC 6901); empty for the whole payload."`
+	Was   json.RawMessage `json:"was,omitempty" doc:"Value before the change."`
+	Value json.RawMessage `json:"value,omitempty" doc:"Value after the change."`
 }
 
 // Payload returns the part of an event that patches apply to: a message's payload as it is
@@ -39,45 +39,46 @@ func Payload(jobKind string, event json.RawMessage) (json.RawMessage, error) {
 // Changes returns the changes from one document to another, ordered by path.
 func Changes(before, after json.RawMessage) []Change { return changes(nil, "", before, after) }
 
-func changes(so []Change, path string, before, after json.RawMessage) []Change {
+func changes(list []Change, path string, before, after json.RawMessage) []Change {
 	if bytes.Equal(compact(before), compact(after)) || sameText(before, after) {
-		return so
+		return list
 	}
-	var was, is map[string]json.RawMessage
-	var wasList, isList []json.RawMessage
+	var oldFields, newFields map[string]json.RawMessage
+	var oldItems, newItems []json.RawMessage
 	switch {
-	case object(before, &was) && object(after, &is):
-		names := maps.Clone(was)
-		maps.Copy(names, is)
+	case object(before, &oldFields) && object(after, &newFields):
+		names := maps.Clone(oldFields)
+		maps.Copy(names, newFields)
 		for _, name := range slices.Sorted(maps.Keys(names)) {
-			so = change(so, path+"/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(name), was[name], is[name])
+			place := path + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
+			list = change(list, place, oldFields[name], newFields[name])
 		}
-	case list(before, &wasList) && list(after, &isList):
-		for i := range max(len(wasList), len(isList)) {
+	case array(before, &oldItems) && array(after, &newItems):
+		for i := range max(len(oldItems), len(newItems)) {
 			var a, b json.RawMessage
-			if i < len(wasList) {
-				a = wasList[i]
+			if i < len(oldItems) {
+				a = oldItems[i]
 			}
-			if i < len(isList) {
-				b = isList[i]
+			if i < len(newItems) {
+				b = newItems[i]
 			}
-			so = change(so, path+"/"+strconv.Itoa(i), a, b)
+			list = change(list, path+"/"+strconv.Itoa(i), a, b)
 		}
 	default:
-		so = append(so, Change{Op: "replace", Path: path, Was: before, Value: after})
+		list = append(list, Change{Op: "replace", Path: path, Was: before, Value: after})
 	}
-	return so
+	return list
 }
 
-// change appends the changes of one place; nil means that nothing is there.
-func change(so []Change, path string, before, after json.RawMessage) []Change {
+// change appends the changes of one place; nil means that the place has no value.
+func change(list []Change, path string, before, after json.RawMessage) []Change {
 	switch {
 	case before == nil:
-		return append(so, Change{Op: "add", Path: path, Value: after})
+		return append(list, Change{Op: "add", Path: path, Value: after})
 	case after == nil:
-		return append(so, Change{Op: "remove", Path: path, Was: before})
+		return append(list, Change{Op: "remove", Path: path, Was: before})
 	}
-	return changes(so, path, before, after)
+	return changes(list, path, before, after)
 }
 
 func compact(raw json.RawMessage) []byte {
@@ -99,6 +100,6 @@ func object(raw json.RawMessage, into *map[string]json.RawMessage) bool {
 	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) && json.Unmarshal(raw, into) == nil
 }
 
-func list(raw json.RawMessage, into *[]json.RawMessage) bool {
+func array(raw json.RawMessage, into *[]json.RawMessage) bool {
 	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte("[")) && json.Unmarshal(raw, into) == nil
 }

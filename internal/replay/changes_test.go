@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-func TestChanges(t *testing.T) {
+func TestChanges_ListsEditedPlaces(t *testing.T) {
 	t.Parallel()
 	for _, test := range [][3]string{
 		{`{"a": 1}`, `{"a":1}`, `null`},

@@ -85,7 +85,7 @@ func setupOrders(t *testing.T) *orders {
 	t.Cleanup(unsubscribe)
 	require.NoError(t, o.client.Start(t.Context()))
 	t.Cleanup(func() { _ = o.client.Stop(context.WithoutCancel(t.Context())) })
-	o.works(river.QueueDefault)
+	o.registerQueue(river.QueueDefault)
 	return o
 }
 
@@ -101,8 +101,8 @@ func (o *orders) wait(job int64) {
 	o.file()
 }
 
-// fails makes an order fail in its last step.
-func (o *orders) fails() uuid.UUID {
+// createEntry makes an order fail in its last step.
+func (o *orders) createEntry() uuid.UUID {
 	o.Helper()
 	o.worker.mu.Lock()
 	o.worker.fixed = false
@@ -113,7 +113,7 @@ func (o *orders) fails() uuid.UUID {
 	require.Equal(o, "reserve 10, charge 10", o.worker.done())
 	var id uuid.UUID
 	require.NoError(o, o.pool.QueryRow(o.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", inserted.Job.ID).Scan(&id))
-	require.Equal(o, "goes on after step charge", o.checkpoint(id))
+	require.Equal(o, "resumes after step charge", o.checkpoint(id))
 	return id
 }
 
@@ -133,8 +133,8 @@ func (o *orders) checkpoint(id uuid.UUID) string {
 	return c.String()
 }
 
-// sends replays an entry and returns the steps of its job.
-func (o *orders) sends(id uuid.UUID, in replay.Single) string {
+// replay replays an entry and returns the steps of its job.
+func (o *orders) replay(id uuid.UUID, in replay.Single) string {
 	o.Helper()
 	in.Act = deadletter.Act{Actor: "kim"}
 	job, _, err := o.replayer.Replay(o.Context(), id, &in)
@@ -143,50 +143,50 @@ func (o *orders) sends(id uuid.UUID, in replay.Single) string {
 	return o.worker.done()
 }
 
-// TestCheckpoint_EditSaysWhetherToResume replays orders with a real River worker. Completed steps
+// TestCheckpoint_EditRequiresChoice replays orders with a real River worker. Completed steps
 // are not repeated unless the replay discards the checkpoint.
-func TestCheckpoint_EditSaysWhetherToResume(t *testing.T) {
+func TestCheckpoint_EditRequiresChoice(t *testing.T) {
 	t.Parallel()
 	o := setupOrders(t)
 	edited := json.RawMessage(`{"amount": 12}`)
 
-	id := o.fails()
+	id := o.createEntry()
 	_, _, err := o.replayer.Replay(t.Context(), id, &replay.Single{Payload: edited, Act: deadletter.Act{Actor: "kim"}})
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 	require.ErrorContains(t, err, "have a checkpoint")
 	require.Equal(t, deadletter.Pending, o.entry(id).Status)
-	require.Empty(t, o.entry(id).EditedEvent, "nothing was edited")
+	require.Empty(t, o.entry(id).EditedEvent, "a rejected edit is not stored")
 	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2)", id, edited)
-	require.ErrorContains(t, err, "have a checkpoint", "by SQL, too")
+	require.ErrorContains(t, err, "have a checkpoint", "SQL requires the choice, too")
 	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2, p_checkpoint => 'restart')", id, edited)
 	require.ErrorContains(t, err, "invalid checkpoint restart")
 
-	require.Equal(t, "ship 12", o.sends(id, replay.Single{Payload: edited, Checkpoint: deadletter.Resume}))
+	require.Equal(t, "ship 12", o.replay(id, replay.Single{Payload: edited, Checkpoint: deadletter.Resume}))
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 
-	id = o.fails()
-	require.Equal(t, "reserve 12, charge 12, ship 12", o.sends(id, replay.Single{Payload: edited, Checkpoint: deadletter.Discard}))
+	id = o.createEntry()
+	require.Equal(t, "reserve 12, charge 12, ship 12", o.replay(id, replay.Single{Payload: edited, Checkpoint: deadletter.Discard}))
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
-	require.Equal(t, "goes on after step charge", o.checkpoint(id), "the entry keeps its own")
+	require.Equal(t, "resumes after step charge", o.checkpoint(id), "the entry keeps its checkpoint")
 	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail @> '{"checkpoint": "discard", "payload": {"amount": 12}}'`, id))
 
-	id = o.fails()
+	id = o.createEntry()
 	o.worker.mu.Lock()
 	o.worker.fixed = true
 	o.worker.mu.Unlock()
-	require.Equal(t, "ship 10", o.sends(id, replay.Single{}), "as it was, it resumes")
+	require.Equal(t, "ship 10", o.replay(id, replay.Single{}), "an unedited replay resumes")
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 }
 
-// TestCheckpoint_IsThatOfTheLastJob lets a redelivery from the start fail: the next one must not
+// TestCheckpoint_ComesFromLastJob lets a redelivery from the start fail: the next one must not
 // skip steps that it did not complete.
-func TestCheckpoint_IsThatOfTheLastJob(t *testing.T) {
+func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 	t.Parallel()
 	o := setupOrders(t)
-	id := o.fails()
-	require.Equal(t, "reserve 12", o.sends(id, replay.Single{Payload: json.RawMessage(`{"amount": 12, "failIn": "charge"}`), Checkpoint: deadletter.Discard}))
+	id := o.createEntry()
+	require.Equal(t, "reserve 12", o.replay(id, replay.Single{Payload: json.RawMessage(`{"amount": 12, "failIn": "charge"}`), Checkpoint: deadletter.Discard}))
 	require.Equal(t, deadletter.Pending, o.entry(id).Status)
-	require.Equal(t, "goes on after step reserve", o.checkpoint(id))
+	require.Equal(t, "resumes after step reserve", o.checkpoint(id))
 
 	o.worker.mu.Lock()
 	o.worker.fixed = true
@@ -207,32 +207,32 @@ func TestCheckpoint_IsThatOfTheLastJob(t *testing.T) {
 	require.Zero(t, o.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_again' AND NOT metadata ? 'dlq:copied' AND metadata ? 'river:resumable_step'"))
 }
 
-func TestRun_patchSaysWhetherToResume(t *testing.T) {
+func TestRun_PatchRequiresCheckpointChoice(t *testing.T) {
 	t.Parallel()
 	o := setupOrders(t)
-	first, second := o.fails(), o.fails()
+	first, second := o.createEntry(), o.createEntry()
 	o.fail(1, "default", "x")
 	request := replay.Request{Filter: json.RawMessage(`{"queue": "default"}`), Patch: replay.Patch{MergePatch: json.RawMessage(`{"failIn": null, "amount": 12}`)}}
 
-	preview, err := o.replayer.Preview(t.Context(), complete(request))
+	preview, err := o.replayer.Preview(t.Context(), withDefaults(request))
 	require.NoError(t, err)
 	require.EqualValues(t, 2, preview.Checkpoints)
-	said := []string{}
+	checkpoints := []string{}
 	for _, s := range preview.Samples {
 		if s.Checkpoint != nil {
-			said = append(said, s.Checkpoint.String())
+			checkpoints = append(checkpoints, s.Checkpoint.String())
 		}
 	}
-	require.Equal(t, []string{"goes on after step charge", "goes on after step charge"}, said)
+	require.Equal(t, []string{"resumes after step charge", "resumes after step charge"}, checkpoints)
 
-	_, err = o.replayer.Start(t.Context(), complete(request))
+	_, err = o.replayer.Start(t.Context(), withDefaults(request))
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 	require.ErrorContains(t, err, "2 have a checkpoint")
 	require.Zero(t, o.count("SELECT count(*) FROM dlq.replay_runs"))
 
 	request.Checkpoint = deadletter.Discard
 	run := o.start(request)
-	o.once()
+	o.runOnce()
 	for _, id := range []uuid.UUID{first, second} {
 		o.wait(int64(o.count("SELECT max(job_id) FROM dlq.entry_jobs WHERE entry_id = $1", id))) // it may already have ended
 		require.Equal(t, deadletter.Resolved, o.entry(id).Status)
@@ -242,17 +242,17 @@ func TestRun_patchSaysWhetherToResume(t *testing.T) {
 	require.Equal(t, 2, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND detail @> '{"checkpoint": "discard"}' AND entry_id = ANY ($1)`, []uuid.UUID{first, second}))
 }
 
-// TestRun_patchOfWhatHasACheckpointByNow gives an entry a checkpoint after a run without the choice
+// TestRun_SkipsEntriesWithNewCheckpoint gives an entry a checkpoint after a run without the choice
 // was started.
-func TestRun_patchOfWhatHasACheckpointByNow(t *testing.T) {
+func TestRun_SkipsEntriesWithNewCheckpoint(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(1, "default", "x")
 	run := b.start(replay.Request{All: true, Patch: replay.Patch{MergePatch: json.RawMessage(`{"amount": 12}`)}})
 	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"river:resumable_step": "charge"}'`)
-	b.once()
+	b.runOnce()
 	require.EqualValues(t, 1, b.get(run).Skipped)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE '%was not told whether to resume it'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE '%the run does not say whether to resume it'"))
 }
 
 // A replay that discards the checkpoint also discards the cursors of its steps; the entry keeps
@@ -267,7 +267,7 @@ func TestCheckpoint_DiscardsCursors(t *testing.T) {
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_open").Scan(&id))
 	entry, _, err := b.store.Get(t.Context(), id)
 	require.NoError(t, err)
-	require.Equal(t, "goes on in step ship", deadletter.CheckpointOf(entry.Metadata).String())
+	require.Equal(t, "resumes in step ship", deadletter.CheckpointOf(entry.Metadata).String())
 	job, _, err := b.replayer.Replay(t.Context(), id, &replay.Single{
 		Payload: json.RawMessage(`{"amount": 12}`), Checkpoint: deadletter.Discard, Act: deadletter.Act{Actor: "kim"},
 	})

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestMergePatch(t *testing.T) {
+func TestMergePatch_FollowsRFC7396(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ target, patch, want string }{
 		// RFC 7396, appendix A

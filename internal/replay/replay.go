@@ -29,12 +29,12 @@ import (
 )
 
 const (
-	// unpaced is the approximate number of redeliveries per second on two cores (docs/benchmarks.md),
+	// unlimitedRate is the approximate number of redeliveries per second on two cores (docs/benchmarks.md),
 	// for estimates.
-	unpaced = 10_000
-	// DefaultStopAt is the percentage of failures among the last stopOf outcomes that stops a run.
+	unlimitedRate = 10_000
+	// DefaultStopAt is the percentage of failures among the last stopWindow outcomes that stops a run.
 	DefaultStopAt = 50
-	stopOf        = 50
+	stopWindow    = 50
 	// DefaultBatchSize is the number of entries that a run sends in one transaction.
 	DefaultBatchSize = 100
 	// maxOperations is the maximum number of operations of a JSON Patch.
@@ -55,23 +55,23 @@ type Patch struct {
 // Validate returns an error if the patch is invalid.
 func (p *Patch) Validate() error {
 	if p.JSONPatch != nil && p.MergePatch != nil {
-		return errors.New("give a patch or a mergePatch, not both")
+		return errors.New("patch and mergePatch cannot be combined: give one of them")
 	}
 	if p.MergePatch != nil {
 		if err := message.CheckJSON(p.MergePatch); err != nil {
 			return fmt.Errorf("mergePatch: %w", err)
 		}
 		if string(bytes.TrimSpace(p.MergePatch)) == "null" {
-			return errors.New("mergePatch: is null, which would make every payload null")
+			return errors.New("mergePatch: null would replace every payload with null")
 		}
 	}
 	if p.JSONPatch != nil {
 		operations, err := jsonpatch.DecodePatch(p.JSONPatch)
 		if err != nil {
-			return fmt.Errorf("patch: is no JSON Patch (RFC 6902): %w", err)
+			return fmt.Errorf("patch: not a JSON Patch (RFC 6902): %w", err)
 		}
 		if len(operations) > maxOperations {
-			return fmt.Errorf("patch: has %d operations; at most %d", len(operations), maxOperations)
+			return fmt.Errorf("patch: %d operations; at most %d", len(operations), maxOperations)
 		}
 	}
 	return nil
@@ -120,7 +120,7 @@ func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) 
 		return nil, err
 	}
 	if len(out) > max(maxPatchedBytes, len(payload)) {
-		return nil, fmt.Errorf("makes a payload of %d bytes; at most %d", len(out), maxPatchedBytes)
+		return nil, fmt.Errorf("the patched payload has %d bytes; at most %d", len(out), maxPatchedBytes)
 	}
 	return out, message.CheckJSON(out)
 }
@@ -147,33 +147,33 @@ type Request struct {
 
 // Preview is the result of a dry run.
 type Preview struct {
-	Total       int64            `json:"total" doc:"Entries that the filter chooses now."`
-	ByErrorType map[string]int64 `json:"byErrorType" doc:"By type of error."`
-	ByQueue     map[string]int64 `json:"byQueue" doc:"By queue."`
-	ByAge       map[string]int64 `json:"byAge" doc:"By age."`
-	Seconds     float64          `json:"seconds" doc:"How long it would take, about."`
-	Destination string           `json:"toDestination,omitempty" doc:"Where messages would be delivered instead of their queues' destinations."`
-	Checkpoints int64            `json:"checkpoints,omitempty" doc:"With a patch: entries of resumable jobs that have done a step. It takes checkpoint to say whether they resume."`
-	Unhealthy   []string         `json:"unhealthy" doc:"What speaks against starting it now; force overrides."`
-	Samples     []Sample         `json:"samples" doc:"Five of the entries."`
+	Total       int64            `json:"total" doc:"Number of entries that the filter selects now."`
+	ByErrorType map[string]int64 `json:"byErrorType" doc:"Number of entries by error type."`
+	ByQueue     map[string]int64 `json:"byQueue" doc:"Number of entries by queue."`
+	ByAge       map[string]int64 `json:"byAge" doc:"Number of entries by age."`
+	Seconds     float64          `json:"seconds" doc:"Estimated duration in seconds."`
+	Destination string           `json:"toDestination,omitempty" doc:"Destination that overrides those of the queues."`
+	Checkpoints int64            `json:"checkpoints,omitempty" doc:"With a patch: number of entries whose resumable job has completed a step. Starting the run then requires checkpoint."`
+	Unhealthy   []string         `json:"unhealthy" doc:"Reasons not to start the run now; force overrides them."`
+	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
 }
 
 // Sample is an entry as it would be replayed.
 type Sample struct {
 	ID         uuid.UUID              `json:"id" doc:"The entry."`
-	Event      json.RawMessage        `json:"event" doc:"What a redelivery carries now."`
-	Patched    json.RawMessage        `json:"patched,omitempty" doc:"What it would carry."`
-	Changes    []Change               `json:"changes,omitempty" doc:"What the patch changes of the payload."`
-	Problem    string                 `json:"problem,omitempty" doc:"Why the patch does not apply."`
-	Checkpoint *deadletter.Checkpoint `json:"checkpoint,omitempty" doc:"How far its resumable job came: a redelivery goes on there, unless checkpoint is discard."`
+	Event      json.RawMessage        `json:"event" doc:"Message of a redelivery without the patch."`
+	Patched    json.RawMessage        `json:"patched,omitempty" doc:"Message of a redelivery with the patch."`
+	Changes    []Change               `json:"changes,omitempty" doc:"Changes that the patch makes to the payload."`
+	Problem    string                 `json:"problem,omitempty" doc:"Reason why the patch does not apply."`
+	Checkpoint *deadletter.Checkpoint `json:"checkpoint,omitempty" doc:"Progress of the entry's resumable job. A redelivery resumes there unless checkpoint is discard."`
 }
 
-// shown returns the result of the patch on an event as the viewer may see it. If data is masked,
+// visibleSample returns the result of the patch on an event as the viewer may see it. If data is masked,
 // the patch is applied to the masked event, so that it cannot move a masked value to a visible
 // place.
-func (p *Patch) shown(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.EventsRow) (Sample, error) {
+func (p *Patch) visibleSample(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.EventsRow) (Sample, error) {
 	s := p.sample(e)
-	if is, err := queries.IsMasked(ctx); err != nil || !is {
+	if masked, err := queries.IsMasked(ctx); err != nil || !masked {
 		return s, err // nothing is masked: show the JSON as written
 	}
 	masked, err := queries.MaskSample(ctx, dbsqlc.MaskSampleParams{Event: e.Event, JobKind: e.JobKind, Patched: json.RawMessage("null"), Changes: json.RawMessage("[]")})
@@ -184,15 +184,15 @@ func (p *Patch) shown(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.Ev
 	if seen.Problem == "" {
 		return seen, seen.mask(ctx, queries, e.JobKind)
 	}
-	seen.Problem += " (*** stands for what is masked)"
-	if s.Problem == "" && !p.tests() { // the patch applies, but its result must not be visible
+	seen.Problem += " (*** stands for masked data)"
+	if s.Problem == "" && !p.hasTests() { // the patch applies, but its result must not be visible
 		seen.Problem, seen.Patched = "", json.RawMessage(`"***"`)
 	}
 	return seen, nil
 }
 
-// tests reports whether the patch contains "test" operations, which could reveal payload values.
-func (p *Patch) tests() bool {
+// hasTests reports whether the patch contains "test" operations, which could reveal payload values.
+func (p *Patch) hasTests() bool {
 	type operation struct {
 		Op string `json:"op"`
 	}
@@ -218,11 +218,11 @@ func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind stri
 	if s.Patched != nil {
 		s.Patched = masked.Patched
 	}
-	var said struct {
+	var result struct {
 		Changes []Change `json:"changes"`
 	}
-	err = json.Unmarshal(masked.Details, &said)
-	s.Changes = said.Changes
+	err = json.Unmarshal(masked.Details, &result)
+	s.Changes = result.Changes
 	return err
 }
 
@@ -239,8 +239,8 @@ type Replayer struct {
 	outcomes outcomes
 }
 
-// conditionsOfStart returns the conditions for starting a run.
-func conditionsOfStart() *policy.Conditions {
+// startConditions returns the conditions for starting a run.
+func startConditions() *policy.Conditions {
 	yes, most := true, 95.0
 	return &policy.Conditions{Breaker: &yes, Probe: &yes, ConnectionsBelow: &most}
 }
@@ -292,7 +292,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			return err
 		}
 		for _, e := range events {
-			sample, err := in.shown(ctx, tx.Queries, &e)
+			sample, err := in.visibleSample(ctx, tx.Queries, &e)
 			if err != nil {
 				return err
 			}
@@ -305,28 +305,28 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		return err
 	})
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
-	targets := slices.Sorted(maps.Keys(p.ByQueue))
+	queues := slices.Sorted(maps.Keys(p.ByQueue))
 	if in.Queue != "" {
-		targets = []string{in.Queue}
+		queues = []string{in.Queue}
 	}
-	for _, queue := range targets {
-		unmet := r.Planner().UnmetBy(queue, in.Destination, conditionsOfStart())
+	for _, queue := range queues {
+		unmet := r.Planner().UnmetBy(queue, in.Destination, startConditions())
 		if unmet != "" && !slices.Contains(p.Unhealthy, unmet) { // a different queue may have the same destination
 			p.Unhealthy = append(p.Unhealthy, unmet)
 		}
 	}
-	unworked, err := dbsqlc.New(r.Store.DB()).UnworkedQueues(ctx, targets)
+	unworked, err := dbsqlc.New(r.Store.DB()).UnworkedQueues(ctx, queues)
 	if err != nil {
 		return nil, err
 	}
 	for _, queue := range unworked {
-		p.Unhealthy = append(p.Unhealthy, "nobody works queue "+queue+": what is sent there waits for ever")
+		p.Unhealthy = append(p.Unhealthy, "no River client works queue "+queue+": redeliveries would wait there")
 	}
 	rate := in.Rate
 	if rate == 0 {
-		rate = unpaced
+		rate = unlimitedRate
 	}
 	p.Seconds = float64(p.Total) / rate
 	return p, nil
@@ -352,7 +352,7 @@ func (r *Replayer) checkDestination(name string) error {
 		return nil
 	}
 	return &deadletter.MoveError{
-		Kind: deadletter.ErrInvalid, Detail: fmt.Sprintf("the policy has no destination %q", name), Hint: "There are: " + strings.Join(slices.Sorted(maps.Keys(known)), ", ") + ".",
+		Kind: deadletter.ErrInvalid, Detail: fmt.Sprintf("the policy has no destination %q", name), Hint: "Destinations: " + strings.Join(slices.Sorted(maps.Keys(known)), ", ") + ".",
 	}
 }
 
@@ -374,39 +374,39 @@ func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
 // Run is a run with its progress.
 type Run struct {
 	ID          uuid.UUID       `json:"id" doc:"Identifies the run."`
-	Status      string          `json:"status" enum:"running,paused,completed,cancelled,stopped" doc:"stopped: too much of it failed."`
-	Reason      string          `json:"reason,omitempty" doc:"Why it is in its state."`
-	Held        bool            `json:"held,omitempty" doc:"It does not go on: the database was restored, and it may have sent since what it would send (resume-restored)."`
-	Filter      json.RawMessage `json:"filter" doc:"Which entries."`
-	Total       int64           `json:"total" doc:"Entries that the filter chose when it was started."`
-	Replayed    int64           `json:"replayed" doc:"Sent back so far."`
-	Succeeded   int64           `json:"succeeded" doc:"Redeliveries that succeeded."`
-	Failed      int64           `json:"failed" doc:"Redeliveries that failed."`
-	Skipped     int64           `json:"skipped" doc:"Entries that had moved meanwhile, have a live equal job, or whose patch does not apply."`
-	PerSecond   float64         `json:"perSecond" doc:"Entries a second while it was sending: pauses, and what it waited for before its first entry and after its last one, do not count."`
-	SecondsLeft float64         `json:"secondsLeft" doc:"How long it will take yet, about."`
-	Rate        *float64        `json:"rate,omitempty" doc:"Entries a second that were asked for."`
-	BatchSize   int32           `json:"batchSize" doc:"Entries sent back in one step; a run without rate and concurrency commits steps together, up to 500 entries."`
-	Concurrency *int32          `json:"concurrency,omitempty" doc:"Redeliveries under way at once."`
-	Queue       *string         `json:"queue,omitempty" doc:"Where redeliveries go instead."`
-	Destination *string         `json:"toDestination,omitempty" doc:"Where messages are delivered instead of their queues' destinations."`
-	Checkpoint  string          `json:"checkpoint,omitempty" enum:"resume,discard" doc:"What was said of resumable jobs: whether they go on after their last step."`
-	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch of each payload."`
-	MergePatch  json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch of each payload."`
-	Actor       string          `json:"actor" doc:"Who started it."`
-	Origin      string          `json:"origin,omitempty" doc:"From where."`
-	Note        *string         `json:"note,omitempty" doc:"Why."`
-	CreatedAt   time.Time       `json:"createdAt" doc:"When it was started."`
-	FinishedAt  *time.Time      `json:"finishedAt,omitempty" doc:"When it ended."`
-	Forecast    *Forecast       `json:"forecast,omitempty" doc:"What a dry run foretold as it was started; absent where SQL started it."`
+	Status      string          `json:"status" enum:"running,paused,completed,cancelled,stopped" doc:"stopped: too many redeliveries failed."`
+	Reason      string          `json:"reason,omitempty" doc:"Reason for the status."`
+	Held        bool            `json:"held,omitempty" doc:"Whether the run is held because the database was restored: it may already have sent these entries (see resume-restored)."`
+	Filter      json.RawMessage `json:"filter" doc:"Filter that selected the entries."`
+	Total       int64           `json:"total" doc:"Number of entries that the filter selected at the start."`
+	Replayed    int64           `json:"replayed" doc:"Number of redeliveries started so far."`
+	Succeeded   int64           `json:"succeeded" doc:"Number of redeliveries that succeeded."`
+	Failed      int64           `json:"failed" doc:"Number of redeliveries that failed."`
+	Skipped     int64           `json:"skipped" doc:"Number of skipped entries: they had moved meanwhile, have a live equal job, or the patch does not apply."`
+	PerSecond   float64         `json:"perSecond" doc:"Entries per second while sending, without pauses and without the time before the first and after the last entry."`
+	SecondsLeft float64         `json:"secondsLeft" doc:"Estimated time left in seconds."`
+	Rate        *float64        `json:"rate,omitempty" doc:"Requested rate in entries per second."`
+	BatchSize   int32           `json:"batchSize" doc:"Number of entries per step. A run without rate and concurrency commits several steps together, up to 500 entries."`
+	Concurrency *int32          `json:"concurrency,omitempty" doc:"Maximum number of redeliveries in progress at once."`
+	Queue       *string         `json:"queue,omitempty" doc:"Queue that overrides those of the entries."`
+	Destination *string         `json:"toDestination,omitempty" doc:"Destination that overrides those of the queues."`
+	Checkpoint  string          `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs resume after their last completed step or discard their progress."`
+	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch applied to each payload."`
+	MergePatch  json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch applied to each payload."`
+	Actor       string          `json:"actor" doc:"User that started the run."`
+	Origin      string          `json:"origin,omitempty" doc:"Interface and address that the start came from."`
+	Note        *string         `json:"note,omitempty" doc:"Note of the user."`
+	CreatedAt   time.Time       `json:"createdAt" doc:"Time of the start."`
+	FinishedAt  *time.Time      `json:"finishedAt,omitempty" doc:"Time of the end."`
+	Forecast    *Forecast       `json:"forecast,omitempty" doc:"Result of the dry run at the start; absent for runs started through SQL."`
 }
 
 // Forecast is the result of the dry run when a run was started.
 type Forecast struct {
-	Entries   int64            `json:"entries" doc:"How many it would take."`
-	Seconds   float64          `json:"seconds" doc:"How long it would take to send them."`
-	ByQueue   map[string]int64 `json:"byQueue" doc:"Of which queues."`
-	Unhealthy []string         `json:"unhealthy" doc:"What spoke against starting it."`
+	Entries   int64            `json:"entries" doc:"Number of entries."`
+	Seconds   float64          `json:"seconds" doc:"Estimated time to send them, in seconds."`
+	ByQueue   map[string]int64 `json:"byQueue" doc:"Number of entries by queue."`
+	Unhealthy []string         `json:"unhealthy" doc:"Reasons not to start the run at that time."`
 }
 
 // Start starts a run. Unless forced, it returns an error if the run's destinations are unhealthy.
@@ -419,7 +419,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	if err == nil {
 		if len(preview.Unhealthy) > 0 && !in.Force {
 			return nil, &deadletter.MoveError{
-				Kind: deadletter.ErrUnhealthy, Detail: "the replay was not started: " + strings.Join(preview.Unhealthy, "; "), Hint: "Wait, or start it with force.",
+				Kind: deadletter.ErrUnhealthy, Detail: "replay run not started: " + strings.Join(preview.Unhealthy, "; "), Hint: "Wait until they have passed, or start the run with force.",
 			}
 		}
 		if forecast, err = json.Marshal(Forecast{Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy}); err != nil {
@@ -429,7 +429,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	params := dbsqlc.StartReplayParams{
 		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(cmp.Or(in.BatchSize, DefaultBatchSize)),
 		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.JSONPatch, MergePatch: in.MergePatch,
-		Queue: in.Queue, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopOf,
+		Queue: in.Queue, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopWindow,
 	}
 	var id uuid.UUID
 	err = inTx(ctx, r.Store, func(tx transaction) error {
@@ -443,7 +443,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		return tx.SetForecast(ctx, dbsqlc.SetForecastParams{ID: id, Forecast: forecast})
 	})
 	if err != nil {
-		return nil, deadletter.Named(err)
+		return nil, deadletter.AsMoveError(err)
 	}
 	telemetry.StartRun(ctx, r.Tracer, id).End() // redeliveries link to this span
 	r.wake()
@@ -475,30 +475,30 @@ type outcomes struct {
 	of map[uuid.UUID][2]int64 // succeeded, failed
 }
 
-// mostOutcomes limits the number of cached runs.
-const mostOutcomes = 1000
+// maxOutcomes limits the number of cached runs.
+const maxOutcomes = 1000
 
-// known returns the cached outcomes of some runs.
-func (o *outcomes) known(ids []uuid.UUID) map[uuid.UUID][2]int64 {
+// cached returns the cached outcomes of some runs.
+func (o *outcomes) cached(ids []uuid.UUID) map[uuid.UUID][2]int64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	known := map[uuid.UUID][2]int64{}
+	found := map[uuid.UUID][2]int64{}
 	for _, id := range ids {
 		if counts, ok := o.of[id]; ok {
-			known[id] = counts
+			found[id] = counts
 		}
 	}
-	return known
+	return found
 }
 
-// settle caches the outcomes of a run if the run and all its redeliveries have ended.
-func (o *outcomes) settle(run *Run) {
+// store caches the outcomes of a run if the run and all its redeliveries have ended.
+func (o *outcomes) store(run *Run) {
 	if run.Status != "completed" && run.Status != "cancelled" || run.Succeeded+run.Failed < run.Replayed {
 		return
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.of == nil || len(o.of) >= mostOutcomes {
+	if o.of == nil || len(o.of) >= maxOutcomes {
 		o.of = map[uuid.UUID][2]int64{}
 	}
 	o.of[run.ID] = [2]int64{run.Succeeded, run.Failed}
@@ -507,7 +507,7 @@ func (o *outcomes) settle(run *Run) {
 // runs returns runs by id, newest first. It omits runs that do not exist or that the caller may not
 // see.
 func (r *Replayer) runs(ctx context.Context, ids []uuid.UUID) ([]*Run, error) {
-	known := r.outcomes.known(ids)
+	known := r.outcomes.cached(ids)
 	rows, err := dbsqlc.New(r.Store.DB()).RunsByID(ctx, dbsqlc.RunsByIDParams{Ids: ids, Known: slices.AppendSeq([]uuid.UUID{}, maps.Keys(known))})
 	if err != nil {
 		return nil, err
@@ -521,24 +521,24 @@ func (r *Replayer) runs(ctx context.Context, ids []uuid.UUID) ([]*Run, error) {
 		if runs[i], err = runOf(row); err != nil {
 			return nil, err
 		}
-		r.outcomes.settle(runs[i])
+		r.outcomes.store(runs[i])
 	}
 	return runs, nil
 }
 
 func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
-	var said struct {
+	var request struct {
 		Filter     json.RawMessage `json:"filter"`
 		Patch      json.RawMessage `json:"patch"`
 		MergePatch json.RawMessage `json:"mergePatch"`
 	}
-	if err := json.Unmarshal(row.Details, &said); err != nil {
+	if err := json.Unmarshal(row.Details, &request); err != nil {
 		return nil, err
 	}
 	run := &Run{
-		ID: row.ID, Status: row.Status, Reason: row.Reason, Held: row.Held, Filter: said.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
+		ID: row.ID, Status: row.Status, Reason: row.Reason, Held: row.Held, Filter: request.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
 		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
-		Checkpoint: row.Checkpoint, Patch: said.Patch, MergePatch: said.MergePatch, Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
+		Checkpoint: row.Checkpoint, Patch: request.Patch, MergePatch: request.MergePatch, Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 	}
 	if row.Note != "" {
 		run.Note = &row.Note
@@ -571,14 +571,14 @@ func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 // RunEntry is an entry of a run with its outcome in the run.
 type RunEntry struct {
 	ID          uuid.UUID  `json:"id" doc:"The entry."`
-	Outcome     string     `json:"outcome" enum:"succeeded,failed,skipped,to_go" doc:"to_go: its redelivery is under way, or its turn has not come."`
-	Detail      string     `json:"detail,omitempty" doc:"The error, or why it was skipped."`
-	JobID       *int64     `json:"jobId,omitempty" doc:"The redelivery."`
-	EndedAt     *time.Time `json:"endedAt,omitempty" doc:"When its redelivery ended, or it was skipped."`
-	Status      string     `json:"status,omitempty" doc:"Where the entry stands now; absent where it is gone."`
-	Queue       string     `json:"queue,omitempty" doc:"Its queue."`
-	Kind        string     `json:"kind,omitempty" doc:"Its kind."`
-	Fingerprint string     `json:"fingerprint,omitempty" doc:"Its failure group now."`
+	Outcome     string     `json:"outcome" enum:"succeeded,failed,skipped,to_go" doc:"to_go: the redelivery is in progress or has not been sent yet."`
+	Detail      string     `json:"detail,omitempty" doc:"Error of the redelivery, or the reason why the entry was skipped."`
+	JobID       *int64     `json:"jobId,omitempty" doc:"Job of the redelivery."`
+	EndedAt     *time.Time `json:"endedAt,omitempty" doc:"Time at which the redelivery ended or the entry was skipped."`
+	Status      string     `json:"status,omitempty" doc:"Status of the entry now; absent if the entry was deleted."`
+	Queue       string     `json:"queue,omitempty" doc:"Queue of the entry."`
+	Kind        string     `json:"kind,omitempty" doc:"Kind of the entry."`
+	Fingerprint string     `json:"fingerprint,omitempty" doc:"Failure group of the entry now."`
 }
 
 // Entries returns a page of a run's entries, most recently captured first. outcome, if not empty,
@@ -603,17 +603,17 @@ func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, be
 	return entries, nil
 }
 
-// Steer pauses, resumes or cancels a run.
-func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb, actor string) error {
+// Control pauses, resumes or cancels a run.
+func (r *Replayer) Control(ctx context.Context, id uuid.UUID, verb, actor string) error {
 	defer r.wake()
-	return deadletter.Named(inTx(ctx, r.Store, func(tx transaction) error {
+	return deadletter.AsMoveError(inTx(ctx, r.Store, func(tx transaction) error {
 		return tx.MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor})
 	}))
 }
 
 // SetRate changes the rate of a run that has not ended; 0 means no limit.
 func (r *Replayer) SetRate(ctx context.Context, id uuid.UUID, perSecond float64, actor string) error {
-	return deadletter.Named(inTx(ctx, r.Store, func(tx transaction) error {
+	return deadletter.AsMoveError(inTx(ctx, r.Store, func(tx transaction) error {
 		return tx.SetReplayRate(ctx, dbsqlc.SetReplayRateParams{ID: id, Rate: perSecond, Actor: actor})
 	}))
 }

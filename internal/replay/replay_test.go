@@ -68,15 +68,15 @@ func (b *bundle) count(sql string, args ...any) int {
 // fail makes n jobs of a queue fail with a type of error, and files them. Their args number them.
 func (b *bundle) fail(n int, queue, errorType string) {
 	b.Helper()
-	b.works(queue)
+	b.registerQueue(queue)
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'payment.captured', jsonb_build_object('n', i, 'amount', 10), $1, 1, 'running' FROM generate_series(1, $2) i`, queue, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb],
 		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 1, 'type', $1::text, 'message', 'x')) WHERE state = 'running'`, errorType)
 	b.file()
 }
 
-// works registers a queue as worked by a River client.
-func (b *bundle) works(queue string) {
+// registerQueue registers a queue as worked by a River client.
+func (b *bundle) registerQueue(queue string) {
 	b.Helper()
 	b.exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now()) ON CONFLICT DO NOTHING", queue)
 }
@@ -87,8 +87,8 @@ func (b *bundle) file() {
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 }
 
-// end ends the n oldest live redeliveries in a state.
-func (b *bundle) end(state string, n int) {
+// endJobs ends the n oldest live redeliveries in a state.
+func (b *bundle) endJobs(state string, n int) {
 	b.Helper()
 	b.exec(`UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1,
 		errors = CASE WHEN $1 = 'completed' THEN errors ELSE ARRAY['{"error": "still wrong", "attempt": 1}'::jsonb] END
@@ -97,12 +97,12 @@ func (b *bundle) end(state string, n int) {
 
 func (b *bundle) start(request replay.Request) *replay.Run {
 	b.Helper()
-	run, err := b.replayer.Start(b.Context(), complete(request))
+	run, err := b.replayer.Start(b.Context(), withDefaults(request))
 	require.NoError(b, err)
 	return run
 }
 
-func complete(request replay.Request) *replay.Request {
+func withDefaults(request replay.Request) *replay.Request {
 	if request.Filter == nil {
 		request.Filter = json.RawMessage(`{}`)
 	}
@@ -113,8 +113,8 @@ func complete(request replay.Request) *replay.Request {
 	return &request
 }
 
-// once advances all runs by one batch.
-func (b *bundle) once() {
+// runOnce advances all runs by one batch.
+func (b *bundle) runOnce() {
 	b.Helper()
 	_, err := b.runner.RunOnce(b.Context())
 	require.NoError(b, err)
@@ -127,7 +127,7 @@ func (b *bundle) get(run *replay.Run) *replay.Run {
 	return got
 }
 
-func TestRun_toItsEnd(t *testing.T) {
+func TestRun_ReplaysSelectedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(25, "a", "TIMEOUT_ERROR")
@@ -136,17 +136,17 @@ func TestRun_toItsEnd(t *testing.T) {
 	require.EqualValues(t, 25, run.Total)
 	b.fail(3, "a", "TIMEOUT_ERROR") // later: not part of the run
 	for range 3 {
-		b.once()
+		b.runOnce()
 	}
 	got := b.get(run)
 	require.EqualValues(t, 25, got.Replayed)
 	require.Equal(t, "running", got.Status)
 	require.Equal(t, 25, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND locked_by = 'kim' AND notes = 'after the fix'"))
-	b.once()
-	require.Equal(t, "running", b.get(run).Status, "it ends when its redeliveries have")
-	b.end("completed", 20)
-	b.end("discarded", 5)
-	b.once()
+	b.runOnce()
+	require.Equal(t, "running", b.get(run).Status, "the run ends after its redeliveries")
+	b.endJobs("completed", 20)
+	b.endJobs("discarded", 5)
+	b.runOnce()
 	got = b.get(run)
 	require.Equal(t, "completed", got.Status)
 	require.EqualValues(t, 20, got.Succeeded)
@@ -161,7 +161,7 @@ func TestRun_toItsEnd(t *testing.T) {
 	require.Equal(t, 0, b.count(`SELECT count(*) FROM (SELECT (args ->> 'n')::int - lag((args ->> 'n')::int) OVER (ORDER BY id) AS step FROM river_job WHERE metadata ? 'dlq:run_id') s WHERE step < 0`))
 }
 
-func TestRun_severalServersNeverReplayAnEntryTwice(t *testing.T) {
+func TestRun_SeveralProcessesReplayEachEntryOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(300, "a", "T")
@@ -181,9 +181,9 @@ func TestRun_severalServersNeverReplayAnEntryTwice(t *testing.T) {
 	}
 	wg.Wait()
 	require.Equal(t, 300, b.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_id'"))
-	b.end("completed", 300)
+	b.endJobs("completed", 300)
 	for range 100 {
-		b.once()
+		b.runOnce()
 	}
 	one, two := b.get(first), b.get(second)
 	require.Equal(t, "completed", one.Status)
@@ -193,7 +193,7 @@ func TestRun_severalServersNeverReplayAnEntryTwice(t *testing.T) {
 }
 
 // A batch that timed out on a lock is retried.
-func TestRun_goesOnAfterALock(t *testing.T) {
+func TestRun_RetriesAfterLockTimeout(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(3, "a", "T")
@@ -202,89 +202,89 @@ func TestRun_goesOnAfterALock(t *testing.T) {
 		BEGIN IF nextval('public.tries') = 1 THEN RAISE lock_not_available; END IF; RETURN NEW; END $$`)
 	b.exec("CREATE TRIGGER locked_at_first BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION locked_at_first()")
 	run := b.start(replay.Request{All: true})
-	b.once()
+	b.runOnce()
 	require.EqualValues(t, 3, b.get(run).Replayed)
 }
 
-func TestRun_pauseResumeCancelAndRestart(t *testing.T) {
+func TestRun_PausesResumesAndCancels(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(30, "a", "T")
 	run := b.start(replay.Request{All: true, Concurrency: 1000}) // one batch at a time
-	b.once()
-	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"))
-	b.once()
+	b.runOnce()
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "pause", "ann"))
+	b.runOnce()
 	require.EqualValues(t, 10, b.get(run).Replayed)
 	require.Equal(t, "paused by ann", b.get(run).Reason)
-	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"), deadletter.ErrNotAllowed)
-	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"))
+	require.ErrorIs(t, b.replayer.Control(t.Context(), run.ID, "pause", "ann"), deadletter.ErrNotAllowed)
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "resume", "ann"))
 	b.runner = b.newRunner() // as after a restart of dlqd
-	b.once()
-	require.EqualValues(t, 20, b.get(run).Replayed, "it goes on where it was")
-	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "cancel", "ann"))
-	b.once()
+	b.runOnce()
+	require.EqualValues(t, 20, b.get(run).Replayed, "the run continues where it stopped")
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "cancel", "ann"))
+	b.runOnce()
 	require.EqualValues(t, 20, b.get(run).Replayed)
-	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"), deadletter.ErrNotAllowed)
-	require.ErrorIs(t, b.replayer.Steer(t.Context(), uuid.New(), "pause", "ann"), deadletter.ErrNotFound)
+	require.ErrorIs(t, b.replayer.Control(t.Context(), run.ID, "resume", "ann"), deadletter.ErrNotAllowed)
+	require.ErrorIs(t, b.replayer.Control(t.Context(), uuid.New(), "pause", "ann"), deadletter.ErrNotFound)
 	require.ErrorIs(t, b.replayer.SetRate(t.Context(), run.ID, 5, "kim"), deadletter.ErrNotFound)
 	runs, err := b.replayer.List(t.Context(), 10)
 	require.NoError(t, err)
 	require.Len(t, runs, 1)
 }
 
-func TestRun_stopsWhereTooMuchFails(t *testing.T) {
+func TestRun_StopsIfTooManyFail(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(200, "a", "T")
 	run := b.start(replay.Request{All: true, BatchSize: 60, Concurrency: 1000})
-	b.once()
-	b.end("completed", 20)
-	b.end("discarded", 30)
-	b.once()
+	b.runOnce()
+	b.endJobs("completed", 20)
+	b.endJobs("discarded", 30)
+	b.runOnce()
 	got := b.get(run)
 	require.Equal(t, "stopped", got.Status)
 	require.Contains(t, got.Reason, "30 of the last 50 redeliveries failed")
 	require.EqualValues(t, 60, got.Replayed)
-	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"))
-	b.once()
-	require.EqualValues(t, 120, b.get(run).Replayed, "what failed before does not stop it again")
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "resume", "ann"))
+	b.runOnce()
+	require.EqualValues(t, 120, b.get(run).Replayed, "failures before the resume do not stop the run again")
 }
 
-func TestRun_concurrency(t *testing.T) {
+func TestRun_LimitsConcurrency(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(30, "a", "T")
 	run := b.start(replay.Request{All: true, Concurrency: 4})
 	for range 3 {
-		b.once()
+		b.runOnce()
 	}
 	require.EqualValues(t, 4, b.get(run).Replayed)
-	b.end("completed", 3)
-	b.once()
+	b.endJobs("completed", 3)
+	b.runOnce()
 	require.EqualValues(t, 7, b.get(run).Replayed)
 }
 
 // The time between two entries of a slow run exceeds a step.
-func TestRun_lowRates(t *testing.T) {
+func TestRun_AcceptsLowRates(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(5, "a", "T")
 	slow := b.start(replay.Request{All: true, Rate: 0.001})
-	b.once()
+	b.runOnce()
 	wait, err := b.runner.RunOnce(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, time.Second, wait, "its next place is far off, and nobody asks for it thirty times a second")
+	require.Equal(t, time.Second, wait, "the runner does not poll for a slot that is far off")
 	got := b.get(slow)
 	require.EqualValues(t, 1, got.Replayed)
 	require.InDelta(t, 4000, got.SecondsLeft, 1)
 	require.NoError(t, b.replayer.SetRate(t.Context(), slow.ID, 1000, "kim"))
-	b.once()
-	require.EqualValues(t, 5, b.get(slow).Replayed, "it does not wait for its place at the old rate")
-	b.end("completed", 5)
-	b.once()
+	b.runOnce()
+	require.EqualValues(t, 5, b.get(slow).Replayed, "the run does not wait for its slot at the old rate")
+	b.endJobs("completed", 5)
+	b.runOnce()
 
 	for _, rate := range []float64{1e-300, 1e7} {
-		_, err := b.replayer.Start(t.Context(), complete(replay.Request{All: true, Rate: rate}))
+		_, err := b.replayer.Start(t.Context(), withDefaults(replay.Request{All: true, Rate: rate}))
 		require.ErrorIs(t, err, deadletter.ErrInvalid)
 		require.ErrorIs(t, b.replayer.SetRate(t.Context(), slow.ID, rate, "kim"), deadletter.ErrInvalid)
 	}
@@ -298,7 +298,7 @@ func TestRun_lowRates(t *testing.T) {
 
 // The reported rate covers the time of sending, without pauses and without waiting for redeliveries
 // to end.
-func TestRun_rateIsOfTheTimeThatItSends(t *testing.T) {
+func TestRun_ReportsRateWhileSending(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(20, "a", "T")
@@ -308,21 +308,21 @@ func TestRun_rateIsOfTheTimeThatItSends(t *testing.T) {
 	}
 	require.Zero(t, b.get(run).PerSecond)
 	age()
-	b.once()
-	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "pause", "ann"))
+	b.runOnce()
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "pause", "ann"))
 	age()
-	require.NoError(t, b.replayer.Steer(t.Context(), run.ID, "resume", "ann"))
-	b.once()
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "resume", "ann"))
+	b.runOnce()
 	age()
-	b.end("completed", 20)
-	b.once()
+	b.endJobs("completed", 20)
+	b.runOnce()
 	got := b.get(run)
 	require.Equal(t, "completed", got.Status)
 	require.Greater(t, got.PerSecond, 0.01, "20 in three hours would be 0.002")
 	require.Less(t, b.count("SELECT round(sending) FROM dlq.replay_runs"), 600)
 }
 
-func TestRun_patchesPayloads(t *testing.T) {
+func TestRun_PatchesPayloads(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(3, "a", "T")
@@ -332,7 +332,7 @@ func TestRun_patchesPayloads(t *testing.T) {
 	b.exec(`UPDATE dlq.dead_letter_open SET original_event = '[]' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 1)`)
 	patch := replay.Patch{JSONPatch: json.RawMessage(`[{"op": "replace", "path": "/amount", "value": 20}]`)}
 
-	preview, err := b.replayer.Preview(t.Context(), complete(replay.Request{All: true, Patch: patch}))
+	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Patch: patch}))
 	require.NoError(t, err)
 	require.EqualValues(t, 4, preview.Total)
 	require.Len(t, preview.Samples, 4)
@@ -341,7 +341,7 @@ func TestRun_patchesPayloads(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs"), "a dry run changes nothing")
 
 	run := b.start(replay.Request{All: true, Patch: patch})
-	b.once()
+	b.runOnce()
 	got := b.get(run)
 	require.EqualValues(t, 3, got.Replayed)
 	require.EqualValues(t, 1, got.Skipped)
@@ -355,68 +355,68 @@ func TestRun_patchesPayloads(t *testing.T) {
 	require.JSONEq(t, `{"messageId": "m1", "payload": {"amount": 10, "currency": "EUR"}}`, string(merged))
 }
 
-func TestRun_toAnotherQueue(t *testing.T) {
+func TestRun_SendsToOtherQueue(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "old", "T")
-	preview, err := b.replayer.Preview(t.Context(), complete(replay.Request{All: true, Queue: "new"}))
+	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Queue: "new"}))
 	require.NoError(t, err)
-	require.Equal(t, []string{"nobody works queue new: what is sent there waits for ever"}, preview.Unhealthy)
-	_, err = b.replayer.Start(t.Context(), complete(replay.Request{All: true, Queue: "new"}))
+	require.Equal(t, []string{"no River client works queue new: redeliveries would wait there"}, preview.Unhealthy)
+	_, err = b.replayer.Start(t.Context(), withDefaults(replay.Request{All: true, Queue: "new"}))
 	require.ErrorIs(t, err, deadletter.ErrUnhealthy)
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_queue => 'new')")
 	require.ErrorContains(t, err, "no River client works these queues: new")
 	b.exec("UPDATE river_queue SET updated_at = now() - interval '1 hour'")
-	_, err = b.replayer.Start(t.Context(), complete(replay.Request{All: true}))
-	require.ErrorContains(t, err, "nobody works queue old", "nor any more")
-	b.works("new")
+	_, err = b.replayer.Start(t.Context(), withDefaults(replay.Request{All: true}))
+	require.ErrorContains(t, err, "no River client works queue old", "the client stopped")
+	b.registerQueue("new")
 	b.start(replay.Request{All: true, Queue: "new"})
-	b.once()
+	b.runOnce()
 	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job WHERE state = 'available' AND queue = 'new'"))
 }
 
 // Entries of one ordering key are sent one after another in the order of their messages, for any
 // order of failures and any first entry of the run.
-func TestRun_keepsTheOrderOfEachKey(t *testing.T) {
+func TestRun_KeepsOrderOfEachKey(t *testing.T) {
 	t.Parallel()
 	for _, newest := range []bool{false, true} {
-		for _, places := range []bool{false, true} { // also as in a queue that keeps the order
+		for _, ordered := range []bool{false, true} { // also as in a queue that keeps the order
 			b := setup(t)
 			b.fail(2, "a", "T")
 			const insert = `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'dlqd_message', jsonb_build_object('messageId', $1::text || i, 'kind', 'k', 'orderingKey', $1::text, 'payload', i), 'a', 1, 'running' FROM generate_series(1, 6) i`
 			b.exec(insert, "x")
 			b.exec(insert, "y")
-			if places {
+			if ordered {
 				b.exec("INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT queue, args ->> 'orderingKey', id, created_at FROM river_job WHERE state = 'running' ORDER BY id DESC")
 			}
 			b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - hashtext(args ->> 'messageId') % 1000 * interval '1 s', attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
 			b.file()
-			if places {
+			if ordered {
 				b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual'") // or any other move
 				b.exec("DELETE FROM dlq.ordered_jobs")
 			}
 			run := b.start(replay.Request{All: true, NewestFirst: newest, BatchSize: 3})
 			sent := map[string][]int{}
 			for range 30 {
-				b.once()
+				b.runOnce()
 				rows, err := b.pool.Query(t.Context(), "SELECT args ->> 'orderingKey', (args ->> 'payload')::int FROM river_job WHERE state = 'available' AND args ? 'orderingKey'")
 				require.NoError(t, err)
-				under := map[string]int{}
+				inProgress := map[string]int{}
 				for rows.Next() {
 					var key string
 					var n int
 					require.NoError(t, rows.Scan(&key, &n))
-					under[key]++
+					inProgress[key]++
 					if list := sent[key]; len(list) == 0 || list[len(list)-1] != n {
 						sent[key] = append(list, n)
 					}
 				}
 				require.NoError(t, rows.Err())
-				require.LessOrEqual(t, max(under["x"], under["y"]), 1)
-				b.end(map[bool]string{true: "discarded", false: "completed"}[len(sent["x"])%3 == 0], 100)
+				require.LessOrEqual(t, max(inProgress["x"], inProgress["y"]), 1)
+				b.endJobs(map[bool]string{true: "discarded", false: "completed"}[len(sent["x"])%3 == 0], 100)
 			}
 			want := []int{1, 2, 3, 4, 5, 6}
-			if places {
+			if ordered {
 				want = []int{6, 5, 4, 3, 2, 1}
 			}
 			require.Equal(t, map[string][]int{"x": want, "y": want}, sent)
@@ -428,19 +428,19 @@ func TestRun_keepsTheOrderOfEachKey(t *testing.T) {
 
 // A redelivery whose job was deleted has ended: it neither blocks the run nor counts towards its
 // concurrency.
-func TestRun_redeliveryThatIsDeleted(t *testing.T) {
+func TestRun_CountsDeletedRedeliveryAsFailed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "a", "T")
 	run := b.start(replay.Request{All: true, Concurrency: 1})
-	b.once()
+	b.runOnce()
 	b.exec("DELETE FROM river_job WHERE state = 'available'")
 	_, err := b.store.SweepRedeliveries(t.Context(), uuid.Nil)
 	require.NoError(t, err)
-	b.once()
+	b.runOnce()
 	require.EqualValues(t, 2, b.get(run).Replayed)
-	b.end("completed", 1)
-	b.once()
+	b.endJobs("completed", 1)
+	b.runOnce()
 	got := b.get(run)
 	require.Equal(t, "completed", got.Status)
 	require.EqualValues(t, 1, got.Failed)
@@ -448,24 +448,24 @@ func TestRun_redeliveryThatIsDeleted(t *testing.T) {
 }
 
 // An entry that the database rejects is skipped and does not block the others.
-func TestRun_oneIsRefused(t *testing.T) {
+func TestRun_SkipsRejectedEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(12, "a", "T")
 	b.exec(`ALTER TABLE river_job ADD CONSTRAINT no_seven CHECK (NOT (state = 'available' AND args @> '{"n": 7}'))`)
 	run := b.start(replay.Request{All: true, BatchSize: 5})
 	for range 20 {
-		b.once()
+		b.runOnce()
 	}
 	got := b.get(run)
 	require.EqualValues(t, 11, got.Replayed)
 	require.EqualValues(t, 1, got.Skipped)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE 'the database refused it: %no_seven%'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE 'the database rejected it: %no_seven%'"))
 }
 
 // An entry of the batch is resolved while the batch waits for its lock, for example because its job
 // was retried elsewhere.
-func TestRun_entryThatMovesMeanwhile(t *testing.T) {
+func TestRun_SkipsEntryThatMoved(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "default", "TIMEOUT_ERROR")
@@ -488,14 +488,14 @@ func TestRun_entryThatMovesMeanwhile(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND job_id IS NOT NULL", run.ID))
 }
 
-func TestStart_isRefused(t *testing.T) {
+func TestStart_RejectsInvalidRequests(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(1, "a", "T")
 	for _, test := range []struct {
 		request replay.Request
 		kind    error
-		says    string
+		want    string
 	}{
 		{replay.Request{}, deadletter.ErrInvalid, "an empty filter matches every entry"},
 		{replay.Request{Filter: json.RawMessage(`{"errorTipe": "T"}`)}, deadletter.ErrInvalid, "there is no field errorTipe"},
@@ -503,21 +503,21 @@ func TestStart_isRefused(t *testing.T) {
 		{replay.Request{Filter: json.RawMessage(`{"after": "yesterdayish"}`)}, deadletter.ErrInvalid, "filter: invalid input syntax"},
 		{replay.Request{Filter: json.RawMessage(`{"ids": ["x"]}`)}, deadletter.ErrInvalid, "filter: invalid input syntax for type uuid"},
 		{replay.Request{Filter: json.RawMessage(`[]`)}, deadletter.ErrInvalid, "must be a JSON object"},
-		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid, "is no JSON Patch"},
-		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`[]`), MergePatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid, "not both"},
+		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid, "not a JSON Patch"},
+		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`[]`), MergePatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid, "cannot be combined"},
 	} {
-		_, err := b.replayer.Start(t.Context(), complete(test.request))
-		require.ErrorIs(t, err, test.kind, test.says)
-		require.ErrorContains(t, err, test.says)
+		_, err := b.replayer.Start(t.Context(), withDefaults(test.request))
+		require.ErrorIs(t, err, test.kind, test.want)
+		require.ErrorContains(t, err, test.want)
 	}
 	b.unmet = "circuit breaker destination:bank is open"
-	_, err := b.replayer.Start(t.Context(), complete(replay.Request{All: true}))
+	_, err := b.replayer.Start(t.Context(), withDefaults(replay.Request{All: true}))
 	require.ErrorIs(t, err, deadletter.ErrUnhealthy)
 	require.ErrorContains(t, err, "circuit breaker destination:bank is open")
 	b.start(replay.Request{All: true, Force: true})
 }
 
-func TestFilter_everyField(t *testing.T) {
+func TestFilter_SelectsByEveryField(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "a", "T")
@@ -539,15 +539,15 @@ func TestFilter_everyField(t *testing.T) {
 }
 
 // A run that fails temporarily does not block the runs after it.
-func TestRun_oneThatFailsHoldsUpNoOther(t *testing.T) {
+func TestRun_FailedRunDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(3, "a", "A")
 	b.fail(3, "b", "B")
 	first := b.start(replay.Request{Filter: json.RawMessage(`{"errorType": ["A"]}`)})
 	second := b.start(replay.Request{Filter: json.RawMessage(`{"errorType": ["B"]}`)})
-	b.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NEW; END $$")
-	b.exec("CREATE TRIGGER away BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION away()")
+	b.exec("CREATE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NEW; END $$")
+	b.exec("CREATE TRIGGER collide BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION collide()")
 	_, err := b.runner.RunOnce(t.Context())
 	require.ErrorContains(t, err, first.ID.String())
 	require.Zero(t, b.get(first).Replayed)
@@ -556,7 +556,7 @@ func TestRun_oneThatFailsHoldsUpNoOther(t *testing.T) {
 
 // A run covers the entries that its filter selected at its start. Later matches are not included;
 // entries that no longer match are in its report.
-func TestRun_entriesAreChosenAtItsStart(t *testing.T) {
+func TestRun_SelectsEntriesAtStart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(10, "a", "T")
@@ -567,10 +567,10 @@ func TestRun_entriesAreChosenAtItsStart(t *testing.T) {
 		b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending'), 'kim')")
 		b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT entry_id FROM dlq.replay_run_entries WHERE run_id = $1 ORDER BY entry_id LIMIT 1), 'kim')", run.ID)
 		for range 5 {
-			b.once()
+			b.runOnce()
 		}
-		b.end("completed", 10)
-		b.once()
+		b.endJobs("completed", 10)
+		b.runOnce()
 		got := b.get(run)
 		require.Equal(t, "completed", got.Status)
 		require.EqualValues(t, 4, got.Replayed)
@@ -581,7 +581,7 @@ func TestRun_entriesAreChosenAtItsStart(t *testing.T) {
 }
 
 // A dry run counts the entries that would be sent.
-func TestPreview_countsWhatCanBeReplayed(t *testing.T) {
+func TestPreview_CountsReplayableEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(4, "a", "T")
@@ -593,17 +593,17 @@ func TestPreview_countsWhatCanBeReplayed(t *testing.T) {
 		`{"status": "dlq_archived"}`: 0,
 		`{"status": ["dlq_pending", "dlq_processing", "dlq_archived"]}`: 2,
 	} {
-		preview, err := b.replayer.Preview(t.Context(), complete(replay.Request{All: true, Filter: json.RawMessage(filter)}))
+		preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Filter: json.RawMessage(filter)}))
 		require.NoError(t, err)
 		require.Equal(t, want, preview.Total, filter)
 		require.Len(t, preview.Samples, int(want), filter)
 	}
-	_, err := b.replayer.Preview(t.Context(), complete(replay.Request{Filter: json.RawMessage(`{"status": "dlq_lost"}`)}))
+	_, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{Filter: json.RawMessage(`{"status": "dlq_lost"}`)}))
 	require.ErrorContains(t, err, "dlq_lost")
 }
 
 // Every bulk action requires confirmation of a filter that selects all entries.
-func TestFilter_thatChoosesEverything(t *testing.T) {
+func TestFilter_SelectingEverythingNeedsConfirmation(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(2, "a", "T")
@@ -622,7 +622,7 @@ func TestFilter_thatChoosesEverything(t *testing.T) {
 }
 
 // A kilobyte of JSON Patch must not produce gigabytes.
-func TestPatch_isBounded(t *testing.T) {
+func TestPatch_LimitsSize(t *testing.T) {
 	t.Parallel()
 	event := json.RawMessage(`{"a": ["` + strings.Repeat("x", 200) + `"]}`)
 	var bomb []string
@@ -637,7 +637,7 @@ func TestPatch_isBounded(t *testing.T) {
 	require.ErrorContains(t, long.Validate(), "101 operations; at most 100")
 	large := replay.Patch{MergePatch: json.RawMessage(`{"b": "` + strings.Repeat("x", 1<<20) + `"}`)}
 	_, err = large.Event("k", event)
-	require.ErrorContains(t, err, "makes a payload of")
+	require.ErrorContains(t, err, "the patched payload has")
 	wide := replay.Patch{MergePatch: json.RawMessage(`{"b": [` + strings.Repeat("1e1000,", 1000) + `1]}`)}
 	_, err = wide.Event("k", event)
 	require.ErrorContains(t, err, "written out")
@@ -645,7 +645,7 @@ func TestPatch_isBounded(t *testing.T) {
 
 // An entry that a run with a patch does not send stays unedited: a later redelivery must not carry
 // the patch.
-func TestRun_patchOfWhatIsNotSent(t *testing.T) {
+func TestRun_DoesNotEditUnsentEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(5, "a", "T")
@@ -665,10 +665,10 @@ func TestRun_patchOfWhatIsNotSent(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id IN ("+job("3")+", "+job("4")+") FOR UPDATE")
 	require.NoError(t, err)
 	run := b.start(replay.Request{All: true, Patch: replay.Patch{MergePatch: json.RawMessage(`{"amount": 999}`)}})
-	b.once()
+	b.runOnce()
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.EqualValues(t, 1, b.get(run).Replayed)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job WHERE args @> '{\"n\": 5, \"amount\": 999}'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event @> '{\"amount\": 999}'"), "what was sent")
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event = '{\"n\": 4, \"edited\": true}'"), "an edit of before stays")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event @> '{\"amount\": 999}'"), "the entry that was sent")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event = '{\"n\": 4, \"edited\": true}'"), "an earlier edit stays")
 }

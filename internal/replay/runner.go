@@ -39,20 +39,20 @@ const (
 type Runner struct {
 	store   *deadletter.Store
 	logger  *slog.Logger
-	may     func(ctx context.Context, tx postgres.DB) (bool, error)
-	careful map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
+	maySend func(ctx context.Context, tx postgres.DB) (bool, error)
+	singly  map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
 }
 
-// NewRunner returns a runner. may, if not nil, is called in each transaction before it sends
+// NewRunner returns a runner. maySend, if not nil, is called in each transaction before it sends
 // (restored.Guard.MaySend).
-func NewRunner(store *deadletter.Store, logger *slog.Logger, may func(ctx context.Context, tx postgres.DB) (bool, error)) *Runner {
-	return &Runner{store: store, logger: logger, may: may, careful: map[uuid.UUID]int{}}
+func NewRunner(store *deadletter.Store, logger *slog.Logger, maySend func(ctx context.Context, tx postgres.DB) (bool, error)) *Runner {
+	return &Runner{store: store, logger: logger, maySend: maySend, singly: map[uuid.UUID]int{}}
 }
 
 // Results of one look at a run, as the time until the next look.
 const (
 	idle = interval        // nothing to do until a redelivery ends
-	held = paceStep / 2    // the concurrency or the rate delays the run for a moment
+	soon = paceStep / 2    // the concurrency or the rate delays the run for a moment
 	sent = background.More // a batch was sent
 )
 
@@ -60,7 +60,7 @@ const (
 // one short transaction.
 func (r *Runner) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "replay-runs", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Finish: true, Failing: "replay runs do not go on",
+		Name: "replay-runs", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Finish: true, Failing: "advancing replay runs failed",
 		Once: r.RunOnce,
 	})
 }
@@ -72,7 +72,7 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	if err != nil {
 		return idle, err
 	}
-	maps.DeleteFunc(r.careful, func(id uuid.UUID, _ int) bool { return !slices.Contains(runs, id) })
+	maps.DeleteFunc(r.singly, func(id uuid.UUID, _ int) bool { return !slices.Contains(runs, id) })
 	wait = idle
 	var errs []error
 	for _, id := range runs {
@@ -80,9 +80,9 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 		for try := 1; (postgres.IsCollision(err) || postgres.IsLocked(err)) && try < maxTries && ctx.Err() == nil; try++ {
 			p, err = r.batch(ctx, id) // an entry moved, or another transaction, perhaps of another run, held a lock
 		}
-		if postgres.IsRefusal(err) && r.careful[id] == 0 {
-			r.logger.Warn("replay run: a batch was refused by the database; going through it one by one", "run", id, "error", err)
-			r.careful[id] = maxCareful
+		if postgres.IsRefusal(err) && r.singly[id] == 0 {
+			r.logger.Warn("replay run: the database rejected a batch; sending its entries one by one", "run", id, "error", err)
+			r.singly[id] = maxSingly
 			p, err = sent, nil
 		}
 		if err != nil {
@@ -100,23 +100,23 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 // maxTries limits how often a batch is run that collides with other transactions.
 const maxTries = 10
 
-// maxCareful is the number of entries sent one by one after a rejection: the size of the largest
+// maxSingly is the number of entries sent one by one after a rejection: the size of the largest
 // batch.
-const maxCareful = 10_000
+const maxSingly = 10_000
 
 // batch advances a run by one batch, or by several without a rate or concurrency, in one
 // transaction.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err error) {
 	p = idle
 	// Redeliveries in progress and recent outcomes are known once the facts are applied.
-	if err := facts.OfRun(ctx, r.store, id); err != nil {
+	if err := facts.ApplyRun(ctx, r.store, id); err != nil {
 		return idle, err
 	}
-	careful := r.careful[id] > 0
+	singly := r.singly[id] > 0
 	var refused uuid.UUID
 	err = inTx(ctx, r.store, func(tx transaction) error {
-		if r.may != nil {
-			if may, err := r.may(ctx, tx); err != nil || !may {
+		if r.maySend != nil {
+			if may, err := r.maySend(ctx, tx); err != nil || !may {
 				return err
 			}
 		}
@@ -127,13 +127,13 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		if err != nil {
 			return err
 		}
-		size, next, err := r.room(ctx, tx, &run, careful)
+		size, next, err := r.capacity(ctx, tx, &run, singly)
 		if err != nil || size == 0 {
 			p = next
 			return err
 		}
 		steps := 1
-		if withoutPace(&run) && !careful {
+		if isUnlimited(&run) && !singly {
 			steps = max(1, commitEntries/size)
 		}
 		for step := range steps {
@@ -147,7 +147,7 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 				return err
 			}
 			if len(ids) == 0 && step == 0 {
-				refused, err = r.rest(ctx, tx, &run, size)
+				refused, err = r.sendAlone(ctx, tx, &run, size)
 				return err
 			}
 			if len(ids) == 0 {
@@ -162,20 +162,20 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		}
 		return nil
 	})
-	if careful && postgres.IsRefusal(err) {
-		r.careful[id]--
+	if singly && postgres.IsRefusal(err) {
+		r.singly[id]--
 		return sent, r.skip(ctx, id, refused, err)
 	}
-	if careful && err == nil && p == sent {
-		r.careful[id]--
+	if singly && err == nil && p == sent {
+		r.singly[id]--
 	}
 	return p, err
 }
 
-// rest sends entries that must be sent alone, after all others: one per queue, if the previous one
+// sendAlone sends entries that must be sent alone, after all others: one per queue, if the previous one
 // has ended. If none is left, it finishes the run. It returns the last entry that it sent or tried
 // to send.
-func (r *Runner) rest(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, size int) (last uuid.UUID, err error) {
+func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, size int) (last uuid.UUID, err error) {
 	ids, err := tx.NextRescued(ctx, dbsqlc.NextRescuedParams{ID: run.ID, Most: int32(size)})
 	if err != nil {
 		return last, err
@@ -186,35 +186,35 @@ func (r *Runner) rest(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 	return ids[len(ids)-1], r.send(ctx, tx, run, ids)
 }
 
-func withoutPace(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
+func isUnlimited(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
 
-// room returns how many entries may be sent now, or, if none, the time until the next look.
-func (r *Runner) room(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, careful bool) (size int, otherwise time.Duration, err error) {
+// capacity returns how many entries may be sent now, or, if none, the time until the next look.
+func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, singly bool) (size int, wait time.Duration, err error) {
 	if run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
-		reason := fmt.Sprintf("%d of the last %d redeliveries failed; look at them, and resume the run or cancel it", run.Failed, run.Ended)
+		reason := fmt.Sprintf("%d of the last %d redeliveries failed; check them, then resume or cancel the run", run.Failed, run.Ended)
 		r.logger.Warn("replay run stopped", "run", run.ID, "reason", reason)
 		return 0, idle, tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: run.ID, Status: "stopped", Reason: reason})
 	}
 	size = int(run.BatchSize)
-	if careful {
+	if singly {
 		size = 1
 	}
 	if run.Concurrency != nil {
-		underWay, err := tx.ReplayUnderWay(ctx, run.ID)
+		inProgress, err := tx.ReplayUnderWay(ctx, run.ID)
 		if err != nil {
 			return 0, idle, err
 		}
-		if size = min(size, int(*run.Concurrency)-int(underWay)); size <= 0 {
-			return 0, held, nil
+		if size = min(size, int(*run.Concurrency)-int(inProgress)); size <= 0 {
+			return 0, soon, nil
 		}
 	}
 	if run.Rate != nil {
 		step, now := paceStep, time.Now()
-		places, err := pace.Reserve(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, now, &step)
-		if err != nil || places.Granted == 0 {
-			return 0, min(max(places.First.Sub(now)-step, held), idle), err
+		slots, err := pace.Reserve(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, now, &step)
+		if err != nil || slots.Granted == 0 {
+			return 0, min(max(slots.First.Sub(now)-step, soon), idle), err
 		}
-		size = places.Granted
+		size = slots.Granted
 	}
 	return size, sent, nil
 }
@@ -250,7 +250,7 @@ func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) error {
 	return inTx(ctx, r.store, func(tx transaction) error {
 		return tx.ReplayStep(ctx, dbsqlc.ReplayStepParams{
-			ID: run, Ids: []uuid.UUID{entry}, Skipped: []uuid.UUID{entry}, Why: []string{"the database refused it: " + strings.ToValidUTF8(refusal.Error(), "?")},
+			ID: run, Ids: []uuid.UUID{entry}, Skipped: []uuid.UUID{entry}, Why: []string{"the database rejected it: " + strings.ToValidUTF8(refusal.Error(), "?")},
 		})
 	})
 }
@@ -266,7 +266,7 @@ func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 	edits := dbsqlc.EditEventsParams{}
 	for _, e := range events {
 		if e.Resumes && run.Checkpoint == "" { // the checkpoint is newer than the run
-			skip(e.ID, "its job has a checkpoint by now, and the run was not told whether to resume it")
+			skip(e.ID, "its job has a checkpoint now, and the run does not say whether to resume it")
 			continue
 		}
 		edited, err := (&Patch{JSONPatch: run.Patch, MergePatch: run.MergePatch}).Event(e.JobKind, e.Event)

@@ -55,26 +55,26 @@ func (r *Replayer) edit(ctx context.Context, id uuid.UUID, in *Single) (json.Raw
 	}
 	queries := dbsqlc.New(r.Store.DB())
 	if in.Payload != nil {
-		shown := Sample{Changes: Changes(before, in.Payload)}
-		is, err := queries.IsMasked(ctx)
-		if err == nil && is {
-			err = shown.mask(ctx, queries, events[0].JobKind)
+		sample := Sample{Changes: Changes(before, in.Payload)}
+		masked, err := queries.IsMasked(ctx)
+		if err == nil && masked {
+			err = sample.mask(ctx, queries, events[0].JobKind)
 		}
-		return in.Payload, shown.Changes, err
+		return in.Payload, sample.Changes, err
 	}
 	after, err := in.Patch.apply(before)
-	if err != nil && !in.Patch.tests() {
+	if err != nil && !in.Patch.hasTests() {
 		return nil, nil, invalid(err)
 	}
-	shown, maskErr := in.Patch.shown(ctx, queries, &events[0])
+	sample, maskErr := in.Patch.visibleSample(ctx, queries, &events[0])
 	if maskErr != nil {
 		return nil, nil, maskErr
 	}
-	if shown.Problem != "" {
-		err = errors.New(shown.Problem)
+	if sample.Problem != "" {
+		err = errors.New(sample.Problem)
 	}
 	if err != nil {
 		return nil, nil, invalid(err)
 	}
-	return after, shown.Changes, nil
+	return after, sample.Changes, nil
 }

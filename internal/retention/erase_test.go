@@ -15,8 +15,8 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// holds returns the tables of the catalog, and the lines of the archive, that contain a word.
-func (b *bundle) holds(word string) (where []string) {
+// find returns the tables of the catalog, and the lines of the archive, that contain a word.
+func (b *bundle) find(word string) (where []string) {
 	b.Helper()
 	rows, err := b.pool.Query(b.Context(), `SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\_%'`)
@@ -65,7 +65,7 @@ func (b *bundle) erase(filter string) deadletter.Erasure {
 
 // No table and no file contains data of an erased person afterwards: not the edits in the trail, in
 // the database and in the archive, nor the runs whose filter names the person.
-func TestErase_leavesNothing(t *testing.T) {
+func TestErase_RemovesAllData(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	// An exact payload is stored twice.
@@ -117,31 +117,31 @@ func TestErase_leavesNothing(t *testing.T) {
 	trail := time.Now().UTC().Format("dead_letter_transitions_200601")
 	_, err = b.cold.Partition(t.Context(), b.keeper.Store, archive.Manifest{Unit: trail, Partition: trail}, true)
 	require.NoError(t, err)
-	before := strings.Join(b.holds("zaphod"), "\n")
+	before := strings.Join(b.find("zaphod"), "\n")
 	for _, table := range []string{"dead_letter_open", "dead_letter_resolved", "dead_letter_transitions", "replay_runs", "replay_run_entries", "failure_groups", "group_marks", "saved_views", "job_facts", "river_job", "entries_1", trail + ": {"} {
-		require.Contains(t, before, table, "the test's own premise")
+		require.Contains(t, before, table, "the test needs data in this table")
 	}
 	jobs := b.count("SELECT count(*) FROM river_job WHERE args::text LIKE '%zaphod%'")
 
 	const filter = `{"payloadAt": [{"path": ["customer"], "values": ["zaphod"]}]}`
 	e := b.erase(filter)
 	require.Positive(t, e.UnderWay, "the run has not ended")
-	require.Nil(t, e.FinishedAt, "something was left")
+	require.Nil(t, e.FinishedAt, "entries were skipped")
 	b.exec("SELECT dlq.replay_cancel($1)", run)
 	e = b.erase(filter)
 	require.Zero(t, e.UnderWay)
 	require.NotNil(t, e.FinishedAt)
-	require.Empty(t, b.holds("zaphod"))
-	require.Subset(t, b.holds("trillian"), []string{"dlq.group_marks: 1", "dlq.saved_views: 1"})
+	require.Empty(t, b.find("zaphod"))
+	require.Subset(t, b.find("trillian"), []string{"dlq.group_marks: 1", "dlq.saved_views: 1"})
 	require.Equal(t, jobs, b.count("SELECT count(*) FROM river_job WHERE args = '{\"erased\": true}'"))
 	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.replay_runs WHERE filter @> '{"erased": true}'`))
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.replay_runs WHERE filter::text LIKE '%trillian%'"), "the path of a value names nobody")
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail = jsonb_build_object('run', $1::text, 'erased', true)", run), "that a run sent it back stays")
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.replay_runs WHERE filter::text LIKE '%trillian%'"), "a run that filters by the path alone identifies no person")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail = jsonb_build_object('run', $1::text, 'erased', true)", run), "the run that made the move stays")
 }
 
 // A move whose entry was deleted without an archive cannot be found by filter, so an edit in the
 // trail is removed with its entry.
-func TestErase_ofWhatIsDeletedWithoutAnArchive(t *testing.T) {
+func TestErase_RemovesEditsOfDeletedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for range 2 {
@@ -152,15 +152,15 @@ func TestErase_ofWhatIsDeletedWithoutAnArchive(t *testing.T) {
 		b.exec("SELECT dlq.apply_facts()")
 	}
 	b.exec("DELETE FROM river_job")
-	require.Equal(t, 2, b.in("dlq_resolved"))
+	require.Equal(t, 2, b.countIn("dlq_resolved"))
 	b.exec("SELECT dlq.act_on('purge', ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1), 'kim')")
 	b.exec("SELECT dlq.drop_partition($1)", time.Now().UTC().Format("dead_letter_resolved_200601"))
-	require.Empty(t, b.holds("zaphod"))
+	require.Empty(t, b.find("zaphod"))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'edited and replayed' AND detail = '{\"erased\": true}'"))
 }
 
 // Failures that capture missed are found before an erasure, and not filed after it.
-func TestErase_ofWhatCaptureMissed(t *testing.T) {
+func TestErase_IncludesMissedFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, erase := range []func(filter string){
@@ -174,13 +174,13 @@ func TestErase_ofWhatCaptureMissed(t *testing.T) {
 		erase(`{"payload": {"customer": "zaphod"}}`)
 		b.exec("SELECT dlq.reconcile(p_whole => true)")
 		b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
-		require.Empty(t, b.holds("zaphod"))
+		require.Empty(t, b.find("zaphod"))
 	}
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"erased\": true}'"))
 }
 
 // A value counts as a name where it stands alone, not where it is the beginning of another number.
-func TestErase_names(t *testing.T) {
+func TestErase_MatchesWholeNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for text, named := range map[string]bool{

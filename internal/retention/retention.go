@@ -57,7 +57,7 @@ type Done struct {
 func (k *Keeper) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "retention", Interval: interval, Timeout: timeout, Retry: retry, Patience: timeout, OneProcess: true,
-		Failing: "retention: what could not go stays until the next round",
+		Failing: "enforcing the retention failed",
 		Once: background.Each(func(ctx context.Context) error {
 			_, err := k.Run(ctx)
 			return err
@@ -68,7 +68,7 @@ func (k *Keeper) Loop() *background.Loop {
 // Run enforces the retention once. A partition that cannot be archived or dropped is left for the
 // next round. The round continues with the other partitions, unless this one was locked.
 func (k *Keeper) Run(ctx context.Context) (done Done, err error) {
-	_, err = archive.Exclusively(ctx, k.Store, 0, func(ctx context.Context) error { return k.run(ctx, &done) })
+	_, err = archive.RunExclusive(ctx, k.Store, 0, func(ctx context.Context) error { return k.run(ctx, &done) })
 	if k.Observe != nil {
 		k.Observe("aged_out", done.AgedOut)
 		k.Observe("deleted", done.Deleted)
@@ -115,9 +115,9 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 	}
 	var errs []error
 	for _, p := range partitions {
-		archived, err := k.letGo(ctx, p.Name, p.OfAudit, rules.Version())
+		archived, err := k.archiveAndDrop(ctx, p.Name, p.OfAudit, rules.Version())
 		if err != nil {
-			errs = append(errs, fmt.Errorf("partition %s stays for now: %w", p.Name, err))
+			errs = append(errs, fmt.Errorf("partition %s not dropped; the next round retries: %w", p.Name, err))
 			// A session that reads this partition for long, such as a dump, reads the others too,
 			// and each attempt to lock a partition makes all other sessions wait.
 			if postgres.IsLocked(err) {
@@ -131,7 +131,7 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 	}
 
 	errs = append(errs, k.steps(func() (int, error) {
-		looked, deleted, archived, err := k.letGoSingly(ctx, periods, now, rules.Version())
+		looked, deleted, archived, err := k.archiveAndDelete(ctx, periods, now, rules.Version())
 		done.Deleted += deleted
 		done.Archived += archived
 		if deleted == 0 {
@@ -159,7 +159,7 @@ const (
 	dropPause = time.Second
 )
 
-func (k *Keeper) drop(ctx context.Context, drop func() error) error {
+func (k *Keeper) retryLocked(ctx context.Context, drop func() error) error {
 	for try := 1; ; try++ {
 		err := drop()
 		if !postgres.IsLocked(err) || try == dropTries {
@@ -177,7 +177,7 @@ func (k *Keeper) drop(ctx context.Context, drop func() error) error {
 func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, now time.Time) error {
 	for {
 		var name string
-		err := k.drop(ctx, func() (err error) {
+		err := k.retryLocked(ctx, func() (err error) {
 			name, err = dbsqlc.New(k.Store.DB()).DropEmptyMonth(ctx, dbsqlc.DropEmptyMonthParams{Periods: periods, Now: now})
 			return err
 		})
@@ -191,8 +191,8 @@ func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, n
 	}
 }
 
-// letGo drops a partition after writing it to the archive, except rows that are already there.
-func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, policyVersion string) (archived int64, err error) {
+// archiveAndDrop drops a partition after writing it to the archive, except rows that are already there.
+func (k *Keeper) archiveAndDrop(ctx context.Context, partition string, isAudit bool, policyVersion string) (archived int64, err error) {
 	if k.Archive == nil {
 		return 0, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition})
 	}
@@ -200,23 +200,23 @@ func (k *Keeper) letGo(ctx context.Context, partition string, ofAudit bool, poli
 	if err != nil {
 		return 0, err
 	}
-	held, err := k.Archive.Partition(ctx, k.Store, m, ofAudit)
+	content, err := k.Archive.Partition(ctx, k.Store, m, isAudit)
 	if err != nil {
 		return 0, err
 	}
-	if err := dbsqlc.New(k.Store.DB()).NoteArchived(ctx, dbsqlc.NoteArchivedParams{Name: partition, ArchivedRows: held.Rows, Hash: held.Hash, Archive: k.Archive.String()}); err != nil {
+	if err := dbsqlc.New(k.Store.DB()).NoteArchived(ctx, dbsqlc.NoteArchivedParams{Name: partition, ArchivedRows: content.Rows, Hash: content.Hash, Archive: k.Archive.String()}); err != nil {
 		return 0, err
 	}
-	return held.Written, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &held.Rows, Hash: &held.Hash})
+	return content.Written, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &content.Rows, Hash: &content.Hash})
 }
 
 func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartitionParams) error {
-	return deadletter.Named(k.drop(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
+	return deadletter.AsMoveError(k.retryLocked(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
 }
 
-// letGoSingly writes a batch of entries to the archive and deletes those that have not changed
+// archiveAndDelete writes a batch of entries to the archive and deletes those that have not changed
 // meanwhile.
-func (k *Keeper) letGoSingly(ctx context.Context, periods json.RawMessage, now time.Time, policyVersion string) (looked, deleted, archived int, err error) {
+func (k *Keeper) archiveAndDelete(ctx context.Context, periods json.RawMessage, now time.Time, policyVersion string) (looked, deleted, archived int, err error) {
 	q := dbsqlc.New(k.Store.DB())
 	ids, err := q.ExpiredEntries(ctx, dbsqlc.ExpiredEntriesParams{Periods: periods, MaxEntries: batchSize, Now: now})
 	if err != nil || len(ids) == 0 {

@@ -81,8 +81,8 @@ func (b *bundle) exec(sql string, args ...any) {
 	require.NoError(b, err)
 }
 
-// closed creates n closed dead letters of a queue.
-func (b *bundle) closed(n int, queue, status string) {
+// createClosed creates n closed dead letters of a queue.
+func (b *bundle) createClosed(n int, queue, status string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 1, 'running' FROM generate_series(1, $2)`, queue, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`)
@@ -102,66 +102,66 @@ func (b *bundle) run() retention.Done {
 	return done
 }
 
-func (b *bundle) in(status string) int {
+func (b *bundle) countIn(status string) int {
 	b.Helper()
 	return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = $1::dlq.dead_letter_status", status)
 }
 
-func TestKeeper(t *testing.T) {
+func TestKeeper_EnforcesPeriods(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.closed(5, "mails", "dlq_resolved")
-	b.closed(4, "payments", "dlq_resolved")
-	b.closed(3, "elsewhere", "dlq_resolved") // a queue of an application: the defaults apply
-	b.closed(2, "mails", "dlq_failed")
-	b.closed(2, "payments", "dlq_archived")
+	b.createClosed(5, "mails", "dlq_resolved")
+	b.createClosed(4, "payments", "dlq_resolved")
+	b.createClosed(3, "elsewhere", "dlq_resolved") // a queue of an application: the defaults apply
+	b.createClosed(2, "mails", "dlq_failed")
+	b.createClosed(2, "payments", "dlq_archived")
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'mails', 1, 'running')`)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
-	require.Zero(t, b.run(), "nothing is past its time")
+	require.Zero(t, b.run(), "no period has ended")
 
 	b.now = b.now.Add(8 * 24 * time.Hour)
-	require.Equal(t, retention.Done{Deleted: 5, Archived: 5}, b.run(), "the shorter period of one queue")
+	require.Equal(t, retention.Done{Deleted: 5, Archived: 5}, b.run(), "the period of the queue mails has ended")
 	b.now = b.now.Add(25 * 24 * time.Hour)
 	require.Equal(t, retention.Done{Deleted: 3, Archived: 3}, b.run())
-	require.Equal(t, 4, b.in("dlq_resolved"))
+	require.Equal(t, 4, b.countIn("dlq_resolved"))
 	b.now = b.now.Add(28 * 24 * time.Hour)
-	require.Zero(t, b.run(), "61 days: the longest period is over, but the month is not: no DELETE where a drop will do")
+	require.Zero(t, b.run(), "61 days: the longest period has ended, but the month cannot be dropped yet")
 
 	month := b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_resolved'::regclass")
 	b.now = b.now.Add(32 * 24 * time.Hour)
 	done := b.run()
-	require.Positive(t, done.Dropped, "a month that is past every queue's period goes whole")
+	require.Positive(t, done.Dropped, "a month is dropped once the periods of all queues have ended")
 	require.Equal(t, 4, done.Archived)
 	require.Zero(t, done.Deleted)
-	require.Zero(t, b.in("dlq_resolved"))
+	require.Zero(t, b.countIn("dlq_resolved"))
 	require.Less(t, b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_resolved'::regclass"), month)
 	require.Equal(t, 2, done.AgedOut, "failed entries are archived after 90 days")
 	b.now = b.now.Add(40 * 24 * time.Hour)
 	failedMonths := b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_failed'::regclass")
 	require.Zero(t, b.run().AgedOut)
-	require.Less(t, b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_failed'::regclass"), failedMonths, "and their month goes once it is empty")
+	require.Less(t, b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_failed'::regclass"), failedMonths, "empty months are dropped")
 	b.now = b.now.Add(-40 * 24 * time.Hour)
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = 'retention' AND reason = 'aged out' AND from_status = 'dlq_failed' AND to_status = 'dlq_archived'"))
-	require.Equal(t, 4, b.in("dlq_archived"))
-	require.Equal(t, 1, b.in("dlq_pending"), "open entries are kept for ever")
+	require.Equal(t, 4, b.countIn("dlq_archived"))
+	require.Equal(t, 1, b.countIn("dlq_pending"), "open entries stay")
 
 	b.now = b.now.Add(400 * 24 * time.Hour)
 	b.run()
-	require.Zero(t, b.in("dlq_archived"))
-	require.Equal(t, 1, b.in("dlq_pending"))
+	require.Zero(t, b.countIn("dlq_archived"))
+	require.Equal(t, 1, b.countIn("dlq_pending"))
 	b.exec("CALL dlq.ensure_partitions()") // creates the dropped month of today again
-	b.closed(1, "mails", "dlq_resolved")
-	require.Equal(t, 2, b.in("dlq_resolved"), "that one, and the one that was open")
+	b.createClosed(1, "mails", "dlq_resolved")
+	require.Equal(t, 2, b.countIn("dlq_resolved"), "the new entry and the one that was open")
 }
 
 // A failed entry is archived after its own queue's period, not after the shortest period of any
 // queue.
-func TestAgeOut_AfterTheQueuesOwnPeriod(t *testing.T) {
+func TestAgeOut_UsesPeriodOfQueue(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.closed(2, "mails", "dlq_failed")
-	b.closed(3, "payments", "dlq_failed")
-	b.closed(4, "elsewhere", "dlq_failed")
+	b.createClosed(2, "mails", "dlq_failed")
+	b.createClosed(3, "payments", "dlq_failed")
+	b.createClosed(4, "elsewhere", "dlq_failed")
 	agedOut := func(after time.Duration) int {
 		return b.count(`SELECT dlq.age_out('{"defaults": {"failed": "90 days"}, "queues": {"mails": {"failed": "10 days"}, "payments": {"failed": "120 days"}}}', p_now => $1)`, b.now.Add(after))
 	}
@@ -170,14 +170,14 @@ func TestAgeOut_AfterTheQueuesOwnPeriod(t *testing.T) {
 	require.Zero(t, agedOut(11*24*time.Hour))
 	require.Equal(t, 4, agedOut(91*24*time.Hour))
 	require.Equal(t, 3, agedOut(121*24*time.Hour))
-	require.Zero(t, b.in("dlq_failed"))
+	require.Zero(t, b.countIn("dlq_failed"))
 }
 
 // An entry that has changed since it was archived is not deleted: the archive has an older version.
-func TestDeleteEntries_LeavesWhatHasChanged(t *testing.T) {
+func TestDeleteEntries_SkipsChangedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.closed(2, "mails", "dlq_resolved")
+	b.createClosed(2, "mails", "dlq_resolved")
 	b.exec("CREATE TABLE archived AS SELECT e.id, hashtextextended(e::text, 0) AS hash FROM dlq.dead_letter_queue e")
 	changed := b.text("SELECT max(id::text) FROM archived")
 	b.exec(`SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{"tags": ["seen"]}')`, changed)
@@ -186,10 +186,10 @@ func TestDeleteEntries_LeavesWhatHasChanged(t *testing.T) {
 }
 
 // Restored entries are kept until the latest of the requested times, and no longer.
-func TestRestoreEntries_KeepUntilTheLastTimeAskedFor(t *testing.T) {
+func TestRestoreEntries_KeepsUntilLatestTime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.closed(2, "mails", "dlq_resolved")
+	b.createClosed(2, "mails", "dlq_resolved")
 	restore := func(days int) {
 		b.exec("SELECT dlq.restore_entries((SELECT jsonb_agg(to_jsonb(e)) FROM dlq.dead_letter_queue e), $1, 'kim')", b.now.AddDate(0, 0, days))
 	}
@@ -200,13 +200,13 @@ func TestRestoreEntries_KeepUntilTheLastTimeAskedFor(t *testing.T) {
 	restore(20)
 	restore(10)
 	require.Zero(t, expired(8))
-	require.Zero(t, expired(19), "it was asked for until the 20th day")
+	require.Zero(t, expired(19), "the entries are kept until the 20th day")
 	require.Equal(t, 2, expired(21))
 }
 
 // An entry whose partition is missing goes to the default partition. Creating the partition moves
 // it there.
-func TestPartitions_theDefaultOneIsDrained(t *testing.T) {
+func TestPartitions_DrainDefaultPartition(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(`CALL dlq.ensure_partitions()`)
@@ -214,14 +214,14 @@ func TestPartitions_theDefaultOneIsDrained(t *testing.T) {
 		FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
 			WHERE inhparent IN ('dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_transitions'::regclass) AND relname ~ '[0-9]$'
 		LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`)
-	b.closed(3, "mails", "dlq_resolved")
+	b.createClosed(3, "mails", "dlq_resolved")
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_resolved_default"))
 	moves := b.count("SELECT count(*) FROM dlq.dead_letter_transitions_default")
 	require.Positive(t, moves)
 	b.exec(`CALL dlq.ensure_partitions()`)
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_resolved_default"))
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions_default"))
-	require.Equal(t, 3, b.in("dlq_resolved"), "none is lost")
+	require.Equal(t, 3, b.countIn("dlq_resolved"), "no entry is lost")
 	require.Equal(t, moves, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
 }
 
@@ -238,10 +238,10 @@ func (b *bundle) units() map[string][]archive.Manifest {
 	return by
 }
 
-func TestArchive(t *testing.T) {
+func TestArchive_RestoresEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.closed(3, "payments", "dlq_resolved")
+	b.createClosed(3, "payments", "dlq_resolved")
 	month := time.Now().UTC().Format("dead_letter_resolved_200601")
 	before := b.text("SELECT jsonb_agg(to_jsonb(e) ORDER BY id)::text FROM dlq.dead_letter_queue e")
 	id := uuid.MustParse(b.text("SELECT max(id::text) FROM dlq.dead_letter_queue"))
@@ -249,7 +249,7 @@ func TestArchive(t *testing.T) {
 	y, m0, _ := time.Now().UTC().Date()
 	b.now = time.Date(y, m0+4, 10, 12, 0, 0, 0, time.UTC)
 	require.Equal(t, 3, b.run().Archived)
-	require.Zero(t, b.in("dlq_resolved"))
+	require.Zero(t, b.countIn("dlq_resolved"))
 	m := b.units()[month][0]
 	require.EqualValues(t, 3, m.Entries.Lines)
 	require.EqualValues(t, 9, m.Audit.Lines, "captured, redelivered, resolved")
@@ -262,10 +262,10 @@ func TestArchive(t *testing.T) {
 	require.Equal(t, 1, n)
 	require.Contains(t, before, b.text("SELECT to_jsonb(e)::text FROM dlq.dead_letter_queue e"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND actor = 'kim' AND reason = 'restored from the archive' AND note = 'ticket 7'", id))
-	require.Zero(t, b.run(), "it stays")
+	require.Zero(t, b.run(), "the restored entry stays")
 	n, err = b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.Nil, b.now.Add(2*time.Hour), deadletter.Act{Actor: "kim"})
 	require.NoError(t, err)
-	require.Equal(t, 2, n, "the others, and not the one that is there")
+	require.Equal(t, 2, n, "all entries except the one that is present")
 	require.Equal(t, before, b.text("SELECT jsonb_agg(to_jsonb(e) ORDER BY id)::text FROM dlq.dead_letter_queue e"))
 	_, err = b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.New(), b.now, deadletter.Act{Actor: "kim"})
 	require.ErrorContains(t, err, "there is no entry")
@@ -278,11 +278,11 @@ func TestArchive(t *testing.T) {
 	require.Equal(t, 1, done.Archived)
 	require.Len(t, b.units()[month], 2)
 	require.Equal(t, month+"~2", b.units()[month][1].Unit)
-	require.Zero(t, b.in("dlq_resolved"))
+	require.Zero(t, b.countIn("dlq_resolved"))
 }
 
 // Edits and destinations of a run, and the text of an exact payload, are archived and restored.
-func TestArchive_editsAndTexts(t *testing.T) {
+func TestArchive_KeepsEditsAndTexts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const text = `{"z" : 1.0,  "<&>":[1e3 ]}`
@@ -295,7 +295,7 @@ func TestArchive_editsAndTexts(t *testing.T) {
 	b.exec("SELECT dlq.replay_step($1, ARRAY[$2::uuid])", run, id)
 	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
 	b.exec("SELECT dlq.apply_facts()")
-	require.Equal(t, 1, b.in("dlq_resolved"))
+	require.Equal(t, 1, b.countIn("dlq_resolved"))
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE replay_attempts @> '[{"destination": "d", "outcome": "completed"}]'`))
 
 	y, m0, _ := time.Now().UTC().Date()
@@ -325,37 +325,37 @@ func TestArchive_editsAndTexts(t *testing.T) {
 }
 
 // A partition that changes after it was archived, or whose archiving fails, is not dropped.
-func TestArchive_nothingIsDroppedUnarchived(t *testing.T) {
+func TestArchive_DropsOnlyArchivedPartitions(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.closed(3, "payments", "dlq_resolved")
+	b.createClosed(3, "payments", "dlq_resolved")
 	month := time.Now().UTC().Format("dead_letter_resolved_200601")
 	held, err := b.cold.Partition(t.Context(), b.keeper.Store, archive.Manifest{Unit: month, Partition: month}, false)
 	require.NoError(t, err)
 	b.exec("UPDATE dlq.dead_letter_queue SET notes = 'late' WHERE id = (SELECT max(id::text)::uuid FROM dlq.dead_letter_queue)")
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.drop_partition($1, $2, $3::text::numeric)", month, held.Rows, held.Hash)
 	require.ErrorContains(t, err, "has changed since it was archived")
-	require.Equal(t, 3, b.in("dlq_resolved"))
+	require.Equal(t, 3, b.countIn("dlq_resolved"))
 
 	require.NoError(t, b.cold.Close())
 	y, m0, _ := time.Now().UTC().Date()
 	b.now = time.Date(y, m0+3, 10, 12, 0, 0, 0, time.UTC)
 	_, err = b.keeper.Run(t.Context())
-	require.ErrorContains(t, err, "stays for now")
-	require.Equal(t, 3, b.in("dlq_resolved"))
+	require.ErrorContains(t, err, "not dropped")
+	require.Equal(t, 3, b.countIn("dlq_resolved"))
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.drop_partition('dead_letter_open')")
 	require.ErrorContains(t, err, "there is no such month")
 
 	b.keeper.Archive = nil
-	require.Equal(t, retention.Done{Dropped: 1}, b.run(), "without an archive, what goes is gone")
+	require.Equal(t, retention.Done{Dropped: 1}, b.run(), "without an archive, rows are dropped unarchived")
 }
 
 // Months of the audit trail are archived and dropped like months of entries, and a damaged unit is
 // detected.
-func TestArchive_audit(t *testing.T) {
+func TestArchive_IncludesAuditTrail(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.closed(3, "payments", "dlq_resolved")
+	b.createClosed(3, "payments", "dlq_resolved")
 	moves := b.count("SELECT count(*) FROM dlq.dead_letter_transitions")
 	b.now = b.now.Add(1200 * 24 * time.Hour)
 	b.run()
@@ -377,14 +377,14 @@ func TestArchive_audit(t *testing.T) {
 	file := filepath.Join(dir, day, m.Audit.Name)
 	raw, err := os.ReadFile(file)
 	require.NoError(t, err)
-	for name, bad := range map[string][]byte{"cut": raw[:len(raw)/2], "longer": append(bytes.Clone(raw), raw...), "empty": nil} {
+	for name, bad := range map[string][]byte{"truncated": raw[:len(raw)/2], "longer": append(bytes.Clone(raw), raw...), "empty": nil} {
 		require.NoError(t, os.WriteFile(file, bad, 0o600))
 		require.ErrorContains(t, b.cold.Verify(t.Context(), &m), day, name)
 	}
 }
 
-// TestArchive_s3 archives, erases and restores in an object store.
-func TestArchive_s3(t *testing.T) {
+// TestArchive_WorksWithS3 archives, erases and restores in an object store.
+func TestArchive_WorksWithS3(t *testing.T) {
 	// During uploads no transaction is open and no connection is held.
 	var pool atomic.Pointer[pgxpool.Pool]
 	var held atomic.Int64
@@ -405,12 +405,12 @@ func TestArchive_s3(t *testing.T) {
 	require.Equal(t, "s3://cold", b.cold.String())
 	b.keeper.Archive = b.cold
 	pool.Store(b.pool)
-	b.closed(3, "payments", "dlq_resolved")
-	b.closed(2, "mails", "dlq_resolved")
+	b.createClosed(3, "payments", "dlq_resolved")
+	b.createClosed(2, "mails", "dlq_resolved")
 	b.exec("DELETE FROM river_job")
 	b.now = b.now.Add(10 * 24 * time.Hour)
 	done := b.run()
-	require.Equal(t, 2, done.Deleted, "one by one: this queue keeps them for less time than others")
+	require.Equal(t, 2, done.Deleted, "the queue mails has a shorter period, so its entries are deleted one by one")
 	require.Equal(t, 2, done.Archived)
 	b.now = b.now.Add(90 * 24 * time.Hour)
 	require.Equal(t, 3, b.run().Archived)
@@ -424,10 +424,10 @@ func TestArchive_s3(t *testing.T) {
 }
 
 // dlqd's records of past operations do not grow without bound.
-func TestKeeper_forgetsOldReports(t *testing.T) {
+func TestKeeper_DeletesOldReports(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.closed(3, "payments", "dlq_resolved")
+	b.createClosed(3, "payments", "dlq_resolved")
 	for _, sql := range []string{
 		"SELECT dlq.replay_cancel(dlq.replay_start('{\"queue\": \"payments\"}', p_force => true))", "SELECT dlq.replay_start('{\"queue\": \"payments\"}', p_force => true)",
 		"INSERT INTO dlq.replay_run_entries (run_id, entry_id, outcome) SELECT r.id, gen_random_uuid(), 'skipped' FROM dlq.replay_runs r CROSS JOIN generate_series(1, 2500)",
@@ -456,7 +456,7 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 	require.Equal(t, "2 5000 2 1 1 1 300 2500 2500 2 5000", left())
 	require.Equal(t, "2 5000 2 1 0 1 300 2500 2500 2 5000", after(2))
 	require.Equal(t, "2 5000 2 0 0 1 200 2500 2500 2 5000", after(45))
-	require.Equal(t, "1 2500 2 0 0 0 100 0 0 1 2500", after(410), "a run that has not ended stays, and so does a request")
+	require.Equal(t, "1 2500 2 0 0 0 100 0 0 1 2500", after(410), "open runs and open requests stay")
 	_, err := b.pool.Exec(t.Context(), "DELETE FROM dlq.circuit_breaker_changes")
 	require.ErrorContains(t, err, "append-only")
 	b.exec("INSERT INTO dlq.circuit_breaker_changes (at, name, to_state) VALUES (now() - interval '1101 days', 'destination:d', 'open')")
@@ -466,7 +466,7 @@ func TestKeeper_forgetsOldReports(t *testing.T) {
 }
 
 // A session that reads a month for long delays a round once, not once for each month.
-func TestKeeper_endsAtTheFirstLock(t *testing.T) {
+func TestKeeper_StopsAtFirstLock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, month := range []string{"2020-01-01Z", "2020-02-01Z"} {
@@ -484,7 +484,7 @@ func TestKeeper_endsAtTheFirstLock(t *testing.T) {
 }
 
 // The month that today's rows wait for comes first.
-func TestPartitions_todaysFirst(t *testing.T) {
+func TestPartitions_CreatesCurrentMonthFirst(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	now := time.Now().UTC()

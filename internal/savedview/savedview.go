@@ -35,7 +35,7 @@ func (s *Store) List(ctx context.Context, actor string) ([]SavedView, error) {
 	for i, r := range rows {
 		views[i] = SavedView{Name: r.Name, Owner: r.Owner, Query: r.Query, Columns: r.Columns, Order: r.Sort, Shared: r.Shared, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt}
 	}
-	return views, deadletter.Named(err)
+	return views, deadletter.AsMoveError(err)
 }
 
 // Get returns the view of a name that actor owns, or else one that others share.
@@ -59,7 +59,7 @@ func (s *Store) Save(ctx context.Context, v *SavedView, actor string) error {
 	if columns == nil {
 		columns = []string{}
 	}
-	return deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+	return deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).Save(ctx, dbsqlc.SaveParams{Name: v.Name, Query: v.Query, Columns: columns, Sort: v.Order, Shared: v.Shared, Actor: actor})
 	}))
 }
@@ -67,7 +67,7 @@ func (s *Store) Save(ctx context.Context, v *SavedView, actor string) error {
 // Delete deletes a view of actor or, if owner is not "", one that owner shares. The latter needs
 // the role admin.
 func (s *Store) Delete(ctx context.Context, name, owner, actor string) error {
-	return deadletter.Named(s.Store.InTx(ctx, func(tx postgres.DB) error {
+	return deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).Delete(ctx, dbsqlc.DeleteParams{Name: name, Owner: owner, Actor: actor})
 	}))
 }

@@ -45,7 +45,7 @@ func TestReplay_ToAnotherDestination(t *testing.T) {
 	entry := b.parked("m1")
 	status, out := b.replay(entry, `{"toDestination": "third"}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	require.Equal(t, `the policy has no destination "third". There are: default, second.`, out["detail"])
+	require.Equal(t, `the policy has no destination "third". Destinations: default, second.`, out["detail"])
 	status, out = b.replay(entry, `{"actor": "kim", "toDestination": "second"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	b.awaitEntry(entry, "dlq_resolved")

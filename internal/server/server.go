@@ -398,7 +398,7 @@ func (s *Server) startDLQWorker() error {
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
 		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.notifyParked,
-		TryLock: s.guard.Load().TryLock, BeforeFiling: regrouper.LearnMarked, Tracer: s.telemetry.Tracer,
+		TryLock: s.guard.Load().TryLock, BeforeFiling: regrouper.AliasMarked, Tracer: s.telemetry.Tracer,
 	}
 	if !s.config.PollOnly {
 		config.Listen = s.pool

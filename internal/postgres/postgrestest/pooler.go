@@ -80,7 +80,7 @@ func pooler(tb testing.TB, direct, mode string, servers int, more ...string) str
 	if err != nil { // Debian installs it in a directory of root's PATH
 		program = "/usr/sbin/pgbouncer"
 	}
-	cmd := exec.Command(program, path) //nolint:gosec,noctx // as said; it is stopped below
+	cmd := exec.Command(program, path) //nolint:gosec,noctx // a test helper, which stops it below
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	if os.Getuid() == 0 { // PgBouncer refuses to run as root, and only the server's user can reach its socket

@@ -10,7 +10,7 @@ import (
 )
 
 // A change of any source changes the template's name.
-func TestTemplateName_changesWithItsSources(t *testing.T) {
+func TestTemplateName_ChangesWithSources(t *testing.T) {
 	t.Parallel()
 	files := func(text string) fstest.MapFS { return fstest.MapFS{"code/01.sql": {Data: []byte(text)}} }
 	name := func(migrations, code string, more ...string) string {

@@ -24,7 +24,7 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "withpostgres:", err)
 		return 1
 	}
-	cmd := exec.CommandContext(ctx, os.Args[1], os.Args[2:]...)           //nolint:gosec // what the caller asked for
+	cmd := exec.CommandContext(ctx, os.Args[1], os.Args[2:]...)           //nolint:gosec // the caller's command
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the server stops last
 	cmd.Env = append(os.Environ(), postgrestest.URLVariable+"="+url)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr

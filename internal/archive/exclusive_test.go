@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// One process at a time writes the archive. The duty of a process that died lasts until it expires.
-func TestExclusively_TakesOverFromAProcessThatDied(t *testing.T) {
+// One process at a time writes the archive. The lease of a process that died lasts until it expires.
+func TestRunExclusive_TakesOverFromDeadProcess(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
@@ -24,9 +24,9 @@ func TestExclusively_TakesOverFromAProcessThatDied(t *testing.T) {
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.take_duty('archive', $1, $2::interval)", holder, during).Scan(&taken))
 		return taken
 	}
-	runs := func() (ran bool) {
-		ran, err := archive.Exclusively(t.Context(), store, 0, func(context.Context) error {
-			require.False(t, take(uuid.New(), "1 hour"), "it is this process's meanwhile")
+	runExclusive := func() (ran bool) {
+		ran, err := archive.RunExclusive(t.Context(), store, 0, func(context.Context) error {
+			require.False(t, take(uuid.New(), "1 hour"), "this process holds the lease")
 			return nil
 		})
 		require.NoError(t, err)
@@ -34,14 +34,14 @@ func TestExclusively_TakesOverFromAProcessThatDied(t *testing.T) {
 	}
 	other := uuid.New()
 	require.True(t, take(other, "1 hour"))
-	require.False(t, runs(), "another process writes")
-	require.True(t, take(other, "-1 second"), "it goes on; then it dies, and its time is over")
-	require.True(t, runs())
-	require.True(t, runs(), "the duty was given back")
+	require.False(t, runExclusive(), "another process holds the lease")
+	require.True(t, take(other, "-1 second"), "the other process renews the lease, which then expires")
+	require.True(t, runExclusive())
+	require.True(t, runExclusive(), "the lease was released")
 
-	// A process that comes back too late does not end another process's duty.
+	// A process that comes back too late does not end another process's lease.
 	require.True(t, take(other, "1 hour"))
 	_, err := pool.Exec(t.Context(), "SELECT dlq.end_duty('archive', $1)", uuid.New())
 	require.NoError(t, err)
-	require.False(t, runs())
+	require.False(t, runExclusive())
 }
