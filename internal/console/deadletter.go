@@ -358,7 +358,12 @@ func verbsOf(status deadletter.Status, missingRole string) []verb {
 			for i, s := range from {
 				names[i] = statusOf(s).Name
 			}
-			v.Why = "only for " + strings.Join(names, ", ") + " dead letters"
+			last := len(names) - 1
+			text := names[last]
+			if last > 0 {
+				text = strings.Join(names[:last], ", ") + " or " + text
+			}
+			v.Why = "only for " + text + " dead letters"
 		}
 	}
 	return verbs

@@ -128,7 +128,7 @@ func TestIncident_PoisonMessage(t *testing.T) {
 	b.follow("[data-row] a")
 	b.click(b.button("Edit and replay"))
 	b.fill("textarea[name=payload]", `{"customer": "cus_3", "amount": 1}`)
-	b.follow(b.button("See what changes"))
+	b.follow(b.button("Preview changes"))
 	b.follow(b.button("Replay with these changes"))
 	b.until(`document.getElementById("head").innerText.includes("resolved")`)
 	b.within(maxClicks)
