@@ -25,7 +25,7 @@ func TestGrants_MatchDocs(t *testing.T) {
 		"GRANT USAGE ON SEQUENCE jobs.river_job_id_seq TO \"d\"\"x\"; -- number those jobs\nGRANT SELECT, UPDATE ON TABLE jobs.river_queue TO \"d\"\"x\"; -- list queues; pause and resume them\n", out)
 	_, stderr, code := run(t, "grants", "--part", "nothing")
 	require.Equal(t, 2, code)
-	require.Contains(t, stderr, "there are: attach, dlq-workers, api, process, doctor")
+	require.Contains(t, stderr, "known: attach, dlq-workers, api, process, doctor")
 }
 
 // TestAttach_UnprivilegedRole follows the beginning of docs/attach.md as a role without privileges.
