@@ -82,7 +82,7 @@ func TestConfigCheck_NamesFileAndLine(t *testing.T) {
 	require.Equal(t, 1, code)
 	for _, want := range []string{
 		"dlq-routing.yaml:3: rules[0].match.message: error parsing regexp", "dlq-routing.yaml:6: rules[1].match.when: unexpected end",
-		"dlq-routing.yaml:8: rules[2].match: matches every error", `dlq-routing.yaml:9: rules[3].match.status: "9xx" is no HTTP status`,
+		"dlq-routing.yaml:8: rules[2].match: matches every error", `dlq-routing.yaml:9: rules[3].match.status: "9xx" is not an HTTP status`,
 	} {
 		require.Contains(t, stderr, want)
 	}

@@ -318,7 +318,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		status, told, _ := b.send(kim, "/policy", url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- {name: a, match: {message: '('}, class: outage}\n- {name: b, match: {status: 9xx}, class: outage}\n"}})
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		has(t, told, "dlq-routing.yaml:2: rules[0].match.message: error parsing regexp")
-		has(t, told, "dlq-routing.yaml:3: rules[1].match.status: &#34;9xx&#34; is no HTTP status")
+		has(t, told, "dlq-routing.yaml:3: rules[1].match.status: &#34;9xx&#34; is not an HTTP status")
 		status, told, _ = b.send(kim, "/policy", url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- name: new-rule\n  match: {queue: [payments, mail]}\n  class: business\n  plan: {strategy: scheduled, delays: [1h]}\n"}})
 		require.Equal(t, http.StatusOK, status, told)
 		has(t, told, "rule new-rule: new: ")
