@@ -281,7 +281,7 @@ func TestMigrate_DoesNotTakeOverRiverOfApplication(t *testing.T) {
 	pool := riverDatabase(t)
 	before := catalog(t, pool)
 	m := newMigrator(pool)
-	require.ErrorContains(t, m.Up(t.Context()), `use "dlqd attach"`)
+	require.ErrorContains(t, m.Up(t.Context()), `run "dlqd attach"`)
 	require.Equal(t, before, catalog(t, pool))
 	m.OwnRiver = true
 	require.NoError(t, m.Up(t.Context()))
