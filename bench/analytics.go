@@ -72,8 +72,10 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 		}
 		var some, none time.Duration
 		for range batches {
-			if _, err := pool.Exec(b.ctx, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class)
-				SELECT gen_random_uuid(), 'dlq_pending', 'dlq_pending', 'worker:1', 'queue_' || i % 10, 'kind', 'transient' FROM generate_series(1, 10000) i`); err != nil {
+			if _, err := pool.Exec(b.ctx, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor,
+				queue, kind, error_class)
+				SELECT gen_random_uuid(), 'dlq_pending', 'dlq_pending', 'worker:1', 'queue_' || i % 10, 'kind', 'transient'
+				FROM generate_series(1, 10000) i`); err != nil {
 				return err
 			}
 			for _, took := range []*time.Duration{&some, &none} {
@@ -91,7 +93,8 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 		if open {
 			name = thousands(float64(batches*10_000)) + " moves"
 		}
-		b.row(name, fmt.Sprintf("%.0f", float64(some.Microseconds())/1000), fmt.Sprintf("%.0f", float64(none.Microseconds())/1000))
+		b.row(name, fmt.Sprintf("%.0f", float64(some.Microseconds())/1000),
+			fmt.Sprintf("%.0f", float64(none.Microseconds())/1000))
 	}
 	return nil
 }
@@ -99,23 +102,42 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 // fillHistory fills entries, of which three percent are open, with three moves each. It creates
 // indexes other than keys at the end.
 func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
-	const row = `SELECT i, to_timestamp(floor(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS at,
-		dlq.first_id(to_timestamp(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS first_id FROM generate_series(1, %[1]d) i`
-	rows := fmt.Sprintf("(SELECT i, at, (left(first_id::text, 24) || lpad(to_hex(i), 12, '0'))::uuid AS id, i > %[2]d AS open FROM ("+row+") r) r", entries, entries*97/100)
-	queue, class := "'queue_' || i % 10", "(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 10) % 9]"
-	partitions := `SELECT dlq.ensure_partition(p.parent, d) FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved')) p (parent),
+	const row = `SELECT i, to_timestamp(floor(extract(epoch
+		FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS at,
+		dlq.first_id(to_timestamp(extract(epoch FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS first_id
+			FROM generate_series(1, %[1]d) i`
+	rows := fmt.Sprintf("(SELECT i, at, (left(first_id::text, 24) || lpad(to_hex(i), 12, '0'))::uuid AS id, i > %[2]d "+
+		"AS open FROM ("+row+") r) r", entries, entries*97/100)
+	queue, class := "'queue_' || i % 10", "(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', "+
+		"'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 10) % 9]"
+	partitions := `SELECT dlq.ensure_partition(p.parent, d)
+		FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved')) p (parent),
 		generate_series(date_trunc('month', now() - interval '91 days', 'UTC'), now(), interval '1 month') d`
-	queued := fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at, first_failed_at, last_failed_at, created_at)
-		SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, CASE WHEN open THEN 'open' ELSE 'resolved' END::dlq.dead_letter_stage, i, at, %s, 'kind_' || i %% 50, 'noop', 2, '{}', 'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
-			'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at FROM %s`, queue, class, rows)
-	moved := fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group, origin)
-		SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2 AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, CASE WHEN i %% 1000 = 0 AND m.n = 2 THEN 'kim' ELSE 'worker:1' END, %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE WHEN m.n > 1 THEN %[2]s END,
-			CASE WHEN m.n = 0 THEN 'TYPE_' || i %% 50 END, CASE WHEN m.n = 0 THEN 'source_' || i %% 200 END, CASE WHEN m.n = 0 THEN 5 END,
-			CASE WHEN m.n = 2 AND NOT open THEN at - i %% 3600 * interval '1 second' END, CASE WHEN m.n = 2 AND NOT open THEN 'group_' || i %% 1000 END, CASE WHEN m.n = 1 THEN 'group_' || i %% 1000 END, CASE WHEN i %% 1000 = 0 AND m.n = 2 THEN 'psql' END
-		FROM %s CROSS JOIN (VALUES (0, NULL, 'dlq_pending'), (1, 'dlq_pending', 'dlq_processing'), (2, 'dlq_processing', 'dlq_resolved')) m (n, from_status, to_status)`, queue, class, rows)
+	queued := fmt.Sprintf(`INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind,
+		job_kind, priority, original_event, error_message, error_type, error_class, source, fingerprint, strategy, closed_at,
+			first_failed_at, last_failed_at, created_at)
+		SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, CASE
+			WHEN open THEN 'open' ELSE 'resolved' END::dlq.dead_letter_stage, i, at, %s, 'kind_' || i %% 50, 'noop', 2, '{}',
+				'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
+			'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at
+				FROM %s`, queue, class, rows)
+	moved := fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue,
+		kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group, origin)
+		SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2
+			AND open THEN 'dlq_manual' ELSE m.to_status END::dlq.dead_letter_status, CASE WHEN i %% 1000 = 0
+			AND m.n = 2 THEN 'kim' ELSE 'worker:1' END, %s, 'kind', CASE WHEN m.n > 0 THEN %s END, CASE
+				WHEN m.n > 1 THEN %[2]s END,
+			CASE WHEN m.n = 0 THEN 'TYPE_' || i %% 50 END, CASE WHEN m.n = 0 THEN 'source_' || i %% 200 END, CASE
+				WHEN m.n = 0 THEN 5 END,
+			CASE WHEN m.n = 2 AND NOT open THEN at - i %% 3600 * interval '1 second' END, CASE WHEN m.n = 2
+				AND NOT open THEN 'group_' || i %% 1000 END, CASE WHEN m.n = 1 THEN 'group_' || i %% 1000 END, CASE
+					WHEN i %% 1000 = 0 AND m.n = 2 THEN 'psql' END
+		FROM %s CROSS JOIN (VALUES (0, NULL, 'dlq_pending'), (1, 'dlq_pending', 'dlq_processing'),
+			(2, 'dlq_processing', 'dlq_resolved')) m (n, from_status, to_status)`, queue, class, rows)
 	in := func(statements ...string) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			for _, sql := range append([]string{"SET LOCAL timezone = 'UTC'", "SET LOCAL session_replication_role = replica", "SET LOCAL maintenance_work_mem = '1GB'"}, statements...) {
+			for _, sql := range append([]string{"SET LOCAL timezone = 'UTC'", "SET LOCAL session_replication_role = replica",
+				"SET LOCAL maintenance_work_mem = '1GB'"}, statements...) {
 				if _, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 					return fmt.Errorf("%.60s: %w", sql, err)
 				}
@@ -129,9 +151,12 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	if err := setWAL(ctx, pool, "SET max_wal_size = '16GB'"); err != nil {
 		return err
 	}
-	const indexes = `FROM pg_index WHERE indrelid IN ('dlq.dead_letter_open'::regclass, 'dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_transitions'::regclass) AND NOT indisunique`
+	const indexes = `FROM pg_index
+		WHERE indrelid IN ('dlq.dead_letter_open'::regclass, 'dlq.dead_letter_resolved'::regclass,
+			'dlq.dead_letter_transitions'::regclass) AND NOT indisunique`
 	var drop, create []string
-	if err := pool.QueryRow(ctx, `SELECT array_agg('DROP INDEX ' || indexrelid::regclass), array_agg(replace(pg_get_indexdef(indexrelid), ' ON ONLY ', ' ON ')) `+indexes).Scan(&drop, &create); err != nil {
+	if err := pool.QueryRow(ctx,
+		`SELECT array_agg('DROP INDEX ' || indexrelid::regclass), array_agg(replace(pg_get_indexdef(indexrelid), ' ON ONLY ', ' ON ')) `+indexes).Scan(&drop, &create); err != nil {
 		return err
 	}
 	if err := in(drop...); err != nil {
@@ -162,19 +187,22 @@ func setWAL(ctx context.Context, pool *pgxpool.Pool, change string) error {
 // measureAnalytics measures each question analyticsRuns times over a common window, 7 days, and over a long
 // one, 90 days.
 func measureAnalytics(b *bench, pool *pgxpool.Pool) error {
-	store, trail := analytics.NewStore(pool, postgres.DefaultSchemas()), deadletter.NewStore(pool, postgres.DefaultSchemas())
+	store, trail := analytics.NewStore(pool, postgres.DefaultSchemas()),
+		deadletter.NewStore(pool, postgres.DefaultSchemas())
 	week, quarter := analytics.Window{Over: 7 * 24 * time.Hour}, analytics.Window{Over: 90 * 24 * time.Hour}
 	questions := []struct {
 		name string
 		run  func(analytics.Window) error
 	}{
 		{"backlog and rates", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "all", ""); return err }},
-		{"backlog and rates by queue", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "queue", ""); return err }},
+		{"backlog and rates by queue",
+			func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "queue", ""); return err }},
 		{"backlog and rates by queue and hour", func(w analytics.Window) error {
 			_, err := store.Flow(b.ctx, analytics.Window{Over: min(w.Over, 7*24*time.Hour)}, "queue", "hour")
 			return err
 		}},
-		{"backlog and rates by class", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "class", ""); return err }},
+		{"backlog and rates by class",
+			func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "class", ""); return err }},
 		{"queues, resolution rate", func(w analytics.Window) error { _, err := store.Stats(b.ctx, w); return err }},
 		{"times", func(w analytics.Window) error { _, err := store.Times(b.ctx, w, "all"); return err }},
 		{"times by queue", func(w analytics.Window) error { _, err := store.Times(b.ctx, w, "queue"); return err }},

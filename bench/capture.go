@@ -34,7 +34,8 @@ func capture(b *bench, scale float64) error {
 		if err != nil {
 			return err
 		}
-		b.row(fmt.Sprintf("%d jobs of %d KB", c.jobs, c.bytes/1000), fmt.Sprintf("%.0f", with), fmt.Sprintf("%.0f", without), fmt.Sprintf("%.2f", ratio))
+		b.row(fmt.Sprintf("%d jobs of %d KB", c.jobs, c.bytes/1000), fmt.Sprintf("%.0f", with), fmt.Sprintf("%.0f", without),
+			fmt.Sprintf("%.2f", ratio))
 	}
 	b.newTable("one job per transaction", "with capture commits/s", "without commits/s", "ratio")
 	for _, conns := range []int{1, 16} {
@@ -57,7 +58,9 @@ func (b *bench) insertRunning(pool *pgxpool.Pool, jobs, bytes int, withDLQ bool)
 		return err
 	}
 	if _, err := pool.Exec(b.ctx, `INSERT INTO river_job (kind, args, state, attempt, max_attempts, attempted_at)
-		SELECT 'noop', jsonb_build_object('blob', (SELECT string_agg(md5(g::text || n::text), '') FROM generate_series(1, $2::int / 32) n)), 'running', 1, 1, now() FROM generate_series(1, $1::int) g`, jobs, bytes); err != nil {
+		SELECT 'noop', jsonb_build_object('blob', (SELECT string_agg(md5(g::text || n::text), '')
+		FROM generate_series(1, $2::int / 32) n)), 'running', 1, 1, now()
+		FROM generate_series(1, $1::int) g`, jobs, bytes); err != nil {
 		return err
 	}
 	_, err := pool.Exec(b.ctx, "VACUUM ANALYZE river_job")
@@ -139,6 +142,7 @@ func (b *bench) captureWAL() error {
 		}
 	}
 	b.newTable("WAL per failure", "with capture bytes", "without bytes", "ratio")
-	b.row("1 KB, no full pages", thousands(written[true]), thousands(written[false]), strings.TrimSpace(fmt.Sprintf("%.2f", written[true]/written[false])))
+	b.row("1 KB, no full pages", thousands(written[true]), thousands(written[false]),
+		strings.TrimSpace(fmt.Sprintf("%.2f", written[true]/written[false])))
 	return nil
 }

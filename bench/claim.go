@@ -53,7 +53,8 @@ func claim(b *bench, scale float64) error {
 		if err != nil {
 			return err
 		}
-		b.row(thousands(float64(entries)), thousands(median(rates[0])), thousands(median(rates[1])), thousands(median(rates[2])))
+		b.row(thousands(float64(entries)), thousands(median(rates[0])), thousands(median(rates[1])),
+			thousands(median(rates[2])))
 	}
 	return nil
 }
@@ -61,10 +62,13 @@ func claim(b *bench, scale float64) error {
 func fill(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	_, err := pool.Exec(ctx, `
 		SET session_replication_role = replica; -- skip the audit trail, which is not measured
-		INSERT INTO dlq.dead_letter_open (id, river_job_id, job_created_at, stage, queue, kind, job_kind, priority, original_event, error_message,
+		INSERT INTO dlq.dead_letter_open (id, river_job_id, job_created_at, stage, queue, kind, job_kind, priority,
+			original_event, error_message,
 			error_type, error_class, source, next_retry_at, first_failed_at, last_failed_at)
-		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'noop', 1 + i % 4, jsonb_build_object('blob', repeat('x', 900)),
-			'dial tcp: connection refused', 'TYPE_' || i % 20, (ARRAY['transient', 'outage', 'validation'])[1 + i % 3], 'source_' || i % 30,
+		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'noop', 1 + i % 4,
+			jsonb_build_object('blob', repeat('x', 900)),
+			'dial tcp: connection refused', 'TYPE_' || i % 20, (ARRAY['transient', 'outage', 'validation'])[1 + i % 3],
+				'source_' || i % 30,
 			now() - i % 3600 * interval '1 second', now(), now()
 		FROM generate_series(1, `+strconv.Itoa(entries)+`) i;
 		SET session_replication_role = DEFAULT`, pgx.QueryExecModeSimpleProtocol)
@@ -113,11 +117,14 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 	}
 	now := time.Now()
 	w := worker.New(worker.Config{
-		Store: store, Planner: func() *strategy.Planner { return planner }, Logger: quiet, Now: func() time.Time { return now },
+		Store: store, Planner: func() *strategy.Planner { return planner },
+		Logger: quiet, Now: func() time.Time { return now },
 	})
 	for i, step := range []string{"decide", "redeliver"} {
 		if step == "redeliver" { // as if the entries were due
-			if _, err := pool.Exec(ctx, "SET session_replication_role = replica; UPDATE dlq.dead_letter_open SET strategy = 'immediate', next_retry_at = now() - interval '1 day' WHERE strategy = 'immediate'; SET session_replication_role = DEFAULT",
+			if _, err := pool.Exec(ctx, `SET session_replication_role = replica; UPDATE dlq.dead_letter_open
+				SET strategy = 'immediate', next_retry_at = now() - interval '1 day' WHERE strategy = 'immediate';
+				SET session_replication_role = DEFAULT`,
 				pgx.QueryExecModeSimpleProtocol); err != nil {
 				return rates, err
 			}
@@ -155,8 +162,10 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	// A third of the entries waits for a condition and a third is parked, in a thousand failure groups.
 	if _, err := pool.Exec(ctx, `SET session_replication_role = replica;
-		UPDATE dlq.dead_letter_open SET strategy = 'conditional', waiting_for = 'condition: x', next_retry_at = now() + interval '1 hour' WHERE error_class = 'outage';
-		UPDATE dlq.dead_letter_open SET strategy = 'manual', status = 'dlq_manual', next_retry_at = NULL, fingerprint = md5((river_job_id % 1000)::text) WHERE error_class = 'validation';
+		UPDATE dlq.dead_letter_open SET strategy = 'conditional', waiting_for = 'condition: x',
+			next_retry_at = now() + interval '1 hour' WHERE error_class = 'outage';
+		UPDATE dlq.dead_letter_open SET strategy = 'manual', status = 'dlq_manual', next_retry_at = NULL,
+			fingerprint = md5((river_job_id % 1000)::text) WHERE error_class = 'validation';
 		SET session_replication_role = DEFAULT`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return err
 	}
@@ -170,7 +179,8 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 		{"queues with waiting entries", worker.WaitingQueuesSQL, nil},
 		{"claim of waiting entries", worker.ClaimWaitingSQL, []any{nil, nil, nil, "queue_4", batchSize}},
 		{"smart retry: failure groups", worker.StuckGroupsSQL, []any{1000}},
-		{"smart retry: failures of a group", worker.GroupFailuresSQL, []any{"queue_5", "x", deadletter.FirstID(time.Now().Add(-time.Hour))}},
+		{"smart retry: failures of a group", worker.GroupFailuresSQL,
+			[]any{"queue_5", "x", deadletter.FirstID(time.Now().Add(-time.Hour))}},
 		{"smart retry: claim", worker.ClaimStuckSQL, []any{"queue_5", "x", time.Now(), []string{"validation"}, uuid.Nil, 3}},
 	} {
 		if err := show(q.name, q.sql, q.args...); err != nil {

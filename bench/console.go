@@ -39,7 +39,8 @@ func consoleBench(b *bench, scale float64) error {
 			return err
 		}
 		s, err := server.Start(b.ctx, server.Config{
-			DatabaseURL: b.server.URL(), Schemas: postgres.DefaultSchemas(), API: true, Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: quiet, StopTimeout: 10 * time.Second,
+			DatabaseURL: b.server.URL(), Schemas: postgres.DefaultSchemas(), API: true,
+			Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: quiet, StopTimeout: 10 * time.Second,
 		})
 		if err != nil {
 			return err
@@ -58,7 +59,8 @@ func consoleBench(b *bench, scale float64) error {
 func (b *bench) fillOnce(pool *pgxpool.Pool, entries int) error {
 	mark := fmt.Sprintf("%d entries", entries)
 	var existing string
-	if err := pool.QueryRow(b.ctx, "SELECT coalesce(obj_description('public'::regnamespace), '')").Scan(&existing); err != nil {
+	if err := pool.QueryRow(b.ctx, "SELECT coalesce(obj_description('public'::regnamespace), '')").Scan(
+		&existing); err != nil {
 		return err
 	}
 	if existing == mark {
@@ -70,7 +72,8 @@ func (b *bench) fillOnce(pool *pgxpool.Pool, entries int) error {
 	if err := fillHistory(b.ctx, pool, entries); err != nil {
 		return err
 	}
-	for _, sql := range []string{"SELECT dlq.rebuild_rollups()", "VACUUM ANALYZE", "COMMENT ON SCHEMA public IS '" + mark + "'"} {
+	for _, sql := range []string{"SELECT dlq.rebuild_rollups()", "VACUUM ANALYZE",
+		"COMMENT ON SCHEMA public IS '" + mark + "'"} {
 		if _, err := pool.Exec(b.ctx, sql); err != nil {
 			return err
 		}
@@ -81,19 +84,23 @@ func (b *bench) fillOnce(pool *pgxpool.Pool, entries int) error {
 // measurePages measures each page.
 func measurePages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
 	var id, queue, fingerprint string
-	if err := pool.QueryRow(b.ctx, "SELECT id, queue, fingerprint FROM dlq.dead_letter_open WHERE status = 'dlq_manual' ORDER BY id DESC LIMIT 1").Scan(&id, &queue, &fingerprint); err != nil {
+	if err := pool.QueryRow(b.ctx, `SELECT id, queue, fingerprint FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+		ORDER BY id DESC LIMIT 1`).Scan(&id, &queue, &fingerprint); err != nil {
 		return err
 	}
 	list := func(q string) string { return "/dead-letters?q=" + url.QueryEscape(q) }
 	pages := []string{
-		"/", "/dead-letters", list("status:manual"), list("status:resolved queue:queue_3"), list("class:outage queue:queue_1"), list("group:" + fingerprint), list(`"connection refused"`), "/dead-letters/" + id,
-		"/groups", "/groups/" + queue + "/" + fingerprint, "/review", "/replays", "/replays/new", "/queues", "/policy", "/audit", "/audit?people=true", "/approvals", "/access", "/system", "/docs",
+		"/", "/dead-letters", list("status:manual"), list("status:resolved queue:queue_3"),
+		list("class:outage queue:queue_1"), list("group:" + fingerprint), list(`"connection refused"`), "/dead-letters/" + id,
+		"/groups", "/groups/" + queue + "/" + fingerprint, "/review", "/replays", "/replays/new",
+		"/queues", "/policy", "/audit", "/audit?people=true", "/approvals", "/access", "/system", "/docs",
 	}
 	paints, err := firstPaints(b.ctx, base, pages)
 	if err != nil {
 		return err
 	}
-	b.newTable("page, at "+thousands(float64(entries))+" entries", "p50 ms", "p99 ms", "kB", "first contentful paint ms, CPU slowed to a quarter")
+	b.newTable("page, at "+thousands(float64(entries))+" entries", "p50 ms", "p99 ms", "kB",
+		"first contentful paint ms, CPU slowed to a quarter")
 	for _, page := range pages {
 		took := make([]time.Duration, consoleRequests)
 		size := 0
@@ -137,17 +144,20 @@ func fetchPage(ctx context.Context, address string) (size, status int, err error
 func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
 	b.newTable("open pages", "transactions/s: overview", "list", "dead letter", "replays", "running replay run")
 	var id string
-	if err := pool.QueryRow(b.ctx, "SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual' LIMIT 1").Scan(&id); err != nil {
+	if err := pool.QueryRow(b.ctx, "SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual' LIMIT 1").Scan(
+		&id); err != nil {
 		return err
 	}
 	var run string // no worker carries it out
-	if err := pool.QueryRow(b.ctx, "SELECT dlq.replay_start(jsonb_build_object('ids', jsonb_build_array($1::text)), 'bench', p_rate => 0.001, p_force => true)", id).Scan(&run); err != nil {
+	if err := pool.QueryRow(b.ctx, "SELECT dlq.replay_start(jsonb_build_object('ids', jsonb_build_array($1::text)), "+
+		"'bench', p_rate => 0.001, p_force => true)", id).Scan(&run); err != nil {
 		return err
 	}
 	defer func() { _, _ = pool.Exec(b.ctx, "SELECT dlq.replay_cancel($1)", run) }()
 	for _, watchers := range []int{0, 1, consoleWatchers} {
 		cells := []any{watchers}
-		for _, page := range []string{"/", "/dead-letters?q=status:manual", "/dead-letters/" + id, "/replays", "/replays/" + run} {
+		for _, page := range []string{"/", "/dead-letters?q=status:manual", "/dead-letters/" + id, "/replays",
+			"/replays/" + run} {
 			rate, err := transactionsWhile(b.ctx, pool, base, page, watchers)
 			if err != nil {
 				return err
@@ -179,7 +189,8 @@ func transactionsWhile(ctx context.Context, pool *pgxpool.Pool, base, page strin
 	begun.Wait()
 	count := func() (n int64, err error) {
 		// Sessions report their transactions within a second.
-		return n, pool.QueryRow(ctx, "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()").Scan(&n)
+		return n, pool.QueryRow(ctx, `SELECT xact_commit + xact_rollback FROM pg_stat_database
+			WHERE datname = current_database()`).Scan(&n)
 	}
 	before, err := count()
 	if err != nil {
@@ -204,7 +215,8 @@ func watchPage(ctx context.Context, address string, begun func()) error {
 		return err
 	}
 	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusOK || !strings.HasPrefix(response.Header.Get("Content-Type"), "text/event-stream") {
+	if response.StatusCode != http.StatusOK || !strings.HasPrefix(response.Header.Get("Content-Type"),
+		"text/event-stream") {
 		return fmt.Errorf("%s: %s", address, response.Status)
 	}
 	lines := bufio.NewReader(response.Body)

@@ -64,7 +64,8 @@ func viaCapture(_ *pgxpool.Pool, end func() error) error { return end() }
 // entries.
 func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 	if _, err := pool.Exec(b.ctx, `SELECT dlq.ensure_partition(p, now() - m * interval '1 month')
-		FROM unnest('{dlq.dead_letter_resolved,dlq.dead_letter_failed,dlq.dead_letter_archived}'::regclass[]) p, generate_series(1, 23) m`); err != nil {
+		FROM unnest('{dlq.dead_letter_resolved,dlq.dead_letter_failed,dlq.dead_letter_archived}'::regclass[]) p,
+			generate_series(1, 23) m`); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(b.ctx, "SELECT dlq.set_capture('off')"); err != nil {
@@ -83,7 +84,8 @@ func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 
 // filingRate returns the number of entries filed per second, without some of the list indexes, and
 // the WAL per entry in bytes. found ends the jobs and brings them into the inbox.
-func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error, without ...string) (rate, wal float64, err error) {
+func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error,
+	without ...string) (rate, wal float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {
 			return err
@@ -97,7 +99,8 @@ func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() 
 			return err
 		}
 		if err := found(pool, func() error {
-			_, err := pool.Exec(b.ctx, `UPDATE river_job SET state = 'discarded', finalized_at = now() + id * interval '1 microsecond'`)
+			_, err := pool.Exec(b.ctx,
+				`UPDATE river_job SET state = 'discarded', finalized_at = now() + id * interval '1 microsecond'`)
 			return err
 		}); err != nil {
 			return err
@@ -120,11 +123,13 @@ func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() 
 			}
 		}
 		rate = float64(entries) / time.Since(start).Seconds()
-		if err := pool.QueryRow(b.ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), $1::text::pg_lsn)::float8 / $2", lsn, entries).Scan(&wal); err != nil {
+		if err := pool.QueryRow(b.ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), $1::text::pg_lsn)::float8 / $2", lsn,
+			entries).Scan(&wal); err != nil {
 			return err
 		}
 		var filed int
-		if err := pool.QueryRow(b.ctx, "SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL").Scan(&filed); err != nil {
+		if err := pool.QueryRow(b.ctx, "SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL").Scan(
+			&filed); err != nil {
 			return err
 		}
 		if filed != entries {
@@ -138,10 +143,13 @@ func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() 
 // insertFailing inserts jobs at their last attempt. Two thirds fail with transient errors; the
 // others need an operator.
 func insertFailing(ctx context.Context, pool *pgxpool.Pool, jobs int) error {
-	_, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, priority, max_attempts, attempt, state, attempted_at, errors)
-		SELECT 'kind_' || i % 50, jsonb_build_object('blob', repeat('x', 900), 'n', i), 'queue_' || i % 10, 1 + i % 4, 3, 3, 'running', now(),
+	_, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, priority, max_attempts, attempt, state,
+		attempted_at, errors)
+		SELECT 'kind_' || i % 50, jsonb_build_object('blob', repeat('x', 900), 'n', i), 'queue_' || i % 10, 1 + i % 4, 3, 3,
+			'running', now(),
 		       ARRAY[jsonb_build_object('at', now(), 'attempt', 3, 'trace', '', 'error',
-		           (ARRAY['dial tcp 10.0.0.7:443: connection refused', 'unexpected status 503', 'card was declined'])[1 + i % 3])]
+		           (ARRAY['dial tcp 10.0.0.7:443: connection refused', 'unexpected status 503',
+		           	'card was declined'])[1 + i % 3])]
 		FROM generate_series(1, `+strconv.Itoa(jobs)+`) i`)
 	return err
 }
@@ -156,7 +164,8 @@ func filingWorker(pool *pgxpool.Pool, batch int, parked func([]worker.Parked)) (
 		return nil, err
 	}
 	return worker.New(worker.Config{
-		Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Planner: func() *strategy.Planner { return planner }, Logger: quiet,
+		Store:   deadletter.NewStore(pool, postgres.DefaultSchemas()),
+		Planner: func() *strategy.Planner { return planner }, Logger: quiet,
 		BatchSize: batch, Parked: parked,
 	}), nil
 }
@@ -202,7 +211,8 @@ func (b *bench) filingDelays(name string, jobs, statement int, every time.Durati
 
 		start := time.Now()
 		for first := 1; first <= jobs; first += statement {
-			if _, err := pool.Exec(b.ctx, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id BETWEEN $1 AND $2", first, first+statement-1); err != nil {
+			if _, err := pool.Exec(b.ctx, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp()
+				WHERE id BETWEEN $1 AND $2`, first, first+statement-1); err != nil {
 				return err
 			}
 			now := time.Now()
@@ -224,7 +234,8 @@ func (b *bench) filingDelays(name string, jobs, statement int, every time.Durati
 		all := time.Since(start)
 		mu.Lock()
 		defer mu.Unlock()
-		fmt.Printf("\n%s: %s failures in %.1f s, all decided after %.1f s\n", name, thousands(float64(jobs)), failed.Seconds(), all.Seconds())
+		fmt.Printf("\n%s: %s failures in %.1f s, all decided after %.1f s\n", name, thousands(float64(jobs)),
+			failed.Seconds(), all.Seconds())
 		return b.delays(committed, decided)
 	})
 }

@@ -39,7 +39,8 @@ func indexStudy(b *bench, scale float64) error {
 		}
 	}
 	for i, without := range sets {
-		b.row(fmt.Sprint(without), thousands(median(rates[i])), fmt.Sprintf("%.2f", median(rates[i])/median(rates[0])), fmt.Sprintf("%.0f", wals[i]))
+		b.row(fmt.Sprint(without), thousands(median(rates[i])), fmt.Sprintf("%.2f", median(rates[i])/median(rates[0])),
+			fmt.Sprintf("%.0f", wals[i]))
 	}
 	if err := b.table.Flush(); err != nil {
 		return err
@@ -53,7 +54,8 @@ func indexStudy(b *bench, scale float64) error {
 		}
 		// The oldest one percent have values of their own.
 		if _, err := pool.Exec(b.ctx, `SET session_replication_role = replica;
-			UPDATE dlq.dead_letter_open SET status = 'dlq_manual', next_retry_at = NULL, queue = 'old', kind = 'old', error_class = 'business', error_type = 'old', source = 'old'
+			UPDATE dlq.dead_letter_open SET status = 'dlq_manual', next_retry_at = NULL, queue = 'old', kind = 'old',
+				error_class = 'business', error_type = 'old', source = 'old'
 			WHERE id <= (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET `+strconv.Itoa(int(10_000*scale))+` LIMIT 1);
 			SET session_replication_role = DEFAULT`, pgx.QueryExecModeSimpleProtocol); err != nil {
 			return err

@@ -56,7 +56,8 @@ func ingestBench(b *bench, scale float64) error {
 		if err != nil {
 			return err
 		}
-		b.row(connections, thousands(joined), fmt.Sprintf("%.1f", median(p50)), fmt.Sprintf("%.1f", median(p99)), thousands(single), fmt.Sprintf("%.2f", ratio))
+		b.row(connections, thousands(joined), fmt.Sprintf("%.1f", median(p50)), fmt.Sprintf("%.1f", median(p99)),
+			thousands(single), fmt.Sprintf("%.2f", ratio))
 	}
 	return nil
 }
@@ -85,7 +86,8 @@ func accessBench(b *bench, scale float64) error {
 	return err
 }
 
-func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections int, length time.Duration, withToken bool) (float64, []time.Duration, error) {
+func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections int, length time.Duration,
+	withToken bool) (float64, []time.Duration, error) {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	if err != nil {
 		return 0, nil, err
@@ -95,14 +97,18 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 	if withToken {
 		rules.Access.Authentication = []string{"tokens"}
 		tokens := access.NewStore(pool, postgres.DefaultSchemas())
-		secret, err := tokens.Create(ctx, &access.Token{Name: "bench", Role: access.Sender, Queues: []string{"default"}}, "bench")
+		secret, err := tokens.Create(ctx, &access.Token{Name: "bench", Role: access.Sender, Queues: []string{"default"}},
+			"bench")
 		if err != nil {
 			return 0, nil, err
 		}
 		authenticator = &access.Authenticator{Tokens: tokens, Rules: rules.Access.Rules}
 		credentials = "Authorization: Bearer " + secret + "\r\n"
 	}
-	ingester, err := ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules }, Logger: quiet, MaxGroup: group, Flushers: flushers})
+	ingester, err := ingest.New(ingest.Config{
+		Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules },
+		Logger: quiet, MaxGroup: group, Flushers: flushers,
+	})
 	if err != nil {
 		return 0, nil, err
 	}
@@ -112,13 +118,16 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 		return 0, nil, err
 	}
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: api.New(api.Config{
-		Access: authenticator, Ingester: ingester, Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Metrics: metrics.New(), Logger: quiet,
+		Access: authenticator, Ingester: ingester,
+		Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Metrics: metrics.New(), Logger: quiet,
 	})}
 	go func() { _ = server.Serve(listener) }()
 	defer func() { _ = server.Close() }()
 
-	body := `{"queue": "default", "kind": "payment.captured", "source": "bench", "payload": {"blob": "` + strings.Repeat("x", 900) + `"}}`
-	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", credentials, len(body), body)
+	body := `{"queue": "default", "kind": "payment.captured", "source": "bench", "payload": {"blob": "` +
+		strings.Repeat("x", 900) + `"}}`
+	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\n%sContent-Type: "+
+		"application/json\r\nContent-Length: %d\r\n\r\n%s", credentials, len(body), body)
 	var wg sync.WaitGroup
 	results := make([][]time.Duration, connections)
 	errs := make([]error, connections)
@@ -131,7 +140,8 @@ func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections 
 	all := slices.Concat(results...)
 	slices.Sort(all)
 	var stored float64
-	if err := errors.Join(errors.Join(errs...), pool.QueryRow(ctx, "SELECT count(*) FROM river_job").Scan(&stored)); err != nil {
+	if err := errors.Join(errors.Join(errs...), pool.QueryRow(ctx, "SELECT count(*) FROM river_job").Scan(&stored)); err !=
+		nil {
 		return 0, nil, err
 	}
 	if int(stored) != len(all) {

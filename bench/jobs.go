@@ -32,7 +32,9 @@ var errNoop = errors.New("connection refused")
 // work runs a River client on jobs that it inserts beforehand, and returns jobs per second.
 func work(b *bench, pool *pgxpool.Pool, jobs int, fail bool, middleware []rivertype.Middleware) (float64, error) {
 	blob := strings.Repeat("x", 900)
-	if _, err := pool.Exec(b.ctx, `INSERT INTO river_job (kind, args, max_attempts, queue) SELECT 'noop', jsonb_build_object('blob', $1::text), 1, 'default' FROM generate_series(1, $2::int)`, blob, jobs); err != nil {
+	if _, err := pool.Exec(b.ctx, `INSERT INTO river_job (kind, args, max_attempts, queue)
+		SELECT 'noop', jsonb_build_object('blob', $1::text), 1, 'default'
+		FROM generate_series(1, $2::int)`, blob, jobs); err != nil {
 		return 0, err
 	}
 	if _, err := pool.Exec(b.ctx, "VACUUM ANALYZE river_job"); err != nil {
@@ -97,7 +99,8 @@ func (b *bench) measureWork(jobs int, withDLQ, fail bool, middleware ...rivertyp
 func processing(b *bench, scale float64) error {
 	jobs := int(200_000 * scale)
 	b.row("no-op jobs", "dlqd jobs/s", "bare River jobs/s", "ratio")
-	with, bare, ratio, err := b.pairs(b.measureWork(jobs, true, false, riverdlq.NewMiddleware()), b.measureWork(jobs, false, false))
+	with, bare, ratio, err := b.pairs(b.measureWork(jobs, true, false, riverdlq.NewMiddleware()),
+		b.measureWork(jobs, false, false))
 	if err != nil {
 		return err
 	}

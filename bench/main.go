@@ -70,7 +70,8 @@ func main() {
 	flag.Parse()
 	run := runs[flag.Arg(0)]
 	if run == nil {
-		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] ingest|access|processing|capture|claim|console|filing|indexes|metrics|outage|replay|retention|analytics")
+		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
+			"ingest|access|processing|capture|claim|console|filing|indexes|metrics|outage|replay|retention|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin, *keep); err != nil {
@@ -95,19 +96,25 @@ func start(run func(*bench, float64) error, rounds int, scale float64, bin, keep
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the server's user goes through
 		return err
 	}
-	server, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: filepath.Join(dir, "data"), BinDir: bin, Logger: quiet})
+	server, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{
+		DataDir: filepath.Join(dir, "data"), BinDir: bin, Logger: quiet,
+	})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = server.Stop() }()
-	b := &bench{ctx: postgres.Unbounded(ctx), rounds: rounds, server: server, table: tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', tabwriter.AlignRight)}
+	b := &bench{
+		ctx: postgres.Unbounded(ctx), rounds: rounds, server: server,
+		table: tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', tabwriter.AlignRight),
+	}
 	var version string
 	if err := b.withPool(2, func(pool *pgxpool.Pool) error {
 		return pool.QueryRow(ctx, "SELECT current_setting('server_version')").Scan(&version)
 	}); err != nil {
 		return err
 	}
-	fmt.Printf("%d CPUs, %s/%s, %s, Postgres %s, fsync on, %d rounds (median)\n\n", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version(), version, rounds)
+	fmt.Printf("%d CPUs, %s/%s, %s, Postgres %s, fsync on, %d rounds (median)\n\n", runtime.NumCPU(), runtime.GOOS,
+		runtime.GOARCH, runtime.Version(), version, rounds)
 	if err := run(b, scale); err != nil {
 		return err
 	}
@@ -140,14 +147,16 @@ func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
 // reset empties the database and installs River, with or without dlqd.
 func (b *bench) reset(pool *pgxpool.Pool, withDLQ bool) error {
 	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: quiet}
-	if _, err := pool.Exec(b.ctx, "DROP SCHEMA IF EXISTS dlq CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public"); err != nil {
+	if _, err := pool.Exec(b.ctx,
+		"DROP SCHEMA IF EXISTS dlq CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public"); err != nil {
 		return err
 	}
 	if err := m.Up(b.ctx); err != nil {
 		return err
 	}
 	if !withDLQ {
-		if _, err := m.Detach(b.ctx, postgres.Installation{Schema: m.Schemas.DLQ, River: m.Schemas.River, Tables: true}, true); err != nil {
+		if _, err := m.Detach(b.ctx, postgres.Installation{Schema: m.Schemas.DLQ, River: m.Schemas.River, Tables: true},
+			true); err != nil {
 			return err
 		}
 	}

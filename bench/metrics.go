@@ -30,7 +30,8 @@ func metricsBench(b *bench, scale float64) error {
 	b.row("queues", "open", "jobs", "series", "sample bytes", "stored", "WAL per sample", "with changed counters",
 		"scrape: database ms, min", "median", "whole scrape ms, min", "median", "sample ms, min", "median", "count(*) ms")
 	return b.withPool(4, func(pool *pgxpool.Pool) error {
-		for _, of := range []measured{{20, int(10_000 * scale), int(300_000 * scale)}, {100, int(10_000 * scale), int(300_000 * scale)}, {100, int(1_000_000 * scale), int(300_000 * scale)}} {
+		for _, of := range []measured{{20, int(10_000 * scale), int(300_000 * scale)},
+			{100, int(10_000 * scale), int(300_000 * scale)}, {100, int(1_000_000 * scale), int(300_000 * scale)}} {
 			if err := b.reset(pool, true); err != nil {
 				return err
 			}
@@ -55,10 +56,12 @@ func metricsBench(b *bench, scale float64) error {
 type measured struct{ queues, open, jobs int }
 
 func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
-	if _, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'app', '{}', 'queue_' || i % 3, 5, 'available' FROM generate_series(1, $1) i`, jobs); err != nil {
+	if _, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, max_attempts, state)
+		SELECT 'app', '{}', 'queue_' || i % 3, 5, 'available' FROM generate_series(1, $1) i`, jobs); err != nil {
 		return err
 	}
-	if _, err := pool.Exec(ctx, `INSERT INTO river_queue (name, created_at, updated_at) SELECT 'queue_' || i, now(), now() FROM generate_series(0, 19) i`); err != nil {
+	if _, err := pool.Exec(ctx, `INSERT INTO river_queue (name, created_at, updated_at) SELECT 'queue_' || i, now(), now()
+		FROM generate_series(0, 19) i`); err != nil {
 		return err
 	}
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -66,15 +69,22 @@ func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
 			return err
 		}
 		//nolint:dupword // columns
-		_, err := tx.Exec(ctx, `INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, fingerprint, strategy, waiting_for, next_retry_at, first_failed_at, last_failed_at, created_at)
-			SELECT dlq.uuid_v7(), CASE WHEN i % 2 = 0 THEN 'dlq_manual' ELSE 'dlq_pending' END::dlq.dead_letter_status, 'open', 10000000 + i, now(), 'queue_' || i % 20, 'kind', 'noop', 2, '{}', 'connection refused', 'TYPE_' || i % 50,
-				(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug'])[1 + (i / 20) % 9], 'group_' || i % 1000,
-				CASE WHEN i % 2 = 0 THEN 'manual' ELSE 'immediate' END::dlq.strategy, CASE WHEN i % 2 = 1 THEN 'automatic' END, CASE WHEN i % 2 = 1 THEN now() END, now(), now(), now() FROM generate_series(1, $1) i`, open)
+		_, err := tx.Exec(ctx, `INSERT INTO dlq.dead_letter_queue (id, status, stage, river_job_id, job_created_at, queue,
+			kind, job_kind, priority, original_event, error_message, error_type, error_class, fingerprint, strategy, waiting_for,
+				next_retry_at, first_failed_at, last_failed_at, created_at)
+			SELECT dlq.uuid_v7(), CASE WHEN i % 2 = 0 THEN 'dlq_manual' ELSE 'dlq_pending' END::dlq.dead_letter_status, 'open',
+				10000000 + i, now(), 'queue_' || i % 20, 'kind', 'noop', 2, '{}', 'connection refused', 'TYPE_' || i % 50,
+				(ARRAY['transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business',
+					'code_bug'])[1 + (i / 20) % 9], 'group_' || i % 1000,
+				CASE WHEN i % 2 = 0 THEN 'manual' ELSE 'immediate' END::dlq.strategy, CASE WHEN i % 2 = 1 THEN 'automatic' END, CASE
+					WHEN i % 2 = 1 THEN now() END, now(), now(), now() FROM generate_series(1, $1) i`, open)
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class, error_type, attempts, failed_at)
-			SELECT gen_random_uuid(), NULL, 'dlq_pending', 'worker:1', 'queue_' || i % 20, 'kind', 'transient', 'TYPE_' || i % 50, 5, now() - i % 1000 * interval '1 second' FROM generate_series(1, $1) i`, open)
+		_, err = tx.Exec(ctx, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind,
+			error_class, error_type, attempts, failed_at)
+			SELECT gen_random_uuid(), NULL, 'dlq_pending', 'worker:1', 'queue_' || i % 20, 'kind', 'transient',
+				'TYPE_' || i % 50, 5, now() - i % 1000 * interval '1 second' FROM generate_series(1, $1) i`, open)
 		return err
 	})
 	if err != nil {
@@ -86,7 +96,9 @@ func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
 
 func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured) error {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
-	sampler := &metrics.Sampler{Store: store, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return p }}
+	sampler := &metrics.Sampler{
+		Store: store, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return p },
+	}
 	m := metrics.New()
 	m.WatchDatabase(store.DB(), func() *policy.Policy { return p }, quiet)
 	if err := sampler.Once(b.ctx); err != nil {
@@ -96,7 +108,8 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 	var samples, reads, scrapes []float64
 	var logged [2][]float64
 	for i := range 30 {
-		change := "INSERT INTO dlq.paces (name, free_at) VALUES ('destination:shop', now()) ON CONFLICT (name) DO UPDATE SET free_at = now()"
+		change := `INSERT INTO dlq.paces (name, free_at) VALUES ('destination:shop', now()) ON CONFLICT (name) DO UPDATE
+			SET free_at = now()`
 		if i%2 == 1 {
 			change = "UPDATE dlq.counters SET value = value + 1 WHERE queue = 'queue_1' AND label = '10'"
 		}
@@ -121,7 +134,8 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 		logged[i%2] = append(logged[i%2], after-before)
 	}
 	series, size, stored := 0, 0, 0
-	if err := pool.QueryRow(b.ctx, "SELECT pg_column_size(counters) + pg_column_size(sample) FROM dlq.metrics_sample").Scan(&stored); err != nil {
+	if err := pool.QueryRow(b.ctx,
+		"SELECT pg_column_size(counters) + pg_column_size(sample) FROM dlq.metrics_sample").Scan(&stored); err != nil {
 		return err
 	}
 	for range 100 {
@@ -129,12 +143,14 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 		var at, now time.Time
 		var counters, sample []byte
 		// As metrics.ReadSample does, which also decodes the sample.
-		if err := pool.QueryRow(b.ctx, "SELECT at, counters, sample, clock_timestamp() FROM dlq.metrics_sample").Scan(&at, &counters, &sample, &now); err != nil {
+		if err := pool.QueryRow(b.ctx, "SELECT at, counters, sample, clock_timestamp() FROM dlq.metrics_sample").Scan(&at,
+			&counters, &sample, &now); err != nil {
 			return err
 		}
 		reads = append(reads, millisecondsSince(start))
 		size = len(counters) + len(sample)
-		if _, err := pool.Exec(b.ctx, "UPDATE dlq.metrics_sample SET at = clock_timestamp()"); err != nil { // not read by a scrape yet
+		if _, err := pool.Exec(b.ctx, "UPDATE dlq.metrics_sample SET at = clock_timestamp()"); err != nil {
+			// not read by a scrape yet
 			return err
 		}
 		start = time.Now()

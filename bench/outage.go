@@ -129,11 +129,13 @@ func (r *receivers) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // outage runs the drill: messages to three destinations, one of which is down for a while.
 func outage(b *bench, scale float64) error {
 	p := outageParams{
-		perSecond: 500, outage: time.Duration(float64(10*time.Minute) * scale), before: max(time.Duration(float64(2*time.Minute)*scale), 5*time.Second),
-		pace: 500,
+		perSecond: 500, outage: time.Duration(float64(10*time.Minute) * scale),
+		before: max(time.Duration(float64(2*time.Minute)*scale), 5*time.Second),
+		pace:   500,
 	}
 	p.slot = max(p.outage/20, time.Second)
-	fmt.Printf("%d messages/s to %d destinations; after %s one of them answers 503 for %s\n\n", p.perSecond, len(destinations), p.before, p.outage)
+	fmt.Printf("%d messages/s to %d destinations; after %s one of them answers 503 for %s\n\n", p.perSecond,
+		len(destinations), p.before, p.outage)
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {
 			return err
@@ -171,7 +173,8 @@ func (o *outageReport) checkTargets(p outageParams) error {
 // runOutage runs the drill on a database with dlqd's schema.
 func runOutage(ctx context.Context, url string, pool *pgxpool.Pool, p outageParams) (*outageReport, error) {
 	r := &receivers{
-		start: time.Now(), slot: p.slot, seen: map[string]bool{}, delivered: map[string]int{}, seconds: map[int]int{}, latencies: map[string]*[3][]time.Duration{},
+		start: time.Now(), slot: p.slot, seen: map[string]bool{}, delivered: map[string]int{},
+		seconds: map[int]int{}, latencies: map[string]*[3][]time.Duration{},
 	}
 	for _, name := range destinations {
 		r.latencies[name] = &[3][]time.Duration{}
@@ -184,7 +187,8 @@ func runOutage(ctx context.Context, url string, pool *pgxpool.Pool, p outagePara
 	}
 	defer remove()
 	s, err := server.Start(ctx, server.Config{
-		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
+		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true,
+		Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
 		Policy: rules, Logger: quiet, MaxConns: 30,
 	})
 	if err != nil {
@@ -228,7 +232,9 @@ func outagePolicy(url string, p outageParams) (rules *policy.Policy, remove func
 const halfOpen = "SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'"
 
 func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p outageParams) (*outageReport, error) {
-	report := &outageReport{sent: map[string]int{}, slot: p.slot, p50: map[string][3]time.Duration{}, p99: map[string][3]time.Duration{}}
+	report := &outageReport{
+		sent: map[string]int{}, slot: p.slot, p50: map[string][3]time.Duration{}, p99: map[string][3]time.Duration{},
+	}
 	sending, stopSending := context.WithCancel(ctx)
 	sent := make(chan error, 1)
 	go func() { sent <- report.send(sending, api, r, p.perSecond) }()
@@ -266,7 +272,8 @@ func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p 
 			return nil, err
 		}
 		var behind int
-		if err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM river_job WHERE state IN ('scheduled', 'retryable') AND queue = $1)
+		if err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM river_job WHERE state IN ('scheduled', 'retryable')
+			AND queue = $1)
 			+ (SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual')`, broken).Scan(&behind); err != nil {
 			return nil, err
 		}
@@ -303,7 +310,8 @@ func (o *outageReport) send(ctx context.Context, api string, r *receivers, perSe
 			for limiter.Wait(ctx) == nil {
 				n := next.Add(1)
 				name := destinations[n%int64(len(destinations))]
-				body := fmt.Sprintf(`{"messageId": "m%d", "queue": %q, "kind": "drill", "payload": {"sent": %d}}`, n, name, time.Now().UnixNano())
+				body := fmt.Sprintf(`{"messageId": "m%d", "queue": %q, "kind": "drill", "payload": {"sent": %d}}`, n, name,
+					time.Now().UnixNano())
 				response, err := client.Post(api+"/api/messages", "application/json", bytes.NewBufferString(body)) //nolint:noctx // a request that was sent must be answered
 				if err != nil {
 					errs[i] = err
@@ -344,23 +352,28 @@ func (o *outageReport) collect(ctx context.Context, pool *pgxpool.Pool, r *recei
 	}
 	// scheduled_at of a held message is the time of its release.
 	if err := pool.QueryRow(ctx, `SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM river_job
-		WHERE queue = $1 AND kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND scheduled_at > created_at + interval '100 ms'
+		WHERE queue = $1 AND kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id'
+			AND scheduled_at > created_at + interval '100 ms'
 		GROUP BY date_trunc('second', scheduled_at)) s`, broken).Scan(&o.released); err != nil {
 		return err
 	}
 	return pool.QueryRow(ctx, `SELECT (`+halfOpen+`),
-		(SELECT count(*) FROM dlq.dead_letter_queue), (SELECT count(*) FROM dlq.dead_letter_queue WHERE status IN ('dlq_manual', 'dlq_failed'))`).Scan(&o.probes, &o.captured, &o.unresolved)
+		(SELECT count(*) FROM dlq.dead_letter_queue), (SELECT count(*) FROM dlq.dead_letter_queue
+			WHERE status IN ('dlq_manual', 'dlq_failed'))`).Scan(&o.probes, &o.captured, &o.unresolved)
 }
 
 func (o *outageReport) print(b *bench) {
-	fmt.Println("Over time: delivered messages, failed attempts at the broken destination, p99 from submission to delivery of the others")
+	fmt.Println("Over time: delivered messages, failed attempts at the broken destination, p99 from submission to " +
+		"delivery of the others")
 	b.row("from", destinations[0], broken+" (broken)", destinations[2], "failed attempts", "p99 of the others")
 	for i, point := range o.curve {
-		b.row((time.Duration(i) * o.slot).String(), point.delivered[destinations[0]], point.delivered[broken], point.delivered[destinations[2]], point.failed, millis(quantile(point.others, 99)))
+		b.row((time.Duration(i) * o.slot).String(), point.delivered[destinations[0]], point.delivered[broken],
+			point.delivered[destinations[2]], point.failed, millis(quantile(point.others, 99)))
 	}
 	_ = b.table.Flush()
 	fmt.Println()
-	b.row("submission to delivery", "p50 before", "p99 before", "p50 during the outage", "p99 during the outage", "ratio of p99", "p99 after")
+	b.row("submission to delivery", "p50 before", "p99 before", "p50 during the outage", "p99 during the outage",
+		"ratio of p99", "p99 after")
 	for _, name := range destinations {
 		p50, p99 := o.p50[name], o.p99[name]
 		ratio := "-"
@@ -377,7 +390,8 @@ func (o *outageReport) print(b *bench) {
 	fmt.Printf("attempts at the broken destination during the outage: %d for %d messages, %.2f %%; %d half-open periods\n",
 		o.attempts, o.sentWhileDown.Load(), 100*o.share(), o.probes)
 	fmt.Printf("dead letters: %d, of which %d are not resolved; repeats: %d\n", o.captured, o.unresolved, o.repeats)
-	fmt.Printf("all held messages were delivered %.0f s after the end of the outage; at most %d deliveries and %d releases per second\n",
+	fmt.Printf("all held messages were delivered %.0f s after the end of the outage; at most %d deliveries and %d "+
+		"releases per second\n",
 		o.recovery.Seconds(), o.peak, o.released)
 }
 

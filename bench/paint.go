@@ -35,13 +35,16 @@ func firstPaints(ctx context.Context, base string, pages []string) (map[string]f
 	if path == "" {
 		return nil, errors.New("chromium is not on PATH: run scripts/install.sh chromium")
 	}
-	ctx, cancel := chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU,
-		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(paintTimeout), chromedp.WindowSize(1440, 900))...)
+	ctx, cancel := chromedp.NewExecAllocator(ctx, append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path),
+		chromedp.NoSandbox, chromedp.DisableGPU,
+		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(paintTimeout),
+		chromedp.WindowSize(1440, 900))...)
 	defer cancel()
 	// WithErrorf drops errors about events that chromedp does not know.
 	ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
 	defer cancel()
-	if err := chromedp.Run(ctx, network.Enable(), network.SetCacheDisabled(true), emulation.SetCPUThrottlingRate(slowCPU)); err != nil {
+	if err := chromedp.Run(ctx, network.Enable(), network.SetCacheDisabled(true),
+		emulation.SetCPUThrottlingRate(slowCPU)); err != nil {
 		return nil, err
 	}
 	median := make(map[string]float64, len(pages))
@@ -66,7 +69,8 @@ func paint(ctx context.Context, address string, milliseconds *float64) error {
 		return err
 	}
 	for {
-		err := chromedp.Run(ctx, chromedp.Evaluate(`performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? 0`, milliseconds))
+		err := chromedp.Run(ctx, chromedp.Evaluate(
+			`performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? 0`, milliseconds))
 		if err != nil || *milliseconds > 0 {
 			return err
 		}

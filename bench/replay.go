@@ -88,7 +88,8 @@ func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, 
 	}
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	replayer := &replay.Replayer{Store: store, Planner: func() *strategy.Planner { return planner }}
-	request.Filter, request.All, request.StopAt, request.Act = json.RawMessage(`{}`), true, replay.DefaultStopAt, deadletter.Act{Actor: "bench"}
+	request.Filter, request.All, request.StopAt, request.Act = json.RawMessage(`{}`), true, replay.DefaultStopAt,
+		deadletter.Act{Actor: "bench"}
 	request.Force = true // no worker runs the redeliveries
 	run, err := replayer.Start(ctx, &request)
 	if err != nil {
@@ -102,7 +103,8 @@ func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, 
 	for {
 		time.Sleep(20 * time.Millisecond)
 		var replayed int
-		if err := pool.QueryRow(ctx, "SELECT replayed FROM dlq.replay_runs WHERE id = $1", run.ID).Scan(&replayed); err != nil {
+		if err := pool.QueryRow(ctx, "SELECT replayed FROM dlq.replay_runs WHERE id = $1",
+			run.ID).Scan(&replayed); err != nil {
 			return 0, err
 		}
 		if replayed >= min(most, int(run.Total)) {

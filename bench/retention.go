@@ -52,7 +52,8 @@ func retentionBench(b *bench, scale float64) error {
 			// River's table grows with each failed job, which slows further failures down. The rate afterwards
 			// shows how much of a decline this causes.
 			after, _, err := captures(b.ctx, pool, idle)
-			b.row(how, fmt.Sprintf("%.3f", took.Seconds()), thousands(before), thousands(during), thousands(after), longest.Round(time.Millisecond))
+			b.row(how, fmt.Sprintf("%.3f", took.Seconds()), thousands(before), thousands(during), thousands(after),
+				longest.Round(time.Millisecond))
 			return err
 		})
 		if err != nil {
@@ -67,8 +68,11 @@ func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	for _, sql := range []string{
 		"SELECT dlq.ensure_partition('dlq.dead_letter_resolved', '2024-01-01Z')",
 		fmt.Sprintf(`SET session_replication_role = replica; -- resolving each entry would take an hour
-			INSERT INTO dlq.dead_letter_resolved (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, error_type, error_class, source, closed_at, first_failed_at, last_failed_at)
-			SELECT dlq.uuid_v7(), 'dlq_resolved', 'resolved', i, now(), 'queue_' || i %% 10, 'kind_' || i %% 50, 'noop', 2, jsonb_build_object('blob', repeat('x', 900)), 'dial tcp: connection refused', 'T', 'transient', 's',
+			INSERT INTO dlq.dead_letter_resolved (id, status, stage, river_job_id, job_created_at, queue, kind, job_kind,
+				priority, original_event, error_message, error_type, error_class, source, closed_at, first_failed_at,
+					last_failed_at)
+			SELECT dlq.uuid_v7(), 'dlq_resolved', 'resolved', i, now(), 'queue_' || i %% 10, 'kind_' || i %% 50, 'noop', 2,
+				jsonb_build_object('blob', repeat('x', 900)), 'dial tcp: connection refused', 'T', 'transient', 's',
 				'2024-01-01Z'::timestamptz + i * interval '1 second', now(), now()
 			FROM generate_series(1, %d) i; SET session_replication_role = DEFAULT`, entries),
 		"VACUUM ANALYZE dlq.dead_letter_resolved", "CHECKPOINT",
@@ -117,17 +121,20 @@ func removeMonth(ctx context.Context, pool *pgxpool.Pool, how string) error {
 
 // captures fails jobs while during runs. It returns the number of jobs per second and the longest
 // time for a batch of captureBatch.
-func captures(ctx context.Context, pool *pgxpool.Pool, during func() error) (perSecond float64, longest time.Duration, err error) {
+func captures(ctx context.Context, pool *pgxpool.Pool, during func() error) (perSecond float64,
+	longest time.Duration, err error) {
 	var stop atomic.Bool
 	ended := make(chan error, 1)
 	go func() { err := during(); stop.Store(true); ended <- err }()
 	start, n := time.Now(), 0
 	for !stop.Load() {
-		if _, err := pool.Exec(ctx, "INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'k', '{}', 1, 'running' FROM generate_series(1, $1)", captureBatch); err != nil {
+		if _, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'k', '{}', 1, 'running'
+			FROM generate_series(1, $1)`, captureBatch); err != nil {
 			return 0, 0, err
 		}
 		began := time.Now()
-		if _, err := pool.Exec(ctx, `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`); err != nil {
+		if _, err := pool.Exec(ctx, `UPDATE river_job SET state = 'discarded', finalized_at = now(),
+			errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`); err != nil {
 			return 0, 0, err
 		}
 		longest = max(longest, time.Since(began))

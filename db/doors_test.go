@@ -87,7 +87,8 @@ func TestQueries_UseTablesOfTheirPackage(t *testing.T) {
 			if table == "dead_letter_open" || table == "dead_letter_inbox" { // partitions
 				table = "dead_letter_queue"
 			}
-			require.Contains(t, tables[table], room, "%s uses table %s: call the package that owns it, or add it to tables", name, table)
+			require.Contains(t, tables[table], room, "%s uses table %s: call the package that owns it, or add it to tables",
+				name, table)
 		}
 	}
 }
@@ -113,7 +114,8 @@ func TestCode_HasNoOtherStatements(t *testing.T) {
 	used := map[string]bool{}
 	for _, root := range []string{"../internal", "../cmd", "../riverdlq"} {
 		require.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.Contains(path, "/dbsqlc/") {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+				strings.Contains(path, "/dbsqlc/") {
 				return err
 			}
 			path = filepath.ToSlash(path)

@@ -33,7 +33,8 @@ func TestMigrations_Frozen(t *testing.T) {
 		newest = max(newest, file)
 	}
 	number, _, _ := strings.Cut(filepath.Base(newest), "_")
-	require.FileExists(t, "../internal/postgres/testdata/frozen/"+number+".sql.gz", "the functions of the frozen version, for the test of an upgrade (make freeze)")
+	require.FileExists(t, "../internal/postgres/testdata/frozen/"+number+".sql.gz",
+		"the functions of the frozen version, for the test of an upgrade (make freeze)")
 	files, err := filepath.Glob("migrations/*.sql")
 	require.NoError(t, err)
 	for _, file := range files {

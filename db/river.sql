@@ -1,7 +1,8 @@
 -- For sqlc only: the columns of River's tables that dlqd's queries read, so that it can check their
 -- types. River's own migrations create the tables.
 CREATE SCHEMA river;
-CREATE TYPE river.river_job_state AS ENUM ('available', 'cancelled', 'completed', 'discarded', 'pending', 'retryable', 'running', 'scheduled');
+CREATE TYPE river.river_job_state AS ENUM ('available', 'cancelled', 'completed', 'discarded', 'pending', 'retryable',
+    'running', 'scheduled');
 CREATE TABLE river.river_job (
     id           bigint PRIMARY KEY,
     args         jsonb NOT NULL,

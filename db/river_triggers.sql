@@ -7,7 +7,8 @@
 -- The triggers have no COMMENT: only the owner of the table could set it.
 CREATE OR REPLACE TRIGGER dlq_capture AFTER UPDATE OF state ON river.river_job
     FOR EACH ROW
-    WHEN (NEW.finalized_at IS NOT NULL AND OLD.state <> NEW.state AND (NEW.state <> 'completed' OR NEW.metadata ? 'dlq:entry_id'))
+    WHEN (NEW.finalized_at IS NOT NULL AND OLD.state <> NEW.state
+        AND (NEW.state <> 'completed' OR NEW.metadata ? 'dlq:entry_id'))
     EXECUTE FUNCTION dlq.capture();
 CREATE OR REPLACE TRIGGER dlq_follow AFTER UPDATE OF state ON river.river_job
     FOR EACH ROW

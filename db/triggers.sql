@@ -52,8 +52,10 @@ CREATE OR REPLACE TRIGGER role_scope_change AFTER INSERT OR UPDATE OR DELETE OR 
 
 -- Partitions and their parents. For new partitions, dlq.ensure_partition does the same.
 SELECT dlq.guard_partition(t.relid, t.parent)
-FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'), ('dlq.dead_letter_transitions')) p (parent)
-CROSS JOIN LATERAL (SELECT p.parent AS relid, p.parent UNION ALL SELECT i.inhrelid::regclass, p.parent FROM pg_inherits i WHERE i.inhparent = p.parent) t;
+FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'),
+    ('dlq.dead_letter_transitions')) p (parent)
+CROSS JOIN LATERAL (SELECT p.parent AS relid, p.parent UNION ALL SELECT i.inhrelid::regclass, p.parent
+    FROM pg_inherits i WHERE i.inhparent = p.parent) t;
 
 DO $$
 DECLARE
@@ -62,11 +64,20 @@ BEGIN
     FOR v_trigger IN
         SELECT t.tgname, t.tgrelid::regclass AS name, k.text
         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-        JOIN (VALUES ('dead_letter_move', 'Rejects moves that the state table does not allow, and writes audit rows.'), ('dead_letter_enter', 'Rejects new entries that are not dlq_pending.'), ('dead_letter_insert', 'Rejects new entries that are neither dlq_pending nor have an audit row.'),
-                     ('dead_letter_delete', 'Rejects the deletion of open and failed entries.'), ('dead_letter_truncate', 'Rejects TRUNCATE.'), ('transitions_append_only', 'The audit trail is append-only.'),
-                     ('transitions_rewrite', 'The audit trail is append-only, except that dlq.erase removes payloads.'), ('acts_append_only', 'The audit trail is append-only.'),
-                     ('role_scope_change', 'Makes dlq.visible_entries a security barrier while any role has a scope.'), ('erasures_kept', 'Records of erasures are permanent.'), ('erasures_progress', 'Of the record of an erasure, only the progress can change.')) k (name, text) ON k.name = t.tgname
-        WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.dead_letter_queue'::regclass) AND t.tgparentid = 0 AND NOT t.tgisinternal
+        JOIN (VALUES ('dead_letter_move', 'Rejects moves that the state table does not allow, and writes audit rows.'),
+            ('dead_letter_enter', 'Rejects new entries that are not dlq_pending.'),
+            ('dead_letter_insert', 'Rejects new entries that are neither dlq_pending nor have an audit row.'),
+                     ('dead_letter_delete', 'Rejects the deletion of open and failed entries.'),
+                     ('dead_letter_truncate', 'Rejects TRUNCATE.'),
+                     ('transitions_append_only', 'The audit trail is append-only.'),
+                     ('transitions_rewrite', 'The audit trail is append-only, except that dlq.erase removes payloads.'),
+                     ('acts_append_only', 'The audit trail is append-only.'),
+                     ('role_scope_change', 'Makes dlq.visible_entries a security barrier while any role has a scope.'),
+                     ('erasures_kept', 'Records of erasures are permanent.'),
+                     ('erasures_progress', 'Of the record of an erasure, only the progress can change.')) k (name, text)
+                         ON k.name = t.tgname
+        WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.dead_letter_queue'::regclass)
+            AND t.tgparentid = 0 AND NOT t.tgisinternal
     LOOP
         EXECUTE format('COMMENT ON TRIGGER %I ON %s IS %L', v_trigger.tgname, v_trigger.name, v_trigger.text);
     END LOOP;
@@ -102,10 +113,13 @@ BEGIN
         ('dlq.group_aliases', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.group_marks', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.ordered_jobs', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.rollup_sources', NULL), ('dlq.counters', NULL), ('dlq.metrics_sample', NULL), ('dlq.job_facts', NULL), ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
-        ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL), ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
+        ('dlq.rollup_sources', NULL), ('dlq.counters', NULL), ('dlq.metrics_sample', NULL), ('dlq.job_facts', NULL),
+        ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
+        ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL),
+        ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
     LOOP
-        PERFORM dlq.fence_table(t.relid, v_sees) FROM pg_partition_tree(v_table) t UNION ALL SELECT dlq.fence_table(v_table, v_sees) WHERE NOT EXISTS (SELECT FROM pg_partition_tree(v_table));
+        PERFORM dlq.fence_table(t.relid, v_sees) FROM pg_partition_tree(v_table) t UNION ALL
+            SELECT dlq.fence_table(v_table, v_sees) WHERE NOT EXISTS (SELECT FROM pg_partition_tree(v_table));
     END LOOP;
     ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- only functions show it
     -- Only the owner reads these, even after a GRANT on all tables of the schema.

@@ -138,7 +138,8 @@ func TestAlertmanager_InhibitsExplainedLoops(t *testing.T) {
 	}, waitTimeout, 50*time.Millisecond)
 	for _, n := range a.receivers.Notifications() {
 		if n.Receiver == "slack" {
-			require.Equal(t, 1, strings.Count(n.Text, "DlqdLoopFailing of"), "another loop than that of d is notified: %s", n.Text)
+			require.Equal(t, 1, strings.Count(n.Text, "DlqdLoopFailing of"), "another loop than that of d is notified: %s",
+				n.Text)
 		}
 	}
 }

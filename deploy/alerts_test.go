@@ -62,7 +62,8 @@ func newMonitored(t *testing.T, files policytest.Files) *monitored {
 	t.Helper()
 	w := &monitored{T: t, url: postgrestest.URL(t), fired: map[string]bool{}, started: time.Now()}
 	w.receiver.Store(http.StatusUnprocessableEntity)
-	receiver := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(int(w.receiver.Load())) }))
+	receiver := httptest.NewServer(
+		http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(int(w.receiver.Load())) }))
 	t.Cleanup(receiver.Close)
 	for name, text := range files {
 		files[name] = strings.ReplaceAll(text, "RECEIVER", receiver.URL)
@@ -80,7 +81,8 @@ func newMonitored(t *testing.T, files policytest.Files) *monitored {
 	require.NoError(t, listener.Close())
 	w.config = server.Config{
 		DatabaseURL: w.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
-		Listen: []string{w.address}, Policy: rules, Source: source, Logger: slog.New(slog.DiscardHandler), StopTimeout: 10 * time.Second,
+		Listen: []string{w.address}, Policy: rules, Source: source,
+		Logger: slog.New(slog.DiscardHandler), StopTimeout: 10 * time.Second,
 		Measure: func(context.Context) (conditions.Load, error) {
 			if w.unmeasured.Load() {
 				return conditions.Load{}, errors.New("no load today")
@@ -95,7 +97,8 @@ func newMonitored(t *testing.T, files policytest.Files) *monitored {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.receivers.Close()) })
 	w.stack, err = alerting.Start(t.Context(), alerting.Config{
-		Dir: t.TempDir(), Targets: []string{w.address}, Console: "http://" + w.address, Interval: time.Second, For: 500 * time.Millisecond, Receivers: w.receivers,
+		Dir: t.TempDir(), Targets: []string{w.address}, Console: "http://" + w.address,
+		Interval: time.Second, For: 500 * time.Millisecond, Receivers: w.receivers,
 	})
 	require.NoError(t, err)
 	t.Cleanup(w.stack.Stop)
@@ -200,7 +203,8 @@ func (w *monitored) reconcile(why string) {
 	w.Helper()
 	w.waitFor(func() string {
 		var found int
-		require.NoError(w, w.pool.QueryRow(w.Context(), "SELECT coalesce((SELECT sum(entries) FROM dlq.reconcile_findings WHERE why = $1), 0) FROM dlq.reconcile(20000)", why).Scan(&found))
+		require.NoError(w, w.pool.QueryRow(w.Context(), `SELECT coalesce((SELECT sum(entries) FROM dlq.reconcile_findings
+			WHERE why = $1), 0) FROM dlq.reconcile(20000)`, why).Scan(&found))
 		if found == 2 {
 			return ""
 		}
@@ -256,10 +260,13 @@ func (w *monitored) awaitFiring(name string) {
 
 // runningJobs returns SQL that inserts n running jobs of an application, for failJobs.
 func (w *monitored) runningJobs(n int, queue string) string {
-	return fmt.Sprintf(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, metadata, attempted_at) SELECT 'app', '%s', '{}', 1, 1, 'running', '{}', now() FROM generate_series(1, %d)`, queue, n)
+	return fmt.Sprintf(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, metadata, attempted_at)
+		SELECT 'app', '%s', '{}', 1, 1, 'running', '{}', now() FROM generate_series(1, %d)`, queue, n)
 }
 
-const failJobs = `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE state = 'running' AND kind = 'app'`
+const failJobs = `UPDATE river_job SET state = 'discarded', finalized_at = now(),
+	errors = ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE state = 'running'
+		AND kind = 'app'`
 
 // TestAlerts makes every alert fire, with the Prometheus and Alertmanager of Debian. Each alert
 // must reach its receivers, with a text that says what is wrong, since when and what to do. Every
@@ -275,7 +282,8 @@ func TestAlerts(t *testing.T) { //nolint:paralleltest // it needs the whole mach
   late: {destination: shop}
 destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 `,
-		"monitoring": "defaults: {maxOpen: 100000, maxAge: 1000h}\nqueues: {near: {maxOpen: 11, maxAge: 1h}, over: {maxOpen: 10, maxAge: 1h}, app-near: {maxOpen: 11, maxAge: 1h}, app-over: {maxOpen: 10, maxAge: 1h}}\n",
+		"monitoring": "defaults: {maxOpen: 100000, maxAge: 1000h}\nqueues: {near: {maxOpen: 11, maxAge: 1h}, over: " +
+			"{maxOpen: 10, maxAge: 1h}, app-near: {maxOpen: 11, maxAge: 1h}, app-over: {maxOpen: 10, maxAge: 1h}}\n",
 	})
 	open := func(queue string) string {
 		return "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = '" + queue + "'"
@@ -303,7 +311,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.receiver.Store(http.StatusOK)
 	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"orders\", \"status\": \"dlq_manual\"}', 1)")
 	w.await("2", open("orders"))
-	w.exec("SELECT dlq.open_breaker('destination:shop', p_reason => 'a try'), dlq.reset_breaker('destination:shop', p_reason => 'a try')")
+	w.exec("SELECT dlq.open_breaker('destination:shop', p_reason => 'a try'), dlq.reset_breaker('destination:shop', " +
+		"p_reason => 'a try')")
 	w.awaitSeries(`dlqd_dead_letters_closed_total{outcome="archived"} and on () dlqd_dead_letters_closed_total{outcome="resolved"} and on () dlqd_redeliveries_ended_total{outcome="failed"} and on () dlqd_redeliveries_ended_total{outcome="succeeded"} and on () dlqd_circuit_breaker_changes_total and on () dlq_size{queue="fresh"} == 0`)
 	w.awaitSeries(`dlqd_delivery_wait_seconds_count{queue="late"} == 1`)
 	w.Logf("%5.1f s: before", time.Since(w.started).Seconds())
@@ -324,8 +333,11 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.await("12", open("over"))
 	w.await("10", open("app-near"))
 	w.await("12", open("app-over"))
-	w.exec("SELECT dlq.discard(id, 'kim', 'test') FROM dlq.find('{\"queue\": \"payments\", \"status\": \"dlq_manual\"}', 15)")
-	w.post("/api/dlq/replay", map[string]any{"filter": map[string]any{"queue": []string{"payments"}}, "force": true, "rate": 20, "stopAt": 100, "note": "test"})
+	w.exec("SELECT dlq.discard(id, 'kim', 'test') FROM dlq.find('{\"queue\": \"payments\", \"status\": " +
+		"\"dlq_manual\"}', 15)")
+	w.post("/api/dlq/replay", map[string]any{
+		"filter": map[string]any{"queue": []string{"payments"}}, "force": true, "rate": 20, "stopAt": 100, "note": "test",
+	})
 	w.exec("SELECT dlq.replay_start('{\"queue\": [\"over\"]}', p_note => 'a long run', p_rate => 0.01)")
 	w.exec(w.runningJobs(10_050, "app"))
 	w.exec(failJobs)
@@ -365,15 +377,20 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec("SELECT dlq.stop_automatic('kim', 'test')")
 	// As in a backup of another server.
 	w.exec("UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '\"1\"') WHERE key = 'server'")
-	w.exec("DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_archived_%s', to_char(now() AT TIME ZONE 'UTC', 'YYYYMM')); END $$")
-	require.NoError(t, os.WriteFile(filepath.Join(w.config.Source.Dir, "worker-pool.yaml"), []byte("defaults: {concurrency: many}\n"), 0o600))
+	w.exec("DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_archived_%s', to_char(now() AT TIME ZONE 'UTC', " +
+		"'YYYYMM')); END $$")
+	require.NoError(t, os.WriteFile(filepath.Join(w.config.Source.Dir, "worker-pool.yaml"),
+		[]byte("defaults: {concurrency: many}\n"), 0o600))
 	require.Error(t, w.dlqd.Reload(t.Context()))
 
-	w.awaitAlerts("HighDLQIngestionRate", "DLQBacklogGrowing", "LowResolutionRate", "LowReplaySuccess", "DLQQueueSize", "DLQQueueGrowing", "DLQQueueNearSizeLimit", "DLQQueueOverSizeLimit",
-		"DLQOldestNearAgeLimit", "DLQOldestEntry", "CircuitBreakerOpen", "AutomaticRedeliveryStopped", "DatabaseRestored", "CaptureMissing", "CaptureFallingBack", "ReconcilerFindsFailures", "LeasesExpiring",
+	w.awaitAlerts("HighDLQIngestionRate", "DLQBacklogGrowing", "LowResolutionRate", "LowReplaySuccess", "DLQQueueSize",
+		"DLQQueueGrowing", "DLQQueueNearSizeLimit", "DLQQueueOverSizeLimit",
+		"DLQOldestNearAgeLimit", "DLQOldestEntry", "CircuitBreakerOpen", "AutomaticRedeliveryStopped",
+		"DatabaseRestored", "CaptureMissing", "CaptureFallingBack", "ReconcilerFindsFailures", "LeasesExpiring",
 		"DlqdLoopFailing", "PartitionsRunningOut", "PolicyReloadFailed", "DLQQueueFilling",
 		"DLQNeedsPerson near", "JobsWaitLong stuck", "DeliveryWaitLong late", "QueuePausedLong forgotten",
-		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over", "DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")
+		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over",
+		"DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")
 
 	// The rollups are not refreshed.
 	holder, err := w.pool.Begin(t.Context())
@@ -423,7 +440,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	database := w.pool.Config().ConnConfig.Database
 	_, err = w.super.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{database}.Sanitize()+" ALLOW_CONNECTIONS false")
 	require.NoError(t, err)
-	_, err = w.super.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", database)
+	_, err = w.super.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1",
+		database)
 	require.NoError(t, err)
 	w.awaitAlerts("DlqdDatabaseDown")
 	w.awaitFiring("DLQBacklogGrowing") // alerts on its content keep firing
@@ -440,7 +458,10 @@ func (w *monitored) checkNotifications() {
 	w.waitFor(func() string {
 		var missing []string
 		for _, r := range rules(w.T) {
-			if !slices.ContainsFunc(w.receivers.Notifications(), func(n alerting.Notification) bool { return strings.Contains(n.Text, "("+r.Alert+")") }) {
+			if !slices.ContainsFunc(w.receivers.Notifications(), func(n alerting.Notification) bool {
+				return strings.Contains(
+					n.Text, "("+r.Alert+")")
+			}) {
 				missing = append(missing, r.Alert)
 			}
 		}
@@ -489,7 +510,8 @@ func (w *monitored) checkQueries() {
 		}
 	}
 	require.Greater(w, len(of), 60)
-	variables := strings.NewReplacer("$job", "dlqd", "$queue", ".*", "$class", ".*", "$__rate_interval", "30s", "$__range", "2m")
+	variables := strings.NewReplacer("$job", "dlqd", "$queue", ".*", "$class", ".*", "$__rate_interval",
+		"30s", "$__range", "2m")
 	w.waitFor(func() string {
 		var empty []string
 		for query, title := range of {

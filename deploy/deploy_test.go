@@ -95,7 +95,8 @@ func TestAlertmanager_Routes(t *testing.T) {
 		"alertname=DLQMetricsStale severity=critical":                      "on-call,on-call-opsgenie",
 		"alertname=DLQNeedsPerson severity=warning queue=payments":         "payments-mail,team-chat",
 	} {
-		out := run(t, "amtool", append([]string{"config", "routes", "test", "--config.file=alertmanager.yaml"}, strings.Fields(labels)...)...)
+		out := run(t, "amtool", append([]string{"config", "routes", "test", "--config.file=alertmanager.yaml"},
+			strings.Fields(labels)...)...)
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		require.Equal(t, want, strings.TrimSpace(lines[len(lines)-1]), labels)
 	}

@@ -66,8 +66,9 @@ tests:
 
 	rendered, err = deploy.Render(deploy.Links{Runbooks: map[string]string{"dlqd-eu": "https://eu.example/runbooks"}})
 	require.NoError(t, err)
-	require.Contains(t, string(rendered), `runbook_url: '{{ if eq $labels.job "dlqd-eu" }}https://eu.example/runbooks/bad-policy`+
-		`{{ else }}{{ $externalLabels.dlqd_url }}/runbooks/bad-policy{{ end }}'`)
+	require.Contains(t, string(rendered),
+		`runbook_url: '{{ if eq $labels.job "dlqd-eu" }}https://eu.example/runbooks/bad-policy`+
+			`{{ else }}{{ $externalLabels.dlqd_url }}/runbooks/bad-policy{{ end }}'`)
 }
 
 func TestRender_RejectsInvalidLinks(t *testing.T) {

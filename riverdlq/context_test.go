@@ -19,6 +19,7 @@ func TestContext_KeepsDigitsOfNumbers(t *testing.T) {
 	})
 	require.Equal(t, `{"account":9007199254740993}`, string(storable(map[string]any{"account": int64(9007199254740993)})))
 	for _, number := range []string{"1e400", "1e-400", "1e999999999"} {
-		require.Nil(t, storable(map[string]any{"n": json.RawMessage(number)}), "a number outside the range of a float64 is stored")
+		require.Nil(t, storable(map[string]any{"n": json.RawMessage(number)}),
+			"a number outside the range of a float64 is stored")
 	}
 }

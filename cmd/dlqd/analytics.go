@@ -15,7 +15,8 @@ import (
 
 // reportCommand returns a command that prints the report at /api/dlq/analytics/NAME. The command's
 // flags are the report's parameters.
-func reportCommand[T any](name, short string, flags func(*cobra.Command), write func(cmd *cobra.Command, rows []T) error) *cobra.Command {
+func reportCommand[T any](name, short string, flags func(*cobra.Command),
+	write func(cmd *cobra.Command, rows []T) error) *cobra.Command {
 	var c client
 	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs}
 	flags(cmd)
@@ -30,7 +31,8 @@ func reportCommand[T any](name, short string, flags func(*cobra.Command), write 
 			}
 		}
 		var out api.Report[T]
-		if err := c.call(cmd, http.MethodGet, "/api/dlq/analytics/"+name+"?"+query.Encode(), nil, &out); err != nil || c.asJSON {
+		if err := c.call(cmd, http.MethodGet, "/api/dlq/analytics/"+name+"?"+query.Encode(), nil, &out); err != nil ||
+			c.asJSON {
 			return err
 		}
 		return write(cmd, out.Rows)
@@ -65,7 +67,8 @@ func newHeatMap() *cobra.Command {
 		if err := w.Flush(); err != nil || worst.Failures == 0 {
 			return err
 		}
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "\nmost: %d, %s from %02d:00 to %02d:00, in %s\n", worst.Failures, days[worst.Weekday-1]+"s", worst.Hour, (worst.Hour+1)%24, cmd.Flag("timezone").Value)
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "\nmost: %d, %s from %02d:00 to %02d:00, in %s\n", worst.Failures,
+			days[worst.Weekday-1]+"s", worst.Hour, (worst.Hour+1)%24, cmd.Flag("timezone").Value)
 		return err
 	})
 }
@@ -76,7 +79,8 @@ func newOldest() *cobra.Command {
 	}, func(cmd *cobra.Command, rows []analytics.Oldest) error {
 		w, row := table(cmd, "OPEN FOR\tID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tASSIGNED TO")
 		for _, o := range rows {
-			row(formatSeconds(o.Age), o.ID, strings.TrimPrefix(o.Status, "dlq_"), o.Queue, o.Kind, text(o.ErrorClass), text(o.ErrorType), text(o.AssignedTo))
+			row(formatSeconds(o.Age), o.ID, strings.TrimPrefix(o.Status, "dlq_"), o.Queue, o.Kind, text(o.ErrorClass),
+				text(o.ErrorType), text(o.AssignedTo))
 		}
 		return w.Flush()
 	})

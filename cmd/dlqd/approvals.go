@@ -24,8 +24,10 @@ type approvalRequestedError struct{ approval *approval.Approval }
 
 func (e *approvalRequestedError) Error() string {
 	a := e.approval
-	return fmt.Sprintf("approval requires a second person; nothing was changed yet. Request %s for %d dead letters expires at %s. "+
-		"To approve, another person runs: dlqd approvals approve %s --expect %d", a.ID, a.Entries, stamp(a.ExpiresAt), a.ID, a.Entries)
+	return fmt.Sprintf("approval requires a second person; nothing was changed yet. Request %s for %d dead letters "+
+		"expires at %s. "+
+		"To approve, another person runs: dlqd approvals approve %s --expect %d", a.ID, a.Entries, stamp(a.ExpiresAt),
+		a.ID, a.Entries)
 }
 
 // countFlag is an optional integer flag: nil unless it is given.
@@ -44,7 +46,8 @@ func (c countFlag) Set(text string) error {
 
 func registerExpect(cmd *cobra.Command, into **int64) {
 	cmd.Flags().Var(countFlag{into}, "expect",
-		"expected number of matching dead letters: rejected if it differs. Required for many (at a terminal, the command asks)")
+		"expected number of matching dead letters: rejected if it differs. Required for many (at a terminal, the "+
+			"command asks)")
 }
 
 // callConfirmed sends a request that may affect many dead letters. If the API requires the expected
@@ -88,7 +91,9 @@ func askNumber(cmd *cobra.Command, n int64) (*int64, error) {
 }
 
 func newApprovals() *cobra.Command {
-	cmd := &cobra.Command{Use: "approvals", Short: "List requests for approval; approve, refuse or withdraw them", Args: cobra.NoArgs}
+	cmd := &cobra.Command{
+		Use: "approvals", Short: "List requests for approval; approve, refuse or withdraw them", Args: cobra.NoArgs,
+	}
 	var c client
 	var state string
 	list := &cobra.Command{
@@ -106,14 +111,16 @@ func newApprovals() *cobra.Command {
 			}
 			w, row := table(cmd, "ID\tSTATE\tACTION\tENTRIES\tREQUESTED BY\tON BEHALF OF\tREQUESTED\tEXPIRES\tDECIDED BY\tNOTE")
 			for _, a := range out.Approvals {
-				row(a.ID, a.State, a.Do(), a.Entries, a.Actor, text(a.OnBehalfOf), stamp(a.RequestedAt), stamp(a.ExpiresAt), text(a.DecidedBy), a.Note)
+				row(a.ID, a.State, a.Do(), a.Entries, a.Actor, text(a.OnBehalfOf), stamp(a.RequestedAt), stamp(a.ExpiresAt),
+					text(a.DecidedBy), a.Note)
 			}
 			return w.Flush()
 		},
 	}
 	addDefaultList(cmd, list, &c)
 	for _, f := range []*cobra.Command{cmd, list} {
-		f.Flags().StringVar(&state, "state", "", "only in this state: requested, approved, done, failed, refused, expired or withdrawn")
+		f.Flags().StringVar(&state, "state", "", "only in this state: requested, approved, done, failed, refused, expired "+
+			"or withdrawn")
 	}
 	cmd.AddCommand(newDecision("show", "Show a request for approval and its outcome"),
 		newDecision("approve", "Approve another person's request"), newDecision("refuse", "Refuse a request"),
@@ -156,10 +163,13 @@ func newDecision(verb, short string) *cobra.Command {
 						return err
 					}
 				}
-				if err := c.call(cmd, http.MethodPost, path+"/approve", api.ApproveAction{Action: api.Action{Note: note}, Expect: *expect}, &a); err != nil || c.asJSON {
+				if err := c.call(cmd, http.MethodPost, path+"/approve", api.ApproveAction{
+					Action: api.Action{Note: note}, Expect: *expect,
+				}, &a); err != nil || c.asJSON {
 					return err
 				}
-				printSafef(cmd.OutOrStdout(), "approved %s: %d dead letters; dlqd carries it out. To see the outcome: dlqd approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
+				printSafef(cmd.OutOrStdout(), "approved %s: %d dead letters; dlqd carries it out. To see the outcome: dlqd "+
+					"approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
 				return nil
 			default:
 				if err := c.call(cmd, http.MethodPost, path+"/"+verb, api.Action{Note: note}, &a); err != nil || c.asJSON {

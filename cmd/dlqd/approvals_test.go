@@ -44,11 +44,15 @@ func runInTerminal(t *testing.T, line string, args ...string) (output string, co
 func TestApprovals(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(config, "access.yaml"), []byte("authentication: [tokens]\nexpectAbove: 2\napprovals:\n  rules:\n    - {operations: [discard], above: 3}\n"), 0o600))
-	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) })
+	require.NoError(t, os.WriteFile(filepath.Join(config, "access.yaml"),
+		[]byte("authentication: [tokens]\nexpectAbove: 2\napprovals:\n  rules:\n    - {operations: [discard], above: 3}\n"),
+		0o600))
+	receiver := startReceiver(t,
+		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) })
 	s := serve(t, "--database-url", url, "--config-dir", config, "--destination", receiver)
 	as := func(name string) []string {
-		return []string{"--api-url", s.api, "--token-file", writeFile(t, ok(t, "tokens", "create", "--name", name, "--role", "operator", "--database-url", url))}
+		return []string{"--api-url", s.api, "--token-file",
+			writeFile(t, ok(t, "tokens", "create", "--name", name, "--role", "operator", "--database-url", url))}
 	}
 	kim, lee := as("kim"), as("lee")
 	with := func(who []string, args ...string) []string { return append(args, who...) }

@@ -62,7 +62,8 @@ func newArchive() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "archive",
 		Short: "List, verify and restore what retention moved out of the database",
-		Long: "Retention archives in units: a month of closed dead letters with their moves, a batch of single dead letters, or\n" +
+		Long: "Retention archives in units: a month of closed dead letters with their moves, a batch of single dead " +
+			"letters, or\n" +
 			"a month of the audit trail. A unit is a folder with gzipped NDJSON files and a manifest.",
 	}
 	cmd.AddCommand(newArchiveList(), newArchiveVerify(), newArchiveShow(), newArchiveRestore())
@@ -87,7 +88,8 @@ func newArchiveList() *cobra.Command {
 				}
 				w, row := table(cmd, "UNIT\tENTRIES\tMOVES\tFROM\tTO\tBYTES\tERASURES")
 				for _, m := range units {
-					row(m.Unit, lines(m.Entries), lines(m.Audit), m.From.Format(time.DateOnly), m.To.Format(time.DateOnly), size(m.Entries)+size(m.Audit), len(m.Erasures))
+					row(m.Unit, lines(m.Entries), lines(m.Audit), m.From.Format(time.DateOnly), m.To.Format(time.DateOnly),
+						size(m.Entries)+size(m.Audit), len(m.Erasures))
 				}
 				return w.Flush()
 			})
@@ -200,7 +202,8 @@ func newArchiveRestore() *cobra.Command {
 	var keep time.Duration
 	cmd := &cobra.Command{
 		Use: "restore UNIT", Short: "Restore a unit's entries, or one of them, to the database", Args: cobra.ExactArgs(1),
-		Long: "Restored entries are closed, as they were. Retention does not remove them again before the time in --keep has\n" +
+		Long: "Restored entries are closed, as they were. Retention does not remove them again before the time in " +
+			"--keep has\n" +
 			"passed. Restore does not restore moves: \"dlqd archive show --audit\" prints them.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id := uuid.Nil
@@ -222,7 +225,8 @@ func newArchiveRestore() *cobra.Command {
 					if err := mig.Check(cmd.Context()); err != nil {
 						return err
 					}
-					n, err := a.Restore(cmd.Context(), deadletter.NewStore(mig.Pool, mig.Schemas), m, id, time.Now().Add(keep), deadletter.Act{Actor: actor(), Note: note})
+					n, err := a.Restore(cmd.Context(), deadletter.NewStore(mig.Pool, mig.Schemas), m, id, time.Now().Add(keep),
+						deadletter.Act{Actor: actor(), Note: note})
 					_, _ = fmt.Fprintf(cmd.OutOrStdout(), "restored %d entries of %s, for %s\n", n, m.Unit, keep)
 					return err
 				})

@@ -21,7 +21,8 @@ func TestArchive_Commands(t *testing.T) {
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
 	for _, sql := range []string{
-		"INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'k', jsonb_build_object('n', i), 1, 'running' FROM generate_series(1, 3) i",
+		`INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'k', jsonb_build_object('n', i), 1, 'running'
+			FROM generate_series(1, 3) i`,
 		"UPDATE river_job SET state = 'discarded', finalized_at = now()",
 		"SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')",
 	} {
@@ -48,7 +49,8 @@ func TestArchive_Commands(t *testing.T) {
 	require.Len(t, strings.Split(strings.TrimSpace(ok(t, with("show", month)...)), "\n"), 3)
 	require.Equal(t, 3, strings.Count(ok(t, with("show", month, "--audit")...), `"actor": "kim"`))
 
-	require.Contains(t, ok(t, with("restore", month, "--database-url", url, "--id", id, "--note", "why")...), "restored 1 entries of "+month+", for 168h0m0s")
+	require.Contains(t, ok(t, with("restore", month, "--database-url", url, "--id", id, "--note", "why")...),
+		"restored 1 entries of "+month+", for 168h0m0s")
 	require.Contains(t, ok(t, with("restore", month, "--database-url", url)...), "restored 2 entries of "+month)
 	_, stderr, code := run(t, with("restore", month, "--database-url", url, "--id", "7")...)
 	require.Equal(t, 2, code, stderr)

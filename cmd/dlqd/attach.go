@@ -23,7 +23,8 @@ func newGrants() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "grants",
 		Short: "Print the privileges that dlqd needs on an application's database, as GRANT statements",
-		Long: "Grants prints statements that the owner of River's tables runs once, so that dlqd can run as an unprivileged role.\n" +
+		Long: "Grants prints statements that the owner of River's tables runs once, so that dlqd can run as an " +
+			"unprivileged role.\n" +
 			"It does not connect to a database; --database-url only provides the database's name. \"dlqd attach --dry-run\"\n" +
 			"and \"dlqd doctor\" print the privileges that are missing.",
 		Example: "  dlqd grants --role dlqd --part attach,dlq-workers,api | psql \"$OWNER_DATABASE_URL\"",
@@ -49,7 +50,8 @@ func newGrants() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&role, "role", "dlqd", "role that dlqd logs in as")
-	cmd.Flags().StringSliceVar(&parts, "part", nil, "only the privileges of these parts: "+strings.Join(postgres.Parts(), ", "))
+	cmd.Flags().StringSliceVar(&parts, "part", nil, "only the privileges of these parts: "+
+		strings.Join(postgres.Parts(), ", "))
 	database.registerURL(cmd)
 	database.registerSchemas(cmd)
 	return cmd
@@ -87,14 +89,16 @@ func newAttach() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attach",
 		Short: "Install dlqd in a database where an application runs River",
-		Long: "Attach creates dlqd's schema beside River's tables, and two triggers on river_job. From then on dlqd captures\n" +
+		Long: "Attach creates dlqd's schema beside River's tables, and two triggers on river_job. From then on dlqd " +
+			"captures\n" +
 			"every job that fails for good. The application needs no change, and dlqd redelivers nothing automatically until\n" +
 			"an operator switches that on. Run attach again after an upgrade of dlqd. It needs no superuser: \"dlqd grants\"\n" +
 			"lists the privileges.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if database.url == "" {
-				return &usageError{errors.New("--database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) must name the application's database")}
+				return &usageError{errors.New("--database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) must name the " +
+					"application's database")}
 			}
 			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				plan, err := m.Plan(cmd.Context())
@@ -116,7 +120,8 @@ func newAttach() *cobra.Command {
 				found := printSurvey(cmd, m)
 				if dryRun {
 					if backfill && found != nil {
-						_, _ = fmt.Fprintf(out, "backfill would record %s jobs that failed before\n", atLeast(found.Failures.Count, found.Failures.More))
+						_, _ = fmt.Fprintf(out, "backfill would record %s jobs that failed before\n",
+							atLeast(found.Failures.Count, found.Failures.More))
 					}
 					return nil
 				}
@@ -143,7 +148,8 @@ func newAttach() *cobra.Command {
 		},
 	}
 	database.register(cmd)
-	cmd.Flags().BoolVar(&backfill, "backfill", false, "also record jobs that failed before and that River still has; they wait for an operator")
+	cmd.Flags().BoolVar(&backfill, "backfill", false, "also record jobs that failed before and that River still has; "+
+		"they wait for an operator")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be created, and which privileges are missing")
 	return cmd
 }
@@ -195,7 +201,8 @@ func newDetach() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if database.url == "" {
-				return &usageError{errors.New("--database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) must name the application's database")}
+				return &usageError{errors.New("--database-url (or its file, DLQD_DATABASE_URL or DATABASE_URL) must name the " +
+					"application's database")}
 			}
 			return database.withMigrator(cmd, func(m *postgres.Migrator) error {
 				out := cmd.OutOrStdout()
@@ -212,10 +219,12 @@ func newDetach() *cobra.Command {
 					return err
 				}
 				if len(done.Triggers) > 0 {
-					_, _ = fmt.Fprintf(out, "detached from %s.river_job: dropped triggers %s, and the functions and views of schema %s\n",
+					_, _ = fmt.Fprintf(out, "detached from %s.river_job: dropped triggers %s, and the functions and views of "+
+						"schema %s\n",
 						done.River, strings.Join(done.Triggers, ", "), done.Schema)
 				} else {
-					_, _ = fmt.Fprintf(out, "River's table had no trigger; dropped the functions and views of schema %s\n", done.Schema)
+					_, _ = fmt.Fprintf(out, "River's table had no trigger; dropped the functions and views of schema %s\n",
+						done.Schema)
 				}
 				if dropData {
 					_, _ = fmt.Fprintln(out, "dropped its data")
@@ -234,6 +243,7 @@ func newDetach() *cobra.Command {
 		},
 	}
 	database.register(cmd)
-	cmd.Flags().BoolVar(&dropData, "drop-data", false, "also drop dlqd's tables with all dead letters, and the roles that dlqd created")
+	cmd.Flags().BoolVar(&dropData, "drop-data", false, "also drop dlqd's tables with all dead letters, and the roles "+
+		"that dlqd created")
 	return cmd
 }

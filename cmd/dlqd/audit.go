@@ -38,7 +38,8 @@ func newAudit() *cobra.Command {
 			}
 			w, row := table(cmd, "AT\tACTOR\tORIGIN\tENTRY\tFROM\tTO\tREASON\tNOTE\tPOLICY")
 			for _, m := range page.Moves {
-				row(stamp(m.At), m.Actor, text(m.Origin), text(m.EntryID), text(m.FromStatus), text(m.ToStatus), text(m.Reason), text(m.Note), text(m.ConfigVersion))
+				row(stamp(m.At), m.Actor, text(m.Origin), text(m.EntryID), text(m.FromStatus), text(m.ToStatus), text(m.Reason),
+					text(m.Note), text(m.ConfigVersion))
 			}
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
@@ -77,7 +78,8 @@ func newErase() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "erase [FILTER]",
 		Short: "Erase personal data from dead letters, their jobs and the archive",
-		Long: "Erase removes payloads, error texts, metadata, subscriber, tags and notes from the dead letters that the filter\n" +
+		Long: "Erase removes payloads, error texts, metadata, subscriber, tags and notes from the dead letters that the " +
+			"filter\n" +
 			"and the flags select. It archives those that are open or failed. A record of the erasure stays, without the data.",
 		Example: `  dlqd erase --payload-contains '{"customer": "cus_81"}' --note "request 42"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -103,7 +105,8 @@ func newErase() *cobra.Command {
 				"erasure %s: erased %d dead letters and %d jobs in the database, %d dead letters in %d units of the archive\n",
 				out.ID, out.Entries, out.Jobs, out.Archived, out.Archives)
 			if out.UnderWay > 0 {
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "not erased: %d dead letters or replay runs that are in progress, or locked by "+
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "not erased: %d dead letters or replay runs that are in progress, or "+
+					"locked by "+
 					"another session; run the command again later\n", out.UnderWay)
 			}
 			return err
@@ -130,7 +133,8 @@ func newErasures() *cobra.Command {
 			}
 			w, row := table(cmd, "AT\tID\tBY\tNOTE\tFIELDS\tENTRIES\tJOBS\tLEFT\tARCHIVED\tUNITS\tDONE")
 			for _, e := range out.Erasures {
-				row(stamp(e.At), e.ID, e.Actor, text(e.Note), strings.Join(e.Fields, ","), e.Entries, e.Jobs, e.UnderWay, e.Archived, e.Archives, e.FinishedAt != nil)
+				row(stamp(e.At), e.ID, e.Actor, text(e.Note), strings.Join(e.Fields, ","), e.Entries, e.Jobs, e.UnderWay,
+					e.Archived, e.Archives, e.FinishedAt != nil)
 			}
 			return w.Flush()
 		},

@@ -19,7 +19,8 @@ func newAutomatic() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "automatic",
 		Short: "Show which dead letters dlqd redelivers automatically; switch it on and off",
-		Long: "On an application's River, dlqd only observes until automatic redelivery is switched on: it classifies and lists\n" +
+		Long: "On an application's River, dlqd only observes until automatic redelivery is switched on: it classifies and " +
+			"lists\n" +
 			"dead letters, and redelivers none of them automatically. The switches do not affect replays by an operator.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -132,7 +133,9 @@ func newSwitch(verb, short string) *cobra.Command {
 			if verb == "reset" {
 				path, body = "/api/dlq/automatic/reset", in.SwitchAction
 			}
-			done := strings.TrimSpace(in.Scope+" "+in.Name) + ": " + map[string]string{"on": "on", "off": "off", "reset": "removed, the policy decides"}[verb]
+			done := strings.TrimSpace(in.Scope+" "+in.Name) + ": " + map[string]string{
+				"on": "on", "off": "off", "reset": "removed, the policy decides",
+			}[verb]
 			return c.changeAutomatic(cmd, path, body, done)
 		},
 	}
@@ -143,7 +146,8 @@ func newSwitch(verb, short string) *cobra.Command {
 	names[automatic.ScopeKind] = flags.String(automatic.ScopeKind, "", "for a kind of message or job; * matches any text")
 	names[automatic.ScopeClass] = flags.String(automatic.ScopeClass, "", "for an error class")
 	if verb == "on" {
-		flags.StringSliceVar(&in.Include, "include", nil, "also redeliver what otherwise waits for an operator: backfilled, single-attempt")
+		flags.StringSliceVar(&in.Include, "include", nil, "also redeliver what otherwise waits for an operator: "+
+			"backfilled, single-attempt")
 	}
 	return cmd
 }

@@ -22,11 +22,13 @@ func TestAutomatic_Commands(t *testing.T) {
 	exec("UPDATE dlq.settings SET value = 'attached' WHERE key = 'river'")
 	s := serve(t, "--database-url", url, "--api", "--dlq-workers")
 	api := "--api-url=" + s.api
-	exec("INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'report.daily', '{}', 'mailers', 3, 'running' FROM generate_series(1, 3)")
+	exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'report.daily', '{}', 'mailers', 3,
+		'running' FROM generate_series(1, 3)`)
 	exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - interval '1 hour', attempt = 3, errors = ARRAY['{"error": "connection refused", "attempt": 3}'::jsonb]`)
 	require.Eventually(t, func() bool {
 		var n int
-		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'automatic'").Scan(&n) == nil && n == 3
+		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'automatic'").Scan(
+			&n) == nil && n == 3
 	}, time.Minute, 50*time.Millisecond)
 	out := ok(t, "automatic", api)
 	require.Regexp(t, `all +off +default`, out)
@@ -37,8 +39,10 @@ func TestAutomatic_Commands(t *testing.T) {
 	out = ok(t, "automatic", "on", api, "--kind", "report.*", "--dry-run")
 	require.Regexp(t, `3 +3 +mailers +report.daily +transient +100 a second`, out)
 	require.Contains(t, out, "nothing was changed (--dry-run)")
-	require.Contains(t, ok(t, "automatic", "stop", api, "--note", "a release"), "all automatic redelivery is stopped; resume it with: dlqd automatic resume")
-	require.Contains(t, ok(t, "automatic", "on", api, "--kind", "report.*"), "(a release); dlqd automatic resume lifts that\nkind report.*: on")
+	require.Contains(t, ok(t, "automatic", "stop", api, "--note", "a release"),
+		"all automatic redelivery is stopped; resume it with: dlqd automatic resume")
+	require.Contains(t, ok(t, "automatic", "on", api, "--kind", "report.*"),
+		"(a release); dlqd automatic resume lifts that\nkind report.*: on")
 	for _, command := range [][]string{{"automatic"}, {"stats"}} {
 		require.Contains(t, ok(t, append(command, api)...), "(a release); dlqd automatic resume lifts that")
 	}
@@ -50,14 +54,18 @@ func TestAutomatic_Commands(t *testing.T) {
 	require.Contains(t, ok(t, "automatic", "resume", api), "automatic redelivery is resumed, as the switches allow")
 	require.Eventually(t, func() bool {
 		var n int
-		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'").Scan(&n) == nil && n == 3
+		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'").Scan(
+			&n) == nil && n == 3
 	}, time.Minute, 50*time.Millisecond)
-	require.Contains(t, ok(t, "automatic", "off", api, "--class", "transient", "--note", "too early"), "class transient: off")
-	require.Contains(t, ok(t, "automatic", "reset", api, "--class", "transient"), "class transient: removed, the policy decides")
+	require.Contains(t, ok(t, "automatic", "off", api, "--class", "transient", "--note", "too early"),
+		"class transient: off")
+	require.Contains(t, ok(t, "automatic", "reset", api, "--class", "transient"),
+		"class transient: removed, the policy decides")
 	require.Regexp(t, `class transient: off +\S+ +too early`, ok(t, "automatic", api))
 
 	for _, args := range [][]string{
-		{"on"}, {"off", "--queue", "a", "--all"}, {"off", "--all", "--include", "backfilled"}, {"on", "--queue", ""}, {"on", "--all=false"}, {"stop", "--all"}, {"on", "--all", "mailers"},
+		{"on"}, {"off", "--queue", "a", "--all"}, {"off", "--all", "--include", "backfilled"},
+		{"on", "--queue", ""}, {"on", "--all=false"}, {"stop", "--all"}, {"on", "--all", "mailers"},
 	} {
 		_, stderr, code := run(t, append([]string{"automatic"}, args...)...)
 		require.Equal(t, 2, code, "%v: %s", args, stderr)

@@ -63,7 +63,8 @@ func newBreakers() *cobra.Command {
 					body = in.Action
 				}
 				var out breaker.Status
-				if err := c.call(cmd, "POST", "/api/circuit-breakers/"+url.PathEscape(name)+"/"+verb, body, &out); err != nil || c.asJSON {
+				if err := c.call(cmd, "POST", "/api/circuit-breakers/"+url.PathEscape(name)+"/"+verb, body, &out); err != nil ||
+					c.asJSON {
 					return err
 				}
 				printSafef(cmd.OutOrStdout(), "%s is %s\n", out.Name, out.State)
@@ -78,9 +79,10 @@ func newBreakers() *cobra.Command {
 		}
 		cmd.AddCommand(sub)
 	}
-	change("open", "Open a circuit breaker: nothing is delivered to its destination", func(cmd *cobra.Command, in *api.OpenAction) {
-		cmd.Flags().StringVar(&in.For, "for", "", "how long, such as 10m; until a reset if empty")
-	})
+	change("open", "Open a circuit breaker: nothing is delivered to its destination",
+		func(cmd *cobra.Command, in *api.OpenAction) {
+			cmd.Flags().StringVar(&in.For, "for", "", "how long, such as 10m; until a reset if empty")
+		})
 	change("reset", "Close a circuit breaker", nil)
 	return cmd
 }

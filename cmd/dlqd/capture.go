@@ -14,7 +14,8 @@ func newCapture() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "capture",
 		Short: "Show the state of capture; switch it off and on",
-		Long: "Capture runs in the application's transactions: it records each failed job in dlqd's inbox. These commands connect\n" +
+		Long: "Capture runs in the application's transactions: it records each failed job in dlqd's inbox. These commands " +
+			"connect\n" +
 			"to the database, so they work without a running dlqd. They wait for no table lock, so they work while\n" +
 			"applications are stuck.",
 	}
@@ -38,8 +39,10 @@ func newCapture() *cobra.Command {
 	database.register(status)
 	status.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.AddCommand(status,
-		newCaptureSwitch(reconcile.ModeOn, "Capture each failure in the transaction that ends the job; skip capture where it would delay the application"),
-		newCaptureSwitch(reconcile.ModeOff, "Do nothing in the application's transactions; the reconciler files failures while River keeps the jobs"),
+		newCaptureSwitch(reconcile.ModeOn, "Capture each failure in the transaction that ends the job; skip capture where "+
+			"it would delay the application"),
+		newCaptureSwitch(reconcile.ModeOff, "Do nothing in the application's transactions; the reconciler files failures "+
+			"while River keeps the jobs"),
 		newCaptureSwitch(reconcile.ModeStrict, "Capture every failure: a job cannot end as failed unless capture records it"))
 	return cmd
 }
@@ -82,7 +85,8 @@ func newCaptureSwitch(mode, short string) *cobra.Command {
 				}
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "capture is %s. %s\n", done.Mode, done.Message)
 				if !done.Recorded {
-					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: the change is not in the audit trail: another session holds a lock on dlq.acts or dlq.settings")
+					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: the change is not in the audit trail: another session "+
+						"holds a lock on dlq.acts or dlq.settings")
 				}
 				return nil
 			})
@@ -92,7 +96,8 @@ func newCaptureSwitch(mode, short string) *cobra.Command {
 	cmd.Flags().StringVar(&change.Actor, "actor", actor(), "name recorded as the actor")
 	cmd.Flags().StringVar(&change.Note, "note", "", "reason")
 	if mode != reconcile.ModeOff {
-		cmd.Flags().DurationVar(&change.Limit, "limit", 0, "how long capture may take per statement of the application; 0 leaves the limit unchanged")
+		cmd.Flags().DurationVar(&change.Limit, "limit", 0, "how long capture may take per statement of the application; 0 "+
+			"leaves the limit unchanged")
 	}
 	return cmd
 }

@@ -16,7 +16,8 @@ func TestCapture(t *testing.T) {
 	database := "--database-url=" + url
 	require.Regexp(t, `CAPTURE +on\nlimit +00:01:00 of a statement\ntriggers +enabled\nunfiled entries +0\nunapplied facts +0\nlast reconciler scan +not yet\n$`, ok(t, "capture", "status", database))
 
-	require.Contains(t, ok(t, "capture", "off", database, "--actor", "kim", "--note", "stuck"), "capture is off. From each session's next statement on, dlqd does nothing")
+	require.Contains(t, ok(t, "capture", "off", database, "--actor", "kim", "--note", "stuck"),
+		"capture is off. From each session's next statement on, dlqd does nothing")
 	require.Regexp(t, `CAPTURE +off \(by kim at .*: stuck\)`, ok(t, "capture", "status", database))
 	require.Contains(t, ok(t, "capture", "strict", database, "--limit", "2s"), "capture is strict. ")
 	require.Contains(t, ok(t, "capture", "on", database, "--limit", "100ms"), "capture is on. ")
@@ -51,7 +52,8 @@ func TestCapture(t *testing.T) {
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "capture is off")
 	require.Contains(t, stderr, "the change is not in the audit trail")
-	require.Regexp(t, `unfiled entries +unknown: another session holds a lock on the table`, ok(t, "capture", "status", database))
+	require.Regexp(t, `unfiled entries +unknown: another session holds a lock on the table`,
+		ok(t, "capture", "status", database))
 	require.NoError(t, tx.Rollback(t.Context()))
 
 	_, err = pool.Exec(t.Context(), "ALTER TABLE river_job DISABLE TRIGGER dlq_capture")

@@ -48,8 +48,10 @@ func (c *client) register(cmd *cobra.Command) {
 
 func (c *client) registerURL(cmd *cobra.Command) {
 	c.registerAddress(cmd)
-	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"), "file with the API token; used if $DLQD_TOKEN is empty ($DLQD_TOKEN_FILE)")
-	cmd.Flags().BoolVar(&c.plainHTTP, "plain-http", os.Getenv("DLQD_PLAIN_HTTP") == "true", "send the token unencrypted over http to another machine ($DLQD_PLAIN_HTTP)")
+	cmd.Flags().StringVar(&c.tokenFile, "token-file", os.Getenv("DLQD_TOKEN_FILE"),
+		"file with the API token; used if $DLQD_TOKEN is empty ($DLQD_TOKEN_FILE)")
+	cmd.Flags().BoolVar(&c.plainHTTP, "plain-http", os.Getenv("DLQD_PLAIN_HTTP") == "true",
+		"send the token unencrypted over http to another machine ($DLQD_PLAIN_HTTP)")
 }
 
 func (c *client) registerAddress(cmd *cobra.Command) {
@@ -94,7 +96,8 @@ func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, e
 	}
 	defer func() { _ = response.Body.Close() }()
 	answer, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusAccepted || !strings.HasPrefix(response.Header.Get("Location"), api.ApprovalsPath) {
+	if err != nil || response.StatusCode != http.StatusAccepted || !strings.HasPrefix(response.Header.Get("Location"),
+		api.ApprovalsPath) {
 		return answer, err
 	}
 	var requested api.Asked
@@ -154,7 +157,8 @@ func withPayload(request any, payload json.RawMessage) ([]byte, error) {
 type redirectError struct{ to string }
 
 func (e *redirectError) Error() string {
-	return "--api-url redirects to " + e.to + "; dlqd does not follow redirects with a token. If that is the API, use it as --api-url"
+	return "--api-url redirects to " + e.to + "; dlqd does not follow redirects with a token. If that is the API, use " +
+		"it as --api-url"
 }
 
 // refuseRedirect rejects redirects, so that tokens and request bodies are sent only to the address
@@ -191,7 +195,9 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}
-	response, err := (&http.Client{Transport: transport, Timeout: cmp.Or(c.timeout, apiTimeout), CheckRedirect: refuseRedirect}).Do(request)
+	response, err := (&http.Client{
+		Transport: transport, Timeout: cmp.Or(c.timeout, apiTimeout), CheckRedirect: refuseRedirect,
+	}).Do(request)
 	if redirect, ok := errors.AsType[*redirectError](err); ok {
 		return nil, redirect
 	}
@@ -343,14 +349,16 @@ func newList() *cobra.Command {
 			}
 			w, row := table(cmd, "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR\tNEXT")
 			for _, e := range page.Entries {
-				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType), ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
+				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType),
+					ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
 			}
 			printStop(cmd.ErrOrStderr(), page.AutomaticStopped)
 			if err := w.Flush(); err != nil {
 				return err
 			}
 			if page.Count != nil {
-				printSafef(cmd.ErrOrStderr(), "%s%d dead letters\n", map[bool]string{true: "at least "}[page.Count.AtLeast], page.Count.Entries)
+				printSafef(cmd.ErrOrStderr(), "%s%d dead letters\n", map[bool]string{true: "at least "}[page.Count.AtLeast],
+					page.Count.Entries)
 			}
 			if page.Next == "" {
 				return nil
@@ -363,7 +371,8 @@ func newList() *cobra.Command {
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringSliceVar(&status, "status", nil, "only these states: dlq_pending, dlq_processing, dlq_manual, dlq_resolved, dlq_failed, dlq_archived")
+	cmd.Flags().StringSliceVar(&status, "status", nil, "only these states: dlq_pending, dlq_processing, dlq_manual, "+
+		"dlq_resolved, dlq_failed, dlq_archived")
 	for _, f := range []struct{ flag, name, help string }{
 		{"queue", "queue", "only this queue"},
 		{"kind", "kind", "only this kind"},
@@ -412,7 +421,8 @@ func newShow() *cobra.Command {
 				row("destination", text(e.Destination)+" "+text(e.DestinationURL))
 			}
 			row("failed", stamp(e.FirstFailedAt)+" to "+stamp(e.LastFailedAt))
-			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount, e.DLQMaxRetries))
+			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount,
+				e.DLQMaxRetries))
 			row("strategy", text(e.Strategy))
 			row("next", text(e.Next))
 			row("next check", stampOrNone(e.NextRetryAt))
@@ -442,7 +452,8 @@ func newShow() *cobra.Command {
 
 func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
 	var moved api.Moved
-	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/"+name, action, &moved); err != nil || c.asJSON {
+	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/"+name, action, &moved); err != nil ||
+		c.asJSON {
 		return err
 	}
 	printSafef(cmd.OutOrStdout(), "%s is %s\n", moved.ID, moved.Status)

@@ -33,9 +33,11 @@ type policyFlags struct{ dir, env, destination string }
 
 func (f *policyFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.dir, "config-dir", "", "directory of the policy's files ("+strings.Join(policy.Files(), ", ")+"); built-in defaults if empty")
+	flags.StringVar(&f.dir, "config-dir", "", "directory of the policy's files ("+strings.Join(policy.Files(), ", ")+
+		"); built-in defaults if empty")
 	flags.StringVar(&f.env, "env", "", "environment: a folder in environments/ of the directory, merged over the policy")
-	flags.StringVar(&f.destination, "destination", cmp.Or(os.Getenv("DLQD_DESTINATION"), defaultDestination), "destination of the queue \"default\", which a policy without queues has ($DLQD_DESTINATION)")
+	flags.StringVar(&f.destination, "destination", cmp.Or(os.Getenv("DLQD_DESTINATION"), defaultDestination),
+		"destination of the queue \"default\", which a policy without queues has ($DLQD_DESTINATION)")
 	flags.Lookup("destination").DefValue = defaultDestination // help must not print a token
 }
 
@@ -73,8 +75,9 @@ func newConfigCheck() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [DIR]",
 		Short: "Check a policy; print each error with file and line",
-		Long:  "Check reads DIR (default: the current directory) as serve does, for one environment or, without --env, for each.",
-		Args:  cobra.MaximumNArgs(1),
+		Long: "Check reads DIR (default: the current directory) as serve does, for one environment or, without --env, " +
+			"for each.",
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := "."
 			if len(args) > 0 {
@@ -102,7 +105,8 @@ func newConfigCheck() *cobra.Command {
 					continue
 				}
 				p := planner.Policy()
-				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok, version %s: %d queues, %d destinations, %d rules\n", name, p.Version(), len(p.Queues), len(p.Destinations), len(p.Routing.Rules))
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok, version %s: %d queues, %d destinations, %d rules\n", name,
+					p.Version(), len(p.Queues), len(p.Destinations), len(p.Routing.Rules))
 			}
 			return errors.Join(errs...)
 		},
@@ -326,8 +330,10 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 	payload := mustJSON(s.Payload)
 	if s.Answer == nil {
 		return strategy.Facts{
-			Type: s.Error.Type, Code: s.Error.Code, Message: s.Error.Message, Panic: s.Error.Panic, Class: riverdlq.Class(s.Error.Class),
-			Context: mustJSON(s.Error.Context), Kind: s.Kind, Queue: s.Queue, Source: s.Source, Payload: payload, Headers: s.Headers,
+			Type: s.Error.Type, Code: s.Error.Code, Message: s.Error.Message,
+			Panic: s.Error.Panic, Class: riverdlq.Class(s.Error.Class),
+			Context: mustJSON(s.Error.Context), Kind: s.Kind, Queue: s.Queue,
+			Source: s.Source, Payload: payload, Headers: s.Headers,
 		}, nil
 	}
 	queue := p.Queues[s.Queue]
@@ -348,7 +354,8 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 func (s *sample) remark(d *strategy.Decision) string {
 	var remarks []string
 	for _, e := range []struct{ what, want, got string }{
-		{"class", s.Expect.Class, string(d.Class)}, {"rule", s.Expect.Rule, d.Rule}, {"strategy", s.Expect.Strategy, d.Strategy},
+		{"class", s.Expect.Class, string(d.Class)}, {"rule", s.Expect.Rule, d.Rule},
+		{"strategy", s.Expect.Strategy, d.Strategy},
 	} {
 		if e.want != "" && e.want != e.got {
 			remarks = append(remarks, "expected "+e.what+" "+e.want)

@@ -40,7 +40,8 @@ func TestDocs_PolicyExamplesAreValid(t *testing.T) {
 			}
 			require.NotEmpty(t, files)
 			dir := policytest.Dir(t, files)
-			require.NoError(t, os.WriteFile(filepath.Join(dir, "shop.secret"), []byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "shop.secret"), []byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+				0o600))
 			require.Contains(t, ok(t, "config", "check", dir), "ok, version")
 			if samples != "" {
 				file := filepath.Join(dir, "docs.samples.yaml")
@@ -66,7 +67,8 @@ func TestConfigCheck_ExampleIsValid(t *testing.T) {
 		require.Contains(t, out, "../../config"+env+": ok")
 	}
 	out = ok(t, "config", "test", "--config-dir", "../../config", "../../config/dlq-routing.samples.yaml")
-	for _, class := range []string{"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized", "not_found", "business", "code_bug", "unknown"} {
+	for _, class := range []string{"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized",
+		"not_found", "business", "code_bug", "unknown"} {
 		require.Contains(t, out, class)
 	}
 	out = ok(t, "config", "show", "--config-dir", "../../config", "--env", "prod")
@@ -77,12 +79,16 @@ func TestConfigCheck_ExampleIsValid(t *testing.T) {
 
 func TestConfigCheck_NamesFileAndLine(t *testing.T) {
 	t.Parallel()
-	dir := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- name: a\n  match: {message: '('}\n  class: outage\n- name: b\n  match: {when: 'context.'}\n  class: outage\n- {name: c, match: {}, class: outage}\n- {name: d, match: {status: 9xx}, class: outage}\n"})
+	dir := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- name: a\n  match: {message: '('}\n  class: " +
+		"outage\n- name: b\n  match: {when: 'context.'}\n  class: outage\n- {name: c, match: {}, class: outage}\n- {name: " +
+		"d, match: {status: 9xx}, class: outage}\n"})
 	_, stderr, code := run(t, "config", "check", dir)
 	require.Equal(t, 1, code)
 	for _, want := range []string{
-		"dlq-routing.yaml:3: rules[0].match.message: error parsing regexp", "dlq-routing.yaml:6: rules[1].match.when: unexpected end",
-		"dlq-routing.yaml:8: rules[2].match: matches every error", `dlq-routing.yaml:9: rules[3].match.status: "9xx" is not an HTTP status`,
+		"dlq-routing.yaml:3: rules[0].match.message: error parsing regexp",
+		"dlq-routing.yaml:6: rules[1].match.when: unexpected end",
+		"dlq-routing.yaml:8: rules[2].match: matches every error",
+		`dlq-routing.yaml:9: rules[3].match.status: "9xx" is not an HTTP status`,
 	} {
 		require.Contains(t, stderr, want)
 	}
@@ -94,7 +100,8 @@ func TestConfigCheck_NamesFileAndLine(t *testing.T) {
 func TestConfigTest_FailsOnUnexpectedDecision(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "x.samples.yaml")
-	require.NoError(t, os.WriteFile(file, []byte("- {name: a, answer: {status: 503}, expect: {class: transient, strategy: immediate}}\n- {name: b, answer: {status: 429}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte("- {name: a, answer: {status: 503}, expect: {class: transient, "+
+		"strategy: immediate}}\n- {name: b, answer: {status: 429}}\n"), 0o600))
 	stdout, stderr, code := run(t, "config", "test", file)
 	require.Equal(t, 1, code)
 	require.Contains(t, stdout, "expected class transient; expected strategy immediate")
@@ -107,15 +114,20 @@ func TestConfigTest_FailsOnUnexpectedDecision(t *testing.T) {
 
 func TestConfigDiff_ListsChangedBehaviour(t *testing.T) {
 	t.Parallel()
-	old := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- {name: a, match: {status: 404}, class: outage}\n- {name: b, match: {status: 405}, class: outage}\n- {name: gone, match: {status: 406}, class: outage}\n"})
-	files := policytest.Files{"dlq-routing": "rules:\n- {name: b, match: {status: 405}, class: outage}\n- {name: a, match: {status: 404}, class: business}\n- {name: new, match: {kind: x.*}, class: outage}\n" +
+	old := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- {name: a, match: {status: 404}, class: " +
+		"outage}\n- {name: b, match: {status: 405}, class: outage}\n- {name: gone, match: {status: 406}, class: outage}\n"})
+	files := policytest.Files{"dlq-routing": "rules:\n- {name: b, match: {status: 405}, class: outage}\n- {name: a, " +
+		"match: {status: 404}, class: business}\n- {name: new, match: {kind: x.*}, class: outage}\n" +
 		"classes: {unknown: {strategy: immediate, delays: [30m]}}\nqueues: {mails: {maxRetries: 2}}\n"}
 	next := policytest.Dir(t, files)
 	out := ok(t, "config", "diff", old, next)
 	for _, want := range []string{
-		"classes.unknown.strategy: manual -> immediate", "every queue, class unknown: strategy manual -> immediate, delays [] -> [30m]",
+		"classes.unknown.strategy: manual -> immediate",
+		"every queue, class unknown: strategy manual -> immediate, delays [] -> [30m]",
 		"queue mails, class transient, rate_limited, outage: maxRetries 5 -> 2",
-		"rule a: class outage -> business, plan.strategy conditional -> manual", "rule new: new: name new, match.kind [x.*], class outage, ", "rule gone: removed", "rules: order [a, b, gone] -> [b, a, new]",
+		"rule a: class outage -> business, plan.strategy conditional -> manual",
+		"rule new: new: name new, match.kind [x.*], class outage, ",
+		"rule gone: removed", "rules: order [a, b, gone] -> [b, a, new]",
 	} {
 		require.Contains(t, out, want)
 	}
@@ -123,7 +135,8 @@ func TestConfigDiff_ListsChangedBehaviour(t *testing.T) {
 
 	// Against a revision of the Git repository of the working directory.
 	git := func(args ...string) {
-		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...)
+		cmd := exec.CommandContext(t.Context(), "git",
+			append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...)
 		cmd.Dir = old
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, string(out))
@@ -136,7 +149,8 @@ func TestConfigDiff_ListsChangedBehaviour(t *testing.T) {
 	cmd.Dir = old
 	diff, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(diff))
-	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  other queues: maxOpen 1000 -> 7\n  queue default: maxOpen 1000 -> 7\n", string(diff))
+	require.Equal(t, "Values:\n  monitoring defaults.maxOpen: 1000 -> 7\nBehaviour:\n  other queues: maxOpen 1000 -> "+
+		"7\n  queue default: maxOpen 1000 -> 7\n", string(diff))
 }
 
 // TestReclassify_AppliesChangedRules corrects a wrong rule, reloads the policy with SIGHUP and
@@ -144,7 +158,8 @@ func TestConfigDiff_ListsChangedBehaviour(t *testing.T) {
 func TestReclassify_AppliesChangedRules(t *testing.T) {
 	t.Parallel()
 	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
-	dir := policytest.Dir(t, policytest.Files{"retry-policies": "queues: {default: {maxAttempts: 1}}\ndestinations: {default: {url: \"" + receiver + "\"}}\n"})
+	dir := policytest.Dir(t, policytest.Files{"retry-policies": "queues: {default: {maxAttempts: 1}}\ndestinations: " +
+		"{default: {url: \"" + receiver + "\"}}\n"})
 	s := serve(t, "--database-url", postgrestest.URL(t), "--config-dir", dir)
 	api := "--api-url=" + s.api
 	ok(t, "send", api, "--kind", "tea.ordered", `{"cups": 2}`)
@@ -154,9 +169,11 @@ func TestReclassify_AppliesChangedRules(t *testing.T) {
 		return page["entries"].([]any)
 	}
 	require.Eventually(t, func() bool { return len(list("dlq_manual")) == 1 }, time.Minute, 50*time.Millisecond)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "dlq-routing.yaml"), []byte("rules: [{name: teapot, match: {status: 418}, class: rate_limited}]"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "dlq-routing.yaml"),
+		[]byte("rules: [{name: teapot, match: {status: 418}, class: rate_limited}]"), 0o600))
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))
-	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "policy reloaded") }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "policy reloaded") }, time.Minute,
+		50*time.Millisecond)
 	require.Contains(t, ok(t, "reclassify", api, "--dry-run"), "1 of 1 open dead letters would be reclassified")
 	require.Len(t, list("dlq_manual"), 1)
 	out := ok(t, "reclassify", api, "--note", "teapots are busy")
@@ -165,7 +182,8 @@ func TestReclassify_AppliesChangedRules(t *testing.T) {
 
 	// A commit of changed files changes the version without a change of any file.
 	git := func(args ...string) string {
-		out, err := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).Output()
+		out, err := exec.CommandContext(t.Context(), "git",
+			append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).Output()
 		require.NoError(t, err)
 		return strings.TrimSpace(string(out))
 	}
@@ -174,13 +192,16 @@ func TestReclassify_AppliesChangedRules(t *testing.T) {
 	git("add", ".")
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))
 	empty := git("rev-parse", "--short=12", "HEAD")
-	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), empty+"-dirty") }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), empty+"-dirty") }, time.Minute,
+		50*time.Millisecond)
 	git("commit", "--quiet", "-m", "policy")
 	committed := git("rev-parse", "--short=12", "HEAD")
-	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "to="+committed) }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "to="+committed) }, time.Minute,
+		50*time.Millisecond)
 
 	require.Contains(t, ok(t, "breakers", "list", api), "destination:default  closed")
-	require.Equal(t, "destination:default is open\n", ok(t, "breakers", "open", "default", "--for", "10m", "--note", "teapots", api))
+	require.Equal(t, "destination:default is open\n", ok(t, "breakers", "open", "default", "--for", "10m",
+		"--note", "teapots", api))
 	_, stderr, code := run(t, "send", api, "--kind", "tea.ordered", `{}`)
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "circuit breaker of its destination default is open")

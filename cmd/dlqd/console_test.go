@@ -29,15 +29,18 @@ var copied = regexp.MustCompile(`<li><span>([^<]+)</span><code data-copy="([^"]*
 func TestConsole_CopiedCommandsRun(t *testing.T) {
 	t.Parallel()
 	const queue = "it's $HOME; `id`"
-	p := newDeployment(t, map[string]string{"dlq-routing": "rules:\n  - {name: theirs, match: {status: 422}, class: validation}\n"})
+	p := newDeployment(t, map[string]string{"dlq-routing": "rules:\n  - {name: theirs, match: {status: 422}, class: " +
+		"validation}\n"})
 	p.serve()
 	p.answers(func(w http.ResponseWriter, d delivery) {
 		w.Header().Set("X-Error-Type", "it's \"$HOME\"")
 		w.WriteHeader(http.StatusUnprocessableEntity)
 	})
 	p.send(3, "order.placed", `{"customer": "it's $HOME"}`, `"orderingKey": "it's \"$HOME\""`)
-	p.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('order.sent', '{}', '` + strings.ReplaceAll(queue, "'", "''") + `', 1, 'running')`)
-	p.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "it''s $HOME"}'::jsonb] WHERE kind = 'order.sent'`)
+	p.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('order.sent', '{}', '` +
+		strings.ReplaceAll(queue, "'", "''") + `', 1, 'running')`)
+	p.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+		errors = ARRAY['{"error": "it''s $HOME"}'::jsonb] WHERE kind = 'order.sent'`)
 	p.await("4", decided)
 	one := func(sql string) string {
 		var value string
@@ -52,7 +55,8 @@ func TestConsole_CopiedCommandsRun(t *testing.T) {
 	p.exec(`SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"kind": "order.placed"}}', 'it''s $HOME', 'kim')`)
 	p.exec(`SELECT dlq.replay_pause(dlq.replay_start('{"kind": "order.placed"}', p_actor => 'kim', p_force => true), 'kim')`)
 	p.exec("SELECT dlq.refresh_rollups()")
-	operation, approval, run := one("SELECT id::text FROM dlq.operations"), one("SELECT id::text FROM dlq.approvals"), one("SELECT id::text FROM dlq.replay_runs")
+	operation, approval, run := one("SELECT id::text FROM dlq.operations"), one("SELECT id::text FROM dlq.approvals"),
+		one("SELECT id::text FROM dlq.replay_runs")
 	list := func(path string, query ...string) string {
 		values := url.Values{}
 		for i := 0; i < len(query); i += 2 {
@@ -63,7 +67,8 @@ func TestConsole_CopiedCommandsRun(t *testing.T) {
 	operator, err := pgx.Connect(t.Context(), postgrestest.WithUser(p.url, p.logins[""]))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = operator.Close(context.Background()) })
-	env := append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"), "DLQD_API="+p.dlqd.api, "DLQD_DATABASE_URL="+p.url)
+	env := append(os.Environ(), "PATH="+filepath.Dir(program)+":"+os.Getenv("PATH"), "DLQD_API="+p.dlqd.api,
+		"DLQD_DATABASE_URL="+p.url)
 	all := []string{"command", "SQL", "curl"}
 	for path, page := range map[string]struct {
 		ways  []string
@@ -77,16 +82,23 @@ func TestConsole_CopiedCommandsRun(t *testing.T) {
 		"/dead-letters/" + odd:   {all, []string{odd}, first},
 		"/dead-letters/" + first: {all, []string{first}, odd},
 		"/groups":                {all, []string{group}, ""},
-		list("/groups", "queue", queue, "status", "open", "order", "open", "over", "7d", "owner", "nobody"): {all, []string{group}, ""},
-		"/groups/" + url.PathEscape(queue) + "/" + group:                                                    {all, []string{group, odd}, first},
+		list("/groups", "queue", queue, "status", "open", "order", "open", "over", "7d", "owner", "nobody"): {all,
+			[]string{group}, ""},
+		"/groups/" + url.PathEscape(queue) + "/" + group: {all, []string{group, odd}, first},
 		"/review": {all, []string{first, odd}, ""},
-		list("/review", "whose", "nobody", "q", "queue:"+strconv.Quote(queue)):                   {all, []string{odd}, first},
-		list("/bulk", "all", "1", "do", "discard", "q", "queue:"+strconv.Quote(queue)):           {all, []string{queue}, "default"},
-		list("/bulk", "all", "1", "do", "assign", "assignee", "it's $HOME"):                      {all, []string{queue, "default"}, ""},
-		list("/bulk", "all", "1", "do", "tag", "q", "kind:order.placed"):                         {all, []string{"default"}, queue},
-		list("/bulk", "all", "1", "do", "tag", "q", "kind:order.placed", "tags", "one, two-2"):   {all, []string{"default"}, queue},
-		list("/bulk", "all", "1", "do", "note", "q", "kind:order.placed"):                        {[]string{"SQL", "curl"}, []string{"default"}, queue},
-		list("/bulk", "do", "replay", "id", first, "id", second, "rate", "5", "order", "newest"): {all, []string{"default"}, queue},
+		list("/review", "whose", "nobody", "q", "queue:"+strconv.Quote(queue)): {all, []string{odd}, first},
+		list("/bulk", "all", "1", "do", "discard", "q", "queue:"+strconv.Quote(queue)): {all,
+			[]string{queue}, "default"},
+		list("/bulk", "all", "1", "do", "assign", "assignee", "it's $HOME"): {all,
+			[]string{queue, "default"}, ""},
+		list("/bulk", "all", "1", "do", "tag", "q", "kind:order.placed"): {all,
+			[]string{"default"}, queue},
+		list("/bulk", "all", "1", "do", "tag", "q", "kind:order.placed", "tags", "one, two-2"): {all,
+			[]string{"default"}, queue},
+		list("/bulk", "all", "1", "do", "note", "q", "kind:order.placed"): {[]string{"SQL", "curl"},
+			[]string{"default"}, queue},
+		list("/bulk", "do", "replay", "id", first, "id", second, "rate", "5", "order", "newest"): {all,
+			[]string{"default"}, queue},
 		"/operations/" + operation:     {all, []string{operation, first}, odd},
 		"/approvals":                   {all, []string{approval}, ""},
 		"/approvals/" + approval:       {all, []string{approval}, ""},
@@ -111,7 +123,8 @@ func TestConsole_CopiedCommandsRun(t *testing.T) {
 			require.NoError(t, response.Body.Close())
 			require.Equal(t, http.StatusOK, response.StatusCode)
 			if path == "/dead-letters/"+first {
-				require.Contains(t, string(raw), `<a href="/policy#rule-theirs">theirs</a> <code class="faint">dlq-routing.yaml:2</code>`)
+				require.Contains(t, string(raw),
+					`<a href="/policy#rule-theirs">theirs</a> <code class="faint">dlq-routing.yaml:2</code>`)
 			}
 			ways := []string{}
 			for _, found := range copied.FindAllStringSubmatch(string(raw), -1) {
@@ -148,5 +161,6 @@ func TestConsole_CopiedCommandsRun(t *testing.T) {
 			require.Equal(t, page.ways, ways)
 		})
 	}
-	require.Equal(t, "4", one("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"), "a copied text changed an entry")
+	require.Equal(t, "4", one("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"),
+		"a copied text changed an entry")
 }

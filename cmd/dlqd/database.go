@@ -26,7 +26,8 @@ func newMigrate() *cobra.Command {
 		database.register(c)
 		if use == "up" {
 			database.createDataDir = true
-			c.Flags().BoolVar(&database.ownRiver, "own-river", false, "the existing River tables belong to dlqd, not to an application")
+			c.Flags().BoolVar(&database.ownRiver, "own-river", false, "the existing River tables belong to dlqd, not to an "+
+				"application")
 		}
 		cmd.AddCommand(c)
 	}
@@ -58,7 +59,8 @@ func printStatus(cmd *cobra.Command, m *postgres.Migrator) error {
 	out := cmd.OutOrStdout()
 	_, _ = fmt.Fprintf(out, "database %s\n", where)
 	_, _ = fmt.Fprintf(out, "River (schema %s): version %d of %d\n", m.Schemas.River, s.RiverVersion, s.RiverLatest)
-	_, _ = fmt.Fprintf(out, "dlqd (schema %s): version %d of %d; functions and triggers current: %t\n", m.Schemas.DLQ, s.Version, s.Latest, s.CodeInstalled)
+	_, _ = fmt.Fprintf(out, "dlqd (schema %s): version %d of %d; functions and triggers current: %t\n", m.Schemas.DLQ,
+		s.Version, s.Latest, s.CodeInstalled)
 	if s.Attached {
 		_, _ = fmt.Fprintln(out, "attached: River belongs to another application")
 	}

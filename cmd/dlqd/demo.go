@@ -16,7 +16,8 @@ func newDemo(hard context.Context) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run a 20-second demonstration with a temporary Postgres and a practice receiver",
-		Long: "Demo sends a few hundred messages to a receiver with realistic faults. Dead letters get a strategy, a circuit\n" +
+		Long: "Demo sends a few hundred messages to a receiver with realistic faults. Dead letters get a strategy, a " +
+			"circuit\n" +
 			"breaker opens, the receiver recovers, the breaker closes, and waiting messages are sent. At the end, demo counts\n" +
 			"where each message went. With --alerts, it also starts Prometheus and Alertmanager, breaks a destination, and\n" +
 			"prints when each alert fired and which notification went to which receiver.",
@@ -29,8 +30,10 @@ func newDemo(hard context.Context) *cobra.Command {
 			return demo.Run(cmd.Context(), hard, options, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&options.PostgresBin, "postgres-bin", "", "directory of the Postgres programs; searched for if empty")
-	cmd.Flags().BoolVar(&options.Alerts, "alerts", false, "demonstrate alerts; needs Prometheus and Alertmanager installed")
+	cmd.Flags().StringVar(&options.PostgresBin, "postgres-bin", "", "directory of the Postgres programs; searched for "+
+		"if empty")
+	cmd.Flags().BoolVar(&options.Alerts, "alerts", false, "demonstrate alerts; needs Prometheus and Alertmanager "+
+		"installed")
 	return cmd
 }
 

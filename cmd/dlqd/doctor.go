@@ -64,7 +64,8 @@ func newDoctor() *cobra.Command {
 func examinePolicy(source policy.Source) doctor.Finding {
 	planner, err := loadPlanner(source)
 	if err != nil {
-		return doctor.Finding{Name: "policy", Detail: err.Error(), Do: "correct the policy's files; \"dlqd config check\" checks them"}
+		return doctor.Finding{Name: "policy", Detail: err.Error(), Do: "correct the policy's files; \"dlqd config check\" " +
+			"checks them"}
 	}
 	return doctor.Finding{Name: "policy", OK: true, Detail: "version " + planner.Policy().Version()}
 }

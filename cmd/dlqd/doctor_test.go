@@ -18,10 +18,12 @@ func TestDoctor(t *testing.T) {
 	s := serve(t, "--database-url", url)
 	require.Eventually(t, func() bool { // River takes a while to elect a leader
 		out, _, _ := run(t, "doctor", "--database-url", url)
-		return !strings.Contains(out, "there is none: River schedules") && strings.Contains(out, "dlq_capture and dlq_follow exist")
+		return !strings.Contains(out, "there is none: River schedules") &&
+			strings.Contains(out, "dlq_capture and dlq_follow exist")
 	}, time.Minute, 100*time.Millisecond)
 	require.Contains(t, ok(t, "breakers", "open", "default", "--api-url="+s.api), "open")
-	out, stderr, code := run(t, "doctor", "--database-url", url, "--config-dir", policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: many}"}))
+	out, stderr, code := run(t, "doctor", "--database-url", url, "--config-dir",
+		policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: many}"}))
 	require.Equal(t, 1, code)
 	require.Regexp(t, `WRONG +circuit breakers +an operator holds open: destination:default`, out)
 	require.Contains(t, out, "do: if they should close: dlqd breakers reset NAME")

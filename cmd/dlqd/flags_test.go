@@ -106,7 +106,8 @@ func TestFlags_APICommandsUseOrRejectEveryFlag(t *testing.T) {
 			without, err := runWithFakeAPI(t, base...)
 			require.NoError(t, err, base)
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
-				if f.Name == "help" || f.Name == "api-url" || f.Name == "plain-http" /* TestFlags_PlainHTTPAllowsUnencryptedTokens */ || slices.Contains(base, "--"+f.Name) {
+				if f.Name == "help" || f.Name == "api-url" ||
+					f.Name == "plain-http" /* TestFlags_PlainHTTPAllowsUnencryptedTokens */ || slices.Contains(base, "--"+f.Name) {
 					return
 				}
 				tried++
@@ -114,7 +115,8 @@ func TestFlags_APICommandsUseOrRejectEveryFlag(t *testing.T) {
 				if err != nil {
 					var usage *usageError
 					require.ErrorAs(t, err, &usage, "%v --%s", base, f.Name)
-					require.NotContains(t, with, "POST /", "%v --%s: the command called the API before it rejected the flag", base, f.Name)
+					require.NotContains(t, with, "POST /", "%v --%s: the command called the API before it rejected the flag",
+						base, f.Name)
 					return
 				}
 				require.NotEqual(t, without, with, "%v: --%s has no effect and is not rejected", base, f.Name)
@@ -147,11 +149,15 @@ func TestFlags_PlainHTTPAllowsUnencryptedTokens(t *testing.T) {
 func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 	t.Parallel()
 	const (
-		database = "data-dir database-url database-url-file postgres-bin river-schema schema" // TestFlags_DatabaseURLExcludesEmbeddedServer
-		policy   = "config-dir destination env"                                               // TestFlags_DestinationsOfPolicyExcludeDestination, config_test.go
+		// TestFlags_DatabaseURLExcludesEmbeddedServer
+		database = "data-dir database-url database-url-file postgres-bin river-schema schema"
+		policy   = "config-dir destination env" // TestFlags_DestinationsOfPolicyExcludeDestination, config_test.go
 	)
 	known := map[string]string{
-		"serve":           database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only process rate-limit river-ui stop-timeout tls-cert tls-client-ca tls-key", // TestFlags_ServeRejectsFlagsWithoutEffect, main_test.go
+		// TestFlags_ServeRejectsFlagsWithoutEffect, main_test.go
+		"serve": database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen " +
+			"log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only " +
+			"process rate-limit river-ui stop-timeout tls-cert tls-client-ca tls-key",
 		"demo":            "alerts postgres-bin",
 		"receiver":        "listen troubles",
 		"alerts render":   "console-url runbook-url", // alerts_test.go
@@ -245,31 +251,40 @@ func TestFlags_ServeRejectsFlagsWithoutEffect(t *testing.T) {
 	t.Parallel()
 	url := "--database-url=postgres://127.0.0.1:1/x"
 	requireRejected(t, "--insecure has no effect without --api or --listen", "serve", url, "--dlq-workers", "--insecure")
-	requireRejected(t, "--max-body-bytes has no effect without --api", "serve", url, "--dlq-workers", "--listen", "127.0.0.1:0", "--max-body-bytes", "7")
-	for _, flag := range []string{"--allowed-host=a", "--allowed-origin=https://a", "--rate-limit=1/s", "--max-requests=7", "--max-connections=7", "--tls-cert=a", "--tls-key=a", "--tls-client-ca=a"} {
+	requireRejected(t, "--max-body-bytes has no effect without --api", "serve", url, "--dlq-workers", "--listen",
+		"127.0.0.1:0", "--max-body-bytes", "7")
+	for _, flag := range []string{"--allowed-host=a", "--allowed-origin=https://a", "--rate-limit=1/s", "--max-requests=7",
+		"--max-connections=7", "--tls-cert=a", "--tls-key=a", "--tls-client-ca=a"} {
 		name, _, _ := strings.Cut(flag, "=")
-		requireRejected(t, name+" has no effect without --api", "serve", url, "--process", flag) // TestDoor_… of internal/server
+		// TestDoor_… of internal/server
+		requireRejected(t, name+" has no effect without --api", "serve", url, "--process", flag)
 	}
 	requireRejected(t, "--tls-cert and --tls-key must be set together", "serve", url, "--tls-cert", "a")
 	requireRejected(t, "--tls-client-ca needs --tls-cert", "serve", url, "--tls-client-ca", "a")
 	requireRejected(t, `--rate-limit "7": must be requests/time`, "serve", url, "--rate-limit", "7")
 	requireRejected(t, `--allowed-host "a:80": must be a host name`, "serve", url, "--allowed-host", "a:80")
 	requireRejected(t, `--allowed-origin "*": must be scheme://host`, "serve", url, "--allowed-origin", "*")
-	requireRejected(t, "--otlp-endpoint: must be the http or https URL of a collector", "serve", url, "--otlp-endpoint", "localhost:4318")
+	requireRejected(t, "--otlp-endpoint: must be the http or https URL of a collector", "serve", url, "--otlp-endpoint",
+		"localhost:4318")
 	requireRejected(t, "--river-ui: must be the http or https URL", "serve", url, "--river-ui", "javascript:alert(1)")
 	requireRejected(t, "--otlp-endpoint: must not contain a password",
 		"serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
-	requireRejected(t, "--database-url-file has no effect with --database-url", "serve", url, "--database-url-file", os.Args[0])
-	requireRejected(t, "--poll-interval has no effect without --dlq-workers", "serve", url, "--api", "--process", "--poll-interval", "7s")
-	requireRejected(t, "--poll-only has no effect without --process and --dlq-workers", "serve", url, "--api", "--poll-only")
+	requireRejected(t, "--database-url-file has no effect with --database-url", "serve", url,
+		"--database-url-file", os.Args[0])
+	requireRejected(t, "--poll-interval has no effect without --dlq-workers", "serve", url, "--api", "--process",
+		"--poll-interval", "7s")
+	requireRejected(t, "--poll-only has no effect without --process and --dlq-workers", "serve", url,
+		"--api", "--poll-only")
 }
 
 func TestFlags_DestinationsOfPolicyExcludeDestination(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte("queues: {q: {destination: d}}\ndestinations: {d: {url: 'http://127.0.0.1:7/'}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"),
+		[]byte("queues: {q: {destination: d}}\ndestinations: {d: {url: 'http://127.0.0.1:7/'}}\n"), 0o600))
 	for _, args := range [][]string{{"serve", "--database-url=postgres://127.0.0.1:1/x"}, {"config", "show"}} {
-		requireRejected(t, "--destination has no effect if the policy names its destinations", append(args, "--config-dir", dir, "--destination", "http://127.0.0.1:8/")...)
+		requireRejected(t, "--destination has no effect if the policy names its destinations",
+			append(args, "--config-dir", dir, "--destination", "http://127.0.0.1:8/")...)
 	}
 }
 
@@ -304,7 +319,8 @@ func TestFlags_SingleEntryCommandsRejectBulkFlags(t *testing.T) {
 
 func TestCommands_UnknownSubcommandFails(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"breakers", "opne", "a"}, {"migrate", "upp"}, {"archive", "lst"}, {"config", "chek"}, {"replays", "pase"}, {"queues", "puse"}, {"capture", "of"}} {
+	for _, args := range [][]string{{"breakers", "opne", "a"}, {"migrate", "upp"}, {"archive", "lst"}, {"config", "chek"},
+		{"replays", "pase"}, {"queues", "puse"}, {"capture", "of"}} {
 		root := newRoot(t.Context())
 		root.SetArgs(args)
 		root.SetOut(io.Discard)

@@ -44,7 +44,8 @@ func newGroups() *cobra.Command {
 			w, row := table(cmd, "QUEUE\tGROUP\tSTATUS\tOPEN\tFAILURES\tTREND\tCLASS\tOWNER\tFIRST SEEN\tLAST SEEN\tERROR")
 			for i := range page.Groups {
 				g := &page.Groups[i]
-				row(g.Queue, g.Fingerprint, g.Status, g.Open, g.Failures, sparkline(g.Trend, add), text(g.ErrorClass), text(g.Owner), ago(g.FirstSeen)+" ago", ago(g.LastSeen)+" ago", shorten(text(g.Title), 60))
+				row(g.Queue, g.Fingerprint, g.Status, g.Open, g.Failures, sparkline(g.Trend, add), text(g.ErrorClass),
+					text(g.Owner), ago(g.FirstSeen)+" ago", ago(g.LastSeen)+" ago", shorten(text(g.Title), 60))
 			}
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
@@ -62,7 +63,8 @@ func newGroups() *cobra.Command {
 			{"error-class", "errorClass", "only this error class"},
 			{"owner", "owner", "only this owner; \"nobody\" for groups without an owner"},
 			{"has-open", "hasOpen", "only groups with open dead letters (true) or without (false)"},
-			{"order", "order", "first: the most recent failure (latest), the most open dead letters (open) or the most failures (failures)"},
+			{"order", "order", "first: the most recent failure (latest), the most open dead letters (open) or the most " +
+				"failures (failures)"},
 			{"over", "over", "period of the trend, such as 24h or 30d"},
 			{"cursor", "cursor", "cursor that the previous page printed"},
 		} {
@@ -73,14 +75,17 @@ func newGroups() *cobra.Command {
 		}
 	}
 	cmd.AddCommand(newShowGroup(), newAssignGroup(), newNoteGroup(), newMuteGroup(),
-		newSetGroup("unmute", "Unmute a failure group: send its notifications again", func(_ *cobra.Command, in *api.GroupChange, now *group.Group) {
-			in.Status = group.Open
-			if now.FixedAt != nil {
-				in.Status = group.Fixed
-			}
-		}),
-		newSetGroup("fixed", "Mark a failure group as fixed; the next failure marks it as regressed", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Fixed }),
-		newSetGroup("reopen", "Set a fixed or muted failure group to open again", func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Open }))
+		newSetGroup("unmute", "Unmute a failure group: send its notifications again",
+			func(_ *cobra.Command, in *api.GroupChange, now *group.Group) {
+				in.Status = group.Open
+				if now.FixedAt != nil {
+					in.Status = group.Fixed
+				}
+			}),
+		newSetGroup("fixed", "Mark a failure group as fixed; the next failure marks it as regressed",
+			func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Fixed }),
+		newSetGroup("reopen", "Set a fixed or muted failure group to open again",
+			func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Open }))
 	return cmd
 }
 
@@ -99,7 +104,8 @@ func newShowGroup() *cobra.Command {
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var g api.GroupDetail
-			if err := c.call(cmd, http.MethodGet, groupPath(args)+"?"+url.Values{"over": {over}}.Encode(), nil, &g); err != nil || c.asJSON {
+			if err := c.call(cmd, http.MethodGet, groupPath(args)+"?"+url.Values{"over": {over}}.Encode(), nil,
+				&g); err != nil || c.asJSON {
 				return err
 			}
 			if err := printGroup(cmd, &g.Group); err != nil {
@@ -120,7 +126,8 @@ func newShowGroup() *cobra.Command {
 			}
 			w, row = table(cmd, "\nID\tSTATUS\tKIND\tFAILED\tERROR\tNEXT")
 			for _, e := range g.Entries {
-				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Kind, ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
+				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Kind, ago(e.LastFailedAt)+" ago",
+					shorten(text(e.ErrorMessage), 60), text(e.Next))
 			}
 			return w.Flush()
 		},
@@ -132,7 +139,8 @@ func newShowGroup() *cobra.Command {
 
 // workerLost describes the entries of a group whose worker died repeatedly.
 func workerLost(n int64) string {
-	return fmt.Sprintf("rescued twice or more (rule worker-lost): %d. One of them may kill the worker; a replay run sends one at a time", n)
+	return fmt.Sprintf("rescued twice or more (rule worker-lost): %d. One of them may kill the worker; a replay run "+
+		"sends one at a time", n)
 }
 
 func printGroup(cmd *cobra.Command, g *group.Group) error {
@@ -163,7 +171,8 @@ func printGroup(cmd *cobra.Command, g *group.Group) error {
 
 // newSetGroup returns a command that changes a failure group. fill sets the change from the flags
 // and the group's current state.
-func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.GroupChange, now *group.Group)) *cobra.Command {
+func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.GroupChange,
+	now *group.Group)) *cobra.Command {
 	var c client
 	var in api.GroupChange
 	cmd := &cobra.Command{
@@ -233,7 +242,8 @@ func newMuteGroup() *cobra.Command {
 	var during, until string
 	var failures int64
 	cmd := &cobra.Command{
-		Use: "mute QUEUE GROUP", Short: "Mute a failure group: send no notifications until a time or a number of failures", Args: cobra.ExactArgs(2),
+		Use: "mute QUEUE GROUP", Short: "Mute a failure group: send no notifications until a time or a number of failures",
+		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor, in.Status = actor(), group.Muted
 			switch {

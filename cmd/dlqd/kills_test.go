@@ -116,7 +116,8 @@ func newOrdered(t *testing.T) *ordered {
 	o.ledger.keys, o.ledger.refused = map[string][]arrival{}, map[string]bool{}
 	receiver := startReceiver(t, o.ledger.ServeHTTP)
 	for name, content := range map[string]string{
-		"retry-policies.yaml":  fmt.Sprintf("queues: {default: {ordering: true, maxAttempts: 6, backoff: {delay: 10ms}, timeout: 10s}}\ndestinations: {default: {url: %q}}\n", receiver),
+		"retry-policies.yaml": fmt.Sprintf("queues: {default: {ordering: true, maxAttempts: 6, backoff: {delay: 10ms}, "+
+			"timeout: 10s}}\ndestinations: {default: {url: %q}}\n", receiver),
 		"circuit-breaker.yaml": "defaults: {enabled: false}\n",
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(o.config, name), []byte(content), 0o600))
@@ -132,7 +133,8 @@ func (o *ordered) serve(url string) *served {
 // process returns the id in dlq.processes of a running process.
 func (o *ordered) process(s *served) (id string) {
 	o.Helper()
-	require.NoError(o, o.pool.QueryRow(o.Context(), "SELECT id FROM dlq.processes WHERE name LIKE '%/' || $1 ORDER BY started_at DESC LIMIT 1", strconv.Itoa(s.cmd.Process.Pid)).Scan(&id))
+	require.NoError(o, o.pool.QueryRow(o.Context(), `SELECT id FROM dlq.processes WHERE name LIKE '%/' || $1
+		ORDER BY started_at DESC LIMIT 1`, strconv.Itoa(s.cmd.Process.Pid)).Scan(&id))
 	return id
 }
 
@@ -181,7 +183,8 @@ func (o *ordered) submit(ids []string, apis func() []string) {
 // settle waits until all messages are completed.
 func (o *ordered) settle(messages int) {
 	o.Helper()
-	require.Eventually(o, func() bool { return o.count("SELECT count(*) FROM river_job WHERE state <> 'completed'") == 0 }, 6*time.Minute, 50*time.Millisecond)
+	require.Eventually(o, func() bool { return o.count("SELECT count(*) FROM river_job WHERE state <> 'completed'") == 0 },
+		6*time.Minute, 50*time.Millisecond)
 	require.Equal(o, messages, o.count("SELECT count(*) FROM river_job"))
 	require.Zero(o, o.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Eventually(o, func() bool {
@@ -213,12 +216,14 @@ func TestServe_KeepsOrderWhenKilledBeforeCompletion(t *testing.T) {
 	require.NoError(t, err)
 	close(answer)
 	require.Eventually(t, func() bool {
-		return o.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0 AND query ~* 'river_job|complete_ordered'") > 0
+		return o.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND cardinality(pg_blocking_pids(pid)) > 0 AND query ~* 'river_job|complete_ordered'`) > 0
 	}, time.Minute, 10*time.Millisecond)
 	require.NoError(t, first.cmd.Process.Kill())
 	_ = first.cmd.Wait()
 	// End the dead process's session that waits for the row, so that it writes nothing later.
-	_, err = o.pool.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0")
+	_, err = o.pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0`)
 	require.NoError(t, err)
 
 	second := o.serve(o.url)
@@ -291,14 +296,16 @@ func TestServe_KeepsOrderThroughKills(t *testing.T) {
 		}
 	}()
 	running := func(process string) []string {
-		rows, err := o.pool.Query(t.Context(), "SELECT args ->> 'messageId' FROM river_job WHERE state = 'running' AND attempted_by[cardinality(attempted_by)] = $1", process)
+		rows, err := o.pool.Query(t.Context(), `SELECT args ->> 'messageId' FROM river_job WHERE state = 'running'
+			AND attempted_by[cardinality(attempted_by)] = $1`, process)
 		require.NoError(t, err)
 		ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		require.NoError(t, err)
 		return ids
 	}
 	rescued := func() int {
-		return o.count("SELECT count(*) FROM river_job WHERE EXISTS (SELECT FROM unnest(errors) e WHERE e ->> 'error' LIKE 'Stuck job rescued by dlqd%')")
+		return o.count(`SELECT count(*) FROM river_job
+			WHERE EXISTS (SELECT FROM unnest(errors) e WHERE e ->> 'error' LIKE 'Stuck job rescued by dlqd%')`)
 	}
 	busy := func(i int) (process string) {
 		process = o.process(servers[i])
@@ -312,9 +319,12 @@ func TestServe_KeepsOrderThroughKills(t *testing.T) {
 		_ = servers[i].cmd.Wait()
 		left := running(process)
 		start(i)
-		require.Eventually(t, func() bool { return len(running(process)) == 0 }, 2*time.Minute, 50*time.Millisecond, "messages of the killed process")
-		require.NotContains(t, o.text("SELECT coalesce(string_agg(metadata::text, ' '), '') FROM river_job"), "river:rescue_count")
-		t.Logf("kill -9: %d messages were running, and were put back after %s", len(left), time.Since(at).Round(100*time.Millisecond))
+		require.Eventually(t, func() bool { return len(running(process)) == 0 }, 2*time.Minute, 50*time.Millisecond,
+			"messages of the killed process")
+		require.NotContains(t, o.text("SELECT coalesce(string_agg(metadata::text, ' '), '') FROM river_job"),
+			"river:rescue_count")
+		t.Logf("kill -9: %d messages were running, and were put back after %s", len(left),
+			time.Since(at).Round(100*time.Millisecond))
 		if inTrial {
 			require.Less(t, time.Since(at), 45*time.Second)
 		}
@@ -344,7 +354,8 @@ func TestServe_KeepsOrderThroughKills(t *testing.T) {
 	<-submitted
 	o.settle(keys * perKey)
 	messages, repeats, most, behind := o.counts()
-	t.Logf("%d messages, %d repeats (a message came %d times at most), %d behind later ones of their key; %d were rescued", messages, repeats, most, behind, rescued())
+	t.Logf("%d messages, %d repeats (a message came %d times at most), %d behind later ones of their key; %d were rescued",
+		messages, repeats, most, behind, rescued())
 	require.Equal(t, keys*perKey, messages)
 	require.LessOrEqual(t, most, 2, "at most one repeat")
 	require.Zero(t, behind, "repeats behind later messages of their key")

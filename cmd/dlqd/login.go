@@ -177,7 +177,8 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 		config.ClientSecret = strings.TrimSpace(string(raw))
 		config.Endpoint.AuthStyle = oauth2.AuthStyleAutoDetect
 	}
-	for _, endpoint := range []string{config.Endpoint.AuthURL, config.Endpoint.TokenURL, cmp.Or(config.Endpoint.DeviceAuthURL, l.Issuer)} {
+	for _, endpoint := range []string{config.Endpoint.AuthURL, config.Endpoint.TokenURL,
+		cmp.Or(config.Endpoint.DeviceAuthURL, l.Issuer)} {
 		if err := access.CheckProviderURL(endpoint); err != nil {
 			return nil, nil, nil, err
 		}
@@ -192,7 +193,8 @@ func (l *login) storeTokens(ctx context.Context, provider *oidc.Provider, token 
 		return errors.New("the OpenID Connect provider returned no ID token; is openid among the scopes?")
 	}
 	id, err := provider.Verifier(&oidc.Config{
-		ClientID: l.ClientID, SupportedSigningAlgs: access.Algorithms(), Now: func() time.Time { return time.Now().Add(-providerSkew) },
+		ClientID: l.ClientID, SupportedSigningAlgs: access.Algorithms(),
+		Now: func() time.Time { return time.Now().Add(-providerSkew) },
 	}).Verify(ctx, raw)
 	if err != nil {
 		return fmt.Errorf("the OpenID Connect provider's ID token: %w", err)
@@ -236,7 +238,8 @@ func newLogin() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "login",
 		Short: "Sign in with the OpenID Connect provider of a dlqd",
-		Long: "Login signs you in with the OpenID Connect provider that the API names (access.yaml: oidc), in a browser on this\n" +
+		Long: "Login signs you in with the OpenID Connect provider that the API names (access.yaml: oidc), in a browser " +
+			"on this\n" +
 			"machine or, with --device, on another. It stores the tokens in a file that only you can read. Commands with the\n" +
 			"same --api-url use and renew them, unless $DLQD_TOKEN or --token-file is set.",
 		Args: cobra.NoArgs,
@@ -284,7 +287,8 @@ func newLogin() *cobra.Command {
 				return err
 			}
 			if os.Getenv("DLQD_TOKEN") != "" || os.Getenv("DLQD_TOKEN_FILE") != "" {
-				printSafef(cmd.ErrOrStderr(), "warning: $DLQD_TOKEN or $DLQD_TOKEN_FILE is set; commands use it instead of this sign-in\n")
+				printSafef(cmd.ErrOrStderr(), "warning: $DLQD_TOKEN or $DLQD_TOKEN_FILE is set; commands use it instead of this "+
+					"sign-in\n")
 			}
 			c.noToken, c.secret = false, l.IDToken
 			return whoami(cmd, &c)
@@ -295,7 +299,8 @@ func newLogin() *cobra.Command {
 	flags.BoolVar(&device, "device", false, "sign in with a code, in a browser on another machine")
 	flags.BoolVar(&noBrowser, "no-browser", false, "print the address without opening a browser")
 	flags.IntVar(&port, "port", 0, "port on 127.0.0.1 to which the browser returns; any free port if 0")
-	flags.StringVar(&l.ClientSecretFile, "client-secret-file", "", "file with the client secret, if the provider requires one")
+	flags.StringVar(&l.ClientSecretFile, "client-secret-file", "", "file with the client secret, if the provider "+
+		"requires one")
 	return cmd
 }
 
@@ -308,11 +313,13 @@ func checkEncrypted(base string) error {
 	if u.Scheme == "https" || u.Scheme == "unix" || u.Scheme == "http" && access.IsLoopback(u.Hostname()) {
 		return nil
 	}
-	return fmt.Errorf("--api-url %s: credentials would be sent unencrypted; use https, or a tunnel to 127.0.0.1", u.Redacted())
+	return fmt.Errorf("--api-url %s: credentials would be sent unencrypted; use https, or a tunnel to 127.0.0.1",
+		u.Redacted())
 }
 
 // inBrowser signs the user in with a browser, which returns to this machine with a code.
-func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config, port int, noBrowser bool) error {
+func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config,
+	port int, noBrowser bool) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return fmt.Errorf("--port: %w", err)
@@ -320,25 +327,27 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 	config.RedirectURL = "http://" + listener.Addr().String() + "/callback"
 	state, nonce, verifier := rand.Text(), rand.Text(), oauth2.GenerateVerifier()
 	callbacks := make(chan url.Values, 1)
-	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("Referrer-Policy", "no-referrer")
-		query := r.URL.Query()
-		// Other pages in the same browser may request this address too. They do not know the state, so they
-		// cannot end the sign-in.
-		if r.Method != http.MethodGet || r.URL.Path != "/callback" || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(state)) != 1 {
-			w.WriteHeader(http.StatusBadRequest)
-			_, _ = io.WriteString(w, "This request does not belong to the pending sign-in.\n")
-			return
-		}
-		_, _ = io.WriteString(w, "Sign-in received. Return to your terminal; you can close this page.\n")
-		select {
-		case callbacks <- query:
-		default: // only the first answer counts
-		}
-	})}
+	server := &http.Server{ReadHeaderTimeout: time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			w.Header().Set("Cache-Control", "no-store")
+			w.Header().Set("Referrer-Policy", "no-referrer")
+			query := r.URL.Query()
+			// Other pages in the same browser may request this address too. They do not know the state, so they
+			// cannot end the sign-in.
+			if r.Method != http.MethodGet || r.URL.Path != "/callback" || subtle.ConstantTimeCompare([]byte(query.Get("state")),
+				[]byte(state)) != 1 {
+				w.WriteHeader(http.StatusBadRequest)
+				_, _ = io.WriteString(w, "This request does not belong to the pending sign-in.\n")
+				return
+			}
+			_, _ = io.WriteString(w, "Sign-in received. Return to your terminal; you can close this page.\n")
+			select {
+			case callbacks <- query:
+			default: // only the first answer counts
+			}
+		})}
 	go func() { _ = server.Serve(listener) }()
 	defer func() { // let the browser receive its page
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -359,7 +368,8 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 		return errors.New("the sign-in timed out or was interrupted")
 	}
 	if failed := query.Get("error"); failed != "" {
-		return fmt.Errorf("the OpenID Connect provider refused the sign-in: %s %s", printable(failed), printable(query.Get("error_description")))
+		return fmt.Errorf("the OpenID Connect provider refused the sign-in: %s %s", printable(failed),
+			printable(query.Get("error_description")))
 	}
 	if iss := query.Get("iss"); iss != "" && iss != l.Issuer { // RFC 9207
 		return errors.New("the answer comes from another OpenID Connect provider")
@@ -382,7 +392,8 @@ func openBrowser(ctx context.Context, address string) {
 }
 
 // onDevice signs the user in on another device with a code (RFC 8628).
-func (l *login) onDevice(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config) error {
+func (l *login) onDevice(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider,
+	config *oauth2.Config) error {
 	if config.Endpoint.DeviceAuthURL == "" {
 		return errors.New("this OpenID Connect provider does not support --device")
 	}
@@ -390,7 +401,8 @@ func (l *login) onDevice(ctx context.Context, cmd *cobra.Command, provider *oidc
 	if err != nil {
 		return err
 	}
-	printSafef(cmd.ErrOrStderr(), "Sign in at %s with the code %s\n", cmp.Or(device.VerificationURIComplete, device.VerificationURI), device.UserCode)
+	printSafef(cmd.ErrOrStderr(), "Sign in at %s with the code %s\n",
+		cmp.Or(device.VerificationURIComplete, device.VerificationURI), device.UserCode)
 	token, err := config.DeviceAccessToken(ctx, device)
 	if err != nil {
 		return err
@@ -428,7 +440,8 @@ func newLogout() *cobra.Command {
 				err = l.revoke(cmd.Context())
 			}
 			if err != nil {
-				printSafef(cmd.ErrOrStderr(), "warning: revoking the sign-in at the provider failed; a copy of its tokens can still renew it: %s\n",
+				printSafef(cmd.ErrOrStderr(), "warning: revoking the sign-in at the provider failed; a copy of its tokens can "+
+					"still renew it: %s\n",
 					err.Error())
 			}
 			printSafef(cmd.OutOrStdout(), "signed out at %s\n", c.base)
@@ -506,7 +519,8 @@ func whoami(cmd *cobra.Command, c *client) error {
 		printSafef(cmd.OutOrStdout(), "no permissions: no grant of access.yaml applies to you\n")
 	}
 	for _, g := range caller.Grants {
-		printSafef(cmd.OutOrStdout(), "%s %s\n", g.Role, scopeText(&access.Token{Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources}))
+		printSafef(cmd.OutOrStdout(), "%s %s\n", g.Role,
+			scopeText(&access.Token{Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources}))
 	}
 	return nil
 }

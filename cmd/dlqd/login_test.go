@@ -36,7 +36,8 @@ func newPerson(t *testing.T, api string) *person {
 
 func (p *person) command(args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(p.Context(), program, append(args, "--api-url", p.api)...)
-	cmd.Env = append(os.Environ(), "HOME="+p.home, "XDG_CONFIG_HOME="+filepath.Join(p.home, ".config"), "DLQD_TOKEN=", "DLQD_TOKEN_FILE=", "DISPLAY=", "WAYLAND_DISPLAY=")
+	cmd.Env = append(os.Environ(), "HOME="+p.home, "XDG_CONFIG_HOME="+filepath.Join(p.home, ".config"), "DLQD_TOKEN=",
+		"DLQD_TOKEN_FILE=", "DISPLAY=", "WAYLAND_DISPLAY=")
 	return cmd
 }
 
@@ -116,7 +117,8 @@ grants:
 
 func serveAccess(t *testing.T, access string) *served {
 	t.Helper()
-	return serve(t, "--database-url", postgrestest.URL(t), "--config-dir", policytest.Dir(t, policytest.Files{"access": access}))
+	return serve(t, "--database-url", postgrestest.URL(t), "--config-dir",
+		policytest.Dir(t, policytest.Files{"access": access}))
 }
 
 func TestLogin(t *testing.T) {
@@ -245,7 +247,10 @@ func TestLogin_RejectsForeignAnswers(t *testing.T) {
 	kim.ok("logout")
 
 	for want, change := range map[string]func(at string) string{
-		"invalid_grant": func(at string) string { return regexp.MustCompile(`code=[^&]*`).ReplaceAllString(at, "code=another") },
+		"invalid_grant": func(at string) string {
+			return regexp.MustCompile(`code=[^&]*`).ReplaceAllString(at,
+				"code=another")
+		},
 		"the answer comes from another OpenID Connect provider": func(at string) string {
 			return regexp.MustCompile(`iss=[^&]*`).ReplaceAllString(at, "iss=https%3A%2F%2Fanother.example")
 		},
@@ -285,7 +290,8 @@ func TestLogin_ProviderDown(t *testing.T) {
 	issuer := accesstest.New(t)
 	issuer.Down(true)
 	url := postgrestest.URL(t)
-	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens, oidc]\noidc: {issuer: \"" + issuer.URL + "\", clientID: dlqd}\n"})
+	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens, oidc]\noidc: {issuer: \"" + issuer.URL +
+		"\", clientID: dlqd}\n"})
 	s := serve(t, "--database-url", url, "--config-dir", dir)
 	kim := newPerson(t, s.api)
 	get := func(token string) *http.Response {

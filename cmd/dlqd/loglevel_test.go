@@ -17,7 +17,8 @@ import (
 // sizes of payloads.
 func TestLogLevel(t *testing.T) {
 	t.Parallel()
-	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }))
+	receiver := httptest.NewServer(
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }))
 	t.Cleanup(receiver.Close)
 	s := serve(t, "--database-url", postgrestest.URL(t), "--destination", receiver.URL, "--log-format", "json")
 	api := "--api-url=" + s.api
@@ -36,7 +37,8 @@ func TestLogLevel(t *testing.T) {
 	}
 	require.Equal(t, "info\n", ok(t, "log-level", api))
 	send("m1")
-	require.Eventually(t, func() bool { return len(logged("dead letters need a person")) == 1 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(logged("dead letters need a person")) == 1 }, time.Minute,
+		50*time.Millisecond)
 	require.Equal(t, "default", logged("dead letters need a person")[0]["queue"])
 	require.Empty(t, logged("delivery"))
 	require.Equal(t, "debug\n", ok(t, "log-level", api, "debug"))

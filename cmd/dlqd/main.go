@@ -121,13 +121,18 @@ func newRoot(hard context.Context) *cobra.Command {
 		}
 	}
 	add("run", newServe(hard), newDemo(hard), newReceiver())
-	add("use", newSend(), newList(), newShow(), newReplay(), newReplays(), newMove("discard", "Archive a dead letter that is not wanted"),
-		newMove("resolve", "Close a parked dead letter as done outside dlqd"), newMove("park", "Move a pending dead letter to manual handling"),
+	add("use", newSend(), newList(), newShow(), newReplay(), newReplays(),
+		newMove("discard", "Archive a dead letter that is not wanted"),
+		newMove("resolve", "Close a parked dead letter as done outside dlqd"),
+		newMove("park", "Move a pending dead letter to manual handling"),
 		newMove("unpark", "Return a parked dead letter to automatic handling"),
-		newMove("reopen", "Return a closed dead letter to manual handling"), newGroups(), newViews(), newReclassify(), newAutomatic(), newRestored(), newBreakers(), newQueues(), newStats(), newLogLevel(), newUndo(), newOperation(), newAudit(), newErase(), newErasures(), newApprovals(), newSessions(), newLogin(), newLogout(), newWhoami())
+		newMove("reopen", "Return a closed dead letter to manual handling"), newGroups(), newViews(), newReclassify(),
+		newAutomatic(), newRestored(), newBreakers(), newQueues(), newStats(), newLogLevel(), newUndo(), newOperation(),
+		newAudit(), newErase(), newErasures(), newApprovals(), newSessions(), newLogin(), newLogout(), newWhoami())
 	add("use", newBulks()...)
 	add("policy", newConfig(), newAlerts())
-	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(), newDoctor(), newPsql(), newOpenAPI())
+	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(),
+		newDoctor(), newPsql(), newOpenAPI())
 	rejectUnknownSubcommands(root)
 	return root
 }
@@ -145,7 +150,8 @@ type databaseFlags struct {
 func (f *databaseFlags) register(cmd *cobra.Command) {
 	f.registerURL(cmd)
 	f.registerDataDir(cmd)
-	cmd.Flags().StringVar(&f.postgresBin, "postgres-bin", "", "directory of the Postgres programs for the embedded server; searched for if empty")
+	cmd.Flags().StringVar(&f.postgresBin, "postgres-bin", "", "directory of the Postgres programs for the embedded "+
+		"server; searched for if empty")
 	f.registerSchemas(cmd)
 }
 
@@ -215,7 +221,8 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 			return err
 		}
 		if _, password, err := postgres.ForPsql(f.url); err != nil || password != "" {
-			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: other users of this machine can read the password in --database-url "+
+			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: other users of this machine can read the password in "+
+				"--database-url "+
 				"(ps shows it); use DLQD_DATABASE_URL or --database-url-file instead")
 		}
 	}
@@ -233,7 +240,8 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 
 // ensureRunning returns the database's URL, and a function that stops the server if ensureRunning has
 // started it.
-func (f *databaseFlags) ensureRunning(ctx context.Context, logger *slog.Logger) (url string, stop func() error, err error) {
+func (f *databaseFlags) ensureRunning(ctx context.Context, logger *slog.Logger) (url string, stop func() error,
+	err error) {
 	if f.url != "" {
 		return f.url, func() error { return nil }, nil
 	}
@@ -241,7 +249,9 @@ func (f *databaseFlags) ensureRunning(ctx context.Context, logger *slog.Logger) 
 		return "", nil, &usageError{fmt.Errorf(
 			"--data-dir %s: there is no database; \"dlqd serve\" or \"dlqd migrate up\" creates one", f.dataDir)}
 	}
-	embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: f.dataDir, BinDir: f.postgresBin, Logger: logger})
+	embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{
+		DataDir: f.dataDir, BinDir: f.postgresBin, Logger: logger,
+	})
 	if _, ok := errors.AsType[*postgres.HeldError](err); ok { // a running dlqd has started it: use that one
 		url, err := postgres.EmbeddedURL(f.dataDir)
 		return url, func() error { return nil }, err

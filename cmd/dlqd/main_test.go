@@ -106,7 +106,8 @@ var servesAt = regexp.MustCompile(`api(?:=|":)\["?(http://[^\]\s"]+)`)
 func serve(t *testing.T, args ...string) *served {
 	t.Helper()
 	s := &served{t: t, log: &syncBuffer{}, read: make(chan struct{})}
-	s.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program, append([]string{"serve", "--listen", "127.0.0.1:0", "--archive", "none"}, args...)...)
+	s.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program,
+		append([]string{"serve", "--listen", "127.0.0.1:0", "--archive", "none"}, args...)...)
 	pipe, err := s.cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, s.cmd.Start())
@@ -176,10 +177,12 @@ func TestCommands_CallAPI(t *testing.T) {
 
 	var ids []string
 	for i := range 4 {
-		out := ok(t, with("send", "--kind", "payment.captured", "--message-id", fmt.Sprintf("m%d", i), "--source", "shop\x1b[31m", "--tag", "abc", `{"amount": 1}`)...)
+		out := ok(t, with("send", "--kind", "payment.captured", "--message-id", fmt.Sprintf("m%d", i), "--source",
+			"shop\x1b[31m", "--tag", "abc", `{"amount": 1}`)...)
 		require.Contains(t, out, fmt.Sprintf("message m%d is accepted, as job ", i))
 	}
-	require.Contains(t, ok(t, with("send", "--kind", "payment.captured", "--message-id", "m0", "--source", "shop\x1b[31m", "--tag", "abc", `{"amount": 1}`)...), "a duplicate")
+	require.Contains(t, ok(t, with("send", "--kind", "payment.captured", "--message-id", "m0", "--source", "shop\x1b[31m",
+		"--tag", "abc", `{"amount": 1}`)...), "a duplicate")
 	require.Eventually(t, func() bool {
 		var page struct {
 			Entries []struct{ ID string }
@@ -200,7 +203,8 @@ func TestCommands_CallAPI(t *testing.T) {
 	require.Contains(t, show, "class validation (rule http-status) needs a person")
 	require.NotContains(t, show, "\x1b", "untrusted text has no control characters")
 
-	require.Contains(t, ok(t, with("replay", ids[0], "--payload", `{"amount": "mended"}`, "--note", "mended")...), "dlq_processing, with job ")
+	require.Contains(t, ok(t, with("replay", ids[0], "--payload", `{"amount": "mended"}`, "--note", "mended")...),
+		"dlq_processing, with job ")
 	require.Contains(t, ok(t, with("discard", ids[1], "--note", "not wanted")...), "dlq_archived")
 	require.Contains(t, ok(t, with("resolve", ids[2])...), "dlq_resolved")
 	require.Contains(t, ok(t, with("unpark", ids[3])...), "dlq_pending")
@@ -221,7 +225,8 @@ func TestServe_ExitCodes(t *testing.T) {
 	t.Parallel()
 	_, stderr, code := run(t, "serve", "--no-such-flag")
 	require.Equal(t, 2, code, stderr)
-	for _, args := range [][]string{{"no-such-command"}, {"show"}, {"serve", "now"}, {"send", "{}"}, {"attach"}, {"serve", "--schema", "A b"}} {
+	for _, args := range [][]string{{"no-such-command"}, {"show"}, {"serve", "now"}, {"send", "{}"}, {"attach"},
+		{"serve", "--schema", "A b"}} {
 		_, stderr, code = run(t, args...)
 		require.Equal(t, 2, code, "%v: %s", args, stderr)
 	}
@@ -274,7 +279,8 @@ func TestServe_EmbeddedPostgres(t *testing.T) {
 	s := serve(t, embedded(t, dir)...)
 	_, stderr, code := run(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, embedded(t, dir)...)...)
 	require.Equal(t, 4, code)
-	require.Contains(t, stderr, "is in use by dlqd with process id "+strconv.Itoa(s.cmd.Process.Pid)+", which serves "+s.api)
+	require.Contains(t, stderr, "is in use by dlqd with process id "+strconv.Itoa(s.cmd.Process.Pid)+
+		", which serves "+s.api)
 
 	psql := append(append([]string{"psql"}, embedded(t, dir)...), "-Atc", "SELECT count(*) FROM dead_letter_queue")
 	if os.Getenv("DLQD_TEST_POSTGRES_BIN") != "" { // it has only the server; psql is elsewhere
@@ -283,7 +289,8 @@ func TestServe_EmbeddedPostgres(t *testing.T) {
 	require.Equal(t, "0\n", ok(t, psql...))
 	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date")
 	require.Zero(t, s.stop(syscall.SIGINT), s.log.String())
-	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date", "migrate status starts the server")
+	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date",
+		"migrate status starts the server")
 }
 
 // TestPsql_HidesPassword checks the arguments of psql, which other users of the machine can read: the
@@ -291,17 +298,20 @@ func TestServe_EmbeddedPostgres(t *testing.T) {
 func TestPsql_HidesPassword(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(bin, "psql"), []byte("#!/bin/sh\nprintf '%s\\n' \"$@\"; echo \"password $PGPASSWORD\"\n"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "psql"),
+		[]byte("#!/bin/sh\nprintf '%s\\n' \"$@\"; echo \"password $PGPASSWORD\"\n"), 0o700))
 	psql := func(args ...string) string {
 		cmd := exec.CommandContext(t.Context(), program, append([]string{"psql"}, args...)...)
-		cmd.Env = append(os.Environ(), "DLQD_DATABASE_URL=postgres://ann:hunter2@db/x?pool_max_conns=3", "PATH="+bin+":"+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "DLQD_DATABASE_URL=postgres://ann:hunter2@db/x?pool_max_conns=3",
+			"PATH="+bin+":"+os.Getenv("PATH"))
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, string(out))
 		return string(out)
 	}
 	const to = "--dbname\npostgres://ann@db/x\n"
 	require.Equal(t, to+"-c\nSELECT 1\npassword hunter2\n", psql("-c", "SELECT 1"))
-	require.Equal(t, to+"-c\nSELECT 1\n-At\npassword hunter2\n", psql("-c", "SELECT 1", "--schema", "dlq", "-At", "--river-schema=public"))
+	require.Equal(t, to+"-c\nSELECT 1\n-At\npassword hunter2\n", psql("-c", "SELECT 1", "--schema", "dlq", "-At",
+		"--river-schema=public"))
 	require.Equal(t, to+"-c\n--schema\n-f\n--\npassword hunter2\n", psql("--", "-c", "--schema", "-f", "--"))
 	require.Equal(t, to+"-c\n--schema\npassword hunter2\n", psql("-c", "--schema"))
 	require.Contains(t, psql("--help"), "Arguments that are not flags of this command go to psql")
@@ -344,7 +354,8 @@ func TestAttach_CommandsOnEmptyRiver(t *testing.T) {
 	require.Contains(t, dry, "River in schema public has no jobs")
 	for range 2 {
 		require.Contains(t, ok(t, "attach", "--backfill", "--database-url", url), "attached\nbackfill: recorded 0 jobs")
-		require.Contains(t, ok(t, "migrate", "status", "--database-url", url), "attached: River belongs to another application")
+		require.Contains(t, ok(t, "migrate", "status", "--database-url", url),
+			"attached: River belongs to another application")
 	}
 	require.Contains(t, ok(t, "attach", "--database-url", url), "Next steps:\n- Capture is on: ")
 	front := serve(t, "--database-url", url, "--api", "--destination", "http://127.0.0.1:1/")
@@ -354,7 +365,8 @@ func TestAttach_CommandsOnEmptyRiver(t *testing.T) {
 	require.Contains(t, stderr, `no dlqd process delivers the messages of queue "default"`)
 	require.Zero(t, front.stop(syscall.SIGTERM), front.log.String())
 	for range 2 {
-		require.Contains(t, ok(t, "detach", "--database-url", url), "stays: the tables of schema dlq, with the dead letters in them")
+		require.Contains(t, ok(t, "detach", "--database-url", url), "stays: the tables of schema dlq, with the dead "+
+			"letters in them")
 	}
 	_, stderr, code = run(t, "serve", "--database-url", url)
 	require.Equal(t, 3, code)
@@ -384,10 +396,12 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	})
 	config := dataDir(t)
 	require.NoError(t, os.WriteFile(filepath.Join(config, "retry-policies.yaml"), fmt.Appendf(nil,
-		"queues: {default: {maxAttempts: 3, backoff: {delay: 10ms}, timeout: 2s}}\ndestinations: {default: {url: %q}}\n", receiver), 0o600))
+		"queues: {default: {maxAttempts: 3, backoff: {delay: 10ms}, timeout: 2s}}\ndestinations: {default: {url: %q}}\n",
+		receiver), 0o600))
 	// Most of the jobs that a killed process leaves behind were answered with 502, which must not open
 	// the breaker for minutes.
-	require.NoError(t, os.WriteFile(filepath.Join(config, "circuit-breaker.yaml"), []byte("defaults: {enabled: false}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(config, "circuit-breaker.yaml"),
+		[]byte("defaults: {enabled: false}\n"), 0o600))
 	dir := dataDir(t)
 	args := append(embedded(t, dir), "--config-dir", config)
 
@@ -426,7 +440,8 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 		submit(s.api, time.Now().Add(200*time.Millisecond))
 	}
 
-	url := strings.TrimSpace(ok(t, append(append([]string{"psql"}, "--data-dir", dir), "--", "-Atc", "SELECT trim('\"' FROM current_setting('unix_socket_directories'))")...))
+	url := strings.TrimSpace(ok(t, append(append([]string{"psql"}, "--data-dir", dir), "--", "-Atc",
+		"SELECT trim('\"' FROM current_setting('unix_socket_directories'))")...))
 	conn, err := pgx.Connect(t.Context(), "postgres://dlqd@/dlqd?host="+url)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(context.Background()) }()
@@ -434,15 +449,18 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	// wait for that.
 	var left string
 	assert.Eventually(t, func() bool {
-		_, err := conn.Exec(t.Context(), "UPDATE river_job SET state = 'available', attempt = 0 WHERE state = 'running' AND attempted_at < now() - interval '5 seconds'")
+		_, err := conn.Exec(t.Context(), `UPDATE river_job SET state = 'available', attempt = 0 WHERE state = 'running'
+			AND attempted_at < now() - interval '5 seconds'`)
 		require.NoError(t, err)
-		require.NoError(t, conn.QueryRow(t.Context(), "SELECT coalesce(string_agg(j::text, E'\n'), '') FROM (SELECT * FROM river_job WHERE finalized_at IS NULL LIMIT 3) j").Scan(&left))
+		require.NoError(t, conn.QueryRow(t.Context(), "SELECT coalesce(string_agg(j::text, E'\n'), '') FROM (SELECT * FROM "+
+			"river_job WHERE finalized_at IS NULL LIMIT 3) j").Scan(&left))
 		return left == ""
 	}, 60*time.Second, 100*time.Millisecond)
 	require.Empty(t, left, "jobs have not ended")
 
 	rows, err := conn.Query(t.Context(), `
-		SELECT j.args ->> 'messageId', j.state::text, (SELECT count(*) FROM dlq.dead_letter_queue e WHERE e.event_id = j.args ->> 'messageId')
+		SELECT j.args ->> 'messageId', j.state::text, (SELECT count(*) FROM dlq.dead_letter_queue e
+		WHERE e.event_id = j.args ->> 'messageId')
 		FROM river_job j WHERE NOT j.metadata ? 'dlq:entry_id'`)
 	require.NoError(t, err)
 	type row struct {
@@ -504,7 +522,8 @@ func TestREADME(t *testing.T) {
 	var out syncBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Run(), out.String())
-	for _, want := range []string{`{"messageId":"pay-1","jobId":1}`, `"state":`, "is accepted, as job 2", "ID  ", "last 24 hours:", "error_class"} {
+	for _, want := range []string{`{"messageId":"pay-1","jobId":1}`, `"state":`, "is accepted, as job 2", "ID  ",
+		"last 24 hours:", "error_class"} {
 		require.Contains(t, out.String(), want)
 	}
 }

@@ -74,7 +74,9 @@ func (p *realProvider) keys() jose.JSONWebKeySet {
 // renewed returns a new ID token of a signed-in user.
 func (p *realProvider) renewed(kim *person) string {
 	p.Helper()
-	response, err := http.PostForm(p.issuer+"/token", url.Values{"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kim.loginFile()["refreshToken"].(string)}})
+	response, err := http.PostForm(p.issuer+"/token", url.Values{
+		"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kim.loginFile()["refreshToken"].(string)},
+	})
 	require.NoError(p, err)
 	defer response.Body.Close()
 	raw, err := io.ReadAll(response.Body)
@@ -149,14 +151,16 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 `)
 	require.Equal(t, http.StatusUnauthorized, status(t, another.api, good), "the token is for another client")
 	other := newRealProvider(t, installed)
-	require.Equal(t, http.StatusUnauthorized, status(t, serveOIDC(t, other.issuer).api, good), "the token is from another provider")
+	require.Equal(t, http.StatusUnauthorized, status(t, serveOIDC(t, other.issuer).api, good),
+		"the token is from another provider")
 	key := provider.keys().Keys[0]
 	public, err := x509.MarshalPKIXPublicKey(key.Key)
 	require.NoError(t, err)
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(good, ".")[1])
 	require.NoError(t, err)
 	for _, shared := range [][]byte{public, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})} {
-		signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.HS256, Key: shared}, (&jose.SignerOptions{}).WithHeader("kid", key.KeyID))
+		signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.HS256, Key: shared},
+			(&jose.SignerOptions{}).WithHeader("kid", key.KeyID))
 		require.NoError(t, err)
 		signed, err := signer.Sign(payload)
 		require.NoError(t, err)
@@ -171,7 +175,8 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 	provider.command("rotate")
 	renewed := provider.renewed(kim)
 	require.NotEqual(t, key.KeyID, provider.keys().Keys[0].KeyID)
-	require.Eventually(t, func() bool { return status(t, s.api, renewed) == http.StatusOK }, time.Minute, 500*time.Millisecond)
+	require.Eventually(t, func() bool { return status(t, s.api, renewed) == http.StatusOK }, time.Minute,
+		500*time.Millisecond)
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, good), "the key that signed it is withdrawn")
 
 	// Clocks may differ by up to a minute. ID tokens live for two minutes, so one from a clock that is
@@ -192,7 +197,8 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 	signIn()
 	kept := kim.loginFile()
 	require.Contains(t, kim.ok("logout"), "signed out")
-	response, err := http.PostForm(provider.issuer+"/token", url.Values{"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kept["refreshToken"].(string)}})
+	response, err := http.PostForm(provider.issuer+"/token",
+		url.Values{"grant_type": {"refresh_token"}, "client_id": {"dlqd"}, "refresh_token": {kept["refreshToken"].(string)}})
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, http.StatusBadRequest, response.StatusCode, "the refresh token is revoked")

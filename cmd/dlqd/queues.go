@@ -34,7 +34,8 @@ func newQueues() *cobra.Command {
 	}
 	addDefaultList(cmd, list, &c)
 	for _, verb := range []struct{ name, short, done string }{
-		{"pause", "Pause a queue: no River client works its jobs", "is paused"}, {"resume", "Resume a paused queue", "is resumed"},
+		{"pause", "Pause a queue: no River client works its jobs", "is paused"},
+		{"resume", "Resume a paused queue", "is resumed"},
 	} {
 		var c client
 		var note string
@@ -42,7 +43,8 @@ func newQueues() *cobra.Command {
 			Use: verb.name + " QUEUE", Short: verb.short, Args: cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				var q api.Queue
-				if err := c.call(cmd, http.MethodPost, "/api/queues/"+url.PathEscape(args[0])+"/"+verb.name, api.Action{Actor: actor(), Note: note}, &q); err != nil || c.asJSON {
+				if err := c.call(cmd, http.MethodPost, "/api/queues/"+url.PathEscape(args[0])+"/"+verb.name,
+					api.Action{Actor: actor(), Note: note}, &q); err != nil || c.asJSON {
 					return err
 				}
 				printSafef(cmd.OutOrStdout(), "queue %s %s\n", q.Name, verb.done)

@@ -15,7 +15,8 @@ import (
 func TestClient_RefusesRedirects(t *testing.T) {
 	t.Parallel()
 	requests := make(chan string, 10)
-	elsewhere := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { requests <- r.Header.Get("Authorization") }))
+	elsewhere := httptest.NewServer(
+		http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { requests <- r.Header.Get("Authorization") }))
 	defer elsewhere.Close()
 	for _, status := range []int{http.StatusMovedPermanently, http.StatusSeeOther, http.StatusTemporaryRedirect} {
 		for _, to := range []string{elsewhere.URL, ""} { // "": the same host

@@ -50,7 +50,8 @@ func (f *filterFlags) register(cmd *cobra.Command) {
 	flags.StringSliceVar(&f.SubscriberID, "subscriber", nil, "only these subscribers")
 	flags.StringSliceVar(&f.Tags, "tag", nil, "only entries with all these tags")
 	flags.StringSliceVar(&f.IDs, "id", nil, "only these entries")
-	flags.StringVar(&f.After, "start-date", "", "only captured at or after this time, such as 2026-11-21 or 2026-11-21T08:00:00Z")
+	flags.StringVar(&f.After, "start-date", "", "only captured at or after this time, such as 2026-11-21 or "+
+		"2026-11-21T08:00:00Z")
 	flags.StringVar(&f.Before, "end-date", "", "only captured before this time")
 	flags.StringVar(&f.MaxAge, "max-age", "", "only captured within this time, such as \"2 days\"")
 	flags.IntVar(&f.minRetryCount, "min-retry-count", -1, "only entries with at least this many redeliveries")
@@ -139,7 +140,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	cmd := &cobra.Command{
 		Use:   "replay [ID | FILTER]",
 		Short: "Redeliver a dead letter now, or all that match a filter",
-		Long: "With an ID, replay redelivers that dead letter, edited if --payload or a patch is given. Without an ID, it starts\n" +
+		Long: "With an ID, replay redelivers that dead letter, edited if --payload or a patch is given. Without an ID, it " +
+			"starts\n" +
 			"a replay run in the server over the dead letters that the filter and the flags select, and shows its progress.\n" +
 			"The run continues if this command ends. --dry-run only shows what replay would do. An empty filter needs --all.",
 		Example: "  dlqd replay 'status:manual queue:payments class:outage age:<2d' --dry-run",
@@ -161,7 +163,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			many.Checkpoint = checkpointMode(resume, fromStart)
 			many.Actor = actor()
 			if one {
-				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination", "resume", "from-start", "dry-run", "json", "api-url"); err != nil {
+				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination",
+					"resume", "from-start", "dry-run", "json", "api-url"); err != nil {
 					return err
 				}
 				var replacement json.RawMessage
@@ -194,7 +197,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			if answer.Preview != nil {
 				return printPreview(cmd, answer.Preview)
 			}
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "replay run %s: %d dead letters%s\n", answer.Run.ID, answer.Run.Total, toDestination(many.Destination))
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "replay run %s: %d dead letters%s\n", answer.Run.ID, answer.Run.Total,
+				toDestination(many.Destination))
 			if detach {
 				return nil
 			}
@@ -216,12 +220,15 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags.StringVar(&patch, "patch", "", "JSON Patch (RFC 6902) for each payload")
 	flags.StringVar(&mergePatch, "merge-patch", "", "JSON Merge Patch (RFC 7396) for each payload")
 	flags.StringVar(&many.Queue, "to-queue", "", "redeliver in this queue instead of the original one")
-	flags.StringVar(&many.Destination, "to-destination", "", "deliver messages to this destination instead of their queue's")
-	flags.BoolVar(&resume, "resume", false, "with an edited payload: resumable jobs continue after their last completed step")
+	flags.StringVar(&many.Destination, "to-destination", "", "deliver messages to this destination instead of their "+
+		"queue's")
+	flags.BoolVar(&resume, "resume", false, "with an edited payload: resumable jobs continue after their last "+
+		"completed step")
 	flags.BoolVar(&fromStart, "from-start", false, "resumable jobs run all their steps again")
 	cmd.MarkFlagsMutuallyExclusive("resume", "from-start")
 	flags.BoolVar(&newest, "newest-first", false, "replay the newest entries first (default: oldest first)")
-	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percentage of failures among the last 50 redeliveries that stops the run")
+	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percentage of failures among the last 50 "+
+		"redeliveries that stops the run")
 	flags.BoolVar(&detach, "detach", false, "start the run without following it")
 	return cmd
 }
@@ -239,12 +246,16 @@ func checkpointMode(resume, fromStart bool) string {
 
 // replayOne replays one dead letter. payload, if not nil, replaces its payload.
 func (c *client) replayOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
-	body, err := withPayload(api.ReplayAction{Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force}, payload)
+	body, err := withPayload(api.ReplayAction{
+		Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch,
+		Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force,
+	}, payload)
 	if err != nil {
 		return err
 	}
 	var replayed api.Replayed
-	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/replay", body, &replayed); err != nil || c.asJSON {
+	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/replay", body,
+		&replayed); err != nil || c.asJSON {
 		return err
 	}
 	printSafef(cmd.OutOrStdout(), "%s is %s, with job %d\n", replayed.ID, replayed.Status, replayed.JobID)
@@ -278,12 +289,14 @@ func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessa
 
 func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 	out := cmd.OutOrStdout()
-	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s%s; nothing was changed\n", p.Total, toDestination(p.Destination), durationText(p))
+	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s%s; nothing was changed\n", p.Total,
+		toDestination(p.Destination), durationText(p))
 	for _, problem := range p.Unhealthy {
 		printSafef(out, "unhealthy: %s (--force replays anyway)\n", problem)
 	}
 	if p.Checkpoints > 0 {
-		printSafef(out, "%d have a checkpoint: their jobs completed some steps; --resume continues after these, --from-start runs all again\n",
+		printSafef(out, "%d have a checkpoint: their jobs completed some steps; --resume continues after these, "+
+			"--from-start runs all again\n",
 			p.Checkpoints)
 	}
 	printSplit(cmd, "error type", p.ByErrorType)
@@ -369,14 +382,16 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 	var line string
 	bars := mpb.New(mpb.WithOutput(cmd.ErrOrStderr()), mpb.WithAutoRefresh(), mpb.WithWidth(60))
 	total := max(run.Total, 1)
-	bar := bars.AddBar(total, mpb.PrependDecorators(decor.CountersNoUnit("%d / %d")), mpb.AppendDecorators(decor.Any(func(decor.Statistics) string {
-		mu.Lock()
-		defer mu.Unlock()
-		return line
-	})))
+	bar := bars.AddBar(total, mpb.PrependDecorators(decor.CountersNoUnit("%d / %d")),
+		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string {
+			mu.Lock()
+			defer mu.Unlock()
+			return line
+		})))
 	show = func() {
 		mu.Lock()
-		line = fmt.Sprintf(" %s%s  %d ok, %d failed, %d skipped", perSecond(run), timeLeft(run), run.Succeeded, run.Failed, run.Skipped)
+		line = fmt.Sprintf(" %s%s  %d ok, %d failed, %d skipped", perSecond(run), timeLeft(run), run.Succeeded,
+			run.Failed, run.Skipped)
 		mu.Unlock()
 		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // full only at the end
 	}
@@ -404,7 +419,8 @@ func timeLeft(run *replay.Run) string {
 	if run.SecondsLeft == 0 {
 		return ""
 	}
-	return ", about " + max(time.Duration(run.SecondsLeft*float64(time.Second)).Round(time.Second), time.Second).String() + " left"
+	return ", about " + max(time.Duration(run.SecondsLeft*float64(time.Second)).Round(time.Second),
+		time.Second).String() + " left"
 }
 
 func printRun(cmd *cobra.Command, run *replay.Run) error {
@@ -437,7 +453,8 @@ func newReplays() *cobra.Command {
 				if r.Held {
 					r.Status = "held"
 				}
-				row(r.ID, r.Status, fmt.Sprintf("%d of %d", r.Replayed, r.Total), r.Succeeded, r.Failed, r.Skipped, r.Actor, text(r.Note))
+				row(r.ID, r.Status, fmt.Sprintf("%d of %d", r.Replayed, r.Total), r.Succeeded, r.Failed, r.Skipped,
+					r.Actor, text(r.Note))
 			}
 			return w.Flush()
 		},
@@ -477,7 +494,8 @@ func newReplays() *cobra.Command {
 		Use: "rate ID", Short: "Change the rate of a replay run", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var run replay.Run
-			if err := rateClient.call(cmd, http.MethodPost, "/api/dlq/replays/"+url.PathEscape(args[0])+"/rate", api.RateAction{Action: api.Action{Actor: actor()}, Rate: perSecond}, &run); err != nil || rateClient.asJSON {
+			if err := rateClient.call(cmd, http.MethodPost, "/api/dlq/replays/"+url.PathEscape(args[0])+"/rate",
+				api.RateAction{Action: api.Action{Actor: actor()}, Rate: perSecond}, &run); err != nil || rateClient.asJSON {
 				return err
 			}
 			return printRun(cmd, &run)

@@ -35,7 +35,8 @@ func TestReplay_Commands(t *testing.T) {
 	_, stderr, code := run(t, "replay", api)
 	require.Equal(t, 2, code)
 	require.Contains(t, stderr, "the filter is empty: give a filter (see --help), or --all for every entry")
-	out := ok(t, "replay", api, "--error-type", "PRICE_MISSING", "--start-date", "2020-01-01", "--end-date", "2100-01-01", "--batch-size", "100",
+	out := ok(t, "replay", api, "--error-type", "PRICE_MISSING", "--start-date", "2020-01-01", "--end-date", "2100-01-01",
+		"--batch-size", "100",
 		"--merge-patch", `{"price": 100}`, "--dry-run")
 	require.Contains(t, out, "7 dead letters would be replayed")
 	require.Regexp(t, `error type +PRICE_MISSING +7`, out)
@@ -48,7 +49,8 @@ func TestReplay_Commands(t *testing.T) {
 	require.Contains(t, out, "1 dead letters would be replayed, to destination default")
 	require.Contains(t, out, "  add /price: 100\n")
 	require.Len(t, manual.FindAllString(ok(t, "list", api, "--status", "dlq_manual"), -1), 7, "nothing was changed")
-	out = ok(t, "replay", api, one, "--patch", `[{"op": "replace", "path": "/article", "value": "A-82"}]`, "--to-destination", "default")
+	out = ok(t, "replay", api, one, "--patch", `[{"op": "replace", "path": "/article", "value": "A-82"}]`,
+		"--to-destination", "default")
 	require.Regexp(t, one+` is dlq_processing, with job \d+\n  replace /article: "A-81" -> "A-82"\n`, out)
 	require.Eventually(t, func() bool {
 		return len(manual.FindAllString(ok(t, "list", api, "--status", "dlq_manual"), -1)) == 7
@@ -56,7 +58,8 @@ func TestReplay_Commands(t *testing.T) {
 	_, stderr, code = run(t, "replay", api, one, "--to-destination", "nowhere")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, `the policy has no destination "nowhere"`)
-	require.Contains(t, ok(t, "replay", api, "--error-type", "OTHER", "--dry-run"), "0 dead letters would be replayed; nothing")
+	require.Contains(t, ok(t, "replay", api, "--error-type", "OTHER", "--dry-run"),
+		"0 dead letters would be replayed; nothing")
 	require.Regexp(t, `default +- +0 +0 +0 +0 +0 +7`, ok(t, "queues", "list", api))
 	require.Equal(t, ok(t, "queues", "list", api), ok(t, "queues", api))
 	require.Equal(t, ok(t, "replays", "list", api), ok(t, "replays", api))
@@ -66,7 +69,8 @@ func TestReplay_Commands(t *testing.T) {
 	_, stderr, code = run(t, "queues", "pause", "nowhere", api)
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, `a queue "nowhere"`)
-	require.Regexp(t, `^assign: 7 of 7 dead letters\nundo: dlqd undo [0-9a-f-]{36}\n$`, ok(t, "assign", api, "--to", "ann", "--queue", "default", "--note", "prices are yours"))
+	require.Regexp(t, `^assign: 7 of 7 dead letters\nundo: dlqd undo [0-9a-f-]{36}\n$`,
+		ok(t, "assign", api, "--to", "ann", "--queue", "default", "--note", "prices are yours"))
 	require.Regexp(t, `^tag: 7 of 7 dead letters\nundo: dlqd undo `, ok(t, "tag", api, "--add", "prices", "--all"))
 	require.Contains(t, ok(t, "discard", api, "--tag", "prices", "--dry-run"), "7 dead letters match; nothing was changed")
 	csv := ok(t, "export", api, "--error-class", "validation", "--format", "csv")

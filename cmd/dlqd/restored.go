@@ -13,8 +13,10 @@ func newRestored() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restored",
 		Short: "Show whether the database was restored from a backup, and which deliveries may be repeated",
-		Long: "A restored database has no record of deliveries made after its backup. When dlqd detects that its database was\n" +
-			"restored, it holds replay runs, redeliveries and messages from before the restore, until \"dlqd restored resume\".\n" +
+		Long: "A restored database has no record of deliveries made after its backup. When dlqd detects that its " +
+			"database was\n" +
+			"restored, it holds replay runs, redeliveries and messages from before the restore, until \"dlqd restored " +
+			"resume\".\n" +
 			"It still delivers new messages, and dead letters that an operator replays one by one. New dead letters wait with\n" +
 			"the others.",
 		Args: cobra.NoArgs,

@@ -64,7 +64,8 @@ var scenarios = map[string]scenario{
 			require.Equal(p, 10, p.requestCount("order.placed"), "parked entries are sent")
 			p.answers(nil)
 		}}},
-		prints: []string{`dlq_pending +\| default +\| transient +\| +5`, `5 \| default \| order.placed \| PRICE_MISSING`, `5 \| +5 \|`, `dlq_manual \| +5`},
+		prints: []string{`dlq_pending +\| default +\| transient +\| +5`, `5 \| default \| order.placed \| PRICE_MISSING`,
+			`5 \| +5 \|`, `dlq_manual \| +5`},
 		after: map[string]string{
 			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'mended'":    "5",
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE error_type = 'PRICE_MISSING' AND status = 'dlq_resolved'":               "5",
@@ -75,9 +76,11 @@ var scenarios = map[string]scenario{
 	// The receiver answers 503 until it is back.
 	"destination-down": {
 		policy: map[string]string{
-			"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}, whenOpen: accept}}\ndestinations: {default: {url: RECEIVER}}\n",
+			"retry-policies": "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}, whenOpen: " +
+				"accept}}\ndestinations: {default: {url: RECEIVER}}\n",
 			"circuit-breaker": "defaults: {consecutiveFailures: 6, openFor: 1h}\n",
-			"dlq-routing":     "strategies: {conditional: {delays: [1s], conditions: {cpuBelow: 0, memoryBelow: 0, connectionsBelow: 0}}}\n",
+			"dlq-routing": "strategies: {conditional: {delays: [1s], conditions: {cpuBelow: 0, memoryBelow: 0, " +
+				"connectionsBelow: 0}}}\n",
 		},
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
@@ -94,7 +97,9 @@ var scenarios = map[string]scenario{
 			require.Equal(p, p.requestsBefore, p.requestCount("order.placed"), "no attempt is made while it is open")
 			p.answers(nil)
 		}}},
-		prints: []string{`destination:default \| open `, `default \| condition: circuit breaker destination:default is open \| +\d`, `default \| +\d`, `destination:default \| open +\| t +\| t`},
+		prints: []string{`destination:default \| open `,
+			`default \| condition: circuit breaker destination:default is open \| +\d`,
+			`default \| +\d`, `destination:default \| open +\| t +\| t`},
 		after: map[string]string{
 			"SELECT state::text FROM dlq.circuit_breakers":                                                     "closed",
 			"SELECT count(*) FROM dlq.circuit_breaker_changes":                                                 "3",
@@ -139,7 +144,9 @@ var scenarios = map[string]scenario{
 			for range 2 {
 				<-arrived
 				p.kill()
-				p.exec("UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE FROM river_leader") // until River rescues it
+				// until River rescues it
+				p.exec(`UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE
+					FROM river_leader`)
 				p.serve()
 			}
 			p.await("1", decided)
@@ -151,7 +158,8 @@ var scenarios = map[string]scenario{
 	},
 	// The receiver lost what it had accepted, and refused the rest.
 	"replay-since-a-time": {
-		policy: map[string]string{"retry-policies": "queues: {default: {ordering: true}}\ndestinations: {default: {url: RECEIVER}}\n"},
+		policy: map[string]string{"retry-policies": "queues: {default: {ordering: true}}\ndestinations: {default: {url: " +
+			"RECEIVER}}\n"},
 		setUp: func(p *deployment) {
 			for i := range 3 {
 				p.send(1, "stock.changed", fmt.Sprint(i), `"orderingKey": "A-81"`)
@@ -180,7 +188,8 @@ var scenarios = map[string]scenario{
 	},
 	// Redeliveries whose worker was killed, whose job was deleted, and whose queue is paused.
 	"stuck-in-processing": {
-		policy: map[string]string{"retry-policies": "queues: {default: {maxAttempts: 2}, other: {}}\ndestinations: {default: {url: RECEIVER}}\n"},
+		policy: map[string]string{"retry-policies": "queues: {default: {maxAttempts: 2}, other: {}}\ndestinations: " +
+			"{default: {url: RECEIVER}}\n"},
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
 			p.send(1, "killed", `1`)
@@ -194,7 +203,9 @@ var scenarios = map[string]scenario{
 			<-arrived
 			p.kill()
 			p.answers(nil)
-			p.exec("UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE FROM river_leader") // until River rescues it
+			// until River rescues it
+			p.exec(`UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE
+				FROM river_leader`)
 			p.serve()
 			p.exec("DELETE FROM river_job WHERE state = 'available' AND args ->> 'kind' = 'deleted'")
 		},
@@ -218,7 +229,8 @@ var scenarios = map[string]scenario{
 			p.exec("SELECT dlq.resolve(id, 'kim', 'by hand') FROM dlq.dead_letter_queue")
 			p.await("3", "SELECT count(*) FROM dlq.dead_letter_resolved_default")
 		},
-		prints: []string{`dead_letter_open`, `audit trail +\| +0`, `resolved[^|]*\| +3`, `made_ahead.*\n-+\n +t`, `UNIT +ENTRIES`},
+		prints: []string{`dead_letter_open`, `audit trail +\| +0`, `resolved[^|]*\| +3`, `made_ahead.*\n-+\n +t`,
+			`UNIT +ENTRIES`},
 		after: map[string]string{
 			"SELECT to_regclass('dlq.dead_letter_resolved_' || to_char(now() + interval '3 months', 'YYYYMM')) IS NOT NULL": "t",
 			"SELECT sum(entries) FROM dlq.default_partition_rows()":                                                         "0",
@@ -245,19 +257,23 @@ var scenarios = map[string]scenario{
 			p.Cleanup(func() { _ = holder.Rollback(context.Background()) })
 			p.wake = func() { close(wake) }
 			go func() {
-				_, _ = p.pool.Exec(context.WithoutCancel(p.Context()), "UPDATE river_job SET priority = priority WHERE state = 'available'")
+				_, _ = p.pool.Exec(context.WithoutCancel(p.Context()), `UPDATE river_job SET priority = priority
+					WHERE state = 'available'`)
 			}()
-			p.await("t", "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0")
+			p.await("t", `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database()
+				AND cardinality(pg_blocking_pids(pid)) > 0`)
 			p.await("10", "SELECT count(*) FROM dlq.jobs('{\"overdue\": \"1 hour\"}')")
 		},
 		steps: []step{{"VACUUM", func(p *deployment) {
-			p.exec("SELECT pg_terminate_backend(b.pid) FROM pg_stat_activity a, unnest(pg_blocking_pids(a.pid)) b (pid) WHERE a.datname = current_database()")
+			p.exec(`SELECT pg_terminate_backend(b.pid) FROM pg_stat_activity a, unnest(pg_blocking_pids(a.pid)) b (pid)
+				WHERE a.datname = current_database()`)
 			p.wake()
 		}}},
-		prints: []string{`available \| default \| +10`, `running +\| default \| +2`, `\{\d+`, `dlq_capture \| t`, `dlq_follow +\| t`, `VACUUM`},
-		waits:  `overdue.*\n-+\n +0`,
-		after:  map[string]string{"SELECT count(*) FROM river_job WHERE state = 'completed'": "12"},
-		check:  func(p *deployment) { require.Equal(p, 12, p.acceptedCount("order.placed")) },
+		prints: []string{`available \| default \| +10`, `running +\| default \| +2`, `\{\d+`, `dlq_capture \| t`,
+			`dlq_follow +\| t`, `VACUUM`},
+		waits: `overdue.*\n-+\n +0`,
+		after: map[string]string{"SELECT count(*) FROM river_job WHERE state = 'completed'": "12"},
+		check: func(p *deployment) { require.Equal(p, 12, p.acceptedCount("order.placed")) },
 	},
 	// The database is dumped, continues, and is restored elsewhere from the dump.
 	"restored-from-backup": {
@@ -292,15 +308,18 @@ var scenarios = map[string]scenario{
 			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'")
 			p.forget()
 			p.serve()
-			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' AND waiting_for = 'automatic'") // held
+			// held
+			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
 			require.Empty(p, p.bodies("payment.captured"))
 		},
 		steps: []step{{"dlq.resume_restored", func(p *deployment) {
 			require.Empty(p, p.bodies("payment.captured"), "held entries were sent before the resume")
 		}}},
 		prints: []string{
-			`20.* \| this is another database of the same server; its last record is of 20`, `redelivery of a message +\| t +\| +1`, `dead letter with automatic redelivery +\| t +\| +2 \| 2 of them are due`,
-			`(running|scheduled|available) \| default \| +1`, `payment.captured \| 20.* \| (running|scheduled|available)`, `2 \| +2 \|`, `1 \| +1 \|`, `f +\| +0`,
+			`20.* \| this is another database of the same server; its last record is of 20`,
+			`redelivery of a message +\| t +\| +1`, `dead letter with automatic redelivery +\| t +\| +2 \| 2 of them are due`,
+			`(running|scheduled|available) \| default \| +1`,
+			`payment.captured \| 20.* \| (running|scheduled|available)`, `2 \| +2 \|`, `1 \| +1 \|`, `f +\| +0`,
 		},
 		after: map[string]string{
 			"SELECT resolution_notes FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_1\"}}'":                  "the bank has it",
@@ -308,7 +327,8 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'the bank does not have it'": "1",
 		},
 		check: func(p *deployment) {
-			require.Equal(p, []string{`{"paymentId": "pay_2"}`}, p.bodies("payment.captured"), "a payment that the bank has is sent again")
+			require.Equal(p, []string{`{"paymentId": "pay_2"}`}, p.bodies("payment.captured"),
+				"a payment that the bank has is sent again")
 		},
 	},
 	// An operator stopped all automatic redelivery while a receiver was down.
@@ -339,9 +359,10 @@ var scenarios = map[string]scenario{
 			require.NoError(p, err)
 			p.wake = func() { require.NoError(p, holder.Rollback(context.Background())) }
 		},
-		steps:  []step{{"dlq.set_capture('on'", func(p *deployment) { p.wake() }}},
-		prints: []string{`off +\| enabled +\| .*\| kim +\| disk full`, `job_facts \| ShareLock`, `on +\| Failures are captured`, `on +\| enabled`},
-		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'": "2"},
+		steps: []step{{"dlq.set_capture('on'", func(p *deployment) { p.wake() }}},
+		prints: []string{`off +\| enabled +\| .*\| kim +\| disk full`, `job_facts \| ShareLock`,
+			`on +\| Failures are captured`, `on +\| enabled`},
+		after: map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'": "2"},
 		check: func(p *deployment) {
 			p.send(1, "order.placed", `{}`)
 			p.await("3", decided)
@@ -356,7 +377,8 @@ var scenarios = map[string]scenario{
 				w.WriteHeader(http.StatusInternalServerError)
 			})
 			p.send(4, "payment.booked", `{}`)
-			p.await("4", "SELECT count(*) FROM dlq.dead_letter_queue WHERE dlq_retry_count = 1 AND status = 'dlq_pending' AND next_retry_at > now() + interval '1 minute'")
+			p.await("4", `SELECT count(*) FROM dlq.dead_letter_queue WHERE dlq_retry_count = 1 AND status = 'dlq_pending'
+				AND next_retry_at > now() + interval '1 minute'`)
 			// A run with more than one entry to replay continues until it is paused.
 			p.exec("INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state) " +
 				"SELECT 'app', 'elsewhere', '{}', 1, 1, 'running' FROM generate_series(1, 3)")
@@ -368,15 +390,19 @@ var scenarios = map[string]scenario{
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 			p.answers(nil)
 		},
-		prints: []string{`default +\| +4 \| +0 \| +4 \| +4 \| +0`, `default +\| transient +\| LEDGER_CLOSED \| +4 \| +1`, `default +\| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
-		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
+		prints: []string{`default +\| +4 \| +0 \| +4 \| +4 \| +0`, `default +\| transient +\| LEDGER_CLOSED \| +4 \| +1`,
+			`default +\| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
+		after: map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
 	},
 	// dlqd was killed. The application continues, and its jobs fail.
 	"dlqd-is-down": {
 		setUp: func(p *deployment) {
 			p.kill()
-			p.exec(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, errors, metadata, finalized_at, attempted_at)
-				SELECT 'dlqd_message', 'default', '{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}', 1, 1, 'discarded', ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb], '{}', now(), now() FROM generate_series(1, 1)`)
+			p.exec(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, errors, metadata, finalized_at,
+				attempted_at)
+				SELECT 'dlqd_message', 'default', '{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}',
+					1, 1, 'discarded', ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb], '{}', now(), now()
+						FROM generate_series(1, 1)`)
 		},
 		steps:  []step{{"AS counted", (*deployment).serve}},
 		prints: []string{`behind`},
@@ -424,7 +450,8 @@ var scenarios = map[string]scenario{
 					_, _ = fmt.Fprintf(w, `{"type": "T", "detail": "no address: %s"}`, strings.ReplaceAll(d.body, `"`, "'"))
 				}
 			})
-			p.send(2, "order.placed", `{"customer": "cus_81"}`, `"subscriberId": "cus_81"`, `"orderingKey": "cus_81"`, `"tags": ["cus_81"]`)
+			p.send(2, "order.placed", `{"customer": "cus_81"}`, `"subscriberId": "cus_81"`, `"orderingKey": "cus_81"`,
+				`"tags": ["cus_81"]`)
 			p.send(1, "order.placed", `{"customer": "cus_9"}`)
 			p.send(1, "k", `{"customer": "cus_81"}`)
 			p.await("3", decided)
@@ -432,8 +459,10 @@ var scenarios = map[string]scenario{
 			p.exec("SELECT dlq.park(id, 'kim') FROM dlq.find('{\"status\": \"dlq_pending\"}')")
 			require.Contains(p, p.dump(), "no address: {'customer': 'cus_81'}")
 		},
-		prints: []string{`dlq_manual \| +2`, `cancelled \| +2`, `2 dead letters in the database match`, `2 dead letters and 2 jobs in the database, 0 dead letters in 0 units`, `deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
-		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'": "2"},
+		prints: []string{`dlq_manual \| +2`, `cancelled \| +2`, `2 dead letters in the database match`,
+			`2 dead letters and 2 jobs in the database, 0 dead letters in 0 units`,
+			`deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
+		after: map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'": "2"},
 		check: func(p *deployment) {
 			require.NotContains(p, p.dump(), "cus_81")
 			require.Contains(p, p.dump(), "cus_9")
@@ -461,7 +490,8 @@ func TestRunbooks(t *testing.T) {
 			s.file = "../../runbooks/" + name + ".md"
 			text, err := os.ReadFile(s.file)
 			require.NoError(t, err)
-			require.NotRegexp(t, `(FROM|JOIN|UPDATE) (dlq\.)?dead_letter_(open|inbox)\b`, string(text), "the block misses unfiled entries, which are in another partition")
+			require.NotRegexp(t, `(FROM|JOIN|UPDATE) (dlq\.)?dead_letter_(open|inbox)\b`, string(text),
+				"the block misses unfiled entries, which are in another partition")
 			runRunbook(t, &s)
 		})
 	}
@@ -495,7 +525,10 @@ func TestDocs_Analytics(t *testing.T) {
 			// dlqd may be refreshing them at the same time.
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 		},
-		prints: []string{`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`, `[\d.]+m?s +[0-9a-f-]{36} +pending +default +payment.captured +transient +TIMEOUT_ERROR +-`, `\n3 +100.0 % +shop`, `default +3 +[▁█]+ +0 +3`, `default \| 422 Unprocessable Entity \| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
+		prints: []string{`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`,
+			`[\d.]+m?s +[0-9a-f-]{36} +pending +default +payment.captured +transient +TIMEOUT_ERROR +-`,
+			`\n3 +100.0 % +shop`, `default +3 +[▁█]+ +0 +3`,
+			`default \| 422 Unprocessable Entity \| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
 	})
 }
 
@@ -584,11 +617,15 @@ func newDeployment(t *testing.T, files map[string]string) *deployment {
 	url := postgrestest.URL(t)
 	p := &deployment{
 		T: t, url: url, pool: postgrestest.Open(t, url), archive: t.TempDir(), config: t.TempDir(),
-		logins: map[string]string{"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"), "the owner of River's tables": postgrestest.Role},
+		logins: map[string]string{
+			"": login(t, url, "dlq_operator"), "dlq_admin": login(t, url, "dlq_admin"),
+			"the owner of River's tables": postgrestest.Role,
+		},
 	}
 	receiver := startReceiver(t, p.receive)
 	for name, text := range map[string]string{ // short backoff, and no breaker
-		"retry-policies":  "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}}}\ndestinations: {default: {url: RECEIVER}}\n",
+		"retry-policies": "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}}}\ndestinations: " +
+			"{default: {url: RECEIVER}}\n",
 		"circuit-breaker": "defaults: {consecutiveFailures: 0, minimumCount: 1000}\n",
 	} {
 		p.write(name+".yaml", strings.ReplaceAll(cmp.Or(files[name], text), "RECEIVER", receiver))
@@ -603,7 +640,10 @@ func newDeployment(t *testing.T, files map[string]string) *deployment {
 
 func (p *deployment) receive(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
-	d := delivery{id: r.Header.Get("Webhook-Id"), kind: r.Header.Get("Dlqd-Kind"), body: string(body), gone: r.Context().Done(), status: http.StatusOK}
+	d := delivery{
+		id: r.Header.Get("Webhook-Id"), kind: r.Header.Get("Dlqd-Kind"),
+		body: string(body), gone: r.Context().Done(), status: http.StatusOK,
+	}
 	p.mu.Lock()
 	answer := p.answer
 	p.mu.Unlock()
@@ -744,10 +784,13 @@ func (p *deployment) block(language, text string) string {
 	}
 	as, known := p.logins[role]
 	require.True(p, known, "role %q", role)
-	cmd := exec.CommandContext(p.Context(), program, "psql", "--database-url", postgrestest.WithUser(p.url, as), "--", "-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
+	cmd := exec.CommandContext(p.Context(), program, "psql", "--database-url", postgrestest.WithUser(p.url, as), "--",
+		"-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
 	cmd.Stdin = strings.NewReader(text)
 	if language == "sh" {
-		cmd = exec.CommandContext(p.Context(), "bash", "-euc", strings.ReplaceAll(strings.ReplaceAll(text, "dlqd archive ", "dlqd archive --archive "+p.archive+" "), "dlqd ", program+" "))
+		cmd = exec.CommandContext(p.Context(), "bash", "-euc",
+			strings.ReplaceAll(strings.ReplaceAll(text, "dlqd archive ", "dlqd archive --archive "+p.archive+" "),
+				"dlqd ", program+" "))
 	}
 	cmd.Env = append(os.Environ(), "DLQD_API="+p.dlqd.api, "PAGER=")
 	out, err := cmd.CombinedOutput()
@@ -776,7 +819,8 @@ func (p *deployment) write(file, text string) {
 
 func (p *deployment) git(args ...string) string {
 	p.Helper()
-	return p.command("git", append([]string{"-C", p.config, "-c", "user.name=kim", "-c", "user.email=kim@example.com", "-c", "commit.gpgsign=false"}, args...)...)
+	return p.command("git", append([]string{"-C", p.config, "-c", "user.name=kim", "-c", "user.email=kim@example.com",
+		"-c", "commit.gpgsign=false"}, args...)...)
 }
 
 // revert reverts the last commit of the policy and waits until the policy is in force.
@@ -789,7 +833,8 @@ func (p *deployment) revert() {
 func (p *deployment) inForce() {
 	p.Helper()
 	commit := strings.TrimSpace(p.git("rev-parse", "HEAD"))[:7]
-	p.await("t", "SELECT bool_or(value LIKE '"+commit+"%' AND value NOT LIKE '%-dirty') FROM dlq.settings WHERE key = 'policy_version'")
+	p.await("t", "SELECT bool_or(value LIKE '"+commit+"%' AND value NOT LIKE '%-dirty') FROM dlq.settings WHERE key = "+
+		"'policy_version'")
 }
 
 // login creates a database user in one of dlqd's roles and returns its name.

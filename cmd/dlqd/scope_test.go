@@ -29,10 +29,13 @@ var commandRequests = []struct {
 }{
 	{"list-entries", "list --json", "/api/dlq/entries", "", false},
 	{"get-entry", "show {entry} --json", "/api/dlq/entries/{entry}", "", false},
-	{"get-stats", "stats --json", "/api/dlq/analytics/flow", "", false}, // of its requests, the first that is limited by scope
+	// of its requests, the first that is limited by scope
+	{"get-stats", "stats --json", "/api/dlq/analytics/flow", "", false},
 	{"export", "export", "/api/dlq/export", `{"filter": {}}`, false},
-	{"bulk", "tag --add seen --all --json", "/api/dlq/bulk", `{"do": "tag", "tags": ["seen"], "filter": {}, "all": true}`, false},
-	{"bulk", "discard --queue {queue} --dry-run --json", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["{queue}"]}, "dryRun": true}`, false},
+	{"bulk", "tag --add seen --all --json", "/api/dlq/bulk", `{"do": "tag", "tags": ["seen"], "filter": {}, "all": true}`,
+		false},
+	{"bulk", "discard --queue {queue} --dry-run --json", "/api/dlq/bulk",
+		`{"do": "discard", "filter": {"queue": ["{queue}"]}, "dryRun": true}`, false},
 	{"replay-entry", "replay {entry} --force --json", "/api/dlq/entries/{entry}/replay", `{"force": true}`, true},
 	{"discard-entry", "discard {entry} --json", "/api/dlq/entries/{entry}/discard", `{}`, true},
 	{"resolve-entry", "resolve {entry} --json", "/api/dlq/entries/{entry}/resolve", `{}`, true},
@@ -42,24 +45,31 @@ var commandRequests = []struct {
 	{"list-replays", "replays --json", "/api/dlq/replays", "", false},
 	{"get-replay", "replays show {run} --json", "/api/dlq/replays/{run}", "", false},
 	{"follow-replay", "replays follow {run}", "/api/dlq/replays/{run}", "", true}, // polls this path
-	{"start-replay", "replay --queue {queue} --dry-run --json", "/api/dlq/replay", `{"filter": {"queue": ["{queue}"]}, "dryRun": true}`, false},
+	{"start-replay", "replay --queue {queue} --dry-run --json", "/api/dlq/replay",
+		`{"filter": {"queue": ["{queue}"]}, "dryRun": true}`, false},
 	{"pause-replay", "replays pause {run} --json", "/api/dlq/replays/{run}/pause", `{}`, true},
 	{"resume-replay", "replays resume {run} --json", "/api/dlq/replays/{run}/resume", `{}`, true},
 	{"cancel-replay", "replays cancel {run} --json", "/api/dlq/replays/{run}/cancel", `{}`, true},
-	{"set-replay-rate", "replays rate {run} --per-second 0.002 --json", "/api/dlq/replays/{run}/rate", `{"rate": 0.002}`, false},
+	{"set-replay-rate", "replays rate {run} --per-second 0.002 --json", "/api/dlq/replays/{run}/rate",
+		`{"rate": 0.002}`, false},
 	{"search-audit", "audit --limit 3 --json", "/api/dlq/audit?limit=3", "", false},
 	{"search-audit", "audit --queue {queue} --limit 3 --json", "/api/dlq/audit?limit=3&queue={queue}", "", false},
 	{"list-erasures", "erasures --json", "/api/dlq/erasures", "", false},
-	{"erase", "erase --queue {queue} --dry-run --note n --json", "/api/dlq/erasures", `{"filter": {"queue": ["{queue}"]}, "dryRun": true, "note": "n"}`, false},
+	{"erase", "erase --queue {queue} --dry-run --note n --json", "/api/dlq/erasures",
+		`{"filter": {"queue": ["{queue}"]}, "dryRun": true, "note": "n"}`, false},
 	{"list-queues", "queues --json", "/api/queues", "", false},
 	{"pause-queue", "queues pause {queue} --json", "/api/queues/{queue}/pause", `{}`, false},
 	{"resume-queue", "queues resume {queue} --json", "/api/queues/{queue}/resume", `{}`, false},
 	{"list-circuit-breakers", "breakers --json", "/api/circuit-breakers", "", false},
-	{"open-circuit-breaker", "breakers open queue:{queue} --json", "/api/circuit-breakers/queue:{queue}/open", `{}`, false},
-	{"reset-circuit-breaker", "breakers reset queue:{queue} --json", "/api/circuit-breakers/queue:{queue}/reset", `{}`, false},
+	{"open-circuit-breaker", "breakers open queue:{queue} --json", "/api/circuit-breakers/queue:{queue}/open",
+		`{}`, false},
+	{"reset-circuit-breaker", "breakers reset queue:{queue} --json", "/api/circuit-breakers/queue:{queue}/reset",
+		`{}`, false},
 	{"get-automatic", "automatic --json", "/api/dlq/automatic", "", false},
-	{"set-automatic", "automatic off --queue {queue} --json", "/api/dlq/automatic/set", `{"queue": "{queue}", "enabled": false}`, false},
-	{"reset-automatic", "automatic reset --queue {queue} --json", "/api/dlq/automatic/reset", `{"queue": "{queue}"}`, false},
+	{"set-automatic", "automatic off --queue {queue} --json", "/api/dlq/automatic/set",
+		`{"queue": "{queue}", "enabled": false}`, false},
+	{"reset-automatic", "automatic reset --queue {queue} --json", "/api/dlq/automatic/reset",
+		`{"queue": "{queue}"}`, false},
 	{"stop-automatic", "automatic stop --json", "/api/dlq/automatic/stop", `{}`, false},
 	{"resume-automatic", "automatic resume --json", "/api/dlq/automatic/resume", `{}`, false},
 	{"get-restored", "restored --json", "/api/dlq/restored", "", false},
@@ -69,11 +79,14 @@ var commandRequests = []struct {
 	{"get-analytics-oldest", "stats oldest --json", "/api/dlq/analytics/oldest", "", false},
 	{"get-analytics-sources", "stats sources --json", "/api/dlq/analytics/sources", "", false},
 	{"get-analytics-policies", "stats policies --json", "/api/dlq/analytics/policies?over=7d", "", false},
-	{"submit-message", `send {} --queue {queue} --kind order.paid --message-id {queue} --json`, "/api/messages", `{"queue": "{queue}", "kind": "order.paid", "payload": {}, "messageId": "{queue}"}`, true},
-	{"reveal-entry", "show {entry} --reveal because --json", "/api/dlq/entries/{entry}/reveal", `{"note": "because"}`, true},
+	{"submit-message", `send {} --queue {queue} --kind order.paid --message-id {queue} --json`, "/api/messages",
+		`{"queue": "{queue}", "kind": "order.paid", "payload": {}, "messageId": "{queue}"}`, true},
+	{"reveal-entry", "show {entry} --reveal because --json", "/api/dlq/entries/{entry}/reveal",
+		`{"note": "because"}`, true},
 	{"list-approvals", "approvals --json", "/api/dlq/approvals", "", false},
 	{"get-approval", "approvals show {approval} --json", "/api/dlq/approvals/{approval}", "", false},
-	{"approve", "approvals approve {approval} --expect 9 --json", "/api/dlq/approvals/{approval}/approve", `{"expect": 9}`, true},
+	{"approve", "approvals approve {approval} --expect 9 --json", "/api/dlq/approvals/{approval}/approve",
+		`{"expect": 9}`, true},
 	{"refuse", "approvals refuse {approval} --json", "/api/dlq/approvals/{approval}/refuse", `{}`, true},
 	{"withdraw", "approvals withdraw {approval} --json", "/api/dlq/approvals/{approval}/withdraw", `{}`, true},
 	{"get-log-level", "log-level --json", "/api/log-level", "", false},
@@ -86,10 +99,14 @@ var commandRequests = []struct {
 // several reports, and capture reads the database.
 var withoutCommand = []string{
 	"end-session", // TestSessions
-	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level", "get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
+	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level",
+	"get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
 	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost", "get-analytics-rules", "preview-policy",
-	"complete-filter", "get-policy", "test-policy", "examine", "list-replay-entries", "list-tokens", "create-token", "revoke-token", // for pages; commands read files or the database
-	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo", // TestScope_LimitsEveryOperation, in package server
+	// for pages; commands read files or the database
+	"complete-filter", "get-policy", "test-policy", "examine",
+	"list-replay-entries", "list-tokens", "create-token", "revoke-token",
+	// TestScope_LimitsEveryOperation, in package server
+	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo",
 }
 
 // TestScope_CommandsMatchAPI checks that a caller gets the same from a command as from the API: the same
@@ -109,15 +126,18 @@ func TestScope_CommandsMatchAPI(t *testing.T) {
 	}
 	for _, queue := range queues {
 		for _, kind := range kinds {
-			execute(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ($2, '{}', $1, 1, 'running')`, queue, kind)
+			execute(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ($2, '{}', $1, 1, 'running')`,
+				queue, kind)
 		}
 		execute("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now())", queue)
 		execute("SELECT dlq.open_breaker('queue:' || $1, 'kim', 'drill')", queue)
 	}
-	execute(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)] WHERE state = 'running'`)
+	execute(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+		errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)] WHERE state = 'running'`)
 	execute(`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'note')`)
 	token := func(args ...string) string {
-		return strings.TrimSpace(ok(t, append([]string{"tokens", "create", "--database-url", url, "--name", "caller"}, args...)...))
+		return strings.TrimSpace(
+			ok(t, append([]string{"tokens", "create", "--database-url", url, "--name", "caller"}, args...)...))
 	}
 	ask := func(token, path, body string) (int, string) {
 		method := http.MethodGet
@@ -145,23 +165,28 @@ func TestScope_CommandsMatchAPI(t *testing.T) {
 	words := slices.Clone(queues)
 	for _, queue := range queues {
 		of[queue] = map[string]string{"{queue}": queue}
-		rows, err := conn.Query(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE queue = $1 ORDER BY kind", queue)
+		rows, err := conn.Query(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE queue = $1 ORDER BY kind",
+			queue)
 		require.NoError(t, err)
 		ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		require.NoError(t, err)
 		require.Len(t, ids, 2)
 		of[queue]["{entry}"] = ids[0]
-		status, out := ask(token("--role", "operator", "--queue", queue), "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
+		status, out := ask(token("--role", "operator", "--queue", queue), "/api/dlq/replay",
+			`{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
 		require.Equal(t, http.StatusAccepted, status, out)
 		var answer struct{ Run struct{ ID string } }
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
 		of[queue]["{run}"] = answer.Run.ID
 		var approval string
 		require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(t.Context(), "SELECT set_config('dlq.scope', jsonb_build_array(jsonb_build_object('queues', ARRAY[$1::text]))::text, true)", queue); err != nil {
+			if _, err := tx.Exec(t.Context(), "SELECT set_config('dlq.scope', jsonb_build_array(jsonb_build_object('queues', "+
+				"ARRAY[$1::text]))::text, true)", queue); err != nil {
 				return err
 			}
-			return tx.QueryRow(t.Context(), `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {}, "all": true}', p_actor => 'kim')::text`).Scan(&approval)
+			return tx.QueryRow(t.Context(),
+				`SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {}, "all": true}', p_actor => 'kim')::text`).Scan(
+				&approval)
 		}))
 		of[queue]["{approval}"] = approval
 		words = append(words, append(ids, answer.Run.ID, approval)...)

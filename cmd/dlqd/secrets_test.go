@@ -28,7 +28,8 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	t.Parallel()
 	// The receiver echoes the request in its errors, as many servers do.
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		output := fmt.Sprintf("Cannot %s %s for %s, signed %s", r.Method, r.URL, r.Header.Get("Authorization"), r.Header.Get("Webhook-Signature"))
+		output := fmt.Sprintf("Cannot %s %s for %s, signed %s", r.Method, r.URL, r.Header.Get("Authorization"),
+			r.Header.Get("Webhook-Signature"))
 		switch {
 		case strings.Contains(r.URL.Path, "problem"):
 			w.Header().Set("Content-Type", "application/problem+json")
@@ -52,29 +53,38 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		secrets[name] = value
 		return value
 	}
-	signing := base64.StdEncoding.EncodeToString([]byte(secret("signing key as it is", "signing-key-of-32-bytes-or-so-1234")))
+	signing := base64.StdEncoding.EncodeToString(
+		[]byte(secret("signing key as it is", "signing-key-of-32-bytes-or-so-1234")))
 	secret("signing key", signing)
 	filed := base64.StdEncoding.EncodeToString([]byte("another-signing-key-of-32-bytes-or-so"))
 	secret("filed signing key", filed)
 	destinations := map[string]string{}
 	for _, name := range []string{"plain", "problem", "logical", "redirect"} {
-		destinations[name] = fmt.Sprintf("http://user-%s:%s@%s/%s/%s?key=%s", name, secret(name+" password", "pAssw0rd-"+name), host, name, secret(name+" path", "T0ken-"+name), secret(name+" query", "qu3ry-"+name))
+		destinations[name] = fmt.Sprintf("http://user-%s:%s@%s/%s/%s?key=%s", name,
+			secret(name+" password", "pAssw0rd-"+name), host, name, secret(name+" path", "T0ken-"+name),
+			secret(name+" query", "qu3ry-"+name))
 	}
-	destinations["refused"] = fmt.Sprintf("http://%s:x@127.0.0.1:1/%s?%s", secret("refused user", "us3rtoken"), secret("refused path", "REFUSEDPATHTOKEN"), secret("refused query", "refusedquery9"))
-	destinations["nowhere"] = fmt.Sprintf("http://a:%s@nowhere.invalid/%s", secret("nowhere password", "pAssw0rd-nowhere"), secret("nowhere path", "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"))
+	destinations["refused"] = fmt.Sprintf("http://%s:x@127.0.0.1:1/%s?%s", secret("refused user", "us3rtoken"),
+		secret("refused path", "REFUSEDPATHTOKEN"), secret("refused query", "refusedquery9"))
+	destinations["nowhere"] = fmt.Sprintf("http://a:%s@nowhere.invalid/%s", secret("nowhere password", "pAssw0rd-nowhere"),
+		secret("nowhere path", "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"))
 	var queues, places strings.Builder
 	for name, at := range destinations {
 		_, _ = fmt.Fprintf(&queues, "  %s: {destination: %s, maxAttempts: 1}\n", name, name)
-		_, _ = fmt.Fprintf(&places, "  %s: {url: %q, secret: %s, probe: {url: %q, every: 100ms}}\n", name, at, signing, at+"&p="+secret(name+" probe", "pr0be-"+name))
+		_, _ = fmt.Fprintf(&places, "  %s: {url: %q, secret: %s, probe: {url: %q, every: 100ms}}\n", name, at, signing,
+			at+"&p="+secret(name+" probe", "pr0be-"+name))
 	}
-	content := "queues:\n" + queues.String() + "  filed: {destination: filed, maxAttempts: 1}\ndestinations:\n" + places.String() + "  filed: {urlFile: filed.url, secretFile: filed.key}\n"
-	dir := policytest.Dir(t, policytest.Files{"retry-policies": content, "access": "authentication: [tokens, oidc]\noidc: {issuer: 'http://127.0.0.1:1', clientID: dlqd, clientSecretFile: client.key}\n"})
+	content := "queues:\n" + queues.String() + "  filed: {destination: filed, maxAttempts: 1}\ndestinations:\n" +
+		places.String() + "  filed: {urlFile: filed.url, secretFile: filed.key}\n"
+	dir := policytest.Dir(t, policytest.Files{"retry-policies": content, "access": "authentication: [tokens, " +
+		"oidc]\noidc: {issuer: 'http://127.0.0.1:1', clientID: dlqd, clientSecretFile: client.key}\n"})
 	write := func(dir, name, text string) string {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, []byte(text+"\n"), 0o600))
 		return path
 	}
-	write(dir, "filed.url", receiver.URL+"/"+secret("filed path", "wordsonlysecret")+"?q="+secret("filed query", "filedquery"))
+	write(dir, "filed.url", receiver.URL+"/"+secret("filed path", "wordsonlysecret")+"?q="+
+		secret("filed query", "filedquery"))
 	write(dir, "filed.key", filed)
 	write(dir, "client.key", secret("client's secret", "cl1ent-secret-of-the-console"))
 	at := postgrestest.URL(t)
@@ -83,7 +93,8 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	u.User = url.UserPassword(u.User.Username(), secret("database password", "pAssw0rd-database"))
 	urlFile := write(t.TempDir(), "database", u.String())
 
-	token := secret("token", regexp.MustCompile(`dlqd_\S+`).FindString(ok(t, "tokens", "create", "--name", "kim", "--role", "admin", "--database-url-file", urlFile)))
+	token := secret("token", regexp.MustCompile(`dlqd_\S+`).FindString(ok(t, "tokens", "create", "--name", "kim", "--role",
+		"admin", "--database-url-file", urlFile)))
 	require.NotEmpty(t, token)
 
 	var out strings.Builder
@@ -94,12 +105,14 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	}
 	runs := func(args ...string) {
 		cmd := exec.CommandContext(t.Context(), program, args...)
-		cmd.Env = append(os.Environ(), "DLQD_DATABASE_URL="+u.String(), "DLQD_DESTINATION="+destinations["plain"], "DLQD_TOKEN="+token)
+		cmd.Env = append(os.Environ(), "DLQD_DATABASE_URL="+u.String(), "DLQD_DESTINATION="+destinations["plain"],
+			"DLQD_TOKEN="+token)
 		output, _ := cmd.CombinedOutput()
 		_, _ = fmt.Fprintf(&out, "dlqd\n%s\n", output)
 	}
 	s := serve(t, "--database-url-file", urlFile, "--config-dir", dir, "--log-level", "debug")
-	arguments, err := exec.CommandContext(t.Context(), "ps", "-o", "args=", "-p", fmt.Sprint(s.cmd.Process.Pid)).CombinedOutput()
+	arguments, err := exec.CommandContext(t.Context(), "ps", "-o", "args=", "-p",
+		fmt.Sprint(s.cmd.Process.Pid)).CombinedOutput()
 	require.NoError(t, err, string(arguments))
 	require.Contains(t, string(arguments), "--database-url-file")
 	out.Write(arguments)
@@ -112,10 +125,14 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		require.NoError(t, err)
 		return response
 	}
-	signIn, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.api+"/sign-in", strings.NewReader("token="+token))
+	signIn, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.api+"/sign-in",
+		strings.NewReader("token="+token))
 	require.NoError(t, err)
 	signIn.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	signedIn, err := (&http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Do(signIn)
+	signedIn, err := (&http.Client{CheckRedirect: func(*http.Request,
+		[]*http.Request) error {
+		return http.ErrUseLastResponse
+	}}).Do(signIn)
 	require.NoError(t, err)
 	require.NoError(t, signedIn.Body.Close())
 	require.Len(t, signedIn.Cookies(), 1)
@@ -130,7 +147,8 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	}
 	names := []string{"plain", "problem", "logical", "redirect", "refused", "nowhere", "filed"}
 	for _, name := range names {
-		response := ask(http.MethodPost, "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": %q, "kind": "k", "payload": 1}`, name, name), token)
+		response := ask(http.MethodPost, "/api/messages",
+			fmt.Sprintf(`{"messageId": %q, "queue": %q, "kind": "k", "payload": 1}`, name, name), token)
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, http.StatusAccepted, response.StatusCode)
 	}
@@ -147,18 +165,22 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		}
 	}
 	// An invalid policy, and one with other secrets.
-	other := policytest.Dir(t, policytest.Files{"retry-policies": strings.ReplaceAll(content, "T0ken-plain", secret("other token", "T0ken-other"))})
+	other := policytest.Dir(t,
+		policytest.Files{"retry-policies": strings.ReplaceAll(content, "T0ken-plain", secret("other token", "T0ken-other"))})
 	write(other, "filed.url", receiver.URL+"/"+secret("other filed path", "otherwordsonly"))
 	write(other, "filed.key", filed)
-	for _, wrong := range []string{strings.Replace(content, "http://user-plain", "ftp://user-plain", 1), strings.Replace(content, "maxAttempts: 1", "maxAttempts: many", 1), content + "  x: {url: ["} {
+	for _, wrong := range []string{strings.Replace(content, "http://user-plain", "ftp://user-plain", 1),
+		strings.Replace(content, "maxAttempts: 1", "maxAttempts: many", 1), content + "  x: {url: ["} {
 		broken := policytest.Dir(t, policytest.Files{"retry-policies": wrong})
 		runs("config", "check", broken)
 		runs("config", "show", "--config-dir", broken)
 		runs("doctor", "--config-dir", broken)
 	}
 	policyFile := filepath.Join(dir, "retry-policies.yaml")
-	require.NoError(t, os.WriteFile(policyFile, []byte(strings.Replace(content, "http://user-plain", "ftp://user-plain", 1)), 0o600))
-	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "not reloaded") }, time.Minute, 50*time.Millisecond)
+	require.NoError(t, os.WriteFile(policyFile,
+		[]byte(strings.Replace(content, "http://user-plain", "ftp://user-plain", 1)), 0o600))
+	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "not reloaded") }, time.Minute,
+		50*time.Millisecond)
 	get("/api/health")
 	require.NoError(t, os.WriteFile(policyFile, []byte(content), 0o600))
 	runs("config", "show", "--config-dir", dir)
@@ -167,7 +189,8 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	runs("config", "diff", dir, other)
 	shows("retry-policies destinations.plain.url: http://***@" + host + "/plain/***?key=***, in its hidden part")
 	runs("config", "check", dir)
-	for _, path := range []string{"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit", "/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars"} {
+	for _, path := range []string{"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit",
+		"/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars"} {
 		get(path)
 	}
 	mistyped := secret("mistyped token", token[:len(token)-4]+"9999")
@@ -181,8 +204,10 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	// Unreachable databases and invalid command lines.
 	password := secret("another password", "pAssw0rd-another")
 	for _, at := range []string{
-		"postgres://u:" + password + "@127.0.0.1:1/x?connect_timeout=1", "postgres://u:" + password + "%zz@127.0.0.1/x", "postgres://127.0.0.1:1/x?connect_timeout=1&password=" + password,
-		"postgres://127.0.0.1/x?sslmode=bogus&password=" + password, "host=127.0.0.1 port=1 connect_timeout=1 password=" + password, "host=127.0.0.1 sslmode=bogus password='" + password + "'",
+		"postgres://u:" + password + "@127.0.0.1:1/x?connect_timeout=1", "postgres://u:" + password + "%zz@127.0.0.1/x",
+		"postgres://127.0.0.1:1/x?connect_timeout=1&password=" + password,
+		"postgres://127.0.0.1/x?sslmode=bogus&password=" + password, "host=127.0.0.1 port=1 connect_timeout=1 password=" +
+			password, "host=127.0.0.1 sslmode=bogus password='" + password + "'",
 		"postgres//u:" + password + "@127.0.0.1/x", "postgres://u:" + password + "@[bad/x",
 	} {
 		runs("migrate", "status", "--database-url", at)
@@ -195,7 +220,9 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	runs("serve", "--help")
 	runs("migrate", "status")
 	runs("doctor", "--config-dir", dir)
-	runs("psql", "-At", "-c", `SELECT row_to_json(e) FROM dead_letter_queue e`, "-c", `SELECT row_to_json(j) FROM river_job j`, "-c", `SELECT row_to_json(t) FROM dead_letter_transitions t`, "-c", `SELECT row_to_json(t) FROM tokens t`, "-c", `SELECT row_to_json(s) FROM sessions s`)
+	runs("psql", "-At", "-c", `SELECT row_to_json(e) FROM dead_letter_queue e`, "-c", `SELECT row_to_json(j)
+		FROM river_job j`, "-c", `SELECT row_to_json(t) FROM dead_letter_transitions t`, "-c",
+		`SELECT row_to_json(t) FROM tokens t`, "-c", `SELECT row_to_json(s) FROM sessions s`)
 	shows(`"name":"kim"`)
 	shows(`"kind":"dlqd_message"`)
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGQUIT)) // dumps all goroutines

@@ -60,7 +60,8 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			if !cmd.Flags().Changed("max-conns") {
 				config.MaxConns = 0 // the URL may set it
 			}
-			config.DatabaseURL, config.DataDir, config.PostgresBin, config.Schemas = database.url, database.dataDir, database.postgresBin, database.schemas
+			config.DatabaseURL, config.DataDir, config.PostgresBin, config.Schemas = database.url, database.dataDir,
+				database.postgresBin, database.schemas
 			config.Archive = archive.location(&database)
 			if !config.API && !config.Process && !config.DLQWorkers {
 				config.API, config.Process, config.DLQWorkers = true, true, true
@@ -77,7 +78,8 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			}{
 				{config.API, "without --api", []string{"max-body-bytes"}},
 				{listens, "without --api or --listen", []string{
-					"insecure", "allowed-host", "allowed-origin", "rate-limit", "max-requests", "max-connections", "tls-cert", "tls-key", "tls-client-ca",
+					"insecure", "allowed-host", "allowed-origin", "rate-limit",
+					"max-requests", "max-connections", "tls-cert", "tls-key", "tls-client-ca",
 				}},
 				{config.DLQWorkers, "without --dlq-workers", []string{"poll-interval"}},
 				{config.Process || config.DLQWorkers, "without --process and --dlq-workers", []string{"poll-only"}},
@@ -126,27 +128,42 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 	flags.BoolVar(&config.API, "api", false, "serve the API")
 	flags.BoolVar(&config.Process, "process", false, "deliver messages")
 	flags.BoolVar(&config.DLQWorkers, "dlq-workers", false, "process dead letters")
-	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen}, "address of the API: host:port or unix:PATH; repeatable. Without --api, serves only /metrics and health checks")
-	flags.BoolVar(&config.Insecure, "insecure", false, "allow listening beyond this machine without authentication: every caller may do everything")
-	flags.StringArrayVar(&config.Door.Hosts, "allowed-host", nil, "host name that requests may use, besides localhost, loopback addresses, those of --listen and the connection's own address; repeatable")
-	flags.StringArrayVar(&config.Door.Origins, "allowed-origin", nil, "origin of other web pages that may use the API, such as https://console.example; repeatable")
-	flags.StringVar(&config.TLS.Cert, "tls-cert", "", "PEM file with the certificate and its intermediates; enables HTTPS on TCP addresses. Reloaded when it changes")
+	flags.StringArrayVar(&config.Listen, "listen", []string{server.DefaultListen},
+		"address of the API: host:port or unix:PATH; repeatable. Without --api, serves only /metrics and health checks")
+	flags.BoolVar(&config.Insecure, "insecure", false, "allow listening beyond this machine without authentication: "+
+		"every caller may do everything")
+	flags.StringArrayVar(&config.Door.Hosts, "allowed-host", nil, "host name that requests may use, besides localhost, "+
+		"loopback addresses, those of --listen and the connection's own address; repeatable")
+	flags.StringArrayVar(&config.Door.Origins, "allowed-origin", nil, "origin of other web pages that may use the API, "+
+		"such as https://console.example; repeatable")
+	flags.StringVar(&config.TLS.Cert, "tls-cert", "", "PEM file with the certificate and its intermediates; enables "+
+		"HTTPS on TCP addresses. Reloaded when it changes")
 	flags.StringVar(&config.TLS.Key, "tls-key", "", "PEM file with the certificate's key")
 	flags.StringVar(&config.TLS.ClientCA, "tls-client-ca", "", "PEM file with the CAs that sign client certificates")
-	flags.StringVar(&rateLimit, "rate-limit", "", "maximum request rate of each client, such as 100/s or 600/m; no limit if empty")
-	flags.IntVar(&config.Door.MaxRequests, "max-requests", door.DefaultMaxRequests, "maximum number of concurrent requests; one client may use half of them")
-	flags.Int64Var(&config.MaxConnections, "max-connections", door.DefaultMaxConnections, "maximum number of concurrent TCP connections; one address may use half of them")
+	flags.StringVar(&rateLimit, "rate-limit", "", "maximum request rate of each client, such as 100/s or 600/m; no "+
+		"limit if empty")
+	flags.IntVar(&config.Door.MaxRequests, "max-requests", door.DefaultMaxRequests,
+		"maximum number of concurrent requests; one client may use half of them")
+	flags.Int64Var(&config.MaxConnections, "max-connections", door.DefaultMaxConnections,
+		"maximum number of concurrent TCP connections; one address may use half of them")
 	source.register(cmd)
 	archive.register(cmd)
 	flags.Int64Var(&config.MaxBodyBytes, "max-body-bytes", api.DefaultMaxBodyBytes, "maximum size of a message in bytes")
-	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval, "how often DLQ workers poll for due entries if no notification wakes them")
-	flags.BoolVar(&config.PollOnly, "poll-only", false, "poll instead of using LISTEN/NOTIFY. Default behind a pooler; --poll-only=false is for a pooler in session mode")
-	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "maximum time for a clean stop; its last quarter (at most 5 s) is for cancelling requests and jobs that have not finished")
-	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns, "maximum number of database connections; defaults to pool_max_conns of the URL if set")
-	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error; \"dlqd log-level\" changes it while serve runs")
+	flags.DurationVar(&config.PollInterval, "poll-interval", worker.DefaultPollInterval,
+		"how often DLQ workers poll for due entries if no notification wakes them")
+	flags.BoolVar(&config.PollOnly, "poll-only", false, "poll instead of using LISTEN/NOTIFY. Default behind a pooler; "+
+		"--poll-only=false is for a pooler in session mode")
+	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "maximum time for a clean stop; "+
+		"its last quarter (at most 5 s) is for cancelling requests and jobs that have not finished")
+	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns,
+		"maximum number of database connections; defaults to pool_max_conns of the URL if set")
+	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error; \"dlqd log-level\" changes it while "+
+		"serve runs")
 	flags.StringVar(&logFormat, "log-format", "text", "text, or json (one object per line)")
 	flags.StringVar(&config.RiverUI, "river-ui", "", "URL of River UI; the console links jobs to it")
-	flags.StringVar(&config.OTLPEndpoint, "otlp-endpoint", telemetry.EndpointOfEnvironment(), "URL of an OpenTelemetry collector (OTLP over HTTP, such as http://localhost:4318) for traces, metrics and logs; none if empty")
+	flags.StringVar(&config.OTLPEndpoint, "otlp-endpoint", telemetry.EndpointOfEnvironment(),
+		"URL of an OpenTelemetry collector (OTLP over HTTP, such as http://localhost:4318) for traces, metrics and logs; "+
+			"none if empty")
 	flags.Lookup("otlp-endpoint").DefValue = "$OTEL_EXPORTER_OTLP_ENDPOINT"
 	return cmd
 }
@@ -179,7 +196,8 @@ const apiTimeout = 30 * time.Second
 func checkRiverUI(address string) error {
 	u, err := url.Parse(address)
 	if address != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil) {
-		return &usageError{errors.New("--river-ui: must be the http or https URL of River UI in a browser, without a password")}
+		return &usageError{errors.New("--river-ui: must be the http or https URL of River UI in a browser, without a " +
+			"password")}
 	}
 	return nil
 }

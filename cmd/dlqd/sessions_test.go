@@ -140,7 +140,8 @@ func TestSessions_RealProvider(t *testing.T) {
 		t.Skip("DLQD_TEST_OIDC_PROVIDER is not set")
 	}
 	provider := newRealProvider(t, installed)
-	for _, s := range []*served{serveOIDC(t, provider.issuer), serveConsole(t, provider.issuer, "console", "a secret of the console's")} {
+	for _, s := range []*served{serveOIDC(t, provider.issuer),
+		serveConsole(t, provider.issuer, "console", "a secret of the console's")} {
 		kim := newVisitor(t, s.api)
 		signIn := func() {
 			t.Helper()
@@ -157,7 +158,8 @@ func TestSessions_RealProvider(t *testing.T) {
 		// The provider changes its key, and its clock differs. A signed-in user stays signed in regardless
 		// of the token.
 		provider.command("rotate")
-		require.Equal(t, http.StatusOK, func() int { status, _ := kim.answer(kim.Get(s.api + "/api/whoami")); return status }())
+		require.Equal(t, http.StatusOK,
+			func() int { status, _ := kim.answer(kim.Get(s.api + "/api/whoami")); return status }())
 		require.Eventually(t, func() bool {
 			status, _ := kim.answer(kim.Get(s.api + "/sign-in/oidc?to=/api/whoami"))
 			return status == http.StatusOK

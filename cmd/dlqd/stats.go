@@ -124,17 +124,20 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 	w, row = table(cmd, "\nQUEUE\tOPEN\tTREND\tPARKED\tCAPTURED\tRESOLVED\tRATE\tREPLAYS OK\tHALF CLOSED IN\t95 % IN")
 	for _, q := range r.Queues.Rows {
 		if q.Queue == nil {
-			row("(all)", q.Open, "", q.Manual, q.Captured, q.Resolved, percent(q.ResolutionRate), percent(q.ReplaySuccess), "", "")
+			row("(all)", q.Open, "", q.Manual, q.Captured, q.Resolved, percent(q.ResolutionRate),
+				percent(q.ReplaySuccess), "", "")
 			continue
 		}
-		row(*q.Queue, q.Open, open[*q.Queue], q.Manual, q.Captured, q.Resolved, percent(q.ResolutionRate), percent(q.ReplaySuccess), formatSeconds(times[*q.Queue].P50), formatSeconds(times[*q.Queue].P95))
+		row(*q.Queue, q.Open, open[*q.Queue], q.Manual, q.Captured, q.Resolved, percent(q.ResolutionRate),
+			percent(q.ReplaySuccess), formatSeconds(times[*q.Queue].P50), formatSeconds(times[*q.Queue].P95))
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	w, row = table(cmd, "\nFAILURES\tTREND\tOPEN\tQUEUE\tTYPE\tFIRST SEEN\tLAST SEEN\tERROR")
 	for _, g := range r.Groups.Rows {
-		row(g.InWindow, sparkline(g.Trend, add), g.Open, g.Queue, text(g.ErrorType), ago(g.FirstSeen)+" ago", ago(g.LastSeen)+" ago", shorten(text(g.Title), 60))
+		row(g.InWindow, sparkline(g.Trend, add), g.Open, g.Queue, text(g.ErrorType), ago(g.FirstSeen)+" ago",
+			ago(g.LastSeen)+" ago", shorten(text(g.Title), 60))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -156,7 +159,8 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 		if r.Now.Observed >= api.MostCounted {
 			atLeast = " or more"
 		}
-		_, err = fmt.Fprintf(out, "\nobserved, not redelivered automatically: %d%s (see dlqd automatic)", r.Now.Observed, atLeast)
+		_, err = fmt.Fprintf(out, "\nobserved, not redelivered automatically: %d%s (see dlqd automatic)",
+			r.Now.Observed, atLeast)
 	}
 	if r.Now.AutomaticStopped != nil {
 		_, _ = fmt.Fprintln(out)

@@ -20,7 +20,8 @@ func newTokens() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tokens",
 		Short: "Create, list, rotate and revoke API tokens",
-		Long: "A token identifies a caller of the API and gives it a role, in the queues and for the kinds that match. A token is\n" +
+		Long: "A token identifies a caller of the API and gives it a role, in the queues and for the kinds that match. A " +
+			"token is\n" +
 			"shown once, when it is created; the database stores a hash. These commands connect to the database, so they need\n" +
 			"no token: a role that may write dlqd's tables creates the first token, and can create one when every other\n" +
 			"sign-in fails. The policy enables tokens (access.yaml: authentication: [tokens]).",
@@ -30,7 +31,8 @@ func newTokens() *cobra.Command {
 }
 
 // tokenCommand returns a command on the tokens of a database.
-func tokenCommand(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, tokens *access.Store, args []string) error) *cobra.Command {
+func tokenCommand(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, tokens *access.Store,
+	args []string) error) *cobra.Command {
 	var database databaseFlags
 	cmd := &cobra.Command{Use: use, Short: short, Args: args, RunE: func(cmd *cobra.Command, args []string) error {
 		return database.withMigrator(cmd, func(m *postgres.Migrator) error {
@@ -71,7 +73,8 @@ func newTokensCreate() *cobra.Command {
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&token.Name, "name", "", "name of the holder, recorded as the actor in the audit trail")
-	flags.StringVar(&role, "role", "", "reader, operator, admin, sender (submits messages) or metrics (reads metrics and health)")
+	flags.StringVar(&role, "role", "", "reader, operator, admin, sender (submits messages) or metrics (reads metrics "+
+		"and health)")
 	flags.StringSliceVar(&token.Queues, "queue", nil, "limit to queues that match; * matches any text; repeatable")
 	flags.StringSliceVar(&token.Kinds, "kind", nil, "limit to kinds that match; repeatable")
 	flags.StringSliceVar(&token.Sources, "source", nil, "limit a sender to sources that match; repeatable")
@@ -107,27 +110,28 @@ func printSecret(cmd *cobra.Command, token *access.Token, secret string) error {
 
 func newTokensList() *cobra.Command {
 	var asJSON bool
-	cmd := tokenCommand("list", "List tokens, including expired and revoked ones", cobra.NoArgs, func(cmd *cobra.Command, tokens *access.Store, _ []string) error {
-		all, err := tokens.List(cmd.Context())
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return json.NewEncoder(cmd.OutOrStdout()).Encode(all)
-		}
-		w, row := table(cmd, "ID\tNAME\tROLE\tSCOPE\tSTATE\tEXPIRES\tUSED\tNOTE")
-		for _, t := range all {
-			expires, used := "never", "never"
-			if t.ExpiresAt != nil {
-				expires = t.ExpiresAt.Format(time.RFC3339)
+	cmd := tokenCommand("list", "List tokens, including expired and revoked ones", cobra.NoArgs,
+		func(cmd *cobra.Command, tokens *access.Store, _ []string) error {
+			all, err := tokens.List(cmd.Context())
+			if err != nil {
+				return err
 			}
-			if t.UsedAt != nil {
-				used = ago(*t.UsedAt)
+			if asJSON {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(all)
 			}
-			row(t.ID, t.Name, t.Role, scopeText(&t), t.State(time.Now()), expires, used, t.Note)
-		}
-		return w.Flush()
-	})
+			w, row := table(cmd, "ID\tNAME\tROLE\tSCOPE\tSTATE\tEXPIRES\tUSED\tNOTE")
+			for _, t := range all {
+				expires, used := "never", "never"
+				if t.ExpiresAt != nil {
+					expires = t.ExpiresAt.Format(time.RFC3339)
+				}
+				if t.UsedAt != nil {
+					used = ago(*t.UsedAt)
+				}
+				row(t.ID, t.Name, t.Role, scopeText(&t), t.State(time.Now()), expires, used, t.Note)
+			}
+			return w.Flush()
+		})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -151,13 +155,14 @@ func scopeText(t *access.Token) string {
 
 func newTokensRevoke() *cobra.Command {
 	var by, note string
-	cmd := tokenCommand("revoke ID", "Revoke a token; every process rejects it within five seconds", cobra.ExactArgs(1), func(cmd *cobra.Command, tokens *access.Store, args []string) error {
-		if err := tokens.Revoke(cmd.Context(), args[0], by, note); err != nil {
+	cmd := tokenCommand("revoke ID", "Revoke a token; every process rejects it within five seconds", cobra.ExactArgs(1),
+		func(cmd *cobra.Command, tokens *access.Store, args []string) error {
+			if err := tokens.Revoke(cmd.Context(), args[0], by, note); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "token %s is revoked\n", args[0])
 			return err
-		}
-		_, err := fmt.Fprintf(cmd.OutOrStdout(), "token %s is revoked\n", args[0])
-		return err
-	})
+		})
 	cmd.Flags().StringVar(&by, "actor", actor(), "name recorded as the actor")
 	cmd.Flags().StringVar(&note, "note", "", "reason")
 	return cmd
@@ -166,19 +171,21 @@ func newTokensRevoke() *cobra.Command {
 func newTokensRotate() *cobra.Command {
 	var by string
 	var keep, life time.Duration
-	cmd := tokenCommand("rotate ID", "Create a token that replaces another, which stays valid for a while", cobra.ExactArgs(1), func(cmd *cobra.Command, tokens *access.Store, args []string) error {
-		until, err := expiry(life)
-		if err != nil {
-			return err
-		}
-		token, secret, err := tokens.Rotate(cmd.Context(), args[0], by, keep, until)
-		if err != nil {
-			return err
-		}
-		return printSecret(cmd, token, secret)
-	})
+	cmd := tokenCommand("rotate ID", "Create a token that replaces another, which stays valid for a while",
+		cobra.ExactArgs(1), func(cmd *cobra.Command, tokens *access.Store, args []string) error {
+			until, err := expiry(life)
+			if err != nil {
+				return err
+			}
+			token, secret, err := tokens.Rotate(cmd.Context(), args[0], by, keep, until)
+			if err != nil {
+				return err
+			}
+			return printSecret(cmd, token, secret)
+		})
 	cmd.Flags().DurationVar(&keep, "keep", time.Hour, "how long the old token stays valid")
-	cmd.Flags().DurationVar(&life, "expires", defaultTokenLife, "lifetime of the new token; 0 means that it does not expire")
+	cmd.Flags().DurationVar(&life, "expires", defaultTokenLife, "lifetime of the new token; 0 means that it does "+
+		"not expire")
 	cmd.Flags().StringVar(&by, "actor", actor(), "name recorded as the actor")
 	return cmd
 }

@@ -28,7 +28,8 @@ func newUndo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undo OPERATION",
 		Short: "Undo a discard, resolve, park, unpark, assign, tag or note, of one dead letter or of many",
-		Long: "Undo reverts the dead letters that are still as the operation left them. The others have changed since and stay.\n" +
+		Long: "Undo reverts the dead letters that are still as the operation left them. The others have changed since and " +
+			"stay.\n" +
 			"A discarded or resolved dead letter becomes dlq_manual: it waits for an operator.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -64,7 +65,8 @@ func newOperation() *cobra.Command {
 				query.Set("cursor", cursor)
 			}
 			var o api.OperationDetail
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/operations/"+url.PathEscape(args[0])+"?"+query.Encode(), nil, &o); err != nil || c.asJSON {
+			if err := c.call(cmd, http.MethodGet, "/api/dlq/operations/"+url.PathEscape(args[0])+"?"+query.Encode(), nil,
+				&o); err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "operation\t"+o.ID.String())

@@ -12,7 +12,9 @@ import (
 )
 
 func newViews() *cobra.Command {
-	cmd := &cobra.Command{Use: "views", Short: "List saved views; save and delete them (\"dlqd list --view\" shows one)", Args: cobra.NoArgs}
+	cmd := &cobra.Command{
+		Use: "views", Short: "List saved views; save and delete them (\"dlqd list --view\" shows one)", Args: cobra.NoArgs,
+	}
 	var c client
 	list := &cobra.Command{
 		Use: "list", Short: "List your saved views, and those that others share", Args: cobra.NoArgs,
@@ -20,12 +22,14 @@ func newViews() *cobra.Command {
 			var out struct {
 				Views []savedview.SavedView `json:"views"`
 			}
-			if err := c.call(cmd, http.MethodGet, api.ViewsPath+"?"+url.Values{"actor": {actor()}}.Encode(), nil, &out); err != nil || c.asJSON {
+			if err := c.call(cmd, http.MethodGet, api.ViewsPath+"?"+url.Values{"actor": {actor()}}.Encode(), nil,
+				&out); err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "NAME\tQUERY\tOWNER\tSHARED\tORDER\tCOLUMNS")
 			for _, v := range out.Views {
-				row(v.Name, v.Query, v.Owner, map[bool]string{true: "yes", false: "no"}[v.Shared], v.Order, strings.Join(v.Columns, ","))
+				row(v.Name, v.Query, v.Owner, map[bool]string{true: "yes", false: "no"}[v.Shared], v.Order,
+					strings.Join(v.Columns, ","))
 			}
 			return w.Flush()
 		},

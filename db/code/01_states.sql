@@ -7,11 +7,13 @@ CREATE OR REPLACE FUNCTION dlq.allowed_moves(p_from dlq.dead_letter_status) RETU
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_from
     WHEN 'dlq_pending'::dlq.dead_letter_status
-        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
+        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved',
+            'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_processing'::dlq.dead_letter_status
         THEN ARRAY['dlq_resolved', 'dlq_pending', 'dlq_failed', 'dlq_manual']::dlq.dead_letter_status[]
     WHEN 'dlq_manual'::dlq.dead_letter_status
-        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
+        THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved',
+            'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_failed'::dlq.dead_letter_status
         THEN ARRAY['dlq_processing', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
     -- Reopened by an operator, or because the job was run again outside dlqd.
@@ -22,7 +24,8 @@ COMMENT ON FUNCTION dlq.allowed_moves IS 'The states that a dead letter may move
 
 CREATE OR REPLACE FUNCTION dlq.is_open(p_status dlq.dead_letter_status) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN p_status IN ('dlq_pending'::dlq.dead_letter_status, 'dlq_processing'::dlq.dead_letter_status, 'dlq_manual'::dlq.dead_letter_status);
+RETURN p_status IN ('dlq_pending'::dlq.dead_letter_status, 'dlq_processing'::dlq.dead_letter_status,
+    'dlq_manual'::dlq.dead_letter_status);
 COMMENT ON FUNCTION dlq.is_open IS 'Whether a dead letter with this status is open.';
 
 CREATE OR REPLACE FUNCTION dlq.stage_of(p_status dlq.dead_letter_status) RETURNS dlq.dead_letter_stage
@@ -59,7 +62,8 @@ COMMENT ON FUNCTION dlq.caller IS
 
 CREATE OR REPLACE FUNCTION dlq.is_owner() RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT pg_has_role(dlq.caller(), (SELECT c.relowner FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass), 'USAGE')
+    SELECT pg_has_role(dlq.caller(),
+        (SELECT c.relowner FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass), 'USAGE')
 $$;
 COMMENT ON FUNCTION dlq.is_owner IS
     'Whether the caller owns the schema, as dlqd itself does, or is a superuser.';
@@ -68,7 +72,8 @@ COMMENT ON FUNCTION dlq.is_owner IS
 -- database user, and the claimed name goes into dlq.origin.
 CREATE OR REPLACE FUNCTION dlq.actor(p_claimed text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-RETURN CASE WHEN p_claimed = session_user OR dlq.is_owner() THEN coalesce(p_claimed, session_user) ELSE session_user END;
+RETURN CASE WHEN p_claimed = session_user OR dlq.is_owner() THEN coalesce(p_claimed, session_user)
+    ELSE session_user END;
 COMMENT ON FUNCTION dlq.actor IS
     'The actor of an operation: p_claimed if the caller owns the schema, otherwise the database '
     'user. dlq.origin records a different claimed name as "on behalf of".';
@@ -84,9 +89,11 @@ COMMENT ON FUNCTION dlq.is_person IS 'Whether an actor is a user or a program of
 CREATE OR REPLACE FUNCTION dlq.origin(p_actor text, p_claimed text DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE
-    WHEN nullif(current_setting('dlq.origin', true), '') IS NOT NULL AND dlq.is_owner() THEN current_setting('dlq.origin', true)
+    WHEN nullif(current_setting('dlq.origin', true), '') IS NOT NULL AND dlq.is_owner()
+        THEN current_setting('dlq.origin', true)
     WHEN dlq.is_person(p_actor) OR p_actor = session_user AND NOT dlq.is_owner()
-    THEN 'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket') || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')
+    THEN 'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket')
+        || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')
          || CASE WHEN p_claimed <> p_actor THEN ', on behalf of ' || p_claimed ELSE '' END END;
 COMMENT ON FUNCTION dlq.origin IS
     'Where an operator''s move comes from: the API''s description of its caller, or the address and '
@@ -104,7 +111,8 @@ BEGIN
     IF pg_has_role(v_user, current_user, 'USAGE') THEN
         RETURN nullif(current_setting('dlq.scope', true), '')::jsonb;
     END IF;
-    RETURN (SELECT CASE WHEN NOT bool_or((s.queues = '{}' OR '*' = ANY (s.queues)) AND (s.kinds = '{}' OR '*' = ANY (s.kinds)))
+    RETURN (SELECT CASE WHEN NOT bool_or((s.queues = '{}' OR '*' = ANY (s.queues))
+        AND (s.kinds = '{}' OR '*' = ANY (s.kinds)))
                 THEN jsonb_agg(jsonb_build_object('queues', s.queues, 'kinds', s.kinds)) END
             FROM dlq.role_scopes s JOIN pg_roles r ON r.rolname = s.role
             WHERE pg_has_role(v_user, r.oid, 'MEMBER'));
@@ -118,7 +126,8 @@ COMMENT ON FUNCTION dlq.scope IS
 
 CREATE OR REPLACE FUNCTION dlq.like_patterns(p_patterns jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT array_agg(replace(replace(replace(replace(coalesce(p, ''), '\', '\\'), '%', '\%'), '_', '\_'), '*', '%')) FROM jsonb_array_elements_text(p_patterns) p
+    SELECT array_agg(replace(replace(replace(replace(coalesce(p, ''), '\', '\\'), '%', '\%'), '_', '\_'), '*', '%'))
+    FROM jsonb_array_elements_text(p_patterns) p
 $$;
 COMMENT ON FUNCTION dlq.like_patterns IS
     'LIKE patterns for patterns in which * stands for any text; null for an empty list.';
@@ -128,7 +137,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN p_scope IS NOT NULL THEN ARRAY(
         -- A pattern '%' comes from '*'. It gets no colon, so that it also matches a missing queue
         -- or kind.
-        SELECT coalesce(':' || replace(nullif(q, '%'), E'\x01', E'\x02'), '%') || E'\x01' || coalesce(':' || replace(nullif(k, '%'), E'\x01', E'\x02'), '%')
+        SELECT coalesce(':' || replace(nullif(q, '%'), E'\x01', E'\x02'), '%') || E'\x01'
+            || coalesce(':' || replace(nullif(k, '%'), E'\x01', E'\x02'), '%')
         FROM jsonb_array_elements(p_scope) g
         CROSS JOIN unnest(coalesce(dlq.like_patterns(g -> 'queues'), ARRAY[NULL::text])) q
         CROSS JOIN unnest(coalesce(dlq.like_patterns(g -> 'kinds'), ARRAY[NULL::text])) k) END
@@ -143,7 +153,8 @@ COMMENT ON FUNCTION dlq.scope_patterns IS
 -- null kind has no colon, so only patterns without a limit on kinds match it.
 CREATE OR REPLACE FUNCTION dlq.in_patterns(p_queue text, p_kind text, p_patterns text[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN coalesce(':' || replace(p_queue, E'\x01', E'\x02'), '') || E'\x01' || coalesce(':' || replace(p_kind, E'\x01', E'\x02'), '') LIKE ANY (coalesce(p_patterns, '{%}'));
+RETURN coalesce(':' || replace(p_queue, E'\x01', E'\x02'), '') || E'\x01'
+    || coalesce(':' || replace(p_kind, E'\x01', E'\x02'), '') LIKE ANY (coalesce(p_patterns, '{%}'));
 COMMENT ON FUNCTION dlq.in_patterns IS
     'Whether a queue and a kind are in a scope, given as dlq.scope_patterns returns it. Objects of '
     'a whole queue have a null kind: they are in scope if kinds are not limited.';
@@ -161,8 +172,10 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     -- one matches.
     SELECT p_outer IS NULL OR p_inner IS NOT NULL AND NOT EXISTS (
         SELECT FROM jsonb_array_elements(p_inner) g
-        CROSS JOIN jsonb_array_elements_text(CASE WHEN coalesce(g -> 'queues', '[]') = '[]' THEN '["*"]' ELSE g -> 'queues' END) q
-        CROSS JOIN jsonb_array_elements_text(CASE WHEN coalesce(g -> 'kinds', '[]') = '[]' THEN '["*"]' ELSE g -> 'kinds' END) k
+        CROSS JOIN jsonb_array_elements_text(CASE WHEN coalesce(g -> 'queues', '[]') = '[]' THEN '["*"]'
+            ELSE g -> 'queues' END) q
+        CROSS JOIN jsonb_array_elements_text(CASE WHEN coalesce(g -> 'kinds', '[]') = '[]' THEN '["*"]'
+            ELSE g -> 'kinds' END) k
         WHERE NOT dlq.in_scope(q, k, p_outer))
 $$;
 COMMENT ON FUNCTION dlq.scope_within IS 'Whether everything in scope p_inner is also in scope p_outer.';
@@ -172,10 +185,17 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN p_scope IS NULL
         OR p_subject LIKE 'queue %' AND dlq.in_scope(substr(p_subject, length('queue ') + 1), NULL, p_scope)
-        OR p_subject LIKE 'group %' AND dlq.in_scope(regexp_replace(substr(p_subject, length('group ') + 1), ' [^ ]*$', ''), NULL, p_scope)
-        OR p_subject LIKE 'circuit breaker queue:%' AND dlq.in_scope(substr(p_subject, length('circuit breaker queue:') + 1), NULL, p_scope)
-        OR p_subject LIKE 'replay run %' AND EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = dlq.to_uuid(substr(p_subject, length('replay run ') + 1)) AND dlq.scope_within(r.scope, p_scope))
-        OR p_subject LIKE 'approval %' AND EXISTS (SELECT FROM dlq.approvals a WHERE a.id = dlq.to_uuid(substr(p_subject, length('approval ') + 1)) AND dlq.scope_within(a.scope, p_scope));
+        OR p_subject LIKE 'group %'
+            AND dlq.in_scope(regexp_replace(substr(p_subject, length('group ') + 1), ' [^ ]*$', ''), NULL, p_scope)
+        OR p_subject LIKE 'circuit breaker queue:%'
+            AND dlq.in_scope(substr(p_subject, length('circuit breaker queue:') + 1), NULL, p_scope)
+        OR p_subject LIKE 'replay run %'
+            AND EXISTS (SELECT FROM dlq.replay_runs r
+                WHERE r.id = dlq.to_uuid(substr(p_subject, length('replay run ') + 1))
+                    AND dlq.scope_within(r.scope, p_scope))
+        OR p_subject LIKE 'approval %'
+            AND EXISTS (SELECT FROM dlq.approvals a WHERE a.id = dlq.to_uuid(substr(p_subject, length('approval ') + 1))
+                AND dlq.scope_within(a.scope, p_scope));
 END
 $$;
 COMMENT ON FUNCTION dlq.act_in_scope IS
@@ -185,7 +205,8 @@ COMMENT ON FUNCTION dlq.act_in_scope IS
 
 -- For the caller, an entry outside the scope looks the same as one that does not exist.
 CREATE OR REPLACE FUNCTION dlq.ids_in_scope(p_ids uuid[]) RETURNS uuid[]
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_scope jsonb := dlq.scope();
     v_since timestamptz := dlq.closed_since(p_ids);
@@ -194,7 +215,8 @@ BEGIN
         RETURN p_ids;
     END IF;
     RETURN ARRAY(SELECT e.id FROM dlq.dead_letter_queue e
-                 WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since) AND dlq.in_scope(e.queue, e.kind, v_scope) ORDER BY e.id);
+                 WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+                     AND dlq.in_scope(e.queue, e.kind, v_scope) ORDER BY e.id);
 END
 $$;
 COMMENT ON FUNCTION dlq.ids_in_scope IS
@@ -205,7 +227,8 @@ CREATE OR REPLACE FUNCTION dlq.require_everything(p_action text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF dlq.scope() IS NOT NULL THEN
-        RAISE EXCEPTION '%: applies to all queues and kinds, but your scope is limited', p_action USING ERRCODE = 'DLQ06';
+        RAISE EXCEPTION '%: applies to all queues and kinds, but your scope is limited', p_action
+            USING ERRCODE = 'DLQ06';
     END IF;
 END
 $$;
@@ -217,7 +240,8 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_scope jsonb := dlq.scope();
 BEGIN
-    IF EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]' AND NOT g -> 'kinds' ? '*') THEN
+    IF EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]'
+        AND NOT g -> 'kinds' ? '*') THEN
         RAISE EXCEPTION 'these counts are by queue, but your scope is limited to some kinds' USING ERRCODE = 'DLQ06';
     END IF;
     RETURN v_scope;
@@ -237,10 +261,12 @@ COMMENT ON FUNCTION dlq.policy_version IS
     'Version of the policy in force: the one that a dlqd process published last. Null before the '
     'first.';
 
-CREATE OR REPLACE FUNCTION dlq.record_act(p_subject text, p_act text, p_actor text, p_note text DEFAULT NULL, p_detail jsonb DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.record_act(p_subject text, p_act text, p_actor text, p_note text DEFAULT NULL,
+    p_detail jsonb DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO dlq.acts (subject, act, actor, origin, note, detail, config_version)
-    VALUES (p_subject, p_act, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note, nullif(jsonb_strip_nulls(p_detail), '{}'), dlq.policy_version())
+    VALUES (p_subject, p_act, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note,
+        nullif(jsonb_strip_nulls(p_detail), '{}'), dlq.policy_version())
 $$;
 COMMENT ON FUNCTION dlq.record_act IS 'Writes an audit row for an act on an object that is not an entry.';
 
@@ -291,7 +317,8 @@ BEGIN
         -- Filing adds a job's further failure to its open entry and drops a known failure: such a
         -- row does not move.
         IF dlq.is_repeat(OLD.river_job_id, OLD.job_created_at)
-           OR NOT dlq.may_be_filed(OLD.id, OLD.river_job_id, OLD.job_created_at, OLD.retry_count, OLD.last_failed_at) THEN
+           OR NOT dlq.may_be_filed(OLD.id, OLD.river_job_id, OLD.job_created_at, OLD.retry_count, OLD.last_failed_at)
+               THEN
             RETURN NULL;
         END IF;
         IF OLD.id <> dlq.entry_id(OLD.river_job_id, OLD.last_failed_at) THEN
@@ -301,7 +328,8 @@ BEGIN
         OLD := dlq.filed(OLD);
         NEW := dlq.filed(NEW, v_raw, OLD);
         PERFORM dlq.audit_capture(OLD);
-        IF NEW.status = OLD.status AND NEW.next_retry_at IS NOT DISTINCT FROM OLD.next_retry_at AND NEW.move IS NULL THEN
+        IF NEW.status = OLD.status AND NEW.next_retry_at IS NOT DISTINCT FROM OLD.next_retry_at
+            AND NEW.move IS NULL THEN
             RETURN NEW;
         END IF;
     END IF;
@@ -327,7 +355,8 @@ BEGIN
             ELSE
                 -- An operator's transaction may stay open, and River's scheduler would wait for the
                 -- jobs that it locks: a DLQ worker applies the fact.
-                INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (NEW.river_job_id, NEW.job_created_at, 'closed', NEW.id);
+                INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
+                VALUES (NEW.river_job_id, NEW.job_created_at, 'closed', NEW.id);
             END IF;
         ELSIF dlq.is_open(NEW.status) AND NOT dlq.is_open(OLD.status) THEN
             PERFORM dlq.order_again(NEW.queue, NEW.ordering_key, NEW.order_place, NEW.river_job_id, NEW.job_created_at);
@@ -354,11 +383,13 @@ BEGIN
         v_joined := NULL;
     END IF;
     INSERT INTO dlq.dead_letter_transitions
-        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, detail, config_version,
+        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue,
+         kind, error_class, detail, config_version,
          from_class, error_type, failed_at, first_failed_at, left_group, joined_group, origin, operation)
     VALUES
         (NEW.id, OLD.status, NEW.status, v_actor, NEW.move ->> 'reason', NEW.move ->> 'note',
-         NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id, NEW.river_job_id),
+         NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id,
+             NEW.river_job_id),
          NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
          -- For an operator's move, the policy in force at the time, not the one that decided last.
          CASE WHEN v_origin IS NULL THEN NEW.config_version ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
@@ -384,7 +415,8 @@ CREATE OR REPLACE FUNCTION dlq.on_enter() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NEW.move IS NULL OR NOT NEW.move ? 'moved' THEN
-        RAISE EXCEPTION 'dead letter %: a new entry must be dlq_pending, not %', NEW.id, NEW.status USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'dead letter %: a new entry must be dlq_pending, not %', NEW.id, NEW.status
+            USING ERRCODE = 'DLQ01';
     END IF;
     NEW.move := NULL;
     RETURN NEW;
@@ -401,7 +433,8 @@ DECLARE
     v_id uuid;
 BEGIN
     SELECT c.id INTO v_id FROM came c
-    WHERE c.status <> 'dlq_pending' AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = c.id AND t.at >= now() AND t.xid = txid_current()) LIMIT 1;
+    WHERE c.status <> 'dlq_pending' AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = c.id
+        AND t.at >= now() AND t.xid = txid_current()) LIMIT 1;
     IF v_id IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: cannot be inserted unless it is dlq_pending', v_id
             USING ERRCODE = 'DLQ01', HINT = 'Insert it as dlq_pending, then move it.';
@@ -432,14 +465,19 @@ CREATE OR REPLACE FUNCTION dlq.guard_partition(p_partition regclass, p_parent re
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_parent = 'dlq.dead_letter_transitions'::regclass THEN
-        EXECUTE format($sql$CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON %1$s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+        EXECUTE format($sql$CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON %1$s
+            FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
             COMMENT ON TRIGGER transitions_append_only ON %1$s IS 'The audit trail is append-only.'$sql$, p_partition);
     ELSE
-        EXECUTE format($sql$CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT ON %1$s REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert();
-            COMMENT ON TRIGGER dead_letter_insert ON %1$s IS 'Rejects new entries that are neither dlq_pending nor have an audit row.';
-            CREATE OR REPLACE TRIGGER dead_letter_delete AFTER DELETE ON %1$s REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+        EXECUTE format($sql$CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT
+            ON %1$s REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert();
+            COMMENT ON TRIGGER dead_letter_insert
+                ON %1$s IS 'Rejects new entries that are neither dlq_pending nor have an audit row.';
+            CREATE OR REPLACE TRIGGER dead_letter_delete AFTER DELETE ON %1$s REFERENCING OLD TABLE AS gone
+                FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
             COMMENT ON TRIGGER dead_letter_delete ON %1$s IS 'Rejects the deletion of open and failed entries.';
-            CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON %1$s FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would delete entries without audit rows');
+            CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON %1$s FOR EACH STATEMENT
+                EXECUTE FUNCTION dlq.refuse('it would delete entries without audit rows');
             COMMENT ON TRIGGER dead_letter_truncate ON %1$s IS 'Rejects TRUNCATE.'$sql$, p_partition);
     END IF;
 END
@@ -468,7 +506,8 @@ COMMENT ON FUNCTION dlq.on_delete IS 'Trigger: refuses to delete an open or fail
 CREATE OR REPLACE FUNCTION dlq.refuse() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION '% on %.% is not allowed: %', TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, TG_ARGV[0] USING ERRCODE = 'DLQ01';
+    RAISE EXCEPTION '% on %.% is not allowed: %', TG_OP, TG_TABLE_SCHEMA, TG_TABLE_NAME, TG_ARGV[0]
+        USING ERRCODE = 'DLQ01';
 END
 $$;
 COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement, with the reason that the trigger passes.';
@@ -478,8 +517,11 @@ COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement, with the reas
 CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF current_setting('dlq.erasing', true) IS DISTINCT FROM txid_current()::text OR NEW.detail IS DISTINCT FROM jsonb_strip_nulls(jsonb_build_object('run', OLD.detail -> 'run', 'erased', true)) OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
-        RAISE EXCEPTION 'UPDATE on the audit trail is not allowed: it is append-only' USING ERRCODE = 'DLQ01', HINT = 'dlq.erase removes payloads from it.';
+    IF current_setting('dlq.erasing', true) IS DISTINCT FROM txid_current()::text
+        OR NEW.detail IS DISTINCT FROM jsonb_strip_nulls(jsonb_build_object('run', OLD.detail -> 'run', 'erased', true))
+        OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
+        RAISE EXCEPTION 'UPDATE on the audit trail is not allowed: it is append-only' USING ERRCODE = 'DLQ01',
+            HINT = 'dlq.erase removes payloads from it.';
     END IF;
     RETURN NEW;
 END
@@ -493,7 +535,8 @@ DECLARE
     v_progress constant text[] := '{entries,jobs,under_way,archived,archives,archive,finished_at}';
 BEGIN
     IF to_jsonb(NEW) - v_progress IS DISTINCT FROM to_jsonb(OLD) - v_progress THEN
-        RAISE EXCEPTION 'erasure %: its record cannot be changed, except for its progress', OLD.id USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'erasure %: its record cannot be changed, except for its progress', OLD.id
+            USING ERRCODE = 'DLQ01';
     END IF;
     RETURN NEW;
 END

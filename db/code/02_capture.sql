@@ -26,13 +26,15 @@ COMMENT ON FUNCTION dlq.to_uuid IS 'p_text as a UUID; null if it is not one.';
 -- cannot be IMMUTABLE.
 CREATE OR REPLACE FUNCTION dlq.uuid_of(p_us bigint, p_number bigint) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN encode(int8send(((p_us / 1000) << 16) | 28672 | ((p_us % 1000) << 2)) || int8send((-9223372036854775808) | p_number), 'hex')::uuid;
+RETURN encode(int8send(((p_us / 1000) << 16) | 28672 | ((p_us % 1000) << 2))
+    || int8send((-9223372036854775808) | p_number), 'hex')::uuid;
 COMMENT ON FUNCTION dlq.uuid_of IS
     'A UUID version 7 of a time in microseconds, with a number in place of its random bits.';
 
 CREATE OR REPLACE FUNCTION dlq.microseconds(p_at timestamptz) RETURNS bigint
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN (CASE WHEN p_at BETWEEN '1970-01-01Z'::timestamptz AND '2200-01-01Z'::timestamptz THEN date_part('epoch', p_at) ELSE 0 END * 1000000)::bigint;
+RETURN (CASE WHEN p_at BETWEEN '1970-01-01Z'::timestamptz AND '2200-01-01Z'::timestamptz THEN date_part('epoch', p_at)
+    ELSE 0 END * 1000000)::bigint;
 COMMENT ON FUNCTION dlq.microseconds IS
     'p_at in microseconds since 1970; 0 for a time outside 1970 to 2200 (psql accepts ''infinity'' '
     'and the year 294276, too).';
@@ -73,7 +75,8 @@ $$;
 COMMENT ON FUNCTION dlq.put_capture IS
     'Replaces dlq.capture_mode() and dlq.capture_limit(): dlq.set_capture without the audit row.';
 
-CREATE OR REPLACE FUNCTION dlq.set_capture(p_mode text, p_limit interval DEFAULT NULL, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
+CREATE OR REPLACE FUNCTION dlq.set_capture(p_mode text, p_limit interval DEFAULT NULL,
+    p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     OUT mode text, OUT writing integer, OUT recorded boolean, OUT message text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -84,7 +87,8 @@ BEGIN
     IF p_mode IS NULL OR p_mode NOT IN ('on', 'off', 'strict') THEN
         RAISE EXCEPTION 'capture: invalid mode %', p_mode USING ERRCODE = 'DLQ04', HINT = 'Modes: on, off, strict.';
     ELSIF v_limit NOT BETWEEN interval '1 ms' AND interval '1 hour' THEN
-        RAISE EXCEPTION 'capture: invalid limit %', v_limit USING ERRCODE = 'DLQ04', HINT = 'A limit is 1 ms to 1 hour; the default is 250 ms.';
+        RAISE EXCEPTION 'capture: invalid limit %', v_limit USING ERRCODE = 'DLQ04',
+            HINT = 'A limit is 1 ms to 1 hour; the default is 250 ms.';
     END IF;
     PERFORM dlq.put_capture(p_mode, v_limit);
     -- The switch takes effect even if its audit row cannot be written.
@@ -100,9 +104,12 @@ BEGIN
         WHEN 'on' THEN 'Failures are captured from each session''s next statement on.'
         WHEN 'strict' THEN 'From each session''s next statement on, a job cannot end as a failure unless its dead letter can be written: such a statement waits, or fails.'
         ELSE 'From each session''s next statement on, dlqd does nothing in the application''s transactions.' END
-        || ' ' || CASE WHEN writing = 0 THEN 'No transaction that writes jobs is open.' ELSE writing || ' open transactions have written jobs: their current statements still use the previous mode.' END
-        || CASE WHEN p_mode = 'strict' THEN '' ELSE ' Failures that capture misses are filed every minute by dlqd serve, or by SELECT * FROM dlq.reconcile(), as long as River keeps the job.'
-        || CASE WHEN p_mode = 'off' THEN ' While capture is off, retries made outside dlqd are not followed, and ends of redeliveries are noticed late.' ELSE '' END END;
+        || ' ' || CASE WHEN writing = 0 THEN 'No transaction that writes jobs is open.' ELSE writing
+            || ' open transactions have written jobs: their current statements still use the previous mode.' END
+        || CASE WHEN p_mode = 'strict' THEN ''
+            ELSE ' Failures that capture misses are filed every minute by dlqd serve, or by SELECT * FROM dlq.reconcile(), as long as River keeps the job.'
+        || CASE WHEN p_mode = 'off'
+            THEN ' While capture is off, retries made outside dlqd are not followed, and ends of redeliveries are noticed late.' ELSE '' END END;
 END
 $$;
 COMMENT ON FUNCTION dlq.set_capture IS
@@ -116,7 +123,8 @@ COMMENT ON FUNCTION dlq.set_capture IS
 CREATE OR REPLACE FUNCTION dlq.job_table() RETURNS oid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     -- Reads the catalog, so that it also works without USAGE on River's schema.
-    SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = split_part('river.river_job', '.', 1) AND c.relname = 'river_job'
+    SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = split_part('river.river_job', '.', 1) AND c.relname = 'river_job'
 $$;
 COMMENT ON FUNCTION dlq.job_table IS 'The oid of River''s table of jobs; null if it does not exist.';
 
@@ -124,7 +132,8 @@ CREATE OR REPLACE FUNCTION dlq.writing_jobs() RETURNS integer
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     -- Every role may read pg_locks, which includes prepared transactions.
     SELECT count(DISTINCT l.virtualtransaction)::integer FROM pg_locks l
-    WHERE l.relation = dlq.job_table() AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+    WHERE l.relation = dlq.job_table() AND l.database = (SELECT d.oid FROM pg_database d
+        WHERE d.datname = current_database())
       AND l.mode = 'RowExclusiveLock' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 $$;
 COMMENT ON FUNCTION dlq.writing_jobs IS
@@ -134,7 +143,8 @@ DO $install$
 BEGIN
     IF to_regprocedure('dlq.capture_mode()') IS NULL THEN
         PERFORM dlq.put_capture(coalesce(c.act, 'on'), coalesce((c.detail ->> 'limit')::interval, '250 ms'))
-        FROM (VALUES (1)) one LEFT JOIN (SELECT a.act, a.detail FROM dlq.acts a WHERE a.subject = 'capture' ORDER BY a.at DESC LIMIT 1) c ON true;
+        FROM (VALUES (1)) one LEFT JOIN (SELECT a.act, a.detail FROM dlq.acts a WHERE a.subject = 'capture'
+            ORDER BY a.at DESC LIMIT 1) c ON true;
     END IF;
 END
 $install$;
@@ -155,8 +165,10 @@ RETURN CASE p_job ->> 'state'
     -- A worker that returns river.JobCancel(err) adds an error. A cancellation by an operator
     -- leaves cancel_attempted_at.
     WHEN 'cancelled' THEN NOT (p_job -> 'metadata' ? 'cancel_attempted_at')
-                          AND CASE jsonb_typeof(p_job -> 'errors') WHEN 'array' THEN jsonb_array_length(p_job -> 'errors') ELSE 0 END
-                              > CASE jsonb_typeof(p_before -> 'errors') WHEN 'array' THEN jsonb_array_length(p_before -> 'errors') ELSE 0 END
+                          AND CASE jsonb_typeof(p_job -> 'errors')
+                              WHEN 'array' THEN jsonb_array_length(p_job -> 'errors') ELSE 0 END
+                              > CASE jsonb_typeof(p_before -> 'errors')
+                                  WHEN 'array' THEN jsonb_array_length(p_before -> 'errors') ELSE 0 END
     ELSE false
 END;
 COMMENT ON FUNCTION dlq.is_failure IS
@@ -185,17 +197,24 @@ DECLARE
     -- 10 MB are copied, which takes 100 ms, and at most 50 bytes for each microsecond left.
     -- Compressed errors and metadata count a hundred times, because they are unpacked; args are
     -- copied as stored.
-    v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded' THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}' AND OLD.state IN ('scheduled', 'retryable'))
-                     ELSE NEW.state = 'cancelled' AND NOT NEW.metadata ? 'cancel_attempted_at' AND coalesce(cardinality(NEW.errors), 0) > coalesce(cardinality(OLD.errors), 0) END$sql$;
-    v_entry constant text := $sql$v_size := pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors), 0) + pg_column_size(NEW.metadata);
+    v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded'
+        THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
+            AND OLD.state IN ('scheduled', 'retryable'))
+                     ELSE NEW.state = 'cancelled' AND NOT NEW.metadata ? 'cancel_attempted_at'
+                         AND coalesce(cardinality(NEW.errors), 0) > coalesce(cardinality(OLD.errors), 0) END$sql$;
+    v_entry constant text := $sql$v_size := pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors),
+        0) + pg_column_size(NEW.metadata);
             IF v_size > 20000 AND v_until < 9223372036854775807
-               AND v_size + (CASE WHEN pg_column_compression(NEW.errors) IS NULL THEN 0 ELSE 100 * pg_column_size(NEW.errors) END)
-                          + (CASE WHEN pg_column_compression(NEW.metadata) IS NULL THEN 0 ELSE 100 * pg_column_size(NEW.metadata) END)
+               AND v_size + (CASE WHEN pg_column_compression(NEW.errors) IS NULL THEN 0
+                   ELSE 100 * pg_column_size(NEW.errors) END)
+                          + (CASE WHEN pg_column_compression(NEW.metadata) IS NULL THEN 0
+                              ELSE 100 * pg_column_size(NEW.metadata) END)
                    > least(10000000, 50 * (v_until - date_part('epoch', clock_timestamp()) * 1000000)) THEN
                 v_reason := 'job ' || NEW.id || ' is too large';
             ELSE
                 v_us := dlq.microseconds(NEW.finalized_at);
-                v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day' THEN NEW.finalized_at ELSE now() END;
+                v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day' THEN NEW.finalized_at
+                    ELSE now() END;
                 v_kind := NEW.kind;
                 IF v_kind = 'dlqd_message' THEN
                     v_kind := coalesce(left(NEW.args ->> 'kind', 255), v_kind);
@@ -205,12 +224,17 @@ DECLARE
                     v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
                 END IF;
                 INSERT INTO dlq.dead_letter_inbox
-                    (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
-                     priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+                    (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id,
+                     source, ordering_key,
+                     priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key,
+                     unique_states,
                      metadata, next_retry_at, first_failed_at, last_failed_at)
-                SELECT dlq.uuid_of(v_us, NEW.id), v_event_id, NEW.id, NEW.created_at, NEW.queue, v_kind, NEW.kind, v_subscriber, v_source, v_ordering_key,
-                       NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error', coalesce(to_jsonb(NEW.errors), '[]'),
-                       NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(), v_failed_at, v_failed_at;
+                SELECT dlq.uuid_of(v_us, NEW.id), v_event_id, NEW.id, NEW.created_at, NEW.queue, v_kind, NEW.kind,
+                       v_subscriber, v_source, v_ordering_key,
+                       NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error',
+                       coalesce(to_jsonb(NEW.errors), '[]'),
+                       NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(),
+                       v_failed_at, v_failed_at;
             END IF$sql$;
     -- Whether the job may be one that dlqd made or follows, or one retried a moment ago. The marker
     -- only says where to look: applications copy metadata to other jobs.
@@ -223,24 +247,31 @@ DECLARE
                     v_known := NEW.metadata ? 'dlq:entry_id';
                 ELSE
                     SELECT j.entry_id, true INTO v_entry, v_known
-                    FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = NEW.id AND e.job_created_at = NEW.created_at
-                          UNION ALL SELECT NULL FROM dlq.job_facts f WHERE f.job_id = NEW.id AND f.job_created_at = NEW.created_at AND f.fact = 'retried' LIMIT 1) j;
+                    FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = NEW.id
+                        AND e.job_created_at = NEW.created_at
+                          UNION ALL SELECT NULL FROM dlq.job_facts f WHERE f.job_id = NEW.id
+                              AND f.job_created_at = NEW.created_at AND f.fact = 'retried' LIMIT 1) j;
                 END IF;
                 IF v_known THEN
                     INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
                     SELECT NEW.id, NEW.created_at, NEW.state, v_entry,
-                           CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt', NEW.attempt, 'finalized_at', NEW.finalized_at,
-                               'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata', NEW.metadata) END;
+                           CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt',
+                               NEW.attempt, 'finalized_at', NEW.finalized_at,
+                               'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata',
+                               NEW.metadata) END;
                 END IF$sql$;
     -- dlq.supersede sets a job to completed with a new finalized_at, so such a job's entry comes
     -- from its marker, which dlq.apply_fact checks.
     v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
             SELECT NEW.id, NEW.created_at, 'retried',
-                   CASE OLD.state WHEN 'completed' THEN dlq.to_uuid(coalesce(OLD.metadata #>> '{dlq:done,entry}', OLD.metadata ->> 'dlq:entry_id')) ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
+                   CASE OLD.state WHEN 'completed'
+                       THEN dlq.to_uuid(coalesce(OLD.metadata #>> '{dlq:done,entry}', OLD.metadata ->> 'dlq:entry_id'))
+                           ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
     -- The time until which capture may work on this statement: the limit from now, or half of the
     -- session's statement_timeout if that ends earlier.
     v_until constant text := $sql$(date_part('epoch', least(clock_timestamp() + dlq.capture_limit(),
-                    CASE WHEN current_setting('statement_timeout') <> '0' THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)) * 1000000)::bigint$sql$;
+                    CASE WHEN current_setting('statement_timeout') <> '0'
+                        THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)) * 1000000)::bigint$sql$;
 BEGIN
     EXECUTE format($create$
 CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger
@@ -281,7 +312,8 @@ BEGIN
     IF v_until IS NULL OR v_marked AND v_reason IS NULL AND position('f' IN v_written) = 0 THEN
         BEGIN
             IF v_until IS NULL THEN
-                v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 WHEN 'strict' THEN 9223372036854775807 ELSE %5$s END;
+                v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 WHEN 'strict' THEN 9223372036854775807
+                    ELSE %5$s END;
                 v_marked := %1$s;
             END IF;
             IF v_marked AND v_until > 0 THEN

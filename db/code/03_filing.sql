@@ -7,7 +7,8 @@
 -- described entry is better than one that cannot be filed. The block writes nothing, so it costs no
 -- subtransaction id. The function runs once per failure, so it uses plain assignments, which
 -- PL/pgSQL evaluates without a query, where it can.
-CREATE OR REPLACE FUNCTION dlq.describe_failure(p_errors jsonb, p_metadata jsonb, p_attempt integer, p_failed_at timestamptz,
+CREATE OR REPLACE FUNCTION dlq.describe_failure(p_errors jsonb, p_metadata jsonb, p_attempt integer,
+    p_failed_at timestamptz,
     OUT error_message text, OUT error_type text, OUT error_code text, OUT error_title text, OUT error_class text,
     OUT destination text, OUT destination_url text, OUT error_stack_trace text, OUT error_context jsonb,
         OUT retry_history jsonb,
@@ -45,7 +46,8 @@ BEGIN
                     destination_url := left(error_context ->> 'url', 2000);
                 END IF;
             END IF;
-            IF v_reported ->> 'class' IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized',
+            IF v_reported ->> 'class' IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed',
+                'unauthorized',
                                       'not_found', 'business', 'code_bug', 'unknown') THEN
                 error_class := v_reported ->> 'class';
             END IF;
@@ -60,7 +62,8 @@ BEGIN
         IF v_count > 0 AND pg_column_size(v_errors) <= 4000 THEN
             retry_history := v_errors;
         ELSIF v_count > 0 THEN
-            SELECT jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error', left(e ->> 'error', 4000)))
+            SELECT jsonb_agg(jsonb_build_object('at', e -> 'at', 'attempt', e -> 'attempt', 'error',
+                left(e ->> 'error', 4000)))
             INTO retry_history FROM jsonb_array_elements(v_errors) e;
         END IF;
         -- Durations and system state come from the worker's report of each attempt (riverdlq).
@@ -102,7 +105,8 @@ RETURN (
             'processingDuration', CASE jsonb_typeof(a.report -> 'seconds') WHEN 'number' THEN a.report -> 'seconds' END,
             'systemState', CASE WHEN jsonb_typeof(a.report #> '{system,cpu}') = 'number'
                                  AND jsonb_typeof(a.report #> '{system,memory}') = 'number'
-                THEN jsonb_build_object('cpu', a.report #> '{system,cpu}', 'memory', a.report #> '{system,memory}') END))
+                THEN jsonb_build_object('cpu', a.report #> '{system,cpu}', 'memory',
+                    a.report #> '{system,memory}') END))
         ELSE h.failed END ORDER BY h.number), '[]')
     FROM jsonb_array_elements(p_history) WITH ORDINALITY h (failed, number)
     CROSS JOIN LATERAL (SELECT p_attempts -> (h.failed ->> 'attempt')) a (report));
@@ -121,7 +125,8 @@ COMMENT ON FUNCTION dlq.trace_ends IS
 CREATE OR REPLACE FUNCTION dlq.filed(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_fail record := dlq.describe_failure(p_entry.retry_history, p_entry.metadata, p_entry.retry_count, p_entry.last_failed_at);
+    v_fail record := dlq.describe_failure(p_entry.retry_history, p_entry.metadata, p_entry.retry_count,
+        p_entry.last_failed_at);
 BEGIN
     p_entry.error_message := v_fail.error_message;
     p_entry.error_type := v_fail.error_type;
@@ -147,10 +152,12 @@ COMMENT ON FUNCTION dlq.filed(dlq.dead_letter_queue) IS
     'A row of the inbox as it is filed: described, not yet decided.';
 
 -- Columns that the caller's UPDATE has set keep their new values.
-CREATE OR REPLACE FUNCTION dlq.filed(p_new dlq.dead_letter_queue, p_raw dlq.dead_letter_queue, p_filed dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
+CREATE OR REPLACE FUNCTION dlq.filed(p_new dlq.dead_letter_queue, p_raw dlq.dead_letter_queue,
+    p_filed dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    p_new.error_message := CASE WHEN p_new.error_message IS DISTINCT FROM p_raw.error_message THEN p_new.error_message ELSE p_filed.error_message END;
+    p_new.error_message := CASE WHEN p_new.error_message IS DISTINCT FROM p_raw.error_message THEN p_new.error_message
+        ELSE p_filed.error_message END;
     p_new.error_type := coalesce(p_new.error_type, p_filed.error_type);
     p_new.error_code := coalesce(p_new.error_code, p_filed.error_code);
     p_new.error_title := coalesce(p_new.error_title, p_filed.error_title);
@@ -160,8 +167,10 @@ BEGIN
     p_new.reported_class := coalesce(p_new.reported_class, p_filed.reported_class);
     p_new.error_stack_trace := coalesce(p_new.error_stack_trace, p_filed.error_stack_trace);
     p_new.error_context := coalesce(p_new.error_context, p_filed.error_context);
-    p_new.retry_history := CASE WHEN p_new.retry_history IS DISTINCT FROM p_raw.retry_history THEN p_new.retry_history ELSE p_filed.retry_history END;
-    p_new.first_failed_at := CASE WHEN p_new.first_failed_at IS DISTINCT FROM p_raw.first_failed_at THEN p_new.first_failed_at ELSE p_filed.first_failed_at END;
+    p_new.retry_history := CASE WHEN p_new.retry_history IS DISTINCT FROM p_raw.retry_history THEN p_new.retry_history
+        ELSE p_filed.retry_history END;
+    p_new.first_failed_at := CASE WHEN p_new.first_failed_at IS DISTINCT FROM p_raw.first_failed_at
+        THEN p_new.first_failed_at ELSE p_filed.first_failed_at END;
     p_new.tags := CASE WHEN p_new.tags IS DISTINCT FROM p_raw.tags THEN p_new.tags ELSE p_filed.tags END;
     p_new.next_retry_at := coalesce(p_new.next_retry_at, p_filed.next_retry_at);
     p_new.filed_at := p_filed.filed_at;
@@ -176,9 +185,12 @@ COMMENT ON FUNCTION dlq.filed(dlq.dead_letter_queue, dlq.dead_letter_queue, dlq.
 CREATE OR REPLACE FUNCTION dlq.audit_capture(p_entry dlq.dead_letter_queue) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue, kind, error_class, error_type, failed_at, source, attempts)
-    VALUES (p_entry.id, 'dlq_pending', p_entry.captured_by, 'job ' || p_entry.river_job_id || ' failed', p_entry.next_retry_at, p_entry.river_job_id, p_entry.queue, p_entry.kind,
-            p_entry.error_class, coalesce(p_entry.error_type, ''), p_entry.last_failed_at, p_entry.source, p_entry.retry_count);
+    INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue,
+        kind, error_class, error_type, failed_at, source, attempts)
+    VALUES (p_entry.id, 'dlq_pending', p_entry.captured_by, 'job ' || p_entry.river_job_id || ' failed',
+        p_entry.next_retry_at, p_entry.river_job_id, p_entry.queue, p_entry.kind,
+            p_entry.error_class, coalesce(p_entry.error_type, ''), p_entry.last_failed_at, p_entry.source,
+                p_entry.retry_count);
 END
 $$;
 COMMENT ON FUNCTION dlq.audit_capture IS 'Writes the audit row of an entry that is filed undecided.';
@@ -202,7 +214,8 @@ COMMENT ON FUNCTION dlq.failure_of IS
 -- There is no SET clause and one SELECT, so that Postgres inlines the function in FROM. It uses
 -- subqueries of one value, not UNION: partitions closed before the failure are pruned at run time,
 -- and the later subqueries do not run if an entry is found.
-CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_finalized_at timestamptz)
+CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer,
+    p_finalized_at timestamptz)
 RETURNS TABLE (known text)
 LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
@@ -212,28 +225,34 @@ BEGIN ATOMIC
             -- A closed entry closed after it failed (a day of tolerance for clocks that differ), so
             -- earlier partitions are pruned.
             (SELECT 'entry' FROM dlq.dead_letter_queue e
-             WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_failure AND e.closed_at >= p_finalized_at - interval '1 day' LIMIT 1)) END,
+             WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_failure
+                 AND e.closed_at >= p_finalized_at - interval '1 day' LIMIT 1)) END,
         (SELECT 'entry' FROM dlq.retired_jobs r
          WHERE r.job_id = p_job AND r.job_created_at = p_created_at
-           AND (r.failure = p_failure AND (r.attempt = p_attempt OR p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day')
+           AND (r.failure = p_failure
+               AND (r.attempt = p_attempt OR p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day')
                 -- Rows from before schema version 9 have no failure id.
                 OR r.failure = '00000000-0000-0000-0000-000000000000' AND r.at >= p_finalized_at) LIMIT 1),
         -- The failure of a redelivery belongs to the entry that it redelivers.
         (SELECT 'redelivery' FROM dlq.entry_jobs k
          WHERE k.job_id = p_job AND k.job_created_at = p_created_at
-           AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND e.river_job_id = p_job AND e.job_created_at = p_created_at LIMIT 1) IS NULL),
+           AND (SELECT 1 FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND e.river_job_id = p_job
+               AND e.job_created_at = p_created_at LIMIT 1) IS NULL),
         (SELECT 'waits' FROM dlq.dead_letter_queue e
          WHERE e.stage = 'inbox' AND e.id = p_failure
-           AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR e.job_created_at = p_created_at AND e.retry_count = p_attempt) LIMIT 1),
+           AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR e.job_created_at = p_created_at
+               AND e.retry_count = p_attempt) LIMIT 1),
         (SELECT 'waits' FROM dlq.job_facts f
          WHERE f.job_id = p_job AND f.job_created_at = p_created_at
            AND CASE f.fact WHEN 'refused' THEN f.job ->> 'fact' ELSE f.fact END IN ('discarded', 'cancelled')
            AND dlq.failure_of(p_job, f.job) = p_failure
-           AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' OR f.job -> 'attempt' = to_jsonb(p_attempt)) LIMIT 1),
+           AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day'
+               OR f.job -> 'attempt' = to_jsonb(p_attempt)) LIMIT 1),
         -- The entry waits for this very job, and the sweep applies its end. The cast makes the
         -- planner use the index by job.
         (SELECT 'waits' FROM dlq.dead_letter_queue e
-         WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at AND e.redelivery_job_id = p_job AND e.status::text = 'dlq_processing')
+         WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at
+             AND e.redelivery_job_id = p_job AND e.status::text = 'dlq_processing')
     )::text;
 END;
 COMMENT ON FUNCTION dlq.known_failure IS
@@ -244,33 +263,39 @@ COMMENT ON FUNCTION dlq.known_failure IS
 
 -- As in dlq.to_be_filed, a generic plan is made once per session: a custom plan takes milliseconds
 -- each time.
-CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer,
+    p_failed_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     -- p_failure is made from finalized_at. If it does not match p_failed_at, finalized_at was not a
     -- valid time, and p_failed_at is when the failure was captured.
-    RETURN EXISTS (SELECT FROM dlq.known_failure(p_job, p_created_at, p_failure, p_attempt, CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END) k
+    RETURN EXISTS (SELECT FROM dlq.known_failure(p_job, p_created_at, p_failure, p_attempt,
+        CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END) k
                    WHERE k.known = 'entry');
 END
 $$;
 COMMENT ON FUNCTION dlq.is_taken IS 'Whether an entry took in a failure. The entry may be deleted since.';
 
-CREATE OR REPLACE FUNCTION dlq.take_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer, p_entry uuid) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.take_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer,
+    p_entry uuid) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at) VALUES (p_job, p_created_at, p_failure, coalesce(p_attempt, 0), p_entry, clock_timestamp())
+    INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
+    VALUES (p_job, p_created_at, p_failure, coalesce(p_attempt, 0), p_entry, clock_timestamp())
     ON CONFLICT DO NOTHING;
 END
 $$;
 COMMENT ON FUNCTION dlq.take_failure IS
     'Records that an entry took in a failure that the entry''s id does not prove.';
 
-CREATE OR REPLACE FUNCTION dlq.may_be_filed(p_id uuid, p_job bigint, p_created_at timestamptz, p_attempt integer, p_failed_at timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION dlq.may_be_filed(p_id uuid, p_job bigint, p_created_at timestamptz, p_attempt integer,
+    p_failed_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN NOT dlq.is_taken(p_job, p_created_at, p_id, p_attempt, p_failed_at)
-       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('open', 'resolved', 'failed', 'archived') AND e.id = p_id);
+       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage IN ('open', 'resolved', 'failed', 'archived')
+           AND e.id = p_id);
 END
 $$;
 COMMENT ON FUNCTION dlq.may_be_filed IS
@@ -319,9 +344,12 @@ COMMENT ON FUNCTION dlq.to_be_filed IS
 -- Nearly all rows are of jobs that dlqd does not remember. Entries are queried only for other jobs,
 -- for rows of the reconciler, and for ids without the time of the failure: once for the whole
 -- batch, at the first such row, as a hashed subplan.
-CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL, p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
-    p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL, p_next_retry_ats timestamptz[] DEFAULT NULL,
-    p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL, p_tags jsonb[] DEFAULT NULL,
+CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL,
+    p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
+    p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL,
+    p_next_retry_ats timestamptz[] DEFAULT NULL,
+    p_waiting_fors text[] DEFAULT NULL, p_max_retries integer[] DEFAULT NULL, p_priorities smallint[] DEFAULT NULL,
+    p_tags jsonb[] DEFAULT NULL,
     p_assignees text[] DEFAULT NULL, p_reasons text[] DEFAULT NULL)
 RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -338,39 +366,56 @@ BEGIN
              next_retry_at, waiting_for,
              ordering_key, assigned_to, config_version, unique_key, unique_states, metadata,
              move, captured_by, first_failed_at, last_failed_at, created_at, filed_at, updated_at, stage)
-        SELECT i.id, i.event_id, i.river_job_id, i.job_created_at, i.queue, i.kind, i.job_kind, i.subscriber_id, i.source, coalesce(nullif(d.priority, 0), i.priority),
-               CASE WHEN coalesce(d.tags, '[]') <> '[]' THEN ARRAY(SELECT DISTINCT a.t FROM (SELECT unnest(i.tags) AS t UNION ALL SELECT jsonb_array_elements_text(d.tags)) a WHERE a.t IS NOT NULL)
+        SELECT i.id, i.event_id, i.river_job_id, i.job_created_at, i.queue, i.kind, i.job_kind, i.subscriber_id,
+               i.source, coalesce(nullif(d.priority, 0), i.priority),
+               CASE WHEN coalesce(d.tags, '[]') <> '[]' THEN ARRAY(SELECT DISTINCT a.t
+                   FROM (SELECT unnest(i.tags) AS t UNION ALL SELECT jsonb_array_elements_text(d.tags)) a
+                   WHERE a.t IS NOT NULL)
                     WHEN i.tags = '{}' THEN i.tags ELSE ARRAY(SELECT t FROM unnest(i.tags) t WHERE t IS NOT NULL) END,
                i.original_event, f.error_message, f.error_type, f.error_code, f.error_title, f.destination,
                f.destination_url, coalesce(d.error_class, f.error_class), f.error_class, f.error_stack_trace,
                f.error_context, d.fingerprint,
-               f.retry_history, i.retry_count, i.max_retries, coalesce(nullif(d.max_retries, 0), i.dlq_max_retries), coalesce(d.status::dlq.dead_letter_status, 'dlq_pending'), d.strategy::dlq.strategy, d.rule,
-               CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at, now()) END, CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,
-               i.ordering_key, coalesce(k.owner, nullif(d.assignee, '')), p_config_version, i.unique_key, i.unique_states, i.metadata,
-               CASE WHEN d.status <> 'dlq_pending' THEN '{"moved": true}'::jsonb END, i.captured_by, f.first_failed_at, i.last_failed_at, i.created_at, clock_timestamp(), now(), 'open'
-        FROM unnest(p_ids, p_statuses, p_strategies, p_error_classes, p_rules, p_fingerprints, p_next_retry_ats, p_waiting_fors, p_max_retries, p_priorities, p_tags, p_assignees)
-             AS d (id, status, strategy, error_class, rule, fingerprint, next_retry_at, waiting_for, max_retries, priority, tags, assignee)
+               f.retry_history, i.retry_count, i.max_retries, coalesce(nullif(d.max_retries, 0), i.dlq_max_retries),
+               coalesce(d.status::dlq.dead_letter_status, 'dlq_pending'), d.strategy::dlq.strategy, d.rule,
+               CASE WHEN d.status = 'dlq_manual' THEN NULL ELSE coalesce(d.next_retry_at, i.next_retry_at, now()) END,
+                   CASE WHEN d.status = 'dlq_pending' THEN nullif(d.waiting_for, '') END,
+               i.ordering_key, coalesce(k.owner, nullif(d.assignee, '')), p_config_version, i.unique_key,
+               i.unique_states, i.metadata,
+               CASE WHEN d.status <> 'dlq_pending' THEN '{"moved": true}'::jsonb END, i.captured_by, f.first_failed_at,
+                   i.last_failed_at, i.created_at, clock_timestamp(), now(), 'open'
+        FROM unnest(p_ids, p_statuses, p_strategies, p_error_classes, p_rules, p_fingerprints, p_next_retry_ats,
+            p_waiting_fors, p_max_retries, p_priorities, p_tags, p_assignees)
+             AS d (id, status, strategy, error_class, rule, fingerprint, next_retry_at, waiting_for, max_retries,
+                 priority, tags, assignee)
         JOIN dlq.dead_letter_inbox i ON i.id = d.id
         CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
         LEFT JOIN dlq.group_marks k ON k.queue = i.queue AND k.fingerprint = d.fingerprint
-        WHERE ((SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = i.river_job_id AND m.job_created_at = i.job_created_at) IS NULL
+        WHERE ((SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = i.river_job_id
+            AND m.job_created_at = i.job_created_at) IS NULL
            OR NOT dlq.is_repeat(i.river_job_id, i.job_created_at))
-          AND ((SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id AND r.job_created_at = i.job_created_at LIMIT 1) IS NULL
+          AND ((SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id
+              AND r.job_created_at = i.job_created_at LIMIT 1) IS NULL
                AND i.captured_by = 'capture' AND i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
            OR i.ctid IN (SELECT t FROM dlq.to_be_filed(p_ids) t))
         ON CONFLICT DO NOTHING
-        RETURNING id, job_created_at, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, error_type, last_failed_at, source, retry_count, fingerprint, captured_by
+        RETURNING id, job_created_at, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class,
+            error_type, last_failed_at, source, retry_count, fingerprint, captured_by
     ), deleted AS (
-        DELETE FROM dlq.dead_letter_inbox i USING filed WHERE i.id = filed.id AND (i.retry_count = filed.retry_count OR i.id = dlq.entry_id(i.river_job_id, i.last_failed_at))
+        DELETE FROM dlq.dead_letter_inbox i USING filed WHERE i.id = filed.id
+            AND (i.retry_count = filed.retry_count OR i.id = dlq.entry_id(i.river_job_id, i.last_failed_at))
     ), recorded AS (
         INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
-        SELECT f.river_job_id, f.job_created_at, f.id, f.retry_count, f.id, clock_timestamp() FROM filed f WHERE f.id <> dlq.entry_id(f.river_job_id, f.last_failed_at)
+        SELECT f.river_job_id, f.job_created_at, f.id, f.retry_count, f.id, clock_timestamp() FROM filed f
+        WHERE f.id <> dlq.entry_id(f.river_job_id, f.last_failed_at)
         ON CONFLICT DO NOTHING
     ), audited AS (
         INSERT INTO dlq.dead_letter_transitions
-            (entry_id, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, config_version,
+            (entry_id, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class,
+             config_version,
              error_type, failed_at, source, attempts, joined_group)
-        SELECT f.id, f.status, coalesce(p_actor, f.captured_by), concat_ws(': ', 'job ' || f.river_job_id || ' failed', r.reason), f.strategy, f.rule, f.next_retry_at, f.river_job_id, f.queue, f.kind, f.error_class, p_config_version,
+        SELECT f.id, f.status, coalesce(p_actor, f.captured_by), concat_ws(': ', 'job ' || f.river_job_id || ' failed',
+            r.reason), f.strategy, f.rule, f.next_retry_at, f.river_job_id, f.queue, f.kind, f.error_class,
+                p_config_version,
                coalesce(f.error_type, ''), f.last_failed_at, f.source, f.retry_count, f.fingerprint
         FROM filed f JOIN unnest(p_ids, p_reasons) AS r (id, reason) ON r.id = f.id
     )
@@ -382,7 +427,8 @@ COMMENT ON FUNCTION dlq.file_as IS
     'Files entries of the inbox that the caller has locked, decided or undecided. Returns their '
     'ids. Rows whose job has an open entry, or whose failure is known, stay for dlq.file_repeats.';
 
-CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_errors jsonb, p_metadata jsonb, p_attempt integer, p_max_attempts integer, p_at timestamptz, p_actor text) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_errors jsonb, p_metadata jsonb, p_attempt integer,
+    p_max_attempts integer, p_at timestamptz, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_fail   record := dlq.describe_failure(p_errors, p_metadata, p_attempt, p_at);
@@ -398,9 +444,13 @@ BEGIN
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         -- An inbox row has all of a job's errors, a fact only the last: drop the attempts that the
         -- new history repeats, and append it.
-        retry_history = coalesce((SELECT jsonb_agg(o.failed ORDER BY o.number) FROM jsonb_array_elements(e.retry_history) WITH ORDINALITY o (failed, number)
-                                  WHERE NOT v_fail.retry_history @> jsonb_build_array(jsonb_build_object('at', o.failed -> 'at', 'attempt', o.failed -> 'attempt'))), '[]') || v_fail.retry_history,
-        retry_count = greatest(e.retry_count, p_attempt), max_retries = coalesce(p_max_attempts, e.max_retries), last_failed_at = p_at,
+        retry_history = coalesce((SELECT jsonb_agg(o.failed ORDER BY o.number)
+            FROM jsonb_array_elements(e.retry_history) WITH ORDINALITY o (failed, number)
+                                  WHERE NOT v_fail.retry_history @> jsonb_build_array(jsonb_build_object('at',
+                                      o.failed -> 'at', 'attempt', o.failed -> 'attempt'))), '[]')
+                                          || v_fail.retry_history,
+        retry_count = greatest(e.retry_count, p_attempt), max_retries = coalesce(p_max_attempts, e.max_retries),
+        last_failed_at = p_at,
         metadata = dlq.metadata_after(e.metadata, true, e.river_job_id, p_metadata),
         -- A pending entry becomes undecided. A manual one, or one with another redelivery under
         -- way, does not.
@@ -409,12 +459,15 @@ BEGIN
         strategy = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.strategy END,
         next_retry_at = CASE WHEN e.status = 'dlq_pending' THEN now() END,
         waiting_for = NULL,
-        move = CASE WHEN e.status <> 'dlq_processing' THEN jsonb_build_object('actor', p_actor, 'reason', 'job ' || e.river_job_id || ' failed again') END
+        move = CASE WHEN e.status <> 'dlq_processing' THEN jsonb_build_object('actor', p_actor, 'reason',
+            'job ' || e.river_job_id || ' failed again') END
     WHERE e.id = p_entry AND e.last_failed_at <= p_at
     RETURNING e.status INTO v_status;
     IF v_status IS NULL OR v_status = 'dlq_processing' THEN -- the entry has a newer failure, or did not move
-        INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, error_type, failed_at)
-        SELECT e.id, e.status, e.status, p_actor, 'job ' || e.river_job_id || ' failed again', e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
+        INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
+            next_retry_at, river_job_id, queue, kind, error_class, from_class, error_type, failed_at)
+        SELECT e.id, e.status, e.status, p_actor, 'job ' || e.river_job_id || ' failed again', e.strategy, e.rule,
+               e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
                coalesce(v_fail.error_type, ''), p_at
         FROM dlq.dead_letter_open e WHERE e.id = p_entry;
     END IF;
@@ -438,7 +491,8 @@ DECLARE
     v_removed uuid[] := '{}';
 BEGIN
     FOR v_row IN SELECT i.* FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id LOOP
-        v_end := jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count, 'finalized_at', v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata,
+        v_end := jsonb_build_object('state', 'discarded', 'attempt', v_row.retry_count, 'finalized_at',
+            v_row.last_failed_at, 'errors', v_row.retry_history, 'metadata', v_row.metadata,
                                     'failure', v_row.id);
         v_id := v_row.id;
         IF p_wait THEN
@@ -446,18 +500,22 @@ BEGIN
             WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE;
         ELSE
             SELECT e.id, e.status, e.redelivery_job_id INTO v_entry FROM dlq.dead_letter_open e
-            WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at FOR UPDATE SKIP LOCKED;
+            WHERE e.river_job_id = v_row.river_job_id AND e.job_created_at = v_row.job_created_at
+            FOR UPDATE SKIP LOCKED;
         END IF;
 
-        IF dlq.is_taken(v_row.river_job_id, v_row.job_created_at, v_row.id, v_row.retry_count, v_row.last_failed_at) THEN
+        IF dlq.is_taken(v_row.river_job_id, v_row.job_created_at, v_row.id, v_row.retry_count, v_row.last_failed_at)
+            THEN
             NULL;
         ELSIF v_entry.id IS NULL THEN
             INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
             SELECT m.job_id, m.job_created_at, 'discarded', m.entry_id, v_end
-            FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
+            FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id
+                AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
             WHERE m.job_id = v_row.river_job_id AND m.job_created_at = v_row.job_created_at;
             IF NOT FOUND AND (dlq.has_open_entry(v_row.river_job_id, v_row.job_created_at)
-                              OR dlq.may_be_filed(v_row.id, v_row.river_job_id, v_row.job_created_at, v_row.retry_count, v_row.last_failed_at)) THEN
+                              OR dlq.may_be_filed(v_row.id, v_row.river_job_id, v_row.job_created_at, v_row.retry_count,
+                                  v_row.last_failed_at)) THEN
                 -- Locked, or just closed: the next call files it, as a new entry if the old one is closed.
                 CONTINUE;
             ELSIF NOT FOUND THEN
@@ -472,7 +530,8 @@ BEGIN
             VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, v_end);
         ELSE
             PERFORM dlq.take_failure(v_row.river_job_id, v_row.job_created_at, v_row.id, v_row.retry_count, v_entry.id);
-            PERFORM dlq.failed_again(v_entry.id, v_row.retry_history, v_row.metadata, v_row.retry_count, v_row.max_retries, v_row.last_failed_at, v_row.captured_by);
+            PERFORM dlq.failed_again(v_entry.id, v_row.retry_history, v_row.metadata, v_row.retry_count,
+                v_row.max_retries, v_row.last_failed_at, v_row.captured_by);
         END IF;
         DELETE FROM dlq.dead_letter_inbox i WHERE i.id = v_row.id AND i.retry_count = v_row.retry_count;
         IF v_id = v_row.id THEN
@@ -498,7 +557,8 @@ DECLARE
     v_filed integer;
 BEGIN
     -- Waits for a session that is filing them, so that the caller's next statement finds them open.
-    v_ids := ARRAY(WITH locked AS (SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id FOR UPDATE) SELECT DISTINCT h.id FROM locked h);
+    v_ids := ARRAY(WITH locked AS (SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id
+        FOR UPDATE) SELECT DISTINCT h.id FROM locked h);
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;
@@ -525,14 +585,17 @@ COMMENT ON FUNCTION dlq.file IS
 CREATE OR REPLACE FUNCTION dlq.is_repeat(p_job bigint, p_job_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_job_created_at) THEN
+    IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.river_job_id = p_job
+        AND e.job_created_at = p_job_created_at) THEN
         RETURN true;
     END IF;
     -- The join below locks every partition and is rarely needed, so it is a separate statement.
-    IF (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_job AND m.job_created_at = p_job_created_at) IS NULL THEN
+    IF (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_job AND m.job_created_at = p_job_created_at) IS NULL
+        THEN
         RETURN false;
     END IF;
-    RETURN EXISTS (SELECT FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
+    RETURN EXISTS (SELECT FROM dlq.entry_jobs m JOIN dlq.dead_letter_queue e ON e.id = m.entry_id
+        AND (e.river_job_id, e.job_created_at) <> (m.job_id, m.job_created_at)
                    WHERE m.job_id = p_job AND m.job_created_at = p_job_created_at);
 END
 $$;
@@ -545,14 +608,18 @@ COMMENT ON FUNCTION dlq.is_repeat IS
 CREATE OR REPLACE VIEW dlq.backlog WITH (security_barrier) AS
     SELECT b.status, b.queue, b.error_class, sum(b.entries)::bigint AS entries, bool_or(b.more) AS more
     FROM (
-        SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL GROUP BY o.status, o.queue, o.error_class
+        SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o
+        WHERE (SELECT dlq.scope()) IS NULL GROUP BY o.status, o.queue, o.error_class
         UNION ALL
         SELECT o.status, o.queue, o.error_class, count(*) AS entries, false AS more FROM dlq.dead_letter_open o
-        WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status, o.queue, o.error_class
+        WHERE (SELECT dlq.scope()) IS NOT NULL
+            AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status,
+                o.queue, o.error_class
         UNION ALL
         SELECT 'dlq_pending', u.queue, NULL, count(*), sum(count(*)) OVER () >= 10000
         FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
-              WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND dlq.in_patterns(i.queue, i.kind, (SELECT dlq.scope_patterns(dlq.scope())))
+              WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
+                  AND dlq.in_patterns(i.queue, i.kind, (SELECT dlq.scope_patterns(dlq.scope())))
               LIMIT 10000) u
         GROUP BY u.queue
     ) b

@@ -19,14 +19,17 @@ COMMENT ON FUNCTION dlq.is_superseded IS
 -- locks. For an operator, supersede locks only jobs that have ended, and leaves the others to
 -- dlqd's own transactions, by a fact.
 CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[], p_states text[]) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 BEGIN
     UPDATE river.river_job j SET
         state = 'completed',
         finalized_at = now(),
         unique_key = CASE WHEN river.river_job_state_in_bitmask(j.unique_states, j.state) THEN j.unique_key END,
-        metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', coalesce(to_jsonb(s.job), to_jsonb(s.resolved_by), 'null'),
-                                                                             'dlq:done', jsonb_build_object('entry', s.entry, 'attempt', j.attempt))
+        metadata = (j.metadata - 'dlq:entry_id')
+            || jsonb_build_object('dlq:done_by', coalesce(to_jsonb(s.job), to_jsonb(s.resolved_by), 'null'),
+                                                                             'dlq:done', jsonb_build_object('entry',
+                                                                                 s.entry, 'attempt', j.attempt))
     FROM (
         SELECT o.id, r.id AS entry, r.job, e.resolved_by
         FROM unnest(p_ids, p_jobs) r (id, job)
@@ -39,7 +42,8 @@ BEGIN
     PERFORM dlq.drop_redelivery(o.id, o.created_at, r.job)
     FROM unnest(p_ids, p_jobs) r (id, job)
     JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
-    JOIN dlq.entry_jobs m ON m.entry_id = r.id AND m.job_id IS DISTINCT FROM r.job AND (m.job_id, m.job_created_at) IS DISTINCT FROM (e.river_job_id, e.job_created_at)
+    JOIN dlq.entry_jobs m ON m.entry_id = r.id AND m.job_id IS DISTINCT FROM r.job
+        AND (m.job_id, m.job_created_at) IS DISTINCT FROM (e.river_job_id, e.job_created_at)
     JOIN river.river_job o ON o.id = m.job_id AND o.created_at = m.job_created_at
     WHERE o.state::text = ANY (p_states);
 END
@@ -47,7 +51,8 @@ $$;
 COMMENT ON FUNCTION dlq.supersede_jobs IS 'Does the work of dlq.supersede, for jobs in one of p_states.';
 
 CREATE OR REPLACE FUNCTION dlq.supersede(p_ids uuid[], p_jobs bigint[], p_actor text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_waits  constant text[] := '{available,scheduled,retryable,pending}';
     v_person constant boolean := dlq.is_person(p_actor);
@@ -71,8 +76,10 @@ BEGIN
         SELECT e.river_job_id, e.job_created_at, 'closed', e.id
         FROM dlq.dead_letter_queue e
         WHERE e.id = ANY (p_ids) AND e.stage = 'resolved'
-          AND EXISTS (SELECT FROM (SELECT e.river_job_id AS job_id, e.job_created_at UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) t
-                      JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at WHERE j.state::text = ANY (v_waits));
+          AND EXISTS (SELECT FROM (SELECT e.river_job_id AS job_id, e.job_created_at UNION SELECT m.job_id,
+              m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) t
+                      JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
+                      WHERE j.state::text = ANY (v_waits));
     END IF;
 END
 $$;
@@ -81,17 +88,22 @@ COMMENT ON FUNCTION dlq.supersede IS
     'The original becomes completed, with dlq:done_by in its metadata: the job in p_jobs that did '
     'the work, or else who resolved the entry. Other redeliveries that are not running are deleted.';
 
-CREATE OR REPLACE FUNCTION dlq.drop_redelivery(p_job bigint, p_created_at timestamptz, p_done_by bigint DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+CREATE OR REPLACE FUNCTION dlq.drop_redelivery(p_job bigint, p_created_at timestamptz, p_done_by bigint DEFAULT NULL)
+    RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 BEGIN
     IF has_table_privilege('river.river_job', 'DELETE') THEN
         DELETE FROM river.river_job j
-        WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR UPDATE SKIP LOCKED);
+        WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at
+            AND o.state NOT IN ('running', 'completed') FOR UPDATE SKIP LOCKED);
     ELSIF p_done_by IS NOT NULL THEN
         UPDATE river.river_job j SET state = 'completed', finalized_at = now(),
             unique_key = CASE WHEN river.river_job_state_in_bitmask(j.unique_states, j.state) THEN j.unique_key END,
-            metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', p_done_by, 'dlq:done', jsonb_build_object('attempt', j.attempt))
-        WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at AND o.state NOT IN ('running', 'completed') FOR NO KEY UPDATE SKIP LOCKED);
+            metadata = (j.metadata - 'dlq:entry_id') || jsonb_build_object('dlq:done_by', p_done_by, 'dlq:done',
+                jsonb_build_object('attempt', j.attempt))
+        WHERE j.id = (SELECT o.id FROM river.river_job o WHERE o.id = p_job AND o.created_at = p_created_at
+            AND o.state NOT IN ('running', 'completed') FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'dlqd: job % is no longer needed, but removing it from River''s lists failed: %', p_job, SQLERRM;
@@ -114,7 +126,8 @@ COMMENT ON FUNCTION dlq.redirected IS
 
 CREATE OR REPLACE FUNCTION dlq.has_open_entry(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE sql STABLE
-RETURN EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = p_job AND o.job_created_at = p_created_at);
+RETURN EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'open' AND o.river_job_id = p_job
+    AND o.job_created_at = p_created_at);
 COMMENT ON FUNCTION dlq.has_open_entry IS
     'Whether a job has a filed, open entry. It has at most one, and a closed entry of the job '
     'cannot be reopened beside it.';
@@ -126,8 +139,10 @@ COMMENT ON FUNCTION dlq.sent_by IS
     'The strategy of a redelivery: that of its entry if a worker made it; manual if an operator, a '
     'replay run or a retry outside dlqd did.';
 
-CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text)
+    RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 BEGIN
     -- Every replay run that redelivered one of these entries has succeeded with it.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp()
@@ -140,12 +155,16 @@ BEGIN
                                     'strategy', dlq.sent_by(e.locked_by, e.strategy), 'outcome', 'completed')
             ELSE jsonb_build_object('jobId', d.job, 'endedAt', d.ended, 'strategy', 'manual', 'outcome', 'completed')
             END || dlq.redirected(e.id, d.job)),
-        resolution_strategy = CASE WHEN e.redelivery_job_id = d.job AND e.locked_by LIKE 'worker:%' THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
+        resolution_strategy = CASE WHEN e.redelivery_job_id = d.job AND e.locked_by LIKE 'worker:%'
+            THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
         resolved_by = CASE WHEN e.redelivery_job_id = d.job THEN e.locked_by ELSE 'job ' || d.job END,
-        move = jsonb_build_object('actor', p_actor, 'reason', CASE WHEN d.job = e.redelivery_job_id THEN 'job ' || d.job || ' completed'
-            WHEN d.job = e.river_job_id THEN 'the original, job ' || d.job || ', completed' ELSE 'an earlier redelivery, job ' || d.job || ', completed' END)
+        move = jsonb_build_object('actor', p_actor, 'reason',
+            CASE WHEN d.job = e.redelivery_job_id THEN 'job ' || d.job || ' completed'
+            WHEN d.job = e.river_job_id THEN 'the original, job ' || d.job || ', completed'
+            ELSE 'an earlier redelivery, job ' || d.job || ', completed' END)
     FROM (SELECT unnest(p_ids) AS id, unnest(p_jobs) AS job, unnest(p_ended) AS ended) d
-    WHERE e.id = d.id AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed');
+    WHERE e.id = d.id AND e.stage IN ('open', 'failed')
+        AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed');
     PERFORM dlq.supersede(p_ids, p_jobs, p_actor);
 END
 $$;
@@ -155,7 +174,8 @@ COMMENT ON FUNCTION dlq.resolve_by IS
 
 CREATE OR REPLACE FUNCTION dlq.failed_at(p_job jsonb) RETURNS timestamptz
 LANGUAGE sql STABLE
-RETURN CASE WHEN dlq.to_timestamptz(p_job ->> 'finalized_at') BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN dlq.to_timestamptz(p_job ->> 'finalized_at') ELSE now() END;
+RETURN CASE WHEN dlq.to_timestamptz(p_job ->> 'finalized_at') BETWEEN '1970-01-01Z' AND now() + interval '1 day'
+    THEN dlq.to_timestamptz(p_job ->> 'finalized_at') ELSE now() END;
 COMMENT ON FUNCTION dlq.failed_at IS
     'When a job (to_jsonb of its row) ended: its finalized_at, or now if that is before 1970 or '
     'more than a day ahead, which clients may not be able to read.';
@@ -176,7 +196,8 @@ COMMENT ON FUNCTION dlq.has_failure IS
     'Whether an entry has already taken in a failure of a job (to_jsonb of its row, or a fact).';
 
 CREATE OR REPLACE FUNCTION dlq.record_end(p_entry uuid, p_job jsonb, p_actor text) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_entry   record;
     v_fail    record;
@@ -204,7 +225,8 @@ BEGIN
         RETURN true;
     END IF;
 
-    v_own_job := (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
+    v_own_job := (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id,
+        v_entry.job_created_at);
     v_used_up := v_entry.dlq_retry_count >= v_entry.dlq_max_retries;
     v_fail := dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at);
     IF p_job -> 'metadata' ? 'cancel_attempted_at' THEN
@@ -218,11 +240,15 @@ BEGIN
     END IF;
     -- This failure became another entry, which is closed, before p_entry was filed. An operator has
     -- to decide whether that one settles it: park p_entry.
-    v_other := CASE WHEN v_own_job THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job)), p_entry),
-                                             (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox' AND e.id = dlq.failure_of(v_job, p_job) AND e.id <> p_entry LIMIT 1)) END;
+    v_other := CASE WHEN v_own_job
+        THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job)), p_entry),
+                                             (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox'
+                                                 AND e.id = dlq.failure_of(v_job, p_job)
+                                                 AND e.id <> p_entry LIMIT 1)) END;
     IF v_other IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor,
-            move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state || ', which is entry ' || v_other)
+            move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state
+                || ', which is entry ' || v_other)
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
@@ -247,7 +273,8 @@ BEGIN
     END IF;
     -- If a redelivery lost its marker, capture also wrote a row to the inbox.
     IF v_own_job OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
-        PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
+        PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job),
+            (p_job ->> 'attempt')::integer, p_entry);
     END IF;
     UPDATE dlq.dead_letter_queue SET
         status = CASE WHEN v_used_up THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
@@ -263,10 +290,13 @@ BEGIN
         error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url,
         -- An entry that closes is not decided again, so it keeps its class.
-        error_class = coalesce(v_fail.error_class, v_class, CASE WHEN v_used_up THEN error_class END), reported_class = v_fail.error_class,
+        error_class = coalesce(v_fail.error_class, v_class, CASE WHEN v_used_up THEN error_class END),
+        reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         last_failed_at = v_at,
-        metadata = dlq.metadata_after(metadata, (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at), v_job, p_job -> 'metadata'),
+        metadata = dlq.metadata_after(metadata,
+            (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id,
+                v_entry.job_created_at), v_job, p_job -> 'metadata'),
         fingerprint = CASE WHEN v_used_up THEN fingerprint END,
         strategy = NULL,
         next_retry_at = now(),
@@ -286,9 +316,11 @@ COMMENT ON FUNCTION dlq.record_end IS
     'if another entry has the failure. Returns false if the entry does not wait for this job: an '
     'end that comes twice counts once.';
 
-CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text, p_reason text,
+CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text,
+    p_reason text,
     p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 BEGIN
     UPDATE dlq.dead_letter_queue SET
         status = 'dlq_processing',
@@ -299,8 +331,10 @@ BEGIN
         notes = coalesce(p_note, notes),
         move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note)
     WHERE id = p_entry AND stage IN ('open', 'failed') AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
-    INSERT INTO dlq.entry_jobs AS m (job_id, job_created_at, entry_id, run_id) VALUES (p_job, p_created_at, p_entry, p_run)
-    ON CONFLICT (job_id, job_created_at) DO UPDATE SET entry_id = excluded.entry_id, run_id = coalesce(excluded.run_id, m.run_id);
+    INSERT INTO dlq.entry_jobs AS m (job_id, job_created_at, entry_id, run_id)
+    VALUES (p_job, p_created_at, p_entry, p_run)
+    ON CONFLICT (job_id, job_created_at) DO UPDATE SET entry_id = excluded.entry_id,
+    run_id = coalesce(excluded.run_id, m.run_id);
 END
 $$;
 COMMENT ON FUNCTION dlq.follow_job IS
@@ -312,14 +346,16 @@ COMMENT ON FUNCTION dlq.follow_job IS
 -- marker is written only while the job waits to run: a worker's transaction in REPEATABLE READ
 -- could not end the job after a write by dlqd.
 CREATE OR REPLACE FUNCTION dlq.watch_job(p_entry uuid, p_job bigint, p_created_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_job jsonb;
 BEGIN
     BEGIN
         UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object('dlq:entry_id', p_entry)
         WHERE j.id = (SELECT o.id FROM river.river_job o
-                      WHERE o.id = p_job AND o.created_at = p_created_at AND o.state IN ('available', 'scheduled', 'retryable', 'pending')
+                      WHERE o.id = p_job AND o.created_at = p_created_at
+                          AND o.state IN ('available', 'scheduled', 'retryable', 'pending')
                       FOR NO KEY UPDATE SKIP LOCKED);
         IF FOUND THEN
             RETURN true;
@@ -332,7 +368,8 @@ BEGIN
     SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
     IF NOT FOUND THEN
         UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = 'capture',
-            move = jsonb_build_object('actor', 'capture', 'reason', 'retried outside dlqd as job ' || p_job || ', which is gone')
+            move = jsonb_build_object('actor', 'capture', 'reason', 'retried outside dlqd as job ' || p_job
+                || ', which is gone')
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing' AND redelivery_job_id = p_job;
         RETURN true;
     END IF;
@@ -341,7 +378,8 @@ BEGIN
         RETURN v_job -> 'metadata' @> jsonb_build_object('dlq:entry_id', p_entry);
     END IF;
     -- The job has ended. If its end is a fact, that fact is applied in its turn.
-    IF NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = p_job AND f.job_created_at = p_created_at AND f.fact IN ('completed', 'discarded', 'cancelled')) THEN
+    IF NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = p_job AND f.job_created_at = p_created_at
+        AND f.fact IN ('completed', 'discarded', 'cancelled')) THEN
         PERFORM dlq.apply_end(p_entry, v_job, true);
     END IF;
     RETURN true;
@@ -364,7 +402,8 @@ COMMENT ON FUNCTION dlq.watch_job IS
 -- If the payload is gone or was erased, nothing is left to redeliver: the entry is archived at
 -- once.
 CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_job        constant bigint := (p_job ->> 'id')::bigint;
     v_created_at constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
@@ -377,17 +416,22 @@ DECLARE
     v_reason     text; -- why there is no payload; null if it was erased
     v_id         uuid; -- the new entry's id, if another failure's entry has v_failure
 BEGIN
-    IF NOT dlq.is_failure(p_job) OR dlq.is_taken(v_job, v_created_at, v_failure, v_attempt, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
+    IF NOT dlq.is_failure(p_job) OR dlq.is_taken(v_job, v_created_at, v_failure, v_attempt,
+        dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
         RETURN;
     END IF;
     INSERT INTO dlq.dead_letter_inbox
         (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
-         priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+         priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key,
+         unique_states,
          metadata, next_retry_at, first_failed_at, last_failed_at)
-    SELECT v_failure, m.message_id, j.id, j.created_at, j.queue, coalesce(m.kind, j.kind), j.kind, m.subscriber_id, m.source, m.ordering_key,
+    SELECT v_failure, m.message_id, j.id, j.created_at, j.queue, coalesce(m.kind, j.kind), j.kind, m.subscriber_id,
+           m.source, m.ordering_key,
            j.priority, j.tags, j.args, v_message,
-           (SELECT coalesce(jsonb_agg(r.error ORDER BY r.number), '[]') FROM unnest(j.errors) WITH ORDINALITY r (error, number)
-            WHERE jsonb_typeof(r.error -> 'attempt') = 'number' AND r.error -> 'attempt' < to_jsonb(v_attempt)) || coalesce(p_job -> 'errors' -> -1, '[]'),
+           (SELECT coalesce(jsonb_agg(r.error ORDER BY r.number), '[]')
+               FROM unnest(j.errors) WITH ORDINALITY r (error, number)
+            WHERE jsonb_typeof(r.error -> 'attempt') = 'number' AND r.error -> 'attempt' < to_jsonb(v_attempt))
+                || coalesce(p_job -> 'errors' -> -1, '[]'),
            v_attempt, greatest(j.max_attempts, v_attempt),
            coalesce(j.unique_key, e.unique_key), coalesce(j.unique_states, e.unique_states),
            coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
@@ -396,18 +440,24 @@ BEGIN
                        WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_created_at
                            AND e.stage <> 'inbox'
                        LIMIT 1) e ON j.unique_key IS NULL
-    LEFT JOIN LATERAL (SELECT left(j.args ->> 'messageId', 255) AS message_id, left(j.args ->> 'kind', 255) AS kind, left(j.args ->> 'subscriberId', 255) AS subscriber_id,
-                              left(j.args ->> 'source', 255) AS source, left(j.args ->> 'orderingKey', 255) AS ordering_key) m ON j.kind = 'dlqd_message'
+    LEFT JOIN LATERAL (SELECT left(j.args ->> 'messageId', 255) AS message_id, left(j.args ->> 'kind', 255) AS kind,
+        left(j.args ->> 'subscriberId', 255) AS subscriber_id,
+                              left(j.args ->> 'source', 255) AS source,
+                              left(j.args ->> 'orderingKey', 255) AS ordering_key) m ON j.kind = 'dlqd_message'
     WHERE j.id = v_job AND j.created_at = v_created_at;
     IF NOT FOUND THEN
         INSERT INTO dlq.dead_letter_inbox
             (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
-             priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+             priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key,
+             unique_states,
              metadata, next_retry_at, first_failed_at, last_failed_at)
-        SELECT v_failure, e.event_id, e.river_job_id, e.job_created_at, e.queue, e.kind, e.job_kind, e.subscriber_id, e.source, e.ordering_key,
-               e.priority, e.tags, e.original_event, v_message, coalesce(p_job -> 'errors', '[]'), v_attempt, greatest(e.max_retries, v_attempt), e.unique_key, e.unique_states,
+        SELECT v_failure, e.event_id, e.river_job_id, e.job_created_at, e.queue, e.kind, e.job_kind, e.subscriber_id,
+               e.source, e.ordering_key,
+               e.priority, e.tags, e.original_event, v_message, coalesce(p_job -> 'errors', '[]'), v_attempt,
+               greatest(e.max_retries, v_attempt), e.unique_key, e.unique_states,
                coalesce(p_job -> 'metadata', '{}'), now(), v_at, v_at
-        FROM dlq.dead_letter_queue e WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_created_at AND e.stage <> 'inbox' LIMIT 1;
+        FROM dlq.dead_letter_queue e WHERE e.id = p_entry AND e.river_job_id = v_job AND e.job_created_at = v_created_at
+            AND e.stage <> 'inbox' LIMIT 1;
     END IF;
     IF NOT FOUND THEN
         v_deleted := ARRAY(SELECT r.entry_id FROM dlq.retired_jobs r
@@ -455,7 +505,8 @@ COMMENT ON FUNCTION dlq.file_end IS
     'or the payload was erased, files it as an archived entry.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_entry      record;
     v_job        constant bigint := (p_job ->> 'id')::bigint;
@@ -466,7 +517,8 @@ BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
     END IF;
-    SELECT e.status, e.rule, e.river_job_id, e.job_created_at, e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', v_job, 'outcome', p_job -> 'state')) AS known
+    SELECT e.status, e.rule, e.river_job_id, e.job_created_at,
+        e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', v_job, 'outcome', p_job -> 'state')) AS known
     INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
     IF p_job ->> 'state' = 'completed' THEN
         -- An entry parked as "done twice?" stays: an operator decides whether it matters.
@@ -479,7 +531,8 @@ BEGIN
         END IF;
     ELSE
         v_own_job := (v_job, v_created_at) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
-        IF v_own_job AND dlq.is_taken(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
+        IF v_own_job AND dlq.is_taken(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer,
+            dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
             RETURN;
         END IF;
         IF p_own THEN
@@ -500,12 +553,14 @@ BEGIN
                 AND t.failed_at = v_at);
         END IF;
         IF v_own_job AND dlq.is_open(v_entry.status) THEN
-            PERFORM dlq.take_failure(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer, p_entry);
+            PERFORM dlq.take_failure(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer,
+                p_entry);
         ELSIF v_own_job THEN
             PERFORM dlq.file_end(p_entry, p_job); -- the entry was closed without this failure
         END IF;
         IF dlq.is_open(v_entry.status) AND (NOT p_own OR v_entry.status <> 'dlq_processing') THEN
-            PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, NULL, dlq.failed_at(p_job), 'capture');
+            PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer,
+                NULL, dlq.failed_at(p_job), 'capture');
         END IF;
         IF p_own AND NOT v_own_job THEN
             PERFORM dlq.drop_redelivery(v_job, v_created_at);
@@ -519,13 +574,15 @@ COMMENT ON FUNCTION dlq.apply_end IS
 
 CREATE OR REPLACE FUNCTION dlq.taken_by(p_job bigint, p_created_at timestamptz, p_failure uuid) RETURNS uuid
 LANGUAGE sql STABLE
-RETURN (SELECT r.entry_id FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at AND r.failure = p_failure ORDER BY r.attempt DESC LIMIT 1);
+RETURN (SELECT r.entry_id FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at
+    AND r.failure = p_failure ORDER BY r.attempt DESC LIMIT 1);
 COMMENT ON FUNCTION dlq.taken_by IS
     'The entry that took in a failure of a job although the entry''s id does not prove it '
     '(dlq.retired_jobs); null for other failures.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_fact(p_fact dlq.job_facts) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_id     uuid;
     v_open   uuid;
@@ -536,17 +593,25 @@ DECLARE
     v_done   boolean := true;
 BEGIN
     v_id := CASE WHEN p_fact.fact = 'closed' THEN p_fact.entry_id
-                 ELSE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_fact.job_id AND m.job_created_at = p_fact.job_created_at) END;
+                 ELSE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_fact.job_id
+                     AND m.job_created_at = p_fact.job_created_at) END;
     v_own := v_id IS NOT NULL;
     IF p_fact.fact <> 'closed' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_id) THEN
         -- If the entry that followed the job is closed, use the open entry that the job itself has.
-        v_open := (SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id AND e.job_created_at = p_fact.job_created_at);
+        v_open := (SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id
+            AND e.job_created_at = p_fact.job_created_at);
         v_own := v_own AND v_open IS NULL;
-        v_id := coalesce(v_open, v_id, CASE p_fact.fact WHEN 'retried' THEN dlq.taken_by(p_fact.job_id, p_fact.job_created_at, p_fact.entry_id) END, p_fact.entry_id);
+        v_id := coalesce(v_open, v_id,
+            CASE p_fact.fact WHEN 'retried' THEN dlq.taken_by(p_fact.job_id, p_fact.job_created_at,
+                p_fact.entry_id) END, p_fact.entry_id);
     END IF;
-    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts,
+        e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e
+            WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts,
+            e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_queue e
+                WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN -- there is no entry, or it is deleted or locked
             IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN
                 RETURN 'held';
@@ -557,7 +622,8 @@ BEGIN
             RETURN 'done';
         END IF;
     END IF;
-    IF p_fact.fact = 'retried' AND NOT v_own AND (v_entry.river_job_id, v_entry.job_created_at) IS DISTINCT FROM (p_fact.job_id, p_fact.job_created_at) THEN
+    IF p_fact.fact = 'retried' AND NOT v_own
+        AND (v_entry.river_job_id, v_entry.job_created_at) IS DISTINCT FROM (p_fact.job_id, p_fact.job_created_at) THEN
         RETURN 'done'; -- the marker was copied from another job
     END IF;
     IF v_entry.stage = 'inbox' THEN
@@ -567,7 +633,9 @@ BEGIN
     CASE p_fact.fact
     WHEN 'closed' THEN
         IF v_entry.status = 'dlq_resolved' THEN
-            PERFORM dlq.supersede(ARRAY[v_id], ARRAY[CASE WHEN v_entry.replay_attempts @> '[{"outcome": "completed"}]' THEN (v_entry.replay_attempts -> -1 ->> 'jobId')::bigint END], 'capture');
+            PERFORM dlq.supersede(ARRAY[v_id],
+                ARRAY[CASE WHEN v_entry.replay_attempts @> '[{"outcome": "completed"}]'
+                    THEN (v_entry.replay_attempts -> -1 ->> 'jobId')::bigint END], 'capture');
         END IF;
         IF v_entry.ordering_key IS NOT NULL AND NOT dlq.is_open(v_entry.status) THEN
             PERFORM dlq.order_done(v_entry.queue, v_entry.ordering_key, p_fact.job_id, p_fact.job_created_at);
@@ -576,8 +644,10 @@ BEGIN
         v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
     WHEN 'retried' THEN
         PERFORM set_config('dlq.origin', 'River, as ' || p_fact.db_user, true);
-        IF v_entry.stage IN ('resolved', 'failed', 'archived') AND dlq.has_open_entry(v_entry.river_job_id, v_entry.job_created_at) THEN
-            PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd; job ' || v_entry.river_job_id || ' has an open entry by now', NULL);
+        IF v_entry.stage IN ('resolved', 'failed', 'archived')
+            AND dlq.has_open_entry(v_entry.river_job_id, v_entry.job_created_at) THEN
+            PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd; job '
+                || v_entry.river_job_id || ' has an open entry by now', NULL);
         ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived')
               AND (SELECT dlq.has_failure(v_id, to_jsonb(j) - 'args') FROM river.river_job j
                    WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at
@@ -586,21 +656,27 @@ BEGIN
                                 'job ' || p_fact.job_id || ' was retried outside dlqd, and its failure is known', NULL);
         ELSIF v_entry.status NOT IN ('dlq_resolved', 'dlq_archived') THEN
             IF v_entry.redelivery_job_id <> p_fact.job_id THEN
-                PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
+                PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id
+                    || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
             END IF;
-            PERFORM dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd');
+            PERFORM dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_actor, 'job ' || p_fact.job_id
+                || ' was retried outside dlqd');
             v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
         ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- this retry resolved it
-                          WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed' AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
+                          WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed'
+                              AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
             -- The retry had locked the job when another job resolved the entry, so that the job was
             -- not superseded then: do it now. It is too late only if the job runs.
             IF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved' THEN
-                PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint], 'capture');
+                PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint],
+                    'capture');
             END IF;
             IF p_fact.at <= v_entry.closed_at AND v_entry.resolution_strategy IN ('discard', 'manual_resolution') THEN
                 -- An operator closed the entry after the retry: an older fact does not reopen it.
-                PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id || ' was retried outside dlqd before the entry was '
-                                    || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END, NULL);
+                PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id
+                    || ' was retried outside dlqd before the entry was '
+                                    || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END,
+                                    NULL);
             ELSIF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved'
                   AND p_fact.job_id <> v_entry.river_job_id
                   AND NOT EXISTS (SELECT FROM river.river_job j
@@ -616,10 +692,14 @@ BEGIN
             ELSE
                 UPDATE dlq.dead_letter_queue SET
                     status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_actor,
-                    move = jsonb_build_object('actor', v_actor, 'reason', 'done twice? job ' || p_fact.job_id || ' was retried outside dlqd after the entry was '
-                                              || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END)
+                    move = jsonb_build_object('actor', v_actor, 'reason', 'done twice? job ' || p_fact.job_id
+                        || ' was retried outside dlqd after the entry was '
+                                              || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved'
+                                                  ELSE 'discarded' END)
                 WHERE id = v_id AND stage = v_entry.stage AND status = v_entry.status
-                  AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id AND j.created_at = p_fact.job_created_at AND dlq.is_superseded(j.state::text, j.attempt, j.metadata));
+                  AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id
+                      AND j.created_at = p_fact.job_created_at
+                      AND dlq.is_superseded(j.state::text, j.attempt, j.metadata));
             END IF;
         END IF;
         PERFORM set_config('dlq.origin', coalesce(v_origin, ''), true);
@@ -629,7 +709,8 @@ BEGIN
         WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at AND f.entry_id IS NULL
             AND f.fact IN ('discarded', 'cancelled', 'refused');
     ELSE
-        PERFORM dlq.apply_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at, 'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'), v_own);
+        PERFORM dlq.apply_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at,
+            'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'), v_own);
     END CASE;
     RETURN CASE WHEN v_done THEN 'done' ELSE 'following' END;
 END
@@ -640,7 +721,8 @@ COMMENT ON FUNCTION dlq.apply_fact IS
 
 CREATE OR REPLACE FUNCTION dlq.may_pass(p_sqlstate text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN p_sqlstate <> 'XX001' AND left(p_sqlstate, 2) IN ('08', '0A', '25', '28', '3D', '3F', '40', '42', '53', '55', '57', '58', 'F0', 'HV', 'XX');
+RETURN p_sqlstate <> 'XX001' AND left(p_sqlstate, 2) IN ('08', '0A', '25', '28', '3D', '3F', '40', '42', '53', '55',
+    '57', '58', 'F0', 'HV', 'XX');
 COMMENT ON FUNCTION dlq.may_pass IS
     'Whether an error may be temporary: a deadlock, a lock that is not available, a missing right. '
     'Any other error means that the database refuses the row; postgres.IsRefusal in Go has the same '
@@ -655,8 +737,10 @@ COMMENT ON FUNCTION dlq.may_pass IS
 -- reads the whole table from time to time: see internal/facts. The query has subqueries of one
 -- value, not EXISTS, for which Postgres might read the whole table with a plan from when it was
 -- small.
-CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL, p_from tid DEFAULT '(0,0)', p_careful boolean DEFAULT false) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL,
+    p_from tid DEFAULT '(0,0)', p_careful boolean DEFAULT false) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_facts   tid[];
     v_entries uuid[];
@@ -676,7 +760,8 @@ DECLARE
 BEGIN
     PERFORM set_config('lock_timeout', '250ms', true);
     IF NOT p_careful THEN
-        SELECT array_agg(d.fact), array_agg(d.entry_id), array_agg(d.job_id), array_agg(d.at) INTO v_facts, v_entries, v_jobs, v_ended
+        SELECT array_agg(d.fact), array_agg(d.entry_id), array_agg(d.job_id), array_agg(d.at) INTO v_facts, v_entries,
+            v_jobs, v_ended
         FROM (
             SELECT f.ctid AS fact, e.id AS entry_id, f.job_id, f.at
             FROM dlq.job_facts f
@@ -686,8 +771,10 @@ BEGIN
                 FOR UPDATE SKIP LOCKED
             ) e
             WHERE f.ctid >= p_from AND f.fact = 'completed'
-              AND f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.fact <> 'following')
-              AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
+              AND f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id
+                  AND b.job_created_at = f.job_created_at AND b.fact <> 'following')
+              AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id
+                  AND m.job_created_at = f.job_created_at))
             LIMIT p_limit
             FOR UPDATE OF f SKIP LOCKED
         ) d;
@@ -701,12 +788,16 @@ BEGIN
     FOR v_tid IN
         SELECT f.ctid
         FROM dlq.job_facts f
-        WHERE f.ctid >= p_from AND (f.fact <> 'refused' OR p_careful AND dlq.to_timestamptz(f.job ->> 'refusedAt') < now() - interval '1 minute')
+        WHERE f.ctid >= p_from AND (f.fact <> 'refused' OR p_careful
+            AND dlq.to_timestamptz(f.job ->> 'refusedAt') < now() - interval '1 minute')
           -- The state of a followed job is read first, so that nothing is locked for a running job
           -- twenty times a second.
-          AND CASE f.fact WHEN 'following' THEN (SELECT j.state FROM river.river_job j WHERE j.id = f.job_id AND j.created_at = f.job_created_at) IS DISTINCT FROM 'running'
-                          ELSE f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id AND b.job_created_at = f.job_created_at AND b.fact <> 'following') END
-          AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id AND m.job_created_at = f.job_created_at))
+          AND CASE f.fact WHEN 'following' THEN (SELECT j.state FROM river.river_job j WHERE j.id = f.job_id
+              AND j.created_at = f.job_created_at) IS DISTINCT FROM 'running'
+                          ELSE f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id
+                              AND b.job_created_at = f.job_created_at AND b.fact <> 'following') END
+          AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id
+              AND m.job_created_at = f.job_created_at))
         FOR UPDATE SKIP LOCKED
     LOOP
         EXIT WHEN v_count >= p_limit OR clock_timestamp() > v_until AND (v_count > 0 OR v_result = 'held');
@@ -726,7 +817,8 @@ BEGIN
                     RAISE;
                 END IF;
                 RAISE WARNING 'dlqd: the database refuses a fact of job % (%): %', v_fact.job_id, v_fact.fact, SQLERRM;
-                UPDATE dlq.job_facts f SET fact = 'refused', job = coalesce(v_fact.job, '{}') || jsonb_build_object('fact', v_fact.fact, 'refusal', SQLERRM, 'refusedAt', clock_timestamp())
+                UPDATE dlq.job_facts f SET fact = 'refused', job = coalesce(v_fact.job, '{}')
+                    || jsonb_build_object('fact', v_fact.fact, 'refusal', SQLERRM, 'refusedAt', clock_timestamp())
                 WHERE f.ctid = v_tid;
                 v_result := 'refused';
             END;

@@ -5,7 +5,8 @@
 CREATE OR REPLACE FUNCTION dlq.trigger_state() RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     -- ENABLE REPLICA counts as disabled: such a trigger fires only during replication.
-    SELECT CASE WHEN count(*) < 2 THEN 'missing' WHEN bool_and(t.tgenabled IN ('O', 'A')) THEN 'enabled' ELSE 'disabled' END
+    SELECT CASE WHEN count(*) < 2 THEN 'missing' WHEN bool_and(t.tgenabled IN ('O', 'A')) THEN 'enabled'
+        ELSE 'disabled' END
     FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
     WHERE t.tgrelid = dlq.job_table() AND t.tgname IN ('dlq_capture', 'dlq_follow')
       AND p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)
@@ -21,7 +22,8 @@ COMMENT ON FUNCTION dlq.trigger_state IS
 -- already. Entries that closed before the oldest failure that River keeps have taken in none of
 -- these.
 CREATE OR REPLACE FUNCTION dlq.remember_taken() RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on SET enable_bitmapscan = on SET jit = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on
+SET enable_bitmapscan = on SET jit = off AS $$
 DECLARE
     v_state  text; -- upgrade: nothing is added yet; again: everything before v_since is
     v_since  timestamptz;
@@ -32,20 +34,28 @@ BEGIN
         RETURN;
     END IF;
     SELECT min(f.at) - interval '1 day' INTO v_oldest
-    FROM (SELECT (SELECT min(j.finalized_at) FROM river.river_job j WHERE j.state = s.state::river.river_job_state) AS at FROM unnest('{discarded,cancelled}'::text[]) s (state)) f;
+    FROM (SELECT (SELECT min(j.finalized_at) FROM river.river_job j
+        WHERE j.state = s.state::river.river_job_state) AS at FROM unnest('{discarded,cancelled}'::text[]) s (state)) f;
     INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
     SELECT j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt, e.id, now()
     FROM dlq.dead_letter_queue e JOIN river.river_job j ON j.id = e.river_job_id AND j.created_at = e.job_created_at
-    WHERE e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_oldest) AND j.state IN ('discarded', 'cancelled')
+    WHERE e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_oldest)
+        AND j.state IN ('discarded', 'cancelled')
       AND (v_state = 'upgrade' OR e.updated_at >= v_since - interval '1 hour')
-      AND CASE WHEN e.id = dlq.entry_id(j.id, j.finalized_at) THEN j.finalized_at NOT BETWEEN '1970-01-01Z' AND e.created_at + interval '1 day' AND e.retry_count = j.attempt
+      AND CASE WHEN e.id = dlq.entry_id(j.id, j.finalized_at)
+          THEN j.finalized_at NOT BETWEEN '1970-01-01Z' AND e.created_at + interval '1 day'
+              AND e.retry_count = j.attempt
                -- If finalized_at is not a valid time, the error and its time identify the failure.
                ELSE e.last_failed_at = j.finalized_at
-                    OR e.retry_history @> jsonb_build_array(jsonb_build_object('at', j.errors[cardinality(j.errors)] -> 'at', 'attempt', j.errors[cardinality(j.errors)] -> 'attempt'))
-                    OR EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id AND t.failed_at = j.finalized_at)
+                    OR e.retry_history @> jsonb_build_array(jsonb_build_object('at',
+                        j.errors[cardinality(j.errors)] -> 'at', 'attempt',
+                        j.errors[cardinality(j.errors)] -> 'attempt'))
+                    OR EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id
+                        AND t.failed_at = j.finalized_at)
                     -- The failure of a followed job may be recorded only in a note.
                     OR e.closed_at IS NOT NULL AND greatest(e.closed_at, e.last_failed_at) >= j.finalized_at
-                       AND EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at AND k.entry_id = e.id) END
+                       AND EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id
+                           AND k.job_created_at = j.created_at AND k.entry_id = e.id) END
     ON CONFLICT DO NOTHING;
     IF v_since < now() - interval '10 minutes' THEN
         DELETE FROM dlq.settings s WHERE s.key = 'remember_taken';
@@ -66,7 +76,8 @@ COMMENT ON FUNCTION dlq.remember_taken IS
 --      would have.
 --
 -- A job is a failure if dlq.is_failure(job, NULL) says so: its previous state is unknown here.
-CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text, p_limit integer, p_every interval, p_wait boolean,
+CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text, p_limit integer, p_every interval,
+    p_wait boolean,
     OUT filed integer, OUT done boolean, OUT began_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off
 SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -75,10 +86,12 @@ DECLARE
     v_overlap        constant interval := '5 minutes';
     v_failed         constant text := $sql$
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
-                     WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at' AND cardinality(j.errors) > 0 END$sql$;
+                     WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at'
+                         AND cardinality(j.errors) > 0 END$sql$;
     -- Subqueries of one value, not EXISTS: for EXISTS, Postgres might join whole tables, with a
     -- plan from when they were small.
-    v_unknown        constant text := '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';
+    v_unknown        constant text :=
+        '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';
     v_scan           dlq.reconcile_looks;
     v_from           timestamptz;
     v_page           record;
@@ -112,7 +125,8 @@ BEGIN
         END IF;
         PERFORM dlq.remember_taken();
         v_from := CASE p_look WHEN 'backfill' THEN '-infinity'
-            ELSE greatest((SELECT l.since FROM dlq.reconcile_looks l WHERE l.look = 'whole'), CASE p_look WHEN 'recent' THEN v_scan.since - v_overlap END) END;
+            ELSE greatest((SELECT l.since FROM dlq.reconcile_looks l WHERE l.look = 'whole'),
+                CASE p_look WHEN 'recent' THEN v_scan.since - v_overlap END) END;
         v_scan.began_at := now();
         v_scan.began_xmin := txid_snapshot_xmin(txid_current_snapshot());
         -- The snapshot's xmax is not enough: transactions with higher ids may be running.
@@ -137,16 +151,20 @@ BEGIN
         EXECUTE format($sql$
             WITH page AS MATERIALIZED (
                 SELECT p.*, row_number() OVER () AS number
-                FROM ((SELECT j.id, j.finalized_at, j.created_at, j.attempt, %1$s AS failed FROM river.river_job j WHERE j.id > $2 AND %2$s ORDER BY j.id LIMIT $3)
+                FROM ((SELECT j.id, j.finalized_at, j.created_at, j.attempt, %1$s AS failed FROM river.river_job j
+                    WHERE j.id > $2 AND %2$s ORDER BY j.id LIMIT $3)
                       UNION ALL
-                      (SELECT j.id, j.finalized_at, j.created_at, j.attempt, %1$s FROM river.river_job j WHERE j.state = %3$L AND j.finalized_at > $1 ORDER BY j.finalized_at, j.id LIMIT $3)
+                      (SELECT j.id, j.finalized_at, j.created_at, j.attempt, %1$s FROM river.river_job j
+                          WHERE j.state = %3$L AND j.finalized_at > $1 ORDER BY j.finalized_at, j.id LIMIT $3)
                       LIMIT $3) p)
             SELECT (SELECT count(*) FROM page) AS jobs, l.id, l.finalized_at,
                    ARRAY(SELECT j.id FROM page j WHERE j.failed AND %4$s ORDER BY j.id) AS unknown
-            FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.number DESC LIMIT 1) l ON true$sql$, v_failed,
+            FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.number DESC LIMIT 1) l ON true$sql$,
+                v_failed,
             -- If many jobs share the time, compare expressions, which have no index, so that
             -- Postgres reads by id.
-            format(CASE WHEN v_at_cursor < v_most_at_cursor THEN 'j.state = %L AND j.finalized_at = $1' ELSE 'j.state::text = %L AND greatest(j.finalized_at) = $1' END, v_scan.cursor_state),
+            format(CASE WHEN v_at_cursor < v_most_at_cursor THEN 'j.state = %L AND j.finalized_at = $1'
+                ELSE 'j.state::text = %L AND greatest(j.finalized_at) = $1' END, v_scan.cursor_state),
             v_scan.cursor_state, v_unknown)
         INTO v_page USING v_scan.cursor_at, v_scan.cursor_id, p_limit - v_jobs;
 
@@ -155,32 +173,45 @@ BEGIN
             -- at most 250 ms for any lock.
             v_wait := current_setting('lock_timeout');
             PERFORM set_config('lock_timeout', '250ms', true);
-            LOCK TABLE ONLY dlq.dead_letter_queue, ONLY dlq.dead_letter_inbox, dlq.reconcile_findings, dlq.reconcile_looks IN ROW EXCLUSIVE MODE;
-            v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown) AND j.state::text IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
+            LOCK TABLE ONLY dlq.dead_letter_queue, ONLY dlq.dead_letter_inbox, dlq.reconcile_findings,
+            dlq.reconcile_looks IN ROW EXCLUSIVE MODE;
+            v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown)
+                AND j.state::text IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
             v_scan.skipped := v_scan.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
             v_file := format($sql$
                 WITH filed AS (
                     INSERT INTO dlq.dead_letter_queue
-                        (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id, source, ordering_key,
-                         priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key, unique_states,
+                        (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id,
+                         source, ordering_key,
+                         priority, tags, original_event, error_message, retry_history, retry_count, max_retries,
+                         unique_key, unique_states,
                          metadata, next_retry_at, first_failed_at, last_failed_at, captured_by)
-                    SELECT dlq.entry_id(j.id, j.finalized_at), CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'messageId', 255) END,
-                           j.id, j.created_at, j.queue, CASE WHEN j.kind = 'dlqd_message' THEN coalesce(left(j.args ->> 'kind', 255), j.kind) ELSE j.kind END, j.kind,
+                    SELECT dlq.entry_id(j.id, j.finalized_at),
+                           CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'messageId', 255) END,
+                           j.id, j.created_at, j.queue,
+                           CASE WHEN j.kind = 'dlqd_message' THEN coalesce(left(j.args ->> 'kind', 255), j.kind)
+                               ELSE j.kind END, j.kind,
                            CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'subscriberId', 255) END,
                            CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'source', 255) END,
                            CASE WHEN j.kind = 'dlqd_message' THEN left(j.args ->> 'orderingKey', 255) END,
-                           j.priority, j.tags, j.args, j.errors[cardinality(j.errors)] ->> 'error', coalesce(to_jsonb(j.errors), '[]'),
-                           j.attempt, j.max_attempts, j.unique_key, j.unique_states, j.metadata, now(), t.failed_at, t.failed_at, $2
+                           j.priority, j.tags, j.args, j.errors[cardinality(j.errors)] ->> 'error',
+                           coalesce(to_jsonb(j.errors), '[]'),
+                           j.attempt, j.max_attempts, j.unique_key, j.unique_states, j.metadata, now(), t.failed_at,
+                           t.failed_at, $2
                     FROM river.river_job j
-                    CROSS JOIN LATERAL (SELECT CASE WHEN j.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN j.finalized_at ELSE now() END AS failed_at) t
+                    CROSS JOIN LATERAL (SELECT CASE
+                        WHEN j.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN j.finalized_at
+                        ELSE now() END AS failed_at) t
                     WHERE j.id = ANY ($1) AND j.state::text IN ('discarded', 'cancelled') AND %s AND %s
                     ON CONFLICT DO NOTHING
                     RETURNING last_failed_at
                 ), causes AS (
-                    SELECT CASE WHEN (SELECT a.act FROM dlq.acts a WHERE a.subject = 'capture' AND a.at <= f.last_failed_at ORDER BY a.at DESC LIMIT 1) = 'off'
+                    SELECT CASE WHEN (SELECT a.act FROM dlq.acts a WHERE a.subject = 'capture'
+                        AND a.at <= f.last_failed_at ORDER BY a.at DESC LIMIT 1) = 'off'
                                   -- A job's finalized_at is earlier than the statement that ends
                                   -- it.
-                                  OR EXISTS (SELECT FROM dlq.acts a WHERE a.subject = 'capture' AND a.act = 'off' AND a.at BETWEEN f.last_failed_at AND f.last_failed_at + $5) THEN 'capture_off'
+                                  OR EXISTS (SELECT FROM dlq.acts a WHERE a.subject = 'capture' AND a.act = 'off'
+                                      AND a.at BETWEEN f.last_failed_at AND f.last_failed_at + $5) THEN 'capture_off'
                                 WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
                                 WHEN 'disabled' IN ($3, $4) THEN 'trigger_disabled'
                                 ELSE 'missed' END AS why
@@ -188,11 +219,13 @@ BEGIN
                 ), counted AS (
                     INSERT INTO dlq.reconcile_findings AS r (hour, why, entries, last_at)
                     SELECT date_trunc('hour', now()), c.why, count(*), now() FROM causes c GROUP BY c.why
-                    ON CONFLICT (hour, why) DO UPDATE SET entries = r.entries + excluded.entries, last_at = excluded.last_at
+                    ON CONFLICT (hour, why) DO UPDATE SET entries = r.entries + excluded.entries,
+                    last_at = excluded.last_at
                 )
                 SELECT count(*) FROM filed$sql$, v_failed, v_unknown);
             BEGIN
-                EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_scan.triggers, v_scan.triggers_before, v_overlap;
+                EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_scan.triggers, v_scan.triggers_before,
+                    v_overlap;
                 filed := filed + v_one;
             EXCEPTION WHEN lock_not_available THEN
                 RAISE;
@@ -201,7 +234,8 @@ BEGIN
                 v_error := SQLERRM;
                 FOREACH v_job IN ARRAY v_locked LOOP
                     BEGIN
-                        EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_scan.triggers, v_scan.triggers_before, v_overlap;
+                        EXECUTE v_file INTO v_one USING ARRAY[v_job], p_captured_by, v_scan.triggers,
+                            v_scan.triggers_before, v_overlap;
                         filed := filed + v_one;
                     EXCEPTION WHEN lock_not_available THEN
                         RAISE;
@@ -248,9 +282,12 @@ BEGIN
         END IF;
     END LOOP;
     UPDATE dlq.reconcile_looks l SET
-        since = v_scan.since, seen_at = v_scan.seen_at, seen_xid = v_scan.seen_xid, began_at = v_scan.began_at, from_at = v_scan.from_at,
-        began_xmin = v_scan.began_xmin, began_xid = v_scan.began_xid, cursor_state = v_scan.cursor_state, cursor_at = v_scan.cursor_at,
-        cursor_id = v_scan.cursor_id, skipped = v_scan.skipped, triggers = v_scan.triggers, triggers_before = v_scan.triggers_before, done_at = v_scan.done_at
+        since = v_scan.since, seen_at = v_scan.seen_at, seen_xid = v_scan.seen_xid, began_at = v_scan.began_at,
+        from_at = v_scan.from_at,
+        began_xmin = v_scan.began_xmin, began_xid = v_scan.began_xid, cursor_state = v_scan.cursor_state,
+        cursor_at = v_scan.cursor_at,
+        cursor_id = v_scan.cursor_id, skipped = v_scan.skipped, triggers = v_scan.triggers,
+        triggers_before = v_scan.triggers_before, done_at = v_scan.done_at
     WHERE l.look = p_look;
 END
 $$;
@@ -261,7 +298,8 @@ COMMENT ON FUNCTION dlq.look_for_failures IS
 -- such a retry is not followed, and no fact records its success. River must still have the job. An
 -- entry that was reopened after this success stays open.
 CREATE OR REPLACE FUNCTION dlq.find_successes(p_limit integer DEFAULT 10000) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET max_parallel_workers_per_gather = 0 SET row_security = off AS $$
 DECLARE
     v_found integer;
 BEGIN
@@ -272,7 +310,8 @@ BEGIN
       -- The job has run since the entry's failure. Compare attempts, because the clocks of River's
       -- clients differ and a redelivery may have failed since. Compare times, too, because plain
       -- SQL need not count an attempt.
-      AND j.state = 'completed' AND (j.attempt > e.retry_count OR j.finalized_at > e.last_failed_at) AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata)
+      AND j.state = 'completed' AND (j.attempt > e.retry_count OR j.finalized_at > e.last_failed_at)
+      AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata)
       AND NOT e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', j.id, 'outcome', 'completed'))
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
     LIMIT p_limit;
@@ -284,12 +323,14 @@ COMMENT ON FUNCTION dlq.find_successes IS
     'Appends a fact for each entry whose own job was retried outside dlqd and completed without a '
     'trigger seeing it, so that the entry is resolved. Returns how many.';
 
-CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false, p_every interval DEFAULT '0', OUT filed integer, OUT done boolean, OUT began_at timestamptz)
+CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false,
+    p_every interval DEFAULT '0', OUT filed integer, OUT done boolean, OUT began_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.require_everything('reconcile');
     SELECT l.filed, l.done, l.began_at INTO filed, done, began_at
-    FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every, p_every = '0') l;
+    FROM dlq.look_for_failures(CASE WHEN p_whole THEN 'whole' ELSE 'recent' END, 'reconciler', p_limit, p_every,
+        p_every = '0') l;
     IF p_whole AND done THEN
         PERFORM dlq.forget_jobs();
         PERFORM dlq.find_successes();
@@ -328,7 +369,9 @@ COMMENT ON FUNCTION dlq.backfill IS
 CREATE OR REPLACE FUNCTION dlq.retire(p_ids uuid[], p_partition regclass DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
-    v_entries constant text := CASE WHEN p_partition IS NULL THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1) AND (closed_at IS NULL OR closed_at >= $2)' ELSE 'SELECT * FROM ' || p_partition END;
+    v_entries constant text := CASE WHEN p_partition IS NULL
+        THEN 'SELECT * FROM dlq.dead_letter_queue WHERE id = ANY ($1) AND (closed_at IS NULL OR closed_at >= $2)'
+            ELSE 'SELECT * FROM ' || p_partition END;
     v_fact record;
 BEGIN
     -- A TRUNCATE, as in a restore, leaves the table empty for a statement with an older snapshot,
@@ -337,7 +380,8 @@ BEGIN
     -- A failure that is still a fact needs the entry if River has deleted the job, so it goes to
     -- the inbox now.
     FOR v_fact IN EXECUTE format($sql$
-        SELECT f.ctid AS tid, e.id AS entry, jsonb_build_object('id', f.job_id, 'created_at', f.job_created_at, 'state', f.fact, 'finalized_at', f.at) || coalesce(f.job, '{}') AS job
+        SELECT f.ctid AS tid, e.id AS entry, jsonb_build_object('id', f.job_id, 'created_at', f.job_created_at, 'state',
+            f.fact, 'finalized_at', f.at) || coalesce(f.job, '{}') AS job
         FROM (%1$s) e JOIN dlq.job_facts f ON f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at
         WHERE CASE f.fact WHEN 'refused' THEN f.job ->> 'fact' ELSE f.fact END IN ('discarded', 'cancelled')
             ORDER BY f.job_id, f.at FOR UPDATE OF f$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids)
@@ -347,18 +391,22 @@ BEGIN
     END LOOP;
     EXECUTE format($sql$
         INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
-        SELECT DISTINCT ON (j.id, j.created_at, t.failure, t.attempt) j.id, j.created_at, t.failure, t.attempt, t.entry_id, clock_timestamp()
+        SELECT DISTINCT ON (j.id, j.created_at, t.failure, t.attempt) j.id, j.created_at, t.failure, t.attempt,
+            t.entry_id, clock_timestamp()
         FROM (
-            SELECT e.river_job_id AS job_id, e.job_created_at, e.id AS failure, e.retry_count AS attempt, e.id AS entry_id FROM (%1$s) e
+            SELECT e.river_job_id AS job_id, e.job_created_at, e.id AS failure, e.retry_count AS attempt,
+                e.id AS entry_id FROM (%1$s) e
             UNION ALL
             SELECT k.job_id, k.job_created_at, dlq.entry_id(o.id, o.finalized_at), o.attempt, e.id
-            FROM (%1$s) e JOIN dlq.entry_jobs k ON k.entry_id = e.id AND (k.job_id, k.job_created_at) <> (e.river_job_id, e.job_created_at)
+            FROM (%1$s) e JOIN dlq.entry_jobs k ON k.entry_id = e.id
+                AND (k.job_id, k.job_created_at) <> (e.river_job_id, e.job_created_at)
             JOIN river.river_job o ON o.id = k.job_id AND o.created_at = k.job_created_at AND o.finalized_at IS NOT NULL
         ) t JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
         ORDER BY j.id, j.created_at, t.failure, t.attempt
         ON CONFLICT DO NOTHING$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids);
     -- If one of their jobs is run again and fails, that is a failure of its own then.
-    EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries) USING p_ids, dlq.closed_since(p_ids);
+    EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries)
+        USING p_ids, dlq.closed_since(p_ids);
 END
 $$;
 COMMENT ON FUNCTION dlq.retire IS
@@ -376,7 +424,8 @@ BEGIN
     DELETE FROM dlq.entry_jobs k
     WHERE NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = k.job_id AND j.created_at = k.job_created_at)
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = k.job_id AND f.job_created_at = k.job_created_at)
-      AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id AND (e.closed_at IS NULL OR e.closed_at > now() - interval '1 day'));
+      AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id
+          AND (e.closed_at IS NULL OR e.closed_at > now() - interval '1 day'));
 END
 $$;
 COMMENT ON FUNCTION dlq.forget_jobs IS
@@ -385,9 +434,12 @@ COMMENT ON FUNCTION dlq.forget_jobs IS
 
 -- capture_status reads tables that another session may have locked: values that are not available
 -- within 500 ms are null.
-CREATE OR REPLACE FUNCTION dlq.capture_status(OUT mode text, OUT time_limit interval, OUT changed_at timestamptz, OUT changed_by text, OUT note text,
-    OUT triggers text, OUT writing integer, OUT unfiled bigint, OUT unfiled_since timestamptz, OUT facts bigint, OUT facts_since timestamptz,
-    OUT looked_at timestamptz, OUT looked_at_all timestamptz, OUT missed bigint, OUT missed_by jsonb, OUT missed_at timestamptz)
+CREATE OR REPLACE FUNCTION dlq.capture_status(OUT mode text, OUT time_limit interval, OUT changed_at timestamptz,
+    OUT changed_by text, OUT note text,
+    OUT triggers text, OUT writing integer, OUT unfiled bigint, OUT unfiled_since timestamptz, OUT facts bigint,
+    OUT facts_since timestamptz,
+    OUT looked_at timestamptz, OUT looked_at_all timestamptz, OUT missed bigint, OUT missed_by jsonb,
+    OUT missed_at timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms' SET row_security = on AS $$
 DECLARE
     v_change record;
@@ -404,17 +456,22 @@ BEGIN
             changed_by := v_change.actor;
             note := v_change.note;
         END IF;
-        SELECT max(l.done_at) FILTER (WHERE l.look = 'recent'), max(l.done_at) FILTER (WHERE l.look = 'whole') INTO looked_at, looked_at_all FROM dlq.reconcile_looks l;
-        SELECT coalesce(sum(w.entries), 0), coalesce(jsonb_object_agg(w.why, w.entries), '{}'), max(w.last_at) INTO missed, missed_by, missed_at
-        FROM (SELECT f.why, sum(f.entries) AS entries, max(f.last_at) AS last_at FROM dlq.reconcile_findings f WHERE f.hour > now() - interval '24 hours' GROUP BY f.why) w;
+        SELECT max(l.done_at) FILTER (WHERE l.look = 'recent'),
+            max(l.done_at) FILTER (WHERE l.look = 'whole') INTO looked_at, looked_at_all FROM dlq.reconcile_looks l;
+        SELECT coalesce(sum(w.entries), 0), coalesce(jsonb_object_agg(w.why, w.entries), '{}'),
+            max(w.last_at) INTO missed, missed_by, missed_at
+        FROM (SELECT f.why, sum(f.entries) AS entries, max(f.last_at) AS last_at FROM dlq.reconcile_findings f
+            WHERE f.hour > now() - interval '24 hours' GROUP BY f.why) w;
     EXCEPTION WHEN lock_not_available THEN NULL;
     END;
     BEGIN
-        SELECT count(*), min(f.at) INTO facts, facts_since FROM (SELECT f.at FROM dlq.job_facts f WHERE f.fact <> 'following' LIMIT 10000) f;
+        SELECT count(*), min(f.at) INTO facts, facts_since
+        FROM (SELECT f.at FROM dlq.job_facts f WHERE f.fact <> 'following' LIMIT 10000) f;
     EXCEPTION WHEN lock_not_available THEN NULL;
     END;
     BEGIN
-        SELECT count(*), min(e.created_at) INTO unfiled, unfiled_since FROM (SELECT e.created_at FROM dlq.dead_letter_queue e WHERE e.stage = 'inbox' LIMIT 10000) e;
+        SELECT count(*), min(e.created_at) INTO unfiled, unfiled_since
+        FROM (SELECT e.created_at FROM dlq.dead_letter_queue e WHERE e.stage = 'inbox' LIMIT 10000) e;
     EXCEPTION WHEN lock_not_available THEN NULL;
     END;
 END

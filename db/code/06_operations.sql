@@ -7,8 +7,11 @@
 -- of steps that have begun.
 CREATE OR REPLACE FUNCTION dlq.has_checkpoint(p_metadata jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN coalesce(p_metadata ? 'river:resumable_step' AND jsonb_typeof(p_metadata -> 'river:resumable_step') = 'string' AND p_metadata ->> 'river:resumable_step' <> '', false)
-    OR coalesce(p_metadata ? 'river:resumable_cursor' AND jsonb_typeof(p_metadata -> 'river:resumable_cursor') = 'object' AND p_metadata -> 'river:resumable_cursor' <> '{}', false);
+RETURN coalesce(p_metadata ? 'river:resumable_step' AND jsonb_typeof(p_metadata -> 'river:resumable_step') = 'string'
+    AND p_metadata ->> 'river:resumable_step' <> '', false)
+    OR coalesce(p_metadata ? 'river:resumable_cursor'
+        AND jsonb_typeof(p_metadata -> 'river:resumable_cursor') = 'object'
+        AND p_metadata -> 'river:resumable_cursor' <> '{}', false);
 COMMENT ON FUNCTION dlq.has_checkpoint IS
     'Whether a job with this metadata resumes: River skips the steps that an earlier attempt '
     'completed.';
@@ -19,7 +22,8 @@ CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint t
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
     THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
-                    - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}' ELSE '{}' END::text[]
+                    - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}'
+                        ELSE '{}' END::text[]
     ELSE '{}' END;
 COMMENT ON FUNCTION dlq.carried_metadata IS
     'The metadata of a job that repeats the work of another. p_checkpoint: discard, to run all '
@@ -28,18 +32,23 @@ COMMENT ON FUNCTION dlq.carried_metadata IS
 -- A redelivery is a separate job, and River keeps rescue counts and checkpoints per job. An entry
 -- keeps the checkpoint of its last job, and the rescue count of each redelivery beside that of its
 -- own job.
-CREATE OR REPLACE FUNCTION dlq.metadata_after(p_metadata jsonb, p_own boolean, p_job bigint, p_of_job jsonb) RETURNS jsonb
+CREATE OR REPLACE FUNCTION dlq.metadata_after(p_metadata jsonb, p_own boolean, p_job bigint, p_of_job jsonb)
+    RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
     WHEN jsonb_typeof(p_metadata) <> 'object' OR jsonb_typeof(p_of_job) IS DISTINCT FROM 'object'
-        OR NOT (p_metadata || p_of_job) ?| '{river:resumable_step,river:resumable_cursor,river:rescue_count}' THEN p_metadata
+        OR NOT (p_metadata || p_of_job) ?| '{river:resumable_step,river:resumable_cursor,river:rescue_count}'
+            THEN p_metadata
     ELSE p_metadata - '{river:resumable_step,river:resumable_cursor}'::text[]
         || jsonb_strip_nulls(jsonb_build_object('river:resumable_step', p_of_job -> 'river:resumable_step'))
-        || CASE WHEN p_of_job ? 'river:resumable_cursor' THEN jsonb_build_object('river:resumable_cursor', p_of_job -> 'river:resumable_cursor') ELSE '{}' END
+        || CASE WHEN p_of_job ? 'river:resumable_cursor' THEN jsonb_build_object('river:resumable_cursor',
+            p_of_job -> 'river:resumable_cursor') ELSE '{}' END
         || CASE WHEN NOT p_of_job ? 'river:rescue_count' THEN '{}'
                 WHEN p_own THEN jsonb_build_object('river:rescue_count', p_of_job -> 'river:rescue_count')
-                ELSE jsonb_build_object('dlq:rescues', CASE jsonb_typeof(p_metadata -> 'dlq:rescues') WHEN 'object' THEN p_metadata -> 'dlq:rescues' ELSE '{}' END
-                                                       || jsonb_build_object(p_job, p_of_job -> 'river:rescue_count')) END
+                ELSE jsonb_build_object('dlq:rescues', CASE jsonb_typeof(p_metadata -> 'dlq:rescues')
+                    WHEN 'object' THEN p_metadata -> 'dlq:rescues' ELSE '{}' END
+                                                       || jsonb_build_object(p_job,
+                                                           p_of_job -> 'river:rescue_count')) END
     END;
 COMMENT ON FUNCTION dlq.metadata_after IS
     'The metadata of an entry after one of its jobs has failed, its own (p_own) or a redelivery: '
@@ -49,7 +58,8 @@ CREATE OR REPLACE FUNCTION dlq.count_rescues(p_metadata jsonb) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN (SELECT coalesce(sum(least(greatest(n::numeric, 0), 1000000)), 0)::integer
         FROM (SELECT p_metadata -> 'river:rescue_count' AS n
-              UNION ALL SELECT r.value FROM jsonb_each(CASE jsonb_typeof(p_metadata -> 'dlq:rescues') WHEN 'object' THEN p_metadata -> 'dlq:rescues' ELSE '{}' END) r) c
+              UNION ALL SELECT r.value FROM jsonb_each(CASE jsonb_typeof(p_metadata -> 'dlq:rescues')
+                  WHEN 'object' THEN p_metadata -> 'dlq:rescues' ELSE '{}' END) r) c
         WHERE CASE WHEN jsonb_typeof(n) = 'number' THEN true ELSE false END);
 COMMENT ON FUNCTION dlq.count_rescues IS 'Computes dlq.rescues for metadata that has a count.';
 
@@ -63,7 +73,8 @@ COMMENT ON FUNCTION dlq.rescues IS
 -- A job that was rescued twice or more may kill its worker and all that runs beside it, so one such
 -- job is tried at a time.
 CREATE OR REPLACE FUNCTION dlq.may_go_alone(p_id uuid, p_entry_queue text, p_queue text, p_ids uuid[]) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.may_go_alone ' || coalesce(p_queue, p_entry_queue), 0)) THEN
         RETURN false;
@@ -71,11 +82,14 @@ BEGIN
     -- A separate statement, so that its snapshot includes what the last holder of the lock
     -- committed.
     RETURN NOT EXISTS (SELECT FROM dlq.dead_letter_queue e
-                        WHERE e.id = ANY (p_ids) AND e.id < p_id AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
-                          AND (p_queue IS NOT NULL OR e.queue = p_entry_queue) AND e.job_kind <> 'dlqd_message' AND dlq.rescues(e.metadata) >= 2)
+                        WHERE e.id = ANY (p_ids) AND e.id < p_id AND e.stage IN ('open', 'failed')
+                            AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+                          AND (p_queue IS NOT NULL OR e.queue = p_entry_queue) AND e.job_kind <> 'dlqd_message'
+                          AND dlq.rescues(e.metadata) >= 2)
         AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e JOIN river.river_job j ON j.id = e.redelivery_job_id
                         WHERE e.status = 'dlq_processing' AND e.metadata ?| '{river:rescue_count,dlq:rescues}'
-                          AND e.job_kind <> 'dlqd_message' AND dlq.rescues(e.metadata) >= 2 AND j.queue = coalesce(p_queue, p_entry_queue));
+                          AND e.job_kind <> 'dlqd_message' AND dlq.rescues(e.metadata) >= 2
+                          AND j.queue = coalesce(p_queue, p_entry_queue));
 END
 $$;
 COMMENT ON FUNCTION dlq.may_go_alone IS
@@ -87,9 +101,12 @@ COMMENT ON FUNCTION dlq.may_go_alone IS
 -- redeliver_now inserts the jobs and moves their entries in one statement, so that an entry in
 -- dlq_processing always has a job. It does no work twice: unless p_force, an entry gets no job if
 -- its own job runs again or has completed, or if another job holds its unique key.
-CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean, p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text, p_checkpoint text, p_alone boolean)
+CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean,
+    p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text, p_checkpoint text,
+    p_alone boolean)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 #variable_conflict use_column
 DECLARE
     v_row   record;
@@ -100,18 +117,27 @@ DECLARE
 BEGIN
     FOR v_row IN
         WITH candidates AS MATERIALIZED (
-            SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags, coalesce(e.edited_event, e.original_event) AS args,
+            SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags,
+                   coalesce(e.edited_event, e.original_event) AS args,
                    dlq.carried_metadata(e.metadata, p_checkpoint) AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
                    -- A failed entry is closed, so its job may have an open entry, or be the job of
                    -- another failed entry in p_ids.
-                   CASE WHEN e.status = 'dlq_failed' AND (dlq.has_open_entry(e.river_job_id, e.job_created_at) OR EXISTS (
-                                 SELECT FROM dlq.dead_letter_queue f WHERE f.id = ANY (p_ids) AND f.stage = 'failed' AND f.id < e.id AND f.river_job_id = e.river_job_id AND f.job_created_at = e.job_created_at)) THEN 'open'
-                        WHEN p_alone AND dlq.rescues(e.metadata) >= 2 AND e.job_kind <> 'dlqd_message' AND NOT dlq.may_go_alone(e.id, e.queue, p_queue, p_ids) THEN 'alone'
+                   CASE WHEN e.status = 'dlq_failed'
+                       AND (dlq.has_open_entry(e.river_job_id, e.job_created_at) OR EXISTS (
+                                 SELECT FROM dlq.dead_letter_queue f WHERE f.id = ANY (p_ids) AND f.stage = 'failed'
+                                     AND f.id < e.id AND f.river_job_id = e.river_job_id
+                                     AND f.job_created_at = e.job_created_at)) THEN 'open'
+                        WHEN p_alone AND dlq.rescues(e.metadata) >= 2 AND e.job_kind <> 'dlqd_message'
+                            AND NOT dlq.may_go_alone(e.id, e.queue, p_queue, p_ids) THEN 'alone'
                         WHEN p_force THEN 'sent'
-                        WHEN o.state IS NULL AND (SELECT j.state IN ('completed', 'discarded', 'cancelled') FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'busy'
-                        WHEN o.state IS NULL AND (SELECT j.state NOT IN ('completed', 'discarded', 'cancelled') FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at) THEN 'follows'
+                        WHEN o.state IS NULL AND (SELECT j.state IN ('completed', 'discarded', 'cancelled')
+                            FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)
+                                THEN 'busy'
+                        WHEN o.state IS NULL AND (SELECT j.state NOT IN ('completed', 'discarded', 'cancelled')
+                            FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)
+                                THEN 'follows'
                         WHEN o.state = 'completed' AND NOT o.done THEN 'resolved'
                         WHEN h.id IS NULL OR h.id = e.river_job_id THEN 'sent'
                         WHEN h.live THEN 'live'
@@ -121,7 +147,8 @@ BEGIN
                    h.id AS holder, coalesce(o.state = 'completed' AND NOT o.done, false) AS completed
             FROM (
                 SELECT * FROM dlq.dead_letter_queue e
-                WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+                WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed')
+                    AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
                 ORDER BY e.stage, e.id -- the order of dlq.lock_entries
                 FOR UPDATE
             ) e
@@ -130,27 +157,34 @@ BEGIN
             -- completed (done) has not done the work.
             LEFT JOIN LATERAL (
                 SELECT j.state, dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS done FROM river.river_job j
-                WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at AND j.state IN ('completed', 'discarded', 'cancelled')
+                WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at
+                    AND j.state IN ('completed', 'discarded', 'cancelled')
                 FOR NO KEY UPDATE SKIP LOCKED
             ) o ON NOT p_force
             -- The job that holds the unique key: at most one, by River's partial unique index.
             LEFT JOIN LATERAL (
-                SELECT j.id, j.state NOT IN ('completed', 'discarded', 'cancelled') AS live, j.state = 'completed' AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS completed,
-                       coalesce(e.id = (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = j.id AND m.job_created_at = j.created_at), false) AS own
+                SELECT j.id, j.state NOT IN ('completed', 'discarded', 'cancelled') AS live, j.state = 'completed'
+                    AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS completed,
+                       coalesce(e.id = (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = j.id
+                           AND m.job_created_at = j.created_at), false) AS own
                 FROM river.river_job j
                 WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
                   AND river.river_job_state_in_bitmask(j.unique_states, j.state)
             ) h ON e.unique_key IS NOT NULL AND NOT p_force
         ), jobs AS (
-            INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state, unique_key, unique_states)
+            INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state, unique_key,
+                unique_states)
             SELECT l.args, l.job_kind, 1,
                    l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN v_trace
                        ELSE jsonb_build_object('dlq:run_id', p_run) END
-                       || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('dlq:destination', p_destination) END,
+                       || CASE WHEN p_destination IS NULL THEN '{}'
+                           ELSE jsonb_build_object('dlq:destination', p_destination) END,
                    l.priority, coalesce(p_queue, l.queue), l.tags, 'available',
-                   CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END, CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)
+                   CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END,
+                       CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)
             FROM candidates l WHERE l.verdict = 'sent'
-            ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL AND river.river_job_state_in_bitmask(unique_states, state) DO NOTHING
+            ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL
+                AND river.river_job_state_in_bitmask(unique_states, state) DO NOTHING
             RETURNING id, created_at, queue, (metadata ->> 'dlq:entry_id')::uuid AS entry_id
         ), recorded AS (
             INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id, destination)
@@ -169,7 +203,8 @@ BEGIN
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
-                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
+                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note,
+                    'detail', p_detail)
             FROM jobs, notified
             WHERE e.id = jobs.entry_id
         ), reopened AS (
@@ -181,27 +216,33 @@ BEGIN
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
-                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note, 'detail', p_detail)
+                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note,
+                    'detail', p_detail)
             FROM jobs, notified
-            WHERE e.id = jobs.entry_id AND e.stage = 'failed' AND e.status = 'dlq_failed' AND EXISTS (SELECT FROM candidates l WHERE l.failed)
+            WHERE e.id = jobs.entry_id AND e.stage = 'failed' AND e.status = 'dlq_failed'
+                AND EXISTS (SELECT FROM candidates l WHERE l.failed)
         )
-        SELECT jobs.entry_id, 'sent' AS verdict, jobs.id AS job_id, NULL::timestamptz AS job_created_at, NULL::bytea AS unique_key FROM jobs
+        SELECT jobs.entry_id, 'sent' AS verdict, jobs.id AS job_id, NULL::timestamptz AS job_created_at,
+            NULL::bytea AS unique_key FROM jobs
         UNION ALL
         -- If an insert returned no row, another session or another entry of this batch has just
         -- taken the key.
         SELECT l.id, CASE WHEN l.verdict = 'sent' THEN 'conflict' ELSE l.verdict END,
                -- Return the key's holder only if it decided the verdict. Otherwise return the
                -- entry's own job, even if another job has the key by now.
-               CASE WHEN l.verdict IN ('live', 'done') OR l.verdict = 'resolved' AND NOT l.completed THEN l.holder ELSE l.river_job_id END, l.job_created_at, l.unique_key
+               CASE WHEN l.verdict IN ('live', 'done') OR l.verdict = 'resolved' AND NOT l.completed THEN l.holder
+                   ELSE l.river_job_id END, l.job_created_at, l.unique_key
         FROM candidates l
         WHERE l.verdict <> 'sent'
-           OR ((SELECT count(*) FROM candidates a WHERE a.verdict = 'sent') > (SELECT count(*) FROM jobs) AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
+           OR ((SELECT count(*) FROM candidates a WHERE a.verdict = 'sent') > (SELECT count(*) FROM jobs)
+               AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
     LOOP
         entry_id := v_row.entry_id;
         verdict := v_row.verdict;
         job_id := v_row.job_id;
         IF verdict = 'conflict' THEN
-            SELECT j.id, CASE WHEN j.state IN ('completed', 'discarded', 'cancelled') THEN 'done' ELSE 'live' END INTO job_id, verdict
+            SELECT j.id, CASE WHEN j.state IN ('completed', 'discarded', 'cancelled') THEN 'done'
+                ELSE 'live' END INTO job_id, verdict
             FROM river.river_job j
             WHERE j.unique_key = v_row.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
               AND river.river_job_state_in_bitmask(j.unique_states, j.state);
@@ -212,8 +253,10 @@ BEGIN
         ELSIF verdict = 'resolved' THEN
             PERFORM dlq.resolve_by(ARRAY[entry_id], ARRAY[job_id], ARRAY[clock_timestamp()], v_actor);
         ELSIF verdict = 'follows' THEN
-            PERFORM dlq.follow_job(entry_id, job_id, v_row.job_created_at, v_actor, p_reason || ': its job ' || job_id || ' runs again already', p_note, p_run);
-            INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) VALUES (job_id, v_row.job_created_at, 'following', entry_id);
+            PERFORM dlq.follow_job(entry_id, job_id, v_row.job_created_at, v_actor, p_reason || ': its job ' || job_id
+                || ' runs again already', p_note, p_run);
+            INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
+            VALUES (job_id, v_row.job_created_at, 'following', entry_id);
         END IF;
         RETURN NEXT;
     END LOOP;
@@ -226,10 +269,12 @@ COMMENT ON FUNCTION dlq.redeliver_now IS 'Does the work of dlq.redeliver, for fi
 -- transactions that take the same keys in different orders deadlock, and Postgres might cancel the
 -- application's.
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
-    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_destination text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL,
+    p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL,
+    p_destination text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL,
     p_checkpoint text DEFAULT NULL, p_alone boolean DEFAULT true)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 #variable_conflict use_column
 DECLARE
     v_wait     constant text := current_setting('lock_timeout');
@@ -244,19 +289,22 @@ BEGIN
     -- Recovery from a lock timeout needs a subtransaction. Most batches need none: their entries
     -- have no unique key, or a job still holds it.
     IF p_force OR (SELECT e.id FROM dlq.dead_letter_queue e
-                   WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL AND e.unique_states IS NOT NULL
+                   WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL
+                       AND e.unique_states IS NOT NULL
                      AND (SELECT j.id FROM river.river_job j
                           WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
                             AND river.river_job_state_in_bitmask(j.unique_states, j.state)) IS NULL
                    LIMIT 1) IS NULL THEN
         PERFORM set_config('lock_timeout', '250ms', true);
-        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue,
+            p_destination, p_run, p_config_version, p_checkpoint, p_alone);
         PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     END IF;
     BEGIN
         PERFORM set_config('lock_timeout', '50ms', true);
-        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone);
+        RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue,
+            p_destination, p_run, p_config_version, p_checkpoint, p_alone);
         PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     EXCEPTION WHEN lock_not_available THEN
@@ -267,7 +315,8 @@ BEGIN
     v_deadline := clock_timestamp() + interval '500 ms';
     FOR v_entry IN
         SELECT e.id, e.river_job_id FROM dlq.dead_letter_queue e
-        WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+        WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed')
+            AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
         ORDER BY e.stage, e.id
     LOOP
         BEGIN
@@ -275,7 +324,8 @@ BEGIN
                 RAISE lock_not_available;
             END IF;
             PERFORM set_config('lock_timeout', '50ms', true);
-            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force, p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone);
+            RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force,
+                p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone);
             PERFORM set_config('lock_timeout', v_wait, true);
         EXCEPTION WHEN lock_not_available THEN
             RETURN QUERY SELECT v_entry.id, 'busy', v_entry.river_job_id;
@@ -298,7 +348,8 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_status dlq.dead_letter_status;
 BEGIN
-    SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) ORDER BY dlq.is_open(e.status) DESC LIMIT 1;
+    SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id]))
+    ORDER BY dlq.is_open(e.status) DESC LIMIT 1;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'dead letter %: there is no such entry', p_id USING ERRCODE = 'DLQ02';
     END IF;
@@ -317,7 +368,8 @@ COMMENT ON FUNCTION dlq.refuse_move IS
     'status allows.';
 
 CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
-    p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL, p_payload_text text DEFAULT NULL,
+    p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL,
+    p_payload_text text DEFAULT NULL,
     p_checkpoint text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -327,51 +379,65 @@ BEGIN
         PERFORM dlq.refuse_move(p_id, 'replay', '');
     END IF;
     IF dlq.is_restored() THEN
-        RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id USING HINT = 'SELECT * FROM dlq.restored() lists the work that dlqd holds.';
+        RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id
+            USING HINT = 'SELECT * FROM dlq.restored() lists the work that dlqd holds.';
     END IF;
     -- Filed and locked, so that the entry cannot move to another partition while dlq.redeliver
     -- waits for it, which would raise 40001.
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
-        RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text exclude each other', p_id USING ERRCODE = 'DLQ04', HINT = 'Pass one of them.';
+        RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text exclude each other', p_id USING ERRCODE = 'DLQ04',
+            HINT = 'Pass one of them.';
     END IF;
     p_payload := coalesce(p_payload, p_payload_text::jsonb);
     PERFORM dlq.check_destination(jsonb_build_object('ids', jsonb_build_array(p_id)), p_destination);
     PERFORM dlq.refuse_mask('replay', p_payload);
-    PERFORM dlq.check_checkpoint(jsonb_build_object('ids', jsonb_build_array(p_id)), p_payload IS NOT NULL, p_checkpoint);
-    PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_payload IS NOT NULL THEN '{patch}' ELSE '{}' END::text[] || CASE WHEN p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
-        jsonb_build_object('filter', jsonb_build_object('ids', jsonb_build_array(p_id))) || CASE WHEN p_destination IS NOT NULL THEN jsonb_build_object('toDestination', p_destination) ELSE '{}' END
-            || CASE WHEN p_force THEN '{"force": true}' ELSE '{}' END::jsonb || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint))
-            || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch', jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
+    PERFORM dlq.check_checkpoint(jsonb_build_object('ids', jsonb_build_array(p_id)), p_payload IS NOT NULL,
+        p_checkpoint);
+    PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_payload IS NOT NULL THEN '{patch}' ELSE '{}' END::text[]
+        || CASE WHEN p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
+        jsonb_build_object('filter', jsonb_build_object('ids', jsonb_build_array(p_id)))
+            || CASE WHEN p_destination IS NOT NULL THEN jsonb_build_object('toDestination', p_destination) ELSE '{}' END
+            || CASE WHEN p_force THEN '{"force": true}' ELSE '{}' END::jsonb
+            || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint))
+            || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch',
+                jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload
                 ELSE original_event || jsonb_build_object('payload', p_payload)
                      -- If a message is delivered byte for byte, its edit is, too.
-                     || CASE WHEN original_event ? 'payloadText' THEN jsonb_build_object('payloadText', coalesce(p_payload_text, p_payload::text)) ELSE '{}' END END
+                     || CASE WHEN original_event ? 'payloadText' THEN jsonb_build_object('payloadText',
+                         coalesce(p_payload_text, p_payload::text)) ELSE '{}' END END
         WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
     END IF;
     SELECT * INTO v_row FROM dlq.redeliver(ARRAY[p_id], p_actor,
         CASE WHEN p_payload IS NULL THEN 'replayed' ELSE 'edited and replayed' END, p_note, p_force,
         nullif(CASE WHEN p_payload IS NULL THEN '{}' ELSE jsonb_build_object('payload', p_payload) END
                || CASE WHEN p_destination IS NULL THEN '{}' ELSE jsonb_build_object('destination', p_destination) END
-               || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint)), '{}'), p_destination => p_destination, p_checkpoint => p_checkpoint, p_alone => false);
+               || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint)), '{}'),
+                   p_destination => p_destination, p_checkpoint => p_checkpoint, p_alone => false);
     IF NOT FOUND THEN
         PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
     END IF;
     IF v_row.verdict = 'open' THEN
-        RAISE EXCEPTION 'dead letter %: its job % has an open entry', p_id, v_row.job_id USING ERRCODE = 'DLQ01', HINT = 'Replay the open entry instead.';
+        RAISE EXCEPTION 'dead letter %: its job % has an open entry', p_id, v_row.job_id USING ERRCODE = 'DLQ01',
+            HINT = 'Replay the open entry instead.';
     ELSIF v_row.verdict = 'live' THEN
         RAISE EXCEPTION 'dead letter %: job % with the same unique key is live', p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Wait for that job to end, or replay with force.';
     ELSIF v_row.verdict = 'done' THEN
-        RAISE EXCEPTION 'dead letter %: job % with the same unique key has ended, and may have done its work', p_id, v_row.job_id
+        RAISE EXCEPTION 'dead letter %: job % with the same unique key has ended, and may have done its work',
+            p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Check that job, then resolve the entry or replay with force.';
     ELSIF v_row.verdict = 'busy' THEN
-        RAISE EXCEPTION 'dead letter %: another transaction has locked its job % or the job''s unique key', p_id, v_row.job_id
+        RAISE EXCEPTION 'dead letter %: another transaction has locked its job % or the job''s unique key',
+            p_id, v_row.job_id
             USING ERRCODE = 'DLQ03', HINT = 'Try again.';
-    ELSIF v_row.verdict IN ('follows', 'resolved') AND (p_payload IS NOT NULL OR p_destination IS NOT NULL OR p_checkpoint = 'discard') THEN
-        RAISE EXCEPTION 'dead letter %: its job % % with its original payload, checkpoint and destination', p_id, v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
+    ELSIF v_row.verdict IN ('follows', 'resolved') AND (p_payload IS NOT NULL OR p_destination IS NOT NULL
+        OR p_checkpoint = 'discard') THEN
+        RAISE EXCEPTION 'dead letter %: its job % % with its original payload, checkpoint and destination', p_id,
+            v_row.job_id, CASE v_row.verdict WHEN 'follows' THEN 'runs again' ELSE 'has completed' END
             USING ERRCODE = 'DLQ03', HINT = 'Replay with force to redeliver it with the changes, too.';
     END IF;
     RETURN v_row.job_id;
@@ -387,7 +453,8 @@ COMMENT ON FUNCTION dlq.replay IS
     'if an equal job is live or has ended, or if another session has locked the entry''s job; '
     'p_force overrides.';
 
-CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.act_on_one('discard', p_id, p_actor, p_note);
@@ -395,7 +462,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.discard IS 'Archives an entry whose work is no longer wanted.';
 
-CREATE OR REPLACE FUNCTION dlq.resolve(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.resolve(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.act_on_one('resolve', p_id, p_actor, p_note);
@@ -411,7 +479,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.park IS 'Takes a pending entry out of the automatic path.';
 
-CREATE OR REPLACE FUNCTION dlq.unpark(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.unpark(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.act_on_one('unpark', p_id, p_actor, p_note);
@@ -419,7 +488,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.unpark IS 'Returns a parked entry to the automatic path.';
 
-CREATE OR REPLACE FUNCTION dlq.reopen(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.reopen(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.act_on_one('reopen', p_id, p_actor, p_note);
@@ -430,9 +500,11 @@ COMMENT ON FUNCTION dlq.reopen IS 'Reopens a closed entry: it becomes dlq_manual
 -- While the job of an entry in dlq_processing waits or runs, however long, nothing is written. The
 -- sweep reads those entries and applies ends that no trigger saw. An entry whose job is gone
 -- becomes pending again, or manual if the job was retried outside dlqd.
-CREATE OR REPLACE FUNCTION dlq.sweep_redeliveries(p_limit integer DEFAULT 1000, p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
+CREATE OR REPLACE FUNCTION dlq.sweep_redeliveries(p_limit integer DEFAULT 1000,
+    p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
 RETURNS TABLE (looked integer, last uuid, settled integer, requeued integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_entry record;
     v_job   jsonb;
@@ -445,7 +517,8 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT o.id, o.created_at, o.state FROM river.river_job o
             WHERE o.id = e.redelivery_job_id
-              AND EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = o.id AND m.job_created_at = o.created_at AND m.entry_id = e.id)
+              AND EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = o.id AND m.job_created_at = o.created_at
+                  AND m.entry_id = e.id)
         ) j ON true
         WHERE e.status = 'dlq_processing' AND e.id > p_after
         ORDER BY e.id
@@ -456,22 +529,29 @@ BEGIN
         -- dlq.apply_facts applies ends that are facts. Locked entries are left for the next sweep.
         CONTINUE WHEN NOT v_entry.gone AND v_entry.state NOT IN ('completed', 'discarded', 'cancelled');
         CONTINUE WHEN EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = v_entry.job_id AND f.fact <> 'following');
-        PERFORM FROM dlq.dead_letter_open e WHERE e.id = v_entry.id AND e.status = 'dlq_processing' AND e.redelivery_job_id = v_entry.job_id FOR UPDATE SKIP LOCKED;
+        PERFORM FROM dlq.dead_letter_open e WHERE e.id = v_entry.id AND e.status = 'dlq_processing'
+            AND e.redelivery_job_id = v_entry.job_id FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         IF v_entry.gone THEN
-            CONTINUE WHEN EXISTS (SELECT FROM river.river_job j JOIN dlq.entry_jobs m ON m.job_id = j.id AND m.job_created_at = j.created_at WHERE j.id = v_entry.job_id AND m.entry_id = v_entry.id);
+            CONTINUE WHEN EXISTS (SELECT FROM river.river_job j JOIN dlq.entry_jobs m ON m.job_id = j.id
+                AND m.job_created_at = j.created_at WHERE j.id = v_entry.job_id AND m.entry_id = v_entry.id);
             UPDATE dlq.dead_letter_queue SET
-                status = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'dlq_manual' ELSE 'dlq_pending' END::dlq.dead_letter_status,
-                strategy = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'manual' END::dlq.strategy, next_retry_at = now(),
+                status = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'dlq_manual'
+                    ELSE 'dlq_pending' END::dlq.dead_letter_status,
+                strategy = CASE WHEN v_entry.locked_by LIKE 'river:%' THEN 'manual' END::dlq.strategy,
+                next_retry_at = now(),
                 move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.job_id || ' is gone')
             WHERE id = v_entry.id AND stage = 'open' AND status = 'dlq_processing';
             -- The replay run that made the job no longer waits for it.
-            UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = 'job ' || v_entry.job_id || ' is gone', ended_at = clock_timestamp()
+            UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = 'job ' || v_entry.job_id || ' is gone',
+                ended_at = clock_timestamp()
             FROM dlq.entry_jobs m
-            WHERE m.entry_id = v_entry.id AND m.job_id = v_entry.job_id AND r.run_id = m.run_id AND r.entry_id = v_entry.id AND r.job_id = v_entry.job_id AND r.outcome IS NULL;
+            WHERE m.entry_id = v_entry.id AND m.job_id = v_entry.job_id AND r.run_id = m.run_id
+                AND r.entry_id = v_entry.id AND r.job_id = v_entry.job_id AND r.outcome IS NULL;
             requeued := requeued + 1;
         ELSE
-            SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = v_entry.job_id AND j.created_at = v_entry.created_at;
+            SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = v_entry.job_id
+                AND j.created_at = v_entry.created_at;
             IF dlq.record_end(v_entry.id, v_job, 'sweep') THEN
                 settled := settled + 1;
             END IF;

@@ -19,7 +19,8 @@ CREATE TRIGGER circuit_breaker_insert AFTER INSERT ON dlq.circuit_breakers
     FOR EACH ROW EXECUTE FUNCTION dlq.on_breaker_change();
 DROP TRIGGER IF EXISTS circuit_breaker_change ON dlq.circuit_breakers;
 CREATE TRIGGER circuit_breaker_change AFTER UPDATE ON dlq.circuit_breakers
-    FOR EACH ROW WHEN (OLD.state IS DISTINCT FROM NEW.state OR OLD.forced IS DISTINCT FROM NEW.forced) EXECUTE FUNCTION dlq.on_breaker_change();
+    FOR EACH ROW WHEN (OLD.state IS DISTINCT FROM NEW.state OR OLD.forced IS DISTINCT FROM NEW.forced)
+    EXECUTE FUNCTION dlq.on_breaker_change();
 COMMENT ON TRIGGER circuit_breaker_insert ON dlq.circuit_breakers IS 'Records each change of a breaker.';
 COMMENT ON TRIGGER circuit_breaker_change ON dlq.circuit_breakers IS 'Records each change of a breaker.';
 CREATE OR REPLACE TRIGGER changes_append_only BEFORE UPDATE OR TRUNCATE ON dlq.circuit_breaker_changes
@@ -45,7 +46,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_breaker IS 'Raises DLQ02 if a circuit breaker is not in the caller''s scope.';
 
-CREATE OR REPLACE FUNCTION dlq.open_breaker(p_name text, p_actor text DEFAULT session_user, p_reason text DEFAULT 'opened by an operator',
+CREATE OR REPLACE FUNCTION dlq.open_breaker(p_name text, p_actor text DEFAULT session_user,
+    p_reason text DEFAULT 'opened by an operator',
     p_for interval DEFAULT NULL, p_forced boolean DEFAULT true, p_now timestamptz DEFAULT now()) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -65,7 +67,8 @@ BEGIN
         RETURN false;
     END IF;
     IF p_forced OR NOT dlq.is_owner() THEN
-        PERFORM dlq.record_act('circuit breaker ' || p_name, 'opened', p_actor, p_reason, jsonb_build_object('for', p_for));
+        PERFORM dlq.record_act('circuit breaker ' || p_name, 'opened', p_actor, p_reason,
+            jsonb_build_object('for', p_for));
     END IF;
     RETURN true;
 END
@@ -74,7 +77,8 @@ COMMENT ON FUNCTION dlq.open_breaker IS
     'Opens a breaker for p_for, or until dlq.reset_breaker if p_for is null. Without p_forced, only '
     'a closed breaker is opened; returns false if it was not closed.';
 
-CREATE OR REPLACE FUNCTION dlq.reset_breaker(p_name text, p_actor text DEFAULT session_user, p_reason text DEFAULT 'reset by an operator',
+CREATE OR REPLACE FUNCTION dlq.reset_breaker(p_name text, p_actor text DEFAULT session_user,
+    p_reason text DEFAULT 'reset by an operator',
     p_now timestamptz DEFAULT now()) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -130,7 +134,8 @@ COMMENT ON FUNCTION dlq.take_probe IS
     'p_open_for is ignored: processes from before migration 00015 pass it.';
 
 -- A late outcome counts in its own half-open period, even if another probe has taken its place.
-CREATE OR REPLACE FUNCTION dlq.report_probe(p_name text, p_epoch bigint, p_ok boolean, p_probes integer, p_success_rate float8,
+CREATE OR REPLACE FUNCTION dlq.report_probe(p_name text, p_epoch bigint, p_ok boolean, p_probes integer,
+    p_success_rate float8,
     p_open_for interval, p_actor text, p_now timestamptz DEFAULT now(), p_until timestamptz DEFAULT NULL)
 RETURNS dlq.breaker_state
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -149,12 +154,14 @@ BEGIN
         UPDATE dlq.circuit_breakers SET
             state = 'closed', since = p_now, open_until = NULL, forced = false,
             trouble_since = NULL, last_tried_at = NULL,
-            reason = v_row.probes_succeeded || ' probes succeeded, ' || v_row.probes_failed || ' failed', changed_by = p_actor
+            reason = v_row.probes_succeeded || ' probes succeeded, ' || v_row.probes_failed || ' failed',
+            changed_by = p_actor
         WHERE name = p_name;
         RETURN 'closed';
     ELSIF v_row.probes_failed > p_probes - v_needed THEN
         UPDATE dlq.circuit_breakers SET state = 'open', since = p_now, open_until = p_now + p_open_for,
-            reason = v_row.probes_failed || ' probes failed, ' || v_row.probes_succeeded || ' succeeded', changed_by = p_actor
+            reason = v_row.probes_failed || ' probes failed, ' || v_row.probes_succeeded || ' succeeded',
+            changed_by = p_actor
         WHERE name = p_name;
         RETURN 'open';
     END IF;

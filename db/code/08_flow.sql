@@ -4,7 +4,8 @@
 -- which all processes share. The first place is at first_at. With p_within it reserves only the
 -- places before p_now + p_within. A place may be in the future, so that a rate below one per poll is
 -- met, too.
-CREATE OR REPLACE FUNCTION dlq.reserve_pace(p_name text, p_rate float8, p_count integer, p_now timestamptz, p_within interval DEFAULT NULL,
+CREATE OR REPLACE FUNCTION dlq.reserve_pace(p_name text, p_rate float8, p_count integer, p_now timestamptz,
+    p_within interval DEFAULT NULL,
     OUT first_at timestamptz, OUT granted integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -14,7 +15,8 @@ BEGIN
     IF p_within IS NOT NULL THEN
         granted := least(p_count, greatest(0, 1 + floor(extract(epoch FROM p_now + p_within - first_at) * p_rate)));
     END IF;
-    UPDATE dlq.paces SET free_at = first_at + make_interval(secs => granted / p_rate) WHERE name = p_name AND granted > 0;
+    UPDATE dlq.paces SET free_at = first_at + make_interval(secs => granted / p_rate) WHERE name = p_name
+        AND granted > 0;
 END
 $$;
 COMMENT ON FUNCTION dlq.reserve_pace IS
@@ -24,8 +26,10 @@ COMMENT ON FUNCTION dlq.reserve_pace IS
 -- A held message is a River job with the metadata key dlq:held that is scheduled for a few minutes
 -- later. p_horizon bounds the scan, because a queue may hold any number of jobs that applications
 -- scheduled.
-CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval, p_held text DEFAULT 'breaker') RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval,
+    p_held text DEFAULT 'breaker') RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_released integer;
 BEGIN
@@ -35,7 +39,8 @@ BEGIN
         CROSS JOIN (VALUES (1), (2), (3), (4)) AS p (priority)
         CROSS JOIN LATERAL (
             SELECT j.id FROM river.river_job j
-            WHERE j.state = 'scheduled' AND j.queue = q.queue AND j.priority = p.priority AND j.scheduled_at <= now() + p_horizon
+            WHERE j.state = 'scheduled' AND j.queue = q.queue AND j.priority = p.priority
+                AND j.scheduled_at <= now() + p_horizon
               AND j.kind = 'dlqd_message' AND j.metadata @> jsonb_build_object('dlq:held', p_held)
             ORDER BY j.scheduled_at, j.id
             LIMIT p_limit
@@ -117,30 +122,36 @@ COMMENT ON FUNCTION dlq.rescue_messages IS
 -- submission on. Job and entry decide whether the work is done; the row is only an index to them.
 -- Readers delete rows of finished work.
 CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_ended   timestamptz;
     v_runs    boolean;
     v_attempt integer;
     v_failure boolean;
 BEGIN
-    SELECT j.finalized_at, j.finalized_at IS NULL, j.attempt, CASE WHEN j.state IN ('discarded', 'cancelled') THEN dlq.is_failure(to_jsonb(j) - 'args') END
+    SELECT j.finalized_at, j.finalized_at IS NULL, j.attempt,
+        CASE WHEN j.state IN ('discarded', 'cancelled') THEN dlq.is_failure(to_jsonb(j) - 'args') END
     INTO v_ended, v_runs, v_attempt, v_failure
     FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
     RETURN coalesce(v_runs, false)
         OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job AND e.job_created_at = p_created_at)
-        OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e WHERE e.id = dlq.entry_id(p_job, v_ended)))
+        OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e
+            WHERE e.id = dlq.entry_id(p_job, v_ended)))
         -- A failure that no entry holds yet: it is in the inbox, or capture skipped it and the
         -- reconciler files it later.
         OR coalesce(v_failure, false)
-           AND (SELECT k.known FROM dlq.known_failure(p_job, p_created_at, dlq.entry_id(p_job, v_ended), v_attempt, v_ended) k WHERE k.known <> 'waits') IS NULL;
+           AND (SELECT k.known FROM dlq.known_failure(p_job, p_created_at, dlq.entry_id(p_job, v_ended), v_attempt,
+               v_ended) k WHERE k.known <> 'waits') IS NULL;
 END
 $$;
 COMMENT ON FUNCTION dlq.is_undone IS
     'Whether a job has not ended yet, or its failure is not filed yet, or its entry is open.';
 
-CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+CREATE OR REPLACE FUNCTION dlq.order_predecessor(p_queue text, p_key text, p_job bigint, p_created_at timestamptz)
+    RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_place bigint := dlq.order_place(p_job, p_created_at);
     v_first record;
@@ -163,7 +174,8 @@ COMMENT ON FUNCTION dlq.order_predecessor IS
     'that p_job redelivers). Null if it is p_job''s turn.';
 
 CREATE OR REPLACE FUNCTION dlq.order_place(p_job bigint, p_created_at timestamptz) RETURNS bigint
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_place bigint;
 BEGIN
@@ -186,11 +198,13 @@ COMMENT ON FUNCTION dlq.order_place IS
 CREATE OR REPLACE FUNCTION dlq.leave_order(p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     DELETE FROM dlq.ordered_jobs o
-    WHERE (o.queue, o.ordering_key, o.place) IN (SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s WHERE s.job_id = p_job AND s.job_created_at = p_created_at FOR UPDATE SKIP LOCKED)
+    WHERE (o.queue, o.ordering_key, o.place) IN (SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s
+        WHERE s.job_id = p_job AND s.job_created_at = p_created_at FOR UPDATE SKIP LOCKED)
 $$;
 COMMENT ON FUNCTION dlq.leave_order IS 'Deletes a job''s place in the order of its key.';
 
-CREATE OR REPLACE FUNCTION dlq.order_again(p_queue text, p_key text, p_place bigint, p_job bigint, p_created_at timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.order_again(p_queue text, p_key text, p_place bigint, p_job bigint,
+    p_created_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO dlq.ordered_jobs (queue, ordering_key, place, job_id, job_created_at) OVERRIDING SYSTEM VALUE
     SELECT p_queue, p_key, p_place, p_job, p_created_at WHERE p_place IS NOT NULL
@@ -203,7 +217,8 @@ COMMENT ON FUNCTION dlq.order_again IS
 -- notices by itself: a held message looks for its predecessor again each time that it runs
 -- (internal/delivery/held.go).
 CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_job     bigint := p_job;
     v_created timestamptz := p_created_at;
@@ -215,10 +230,12 @@ BEGIN
     UPDATE river.river_job j SET state = 'available', scheduled_at = now(), metadata = j.metadata - 'dlq:held'
     WHERE j.id = (
         SELECT n.id
-        FROM (SELECT o.job_id, o.job_created_at FROM dlq.ordered_jobs o WHERE o.queue = p_queue AND o.ordering_key = p_key ORDER BY o.place LIMIT 1) o
+        FROM (SELECT o.job_id, o.job_created_at FROM dlq.ordered_jobs o WHERE o.queue = p_queue
+            AND o.ordering_key = p_key ORDER BY o.place LIMIT 1) o
         LEFT JOIN dlq.dead_letter_open e ON e.river_job_id = o.job_id AND e.job_created_at = o.job_created_at
         LEFT JOIN dlq.entry_jobs m ON m.job_id = e.redelivery_job_id AND m.entry_id = e.id
-        JOIN river.river_job n ON n.id = coalesce(m.job_id, o.job_id) AND n.created_at = coalesce(m.job_created_at, o.job_created_at)
+        JOIN river.river_job n ON n.id = coalesce(m.job_id, o.job_id)
+            AND n.created_at = coalesce(m.job_created_at, o.job_created_at)
         WHERE n.state = 'scheduled' AND n.metadata @> '{"dlq:held": "order"}'
         FOR NO KEY UPDATE OF n SKIP LOCKED);
     IF FOUND THEN
@@ -252,13 +269,15 @@ COMMENT ON FUNCTION dlq.complete_ordered IS
     'its key. Returns false, and changes nothing, if that attempt no longer runs because the job was rescued.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_ordered(p_limit integer DEFAULT 10000) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_count integer;
 BEGIN
     DELETE FROM dlq.ordered_jobs o
     WHERE (o.queue, o.ordering_key, o.place) IN (
-        SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s WHERE NOT dlq.is_undone(s.job_id, s.job_created_at) LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s
+        WHERE NOT dlq.is_undone(s.job_id, s.job_created_at) LIMIT p_limit FOR UPDATE SKIP LOCKED);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
 END
@@ -272,13 +291,15 @@ COMMENT ON FUNCTION dlq.forget_ordered IS
 -- River lists and no dlqd has worked counts as shared. The function reads at most 100 jobs per
 -- queue and state.
 CREATE OR REPLACE FUNCTION dlq.shared_queues(p_queues text[]) RETURNS text[]
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 BEGIN
     RETURN ARRAY(
         SELECT q.queue FROM unnest(p_queues) q (queue)
         WHERE EXISTS (
                 SELECT FROM unnest('{available,running,retryable,scheduled,completed,discarded,cancelled}'::text[]) s (state)
-                CROSS JOIN LATERAL (SELECT j.kind FROM river.river_job j WHERE j.state = s.state::river.river_job_state AND j.queue = q.queue LIMIT 100) k
+                CROSS JOIN LATERAL (SELECT j.kind FROM river.river_job j WHERE j.state = s.state::river.river_job_state
+                    AND j.queue = q.queue LIMIT 100) k
                 WHERE k.kind <> 'dlqd_message')
            OR (EXISTS (SELECT FROM river.river_queue r WHERE r.name = q.queue)
                AND NOT EXISTS (SELECT FROM dlq.processes p WHERE q.queue = ANY (p.queues)))

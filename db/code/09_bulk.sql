@@ -2,7 +2,8 @@
 
 CREATE OR REPLACE FUNCTION dlq.first_id(p_at timestamptz) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (lpad(to_hex(least(greatest(floor(extract(epoch FROM p_at) * 1000), 0), 281474976710655)::bigint), 12, '0') || repeat('0', 20))::uuid; -- 48 bits of milliseconds since 1970
+RETURN (lpad(to_hex(least(greatest(floor(extract(epoch FROM p_at) * 1000), 0), 281474976710655)::bigint), 12, '0')
+    || repeat('0', 20))::uuid; -- 48 bits of milliseconds since 1970
 COMMENT ON FUNCTION dlq.first_id IS
     'The smallest id of an entry that was captured at p_at; ids sort by time. Times are clamped to the range of '
     '48 bits: 1970 to 10889.';
@@ -17,8 +18,10 @@ COMMENT ON FUNCTION dlq.captured_at IS 'When the job of an entry failed, from th
 CREATE OR REPLACE FUNCTION dlq.scope_where(p_scope jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN p_scope IS NULL THEN '' ELSE
-        coalesce((SELECT ' AND e.queue IN (' || string_agg(quote_literal(q), ', ') || ')' FROM jsonb_array_elements(p_scope) g CROSS JOIN jsonb_array_elements_text(g -> 'queues') q
-                  HAVING bool_and(position('*' IN q) = 0) AND NOT EXISTS (SELECT FROM jsonb_array_elements(p_scope) a WHERE coalesce(a -> 'queues', '[]') = '[]')), '')
+        coalesce((SELECT ' AND e.queue IN (' || string_agg(quote_literal(q), ', ') || ')'
+            FROM jsonb_array_elements(p_scope) g CROSS JOIN jsonb_array_elements_text(g -> 'queues') q
+                  HAVING bool_and(position('*' IN q) = 0) AND NOT EXISTS (SELECT FROM jsonb_array_elements(p_scope) a
+                      WHERE coalesce(a -> 'queues', '[]') = '[]')), '')
         || format(' AND dlq.in_scope(e.queue, e.kind, %L::jsonb)', p_scope) END
 $$;
 COMMENT ON FUNCTION dlq.scope_where IS
@@ -27,14 +30,17 @@ COMMENT ON FUNCTION dlq.scope_where IS
 -- filter_words is immutable so that the planner knows the values, which are in a parameter.
 CREATE OR REPLACE FUNCTION dlq.filter_words(p_filter jsonb, p_key text) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT ARRAY(SELECT coalesce(w, '') FROM jsonb_array_elements_text(CASE jsonb_typeof(p_filter -> p_key) WHEN 'array' THEN p_filter -> p_key ELSE jsonb_build_array(p_filter -> p_key) END) w)
+    SELECT ARRAY(SELECT coalesce(w, '')
+        FROM jsonb_array_elements_text(CASE jsonb_typeof(p_filter -> p_key) WHEN 'array' THEN p_filter -> p_key
+            ELSE jsonb_build_array(p_filter -> p_key) END) w)
 $$;
 COMMENT ON FUNCTION dlq.filter_words IS 'The values of a filter field, which holds one value or a list.';
 
 CREATE OR REPLACE FUNCTION dlq.filter_patterns(p_filter jsonb, p_key text, p_part boolean DEFAULT false) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ARRAY(SELECT CASE WHEN p_part THEN '%' || k || '%' ELSE replace(k, '*', '%') END
-                 FROM (SELECT replace(replace(replace(w, '\', '\\'), '%', '\%'), '_', '\_') FROM unnest(dlq.filter_words(p_filter, p_key)) w) l (k))
+                 FROM (SELECT replace(replace(replace(w, '\', '\\'), '%', '\%'), '_', '\_')
+                     FROM unnest(dlq.filter_words(p_filter, p_key)) w) l (k))
 $$;
 COMMENT ON FUNCTION dlq.filter_patterns IS
     'The values of a filter field as LIKE patterns: * matches any text; with p_part, a value matches anywhere '
@@ -42,7 +48,8 @@ COMMENT ON FUNCTION dlq.filter_patterns IS
 
 CREATE OR REPLACE FUNCTION dlq.filter_path(p_keys jsonb) RETURNS jsonpath
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT ('lax $' || string_agg('.' || to_jsonb(k.key)::text, '' ORDER BY k.place) || '[*]')::jsonpath FROM jsonb_array_elements_text(p_keys) WITH ORDINALITY k (key, place)
+    SELECT ('lax $' || string_agg('.' || to_jsonb(k.key)::text, '' ORDER BY k.place) || '[*]')::jsonpath
+    FROM jsonb_array_elements_text(p_keys) WITH ORDINALITY k (key, place)
 $$;
 COMMENT ON FUNCTION dlq.filter_path IS
     'The JSON path of a place in payloads, given as its keys from the outermost. The path looks into arrays.';
@@ -79,7 +86,8 @@ DECLARE
     v_names  text[]; -- further fingerprints
     v_before text;
     v_mask   constant jsonb := dlq.mask();
-    v_event  constant text := 'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END';
+    v_event  constant text :=
+        'CASE WHEN e.job_kind = ''dlqd_message'' THEN e.original_event -> ''payload'' ELSE e.original_event END';
 BEGIN
     IF jsonb_typeof(p_filter) IS DISTINCT FROM 'object' THEN
         RAISE EXCEPTION 'filter: must be a JSON object' USING ERRCODE = 'DLQ04';
@@ -87,15 +95,19 @@ BEGIN
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
         v_words := dlq.filter_words(p_filter, v_key);
         -- A single value is compared with =, so that an index returns the entries in order.
-        v_equals := CASE WHEN cardinality(v_words) = 1 THEN format(' = (dlq.filter_words($1, %L))[1]', v_key) ELSE format(' = ANY (dlq.filter_words($1, %L))', v_key) END;
-        v_like := CASE WHEN position('*' IN array_to_string(v_words, '')) > 0 THEN format(' LIKE ANY (dlq.filter_patterns($1, %L))', v_key) ELSE v_equals END;
+        v_equals := CASE WHEN cardinality(v_words) = 1 THEN format(' = (dlq.filter_words($1, %L))[1]', v_key)
+            ELSE format(' = ANY (dlq.filter_words($1, %L))', v_key) END;
+        v_like := CASE WHEN position('*' IN array_to_string(v_words, '')) > 0
+            THEN format(' LIKE ANY (dlq.filter_patterns($1, %L))', v_key) ELSE v_equals END;
         v_before := v_where;
         v_where := v_where || ' AND ' || CASE v_key
             -- Enum labels are written out, so that the plan excludes, and does not lock, partitions
             -- that hold none of them.
             WHEN 'status'        THEN (
-                SELECT format('e.status IN (%s) AND e.stage IN (%s)', coalesce(string_agg(quote_literal(s.word::dlq.dead_letter_status), ', '), 'NULL'),
-                              coalesce(string_agg(DISTINCT quote_literal(dlq.stage_of(s.word::dlq.dead_letter_status)) || CASE s.word WHEN 'dlq_pending' THEN ', ''inbox''' ELSE '' END, ', '), 'NULL'))
+                SELECT format('e.status IN (%s) AND e.stage IN (%s)',
+                    coalesce(string_agg(quote_literal(s.word::dlq.dead_letter_status), ', '), 'NULL'),
+                              coalesce(string_agg(DISTINCT quote_literal(dlq.stage_of(s.word::dlq.dead_letter_status))
+                                  || CASE s.word WHEN 'dlq_pending' THEN ', ''inbox''' ELSE '' END, ', '), 'NULL'))
                 FROM unnest(v_words) s (word))
             WHEN 'queue'         THEN 'e.queue' || v_like
             WHEN 'kind'          THEN 'e.kind' || v_like
@@ -105,7 +117,8 @@ BEGIN
             WHEN 'destination'   THEN 'e.destination' || v_equals
             -- With masking, the masked message must match, too; otherwise a filter could find
             -- masked values.
-            WHEN 'errorMessage'  THEN 'e.error_message ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))' || CASE WHEN v_mask ?| '{where,patterns}' THEN
+            WHEN 'errorMessage'  THEN 'e.error_message ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))'
+                || CASE WHEN v_mask ?| '{where,patterns}' THEN
                 format(' AND dlq.masked_text(e.error_message, %1$L, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, %1$L)) ILIKE ALL (dlq.filter_patterns($1, ''errorMessage'', true))', v_mask) ELSE '' END
             -- A fingerprint has 20 hexadecimal digits (16 by grouping method 1). Fewer digits are a
             -- prefix, which a range of the index finds.
@@ -113,13 +126,15 @@ BEGIN
                 THEN 'e.fingerprint' || v_equals ELSE (
                 SELECT '(' || coalesce(string_agg(format(CASE WHEN w ~ '^[0-9a-f]{1,19}$'
                     THEN '(e.fingerprint >= (dlq.filter_words($1, ''fingerprint''))[%1$s] AND e.fingerprint < (dlq.filter_words($1, ''fingerprint''))[%1$s] || ''g'')'
-                    ELSE 'starts_with(e.fingerprint, (dlq.filter_words($1, ''fingerprint''))[%1$s])' END, i), ' OR '), 'false') || ')'
+                    ELSE 'starts_with(e.fingerprint, (dlq.filter_words($1, ''fingerprint''))[%1$s])' END, i), ' OR '),
+                        'false') || ')'
                 FROM unnest(v_words) WITH ORDINALITY u (w, i)) END
             WHEN 'rule'          THEN 'e.rule' || v_equals
             WHEN 'strategy'      THEN 'e.strategy = ANY (dlq.filter_words($1, ''strategy'')::dlq.strategy[])'
             WHEN 'waitingFor'    THEN 'e.status = ''dlq_pending'' AND split_part(e.waiting_for, '':'', 1)' || v_equals
             WHEN 'failedIn'      THEN 'CASE WHEN jsonb_path_exists(e.replay_attempts, ''$[*] ? (@.outcome != "completed")'') THEN ''redelivery'' ELSE ''job'' END' || v_equals
-            WHEN 'assignee'      THEN CASE WHEN '' = ANY (v_words) THEN 'coalesce(e.assigned_to, '''')' ELSE 'e.assigned_to' END || v_equals
+            WHEN 'assignee'      THEN CASE WHEN '' = ANY (v_words) THEN 'coalesce(e.assigned_to, '''')'
+                ELSE 'e.assigned_to' END || v_equals
             WHEN 'source'        THEN 'e.source' || v_equals
             WHEN 'subscriberId'  THEN 'e.subscriber_id' || v_equals
             WHEN 'orderingKey'   THEN 'e.ordering_key' || v_equals
@@ -159,19 +174,28 @@ BEGIN
         END IF;
         -- A caller who may not see a field must not find its value with a filter, either.
         IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'orderingKey', 'tags') AND dlq.is_reader()
-            AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event' WHEN 'subscriberId' THEN 'subscriber_id' WHEN 'orderingKey' THEN 'ordering_key' ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
+            AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event'
+                WHEN 'subscriberId' THEN 'subscriber_id' WHEN 'orderingKey' THEN 'ordering_key'
+                ELSE v_key END = ANY (dlq.hidden_columns()) OR dlq.mask(false) IS NOT NULL)
             OR v_key = 'errorMessage' AND 'error_message' = ANY (dlq.hidden_columns()) THEN
-            RAISE EXCEPTION 'filter: you may not search by %, which is sensitive', v_key USING ERRCODE = 'DLQ06', HINT = 'This requires the role operator.';
+            RAISE EXCEPTION 'filter: you may not search by %, which is sensitive', v_key USING ERRCODE = 'DLQ06',
+                HINT = 'This requires the role operator.';
         END IF;
         IF v_key IN ('minAge', 'maxAge') AND (p_filter ->> v_key)::interval < interval '0' THEN
             RAISE EXCEPTION 'filter: % % is negative', v_key, p_filter ->> v_key USING ERRCODE = 'DLQ04';
         ELSIF v_key IN ('errorMessage', 'fingerprint') AND '' = ANY (v_words) THEN
             RAISE EXCEPTION 'filter: % is empty', v_key USING ERRCODE = 'DLQ04';
-        ELSIF v_key = 'waitingFor' AND NOT v_words <@ '{automatic,condition,pace,order}' OR v_key = 'failedIn' AND NOT v_words <@ '{job,redelivery}' THEN
+        ELSIF v_key = 'waitingFor' AND NOT v_words <@ '{automatic,condition,pace,order}' OR v_key = 'failedIn'
+            AND NOT v_words <@ '{job,redelivery}' THEN
             RAISE EXCEPTION 'filter: invalid % %', v_key, p_filter -> v_key USING ERRCODE = 'DLQ04',
-                HINT = CASE v_key WHEN 'failedIn' THEN 'Values: job, redelivery.' ELSE 'Values: automatic, condition, pace, order.' END;
-        ELSIF v_key = 'payloadAt' AND NOT coalesce((SELECT bool_and(jsonb_typeof(p -> 'path') = 'array' AND p -> 'path' <> '[]' AND jsonb_typeof(p -> 'values') = 'array') FROM jsonb_array_elements(p_filter -> 'payloadAt') p), false) THEN
-            RAISE EXCEPTION 'filter: invalid payloadAt %', p_filter -> 'payloadAt' USING ERRCODE = 'DLQ04', HINT = 'Example: [{"path": ["customer", "id"], "values": ["cus_81"]}].';
+                HINT = CASE v_key WHEN 'failedIn' THEN 'Values: job, redelivery.'
+                    ELSE 'Values: automatic, condition, pace, order.' END;
+        ELSIF v_key = 'payloadAt'
+            AND NOT coalesce((SELECT bool_and(jsonb_typeof(p -> 'path') = 'array' AND p -> 'path' <> '[]'
+                AND jsonb_typeof(p -> 'values') = 'array') FROM jsonb_array_elements(p_filter -> 'payloadAt') p), false)
+                    THEN
+            RAISE EXCEPTION 'filter: invalid payloadAt %', p_filter -> 'payloadAt' USING ERRCODE = 'DLQ04',
+                HINT = 'Example: [{"path": ["customer", "id"], "values": ["cus_81"]}].';
         END IF;
     END LOOP;
     IF dlq.approved() IS NOT NULL THEN
@@ -188,8 +212,10 @@ COMMENT ON FUNCTION dlq.filter_where IS
 
 CREATE OR REPLACE FUNCTION dlq.filter_bounds(p_filter jsonb, OUT first uuid, OUT below uuid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT greatest(dlq.first_id((p_filter ->> 'after')::timestamptz), dlq.first_id(now() - (p_filter ->> 'maxAge')::interval)),
-           least(dlq.first_id((p_filter ->> 'before')::timestamptz), dlq.first_id(now() - (p_filter ->> 'minAge')::interval))
+    SELECT greatest(dlq.first_id((p_filter ->> 'after')::timestamptz),
+        dlq.first_id(now() - (p_filter ->> 'maxAge')::interval)),
+           least(dlq.first_id((p_filter ->> 'before')::timestamptz),
+               dlq.first_id(now() - (p_filter ->> 'minAge')::interval))
 $$;
 COMMENT ON FUNCTION dlq.filter_bounds IS
     'The range of ids that the times of a filter allow: from first on, and less than below. Null for no bound.';
@@ -198,21 +224,28 @@ COMMENT ON FUNCTION dlq.filter_bounds IS
 -- limited to queues or kinds, it reads the 2,000 entries that failed last.
 CREATE OR REPLACE FUNCTION dlq.filter_values(p_field text, p_text text DEFAULT '', p_limit integer DEFAULT 20)
 RETURNS TABLE (value text, note text)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET jit = off AS $$
 DECLARE
     v_scope  constant jsonb := dlq.scope();
     v_mask   constant jsonb := dlq.mask();
-    v_column constant text := CASE p_field WHEN 'queue' THEN 'queue' WHEN 'kind' THEN 'kind' WHEN 'errorClass' THEN 'error_class' WHEN 'errorType' THEN 'error_type' WHEN 'source' THEN 'source'
+    v_column constant text := CASE p_field WHEN 'queue' THEN 'queue' WHEN 'kind' THEN 'kind' WHEN 'errorClass'
+        THEN 'error_class' WHEN 'errorType' THEN 'error_type' WHEN 'source' THEN 'source'
         WHEN 'errorCode' THEN 'error_code' WHEN 'destination' THEN 'destination' WHEN 'rule' THEN 'rule'
             WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId'
             THEN 'subscriber_id'
         WHEN 'orderingKey' THEN 'ordering_key' WHEN 'tags' THEN 'tags' END;
 BEGIN
-    IF v_column IS NULL OR v_column IN ('subscriber_id', 'ordering_key', 'tags') AND (v_column = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
+    IF v_column IS NULL OR v_column IN ('subscriber_id', 'ordering_key', 'tags')
+        AND (v_column = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
         RETURN;
-    ELSIF v_column = 'fingerprint' AND (v_scope IS NULL OR NOT EXISTS (SELECT FROM jsonb_array_elements(v_scope) g WHERE coalesce(g -> 'kinds', '[]') <> '[]')) THEN
+    ELSIF v_column = 'fingerprint'
+        AND (v_scope IS NULL OR NOT EXISTS (SELECT FROM jsonb_array_elements(v_scope) g
+            WHERE coalesce(g -> 'kinds', '[]') <> '[]')) THEN
         RETURN QUERY
-        SELECT g.fingerprint, g.queue || coalesce(': ' || CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE left(dlq.masked_text(g.title, v_mask), 200) END, '')
+        SELECT g.fingerprint, g.queue
+            || coalesce(': ' || CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL
+                ELSE left(dlq.masked_text(g.title, v_mask), 200) END, '')
         FROM dlq.failure_groups g
         WHERE g.fingerprint <> 'other'
           AND NOT EXISTS (
@@ -248,9 +281,11 @@ COMMENT ON FUNCTION dlq.filter_values IS
 
 -- find_ids returns ids in order, so that a caller continues after the last one. find_ids and
 -- dlq.preview run as the owner of the schema, because filters read tables that the caller may not.
-CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL, p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)
+CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL,
+    p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)
 RETURNS SETOF uuid
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET jit = off AS $$
 BEGIN
     RETURN QUERY EXECUTE
         'SELECT e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
@@ -269,7 +304,9 @@ COMMENT ON FUNCTION dlq.find_ids IS
 CREATE OR REPLACE FUNCTION dlq.replayable(p_filter jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_filter || jsonb_build_object('status', CASE WHEN p_filter ? 'status'
-        THEN (SELECT coalesce(jsonb_agg(s.word), '[]') FROM jsonb_array_elements(CASE jsonb_typeof(p_filter -> 'status') WHEN 'array' THEN p_filter -> 'status' ELSE jsonb_build_array(p_filter -> 'status') END) s (word)
+        THEN (SELECT coalesce(jsonb_agg(s.word), '[]')
+            FROM jsonb_array_elements(CASE jsonb_typeof(p_filter -> 'status') WHEN 'array' THEN p_filter -> 'status'
+                ELSE jsonb_build_array(p_filter -> 'status') END) s (word)
               WHERE s.word NOT IN ('"dlq_processing"', '"dlq_resolved"', '"dlq_archived"'))
         ELSE '["dlq_pending", "dlq_manual", "dlq_failed"]' END)
 $$;
@@ -305,14 +342,16 @@ COMMENT ON FUNCTION dlq.chooses_all IS
 
 CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
 RETURNS TABLE (queue text, error_type text, age text, entries bigint)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET jit = off AS $$
 BEGIN
     RETURN QUERY EXECUTE
         'SELECT e.queue, coalesce(e.error_type, ''''), a.age, count(*) FROM dlq.dead_letter_queue e
          CROSS JOIN LATERAL (SELECT CASE WHEN e.created_at > now() - interval ''1 hour'' THEN ''under 1 hour''
              WHEN e.created_at > now() - interval ''1 day'' THEN ''1 hour to 1 day'' WHEN e.created_at > now() - interval ''7 days'' THEN ''1 to 7 days''
              ELSE ''over 7 days'' END AS age) a
-         WHERE ' || dlq.filter_where(p_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3'
+         WHERE ' || dlq.filter_where(p_filter)
+             || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3'
         USING p_filter;
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
@@ -323,7 +362,8 @@ COMMENT ON FUNCTION dlq.preview IS 'The number of entries that match a filter, b
 -- The policy defines destinations; the database does not know their names. A delivery to an unknown
 -- destination fails.
 CREATE OR REPLACE FUNCTION dlq.check_destination(p_filter jsonb, p_destination text) RETURNS void
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET jit = off AS $$
 DECLARE
     v_entry uuid;
 BEGIN
@@ -331,7 +371,8 @@ BEGIN
         RETURN;
     END IF;
     PERFORM dlq.require_everything('replay to another destination'); -- a destination does not belong to a queue
-    EXECUTE 'SELECT e.id FROM dlq.dead_letter_queue e WHERE e.job_kind <> ''dlqd_message'' AND ' || dlq.filter_where(p_filter) || ' LIMIT 1' INTO v_entry USING p_filter;
+    EXECUTE 'SELECT e.id FROM dlq.dead_letter_queue e WHERE e.job_kind <> ''dlqd_message'' AND '
+        || dlq.filter_where(p_filter) || ' LIMIT 1' INTO v_entry USING p_filter;
     IF v_entry IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: is an application''s job, which has no destination', v_entry
             USING ERRCODE = 'DLQ04', HINT = 'Messages that dlqd delivers can go to another destination; an application''s job can go to another queue.';
@@ -345,11 +386,13 @@ COMMENT ON FUNCTION dlq.check_destination IS
 -- A resumable job with an edited payload would skip the steps that it completed with the old
 -- payload, and then count as completed.
 CREATE OR REPLACE FUNCTION dlq.count_checkpoints(p_filter jsonb) RETURNS bigint
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET jit = off AS $$
 DECLARE
     v_entries bigint;
 BEGIN
-    EXECUTE 'SELECT count(*) FROM dlq.dead_letter_queue e WHERE dlq.has_checkpoint(e.metadata) AND ' || dlq.filter_where(p_filter) INTO v_entries USING p_filter;
+    EXECUTE 'SELECT count(*) FROM dlq.dead_letter_queue e WHERE dlq.has_checkpoint(e.metadata) AND '
+        || dlq.filter_where(p_filter) INTO v_entries USING p_filter;
     RETURN v_entries;
 END
 $$;
@@ -362,7 +405,8 @@ DECLARE
     v_entries bigint;
 BEGIN
     IF p_checkpoint NOT IN ('resume', 'discard') THEN
-        RAISE EXCEPTION 'replay: invalid checkpoint %', p_checkpoint USING ERRCODE = 'DLQ04', HINT = 'Values: resume, discard.';
+        RAISE EXCEPTION 'replay: invalid checkpoint %', p_checkpoint USING ERRCODE = 'DLQ04',
+            HINT = 'Values: resume, discard.';
     END IF;
     IF p_edited AND p_checkpoint IS NULL THEN
         v_entries := dlq.count_checkpoints(p_filter);
@@ -381,16 +425,21 @@ CREATE OR REPLACE FUNCTION dlq.check_rate(p_rate float8) RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_rate NOT BETWEEN 0.001 AND 1000000 THEN
-        RAISE EXCEPTION 'replay: invalid rate %', p_rate USING ERRCODE = 'DLQ04', HINT = 'A rate is 0.001 to 1000000 entries a second; null means no limit.';
+        RAISE EXCEPTION 'replay: invalid rate %', p_rate USING ERRCODE = 'DLQ04',
+            HINT = 'A rate is 0.001 to 1000000 entries a second; null means no limit.';
     END IF;
 END
 $$;
 COMMENT ON FUNCTION dlq.check_rate IS 'Raises an error if a replay run cannot have this rate.';
 
-CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_all boolean DEFAULT false,
-    p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL, p_concurrency integer DEFAULT NULL,
-    p_patch jsonb DEFAULT NULL, p_merge_patch jsonb DEFAULT NULL, p_queue text DEFAULT NULL, p_force boolean DEFAULT false,
-    p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL, p_checkpoint text DEFAULT NULL) RETURNS uuid
+CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
+    p_all boolean DEFAULT false,
+    p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL,
+    p_concurrency integer DEFAULT NULL,
+    p_patch jsonb DEFAULT NULL, p_merge_patch jsonb DEFAULT NULL, p_queue text DEFAULT NULL,
+    p_force boolean DEFAULT false,
+    p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL,
+    p_checkpoint text DEFAULT NULL) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_id       uuid := dlq.uuid_v7();
@@ -403,10 +452,12 @@ DECLARE
     v_ordered  bigint;
 BEGIN
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
-        RAISE EXCEPTION 'replay: an empty filter matches every entry' USING ERRCODE = 'DLQ04', HINT = 'To select all entries, pass p_all => true.';
+        RAISE EXCEPTION 'replay: an empty filter matches every entry' USING ERRCODE = 'DLQ04',
+            HINT = 'To select all entries, pass p_all => true.';
     END IF;
     IF p_patch IS NOT NULL AND p_merge_patch IS NOT NULL THEN
-        RAISE EXCEPTION 'replay: a patch and a merge patch exclude each other' USING ERRCODE = 'DLQ04', HINT = 'Pass one of them: p_patch (RFC 6902) or p_merge_patch (RFC 7396).';
+        RAISE EXCEPTION 'replay: a patch and a merge patch exclude each other' USING ERRCODE = 'DLQ04',
+            HINT = 'Pass one of them: p_patch (RFC 6902) or p_merge_patch (RFC 7396).';
     END IF;
     PERFORM dlq.refuse_mask('replay', p_patch), dlq.refuse_mask('replay', p_merge_patch);
     PERFORM dlq.check_rate(p_rate);
@@ -416,26 +467,38 @@ BEGIN
         RAISE EXCEPTION 'replay: you may not send redeliveries to queue %', p_queue USING ERRCODE = 'DLQ06';
     END IF;
     IF NOT p_force THEN -- with p_force, the replay does not wait for the preview either
-        v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p) ELSE ARRAY[p_queue] END;
+        v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p)
+            ELSE ARRAY[p_queue] END;
         SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_breakers FROM dlq.circuit_breakers b
-        WHERE b.state = 'open' AND (b.name = 'destination:' || p_destination OR p_destination IS NULL AND b.name IN (SELECT 'queue:' || q.queue FROM unnest(v_queues) q (queue)));
+        WHERE b.state = 'open' AND (b.name = 'destination:' || p_destination OR p_destination IS NULL
+            AND b.name IN (SELECT 'queue:' || q.queue FROM unnest(v_queues) q (queue)));
         IF v_breakers IS NOT NULL THEN
-            RAISE EXCEPTION 'replay: open circuit breakers: %', v_breakers USING ERRCODE = 'DLQ05', HINT = 'Wait for them to close, or replay with force.';
+            RAISE EXCEPTION 'replay: open circuit breakers: %', v_breakers USING ERRCODE = 'DLQ05',
+                HINT = 'Wait for them to close, or replay with force.';
         END IF;
         v_unworked := dlq.unworked_queues(v_queues);
         IF v_unworked <> '{}' THEN
-            RAISE EXCEPTION 'replay: no River client works these queues: %', array_to_string(v_unworked, ', ') USING ERRCODE = 'DLQ05', HINT = 'Start a client that works them, send the redeliveries to another queue, or replay with force.';
+            RAISE EXCEPTION 'replay: no River client works these queues: %', array_to_string(v_unworked, ', ')
+                USING ERRCODE = 'DLQ05', HINT = 'Start a client that works them, send the redeliveries to another queue, or replay with force.';
         END IF;
     END IF;
-    PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_patch IS NOT NULL OR p_merge_patch IS NOT NULL THEN '{patch}' ELSE '{}' END::text[]
-            || CASE WHEN p_queue IS NOT NULL OR p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[], 'replay',
-        jsonb_build_object('filter', v_filter) || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination, 'rate', p_rate, 'concurrency', p_concurrency, 'force', nullif(p_force, false),
-            'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt', nullif(p_stop_at, 50), 'checkpoint', p_checkpoint)) || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
-            || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
+    PERFORM dlq.require_approval(ARRAY['replay'] || CASE WHEN p_patch IS NOT NULL OR p_merge_patch IS NOT NULL
+        THEN '{patch}' ELSE '{}' END::text[]
+            || CASE WHEN p_queue IS NOT NULL OR p_destination IS NOT NULL THEN '{redirect}' ELSE '{}' END::text[],
+            'replay',
+        jsonb_build_object('filter', v_filter)
+            || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination, 'rate', p_rate,
+                'concurrency', p_concurrency, 'force', nullif(p_force, false),
+            'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt',
+            nullif(p_stop_at, 50), 'checkpoint', p_checkpoint))
+                || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
+            || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END
+            || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
     -- The entries are chosen once, now. Later entries that match the filter are not added; an entry
     -- that no longer matches stays in the report. Entries with the same ordering key run one after
     -- the other, in the order of their messages, not in the order in which they failed.
-    v_where := dlq.filter_where(v_filter) || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
+    v_where := dlq.filter_where(v_filter)
+        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_where
         -- A failure in the inbox may be there twice.
         || ' ON CONFLICT DO NOTHING' USING v_filter, v_id;
@@ -446,8 +509,11 @@ BEGIN
              ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_ordered = ROW_COUNT;
     v_total := v_total + v_ordered;
-    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue, destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint)
-    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue, p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total, dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint);
+    INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue,
+        destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint)
+    VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue,
+        p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total,
+        dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint);
     PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
     IF dlq.approved() IS NOT NULL THEN
         PERFORM dlq.end_approval(dlq.approved(), v_total, v_id);
@@ -472,20 +538,23 @@ $$;
 COMMENT ON FUNCTION dlq.on_replay_ended IS
     'Trigger: when an entry of a replay run ends, releases the next entry of its ordering key.';
 CREATE OR REPLACE TRIGGER replay_ended AFTER UPDATE OF outcome ON dlq.replay_run_entries
-    FOR EACH ROW WHEN (NEW.leads AND OLD.outcome IS NULL AND NEW.outcome IS NOT NULL) EXECUTE FUNCTION dlq.on_replay_ended();
+    FOR EACH ROW WHEN (NEW.leads AND OLD.outcome IS NULL AND NEW.outcome IS NOT NULL)
+    EXECUTE FUNCTION dlq.on_replay_ended();
 COMMENT ON TRIGGER replay_ended ON dlq.replay_run_entries IS 'Releases the next entry of the ordering key.';
 
 -- A River client updates its queues in river_queue every ten minutes.
 CREATE OR REPLACE FUNCTION dlq.unworked_queues(p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
     SELECT ARRAY(SELECT q.queue FROM unnest(p_queues) q (queue)
-                 WHERE NOT EXISTS (SELECT FROM river.river_queue r WHERE r.name = q.queue AND r.updated_at > now() - interval '30 minutes') ORDER BY 1)
+                 WHERE NOT EXISTS (SELECT FROM river.river_queue r WHERE r.name = q.queue
+                     AND r.updated_at > now() - interval '30 minutes') ORDER BY 1)
 $$;
 COMMENT ON FUNCTION dlq.unworked_queues IS
     'Returns those of the queues that no River client has worked for half an hour. A job in such a queue waits '
     'until a client works it.';
 
-CREATE OR REPLACE FUNCTION dlq.replay_move(p_run uuid, p_from dlq.replay_status[], p_to dlq.replay_status, p_reason text) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.replay_move(p_run uuid, p_from dlq.replay_status[], p_to dlq.replay_status,
+    p_reason text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_status dlq.replay_status;
@@ -495,18 +564,21 @@ BEGIN
         finished_at = CASE WHEN p_to IN ('completed', 'cancelled', 'stopped') THEN now() END
     WHERE r.id = p_run AND r.status = ANY (p_from) AND dlq.scope_within(r.scope, dlq.scope());
     IF NOT FOUND THEN
-        SELECT r.status INTO v_status FROM dlq.replay_runs r WHERE r.id = p_run AND dlq.scope_within(r.scope, dlq.scope());
+        SELECT r.status INTO v_status FROM dlq.replay_runs r WHERE r.id = p_run
+            AND dlq.scope_within(r.scope, dlq.scope());
         IF NOT FOUND THEN
             RAISE EXCEPTION 'replay run %: there is no such run', p_run USING ERRCODE = 'DLQ02';
         END IF;
-        RAISE EXCEPTION 'replay run %: cannot move from % to % (allowed from: %)', p_run, v_status, p_to, array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'replay run %: cannot move from % to % (allowed from: %)', p_run, v_status, p_to,
+            array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
     END IF;
     PERFORM dlq.wake();
 END
 $$;
 COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its current state is one of p_from.';
 
-CREATE OR REPLACE FUNCTION dlq.replay_step(p_run uuid, p_ids uuid[], p_skipped uuid[] DEFAULT '{}', p_why text[] DEFAULT '{}') RETURNS void
+CREATE OR REPLACE FUNCTION dlq.replay_step(p_run uuid, p_ids uuid[], p_skipped uuid[] DEFAULT '{}',
+    p_why text[] DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_run      dlq.replay_runs;
@@ -518,13 +590,20 @@ BEGIN
     PERFORM set_config('dlq.origin', coalesce(v_run.origin, ''), true);
     WITH sent AS (
         SELECT s.entry_id, s.verdict, s.job_id
-        FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run ' || p_run, v_run.note, v_run.force,
-                           jsonb_build_object('run', p_run) || CASE WHEN v_run.patch IS NOT NULL THEN jsonb_build_object('patch', v_run.patch) ELSE '{}' END
-                           || CASE WHEN v_run.merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', v_run.merge_patch) ELSE '{}' END
-                           || CASE WHEN v_run.destination IS NOT NULL THEN jsonb_build_object('destination', v_run.destination) ELSE '{}' END
-                           || jsonb_strip_nulls(jsonb_build_object('checkpoint', v_run.checkpoint)), v_run.queue, v_run.destination, p_run, p_checkpoint => v_run.checkpoint) s
+        FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run '
+            || p_run, v_run.note, v_run.force,
+                           jsonb_build_object('run', p_run)
+                               || CASE WHEN v_run.patch IS NOT NULL THEN jsonb_build_object('patch', v_run.patch)
+                                   ELSE '{}' END
+                           || CASE WHEN v_run.merge_patch IS NOT NULL
+                               THEN jsonb_build_object('mergePatch', v_run.merge_patch) ELSE '{}' END
+                           || CASE WHEN v_run.destination IS NOT NULL
+                               THEN jsonb_build_object('destination', v_run.destination) ELSE '{}' END
+                           || jsonb_strip_nulls(jsonb_build_object('checkpoint', v_run.checkpoint)), v_run.queue,
+                           v_run.destination, p_run, p_checkpoint => v_run.checkpoint) s
     ), alone AS (
-        UPDATE dlq.replay_run_entries r SET behind = r.entry_id FROM sent s WHERE s.verdict = 'alone' AND r.run_id = p_run AND r.entry_id = s.entry_id RETURNING r.entry_id
+        UPDATE dlq.replay_run_entries r SET behind = r.entry_id FROM sent s WHERE s.verdict = 'alone'
+            AND r.run_id = p_run AND r.entry_id = s.entry_id RETURNING r.entry_id
     ), recorded AS (
         UPDATE dlq.replay_run_entries r SET
             job_id = w.job_id,
@@ -536,10 +615,13 @@ BEGIN
             SELECT i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END AS job_id,
                    coalesce(k.why, CASE s.verdict
                        WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
-                       WHEN 'done' THEN 'job ' || s.job_id || ' with the same unique key has ended, and may have done its work'
+                       WHEN 'done' THEN 'job ' || s.job_id
+                           || ' with the same unique key has ended, and may have done its work'
                        WHEN 'open' THEN 'its job ' || s.job_id || ' has an open entry'
-                       WHEN 'busy' THEN 'another transaction had locked its job ' || s.job_id || ' or the job''s unique key'
-                       WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END, 'the entry had moved meanwhile') AS why
+                       WHEN 'busy' THEN 'another transaction had locked its job ' || s.job_id
+                           || ' or the job''s unique key'
+                       WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END,
+                           'the entry had moved meanwhile') AS why
             FROM unnest(p_ids) i (id)
             LEFT JOIN sent s ON s.entry_id = i.id
             LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
@@ -549,8 +631,10 @@ BEGIN
         RETURNING r.job_id
     )
     SELECT count(n.job_id), (SELECT count(*) FROM alone) INTO v_replayed, v_alone FROM recorded n;
-    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed, skipped = skipped + cardinality(p_ids) - v_replayed - v_alone, updated_at = now(),
-        sending = sending + extract(epoch FROM clock_timestamp() - coalesce(stepped_at, now())), stepped_at = clock_timestamp()
+    UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed,
+        skipped = skipped + cardinality(p_ids) - v_replayed - v_alone, updated_at = now(),
+        sending = sending + extract(epoch FROM clock_timestamp() - coalesce(stepped_at, now())),
+        stepped_at = clock_timestamp()
     WHERE id = p_run;
 END
 $$;
@@ -559,21 +643,26 @@ COMMENT ON FUNCTION dlq.replay_step IS
     'result of each, and moves the run''s cursor.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'paused', p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || dlq.actor(p_actor));
+SELECT dlq.record_act('replay run ' || p_run, 'paused', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_pause IS 'Pauses a replay run.';
 CREATE OR REPLACE FUNCTION dlq.replay_resume(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'resumed', p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{paused,stopped}', 'running', 'resumed by ' || dlq.actor(p_actor));
+SELECT dlq.record_act('replay run ' || p_run, 'resumed', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_resume IS
     'Resumes a replay run that is paused, or that stopped because too many entries failed.';
 CREATE OR REPLACE FUNCTION dlq.replay_cancel(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
-LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by ' || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'cancelled', p_actor) $$;
+LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running,paused,stopped}', 'cancelled', 'cancelled by '
+    || dlq.actor(p_actor)); SELECT dlq.record_act('replay run ' || p_run, 'cancelled', p_actor) $$;
 COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. Redeliveries that it made continue.';
 
-CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL,
+    p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.check_rate(p_rate);
-    UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run AND r.status IN ('running', 'paused', 'stopped') AND dlq.scope_within(r.scope, dlq.scope());
+    UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run
+        AND r.status IN ('running', 'paused', 'stopped') AND dlq.scope_within(r.scope, dlq.scope());
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';
     END IF;
@@ -588,14 +677,16 @@ COMMENT ON FUNCTION dlq.replay_set_rate IS 'Sets how many entries a second a rep
 -- an entry closes after its job failed. The day allows for clock differences.
 CREATE OR REPLACE FUNCTION dlq.closed_since(p_ids uuid[]) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT least(dlq.captured_at((SELECT i.id FROM unnest(p_ids) i (id) ORDER BY i.id LIMIT 1)), now()) - interval '1 day'
+    SELECT least(dlq.captured_at((SELECT i.id FROM unnest(p_ids) i (id) ORDER BY i.id LIMIT 1)),
+        now()) - interval '1 day'
 $$;
 COMMENT ON FUNCTION dlq.closed_since IS 'A time before which none of these entries can have closed.';
 
 -- note_on writes audit rows for changes that do not move entries. For an operation that can be
 -- undone, callers run it before the change: it records the old values of the columns p_was, and
 -- which of p_tags are new.
-CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text, p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}',
+CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text,
+    p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}',
     p_operation uuid DEFAULT NULL, p_was text[] DEFAULT NULL, p_tags text[] DEFAULT NULL,
     p_since timestamptz DEFAULT NULL, p_until timestamptz DEFAULT 'infinity') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
@@ -604,12 +695,17 @@ DECLARE
     v_actor  constant text := dlq.actor(p_actor);
     v_origin constant text := dlq.origin(v_actor, p_actor);
 BEGIN
-    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin, operation, detail)
-    SELECT e.id, e.status, e.status, v_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
-           CASE WHEN v_origin IS NULL THEN e.config_version ELSE coalesce(dlq.policy_version(), e.config_version) END, v_origin, p_operation,
-           CASE WHEN p_was IS NOT NULL THEN jsonb_build_object('was', CASE WHEN 'assignee' = ANY (p_was) THEN jsonb_build_object('assignee', e.assigned_to) ELSE '{}' END
+    INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, note, strategy, rule,
+        next_retry_at, river_job_id, queue, kind, error_class, from_class, config_version, origin, operation, detail)
+    SELECT e.id, e.status, e.status, v_actor, p_reason, p_note, e.strategy, e.rule, e.next_retry_at, e.river_job_id,
+           e.queue, e.kind, e.error_class, e.error_class,
+           CASE WHEN v_origin IS NULL THEN e.config_version ELSE coalesce(dlq.policy_version(), e.config_version) END,
+               v_origin, p_operation,
+           CASE WHEN p_was IS NOT NULL THEN jsonb_build_object('was',
+               CASE WHEN 'assignee' = ANY (p_was) THEN jsonb_build_object('assignee', e.assigned_to) ELSE '{}' END
                || CASE WHEN 'notes' = ANY (p_was) THEN jsonb_build_object('notes', e.notes) ELSE '{}' END
-               || CASE WHEN p_tags IS NOT NULL THEN jsonb_build_object('added', ARRAY(SELECT DISTINCT t FROM unnest(p_tags) t WHERE t <> ALL (e.tags))) ELSE '{}' END) END
+               || CASE WHEN p_tags IS NOT NULL THEN jsonb_build_object('added',
+                   ARRAY(SELECT DISTINCT t FROM unnest(p_tags) t WHERE t <> ALL (e.tags))) ELSE '{}' END) END
     FROM dlq.dead_letter_queue e
     WHERE e.id = ANY (p_ids) AND e.stage = ANY (p_stages) AND (e.closed_at IS NULL
         OR e.closed_at BETWEEN v_since AND p_until);
@@ -646,7 +742,8 @@ BEGIN
             stages := CASE WHEN ids = '{}' THEN '{}' ELSE '{open}' END;
             since := NULL;
             until := NULL;
-            FOREACH v_until IN ARRAY CASE WHEN cardinality(p_ids) = 1 THEN ARRAY[v_from + interval '2 months', 'infinity']
+            FOREACH v_until IN ARRAY CASE WHEN cardinality(p_ids) = 1
+                THEN ARRAY[v_from + interval '2 months', 'infinity']
                                        ELSE ARRAY['infinity'::timestamptz] END LOOP
                 EXIT WHEN cardinality(ids) >= cardinality(p_ids) OR v_closed = '{}';
                 SELECT array_agg(l.id) AS ids, array_agg(DISTINCT l.stage) AS stages, min(l.closed_at) AS since,
@@ -687,9 +784,11 @@ COMMENT ON FUNCTION dlq.lock_entries IS
     'Files the entries and locks those that are in one of these states. Returns what dlq.lock_filed returns.';
 
 -- act_on makes one move on many entries. It skips entries whose state does not allow the move.
-CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}')
+CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text, p_note text DEFAULT NULL,
+    p_args jsonb DEFAULT '{}')
 RETURNS SETOF uuid
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
     v_actor      constant text := dlq.actor(p_actor);
     v_ids        uuid[];
@@ -710,20 +809,26 @@ DECLARE
         WHEN 'assign'  THEN enum_range(NULL::dlq.dead_letter_status)
         WHEN 'tag'     THEN enum_range(NULL::dlq.dead_letter_status)
         WHEN 'note'    THEN enum_range(NULL::dlq.dead_letter_status)
-        WHEN 'purge'   THEN CASE WHEN (p_args ->> 'force')::boolean THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_resolved,dlq_archived}'::dlq.dead_letter_status[]
+        WHEN 'purge'   THEN CASE WHEN (p_args ->> 'force')::boolean
+            THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_resolved,dlq_archived}'::dlq.dead_letter_status[]
                               ELSE '{dlq_resolved,dlq_archived}'::dlq.dead_letter_status[] END
     END;
 BEGIN
     IF v_from IS NULL THEN
-        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04', HINT = 'Actions: discard, resolve, park, unpark, reopen, assign, tag, note, purge.';
+        RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04',
+            HINT = 'Actions: discard, resolve, park, unpark, reopen, assign, tag, note, purge.';
     END IF;
     p_args := jsonb_strip_nulls(p_args - '{operation,filter}'::text[]);
-    IF length(p_note) > 10000 OR length(p_args ->> 'assignee') > 255 OR jsonb_typeof(p_args -> 'tags') = 'array' AND jsonb_array_length(p_args -> 'tags') > 32 THEN
-        RAISE EXCEPTION '%: the note, assignee or list of tags is too long', p_action USING ERRCODE = 'DLQ04', HINT = 'Limits: note 10000 characters, assignee 255 characters, 32 tags at a time.';
+    IF length(p_note) > 10000 OR length(p_args ->> 'assignee') > 255 OR jsonb_typeof(p_args -> 'tags') = 'array'
+        AND jsonb_array_length(p_args -> 'tags') > 32 THEN
+        RAISE EXCEPTION '%: the note, assignee or list of tags is too long', p_action USING ERRCODE = 'DLQ04',
+            HINT = 'Limits: note 10000 characters, assignee 255 characters, 32 tags at a time.';
     END IF;
     PERFORM dlq.require_approval_to(p_action, p_args, jsonb_build_object('ids', to_jsonb(p_ids)), false);
-    IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
-        RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -' USING ERRCODE = 'DLQ04', HINT = 'River rejects jobs with other tags.';
+    IF p_action IN ('tag', 'park') AND EXISTS (SELECT FROM jsonb_array_elements_text(p_args -> 'tags') t
+        WHERE t !~ '^[A-Za-z0-9_][A-Za-z0-9_-]{1,253}[A-Za-z0-9_]$') THEN
+        RAISE EXCEPTION 'a tag must be 3 to 255 letters, digits, _ and -, and neither start nor end with -'
+            USING ERRCODE = 'DLQ04', HINT = 'River rejects jobs with other tags.';
     END IF;
     v_in_scope := dlq.ids_in_scope(p_ids);
     SELECT l.* INTO v_ids, v_stages, v_since, v_until FROM dlq.lock_entries(v_in_scope, v_from) l;
@@ -732,37 +837,51 @@ BEGIN
     -- these entries.
     CASE p_action
     WHEN 'discard' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded', 'note', p_note, 'operation', v_operation)
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard',
+            resolved_by = v_actor, resolution_notes = p_note,
+            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason',
+                'discarded', 'note', p_note, 'operation', v_operation)
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
             AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'resolve' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution', resolved_by = v_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'resolved outside dlqd', 'note', p_note, 'operation', v_operation)
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution',
+            resolved_by = v_actor, resolution_notes = p_note,
+            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason',
+                'resolved outside dlqd', 'note', p_note, 'operation', v_operation)
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.supersede(v_ids, '{}', v_actor);
     WHEN 'park' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
-            tags = CASE WHEN p_args ? 'tags' THEN ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t) ELSE e.tags END,
-            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'parked', 'note', p_note, 'operation', v_operation, 'detail', jsonb_build_object('was', jsonb_build_object(
-                'strategy', e.strategy, 'rule', e.rule, 'nextRetryAt', e.next_retry_at, 'waitingFor', e.waiting_for, 'added', ARRAY(SELECT DISTINCT t FROM unnest(v_tags) t WHERE t <> ALL (e.tags)))
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor,
+            notes = coalesce(p_note, e.notes),
+            tags = CASE WHEN p_args ? 'tags' THEN ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t)
+                ELSE e.tags END,
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'parked', 'note', p_note,
+                'operation', v_operation, 'detail', jsonb_build_object('was', jsonb_build_object(
+                'strategy', e.strategy, 'rule', e.rule, 'nextRetryAt', e.next_retry_at, 'waitingFor', e.waiting_for,
+                'added', ARRAY(SELECT DISTINCT t FROM unnest(v_tags) t WHERE t <> ALL (e.tags)))
                 || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes) ELSE '{}' END))
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_pending' AND e.stage = 'open';
     WHEN 'unpark' THEN
         -- The entry is due at once, with the immediate strategy: a person has decided, so its class
         -- is ignored this time. The rule unparked replaces single-attempt and backfilled, which
         -- stay manual unless a switch includes them.
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked', next_retry_at = now(), notes = coalesce(p_note, e.notes),
-            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'returned to the automatic path', 'note', p_note, 'operation', v_operation,
-                'detail', jsonb_build_object('was', jsonb_build_object('strategy', e.strategy, 'rule', e.rule, 'parkedBy', e.parked_by) || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes) ELSE '{}' END))
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked',
+            next_retry_at = now(), notes = coalesce(p_note, e.notes),
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'returned to the automatic path',
+                'note', p_note, 'operation', v_operation,
+                'detail', jsonb_build_object('was', jsonb_build_object('strategy', e.strategy, 'rule', e.rule,
+                    'parkedBy', e.parked_by) || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes)
+                        ELSE '{}' END))
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.wake();
     WHEN 'reopen' THEN
         -- Skip entries whose payload was erased, and those of a job that already has another open
         -- entry.
         WITH reopened AS (
-            UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor, notes = coalesce(p_note, e.notes),
-                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note, 'operation', v_operation)
+            UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor,
+                notes = coalesce(p_note, e.notes),
+                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note,
+                    'operation', v_operation)
             WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages)
                 AND e.closed_at BETWEEN v_since AND v_until
               AND e.original_event <> '{"erased": true}'
@@ -773,13 +892,16 @@ BEGIN
         PERFORM dlq.note_on(v_ids, p_actor, coalesce('assigned to ' || nullif(p_args ->> 'assignee', ''),
             'assigned to nobody'), p_note, v_stages, v_operation,
                             v_old_values || '{assignee}'::text[], p_since => v_since, p_until => v_until);
-        UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''), notes = coalesce(p_note, e.notes)
+        UPDATE dlq.dead_letter_queue e SET assigned_to = nullif(p_args ->> 'assignee', ''),
+            notes = coalesce(p_note, e.notes)
         WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
             AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'tag' THEN
-        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation, v_old_values,
+        PERFORM dlq.note_on(v_ids, p_actor, 'tagged ' || (p_args ->> 'tags'), p_note, v_stages, v_operation,
+            v_old_values,
             v_tags, v_since, v_until);
-        UPDATE dlq.dead_letter_queue e SET tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t), notes = coalesce(p_note, e.notes)
+        UPDATE dlq.dead_letter_queue e SET tags = ARRAY(SELECT DISTINCT t FROM unnest(e.tags || v_tags) t ORDER BY t),
+            notes = coalesce(p_note, e.notes)
         WHERE e.id = ANY (v_ids) AND e.stage = ANY (v_stages)
             AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'note' THEN
@@ -790,8 +912,10 @@ BEGIN
             AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'purge' THEN
         PERFORM dlq.require_admin('purge');
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = v_actor,
-            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded, to be purged', 'note', p_note, 'operation', v_operation)
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard',
+            resolved_by = v_actor,
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded, to be purged', 'note',
+                p_note, 'operation', v_operation)
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
             AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
         PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note, v_operation);
@@ -806,23 +930,29 @@ COMMENT ON FUNCTION dlq.act_on IS
     'true} for open and failed ones). Returns the ids of those that it changed. A call, or several calls with '
     'the same "operation" (a UUID) in p_args, is one operation: see dlq.operations.';
 
-CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}',
-    p_all boolean DEFAULT false, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL, p_below uuid DEFAULT NULL, OUT looked integer, OUT changed integer, OUT last uuid, OUT operation uuid)
+CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user,
+    p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}',
+    p_all boolean DEFAULT false, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL, p_below uuid DEFAULT NULL,
+    OUT looked integer, OUT changed integer, OUT last uuid, OUT operation uuid)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_ids uuid[];
 BEGIN
     operation := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
-        RAISE EXCEPTION '%: an empty filter matches every entry', p_action USING ERRCODE = 'DLQ04', HINT = 'To select all entries, pass p_all => true.';
+        RAISE EXCEPTION '%: an empty filter matches every entry', p_action USING ERRCODE = 'DLQ04',
+            HINT = 'To select all entries, pass p_all => true.';
     END IF;
     PERFORM dlq.require_approval_to(p_action, p_args, p_filter, p_all);
     v_ids := ARRAY(SELECT dlq.find_ids(p_filter, p_limit, p_after, false, p_below));
     looked := cardinality(v_ids);
     last := v_ids[looked];
-    SELECT count(*) INTO changed FROM dlq.act_on(p_action, v_ids, p_actor, p_note, p_args || jsonb_build_object('operation', operation, 'filter', p_filter));
+    SELECT count(*) INTO changed
+    FROM dlq.act_on(p_action, v_ids, p_actor, p_note,
+        p_args || jsonb_build_object('operation', operation, 'filter', p_filter));
     IF dlq.approved() IS NOT NULL THEN -- each is changed once, also if another session continues the work
-        UPDATE dlq.approval_entries x SET done_at = now() WHERE x.approval_id = dlq.approved() AND x.entry_id = ANY (v_ids);
+        UPDATE dlq.approval_entries x SET done_at = now() WHERE x.approval_id = dlq.approved()
+            AND x.entry_id = ANY (v_ids);
         UPDATE dlq.approvals a SET changed = coalesce(a.changed, 0) + act_where.changed WHERE a.id = dlq.approved();
     END IF;
 END
@@ -833,22 +963,27 @@ COMMENT ON FUNCTION dlq.act_where IS
     'next p_after, and the operation, for dlq.undo. Pass the operation in p_args to make the next batch part of '
     'it.';
 
-CREATE OR REPLACE FUNCTION dlq.act_on_one(p_action text, p_id uuid, p_actor text, p_note text, p_args jsonb DEFAULT '{}') RETURNS void
+CREATE OR REPLACE FUNCTION dlq.act_on_one(p_action text, p_id uuid, p_actor text, p_note text,
+    p_args jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF EXISTS (SELECT FROM dlq.act_on(p_action, ARRAY[p_id], p_actor, p_note, p_args)) THEN
         RETURN;
     END IF;
-    IF p_action = 'reopen' AND EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
-        RAISE EXCEPTION 'dead letter %: cannot be reopened: its payload was erased, or its job has an open entry again', p_id USING ERRCODE = 'DLQ01';
+    IF p_action = 'reopen' AND EXISTS (SELECT FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
+        RAISE EXCEPTION 'dead letter %: cannot be reopened: its payload was erased, or its job has an open entry again',
+            p_id USING ERRCODE = 'DLQ01';
     END IF;
-    PERFORM dlq.refuse_move(p_id, p_action, CASE p_action WHEN 'discard' THEN 'dlq_pending, dlq_manual, dlq_failed' WHEN 'resolve' THEN 'dlq_manual' WHEN 'park' THEN 'dlq_pending' WHEN 'unpark' THEN 'dlq_manual'
+    PERFORM dlq.refuse_move(p_id, p_action, CASE p_action WHEN 'discard' THEN 'dlq_pending, dlq_manual, dlq_failed'
+        WHEN 'resolve' THEN 'dlq_manual' WHEN 'park' THEN 'dlq_pending' WHEN 'unpark' THEN 'dlq_manual'
                                                      WHEN 'reopen' THEN 'dlq_resolved, dlq_archived' ELSE 'any' END);
 END
 $$;
 COMMENT ON FUNCTION dlq.act_on_one IS 'Makes one change on one entry, or raises an error that says why it cannot.';
 
-CREATE OR REPLACE FUNCTION dlq.assign(p_id uuid, p_assignee text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.assign(p_id uuid, p_assignee text, p_actor text DEFAULT session_user,
+    p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.act_on_one('assign', p_id, p_actor, p_note, jsonb_build_object('assignee', p_assignee));

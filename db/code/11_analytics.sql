@@ -5,15 +5,18 @@
 -- that were in progress in it. Moves are in the trail nearly in the order of their transactions, so
 -- BRIN finds the few pages to read, no matter how long a transaction was open and how many others
 -- ran meanwhile.
-CREATE OR REPLACE FUNCTION dlq.moves_between(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz) RETURNS SETOF dlq.dead_letter_transitions
+CREATE OR REPLACE FUNCTION dlq.moves_between(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz)
+    RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     -- The hour allows for a clock that was set back.
     SELECT t.* FROM dlq.dead_letter_transitions t
-    WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmax(p_old) AND txid_visible_in_snapshot(t.xid, p_new)
+    WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmax(p_old)
+        AND txid_visible_in_snapshot(t.xid, p_new)
     UNION ALL
     -- OFFSET 0 forces one index probe per transaction.
     SELECT m.* FROM txid_snapshot_xip(p_old) x CROSS JOIN LATERAL (
-        SELECT t.* FROM dlq.dead_letter_transitions t WHERE t.at >= p_since - interval '1 hour' AND t.xid = x OFFSET 0) m
+        SELECT t.* FROM dlq.dead_letter_transitions t WHERE t.at >= p_since - interval '1 hour'
+            AND t.xid = x OFFSET 0) m
     WHERE txid_visible_in_snapshot(x, p_new)
 $$;
 COMMENT ON FUNCTION dlq.moves_between IS
@@ -35,11 +38,14 @@ COMMENT ON FUNCTION dlq.has_moves IS 'Whether dlq.moves_between returns moves.';
 
 -- In a database that was restored from a dump, transaction ids are those of another server. Moves
 -- that are older than the column have none.
-CREATE OR REPLACE FUNCTION dlq.moves_of_day(p_day timestamptz, p_new txid_snapshot, p_at timestamptz) RETURNS SETOF dlq.dead_letter_transitions
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+CREATE OR REPLACE FUNCTION dlq.moves_of_day(p_day timestamptz, p_new txid_snapshot, p_at timestamptz)
+    RETURNS SETOF dlq.dead_letter_transitions
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off
+SET max_parallel_workers_per_gather = 0 AS $$
     SELECT t.* FROM dlq.dead_letter_transitions t
     WHERE t.at >= p_day AND t.at < p_day + interval '1 day'
-      AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new) OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))
+      AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new)
+          OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))
 $$;
 COMMENT ON FUNCTION dlq.moves_of_day IS 'The moves of a day that are visible in a snapshot taken at p_at.';
 
@@ -51,12 +57,14 @@ COMMENT ON FUNCTION dlq.most_names IS
     'queue has ten times as many failure groups. The rest counts as other.';
 
 -- A title is visible to all users and outlives its entry, so it is stored masked.
-CREATE OR REPLACE FUNCTION dlq.group_title(p_message text, p_original jsonb, p_edited jsonb, p_metadata jsonb, p_job_kind text) RETURNS text
+CREATE OR REPLACE FUNCTION dlq.group_title(p_message text, p_original jsonb, p_edited jsonb, p_metadata jsonb,
+    p_job_kind text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_mask jsonb := dlq.mask(false);
 BEGIN
-    RETURN left(dlq.masked_text(left(split_part(p_message, E'\n', 1), 4000), v_mask, dlq.sensitive_values(p_original, p_edited, p_metadata, p_job_kind, v_mask)), 200);
+    RETURN left(dlq.masked_text(left(split_part(p_message, E'\n', 1), 4000), v_mask,
+        dlq.sensitive_values(p_original, p_edited, p_metadata, p_job_kind, v_mask)), 200);
 END
 $$;
 COMMENT ON FUNCTION dlq.group_title IS
@@ -69,13 +77,16 @@ COMMENT ON FUNCTION dlq.group_title IS
 -- A failure counts at the time at which the job failed, whenever it was filed: failures of a
 -- weekend without DLQ workers belong to the weekend, and are open from then on. Other moves count
 -- at the time at which they were made.
-CREATE OR REPLACE FUNCTION dlq.fold_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz, p_at timestamptz, p_from timestamptz DEFAULT '-infinity') RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+CREATE OR REPLACE FUNCTION dlq.fold_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz,
+    p_at timestamptz, p_from timestamptz DEFAULT '-infinity') RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off
+SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_count bigint;
 BEGIN
     WITH fresh AS MATERIALIZED (
-        SELECT CASE WHEN m.from_status IS NULL THEN coalesce(m.failed_at, m.at) ELSE m.at END AS at, coalesce(m.failed_at, m.at) AS failed_at,
+        SELECT CASE WHEN m.from_status IS NULL THEN coalesce(m.failed_at, m.at) ELSE m.at END AS at,
+               coalesce(m.failed_at, m.at) AS failed_at,
                m.entry_id, m.queue, m.from_status, m.to_status, m.source, m.attempts, m.error_type, m.first_failed_at,
                g.left_group, g.joined_group,
                CASE WHEN m.left_group IS NULL OR m.joined_group IS NULL OR m.error_type IS NOT NULL THEN ''
@@ -103,66 +114,92 @@ BEGIN
                count(*) FILTER (WHERE c.sign = 0 AND f.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE c.sign = 0) AS failures,
                coalesce(sum(f.attempts) FILTER (WHERE c.sign = 0), 0)::bigint AS attempts,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_processing' AND f.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
-               count(*) FILTER (WHERE c.sign = 1 AND f.from_status = 'dlq_processing' AND f.to_status = 'dlq_resolved') AS succeeded,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved' AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed' AND f.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_processing'
+                   AND f.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
+               count(*) FILTER (WHERE c.sign = 1 AND f.from_status = 'dlq_processing'
+                   AND f.to_status = 'dlq_resolved') AS succeeded,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved'
+                   AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed'
+                   AND f.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
                -- Without failed entries, which are closed already.
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived' AND dlq.is_open(f.from_status)) AS archived,
-               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual' AND f.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
-               coalesce(sum(c.sign) FILTER (WHERE c.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')), 0)::bigint AS open_change,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived'
+                   AND dlq.is_open(f.from_status)) AS archived,
+               count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual'
+                   AND f.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
+               coalesce(sum(c.sign) FILTER (WHERE c.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')),
+                   0)::bigint AS open_change,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_pending'), 0)::bigint AS pending,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_processing'), 0)::bigint AS processing,
                coalesce(sum(c.sign) FILTER (WHERE c.status = 'dlq_manual'), 0)::bigint AS manual
         FROM fresh f
         CROSS JOIN LATERAL (VALUES (f.at, f.to_class, 1, f.to_status), (f.at, f.from_class, -1, f.from_status),
-                                   (f.failed_at, CASE WHEN f.from_status IS NULL THEN f.to_class ELSE f.from_class END, 0,
+                                   (f.failed_at, CASE WHEN f.from_status IS NULL THEN f.to_class ELSE f.from_class END,
+                                    0,
                                     CASE WHEN f.is_failure THEN f.to_status END)) c (at, class, sign, status)
         WHERE c.status IS NOT NULL AND c.at >= p_from
         GROUP BY 1, 2, 3
     ), flow AS (
-        INSERT INTO dlq.rollup_flow AS r (step, scope, bucket, queue, error_class, captured, failures, attempts, redelivered, succeeded, resolved, failed, archived, parked, open_change)
-        SELECT s.step, (ARRAY['queue_class', 'queue', 'class', 'all'])[1 + grouping(m.queue, m.class)], b.bucket, coalesce(m.queue, ''), coalesce(m.class, ''),
-               sum(m.captured), sum(m.failures), sum(m.attempts), sum(m.redelivered), sum(m.succeeded), sum(m.resolved), sum(m.failed), sum(m.archived), sum(m.parked), sum(m.open_change)
+        INSERT INTO dlq.rollup_flow AS r (step, scope, bucket, queue, error_class, captured, failures, attempts,
+            redelivered, succeeded, resolved, failed, archived, parked, open_change)
+        SELECT s.step, (ARRAY['queue_class', 'queue', 'class', 'all'])[1 + grouping(m.queue, m.class)], b.bucket,
+               coalesce(m.queue, ''), coalesce(m.class, ''),
+               sum(m.captured), sum(m.failures), sum(m.attempts), sum(m.redelivered), sum(m.succeeded), sum(m.resolved),
+               sum(m.failed), sum(m.archived), sum(m.parked), sum(m.open_change)
         FROM minutes m
         CROSS JOIN unnest(enum_range(NULL::dlq.rollup_step)) s (step)
         CROSS JOIN LATERAL (SELECT date_trunc(s.step::text, m.minute) AS bucket) b
         WHERE s.step <> 'minute' OR m.minute > p_at - interval '3 days'
         GROUP BY s.step, b.bucket, GROUPING SETS ((m.queue, m.class), (m.queue), (m.class), ())
         ON CONFLICT (step, scope, bucket, queue, error_class) DO UPDATE SET
-            captured = r.captured + excluded.captured, failures = r.failures + excluded.failures, attempts = r.attempts + excluded.attempts,
-            redelivered = r.redelivered + excluded.redelivered, succeeded = r.succeeded + excluded.succeeded, resolved = r.resolved + excluded.resolved,
-            failed = r.failed + excluded.failed, archived = r.archived + excluded.archived, parked = r.parked + excluded.parked,
+            captured = r.captured + excluded.captured, failures = r.failures + excluded.failures,
+            attempts = r.attempts + excluded.attempts,
+            redelivered = r.redelivered + excluded.redelivered, succeeded = r.succeeded + excluded.succeeded,
+            resolved = r.resolved + excluded.resolved,
+            failed = r.failed + excluded.failed, archived = r.archived + excluded.archived,
+            parked = r.parked + excluded.parked,
             open_change = r.open_change + excluded.open_change
     ), backlog AS (
         INSERT INTO dlq.rollup_backlog AS r (queue, error_class, pending, processing, manual)
         SELECT m.queue, m.class, sum(m.pending), sum(m.processing), sum(m.manual) FROM minutes m WHERE p_old IS NOT NULL
         GROUP BY m.queue, m.class HAVING bool_or(m.pending <> 0 OR m.processing <> 0 OR m.manual <> 0)
         ON CONFLICT (queue, error_class) DO UPDATE SET
-            pending = r.pending + excluded.pending, processing = r.processing + excluded.processing, manual = r.manual + excluded.manual
+            pending = r.pending + excluded.pending, processing = r.processing + excluded.processing,
+            manual = r.manual + excluded.manual
     ), times AS (
         INSERT INTO dlq.rollup_times AS r (step, measure, scope, bucket, queue, bin, entries, seconds)
-        SELECT s.step, d.measure, CASE grouping(d.queue) WHEN 0 THEN 'queue' ELSE 'all' END, date_trunc(s.step::text, d.at), coalesce(d.queue, ''), d.bin, count(*), sum(d.seconds)
+        SELECT s.step, d.measure, CASE grouping(d.queue) WHEN 0 THEN 'queue' ELSE 'all' END,
+            date_trunc(s.step::text, d.at), coalesce(d.queue, ''), d.bin, count(*), sum(d.seconds)
         FROM (
             SELECT f.at, f.queue, t.measure, t.seconds, ceil(ln(t.seconds) / ln(1.1))::smallint AS bin
             FROM fresh f CROSS JOIN LATERAL (VALUES
-                ('in_dlq', CASE WHEN dlq.is_open(f.from_status) AND NOT dlq.is_open(f.to_status) THEN nullif(dlq.captured_at(f.entry_id), 'epoch') END),
+                ('in_dlq', CASE WHEN dlq.is_open(f.from_status) AND NOT dlq.is_open(f.to_status)
+                    THEN nullif(dlq.captured_at(f.entry_id), 'epoch') END),
                 ('to_recovery', CASE WHEN f.to_status = 'dlq_resolved' THEN f.first_failed_at END)) v (measure, began)
-            CROSS JOIN LATERAL (SELECT v.measure, greatest(extract(epoch FROM f.at - v.began), 0.001)::float8 AS seconds) t
+            CROSS JOIN LATERAL (SELECT v.measure,
+                greatest(extract(epoch FROM f.at - v.began), 0.001)::float8 AS seconds) t
             WHERE v.began IS NOT NULL AND f.at >= p_from) d
         CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         GROUP BY s.step, d.measure, date_trunc(s.step::text, d.at), d.bin, GROUPING SETS ((d.queue), ())
-        ON CONFLICT (step, measure, scope, bucket, queue, bin) DO UPDATE SET entries = r.entries + excluded.entries, seconds = r.seconds + excluded.seconds
+        ON CONFLICT (step, measure, scope, bucket, queue, bin) DO UPDATE SET entries = r.entries + excluded.entries,
+        seconds = r.seconds + excluded.seconds
     ), counted AS MATERIALIZED (
-        SELECT 'error' AS of, f.queue, date_trunc('week', f.failed_at) AS week, f.error_type AS name, count(*) AS times FROM fresh f WHERE f.error_type IS NOT NULL GROUP BY 2, 3, 4
+        SELECT 'error' AS of, f.queue, date_trunc('week', f.failed_at) AS week, f.error_type AS name, count(*) AS times
+        FROM fresh f WHERE f.error_type IS NOT NULL GROUP BY 2, 3, 4
         UNION ALL
-        SELECT 'source', '', date_trunc('week', f.at), f.source, count(*) FROM fresh f WHERE f.from_status IS NULL AND f.source IS NOT NULL GROUP BY 3, 4
+        SELECT 'source', '', date_trunc('week', f.at), f.source, count(*) FROM fresh f WHERE f.from_status IS NULL
+            AND f.source IS NOT NULL GROUP BY 3, 4
         UNION ALL
-        SELECT 'group', f.queue, '-infinity', f.joined_group, count(*) FROM fresh f WHERE f.joined_group IS NOT NULL GROUP BY 2, 4
+        SELECT 'group', f.queue, '-infinity', f.joined_group, count(*) FROM fresh f WHERE f.joined_group IS NOT NULL
+        GROUP BY 2, 4
     ), room AS MATERIALIZED (
         SELECT d.of, d.queue, d.week, CASE d.of
-            WHEN 'error' THEN dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.rollup_errors k WHERE k.step = 'week' AND k.bucket = d.week AND k.queue = d.queue LIMIT dlq.most_names()) l)
-            WHEN 'source' THEN dlq.most_names() - (SELECT count(*) FROM (SELECT FROM dlq.rollup_sources k WHERE k.step = 'week' AND k.bucket = d.week LIMIT dlq.most_names()) l)
+            WHEN 'error' THEN dlq.most_names() - (SELECT count(*)
+                FROM (SELECT FROM dlq.rollup_errors k WHERE k.step = 'week' AND k.bucket = d.week AND k.queue = d.queue
+                    LIMIT dlq.most_names()) l)
+            WHEN 'source' THEN dlq.most_names() - (SELECT count(*)
+                FROM (SELECT FROM dlq.rollup_sources k WHERE k.step = 'week' AND k.bucket = d.week
+                    LIMIT dlq.most_names()) l)
             ELSE 10 * dlq.most_names() - (
                 SELECT count(*) FROM (
                     SELECT FROM dlq.failure_groups k
@@ -175,25 +212,33 @@ BEGIN
         -- sources per week, fingerprints per queue. The rest counts as other.
         SELECT n.of, n.queue, n.week, n.name
         FROM (
-            SELECT k.*, row_number() OVER (PARTITION BY k.of, k.queue, k.week, k.known ORDER BY k.times DESC, k.name) AS rank
+            SELECT k.*, row_number() OVER (PARTITION BY k.of, k.queue, k.week, k.known ORDER BY k.times DESC,
+                k.name) AS rank
             FROM (
                 SELECT c.*, CASE c.of
-                           WHEN 'error' THEN EXISTS (SELECT FROM dlq.rollup_errors e WHERE e.step = 'week' AND e.bucket = c.week AND e.queue = c.queue AND e.error_type = c.name)
-                           WHEN 'source' THEN EXISTS (SELECT FROM dlq.rollup_sources e WHERE e.step = 'week' AND e.bucket = c.week AND e.source = c.name)
-                           ELSE EXISTS (SELECT FROM dlq.failure_groups e WHERE e.queue = c.queue AND e.fingerprint = c.name) END AS known
+                           WHEN 'error' THEN EXISTS (SELECT FROM dlq.rollup_errors e WHERE e.step = 'week'
+                               AND e.bucket = c.week AND e.queue = c.queue AND e.error_type = c.name)
+                           WHEN 'source' THEN EXISTS (SELECT FROM dlq.rollup_sources e WHERE e.step = 'week'
+                               AND e.bucket = c.week AND e.source = c.name)
+                           ELSE EXISTS (SELECT FROM dlq.failure_groups e WHERE e.queue = c.queue
+                               AND e.fingerprint = c.name) END AS known
                 FROM counted c) k) n
         WHERE n.known OR n.rank <= (
             SELECT r.room FROM room r WHERE r.of = n.of AND r.queue = n.queue AND r.week = n.week)
     ), errors AS (
         INSERT INTO dlq.rollup_errors AS r (step, bucket, queue, error_type, failures)
-        SELECT s.step, date_trunc(s.step::text, f.failed_at), f.queue, CASE WHEN (f.queue, date_trunc('week', f.failed_at), f.error_type) IN (SELECT n.queue, n.week, n.name FROM names n WHERE n.of = 'error') THEN f.error_type ELSE 'other' END, count(*)
+        SELECT s.step, date_trunc(s.step::text, f.failed_at), f.queue,
+            CASE WHEN (f.queue, date_trunc('week', f.failed_at), f.error_type) IN (SELECT n.queue, n.week, n.name
+                FROM names n WHERE n.of = 'error') THEN f.error_type ELSE 'other' END, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         WHERE f.error_type IS NOT NULL AND f.failed_at >= p_from
         GROUP BY 1, 2, 3, 4
         ON CONFLICT (step, bucket, queue, error_type) DO UPDATE SET failures = r.failures + excluded.failures
     ), sources AS (
         INSERT INTO dlq.rollup_sources AS r (step, bucket, source, captured)
-        SELECT s.step, date_trunc(s.step::text, f.at), CASE WHEN (date_trunc('week', f.at), f.source) IN (SELECT n.week, n.name FROM names n WHERE n.of = 'source') THEN f.source ELSE 'other' END, count(*)
+        SELECT s.step, date_trunc(s.step::text, f.at),
+            CASE WHEN (date_trunc('week', f.at), f.source) IN (SELECT n.week, n.name FROM names n WHERE n.of = 'source')
+                THEN f.source ELSE 'other' END, count(*)
         FROM fresh f CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
         WHERE f.from_status IS NULL AND f.source IS NOT NULL AND f.at >= p_from
         GROUP BY 1, 2, 3
@@ -215,29 +260,39 @@ BEGIN
                (f.change <> 'rejudged' AND coalesce(dlq.is_open(f.from_status), true))::integer AS failures
         FROM fresh f WHERE f.joined_group IS NOT NULL
         UNION ALL
-        SELECT f.queue, CASE WHEN (f.queue, f.left_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group') OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = f.queue AND k.fingerprint = f.left_group) THEN f.left_group ELSE 'other' END, f.failed_at, f.entry_id, f.to_class, -1, (f.is_failure AND f.to_status = 'dlq_failed')::integer
+        SELECT f.queue, CASE WHEN (f.queue, f.left_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group')
+            OR EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = f.queue AND k.fingerprint = f.left_group)
+                THEN f.left_group ELSE 'other' END, f.failed_at, f.entry_id, f.to_class, -1,
+                (f.is_failure AND f.to_status = 'dlq_failed')::integer
         FROM fresh f WHERE f.left_group IS NOT NULL
     ), groups AS (
-        INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen, failures, open, sample)
-        SELECT g.queue, g.fingerprint, CASE g.fingerprint WHEN 'other' THEN 'others: this queue has too many groups' ELSE e.title END, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
+        INSERT INTO dlq.failure_groups AS r (queue, fingerprint, title, error_type, error_class, first_seen, last_seen,
+            failures, open, sample)
+        SELECT g.queue, g.fingerprint, CASE g.fingerprint WHEN 'other' THEN 'others: this queue has too many groups'
+            ELSE e.title END, e.error_type, g.class, g.first_seen, g.last_seen, g.failures, g.change, g.sample
         FROM (
-            SELECT m.queue, m.fingerprint, sum(m.failures) AS failures, CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
+            SELECT m.queue, m.fingerprint, sum(m.failures) AS failures,
+                   CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
                    -- Only failures change last_seen; an entry that closes is none.
                    min(m.at) AS first_seen, coalesce(max(m.at) FILTER (WHERE m.failures > 0), max(m.at)) AS last_seen,
-                   (array_agg(m.entry_id ORDER BY m.at DESC))[1] AS sample, (array_agg(m.to_class ORDER BY m.at DESC))[1] AS class
+                   (array_agg(m.entry_id ORDER BY m.at DESC))[1] AS sample,
+                   (array_agg(m.to_class ORDER BY m.at DESC))[1] AS class
             FROM members m GROUP BY m.queue, m.fingerprint) g
         LEFT JOIN LATERAL (
             -- Only for new groups: looking up an entry reads every partition.
-            SELECT dlq.group_title(e.error_message, e.original_event, e.edited_event, e.metadata, e.job_kind) AS title, e.error_type
+            SELECT dlq.group_title(e.error_message, e.original_event, e.edited_event, e.metadata, e.job_kind) AS title,
+                e.error_type
             FROM dlq.dead_letter_queue e
-            WHERE e.id = g.sample AND NOT EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = g.queue AND k.fingerprint = g.fingerprint)
+            WHERE e.id = g.sample AND NOT EXISTS (SELECT FROM dlq.failure_groups k WHERE k.queue = g.queue
+                AND k.fingerprint = g.fingerprint)
             LIMIT 1) e ON true
         ON CONFLICT (queue, fingerprint) DO UPDATE SET
             failures = r.failures + excluded.failures, open = r.open + excluded.open,
             error_class = CASE WHEN excluded.failures > 0 THEN excluded.error_class ELSE r.error_class END,
             sample = CASE WHEN excluded.failures > 0 THEN excluded.sample ELSE r.sample END,
             first_seen = least(r.first_seen, excluded.first_seen),
-            last_seen = CASE WHEN excluded.failures > 0 THEN greatest(r.last_seen, excluded.last_seen) ELSE r.last_seen END
+            last_seen = CASE WHEN excluded.failures > 0 THEN greatest(r.last_seen, excluded.last_seen)
+                ELSE r.last_seen END
     ), trend AS (
         INSERT INTO dlq.rollup_groups AS r (step, bucket, queue, fingerprint, failures)
         SELECT s.step, date_trunc(s.step::text, m.at), m.queue, m.fingerprint, sum(m.failures)
@@ -258,7 +313,8 @@ COMMENT ON FUNCTION dlq.fold_moves IS
 -- former group remains, for its marks; lists leave it out. Only refreshes and rebuilds call it:
 -- they hold the lock of the rollups.
 CREATE OR REPLACE FUNCTION dlq.count_aliases() RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off
+SET max_parallel_workers_per_gather = 0 AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.counted_at IS NULL) THEN
         RETURN;
@@ -298,7 +354,8 @@ BEGIN
         UPDATE dlq.failure_groups g SET open = 0
         FROM former_groups h WHERE h.main AND g.queue = h.queue AND g.fingerprint = h.fingerprint
     ), trend AS (
-        DELETE FROM dlq.rollup_groups r USING former_groups h WHERE h.main AND r.queue = h.queue AND r.fingerprint = h.fingerprint
+        DELETE FROM dlq.rollup_groups r USING former_groups h WHERE h.main AND r.queue = h.queue
+            AND r.fingerprint = h.fingerprint
         RETURNING r.step, r.bucket, r.queue, h.present, r.failures
     )
     INSERT INTO dlq.rollup_groups AS r (step, bucket, queue, fingerprint, failures)
@@ -344,7 +401,8 @@ BEGIN
             snapshot = v_new, at = v_at, moves = moves + v_count,
             -- Once all transactions that ran at the last snapshot have ended, later moves are of
             -- transactions that began after it.
-            since = CASE WHEN txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_state.snapshot) THEN v_state.at ELSE v_state.since END;
+            since = CASE WHEN txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_state.snapshot) THEN v_state.at
+                ELSE v_state.since END;
     END IF;
     RETURN v_count;
 END
@@ -354,7 +412,8 @@ COMMENT ON FUNCTION dlq.refresh_rollups IS
     'process is refreshing.';
 
 CREATE OR REPLACE FUNCTION dlq.rebuild_rollups() RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = on SET jit = off
+SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_new   txid_snapshot;
     v_at    timestamptz := clock_timestamp();
@@ -373,12 +432,17 @@ BEGIN
     -- them.
     WITH backlog AS (
         INSERT INTO dlq.rollup_backlog (queue, error_class, pending, processing, manual)
-        SELECT e.queue, coalesce(e.error_class, 'undecided'), count(*) FILTER (WHERE e.status = 'dlq_pending'), count(*) FILTER (WHERE e.status = 'dlq_processing'), count(*) FILTER (WHERE e.status = 'dlq_manual')
+        SELECT e.queue, coalesce(e.error_class, 'undecided'), count(*) FILTER (WHERE e.status = 'dlq_pending'),
+            count(*) FILTER (WHERE e.status = 'dlq_processing'), count(*) FILTER (WHERE e.status = 'dlq_manual')
         FROM dlq.dead_letter_open e GROUP BY 1, 2
     ), groups AS (
-        INSERT INTO dlq.failure_groups AS r (queue, fingerprint, first_seen, last_seen, failures, open, sample, title, error_type, error_class)
-        SELECT e.queue, e.fingerprint, min(e.created_at), max(e.last_failed_at), 0, count(*), (array_agg(e.id ORDER BY e.id DESC))[1],
-               (SELECT dlq.group_title(o.error_message, o.original_event, o.edited_event, o.metadata, o.job_kind) FROM dlq.dead_letter_open o WHERE o.id = (array_agg(e.id ORDER BY e.id))[1]), (array_agg(e.error_type ORDER BY e.id))[1], (array_agg(e.error_class ORDER BY e.id DESC))[1]
+        INSERT INTO dlq.failure_groups AS r (queue, fingerprint, first_seen, last_seen, failures, open, sample, title,
+            error_type, error_class)
+        SELECT e.queue, e.fingerprint, min(e.created_at), max(e.last_failed_at), 0, count(*),
+               (array_agg(e.id ORDER BY e.id DESC))[1],
+               (SELECT dlq.group_title(o.error_message, o.original_event, o.edited_event, o.metadata, o.job_kind)
+                   FROM dlq.dead_letter_open o WHERE o.id = (array_agg(e.id ORDER BY e.id))[1]),
+                       (array_agg(e.error_type ORDER BY e.id))[1], (array_agg(e.error_class ORDER BY e.id DESC))[1]
         FROM (SELECT o.id, o.queue, o.created_at, o.last_failed_at, o.error_type, o.error_class,
                      CASE WHEN dense_rank() OVER (PARTITION BY o.queue ORDER BY c.fingerprint) <= 10 * dlq.most_names()
                                OR EXISTS (SELECT FROM dlq.failure_groups k
@@ -392,7 +456,8 @@ BEGIN
         ON CONFLICT (queue, fingerprint) DO UPDATE SET open = excluded.open
     ), closed AS (
         UPDATE dlq.failure_groups r SET open = 0
-        WHERE r.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue AND e.fingerprint = r.fingerprint)
+        WHERE r.fingerprint <> 'other' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = r.queue
+            AND e.fingerprint = r.fingerprint)
           AND NOT EXISTS (
               SELECT FROM dlq.group_aliases a
               JOIN dlq.dead_letter_open e ON e.queue = a.queue AND e.fingerprint = a.former
@@ -428,10 +493,13 @@ BEGIN
         v_count := v_count + dlq.fold_moves(NULL, v_new, v_day, v_at, v_from);
     END LOOP;
     UPDATE dlq.failure_groups r SET failures = coalesce((
-        SELECT sum(g.failures) FROM dlq.rollup_groups g WHERE g.queue = r.queue AND g.fingerprint = r.fingerprint AND g.step = 'day'), 0);
+        SELECT sum(g.failures) FROM dlq.rollup_groups g WHERE g.queue = r.queue AND g.fingerprint = r.fingerprint
+            AND g.step = 'day'), 0);
 
-    INSERT INTO dlq.rollup_state AS s (snapshot, at, since, rebuilt_at, moves) VALUES (v_new, v_at, '-infinity', v_at, v_count)
-    ON CONFLICT (one) DO UPDATE SET snapshot = excluded.snapshot, at = excluded.at, since = excluded.since, rebuilt_at = excluded.rebuilt_at, moves = excluded.moves;
+    INSERT INTO dlq.rollup_state AS s (snapshot, at, since, rebuilt_at, moves)
+    VALUES (v_new, v_at, '-infinity', v_at, v_count)
+    ON CONFLICT (one) DO UPDATE SET snapshot = excluded.snapshot, at = excluded.at, since = excluded.since,
+    rebuilt_at = excluded.rebuilt_at, moves = excluded.moves;
     RETURN v_count;
 END
 $$;
@@ -445,9 +513,12 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_flow    WHERE step = 'hour' AND bucket < p_now - interval '400 days';
     DELETE FROM dlq.rollup_times   WHERE step = 'hour' AND bucket < p_now - interval '400 days';
     -- These names come from outside: there may be a million of them.
-    DELETE FROM dlq.rollup_errors  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
-    DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
-    DELETE FROM dlq.rollup_groups  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days' WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.rollup_errors  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'
+        WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'
+        WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+    DELETE FROM dlq.rollup_groups  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'
+        WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.failure_groups WHERE open <= 0 AND last_seen < p_now - interval '400 days';
     DELETE FROM dlq.group_aliases a
     WHERE a.counted_at IS NOT NULL AND NOT EXISTS (
@@ -465,54 +536,73 @@ COMMENT ON FUNCTION dlq.trim_rollups IS
 
 CREATE OR REPLACE FUNCTION dlq.step_for(p_over interval) RETURNS dlq.rollup_step
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN p_over <= interval '3 hours' THEN 'minute' WHEN p_over <= interval '3 days' THEN 'hour' ELSE 'day' END::dlq.rollup_step;
+RETURN CASE WHEN p_over <= interval '3 hours' THEN 'minute' WHEN p_over <= interval '3 days' THEN 'hour'
+    ELSE 'day' END::dlq.rollup_step;
 COMMENT ON FUNCTION dlq.step_for IS
     'The bucket size of a chart: minutes for windows of up to three hours, hours up to three days, else days.';
 
 -- Queries that sum up many rows need no finer buckets than these.
 CREATE OR REPLACE FUNCTION dlq.coarse_step(p_over interval) RETURNS dlq.rollup_step
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN p_over <= interval '24 hours' THEN 'hour' WHEN p_over <= interval '35 days' THEN 'day' ELSE 'week' END::dlq.rollup_step;
+RETURN CASE WHEN p_over <= interval '24 hours' THEN 'hour' WHEN p_over <= interval '35 days' THEN 'day'
+    ELSE 'week' END::dlq.rollup_step;
 COMMENT ON FUNCTION dlq.coarse_step IS
     'The bucket size of a sum: hours for windows of up to a day, days up to 35, else weeks.';
 
-CREATE OR REPLACE FUNCTION dlq.flow(p_over interval DEFAULT '24 hours', p_by text DEFAULT 'all', p_queue text DEFAULT NULL, p_step dlq.rollup_step DEFAULT NULL)
-RETURNS TABLE (bucket timestamptz, name text, captured bigint, failures bigint, redelivered bigint, succeeded bigint, resolved bigint, failed bigint, archived bigint, parked bigint, open bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan AS $$
+CREATE OR REPLACE FUNCTION dlq.flow(p_over interval DEFAULT '24 hours', p_by text DEFAULT 'all',
+    p_queue text DEFAULT NULL, p_step dlq.rollup_step DEFAULT NULL)
+RETURNS TABLE (bucket timestamptz, name text, captured bigint, failures bigint, redelivered bigint, succeeded bigint,
+    resolved bigint, failed bigint, archived bigint, parked bigint, open bigint)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off
+SET jit = off SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     v_step     dlq.rollup_step := coalesce(p_step, dlq.step_for(p_over));
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
-    v_scope    text := CASE WHEN p_by = 'class' AND (p_queue IS NOT NULL OR v_patterns IS NOT NULL) THEN 'queue_class' WHEN p_by IN ('all', 'class') AND p_queue IS NULL AND v_patterns IS NULL THEN p_by
+    v_scope    text := CASE WHEN p_by = 'class' AND (p_queue IS NOT NULL OR v_patterns IS NOT NULL) THEN 'queue_class'
+        WHEN p_by IN ('all', 'class') AND p_queue IS NULL AND v_patterns IS NULL THEN p_by
                          WHEN p_by IN ('all', 'queue') THEN 'queue' END;
 BEGIN
     IF v_scope IS NULL THEN
-        RAISE EXCEPTION 'analytics: cannot group by %', p_by USING ERRCODE = 'DLQ04', HINT = 'Values: all, queue, class.';
+        RAISE EXCEPTION 'analytics: cannot group by %', p_by USING ERRCODE = 'DLQ04',
+            HINT = 'Values: all, queue, class.';
     END IF;
-    IF p_over <= interval '0' OR p_over > (CASE v_step WHEN 'minute' THEN interval '3 days' WHEN 'hour' THEN interval '60 days' ELSE interval '20 years' END) THEN
-        RAISE EXCEPTION 'analytics: invalid window % for buckets of one %', p_over, v_step USING ERRCODE = 'DLQ04', HINT = 'Windows: up to 3 days by minute, up to 60 days by hour, up to 20 years by day.';
+    IF p_over <= interval '0'
+        OR p_over > (CASE v_step WHEN 'minute' THEN interval '3 days' WHEN 'hour' THEN interval '60 days'
+            ELSE interval '20 years' END) THEN
+        RAISE EXCEPTION 'analytics: invalid window % for buckets of one %', p_over, v_step USING ERRCODE = 'DLQ04',
+            HINT = 'Windows: up to 3 days by minute, up to 60 days by hour, up to 20 years by day.';
     END IF;
     RETURN QUERY
     WITH moves AS MATERIALIZED (
-        SELECT r.bucket, sum(r.captured)::bigint AS captured, sum(r.failures)::bigint AS failures, sum(r.redelivered)::bigint AS redelivered, sum(r.succeeded)::bigint AS succeeded,
-               sum(r.resolved)::bigint AS resolved, sum(r.failed)::bigint AS failed, sum(r.archived)::bigint AS archived, sum(r.parked)::bigint AS parked, sum(r.open_change)::bigint AS open_change,
+        SELECT r.bucket, sum(r.captured)::bigint AS captured, sum(r.failures)::bigint AS failures,
+               sum(r.redelivered)::bigint AS redelivered, sum(r.succeeded)::bigint AS succeeded,
+               sum(r.resolved)::bigint AS resolved, sum(r.failed)::bigint AS failed,
+               sum(r.archived)::bigint AS archived, sum(r.parked)::bigint AS parked,
+               sum(r.open_change)::bigint AS open_change,
                (CASE p_by WHEN 'queue' THEN r.queue WHEN 'class' THEN r.error_class ELSE 'all' END) COLLATE "C" AS name
         FROM dlq.rollup_flow r
-        WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
+        WHERE r.step = v_step AND r.scope = v_scope AND r.bucket >= date_trunc(v_step::text, now() - p_over)
+            AND (p_queue IS NULL OR r.queue = p_queue)
+            AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
         GROUP BY r.bucket, name
     ), names AS MATERIALIZED (
         -- The number of open entries before the window: the open entries of today, less the changes
         -- since.
         SELECT o.name, sum(o.open)::float8 AS before
         FROM (
-            SELECT (CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class ELSE 'all' END) COLLATE "C" AS name, b.pending + b.processing + b.manual AS open, false AS moved
-            FROM dlq.rollup_backlog b WHERE (p_queue IS NULL OR b.queue = p_queue) AND (v_patterns IS NULL OR dlq.in_patterns(b.queue, NULL, v_patterns))
+            SELECT (CASE p_by WHEN 'queue' THEN b.queue WHEN 'class' THEN b.error_class
+                ELSE 'all' END) COLLATE "C" AS name, b.pending + b.processing + b.manual AS open, false AS moved
+            FROM dlq.rollup_backlog b WHERE (p_queue IS NULL OR b.queue = p_queue)
+                AND (v_patterns IS NULL OR dlq.in_patterns(b.queue, NULL, v_patterns))
             UNION ALL SELECT m.name, -m.open_change, true FROM moves m
             UNION ALL SELECT 'all', 0, true WHERE p_by = 'all') o
         GROUP BY o.name HAVING bool_or(o.moved) OR sum(o.open) > 0
     )
-    SELECT g.bucket, n.name, coalesce(m.captured, 0), coalesce(m.failures, 0), coalesce(m.redelivered, 0), coalesce(m.succeeded, 0),
+    SELECT g.bucket, n.name, coalesce(m.captured, 0), coalesce(m.failures, 0), coalesce(m.redelivered, 0),
+           coalesce(m.succeeded, 0),
            coalesce(m.resolved, 0), coalesce(m.failed, 0), coalesce(m.archived, 0), coalesce(m.parked, 0),
-           (n.before + coalesce(sum(m.open_change::float8) OVER (PARTITION BY n.name ORDER BY g.bucket ROWS UNBOUNDED PRECEDING), 0))::bigint
+           (n.before + coalesce(sum(m.open_change::float8) OVER (PARTITION BY n.name
+               ORDER BY g.bucket ROWS UNBOUNDED PRECEDING), 0))::bigint
     FROM generate_series(date_trunc(v_step::text, now() - p_over), now(), ('1 ' || v_step)::interval) g (bucket)
     CROSS JOIN names n
     LEFT JOIN moves m ON m.bucket = g.bucket AND m.name = n.name
@@ -524,9 +614,11 @@ COMMENT ON FUNCTION dlq.flow IS
     'redelivered, succeeded (redeliveries), resolved, failed, archived, parked, and the number of open entries '
     'at the end. By all, queue or class.';
 
-CREATE OR REPLACE FUNCTION dlq.times(p_over interval DEFAULT '7 days', p_by text DEFAULT 'queue', p_queue text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION dlq.times(p_over interval DEFAULT '7 days', p_by text DEFAULT 'queue',
+    p_queue text DEFAULT NULL)
 RETURNS TABLE (queue text, measure text, entries bigint, average interval, p50 interval, p95 interval, p99 interval)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off
+SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
@@ -534,18 +626,26 @@ BEGIN
     WITH w AS (
         SELECT dlq.coarse_step(p_over) AS step
     ), bins AS (
-        SELECT CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL THEN r.queue ELSE '' END AS queue, r.measure, r.bin, sum(r.entries) AS entries, sum(r.seconds) AS seconds
+        SELECT CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL THEN r.queue ELSE '' END AS queue, r.measure, r.bin,
+            sum(r.entries) AS entries, sum(r.seconds) AS seconds
         FROM w CROSS JOIN unnest(ARRAY['in_dlq', 'to_recovery']) m (measure)
-        JOIN dlq.rollup_times r ON r.step = w.step AND r.measure = m.measure AND r.scope = CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL OR v_patterns IS NOT NULL THEN 'queue' ELSE 'all' END
-            AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
+        JOIN dlq.rollup_times r ON r.step = w.step AND r.measure = m.measure
+            AND r.scope = CASE WHEN p_by = 'queue' OR p_queue IS NOT NULL OR v_patterns IS NOT NULL THEN 'queue'
+                ELSE 'all' END
+            AND r.bucket >= date_trunc(w.step::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
+            AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
         GROUP BY 1, r.measure, r.bin
     ), cumulative AS (
         SELECT b.*, make_interval(secs => 1.1::float8 ^ (b.bin - 0.5)) AS middle,
-               sum(b.entries) OVER (PARTITION BY b.queue, b.measure ORDER BY b.bin) AS so_far, sum(b.entries) OVER (PARTITION BY b.queue, b.measure) AS total
+               sum(b.entries) OVER (PARTITION BY b.queue, b.measure ORDER BY b.bin) AS so_far,
+               sum(b.entries) OVER (PARTITION BY b.queue, b.measure) AS total
         FROM bins b
     )
-    SELECT nullif(u.queue, ''), u.measure, sum(u.entries)::bigint, make_interval(secs => sum(u.seconds) / sum(u.entries)),
-           min(u.middle) FILTER (WHERE u.so_far >= 0.50 * u.total), min(u.middle) FILTER (WHERE u.so_far >= 0.95 * u.total), min(u.middle) FILTER (WHERE u.so_far >= 0.99 * u.total)
+    SELECT nullif(u.queue, ''), u.measure, sum(u.entries)::bigint,
+           make_interval(secs => sum(u.seconds) / sum(u.entries)),
+           min(u.middle) FILTER (WHERE u.so_far >= 0.50 * u.total),
+           min(u.middle) FILTER (WHERE u.so_far >= 0.95 * u.total),
+           min(u.middle) FILTER (WHERE u.so_far >= 0.99 * u.total)
     FROM cumulative u GROUP BY u.queue, u.measure ORDER BY u.measure, u.queue;
 END
 $$;
@@ -559,9 +659,12 @@ RETURN CASE WHEN p_whole > 0 THEN round(p_part / p_whole, 4)::float8 END;
 COMMENT ON FUNCTION dlq.ratio IS 'p_part of p_whole, from 0 to 1; null if p_whole is 0.';
 
 CREATE OR REPLACE FUNCTION dlq.stats(p_over interval DEFAULT '24 hours')
-RETURNS TABLE (queue text, open bigint, pending bigint, processing bigint, manual bigint, captured bigint, redelivered bigint, succeeded bigint,
-               resolved bigint, failed bigint, archived bigint, parked bigint, resolution_rate float8, replay_success float8)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+RETURNS TABLE (queue text, open bigint, pending bigint, processing bigint, manual bigint, captured bigint,
+    redelivered bigint, succeeded bigint,
+               resolved bigint, failed bigint, archived bigint, parked bigint, resolution_rate float8,
+               replay_success float8)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off
+SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
@@ -569,17 +672,25 @@ BEGIN
     WITH w AS (
         SELECT dlq.step_for(p_over) AS step
     ), moves AS (
-        SELECT r.queue, sum(r.captured) AS captured, sum(r.redelivered) AS redelivered, sum(r.succeeded) AS succeeded, sum(r.failures - r.captured) AS failed_again,
-               sum(r.resolved) AS resolved, sum(r.failed) AS failed, sum(r.archived) AS archived, sum(r.parked) AS parked
-        FROM w JOIN dlq.rollup_flow r ON r.step = w.step AND r.scope = 'queue' AND r.bucket >= date_trunc(w.step::text, now() - p_over)
+        SELECT r.queue, sum(r.captured) AS captured, sum(r.redelivered) AS redelivered, sum(r.succeeded) AS succeeded,
+               sum(r.failures - r.captured) AS failed_again,
+               sum(r.resolved) AS resolved, sum(r.failed) AS failed, sum(r.archived) AS archived,
+               sum(r.parked) AS parked
+        FROM w JOIN dlq.rollup_flow r ON r.step = w.step AND r.scope = 'queue'
+            AND r.bucket >= date_trunc(w.step::text, now() - p_over)
         WHERE v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns)
         GROUP BY r.queue
     ), backlog AS (
-        SELECT b.queue, sum(b.pending) AS pending, sum(b.processing) AS processing, sum(b.manual) AS manual FROM dlq.rollup_backlog b WHERE v_patterns IS NULL OR dlq.in_patterns(b.queue, NULL, v_patterns) GROUP BY b.queue
+        SELECT b.queue, sum(b.pending) AS pending, sum(b.processing) AS processing, sum(b.manual) AS manual
+        FROM dlq.rollup_backlog b WHERE v_patterns IS NULL OR dlq.in_patterns(b.queue, NULL, v_patterns)
+        GROUP BY b.queue
     )
-    SELECT s.queue, coalesce(sum(b.pending + b.processing + b.manual), 0)::bigint, coalesce(sum(b.pending), 0)::bigint, coalesce(sum(b.processing), 0)::bigint, coalesce(sum(b.manual), 0)::bigint,
-           coalesce(sum(m.captured), 0)::bigint, coalesce(sum(m.redelivered), 0)::bigint, coalesce(sum(m.succeeded), 0)::bigint,
-           coalesce(sum(m.resolved), 0)::bigint, coalesce(sum(m.failed), 0)::bigint, coalesce(sum(m.archived), 0)::bigint, coalesce(sum(m.parked), 0)::bigint,
+    SELECT s.queue, coalesce(sum(b.pending + b.processing + b.manual), 0)::bigint, coalesce(sum(b.pending), 0)::bigint,
+           coalesce(sum(b.processing), 0)::bigint, coalesce(sum(b.manual), 0)::bigint,
+           coalesce(sum(m.captured), 0)::bigint, coalesce(sum(m.redelivered), 0)::bigint,
+           coalesce(sum(m.succeeded), 0)::bigint,
+           coalesce(sum(m.resolved), 0)::bigint, coalesce(sum(m.failed), 0)::bigint,
+           coalesce(sum(m.archived), 0)::bigint, coalesce(sum(m.parked), 0)::bigint,
            dlq.ratio(sum(m.resolved), sum(m.resolved + m.failed + m.archived)),
            dlq.ratio(sum(m.succeeded), sum(m.succeeded + m.failed_again))
     FROM (SELECT o.queue FROM moves o UNION SELECT k.queue FROM backlog k) s
@@ -594,16 +705,19 @@ COMMENT ON FUNCTION dlq.stats IS
 
 CREATE OR REPLACE FUNCTION dlq.replay_success(p_over interval DEFAULT '7 days')
 RETURNS TABLE (queue text, error_class text, redelivered bigint, succeeded bigint, failed bigint, success float8)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off
+SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
-    SELECT r.queue, r.error_class, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint, sum(r.failures - r.captured)::bigint,
+    SELECT r.queue, r.error_class, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint,
+           sum(r.failures - r.captured)::bigint,
            dlq.ratio(sum(r.succeeded), sum(r.succeeded + r.failures - r.captured))
     FROM dlq.rollup_flow r
     WHERE r.step = dlq.coarse_step(p_over) AND r.scope = 'queue_class'
-      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over)
+      AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
     GROUP BY r.queue, r.error_class HAVING sum(r.redelivered + r.succeeded + r.failures - r.captured) > 0
     ORDER BY 3 DESC, 1, 2;
 END
@@ -613,18 +727,22 @@ COMMENT ON FUNCTION dlq.replay_success IS
     'Each counts for the class that its entry had when it was sent.';
 
 CREATE OR REPLACE FUNCTION dlq.retry_cost(p_over interval DEFAULT '7 days')
-RETURNS TABLE (queue text, captured bigint, attempts bigint, redelivered bigint, succeeded bigint, resolved bigint, attempts_per_capture float8, wasted float8)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+RETURNS TABLE (queue text, captured bigint, attempts bigint, redelivered bigint, succeeded bigint, resolved bigint,
+    attempts_per_capture float8, wasted float8)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off
+SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
     RETURN QUERY
-    SELECT r.queue, sum(r.captured)::bigint, sum(r.attempts)::bigint, sum(r.redelivered)::bigint, sum(r.succeeded)::bigint, sum(r.resolved)::bigint,
+    SELECT r.queue, sum(r.captured)::bigint, sum(r.attempts)::bigint, sum(r.redelivered)::bigint,
+           sum(r.succeeded)::bigint, sum(r.resolved)::bigint,
            CASE WHEN sum(r.captured) > 0 THEN round(sum(r.attempts) / sum(r.captured), 2)::float8 END,
            dlq.ratio(sum(r.attempts + r.failures - r.captured), sum(r.attempts + r.failures - r.captured + r.succeeded))
     FROM dlq.rollup_flow r
     WHERE r.step = dlq.coarse_step(p_over) AND r.scope = 'queue'
-      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over)
+      AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
     GROUP BY r.queue ORDER BY sum(r.attempts + r.redelivered) DESC, r.queue;
 END
 $$;
@@ -632,9 +750,11 @@ COMMENT ON FUNCTION dlq.retry_cost IS
     'The cost of retries, by queue: attempts of jobs before their capture, redeliveries, and the share of all '
     'of these that failed (wasted).';
 
-CREATE OR REPLACE FUNCTION dlq.error_types(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL, p_limit integer DEFAULT 50)
+CREATE OR REPLACE FUNCTION dlq.error_types(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL,
+    p_limit integer DEFAULT 50)
 RETURNS TABLE (error_type text, failures bigint, share float8)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off
+SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
@@ -642,7 +762,8 @@ BEGIN
     SELECT r.error_type, sum(r.failures)::bigint, dlq.ratio(sum(r.failures), sum(sum(r.failures)) OVER ())
     FROM dlq.rollup_errors r
     WHERE r.step = dlq.coarse_step(p_over)
-      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over) AND (p_queue IS NULL OR r.queue = p_queue)
+      AND r.bucket >= date_trunc(dlq.coarse_step(p_over)::text, now() - p_over)
+      AND (p_queue IS NULL OR r.queue = p_queue)
       AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
     GROUP BY r.error_type ORDER BY 2 DESC, 1 LIMIT p_limit;
 END
@@ -650,10 +771,13 @@ $$;
 COMMENT ON FUNCTION dlq.error_types IS
     'Failures in a window by error type ('''' if the error has none), and the share of each type.';
 
-CREATE OR REPLACE FUNCTION dlq.top_groups(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL, p_limit integer DEFAULT 20)
-RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, in_window bigint, trend bigint[], failures bigint, open bigint,
+CREATE OR REPLACE FUNCTION dlq.top_groups(p_over interval DEFAULT '7 days', p_queue text DEFAULT NULL,
+    p_limit integer DEFAULT 20)
+RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, in_window bigint,
+    trend bigint[], failures bigint, open bigint,
                first_seen timestamptz, last_seen timestamptz, sample uuid)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
+SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan SET enable_sort = off AS $$
 DECLARE
     v_step     dlq.rollup_step := dlq.coarse_step(p_over);
@@ -665,12 +789,16 @@ BEGIN
     WITH top AS MATERIALIZED (
         SELECT r.queue, r.fingerprint, sum(r.failures) AS failures
         FROM dlq.rollup_groups r
-        WHERE r.step = v_step AND r.bucket >= v_from AND (p_queue IS NULL OR r.queue = p_queue) AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
+        WHERE r.step = v_step AND r.bucket >= v_from AND (p_queue IS NULL OR r.queue = p_queue)
+            AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))
         GROUP BY r.queue, r.fingerprint ORDER BY sum(r.failures) DESC, r.queue, r.fingerprint LIMIT p_limit
     )
-    SELECT t.queue, t.fingerprint, CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE dlq.masked_text(g.title, v_mask) END, g.error_type, g.error_class, t.failures::bigint,
-           ARRAY(SELECT coalesce(r.failures, 0) FROM generate_series(v_from, now(), ('1 ' || v_step)::interval) b (bucket)
-                 LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint AND r.step = v_step AND r.bucket = b.bucket AND r.bucket >= v_from ORDER BY b.bucket),
+    SELECT t.queue, t.fingerprint, CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL
+        ELSE dlq.masked_text(g.title, v_mask) END, g.error_type, g.error_class, t.failures::bigint,
+           ARRAY(SELECT coalesce(r.failures, 0)
+               FROM generate_series(v_from, now(), ('1 ' || v_step)::interval) b (bucket)
+                 LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint
+                     AND r.step = v_step AND r.bucket = b.bucket AND r.bucket >= v_from ORDER BY b.bucket),
            g.failures, g.open, g.first_seen, g.last_seen, g.sample
     FROM top t JOIN dlq.failure_groups g ON g.queue = t.queue AND g.fingerprint = t.fingerprint
     ORDER BY t.failures DESC, t.queue, t.fingerprint;
@@ -681,9 +809,11 @@ COMMENT ON FUNCTION dlq.top_groups IS
     'hour up to a day, by day up to 35, else by week), failures in all, open entries, when first and last seen, '
     'and the last entry.';
 
-CREATE OR REPLACE FUNCTION dlq.heat_map(p_over interval DEFAULT '28 days', p_timezone text DEFAULT 'UTC', p_queue text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION dlq.heat_map(p_over interval DEFAULT '28 days', p_timezone text DEFAULT 'UTC',
+    p_queue text DEFAULT NULL)
 RETURNS TABLE (weekday integer, hour integer, failures bigint)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
 BEGIN
@@ -691,11 +821,14 @@ BEGIN
     SELECT d.weekday, h.hour, coalesce(sum(r.failures), 0)::bigint
     FROM generate_series(1, 7) d (weekday) CROSS JOIN generate_series(0, 23) h (hour)
     LEFT JOIN (
-        SELECT extract(isodow FROM r.bucket AT TIME ZONE p_timezone)::integer AS weekday, extract(hour FROM r.bucket AT TIME ZONE p_timezone)::integer AS hour, r.failures
+        SELECT extract(isodow FROM r.bucket AT TIME ZONE p_timezone)::integer AS weekday,
+            extract(hour FROM r.bucket AT TIME ZONE p_timezone)::integer AS hour, r.failures
         FROM dlq.rollup_flow r
         WHERE r.step = 'hour' AND r.bucket >= date_trunc('hour', now() - p_over)
-          AND r.scope = CASE WHEN p_queue IS NULL AND v_patterns IS NULL THEN 'all' ELSE 'queue' END AND (p_queue IS NULL OR r.queue = p_queue)
-          AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))) r ON r.weekday = d.weekday AND r.hour = h.hour
+          AND r.scope = CASE WHEN p_queue IS NULL AND v_patterns IS NULL THEN 'all' ELSE 'queue' END
+          AND (p_queue IS NULL OR r.queue = p_queue)
+          AND (v_patterns IS NULL OR dlq.in_patterns(r.queue, NULL, v_patterns))) r ON r.weekday = d.weekday
+              AND r.hour = h.hour
     GROUP BY d.weekday, h.hour ORDER BY d.weekday, h.hour;
 END
 $$;
@@ -703,7 +836,8 @@ COMMENT ON FUNCTION dlq.heat_map IS 'Failures in a window by weekday (1 is Monda
 
 CREATE OR REPLACE FUNCTION dlq.noisiest_sources(p_over interval DEFAULT '7 days', p_limit integer DEFAULT 20)
 RETURNS TABLE (source text, captured bigint, share float8)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off
+SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 BEGIN
     PERFORM dlq.require_everything('sources');
     RETURN QUERY SELECT r.source, sum(r.captured)::bigint, dlq.ratio(sum(r.captured), sum(sum(r.captured)) OVER ())
@@ -718,17 +852,21 @@ COMMENT ON FUNCTION dlq.noisiest_sources IS
     'source.';
 
 CREATE OR REPLACE FUNCTION dlq.oldest_entries(p_limit integer DEFAULT 20)
-RETURNS TABLE (id uuid, age interval, status dlq.dead_letter_status, queue text, kind text, error_class text, error_type text, assigned_to text)
+RETURNS TABLE (id uuid, age interval, status dlq.dead_letter_status, queue text, kind text, error_class text,
+    error_type text, assigned_to text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT e.id, now() - e.created_at, e.status, e.queue, e.kind, e.error_class, e.error_type, e.assigned_to
-    FROM dlq.dead_letter_queue e WHERE e.stage IN ('inbox', 'open') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())))) ORDER BY e.id LIMIT p_limit
+    FROM dlq.dead_letter_queue e WHERE e.stage IN ('inbox', 'open')
+        AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+            ORDER BY e.id LIMIT p_limit
 $$;
 COMMENT ON FUNCTION dlq.oldest_entries IS 'The entries that have been open longest.';
 
 CREATE OR REPLACE FUNCTION dlq.policy_changes(p_over interval DEFAULT '7 days')
 RETURNS TABLE (at timestamptz, version text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT a.at, a.config_version FROM dlq.acts a WHERE a.subject = 'policy' AND a.at >= now() - p_over ORDER BY a.at DESC LIMIT 1000
+    SELECT a.at, a.config_version FROM dlq.acts a WHERE a.subject = 'policy' AND a.at >= now() - p_over
+    ORDER BY a.at DESC LIMIT 1000
 $$;
 COMMENT ON FUNCTION dlq.policy_changes IS 'When the version of the policy changed, newest first, 1,000 at most.';
 
@@ -737,7 +875,8 @@ COMMENT ON FUNCTION dlq.policy_changes IS 'When the version of the policy change
 -- before.
 CREATE OR REPLACE FUNCTION dlq.by_rule(p_over interval DEFAULT '24 hours', p_most integer DEFAULT 5000)
 RETURNS TABLE (rule text, entries bigint, more boolean)
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_sort = off
+SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_since constant timestamptz := now() - p_over;
@@ -747,10 +886,12 @@ BEGIN
     RETURN QUERY
     WITH newest AS MATERIALIZED (
         SELECT e.queue, e.kind, e.rule FROM dlq.dead_letter_queue e
-        WHERE e.stage <> 'inbox' AND e.id >= v_first AND (e.closed_at IS NULL OR e.closed_at >= v_since AND e.closed_at < v_until) ORDER BY e.id DESC LIMIT p_most
+        WHERE e.stage <> 'inbox' AND e.id >= v_first AND (e.closed_at IS NULL OR e.closed_at >= v_since
+            AND e.closed_at < v_until) ORDER BY e.id DESC LIMIT p_most
     )
     SELECT n.rule, count(*), (SELECT count(*) >= p_most FROM newest) FROM newest n
-    WHERE n.rule IS NOT NULL AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(n.queue, n.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+    WHERE n.rule IS NOT NULL AND ((SELECT dlq.scope()) IS NULL
+        OR dlq.in_patterns(n.queue, n.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
     GROUP BY n.rule ORDER BY 2 DESC, 1;
 END
 $$;
@@ -759,12 +900,14 @@ COMMENT ON FUNCTION dlq.by_rule IS
     'there may be further ones.';
 
 CREATE OR REPLACE VIEW dlq.rates_by_hour AS
-    SELECT f.bucket AS hour, f.name AS queue, f.captured, f.failures, f.redelivered, f.succeeded, f.resolved, f.failed, f.archived, f.parked, f.open
+    SELECT f.bucket AS hour, f.name AS queue, f.captured, f.failures, f.redelivered, f.succeeded, f.resolved, f.failed,
+        f.archived, f.parked, f.open
     FROM dlq.flow('7 days', 'queue', NULL, 'hour') f;
 COMMENT ON VIEW dlq.rates_by_hour IS
     'The activity of each queue in each hour of the last seven days, and its open entries at the end of the '
     'hour; see dlq.flow.';
-CREATE OR REPLACE VIEW dlq.backlog_by_class AS SELECT f.bucket AS hour, f.name AS error_class, f.open FROM dlq.flow('7 days', 'class', NULL, 'hour') f;
+CREATE OR REPLACE VIEW dlq.backlog_by_class AS SELECT f.bucket AS hour, f.name AS error_class, f.open
+    FROM dlq.flow('7 days', 'class', NULL, 'hour') f;
 COMMENT ON VIEW dlq.backlog_by_class IS 'Open entries of each class at the end of each hour of the last seven days.';
 CREATE OR REPLACE VIEW dlq.failures_by_hour AS SELECT * FROM dlq.heat_map('28 days', current_setting('timezone'));
 COMMENT ON VIEW dlq.failures_by_hour IS 'Failures of the last 28 days by weekday (1 is Monday) and hour, in the session''s time zone.';
@@ -772,7 +915,8 @@ CREATE OR REPLACE VIEW dlq.time_in_dlq AS SELECT * FROM dlq.times('7 days');
 COMMENT ON VIEW dlq.time_in_dlq IS
     'How long the entries that closed in the last seven days were open, and how long recovery took; see '
     'dlq.times.';
-CREATE OR REPLACE VIEW dlq.rollup_lag AS SELECT s.at, now() - s.at AS behind, s.rebuilt_at, s.moves FROM dlq.rollup_state s;
+CREATE OR REPLACE VIEW dlq.rollup_lag AS SELECT s.at, now() - s.at AS behind, s.rebuilt_at, s.moves
+    FROM dlq.rollup_state s;
 COMMENT ON VIEW dlq.rollup_lag IS 'The time up to which analytics are exact.';
 -- The following views are the functions of the same names with default arguments.
 CREATE OR REPLACE VIEW dlq.error_types AS SELECT * FROM dlq.error_types();

@@ -16,22 +16,29 @@ COMMENT ON FUNCTION dlq.most_counted_types IS
 -- count_moves adds the moves between two snapshots to the counters or, if p_old is null, those
 -- since p_since that are visible in a snapshot taken at p_at. After a restore from a dump the
 -- counters lack what the database lacks.
-CREATE OR REPLACE FUNCTION dlq.count_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz, p_at timestamptz) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+CREATE OR REPLACE FUNCTION dlq.count_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz,
+    p_at timestamptz) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET max_parallel_workers_per_gather = 0 AS $$
     WITH fresh AS MATERIALIZED (
-        SELECT m.at, coalesce(m.failed_at, m.at) AS failed_at, m.entry_id, m.queue, m.from_status, m.to_status, m.error_type, m.first_failed_at, m.actor,
+        SELECT m.at, coalesce(m.failed_at, m.at) AS failed_at, m.entry_id, m.queue, m.from_status, m.to_status,
+               m.error_type, m.first_failed_at, m.actor,
                coalesce(m.error_class, 'undecided') AS class, coalesce(m.from_class, 'undecided') AS from_class,
                m.error_type IS NOT NULL OR m.from_status IS NULL AS is_failure
         FROM (SELECT * FROM dlq.moves_between(p_old, p_new, p_since) WHERE p_old IS NOT NULL
               UNION ALL
               SELECT t.* FROM dlq.dead_letter_transitions t
-              WHERE p_old IS NULL AND t.at >= p_since AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new) OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))) m
+              WHERE p_old IS NULL AND t.at >= p_since AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new)
+                  OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))) m
     ), queues AS MATERIALIZED (
         -- Names come from outside, so only a limited number of queues have counters of their own:
         -- the first ones.
-        SELECT k.queue, CASE WHEN k.known OR row_number() OVER (PARTITION BY k.known ORDER BY k.moves DESC, k.queue) <= dlq.most_counted_queues() - k.counted THEN k.queue ELSE 'other' END AS shown
-        FROM (SELECT f.queue, count(*) AS moves, EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'captured' AND c.queue = f.queue) AS known,
-                     (SELECT count(DISTINCT c.queue) FROM dlq.counters c WHERE c.name = 'captured' AND c.queue <> 'other') AS counted
+        SELECT k.queue, CASE WHEN k.known OR row_number() OVER (PARTITION BY k.known ORDER BY k.moves DESC,
+            k.queue) <= dlq.most_counted_queues() - k.counted THEN k.queue ELSE 'other' END AS shown
+        FROM (SELECT f.queue, count(*) AS moves, EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'captured'
+            AND c.queue = f.queue) AS known,
+                     (SELECT count(DISTINCT c.queue) FROM dlq.counters c WHERE c.name = 'captured'
+                         AND c.queue <> 'other') AS counted
               FROM fresh f GROUP BY f.queue) k
     ), shown AS MATERIALIZED (
         SELECT q.shown, f.* FROM fresh f JOIN queues q ON q.queue = f.queue
@@ -40,12 +47,16 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
         -- error has no class yet.
         SELECT s.shown, s.class, count(*) FILTER (WHERE s.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE s.from_status IS NULL) AS failures, 0 AS failed_again,
-               count(*) FILTER (WHERE s.to_status = 'dlq_processing' AND s.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
+               count(*) FILTER (WHERE s.to_status = 'dlq_processing'
+                   AND s.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
                count(*) FILTER (WHERE s.from_status = 'dlq_processing' AND s.to_status = 'dlq_resolved') AS succeeded,
-               count(*) FILTER (WHERE s.to_status = 'dlq_resolved' AND s.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
-               count(*) FILTER (WHERE s.to_status = 'dlq_failed' AND s.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
+               count(*) FILTER (WHERE s.to_status = 'dlq_resolved'
+                   AND s.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
+               count(*) FILTER (WHERE s.to_status = 'dlq_failed'
+                   AND s.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
                count(*) FILTER (WHERE s.to_status = 'dlq_archived' AND dlq.is_open(s.from_status)) AS archived,
-               count(*) FILTER (WHERE s.to_status = 'dlq_manual' AND s.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
+               count(*) FILTER (WHERE s.to_status = 'dlq_manual'
+                   AND s.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                count(*) FILTER (WHERE s.actor = 'sweep') AS swept
         FROM shown s GROUP BY s.shown, s.class
         UNION ALL
@@ -54,15 +65,23 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
     ), times AS (
         SELECT s.shown, v.name, greatest(extract(epoch FROM v.took), 0.001)::float8 AS seconds
         FROM shown s CROSS JOIN LATERAL (VALUES
-            ('in_dlq', CASE WHEN dlq.is_open(s.from_status) AND NOT dlq.is_open(s.to_status) THEN s.at - nullif(dlq.captured_at(s.entry_id), 'epoch') END),
-            ('to_recovery', CASE WHEN s.to_status = 'dlq_resolved' AND s.from_status IS DISTINCT FROM 'dlq_resolved' THEN s.at - s.first_failed_at END),
-            ('to_retry', CASE WHEN s.to_status = 'dlq_processing' AND s.from_status IS DISTINCT FROM 'dlq_processing' THEN s.at - nullif(dlq.captured_at(s.entry_id), 'epoch') END),
-            ('to_filing', CASE WHEN s.from_status IS NULL AND s.actor <> 'backfill' THEN s.at - s.failed_at END)) v (name, took)
+            ('in_dlq', CASE WHEN dlq.is_open(s.from_status) AND NOT dlq.is_open(s.to_status)
+                THEN s.at - nullif(dlq.captured_at(s.entry_id), 'epoch') END),
+            ('to_recovery', CASE WHEN s.to_status = 'dlq_resolved' AND s.from_status IS DISTINCT FROM 'dlq_resolved'
+                THEN s.at - s.first_failed_at END),
+            ('to_retry', CASE WHEN s.to_status = 'dlq_processing' AND s.from_status IS DISTINCT FROM 'dlq_processing'
+                THEN s.at - nullif(dlq.captured_at(s.entry_id), 'epoch') END),
+            ('to_filing', CASE WHEN s.from_status IS NULL AND s.actor <> 'backfill'
+                THEN s.at - s.failed_at END)) v (name, took)
         WHERE v.took IS NOT NULL
     ), types AS (
-        SELECT t.shown, CASE WHEN t.known OR row_number() OVER (PARTITION BY t.shown, t.known ORDER BY t.failures DESC, t.error_type)
-                                  <= dlq.most_counted_types() - (SELECT count(*) FROM dlq.counters c WHERE c.name = 'error_type' AND c.queue = t.shown AND c.label <> 'other') THEN t.error_type ELSE 'other' END AS label, t.failures
-        FROM (SELECT s.shown, s.error_type, count(*) AS failures, EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'error_type' AND c.queue = s.shown AND c.label = s.error_type) AS known
+        SELECT t.shown, CASE WHEN t.known OR row_number() OVER (PARTITION BY t.shown, t.known
+            ORDER BY t.failures DESC, t.error_type)
+                                  <= dlq.most_counted_types() - (SELECT count(*) FROM dlq.counters c
+                                      WHERE c.name = 'error_type' AND c.queue = t.shown AND c.label <> 'other')
+                                          THEN t.error_type ELSE 'other' END AS label, t.failures
+        FROM (SELECT s.shown, s.error_type, count(*) AS failures, EXISTS (SELECT FROM dlq.counters c
+            WHERE c.name = 'error_type' AND c.queue = s.shown AND c.label = s.error_type) AS known
               FROM shown s WHERE s.error_type IS NOT NULL GROUP BY s.shown, s.error_type) t
     )
     INSERT INTO dlq.counters AS r (name, queue, label, value)
@@ -73,7 +92,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
             ('captured', k.class, k.captured), ('failures', k.class, k.failures),
             ('redelivered', k.class, k.redelivered), ('succeeded', k.class, k.succeeded),
             ('failed_again', k.class, k.failed_again),
-            ('resolved', k.class, k.resolved), ('failed', k.class, k.failed), ('archived', k.class, k.archived), ('parked', k.class, k.parked), ('swept', '', k.swept)) v (name, label, value)
+            ('resolved', k.class, k.resolved), ('failed', k.class, k.failed), ('archived', k.class, k.archived),
+            ('parked', k.class, k.parked), ('swept', '', k.swept)) v (name, label, value)
         WHERE v.value > 0 OR v.name = 'captured'
         UNION ALL
         SELECT t.name, t.shown, ceil(8 * ln(t.seconds) / ln(2::float8) - 1e-9)::integer::text, 1 FROM times t
@@ -98,24 +118,32 @@ BEGIN
     END IF;
     WITH top AS MATERIALIZED (
         SELECT t.queue, t.error_type FROM (
-            SELECT e.queue, e.error_type, row_number() OVER (PARTITION BY e.queue ORDER BY sum(e.failures) DESC, e.error_type) AS rank
-            FROM dlq.rollup_errors e WHERE e.step = 'day' AND e.bucket >= p_now - interval '7 days' AND e.error_type <> 'other' GROUP BY e.queue, e.error_type) t
-        WHERE t.rank <= dlq.most_counted_types() AND EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'captured' AND c.queue = t.queue)
+            SELECT e.queue, e.error_type, row_number() OVER (PARTITION BY e.queue ORDER BY sum(e.failures) DESC,
+                e.error_type) AS rank
+            FROM dlq.rollup_errors e WHERE e.step = 'day' AND e.bucket >= p_now - interval '7 days'
+                AND e.error_type <> 'other' GROUP BY e.queue, e.error_type) t
+        WHERE t.rank <= dlq.most_counted_types() AND EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'captured'
+            AND c.queue = t.queue)
     ), full_queues AS (
-        SELECT c.queue FROM dlq.counters c WHERE c.name = 'error_type' AND c.label <> 'other' GROUP BY c.queue HAVING count(*) >= dlq.most_counted_types()
+        SELECT c.queue FROM dlq.counters c WHERE c.name = 'error_type' AND c.label <> 'other' GROUP BY c.queue
+        HAVING count(*) >= dlq.most_counted_types()
     ), deleted AS (
         DELETE FROM dlq.counters c
-        WHERE c.name = 'error_type' AND c.label <> 'other' AND c.queue IN (SELECT f.queue FROM full_queues f) AND NOT EXISTS (SELECT FROM top t WHERE t.queue = c.queue AND t.error_type = c.label)
+        WHERE c.name = 'error_type' AND c.label <> 'other' AND c.queue IN (SELECT f.queue FROM full_queues f)
+            AND NOT EXISTS (SELECT FROM top t WHERE t.queue = c.queue AND t.error_type = c.label)
     )
     INSERT INTO dlq.counters (name, queue, label, value)
     SELECT 'error_type', t.queue, t.error_type, 0 FROM top t WHERE t.queue IN (SELECT f.queue FROM full_queues f)
     ON CONFLICT (name, queue, label) DO NOTHING;
     -- A queue that is no longer used makes room for another.
-    IF (SELECT count(DISTINCT c.queue) FROM dlq.counters c WHERE c.name = 'captured' AND c.queue <> 'other') >= dlq.most_counted_queues() THEN
+    IF (SELECT count(DISTINCT c.queue) FROM dlq.counters c WHERE c.name = 'captured'
+        AND c.queue <> 'other') >= dlq.most_counted_queues() THEN
         DELETE FROM dlq.counters c
         WHERE c.name <> 'breaker' AND c.queue <> 'other'
-          AND NOT EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.scope = 'queue' AND r.queue = c.queue AND r.bucket >= p_now - interval '30 days')
-          AND NOT EXISTS (SELECT FROM dlq.rollup_backlog b WHERE b.queue = c.queue AND b.pending + b.processing + b.manual > 0);
+          AND NOT EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.scope = 'queue' AND r.queue = c.queue
+              AND r.bucket >= p_now - interval '30 days')
+          AND NOT EXISTS (SELECT FROM dlq.rollup_backlog b WHERE b.queue = c.queue
+              AND b.pending + b.processing + b.manual > 0);
     END IF;
 END
 $$;

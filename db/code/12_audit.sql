@@ -4,14 +4,17 @@
 -- capture, by this server's clock. If the entry is gone, its id has the time when its job failed,
 -- by the application's clock. An hour, or a day, allows for clocks that were set back.
 CREATE OR REPLACE FUNCTION dlq.trail_begins(p_id uuid) RETURNS timestamptz
-LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_since    timestamptz := dlq.closed_since(ARRAY[p_id]);
     v_captured timestamptz;
 BEGIN
-    SELECT min(e.created_at) INTO v_captured FROM dlq.dead_letter_queue e WHERE e.id = p_id AND e.stage IN ('inbox', 'open');
+    SELECT min(e.created_at) INTO v_captured FROM dlq.dead_letter_queue e WHERE e.id = p_id
+        AND e.stage IN ('inbox', 'open');
     IF v_captured IS NULL THEN
-        SELECT min(e.created_at) INTO v_captured FROM dlq.dead_letter_queue e WHERE e.id = p_id AND e.closed_at >= v_since;
+        SELECT min(e.created_at) INTO v_captured FROM dlq.dead_letter_queue e WHERE e.id = p_id
+            AND e.closed_at >= v_since;
     END IF;
     RETURN coalesce(v_captured - interval '1 hour', v_since);
 END
@@ -19,15 +22,19 @@ $$;
 COMMENT ON FUNCTION dlq.trail_begins IS 'The time before which an entry has no audit rows; null if p_id is null.';
 
 CREATE OR REPLACE FUNCTION dlq.trail(p_id uuid, p_limit integer DEFAULT 1000) RETURNS SETOF dlq.dead_letter_transitions
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_from  timestamptz := dlq.trail_begins(p_id);
     v_scope jsonb := dlq.scope();
     v_mask  jsonb := dlq.mask(false);
 BEGIN
     RETURN QUERY SELECT m.* FROM dlq.dead_letter_transitions t
-        CROSS JOIN LATERAL jsonb_populate_record(t, CASE WHEN v_mask IS NULL THEN '{}' ELSE jsonb_build_object('note', dlq.masked_text(t.note, v_mask), 'detail', dlq.masked_detail(t.detail, v_mask)) END) m
-        WHERE t.entry_id = p_id AND t.at >= v_from AND dlq.in_scope(t.queue, t.kind, v_scope) ORDER BY t.at, t.id LIMIT p_limit;
+        CROSS JOIN LATERAL jsonb_populate_record(t,
+            CASE WHEN v_mask IS NULL THEN '{}' ELSE jsonb_build_object('note', dlq.masked_text(t.note, v_mask),
+                'detail', dlq.masked_detail(t.detail, v_mask)) END) m
+        WHERE t.entry_id = p_id AND t.at >= v_from AND dlq.in_scope(t.queue, t.kind, v_scope) ORDER BY t.at,
+            t.id LIMIT p_limit;
 END
 $$;
 COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, oldest first.';
@@ -35,9 +42,12 @@ COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, oldest first.';
 -- audit reads both trails: moves of entries, and changes of anything else (dlq.acts). Their ids
 -- come from one sequence, of which each session caches a range; rows are therefore ordered by time,
 -- then by id.
-CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
-RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid, from_status dlq.dead_letter_status, to_status dlq.dead_letter_status,
-               reason text, note text, queue text, kind text, error_class text, river_job_id bigint, config_version text, detail jsonb, operation uuid)
+CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100,
+    p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
+RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid,
+    from_status dlq.dead_letter_status, to_status dlq.dead_letter_status,
+               reason text, note text, queue text, kind text, error_class text, river_job_id bigint,
+               config_version text, detail jsonb, operation uuid)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_key   text;
@@ -53,8 +63,10 @@ BEGIN
     -- text.
     FOR v_key IN SELECT jsonb_object_keys(p_filter) LOOP
         v_where := v_where || ' AND ' || CASE v_key
-            WHEN 'actor'         THEN 't.actor = $1 ->> ''actor''' || CASE WHEN dlq.origin(p_filter ->> 'actor') IS NULL THEN '' ELSE ' AND t.origin IS NOT NULL' END
-            WHEN 'people'        THEN CASE WHEN (p_filter ->> 'people')::boolean THEN 't.origin IS NOT NULL' ELSE 'true' END
+            WHEN 'actor'         THEN 't.actor = $1 ->> ''actor'''
+                || CASE WHEN dlq.origin(p_filter ->> 'actor') IS NULL THEN '' ELSE ' AND t.origin IS NOT NULL' END
+            WHEN 'people'        THEN CASE WHEN (p_filter ->> 'people')::boolean THEN 't.origin IS NOT NULL'
+                ELSE 'true' END
             WHEN 'dbUser'        THEN 't.db_user = $1 ->> ''dbUser'''
             WHEN 'origin'        THEN 'position($1 ->> ''origin'' IN t.origin) > 0'
             WHEN 'entryId'       THEN 't.entry_id = ($1 ->> ''entryId'')::uuid'
@@ -62,7 +74,8 @@ BEGIN
             WHEN 'kind'          THEN 't.kind = $1 ->> ''kind'''
             WHEN 'from'          THEN 't.from_status = ($1 ->> ''from'')::dlq.dead_letter_status'
             WHEN 'to'            THEN 't.to_status = ($1 ->> ''to'')::dlq.dead_letter_status'
-            WHEN 'text'          THEN '(position(lower($1 ->> ''text'') IN lower(' || v_note || ')) > 0 OR position(lower($1 ->> ''text'') IN lower(t.reason)) > 0)'
+            WHEN 'text'          THEN '(position(lower($1 ->> ''text'') IN lower(' || v_note
+                || ')) > 0 OR position(lower($1 ->> ''text'') IN lower(t.reason)) > 0)'
             WHEN 'configVersion' THEN 't.config_version = $1 ->> ''configVersion'''
             WHEN 'operation'     THEN 't.operation = ($1 ->> ''operation'')::uuid'
             WHEN 'after'         THEN 'true'
@@ -73,23 +86,28 @@ BEGIN
                 HINT = 'Fields: actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, operation, after, before.';
         END IF;
     END LOOP;
-    v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3' ELSE ' AND (t.at, t.id) < ($3, $6)' END || ' ORDER BY t.at DESC, t.id DESC LIMIT $2';
+    v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3'
+        ELSE ' AND (t.at, t.id) < ($3, $6)' END || ' ORDER BY t.at DESC, t.id DESC LIMIT $2';
     -- The times are parameters, so that the plan excludes months outside of them.
     v_from := greatest((p_filter ->> 'after')::timestamptz, dlq.trail_begins((p_filter ->> 'entryId')::uuid), v_from);
     v_until := least((p_filter ->> 'before')::timestamptz, p_before + interval '1 microsecond', v_until);
     RETURN QUERY EXECUTE
         'SELECT * FROM (
-             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, ' || v_note || ' AS note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
+             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, '
+                 || v_note || ' AS note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
              -- Edited payloads, for callers who may see them.
-             || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail' ELSE 'dlq.masked_detail(t.detail, $8) AS detail' END
+             || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail'
+                 ELSE 'dlq.masked_detail(t.detail, $8) AS detail' END
              || ', t.operation FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND '
              || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.in_scope(t.queue, t.kind, $7) AND ' END || v_where || ')'
         || CASE WHEN v_acts THEN '
              UNION ALL
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status, NULL::dlq.dead_letter_status, t.reason, ' || v_note || ', NULL, NULL, NULL, NULL::bigint, t.config_version,
-                     dlq.masked_detail(t.detail' || CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN ' - ''filter''' ELSE '' END || ', $8), NULL::uuid
+                     dlq.masked_detail(t.detail' || CASE WHEN dlq.hidden_columns() && dlq.filtered_columns()
+                         THEN ' - ''filter''' ELSE '' END || ', $8), NULL::uuid
               FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND '
-             || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.act_in_scope(t.subject, $7) AND ' END || v_where || ')' ELSE '' END
+             || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.act_in_scope(t.subject, $7) AND ' END || v_where || ')'
+                 ELSE '' END
         || ') a ORDER BY a.at DESC, a.id DESC LIMIT $2'
         USING p_filter, p_limit, p_before, v_from, v_until, p_before_id, v_scope, v_mask;
 EXCEPTION WHEN data_exception THEN
@@ -114,7 +132,8 @@ BEGIN
     p_entry.error_stack_trace := NULL;
     p_entry.error_context := NULL;
     p_entry.retry_history := '[]';
-    p_entry.replay_attempts := coalesce((SELECT jsonb_agg(a - 'error') FROM jsonb_array_elements(p_entry.replay_attempts) a), '[]');
+    p_entry.replay_attempts := coalesce((SELECT jsonb_agg(a - 'error')
+        FROM jsonb_array_elements(p_entry.replay_attempts) a), '[]');
     p_entry.metadata := '{}';
     p_entry.subscriber_id := NULL;
     p_entry.ordering_key := NULL;
@@ -139,11 +158,13 @@ $$;
 COMMENT ON FUNCTION dlq.erase_rows IS 'From rows of the archive, returns those that match a filter, erased.';
 
 CREATE OR REPLACE FUNCTION dlq.erase_jobs(p_jobs bigint[]) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
 DECLARE
     v_count integer;
 BEGIN
-    UPDATE river.river_job j SET args = '{"erased": true}', errors = '{}', tags = '{}', unique_key = NULL, metadata = jsonb_strip_nulls(jsonb_build_object('dlq:entry_id', j.metadata -> 'dlq:entry_id'))
+    UPDATE river.river_job j SET args = '{"erased": true}', errors = '{}', tags = '{}', unique_key = NULL,
+        metadata = jsonb_strip_nulls(jsonb_build_object('dlq:entry_id', j.metadata -> 'dlq:entry_id'))
     WHERE j.id = ANY (p_jobs) AND j.finalized_at IS NOT NULL AND j.args <> '{"erased": true}';
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
@@ -154,11 +175,14 @@ COMMENT ON FUNCTION dlq.erase_jobs IS
 
 -- The run id is kept: it says nothing about a person.
 CREATE OR REPLACE FUNCTION dlq.erase_trail(p_ids uuid[], p_since timestamptz) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
     PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_rewrite
-    UPDATE dlq.dead_letter_transitions t SET detail = jsonb_strip_nulls(jsonb_build_object('run', t.detail -> 'run', 'erased', true))
-    WHERE t.entry_id = ANY (p_ids) AND t.at >= p_since AND CASE jsonb_typeof(t.detail) WHEN 'object' THEN t.detail - 'run' NOT IN ('{}', '{"erased": true}') END;
+    UPDATE dlq.dead_letter_transitions t
+    SET detail = jsonb_strip_nulls(jsonb_build_object('run', t.detail -> 'run', 'erased', true))
+    WHERE t.entry_id = ANY (p_ids) AND t.at >= p_since
+        AND CASE jsonb_typeof(t.detail) WHEN 'object' THEN t.detail - 'run' NOT IN ('{}', '{"erased": true}') END;
     PERFORM set_config('dlq.erasing', '', true);
     UPDATE dlq.replay_run_entries r SET detail = NULL WHERE r.entry_id = ANY (p_ids) AND r.detail IS NOT NULL;
 END
@@ -173,7 +197,8 @@ BEGIN
     IF cardinality(p_groups) > 0 THEN
         PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
         UPDATE dlq.failure_groups g SET title = g.error_type
-        FROM unnest(p_groups) p (name) WHERE g.queue = split_part(p.name, E'\n', 1) AND g.fingerprint = split_part(p.name, E'\n', 2);
+        FROM unnest(p_groups) p (name) WHERE g.queue = split_part(p.name, E'\n', 1)
+            AND g.fingerprint = split_part(p.name, E'\n', 2);
     END IF;
 END
 $$;
@@ -192,12 +217,15 @@ BEGIN
     v_jobs := ARRAY(
         SELECT j.id FROM river.river_job j
         WHERE j.finalized_at IS NOT NULL
-          AND j.id IN (SELECT (r ->> 'river_job_id')::bigint FROM jsonb_array_elements(p_rows) r UNION SELECT k.job_id FROM dlq.retired_jobs k)
-          AND (EXISTS (SELECT FROM jsonb_array_elements(p_rows) r WHERE (r ->> 'river_job_id')::bigint = j.id AND (r ->> 'job_created_at')::timestamptz = j.created_at)
+          AND j.id IN (SELECT (r ->> 'river_job_id')::bigint FROM jsonb_array_elements(p_rows) r UNION SELECT k.job_id
+              FROM dlq.retired_jobs k)
+          AND (EXISTS (SELECT FROM jsonb_array_elements(p_rows) r WHERE (r ->> 'river_job_id')::bigint = j.id
+              AND (r ->> 'job_created_at')::timestamptz = j.created_at)
                OR j.metadata ->> 'dlq:entry_id' = ANY (v_ids::text[]))
         ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
     PERFORM dlq.erase_trail(v_ids, dlq.closed_since(v_ids));
-    PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT (r ->> 'queue') || E'\n' || (r ->> 'fingerprint') FROM jsonb_array_elements(p_rows) r WHERE r ->> 'fingerprint' IS NOT NULL));
+    PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT (r ->> 'queue') || E'\n' || (r ->> 'fingerprint')
+        FROM jsonb_array_elements(p_rows) r WHERE r ->> 'fingerprint' IS NOT NULL));
     RETURN dlq.erase_jobs(v_jobs);
 END
 $$;
@@ -207,9 +235,11 @@ COMMENT ON FUNCTION dlq.erase_archived IS
     'jobs.';
 
 CREATE OR REPLACE FUNCTION dlq.were_erased(p_ids uuid[]) RETURNS SETOF uuid
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
-    RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.reason = 'erased' AND t.at >= dlq.closed_since(p_ids);
+    RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids)
+        AND t.reason = 'erased' AND t.at >= dlq.closed_since(p_ids);
 END
 $$;
 COMMENT ON FUNCTION dlq.were_erased IS 'Returns those of the entries whose data was erased in the database.';
@@ -221,7 +251,9 @@ LANGUAGE sql IMMUTABLE
 RETURN EXISTS (SELECT FROM unnest(p_values) v (value) WHERE CASE
     WHEN coalesce(position(v.value IN p_text), 0) = 0 THEN false
     WHEN v.value !~ '^[0-9]|[0-9]$' OR length(v.value) > 1000 THEN true
-    ELSE p_text ~ (CASE WHEN v.value ~ '^[0-9]' THEN '(^|[^0-9])' ELSE '' END || regexp_replace(v.value, '([^[:alnum:]])', '\\\1', 'g') || CASE WHEN v.value ~ '[0-9]$' THEN '($|[^0-9])' ELSE '' END) END);
+    ELSE p_text ~ (CASE WHEN v.value ~ '^[0-9]' THEN '(^|[^0-9])' ELSE '' END
+        || regexp_replace(v.value, '([^[:alnum:]])', '\\\1', 'g') || CASE WHEN v.value ~ '[0-9]$' THEN '($|[^0-9])'
+            ELSE '' END) END);
 COMMENT ON FUNCTION dlq.names IS
     'Whether a text contains one of the values. A number does not match inside of a longer one: cus_8 is not in '
     'cus_81.';
@@ -233,7 +265,10 @@ CREATE OR REPLACE FUNCTION dlq.erase_runs(p_filter jsonb, p_ids uuid[]) RETURNS 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     -- The paths of payloadAt contain no personal data.
-    v_values         text[] := ARRAY(SELECT DISTINCT v.value #>> '{}' FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key, CASE f.key WHEN 'payloadAt' THEN jsonb_path_query_array(f.value, '$[*].values[*]') ELSE f.value END), '{}') FROM jsonb_each(p_filter) f WHERE f.key = ANY (dlq.personal_filters())), 'strict $.**') v (value)
+    v_values         text[] := ARRAY(SELECT DISTINCT v.value #>> '{}'
+        FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key,
+            CASE f.key WHEN 'payloadAt' THEN jsonb_path_query_array(f.value, '$[*].values[*]') ELSE f.value END), '{}')
+                FROM jsonb_each(p_filter) f WHERE f.key = ANY (dlq.personal_filters())), 'strict $.**') v (value)
                              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
     v_runs           uuid[];
     v_open_runs      integer;
@@ -241,40 +276,55 @@ DECLARE
 BEGIN
     v_runs := ARRAY(
         SELECT r.id FROM dlq.replay_runs r
-        WHERE (r.filter ?| dlq.personal_filters() OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL OR r.filter ? 'errorMessage' OR r.note IS NOT NULL) AND r.filter ->> 'erased' IS NULL
-          AND (EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(r.filter, r.patch, r.merge_patch), 'strict $.**') v (value)
+        WHERE (r.filter ?| dlq.personal_filters() OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL
+            OR r.filter ? 'errorMessage' OR r.note IS NOT NULL) AND r.filter ->> 'erased' IS NULL
+          AND (EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(r.filter, r.patch, r.merge_patch),
+              'strict $.**') v (value)
                        WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
                OR dlq.names(concat_ws(' ', r.note, r.filter ->> 'errorMessage'), v_values)
                OR ((r.filter ?| dlq.personal_filters() OR r.patch IS NOT NULL OR r.merge_patch IS NOT NULL)
-                   AND EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.entry_id = ANY (p_ids))))
+                   AND EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
+                       AND e.entry_id = ANY (p_ids))))
         ORDER BY r.id FOR UPDATE);
     UPDATE dlq.replay_runs r SET
         filter = r.filter - dlq.personal_filters() - 'errorMessage' || '{"erased": true}',
-        patch = CASE WHEN r.patch IS NOT NULL THEN '{"erased": true}' END::jsonb, merge_patch = CASE WHEN r.merge_patch IS NOT NULL THEN '{"erased": true}' END::jsonb, note = NULL
+        patch = CASE WHEN r.patch IS NOT NULL THEN '{"erased": true}' END::jsonb,
+        merge_patch = CASE WHEN r.merge_patch IS NOT NULL THEN '{"erased": true}' END::jsonb, note = NULL
     WHERE r.id = ANY (v_runs) AND r.status IN ('completed', 'cancelled'); -- a stopped run can be resumed
-    SELECT count(*) INTO v_open_runs FROM dlq.replay_runs r WHERE r.id = ANY (v_runs) AND r.status NOT IN ('completed', 'cancelled');
+    SELECT count(*) INTO v_open_runs FROM dlq.replay_runs r WHERE r.id = ANY (v_runs)
+        AND r.status NOT IN ('completed', 'cancelled');
     -- Requests for approval may name persons, too.
     WITH named AS MATERIALIZED (
         SELECT a.id FROM dlq.approvals a
         WHERE a.id IS DISTINCT FROM dlq.approved() AND a.request ->> 'erased' IS NULL
-          AND (EXISTS (SELECT FROM jsonb_path_query(a.request, 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
-               OR dlq.names(concat_ws(' ', a.note, a.decision, a.problem, a.request -> 'filter' ->> 'errorMessage'), v_values)
-               OR (a.request ?| '{patch,mergePatch}' OR a.request -> 'filter' ?| dlq.personal_filters()) AND EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id AND e.entry_id = ANY (p_ids)))
+          AND (EXISTS (SELECT FROM jsonb_path_query(a.request, 'strict $.**') v (value)
+              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
+               OR dlq.names(concat_ws(' ', a.note, a.decision, a.problem, a.request -> 'filter' ->> 'errorMessage'),
+                   v_values)
+               OR (a.request ?| '{patch,mergePatch}' OR a.request -> 'filter' ?| dlq.personal_filters())
+                   AND EXISTS (SELECT FROM dlq.approval_entries e WHERE e.approval_id = a.id
+                       AND e.entry_id = ANY (p_ids)))
         ORDER BY a.id FOR UPDATE
     ), erased_approvals AS (
-        UPDATE dlq.approvals a SET request = '{"erased": true}', note = NULL, decision = NULL, problem = NULL WHERE a.id IN (SELECT n.id FROM named n) AND a.ended_at IS NOT NULL RETURNING a.id
+        UPDATE dlq.approvals a SET request = '{"erased": true}', note = NULL, decision = NULL, problem = NULL
+        WHERE a.id IN (SELECT n.id FROM named n) AND a.ended_at IS NOT NULL RETURNING a.id
     ), erased_operations AS (
         -- So may operations.
-        UPDATE dlq.operations o SET filter = CASE WHEN o.filter IS NOT NULL THEN '{"erased": true}' END::jsonb, args = '{}', note = NULL
-        WHERE EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(o.filter, o.args), 'strict $.**') v (value) WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
+        UPDATE dlq.operations o SET filter = CASE WHEN o.filter IS NOT NULL THEN '{"erased": true}' END::jsonb,
+            args = '{}', note = NULL
+        WHERE EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(o.filter, o.args), 'strict $.**') v (value)
+            WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
            OR dlq.names(concat_ws(' ', o.note, o.filter ->> 'errorMessage'), v_values)
-           OR o.filter ?| dlq.personal_filters() AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
+           OR o.filter ?| dlq.personal_filters() AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t
+               WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
     ) SELECT count(*) INTO v_open_approvals FROM named n WHERE n.id NOT IN (SELECT b.id FROM erased_approvals b);
     UPDATE dlq.group_marks m SET note = NULL WHERE dlq.names(m.note, v_values);
     -- A saved view without its query would select all entries, so it is deleted. Values of fields
     -- such as queue:mailers are not personal data; "queue:mailers" in quotes is a text, and may be.
     DELETE FROM dlq.saved_views w
-    WHERE dlq.names(w.name || ' ' || regexp_replace(w.query, '("(?:[^"\\]|\\.)*")|(^|\s)(status|queue|kind|class|type|code|group|rule|strategy|waiting|stage):("(?:[^"\\]|\\.)*"|\S*)', '\1 ', 'g'), v_values);
+    WHERE dlq.names(w.name || ' '
+        || regexp_replace(w.query,
+            '("(?:[^"\\]|\\.)*")|(^|\s)(status|queue|kind|class|type|code|group|rule|strategy|waiting|stage):("(?:[^"\\]|\\.)*"|\S*)', '\1 ', 'g'), v_values);
     RETURN v_open_runs + v_open_approvals;
 END
 $$;
@@ -286,8 +336,10 @@ COMMENT ON FUNCTION dlq.erase_runs IS
 -- erase_entries locks jobs, then entries, as redeliveries do. It waits for neither: what another
 -- session has locked is skipped, and counted in under_way. Open and failed entries are archived,
 -- because nothing is left to redeliver.
-CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer, OUT jobs integer, OUT under_way integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
+CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer,
+    OUT jobs integer, OUT under_way integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
     v_from  timestamptz; -- start of the audit rows
@@ -296,34 +348,45 @@ DECLARE
 BEGIN
     PERFORM dlq.file(p_ids);
     SELECT coalesce(array_agg(e.id), '{}'), min(e.created_at) - interval '1 hour' INTO v_ids, v_from
-    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status <> 'dlq_processing' AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status <> 'dlq_processing'
+        AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     -- River keeps jobs for a while: the original one, and each redelivery.
     WITH all_jobs AS MATERIALIZED (
-        SELECT e.id AS entry_id, e.river_job_id AS job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+        SELECT e.id AS entry_id, e.river_job_id AS job_id, e.job_created_at FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (v_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
         UNION
         SELECT t.entry_id, t.job_id, t.job_created_at FROM dlq.entry_jobs t WHERE t.entry_id = ANY (v_ids)
     ), present AS MATERIALIZED (
-        SELECT t.entry_id, j.id FROM all_jobs t JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
+        SELECT t.entry_id, j.id FROM all_jobs t JOIN river.river_job j ON j.id = t.job_id
+            AND j.created_at = t.job_created_at
     ), locked AS MATERIALIZED (
-        SELECT j.id FROM river.river_job j WHERE j.id IN (SELECT p.id FROM present p) AND j.finalized_at IS NOT NULL ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED
+        SELECT j.id FROM river.river_job j WHERE j.id IN (SELECT p.id FROM present p) AND j.finalized_at IS NOT NULL
+        ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED
     )
-    SELECT coalesce(array_agg(DISTINCT h.id), '{}'), array(SELECT unnest(v_ids) EXCEPT SELECT p.entry_id FROM present p WHERE p.id NOT IN (SELECT h2.id FROM locked h2))
+    SELECT coalesce(array_agg(DISTINCT h.id), '{}'), array(SELECT unnest(v_ids) EXCEPT SELECT p.entry_id FROM present p
+        WHERE p.id NOT IN (SELECT h2.id FROM locked h2))
     INTO v_jobs, v_ids FROM locked h;
     v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_queue e
-                   WHERE e.id = ANY (v_ids) AND e.status <> 'dlq_processing' AND e.stage <> 'inbox' AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+                   WHERE e.id = ANY (v_ids) AND e.status <> 'dlq_processing' AND e.stage <> 'inbox'
+                       AND (e.closed_at IS NULL OR e.closed_at >= v_since)
                    ORDER BY e.id FOR UPDATE SKIP LOCKED);
-    SELECT count(*) - cardinality(v_ids) INTO under_way FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    SELECT count(*) - cardinality(v_ids) INTO under_way FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids)
+        AND (e.closed_at IS NULL OR e.closed_at >= v_since);
 
     jobs := dlq.erase_jobs(v_jobs);
     UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
-    WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+        AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     UPDATE dlq.dead_letter_queue e SET
         original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message,
         error_title = x.error_title, error_stack_trace = x.error_stack_trace,
-        error_context = x.error_context, retry_history = x.retry_history, replay_attempts = x.replay_attempts, metadata = x.metadata,
-        subscriber_id = x.subscriber_id, ordering_key = x.ordering_key, unique_key = x.unique_key, tags = x.tags, notes = x.notes, resolution_notes = x.resolution_notes
-    FROM (SELECT d.id AS entry, (dlq.erased(d)).* FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since) x
+        error_context = x.error_context, retry_history = x.retry_history, replay_attempts = x.replay_attempts,
+        metadata = x.metadata,
+        subscriber_id = x.subscriber_id, ordering_key = x.ordering_key, unique_key = x.unique_key, tags = x.tags,
+        notes = x.notes, resolution_notes = x.resolution_notes
+    FROM (SELECT d.id AS entry, (dlq.erased(d)).* FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids)
+        AND d.closed_at >= v_since) x
     WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     GET DIAGNOSTICS entries = ROW_COUNT;
 
@@ -333,12 +396,15 @@ BEGIN
     UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job)
         THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
     WHERE f.job IS NOT NULL AND (f.entry_id = ANY (v_ids) OR (f.job_id, f.job_created_at) IN (
-        SELECT e.river_job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids) AND e.closed_at >= v_since
+        SELECT e.river_job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids)
+            AND e.closed_at >= v_since
         UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = ANY (v_ids)));
     DELETE FROM dlq.ordered_jobs o USING dlq.dead_letter_queue d
-    WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND o.job_id = d.river_job_id AND o.job_created_at = d.job_created_at;
+    WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND o.job_id = d.river_job_id
+        AND o.job_created_at = d.job_created_at;
     PERFORM dlq.erase_trail(v_ids, v_from);
-    PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since));
+    PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d
+        WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since));
     PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note, '{resolved,archived}');
 END
 $$;
@@ -355,18 +421,21 @@ BEGIN
     PERFORM dlq.require_admin('erase');
     PERFORM dlq.require_everything('erase');
     IF dlq.chooses_all(p_filter) THEN
-        RAISE EXCEPTION 'erase: an empty filter matches the data of every person' USING ERRCODE = 'DLQ04', HINT = 'Name the person: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
+        RAISE EXCEPTION 'erase: an empty filter matches the data of every person' USING ERRCODE = 'DLQ04',
+            HINT = 'Name the person: {"payload": {"customer": "cus_81"}}, {"subscriberId": "cus_81"} or {"tags": ["cus_81"]}.';
     END IF;
     PERFORM dlq.filter_where(p_filter);
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     INSERT INTO dlq.erasures (id, actor, origin, note, filter_sha256, fields)
-    VALUES (v_id, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), dlq.masked_text(p_note, dlq.mask(false)), encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)));
+    VALUES (v_id, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), dlq.masked_text(p_note, dlq.mask(false)),
+        encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex'), ARRAY(SELECT jsonb_object_keys(p_filter)));
     RETURN v_id;
 END
 $$;
 COMMENT ON FUNCTION dlq.erase_begin IS 'Writes the record of an erasure. Returns its id, for dlq.erase_step.';
 
-CREATE OR REPLACE FUNCTION dlq.erase_step(p_erasure uuid, p_filter jsonb, p_after uuid DEFAULT NULL, p_limit integer DEFAULT 250) RETURNS uuid
+CREATE OR REPLACE FUNCTION dlq.erase_step(p_erasure uuid, p_filter jsonb, p_after uuid DEFAULT NULL,
+    p_limit integer DEFAULT 250) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_record     dlq.erasures;
@@ -380,13 +449,15 @@ BEGIN
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
     IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN
-        RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04', HINT = 'Start an erasure with this filter: dlq.erase_begin.';
+        RAISE EXCEPTION 'erasure %: began with another filter', p_erasure USING ERRCODE = 'DLQ04',
+            HINT = 'Start an erasure with this filter: dlq.erase_begin.';
     END IF;
     IF p_after IS NULL OR cardinality(v_ids) > 0 THEN
         v_unfinished := dlq.erase_runs(p_filter, v_ids);
         SELECT * INTO v_batch FROM dlq.erase_entries(v_ids, v_record.actor, v_record.note);
         v_batch.under_way := v_batch.under_way + v_unfinished;
-        UPDATE dlq.erasures r SET entries = r.entries + v_batch.entries, jobs = r.jobs + v_batch.jobs, under_way = r.under_way + v_batch.under_way WHERE r.id = p_erasure;
+        UPDATE dlq.erasures r SET entries = r.entries + v_batch.entries, jobs = r.jobs + v_batch.jobs,
+            under_way = r.under_way + v_batch.under_way WHERE r.id = p_erasure;
     END IF;
     RETURN v_ids[cardinality(v_ids)];
 END
@@ -397,7 +468,8 @@ COMMENT ON FUNCTION dlq.erase_step IS
     'left.';
 
 -- One transaction per batch, so that no lock is held for longer than a batch takes.
-CREATE OR REPLACE PROCEDURE dlq.erase(p_filter jsonb, p_note text, p_actor text DEFAULT session_user, INOUT p_erasure uuid DEFAULT NULL)
+CREATE OR REPLACE PROCEDURE dlq.erase(p_filter jsonb, p_note text, p_actor text DEFAULT session_user,
+    INOUT p_erasure uuid DEFAULT NULL)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_after uuid;

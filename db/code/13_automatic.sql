@@ -9,17 +9,20 @@
 CREATE OR REPLACE VIEW dlq.automatic AS
     WITH policy AS (
         SELECT p.scope, coalesce(p.name, '') AS name, p.enabled, coalesce(p.include, '{}') AS include
-        FROM dlq.settings s CROSS JOIN LATERAL jsonb_to_recordset(s.value::jsonb) AS p (scope text, name text, enabled boolean, include text[])
+        FROM dlq.settings s CROSS JOIN LATERAL jsonb_to_recordset(s.value::jsonb) AS p (scope text, name text,
+            enabled boolean, include text[])
         WHERE s.key = 'automatic'
     ), switches AS (
-        SELECT w.scope, w.name, w.enabled, w.include, 'operator' AS source, w.at, w.actor, w.note FROM dlq.automatic_switches w
+        SELECT w.scope, w.name, w.enabled, w.include, 'operator' AS source, w.at, w.actor, w.note
+        FROM dlq.automatic_switches w
         UNION ALL
         SELECT p.scope, p.name, p.enabled, p.include, 'policy', NULL, NULL, NULL FROM policy p
         WHERE NOT EXISTS (SELECT FROM dlq.automatic_switches w WHERE w.scope = p.scope AND w.name = p.name)
     )
     SELECT c.scope, c.name, c.enabled, c.include, c.source, c.at, c.actor, c.note FROM switches c
     UNION ALL
-    SELECT 'all', '', NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'river' AND s.value = 'attached'), '{}', 'default', NULL, NULL, NULL
+    SELECT 'all', '', NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'river' AND s.value = 'attached'), '{}',
+        'default', NULL, NULL, NULL
     WHERE NOT EXISTS (SELECT FROM switches c WHERE c.scope = 'all');
 COMMENT ON VIEW dlq.automatic IS
     'The switches of automatic redelivery that are in force, and the source of each: operator, policy or '
@@ -32,7 +35,8 @@ COMMENT ON VIEW dlq.automatic IS
 CREATE OR REPLACE FUNCTION dlq.automatic_for(p_queue text, p_kind text, p_class text, p_job_kind text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 BEGIN
-    RETURN NOT EXISTS (SELECT FROM dlq.automatic_switches s WHERE s.scope = 'stop') AND dlq.switched_on(p_queue, p_kind, p_class, p_job_kind);
+    RETURN NOT EXISTS (SELECT FROM dlq.automatic_switches s WHERE s.scope = 'stop')
+        AND dlq.switched_on(p_queue, p_kind, p_class, p_job_kind);
 END
 $$;
 COMMENT ON FUNCTION dlq.automatic_for IS
@@ -52,20 +56,23 @@ BEGIN
         END INTO v_on
     FROM (SELECT s.scope, s.enabled, s.source,
               s.scope = 'queue' AND s.name = p_queue OR s.scope = 'class' AND s.name = p_class
-              OR s.scope = 'kind' AND p_kind LIKE replace(replace(replace(replace(s.name, '\', '\\'), '%', '\%'), '_', '\_'), '*', '%') AS narrow
+              OR s.scope = 'kind' AND p_kind LIKE replace(replace(replace(replace(s.name, '\', '\\'), '%', '\%'), '_',
+                  '\_'), '*', '%') AS narrow
           FROM dlq.automatic s) a;
     RETURN v_on;
 END
 $$;
 COMMENT ON FUNCTION dlq.switched_on IS 'dlq.automatic_for, ignoring stops.';
 
-CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_strategy dlq.strategy, p_rule text, p_next_retry_at timestamptz, p_waiting_for text,
+CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_strategy dlq.strategy, p_rule text,
+    p_next_retry_at timestamptz, p_waiting_for text,
     p_class text, p_parked_by text, p_queue text, p_kind text, p_job_kind text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 DECLARE
     v_at     text := 'again at ' || to_char(p_next_retry_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'
         || CASE WHEN p_strategy = 'conditional' THEN ', once its conditions hold,' ELSE '' END
-        || CASE WHEN p_rule = 'unparked' THEN ', because an operator returned it' ELSE coalesce(' by rule ' || p_rule, '') END;
+        || CASE WHEN p_rule = 'unparked' THEN ', because an operator returned it'
+            ELSE coalesce(' by rule ' || p_rule, '') END;
     v_reason text;
 BEGIN
     CASE p_status
@@ -79,7 +86,8 @@ BEGIN
             WHEN p_rule = 'backfilled' THEN 'its job failed before dlqd was attached'
             ELSE 'class ' || coalesce(p_class, 'unknown') || coalesce(' by rule ' || p_rule, '') END;
     WHEN 'dlq_pending' THEN
-        SELECT CASE s.name WHEN 'restored' THEN 'held, because the database was restored' ELSE 'all automatic redelivery is stopped by ' || s.actor END INTO v_reason
+        SELECT CASE s.name WHEN 'restored' THEN 'held, because the database was restored'
+            ELSE 'all automatic redelivery is stopped by ' || s.actor END INTO v_reason
         FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
         IF p_strategy IS NULL THEN
             RETURN 'waits for a DLQ worker to decide' || coalesce(': ' || v_reason, '');
@@ -109,7 +117,8 @@ COMMENT ON TRIGGER automatic_changes_append_only ON dlq.automatic_changes IS 'Th
 -- switches until they commit. Once the transaction of a change ends, the change is in force over
 -- all processes: earlier decisions are committed, and later ones see it. p_enabled null deletes the
 -- switch.
-CREATE OR REPLACE FUNCTION dlq.change_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[], p_actor text, p_note text) RETURNS boolean
+CREATE OR REPLACE FUNCTION dlq.change_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[],
+    p_actor text, p_note text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 DECLARE
     v_changed integer;
@@ -134,12 +143,17 @@ BEGIN
     ELSE
         INSERT INTO dlq.automatic_switches AS s (scope, name, enabled, include, actor, note)
         VALUES (p_scope, p_name, p_enabled, p_include, dlq.actor(p_actor), p_note)
-        ON CONFLICT (scope, name) DO UPDATE SET enabled = excluded.enabled, include = excluded.include, at = now(), actor = excluded.actor, note = excluded.note;
+        ON CONFLICT (scope, name) DO UPDATE SET enabled = excluded.enabled, include = excluded.include, at = now(),
+        actor = excluded.actor, note = excluded.note;
     END IF;
     GET DIAGNOSTICS v_changed = ROW_COUNT;
     IF v_changed > 0 THEN
-        INSERT INTO dlq.automatic_changes (scope, name, enabled, include, actor, origin, note) VALUES (p_scope, p_name, p_enabled, p_include, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor), p_note);
-        PERFORM dlq.record_act(concat_ws(' ', 'automatic redelivery:', p_scope, nullif(p_name, '')), CASE WHEN p_enabled IS NULL THEN 'switch taken away' WHEN p_scope = 'stop' THEN 'stopped' WHEN p_enabled THEN 'switched on' ELSE 'switched off' END,
+        INSERT INTO dlq.automatic_changes (scope, name, enabled, include, actor, origin, note)
+        VALUES (p_scope, p_name, p_enabled, p_include, dlq.actor(p_actor), dlq.origin(dlq.actor(p_actor), p_actor),
+            p_note);
+        PERFORM dlq.record_act(concat_ws(' ', 'automatic redelivery:', p_scope, nullif(p_name, '')),
+            CASE WHEN p_enabled IS NULL THEN 'switch taken away' WHEN p_scope = 'stop' THEN 'stopped' WHEN p_enabled
+                THEN 'switched on' ELSE 'switched off' END,
                                p_actor, p_note, jsonb_build_object('include', nullif(p_include, '{}')));
         PERFORM dlq.wake();
     END IF;
@@ -149,7 +163,8 @@ $$;
 COMMENT ON FUNCTION dlq.change_automatic IS
     'Changes or deletes one switch of automatic redelivery. Returns whether anything changed.';
 
-CREATE OR REPLACE FUNCTION dlq.set_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[] DEFAULT '{}',
+CREATE OR REPLACE FUNCTION dlq.set_automatic(p_scope text, p_name text, p_enabled boolean,
+    p_include text[] DEFAULT '{}',
     p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -162,7 +177,8 @@ COMMENT ON FUNCTION dlq.set_automatic IS
     'dlq.set_automatic(''queue'', ''mailers'', true). p_include names entries that need manual handling otherwise: '
     'backfilled, single-attempt.';
 
-CREATE OR REPLACE FUNCTION dlq.reset_automatic(p_scope text, p_name text DEFAULT '', p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
+CREATE OR REPLACE FUNCTION dlq.reset_automatic(p_scope text, p_name text DEFAULT '', p_actor text DEFAULT session_user,
+    p_note text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.check_automatic(p_scope, p_name, true, '{}');
@@ -173,18 +189,24 @@ COMMENT ON FUNCTION dlq.reset_automatic IS
     'Deletes an operator''s switch, so that the policy or the default applies again. Returns false if there was '
     'none.';
 
-CREATE OR REPLACE FUNCTION dlq.check_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[]) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.check_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[])
+    RETURNS void
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF p_scope IS NULL OR p_scope NOT IN ('all', 'queue', 'kind', 'class') OR (coalesce(p_name, '') = '') <> (p_scope = 'all') THEN
-        RAISE EXCEPTION 'automatic: there is no switch for % "%"', coalesce(p_scope, '(null)'), p_name USING ERRCODE = 'DLQ04',
+    IF p_scope IS NULL OR p_scope NOT IN ('all', 'queue', 'kind', 'class')
+        OR (coalesce(p_name, '') = '') <> (p_scope = 'all') THEN
+        RAISE EXCEPTION 'automatic: there is no switch for % "%"', coalesce(p_scope, '(null)'), p_name
+            USING ERRCODE = 'DLQ04',
             HINT = 'Scopes: all (without a name), queue, kind and class (with a name).';
     END IF;
-    IF p_scope = 'class' AND p_name NOT IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed', 'unauthorized', 'not_found', 'business', 'code_bug', 'unknown') THEN
+    IF p_scope = 'class' AND p_name NOT IN ('transient', 'rate_limited', 'outage', 'validation', 'malformed',
+        'unauthorized', 'not_found', 'business', 'code_bug', 'unknown') THEN
         RAISE EXCEPTION 'automatic: there is no class "%"', p_name USING ERRCODE = 'DLQ04';
     END IF;
-    IF p_include IS NULL OR NOT p_include <@ ARRAY['backfilled', 'single-attempt'] OR (NOT p_enabled AND p_include <> '{}') THEN
-        RAISE EXCEPTION 'automatic: invalid include %', p_include USING ERRCODE = 'DLQ04', HINT = 'A switch that is on may include backfilled and single-attempt.';
+    IF p_include IS NULL OR NOT p_include <@ ARRAY['backfilled', 'single-attempt']
+        OR (NOT p_enabled AND p_include <> '{}') THEN
+        RAISE EXCEPTION 'automatic: invalid include %', p_include USING ERRCODE = 'DLQ04',
+            HINT = 'A switch that is on may include backfilled and single-attempt.';
     END IF;
 END
 $$;
@@ -200,7 +222,8 @@ COMMENT ON FUNCTION dlq.stop_automatic IS
     'Stops all automatic redelivery, over all processes, until dlq.resume_automatic. Once this commits, none is '
     'made, except by a transaction that hangs; a warning reports one. Replays by operators continue.';
 
-CREATE OR REPLACE FUNCTION dlq.resume_automatic(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
+CREATE OR REPLACE FUNCTION dlq.resume_automatic(p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN dlq.change_automatic('stop', '', NULL, NULL, p_actor, p_note);

@@ -4,22 +4,30 @@
 
 CREATE OR REPLACE FUNCTION dlq.is_muted(p_mark dlq.group_marks, p_failures bigint) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN coalesce((p_mark).muted_at IS NOT NULL AND now() < coalesce((p_mark).mute_until, 'infinity') AND p_failures < coalesce((p_mark).mute_upto, 9223372036854775807), false);
+RETURN coalesce((p_mark).muted_at IS NOT NULL AND now() < coalesce((p_mark).mute_until, 'infinity')
+    AND p_failures < coalesce((p_mark).mute_upto, 9223372036854775807), false);
 COMMENT ON FUNCTION dlq.is_muted IS 'Whether a failure group with p_failures failures in all is muted now.';
 
 -- A group is regressed if it has failed since it was marked as fixed. last_seen is when the job
 -- failed, not when the failure was filed.
-CREATE OR REPLACE FUNCTION dlq.group_status(p_mark dlq.group_marks, p_failures bigint, p_last_seen timestamptz) RETURNS text
+CREATE OR REPLACE FUNCTION dlq.group_status(p_mark dlq.group_marks, p_failures bigint, p_last_seen timestamptz)
+    RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN CASE WHEN dlq.is_muted(p_mark, p_failures) THEN 'muted' WHEN p_last_seen > (p_mark).fixed_at THEN 'regressed' WHEN (p_mark).fixed_at IS NOT NULL THEN 'fixed' ELSE 'open' END;
+RETURN CASE WHEN dlq.is_muted(p_mark, p_failures) THEN 'muted' WHEN p_last_seen > (p_mark).fixed_at THEN 'regressed'
+    WHEN (p_mark).fixed_at IS NOT NULL THEN 'fixed' ELSE 'open' END;
 COMMENT ON FUNCTION dlq.group_status IS
     'The status of a failure group: muted, regressed (failed after it was marked as fixed), fixed or open.';
 
-CREATE OR REPLACE FUNCTION dlq.groups(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_order text DEFAULT 'latest', p_after jsonb DEFAULT NULL, p_over interval DEFAULT '24 hours')
-RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, status text, regressed boolean, owner text, note text, open bigint, failures bigint,
-               in_window bigint, trend bigint[], first_seen timestamptz, last_seen timestamptz, fixed_at timestamptz, fixed_by text, muted_at timestamptz, muted_by text,
-               mute_until timestamptz, mute_left bigint, updated_at timestamptz, updated_by text, sample uuid, place bigint)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+CREATE OR REPLACE FUNCTION dlq.groups(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100,
+    p_order text DEFAULT 'latest', p_after jsonb DEFAULT NULL, p_over interval DEFAULT '24 hours')
+RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_class text, status text,
+    regressed boolean, owner text, note text, open bigint, failures bigint,
+               in_window bigint, trend bigint[], first_seen timestamptz, last_seen timestamptz, fixed_at timestamptz,
+               fixed_by text, muted_at timestamptz, muted_by text,
+               mute_until timestamptz, mute_left bigint, updated_at timestamptz, updated_by text, sample uuid,
+               place bigint)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
+SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     v_step     dlq.rollup_step := dlq.coarse_step(p_over);
     v_from     timestamptz := date_trunc(v_step::text, now() - p_over);
@@ -27,7 +35,8 @@ DECLARE
     v_mask     jsonb := dlq.mask();
     v_where    text := 'true';
     v_key      text;
-    v_words    constant text := 'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
+    v_words    constant text :=
+        'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
 BEGIN
     -- As in dlq.filter_where, values are read from parameter $1 and never become part of the SQL
     -- text.
@@ -39,22 +48,26 @@ BEGIN
                                            WHERE a.queue = g.queue AND a.fingerprint = g.fingerprint AND a.former = ANY (%1$s)))',
                                            format(v_words, v_key))
             WHEN 'errorClass'  THEN 'g.error_class = ANY (' || format(v_words, v_key) || ')'
-            WHEN 'status'      THEN 'dlq.group_status(m, g.failures, g.last_seen) = ANY (' || format(v_words, v_key) || ')'
+            WHEN 'status'      THEN 'dlq.group_status(m, g.failures, g.last_seen) = ANY ('
+                || format(v_words, v_key) || ')'
             WHEN 'owner'       THEN 'coalesce(m.owner, '''') = ANY (' || format(v_words, v_key) || ')'
             WHEN 'hasOpen'     THEN '(g.open > 0) = ($1 ->> ''hasOpen'')::boolean'
         END;
         IF v_where IS NULL THEN
-            RAISE EXCEPTION 'groups: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'Fields: queue, fingerprint, errorClass, status (open, fixed, regressed, muted), owner ("" for no owner), hasOpen.';
+            RAISE EXCEPTION 'groups: there is no field %', v_key USING ERRCODE = 'DLQ04',
+                HINT = 'Fields: queue, fingerprint, errorClass, status (open, fixed, regressed, muted), owner ("" for no owner), hasOpen.';
         END IF;
     END LOOP;
     IF p_order NOT IN ('latest', 'open', 'failures') THEN
-        RAISE EXCEPTION 'groups: there is no order %', p_order USING ERRCODE = 'DLQ04', HINT = 'Orders: latest, open, failures.';
+        RAISE EXCEPTION 'groups: there is no order %', p_order USING ERRCODE = 'DLQ04',
+            HINT = 'Orders: latest, open, failures.';
     END IF;
     RETURN QUERY EXECUTE
         'WITH page AS MATERIALIZED (
              SELECT g, m, o.place
              FROM dlq.failure_groups g LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
-             CROSS JOIN LATERAL (SELECT ' || CASE p_order WHEN 'open' THEN 'g.open' WHEN 'failures' THEN 'g.failures' ELSE '(extract(epoch FROM g.last_seen) * 1000000)::bigint' END || ' AS place) o
+             CROSS JOIN LATERAL (SELECT ' || CASE p_order WHEN 'open' THEN 'g.open' WHEN 'failures' THEN 'g.failures'
+                 ELSE '(extract(epoch FROM g.last_seen) * 1000000)::bigint' END || ' AS place) o
              WHERE ' || v_where || '
                AND NOT EXISTS (
                    SELECT FROM dlq.group_aliases a
@@ -120,9 +133,11 @@ BEGIN
         END IF;
     END IF;
     IF coalesce(v_found, '{}') = '{}' THEN
-        RAISE EXCEPTION 'failure group % of queue %: there is no such group', p_fingerprint, p_queue USING ERRCODE = 'DLQ02';
+        RAISE EXCEPTION 'failure group % of queue %: there is no such group', p_fingerprint, p_queue
+            USING ERRCODE = 'DLQ02';
     ELSIF v_found[2] IS NOT NULL THEN
-        RAISE EXCEPTION 'failure group % of queue %: several fingerprints begin with this', p_fingerprint, p_queue USING ERRCODE = 'DLQ04', HINT = 'Give more of its characters.';
+        RAISE EXCEPTION 'failure group % of queue %: several fingerprints begin with this', p_fingerprint, p_queue
+            USING ERRCODE = 'DLQ04', HINT = 'Give more of its characters.';
     END IF;
     RETURN v_found[1];
 END
@@ -149,8 +164,10 @@ COMMENT ON FUNCTION dlq.group_names IS
 
 -- group_entries returns the entries that the page of a group describes: open ones, and those that
 -- closed within a month. Older months are neither read nor locked.
-CREATE OR REPLACE FUNCTION dlq.group_entries(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200) RETURNS SETOF uuid
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+CREATE OR REPLACE FUNCTION dlq.group_entries(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
+    RETURNS SETOF uuid
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_fingerprint constant text := dlq.one_group(p_queue, p_fingerprint);
     v_since       constant timestamptz := now() - interval '30 days';
@@ -176,7 +193,8 @@ COMMENT ON FUNCTION dlq.group_entries IS
 
 CREATE OR REPLACE FUNCTION dlq.group_shares(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
 RETURNS TABLE (by text, name text, entries bigint, share float8)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
     v_ids   constant uuid[] := ARRAY(SELECT dlq.group_entries(p_queue, p_fingerprint, p_limit));
     v_since constant timestamptz := now() - interval '31 days';
@@ -207,7 +225,8 @@ COMMENT ON FUNCTION dlq.group_shares IS
     'client that worked the job, while River keeps the job.';
 
 -- set_group changes only the marks that p_changes names.
-CREATE OR REPLACE FUNCTION dlq.set_group(p_queue text, p_fingerprint text, p_changes jsonb, p_actor text DEFAULT session_user, p_why text DEFAULT NULL) RETURNS text
+CREATE OR REPLACE FUNCTION dlq.set_group(p_queue text, p_fingerprint text, p_changes jsonb,
+    p_actor text DEFAULT session_user, p_why text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
 DECLARE
     v_fingerprint constant text := dlq.one_group(p_queue, p_fingerprint);
@@ -219,31 +238,43 @@ DECLARE
 BEGIN
     FOR v_key IN SELECT jsonb_object_keys(p_changes) LOOP
         IF v_key NOT IN ('owner', 'note', 'status', 'muteUntil', 'muteFailures') THEN
-            RAISE EXCEPTION 'group: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'Fields: owner, note, status (open, fixed, muted), muteUntil, muteFailures.';
+            RAISE EXCEPTION 'group: there is no field %', v_key USING ERRCODE = 'DLQ04',
+                HINT = 'Fields: owner, note, status (open, fixed, muted), muteUntil, muteFailures.';
         END IF;
     END LOOP;
-    IF p_changes = '{}' OR p_changes ->> 'status' NOT IN ('open', 'fixed', 'muted') OR v_mute AND coalesce(p_changes ->> 'status', 'muted') <> 'muted' OR p_changes ->> 'status' = 'muted' AND NOT v_mute
-        OR (p_changes ->> 'muteUntil')::timestamptz <= now() OR (p_changes ->> 'muteFailures')::bigint NOT BETWEEN 1 AND 1000000000 THEN
+    IF p_changes = '{}' OR p_changes ->> 'status' NOT IN ('open', 'fixed', 'muted') OR v_mute
+        AND coalesce(p_changes ->> 'status', 'muted') <> 'muted' OR p_changes ->> 'status' = 'muted' AND NOT v_mute
+        OR (p_changes ->> 'muteUntil')::timestamptz <= now()
+        OR (p_changes ->> 'muteFailures')::bigint NOT BETWEEN 1 AND 1000000000 THEN
         RAISE EXCEPTION 'group: invalid changes %', p_changes USING ERRCODE = 'DLQ04',
             HINT = 'Examples: {"owner": "kim"}, {"note": "waits for the bank"}, {"status": "fixed"}, {"status": "open"}, or a mute that ends: {"muteUntil": "2030-01-01T00:00:00Z"}, {"muteFailures": 100}.';
     END IF;
     IF length(p_changes ->> 'owner') > 255 OR length(p_changes ->> 'note') > 10000 OR length(p_why) > 10000 THEN
-        RAISE EXCEPTION 'group: the owner, note or reason is too long' USING ERRCODE = 'DLQ04', HINT = 'Limits: owner 255 characters, note and reason 10000 characters.';
+        RAISE EXCEPTION 'group: the owner, note or reason is too long' USING ERRCODE = 'DLQ04',
+            HINT = 'Limits: owner 255 characters, note and reason 10000 characters.';
     END IF;
     p_why := dlq.masked_text(p_why, dlq.mask(false)); -- users may read it after the entries are gone
-    p_changes := p_changes || CASE WHEN p_changes ->> 'note' IS NOT NULL THEN jsonb_build_object('note', dlq.masked_text(p_changes ->> 'note', dlq.mask(false))) ELSE '{}' END;
-    SELECT g.failures INTO v_failures FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = v_fingerprint;
-    INSERT INTO dlq.group_marks AS m (queue, fingerprint, owner, note, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, updated_by)
+    p_changes := p_changes || CASE WHEN p_changes ->> 'note' IS NOT NULL
+        THEN jsonb_build_object('note', dlq.masked_text(p_changes ->> 'note', dlq.mask(false))) ELSE '{}' END;
+    SELECT g.failures INTO v_failures FROM dlq.failure_groups g WHERE g.queue = p_queue
+        AND g.fingerprint = v_fingerprint;
+    INSERT INTO dlq.group_marks AS m (queue, fingerprint, owner, note, fixed_at, fixed_by, muted_at, muted_by,
+        mute_until, mute_upto, updated_by)
     VALUES (p_queue, v_fingerprint, nullif(p_changes ->> 'owner', ''), nullif(p_changes ->> 'note', ''),
-            CASE WHEN p_changes ->> 'status' = 'fixed' THEN clock_timestamp() END, CASE WHEN p_changes ->> 'status' = 'fixed' THEN v_actor END,
-            CASE WHEN v_mute THEN clock_timestamp() END, CASE WHEN v_mute THEN v_actor END, (p_changes ->> 'muteUntil')::timestamptz, v_failures + (p_changes ->> 'muteFailures')::bigint, v_actor)
+            CASE WHEN p_changes ->> 'status' = 'fixed' THEN clock_timestamp() END,
+                CASE WHEN p_changes ->> 'status' = 'fixed' THEN v_actor END,
+            CASE WHEN v_mute THEN clock_timestamp() END, CASE WHEN v_mute THEN v_actor END,
+                (p_changes ->> 'muteUntil')::timestamptz, v_failures + (p_changes ->> 'muteFailures')::bigint, v_actor)
     ON CONFLICT (queue, fingerprint) DO UPDATE SET
         owner = CASE WHEN p_changes ? 'owner' THEN excluded.owner ELSE m.owner END,
         note = CASE WHEN p_changes ? 'note' THEN excluded.note ELSE m.note END,
         -- Status open removes the mark as fixed and the mute; a mute keeps the mark as fixed.
-        fixed_at = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_at ELSE m.fixed_at END, fixed_by = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_by ELSE m.fixed_by END,
-        muted_at = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_at ELSE m.muted_at END, muted_by = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_by ELSE m.muted_by END,
-        mute_until = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_until ELSE m.mute_until END, mute_upto = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_upto ELSE m.mute_upto END,
+        fixed_at = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_at ELSE m.fixed_at END,
+        fixed_by = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_by ELSE m.fixed_by END,
+        muted_at = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_at ELSE m.muted_at END,
+        muted_by = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_by ELSE m.muted_by END,
+        mute_until = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_until ELSE m.mute_until END,
+        mute_upto = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_upto ELSE m.mute_upto END,
         inherited_from = CASE WHEN v_mute OR p_changes ? 'status' THEN NULL ELSE m.inherited_from END,
         updated_at = now(), updated_by = excluded.updated_by;
     -- A dlqd of an earlier grouping method files entries into the former groups, until they are
@@ -254,10 +285,13 @@ BEGIN
     FROM dlq.group_marks m JOIN dlq.group_aliases a ON a.queue = m.queue AND a.fingerprint = m.fingerprint AND a.main
     WHERE m.queue = p_queue AND m.fingerprint = v_fingerprint AND f.queue = a.queue AND f.fingerprint = a.former;
     v_acts := ARRAY(SELECT a.text FROM (VALUES
-        (CASE WHEN p_changes ? 'owner' THEN coalesce('assigned to ' || nullif(p_changes ->> 'owner', ''), 'assigned to nobody') END),
+        (CASE WHEN p_changes ? 'owner' THEN coalesce('assigned to ' || nullif(p_changes ->> 'owner', ''),
+            'assigned to nobody') END),
         (CASE WHEN p_changes ? 'note' THEN 'noted' END),
-        (CASE WHEN v_mute THEN 'muted' WHEN p_changes ->> 'status' = 'fixed' THEN 'marked as fixed' WHEN p_changes ->> 'status' = 'open' THEN 'opened' END)) a (text) WHERE a.text IS NOT NULL);
-    PERFORM dlq.record_act('group ' || p_queue || ' ' || v_fingerprint, array_to_string(v_acts, ', '), p_actor, p_why, p_changes);
+        (CASE WHEN v_mute THEN 'muted' WHEN p_changes ->> 'status' = 'fixed' THEN 'marked as fixed'
+            WHEN p_changes ->> 'status' = 'open' THEN 'opened' END)) a (text) WHERE a.text IS NOT NULL);
+    PERFORM dlq.record_act('group ' || p_queue || ' ' || v_fingerprint, array_to_string(v_acts, ', '), p_actor,
+        p_why, p_changes);
     RETURN v_fingerprint;
 END
 $$;
@@ -268,13 +302,17 @@ COMMENT ON FUNCTION dlq.set_group IS
     'first). Does not change the entries: see dlq.assign_group. Writes an audit row. The first characters of '
     'the fingerprint are enough; returns the whole.';
 
-CREATE OR REPLACE FUNCTION dlq.assign_group(p_queue text, p_fingerprint text, p_owner text, p_actor text DEFAULT session_user, p_why text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION dlq.assign_group(p_queue text, p_fingerprint text, p_owner text,
+    p_actor text DEFAULT session_user, p_why text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_fingerprint constant text := dlq.set_group(p_queue, p_fingerprint, jsonb_build_object('owner', p_owner), p_actor, p_why);
+    v_fingerprint constant text := dlq.set_group(p_queue, p_fingerprint, jsonb_build_object('owner', p_owner),
+        p_actor, p_why);
 BEGIN
-    RETURN (SELECT a.changed FROM dlq.act_where('assign', jsonb_build_object('queue', p_queue, 'fingerprint', v_fingerprint, 'status', '["dlq_pending", "dlq_processing", "dlq_manual"]'::jsonb),
-                                                p_actor, p_why, jsonb_build_object('assignee', p_owner), p_limit => NULL) a);
+    RETURN (SELECT a.changed FROM dlq.act_where('assign', jsonb_build_object('queue', p_queue, 'fingerprint',
+        v_fingerprint, 'status', '["dlq_pending", "dlq_processing", "dlq_manual"]'::jsonb),
+                                                p_actor, p_why, jsonb_build_object('assignee', p_owner),
+                                                p_limit => NULL) a);
 END
 $$;
 COMMENT ON FUNCTION dlq.assign_group IS
@@ -282,13 +320,16 @@ COMMENT ON FUNCTION dlq.assign_group IS
     'later, to that person. Returns how many entries were assigned.';
 
 CREATE OR REPLACE FUNCTION dlq.muted_entries() RETURNS bigint
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
+SET jit = off AS $$
 DECLARE
     v_patterns text[] := dlq.scope_patterns(dlq.scope());
 BEGIN
-    RETURN (SELECT count(*) FROM dlq.group_marks m JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
+    RETURN (SELECT count(*) FROM dlq.group_marks m JOIN dlq.failure_groups g ON g.queue = m.queue
+        AND g.fingerprint = m.fingerprint
             CROSS JOIN LATERAL (SELECT FROM dlq.dead_letter_open e
-                                WHERE e.queue = m.queue AND e.fingerprint = m.fingerprint AND e.status = 'dlq_manual' AND (v_patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, v_patterns))
+                                WHERE e.queue = m.queue AND e.fingerprint = m.fingerprint AND e.status = 'dlq_manual'
+                                    AND (v_patterns IS NULL OR dlq.in_patterns(e.queue, e.kind, v_patterns))
                                 LIMIT 10000) e
             WHERE m.muted_at IS NOT NULL AND dlq.is_muted(m, g.failures));
 END
@@ -347,7 +388,8 @@ BEGIN
     THEN
         v_former.muted_at := NULL; -- the mute has ended
     END IF;
-    v_note := nullif(left(concat_ws(E'\n', v_former.note, CASE WHEN NOT v_one_to_one THEN dlq.part_of(v_former) END), 10000), '');
+    v_note := nullif(left(concat_ws(E'\n', v_former.note, CASE WHEN NOT v_one_to_one THEN dlq.part_of(v_former) END),
+        10000), '');
     INSERT INTO dlq.group_marks AS m
         (queue, fingerprint, owner, note, fixed_at, fixed_by,
          muted_at, muted_by, mute_until, mute_upto,
@@ -398,7 +440,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.alias_groups', 0));
     FOR v_row IN
         SELECT p.queue, p.former, p.fingerprint,
-               (array_agg(p.entry_id ORDER BY p.place))[1] AS entry_id, (array_agg(p.title ORDER BY p.place))[1] AS title
+               (array_agg(p.entry_id ORDER BY p.place))[1] AS entry_id,
+               (array_agg(p.title ORDER BY p.place))[1] AS title
         FROM unnest(p_queues, p_formers, p_fingerprints, p_entries, p_titles)
             WITH ORDINALITY p (queue, former, fingerprint, entry_id, title, place)
         -- Groups that count as other have no counts of their own and get no alias.

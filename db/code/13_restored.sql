@@ -34,7 +34,8 @@ BEGIN
     END IF;
     RETURN jsonb_strip_nulls(jsonb_build_object('system', v_system, 'timeline', v_timeline,
         -- A restored dump has new oids, also in the same server.
-        'database', (SELECT d.oid::bigint FROM pg_database d WHERE d.datname = current_database()), 'table', 'dlq.settings'::regclass::oid::bigint));
+        'database', (SELECT d.oid::bigint FROM pg_database d WHERE d.datname = current_database()), 'table',
+        'dlq.settings'::regclass::oid::bigint));
 END
 $$;
 COMMENT ON FUNCTION dlq.server_identity IS
@@ -74,11 +75,13 @@ COMMENT ON FUNCTION dlq.may_send IS
     'automatic redelivery is being changed), or unsettled (the server has changed, and dlq.watch_server has to '
     'run first). p_mark: the last committed mark of the process.';
 
-CREATE OR REPLACE FUNCTION dlq.server_verdict(p_process uuid, p_mark bigint, p_timeline bigint, p_now jsonb) RETURNS text
+CREATE OR REPLACE FUNCTION dlq.server_verdict(p_process uuid, p_mark bigint, p_timeline bigint, p_now jsonb)
+    RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_known       jsonb := (SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'server');
-    v_mark_lost   boolean := p_mark > 0 AND NOT EXISTS (SELECT FROM dlq.processes p WHERE p.id = p_process AND p.mark >= p_mark);
+    v_mark_lost   boolean := p_mark > 0 AND NOT EXISTS (SELECT FROM dlq.processes p WHERE p.id = p_process
+        AND p.mark >= p_mark);
     v_mark_intact boolean;
 BEGIN
     IF v_known IS NULL AND (NOT v_mark_lost OR dlq.is_restored()) THEN
@@ -90,10 +93,12 @@ BEGIN
     IF dlq.is_restored() THEN
         -- Only a hold because of the timeline can end here: it was made by a process that had just
         -- started and could not know of the promotion.
-        IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline') THEN
+        IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline')
+            THEN
             RETURN 'same';
         END IF;
-        RETURN CASE WHEN v_mark_lost THEN 'lost' WHEN v_mark_intact AND dlq.same_server(v_known - 'timeline', p_now) THEN 'promoted' ELSE 'same' END;
+        RETURN CASE WHEN v_mark_lost THEN 'lost' WHEN v_mark_intact AND dlq.same_server(v_known - 'timeline', p_now)
+            THEN 'promoted' ELSE 'same' END;
     END IF;
     RETURN CASE
         WHEN NOT dlq.same_server(v_known - 'timeline', p_now) THEN 'other'
@@ -135,12 +140,16 @@ BEGIN
         WHEN 'unknown' THEN
             PERFORM dlq.know_server(v_now);
         WHEN 'promoted' THEN
-            PERFORM dlq.change_automatic('stop', 'restored', NULL, NULL, 'worker:' || p_name, 'a standby was promoted while this dlqd ran');
+            PERFORM dlq.change_automatic('stop', 'restored', NULL, NULL, 'worker:' || p_name,
+                'a standby was promoted while this dlqd ran');
             PERFORM dlq.know_server(v_now);
-            PERFORM dlq.record_act('server', 'promoted', 'worker:' || p_name, NULL, jsonb_build_object('before', v_known, 'after', v_now));
+            PERFORM dlq.record_act('server', 'promoted', 'worker:' || p_name, NULL,
+                jsonb_build_object('before', v_known, 'after', v_now));
         ELSE
-            PERFORM dlq.change_automatic('stop', 'restored', true, '{}', 'worker:' || p_name, dlq.restored_note(verdict, p_process, p_name, v_known, v_now));
-            INSERT INTO dlq.settings AS s (key, value) VALUES ('restored', jsonb_build_object('why', verdict, 'known', v_known, 'found', v_now)::text)
+            PERFORM dlq.change_automatic('stop', 'restored', true, '{}', 'worker:' || p_name,
+                dlq.restored_note(verdict, p_process, p_name, v_known, v_now));
+            INSERT INTO dlq.settings AS s (key, value)
+            VALUES ('restored', jsonb_build_object('why', verdict, 'known', v_known, 'found', v_now)::text)
             ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
         END CASE;
     END IF;
@@ -149,7 +158,8 @@ BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'local', true);
     END IF;
-    INSERT INTO dlq.processes AS p (id, name, version, parts, mark) VALUES (p_process, p_name, '', '{}', greatest(p_mark, 0) + 1)
+    INSERT INTO dlq.processes AS p (id, name, version, parts, mark)
+    VALUES (p_process, p_name, '', '{}', greatest(p_mark, 0) + 1)
     ON CONFLICT (id) DO UPDATE SET mark = greatest(p.mark, p_mark) + 1
     RETURNING p.mark INTO mark;
     timeline := (v_now ->> 'timeline')::bigint;
@@ -169,23 +179,30 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.know_server IS 'Records this server as the known one.';
 
-CREATE OR REPLACE FUNCTION dlq.restored_note(p_why text, p_process uuid, p_name text, p_known jsonb, p_now jsonb) RETURNS text
+CREATE OR REPLACE FUNCTION dlq.restored_note(p_why text, p_process uuid, p_name text, p_known jsonb, p_now jsonb)
+    RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE
         WHEN p_why = 'lost' THEN 'the last write of ' || p_name || ' is missing: the database was set back while it ran'
         WHEN p_why = 'timeline' THEN format('the server is on timeline %s, and was on %s before: it was restored, or promoted while no dlqd ran', p_now ->> 'timeline', p_known ->> 'timeline')
-        WHEN p_now -> 'system' <> p_known -> 'system' THEN format('this is another server (system identifier %s, expected %s)', p_now ->> 'system', p_known ->> 'system')
+        WHEN p_now -> 'system' <> p_known -> 'system'
+            THEN format('this is another server (system identifier %s, expected %s)', p_now ->> 'system',
+                p_known ->> 'system')
         WHEN p_now -> 'database' <> p_known -> 'database' THEN 'this is another database of the same server'
         ELSE 'its tables were restored from a dump' END
         -- Without this process, which has just written its own row.
-        || coalesce('; its last record is of ' || to_char(greatest((SELECT max(t.at) FROM dlq.dead_letter_transitions t), (SELECT max(p.seen_at) FROM dlq.processes p WHERE p.id <> p_process)) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC', '')
+        || coalesce('; its last record is of '
+            || to_char(greatest((SELECT max(t.at) FROM dlq.dead_letter_transitions t),
+                (SELECT max(p.seen_at) FROM dlq.processes p WHERE p.id <> p_process)) AT TIME ZONE 'UTC',
+                    'YYYY-MM-DD HH24:MI:SS') || ' UTC', '')
 $$;
 COMMENT ON FUNCTION dlq.restored_note IS 'The reason why dlqd considers the database restored, as text.';
 
 CREATE OR REPLACE FUNCTION dlq.hold_restored(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM dlq.change_automatic('stop', 'restored', true, '{}', p_actor, coalesce(p_note, 'reported by ' || dlq.actor(p_actor)));
+    PERFORM dlq.change_automatic('stop', 'restored', true, '{}', p_actor,
+        coalesce(p_note, 'reported by ' || dlq.actor(p_actor)));
     INSERT INTO dlq.settings AS s (key, value) VALUES ('restored', '{"why": "said"}')
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
 END
@@ -194,7 +211,8 @@ COMMENT ON FUNCTION dlq.hold_restored IS
     'Holds automatic deliveries, as if dlqd had found the database restored. For restores that it cannot '
     'detect, such as of a disk snapshot while no dlqd ran.';
 
-CREATE OR REPLACE FUNCTION dlq.resume_restored(p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS boolean
+CREATE OR REPLACE FUNCTION dlq.resume_restored(p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_known jsonb;
@@ -206,7 +224,8 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM dlq.know_server(dlq.server_identity());
-    PERFORM dlq.record_act('server', 'acknowledged', p_actor, dlq.masked_text(p_note, dlq.mask(false)), jsonb_build_object('before', v_known, 'after', dlq.server_identity()));
+    PERFORM dlq.record_act('server', 'acknowledged', p_actor, dlq.masked_text(p_note, dlq.mask(false)),
+        jsonb_build_object('before', v_known, 'after', dlq.server_identity()));
     RETURN true;
 END
 $$;
@@ -223,12 +242,16 @@ BEGIN
     PERFORM dlq.require_everything('restored database');
     v_at := coalesce((SELECT s.at FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = 'restored'), now());
     RETURN QUERY
-    SELECT 'replay run'::text, true, (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IS NULL AND e.job_id IS NULL),
+    SELECT 'replay run'::text, true, (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id
+        AND e.outcome IS NULL AND e.job_id IS NULL),
            format('run %s of %s: sent %s of %s', r.id, r.actor, r.replayed, r.total)
     FROM (SELECT * FROM dlq.replay_runs r WHERE r.status = 'running' ORDER BY r.id LIMIT 100) r;
     RETURN QUERY
-    SELECT CASE WHEN u.own THEN 'redelivery of a message' ELSE 'redelivery of an application''s job' END, u.own, count(*),
-           CASE WHEN u.own THEN string_agg(DISTINCT u.state, ', ') ELSE 'the application''s workers run these: dlqd cannot hold them (' || string_agg(DISTINCT u.state, ', ') || ')' END
+    SELECT CASE WHEN u.own THEN 'redelivery of a message' ELSE 'redelivery of an application''s job' END,
+           u.own, count(*),
+           CASE WHEN u.own THEN string_agg(DISTINCT u.state, ', ')
+               ELSE 'the application''s workers run these: dlqd cannot hold them ('
+                   || string_agg(DISTINCT u.state, ', ') || ')' END
     FROM (
         SELECT j.kind = 'dlqd_message' AS own, j.state::text
         FROM (SELECT e.redelivery_job_id FROM dlq.dead_letter_open e WHERE e.status = 'dlq_processing' LIMIT v_most) e
@@ -236,10 +259,13 @@ BEGIN
         WHERE j.state NOT IN ('completed', 'discarded', 'cancelled') AND j.created_at < v_at
     ) u GROUP BY u.own ORDER BY u.own DESC;
     RETURN QUERY
-    SELECT 'dead letter with automatic redelivery'::text, true, sum(g.n)::bigint, sum(g.due)::bigint || ' of them are due'
+    SELECT 'dead letter with automatic redelivery'::text, true, sum(g.n)::bigint, sum(g.due)::bigint
+        || ' of them are due'
     FROM (
-        SELECT e.queue, e.kind, e.error_class, e.job_kind, count(*) AS n, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
-        FROM (SELECT * FROM dlq.dead_letter_open o WHERE o.status = 'dlq_pending' AND o.strategy IS NOT NULL LIMIT v_most) e
+        SELECT e.queue, e.kind, e.error_class, e.job_kind, count(*) AS n,
+            count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
+        FROM (SELECT * FROM dlq.dead_letter_open o WHERE o.status = 'dlq_pending' AND o.strategy IS NOT NULL
+            LIMIT v_most) e
         -- By the age of the job, because a redelivery that ran at v_at is rescued, and fails, later.
         WHERE e.job_created_at < v_at
         GROUP BY e.queue, e.kind, e.error_class, e.job_kind
@@ -247,10 +273,12 @@ BEGIN
     RETURN QUERY
     SELECT 'message in River''s queues'::text, true, count(*), string_agg(DISTINCT m.state, ', ')
     FROM unnest('{available,pending,retryable,running,scheduled}'::text[]) s (state)
-    CROSS JOIN LATERAL (SELECT j.kind, j.created_at, j.metadata, j.state::text FROM river.river_job j WHERE j.state = s.state::river.river_job_state LIMIT v_most) m
+    CROSS JOIN LATERAL (SELECT j.kind, j.created_at, j.metadata, j.state::text FROM river.river_job j
+        WHERE j.state = s.state::river.river_job_state LIMIT v_most) m
     WHERE m.kind = 'dlqd_message' AND m.created_at < v_at AND NOT m.metadata ? 'dlq:entry_id' HAVING count(*) > 0;
     RETURN QUERY
-    SELECT 'approved request'::text, true, count(*), string_agg(DISTINCT a.operation, ', ') FROM dlq.approvals a WHERE a.state = 'approved' HAVING count(*) > 0;
+    SELECT 'approved request'::text, true, count(*), string_agg(DISTINCT a.operation, ', ') FROM dlq.approvals a
+    WHERE a.state = 'approved' HAVING count(*) > 0;
 END
 $$;
 COMMENT ON FUNCTION dlq.restored IS

@@ -2,8 +2,10 @@
 -- its id and what is needed to put an entry back (detail: was). The table operations records the
 -- request, and the entries that it did not change.
 
-CREATE OR REPLACE FUNCTION dlq.record_operation(p_id uuid, p_action text, p_filter jsonb, p_args jsonb, p_actor text, p_note text, p_ids uuid[], p_changed uuid[], p_undoes uuid DEFAULT NULL, p_why text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+CREATE OR REPLACE FUNCTION dlq.record_operation(p_id uuid, p_action text, p_filter jsonb, p_args jsonb, p_actor text,
+    p_note text, p_ids uuid[], p_changed uuid[], p_undoes uuid DEFAULT NULL, p_why text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_actor     constant text := dlq.actor(p_actor);
     v_unchanged constant uuid[] := ARRAY(SELECT unnest(p_ids) EXCEPT SELECT unnest(p_changed));
@@ -14,25 +16,34 @@ BEGIN
     IF p_ids = '{}' AND p_undoes IS NULL THEN
         RETURN;
     END IF;
-    INSERT INTO dlq.operations AS o (id, action, filter, args, actor, origin, note, scope, undoes) VALUES (p_id, p_action, p_filter, p_args, v_actor, dlq.origin(v_actor, p_actor), p_note, dlq.scope(), p_undoes)
+    INSERT INTO dlq.operations AS o (id, action, filter, args, actor, origin, note, scope, undoes)
+    VALUES (p_id, p_action, p_filter, p_args, v_actor, dlq.origin(v_actor, p_actor), p_note, dlq.scope(), p_undoes)
     ON CONFLICT (id) DO NOTHING;
     IF v_unchanged <> '{}' THEN
-        v_capacity := 10000 - (SELECT count(*) FROM (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = p_id LIMIT 10000) l);
+        v_capacity := 10000 - (SELECT count(*)
+            FROM (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = p_id LIMIT 10000) l);
         WITH reasons AS MATERIALIZED (
             SELECT i.id, CASE WHEN p_why IS NOT NULL THEN p_why
                               WHEN e.status IS NULL THEN 'the entry was deleted'
-                              WHEN p_action = 'reopen' AND e.status IN ('dlq_resolved', 'dlq_archived') THEN 'its payload was erased, or its job has an open entry again'
+                              WHEN p_action = 'reopen' AND e.status IN ('dlq_resolved', 'dlq_archived')
+                                  THEN 'its payload was erased, or its job has an open entry again'
                               ELSE 'cannot ' || p_action || ' from ' || e.status END AS reason
             FROM unnest(v_unchanged) i (id)
-            LEFT JOIN LATERAL (SELECT q.status FROM dlq.dead_letter_queue q WHERE q.id = i.id AND (q.closed_at IS NULL OR q.closed_at >= v_since) LIMIT 1) e ON true
+            LEFT JOIN LATERAL (SELECT q.status FROM dlq.dead_letter_queue q WHERE q.id = i.id
+                AND (q.closed_at IS NULL OR q.closed_at >= v_since) LIMIT 1) e ON true
         ), stored AS (
-            INSERT INTO dlq.operation_unchanged (operation_id, entry_id, reason) SELECT p_id, w.id, w.reason FROM reasons w ORDER BY w.id LIMIT v_capacity ON CONFLICT DO NOTHING
-        ) SELECT jsonb_object_agg(c.reason, c.n) INTO v_counts FROM (SELECT w.reason, count(*) AS n FROM reasons w GROUP BY w.reason) c;
+            INSERT INTO dlq.operation_unchanged (operation_id, entry_id, reason) SELECT p_id, w.id, w.reason
+            FROM reasons w ORDER BY w.id LIMIT v_capacity ON CONFLICT DO NOTHING
+        ) SELECT jsonb_object_agg(c.reason, c.n) INTO v_counts
+            FROM (SELECT w.reason, count(*) AS n FROM reasons w GROUP BY w.reason) c;
     END IF;
-    UPDATE dlq.operations o SET looked = o.looked + cardinality(p_ids), changed = o.changed + cardinality(p_changed), last_at = clock_timestamp(),
+    UPDATE dlq.operations o SET looked = o.looked + cardinality(p_ids), changed = o.changed + cardinality(p_changed),
+        last_at = clock_timestamp(),
         unchanged = (SELECT coalesce(jsonb_object_agg(c.key, c.n), '{}') FROM (
-            SELECT r.key, sum(r.value::bigint) AS n FROM (SELECT * FROM jsonb_each_text(o.unchanged) UNION ALL SELECT * FROM jsonb_each_text(v_counts)) r GROUP BY r.key) c)
-    WHERE o.id = p_id AND o.actor = v_actor AND o.db_user = session_user AND (o.action = p_action OR o.undoes IS NOT NULL);
+            SELECT r.key, sum(r.value::bigint) AS n FROM (SELECT * FROM jsonb_each_text(o.unchanged) UNION ALL SELECT *
+                FROM jsonb_each_text(v_counts)) r GROUP BY r.key) c)
+    WHERE o.id = p_id AND o.actor = v_actor AND o.db_user = session_user
+        AND (o.action = p_action OR o.undoes IS NOT NULL);
     IF NOT FOUND THEN
         RAISE EXCEPTION 'operation %: belongs to another caller or action', p_id USING ERRCODE = 'DLQ04';
     END IF;
@@ -63,8 +74,10 @@ DECLARE
     v_mask      constant jsonb := dlq.mask(false);
 BEGIN
     v_operation.note := dlq.masked_text(v_operation.note, v_mask);
-    v_operation.filter := CASE WHEN NOT dlq.hidden_columns() && dlq.filtered_columns() THEN dlq.masked_detail(v_operation.filter, v_mask) END;
-    v_operation.args := CASE WHEN NOT dlq.hidden_columns() && dlq.filtered_columns() THEN dlq.masked_detail(v_operation.args, v_mask) ELSE '{}' END;
+    v_operation.filter := CASE WHEN NOT dlq.hidden_columns() && dlq.filtered_columns()
+        THEN dlq.masked_detail(v_operation.filter, v_mask) END;
+    v_operation.args := CASE WHEN NOT dlq.hidden_columns() && dlq.filtered_columns()
+        THEN dlq.masked_detail(v_operation.args, v_mask) ELSE '{}' END;
     RETURN NEXT v_operation;
 END
 $$;
@@ -72,18 +85,22 @@ COMMENT ON FUNCTION dlq.operation IS
     'Returns an operation: who, when, with which filter, how many entries it changed, and why it skipped '
     'others.';
 
-CREATE OR REPLACE FUNCTION dlq.operation_entries(p_id uuid, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL) RETURNS TABLE (entry_id uuid, changed boolean, reason text)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+CREATE OR REPLACE FUNCTION dlq.operation_entries(p_id uuid, p_limit integer DEFAULT 1000, p_after uuid DEFAULT NULL)
+    RETURNS TABLE (entry_id uuid, changed boolean, reason text)
+LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_operation constant dlq.operations := dlq.one_operation(p_id);
     v_scope     constant jsonb := dlq.scope();
 BEGIN
     RETURN QUERY SELECT l.entry_id, l.changed, l.reason FROM (
         (SELECT DISTINCT ON (t.entry_id) t.entry_id, true AS changed, t.reason FROM dlq.dead_letter_transitions t
-         WHERE t.at >= v_operation.started_at AND t.at <= v_operation.last_at AND t.operation = p_id AND (p_after IS NULL OR t.entry_id > p_after) AND dlq.in_scope(t.queue, t.kind, v_scope)
+         WHERE t.at >= v_operation.started_at AND t.at <= v_operation.last_at AND t.operation = p_id
+             AND (p_after IS NULL OR t.entry_id > p_after) AND dlq.in_scope(t.queue, t.kind, v_scope)
          ORDER BY t.entry_id, t.at DESC LIMIT p_limit)
         UNION ALL
-        (SELECT u.entry_id, false, u.reason FROM dlq.operation_unchanged u WHERE u.operation_id = p_id AND (p_after IS NULL OR u.entry_id > p_after) ORDER BY u.entry_id LIMIT p_limit)) l
+        (SELECT u.entry_id, false, u.reason FROM dlq.operation_unchanged u WHERE u.operation_id = p_id
+            AND (p_after IS NULL OR u.entry_id > p_after) ORDER BY u.entry_id LIMIT p_limit)) l
     ORDER BY l.entry_id LIMIT p_limit;
 END
 $$;
@@ -94,15 +111,20 @@ COMMENT ON FUNCTION dlq.operation_entries IS
 -- undo puts back entries that are still where an operation put them. It reads the audit rows of the
 -- operation in order, so that a caller continues after the last one, as part of the same undo
 -- (p_as).
-CREATE OR REPLACE FUNCTION dlq.undo(p_operation uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user, p_limit integer DEFAULT NULL, p_after timestamptz DEFAULT NULL, p_after_id bigint DEFAULT NULL, p_as uuid DEFAULT NULL,
-    OUT operation uuid, OUT looked integer, OUT changed integer, OUT became jsonb, OUT last timestamptz, OUT last_id bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+CREATE OR REPLACE FUNCTION dlq.undo(p_operation uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user,
+    p_limit integer DEFAULT NULL, p_after timestamptz DEFAULT NULL, p_after_id bigint DEFAULT NULL,
+    p_as uuid DEFAULT NULL,
+    OUT operation uuid, OUT looked integer, OUT changed integer, OUT became jsonb, OUT last timestamptz,
+    OUT last_id bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 #variable_conflict use_column
 DECLARE
     v_operation  constant dlq.operations := dlq.one_operation(p_operation);
     v_scope      constant jsonb := dlq.scope();
     v_actor      constant text := dlq.actor(p_actor);
-    v_status     constant dlq.dead_letter_status := CASE v_operation.action WHEN 'discard' THEN 'dlq_archived' WHEN 'resolve' THEN 'dlq_resolved' WHEN 'park' THEN 'dlq_manual' WHEN 'unpark' THEN 'dlq_pending' END;
+    v_status     constant dlq.dead_letter_status := CASE v_operation.action WHEN 'discard' THEN 'dlq_archived'
+        WHEN 'resolve' THEN 'dlq_resolved' WHEN 'park' THEN 'dlq_manual' WHEN 'unpark' THEN 'dlq_pending' END;
     v_undo       constant uuid := coalesce(p_as, dlq.uuid_v7());
     v_ids        uuid[];
     v_old_values jsonb;
@@ -112,12 +134,16 @@ DECLARE
     v_locked     record;
 BEGIN
     IF v_operation.action NOT IN ('discard', 'resolve', 'park', 'unpark', 'assign', 'tag', 'note') THEN
-        RAISE EXCEPTION 'operation %: % cannot be undone', p_operation, v_operation.action USING ERRCODE = 'DLQ01', HINT = 'These can be undone: discard, resolve, park, unpark, assign, tag, note.';
+        RAISE EXCEPTION 'operation %: % cannot be undone', p_operation, v_operation.action USING ERRCODE = 'DLQ01',
+            HINT = 'These can be undone: discard, resolve, park, unpark, assign, tag, note.';
     END IF;
-    SELECT coalesce(array_agg(t.entry_id ORDER BY t.entry_id), '{}'), coalesce(jsonb_object_agg(t.entry_id, coalesce(t.detail -> 'was', '{}')), '{}'), max(t.at), (array_agg(t.id ORDER BY t.at DESC, t.id DESC))[1]
+    SELECT coalesce(array_agg(t.entry_id ORDER BY t.entry_id), '{}'),
+        coalesce(jsonb_object_agg(t.entry_id, coalesce(t.detail -> 'was', '{}')), '{}'), max(t.at),
+        (array_agg(t.id ORDER BY t.at DESC, t.id DESC))[1]
     INTO v_ids, v_old_values, last, last_id
     FROM (SELECT m.* FROM dlq.dead_letter_transitions m
-          WHERE m.at >= v_operation.started_at AND m.at <= v_operation.last_at AND m.operation = p_operation AND (p_after IS NULL OR (m.at, m.id) > (p_after, p_after_id)) AND dlq.in_scope(m.queue, m.kind, v_scope)
+          WHERE m.at >= v_operation.started_at AND m.at <= v_operation.last_at AND m.operation = p_operation
+              AND (p_after IS NULL OR (m.at, m.id) > (p_after, p_after_id)) AND dlq.in_scope(m.queue, m.kind, v_scope)
           ORDER BY m.at, m.id LIMIT p_limit) t;
     v_since := dlq.closed_since(v_ids);
     SELECT l.ids, l.stages INTO v_locked FROM dlq.lock_entries(v_ids, enum_range(NULL::dlq.dead_letter_status)) l;
@@ -125,51 +151,75 @@ BEGIN
     -- values that the operation set.
     v_unmoved := ARRAY(
         SELECT e.id FROM dlq.dead_letter_queue e
-        WHERE e.id = ANY (v_locked.ids) AND e.stage = ANY (v_locked.stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since)
+        WHERE e.id = ANY (v_locked.ids) AND e.stage = ANY (v_locked.stages)
+            AND (e.closed_at IS NULL OR e.closed_at >= v_since)
           -- Assign, tag and note: a later operation of the same kind stands, unless it was undone
           -- itself. An entry is not undone twice.
           AND (v_operation.action NOT IN ('assign', 'tag', 'note') OR NOT EXISTS (
               SELECT FROM dlq.dead_letter_transitions m JOIN dlq.operations o ON o.id = m.operation
-              WHERE m.entry_id = e.id AND m.at >= v_operation.started_at AND m.operation <> p_operation AND (o.undoes = p_operation OR o.action = v_operation.action AND o.started_at > v_operation.started_at
-                  AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions b JOIN dlq.operations w ON w.id = b.operation WHERE b.entry_id = e.id AND b.at >= o.started_at AND w.undoes = o.id))))
+              WHERE m.entry_id = e.id AND m.at >= v_operation.started_at AND m.operation <> p_operation
+                  AND (o.undoes = p_operation OR o.action = v_operation.action AND o.started_at > v_operation.started_at
+                  AND NOT EXISTS (SELECT FROM dlq.dead_letter_transitions b JOIN dlq.operations w ON w.id = b.operation
+                      WHERE b.entry_id = e.id AND b.at >= o.started_at AND w.undoes = o.id))))
           AND CASE v_operation.action
-              WHEN 'assign' THEN v_old_values -> e.id::text ? 'assignee' AND e.assigned_to IS NOT DISTINCT FROM nullif(v_operation.args ->> 'assignee', '')
-              WHEN 'tag' THEN v_old_values -> e.id::text -> 'added' <> '[]' AND e.tags @> ARRAY(SELECT jsonb_array_elements_text(v_old_values -> e.id::text -> 'added'))
+              WHEN 'assign' THEN v_old_values -> e.id::text ? 'assignee'
+                  AND e.assigned_to IS NOT DISTINCT FROM nullif(v_operation.args ->> 'assignee', '')
+              WHEN 'tag' THEN v_old_values -> e.id::text -> 'added' <> '[]'
+                  AND e.tags @> ARRAY(SELECT jsonb_array_elements_text(v_old_values -> e.id::text -> 'added'))
               WHEN 'note' THEN v_old_values -> e.id::text ? 'notes' AND e.notes IS NOT DISTINCT FROM v_operation.note
-              ELSE e.status = v_status AND p_operation = (SELECT m.operation FROM dlq.dead_letter_transitions m WHERE m.entry_id = e.id AND m.at >= v_operation.started_at AND m.from_status IS DISTINCT FROM m.to_status ORDER BY m.at DESC, m.id DESC LIMIT 1) END
+              ELSE e.status = v_status AND p_operation = (SELECT m.operation FROM dlq.dead_letter_transitions m
+                  WHERE m.entry_id = e.id AND m.at >= v_operation.started_at
+                      AND m.from_status IS DISTINCT FROM m.to_status ORDER BY m.at DESC, m.id DESC LIMIT 1) END
         ORDER BY e.id);
     PERFORM dlq.record_operation(v_undo, 'undo', NULL, '{}', p_actor, p_note, '{}', '{}', p_operation);
     CASE v_operation.action
     WHEN 'discard', 'resolve' THEN
-        v_changed := ARRAY(SELECT dlq.act_on('reopen', v_unmoved, p_actor, coalesce(p_note, 'operation ' || p_operation || ' was undone'), jsonb_build_object('operation', v_undo)));
+        v_changed := ARRAY(SELECT dlq.act_on('reopen', v_unmoved, p_actor,
+            coalesce(p_note, 'operation ' || p_operation || ' was undone'), jsonb_build_object('operation', v_undo)));
     WHEN 'park' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = (w.was ->> 'strategy')::dlq.strategy, rule = w.was ->> 'rule', next_retry_at = coalesce((w.was ->> 'nextRetryAt')::timestamptz, now()), waiting_for = w.was ->> 'waitingFor',
-            tags = ARRAY(SELECT t FROM unnest(e.tags) t WHERE NOT coalesce(w.was -> 'added' ? t, false)), notes = CASE WHEN w.was ? 'notes' AND e.notes = v_operation.note THEN w.was ->> 'notes' ELSE e.notes END,
-            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'operation ' || p_operation || ' undone', 'note', p_note, 'operation', v_undo)
-        FROM (SELECT i.id, v_old_values -> i.id::text AS was FROM unnest(v_unmoved) i (id)) w WHERE e.id = w.id AND e.status = 'dlq_manual' AND e.stage = 'open';
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = (w.was ->> 'strategy')::dlq.strategy,
+            rule = w.was ->> 'rule', next_retry_at = coalesce((w.was ->> 'nextRetryAt')::timestamptz, now()),
+            waiting_for = w.was ->> 'waitingFor',
+            tags = ARRAY(SELECT t FROM unnest(e.tags) t WHERE NOT coalesce(w.was -> 'added' ? t, false)),
+            notes = CASE WHEN w.was ? 'notes' AND e.notes = v_operation.note THEN w.was ->> 'notes' ELSE e.notes END,
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'operation ' || p_operation
+                || ' undone', 'note', p_note, 'operation', v_undo)
+        FROM (SELECT i.id, v_old_values -> i.id::text AS was FROM unnest(v_unmoved) i (id)) w WHERE e.id = w.id
+            AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.wake();
     WHEN 'unpark' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = coalesce((w.was ->> 'strategy')::dlq.strategy, 'manual'), rule = w.was ->> 'rule', parked_by = w.was ->> 'parkedBy',
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual',
+            strategy = coalesce((w.was ->> 'strategy')::dlq.strategy, 'manual'), rule = w.was ->> 'rule',
+            parked_by = w.was ->> 'parkedBy',
             notes = CASE WHEN w.was ? 'notes' AND e.notes = v_operation.note THEN w.was ->> 'notes' ELSE e.notes END,
-            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'operation ' || p_operation || ' undone', 'note', p_note, 'operation', v_undo)
-        FROM (SELECT i.id, v_old_values -> i.id::text AS was FROM unnest(v_unmoved) i (id)) w WHERE e.id = w.id AND e.status = 'dlq_pending' AND e.stage = 'open';
+            move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'operation ' || p_operation
+                || ' undone', 'note', p_note, 'operation', v_undo)
+        FROM (SELECT i.id, v_old_values -> i.id::text AS was FROM unnest(v_unmoved) i (id)) w WHERE e.id = w.id
+            AND e.status = 'dlq_pending' AND e.stage = 'open';
     ELSE
-        PERFORM dlq.note_on(v_unmoved, p_actor, 'operation ' || p_operation || ' undone', p_note, v_locked.stages, v_undo);
+        PERFORM dlq.note_on(v_unmoved, p_actor, 'operation ' || p_operation || ' undone', p_note,
+            v_locked.stages, v_undo);
         UPDATE dlq.dead_letter_queue e SET
             assigned_to = CASE WHEN w.was ? 'assignee' THEN w.was ->> 'assignee' ELSE e.assigned_to END,
-            notes = CASE WHEN w.was ? 'notes' AND e.notes IS NOT DISTINCT FROM v_operation.note THEN w.was ->> 'notes' ELSE e.notes END,
+            notes = CASE WHEN w.was ? 'notes' AND e.notes IS NOT DISTINCT FROM v_operation.note THEN w.was ->> 'notes'
+                ELSE e.notes END,
             tags = ARRAY(SELECT t FROM unnest(e.tags) t WHERE NOT coalesce(w.was -> 'added' ? t, false))
-        FROM (SELECT i.id, v_old_values -> i.id::text AS was FROM unnest(v_unmoved) i (id)) w WHERE e.id = w.id AND e.stage = ANY (v_locked.stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+        FROM (SELECT i.id, v_old_values -> i.id::text AS was FROM unnest(v_unmoved) i (id)) w WHERE e.id = w.id
+            AND e.stage = ANY (v_locked.stages) AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     END CASE;
     v_changed := coalesce(v_changed, v_unmoved);
     -- act_on has recorded the entries that it reopened.
-    PERFORM dlq.record_operation(v_undo, 'undo', NULL, '{}', p_actor, p_note, CASE WHEN v_operation.action IN ('discard', 'resolve') THEN ARRAY(SELECT unnest(v_ids) EXCEPT SELECT unnest(v_unmoved)) ELSE v_ids END,
-                                 CASE WHEN v_operation.action IN ('discard', 'resolve') THEN '{}' ELSE v_unmoved END, p_operation, 'the entry has changed since');
+    PERFORM dlq.record_operation(v_undo, 'undo', NULL, '{}', p_actor, p_note,
+        CASE WHEN v_operation.action IN ('discard', 'resolve') THEN ARRAY(SELECT unnest(v_ids) EXCEPT
+            SELECT unnest(v_unmoved)) ELSE v_ids END,
+                                 CASE WHEN v_operation.action IN ('discard', 'resolve') THEN '{}' ELSE v_unmoved END,
+                                     p_operation, 'the entry has changed since');
     operation := v_undo;
     looked := cardinality(v_ids);
     changed := cardinality(v_changed);
     SELECT coalesce(jsonb_object_agg(s.status, s.n), '{}') INTO became
-    FROM (SELECT e.status, count(*) AS n FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_changed) AND (e.closed_at IS NULL OR e.closed_at >= v_since) GROUP BY e.status) s;
+    FROM (SELECT e.status, count(*) AS n FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_changed)
+        AND (e.closed_at IS NULL OR e.closed_at >= v_since) GROUP BY e.status) s;
 END
 $$;
 COMMENT ON FUNCTION dlq.undo IS

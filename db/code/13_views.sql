@@ -34,7 +34,8 @@ $$;
 COMMENT ON FUNCTION dlq.masked_query IS 'The query of a saved view, masked as filters are.';
 
 CREATE OR REPLACE FUNCTION dlq.views(p_actor text DEFAULT session_user)
-RETURNS TABLE (owner text, name text, query text, columns text[], sort text, shared boolean, created_at timestamptz, updated_at timestamptz)
+RETURNS TABLE (owner text, name text, query text, columns text[], sort text, shared boolean, created_at timestamptz,
+    updated_at timestamptz)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_actor constant text := dlq.actor(p_actor);
@@ -45,53 +46,65 @@ BEGIN
         CASE v.owner WHEN v_actor THEN v.query ELSE dlq.masked_query(v.query, v_mask) END,
         v.columns, v.sort, v.shared, v.created_at, v.updated_at
     FROM dlq.saved_views v
-    WHERE v.owner = v_actor OR v.shared AND dlq.scope_within(v.scope, v_scope) AND NOT (dlq.is_reader() AND v.query ~* '\m(payload|subscriber|tag|key:)')
+    WHERE v.owner = v_actor OR v.shared AND dlq.scope_within(v.scope, v_scope)
+        AND NOT (dlq.is_reader() AND v.query ~* '\m(payload|subscriber|tag|key:)')
       -- Words outside of fields are searched for in error messages.
-      AND NOT ('error_message' = ANY (dlq.hidden_columns()) AND regexp_replace(v.query, '(^|\s)[[:alpha:].]+:("(?:[^"\\]|\\.)*"|\S*)', ' ', 'g') ~ '\S')
+      AND NOT ('error_message' = ANY (dlq.hidden_columns())
+          AND regexp_replace(v.query, '(^|\s)[[:alpha:].]+:("(?:[^"\\]|\\.)*"|\S*)', ' ', 'g') ~ '\S')
     ORDER BY v.owner <> v_actor, v.name;
 END
 $$;
 COMMENT ON FUNCTION dlq.views IS 'Saved views: the caller''s own, then those that others share.';
 
-CREATE OR REPLACE FUNCTION dlq.save_view(p_name text, p_query text, p_columns text[] DEFAULT '{}', p_sort text DEFAULT '', p_shared boolean DEFAULT false, p_actor text DEFAULT session_user) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.save_view(p_name text, p_query text, p_columns text[] DEFAULT '{}',
+    p_sort text DEFAULT '', p_shared boolean DEFAULT false, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_actor constant text := dlq.actor(p_actor);
     v_other text;
 BEGIN
-    IF coalesce(btrim(p_name) <> p_name OR p_name !~ '^[^[:cntrl:]]{1,100}$', true) OR octet_length(p_query) > 4096 OR length(p_sort) > 64 OR cardinality(p_columns) > 40
+    IF coalesce(btrim(p_name) <> p_name OR p_name !~ '^[^[:cntrl:]]{1,100}$', true) OR octet_length(p_query) > 4096
+        OR length(p_sort) > 64 OR cardinality(p_columns) > 40
         OR EXISTS (SELECT FROM unnest(p_columns) c WHERE c IS NULL OR c !~ '^[A-Za-z][A-Za-z0-9.]{0,63}$') THEN
         RAISE EXCEPTION 'saved view: invalid name, query, columns or sort order' USING ERRCODE = 'DLQ04',
             HINT = 'Limits: name 1 to 100 characters, query 4096 bytes, sort order 64 characters, 40 columns, such as errorType.';
     END IF;
     IF p_shared AND NOT dlq.has_role('dlq_operator') THEN
-        RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06', HINT = 'This requires the role operator.';
+        RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06',
+            HINT = 'This requires the role operator.';
     END IF;
     -- One save at a time, so that the limit and the unique names hold.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.save_view', 0));
-    SELECT v.owner INTO v_other FROM dlq.saved_views v WHERE p_shared AND v.shared AND v.name = p_name AND v.owner <> v_actor;
+    SELECT v.owner INTO v_other FROM dlq.saved_views v WHERE p_shared AND v.shared AND v.name = p_name
+        AND v.owner <> v_actor;
     IF FOUND THEN
         RAISE EXCEPTION 'saved view %: another user shares a view with this name', p_name USING ERRCODE = 'DLQ01';
     END IF;
     IF (SELECT count(*) FROM dlq.saved_views v WHERE v.owner = v_actor AND v.name <> p_name) >= 100 THEN
         RAISE EXCEPTION 'saved view %: you have 100 views, which is the limit', p_name USING ERRCODE = 'DLQ04';
     END IF;
-    INSERT INTO dlq.saved_views AS v (owner, name, query, columns, sort, shared, scope) VALUES (v_actor, p_name, p_query, p_columns, p_sort, p_shared, dlq.scope())
-    ON CONFLICT ON CONSTRAINT saved_views_pkey DO UPDATE SET query = excluded.query, columns = excluded.columns, sort = excluded.sort, shared = excluded.shared, scope = excluded.scope, updated_at = now();
-    PERFORM dlq.record_act('saved view ' || p_name, CASE WHEN p_shared THEN 'saved, and shared' ELSE 'saved' END, p_actor);
+    INSERT INTO dlq.saved_views AS v (owner, name, query, columns, sort, shared, scope)
+    VALUES (v_actor, p_name, p_query, p_columns, p_sort, p_shared, dlq.scope())
+    ON CONFLICT ON CONSTRAINT saved_views_pkey DO UPDATE SET query = excluded.query, columns = excluded.columns,
+    sort = excluded.sort, shared = excluded.shared, scope = excluded.scope, updated_at = now();
+    PERFORM dlq.record_act('saved view ' || p_name, CASE WHEN p_shared THEN 'saved, and shared' ELSE 'saved' END,
+        p_actor);
 END
 $$;
 COMMENT ON FUNCTION dlq.save_view IS
     'Creates or replaces a saved view: its query as typed, its columns, its sort order, and whether it is '
     'shared.';
 
-CREATE OR REPLACE FUNCTION dlq.delete_view(p_name text, p_owner text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.delete_view(p_name text, p_owner text DEFAULT NULL, p_actor text DEFAULT session_user)
+    RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_owner <> dlq.actor(p_actor) THEN
-        PERFORM dlq.require_admin('delete a view of another user'), dlq.require_everything('delete a view of another user');
+        PERFORM dlq.require_admin('delete a view of another user'),
+            dlq.require_everything('delete a view of another user');
     END IF;
-    DELETE FROM dlq.saved_views v WHERE v.name = p_name AND v.owner = coalesce(p_owner, dlq.actor(p_actor)) AND (p_owner IS NULL OR p_owner = dlq.actor(p_actor) OR v.shared);
+    DELETE FROM dlq.saved_views v WHERE v.name = p_name AND v.owner = coalesce(p_owner, dlq.actor(p_actor))
+        AND (p_owner IS NULL OR p_owner = dlq.actor(p_actor) OR v.shared);
     IF NOT FOUND THEN
         RAISE EXCEPTION 'saved view %: you have no view with this name', p_name USING ERRCODE = 'DLQ02';
     END IF;

@@ -5,7 +5,8 @@
 -- Only dlqd can set this, for the duration of a transaction.
 CREATE OR REPLACE FUNCTION dlq.approved() RETURNS uuid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN nullif(current_setting('dlq.approved', true), '') IS NOT NULL AND dlq.is_owner() THEN current_setting('dlq.approved', true)::uuid END
+    SELECT CASE WHEN nullif(current_setting('dlq.approved', true), '') IS NOT NULL AND dlq.is_owner()
+        THEN current_setting('dlq.approved', true)::uuid END
 $$;
 COMMENT ON FUNCTION dlq.approved IS
     'The approval that dlqd carries out in this transaction; null if none. Filters then match only the entries '
@@ -25,7 +26,8 @@ BEGIN
         SELECT r FROM dlq.settings s, jsonb_array_elements(s.value::jsonb -> 'rules') r
         WHERE s.key = 'approvals' AND r -> 'operations' ?| p_operations
     LOOP
-        IF dlq.is_owner() AND (coalesce(current_setting('dlq.origin', true), '') = '' OR dlq.approved() IS NOT NULL) THEN
+        IF dlq.is_owner() AND (coalesce(current_setting('dlq.origin', true), '') = '' OR dlq.approved() IS NOT NULL)
+            THEN
             RETURN;
         END IF;
         v_above := coalesce((v_rule ->> 'above')::bigint, 0);
@@ -35,12 +37,14 @@ BEGIN
         INTO v_more USING p_request -> 'filter', dlq.like_patterns(v_rule -> 'queues'), v_above, p_request ->> 'queue';
         IF v_more THEN
             RAISE EXCEPTION '%: needs a second person for more than % dead letters%', p_operations[1], v_above,
-                coalesce(' of ' || (SELECT string_agg(q, ', ') FROM jsonb_array_elements_text(v_rule -> 'queues') q), '')
+                coalesce(' of ' || (SELECT string_agg(q, ', ') FROM jsonb_array_elements_text(v_rule -> 'queues') q),
+                    '')
                 USING ERRCODE = 'DLQ07',
                 -- A hint is written to the server's log. For dlqd it leaves out the request: the
                 -- API creates the request itself, and the data of a client does not belong in that
                 -- log.
-                HINT = CASE WHEN dlq.is_owner() THEN 'Request it with dlq.request_approval.' ELSE format('Request it: SELECT dlq.request_approval(%L, %L, ''why''). A second person approves it with dlq.approve.', p_operation, p_request) END;
+                HINT = CASE WHEN dlq.is_owner() THEN 'Request it with dlq.request_approval.'
+                    ELSE format('Request it: SELECT dlq.request_approval(%L, %L, ''why''). A second person approves it with dlq.approve.', p_operation, p_request) END;
         END IF;
     END LOOP;
 END
@@ -50,7 +54,8 @@ COMMENT ON FUNCTION dlq.require_approval IS
     '(replay, patch, redirect, discard, resolve, purge, erase) on the entries that match the request''s filter, '
     'in a queue of the rule or redelivered into one.';
 
-CREATE OR REPLACE FUNCTION dlq.require_approval_to(p_action text, p_args jsonb, p_filter jsonb, p_all boolean) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.require_approval_to(p_action text, p_args jsonb, p_filter jsonb, p_all boolean)
+    RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_force constant boolean := coalesce((p_args ->> 'force')::boolean, false);
@@ -58,8 +63,10 @@ BEGIN
     -- Unpark redelivers at once, so it counts as replay. A forced purge discards open entries
     -- first.
     IF p_action IN ('discard', 'resolve', 'unpark', 'purge') THEN
-        PERFORM dlq.require_approval(CASE WHEN p_action = 'unpark' THEN '{replay}' WHEN p_action = 'purge' AND v_force THEN '{purge,discard}' ELSE ARRAY[p_action] END, 'bulk',
-            jsonb_build_object('do', p_action, 'filter', p_filter) || CASE WHEN v_force THEN '{"force": true}' ELSE '{}' END::jsonb || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
+        PERFORM dlq.require_approval(CASE WHEN p_action = 'unpark' THEN '{replay}' WHEN p_action = 'purge'
+            AND v_force THEN '{purge,discard}' ELSE ARRAY[p_action] END, 'bulk',
+            jsonb_build_object('do', p_action, 'filter', p_filter) || CASE WHEN v_force THEN '{"force": true}'
+                ELSE '{}' END::jsonb || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
     END IF;
 END
 $$;
@@ -85,7 +92,8 @@ $$;
 COMMENT ON FUNCTION dlq.require_role_for IS
     'Raises an error if the caller lacks the role for the operation of a request.';
 
-CREATE OR REPLACE FUNCTION dlq.request_approval(p_operation text, p_request jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user,
+CREATE OR REPLACE FUNCTION dlq.request_approval(p_operation text, p_request jsonb, p_note text DEFAULT NULL,
+    p_actor text DEFAULT session_user,
     p_on_behalf_of text DEFAULT NULL, p_token_by text DEFAULT NULL) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -94,25 +102,33 @@ DECLARE
     v_filter   jsonb;
     v_entries  bigint;
     v_by_queue jsonb;
-    v_expires  timestamptz := now() + make_interval(secs => coalesce((SELECT (s.value::jsonb ->> 'seconds')::float8 FROM dlq.settings s WHERE s.key = 'approvals'), 86400));
+    v_expires  timestamptz := now() + make_interval(secs => coalesce((SELECT (s.value::jsonb ->> 'seconds')::float8
+        FROM dlq.settings s WHERE s.key = 'approvals'), 86400));
 BEGIN
-    IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase') OR jsonb_typeof(p_request) IS DISTINCT FROM 'object'
-        OR p_operation = 'bulk' AND coalesce(p_request ->> 'do', '') NOT IN ('discard', 'resolve', 'unpark', 'purge') THEN
+    IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase')
+        OR jsonb_typeof(p_request) IS DISTINCT FROM 'object'
+        OR p_operation = 'bulk' AND coalesce(p_request ->> 'do', '') NOT IN ('discard', 'resolve', 'unpark', 'purge')
+            THEN
         RAISE EXCEPTION 'approval: invalid operation or request' USING ERRCODE = 'DLQ04',
             HINT = 'Operations: bulk (discard, resolve, unpark or purge), replay (with the fields of a replay run), erase. Example: dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7'').';
     END IF;
     PERFORM dlq.require_role_for(p_operation, p_request);
     v_filter := dlq.approval_filter(p_operation, p_request);
     PERFORM dlq.filter_where(v_filter);
-    IF dlq.chooses_all(p_request -> 'filter') AND (p_operation = 'erase' OR NOT coalesce((p_request ->> 'all')::boolean, false)) THEN
-        RAISE EXCEPTION '%: an empty filter matches every entry', p_operation USING ERRCODE = 'DLQ04', HINT = 'To select all entries, put "all": true into the request.';
+    IF dlq.chooses_all(p_request -> 'filter')
+        AND (p_operation = 'erase' OR NOT coalesce((p_request ->> 'all')::boolean, false)) THEN
+        RAISE EXCEPTION '%: an empty filter matches every entry', p_operation USING ERRCODE = 'DLQ04',
+            HINT = 'To select all entries, put "all": true into the request.';
     END IF;
     SELECT coalesce(sum(q.n), 0), coalesce(jsonb_object_agg(q.queue, q.n), '{}') INTO v_entries, v_by_queue
     FROM (SELECT p.queue, sum(p.entries)::bigint AS n FROM dlq.preview(v_filter) p GROUP BY p.queue) q;
-    INSERT INTO dlq.approvals (id, operation, request, entries, by_queue, actor, on_behalf_of, token_by, origin, note, scope, expires_at)
-    VALUES (v_id, p_operation, p_request, v_entries, v_by_queue, v_actor, CASE WHEN p_actor <> v_actor THEN p_actor ELSE p_on_behalf_of END,
+    INSERT INTO dlq.approvals (id, operation, request, entries, by_queue, actor, on_behalf_of, token_by, origin, note,
+        scope, expires_at)
+    VALUES (v_id, p_operation, p_request, v_entries, v_by_queue, v_actor,
+        CASE WHEN p_actor <> v_actor THEN p_actor ELSE p_on_behalf_of END,
             CASE WHEN dlq.is_owner() THEN p_token_by END, dlq.origin(v_actor, p_actor), p_note, dlq.scope(), v_expires);
-    PERFORM dlq.record_act('approval ' || v_id, 'requested', p_actor, p_note, jsonb_build_object('operation', p_operation, 'do', p_request ->> 'do', 'entries', v_entries));
+    PERFORM dlq.record_act('approval ' || v_id, 'requested', p_actor, p_note,
+        jsonb_build_object('operation', p_operation, 'do', p_request ->> 'do', 'entries', v_entries));
     RETURN v_id;
 END
 $$;
@@ -122,11 +138,13 @@ COMMENT ON FUNCTION dlq.request_approval IS
 
 -- A person may have several names: those of a token and of a sign-in, in upper and lower case. The
 -- creator of a token is the same person as the token.
-CREATE OR REPLACE FUNCTION dlq.require_second_person(p_approval dlq.approvals, p_actor text, p_on_behalf_of text, p_token_by text) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.require_second_person(p_approval dlq.approvals, p_actor text, p_on_behalf_of text,
+    p_token_by text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF lower(p_actor) IN (lower(p_approval.actor), lower(p_approval.on_behalf_of), lower(p_approval.token_by))
-        OR lower(p_on_behalf_of) IN (lower(p_approval.actor), lower(p_approval.on_behalf_of)) OR lower(p_token_by) = lower(p_approval.actor) THEN
+        OR lower(p_on_behalf_of) IN (lower(p_approval.actor), lower(p_approval.on_behalf_of))
+        OR lower(p_token_by) = lower(p_approval.actor) THEN
         RAISE EXCEPTION 'approval %: requires a second person, and % counts as the requester', p_approval.id, p_actor
             USING ERRCODE = 'DLQ06', HINT = 'The requester, the person they act for, and the creator of their token count as one person.';
     END IF;
@@ -139,12 +157,14 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_approval dlq.approvals;
 BEGIN
-    SELECT * INTO v_approval FROM dlq.approvals a WHERE a.id = p_id AND dlq.scope_within(a.scope, dlq.scope()) FOR UPDATE;
+    SELECT * INTO v_approval FROM dlq.approvals a WHERE a.id = p_id AND dlq.scope_within(a.scope, dlq.scope())
+    FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'approval %: there is no such request', p_id USING ERRCODE = 'DLQ02';
     END IF;
     IF v_approval.state <> 'requested' OR v_approval.expires_at <= now() THEN
-        RAISE EXCEPTION 'approval %: is %', p_id, CASE v_approval.state WHEN 'requested' THEN 'expired' ELSE v_approval.state END USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'approval %: is %', p_id, CASE v_approval.state WHEN 'requested' THEN 'expired'
+            ELSE v_approval.state END USING ERRCODE = 'DLQ01';
     END IF;
     RETURN v_approval;
 END
@@ -152,17 +172,21 @@ $$;
 COMMENT ON FUNCTION dlq.open_approval IS
     'Locks a request for approval that is not decided yet and has not expired; raises an error otherwise.';
 
-CREATE OR REPLACE FUNCTION dlq.decide_approval(p_id uuid, p_state text, p_act text, p_actor text, p_note text) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.decide_approval(p_id uuid, p_state text, p_act text, p_actor text, p_note text)
+    RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    UPDATE dlq.approvals a SET state = p_state, decided_by = dlq.actor(p_actor), decided_at = now(), decision = p_note, ended_at = CASE WHEN p_state <> 'approved' THEN now() END,
+    UPDATE dlq.approvals a SET state = p_state, decided_by = dlq.actor(p_actor), decided_at = now(), decision = p_note,
+        ended_at = CASE WHEN p_state <> 'approved' THEN now() END,
         -- The request of an erasure contains personal data.
         request = CASE WHEN p_state <> 'approved' AND a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END
     WHERE a.id = p_id;
-    SELECT dlq.record_act('approval ' || p_id, p_act, p_actor, p_note, (SELECT jsonb_build_object('entries', a.frozen, 'requestedBy', a.actor) FROM dlq.approvals a WHERE a.id = p_id))
+    SELECT dlq.record_act('approval ' || p_id, p_act, p_actor, p_note,
+        (SELECT jsonb_build_object('entries', a.frozen, 'requestedBy', a.actor) FROM dlq.approvals a WHERE a.id = p_id))
 $$;
 COMMENT ON FUNCTION dlq.decide_approval IS 'Records a decision on a request for approval.';
 
-CREATE OR REPLACE FUNCTION dlq.approve(p_id uuid, p_expect bigint, p_note text DEFAULT NULL, p_actor text DEFAULT session_user, p_on_behalf_of text DEFAULT NULL, p_token_by text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.approve(p_id uuid, p_expect bigint, p_note text DEFAULT NULL,
+    p_actor text DEFAULT session_user, p_on_behalf_of text DEFAULT NULL, p_token_by text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_approval dlq.approvals := dlq.open_approval(p_id);
@@ -171,16 +195,20 @@ DECLARE
     v_frozen   bigint;
 BEGIN
     PERFORM dlq.require_role_for(v_approval.operation, v_approval.request);
-    PERFORM dlq.require_second_person(v_approval, v_actor, CASE WHEN p_actor <> v_actor THEN p_actor ELSE p_on_behalf_of END, CASE WHEN dlq.is_owner() THEN p_token_by END);
+    PERFORM dlq.require_second_person(v_approval, v_actor, CASE WHEN p_actor <> v_actor THEN p_actor
+        ELSE p_on_behalf_of END, CASE WHEN dlq.is_owner() THEN p_token_by END);
     IF p_expect IS NULL THEN
-        RAISE EXCEPTION 'approval %: pass the number of dead letters that you expect it to change', p_id USING ERRCODE = 'DLQ04', HINT = 'It was requested for ' || v_approval.entries || '.';
+        RAISE EXCEPTION 'approval %: pass the number of dead letters that you expect it to change', p_id
+            USING ERRCODE = 'DLQ04', HINT = 'It was requested for ' || v_approval.entries || '.';
     END IF;
     -- In the scope of the requester, which is within that of the approver.
     EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(v_filter) || dlq.scope_where(v_approval.scope)
-         || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) ON CONFLICT DO NOTHING' USING v_filter, p_id;
+         || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) ON CONFLICT DO NOTHING'
+             USING v_filter, p_id;
     GET DIAGNOSTICS v_frozen = ROW_COUNT;
     IF v_frozen > p_expect THEN
-        RAISE EXCEPTION 'approval %: matches % dead letters, more than the % expected', p_id, v_frozen, p_expect USING ERRCODE = 'DLQ05', HINT = 'Check them again.';
+        RAISE EXCEPTION 'approval %: matches % dead letters, more than the % expected', p_id, v_frozen, p_expect
+            USING ERRCODE = 'DLQ05', HINT = 'Check them again.';
     END IF;
     UPDATE dlq.approvals a SET frozen = v_frozen WHERE a.id = p_id;
     PERFORM dlq.decide_approval(p_id, 'approved', 'approved', p_actor, p_note);
@@ -190,7 +218,8 @@ COMMENT ON FUNCTION dlq.approve IS
     'Approves a request of another person (dlq.approvals), for exactly the entries that match its filter now. '
     'Raises an error if there are more than p_expect. A dlqd that runs DLQ workers then carries it out.';
 
-CREATE OR REPLACE FUNCTION dlq.refuse_approval(p_id uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.refuse_approval(p_id uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user)
+    RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_approval dlq.approvals := dlq.open_approval(p_id);
@@ -201,13 +230,16 @@ END
 $$;
 COMMENT ON FUNCTION dlq.refuse_approval IS 'Refuses a request for approval.';
 
-CREATE OR REPLACE FUNCTION dlq.withdraw_approval(p_id uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.withdraw_approval(p_id uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user)
+    RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_approval dlq.approvals := dlq.open_approval(p_id);
 BEGIN
-    IF lower(dlq.actor(p_actor)) NOT IN (lower(v_approval.actor), lower(coalesce(v_approval.on_behalf_of, v_approval.actor))) THEN
-        RAISE EXCEPTION 'approval %: only % can withdraw it, who requested it', p_id, v_approval.actor USING ERRCODE = 'DLQ06', HINT = 'Others can refuse it.';
+    IF lower(dlq.actor(p_actor)) NOT IN (lower(v_approval.actor),
+        lower(coalesce(v_approval.on_behalf_of, v_approval.actor))) THEN
+        RAISE EXCEPTION 'approval %: only % can withdraw it, who requested it', p_id, v_approval.actor
+            USING ERRCODE = 'DLQ06', HINT = 'Others can refuse it.';
     END IF;
     PERFORM dlq.decide_approval(p_id, 'withdrawn', 'withdrawn', p_actor, p_note);
 END
@@ -219,19 +251,24 @@ COMMENT ON FUNCTION dlq.withdraw_approval IS 'Withdraws the caller''s own reques
 CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval) RETURNS SETOF dlq.approvals
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.approvals a SET taken_until = now() + p_for
-    WHERE a.id = (SELECT o.id FROM dlq.approvals o WHERE o.state = 'approved' AND (o.taken_until IS NULL OR o.taken_until < now()) AND NOT dlq.is_restored() ORDER BY o.id LIMIT 1 FOR UPDATE SKIP LOCKED)
+    WHERE a.id = (SELECT o.id FROM dlq.approvals o WHERE o.state = 'approved'
+        AND (o.taken_until IS NULL OR o.taken_until < now()) AND NOT dlq.is_restored() ORDER BY o.id LIMIT 1
+            FOR UPDATE SKIP LOCKED)
     RETURNING a.*
 $$;
 COMMENT ON FUNCTION dlq.take_approval IS
     'Takes an approved request for p_for, to carry it out. Returns none in a restored database, where the '
     'request may have been carried out since.';
 
-CREATE OR REPLACE FUNCTION dlq.end_approval(p_id uuid, p_changed bigint, p_outcome uuid DEFAULT NULL, p_problem text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.end_approval(p_id uuid, p_changed bigint, p_outcome uuid DEFAULT NULL,
+    p_problem text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_approval dlq.approvals;
 BEGIN
-    UPDATE dlq.approvals a SET state = CASE WHEN p_problem IS NULL THEN 'done' ELSE 'failed' END, changed = CASE a.operation WHEN 'bulk' THEN coalesce(a.changed, 0) ELSE p_changed END, outcome = p_outcome, problem = p_problem, ended_at = now(), taken_until = NULL,
+    UPDATE dlq.approvals a SET state = CASE WHEN p_problem IS NULL THEN 'done' ELSE 'failed' END,
+        changed = CASE a.operation WHEN 'bulk' THEN coalesce(a.changed, 0) ELSE p_changed END, outcome = p_outcome,
+        problem = p_problem, ended_at = now(), taken_until = NULL,
         -- The request of an erasure contains personal data.
         request = CASE WHEN a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END
     WHERE a.id = p_id AND a.state = 'approved' RETURNING * INTO v_approval;
@@ -239,7 +276,8 @@ BEGIN
         RAISE EXCEPTION 'approval %: was carried out already', p_id USING ERRCODE = 'DLQ01';
     END IF;
     PERFORM dlq.record_act('approval ' || p_id, v_approval.state, v_approval.actor, p_problem,
-        jsonb_build_object('entries', v_approval.frozen, 'changed', v_approval.changed, 'approvedBy', v_approval.decided_by, 'outcome', p_outcome));
+        jsonb_build_object('entries', v_approval.frozen, 'changed', v_approval.changed, 'approvedBy',
+            v_approval.decided_by, 'outcome', p_outcome));
 END
 $$;
 COMMENT ON FUNCTION dlq.end_approval IS 'Records the result of an approved request.';
@@ -251,9 +289,11 @@ DECLARE
     v_count integer := 0;
 BEGIN
     FOR v_id IN
-        SELECT a.id FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at <= now() ORDER BY a.id LIMIT 100 FOR UPDATE SKIP LOCKED
+        SELECT a.id FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at <= now() ORDER BY a.id LIMIT 100
+        FOR UPDATE SKIP LOCKED
     LOOP
-        UPDATE dlq.approvals a SET state = 'expired', ended_at = now(), request = CASE WHEN a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END WHERE a.id = v_id;
+        UPDATE dlq.approvals a SET state = 'expired', ended_at = now(),
+            request = CASE WHEN a.operation = 'erase' THEN '{"erased": true}' ELSE a.request END WHERE a.id = v_id;
         PERFORM dlq.record_act('approval ' || v_id, 'expired', 'sweep');
         v_count := v_count + 1;
     END LOOP;

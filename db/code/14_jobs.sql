@@ -23,23 +23,27 @@ BEGIN
             WHEN 'overdue' THEN 'j.state = ''available'' AND j.scheduled_at < now() - ($1 ->> ''overdue'')::interval'
         END;
         IF v_where IS NULL THEN
-            RAISE EXCEPTION 'jobs: there is no field %', v_key USING ERRCODE = 'DLQ04', HINT = 'Fields: ids, state, queue, kind, payload, after, before (when the job ended), heldFor, overdue.';
+            RAISE EXCEPTION 'jobs: there is no field %', v_key USING ERRCODE = 'DLQ04',
+                HINT = 'Fields: ids, state, queue, kind, payload, after, before (when the job ended), heldFor, overdue.';
         END IF;
     END LOOP;
     v_scope := dlq.scope();
-    RETURN v_where || CASE WHEN v_scope IS NULL THEN '' ELSE format(' AND dlq.in_scope(j.queue, CASE j.kind WHEN ''dlqd_message'' THEN j.args ->> ''kind'' ELSE j.kind END, %L::jsonb)', v_scope) END;
+    RETURN v_where || CASE WHEN v_scope IS NULL THEN ''
+        ELSE format(' AND dlq.in_scope(j.queue, CASE j.kind WHEN ''dlqd_message'' THEN j.args ->> ''kind'' ELSE j.kind END, %L::jsonb)', v_scope) END;
 END
 $$;
 COMMENT ON FUNCTION dlq.jobs_where IS
     'Returns the SQL condition of a filter of River''s jobs, on a row j with the filter as parameter $1.';
 
 CREATE OR REPLACE FUNCTION dlq.jobs(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100)
-RETURNS TABLE (id bigint, state text, queue text, kind text, attempt integer, attempted_by text[], held_for text, created_at timestamptz, scheduled_at timestamptz, attempted_at timestamptz, finalized_at timestamptz, args jsonb)
+RETURNS TABLE (id bigint, state text, queue text, kind text, attempt integer, attempted_by text[], held_for text,
+    created_at timestamptz, scheduled_at timestamptz, attempted_at timestamptz, finalized_at timestamptz, args jsonb)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
     RETURN QUERY EXECUTE 'SELECT j.id, j.state::text, j.queue::text, j.kind::text, j.attempt::integer, j.attempted_by::text[], j.metadata ->> ''dlq:held'', j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at,
             dlq.masked_event(j.args, j.kind, $3)
-        FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' ORDER BY j.id DESC LIMIT $2' USING p_filter, p_limit, dlq.mask(false);
+        FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' ORDER BY j.id DESC LIMIT $2' USING p_filter,
+            p_limit, dlq.mask(false);
 END
 $$;
 COMMENT ON FUNCTION dlq.jobs IS
@@ -48,11 +52,13 @@ COMMENT ON FUNCTION dlq.jobs IS
     '"1 hour"}.';
 
 CREATE OR REPLACE FUNCTION dlq.count_jobs(p_filter jsonb DEFAULT '{}')
-RETURNS TABLE (state text, queue text, jobs bigint, first_scheduled timestamptz, last_attempted timestamptz, first_ended timestamptz, last_ended timestamptz)
+RETURNS TABLE (state text, queue text, jobs bigint, first_scheduled timestamptz, last_attempted timestamptz,
+    first_ended timestamptz, last_ended timestamptz)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
     RETURN QUERY EXECUTE 'SELECT j.state::text, j.queue::text, count(*), min(j.scheduled_at), max(j.attempted_at), min(j.finalized_at), max(j.finalized_at)
-        FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' GROUP BY j.state, j.queue ORDER BY 3 DESC, 1, 2' USING p_filter;
+        FROM river.river_job j WHERE ' || dlq.jobs_where(p_filter) || ' GROUP BY j.state, j.queue ORDER BY 3 DESC, 1, 2'
+            USING p_filter;
 END
 $$;
 COMMENT ON FUNCTION dlq.count_jobs IS
@@ -80,17 +86,20 @@ COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
 -- again with the same note. Of a job that was run again with another note, only the copy counts,
 -- because it has done the work last, or is still doing it. Checkpoints of resumable jobs, which River
 -- keeps after a failed attempt, are discarded: the new job repeats all steps.
-CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL, p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
+CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL,
+    p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
     v_count integer;
 BEGIN
     IF coalesce(p_note, '') = '' THEN
-        RAISE EXCEPTION 'run again: a note is required' USING ERRCODE = 'DLQ04', HINT = 'A job is run again only once with the same note.';
+        RAISE EXCEPTION 'run again: a note is required' USING ERRCODE = 'DLQ04',
+            HINT = 'A job is run again only once with the same note.';
     END IF;
     EXECUTE 'WITH originals AS (
             SELECT j.* FROM river.river_job j
-            WHERE j.state = ''completed'' AND j.finalized_at >= $1 AND ($2 IS NULL OR j.queue = $2) AND ' || dlq.jobs_where('{}') || ' AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:copied}'' AND j.metadata ->> ''dlq:run_again'' IS DISTINCT FROM $4
+            WHERE j.state = ''completed'' AND j.finalized_at >= $1 AND ($2 IS NULL OR j.queue = $2) AND '
+                || dlq.jobs_where('{}') || ' AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:copied}'' AND j.metadata ->> ''dlq:run_again'' IS DISTINCT FROM $4
             ORDER BY j.finalized_at, j.id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
         ), marked AS (
             UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4, ''dlq:copied'', true) FROM originals WHERE j.id = originals.id
@@ -104,7 +113,8 @@ BEGIN
             INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
             SELECT q.queue, q.args ->> ''orderingKey'', q.id, q.created_at FROM copies q WHERE q.kind = ''dlqd_message'' AND q.args ->> ''orderingKey'' IS NOT NULL ORDER BY q.id
         ) SELECT count(*)::integer FROM copies' INTO v_count USING p_since, p_queue, p_limit, p_note;
-    PERFORM dlq.record_act('completed jobs', 'run again', p_actor, p_note, jsonb_build_object('since', p_since, 'queue', p_queue, 'jobs', v_count));
+    PERFORM dlq.record_act('completed jobs', 'run again', p_actor, p_note,
+        jsonb_build_object('since', p_since, 'queue', p_queue, 'jobs', v_count));
     RETURN v_count;
 END
 $$;
@@ -113,7 +123,8 @@ COMMENT ON FUNCTION dlq.run_again IS
     'order in which they ended. With the same note each job is run again only once: repeat the call until it '
     'returns 0.';
 
-CREATE OR REPLACE FUNCTION dlq.delete_jobs(p_payload jsonb, p_note text, p_actor text DEFAULT session_user) RETURNS integer
+CREATE OR REPLACE FUNCTION dlq.delete_jobs(p_payload jsonb, p_note text, p_actor text DEFAULT session_user)
+    RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
     v_count integer;
@@ -124,7 +135,8 @@ BEGIN
         RAISE EXCEPTION 'delete jobs: an empty payload matches the jobs of every person' USING ERRCODE = 'DLQ04';
     END IF;
     EXECUTE 'DELETE FROM river.river_job d WHERE d.id IN (
-            SELECT j.id FROM river.river_job j WHERE j.finalized_at IS NOT NULL AND ' || dlq.jobs_where(jsonb_build_object('payload', p_payload)) || ' FOR UPDATE SKIP LOCKED)
+            SELECT j.id FROM river.river_job j WHERE j.finalized_at IS NOT NULL AND '
+                || dlq.jobs_where(jsonb_build_object('payload', p_payload)) || ' FOR UPDATE SKIP LOCKED)
             AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at AND e.stage IN (''inbox'', ''open''))'
         USING jsonb_build_object('payload', p_payload);
     GET DIAGNOSTICS v_count = ROW_COUNT;

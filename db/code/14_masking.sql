@@ -14,7 +14,8 @@
 CREATE OR REPLACE FUNCTION dlq.is_reader() RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN NOT (dlq.has_role('dlq_operator') OR dlq.has_role('dlq_admin')) OR coalesce(current_setting('dlq.sight', true) = 'reader', false) AND dlq.is_owner();
+    RETURN NOT (dlq.has_role('dlq_operator') OR dlq.has_role('dlq_admin'))
+        OR coalesce(current_setting('dlq.sight', true) = 'reader', false) AND dlq.is_owner();
 END
 $$;
 COMMENT ON FUNCTION dlq.is_reader IS
@@ -22,7 +23,8 @@ COMMENT ON FUNCTION dlq.is_reader IS
 
 CREATE OR REPLACE FUNCTION dlq.sensitive_columns() RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'), 'original_event,edited_event,error_context,metadata'), ',')
+    SELECT string_to_array(coalesce((SELECT s.value FROM dlq.settings s WHERE s.key = 'sensitive_columns'),
+        'original_event,edited_event,error_context,metadata'), ',')
 $$;
 COMMENT ON FUNCTION dlq.sensitive_columns IS
     'The columns of entries that the policy marks as sensitive. Until dlqd has published the policy: its '
@@ -85,15 +87,19 @@ COMMENT ON FUNCTION dlq.pattern IS
 
 CREATE OR REPLACE FUNCTION dlq.is_luhn(p_number text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT sum(CASE WHEN d.place % 2 = 1 THEN d.digit::integer WHEN d.digit > '4' THEN d.digit::integer * 2 - 9 ELSE d.digit::integer * 2 END) % 10 = 0
-    FROM regexp_split_to_table(reverse(regexp_replace(p_number, '[^0-9]', '', 'g')), '') WITH ORDINALITY d (digit, place)
+    SELECT sum(CASE WHEN d.place % 2 = 1 THEN d.digit::integer WHEN d.digit > '4' THEN d.digit::integer * 2 - 9
+        ELSE d.digit::integer * 2 END) % 10 = 0
+    FROM regexp_split_to_table(reverse(regexp_replace(p_number, '[^0-9]', '', 'g')), '') WITH ORDINALITY d (digit,
+        place)
 $$;
 COMMENT ON FUNCTION dlq.is_luhn IS 'Whether the check digit of a number is correct (ISO/IEC 7812, Luhn).';
 
 CREATE OR REPLACE FUNCTION dlq.has_card(p_text text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_text ~ dlq.pattern('cardNumbers')
-        AND (SELECT count(*) = 101 OR bool_or(dlq.is_luhn(f.found[1])) FROM (SELECT found FROM regexp_matches(p_text, '(' || dlq.pattern('cardNumbers') || ')', 'g') found LIMIT 101) f)
+        AND (SELECT count(*) = 101 OR bool_or(dlq.is_luhn(f.found[1]))
+            FROM (SELECT found FROM regexp_matches(p_text, '(' || dlq.pattern('cardNumbers') || ')', 'g') found
+                LIMIT 101) f)
 $$;
 COMMENT ON FUNCTION dlq.has_card IS 'Whether a text contains a payment card number, or more than 100 candidates.';
 
@@ -122,7 +128,8 @@ BEGIN
         p_text := regexp_replace(p_text, dlq.pattern('tokens'), '***', 'g');
     END IF;
     IF v_patterns ? 'cardNumbers' AND p_text ~ dlq.pattern('cardNumbers') THEN
-        v_found := ARRAY(SELECT DISTINCT m[1] FROM regexp_matches(p_text, '(' || dlq.pattern('cardNumbers') || ')', 'g') m LIMIT 101);
+        v_found := ARRAY(SELECT DISTINCT m[1] FROM regexp_matches(p_text, '(' || dlq.pattern('cardNumbers') || ')',
+            'g') m LIMIT 101);
         IF cardinality(v_found) > 100 THEN
             RETURN regexp_replace(p_text, dlq.pattern('cardNumbers'), '***', 'g');
         END IF;
@@ -146,7 +153,8 @@ DECLARE
 BEGIN
     IF p_path IS NOT NULL AND p_text ~* (p_mask ->> 'keys') THEN
         RETURN true;
-    ELSIF length(p_text) > 12 AND (p_mask -> 'patterns' ? 'tokens' AND p_text ~ dlq.pattern('tokens') OR p_mask -> 'patterns' ? 'cardNumbers' AND dlq.has_card(p_text)) THEN
+    ELSIF length(p_text) > 12 AND (p_mask -> 'patterns' ? 'tokens' AND p_text ~ dlq.pattern('tokens')
+        OR p_mask -> 'patterns' ? 'cardNumbers' AND dlq.has_card(p_text)) THEN
         RETURN true;
     END IF;
     FOREACH v_value IN ARRAY p_values LOOP
@@ -160,7 +168,8 @@ $$;
 COMMENT ON FUNCTION dlq.needs_mask IS
     'Whether the text of JSON at a path (null: no path) may contain something to mask.';
 
-CREATE OR REPLACE FUNCTION dlq.mask_node(p_node jsonb, p_path text, p_mask jsonb, p_values text[], p_depth integer DEFAULT 0) RETURNS jsonb
+CREATE OR REPLACE FUNCTION dlq.mask_node(p_node jsonb, p_path text, p_mask jsonb, p_values text[],
+    p_depth integer DEFAULT 0) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
     v_where constant text := p_mask ->> 'where';
@@ -176,12 +185,17 @@ BEGIN
     CASE jsonb_typeof(p_node)
     WHEN 'object' THEN
         RETURN coalesce((
-            SELECT jsonb_object_agg(CASE WHEN length(c.key) > 12 OR p_values <> '{}' THEN dlq.mask_text(c.key, p_mask, p_values) ELSE c.key END,
-                CASE WHEN (v_last IS NULL OR v_last ? lower(c.key)) AND c.path ~* v_where THEN '"***"' WHEN dlq.needs_mask(c.value::text, p_path, p_mask, p_values) THEN dlq.mask_node(c.value, c.path, p_mask, p_values, p_depth + 1) ELSE c.value END)
-            FROM (SELECT o.key, o.value, v_under || replace(o.key, chr(31), ' ') AS path FROM jsonb_each(p_node) o OFFSET 0) c), '{}');
+            SELECT jsonb_object_agg(CASE WHEN length(c.key) > 12 OR p_values <> '{}'
+                THEN dlq.mask_text(c.key, p_mask, p_values) ELSE c.key END,
+                CASE WHEN (v_last IS NULL OR v_last ? lower(c.key)) AND c.path ~* v_where THEN '"***"'
+                    WHEN dlq.needs_mask(c.value::text, p_path, p_mask, p_values)
+                        THEN dlq.mask_node(c.value, c.path, p_mask, p_values, p_depth + 1) ELSE c.value END)
+            FROM (SELECT o.key, o.value, v_under || replace(o.key, chr(31), ' ') AS path
+                FROM jsonb_each(p_node) o OFFSET 0) c), '{}');
     WHEN 'array' THEN
         RETURN coalesce((
-            SELECT jsonb_agg(CASE WHEN dlq.needs_mask(c.value::text, p_path, p_mask, p_values) THEN dlq.mask_node(c.value, p_path, p_mask, p_values, p_depth + 1) ELSE c.value END ORDER BY c.place)
+            SELECT jsonb_agg(CASE WHEN dlq.needs_mask(c.value::text, p_path, p_mask, p_values)
+                THEN dlq.mask_node(c.value, p_path, p_mask, p_values, p_depth + 1) ELSE c.value END ORDER BY c.place)
             FROM jsonb_array_elements(p_node) WITH ORDINALITY c (value, place)), '[]');
     WHEN 'string', 'number' THEN
         v_text := dlq.mask_text(p_node #>> '{}', p_mask, p_values);
@@ -204,7 +218,8 @@ $$;
 COMMENT ON FUNCTION dlq.masked_text IS
     'Returns a text with *** in place of p_values, and of matches of the mask''s patterns.';
 
-CREATE OR REPLACE FUNCTION dlq.masked_json(p_document jsonb, p_path text, p_mask jsonb, p_values text[] DEFAULT '{}') RETURNS jsonb
+CREATE OR REPLACE FUNCTION dlq.masked_json(p_document jsonb, p_path text, p_mask jsonb, p_values text[] DEFAULT '{}')
+    RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_text text;
@@ -224,8 +239,11 @@ BEGIN
     END IF;
     -- Values and patterns that are not in the whole document need not be searched for in its parts.
     v_out := dlq.mask_node(p_document, CASE WHEN v_text ~* (p_mask ->> 'keys') THEN p_path END,
-        p_mask || jsonb_build_object('patterns', to_jsonb(ARRAY(SELECT p FROM jsonb_array_elements_text(p_mask -> 'patterns') p WHERE dlq.needs_mask(v_text, NULL, jsonb_build_object('patterns', jsonb_build_array(p)), '{}')))),
-        ARRAY(SELECT v FROM unnest(p_values) WITH ORDINALITY u (v, place) WHERE v IS NULL OR position(v IN v_text) > 0 ORDER BY place));
+        p_mask || jsonb_build_object('patterns',
+            to_jsonb(ARRAY(SELECT p FROM jsonb_array_elements_text(p_mask -> 'patterns') p
+                WHERE dlq.needs_mask(v_text, NULL, jsonb_build_object('patterns', jsonb_build_array(p)), '{}')))),
+        ARRAY(SELECT v FROM unnest(p_values) WITH ORDINALITY u (v, place) WHERE v IS NULL OR position(v IN v_text) > 0
+            ORDER BY place));
     -- payloadText is the payload as the client sent it; it must not reveal what payload masks.
     IF p_document ? 'payloadText' AND v_out -> 'payload' IS DISTINCT FROM p_document -> 'payload' THEN
         v_out := v_out || '{"payloadText": "***"}';
@@ -244,34 +262,42 @@ RETURN CASE p_job_kind WHEN 'dlqd_message' THEN '' ELSE 'payload' END;
 COMMENT ON FUNCTION dlq.event_path IS 'The path of the args of a job.';
 
 -- Error texts may repeat values at sensitive paths.
-CREATE OR REPLACE FUNCTION dlq.sensitive_values(p_original jsonb, p_edited jsonb, p_metadata jsonb, p_job_kind text, p_mask jsonb) RETURNS text[]
+CREATE OR REPLACE FUNCTION dlq.sensitive_values(p_original jsonb, p_edited jsonb, p_metadata jsonb, p_job_kind text,
+    p_mask jsonb) RETURNS text[]
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_where text := p_mask ->> 'where';
     v_keys  text := p_mask ->> 'keys';
     v_all   text[];
 BEGIN
-    IF v_where IS NULL OR NOT (coalesce(p_original::text ~* v_keys, false) OR coalesce(p_edited::text ~* v_keys, false) OR coalesce(p_metadata::text ~* v_keys, false)) THEN
+    IF v_where IS NULL OR NOT (coalesce(p_original::text ~* v_keys, false) OR coalesce(p_edited::text ~* v_keys, false)
+        OR coalesce(p_metadata::text ~* v_keys, false)) THEN
         RETURN '{}';
-    ELSIF coalesce(length(p_original::text), 0) + coalesce(length(p_edited::text), 0) + coalesce(length(p_metadata::text), 0) > 50000 THEN
+    ELSIF coalesce(length(p_original::text), 0) + coalesce(length(p_edited::text),
+        0) + coalesce(length(p_metadata::text), 0) > 50000 THEN
         RETURN ARRAY[NULL]::text[]; -- bounds the time
     END IF;
     WITH RECURSIVE n (value, path, found, depth) AS (
         SELECT d.value, d.path, coalesce(d.path ~* v_where, false), 0
-        FROM (VALUES (p_original, dlq.event_path(p_job_kind)), (p_edited, dlq.event_path(p_job_kind)), (p_metadata, 'metadata')) d (value, path) WHERE d.value IS NOT NULL
+        FROM (VALUES (p_original, dlq.event_path(p_job_kind)), (p_edited, dlq.event_path(p_job_kind)),
+            (p_metadata, 'metadata')) d (value, path) WHERE d.value IS NOT NULL
         UNION ALL
         SELECT c.value, c.path, n.found OR c.path ~* v_where, n.depth + 1
         FROM n CROSS JOIN LATERAL (
-            SELECT o.value, CASE n.path WHEN '' THEN '' ELSE n.path || chr(31) END || replace(o.key, chr(31), ' ') AS path
+            SELECT o.value, CASE n.path WHEN '' THEN '' ELSE n.path || chr(31) END
+                || replace(o.key, chr(31), ' ') AS path
             FROM jsonb_each(CASE jsonb_typeof(n.value) WHEN 'object' THEN n.value END) o
             UNION ALL
-            SELECT a.value, n.path FROM jsonb_array_elements(CASE jsonb_typeof(n.value) WHEN 'array' THEN n.value END) a) c
+            SELECT a.value, n.path FROM jsonb_array_elements(CASE jsonb_typeof(n.value)
+                WHEN 'array' THEN n.value END) a) c
         WHERE n.depth < 70
     )
     -- Each value, and its JSON form with escapes.
     SELECT array_agg(DISTINCT t.text) INTO v_all
-    FROM (SELECT DISTINCT n.value #>> '{}' AS text FROM n WHERE n.found AND jsonb_typeof(n.value) IN ('string', 'number') AND length(n.value #>> '{}') > 3 LIMIT 101) v
-    CROSS JOIN LATERAL (VALUES (v.text), (substr(to_jsonb(v.text)::text, 2, length(to_jsonb(v.text)::text) - 2))) t (text);
+    FROM (SELECT DISTINCT n.value #>> '{}' AS text FROM n WHERE n.found
+        AND jsonb_typeof(n.value) IN ('string', 'number') AND length(n.value #>> '{}') > 3 LIMIT 101) v
+    CROSS JOIN LATERAL (VALUES (v.text),
+        (substr(to_jsonb(v.text)::text, 2, length(to_jsonb(v.text)::text) - 2))) t (text);
     v_all := ARRAY(SELECT v FROM unnest(v_all) v ORDER BY length(v) DESC, v);
     RETURN CASE WHEN cardinality(v_all) > 100 THEN ARRAY[NULL]::text[] ELSE coalesce(v_all, '{}') END;
 END
@@ -284,7 +310,8 @@ COMMENT ON FUNCTION dlq.sensitive_values IS
 CREATE OR REPLACE FUNCTION dlq.masked_event(p_event jsonb, p_job_kind text, p_mask jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN dlq.masked_json(p_event, dlq.event_path(p_job_kind), p_mask, dlq.sensitive_values(p_event, NULL, NULL, p_job_kind, p_mask));
+    RETURN dlq.masked_json(p_event, dlq.event_path(p_job_kind), p_mask,
+        dlq.sensitive_values(p_event, NULL, NULL, p_job_kind, p_mask));
 END
 $$;
 COMMENT ON FUNCTION dlq.masked_event IS
@@ -300,9 +327,12 @@ BEGIN
         RETURN p_entry;
     END IF;
     IF p_mask ?| '{where,patterns}' THEN
-        v_values := dlq.sensitive_values(p_entry.original_event, p_entry.edited_event, p_entry.metadata, p_entry.job_kind, p_mask);
-        p_entry.original_event := dlq.masked_json(p_entry.original_event, dlq.event_path(p_entry.job_kind), p_mask, v_values);
-        p_entry.edited_event := dlq.masked_json(p_entry.edited_event, dlq.event_path(p_entry.job_kind), p_mask, v_values);
+        v_values := dlq.sensitive_values(p_entry.original_event, p_entry.edited_event, p_entry.metadata,
+            p_entry.job_kind, p_mask);
+        p_entry.original_event := dlq.masked_json(p_entry.original_event, dlq.event_path(p_entry.job_kind),
+            p_mask, v_values);
+        p_entry.edited_event := dlq.masked_json(p_entry.edited_event, dlq.event_path(p_entry.job_kind),
+            p_mask, v_values);
         p_entry.metadata := dlq.masked_json(p_entry.metadata, 'metadata', p_mask, v_values);
         p_entry.error_context := dlq.masked_json(p_entry.error_context, NULL, p_mask, v_values);
         p_entry.retry_history := dlq.masked_json(p_entry.retry_history, NULL, p_mask, v_values);
@@ -316,11 +346,13 @@ BEGIN
         p_entry.ordering_key := dlq.masked_text(p_entry.ordering_key, p_mask, v_values);
         p_entry.notes := dlq.masked_text(p_entry.notes, p_mask, v_values);
         p_entry.resolution_notes := dlq.masked_text(p_entry.resolution_notes, p_mask, v_values);
-        p_entry.tags := CASE WHEN p_entry.tags IS NOT NULL THEN ARRAY(SELECT dlq.masked_text(t, p_mask, v_values) FROM unnest(p_entry.tags) t) END;
+        p_entry.tags := CASE WHEN p_entry.tags IS NOT NULL THEN ARRAY(SELECT dlq.masked_text(t, p_mask, v_values)
+            FROM unnest(p_entry.tags) t) END;
     END IF;
     IF p_mask ? 'hidden' THEN
         v_hidden := dlq.with_title(ARRAY(SELECT jsonb_array_elements_text(p_mask -> 'hidden')));
-        p_entry := jsonb_populate_record(p_entry, (SELECT coalesce(jsonb_object_agg(h, NULL), '{}') FROM unnest(v_hidden) h));
+        p_entry := jsonb_populate_record(p_entry, (SELECT coalesce(jsonb_object_agg(h, NULL), '{}')
+            FROM unnest(v_hidden) h));
     END IF;
     RETURN p_entry;
 END
@@ -338,7 +370,8 @@ DECLARE
     v_under text[];
 BEGIN
     FOREACH v_key IN ARRAY coalesce(string_to_array(substr(p_pointer, 2), '/'), '{}') LOOP
-        v_under := ARRAY(SELECT p || chr(31) || replace(replace(replace(v_key, '~1', '/'), '~0', '~'), chr(31), ' ') FROM unnest(v_paths) p);
+        v_under := ARRAY(SELECT p || chr(31) || replace(replace(replace(v_key, '~1', '/'), '~0', '~'), chr(31), ' ')
+            FROM unnest(v_paths) p);
         -- A number is a key or the index of an array; without the document both are possible.
         v_paths := CASE WHEN v_key ~ '^([0-9]+|-)$' THEN v_paths || v_under ELSE v_under END;
         IF cardinality(v_paths) > 64 OR EXISTS (SELECT FROM unnest(v_paths) p WHERE p ~* (p_mask ->> 'where')) THEN
@@ -361,21 +394,29 @@ BEGIN
     ELSIF jsonb_typeof(p_detail) <> 'object' THEN
         RETURN dlq.mask_node(p_detail, NULL, p_mask, '{}');
     ELSIF length(p_detail::text) > 50000 THEN -- bounds the time
-        RETURN (SELECT jsonb_object_agg(d.key, CASE WHEN d.key IN ('patch', 'changes') THEN '[]' ELSE '"***"' END::jsonb) FROM jsonb_each(p_detail) d);
+        RETURN (SELECT jsonb_object_agg(d.key,
+            CASE WHEN d.key IN ('patch', 'changes') THEN '[]' ELSE '"***"' END::jsonb) FROM jsonb_each(p_detail) d);
     END IF;
     RETURN coalesce((
         SELECT jsonb_object_agg(d.key, CASE
             WHEN d.key IN ('patch', 'changes') AND jsonb_typeof(d.value) = 'array' THEN (
                 SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(c.value) = 'object' THEN c.value
-                        || CASE WHEN c.value ? 'value' THEN jsonb_build_object('value', dlq.masked_at(c.value ->> 'path', c.value -> 'value', p_mask)) ELSE '{}' END
-                        || CASE WHEN c.value ? 'was' THEN jsonb_build_object('was', dlq.masked_at(c.value ->> 'path', c.value -> 'was', p_mask)) ELSE '{}' END
+                        || CASE WHEN c.value ? 'value' THEN jsonb_build_object('value',
+                            dlq.masked_at(c.value ->> 'path', c.value -> 'value', p_mask)) ELSE '{}' END
+                        || CASE WHEN c.value ? 'was' THEN jsonb_build_object('was',
+                            dlq.masked_at(c.value ->> 'path', c.value -> 'was', p_mask)) ELSE '{}' END
                     ELSE '"***"' END ORDER BY c.place), '[]')
                 FROM jsonb_array_elements(d.value) WITH ORDINALITY c (value, place))
             WHEN d.key IN ('payload', 'mergePatch') THEN dlq.mask_node(d.value, 'payload', p_mask, '{}')
             WHEN d.key = 'payloadAt' AND jsonb_typeof(d.value) = 'array' THEN (
-                SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(c.value -> 'path') = 'array' AND jsonb_typeof(c.value -> 'values') = 'array' THEN c.value || jsonb_build_object('values', (
-                    SELECT coalesce(jsonb_agg(dlq.masked_at((SELECT string_agg('/' || replace(replace(k.key, '~', '~0'), '/', '~1'), '' ORDER BY k.place) FROM jsonb_array_elements_text(c.value -> 'path') WITH ORDINALITY k (key, place)), v.value, p_mask) ORDER BY v.place), '[]')
-                    FROM jsonb_array_elements(c.value -> 'values') WITH ORDINALITY v (value, place))) ELSE '"***"' END ORDER BY c.place), '[]')
+                SELECT coalesce(jsonb_agg(CASE WHEN jsonb_typeof(c.value -> 'path') = 'array'
+                    AND jsonb_typeof(c.value -> 'values') = 'array' THEN c.value || jsonb_build_object('values', (
+                    SELECT coalesce(jsonb_agg(dlq.masked_at((SELECT string_agg('/'
+                        || replace(replace(k.key, '~', '~0'), '/', '~1'), '' ORDER BY k.place)
+                            FROM jsonb_array_elements_text(c.value -> 'path') WITH ORDINALITY k (key, place)), v.value,
+                                p_mask) ORDER BY v.place), '[]')
+                    FROM jsonb_array_elements(c.value -> 'values') WITH ORDINALITY v (value, place))) ELSE '"***"' END
+                        ORDER BY c.place), '[]')
                 FROM jsonb_array_elements(d.value) WITH ORDINALITY c (value, place))
             WHEN d.key = 'filter' THEN dlq.masked_detail(d.value, p_mask)
             ELSE dlq.mask_node(d.value, NULL, p_mask, '{}') END)
@@ -391,7 +432,8 @@ CREATE OR REPLACE FUNCTION dlq.refuse_mask(p_action text, p_document jsonb) RETU
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF p_document IS NOT NULL AND position('"***"' IN p_document::text) > 0 AND dlq.mask(false) IS NOT NULL THEN
-        RAISE EXCEPTION '%: the payload contains ***, which stands for a masked value', p_action USING ERRCODE = 'DLQ04',
+        RAISE EXCEPTION '%: the payload contains ***, which stands for a masked value', p_action
+            USING ERRCODE = 'DLQ04',
             HINT = 'Send a patch with the changes, or reveal the payload and send all of it.';
     END IF;
 END
@@ -407,7 +449,8 @@ DECLARE
     v_found record;
 BEGIN
     IF btrim(coalesce(p_note, '')) = '' THEN
-        RAISE EXCEPTION 'reveal: a note is required' USING ERRCODE = 'DLQ04', HINT = 'The note is written to the audit trail.';
+        RAISE EXCEPTION 'reveal: a note is required' USING ERRCODE = 'DLQ04',
+            HINT = 'The note is written to the audit trail.';
     END IF;
     SELECT l.* INTO v_found FROM dlq.lock_entries(dlq.ids_in_scope(ARRAY[p_id]),
         enum_range(NULL::dlq.dead_letter_status)) l;
@@ -428,7 +471,8 @@ COMMENT ON FUNCTION dlq.record_reveal IS 'Writes the audit row of a reveal (see 
 -- without its schema if the schema was in search_path at its first call. A caller could forge the
 -- context, but would gain only a second reveal of the same entry within a minute of the first.
 CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_since    timestamptz := dlq.closed_since(ARRAY[p_id]);
     v_began_at timestamptz := transaction_timestamp();
@@ -440,11 +484,14 @@ BEGIN
     v_lines := string_to_array(v_calls, E'\n');
     v_caller := v_lines[CASE WHEN v_lines[2] ~ 'p_entry := dlq.revealed\(p_id\)\W*$' THEN 3 ELSE 2 END];
     IF strpos(coalesce(v_caller, ''), 'reveal(uuid,text,jsonb)') = 0
-        OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user AND t.reason = 'revealed'
+        OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user
+            AND t.reason = 'revealed'
                    AND t.at >= clock_timestamp() - interval '1 minute' AND t.at < v_began_at) THEN
-        RAISE EXCEPTION 'dead letter %: no reason for revealing it is recorded', p_id USING ERRCODE = 'DLQ06', HINT = 'Use CALL dlq.reveal(id, note), outside of a transaction.';
+        RAISE EXCEPTION 'dead letter %: no reason for revealing it is recorded', p_id USING ERRCODE = 'DLQ06',
+            HINT = 'Use CALL dlq.reveal(id, note), outside of a transaction.';
     END IF;
-    RETURN (SELECT to_jsonb(e) FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND (e.closed_at IS NULL OR e.closed_at >= v_since));
+    RETURN (SELECT to_jsonb(e) FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id]))
+        AND (e.closed_at IS NULL OR e.closed_at >= v_since));
 END
 $$;
 COMMENT ON FUNCTION dlq.revealed IS 'Returns an entry unmasked, for dlq.reveal, which has recorded the reason.';

@@ -95,7 +95,8 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
     FROM dlq.dead_letter_queue e
     -- The scope is a condition of the scan and not of a join above it: the plan of a join would
     -- show how many rows outside of the scope a condition of the caller matched.
-    WHERE (SELECT dlq.scope_patterns(dlq.scope())) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())));
+    WHERE (SELECT dlq.scope_patterns(dlq.scope())) IS NULL
+        OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())));
 COMMENT ON VIEW dlq.visible_entries IS
     'The rows of dead_letter_queue in the caller''s scope, unmasked. Only dlq.entries reads it, and masks the '
     'columns.';
@@ -110,48 +111,84 @@ CREATE OR REPLACE VIEW dlq.entries AS
            e.queue,
            e.kind,
            e.job_kind,
-           CASE WHEN 'subscriber_id' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.subscriber_id IS NULL THEN e.subscriber_id ELSE dlq.masked_text(e.subscriber_id, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS subscriber_id,
+           CASE WHEN 'subscriber_id' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.subscriber_id IS NULL
+               THEN e.subscriber_id ELSE dlq.masked_text(e.subscriber_id, h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS subscriber_id,
            e.source,
            e.priority,
-           CASE WHEN 'tags' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.tags = '{}' THEN e.tags ELSE ARRAY(SELECT dlq.masked_text(t, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) FROM unnest(e.tags) t) END AS tags,
-           CASE WHEN 'original_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.original_event IS NULL THEN e.original_event ELSE dlq.masked_json(e.original_event, dlq.event_path(e.job_kind), h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS original_event,
-           CASE WHEN 'edited_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.edited_event IS NULL THEN e.edited_event ELSE dlq.masked_json(e.edited_event, dlq.event_path(e.job_kind), h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS edited_event,
-           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_message IS NULL THEN e.error_message ELSE dlq.masked_text(e.error_message, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_message,
+           CASE WHEN 'tags' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.tags = '{}' THEN e.tags
+               ELSE ARRAY(SELECT dlq.masked_text(t, h.mask, dlq.sensitive_values(e.original_event, e.edited_event,
+                   e.metadata, e.job_kind, h.mask)) FROM unnest(e.tags) t) END AS tags,
+           CASE WHEN 'original_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.original_event IS NULL
+               THEN e.original_event ELSE dlq.masked_json(e.original_event, dlq.event_path(e.job_kind), h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS original_event,
+           CASE WHEN 'edited_event' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.edited_event IS NULL
+               THEN e.edited_event ELSE dlq.masked_json(e.edited_event, dlq.event_path(e.job_kind), h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS edited_event,
+           CASE WHEN 'error_message' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_message IS NULL
+               THEN e.error_message ELSE dlq.masked_text(e.error_message, h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS error_message,
            e.error_type,
            e.error_code,
            e.error_class,
            e.reported_class,
-           CASE WHEN 'error_stack_trace' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_stack_trace IS NULL THEN e.error_stack_trace ELSE dlq.masked_text(e.error_stack_trace, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_stack_trace,
-           CASE WHEN 'error_context' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_context IS NULL THEN e.error_context ELSE dlq.masked_json(e.error_context, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS error_context,
+           CASE WHEN 'error_stack_trace' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_stack_trace IS NULL
+               THEN e.error_stack_trace ELSE dlq.masked_text(e.error_stack_trace, h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS error_stack_trace,
+           CASE WHEN 'error_context' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.error_context IS NULL
+               THEN e.error_context ELSE dlq.masked_json(e.error_context, NULL, h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS error_context,
            e.fingerprint,
-           CASE WHEN 'retry_history' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.retry_history = '[]' THEN e.retry_history ELSE dlq.masked_json(e.retry_history, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS retry_history,
+           CASE WHEN 'retry_history' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.retry_history = '[]'
+               THEN e.retry_history ELSE dlq.masked_json(e.retry_history, NULL, h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS retry_history,
            e.retry_count,
            e.max_retries,
            e.dlq_retry_count,
            e.dlq_max_retries,
-           CASE WHEN 'replay_attempts' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.replay_attempts = '[]' THEN e.replay_attempts ELSE dlq.masked_json(e.replay_attempts, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS replay_attempts,
+           CASE WHEN 'replay_attempts' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.replay_attempts = '[]'
+               THEN e.replay_attempts ELSE dlq.masked_json(e.replay_attempts, NULL, h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS replay_attempts,
            e.status,
            e.strategy,
            e.rule,
            e.next_retry_at,
            e.waiting_for,
-           CASE WHEN h.mask IS NULL OR e.ordering_key IS NULL THEN e.ordering_key ELSE dlq.masked_text(e.ordering_key, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS ordering_key,
+           CASE WHEN h.mask IS NULL OR e.ordering_key IS NULL THEN e.ordering_key
+               ELSE dlq.masked_text(e.ordering_key, h.mask, dlq.sensitive_values(e.original_event, e.edited_event,
+                   e.metadata, e.job_kind, h.mask)) END AS ordering_key,
            e.order_place,
            e.redelivery_job_id,
            e.locked_by,
            e.locked_at,
            e.parked_by,
            e.assigned_to,
-           CASE WHEN 'notes' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.notes IS NULL THEN e.notes ELSE dlq.masked_text(e.notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS notes,
+           CASE WHEN 'notes' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.notes IS NULL THEN e.notes
+               ELSE dlq.masked_text(e.notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata,
+                   e.job_kind, h.mask)) END AS notes,
            e.resolution_strategy,
            e.resolved_by,
-           CASE WHEN h.mask IS NULL OR e.resolution_notes IS NULL THEN e.resolution_notes ELSE dlq.masked_text(e.resolution_notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS resolution_notes,
+           CASE WHEN h.mask IS NULL OR e.resolution_notes IS NULL THEN e.resolution_notes
+               ELSE dlq.masked_text(e.resolution_notes, h.mask, dlq.sensitive_values(e.original_event, e.edited_event,
+                   e.metadata, e.job_kind, h.mask)) END AS resolution_notes,
            e.resolution_timestamp,
            e.config_version,
            e.unique_key,
            e.unique_states,
-           CASE WHEN 'metadata' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.metadata = '{}' THEN e.metadata ELSE dlq.masked_json(e.metadata, 'metadata', h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS metadata,
-           CASE WHEN h.mask IS NULL OR e.move IS NULL THEN e.move ELSE dlq.masked_json(e.move, NULL, h.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS move,
+           CASE WHEN 'metadata' = ANY (h.columns) THEN NULL WHEN h.mask IS NULL OR e.metadata = '{}' THEN e.metadata
+               ELSE dlq.masked_json(e.metadata, 'metadata', h.mask,
+                   dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind,
+                       h.mask)) END AS metadata,
+           CASE WHEN h.mask IS NULL OR e.move IS NULL THEN e.move ELSE dlq.masked_json(e.move, NULL, h.mask,
+               dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, h.mask)) END AS move,
            e.captured_by,
            e.first_failed_at,
            e.last_failed_at,
@@ -205,7 +242,8 @@ COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: calls dlq.f
 
 -- The statement does not lock partitions of other states, nor months before the entries failed: see
 -- dlq.closed_since.
-CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100, p_newest_first boolean DEFAULT true)
+CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100,
+    p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
@@ -213,8 +251,10 @@ DECLARE
 BEGIN
     RETURN QUERY EXECUTE
         'SELECT m.* FROM (SELECT e AS entry FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)'
-        || CASE WHEN p_filter ? 'status' THEN ' AND ' || dlq.filter_where(jsonb_build_object('status', p_filter -> 'status')) ELSE '' END
-        || ') w CROSS JOIN LATERAL dlq.masked(w.entry, $3) m ORDER BY m.id ' || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END
+        || CASE WHEN p_filter ? 'status' THEN ' AND '
+            || dlq.filter_where(jsonb_build_object('status', p_filter -> 'status')) ELSE '' END
+        || ') w CROSS JOIN LATERAL dlq.masked(w.entry, $3) m ORDER BY m.id '
+        || CASE WHEN p_newest_first THEN 'DESC' ELSE 'ASC' END
         USING v_ids, dlq.closed_since(v_ids), dlq.mask();
 END
 $$;
@@ -226,7 +266,8 @@ COMMENT ON FUNCTION dlq.find IS
     'before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": '
     '["cus_81"]}]). What the policy hides from the caller is null.';
 
-CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL, p_actor text DEFAULT session_user) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL,
+    p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM dlq.require_admin('scope of a role');
@@ -236,14 +277,19 @@ BEGIN
     END IF;
     IF p_scope IS NOT NULL AND (jsonb_typeof(p_scope) <> 'array' OR p_scope = '[]' OR EXISTS (
         SELECT FROM jsonb_array_elements(p_scope) g WHERE jsonb_typeof(g) <> 'object' OR g - 'queues' - 'kinds' <> '{}'
-            OR jsonb_typeof(coalesce(g -> 'queues', '[]')) <> 'array' OR jsonb_typeof(coalesce(g -> 'kinds', '[]')) <> 'array'
-            OR EXISTS (SELECT FROM jsonb_path_query(g, 'strict $.*[*]') p WHERE jsonb_typeof(p) <> 'string' OR length(p #>> '{}') NOT BETWEEN 1 AND 255))) THEN
-        RAISE EXCEPTION 'scope of a role: invalid scope %', p_scope USING ERRCODE = 'DLQ04', HINT = 'Example: [{"queues": ["payments*"], "kinds": ["order.*"]}]; null for no limit.';
+            OR jsonb_typeof(coalesce(g -> 'queues', '[]')) <> 'array'
+            OR jsonb_typeof(coalesce(g -> 'kinds', '[]')) <> 'array'
+            OR EXISTS (SELECT FROM jsonb_path_query(g, 'strict $.*[*]') p WHERE jsonb_typeof(p) <> 'string'
+                OR length(p #>> '{}') NOT BETWEEN 1 AND 255))) THEN
+        RAISE EXCEPTION 'scope of a role: invalid scope %', p_scope USING ERRCODE = 'DLQ04',
+            HINT = 'Example: [{"queues": ["payments*"], "kinds": ["order.*"]}]; null for no limit.';
     END IF;
     DELETE FROM dlq.role_scopes s WHERE s.role = p_role;
     INSERT INTO dlq.role_scopes (role, queues, kinds)
-    SELECT DISTINCT p_role, ARRAY(SELECT jsonb_array_elements_text(g -> 'queues')), ARRAY(SELECT jsonb_array_elements_text(g -> 'kinds')) FROM jsonb_array_elements(p_scope) g;
-    PERFORM dlq.record_act('role ' || p_role, CASE WHEN p_scope IS NULL THEN 'not limited any more' ELSE 'limited' END, p_actor, p_note, jsonb_build_object('scope', p_scope));
+    SELECT DISTINCT p_role, ARRAY(SELECT jsonb_array_elements_text(g -> 'queues')),
+        ARRAY(SELECT jsonb_array_elements_text(g -> 'kinds')) FROM jsonb_array_elements(p_scope) g;
+    PERFORM dlq.record_act('role ' || p_role, CASE WHEN p_scope IS NULL THEN 'not limited any more' ELSE 'limited' END,
+        p_actor, p_note, jsonb_build_object('scope', p_scope));
 END
 $$;
 COMMENT ON FUNCTION dlq.set_role_scope IS
@@ -263,7 +309,8 @@ DECLARE
     v_seen   text;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.protect', 0));
-    INSERT INTO dlq.settings AS s (key, value) VALUES ('sensitive_columns', array_to_string(p_sensitive, ',')), ('sensitive', p_masked::text)
+    INSERT INTO dlq.settings AS s (key, value) VALUES ('sensitive_columns', array_to_string(p_sensitive, ',')),
+        ('sensitive', p_masked::text)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
     FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
         CONTINUE WHEN NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role);
@@ -271,23 +318,33 @@ BEGIN
             ('dlq.dead_letter_queue'::regclass, dlq.with_title(p_sensitive), dlq.masked_columns()),
             -- Edited payloads, patches, filters on payloads, and error texts are in other tables,
             -- too.
-            ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail', 'note']),
-            ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context', 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
-            ('dlq.replay_runs', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
+            ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END,
+                ARRAY['detail', 'note']),
+            ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context',
+                'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
+            ('dlq.replay_runs', CASE WHEN p_sensitive && dlq.filtered_columns()
+                THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
             ('dlq.ordered_jobs', NULL, ARRAY['ordering_key']),
-            ('dlq.operations', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['filter', 'args'] END, ARRAY['filter', 'args', 'note']),
-            ('dlq.approvals', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['request'] END, ARRAY['request', 'note', 'decision', 'problem']),
-            ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END, ARRAY['detail']),
-            ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END, ARRAY['title']),
+            ('dlq.operations', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['filter', 'args'] END,
+                ARRAY['filter', 'args', 'note']),
+            ('dlq.approvals', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['request'] END,
+                ARRAY['request', 'note', 'decision', 'problem']),
+            ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END,
+                ARRAY['detail']),
+            ('dlq.failure_groups', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END,
+                ARRAY['title']),
             ('dlq.group_aliases', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END,
              ARRAY['title']),
             ('dlq.acts', NULL, ARRAY['detail', 'note'])
         LOOP
-            v_hidden := CASE v_role WHEN 'dlq_reader' THEN coalesce(v_hidden, '{}') ELSE '{}' END || CASE WHEN p_masked ?| '{where,patterns}' THEN v_masked ELSE '{}' END;
+            v_hidden := CASE v_role WHEN 'dlq_reader' THEN coalesce(v_hidden, '{}') ELSE '{}' END
+                || CASE WHEN p_masked ?| '{where,patterns}' THEN v_masked ELSE '{}' END;
             SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO v_seen
-            FROM pg_attribute a WHERE a.attrelid = v_table AND a.attnum > 0 AND NOT a.attisdropped AND a.attname <> ALL (v_hidden);
+            FROM pg_attribute a WHERE a.attrelid = v_table AND a.attnum > 0 AND NOT a.attisdropped
+                AND a.attname <> ALL (v_hidden);
             EXECUTE format('REVOKE SELECT ON %s FROM %I', v_table, v_role);
-            EXECUTE CASE WHEN v_hidden = '{}' THEN format('GRANT SELECT ON %s TO %I', v_table, v_role) ELSE format('GRANT SELECT (%s) ON %s TO %I', v_seen, v_table, v_role) END;
+            EXECUTE CASE WHEN v_hidden = '{}' THEN format('GRANT SELECT ON %s TO %I', v_table, v_role)
+                ELSE format('GRANT SELECT (%s) ON %s TO %I', v_seen, v_table, v_role) END;
         END LOOP;
     END LOOP;
 END
@@ -352,13 +409,15 @@ BEGIN
     FOR v_grant IN
         SELECT c.oid::regclass AS name FROM pg_class c
         -- Only dlqd reads the tables that are named here.
-        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'visible_entries')
+        WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
+            AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'visible_entries')
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
     END LOOP;
     EXECUTE format('REVOKE ALL ON %s.visible_entries FROM dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
-        SELECT r.key AS role, f.value AS name FROM jsonb_each(v_functions) r CROSS JOIN jsonb_array_elements_text(r.value) f
+        SELECT r.key AS role, f.value AS name FROM jsonb_each(v_functions) r CROSS
+        JOIN jsonb_array_elements_text(r.value) f
     LOOP
         FOR v_function IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = v_schema AND p.proname = v_grant.name LOOP
             EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO dlq_admin', v_function);
@@ -377,7 +436,8 @@ BEGIN
     -- The policies of row-level security call these functions as any role that reads a table,
     -- whatever granted it the privilege.
     EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.in_patterns(text, text, text[]), %1$s.scope_patterns(jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
-    PERFORM dlq.protect(dlq.sensitive_columns(), coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}'));
+    PERFORM dlq.protect(dlq.sensitive_columns(),
+        coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}'));
 END
 $$;
 COMMENT ON FUNCTION dlq.install_roles IS

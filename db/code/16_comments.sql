@@ -603,11 +603,13 @@ DECLARE
     v_object record;
 BEGIN
     IF (SELECT pg_has_role(n.nspowner, 'USAGE') FROM pg_namespace n WHERE n.oid = v_schema) THEN
-        EXECUTE format('COMMENT ON SCHEMA %s IS %L', v_schema, 'dlqd: dead letters of River''s jobs. Read them in dlq.entries, change them with the functions (\df+), and read the audit trail with dlq.audit().');
+        EXECUTE format('COMMENT ON SCHEMA %s IS %L', v_schema,
+            'dlqd: dead letters of River''s jobs. Read them in dlq.entries, change them with the functions (\df+), and read the audit trail with dlq.audit().');
     END IF;
 
     FOR v_object IN
-        SELECT x.indexrelid::regclass AS name, coalesce(k.text, CASE WHEN x.indisprimary THEN 'Primary key.' END) AS text
+        SELECT x.indexrelid::regclass AS name,
+            coalesce(k.text, CASE WHEN x.indisprimary THEN 'Primary key.' END) AS text
         FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
         LEFT JOIN (VALUES
             ('_by_event$', 'Lists: entries of a message.'),
@@ -654,14 +656,19 @@ BEGIN
             ('^replay_run_entries_next$', 'The next entries of a run.'),
             ('^replay_run_entries_behind$', 'The entry of a run that waits for another of its ordering key.'),
             ('^replay_run_entries_detail$', 'Entries with error texts, for erasures.'),
-            ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern AND NOT x.indisprimary
-        WHERE c.relnamespace = v_schema AND NOT c.relispartition AND t.relname <> 'schema_migrations' AND (c.relkind = 'I' OR NOT t.relispartition OR t.relname IN ('dead_letter_inbox', 'dead_letter_open'))
+            ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern
+                AND NOT x.indisprimary
+        WHERE c.relnamespace = v_schema AND NOT c.relispartition AND t.relname <> 'schema_migrations'
+            AND (c.relkind = 'I' OR NOT t.relispartition OR t.relname IN ('dead_letter_inbox', 'dead_letter_open'))
     LOOP
         EXECUTE format('COMMENT ON INDEX %s IS %L', v_object.name, v_object.text);
     END LOOP;
 
     FOR v_object IN
-        SELECT c.oid::regclass AS name, CASE c.relname WHEN 'dead_letter_transitions_id_seq' THEN 'Ids of both audit trails: dead_letter_transitions and acts.' ELSE 'Numbers of ' || d.refobjid::regclass || '.' END AS text
+        SELECT c.oid::regclass AS name,
+            CASE c.relname WHEN 'dead_letter_transitions_id_seq'
+                THEN 'Ids of both audit trails: dead_letter_transitions and acts.' ELSE 'Numbers of '
+                    || d.refobjid::regclass || '.' END AS text
         FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.deptype IN ('a', 'i') AND d.refobjsubid > 0
         WHERE c.relnamespace = v_schema AND c.relkind = 'S' AND c.relname NOT LIKE 'schema_migrations%'
     LOOP
@@ -670,33 +677,65 @@ BEGIN
 
     -- A view's column has the comment listed here, or else that of the table's column of the same name.
     FOR v_object IN
-        SELECT c.oid::regclass AS name, a.attname AS of_column, coalesce(k.text, col_description('dlq.dead_letter_queue'::regclass, e.attnum), w.text, col_description('dlq.failure_groups'::regclass, g.attnum), col_description('dlq.group_marks'::regclass, m.attnum), col_description('dlq.rollup_flow'::regclass, f.attnum)) AS text
+        SELECT c.oid::regclass AS name, a.attname AS of_column,
+            coalesce(k.text, col_description('dlq.dead_letter_queue'::regclass, e.attnum), w.text,
+                col_description('dlq.failure_groups'::regclass, g.attnum), col_description('dlq.group_marks'::regclass,
+                    m.attnum), col_description('dlq.rollup_flow'::regclass, f.attnum)) AS text
         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
         LEFT JOIN (VALUES
             ('entries', 'next', 'The next step, as text.'),
-            ('backlog', 'entries', 'Number of entries.'), ('backlog', 'more', 'Whether there are further unfiled entries.'),
-            ('backlog_by_class', 'open', 'Open entries at the end of the hour.'), ('backlog_by_class', 'error_class', 'The class; undecided if none yet.'),
-            ('failures_by_hour', 'weekday', 'Day of the week: 1 is Monday.'), ('failures_by_hour', 'hour', 'Hour of the day, in the session''s time zone.'),
+            ('backlog', 'entries', 'Number of entries.'),
+            ('backlog', 'more', 'Whether there are further unfiled entries.'),
+            ('backlog_by_class', 'open', 'Open entries at the end of the hour.'),
+            ('backlog_by_class', 'error_class', 'The class; undecided if none yet.'),
+            ('failures_by_hour', 'weekday', 'Day of the week: 1 is Monday.'),
+            ('failures_by_hour', 'hour', 'Hour of the day, in the session''s time zone.'),
             ('rates_by_hour', 'open', 'Open entries at the end of the hour.'),
-            ('error_types', 'share', 'Share of all failures, 0 to 1.'), ('noisiest_sources', 'source', 'The sender of the messages.'), ('noisiest_sources', 'share', 'Share of all captures that name a source, 0 to 1.'),
-            ('oldest_entries', 'age', 'How long the entry has been open.'), ('groups', 'status', 'open, fixed (marked as fixed), regressed (failed after that) or muted.'), ('groups', 'regressed', 'Whether the group failed after it was marked as fixed; also true while it is muted.'),
-            ('groups', 'in_window', 'Failures in the last 24 hours.'), ('groups', 'trend', 'Failures by hour.'), ('groups', 'mute_left', 'The mute ends after this many more failures; null for no number.'), ('groups', 'place', 'Position in the order, for the next page.'),
-            ('top_groups', 'in_window', 'Failures in the last seven days.'), ('top_groups', 'trend', 'Failures by day.'),
-            ('replay_success', 'failed', 'Redeliveries that failed.'), ('replay_success', 'success', 'Share of the ended redeliveries that succeeded, 0 to 1.'),
-            ('retry_cost', 'attempts_per_capture', 'Attempts for each job that became a dead letter.'), ('retry_cost', 'wasted', 'Share of all attempts and redeliveries that failed, 0 to 1.'),
-            ('rollup_lag', 'at', 'The rollups are exact as of this time.'), ('rollup_lag', 'behind', 'Age of the rollups.'), ('rollup_lag', 'rebuilt_at', 'When the rollups were last rebuilt.'), ('rollup_lag', 'moves', 'Moves counted since the rebuild.'),
-            ('time_in_dlq', 'measure', 'in_dlq: how long entries were open. to_recovery: from the first failure until the work was done.'), ('time_in_dlq', 'entries', 'Number of entries.'), ('time_in_dlq', 'average', 'Average time.'),
-            ('time_in_dlq', 'p50', 'Median time.'), ('time_in_dlq', 'p95', '95th percentile.'), ('time_in_dlq', 'p99', '99th percentile.'),
-            ('automatic', 'source', 'Source of the switch: operator, policy or default.'), ('automatic', 'name', 'Name of the queue or class, or pattern of the kind.'), ('automatic', 'at', 'When an operator set the switch.'),
-            ('automatic', 'scope', 'Scope of the switch: all, queue, kind or class; or stop.'), ('automatic', 'enabled', 'Whether matching entries are redelivered automatically.'), ('automatic', 'include', 'Entries that need manual handling otherwise.'),
-            ('automatic', 'actor', 'The operator that set the switch.'), ('automatic', 'note', 'The note of the operator.')) k (of_view, of_column, text) ON k.of_view = c.relname AND k.of_column = a.attname
-        LEFT JOIN pg_attribute e ON e.attrelid = 'dlq.dead_letter_queue'::regclass AND e.attname = a.attname AND e.attnum > 0 AND c.relname IN ('entries', 'visible_entries', 'backlog', 'oldest_entries')
+            ('error_types', 'share', 'Share of all failures, 0 to 1.'),
+            ('noisiest_sources', 'source', 'The sender of the messages.'),
+            ('noisiest_sources', 'share', 'Share of all captures that name a source, 0 to 1.'),
+            ('oldest_entries', 'age', 'How long the entry has been open.'),
+            ('groups', 'status', 'open, fixed (marked as fixed), regressed (failed after that) or muted.'),
+            ('groups', 'regressed', 'Whether the group failed after it was marked as fixed; also true while it is muted.'),
+            ('groups', 'in_window', 'Failures in the last 24 hours.'), ('groups', 'trend', 'Failures by hour.'),
+            ('groups', 'mute_left', 'The mute ends after this many more failures; null for no number.'),
+            ('groups', 'place', 'Position in the order, for the next page.'),
+            ('top_groups', 'in_window', 'Failures in the last seven days.'),
+            ('top_groups', 'trend', 'Failures by day.'),
+            ('replay_success', 'failed', 'Redeliveries that failed.'),
+            ('replay_success', 'success', 'Share of the ended redeliveries that succeeded, 0 to 1.'),
+            ('retry_cost', 'attempts_per_capture', 'Attempts for each job that became a dead letter.'),
+            ('retry_cost', 'wasted', 'Share of all attempts and redeliveries that failed, 0 to 1.'),
+            ('rollup_lag', 'at', 'The rollups are exact as of this time.'),
+            ('rollup_lag', 'behind', 'Age of the rollups.'),
+            ('rollup_lag', 'rebuilt_at', 'When the rollups were last rebuilt.'),
+            ('rollup_lag', 'moves', 'Moves counted since the rebuild.'),
+            ('time_in_dlq', 'measure',
+                'in_dlq: how long entries were open. to_recovery: from the first failure until the work was done.'),
+                    ('time_in_dlq', 'entries', 'Number of entries.'), ('time_in_dlq', 'average', 'Average time.'),
+            ('time_in_dlq', 'p50', 'Median time.'), ('time_in_dlq', 'p95', '95th percentile.'),
+            ('time_in_dlq', 'p99', '99th percentile.'),
+            ('automatic', 'source', 'Source of the switch: operator, policy or default.'),
+            ('automatic', 'name', 'Name of the queue or class, or pattern of the kind.'),
+            ('automatic', 'at', 'When an operator set the switch.'),
+            ('automatic', 'scope', 'Scope of the switch: all, queue, kind or class; or stop.'),
+            ('automatic', 'enabled', 'Whether matching entries are redelivered automatically.'),
+            ('automatic', 'include', 'Entries that need manual handling otherwise.'),
+            ('automatic', 'actor', 'The operator that set the switch.'),
+            ('automatic', 'note', 'The note of the operator.')) k (of_view, of_column, text) ON k.of_view = c.relname
+                AND k.of_column = a.attname
+        LEFT JOIN pg_attribute e ON e.attrelid = 'dlq.dead_letter_queue'::regclass AND e.attname = a.attname
+            AND e.attnum > 0 AND c.relname IN ('entries', 'visible_entries', 'backlog', 'oldest_entries')
         LEFT JOIN pg_attribute f ON f.attrelid = 'dlq.rollup_flow'::regclass AND f.attname = a.attname AND f.attnum > 0
         LEFT JOIN (VALUES
-            ('hour', 'Start of the hour (UTC).'), ('bucket', 'Start of the bucket (UTC).'), ('queue', 'The queue.'), ('error_class', 'The class.'), ('error_type', 'The type; '''' if the error has none.'), ('failures', 'Captures, and redeliveries that failed.')) w (of_column, text)
+            ('hour', 'Start of the hour (UTC).'), ('bucket', 'Start of the bucket (UTC).'), ('queue', 'The queue.'),
+            ('error_class', 'The class.'), ('error_type', 'The type; '''' if the error has none.'),
+            ('failures', 'Captures, and redeliveries that failed.')) w (of_column, text)
             ON w.of_column = a.attname AND c.relname NOT IN ('entries', 'visible_entries')
-        LEFT JOIN pg_attribute g ON g.attrelid = 'dlq.failure_groups'::regclass AND g.attname = a.attname AND g.attnum > 0 AND c.relname IN ('groups', 'top_groups')
-        LEFT JOIN pg_attribute m ON m.attrelid = 'dlq.group_marks'::regclass AND m.attname = a.attname AND m.attnum > 0 AND c.relname = 'groups'
+        LEFT JOIN pg_attribute g ON g.attrelid = 'dlq.failure_groups'::regclass AND g.attname = a.attname
+            AND g.attnum > 0 AND c.relname IN ('groups', 'top_groups')
+        LEFT JOIN pg_attribute m ON m.attrelid = 'dlq.group_marks'::regclass AND m.attname = a.attname AND m.attnum > 0
+            AND c.relname = 'groups'
         WHERE c.relnamespace = v_schema AND c.relkind = 'v'
     LOOP
         EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', v_object.name, v_object.of_column, v_object.text);

@@ -1,20 +1,23 @@
 -- name: FindToken :one
 SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.used_at, t.created_by
 FROM dlq.tokens t
-WHERE t.hash = @hash AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now());
+WHERE t.hash = @hash AND (t.expires_at IS NULL OR t.expires_at > now())
+    AND (t.revoked_at IS NULL OR t.revoked_at > now());
 
 -- name: TouchToken :exec
 -- TouchToken records the use of a token, at most once a minute over all processes. It skips a
 -- locked row instead of waiting for it.
 UPDATE dlq.tokens t SET used_at = now()
-WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = @id AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED);
+WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = @id
+    AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED);
 
 -- name: InsertToken :exec
 INSERT INTO dlq.tokens (id, name, hash, role, queues, kinds, sources, note, created_by, expires_at)
 VALUES (@id, @name, @hash, @role, @queues, @kinds, @sources, sqlc.narg(note), @created_by, sqlc.narg(expires_at));
 
 -- name: Tokens :many
-SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.note, t.created_by, t.created_at, t.expires_at, t.used_at, t.revoked_at, t.revoked_by
+SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.note, t.created_by, t.created_at, t.expires_at, t.used_at,
+    t.revoked_at, t.revoked_by
 FROM dlq.tokens t ORDER BY t.id;
 
 -- name: RevokeToken :execrows
@@ -38,9 +41,12 @@ SELECT s.id, s.name, s.via, s.issuer, s.groups,
     t.role, t.queues, t.kinds, t.sources, t.created_by,
     coalesce(s.previous_hash = @hash AND s.previous_until < now(), false)::boolean AS replaced,
     coalesce(s.hash = @hash AND s.rotated_at < now() - sqlc.arg(rotate_after)::interval
-        OR s.previous_hash = @hash AND s.previous_until IS NULL AND s.rotated_at < now() - sqlc.arg(arrive_within)::interval, false)::boolean AS rotate,
-    (s.seen_at < now() - interval '1 minute' OR s.hash = @hash AND s.previous_hash IS NOT NULL AND s.previous_until IS NULL)::boolean AS touch
-FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now())
+        OR s.previous_hash = @hash AND s.previous_until IS NULL
+            AND s.rotated_at < now() - sqlc.arg(arrive_within)::interval, false)::boolean AS rotate,
+    (s.seen_at < now() - interval '1 minute' OR s.hash = @hash AND s.previous_hash IS NOT NULL
+        AND s.previous_until IS NULL)::boolean AS touch
+FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id AND (t.expires_at IS NULL OR t.expires_at > now())
+    AND (t.revoked_at IS NULL OR t.revoked_at > now())
 WHERE (s.hash = @hash OR s.previous_hash = @hash OR s.id = @id) AND (s.token_id IS NULL OR t.id IS NOT NULL)
   AND s.created_at > now() - sqlc.arg(absolute)::interval AND s.seen_at > now() - sqlc.arg(idle)::interval;
 
@@ -48,7 +54,8 @@ WHERE (s.hash = @hash OR s.previous_hash = @hash OR s.id = @id) AND (s.token_id 
 -- TouchSession records the use of a session without waiting for a locked row. Once the browser
 -- sends the current cookie, the previous one expires after @keep_previous.
 UPDATE dlq.sessions s SET seen_at = now(),
-    previous_until = CASE WHEN s.hash = @hash THEN coalesce(s.previous_until, now() + sqlc.arg(keep_previous)::interval) ELSE s.previous_until END
+    previous_until = CASE WHEN s.hash = @hash THEN coalesce(s.previous_until, now() + sqlc.arg(keep_previous)::interval)
+        ELSE s.previous_until END
 WHERE s.id = (SELECT k.id FROM dlq.sessions k WHERE k.id = @id FOR UPDATE SKIP LOCKED);
 
 -- name: RotateSession :execrows
@@ -56,27 +63,32 @@ WHERE s.id = (SELECT k.id FROM dlq.sessions k WHERE k.id = @id FOR UPDATE SKIP L
 -- cookie never arrived, the browser sends the previous one, which is accepted then.
 UPDATE dlq.sessions s SET hash = @new_hash, previous_hash = @hash, previous_until = NULL, rotated_at = now()
 WHERE s.id = @id AND (s.hash = @hash AND s.rotated_at < now() - sqlc.arg(rotate_after)::interval
-    OR s.previous_hash = @hash AND s.previous_until IS NULL AND s.rotated_at < now() - sqlc.arg(arrive_within)::interval);
+    OR s.previous_hash = @hash AND s.previous_until IS NULL
+        AND s.rotated_at < now() - sqlc.arg(arrive_within)::interval);
 
 -- name: Sessions :many
 SELECT s.id, s.name, s.via, s.address, s.agent, s.created_at, s.seen_at,
-    least(s.created_at + sqlc.arg(absolute)::interval, s.seen_at + sqlc.arg(idle)::interval, t.expires_at, t.revoked_at)::timestamptz AS expires_at
+    least(s.created_at + sqlc.arg(absolute)::interval, s.seen_at + sqlc.arg(idle)::interval, t.expires_at,
+        t.revoked_at)::timestamptz AS expires_at
 FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id
-WHERE (@name::text = '' OR s.name = @name) AND s.created_at > now() - sqlc.arg(absolute)::interval AND s.seen_at > now() - sqlc.arg(idle)::interval
+WHERE (@name::text = '' OR s.name = @name) AND s.created_at > now() - sqlc.arg(absolute)::interval
+    AND s.seen_at > now() - sqlc.arg(idle)::interval
   AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now())
 ORDER BY s.id DESC;
 
 -- name: EndSessions :many
 -- EndSessions deletes one session, all sessions of a user, or one session of a user.
 DELETE FROM dlq.sessions s
-WHERE (sqlc.narg(id)::uuid IS NULL OR s.id = sqlc.narg(id)) AND (@name::text = '' OR s.name = @name) AND (sqlc.narg(id)::uuid IS NOT NULL OR @name <> '')
+WHERE (sqlc.narg(id)::uuid IS NULL OR s.id = sqlc.narg(id)) AND (@name::text = '' OR s.name = @name)
+    AND (sqlc.narg(id)::uuid IS NOT NULL OR @name <> '')
 RETURNING s.name;
 
 -- name: EndOldSessions :exec
 -- EndOldSessions deletes the oldest sessions of a user beyond @keep, and the session that the same
 -- browser had before.
 DELETE FROM dlq.sessions s
-WHERE s.id IN (SELECT k.id FROM dlq.sessions k WHERE k.name = @name ORDER BY k.id DESC OFFSET sqlc.arg(keep)::integer) OR s.hash = @instead OR s.previous_hash = @instead;
+WHERE s.id IN (SELECT k.id FROM dlq.sessions k WHERE k.name = @name ORDER BY k.id DESC OFFSET sqlc.arg(keep)::integer)
+    OR s.hash = @instead OR s.previous_hash = @instead;
 
 -- name: TrimSessions :execrows
 DELETE FROM dlq.sessions s

@@ -1,8 +1,10 @@
 -- name: RequestApproval :one
-SELECT dlq.request_approval(@operation::text, @request::jsonb, nullif(@note::text, ''), @actor::text, nullif(@on_behalf_of::text, ''), nullif(@token_by::text, ''))::uuid AS id;
+SELECT dlq.request_approval(@operation::text, @request::jsonb, nullif(@note::text, ''), @actor::text,
+    nullif(@on_behalf_of::text, ''), nullif(@token_by::text, ''))::uuid AS id;
 
 -- name: Approve :exec
-SELECT dlq.approve(@id::uuid, @expect::bigint, nullif(@note::text, ''), @actor::text, nullif(@on_behalf_of::text, ''), nullif(@token_by::text, ''));
+SELECT dlq.approve(@id::uuid, @expect::bigint, nullif(@note::text, ''), @actor::text, nullif(@on_behalf_of::text, ''),
+    nullif(@token_by::text, ''));
 
 -- name: Refuse :exec
 SELECT dlq.refuse_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
@@ -13,16 +15,20 @@ SELECT dlq.withdraw_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 -- name: Approvals :many
 -- Approvals returns requests, the latest first: the one with an id, those in a state, or all. What
 -- the policy masks is masked.
-SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue, a.state, a.actor, a.on_behalf_of, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
-       a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)), '')::text AS decision, a.frozen, a.changed, a.outcome,
+SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue,
+       a.state, a.actor, a.on_behalf_of, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
+       a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)),
+           '')::text AS decision, a.frozen, a.changed, a.outcome,
        coalesce(dlq.masked_text(a.problem, dlq.mask(false)), '')::text AS problem, a.ended_at
 FROM dlq.approvals a
-WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (sqlc.narg(id)::uuid IS NULL OR a.id = sqlc.narg(id)::uuid) AND (@state::text = '' OR a.state = @state::text)
+WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (sqlc.narg(id)::uuid IS NULL OR a.id = sqlc.narg(id)::uuid)
+    AND (@state::text = '' OR a.state = @state::text)
 ORDER BY a.id DESC LIMIT @most::integer;
 
 -- name: Take :many
 -- Take takes the next approved request to carry out, if there is one.
-SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor, coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
+SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,
+       coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
        coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
 FROM dlq.take_approval(@during::interval) t;
 

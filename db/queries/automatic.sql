@@ -8,8 +8,10 @@ SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS
 -- AutomaticSwitches returns the switches that operators have set, and whether River belongs to an
 -- application: at least one row. The condition on scope is there for the index, because a worker's
 -- transaction disables sequential scans.
-SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope, coalesce(s.name, '')::text AS name,
-       coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at, coalesce(s.actor, '')::text AS actor, s.note
+SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope,
+       coalesce(s.name, '')::text AS name,
+       coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at,
+       coalesce(s.actor, '')::text AS actor, s.note
 FROM (SELECT max(t.value) AS value FROM dlq.settings t WHERE t.key = 'river') r
 LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind', 'class')
 ORDER BY s.scope, s.name;
@@ -22,7 +24,8 @@ SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored,
 FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
 
 -- name: AutomaticChanges :many
-SELECT c.at, c.scope, c.name, c.enabled, coalesce(c.include, '{}')::text[] AS include, c.actor, c.db_user, c.origin, c.note
+SELECT c.at, c.scope, c.name, c.enabled, coalesce(c.include, '{}')::text[] AS include, c.actor, c.db_user,
+    c.origin, c.note
 FROM dlq.automatic_changes c ORDER BY c.id DESC LIMIT @most::integer;
 
 -- name: CheckAutomatic :exec
@@ -30,7 +33,8 @@ FROM dlq.automatic_changes c ORDER BY c.id DESC LIMIT @most::integer;
 SELECT dlq.check_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[]);
 
 -- name: SetAutomatic :exec
-SELECT dlq.set_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[], @actor::text, nullif(@note::text, ''));
+SELECT dlq.set_automatic(@scope::text, @name::text, @enabled::boolean, @include::text[], @actor::text,
+    nullif(@note::text, ''));
 
 -- name: ResetAutomatic :one
 SELECT dlq.reset_automatic(@scope::text, @name::text, @actor::text, nullif(@note::text, ''))::boolean AS existed;
@@ -48,22 +52,26 @@ ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE
 
 -- name: CountObserved :many
 -- CountObserved counts observed entries by group, and those of them that would be sent at once.
-SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
+SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries,
+    count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
 FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+    AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 GROUP BY e.queue, e.job_kind, e.kind, e.error_class
 ORDER BY e.queue, e.job_kind, e.kind, e.error_class;
 
 -- name: CountObservedUpTo :one
 SELECT count(*) FROM (
     SELECT FROM dlq.dead_letter_open e
-    WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+    WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+        AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
     LIMIT @most) o;
 
 -- name: CountManualByRule :many
 -- CountManualByRule counts entries that need manual handling although their class does not, by group
 -- and reason.
-SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by, (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
+SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by,
+    (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_manual' AND e.parked_by IS NULL AND e.rule IN ('backfilled', 'single-attempt')
 GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6;

@@ -6,10 +6,12 @@ SELECT name, state::text AS state, since, open_until, forced, probes_succeeded, 
 FROM dlq.circuit_breakers ORDER BY name;
 
 -- name: OpenBreaker :one
-SELECT dlq.open_breaker(@name::text, @actor::text, @reason::text, sqlc.narg('for')::interval, @forced::boolean, @now::timestamptz)::boolean AS opened FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
+SELECT dlq.open_breaker(@name::text, @actor::text, @reason::text, sqlc.narg('for')::interval, @forced::boolean,
+    @now::timestamptz)::boolean AS opened FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: ResetBreaker :one
-SELECT dlq.reset_breaker(@name::text, @actor::text, @reason::text, @now::timestamptz)::boolean AS was_reset FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
+SELECT dlq.reset_breaker(@name::text, @actor::text, @reason::text, @now::timestamptz)::boolean AS was_reset
+FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: TakeProbe :one
 SELECT coalesce(dlq.take_probe(@name::text, @probes::integer, @open_for::interval, @actor::text,
@@ -25,7 +27,8 @@ SELECT coalesce(dlq.report_probe(@name::text, @epoch::bigint, @ok::boolean, @pro
 SELECT pg_try_advisory_xact_lock(hashtextextended('dlq.queue_breaker ' || @name::text, 0)) AS locked;
 
 -- name: QueueBreaker :one
-SELECT state::text AS state, since, open_until, forced, paused FROM dlq.circuit_breakers WHERE name = @name::text FOR UPDATE;
+SELECT state::text AS state, since, open_until, forced, paused FROM dlq.circuit_breakers WHERE name = @name::text
+FOR UPDATE;
 
 -- name: PausedQueues :many
 -- PausedQueues returns the breakers that have paused their River queue.
@@ -42,7 +45,8 @@ WHERE name = @name::text;
 
 -- name: ReopenQueue :exec
 UPDATE dlq.circuit_breakers SET state = 'open', since = @now::timestamptz, open_until = @open_until::timestamptz,
-    probes_succeeded = @succeeded::integer, probes_failed = @failed::integer, reason = @reason::text, changed_by = @actor::text
+    probes_succeeded = @succeeded::integer, probes_failed = @failed::integer, reason = @reason::text,
+    changed_by = @actor::text
 WHERE name = @name::text;
 
 -- name: QueueOutcomes :one
@@ -50,10 +54,13 @@ WHERE name = @name::text;
 -- began after @running_since; each count stops at 10,000. Jobs that dlqd completed because another
 -- job had done their work are not counted: they say nothing about the queue.
 SELECT
-    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
+    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed'
+        AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
         AND NOT j.metadata ? 'dlq:done_by' LIMIT 10000) c) AS succeeded,
-    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state IN ('discarded', 'cancelled') AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
+    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state IN ('discarded', 'cancelled')
+        AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
         AND NOT j.metadata ? 'cancel_attempted_at' LIMIT 10000) d)
-    + (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'retryable' AND j.queue = @queue::text AND j.attempted_at >= @since::timestamptz LIMIT 10000) r) AS failed,
+    + (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'retryable' AND j.queue = @queue::text
+        AND j.attempted_at >= @since::timestamptz LIMIT 10000) r) AS failed,
     (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'running' AND j.queue = @queue::text
         AND j.attempted_at > @running_since::timestamptz LIMIT 10000) u) AS running;

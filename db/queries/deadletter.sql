@@ -4,33 +4,43 @@ SELECT dlq.filter_where(@filter::jsonb)::text AS condition;
 -- name: FilterBounds :one
 -- FilterBounds returns the range of ids that a filter can choose: from first on, and less than
 -- below. The nil UUID means no bound.
-SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first, coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds(@filter::jsonb) b;
+SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first,
+    coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds(@filter::jsonb) b;
 
 -- name: FilterValues :many
 -- FilterValues returns completions for the value of a filter's field.
-SELECT v.value::text AS value, coalesce(v.note, '')::text AS note FROM dlq.filter_values(@field::text, @prefix::text, @most::integer) v;
+SELECT v.value::text AS value, coalesce(v.note, '')::text AS note
+FROM dlq.filter_values(@field::text, @prefix::text, @most::integer) v;
 
 -- name: Backlog :many
 -- Backlog counts the open entries in the caller's scope by status, queue and class. Without a
 -- scope, filed entries are counted from the index dead_letter_open_backlog alone or, if there are
 -- more than 20,000, from the rollups, which are about a second old, ten at most. Unfiled entries
 -- that become entries of their own are counted up to 10,000; more is true if there are others.
-WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000 AND (SELECT s.at > now() - interval '10 seconds' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
-SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class, sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
+WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000
+    AND (SELECT s.at > now() - interval '10 seconds' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
+SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class,
+    sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
 FROM (
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided') AS error_class, count(*) AS entries, false AS more
-    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL AND NOT (SELECT large FROM size) GROUP BY o.status, o.queue, o.error_class
+    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL AND NOT (SELECT large FROM size) GROUP BY o.status,
+        o.queue, o.error_class
     UNION ALL
     SELECT s.status, r.queue, r.error_class, s.entries, false
-    FROM dlq.rollup_backlog r CROSS JOIN LATERAL (VALUES ('dlq_pending'::dlq.dead_letter_status, r.pending), ('dlq_processing', r.processing), ('dlq_manual', r.manual)) s (status, entries)
+    FROM dlq.rollup_backlog r CROSS JOIN LATERAL (VALUES ('dlq_pending'::dlq.dead_letter_status, r.pending),
+        ('dlq_processing', r.processing), ('dlq_manual', r.manual)) s (status, entries)
     WHERE (SELECT dlq.scope()) IS NULL AND (SELECT large FROM size) AND s.entries > 0
     UNION ALL
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided'), count(*), false
-    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status, o.queue, o.error_class
+    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NOT NULL
+        AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status,
+            o.queue, o.error_class
     UNION ALL
     SELECT 'dlq_pending', u.queue, 'undecided', count(*), sum(count(*)) OVER () >= 10000
     FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
-          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(i.queue, i.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
+              AND ((SELECT dlq.scope()) IS NULL
+                  OR dlq.in_patterns(i.queue, i.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
           LIMIT 10000) u
     GROUP BY u.queue
 ) b
@@ -38,51 +48,67 @@ GROUP BY b.status, b.queue, b.error_class
 ORDER BY b.status, b.queue, b.error_class;
 
 -- name: OldestOpen :one
-SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))) ORDER BY id LIMIT 1;
+SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open')
+    AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+        ORDER BY id LIMIT 1;
 
 -- name: RestoreEntries :one
-SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text, nullif(@note::text, ''))::integer AS entries;
+SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text,
+    nullif(@note::text, ''))::integer AS entries;
 
 -- name: ActWhere :one
 -- ActWhere applies an action to a batch of the entries that a filter chooses.
-SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
-FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, nullif(@note::text, ''), @args::jsonb, @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
+SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed,
+    coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
+FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, nullif(@note::text, ''), @args::jsonb,
+    @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
 
 -- name: NewID :one
 -- NewID returns an id greater than that of every existing entry.
 SELECT dlq.uuid_v7()::uuid AS id;
 
 -- name: Preview :many
-SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
+SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries
+FROM dlq.preview(@filter::jsonb) p;
 
 -- name: CountUpTo :one
 -- CountUpTo counts the entries that a filter chooses, or those of them that a replay run takes, up
 -- to @most.
-SELECT count(*) FROM dlq.find_ids(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb) ELSE @filter::jsonb END, @most::integer);
+SELECT count(*) FROM dlq.find_ids(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb)
+    ELSE @filter::jsonb END, @most::integer);
 
 -- name: Count :one
-SELECT coalesce(sum(p.entries), 0)::bigint AS entries FROM dlq.preview(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb) ELSE @filter::jsonb END) p;
+SELECT coalesce(sum(p.entries), 0)::bigint AS entries
+FROM dlq.preview(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb) ELSE @filter::jsonb END) p;
 
 -- name: Replay :one
-SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force::boolean, nullif(@destination::text, ''), nullif(@payload::text, ''), nullif(@checkpoint::text, ''))::bigint AS job;
+SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force::boolean,
+    nullif(@destination::text, ''), nullif(@payload::text, ''), nullif(@checkpoint::text, ''))::bigint AS job;
 
 -- name: Move :exec
 -- Move makes an operator's move of one entry, as an operation: discard, resolve, park, unpark or
 -- reopen.
-SELECT dlq.act_on_one(@verb::text, @id::uuid, @actor::text, nullif(@note::text, ''), jsonb_build_object('operation', @operation::uuid));
+SELECT dlq.act_on_one(@verb::text, @id::uuid, @actor::text, nullif(@note::text, ''),
+    jsonb_build_object('operation', @operation::uuid));
 
 -- name: Undo :one
 -- Undo undoes a batch of an operation.
-SELECT u.looked::integer AS looked, u.changed::integer AS changed, u.became::jsonb AS became, coalesce(u.last, 'epoch')::timestamptz AS last, coalesce(u.last_id, 0)::bigint AS last_id
-FROM dlq.undo(@operation::uuid, nullif(@note::text, ''), @actor::text, @most::integer, sqlc.narg('after')::timestamptz, @after_id::bigint, @undo::uuid) u;
+SELECT u.looked::integer AS looked, u.changed::integer AS changed, u.became::jsonb AS became,
+    coalesce(u.last, 'epoch')::timestamptz AS last, coalesce(u.last_id, 0)::bigint AS last_id
+FROM dlq.undo(@operation::uuid, nullif(@note::text, ''), @actor::text, @most::integer, sqlc.narg('after')::timestamptz,
+    @after_id::bigint, @undo::uuid) u;
 
 -- name: Operation :one
-SELECT o.id::uuid AS id, o.action::text AS action, o.filter::jsonb AS filter, o.args::jsonb AS args, o.actor::text AS actor, o.db_user::text AS db_user, coalesce(o.origin, '')::text AS origin, coalesce(o.note, '')::text AS note, coalesce(o.undoes, '00000000-0000-0000-0000-000000000000')::uuid AS undoes,
-       o.started_at::timestamptz AS started_at, o.last_at::timestamptz AS last_at, o.looked::bigint AS looked, o.changed::bigint AS changed, o.unchanged::jsonb AS unchanged
+SELECT o.id::uuid AS id, o.action::text AS action, o.filter::jsonb AS filter, o.args::jsonb AS args,
+       o.actor::text AS actor, o.db_user::text AS db_user, coalesce(o.origin, '')::text AS origin,
+       coalesce(o.note, '')::text AS note, coalesce(o.undoes, '00000000-0000-0000-0000-000000000000')::uuid AS undoes,
+       o.started_at::timestamptz AS started_at, o.last_at::timestamptz AS last_at, o.looked::bigint AS looked,
+       o.changed::bigint AS changed, o.unchanged::jsonb AS unchanged
 FROM dlq.operation(@id::uuid) o;
 
 -- name: OperationEntries :many
-SELECT e.entry_id::uuid AS entry_id, e.changed::boolean AS changed, coalesce(e.reason, '')::text AS reason FROM dlq.operation_entries(@id::uuid, @most::integer, sqlc.narg('after')::uuid) e;
+SELECT e.entry_id::uuid AS entry_id, e.changed::boolean AS changed, coalesce(e.reason, '')::text AS reason
+FROM dlq.operation_entries(@id::uuid, @most::integer, sqlc.narg('after')::uuid) e;
 
 -- name: Redeliver :many
 -- Redeliver makes jobs for entries that the transaction has claimed, or returns why an entry got
@@ -91,7 +117,8 @@ SELECT r.entry_id::uuid AS entry_id, r.verdict::text AS verdict, coalesce(r.job_
 FROM dlq.redeliver(@ids::uuid[], @actor::text, @reason::text, p_config_version => nullif(@config_version::text, '')) r;
 
 -- name: SweepRedeliveries :one
-SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, l.settled::integer AS settled, l.requeued::integer AS requeued
+SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last,
+    l.settled::integer AS settled, l.requeued::integer AS requeued
 FROM dlq.sweep_redeliveries(1000, @after::uuid) l;
 
 -- name: Protect :exec
@@ -108,7 +135,8 @@ SELECT dlq.record_reveal(@id::uuid, @note::text, @actor::text);
 -- RecordExport records an export of masked values: the actor, the reason, the filter, and how many
 -- entries it chooses now.
 SELECT dlq.record_act('export', 'revealed', @actor::text, @note::text,
-    jsonb_build_object('filter', @filter::jsonb, 'entries', (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview(@filter::jsonb) p)));
+    jsonb_build_object('filter', @filter::jsonb, 'entries',
+        (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview(@filter::jsonb) p)));
 
 -- name: ChoosesAll :one
 SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
@@ -131,12 +159,14 @@ SELECT (r.done AND r.began_at >= @since::timestamptz)::boolean AS done FROM dlq.
 
 -- name: EraseStep :one
 -- EraseStep erases a batch; it returns the nil UUID if none is left.
-SELECT coalesce(dlq.erase_step(@erasure::uuid, @filter::jsonb, sqlc.narg('after')::uuid), '00000000-0000-0000-0000-000000000000')::uuid AS last;
+SELECT coalesce(dlq.erase_step(@erasure::uuid, @filter::jsonb, sqlc.narg('after')::uuid),
+    '00000000-0000-0000-0000-000000000000')::uuid AS last;
 
 -- name: FinishErasure :one
 -- FinishErasure records the result of an erasure. The erasure is not finished while entries are
 -- left that were locked or being redelivered (under_way).
-UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, jobs = jobs + @jobs, finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
+UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, jobs = jobs + @jobs,
+    finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = @id RETURNING jobs, finished_at;
 
 -- name: EraseArchived :one

@@ -1,5 +1,6 @@
 -- name: SetGroup :one
-SELECT dlq.set_group(@queue::text, @fingerprint::text, @changes::jsonb, @actor::text, nullif(@why::text, ''))::text AS fingerprint;
+SELECT dlq.set_group(@queue::text, @fingerprint::text, @changes::jsonb, @actor::text,
+    nullif(@why::text, ''))::text AS fingerprint;
 
 -- name: OneGroup :one
 -- OneGroup returns the fingerprint of the group with this fingerprint, or with one that begins with
@@ -7,7 +8,8 @@ SELECT dlq.set_group(@queue::text, @fingerprint::text, @changes::jsonb, @actor::
 SELECT dlq.one_group(@queue::text, @fingerprint::text)::text AS fingerprint;
 
 -- name: Shares :many
-SELECT s.by::text AS by, s.name::text AS name, s.entries::bigint AS entries, s.share::float8 AS share FROM dlq.group_shares(@queue::text, @fingerprint::text) s;
+SELECT s.by::text AS by, s.name::text AS name, s.entries::bigint AS entries, s.share::float8 AS share
+FROM dlq.group_shares(@queue::text, @fingerprint::text) s;
 
 -- name: LastEntries :many
 SELECT e::uuid AS id FROM dlq.group_entries(@queue::text, @fingerprint::text, @most::integer) e;

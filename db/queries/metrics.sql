@@ -2,8 +2,10 @@
 -- ReadSample is the only query of a scrape: it reads one row, however large the backlog is. It
 -- returns the sample only if it is not the one of known_at, which the process has already. If there
 -- is no sample (yet, or after a crash), the known one remains the last.
-SELECT coalesce(s.at, @known_at)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters, coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
-FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> @known_at THEN m.counters END AS counters, CASE WHEN m.at <> @known_at THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true;
+SELECT coalesce(s.at, @known_at)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters,
+    coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
+FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> @known_at THEN m.counters END AS counters,
+    CASE WHEN m.at <> @known_at THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true;
 
 -- name: SampleDue :one
 -- SampleDue returns whether a sample is due, how old the last one is (0 if there is none), and
@@ -35,30 +37,35 @@ WHERE s.sample::text <> excluded.sample::text OR s.counters::text <> excluded.co
    OR s.at NOT BETWEEN clock_timestamp() - @unchanged::interval AND clock_timestamp();
 
 -- name: Counters :many
-SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8[] AS values FROM dlq.counters GROUP BY name, queue ORDER BY name, queue;
+SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8[] AS values FROM dlq.counters
+GROUP BY name, queue ORDER BY name, queue;
 
 -- name: OpenEntries :many
 -- OpenEntries returns filed open entries from the rollup: exact as of its last refresh, at the same
 -- cost for any backlog.
-SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup_backlog b WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class;
+SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup_backlog b
+WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class;
 
 -- name: Unfiled :many
 -- Unfiled counts entries that are not filed yet by queue, up to 10,000 in all.
 SELECT u.queue, count(*) AS entries, min(u.created_at)::timestamptz AS since
-FROM (SELECT i.queue, i.created_at FROM dlq.dead_letter_inbox i WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) LIMIT 10000) u GROUP BY u.queue ORDER BY u.queue;
+FROM (SELECT i.queue, i.created_at FROM dlq.dead_letter_inbox i
+    WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) LIMIT 10000) u GROUP BY u.queue ORDER BY u.queue;
 
 -- name: OldestOpen :many
 -- OldestOpen returns the time of the oldest open entry of each queue, with one index probe for
 -- each.
 SELECT q.queue, o.created_at AS since
 FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending + b.processing + b.manual > 0) q
-CROSS JOIN LATERAL (SELECT e.created_at FROM dlq.dead_letter_open e WHERE e.queue = q.queue ORDER BY e.id LIMIT 1) o ORDER BY q.queue;
+CROSS JOIN LATERAL (SELECT e.created_at FROM dlq.dead_letter_open e WHERE e.queue = q.queue ORDER BY e.id LIMIT 1) o
+ORDER BY q.queue;
 
 -- name: Observed :many
 -- Observed counts observed entries, up to 10,000 of each queue.
 SELECT q.queue, o.entries
 FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending > 0) q
-CROSS JOIN LATERAL (SELECT count(*) AS entries FROM (SELECT FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND e.queue = q.queue LIMIT 10000) l) o
+CROSS JOIN LATERAL (SELECT count(*) AS entries FROM (SELECT FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending'
+    AND e.waiting_for = 'automatic' AND e.queue = q.queue LIMIT 10000) l) o
 WHERE o.entries > 0 ORDER BY q.queue;
 
 -- name: NeedsPerson :many
@@ -72,15 +79,19 @@ SELECT at, moves FROM dlq.rollup_state;
 SELECT g.state, count(*) AS gates FROM dlq.gates g GROUP BY g.state ORDER BY g.state;
 
 -- name: Paces :many
-SELECT p.name, p.free_at FROM dlq.paces p WHERE p.name NOT LIKE 'replay:%' AND p.free_at > now() - interval '1 hour' ORDER BY p.free_at DESC, p.name LIMIT 100;
+SELECT p.name, p.free_at FROM dlq.paces p WHERE p.name NOT LIKE 'replay:%' AND p.free_at > now() - interval '1 hour'
+ORDER BY p.free_at DESC, p.name LIMIT 100;
 
 -- name: ReplayRuns :many
-SELECT r.status::text AS status, count(*) AS runs, coalesce(sum(r.total) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS total,
-       coalesce(sum(r.replayed) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS replayed, coalesce(sum(r.skipped) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS skipped
+SELECT r.status::text AS status, count(*) AS runs, coalesce(sum(r.total) FILTER (WHERE r.finished_at IS NULL),
+    0)::bigint AS total,
+       coalesce(sum(r.replayed) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS replayed,
+       coalesce(sum(r.skipped) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS skipped
 FROM dlq.replay_runs r GROUP BY r.status ORDER BY r.status;
 
 -- name: Approvals :many
-SELECT a.operation, a.state, count(*) AS requests FROM dlq.approvals a GROUP BY a.operation, a.state ORDER BY a.operation, a.state;
+SELECT a.operation, a.state, count(*) AS requests FROM dlq.approvals a GROUP BY a.operation, a.state
+ORDER BY a.operation, a.state;
 
 -- name: Processes :one
 SELECT count(*) FROM dlq.processes p WHERE p.stopped_at IS NULL AND p.seen_at > now() - @live_for::interval;
@@ -90,14 +101,18 @@ SELECT p.of::text AS of, p.until::timestamptz AS until FROM dlq.partitions_until
 
 -- name: RiverQueues :many
 -- RiverQueues returns River's queues, the most recently used first.
-SELECT q.name, (q.paused_at IS NOT NULL)::boolean AS paused FROM river.river_queue q WHERE q.name <> '' ORDER BY q.updated_at DESC, q.name LIMIT @most::integer;
+SELECT q.name, (q.paused_at IS NOT NULL)::boolean AS paused FROM river.river_queue q WHERE q.name <> ''
+ORDER BY q.updated_at DESC, q.name LIMIT @most::integer;
 
 -- name: RiverJobs :many
 -- RiverJobs counts River's jobs of some queues by state, each up to a limit, from the index that
 -- River fetches by.
 SELECT q.queue::text AS queue, s.state::text AS state, c.jobs
-FROM unnest(@queues::text[]) q (queue) CROSS JOIN unnest(ARRAY['available', 'running', 'retryable', 'scheduled']) s (state)
-CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (SELECT FROM river.river_job j WHERE j.state = s.state::river.river_job_state AND j.queue = q.queue LIMIT @most::integer) l) c
+FROM unnest(@queues::text[]) q (queue) CROSS
+JOIN unnest(ARRAY['available', 'running', 'retryable', 'scheduled']) s (state)
+CROSS JOIN LATERAL (SELECT count(*) AS jobs
+    FROM (SELECT FROM river.river_job j WHERE j.state = s.state::river.river_job_state AND j.queue = q.queue
+        LIMIT @most::integer) l) c
 ORDER BY 1, 2;
 
 -- name: RiverOldest :many
@@ -105,7 +120,8 @@ ORDER BY 1, 2;
 -- one of each priority in the index.
 SELECT q.queue::text AS queue, min(o.scheduled_at)::timestamptz AS since
 FROM unnest(@queues::text[]) q (queue) CROSS JOIN generate_series(1, 4) p (priority)
-CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state = 'available' AND j.queue = q.queue AND j.priority = p.priority ORDER BY j.scheduled_at LIMIT 1) o
+CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state = 'available' AND j.queue = q.queue
+    AND j.priority = p.priority ORDER BY j.scheduled_at LIMIT 1) o
 GROUP BY q.queue ORDER BY 1;
 
 -- name: RiverLatency :many
@@ -114,5 +130,6 @@ GROUP BY q.queue ORDER BY 1;
 SELECT l.queue::text AS queue, avg(l.waited)::float8 AS seconds
 FROM (SELECT q.queue, greatest(extract(epoch FROM j.attempted_at - j.scheduled_at), 0) AS waited
       FROM unnest(@queues::text[]) q (queue)
-      CROSS JOIN LATERAL (SELECT r.attempted_at, r.scheduled_at FROM river.river_job r WHERE r.state = 'running' AND r.queue = q.queue LIMIT 1000) j) l
+      CROSS JOIN LATERAL (SELECT r.attempted_at, r.scheduled_at FROM river.river_job r WHERE r.state = 'running'
+          AND r.queue = q.queue LIMIT 1000) j) l
 GROUP BY l.queue ORDER BY 1;

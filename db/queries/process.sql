@@ -17,7 +17,8 @@ UPDATE dlq.processes SET stopped_at = now() WHERE id = @id AND stopped_at IS NUL
 -- name: WorkedQueues :many
 -- WorkedQueues returns each queue whose messages a dlqd process delivers or has recently delivered,
 -- and whether one does now.
-SELECT q.queue::text AS queue, bool_or(p.stopped_at IS NULL AND p.seen_at > now() - @live_for::interval)::boolean AS live
+SELECT q.queue::text AS queue,
+    bool_or(p.stopped_at IS NULL AND p.seen_at > now() - @live_for::interval)::boolean AS live
 FROM dlq.processes p CROSS JOIN unnest(p.queues) q (queue)
 WHERE p.seen_at > now() - @away_for::interval
 GROUP BY q.queue;

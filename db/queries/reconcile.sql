@@ -1,7 +1,8 @@
 -- name: Reconcile :one
 -- Reconcile advances a scan for failures that capture missed by one batch, if the last scan is
 -- older than @every.
-SELECT r.filed::integer AS filed, r.done::boolean AS done FROM dlq.reconcile(@max_jobs::integer, @whole::boolean, @every::interval) r;
+SELECT r.filed::integer AS filed, r.done::boolean AS done
+FROM dlq.reconcile(@max_jobs::integer, @whole::boolean, @every::interval) r;
 
 -- name: SetCapture :one
 SELECT c.mode::text AS mode, c.writing::integer AS writing, c.recorded::boolean AS recorded, c.message::text AS message
@@ -10,9 +11,12 @@ FROM dlq.set_capture(@mode::text, sqlc.narg('time_limit')::interval, @actor::tex
 -- name: CaptureStatus :one
 -- CaptureStatus returns the status of capture as reconcile.Capture reads it, without values that
 -- were not available.
-SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.time_limit::text, 'changedAt', c.changed_at::timestamptz, 'changedBy', c.changed_by::text, 'note', c.note::text,
-    'triggers', c.triggers::text, 'writing', c.writing::integer, 'unfiled', c.unfiled::bigint, 'unfiledSince', c.unfiled_since::timestamptz,
-    'facts', c.facts::bigint, 'factsSince', c.facts_since::timestamptz, 'lookedAt', c.looked_at::timestamptz, 'lookedAtAll', c.looked_at_all::timestamptz,
+SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.time_limit::text, 'changedAt',
+    c.changed_at::timestamptz, 'changedBy', c.changed_by::text, 'note', c.note::text,
+    'triggers', c.triggers::text, 'writing', c.writing::integer, 'unfiled', c.unfiled::bigint, 'unfiledSince',
+    c.unfiled_since::timestamptz,
+    'facts', c.facts::bigint, 'factsSince', c.facts_since::timestamptz, 'lookedAt', c.looked_at::timestamptz,
+    'lookedAtAll', c.looked_at_all::timestamptz,
     'missed', c.missed::bigint, 'missedBy', c.missed_by::jsonb, 'missedAt', c.missed_at::timestamptz))::jsonb AS status
 FROM dlq.capture_status() c;
 

@@ -5,10 +5,13 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_r
 -- name: LockReplay :one
 -- LockReplay lets one process at a time take a run's next batch; other processes skip the run.
 -- ended and failed count the outcomes of the run's last redeliveries.
-SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
-       (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
+SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
+       coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
+       (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
+           AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
-       (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
+       (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e
+           WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS failed
 FROM dlq.replay_runs r WHERE r.id = @id AND r.status = 'running' FOR UPDATE OF r SKIP LOCKED;
 
@@ -16,11 +19,13 @@ FROM dlq.replay_runs r WHERE r.id = @id AND r.status = 'running' FOR UPDATE OF r
 -- ReplayNext returns the next entries of a run after its cursor. An entry that waited for another
 -- one of its ordering key may be before the cursor.
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE NOT @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id > coalesce(sqlc.narg('after')::uuid, '00000000-0000-0000-0000-000000000000')
+ WHERE NOT @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL
+     AND e.entry_id > coalesce(sqlc.narg('after')::uuid, '00000000-0000-0000-0000-000000000000')
  ORDER BY e.entry_id LIMIT @most::integer)
 UNION ALL
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id < coalesce(sqlc.narg('after')::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ WHERE @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL
+     AND e.entry_id < coalesce(sqlc.narg('after')::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
 -- name: NextRescued :many
@@ -30,7 +35,8 @@ SELECT DISTINCT ON (e.queue) w.entry_id
 FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
       WHERE r.run_id = @id AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
       ORDER BY r.entry_id LIMIT 1000) w
-LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
+LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
 ORDER BY e.queue, w.entry_id
 LIMIT @most::integer;
 
@@ -39,8 +45,11 @@ SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer,
 
 -- name: Events :many
 -- Events returns what redeliveries of entries would carry, in the order of the ids.
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited, dlq.has_checkpoint(e.metadata)::boolean AS resumes FROM dlq.dead_letter_queue e
-WHERE e.id = ANY (@ids::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event,
+    coalesce(e.edited_event::text, '')::text AS edited, dlq.has_checkpoint(e.metadata)::boolean AS resumes
+        FROM dlq.dead_letter_queue e
+WHERE e.id = ANY (@ids::uuid[])
+    AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 ORDER BY array_position(@ids::uuid[], e.id);
 
 -- name: Checkpoints :many
@@ -60,7 +69,8 @@ SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;
 -- name: MaskSample :one
 -- MaskSample masks what a redelivery would carry, and what an edit changes in it. Without an edit,
 -- patched is JSON null.
-SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event, dlq.masked_event(@patched::jsonb, @job_kind::text, m.mask)::jsonb AS patched,
+SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event,
+       dlq.masked_event(@patched::jsonb, @job_kind::text, m.mask)::jsonb AS patched,
        dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS details
 FROM (SELECT dlq.mask(false) AS mask) m;
 
@@ -77,7 +87,8 @@ WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
 UPDATE dlq.dead_letter_queue e SET edited_event = nullif(d.before, '')::jsonb
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@befores::text[]) AS before) d
 JOIN dlq.replay_run_entries r ON r.run_id = @run::uuid AND r.entry_id = d.id
-WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[])) AND (r.job_id IS NULL OR r.job_id = e.river_job_id);
+WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]))
+    AND (r.job_id IS NULL OR r.job_id = e.river_job_id);
 
 -- name: ReplayStep :exec
 -- ReplayStep redelivers a batch of a run; the entries in @skipped are skipped, each for its own
@@ -93,9 +104,12 @@ SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NU
 -- name: ReplayUnfinished :one
 -- ReplayUnfinished returns whether redeliveries of a run are under way, or entries are left to
 -- send.
-SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NOT NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NULL AND e.behind IS NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.behind IS NOT NULL))::boolean AS unfinished;
+SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL
+    AND e.job_id IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NULL
+         AND e.behind IS NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL
+         AND e.behind IS NOT NULL))::boolean AS unfinished;
 
 -- name: CheckDestination :exec
 SELECT dlq.check_destination(@filter::jsonb, nullif(@destination::text, ''));
@@ -109,24 +123,34 @@ UPDATE dlq.replay_runs SET forecast = @forecast::jsonb WHERE id = @id;
 -- name: RunsByID :many
 -- RunsByID returns runs, the newest first. The outcomes of runs in @known, which are final, are not
 -- counted again: succeeded and failed are -1.
-SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held,
+       r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force,
+       coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
        coalesce(r.checkpoint, '')::text AS checkpoint,
-       CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
-           ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
-               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS details,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
-       CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
-       CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') END::bigint AS failed
+       CASE WHEN dlq.hidden_columns() && dlq.filtered_columns()
+           THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
+           ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter)
+               || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
+               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END,
+               dlq.mask(false)) END::jsonb AS details,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
+       r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
+       CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
+           WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
+       CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
+           WHERE e.run_id = r.id AND e.outcome = 'failed') END::bigint AS failed
 FROM dlq.replay_runs r WHERE r.id = ANY (@ids::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()) ORDER BY r.id DESC;
 
 -- name: ReplayRuns :many
-SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope())) ORDER BY id DESC LIMIT @most::integer;
+SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope()))
+ORDER BY id DESC LIMIT @most::integer;
 
 -- name: ReplayEntries :many
 -- ReplayEntries returns a page of a run's entries, the last captured first, with the outcome of
 -- each. to_go means that the redelivery is under way, or the entry's turn has not come.
 WITH page AS MATERIALIZED (
-    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at FROM dlq.replay_run_entries x
+    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at
+    FROM dlq.replay_run_entries x
     WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope()))
       AND (@outcome::text = '' OR x.outcome = @outcome::text OR @outcome::text = 'to_go' AND x.outcome IS NULL)
       AND (sqlc.narg('before')::uuid IS NULL OR x.entry_id < sqlc.narg('before')::uuid)
@@ -135,21 +159,27 @@ WITH page AS MATERIALIZED (
 SELECT p.entry_id, p.outcome::text AS outcome, p.job_id, p.ended_at,
        CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
             WHEN m.mask IS NULL THEN coalesce(p.detail, '')
-            ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
-       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind, coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
+            ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event,
+                e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
+       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind,
+       coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
-LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
+LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
 ORDER BY p.entry_id DESC;
 
 -- name: Replayable :one
 SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;
 
 -- name: PreviewReplay :many
-SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview(@filter::jsonb) p;
+SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries
+FROM dlq.preview(@filter::jsonb) p;
 
 -- name: StartReplay :one
-SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @all_entries::boolean, @newest_first::boolean, @batch_size::integer,
-    nullif(@rate::float8, 0), nullif(@concurrency::integer, 0), sqlc.narg('patch')::jsonb, sqlc.narg('merge_patch')::jsonb, nullif(@queue::text, ''), @force::boolean,
+SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @all_entries::boolean,
+    @newest_first::boolean, @batch_size::integer,
+    nullif(@rate::float8, 0), nullif(@concurrency::integer, 0), sqlc.narg('patch')::jsonb,
+    sqlc.narg('merge_patch')::jsonb, nullif(@queue::text, ''), @force::boolean,
     @stop_at::float8, @stop_of::integer, nullif(@destination::text, ''), nullif(@checkpoint::text, ''))::uuid AS id;
 
 -- name: MoveReplay :exec

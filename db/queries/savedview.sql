@@ -1,5 +1,7 @@
 -- name: Views :many
-SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.columns::text[] AS columns, v.sort::text AS sort, v.shared::boolean AS shared, v.created_at::timestamptz AS created_at, v.updated_at::timestamptz AS updated_at
+SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.columns::text[] AS columns,
+    v.sort::text AS sort, v.shared::boolean AS shared, v.created_at::timestamptz AS created_at,
+    v.updated_at::timestamptz AS updated_at
 FROM dlq.views(@actor::text) v;
 
 -- name: Save :exec

@@ -3,26 +3,35 @@
 -- reads one range of the index dead_letter_open_due for each priority: a single scan over all
 -- priorities would pass every urgent entry that is not due yet. Columns that only a decision needs
 -- (the error and, if rules read it, the message) are read only for undecided entries.
-SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
+SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message,
+       coalesce(d.error_type, '')::text AS error_type,
        coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_title, '')::text AS error_title,
        coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
-       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
-       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
+       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy,
+       coalesce(d.rule, '')::text AS rule,
+       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at,
+       coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
        d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.rescues, d.message
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_title, e.error_class, e.reported_class,
-           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
+           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '')
+               ELSE '' END::text AS error_message,
            CASE WHEN e.strategy IS NULL THEN coalesce(dlq.trace_ends(e.error_stack_trace), '')
                ELSE '' END::text AS error_stack_trace,
-           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
+           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536
+               AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
            e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-           e.job_kind, e.captured_by, e.max_retries, e.fingerprint, CASE WHEN e.strategy IS NULL THEN dlq.rescues(e.metadata) ELSE 0 END::integer AS rescues,
-           CASE WHEN e.strategy IS NULL AND @read_messages::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
-                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
+           e.job_kind, e.captured_by, e.max_retries, e.fingerprint,
+           CASE WHEN e.strategy IS NULL THEN dlq.rescues(e.metadata) ELSE 0 END::integer AS rescues,
+           CASE WHEN e.strategy IS NULL AND @read_messages::boolean
+               AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
+                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE
+                    WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
                 THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
     FROM dlq.dead_letter_open e
-    WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce(sqlc.narg('now')::timestamptz, now())
+    WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority
+        AND e.next_retry_at <= coalesce(sqlc.narg('now')::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
     LIMIT @max_entries::integer
     FOR UPDATE SKIP LOCKED
@@ -33,7 +42,8 @@ LIMIT @max_entries::integer;
 -- ClaimUndecided locks those of the given entries that are still undecided and have not failed
 -- again since they were judged.
 SELECT e.id FROM dlq.dead_letter_open e
-JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
+JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id
+    AND e.last_failed_at = j.last_failed_at
 WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTINCT FROM 'automatic'
 FOR UPDATE OF e SKIP LOCKED;
 
@@ -41,7 +51,8 @@ FOR UPDATE OF e SKIP LOCKED;
 -- Unfiled returns unfiled entries that no other worker is filing, described, the earliest failure
 -- first. It locks them only until this statement's transaction ends, because entries are judged
 -- outside a transaction. The columns are those of ClaimDue.
-SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
+SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192),
+    '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
        coalesce(f.error_code, '')::text AS error_code, coalesce(f.error_title, '')::text AS error_title,
        ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
        coalesce(dlq.trace_ends(f.error_stack_trace::text), '')::text AS error_stack_trace,
@@ -49,7 +60,9 @@ SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(l
        i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
        ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
        i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint, dlq.rescues(i.metadata)::integer AS rescues,
-       CASE WHEN @read_messages::boolean AND pg_column_size(i.original_event) <= 262144 AND octet_length(i.original_event::text) <= CASE WHEN i.original_event ? 'payloadText' THEN 262144 ELSE 131072 END THEN i.original_event END::jsonb AS message
+       CASE WHEN @read_messages::boolean AND pg_column_size(i.original_event) <= 262144
+           AND octet_length(i.original_event::text) <= CASE WHEN i.original_event ? 'payloadText' THEN 262144
+               ELSE 131072 END THEN i.original_event END::jsonb AS message
 FROM dlq.dead_letter_inbox i
 CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
 WHERE i.id > @after::uuid AND i.id <> ALL (@refused::uuid[])
@@ -62,19 +75,24 @@ FOR KEY SHARE OF i SKIP LOCKED;
 -- the same run of River's rescuer as the job that failed last: the rescuer gives all of them the
 -- same time. Up to 1,000 are counted, once for each time.
 WITH entries AS MATERIALIZED (
-    SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open')
+    SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e
+    WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open')
 ), rescues AS (
     SELECT t.at, l.jobs
     FROM (SELECT DISTINCT e.last_failed_at AS at FROM entries e) t
     CROSS JOIN LATERAL (
         SELECT count(*) AS jobs FROM (
             SELECT FROM river.river_job j
-            WHERE j.state = 'discarded' AND j.finalized_at = t.at AND j.kind <> 'dlqd_message' AND j.errors[cardinality(j.errors)] ->> 'error' LIKE 'Stuck job rescued by %'
+            WHERE j.state = 'discarded' AND j.finalized_at = t.at AND j.kind <> 'dlqd_message'
+                AND j.errors[cardinality(j.errors)] ->> 'error' LIKE 'Stuck job rescued by %'
             LIMIT 1000) o
     ) l
 )
-SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS created_at UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
-                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.created_at AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at), 0)::integer AS others
+SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS created_at UNION
+    SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
+                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.created_at
+                                  AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at),
+                                      0)::integer AS others
 FROM entries e JOIN rescues l ON l.at = e.last_failed_at;
 
 -- name: ClaimUnfiled :many
@@ -83,8 +101,10 @@ SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (@ids::uuid[]) ORDER B
 -- name: FileDecided :one
 -- FileDecided files claimed entries of the inbox as the planner decided, and returns those that
 -- were filed.
-SELECT dlq.file_as(@ids::uuid[], @actor::text, @config_version::text, @statuses::text[], @strategies::text[], @error_classes::text[], @rules::text[], @fingerprints::text[],
-                   @next_retry_ats::timestamptz[], @waiting_fors::text[], @max_retries::integer[], @priorities::smallint[], @tags::jsonb[], @assignees::text[], @reasons::text[])::uuid[] AS filed;
+SELECT dlq.file_as(@ids::uuid[], @actor::text, @config_version::text, @statuses::text[], @strategies::text[],
+    @error_classes::text[], @rules::text[], @fingerprints::text[],
+                   @next_retry_ats::timestamptz[], @waiting_fors::text[], @max_retries::integer[],
+                   @priorities::smallint[], @tags::jsonb[], @assignees::text[], @reasons::text[])::uuid[] AS filed;
 
 -- name: FileRepeats :one
 -- FileRepeats files those of the claimed entries that are further failures of open ones.
@@ -105,14 +125,18 @@ UPDATE dlq.dead_letter_queue e SET
     waiting_for = nullif(d.waiting_for, ''),
     dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
     priority = coalesce(nullif(d.priority, 0), e.priority),
-    tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
-    assigned_to = coalesce(e.assigned_to, (SELECT m.owner FROM dlq.group_marks m WHERE m.queue = e.queue AND m.fingerprint = d.fingerprint), nullif(d.assignee, '')),
+    tags = CASE WHEN d.tags = '[]' THEN e.tags
+        ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+    assigned_to = coalesce(e.assigned_to, (SELECT m.owner FROM dlq.group_marks m WHERE m.queue = e.queue
+        AND m.fingerprint = d.fingerprint), nullif(d.assignee, '')),
     config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'note', nullif(@note::text, ''))
 FROM (
-    SELECT unnest(@ids::uuid[]) AS id, unnest(@statuses::text[]) AS status, unnest(@waiting_fors::text[]) AS waiting_for,
+    SELECT unnest(@ids::uuid[]) AS id, unnest(@statuses::text[]) AS status,
+           unnest(@waiting_fors::text[]) AS waiting_for,
            unnest(@max_retries::integer[]) AS max_retries, unnest(@priorities::smallint[]) AS priority,
-           unnest(@tags::jsonb[]) AS tags, unnest(@assignees::text[]) AS assignee, unnest(@strategies::text[]) AS strategy,
+           unnest(@tags::jsonb[]) AS tags, unnest(@assignees::text[]) AS assignee,
+           unnest(@strategies::text[]) AS strategy,
            unnest(@error_classes::text[]) AS error_class, unnest(@rules::text[]) AS rule,
            unnest(@fingerprints::text[]) AS fingerprint, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at,
            unnest(@reasons::text[]) AS reason
@@ -130,7 +154,8 @@ UPDATE dlq.dead_letter_queue e SET
     config_version = @config_version::text,
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (
-    SELECT unnest(@ids::uuid[]) AS id, unnest(@waiting_fors::text[]) AS waiting_for, unnest(@next_retry_ats::timestamptz[]) AS next_retry_at, unnest(@reasons::text[]) AS reason
+    SELECT unnest(@ids::uuid[]) AS id, unnest(@waiting_fors::text[]) AS waiting_for,
+        unnest(@next_retry_ats::timestamptz[]) AS next_retry_at, unnest(@reasons::text[]) AS reason
 ) d
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
@@ -141,10 +166,12 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     parked_by = @actor::text,
     config_version = @config_version::text,
-    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'detail', CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
+    move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'detail',
+        CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason, unnest(@refusals::text[]) AS refusal) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint;
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+    coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: ParkByRule :many
 -- ParkByRule parks entries that need manual handling although their class does not.
@@ -156,7 +183,8 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@rules::text[]) AS rule, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint;
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+    coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: NextDue :one
 -- NextDue returns when the next pending entry is due; no row if none is pending. It takes one index
@@ -176,16 +204,19 @@ LIMIT 1;
 -- BlockedByOrder returns those of the given entries that must wait for earlier work of their ordering
 -- key.
 SELECT e.id FROM dlq.dead_letter_open e
-WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id, e.job_created_at) IS NOT NULL;
+WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id,
+    e.job_created_at) IS NOT NULL;
 
 -- name: WaitingQueues :many
 -- WaitingQueues returns queues with entries that wait for a condition: one probe of the index
 -- dead_letter_open_waiting for each queue.
 WITH RECURSIVE q AS (
-    (SELECT e.queue FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' ORDER BY e.queue LIMIT 1)
+    (SELECT e.queue FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %'
+        ORDER BY e.queue LIMIT 1)
     UNION ALL
     SELECT (SELECT e.queue FROM dlq.dead_letter_open e
-            WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue > q.queue ORDER BY e.queue LIMIT 1)
+            WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue > q.queue
+            ORDER BY e.queue LIMIT 1)
     FROM q WHERE q.queue IS NOT NULL
 )
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
@@ -201,7 +232,8 @@ WITH RECURSIVE g AS (
     SELECT n.kind, n.error_class, n.rule
     FROM g CROSS JOIN LATERAL (
         SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
-        WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text AND (e.kind, e.error_class, e.rule) > (g.kind, g.error_class, g.rule)
+        WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
+            AND (e.kind, e.error_class, e.rule) > (g.kind, g.error_class, g.rule)
         ORDER BY e.kind, e.error_class, e.rule LIMIT 1) n
 )
 SELECT g.kind::text AS kind, g.error_class::text AS error_class, g.rule::text AS rule FROM g LIMIT @most::integer;
@@ -212,10 +244,12 @@ SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, 
        e.job_kind, e.captured_by, e.max_retries
 FROM (
     SELECT w.id
-    FROM (SELECT unnest(@kinds::text[]) AS kind, unnest(@error_classes::text[]) AS error_class, unnest(@rules::text[]) AS rule) g
+    FROM (SELECT unnest(@kinds::text[]) AS kind, unnest(@error_classes::text[]) AS error_class,
+        unnest(@rules::text[]) AS rule) g
     CROSS JOIN LATERAL (
         SELECT o.id, o.priority FROM dlq.dead_letter_open o
-        WHERE o.status = 'dlq_pending' AND o.waiting_for LIKE 'condition: %' AND o.queue = @queue::text AND o.kind = g.kind AND o.error_class = g.error_class AND o.rule = g.rule
+        WHERE o.status = 'dlq_pending' AND o.waiting_for LIKE 'condition: %' AND o.queue = @queue::text
+            AND o.kind = g.kind AND o.error_class = g.error_class AND o.rule = g.rule
         ORDER BY o.priority, o.id
         LIMIT @max_entries::integer
     ) w
@@ -237,7 +271,8 @@ SELECT state, probes, started_at, until FROM dlq.gates WHERE name = @name::text;
 -- name: SetGate :exec
 INSERT INTO dlq.gates (name, state, probes, started_at, until)
 VALUES (@name::text, @state::text, @probes::uuid[], @now::timestamptz, sqlc.narg('until')::timestamptz)
-ON CONFLICT (name) DO UPDATE SET state = excluded.state, probes = excluded.probes, started_at = excluded.started_at, until = excluded.until;
+ON CONFLICT (name) DO UPDATE SET state = excluded.state, probes = excluded.probes, started_at = excluded.started_at,
+until = excluded.until;
 
 -- name: DeleteGate :exec
 DELETE FROM dlq.gates WHERE name = @name::text;
@@ -251,20 +286,26 @@ FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 -- name: DecidedEntries :many
 -- DecidedEntries returns a page of the open entries that rules, and no operator, have judged: the
 -- ones that reclassify judges again. The columns are those of ClaimDue.
-SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source,
+       coalesce(left(e.error_message, 8192), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
        coalesce(e.reported_class, '')::text AS reported_class,
        coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
-       e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
+           THEN e.error_context END::jsonb AS error_context,
+       e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule,
+       coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint, dlq.rescues(e.metadata)::integer AS rescues,
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint,
+       dlq.rescues(e.metadata)::integer AS rescues,
        CASE WHEN @read_messages::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
-                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
+                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE
+                    WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
             THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
 FROM dlq.dead_letter_open e
-WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
+WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL
+    AND e.parked_by IS NULL
 ORDER BY e.id
 LIMIT @max_entries::integer;
 
@@ -273,7 +314,8 @@ LIMIT @max_entries::integer;
 -- failed again since they were judged, and returns the other columns that a decision changes.
 SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
 FROM dlq.dead_letter_open e
-JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
+JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id
+    AND e.last_failed_at = j.last_failed_at
 WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 FOR UPDATE OF e SKIP LOCKED;
 
@@ -288,7 +330,8 @@ WITH RECURSIVE g AS (
     SELECT n.queue, n.fingerprint
     FROM g CROSS JOIN LATERAL (
         SELECT e.queue, e.fingerprint FROM dlq.dead_letter_queue e
-        WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL AND (e.queue, e.fingerprint) > (g.queue, g.fingerprint)
+        WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL
+            AND (e.queue, e.fingerprint) > (g.queue, g.fingerprint)
         ORDER BY e.queue, e.fingerprint LIMIT 1) n
 )
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT @most::integer;
@@ -312,11 +355,13 @@ SELECT count(*) FROM (
 -- name: ClaimStuck :many
 -- ClaimStuck locks the oldest parked or failed entries of a failure group, after one of them, that
 -- no operator parked and that have not failed since a time.
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries,
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+       e.job_kind, e.captured_by, e.max_retries,
        dlq.rescues(e.metadata)::integer AS rescues
 FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = @queue::text AND e.fingerprint = @fingerprint::text
-  AND e.parked_by IS NULL AND e.last_failed_at < @before::timestamptz AND e.error_class = ANY (@classes::text[]) AND e.id > @after::uuid
+  AND e.parked_by IS NULL AND e.last_failed_at < @before::timestamptz AND e.error_class = ANY (@classes::text[])
+  AND e.id > @after::uuid
 ORDER BY e.id
 LIMIT @most::integer
 FOR UPDATE SKIP LOCKED;
@@ -336,17 +381,21 @@ WITH RECURSIVE g AS (
     SELECT n.queue, n.job_kind, n.kind, n.error_class
     FROM g CROSS JOIN LATERAL (
         SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
-        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
+        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+            AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
         ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
 )
-SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT @most::integer;
+SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class
+FROM g LIMIT @most::integer;
 
 -- name: ClaimObserved :many
 -- ClaimObserved locks the most urgent and oldest observed entries of a group.
-SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by, e.max_retries
+SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by,
+    e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
-  AND e.queue = @queue::text AND e.job_kind = @job_kind::text AND e.kind = @kind::text AND e.error_class = @error_class::text
+  AND e.queue = @queue::text AND e.job_kind = @job_kind::text AND e.kind = @kind::text
+  AND e.error_class = @error_class::text
 ORDER BY e.priority, e.id
 LIMIT @max_entries::integer
 FOR UPDATE SKIP LOCKED;

@@ -111,7 +111,8 @@ func (p *Principal) MayEverywhere(role Role) bool {
 // of the grants that allow the operation is below operator, the whole operation shows what a reader
 // sees.
 func (p *Principal) SeesPayloads(role Role) bool {
-	return p.MayEverywhere(Operator) || !slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && !g.Role.Includes(Operator) })
+	return p.MayEverywhere(Operator) ||
+		!slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && !g.Role.Includes(Operator) })
 }
 
 // MayIn reports whether the caller has the role for at least part of the queue.
@@ -251,7 +252,8 @@ func checkName(name string) error {
 		return errors.New("a name must have 1 to 255 bytes")
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return fmt.Errorf("the name %q has characters that cannot be printed", name)
-	case strings.HasPrefix(name, "worker:") || slices.Contains([]string{"capture", "reconciler", "sweep", "retention", "backfill"}, name):
+	case strings.HasPrefix(name, "worker:") ||
+		slices.Contains([]string{"capture", "reconciler", "sweep", "retention", "backfill"}, name):
 		return fmt.Errorf("the name %s is reserved: dlqd itself acts as %[1]s, and audits of people leave it out", name)
 	}
 	return nil

@@ -72,7 +72,8 @@ func TestPrincipal_MayForMatchesPatterns(t *testing.T) {
 		require.Equal(t, c.may, p.MayFor(c.role, c.queue, c.kind, c.source), "%+v", c)
 	}
 	for pattern, texts := range map[string]map[string]bool{
-		"*": {"": true, "x": true}, "a*b": {"ab": true, "axb": true, "a": false, "abc": false}, "a*b*c": {"abc": true, "acb": false, "abbc": true, "axbxc": true},
+		"*": {"": true, "x": true}, "a*b": {"ab": true, "axb": true, "a": false, "abc": false},
+		"a*b*c": {"abc": true, "acb": false, "abbc": true, "axbxc": true},
 		"aa*aa": {"aaa": false, "aaaa": true}, "a": {"a": true, "A": false},
 	} {
 		for text, matches := range texts {
@@ -109,9 +110,10 @@ func (b *bundle) send(url, token string, headers ...string) (status int, caller 
 	client := http.DefaultClient
 	if path, ok := strings.CutPrefix(url, "unix:"); ok {
 		url = "http://dlqd"
-		client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		}}}
+		client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "unix", path)
+			}}}
 	}
 	r, err := http.NewRequestWithContext(b.Context(), http.MethodGet, url, nil)
 	require.NoError(b, err)
@@ -135,7 +137,8 @@ func (b *bundle) serve(a *access.Authenticator) (url, socket string) {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, err := a.Authenticate(r)
 		if err != nil {
-			http.Error(w, err.Error(), map[bool]int{true: http.StatusUnauthorized, false: http.StatusServiceUnavailable}[access.IsRefusal(err)])
+			http.Error(w, err.Error(),
+				map[bool]int{true: http.StatusUnauthorized, false: http.StatusServiceUnavailable}[access.IsRefusal(err)])
 			return
 		}
 		_, _ = fmt.Fprintf(w, "%s %s %s", p.Via, p.Name, p.RoleName())
@@ -167,12 +170,15 @@ func TestTokens_AuthenticateUntilRevoked(t *testing.T) {
 
 	// The database stores only a hash.
 	var rows string
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(t::text, ' ') || (SELECT string_agg(a::text, ' ') FROM dlq.acts a) FROM dlq.tokens t").Scan(&rows))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT string_agg(t::text, ' ') || (SELECT string_agg(a::text, ' ')
+		FROM dlq.acts a) FROM dlq.tokens t`).Scan(&rows))
 	require.NotContains(t, rows, secret[5:20])
 	require.Contains(t, rows, "deploys", "the audit trail has the note")
 
 	for name, bad := range map[string]string{
-		"none": "", "another's": secret[:10] + map[bool]string{true: "y", false: "x"}[secret[10] == 'x'] + secret[11:], "cut": secret[:len(secret)-1], "made up": "dlqd_" + strings.Repeat("a", 36), "long": strings.Repeat(secret, 100), "a JWT": "eyJhbGciOiJub25lIn0.e30.",
+		"none": "", "another's": secret[:10] + map[bool]string{true: "y", false: "x"}[secret[10] == 'x'] + secret[11:],
+		"cut": secret[:len(secret)-1], "made up": "dlqd_" + strings.Repeat("a", 36),
+		"long": strings.Repeat(secret, 100), "a JWT": "eyJhbGciOiJub25lIn0.e30.",
 	} {
 		status, _ = b.send(url, bad)
 		require.Equal(t, 401, status, name)
@@ -194,7 +200,8 @@ func TestTokens_AuthenticateUntilRevoked(t *testing.T) {
 	require.NoError(t, b.store.Revoke(t.Context(), rotated.ID, "kim", "it leaked"))
 	require.ErrorIs(t, b.store.Revoke(t.Context(), rotated.ID, "kim", "again"), access.ErrNoToken)
 	for _, s := range []string{secret, next} {
-		require.Eventually(t, func() bool { status, _ := b.send(url, s); return status == 401 }, time.Minute, 50*time.Millisecond)
+		require.Eventually(t, func() bool { status, _ := b.send(url, s); return status == 401 }, time.Minute,
+			50*time.Millisecond)
 	}
 	tokens, err := b.store.List(t.Context())
 	require.NoError(t, err)
@@ -298,13 +305,18 @@ func TestPrincipal_StarMatchesEveryQueue(t *testing.T) {
 func TestProxy_IsTrustedOnlyFromItsAddresses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	here := access.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, UserHeader: "X-User", GroupsHeader: "X-Groups"}
+	here := access.Proxy{
+		From:       []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")},
+		UserHeader: "X-User", GroupsHeader: "X-Groups",
+	}
 	grants := []access.UserGrant{
 		{Grant: access.Grant{Role: access.Operator}, Groups: []string{"oncall"}},
 		{Grant: access.Grant{Role: access.Admin}, Users: []string{"kim"}},
 		{Grant: access.Grant{Role: access.Admin}, OSUsers: []string{"anna"}},
 	}
-	url, socket := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"proxy"}, Proxy: here, Grants: grants})})
+	url, socket := b.serve(&access.Authenticator{
+		Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"proxy"}, Proxy: here, Grants: grants}),
+	})
 	for _, c := range []struct {
 		headers []string
 		want    string
@@ -328,7 +340,9 @@ func TestProxy_IsTrustedOnlyFromItsAddresses(t *testing.T) {
 
 	away := here
 	away.From = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
-	url, _ = b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"proxy", "tokens"}, Proxy: away, Grants: grants})})
+	url, _ = b.serve(&access.Authenticator{
+		Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"proxy", "tokens"}, Proxy: away, Grants: grants}),
+	})
 	status, _ = b.send(url, "", "X-User", "kim", "X-Forwarded-For", "192.0.2.1")
 	require.Equal(t, 401, status)
 }
@@ -338,8 +352,11 @@ func TestSocket_AuthenticatesOSUser(t *testing.T) {
 	b := setup(t)
 	me, err := user.Current()
 	require.NoError(t, err)
-	grants := []access.UserGrant{{Grant: access.Grant{Role: access.Operator}, OSUsers: []string{me.Username}}, {Grant: access.Grant{Role: access.Admin}, Users: []string{me.Username}}}
-	url, socket := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"socket"}, Grants: grants})})
+	grants := []access.UserGrant{{Grant: access.Grant{Role: access.Operator}, OSUsers: []string{me.Username}},
+		{Grant: access.Grant{Role: access.Admin}, Users: []string{me.Username}}}
+	url, socket := b.serve(&access.Authenticator{
+		Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"socket"}, Grants: grants}),
+	})
 	_, caller := b.send(socket, "")
 	require.Equal(t, "socket "+me.Username+" operator", caller)
 	status, _ := b.send(url, "")
@@ -364,7 +381,9 @@ func TestTokens_NeitherAcceptedNorRefusedWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	pool := postgrestest.Open(t, postgrestest.URL(t))
-	url, _ := b.serve(&access.Authenticator{Tokens: access.NewStore(pool, postgres.DefaultSchemas()), Rules: rules(access.Rules{Ways: []string{"tokens"}})})
+	url, _ := b.serve(&access.Authenticator{
+		Tokens: access.NewStore(pool, postgres.DefaultSchemas()), Rules: rules(access.Rules{Ways: []string{"tokens"}}),
+	})
 	secret, _ := b.token(access.Token{Name: "ci", Role: access.Reader})
 	pool.Close()
 	status, caller := b.send(url, secret)

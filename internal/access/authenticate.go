@@ -46,7 +46,8 @@ func (r *Rules) principal(name, via string, names func(*UserGrant) bool) *Princi
 // the groups.
 func (r *Rules) user(name, via string, groups []string) *Principal {
 	return r.principal(name, via, func(g *UserGrant) bool {
-		return slices.Contains(g.Users, name) || slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) })
+		return slices.Contains(g.Users, name) ||
+			slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) })
 	})
 }
 
@@ -112,7 +113,10 @@ func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 		return ctx
 	}
 	var peer *unix.Ucred
-	if err := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil || peer == nil {
+	if err := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET,
+			unix.SO_PEERCRED)
+	}); err != nil || peer == nil {
 		return ctx
 	}
 	return context.WithValue(ctx, peerKey{}, peer.Uid)
@@ -181,10 +185,11 @@ func (a *Authenticator) refuse(from string) error {
 
 func (a *Authenticator) authenticateToken(r *http.Request, secret string) (*Principal, error) {
 	key := [32]byte(hashOf(secret))
-	found, _, err := a.cachedOrFind(r, key, wellFormed(secretPrefix, secret), func(ctx context.Context) (l lookup, err error) {
-		l.principal, err = a.Tokens.find(ctx, key[:])
-		return l, err
-	})
+	found, _, err := a.cachedOrFind(r, key, wellFormed(secretPrefix, secret),
+		func(ctx context.Context) (l lookup, err error) {
+			l.principal, err = a.Tokens.find(ctx, key[:])
+			return l, err
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +201,8 @@ func (a *Authenticator) authenticateToken(r *http.Request, secret string) (*Prin
 
 // cachedOrFind returns a cached lookup that is younger than tokenTTL. Otherwise, unless possible is
 // false, it calls find and returns fresh as true.
-func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible bool, find func(context.Context) (lookup, error)) (found lookup, fresh bool, err error) {
+func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible bool,
+	find func(context.Context) (lookup, error)) (found lookup, fresh bool, err error) {
 	a.mu.Lock()
 	found = a.known[key]
 	a.mu.Unlock()
@@ -233,7 +239,8 @@ func (a *Authenticator) waitTurn(ctx context.Context) (done func(), err error) {
 
 // lookUp queries the database and caches the result. Concurrent requests for the same key share one
 // query. The result's age counts from the start of the query.
-func (a *Authenticator) lookUp(ctx context.Context, key [32]byte, find func(context.Context) (lookup, error)) (lookup, error) {
+func (a *Authenticator) lookUp(ctx context.Context, key [32]byte, find func(context.Context) (lookup, error)) (lookup,
+	error) {
 	flight := a.flights.DoChan(string(key[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tokenTTL)
 		defer cancel()
@@ -265,7 +272,8 @@ func proxyUser(r *http.Request, rules *Rules) *Principal {
 		return nil
 	}
 	address, err := netip.ParseAddrPort(r.RemoteAddr)
-	from := err == nil && slices.ContainsFunc(rules.Proxy.From, func(n netip.Prefix) bool { return n.Contains(address.Addr().Unmap()) })
+	from := err == nil && slices.ContainsFunc(rules.Proxy.From,
+		func(n netip.Prefix) bool { return n.Contains(address.Addr().Unmap()) })
 	if _, socket := r.Context().Value(peerKey{}).(uint32); !from && (!socket || !rules.Proxy.Socket) {
 		return nil
 	}

@@ -98,7 +98,10 @@ func IsLoopback(host string) bool {
 // ProviderClient returns the HTTP client for providers. It follows no redirects: a provider's
 // endpoints are where its metadata says.
 func ProviderClient() *http.Client {
-	return &http.Client{Timeout: providerTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{
+		Timeout:       providerTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 }
 
 // isJWT reports whether a bearer token has the form of a JWT: three parts. Tokens of dlqd have no
@@ -224,8 +227,11 @@ func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, found
 	if err := discovered.Claims(&metadata); err != nil {
 		return nil, found, err
 	}
-	found.Endpoint, found.secretInHeader = discovered.Endpoint(), metadata.AuthMethods == nil || slices.Contains(metadata.AuthMethods, "client_secret_basic")
-	for name, address := range map[string]string{"jwks_uri": metadata.JWKS, "authorization_endpoint": found.AuthURL, "token_endpoint": found.TokenURL} {
+	found.Endpoint, found.secretInHeader = discovered.Endpoint(), metadata.AuthMethods == nil ||
+		slices.Contains(metadata.AuthMethods, "client_secret_basic")
+	for name, address := range map[string]string{
+		"jwks_uri": metadata.JWKS, "authorization_endpoint": found.AuthURL, "token_endpoint": found.TokenURL,
+	} {
 		if err := CheckProviderURL(address); err != nil && (address != "" || name == "jwks_uri") {
 			return nil, found, fmt.Errorf("%s: %w", name, err)
 		}

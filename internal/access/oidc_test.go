@@ -55,7 +55,10 @@ func newSignIn(issuer string) *signIn {
 	start := time.Now()
 	s := &signIn{log: &lockedBuffer{}, rules: access.Rules{
 		Ways: []string{access.ViaOIDC},
-		OIDC: access.OIDC{Issuer: issuer, ClientID: accesstest.ClientID, Audiences: []string{accesstest.ClientID, "dlqd-api"}, GroupsClaim: "groups"},
+		OIDC: access.OIDC{
+			Issuer: issuer, ClientID: accesstest.ClientID,
+			Audiences: []string{accesstest.ClientID, "dlqd-api"}, GroupsClaim: "groups",
+		},
 		Grants: []access.UserGrant{
 			{Grant: access.Grant{Role: access.Operator, Queues: []string{"payments*"}}, Groups: []string{"ops"}},
 			{Grant: access.Grant{Role: access.Reader}, Users: []string{"kim@example.com"}},
@@ -89,15 +92,24 @@ func TestOIDC_MapsClaimsToNameAndGrants(t *testing.T) {
 		return p
 	}
 	operator := access.Grant{Role: access.Operator, Queues: []string{"payments*"}}
-	require.Equal(t, &access.Principal{Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}}}, authenticate(nil))
-	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}}, authenticate(map[string]any{"email_verified": false}), "an unverified email is ignored")
-	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc"}, authenticate(map[string]any{"email": nil, "groups": nil}))
-	require.Equal(t, []access.Grant{operator}, authenticate(map[string]any{"email": nil, "groups": "ops"}).Grants, "one group, as text")
-	require.Equal(t, "kim@example.com", authenticate(map[string]any{"email_verified": "true"}).Name, "as some providers write it")
+	require.Equal(t, &access.Principal{
+		Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}},
+	}, authenticate(nil))
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}},
+		authenticate(map[string]any{"email_verified": false}), "an unverified email is ignored")
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc"},
+		authenticate(map[string]any{"email": nil, "groups": nil}))
+	require.Equal(t, []access.Grant{operator}, authenticate(map[string]any{"email": nil, "groups": "ops"}).Grants,
+		"one group, as text")
+	require.Equal(t, "kim@example.com", authenticate(map[string]any{"email_verified": "true"}).Name,
+		"as some providers write it")
 	require.Equal(t, "kim@example.com", authenticate(map[string]any{"aud": []string{"another", "dlqd-api"}}).Name)
 
 	s.rules.OIDC.UsernameClaim, s.rules.OIDC.GroupsClaim = "preferred_username", "https://example.com/teams"
-	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}}, authenticate(map[string]any{"preferred_username": "kim", "groups": nil, "https://example.com/teams": []any{1, "ops"}}))
+	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}},
+		authenticate(map[string]any{
+			"preferred_username": "kim", "groups": nil, "https://example.com/teams": []any{1, "ops"},
+		}))
 	_, err := s.from(t, "10.0.0.1", issuer.Token(nil))
 	require.ErrorIs(t, err, access.ErrRefused, "only the configured claim counts")
 	s.rules.OIDC.UsernameClaim = "email"
@@ -130,7 +142,8 @@ func TestOIDC_RejectsInvalidTokens(t *testing.T) {
 		"issuer with a slash":     {issuer.Token(map[string]any{"iss": issuer.URL + "/"}), "issued by a different provider"},
 		"key of another issuer":   {other.Token(map[string]any{"iss": issuer.URL}), "no key of the provider"},
 		"another key with its id": {issuer.Sign(jose.RS256, stranger, header, nil), "no key of the provider"},
-		"a key in the token":      {issuer.Sign(jose.RS256, stranger, map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: &stranger.PublicKey}}, nil), "no key of the provider"},
+		"a key in the token": {issuer.Sign(jose.RS256, stranger,
+			map[jose.HeaderKey]any{"jwk": jose.JSONWebKey{Key: &stranger.PublicKey}}, nil), "no key of the provider"},
 		"expired":                 {issuer.Token(map[string]any{"exp": ago(2 * time.Minute)}), "token is expired"},
 		"no expiry":               {issuer.Token(map[string]any{"exp": nil}), "token is expired"},
 		"not valid yet":           {issuer.Token(map[string]any{"nbf": ago(-10 * time.Minute)}), "before the nbf"},
@@ -139,19 +152,29 @@ func TestOIDC_RejectsInvalidTokens(t *testing.T) {
 		"HS256, public as PEM":    {issuer.Sign(jose.HS256, asPEM, header, nil), "unexpected signature algorithm"},
 		"HS256, public as DER":    {issuer.Sign(jose.HS256, public, header, nil), "unexpected signature algorithm"},
 		"ES256, id of an RSA key": {issuer.Sign(jose.ES256, curve, header, nil), "no key of the provider"},
-		"changed":                 {parts[0] + "." + base64.RawURLEncoding.EncodeToString([]byte(`{"iss":"`+issuer.URL+`","aud":"dlqd","exp":9999999999,"email":"root@example.com","email_verified":true}`)) + "." + parts[2], "no key of the provider"},
-		"no signature":            {parts[0] + "." + parts[1] + ".", "no key of the provider"},
-		"logout event":            {issuer.Token(map[string]any{"events": map[string]any{"http://schemas.openid.net/event/backchannel-logout": map[string]any{}}}), "but a security event"},
-		"typ of a logout":         {issuer.Sign(jose.RS256, key, map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "logout+jwt"}, nil), "neither an ID token"},
-		"invalid JSON":            {parts[0] + ".e30x." + parts[2], "no key of the provider"},
-		"dots":                    {"..", "malformed"},
-		"no subject":              {issuer.Token(map[string]any{"sub": nil, "email": nil}), "claim sub: a name must have 1 to 255"},
-		"blank":                   {issuer.Token(map[string]any{"sub": " ", "email": nil}), "claim sub: a name must have 1 to 255"},
-		"terminal escape":         {issuer.Token(map[string]any{"sub": "a\x1b[31m", "email": nil}), "characters that cannot be printed"},
-		"reserved name":           {issuer.Token(map[string]any{"sub": "worker:x", "email": nil}), "the name worker:x is reserved"},
-		"looks like an email":     {issuer.Token(map[string]any{"sub": "kim@example.com", "email_verified": false}), "looks like an email"},
-		"too long":                {issuer.Token(map[string]any{"more": strings.Repeat("x", 40_000)}), "is longer than"},
-		"a token of dlqd":         {"dlqd_000000000000000000000000000000abcdef", "malformed"},
+		"changed": {parts[0] + "." + base64.RawURLEncoding.EncodeToString(
+			[]byte(`{"iss":"`+issuer.URL+`","aud":"dlqd","exp":9999999999,"email":"root@example.com","email_verified":true}`)) +
+			"." + parts[2], "no key of the provider"},
+		"no signature": {parts[0] + "." + parts[1] + ".", "no key of the provider"},
+		"logout event": {issuer.Token(
+			map[string]any{"events": map[string]any{"http://schemas.openid.net/event/backchannel-logout": map[string]any{}}}),
+			"but a security event"},
+		"typ of a logout": {issuer.Sign(jose.RS256, key,
+			map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "logout+jwt"}, nil), "neither an ID token"},
+		"invalid JSON": {parts[0] + ".e30x." + parts[2], "no key of the provider"},
+		"dots":         {"..", "malformed"},
+		"no subject": {issuer.Token(map[string]any{"sub": nil, "email": nil}),
+			"claim sub: a name must have 1 to 255"},
+		"blank": {issuer.Token(map[string]any{"sub": " ", "email": nil}),
+			"claim sub: a name must have 1 to 255"},
+		"terminal escape": {issuer.Token(map[string]any{"sub": "a\x1b[31m", "email": nil}),
+			"characters that cannot be printed"},
+		"reserved name": {issuer.Token(map[string]any{"sub": "worker:x", "email": nil}),
+			"the name worker:x is reserved"},
+		"looks like an email": {issuer.Token(map[string]any{"sub": "kim@example.com", "email_verified": false}),
+			"looks like an email"},
+		"too long":        {issuer.Token(map[string]any{"more": strings.Repeat("x", 40_000)}), "is longer than"},
+		"a token of dlqd": {"dlqd_000000000000000000000000000000abcdef", "malformed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -178,7 +201,10 @@ func TestOIDC_ToleratesOneMinuteOfClockSkew(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := newSignIn(issuer.URL)
-	token := issuer.Token(map[string]any{"exp": time.Now().Add(time.Hour).Unix(), "nbf": time.Now().Add(time.Minute).Unix(), "iat": time.Now().Add(time.Minute).Unix()})
+	token := issuer.Token(map[string]any{
+		"exp": time.Now().Add(time.Hour).Unix(), "nbf": time.Now().Add(time.Minute).Unix(),
+		"iat": time.Now().Add(time.Minute).Unix(),
+	})
 	_, err := s.from(t, "10.0.0.1", token)
 	require.NoError(t, err, "from a clock that is ahead")
 	s.later.Store(int64(time.Hour + 30*time.Second))
@@ -304,10 +330,12 @@ func TestOIDC_RejectsFalseProvider(t *testing.T) {
 
 func TestCheckProviderURL(t *testing.T) {
 	t.Parallel()
-	for _, good := range []string{"https://login.example.com", "https://login.example.com/realms/a", "http://127.0.0.1:8080", "http://localhost:5556/dex", "http://[::1]:1"} {
+	for _, good := range []string{"https://login.example.com", "https://login.example.com/realms/a",
+		"http://127.0.0.1:8080", "http://localhost:5556/dex", "http://[::1]:1"} {
 		require.NoError(t, access.CheckProviderURL(good))
 	}
-	for _, bad := range []string{"", "login.example.com", "http://login.example.com", "http://127.0.0.1.example.com", "https://user:secret@login.example.com", "file:///etc", "https://a#b"} {
+	for _, bad := range []string{"", "login.example.com", "http://login.example.com", "http://127.0.0.1.example.com",
+		"https://user:secret@login.example.com", "file:///etc", "https://a#b"} {
 		require.Error(t, access.CheckProviderURL(bad), bad)
 	}
 }

@@ -35,7 +35,8 @@ func (p *Principal) Scope(role Role) Scope {
 
 // HasQueue reports whether the scope covers the queue with all of its kinds.
 func (s Scope) HasQueue(name string) bool {
-	return s == nil || slices.ContainsFunc(s, func(part Part) bool { return all(part.Kinds) && matches(part.Queues, name) })
+	return s == nil || slices.ContainsFunc(s,
+		func(part Part) bool { return all(part.Kinds) && matches(part.Queues, name) })
 }
 
 // Limit returns a context whose database statements are limited to the scope.

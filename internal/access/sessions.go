@@ -141,13 +141,17 @@ func (s *Store) begin(ctx context.Context, p *identity, from origin, instead str
 		return "", err
 	}
 	id := uuid.Must(uuid.NewV7())
-	a := &auditRow{"sessions", "signed in", p.name, from.String(), "", map[string]any{"session": id, "via": p.via, "token": p.tokenID}}
+	a := &auditRow{"sessions", "signed in", p.name, from.String(), "",
+		map[string]any{"session": id, "via": p.via, "token": p.tokenID}}
 	return secret, s.withAudit(ctx, a, func(q *dbsqlc.Queries) error {
-		if err := q.EndOldSessions(ctx, dbsqlc.EndOldSessionsParams{Name: p.name, Keep: maxSessions - 1, Instead: hashOf(instead)}); err != nil {
+		if err := q.EndOldSessions(ctx, dbsqlc.EndOldSessionsParams{
+			Name: p.name, Keep: maxSessions - 1, Instead: hashOf(instead),
+		}); err != nil {
 			return err
 		}
 		return q.InsertSession(ctx, dbsqlc.InsertSessionParams{
-			ID: id, Hash: hash, Name: p.name, Via: p.via, TokenID: p.tokenID, Issuer: p.issuer, Subject: p.subject, Groups: nonNil(p.groups), Address: from.address, Agent: from.agent,
+			ID: id, Hash: hash, Name: p.name, Via: p.via, TokenID: p.tokenID, Issuer: p.issuer,
+			Subject: p.subject, Groups: nonNil(p.groups), Address: from.address, Agent: from.agent,
 		})
 	})
 }
@@ -155,7 +159,8 @@ func (s *Store) begin(ctx context.Context, p *identity, from origin, instead str
 // findSession returns the session of a cookie's hash or of an id, or nil.
 func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limits SessionLimits) (*session, error) {
 	row, err := s.queries.FindSession(ctx, dbsqlc.FindSessionParams{
-		Hash: hash, ID: id, RotateAfter: rotateAfter, ArriveWithin: arriveWithin, Absolute: limits.Absolute, Idle: limits.Idle,
+		Hash: hash, ID: id, RotateAfter: rotateAfter,
+		ArriveWithin: arriveWithin, Absolute: limits.Absolute, Idle: limits.Idle,
 	})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -163,20 +168,25 @@ func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limi
 	case err != nil:
 		return nil, err
 	case row.Replaced: // the cookie was copied: end the session, and its user notices by having to sign in again
-		_, err := s.End(ctx, Ending{ID: row.ID.String(), By: "sweep", Note: "a replaced cookie was used again: the cookie was copied"})
+		_, err := s.End(ctx, Ending{ID: row.ID.String(), By: "sweep", Note: "a replaced cookie was used again: the cookie " +
+			"was copied"})
 		if errors.Is(err, ErrNoSession) {
 			err = nil
 		}
 		return nil, err
 	}
 	if row.Touch && hash != nil {
-		if err := s.queries.TouchSession(ctx, dbsqlc.TouchSessionParams{ID: row.ID, Hash: hash, KeepPrevious: keepPrevious}); err != nil && ctx.Err() != nil {
+		if err := s.queries.TouchSession(ctx, dbsqlc.TouchSessionParams{
+			ID: row.ID, Hash: hash, KeepPrevious: keepPrevious,
+		}); err != nil && ctx.Err() != nil {
 			return nil, err
 		}
 	}
 	found := &session{id: row.ID.String(), name: row.Name, via: row.Via, groups: row.Groups, rotate: row.Rotate}
 	if row.Role != nil {
-		found.grant, found.tokenBy = &Grant{Role: Role(*row.Role), Queues: row.Queues, Kinds: row.Kinds, Sources: row.Sources}, *row.CreatedBy
+		found.grant, found.tokenBy = &Grant{
+			Role: Role(*row.Role), Queues: row.Queues, Kinds: row.Kinds, Sources: row.Sources,
+		}, *row.CreatedBy
 	}
 	if row.Issuer != nil {
 		found.issuer = *row.Issuer
@@ -191,7 +201,10 @@ func (s *Store) Sessions(ctx context.Context, name string, limits SessionLimits)
 	rows, err := s.queries.Sessions(ctx, dbsqlc.SessionsParams{Name: name, Absolute: limits.Absolute, Idle: limits.Idle})
 	sessions := make([]Session, len(rows))
 	for i, r := range rows {
-		sessions[i] = Session{ID: r.ID.String(), Name: r.Name, Via: r.Via, Address: r.Address, Agent: r.Agent, CreatedAt: r.CreatedAt, SeenAt: r.SeenAt, ExpiresAt: r.ExpiresAt}
+		sessions[i] = Session{
+			ID: r.ID.String(), Name: r.Name, Via: r.Via, Address: r.Address, Agent: r.Agent,
+			CreatedAt: r.CreatedAt, SeenAt: r.SeenAt, ExpiresAt: r.ExpiresAt,
+		}
 	}
 	return sessions, err
 }
@@ -263,7 +276,10 @@ func isSecure(r *http.Request) bool {
 // setCookie sets a cookie, or deletes it if value is empty.
 func setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
 	//nolint:gosec // Secure wherever the browser takes it so
-	cookie := &http.Cookie{Name: name, Value: value, Path: "/", MaxAge: int(life.Seconds()), Secure: isSecure(r), HttpOnly: true, SameSite: http.SameSiteLaxMode}
+	cookie := &http.Cookie{
+		Name: name, Value: value, Path: "/", MaxAge: int(life.Seconds()),
+		Secure: isSecure(r), HttpOnly: true, SameSite: http.SameSiteLaxMode,
+	}
 	if value == "" {
 		cookie.MaxAge = -1
 	}
@@ -294,7 +310,8 @@ func isOwnPage(r *http.Request) bool {
 		u, err := url.Parse(origin)
 		return err == nil && u.Host == r.Host
 	default:
-		return (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
+		return (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Sec-Fetch-Mode") == "navigate" &&
+			r.Header.Get("Sec-Fetch-Dest") == "document"
 	}
 }
 
@@ -397,7 +414,9 @@ func (s *Store) rotate(ctx context.Context, id string, hash []byte) (secret stri
 	if err != nil {
 		return "", err
 	}
-	n, err := s.queries.RotateSession(ctx, dbsqlc.RotateSessionParams{ID: uuid.MustParse(id), Hash: hash, NewHash: next, RotateAfter: rotateAfter, ArriveWithin: arriveWithin})
+	n, err := s.queries.RotateSession(ctx, dbsqlc.RotateSessionParams{
+		ID: uuid.MustParse(id), Hash: hash, NewHash: next, RotateAfter: rotateAfter, ArriveWithin: arriveWithin,
+	})
 	if n == 0 {
 		secret = ""
 	}

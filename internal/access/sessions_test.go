@@ -83,7 +83,9 @@ func (b *browser) send(method, path string, form url.Values, headers ...string) 
 	for name, value := range b.cookies {
 		request.AddCookie(&http.Cookie{Name: name, Value: value})
 	}
-	response, err := (&http.Client{Transport: insecure, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Do(request)
+	response, err := (&http.Client{
+		Transport: insecure, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}).Do(request)
 	require.NoError(b, err)
 	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
@@ -117,7 +119,8 @@ func (b *browser) caller(headers ...string) string {
 
 func (b *browser) signIn(token string, headers ...string) *http.Response {
 	b.Helper()
-	response, body := b.send(http.MethodPost, "/sign-in", url.Values{"token": {token}, "to": {"/dead-letters?q=status:manual"}}, headers...)
+	response, body := b.send(http.MethodPost, "/sign-in",
+		url.Values{"token": {token}, "to": {"/dead-letters?q=status:manual"}}, headers...)
 	require.Equal(b, http.StatusSeeOther, response.StatusCode, body)
 	return response
 }
@@ -149,24 +152,31 @@ func TestSessions_SignInAndOut(t *testing.T) {
 	require.Empty(t, kim.caller())
 	response := kim.signIn(secret)
 	require.Equal(t, "/dead-letters?q=status:manual", response.Header.Get("Location"))
-	require.Regexp(t, `^dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; SameSite=Lax$`, response.Header.Get("Set-Cookie"), "over http on loopback")
+	require.Regexp(t, `^dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; SameSite=Lax$`,
+		response.Header.Get("Set-Cookie"), "over http on loopback")
 	require.Equal(t, "token kim operator", kim.caller())
-	require.Equal(t, "token kim operator", c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).caller(), "in another process")
+	require.Equal(t, "token kim operator", c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}),
+		false).with(kim.cookies).caller(), "in another process")
 
 	// The database stores no secret. The audit trail has who signed in, and from where.
-	for _, sql := range []string{"SELECT string_agg(s::text, ' ') FROM dlq.sessions s", "SELECT string_agg(a::text, ' ') FROM dlq.acts a"} {
+	for _, sql := range []string{"SELECT string_agg(s::text, ' ') FROM dlq.sessions s",
+		"SELECT string_agg(a::text, ' ') FROM dlq.acts a"} {
 		rows := b.text(sql)
 		require.NotContains(t, rows, kim.cookies["dlqd"][6:20], sql)
 		require.NotContains(t, rows, secret[5:20], sql)
 	}
-	require.Equal(t, "console, from 127.0.0.1 (Browser [test])", b.text("SELECT origin FROM dlq.acts WHERE subject = 'sessions' AND act = 'signed in' AND actor = 'kim'"))
+	require.Equal(t, "console, from 127.0.0.1 (Browser [test])",
+		b.text("SELECT origin FROM dlq.acts WHERE subject = 'sessions' AND act = 'signed in' AND actor = 'kim'"))
 	sessions, err := b.store.Sessions(t.Context(), "kim", access.SessionLimits{})
 	require.NoError(t, err)
 	require.Len(t, sessions, 1)
-	require.Equal(t, []string{"kim", "token", "127.0.0.1", "Browser (test)"}, []string{sessions[0].Name, sessions[0].Via, sessions[0].Address, sessions[0].Agent})
+	require.Equal(t, []string{"kim", "token", "127.0.0.1", "Browser (test)"},
+		[]string{sessions[0].Name, sessions[0].Via, sessions[0].Address, sessions[0].Agent})
 	require.WithinDuration(t, time.Now().Add(12*time.Hour), sessions[0].ExpiresAt, time.Minute)
 
-	require.Equal(t, "false true", b.text("SELECT concat_ws(' ', bool_or(has_table_privilege(r, 'dlq.sessions', 'SELECT'))::text, (SELECT c.relrowsecurity::text FROM pg_class c WHERE c.oid = 'dlq.sessions'::regclass)) FROM unnest(ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin']) r"))
+	require.Equal(t, "false true", b.text(`SELECT concat_ws(' ',
+		bool_or(has_table_privilege(r, 'dlq.sessions', 'SELECT'))::text, (SELECT c.relrowsecurity::text FROM pg_class c
+			WHERE c.oid = 'dlq.sessions'::regclass)) FROM unnest(ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin']) r`))
 
 	// A token takes precedence over the cookie. Revoking a token ends its sessions.
 	reader, _ := b.token(access.Token{Name: "anna", Role: access.Reader})
@@ -191,8 +201,10 @@ func TestSessions_SignInAndOut(t *testing.T) {
 	third.signIn(reader)
 	third.send(http.MethodPost, "/sign-out", url.Values{"everywhere": {"1"}})
 	require.Empty(t, second.caller())
-	require.Equal(t, "2", b.text("SELECT count(*) FROM dlq.acts WHERE subject = 'sessions' AND act = 'signed out' AND actor = 'anna'"))
-	require.Equal(t, "2", b.text("SELECT detail ->> 'sessions' FROM dlq.acts WHERE subject = 'sessions' ORDER BY id DESC LIMIT 1"))
+	require.Equal(t, "2", b.text(`SELECT count(*) FROM dlq.acts WHERE subject = 'sessions' AND act = 'signed out'
+		AND actor = 'anna'`))
+	require.Equal(t, "2", b.text(`SELECT detail ->> 'sessions' FROM dlq.acts WHERE subject = 'sessions'
+		ORDER BY id DESC LIMIT 1`))
 }
 
 func (c *console) with(cookies map[string]string) *browser {
@@ -207,16 +219,20 @@ func TestSessions_UseHostCookieOverHTTPS(t *testing.T) {
 	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
 	kim := c.browser()
 	response := kim.signIn(secret, "Host", "dlqd.example")
-	require.Regexp(t, `^__Host-dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; Secure; SameSite=Lax$`, response.Header.Get("Set-Cookie"))
+	require.Regexp(t, `^__Host-dlqd=dlqds_[0-9A-Za-z]{36}; Path=/; Max-Age=604800; HttpOnly; Secure; SameSite=Lax$`,
+		response.Header.Get("Set-Cookie"))
 	require.Equal(t, "token kim reader", kim.caller())
-	require.Empty(t, c.with(map[string]string{"dlqd": kim.cookies["__Host-dlqd"]}).caller(), "another host of the site could set this cookie")
+	require.Empty(t, c.with(map[string]string{"dlqd": kim.cookies["__Host-dlqd"]}).caller(),
+		"another host of the site could set this cookie")
 
 	// A proxy that speaks https counts. Without one, sign-in with a token is refused.
 	plain := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
-	for _, headers := range [][]string{{"Host", "dlqd.example", "Origin", "https://dlqd.example"}, {"X-Forwarded-Proto", "https"}} {
+	for _, headers := range [][]string{{"Host", "dlqd.example", "Origin", "https://dlqd.example"},
+		{"X-Forwarded-Proto", "https"}} {
 		require.Contains(t, plain.browser().signIn(secret, headers...).Header.Get("Set-Cookie"), "__Host-dlqd=", headers)
 	}
-	response, body := plain.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {secret}}, "Host", "dlqd.example", "Origin", "http://dlqd.example")
+	response, body := plain.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {secret}}, "Host",
+		"dlqd.example", "Origin", "http://dlqd.example")
 	require.Equal(t, http.StatusBadRequest, response.StatusCode)
 	require.Contains(t, body, "sign in with https")
 	require.Empty(t, response.Cookies())
@@ -253,7 +269,8 @@ func TestSessions_RotateCookie(t *testing.T) {
 		}
 	}
 	require.Len(t, changed, 1, "one of several concurrent requests gets a new cookie")
-	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).caller(), "the old cookie works until the new one is used")
+	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).caller(),
+		"the old cookie works until the new one is used")
 
 	// If the new cookie never arrived, the browser gets another.
 	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 minutes'")
@@ -264,12 +281,14 @@ func TestSessions_RotateCookie(t *testing.T) {
 
 	require.Equal(t, "token kim reader", again.caller())
 	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).caller(), "requests in flight")
-	require.Equal(t, "1", b.text("SELECT count(*) FROM dlq.sessions WHERE previous_until BETWEEN now() AND now() + interval '1 minute'"))
+	require.Equal(t, "1", b.text(`SELECT count(*) FROM dlq.sessions
+		WHERE previous_until BETWEEN now() AND now() + interval '1 minute'`))
 	b.exec("UPDATE dlq.sessions SET previous_until = now() - interval '1 second'")
 	require.Equal(t, "token kim reader", again.caller())
 	require.Empty(t, fresh().with(map[string]string{"dlqd": before}).caller())
 	again.awaitCaller("")
-	require.Contains(t, b.text("SELECT note FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended' AND actor = 'sweep'"), "the cookie was copied")
+	require.Contains(t, b.text(`SELECT note FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended'
+		AND actor = 'sweep'`), "the cookie was copied")
 }
 
 // A cookie that was planted, invented, changed or kept too long signs no browser in.
@@ -292,7 +311,9 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	kim.signIn(secret)
 	good := kim.cookies["dlqd"]
 
-	for _, bad := range []string{"", "x", good[:len(good)-1], good + "a", strings.ToLower(good), "dlqd_" + good[6:], secret, strings.Repeat(good, 200), b.text("SELECT id FROM dlq.sessions"), b.text("SELECT encode(hash, 'hex') FROM dlq.sessions")} {
+	for _, bad := range []string{"", "x", good[:len(good)-1], good + "a", strings.ToLower(good), "dlqd_" + good[6:],
+		secret, strings.Repeat(good, 200), b.text("SELECT id FROM dlq.sessions"),
+		b.text("SELECT encode(hash, 'hex') FROM dlq.sessions")} {
 		if bad != good {
 			require.Empty(t, c.with(map[string]string{"dlqd": bad}).caller(), "%.60q", bad)
 		}
@@ -328,7 +349,9 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 		require.Equal(t, test.known, kim.caller(test.headers...) != "", "%v", test.headers)
 	}
 	for _, path := range []string{"/sign-out", "/sign-in", "/anything"} {
-		for _, headers := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Sec-Fetch-Site", "", "Origin", "http://evil.example"}, {"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}} {
+		for _, headers := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"},
+			{"Sec-Fetch-Site", "", "Origin", "http://evil.example"}, {"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode",
+				"navigate", "Sec-Fetch-Dest", "document"}} {
 			response, _ := kim.send(http.MethodPost, path, url.Values{"token": {secret}}, headers...)
 			require.Equal(t, http.StatusForbidden, response.StatusCode, "%s %v", path, headers)
 			require.Empty(t, response.Cookies())
@@ -342,7 +365,8 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	}
 	b.exec("UPDATE dlq.sessions SET seen_at = now() - interval '59 minutes'")
 	require.Equal(t, "token kim reader", fresh().caller())
-	require.Equal(t, "t", b.text("SELECT left(bool_or(seen_at > now() - interval '1 minute')::text, 1) FROM dlq.sessions"), "the last use is recorded")
+	require.Equal(t, "t", b.text("SELECT left(bool_or(seen_at > now() - interval '1 minute')::text, 1) FROM dlq.sessions"),
+		"the last use is recorded")
 	b.exec("UPDATE dlq.sessions SET seen_at = now() - interval '61 minutes'")
 	require.Empty(t, fresh().caller(), "idle")
 	b.exec("UPDATE dlq.sessions SET seen_at = now(), created_at = now() - interval '601 minutes'")
@@ -385,7 +409,8 @@ func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
 	require.WithinDuration(t, later, list()[0].ExpiresAt, time.Second)
 
 	b.exec("UPDATE dlq.tokens SET expires_at = now() - interval '1 second' WHERE id = $1", id)
-	require.Empty(t, c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).caller(), "in another process")
+	require.Empty(t, c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}), false).with(kim.cookies).caller(),
+		"in another process")
 	kim.awaitCaller("")
 	require.Empty(t, list())
 	require.NoError(t, b.store.TrimSessions(t.Context(), access.SessionLimits{}))
@@ -398,8 +423,10 @@ func TestSessions_TakePrecedenceOverProxy(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	proxied := access.Rules{
-		Ways:   []string{"tokens", "proxy"},
-		Proxy:  access.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, UserHeader: "X-User", GroupsHeader: "X-Groups"},
+		Ways: []string{"tokens", "proxy"},
+		Proxy: access.Proxy{
+			From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, UserHeader: "X-User", GroupsHeader: "X-Groups",
+		},
 		Grants: []access.UserGrant{{Grant: access.Grant{Role: access.Reader}, Users: []string{"kim"}}},
 	}
 	c := b.console(rules(proxied), false)
@@ -461,11 +488,14 @@ func TestSessions_LimitPerUser(t *testing.T) {
 	b := setup(t)
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
 	secret, id := b.token(access.Token{Name: "kim", Role: access.Reader})
-	b.exec("INSERT INTO dlq.sessions (id, hash, name, via, token_id, address, agent) SELECT lpad(n::text, 32, '0')::uuid, sha256(n::text::bytea), CASE WHEN n > 120 THEN 'lee' ELSE 'kim' END, 'token', $1, '', '' FROM generate_series(1, 130) n", id)
+	b.exec(`INSERT INTO dlq.sessions (id, hash, name, via, token_id, address, agent) SELECT lpad(n::text, 32, '0')::uuid,
+		sha256(n::text::bytea), CASE WHEN n > 120 THEN 'lee' ELSE 'kim' END, 'token', $1, '', ''
+			FROM generate_series(1, 130) n`, id)
 	kim := c.browser()
 	kim.signIn(secret)
 	require.Equal(t, "token kim reader", kim.caller())
-	require.Equal(t, "100 10", b.text("SELECT concat_ws(' ', count(*) FILTER (WHERE name = 'kim'), count(*) FILTER (WHERE name = 'lee')) FROM dlq.sessions"))
+	require.Equal(t, "100 10", b.text(`SELECT concat_ws(' ', count(*) FILTER (WHERE name = 'kim'),
+		count(*) FILTER (WHERE name = 'lee')) FROM dlq.sessions`))
 }
 
 // After sign-in, the browser goes only to pages of dlqd.
@@ -475,7 +505,8 @@ func TestReturnTo_AcceptsOnlyOwnPaths(t *testing.T) {
 		require.Equal(t, path, access.ReturnTo(path))
 	}
 	for _, path := range []string{
-		"", "x", "//evil.example", "/\\evil.example", "\\\\evil", "https://evil.example", "javascript:alert(1)", "/\t/evil.example", "/\n/evil", "/a\r\nSet-Cookie: x=y", " //evil", "/%5cevil", "/%2f/evil", "/a//evil",
+		"", "x", "//evil.example", "/\\evil.example", "\\\\evil", "https://evil.example", "javascript:alert(1)",
+		"/\t/evil.example", "/\n/evil", "/a\r\nSet-Cookie: x=y", " //evil", "/%5cevil", "/%2f/evil", "/a//evil",
 		"/\u2028/evil", "/é", "/sign-in", "/sign-in?to=/sign-in", "/sign-out", "/" + strings.Repeat("a", 3000), "/%zz",
 	} {
 		require.Equal(t, "/", access.ReturnTo(path), "%.40q", path)
@@ -487,7 +518,10 @@ func TestReturnTo_AcceptsOnlyOwnPaths(t *testing.T) {
 func oidcRules(issuer string) access.Rules {
 	return access.Rules{
 		Ways: []string{access.ViaOIDC, "tokens"},
-		OIDC: access.OIDC{Issuer: issuer, ClientID: accesstest.ClientID, Audiences: []string{accesstest.ClientID}, GroupsClaim: "groups", Scopes: []string{"openid", "offline_access"}},
+		OIDC: access.OIDC{
+			Issuer: issuer, ClientID: accesstest.ClientID, Audiences: []string{accesstest.ClientID},
+			GroupsClaim: "groups", Scopes: []string{"openid", "offline_access"},
+		},
 		Grants: []access.UserGrant{
 			{Grant: access.Grant{Role: access.Operator}, Groups: []string{"ops"}},
 			{Grant: access.Grant{Role: access.Reader}, Users: []string{"kim@example.com"}},
@@ -505,7 +539,10 @@ func (b *browser) provider() string {
 	require.NoError(b, err)
 	require.Equal(b, b.url+"/sign-in/callback", address.Query().Get("redirect_uri"))
 	require.Equal(b, "openid", address.Query().Get("scope"))
-	back, err := (&http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Get(address.String())
+	back, err := (&http.Client{CheckRedirect: func(*http.Request,
+		[]*http.Request) error {
+		return http.ErrUseLastResponse
+	}}).Get(address.String())
 	require.NoError(b, err)
 	require.NoError(b, back.Body.Close())
 	require.Equal(b, http.StatusFound, back.StatusCode)
@@ -517,7 +554,8 @@ func (b *browser) provider() string {
 // back opens the callback path as a browser does after the provider's redirect.
 func (b *browser) back(path string) (int, string) {
 	b.Helper()
-	response, body := b.send(http.MethodGet, path, nil, "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document")
+	response, body := b.send(http.MethodGet, path, nil, "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate",
+		"Sec-Fetch-Dest", "document")
 	if response.StatusCode == http.StatusSeeOther {
 		body = response.Header.Get("Location")
 	}
@@ -587,7 +625,8 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 	require.Contains(t, body, "was rejected")
 	issuer.Nonce("")
 	var response *http.Response
-	for _, host := range []string{"evil.example", "127.0.0.1:1@evil.example", "localhost:80/@evil.example", "localhost@evil.example", "dlqd.example.evil.example", "dlqd.example:evil"} {
+	for _, host := range []string{"evil.example", "127.0.0.1:1@evil.example", "localhost:80/@evil.example",
+		"localhost@evil.example", "dlqd.example.evil.example", "dlqd.example:evil"} {
 		response, _ = c.browser().send(http.MethodGet, "/sign-in/oidc", nil, "Host", host)
 		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, host)
 	}

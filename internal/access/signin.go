@@ -84,7 +84,8 @@ func SignInURL(r *http.Request) string {
 // elsewhere.
 func ReturnTo(text string) string {
 	u, err := url.Parse(text)
-	if err != nil || !LocalPath(text) || len(text) > maxReturnTo || strings.HasPrefix(u.Path, SignInPath) || strings.HasPrefix(u.Path, SignOutPath) {
+	if err != nil || !LocalPath(text) || len(text) > maxReturnTo || strings.HasPrefix(u.Path, SignInPath) ||
+		strings.HasPrefix(u.Path, SignOutPath) {
 		return "/"
 	}
 	return text
@@ -94,8 +95,12 @@ func ReturnTo(text string) string {
 // for another site.
 func LocalPath(address string) bool {
 	u, err := url.Parse(address)
-	return err == nil && strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "//") && u.Host == "" && u.Scheme == "" &&
-		!strings.ContainsFunc(address, func(c rune) bool { return c == '\\' || c > unicode.MaxASCII || !unicode.IsPrint(c) }) &&
+	return err == nil && strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "//") && u.Host == "" &&
+		u.Scheme == "" &&
+		!strings.ContainsFunc(address, func(c rune) bool {
+			return c == '\\' || c > unicode.MaxASCII ||
+				!unicode.IsPrint(c)
+		}) &&
 		!strings.Contains(u.Path, "//") && !strings.Contains(u.Path, "\\")
 }
 
@@ -245,9 +250,11 @@ func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 		scheme = "http"
 	}
 	// Sessions end without renewal; offline access is for "dlqd login".
-	scopes := slices.DeleteFunc(slices.Clone(rules.OIDC.Scopes), func(scope string) bool { return scope == oidc.ScopeOfflineAccess })
+	scopes := slices.DeleteFunc(slices.Clone(rules.OIDC.Scopes),
+		func(scope string) bool { return scope == oidc.ScopeOfflineAccess })
 	return &oauth2.Config{
-		ClientID: rules.OIDC.ClientID, ClientSecret: rules.OIDC.ClientSecret, Endpoint: endpoint, Scopes: scopes, RedirectURL: scheme + "://" + r.Host + CallbackPath,
+		ClientID: rules.OIDC.ClientID, ClientSecret: rules.OIDC.ClientSecret,
+		Endpoint: endpoint, Scopes: scopes, RedirectURL: scheme + "://" + r.Host + CallbackPath,
 	}, nil
 }
 
@@ -263,7 +270,8 @@ func (s *SignIn) redirectToProvider(w http.ResponseWriter, r *http.Request) {
 	}
 	p := &pendingSignIn{rand.Text(), ReturnTo(r.URL.Query().Get("to"))}
 	setCookie(w, r, pendingCookie(r), p.String(), signInTimeout)
-	address := config.AuthCodeURL(p.derive("state"), oidc.Nonce(p.derive("nonce")), oauth2.S256ChallengeOption(p.derive("verifier")))
+	address := config.AuthCodeURL(p.derive("state"), oidc.Nonce(p.derive("nonce")),
+		oauth2.S256ChallengeOption(p.derive("verifier")))
 	http.Redirect(w, r, address, http.StatusSeeOther) //nolint:gosec // the provider's
 }
 
@@ -322,7 +330,8 @@ func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 
 // exchange redeems a code at the provider and returns the user's identity. It fails as
 // [Authenticator.Authenticate].
-func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string, p *pendingSignIn) (*identity, error) {
+func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string,
+	p *pendingSignIn) (*identity, error) {
 	from := door.Peer(r)
 	if a.failures.wait(from, time.Now()) > 0 { // one at a time; see waitTurn
 		done, err := a.waitTurn(r.Context())
@@ -343,11 +352,13 @@ func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.C
 	return nil, refused
 }
 
-func (p *provider) exchange(ctx context.Context, rules *Rules, config *oauth2.Config, code string, pending *pendingSignIn) (*identity, error) {
+func (p *provider) exchange(ctx context.Context, rules *Rules, config *oauth2.Config, code string,
+	pending *pendingSignIn) (*identity, error) {
 	ctx, cancel := context.WithTimeout(oidc.ClientContext(ctx, ProviderClient()), providerTimeout)
 	defer cancel()
 	token, err := config.Exchange(ctx, code, oauth2.VerifierOption(pending.derive("verifier")))
-	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok && refused.Response != nil && refused.Response.StatusCode < http.StatusInternalServerError {
+	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok && refused.Response != nil &&
+		refused.Response.StatusCode < http.StatusInternalServerError {
 		return nil, fmt.Errorf("exchanging the code: %s %s", refused.Response.Status, refused.ErrorCode)
 	}
 	if err != nil {
@@ -368,5 +379,8 @@ func (p *provider) exchange(ctx context.Context, rules *Rules, config *oauth2.Co
 	if err != nil {
 		return nil, err
 	}
-	return &identity{name: name, via: ViaOIDC, issuer: &rules.OIDC.Issuer, subject: &id.Subject, groups: claimStrings(claims[rules.OIDC.GroupsClaim])}, nil
+	return &identity{
+		name: name, via: ViaOIDC, issuer: &rules.OIDC.Issuer,
+		subject: &id.Subject, groups: claimStrings(claims[rules.OIDC.GroupsClaim]),
+	}, nil
 }

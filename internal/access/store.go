@@ -72,7 +72,8 @@ func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string
 		note = &t.Note
 	}
 	return secret, q.InsertToken(ctx, dbsqlc.InsertTokenParams{
-		ID: id, Name: t.Name, Hash: hash, Role: string(t.Role), Queues: nonNil(t.Queues), Kinds: nonNil(t.Kinds), Sources: nonNil(t.Sources),
+		ID: id, Name: t.Name, Hash: hash, Role: string(t.Role),
+		Queues: nonNil(t.Queues), Kinds: nonNil(t.Kinds), Sources: nonNil(t.Sources),
 		Note: note, CreatedBy: by, ExpiresAt: t.ExpiresAt,
 	})
 }
@@ -85,7 +86,8 @@ func (s *Store) List(ctx context.Context) ([]Token, error) {
 	tokens := make([]Token, len(rows))
 	for i, r := range rows {
 		tokens[i] = Token{
-			ID: r.ID.String(), Name: r.Name, Role: Role(r.Role), Queues: r.Queues, Kinds: r.Kinds, Sources: r.Sources, CreatedBy: r.CreatedBy,
+			ID: r.ID.String(), Name: r.Name, Role: Role(r.Role), Queues: r.Queues,
+			Kinds: r.Kinds, Sources: r.Sources, CreatedBy: r.CreatedBy,
 			CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt, UsedAt: r.UsedAt, RevokedAt: r.RevokedAt,
 		}
 		if r.Note != nil {
@@ -100,9 +102,10 @@ func (s *Store) List(ctx context.Context) ([]Token, error) {
 
 // Revoke revokes a token. All processes refuse it within five seconds.
 func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
-	return s.withAudit(ctx, &auditRow{"tokens", "revoked", by, "", note, map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
-		return revoke(ctx, q, id, by, 0)
-	})
+	return s.withAudit(ctx, &auditRow{"tokens", "revoked", by, "", note, map[string]string{"id": id}},
+		func(q *dbsqlc.Queries) error {
+			return revoke(ctx, q, id, by, 0)
+		})
 }
 
 func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Duration) error {
@@ -119,27 +122,29 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 }
 
 // Rotate creates a token with the name and grant of another one, which stays valid for keep.
-func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration, expiresAt *time.Time) (t *Token, secret string, err error) {
-	err = s.withAudit(ctx, &auditRow{"tokens", "rotated", by, "", "", map[string]string{"id": id}}, func(q *dbsqlc.Queries) error {
-		tokens, err := s.List(ctx)
-		if err != nil {
-			return err
-		}
-		for _, old := range tokens {
-			if old.ID == id && old.State(time.Now()) == "active" {
-				t = &old
+func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration,
+	expiresAt *time.Time) (t *Token, secret string, err error) {
+	err = s.withAudit(ctx, &auditRow{"tokens", "rotated", by, "", "", map[string]string{"id": id}},
+		func(q *dbsqlc.Queries) error {
+			tokens, err := s.List(ctx)
+			if err != nil {
+				return err
 			}
-		}
-		if t == nil {
-			return fmt.Errorf("%w: %s", ErrNoToken, id)
-		}
-		if err := revoke(ctx, q, id, by, keep); err != nil {
+			for _, old := range tokens {
+				if old.ID == id && old.State(time.Now()) == "active" {
+					t = &old
+				}
+			}
+			if t == nil {
+				return fmt.Errorf("%w: %s", ErrNoToken, id)
+			}
+			if err := revoke(ctx, q, id, by, keep); err != nil {
+				return err
+			}
+			t.ExpiresAt, t.UsedAt = expiresAt, nil
+			secret, err = insert(ctx, q, t, by)
 			return err
-		}
-		t.ExpiresAt, t.UsedAt = expiresAt, nil
-		secret, err = insert(ctx, q, t, by)
-		return err
-	})
+		})
 	return t, secret, err
 }
 
@@ -165,7 +170,9 @@ func (s *Store) withAudit(ctx context.Context, a *auditRow, do func(q *dbsqlc.Qu
 		if err := q.SetOrigin(ctx, cmp.Or(a.origin, s.origin)); err != nil {
 			return err
 		}
-		return q.RecordAct(ctx, dbsqlc.RecordActParams{Subject: a.subject, Act: a.act, Actor: a.by, Note: a.note, Detail: raw})
+		return q.RecordAct(ctx, dbsqlc.RecordActParams{
+			Subject: a.subject, Act: a.act, Actor: a.by, Note: a.note, Detail: raw,
+		})
 	})
 }
 
@@ -183,5 +190,8 @@ func (s *Store) find(ctx context.Context, hash []byte) (*Principal, error) {
 			return nil, err
 		}
 	}
-	return &Principal{Name: row.Name, Via: ViaToken, TokenBy: row.CreatedBy, Grants: []Grant{{Role: Role(row.Role), Queues: row.Queues, Kinds: row.Kinds, Sources: row.Sources}}}, nil
+	return &Principal{
+		Name: row.Name, Via: ViaToken, TokenBy: row.CreatedBy,
+		Grants: []Grant{{Role: Role(row.Role), Queues: row.Queues, Kinds: row.Kinds, Sources: row.Sources}},
+	}, nil
 }

@@ -62,7 +62,9 @@ func NewReceivers(ctx context.Context, notify func(Notification)) (*Receivers, e
 		if len(m.Attachments) == 0 {
 			return Notification{}
 		}
-		return Notification{Receiver: "slack", Title: m.Attachments[0].Title, Text: m.Attachments[0].Text, Link: m.Attachments[0].TitleLink}
+		return Notification{
+			Receiver: "slack", Title: m.Attachments[0].Title, Text: m.Attachments[0].Text, Link: m.Attachments[0].TitleLink,
+		}
 	}))
 	mux.HandleFunc("POST /pagerduty", jsonHandler(r, func(m *struct {
 		ClientURL string `json:"client_url"`

@@ -76,8 +76,10 @@ func Start(ctx context.Context, config Config) (*Stack, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Stack{Prometheus: "http://" + ports[0], Alertmanager: "http://" + ports[1], stop: stop}
 	for _, program := range [][]string{
-		{alertmanager, "--config.file=" + at("alertmanager.yaml"), "--storage.path=" + at("alertmanager-data"), "--web.listen-address=" + ports[1], "--cluster.listen-address=", "--log.level=warn"},
-		{prometheus, "--config.file=" + at("prometheus.yaml"), "--storage.tsdb.path=" + at("prometheus-data"), "--web.listen-address=" + ports[0], "--log.level=warn"},
+		{alertmanager, "--config.file=" + at("alertmanager.yaml"), "--storage.path=" + at("alertmanager-data"),
+			"--web.listen-address=" + ports[1], "--cluster.listen-address=", "--log.level=warn"},
+		{prometheus, "--config.file=" + at("prometheus.yaml"), "--storage.tsdb.path=" + at("prometheus-data"),
+			"--web.listen-address=" + ports[0], "--log.level=warn"},
 	} {
 		if err := s.run(running, at(filepath.Base(program[0])+".log"), program); err != nil {
 			s.Stop()
@@ -122,7 +124,8 @@ func findProgram(names ...string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%s is not installed: run scripts/install.sh prometheus alertmanager", strings.Join(names, " or "))
+	return "", fmt.Errorf("%s is not installed: run scripts/install.sh prometheus alertmanager",
+		strings.Join(names, " or "))
 }
 
 // freePorts returns addresses that are currently unused.
@@ -207,7 +210,9 @@ func (s *Stack) Series(ctx context.Context, query string, over, step time.Durati
 	}
 	now := time.Now()
 	seconds := func(t time.Time) string { return fmt.Sprintf("%.3f", float64(t.UnixMilli())/1000) }
-	values := url.Values{"query": {query}, "start": {seconds(now.Add(-over))}, "end": {seconds(now)}, "step": {fmt.Sprint(step.Seconds())}}
+	values := url.Values{
+		"query": {query}, "start": {seconds(now.Add(-over))}, "end": {seconds(now)}, "step": {fmt.Sprint(step.Seconds())},
+	}
 	err := get(ctx, s.Prometheus+"/api/v1/query_range?"+values.Encode(), &answer)
 	return len(answer.Data.Result), err
 }
@@ -245,7 +250,8 @@ func writeFiles(config *Config, alertmanager string) error {
 		return err
 	}
 	global := scrape.in("global")
-	global["scrape_interval"], global["evaluation_interval"], global["scrape_timeout"] = config.Interval.String(), config.Interval.String(), config.Interval.String()
+	global["scrape_interval"], global["evaluation_interval"], global["scrape_timeout"] = config.Interval.String(),
+		config.Interval.String(), config.Interval.String()
 	global.in("external_labels")["dlqd_url"] = config.Console
 	for job := range scrape.each("scrape_configs") {
 		job["static_configs"] = []node{{"targets": config.Targets}}

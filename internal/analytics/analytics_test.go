@@ -52,27 +52,36 @@ func (b *bundle) fail(t execer, n int, queue, errorType, source string, attempts
 }
 
 func (b *bundle) failAt(t execer, at time.Time, n int, queue, errorType, source string, attempts int) {
-	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'dlqd_message', jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'k', 'source', $3::text), $1, 5, $4, 'running' FROM generate_series(1, $2)`, queue, n, source, attempts)
-	b.exec(t, `UPDATE river_job SET state = 'discarded', finalized_at = $2, errors = ARRAY[jsonb_build_object('error', $1::text || ' happened', 'attempt', attempt)],
-		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'type', $1::text)) WHERE state = 'running'`, errorType, at)
+	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'dlqd_message',
+		jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'k', 'source', $3::text), $1, 5, $4, 'running'
+			FROM generate_series(1, $2)`, queue, n, source, attempts)
+	b.exec(t, `UPDATE river_job SET state = 'discarded', finalized_at = $2,
+		errors = ARRAY[jsonb_build_object('error', $1::text || ' happened', 'attempt', attempt)],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'type', $1::text))
+			WHERE state = 'running'`, errorType, at)
 	b.file(t)
 }
 
 // decide sets class, group and status of new entries, as a DLQ worker does.
 func (b *bundle) decide(t execer, class, fingerprint, status string) {
-	b.exec(t, `UPDATE dlq.dead_letter_queue SET status = $3::dlq.dead_letter_status, error_class = $1, fingerprint = $2, strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}'
+	b.exec(t, `UPDATE dlq.dead_letter_queue SET status = $3::dlq.dead_letter_status, error_class = $1, fingerprint = $2,
+		strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}'
 		WHERE status = 'dlq_pending' AND strategy IS NULL`, class, fingerprint, status)
 }
 
 // endRedeliveries makes the moves that dlqd makes when the jobs of the current redeliveries end.
 func (b *bundle) endRedeliveries(t execer, state string) {
 	if state == "completed" {
-		b.exec(t, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
+		b.exec(t, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved',
+			move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
 		return
 	}
-	b.exec(t, `UPDATE dlq.dead_letter_queue SET status = CASE WHEN dlq_retry_count >= dlq_max_retries THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
-		error_class = CASE WHEN dlq_retry_count >= dlq_max_retries THEN error_class END, fingerprint = CASE WHEN dlq_retry_count >= dlq_max_retries THEN fingerprint END,
-		last_failed_at = clock_timestamp() - random() * interval '2 hours', strategy = NULL, next_retry_at = now(), move = '{"actor": "capture", "reason": "job failed"}' WHERE status = 'dlq_processing'`)
+	b.exec(t, `UPDATE dlq.dead_letter_queue SET status = CASE WHEN dlq_retry_count >= dlq_max_retries THEN 'dlq_failed'
+		ELSE 'dlq_pending' END::dlq.dead_letter_status,
+		error_class = CASE WHEN dlq_retry_count >= dlq_max_retries THEN error_class END, fingerprint = CASE
+			WHEN dlq_retry_count >= dlq_max_retries THEN fingerprint END,
+		last_failed_at = clock_timestamp() - random() * interval '2 hours', strategy = NULL, next_retry_at = now(),
+			move = '{"actor": "capture", "reason": "job failed"}' WHERE status = 'dlq_processing'`)
 }
 
 // file files the entries in the inbox, undecided.
@@ -84,8 +93,11 @@ func (b *bundle) file(t execer) {
 // know it.
 func (b *bundle) rollups(t execer) []string {
 	rows, err := b.pool.Query(b.Context(), `
-		SELECT 'flow ' || to_jsonb(r)::text FROM dlq.rollup_flow r WHERE (captured, failures, attempts, redelivered, succeeded, resolved, failed, archived, parked, open_change) <> (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-		UNION ALL SELECT 'backlog ' || to_jsonb(r)::text FROM dlq.rollup_backlog r WHERE (pending, processing, manual) <> (0, 0, 0)
+		SELECT 'flow ' || to_jsonb(r)::text FROM dlq.rollup_flow r
+		WHERE (captured, failures, attempts, redelivered, succeeded, resolved, failed, archived, parked, open_change) <> (0,
+			0, 0, 0, 0, 0, 0, 0, 0, 0)
+		UNION ALL SELECT 'backlog ' || to_jsonb(r)::text FROM dlq.rollup_backlog r
+		WHERE (pending, processing, manual) <> (0, 0, 0)
 		UNION ALL SELECT 'times ' || (to_jsonb(r) - 'seconds')::text || round(seconds::numeric, 3) FROM dlq.rollup_times r
 		UNION ALL SELECT 'errors ' || to_jsonb(r)::text FROM dlq.rollup_errors r
 		UNION ALL SELECT 'sources ' || to_jsonb(r)::text FROM dlq.rollup_sources r
@@ -102,13 +114,18 @@ func (b *bundle) rollups(t execer) []string {
 func (b *bundle) requireConsistent(t execer) {
 	for name, sql := range map[string]string{
 		"backlog": `SELECT count(*) FROM (
-			SELECT queue, coalesce(error_class, 'undecided'), count(*) FILTER (WHERE status = 'dlq_pending'), count(*) FILTER (WHERE status = 'dlq_processing'), count(*) FILTER (WHERE status = 'dlq_manual')
+			SELECT queue, coalesce(error_class, 'undecided'), count(*) FILTER (WHERE status = 'dlq_pending'),
+				count(*) FILTER (WHERE status = 'dlq_processing'), count(*) FILTER (WHERE status = 'dlq_manual')
 			FROM dlq.dead_letter_open GROUP BY 1, 2
 			EXCEPT SELECT * FROM dlq.rollup_backlog) d`,
-		"surplus backlog": `SELECT abs(sum(pending + processing + manual) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_backlog`,
-		"open changes":    `SELECT abs(sum(open_change) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'queue_class'`,
-		"captures":        `SELECT abs(sum(captured) - (SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status IS NULL))::bigint FROM dlq.rollup_flow WHERE step = 'minute' AND scope = 'all'`,
-		"resolved":        `SELECT abs(sum(resolved) - (SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'))::bigint FROM dlq.rollup_flow WHERE step = 'hour' AND scope = 'class'`,
+		"surplus backlog": `SELECT abs(sum(pending + processing + manual) - (SELECT count(*)
+			FROM dlq.dead_letter_open))::bigint FROM dlq.rollup_backlog`,
+		"open changes": `SELECT abs(sum(open_change) - (SELECT count(*) FROM dlq.dead_letter_open))::bigint
+			FROM dlq.rollup_flow WHERE step = 'day' AND scope = 'queue_class'`,
+		"captures": `SELECT abs(sum(captured) - (SELECT count(*) FROM dlq.dead_letter_transitions
+			WHERE from_status IS NULL))::bigint FROM dlq.rollup_flow WHERE step = 'minute' AND scope = 'all'`,
+		"resolved": `SELECT abs(sum(resolved) - (SELECT count(*) FROM dlq.dead_letter_queue
+			WHERE status = 'dlq_resolved'))::bigint FROM dlq.rollup_flow WHERE step = 'hour' AND scope = 'class'`,
 		"groups": `SELECT count(*) FROM (
 			SELECT queue, fingerprint, count(*) FROM dlq.dead_letter_open WHERE fingerprint IS NOT NULL GROUP BY 1, 2
 			EXCEPT SELECT queue, fingerprint, open FROM dlq.failure_groups) d`,
@@ -137,11 +154,16 @@ func TestRollups_MatchEntriesAfterRandomMoves(t *testing.T) {
 		for range rapid.IntRange(3, 15).Draw(rt, "steps") {
 			switch step := rapid.IntRange(0, 11).Draw(rt, "step"); step {
 			case 0, 1:
-				b.failAt(rt, time.Now().Add(-time.Duration(rapid.SampledFrom([]int{0, 0, 1, 70, 3000}).Draw(rt, "minutes ago"))*time.Minute), rapid.IntRange(1, 3).Draw(rt, "n"), rapid.SampledFrom(queues).Draw(rt, "queue"), rapid.SampledFrom([]string{"A", "B"}).Draw(rt, "type"), "s", 2)
+				b.failAt(rt, time.Now().Add(
+					-time.Duration(rapid.SampledFrom([]int{0, 0, 1, 70, 3000}).Draw(rt, "minutes ago"))*time.Minute),
+					rapid.IntRange(1, 3).Draw(rt, "n"), rapid.SampledFrom(queues).Draw(rt, "queue"),
+					rapid.SampledFrom([]string{"A", "B"}).Draw(rt, "type"), "s", 2)
 			case 2:
-				b.decide(rt, rapid.SampledFrom([]string{"transient", "outage"}).Draw(rt, "class"), rapid.SampledFrom([]string{"f1", "f2"}).Draw(rt, "fingerprint"), "dlq_manual")
+				b.decide(rt, rapid.SampledFrom([]string{"transient", "outage"}).Draw(rt, "class"),
+					rapid.SampledFrom([]string{"f1", "f2"}).Draw(rt, "fingerprint"), "dlq_manual")
 			case 3:
-				b.exec(rt, "SELECT dlq.replay(id) FROM dlq.dead_letter_queue WHERE status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND random() < 0.5")
+				b.exec(rt, `SELECT dlq.replay(id) FROM dlq.dead_letter_queue
+					WHERE status IN ('dlq_pending', 'dlq_manual', 'dlq_failed') AND random() < 0.5`)
 			case 4:
 				b.endRedeliveries(rt, "completed")
 			case 5:
@@ -149,18 +171,23 @@ func TestRollups_MatchEntriesAfterRandomMoves(t *testing.T) {
 			case 6:
 				b.exec(rt, "UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE status = 'dlq_processing'")
 			case 7:
-				b.exec(rt, "SELECT dlq.act_on($1, ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE random() < 0.3), 'kim')", rapid.SampledFrom([]string{"discard", "resolve", "park", "unpark", "note"}).Draw(rt, "action"))
+				b.exec(rt, "SELECT dlq.act_on($1, ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE random() < 0.3), 'kim')",
+					rapid.SampledFrom([]string{"discard", "resolve", "park", "unpark", "note"}).Draw(rt, "action"))
 			case 8: // a move and a capture in one transaction
 				tx, err := b.pool.Begin(b.Context())
 				require.NoError(rt, err)
 				late = append(late, tx)
-				_, err = tx.Exec(b.Context(), "WITH p AS (SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) SELECT dlq.resolve(id) FROM p")
+				_, err = tx.Exec(b.Context(), `WITH p AS (SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+					ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) SELECT dlq.resolve(id) FROM p`)
 				require.NoError(rt, err)
-				_, err = tx.Exec(b.Context(), "INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', 'late', 1, 'running')")
+				_, err = tx.Exec(b.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state)
+					VALUES ('k', '{}', 'late', 1, 'running')`)
 				require.NoError(rt, err)
-				_, err = tx.Exec(b.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running' AND queue = 'late'")
+				_, err = tx.Exec(b.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now()
+					WHERE state = 'running' AND queue = 'late'`)
 				require.NoError(rt, err)
-				_, err = tx.Exec(b.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox' AND queue = 'late'))")
+				_, err = tx.Exec(b.Context(), `SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'
+					AND queue = 'late'))`)
 				require.NoError(rt, err)
 				// Commit at once: other steps would wait for the row that it holds.
 				require.NoError(rt, tx.Commit(b.Context()))
@@ -233,7 +260,9 @@ func TestStore_ReturnsAnalytics(t *testing.T) {
 		sum.Resolved += bucket.Resolved
 		sum.Parked += bucket.Parked
 	}
-	require.Equal(t, analytics.Bucket{Captured: 3, Failures: 3, Redelivered: 2, Succeeded: 2, Resolved: 2, Parked: 3, Open: 1}, sum)
+	require.Equal(t, analytics.Bucket{
+		Captured: 3, Failures: 3, Redelivered: 2, Succeeded: 2, Resolved: 2, Parked: 3, Open: 1,
+	}, sum)
 	require.Zero(t, flow[1].Buckets[22].Open, "no entry was open two hours ago")
 	byClass, err := b.store.Flow(t.Context(), analytics.Window{Over: time.Hour, Queue: "payments"}, "class", "")
 	require.NoError(t, err)
@@ -267,7 +296,8 @@ func TestStore_ReturnsAnalytics(t *testing.T) {
 	require.Len(t, groups, 1)
 	g := groups[0]
 	require.Equal(t, "payments f1 TimeoutError happened TimeoutError transient 3 3 1",
-		fmt.Sprint(g.Queue, " ", g.Fingerprint, " ", *g.Title, " ", *g.ErrorType, " ", *g.ErrorClass, " ", g.InWindow, " ", g.Failures, " ", g.Open))
+		fmt.Sprint(g.Queue, " ", g.Fingerprint, " ", *g.Title, " ", *g.ErrorType, " ", *g.ErrorClass, " ", g.InWindow, " ",
+			g.Failures, " ", g.Open))
 	require.Len(t, g.Trend, 25)
 	require.EqualValues(t, 3, g.Trend[23]+g.Trend[24])
 
@@ -309,8 +339,10 @@ func TestRollups_CountAtTimeOfFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	saturday := time.Now().Add(-49 * time.Hour)
-	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, queue, kind, error_class, error_type, failed_at, source, attempts, joined_group)
-		SELECT dlq.entry_id(i, $1), CASE WHEN i = 1 THEN 'dlq_pending' ELSE 'dlq_manual' END::dlq.dead_letter_status, 'capture', 'job failed', 'payments', 'k', 'outage', 'T', $1, 'shop', 5, 'f1'
+	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, queue, kind, error_class,
+		error_type, failed_at, source, attempts, joined_group)
+		SELECT dlq.entry_id(i, $1), CASE WHEN i = 1 THEN 'dlq_pending' ELSE 'dlq_manual' END::dlq.dead_letter_status,
+			'capture', 'job failed', 'payments', 'k', 'outage', 'T', $1, 'shop', 5, 'f1'
 		FROM generate_series(1, 3) i`, saturday)
 	b.refresh(t)
 	before := b.rollups(t)
@@ -333,7 +365,8 @@ func TestRollups_CountAtTimeOfFailure(t *testing.T) {
 		b.exec(t, "SELECT dlq.rebuild_rollups()")
 		b.exec(t, "UPDATE dlq.rollup_backlog SET manual = 2, pending = 1")
 		require.Equal(t, flowLines(before), flowLines(b.rollups(t)))
-		b.exec(t, "DELETE FROM dlq.rollup_flow; DELETE FROM dlq.rollup_errors; DELETE FROM dlq.rollup_sources; DELETE FROM dlq.rollup_groups")
+		b.exec(t, `DELETE FROM dlq.rollup_flow; DELETE FROM dlq.rollup_errors; DELETE FROM dlq.rollup_sources; DELETE
+			FROM dlq.rollup_groups`)
 	}
 }
 
@@ -352,7 +385,8 @@ func flowLines(lines []string) (flow []string) {
 func TestRollups_RefreshDespiteOpenTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	const moves = `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind) SELECT gen_random_uuid(), 'dlq_pending', 'dlq_processing', 'kim', 'q', 'k' FROM generate_series(1, $1)`
+	const moves = `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind)
+		SELECT gen_random_uuid(), 'dlq_pending', 'dlq_processing', 'kim', 'q', 'k' FROM generate_series(1, $1)`
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(t.Context())
@@ -363,18 +397,21 @@ func TestRollups_RefreshDespiteOpenTransaction(t *testing.T) {
 		b.exec(t, moves, 20_000)
 		b.refresh(t)
 	}
-	b.exec(t, "SELECT brin_summarize_new_values(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relname LIKE 'dead_letter_transitions_%_xid_at_idx' AND c.relkind = 'i'")
+	b.exec(t, `SELECT brin_summarize_new_values(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+		WHERE c.relname LIKE 'dead_letter_transitions_%_xid_at_idx' AND c.relkind = 'i'`)
 	b.exec(t, moves, 10)
 	var all, before, after, found int64
 	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
 		fetched := func(n *int64) error { // pages that this session has read and not reported yet
-			return tx.QueryRow(t.Context(), `SELECT sum(pg_relation_size(i.inhrelid)) / 8192, sum(pg_stat_get_xact_blocks_fetched(i.inhrelid))
+			return tx.QueryRow(t.Context(), `SELECT sum(pg_relation_size(i.inhrelid)) / 8192,
+				sum(pg_stat_get_xact_blocks_fetched(i.inhrelid))
 				FROM pg_inherits i WHERE i.inhparent = 'dlq.dead_letter_transitions'::regclass`).Scan(&all, n)
 		}
 		if err := fetched(&before); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(t.Context(), "SELECT count(*) FROM dlq.rollup_state s CROSS JOIN LATERAL dlq.moves_between(s.snapshot, txid_current_snapshot(), s.since) m").Scan(&found); err != nil {
+		if err := tx.QueryRow(t.Context(), `SELECT count(*) FROM dlq.rollup_state s CROSS
+			JOIN LATERAL dlq.moves_between(s.snapshot, txid_current_snapshot(), s.since) m`).Scan(&found); err != nil {
 			return err
 		}
 		return fetched(&after)
@@ -393,15 +430,19 @@ func TestRollups_RefreshDespiteOpenTransaction(t *testing.T) {
 func TestTimes_ComputesPercentiles(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind, first_failed_at)
-		SELECT now(), dlq.first_id(now() - i * interval '1 second'), 'dlq_manual', 'dlq_resolved', 'kim', 'q', 'k', now() - i * interval '2 seconds' FROM generate_series(1, 1000) i`)
+	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue, kind,
+		first_failed_at)
+		SELECT now(), dlq.first_id(now() - i * interval '1 second'), 'dlq_manual', 'dlq_resolved', 'kim', 'q', 'k',
+			now() - i * interval '2 seconds' FROM generate_series(1, 1000) i`)
 	b.refresh(t)
 	times, err := b.store.Times(t.Context(), analytics.Window{Over: time.Hour}, "all")
 	require.NoError(t, err)
 	require.Len(t, times, 2)
 	for i, unit := range []float64{1, 2} {
 		require.EqualValues(t, 1000, times[i].Entries)
-		for want, got := range map[float64]analytics.Seconds{500.5: times[i].Average, 500: times[i].P50, 950: times[i].P95, 990: times[i].P99} {
+		for want, got := range map[float64]analytics.Seconds{
+			500.5: times[i].Average, 500: times[i].P50, 950: times[i].P95, 990: times[i].P99,
+		} {
 			require.InEpsilon(t, want*unit, float64(got), 0.05, times[i].Measure)
 		}
 		require.InEpsilon(t, 500.5*unit, float64(times[i].Average), 0.0001)
@@ -416,7 +457,8 @@ func TestRollups_RebuildAfterRestore(t *testing.T) {
 	want := b.rollups(t)
 	superuser := postgrestest.Open(t, postgrestest.Superuser(t, b.pool.Config().ConnString()))
 	require.NoError(t, pgx.BeginFunc(t.Context(), superuser, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica; UPDATE dlq.dead_letter_transitions SET xid = xid + 1000000000", pgx.QueryExecModeSimpleProtocol)
+		_, err := tx.Exec(t.Context(), "SET LOCAL session_replication_role = replica; UPDATE dlq.dead_letter_transitions "+
+			"SET xid = xid + 1000000000", pgx.QueryExecModeSimpleProtocol)
 		return err
 	}))
 	b.exec(t, "UPDATE dlq.rollup_state SET snapshot = '1000000000:1000000000:'")
@@ -451,8 +493,10 @@ func TestRollups_LimitNames(t *testing.T) {
 	b := setup(t)
 	const names = 12_000
 	capture := func(from, to int) {
-		b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, queue, kind, error_class, error_type, failed_at, source, attempts, joined_group)
-			SELECT dlq.entry_id(i, now()), 'dlq_manual', 'capture', 'job failed', 'q', 'k', 'unknown', 'T' || i, now(), 'S' || i, 1, 'g' || i FROM generate_series($1::int, $2::int) i`, from, to)
+		b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, queue, kind, error_class,
+			error_type, failed_at, source, attempts, joined_group)
+			SELECT dlq.entry_id(i, now()), 'dlq_manual', 'capture', 'job failed', 'q', 'k', 'unknown', 'T' || i, now(), 'S' || i,
+				1, 'g' || i FROM generate_series($1::int, $2::int) i`, from, to)
 		b.refresh(t)
 	}
 	capture(1, 600)
@@ -465,16 +509,22 @@ func TestRollups_LimitNames(t *testing.T) {
 	require.Equal(t, 1001, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'week'"))
 	require.Equal(t, 1001, got("SELECT count(*) FROM dlq.rollup_sources WHERE step = 'day'"))
 	require.Equal(t, 10_001, got("SELECT count(*) FROM dlq.failure_groups"))
-	require.Equal(t, names+600, got("SELECT sum(failures)::int FROM dlq.rollup_errors WHERE step = 'day'"), "every failure is counted")
-	require.Equal(t, names-1000, got("SELECT failures::int FROM dlq.rollup_errors WHERE step = 'day' AND error_type = 'other'"))
+	require.Equal(t, names+600, got("SELECT sum(failures)::int FROM dlq.rollup_errors WHERE step = 'day'"),
+		"every failure is counted")
+	require.Equal(t, names-1000,
+		got("SELECT failures::int FROM dlq.rollup_errors WHERE step = 'day' AND error_type = 'other'"))
 	require.Equal(t, names-10_000, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
-	require.Equal(t, 600, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'day' AND failures = 2"), "known names keep their own counts")
+	require.Equal(t, 600, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'day' AND failures = 2"),
+		"known names keep their own counts")
 
 	// An entry that leaves a group without a row is subtracted from "other".
-	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class, left_group)
-		SELECT dlq.entry_id(i, now()), 'dlq_manual', 'dlq_archived', 'kim', 'q', 'k', 'unknown', 'g' || i FROM generate_series(1, $1::int) i`, names)
+	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class,
+		left_group)
+		SELECT dlq.entry_id(i, now()), 'dlq_manual', 'dlq_archived', 'kim', 'q', 'k', 'unknown', 'g' || i
+		FROM generate_series(1, $1::int) i`, names)
 	b.refresh(t)
-	require.Equal(t, 600, got("SELECT sum(open)::int FROM dlq.failure_groups"), "the first 600 groups had two entries each")
+	require.Equal(t, 600, got("SELECT sum(open)::int FROM dlq.failure_groups"),
+		"the first 600 groups had two entries each")
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
 

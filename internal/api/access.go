@@ -24,7 +24,9 @@ type need struct {
 }
 
 // publicPaths lists the paths that need no authentication: probes, sign-in, and the API's documentation.
-var publicPaths = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath, access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json", "/openapi-3.0.yaml"}
+var publicPaths = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath,
+	access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json",
+	"/openapi-3.0.yaml"}
 
 // StaticPath is the path of the console's style sheet and script. The sign-in page uses them, so
 // they need no authentication.
@@ -34,9 +36,12 @@ const StaticPath = "/static/"
 var needs = map[string]need{
 	"submit-message": {access.Sender, true}, "submit-batch": {access.Sender, true}, "get-message": {access.Reader, true},
 
-	"list-entries": {access.Reader, true}, "complete-filter": {access.Reader, true}, "get-entry": {access.Reader, true}, "get-stats": {access.Reader, true},
-	"reveal-entry": {access.Operator, true}, "export": {access.Operator, true}, "bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
-	"discard-entry": {access.Operator, true}, "resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
+	"list-entries": {access.Reader, true}, "complete-filter": {access.Reader, true},
+	"get-entry": {access.Reader, true}, "get-stats": {access.Reader, true},
+	"reveal-entry": {access.Operator, true}, "export": {access.Operator, true},
+	"bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
+	"discard-entry": {access.Operator, true},
+	"resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
 
 	"get-operation": {access.Reader, true}, "undo": {access.Operator, true},
@@ -45,40 +50,52 @@ var needs = map[string]need{
 	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
 
 	// Sharing a view requires operator; deleting another user's shared view requires admin.
-	"list-views": {access.Reader, true}, "get-view": {access.Reader, true}, "save-view": {access.Reader, true}, "delete-view": {access.Reader, true},
+	"list-views": {access.Reader, true}, "get-view": {access.Reader, true},
+	"save-view": {access.Reader, true}, "delete-view": {access.Reader, true},
 
-	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true}, "follow-replay": {access.Reader, true}, "list-replay-entries": {access.Reader, true},
-	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true}, "resume-replay": {access.Operator, true},
+	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true},
+	"follow-replay": {access.Reader, true}, "list-replay-entries": {access.Reader, true},
+	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true},
+	"resume-replay": {access.Operator, true},
 	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
 
 	// Approving an operation that requires admin requires admin, too; see decide.
-	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true}, "approve": {access.Operator, true}, "refuse": {access.Operator, true},
+	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true},
+	"approve": {access.Operator, true}, "refuse": {access.Operator, true},
 	"withdraw": {access.Operator, true},
 
 	"list-tokens": {access.Admin, false}, "create-token": {access.Admin, false}, "revoke-token": {access.Admin, false},
-	"get-policy": {access.Reader, false}, "test-policy": {access.Reader, false}, "preview-policy": {access.Operator, false},
+	"get-policy": {access.Reader, false}, "test-policy": {access.Reader, false},
+	"preview-policy": {access.Operator, false},
 
 	"search-audit": {access.Reader, true}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
 	"list-queues": {access.Reader, true}, "pause-queue": {access.Operator, true}, "resume-queue": {access.Operator, true},
-	"list-circuit-breakers": {access.Reader, true}, "open-circuit-breaker": {access.Operator, true}, "reset-circuit-breaker": {access.Operator, true},
-	"get-automatic": {access.Reader, false}, "stop-automatic": {access.Operator, false}, "resume-automatic": {access.Operator, false},
+	"list-circuit-breakers": {access.Reader, true}, "open-circuit-breaker": {access.Operator, true},
+	"reset-circuit-breaker": {access.Operator, true},
+	"get-automatic":         {access.Reader, false},
+	"stop-automatic":        {access.Operator, false}, "resume-automatic": {access.Operator, false},
 	"get-restored": {access.Operator, false}, "resume-restored": {access.Operator, false},
 	"set-automatic": {access.Operator, false}, "reset-automatic": {access.Operator, false},
 	"get-capture": {access.Reader, false}, "set-capture": {access.Admin, false}, "reclassify": {access.Operator, false},
 
 	// Analytics are counted by queue, so callers who are limited to kinds are refused, except for
 	// the oldest entries. Sources are counted over all queues.
-	"get-analytics-flow": {access.Reader, true}, "get-analytics-queues": {access.Reader, true}, "get-analytics-times": {access.Reader, true},
-	"get-analytics-error-types": {access.Reader, true}, "get-analytics-groups": {access.Reader, true}, "get-analytics-heat-map": {access.Reader, true},
-	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true}, "get-analytics-retry-cost": {access.Reader, true},
-	"get-analytics-sources": {access.Reader, false}, "get-analytics-policies": {access.Reader, true}, "get-analytics-rules": {access.Reader, true},
+	"get-analytics-flow": {access.Reader, true}, "get-analytics-queues": {access.Reader, true},
+	"get-analytics-times":       {access.Reader, true},
+	"get-analytics-error-types": {access.Reader, true},
+	"get-analytics-groups":      {access.Reader, true}, "get-analytics-heat-map": {access.Reader, true},
+	"get-analytics-replays": {access.Reader, true}, "get-analytics-oldest": {access.Reader, true},
+	"get-analytics-retry-cost": {access.Reader, true},
+	"get-analytics-sources":    {access.Reader, false},
+	"get-analytics-policies":   {access.Reader, true}, "get-analytics-rules": {access.Reader, true},
 
 	// Callers see and end their own sessions; for other users', the handlers require admin
 	// everywhere.
 	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
 
 	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false},
-	"get-log-level": {access.Metrics, false}, "set-log-level": {access.Admin, false}, "livez": {"", true}, "readyz": {"", true},
+	"get-log-level": {access.Metrics, false}, "set-log-level": {access.Admin, false},
+	"livez": {"", true}, "readyz": {"", true},
 }
 
 // needOf returns what an operation requires.
@@ -96,7 +113,8 @@ func describeNeeds(api huma.API) {
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token": {
 			Type: "http", Scheme: "bearer",
-			Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect provider " +
+			Description: "A token of \"dlqd tokens create\", or an ID token or access token (JWT) of the OpenID Connect " +
+				"provider " +
 				"(GET /api/login). The policy (access.yaml: authentication) configures whether a token is needed and which " +
 				"other credentials are accepted.",
 		},
@@ -121,8 +139,13 @@ func describeNeeds(api huma.API) {
 			}
 			operation.Security = []map[string][]string{{"token": {}}, {"session": {}}}
 			operation.Description = strings.TrimSpace(operation.Description + " " + text)
-			for status, description := range map[string]string{"401": "Authentication required", "403": "The caller may not do this"} {
-				operation.Responses[status] = &huma.Response{Description: description, Content: map[string]*huma.MediaType{"application/problem+json": {Schema: &huma.Schema{Ref: "#/components/schemas/ErrorModel"}}}}
+			for status, description := range map[string]string{
+				"401": "Authentication required", "403": "The caller may not do this",
+			} {
+				operation.Responses[status] = &huma.Response{
+					Description: description,
+					Content:     map[string]*huma.MediaType{"application/problem+json": {Schema: &huma.Schema{Ref: "#/components/schemas/ErrorModel"}}},
+				}
 			}
 		}
 	}
@@ -145,7 +168,8 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r.WithContext(access.With(r.Context(), p)))
 			return
 		}
-		if slices.Contains(publicPaths, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) || strings.HasPrefix(r.URL.Path, runbooksPath) {
+		if slices.Contains(publicPaths, r.URL.Path) || strings.HasPrefix(r.URL.Path, StaticPath) ||
+			strings.HasPrefix(r.URL.Path, runbooksPath) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -159,7 +183,8 @@ func (s *service) signIn(next http.Handler) http.Handler {
 			return
 		}
 		s.Access.Renew(w, r, p)
-		ctx := access.WithReauthentication(r.Context(), func() (*access.Principal, error) { return s.Access.Reauthenticate(r, p) })
+		ctx := access.WithReauthentication(r.Context(),
+			func() (*access.Principal, error) { return s.Access.Reauthenticate(r, p) })
 		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }
@@ -193,7 +218,8 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 
 // isPage reports whether a browser requests a page.
 func isPage(r *http.Request) bool {
-	return r.Method == http.MethodGet && !strings.HasPrefix(r.URL.Path, "/api/") && r.URL.Path != "/metrics" && strings.Contains(r.Header.Get("Accept"), "text/html")
+	return r.Method == http.MethodGet && !strings.HasPrefix(r.URL.Path, "/api/") && r.URL.Path != "/metrics" &&
+		strings.Contains(r.Header.Get("Accept"), "text/html")
 }
 
 // authorize refuses operations that the caller may not call, and limits the others to the caller's
@@ -258,7 +284,8 @@ func checkSubmit(ctx context.Context, queue, kind, source string) error {
 	if source != "" {
 		as = " as " + truncate(source, maxEcho)
 	}
-	return huma.Error403Forbidden(p.Name + " may not submit " + truncate(kind, maxEcho) + " to " + truncate(queue, maxEcho) + as + "; nothing was stored")
+	return huma.Error403Forbidden(p.Name + " may not submit " + truncate(kind, maxEcho) + " to " + truncate(queue,
+		maxEcho) + as + "; nothing was stored")
 }
 
 // Caller is the authenticated caller and its grants.
@@ -292,12 +319,17 @@ func (s *service) registerAccess(api huma.API) {
 		OperationID: "whoami", Method: http.MethodGet, Path: "/api/whoami", Tags: []string{operationsTag},
 		Summary: "Get the caller and its grants",
 	}
-	example(&whoami, http.StatusOK, Caller{Name: "kim", Via: access.ViaToken, Grants: []CallerGrant{{Role: string(access.Operator), Queues: []string{"payments*"}}}})
+	example(&whoami, http.StatusOK, Caller{
+		Name: "kim", Via: access.ViaToken,
+		Grants: []CallerGrant{{Role: string(access.Operator), Queues: []string{"payments*"}}},
+	})
 	huma.Register(api, whoami, func(ctx context.Context, _ *struct{}) (*whoamiOutput, error) {
 		p := access.From(ctx)
 		out := &whoamiOutput{Body: Caller{Name: p.Name, Via: p.Via, Grants: []CallerGrant{}}}
 		for _, g := range p.Grants {
-			out.Body.Grants = append(out.Body.Grants, CallerGrant{Role: string(g.Role), Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources})
+			out.Body.Grants = append(out.Body.Grants, CallerGrant{
+				Role: string(g.Role), Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources,
+			})
 		}
 		return out, nil
 	})
@@ -309,11 +341,16 @@ func (s *service) registerAccess(api huma.API) {
 			"404 if users do not sign in with an OpenID Connect provider.",
 		Errors: []int{http.StatusNotFound},
 	}
-	example(&login, http.StatusOK, Login{Issuer: "https://login.example.com", ClientID: "dlqd", Scopes: []string{"openid", "profile", "email", "offline_access"}})
+	example(&login, http.StatusOK, Login{
+		Issuer: "https://login.example.com", ClientID: "dlqd",
+		Scopes: []string{"openid", "profile", "email", "offline_access"},
+	})
 	huma.Register(api, login, func(context.Context, *struct{}) (*loginOutput, error) {
 		if s.Access != nil {
 			if rules := s.Access.Rules(); slices.Contains(rules.Ways, access.ViaOIDC) {
-				return &loginOutput{Body: Login{Issuer: rules.OIDC.Issuer, ClientID: rules.OIDC.ClientID, Scopes: rules.OIDC.Scopes}}, nil
+				return &loginOutput{Body: Login{
+					Issuer: rules.OIDC.Issuer, ClientID: rules.OIDC.ClientID, Scopes: rules.OIDC.Scopes,
+				}}, nil
 			}
 		}
 		return nil, huma.Error404NotFound("sign-in with an OpenID Connect provider is off (access.yaml: authentication)")

@@ -34,7 +34,8 @@ func (in *WindowInput) window() (analytics.Window, error) {
 		err = fmt.Errorf("must be from 1m to %s", maxWindow)
 	}
 	if err != nil {
-		return analytics.Window{}, huma.Error422UnprocessableEntity("over must be a duration such as 90m, 24h or 7d", &huma.ErrorDetail{Location: "query.over", Message: err.Error(), Value: in.Over})
+		return analytics.Window{}, huma.Error422UnprocessableEntity("over must be a duration such as 90m, 24h or 7d",
+			&huma.ErrorDetail{Location: "query.over", Message: err.Error(), Value: in.Over})
 	}
 	return analytics.Window{Over: over, Queue: in.Queue}, nil
 }
@@ -76,7 +77,8 @@ func (s *service) registerAnalytics(api huma.API) {
 	queue := "payment-processing"
 	noon := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	bucket := analytics.Bucket{Start: noon, Captured: 8, Failures: 9, Redelivered: 6, Succeeded: 5, Resolved: 5, Open: 3}
-	report(s, api, "flow", "Get the numbers of events and of open entries over time", []analytics.Series{{Name: "all", Buckets: []analytics.Bucket{bucket}}},
+	report(s, api, "flow", "Get the numbers of events and of open entries over time",
+		[]analytics.Series{{Name: "all", Buckets: []analytics.Bucket{bucket}}},
 		func(ctx context.Context, in *flowInput) ([]analytics.Series, error) {
 			w, err := in.window()
 			if err != nil {
@@ -84,9 +86,11 @@ func (s *service) registerAnalytics(api huma.API) {
 			}
 			return s.Analytics.Flow(ctx, w, in.By, in.Step)
 		})
-	report(s, api, "queues", "Get the open entries and the resolution and success rates of each queue", []analytics.QueueStats{{Queue: &queue, Open: 3, Manual: 3, Captured: 8, Resolved: 5, ResolutionRate: &half}},
+	report(s, api, "queues", "Get the open entries and the resolution and success rates of each queue",
+		[]analytics.QueueStats{{Queue: &queue, Open: 3, Manual: 3, Captured: 8, Resolved: 5, ResolutionRate: &half}},
 		windowed(s.Analytics.Stats))
-	report(s, api, "times", "Get how long entries were open, and how long recovery took", []analytics.Times{{Measure: "in_dlq", Entries: 5, Average: 61.5, P50: 58, P95: 120, P99: 180}},
+	report(s, api, "times", "Get how long entries were open, and how long recovery took",
+		[]analytics.Times{{Measure: "in_dlq", Entries: 5, Average: 61.5, P50: 58, P95: 120, P99: 180}},
 		func(ctx context.Context, in *timesInput) ([]analytics.Times, error) {
 			w, err := in.window()
 			if err != nil {
@@ -94,9 +98,11 @@ func (s *service) registerAnalytics(api huma.API) {
 			}
 			return s.Analytics.Times(ctx, w, in.By)
 		})
-	report(s, api, "error-types", "Count failures by error type", []analytics.ErrorType{{ErrorType: "TIMEOUT_ERROR", Failures: 8, Share: &half}}, limited(s.Analytics.ErrorTypes))
+	report(s, api, "error-types", "Count failures by error type",
+		[]analytics.ErrorType{{ErrorType: "TIMEOUT_ERROR", Failures: 8, Share: &half}}, limited(s.Analytics.ErrorTypes))
 	report(s, api, "groups", "List the failure groups with the most failures, and their trends",
-		[]analytics.TopGroup{{Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5}, Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon}}, limited(s.Analytics.TopGroups))
+		[]analytics.TopGroup{{Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5},
+			Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon}}, limited(s.Analytics.TopGroups))
 	report(s, api, "heat-map", "Count failures by weekday and hour", []analytics.Cell{{Weekday: 1, Hour: 9, Failures: 42}},
 		func(ctx context.Context, in *heatMapInput) ([]analytics.Cell, error) {
 			w, err := (&WindowInput{Over: in.Over, Queue: in.Queue}).window()
@@ -104,17 +110,23 @@ func (s *service) registerAnalytics(api huma.API) {
 				return nil, err
 			}
 			if _, err := time.LoadLocation(in.Timezone); err != nil || in.Timezone == "" || in.Timezone == "Local" {
-				return nil, huma.Error422UnprocessableEntity("timezone must be a name such as Europe/Paris", &huma.ErrorDetail{Location: "query.timezone", Message: "unknown time zone", Value: in.Timezone})
+				return nil, huma.Error422UnprocessableEntity("timezone must be a name such as Europe/Paris",
+					&huma.ErrorDetail{Location: "query.timezone", Message: "unknown time zone", Value: in.Timezone})
 			}
 			return s.Analytics.HeatMap(ctx, w, in.Timezone)
 		})
-	report(s, api, "replays", "Count the outcomes of redeliveries by queue and class", []analytics.ReplaySuccess{{Queue: queue, ErrorClass: "transient", Redelivered: 6, Succeeded: 3, Failed: 3, Success: &half}},
+	report(s, api, "replays", "Count the outcomes of redeliveries by queue and class",
+		[]analytics.ReplaySuccess{{Queue: queue, ErrorClass: "transient", Redelivered: 6, Succeeded: 3,
+			Failed: 3, Success: &half}},
 		windowed(s.Analytics.ReplaySuccess))
-	report(s, api, "oldest", "List the oldest open entries", []analytics.Oldest{{ID: uuid.MustParse("01980000-0000-7000-8000-000000000000"), Age: 3600, Status: "dlq_manual", Queue: queue, Kind: "payment.captured"}},
+	report(s, api, "oldest", "List the oldest open entries",
+		[]analytics.Oldest{{ID: uuid.MustParse("01980000-0000-7000-8000-000000000000"), Age: 3600, Status: "dlq_manual",
+			Queue: queue, Kind: "payment.captured"}},
 		func(ctx context.Context, in *limitInput) ([]analytics.Oldest, error) {
 			return s.Analytics.Oldest(ctx, in.Limit)
 		})
-	report(s, api, "sources", "List the sources with the most dead letters", []analytics.Source{{Source: "shop", Captured: 8, Share: &half}},
+	report(s, api, "sources", "List the sources with the most dead letters",
+		[]analytics.Source{{Source: "shop", Captured: 8, Share: &half}},
 		func(ctx context.Context, in *sourcesInput) ([]analytics.Source, error) {
 			w, err := (&WindowInput{Over: in.Over}).window()
 			if err != nil {
@@ -122,16 +134,21 @@ func (s *service) registerAnalytics(api huma.API) {
 			}
 			return s.Analytics.NoisiestSources(ctx, w, in.Limit)
 		})
-	report(s, api, "retry-cost", "Get the cost of retries by queue", []analytics.RetryCost{{Queue: queue, Captured: 8, Attempts: 40, Redelivered: 6, Succeeded: 5, Resolved: 5, Wasted: &half}}, windowed(s.Analytics.RetryCost))
-	report(s, api, "policies", "List the changes of the policy in force", []analytics.PolicyChange{{At: noon, Version: "3d5ebe1c5944"}}, over(s.Analytics.PolicyChanges))
-	report(s, api, "rules", "Count new dead letters by the rule that classified them", []analytics.RuleCount{{Rule: "bank-down", Entries: 42}}, over(s.Analytics.ByRule))
+	report(s, api, "retry-cost", "Get the cost of retries by queue",
+		[]analytics.RetryCost{{Queue: queue, Captured: 8, Attempts: 40, Redelivered: 6, Succeeded: 5, Resolved: 5,
+			Wasted: &half}}, windowed(s.Analytics.RetryCost))
+	report(s, api, "policies", "List the changes of the policy in force",
+		[]analytics.PolicyChange{{At: noon, Version: "3d5ebe1c5944"}}, over(s.Analytics.PolicyChanges))
+	report(s, api, "rules", "Count new dead letters by the rule that classified them",
+		[]analytics.RuleCount{{Rule: "bank-down", Entries: 42}}, over(s.Analytics.ByRule))
 }
 
 type overInput struct {
 	Over string `query:"over" default:"24h" doc:"Length of the window, such as 24h or 30d." example:"24h"`
 }
 
-func over[T any](query func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *overInput) ([]T, error) {
+func over[T any](query func(context.Context, analytics.Window) ([]T, error)) func(context.Context,
+	*overInput) ([]T, error) {
 	return func(ctx context.Context, in *overInput) ([]T, error) {
 		w, err := (&WindowInput{Over: in.Over}).window()
 		if err != nil {
@@ -146,7 +163,8 @@ type sourcesInput struct {
 	Limit int    `query:"limit" minimum:"1" maximum:"200" default:"20" doc:"Maximum number of rows."`
 }
 
-func windowed[T any](query func(context.Context, analytics.Window) ([]T, error)) func(context.Context, *WindowInput) ([]T, error) {
+func windowed[T any](query func(context.Context, analytics.Window) ([]T, error)) func(context.Context,
+	*WindowInput) ([]T, error) {
 	return func(ctx context.Context, in *WindowInput) ([]T, error) {
 		w, err := in.window()
 		if err != nil {
@@ -156,7 +174,8 @@ func windowed[T any](query func(context.Context, analytics.Window) ([]T, error))
 	}
 }
 
-func limited[T any](query func(context.Context, analytics.Window, int) ([]T, error)) func(context.Context, *topInput) ([]T, error) {
+func limited[T any](query func(context.Context, analytics.Window, int) ([]T, error)) func(context.Context,
+	*topInput) ([]T, error) {
 	return func(ctx context.Context, in *topInput) ([]T, error) {
 		w, err := in.window()
 		if err != nil {
@@ -167,9 +186,11 @@ func limited[T any](query func(context.Context, analytics.Window, int) ([]T, err
 }
 
 // report registers GET /api/dlq/analytics/name.
-func report[I, T any](s *service, api huma.API, name, summary string, rows []T, query func(context.Context, *I) ([]T, error)) {
+func report[I, T any](s *service, api huma.API, name, summary string, rows []T,
+	query func(context.Context, *I) ([]T, error)) {
 	op := huma.Operation{
-		OperationID: "get-analytics-" + name, Method: http.MethodGet, Path: "/api/dlq/analytics/" + name, Tags: []string{"analytics"},
+		OperationID: "get-analytics-" + name, Method: http.MethodGet,
+		Path: "/api/dlq/analytics/" + name, Tags: []string{"analytics"},
 		Summary: summary, Errors: []int{422, 503},
 	}
 	example(&op, http.StatusOK, Report[T]{AsOf: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Rows: rows})

@@ -217,7 +217,9 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	config.MaxBodyBytes = cmp.Or(config.MaxBodyBytes, DefaultMaxBodyBytes)
 	config.MaxBodiesBytes = cmp.Or(config.MaxBodiesBytes, max(DefaultMaxBodiesBytes, 4*maxBatchBodies*config.MaxBodyBytes))
 	config.Tracer = telemetry.Tracer(config.Tracer)
-	s := &service{Config: config, bodies: door.Bodies{Quota: door.NewQuota(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace)}}
+	s := &service{Config: config, bodies: door.Bodies{
+		Quota: door.NewQuota(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace),
+	}}
 	mux := http.NewServeMux()
 	humaConfig := huma.DefaultConfig("dlqd", Version)
 	humaConfig.CreateHooks = nil // no $schema links in answers
@@ -225,15 +227,18 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	humaConfig.SchemasPath = ""
 	humaConfig.Formats = map[string]huma.Format{"application/json": jsonFormat(), "json": jsonFormat()}
 	humaConfig.RejectUnknownQueryParameters = true // a mistyped filter must not choose everything
-	humaConfig.Info.Description = "A dead-letter office for Postgres. Submit messages, follow their delivery, and inspect, edit and replay dead letters."
+	humaConfig.Info.Description = "A dead-letter office for Postgres. Submit messages, follow their delivery, and " +
+		"inspect, edit and replay dead letters."
 	humaConfig.Info.License = &huma.License{Name: "MIT", Identifier: "MIT"}
 	humaConfig.Servers = []*huma.Server{{URL: "/", Description: "The dlqd that serves this document"}}
 	humaConfig.Tags = []*huma.Tag{
 		{Name: messagesTag, Description: "Submit messages and look up their state."},
 		{Name: "dead letters", Description: "Find, inspect, replay and close the entries of jobs that failed for good."},
-		{Name: "failure groups", Description: "Dead letters of a queue with the same cause, with the owner, note and state of the group."},
+		{Name: "failure groups", Description: "Dead letters of a queue with the same cause, with the owner, note and state " +
+			"of the group."},
 		{Name: "saved views", Description: "Saved filters of dead letters."},
-		{Name: "automatic redelivery", Description: "Which dead letters dlqd redelivers automatically, and which it only observes."},
+		{Name: "automatic redelivery", Description: "Which dead letters dlqd redelivers automatically, and which it only " +
+			"observes."},
 		{Name: "capture", Description: "How failures become dead letters, and which failures capture missed."},
 		{Name: "replay runs", Description: "Replay many dead letters at a limited rate, and follow the progress."},
 		{Name: "analytics", Description: "Dead letters over time, from rollups of the audit trail."},
@@ -350,7 +355,8 @@ func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context
 		s.console.Changed(ctx.Operation().Tags[0])
 	}
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", ctx.Method()), attribute.String("http.route", ctx.Operation().Path), attribute.Int("http.response.status_code", ctx.Status()))
+		span.SetAttributes(attribute.String("http.request.method", ctx.Method()),
+			attribute.String("http.route", ctx.Operation().Path), attribute.Int("http.response.status_code", ctx.Status()))
 		if ctx.Status() >= http.StatusInternalServerError {
 			span.SetStatus(codes.Error, "")
 		}

@@ -36,7 +36,8 @@ func (a approvalRequested) GetStatus() int { return http.StatusAccepted }
 
 // approvalOrProblem returns the response to a refused operation. If the refusal is that approval is
 // required, it requests approval.
-func (s *service) approvalOrProblem(ctx context.Context, refusal error, operation string, request any, action *Action) error {
+func (s *service) approvalOrProblem(ctx context.Context, refusal error, operation string, request any,
+	action *Action) error {
 	if !errors.Is(deadletter.AsMoveError(refusal), deadletter.ErrApproval) {
 		return s.problem(ctx, refusal)
 	}
@@ -44,7 +45,8 @@ func (s *service) approvalOrProblem(ctx context.Context, refusal error, operatio
 	if err != nil {
 		return s.problem(ctx, err)
 	}
-	return huma.ErrorWithHeaders(approvalRequested{Asked{a}}, http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
+	return huma.ErrorWithHeaders(approvalRequested{Asked{a}},
+		http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
 }
 
 // person returns the caller of a request as an approval.Person, with the action's note.
@@ -134,10 +136,15 @@ func (s *service) registerApprovals(api huma.API) {
 	tags := []string{"approvals"}
 	requested := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 	shown := approval.Approval{
-		ID: uuid.MustParse(entryExample), Operation: approval.Bulk, Request: json.RawMessage(`{"do":"discard","filter":{"queue":["payments"]}}`), Entries: 4200, ByQueue: json.RawMessage(`{"payments":4200}`),
+		ID: uuid.MustParse(entryExample), Operation: approval.Bulk,
+		Request: json.RawMessage(`{"do":"discard","filter":{"queue":["payments"]}}`),
+		Entries: 4200, ByQueue: json.RawMessage(`{"payments":4200}`),
 		State: approval.Requested, Actor: "kim", RequestedAt: requested, ExpiresAt: requested.Add(24 * time.Hour),
 	}
-	list := huma.Operation{OperationID: "list-approvals", Method: http.MethodGet, Path: ApprovalsPath, Tags: tags, Summary: "List requests for approval", Errors: []int{422, 503}}
+	list := huma.Operation{
+		OperationID: "list-approvals", Method: http.MethodGet, Path: ApprovalsPath,
+		Tags: tags, Summary: "List requests for approval", Errors: []int{422, 503},
+	}
 	example(&list, http.StatusOK, map[string]any{"approvals": []approval.Approval{shown}})
 	huma.Register(api, list, func(ctx context.Context, in *approvalsInput) (*approvalsOutput, error) {
 		approvals, err := s.Approvals.List(ctx, in.State, in.Limit)
@@ -149,12 +156,19 @@ func (s *service) registerApprovals(api huma.API) {
 		return out, nil
 	})
 
-	get := huma.Operation{OperationID: "get-approval", Method: http.MethodGet, Path: ApprovalsPath + "/{id}", Tags: tags, Summary: "Get a request for approval, with its decision and outcome", Errors: []int{404, 422, 503}}
+	get := huma.Operation{
+		OperationID: "get-approval", Method: http.MethodGet, Path: ApprovalsPath + "/{id}", Tags: tags,
+		Summary: "Get a request for approval, with its decision and outcome", Errors: []int{404, 422, 503},
+	}
 	example(&get, http.StatusOK, shown)
-	huma.Register(api, get, func(ctx context.Context, in *ApprovalInput) (*approvalOutput, error) { return s.approval(ctx, in.ID) })
+	huma.Register(api, get, func(ctx context.Context, in *ApprovalInput) (*approvalOutput, error) {
+		return s.approval(ctx,
+			in.ID)
+	})
 
 	approve := huma.Operation{
-		OperationID: "approve", Method: http.MethodPost, Path: ApprovalsPath + "/{id}/approve", Tags: tags, Summary: "Approve the request of another person",
+		OperationID: "approve", Method: http.MethodPost, Path: ApprovalsPath + "/{id}/approve",
+		Tags: tags, Summary: "Approve the request of another person",
 		Description: "dlqd then executes the operation for exactly the entries that its filter selects now. Answers 409 " +
 			"if these are more than expect. The approver needs the role that the operation needs (admin for purge and " +
 			"erase) in the whole scope of the requester, and must be another person: not the requester, the person named " +
@@ -174,16 +188,19 @@ func (s *service) registerApprovals(api huma.API) {
 		{"refuse", "Refuse a request for approval", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 			return s.Approvals.Refuse(ctx, id, by)
 		}},
-		{"withdraw", "Withdraw a request for approval that the caller made", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
-			return s.Approvals.Withdraw(ctx, id, by)
-		}},
+		{"withdraw", "Withdraw a request for approval that the caller made",
+			func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
+				return s.Approvals.Withdraw(ctx, id, by)
+			}},
 	} {
 		op := huma.Operation{
-			OperationID: verb.name, Method: http.MethodPost, Path: ApprovalsPath + "/{id}/" + verb.name, Tags: tags, Summary: verb.summary, Errors: []int{400, 403, 404, 409, 422, 503},
+			OperationID: verb.name, Method: http.MethodPost, Path: ApprovalsPath + "/{id}/" + verb.name,
+			Tags: tags, Summary: verb.summary, Errors: []int{400, 403, 404, 409, 422, 503},
 		}
 		example(&op, http.StatusOK, shown)
 		huma.Register(api, op, func(ctx context.Context, in *decisionInput) (*approvalOutput, error) {
-			return s.decide(ctx, in.ID, in.Body, func(ctx context.Context, id uuid.UUID, by approval.Person) error { return verb.do(ctx, id, by.Act) })
+			return s.decide(ctx, in.ID, in.Body,
+				func(ctx context.Context, id uuid.UUID, by approval.Person) error { return verb.do(ctx, id, by.Act) })
 		})
 	}
 	s.describeApprovals(api, shown)
@@ -194,7 +211,8 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 	document := api.OpenAPI()
 	schema := document.Components.Schemas.Schema(reflect.TypeFor[Asked](), true, "Asked")
 	for _, path := range []string{
-		"/api/dlq/bulk", "/api/dlq/replay", "/api/dlq/erasures", "/api/dlq/entries/{id}/replay", "/api/dlq/entries/{id}/discard", "/api/dlq/entries/{id}/resolve", "/api/dlq/entries/{id}/unpark",
+		"/api/dlq/bulk", "/api/dlq/replay", "/api/dlq/erasures", "/api/dlq/entries/{id}/replay",
+		"/api/dlq/entries/{id}/discard", "/api/dlq/entries/{id}/resolve", "/api/dlq/entries/{id}/unpark",
 	} {
 		operation := document.Paths[path].Post
 		operation.Description += " If the operation needs a second person (access.yaml: approvals), nothing is changed, " +
@@ -202,7 +220,10 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 		status := strconv.Itoa(http.StatusAccepted)
 		response := operation.Responses[status]
 		if response == nil {
-			response = &huma.Response{Description: "The operation needs a second person: approval was requested", Content: map[string]*huma.MediaType{"application/json": {Schema: schema, Example: Asked{&shown}}}}
+			response = &huma.Response{
+				Description: "The operation needs a second person: approval was requested",
+				Content:     map[string]*huma.MediaType{"application/json": {Schema: schema, Example: Asked{&shown}}},
+			}
 			operation.Responses[status] = response
 		} else {
 			content := response.Content["application/json"]
@@ -211,7 +232,9 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 		if response.Headers == nil {
 			response.Headers = map[string]*huma.Param{}
 		}
-		response.Headers["Location"] = &huma.Param{Description: "Address of the request for approval", Schema: &huma.Schema{Type: "string"}}
+		response.Headers["Location"] = &huma.Param{
+			Description: "Address of the request for approval", Schema: &huma.Schema{Type: "string"},
+		}
 	}
 }
 
@@ -226,7 +249,8 @@ func (s *service) approval(ctx context.Context, id string) (*approvalOutput, err
 
 // decide calls do for a request for approval. It requires authentication, and admin if the
 // requested operation does.
-func (s *service) decide(ctx context.Context, id string, action *Action, do func(context.Context, uuid.UUID, approval.Person) error) (*approvalOutput, error) {
+func (s *service) decide(ctx context.Context, id string, action *Action,
+	do func(context.Context, uuid.UUID, approval.Person) error) (*approvalOutput, error) {
 	out, err := s.approval(ctx, id)
 	if err != nil {
 		return nil, err

@@ -79,7 +79,9 @@ func (s *service) registerAudit(api huma.API) {
 		OperationID: "search-audit", Method: http.MethodGet, Path: "/api/dlq/audit", Tags: tags,
 		Summary: "Search the audit trail", Errors: []int{422, 503},
 	}
-	example(&search, http.StatusOK, AuditPage{Moves: []deadletter.AuditRow{{ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: &id, ToStatus: &archived, Reason: &why, Queue: &queue, Kind: &kind}}})
+	example(&search, http.StatusOK,
+		AuditPage{Moves: []deadletter.AuditRow{{ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: &id,
+			ToStatus: &archived, Reason: &why, Queue: &queue, Kind: &kind}}})
 	huma.Register(api, search, s.searchAudit)
 
 	erase := huma.Operation{
@@ -91,7 +93,11 @@ func (s *service) registerAudit(api huma.API) {
 			"all is done; repeat an interrupted request.",
 		Errors: []int{409, 422, 503},
 	}
-	record := deadletter.Erasure{ID: id, At: noon, Actor: "kim", DBUser: "dlqd", FilterSHA256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", Fields: []string{"payload"}, Entries: 3, Jobs: 2}
+	record := deadletter.Erasure{
+		ID: id, At: noon, Actor: "kim", DBUser: "dlqd",
+		FilterSHA256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+		Fields:       []string{"payload"}, Entries: 3, Jobs: 2,
+	}
 	example(&erase, http.StatusOK, EraseAnswer{Erasure: record})
 	huma.Register(api, erase, s.erase)
 
@@ -113,7 +119,8 @@ func (s *service) registerAudit(api huma.API) {
 
 func (s *service) searchAudit(ctx context.Context, in *auditInput) (*auditOutput, error) {
 	f := deadletter.AuditFilter{
-		Actor: in.Actor, People: in.People, DBUser: in.DBUser, Origin: in.Origin, EntryID: in.EntryID, Queue: in.Queue, Kind: in.Kind,
+		Actor: in.Actor, People: in.People, DBUser: in.DBUser,
+		Origin: in.Origin, EntryID: in.EntryID, Queue: in.Queue, Kind: in.Kind,
 		From: in.From, To: in.To, Text: in.Text, ConfigVersion: in.ConfigVersion,
 	}
 	if !in.After.IsZero() {

@@ -51,13 +51,16 @@ type automaticChangedOutput struct{ Body AutomaticChanged }
 func (s *service) registerAutomatic(api huma.API) {
 	tags := []string{"automatic redelivery"}
 	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
-	group := automatic.ObservedGroup{Queue: "mailers", Kind: "report.daily", ErrorClass: "transient", Entries: 812, Due: 800}
+	group := automatic.ObservedGroup{
+		Queue: "mailers", Kind: "report.daily", ErrorClass: "transient", Entries: 812, Due: 800,
+	}
 	get := huma.Operation{
 		OperationID: "get-automatic", Method: http.MethodGet, Path: "/api/dlq/automatic", Tags: tags,
 		Summary: "Get the switches of automatic redelivery, and the dead letters that are only observed", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, automatic.Overview{
-		Attached: true, Switches: []automatic.Switch{{Scope: automatic.ScopeAll, Source: automatic.FromDefault}}, Observed: []automatic.ObservedGroup{group}, Changes: []automatic.SwitchChange{},
+		Attached: true, Switches: []automatic.Switch{{Scope: automatic.ScopeAll, Source: automatic.FromDefault}},
+		Observed: []automatic.ObservedGroup{group}, Changes: []automatic.SwitchChange{},
 	})
 	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*automaticOutput, error) {
 		status, err := automatic.ReadOverview(ctx, s.Store.DB(), s.Planner().Policy())
@@ -70,35 +73,44 @@ func (s *service) registerAutomatic(api huma.API) {
 	operation := func(verb, summary, description string) huma.Operation {
 		op := huma.Operation{
 			OperationID: verb + "-automatic", Method: http.MethodPost, Path: "/api/dlq/automatic/" + verb, Tags: tags,
-			Summary: summary, Description: description + " When the request returns, the change is in force in all processes. It is recorded in the audit trail.",
+			Summary: summary, Description: description + " When the request returns, the change is in force in all processes. " +
+				"It is recorded in the audit trail.",
 			Errors: []int{400, 409, 422, 503},
 		}
 		going := automatic.Going{ObservedGroup: group, PerSecond: 100, Until: new(at.Add(8 * time.Second))}
 		going.On = true
-		example(&op, http.StatusOK, AutomaticChanged{DryRun: true, Preview: automatic.Preview{Goes: []automatic.Going{going}, Stays: []automatic.Staying{}}})
+		example(&op, http.StatusOK, AutomaticChanged{DryRun: true, Preview: automatic.Preview{
+			Goes: []automatic.Going{going}, Stays: []automatic.Staying{},
+		}})
 		return op
 	}
 	type setInput struct{ Body SetAction }
-	huma.Register(api, operation("set", "Switch automatic redelivery on or off", "Waiting dead letters are redelivered at the pace of their queue."), func(ctx context.Context, in *setInput) (*automaticChangedOutput, error) {
+	huma.Register(api, operation("set", "Switch automatic redelivery on or off", "Waiting dead letters are redelivered "+
+		"at the pace of their queue."), func(ctx context.Context, in *setInput) (*automaticChangedOutput, error) {
 		b := &in.Body
 		return s.changeAutomatic(ctx, &b.AutomaticAction, b.Scope, b.Name, &b.Enabled, b.Include)
 	})
 	type resetInput struct{ Body SwitchAction }
-	huma.Register(api, operation("reset", "Remove an operator's switch, so that the policy applies again", "Without such a switch, nothing changes."), func(ctx context.Context, in *resetInput) (*automaticChangedOutput, error) {
-		return s.changeAutomatic(ctx, &in.Body.AutomaticAction, in.Body.Scope, in.Body.Name, nil, nil)
-	})
+	huma.Register(api, operation("reset", "Remove an operator's switch, so that the policy applies again",
+		"Without such a switch, nothing changes."),
+		func(ctx context.Context, in *resetInput) (*automaticChangedOutput, error) {
+			return s.changeAutomatic(ctx, &in.Body.AutomaticAction, in.Body.Scope, in.Body.Name, nil, nil)
+		})
 	type stopInput struct{ Body *AutomaticAction }
-	huma.Register(api, operation("stop", "Stop all automatic redelivery", "Replays and replay runs continue."), func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
-		return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", new(true), nil)
-	})
-	huma.Register(api, operation("resume", "Resume automatic redelivery after a stop", "The switches apply again."), func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
-		return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", nil, nil)
-	})
+	huma.Register(api, operation("stop", "Stop all automatic redelivery", "Replays and replay runs continue."),
+		func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
+			return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", new(true), nil)
+		})
+	huma.Register(api, operation("resume", "Resume automatic redelivery after a stop", "The switches apply again."),
+		func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
+			return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", nil, nil)
+		})
 }
 
 // changeAutomatic sets a switch, or removes it if enabled is nil. A dry run only returns the
 // effect.
-func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, scope, name string, enabled *bool, include []string) (*automaticChangedOutput, error) {
+func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, scope, name string, enabled *bool,
+	include []string) (*automaticChangedOutput, error) {
 	if action == nil {
 		action = &AutomaticAction{}
 	}
@@ -121,7 +133,9 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 		if err != nil {
 			return err
 		}
-		out = &automaticChangedOutput{Body: AutomaticChanged{Preview: *preview, DryRun: action.DryRun, Stopped: after.Stopped}}
+		out = &automaticChangedOutput{Body: AutomaticChanged{
+			Preview: *preview, DryRun: action.DryRun, Stopped: after.Stopped,
+		}}
 		if action.DryRun {
 			markUnchanged(ctx)
 			return nil

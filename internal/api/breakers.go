@@ -57,7 +57,8 @@ func (s *service) registerBreakers(api huma.API) {
 	example(&list, http.StatusOK, map[string]any{"breakers": []breaker.Status{status}})
 	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*breakersOutput, error) {
 		out := &breakersOutput{}
-		out.Body.Breakers = slices.DeleteFunc(s.Breakers.List(), func(b breaker.Status) bool { return !hasBreaker(ctx, b.Name) })
+		out.Body.Breakers = slices.DeleteFunc(s.Breakers.List(),
+			func(b breaker.Status) bool { return !hasBreaker(ctx, b.Name) })
 		return out, nil
 	})
 
@@ -118,7 +119,8 @@ func hasBreaker(ctx context.Context, name string) bool {
 
 func (s *service) changeBreaker(ctx context.Context, name string, change func() error) (*breakerOutput, error) {
 	if _, ok := s.Breakers.Find(name); !ok || !hasBreaker(ctx, name) {
-		return nil, huma.Error404NotFound(fmt.Sprintf("circuit breaker %q not found; GET /api/circuit-breakers lists them", name))
+		return nil, huma.Error404NotFound(fmt.Sprintf("circuit breaker %q not found; GET /api/circuit-breakers lists them",
+			name))
 	}
 	if err := change(); err != nil {
 		return nil, s.problem(ctx, err)

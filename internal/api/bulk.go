@@ -80,8 +80,9 @@ func (s *service) registerBulk(api huma.API) {
 		Errors:      []int{400, 422, 503},
 	}
 	export.Responses = map[string]*huma.Response{"200": {Description: "The entries", Content: map[string]*huma.MediaType{
-		"application/x-ndjson": {Schema: &huma.Schema{Type: "string"}, Example: `{"id":"` + entryExample + `","status":"dlq_manual"}` + "\n"},
-		"text/csv":             {Schema: &huma.Schema{Type: "string"}},
+		"application/x-ndjson": {Schema: &huma.Schema{Type: "string"}, Example: `{"id":"` + entryExample +
+			`","status":"dlq_manual"}` + "\n"},
+		"text/csv": {Schema: &huma.Schema{Type: "string"}},
 	}}}
 	huma.Register(api, export, s.export)
 }
@@ -107,11 +108,13 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		}
 	}
 	if body.Do == "tag" && len(body.Tags) == 0 {
-		return nil, huma.Error422UnprocessableEntity("tag needs tags", &huma.ErrorDetail{Location: "body.tags", Message: "is required"})
+		return nil, huma.Error422UnprocessableEntity("tag needs tags",
+			&huma.ErrorDetail{Location: "body.tags", Message: "is required"})
 	}
 	for i, tag := range body.Tags {
 		if problem := message.TagProblem(tag); problem != "" { // River would refuse the redelivery
-			return nil, huma.Error422UnprocessableEntity("invalid tag", &huma.ErrorDetail{Location: fmt.Sprintf("body.tags[%d]", i), Message: problem, Value: tag})
+			return nil, huma.Error422UnprocessableEntity("invalid tag",
+				&huma.ErrorDetail{Location: fmt.Sprintf("body.tags[%d]", i), Message: problem, Value: tag})
 		}
 	}
 	if body.DryRun {
@@ -135,7 +138,10 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 			return nil, err
 		}
 	}
-	request := deadletter.Bulk{Action: body.Do, Filter: filter, All: body.All, Assignee: body.Assignee, Tags: body.Tags, Force: body.Force, Act: body.act(ctx)}
+	request := deadletter.Bulk{
+		Action: body.Do, Filter: filter, All: body.All, Assignee: body.Assignee,
+		Tags: body.Tags, Force: body.Force, Act: body.act(ctx),
+	}
 	request.Act.Operation = deadletter.NewOperation()
 	examined, changed, err := s.Store.Bulk(ctx, request)
 	if err != nil {
@@ -154,7 +160,8 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 		return nil, err
 	}
 	if in.Body.Reveal {
-		if ctx, err = s.Store.RevealMany(ctx, filter, (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)); err != nil {
+		if ctx, err = s.Store.RevealMany(ctx, filter,
+			(&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)); err != nil {
 			return nil, s.problem(ctx, err)
 		}
 	} else if in.Body.Note != "" || in.Body.Actor != "" {
@@ -171,7 +178,9 @@ func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResp
 		return nil, s.problem(ctx, err)
 	}
 	return &huma.StreamResponse{Body: func(out huma.Context) {
-		out.SetHeader("Content-Type", map[string]string{"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format])
+		out.SetHeader("Content-Type", map[string]string{
+			"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8",
+		}[format])
 		buffered := bufio.NewWriter(out.BodyWriter())
 		write := writeNDJSON(buffered)
 		if format == "csv" {
@@ -202,7 +211,8 @@ func writeNDJSON(out *bufio.Writer) func(*deadletter.Entry) error {
 func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 	w := csv.NewWriter(out)
 	_ = w.Write([]string{
-		"id", "status", "queue", "kind", "messageId", "jobId", "source", "subscriberId", "priority", "errorClass", "errorType", "errorCode", "errorMessage",
+		"id", "status", "queue", "kind", "messageId", "jobId", "source", "subscriberId",
+		"priority", "errorClass", "errorType", "errorCode", "errorMessage",
 		"strategy", "dlqRetryCount", "firstFailedAt", "lastFailedAt", "createdAt", "closedAt", "assignedTo", "tags", "notes",
 		"errorTitle", "destination", "destinationUrl",
 	}) // buffered
@@ -216,9 +226,12 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 			closed = e.ClosedAt.Format(timeFormat)
 		}
 		if err := w.Write([]string{
-			e.ID.String(), string(e.Status), cell(&e.Queue), cell(&e.Kind), cell(e.EventID), strconv.FormatInt(e.RiverJobID, 10), cell(e.Source), cell(e.SubscriberID),
-			strconv.Itoa(int(e.Priority)), cell(e.ErrorClass), cell(e.ErrorType), cell(e.ErrorCode), cell(e.ErrorMessage), cell(e.Strategy),
-			strconv.Itoa(int(e.DLQRetryCount)), e.FirstFailedAt.Format(timeFormat), e.LastFailedAt.Format(timeFormat), e.CreatedAt.Format(timeFormat), closed,
+			e.ID.String(), string(e.Status), cell(&e.Queue), cell(&e.Kind), cell(e.EventID),
+			strconv.FormatInt(e.RiverJobID, 10), cell(e.Source), cell(e.SubscriberID),
+			strconv.Itoa(int(e.Priority)), cell(e.ErrorClass), cell(e.ErrorType),
+			cell(e.ErrorCode), cell(e.ErrorMessage), cell(e.Strategy),
+			strconv.Itoa(int(e.DLQRetryCount)), e.FirstFailedAt.Format(timeFormat),
+			e.LastFailedAt.Format(timeFormat), e.CreatedAt.Format(timeFormat), closed,
 			cell(e.AssignedTo), string(tags), cell(e.Notes), cell(e.ErrorTitle), cell(e.Destination), cell(e.DestinationURL),
 		}); err != nil {
 			return err
@@ -236,8 +249,12 @@ func cell(text *string) string {
 	if text == nil || *text == "" {
 		return ""
 	}
-	visible := strings.TrimLeftFunc(*text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || unicode.Is(unicode.Cf, r) })
-	if first, _ := utf8.DecodeRuneInString(visible); strings.ContainsRune("=+-@＝＋－＠", first) || (*text)[0] == '\t' || (*text)[0] == '\r' {
+	visible := strings.TrimLeftFunc(*text, func(r rune) bool {
+		return unicode.IsSpace(r) || unicode.IsControl(r) ||
+			unicode.Is(unicode.Cf, r)
+	})
+	if first, _ := utf8.DecodeRuneInString(visible); strings.ContainsRune("=+-@＝＋－＠", first) || (*text)[0] == '\t' ||
+		(*text)[0] == '\r' {
 		return "'" + *text
 	}
 	return *text

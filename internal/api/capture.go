@@ -30,7 +30,9 @@ func (s *service) registerCapture(api huma.API) {
 		OperationID: "get-capture", Method: http.MethodGet, Path: "/api/dlq/capture", Tags: tags,
 		Summary: "Get the mode of capture, and the failures that it missed and the reconciler found", Errors: []int{503},
 	}
-	example(&get, http.StatusOK, reconcile.Capture{Mode: reconcile.ModeOn, Limit: "00:00:00.25", Triggers: reconcile.TriggersEnabled})
+	example(&get, http.StatusOK, reconcile.Capture{
+		Mode: reconcile.ModeOn, Limit: "00:00:00.25", Triggers: reconcile.TriggersEnabled,
+	})
 	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*captureOutput, error) {
 		status, err := reconcile.ReadCapture(ctx, s.Store.DB())
 		if err != nil {
@@ -46,7 +48,10 @@ func (s *service) registerCapture(api huma.API) {
 			"in each session at its next statement, and is recorded in the audit trail.",
 		Errors: []int{400, 422, 503},
 	}
-	example(&put, http.StatusOK, reconcile.Switched{Mode: reconcile.ModeOff, Writing: 2, Recorded: true, Message: "From each session's next statement on, dlqd does nothing in the application's transactions."})
+	example(&put, http.StatusOK, reconcile.Switched{
+		Mode: reconcile.ModeOff, Writing: 2, Recorded: true,
+		Message: "From each session's next statement on, dlqd does nothing in the application's transactions.",
+	})
 	type input struct{ Body CaptureAction }
 	huma.Register(api, put, func(ctx context.Context, in *input) (*capturedOutput, error) {
 		act := in.Body.act(ctx)
@@ -54,7 +59,8 @@ func (s *service) registerCapture(api huma.API) {
 		if in.Body.Limit != "" {
 			var err error
 			if change.Limit, err = policy.ParseDuration(in.Body.Limit); err != nil {
-				return nil, huma.Error422UnprocessableEntity("invalid duration", &huma.ErrorDetail{Location: "body.limit", Message: "must be a duration such as 250ms or 1s", Value: in.Body.Limit})
+				return nil, huma.Error422UnprocessableEntity("invalid duration",
+					&huma.ErrorDetail{Location: "body.limit", Message: "must be a duration such as 250ms or 1s", Value: in.Body.Limit})
 			}
 		}
 		var done *reconcile.Switched

@@ -153,7 +153,8 @@ func (in *listInput) filter() filter.Filter {
 	for _, of := range []struct {
 		into *[]string
 		word string
-	}{{&f.Queue, in.Queue}, {&f.Kind, in.Kind}, {&f.ErrorType, in.ErrorType}, {&f.ErrorClass, in.ErrorClass}, {&f.Source, in.Source}} {
+	}{{&f.Queue, in.Queue}, {&f.Kind, in.Kind}, {&f.ErrorType, in.ErrorType}, {&f.ErrorClass, in.ErrorClass},
+		{&f.Source, in.Source}} {
 		if of.word != "" {
 			*of.into = []string{of.word}
 		}
@@ -211,7 +212,8 @@ const entryExample = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
 func (s *service) registerEntries(api huma.API) {
 	tags := []string{"dead letters"}
 	summary := map[string]any{
-		"id": entryExample, "status": "dlq_manual", "queue": "default", "kind": "payment.captured", "jobId": 41, "priority": 2,
+		"id": entryExample, "status": "dlq_manual", "queue": "default",
+		"kind": "payment.captured", "jobId": 41, "priority": 2,
 		"errorClass": "validation", "errorType": "HTTP_422", "errorCode": "INVALID_IBAN",
 		"errorMessage": "422 Unprocessable Entity: the IBAN is not valid (INVALID_IBAN)",
 		"destination":  "bank", "destinationUrl": "http://127.0.0.1:9000/",
@@ -238,10 +240,17 @@ func (s *service) registerEntries(api huma.API) {
 	}
 	detail := maps.Clone(summary)
 	maps.Copy(detail, map[string]any{
-		"jobKind": "dlqd_message", "tags": []string{}, "retryCount": 1, "maxRetries": 3, "dlqMaxRetries": 5, "replayAttempts": []any{}, "metadata": map[string]any{},
-		"originalEvent": map[string]any{"messageId": messageExample, "queue": "default", "kind": "payment.captured", "payload": map[string]any{"amount": 4200}},
-		"retryHistory":  []any{map[string]any{"at": "2026-11-21T10:00:00Z", "attempt": 1, "error": "HTTP_422"}},
-		"transitions":   []any{map[string]any{"at": "2026-11-21T10:00:00Z", "toStatus": "dlq_pending", "actor": "capture", "dbUser": "dlqd", "reason": "job 41 failed", "jobId": 41}},
+		"jobKind": "dlqd_message", "tags": []string{}, "retryCount": 1, "maxRetries": 3,
+		"dlqMaxRetries": 5, "replayAttempts": []any{}, "metadata": map[string]any{},
+		"originalEvent": map[string]any{
+			"messageId": messageExample, "queue": "default",
+			"kind": "payment.captured", "payload": map[string]any{"amount": 4200},
+		},
+		"retryHistory": []any{map[string]any{"at": "2026-11-21T10:00:00Z", "attempt": 1, "error": "HTTP_422"}},
+		"transitions": []any{map[string]any{
+			"at": "2026-11-21T10:00:00Z", "toStatus": "dlq_pending", "actor": "capture",
+			"dbUser": "dlqd", "reason": "job 41 failed", "jobId": 41,
+		}},
 	})
 	example(&get, http.StatusOK, detail)
 	huma.Register(api, get, s.getEntry)
@@ -263,7 +272,8 @@ func (s *service) registerEntries(api huma.API) {
 			"allow it, or if an equal job is live (force overrides). Answers 422 if an edit needs checkpoint.",
 		Errors: []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
-	example(&replayOp, http.StatusAccepted, Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
+	example(&replayOp, http.StatusAccepted,
+		Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
 	huma.Register(api, replayOp, s.replayEntry)
 
 	for _, a := range []struct {
@@ -271,11 +281,14 @@ func (s *service) registerEntries(api huma.API) {
 		to                  deadletter.Status
 		run                 func(context.Context, uuid.UUID, deadletter.Act) error
 	}{
-		{"discard", "Discard a dead letter whose work is no longer wanted", "dlq_pending, dlq_manual and dlq_failed", deadletter.Archived, s.Store.Discard},
-		{"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved, s.Store.Resolve},
+		{"discard", "Discard a dead letter whose work is no longer wanted", "dlq_pending, dlq_manual and dlq_failed",
+			deadletter.Archived, s.Store.Discard},
+		{"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved,
+			s.Store.Resolve},
 		{"park", "Park a pending dead letter for manual handling", "dlq_pending", deadletter.Manual, s.Store.Park},
 		{"unpark", "Return a parked dead letter to automatic processing", "dlq_manual", deadletter.Pending, s.Store.Unpark},
-		{"reopen", "Reopen a closed dead letter for manual handling", "dlq_resolved and dlq_archived", deadletter.Manual, s.Store.Reopen},
+		{"reopen", "Reopen a closed dead letter for manual handling", "dlq_resolved and dlq_archived", deadletter.Manual,
+			s.Store.Reopen},
 	} {
 		op := huma.Operation{
 			OperationID: a.name + "-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/" + a.name, Tags: tags,
@@ -290,7 +303,8 @@ func (s *service) registerEntries(api huma.API) {
 			act := in.Body.act(ctx)
 			act.Operation = deadletter.NewOperation()
 			if err := a.run(ctx, id, act); err != nil {
-				return nil, s.approvalOrProblem(ctx, err, approval.Bulk, deadletter.Bulk{Action: a.name, Filter: filterOf(id)}, in.Body)
+				return nil, s.approvalOrProblem(ctx, err, approval.Bulk, deadletter.Bulk{Action: a.name, Filter: filterOf(id)},
+					in.Body)
 			}
 			moved := Moved{ID: id, Status: a.to}
 			if a.name != "reopen" {
@@ -307,7 +321,8 @@ func (s *service) registerEntries(api huma.API) {
 	}
 	example(&stats, http.StatusOK, Stats{
 		Open: 3, ByStatus: map[string]int64{"dlq_manual": 3}, LastDay: MovesOfDay{Captured: 8, Resolved: 5, Replayed: 5},
-		Backlog: []BacklogRow{{Status: "dlq_manual", Queue: "default", ErrorClass: string(riverdlq.ClassValidation), Entries: 3}},
+		Backlog: []BacklogRow{{Status: "dlq_manual", Queue: "default", ErrorClass: string(riverdlq.ClassValidation),
+			Entries: 3}},
 	})
 	huma.Register(api, stats, s.stats)
 }
@@ -363,11 +378,13 @@ func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, e
 }
 
 func (s *service) revealEntry(ctx context.Context, in *revealInput) (*entryOutput, error) {
-	entry, transitions, err := s.Store.Reveal(ctx, uuid.MustParse(in.ID), (&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx))
+	entry, transitions, err := s.Store.Reveal(ctx, uuid.MustParse(in.ID),
+		(&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx))
 	return s.detail(ctx, entry, transitions, err)
 }
 
-func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitions []deadletter.Transition, err error) (*entryOutput, error) {
+func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitions []deadletter.Transition,
+	err error) (*entryOutput, error) {
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -375,7 +392,10 @@ func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitio
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &entryOutput{Body: EntryDetail{Entry: *entry, Transitions: transitions, Checkpoint: deadletter.CheckpointOf(entry.Metadata), AutomaticStopped: stopped}}, nil
+	return &entryOutput{Body: EntryDetail{
+		Entry: *entry, Transitions: transitions,
+		Checkpoint: deadletter.CheckpointOf(entry.Metadata), AutomaticStopped: stopped,
+	}}, nil
 }
 
 func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOutput, error) {
@@ -388,7 +408,8 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 	}
 	if in.Body.Payload != nil {
 		if err := message.CheckJSON(in.Body.Payload); err != nil {
-			return nil, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: "body.payload", Message: err.Error()})
+			return nil, huma.Error422UnprocessableEntity(err.Error(),
+				&huma.ErrorDetail{Location: "body.payload", Message: err.Error()})
 		}
 	}
 	if err := checkSendTo(ctx, "", in.Body.Destination); err != nil {
@@ -402,18 +423,25 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 		return nil, huma.Error422UnprocessableEntity("give either a payload or a patch, not both")
 	}
 	job, changes, err := s.Replayer.Replay(ctx, id, &replay.Single{
-		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force, Act: in.Body.act(ctx),
+		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination,
+		Checkpoint: in.Body.Checkpoint, Force: in.Body.Force, Act: in.Body.act(ctx),
 	})
 	if err != nil {
 		if in.Body.Payload != nil { // replay.Request has only patches
 			patch.JSONPatch = slices.Concat([]byte(`[{"op":"replace","path":"","value":`), in.Body.Payload, []byte(`}]`))
 		}
-		return nil, s.approvalOrProblem(ctx, err, approval.Replay, replay.Request{Patch: patch, Filter: filterOf(id), Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force}, &in.Body.Action)
+		return nil, s.approvalOrProblem(ctx, err, approval.Replay, replay.Request{
+			Patch: patch, Filter: filterOf(id), Destination: in.Body.Destination,
+			Checkpoint: in.Body.Checkpoint, Force: in.Body.Force,
+		}, &in.Body.Action)
 	}
-	out := &replayedOutput{Status: http.StatusAccepted, Body: Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}}
+	out := &replayedOutput{Status: http.StatusAccepted, Body: Replayed{
+		Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes,
+	}}
 	// A failure to read the stop must not fail the request: the replay has started.
 	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored {
-		out.Body.Warning = "the database was restored: the receiver may already have had this message since (" + stop.Note + ")"
+		out.Body.Warning = "the database was restored: the receiver may already have had this message since (" +
+			stop.Note + ")"
 	}
 	return out, nil
 }
@@ -443,13 +471,19 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 		return nil, s.problem(ctx, err)
 	}
 	stats := Stats{
-		Muted: muted, Observed: observed, Backlog: []BacklogRow{}, ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
-		LastDay: MovesOfDay{Captured: moves.Captured, Replayed: moves.Redelivered, Resolved: moves.Resolved, Failed: moves.Failed, Archived: moves.Archived},
+		Muted: muted, Observed: observed, Backlog: []BacklogRow{},
+		ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
+		LastDay: MovesOfDay{
+			Captured: moves.Captured, Replayed: moves.Redelivered,
+			Resolved: moves.Resolved, Failed: moves.Failed, Archived: moves.Archived,
+		},
 	}
 	for _, r := range rows {
 		stats.Open += r.Entries
 		stats.ByStatus[r.Status] += r.Entries
-		stats.Backlog = append(stats.Backlog, BacklogRow{Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries, More: r.More})
+		stats.Backlog = append(stats.Backlog, BacklogRow{
+			Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries, More: r.More,
+		})
 	}
 	stats.NeedsPerson = max(0, stats.ByStatus[string(deadletter.Manual)]-muted)
 	return &statsOutput{Body: stats}, nil

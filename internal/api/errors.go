@@ -46,7 +46,10 @@ func init() { //nolint:gochecknoinits // huma has these as variables of the pack
 			if whole = whole && detail.Location == "body"; whole && status == http.StatusBadRequest && json.Valid([]byte(body)) {
 				problem.Status, problem.Title = http.StatusUnprocessableEntity, http.StatusText(http.StatusUnprocessableEntity)
 			}
-			bounded := &huma.ErrorDetail{Location: truncate(detail.Location, maxDetail), Message: truncate(detail.Message, maxDetail), Value: echo(detail.Value)}
+			bounded := &huma.ErrorDetail{
+				Location: truncate(detail.Location, maxDetail),
+				Message:  truncate(detail.Message, maxDetail), Value: echo(detail.Value),
+			}
 			if whole {
 				bounded.Value = nil
 			}
@@ -111,7 +114,8 @@ func refuseUnstorable(api huma.API) func(huma.Context, func(huma.Context)) {
 			}
 		}
 		if location != "" {
-			_ = huma.WriteErr(api, ctx, http.StatusUnprocessableEntity, "validation failed", &huma.ErrorDetail{Location: location, Message: "has a NUL character or invalid UTF-8"})
+			_ = huma.WriteErr(api, ctx, http.StatusUnprocessableEntity, "validation failed",
+				&huma.ErrorDetail{Location: location, Message: "has a NUL character or invalid UTF-8"})
 			return
 		}
 		next(ctx)
@@ -137,7 +141,8 @@ func notFound(mux *http.ServeMux) http.HandlerFunc {
 		status, detail := http.StatusNotFound, truncate(r.Method+" "+r.URL.Path, maxEcho)+" not found; see /docs"
 		if len(allowed) > 0 {
 			w.Header().Set("Allow", strings.Join(allowed, ", "))
-			status, detail = http.StatusMethodNotAllowed, truncate(r.URL.Path, maxEcho)+" allows only "+strings.Join(allowed, ", ")+"; see /docs"
+			status, detail = http.StatusMethodNotAllowed, truncate(r.URL.Path, maxEcho)+" allows only "+strings.Join(allowed,
+				", ")+"; see /docs"
 		}
 		door.Problem(w, status, detail)
 	}
@@ -156,7 +161,8 @@ func databaseProblem(err error) huma.StatusError {
 	switch pgErr.Code[:2] {
 	case "22": // data exception: a value that a type does not hold
 		return huma.Error422UnprocessableEntity("the database rejected a value: " + pgErr.Message)
-	case "08", "25", "40", "53", "55", "57", "58": // connection, read-only standby, rollback, resources, locks, shutdown, system
+	case "08", "25", "40", "53", "55", "57", "58":
+		// connection, read-only standby, rollback, resources, locks, shutdown, system
 		return huma.Error503ServiceUnavailable(unreachable)
 	case "42":
 		if pgErr.Code == "42501" {
@@ -175,7 +181,8 @@ func isConnection(err error) bool {
 	var network net.Error
 	var connect *pgconn.ConnectError
 	return errors.As(err, &network) || errors.As(err, &connect) || pgconn.SafeToRetry(err) || pgconn.Timeout(err) ||
-		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || strings.Contains(err.Error(), "conn closed") || strings.Contains(err.Error(), "closed pool")
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || strings.Contains(err.Error(), "conn closed") ||
+		strings.Contains(err.Error(), "closed pool")
 }
 
 // describeResponse documents a second response of an operation, with the schema of the response like.

@@ -88,8 +88,10 @@ func (s *service) registerFilter(api huma.API) {
 	}
 	example(&complete, http.StatusOK, FilterReading{
 		Filter: filter.Filter{Queue: []string{"payments"}}, From: 15, To: 17,
-		Terms:       []filter.Term{{Field: "queue", Values: []string{"payments"}, To: 14}, {Field: "error", Values: []string{"st"}, From: 15, To: 17}},
-		Completions: []Completion{{Insert: "status:", Name: "status", Doc: "State. open and closed select all open and all closed states."}},
+		Terms: []filter.Term{{Field: "queue", Values: []string{"payments"}, To: 14},
+			{Field: "error", Values: []string{"st"}, From: 15, To: 17}},
+		Completions: []Completion{{Insert: "status:", Name: "status", Doc: "State. open and closed select all open and all " +
+			"closed states."}},
 	})
 	huma.Register(api, complete, s.completeFilter)
 }
@@ -111,7 +113,9 @@ func (s *service) completeFilter(ctx context.Context, in *completeInput) (*compl
 	out.Body.From, out.Body.To = typing.From, typing.To
 	add := func(name, doc string, ofLanguage bool) {
 		if len(out.Body.Completions) < maxCompletions {
-			out.Body.Completions = append(out.Body.Completions, Completion{Insert: typing.Insert(name, ofLanguage), Name: name, Doc: doc})
+			out.Body.Completions = append(out.Body.Completions, Completion{
+				Insert: typing.Insert(name, ofLanguage), Name: name, Doc: doc,
+			})
 		}
 	}
 	for _, f := range typing.Complete() {

@@ -95,7 +95,8 @@ func (s *service) registerGroups(api huma.API) {
 	seen := time.Date(2026, 11, 22, 2, 14, 0, 0, time.UTC)
 	title, class, owner := "503 from bank.example", "outage", "kim"
 	shown := group.Group{
-		Queue: "payments", Fingerprint: "3f2a9c41d07be512", Title: &title, ErrorClass: &class, Status: group.Open, Owner: &owner, Open: 150, Failures: 412, InWindow: 412,
+		Queue: "payments", Fingerprint: "3f2a9c41d07be512", Title: &title, ErrorClass: &class,
+		Status: group.Open, Owner: &owner, Open: 150, Failures: 412, InWindow: 412,
 		Trend: []int64{0, 150, 262}, FirstSeen: seen, LastSeen: seen.Add(2 * time.Hour),
 	}
 	list := huma.Operation{
@@ -110,7 +111,11 @@ func (s *service) registerGroups(api huma.API) {
 		OperationID: "get-group", Method: http.MethodGet, Path: path + "/{queue}/{fingerprint}", Tags: tags,
 		Summary: "Get a failure group, with its last entries and their origins", Errors: []int{403, 404, 422, 503},
 	}
-	example(&get, http.StatusOK, GroupDetail{Group: shown, Shares: []group.Share{{By: "host", Name: "app-2", Entries: 120, Share: 0.8}}, Entries: []deadletter.Summary{}})
+	example(&get, http.StatusOK,
+		GroupDetail{
+			Group: shown, Shares: []group.Share{{By: "host", Name: "app-2", Entries: 120, Share: 0.8}},
+			Entries: []deadletter.Summary{},
+		})
 	huma.Register(api, get, s.getGroup)
 
 	set := huma.Operation{
@@ -129,7 +134,10 @@ func (s *service) listGroups(ctx context.Context, in *groupsInput) (*groupsOutpu
 	if err != nil {
 		return nil, err
 	}
-	f := group.Filter{Queue: in.Queue, ErrorClass: in.ErrorClass, Statuses: in.Status, Order: in.Order, Over: w.Over, Cursor: in.Cursor, Limit: in.Limit}
+	f := group.Filter{
+		Queue: in.Queue, ErrorClass: in.ErrorClass, Statuses: in.Status,
+		Order: in.Order, Over: w.Over, Cursor: in.Cursor, Limit: in.Limit,
+	}
 	if in.Owner != "" {
 		owner := in.Owner
 		if owner == "nobody" {
@@ -179,7 +187,8 @@ func (s *service) getGroup(ctx context.Context, in *groupInput) (*groupOutput, e
 // workerLost returns the number of a group's open entries whose worker died repeatedly.
 func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error) {
 	lost := filter.Filter{
-		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Processing)}, Queue: []string{g.Queue}, Fingerprint: []string{g.Fingerprint},
+		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Processing)},
+		Queue:  []string{g.Queue}, Fingerprint: []string{g.Fingerprint},
 		Rule: []string{policy.RuleWorkerLost},
 	}
 	n, _, err := s.Store.CountWithin(ctx, lost, MostCounted, countBudget)
@@ -188,7 +197,9 @@ func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error)
 
 func (s *service) setGroup(ctx context.Context, in *setGroupInput) (*setGroupOutput, error) {
 	body := &in.Body
-	change := group.Change{Owner: body.Owner, Note: body.Note, Status: body.Status, MuteUntil: body.MuteUntil, MuteFailures: body.MuteFailures}
+	change := group.Change{
+		Owner: body.Owner, Note: body.Note, Status: body.Status, MuteUntil: body.MuteUntil, MuteFailures: body.MuteFailures,
+	}
 	act := (&Action{Actor: body.Actor, Note: body.Why}).act(ctx)
 	act.Operation = deadletter.NewOperation()
 	assigned, err := s.Groups.Set(ctx, in.Queue, in.Fingerprint, change, act)

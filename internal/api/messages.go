@@ -112,30 +112,39 @@ const undeliveredQueues = " If an application owns River, a message for a queue 
 func (s *service) registerMessages(api huma.API) {
 	submit := huma.Operation{
 		OperationID: "submit-message", Method: http.MethodPost, Path: "/api/messages", Tags: []string{messagesTag},
-		Summary:     "Submit a message",
-		Description: "Answers 202 once the message is on disk. " + duplicates + undeliveredQueues,
-		Errors:      []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
+		Summary:       "Submit a message",
+		Description:   "Answers 202 once the message is on disk. " + duplicates + undeliveredQueues,
+		Errors:        []int{400, 408, 409, 413, 422, 429, 503},
+		DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
 	}
 	example(&submit, http.StatusAccepted, Accepted{MessageID: messageExample, JobID: 41})
 	huma.Register(api, submit, s.submit)
-	describeResponse(api, submit.Path, http.StatusOK, http.StatusAccepted, "The same message was submitted before", Accepted{
-		MessageID: messageExample, JobID: 41, Duplicate: true,
-		Position: &ingest.Position{MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3},
-	})
+	describeResponse(api, submit.Path, http.StatusOK, http.StatusAccepted, "The same message was submitted before",
+		Accepted{
+			MessageID: messageExample, JobID: 41, Duplicate: true,
+			Position: &ingest.Position{
+				MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
+			},
+		})
 	describeBody[Submission](api, submit.Path, "The message.", submissionExample)
 
 	batch := huma.Operation{
 		OperationID: "submit-batch", Method: http.MethodPost, Path: "/api/messages/batch", Tags: []string{messagesTag},
-		Summary:     "Submit up to 1,000 messages, all or none",
-		Description: "One transaction: if one message is invalid or in conflict, none is stored. " + duplicates + undeliveredQueues,
-		Errors:      []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
+		Summary: "Submit up to 1,000 messages, all or none",
+		Description: "One transaction: if one message is invalid or in conflict, none is stored. " +
+			duplicates + undeliveredQueues,
+		Errors: []int{400, 408, 409, 413, 422, 429, 503}, DefaultStatus: http.StatusAccepted,
+		MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
 	}
 	example(&batch, http.StatusAccepted, map[string]any{"messages": []Accepted{{MessageID: messageExample, JobID: 41}}})
 	huma.Register(api, batch, s.submitBatch)
-	describeResponse(api, batch.Path, http.StatusOK, http.StatusAccepted, "All messages were submitted before", map[string]any{"messages": []Accepted{{
-		MessageID: messageExample, JobID: 41, Duplicate: true,
-		Position: &ingest.Position{MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3},
-	}}})
+	describeResponse(api, batch.Path, http.StatusOK, http.StatusAccepted, "All messages were submitted before",
+		map[string]any{"messages": []Accepted{{
+			MessageID: messageExample, JobID: 41, Duplicate: true,
+			Position: &ingest.Position{
+				MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
+			},
+		}}})
 	describeBody[SubmissionBatch](api, batch.Path, "The messages.", map[string]any{"messages": []any{submissionExample}})
 
 	get := huma.Operation{
@@ -143,7 +152,9 @@ func (s *service) registerMessages(api huma.API) {
 		Summary: "Get the state of a message",
 		Errors:  []int{404, 422, 503},
 	}
-	example(&get, http.StatusOK, ingest.Position{MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3})
+	example(&get, http.StatusOK, ingest.Position{
+		MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
+	})
 	huma.Register(api, get, s.getMessage)
 }
 
@@ -198,7 +209,8 @@ func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutpu
 		out.Body.Messages[i] = Accepted{MessageID: r.MessageID, JobID: r.JobID, Duplicate: r.Duplicate}
 		if r.Duplicate {
 			s.count(messages[i].Queue, "duplicate", 1)
-			if out.Body.Messages[i].Position, err = s.Ingester.Lookup(ctx, r.MessageID); err != nil && !errors.Is(err, ingest.ErrNoMessage) {
+			if out.Body.Messages[i].Position, err = s.Ingester.Lookup(ctx, r.MessageID); err != nil &&
+				!errors.Is(err, ingest.ErrNoMessage) {
 				return nil, s.problem(ctx, err)
 			}
 			continue
@@ -287,17 +299,26 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		return huma.NewError(status, invalid.Error(), details...)
 	case errors.As(err, &unknown):
 		p := access.From(ctx)
-		unknown.Known = slices.DeleteFunc(slices.Clone(unknown.Known), func(queue string) bool { return !p.MayIn(access.Sender, queue) })
+		unknown.Known = slices.DeleteFunc(slices.Clone(unknown.Known),
+			func(queue string) bool { return !p.MayIn(access.Sender, queue) })
 		return huma.Error422UnprocessableEntity("invalid message: "+unknown.Error(),
-			&huma.ErrorDetail{Location: locate("queue", unknown.Index, messageID), Message: unknown.Error(), Value: unknown.Queue})
+			&huma.ErrorDetail{
+				Location: locate("queue", unknown.Index, messageID), Message: unknown.Error(), Value: unknown.Queue,
+			})
 	case errors.As(err, &unworked):
 		return huma.Error422UnprocessableEntity("message rejected: "+unworked.Error()+"; nothing was stored",
-			&huma.ErrorDetail{Location: locate("queue", unworked.Index, messageID), Message: "is not delivered", Value: unworked.Queue})
+			&huma.ErrorDetail{
+				Location: locate("queue", unworked.Index, messageID), Message: "is not delivered", Value: unworked.Queue,
+			})
 	case errors.As(err, &conflict):
 		if !access.From(ctx).MayEverywhere(access.Reader) { // the job may be outside the sender's scope
 			conflict.JobID = 0
 		}
-		return huma.Error409Conflict(conflict.Error(), &huma.ErrorDetail{Location: locate("messageId", conflict.Index, messageID), Message: "was used for other content", Value: conflict.MessageID})
+		return huma.Error409Conflict(conflict.Error(),
+			&huma.ErrorDetail{
+				Location: locate("messageId", conflict.Index, messageID),
+				Message:  "was used for other content", Value: conflict.MessageID,
+			})
 	case errors.As(err, &refused):
 		return huma.Error422UnprocessableEntity(refused.Error())
 	case errors.Is(err, ingest.ErrFull):
@@ -310,7 +331,8 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		if messageID != "" {
 			detail += " (" + messageID + ")"
 		}
-		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(detail, &huma.ErrorDetail{Location: "body.messageId", Message: "retry with this messageId", Value: messageID}), retryAfter())
+		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(detail,
+			&huma.ErrorDetail{Location: "body.messageId", Message: "retry with this messageId", Value: messageID}), retryAfter())
 	}
 	return s.problem(ctx, err)
 }
@@ -326,7 +348,8 @@ func locate(field string, index int, messageID string) string {
 
 // retryLater returns the response to a submission that was not stored and can be retried later.
 func retryLater(err error, after time.Duration) error {
-	return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(err.Error()+"; nothing was stored"), http.Header{"Retry-After": {door.Seconds(after)}})
+	return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(err.Error()+"; nothing was stored"),
+		http.Header{"Retry-After": {door.Seconds(after)}})
 }
 
 func retryAfter() http.Header { return http.Header{"Retry-After": {retryAfterSeconds}} }

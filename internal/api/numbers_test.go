@@ -69,9 +69,11 @@ func TestNumbers_AreUnchanged(t *testing.T) {
 		require.Contains(rt, through(`{"do":"discard","filter":`+filter+`}`, &BulkRequest{}), document)
 		require.Contains(rt, through(`{"filter":`+filter+`}`, &EraseRequest{}), document)
 		require.Contains(rt, through(`{"filter":{},"mergePatch":`+document+`}`, &ReplayRequest{}), document)
-		require.Contains(rt, through(`{"filter":{},"patch":[{"op":"add","path":"/a","value":`+document+`}]}`, &ReplayRequest{}), document)
+		require.Contains(rt, through(`{"filter":{},"patch":[{"op":"add","path":"/a","value":`+document+`}]}`,
+			&ReplayRequest{}), document)
 		require.Contains(rt, through(`{"payload":`+document+`}`, &ReplayAction{}), document)
-		require.Contains(rt, through(`{"queue":"q","kind":"k","payload":`+document+`,"metadata":`+document+`}`, &Submission{}), document)
+		require.Contains(rt, through(`{"queue":"q","kind":"k","payload":`+document+`,"metadata":`+document+`}`,
+			&Submission{}), document)
 
 		msg, err := message.Parse([]byte(`{"queue":"q","kind":"k","payload":` + document + `,"metadata":` + document + `}`))
 		require.NoError(rt, err)

@@ -45,9 +45,11 @@ func (s *service) registerOperations(api huma.API) {
 			"seconds old.",
 		Errors: []int{503},
 	}
-	example(&health, http.StatusOK, Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}, Queues: []QueueHealth{{
-		Queue: "payment-processing", Status: "down", Reasons: []string{"size 127 exceeds 100"}, Warnings: []string{}, Open: 127, OldestSeconds: 840, MaxOpen: 100, MaxAgeSeconds: 1800,
-	}}})
+	example(&health, http.StatusOK,
+		Health{OK: true, Parts: []Part{{Name: "database", OK: true, Detail: "answered in 0.4 ms"}}, Queues: []QueueHealth{{
+			Queue: "payment-processing", Status: "down", Reasons: []string{"size 127 exceeds 100"},
+			Warnings: []string{}, Open: 127, OldestSeconds: 840, MaxOpen: 100, MaxAgeSeconds: 1800,
+		}}})
 	huma.Register(api, health, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
 		out := &healthOutput{Status: http.StatusOK, Body: Health{OK: true, Parts: s.Health(ctx), Queues: s.Queues(ctx)}}
 		for _, part := range out.Body.Parts {
@@ -65,7 +67,8 @@ func (s *service) registerOperations(api huma.API) {
 			"It changes nothing and takes seconds. Answers 409 while another run is in progress.",
 		Errors: []int{http.StatusConflict, http.StatusServiceUnavailable},
 	}
-	example(&examine, http.StatusOK, Examination{OK: true, Findings: []doctor.Finding{{Name: "triggers", OK: true, Detail: "are there, and enabled"}}})
+	example(&examine, http.StatusOK,
+		Examination{OK: true, Findings: []doctor.Finding{{Name: "triggers", OK: true, Detail: "are there, and enabled"}}})
 	huma.Register(api, examine, func(ctx context.Context, _ *struct{}) (*examinationOutput, error) {
 		if !s.examining.TryLock() {
 			return nil, huma.Error409Conflict("another run of the checks is in progress; try again")
@@ -91,7 +94,8 @@ func (s *service) registerOperations(api huma.API) {
 
 	ready := huma.Operation{
 		OperationID: "readyz", Method: http.MethodGet, Path: "/readyz", Tags: tags,
-		Summary: "Check that the process can serve requests; it cannot while it starts or stops, or while the database does not answer", Errors: []int{503},
+		Summary: "Check that the process can serve requests; it cannot while it starts or stops, or while the database " +
+			"does not answer", Errors: []int{503},
 	}
 	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, ready, func(ctx context.Context, _ *struct{}) (*statusOutput, error) {

@@ -113,10 +113,13 @@ type judgementOutput struct{ Body SampleJudgement }
 func (s *service) registerPolicy(api huma.API) {
 	tags := []string{policyTag}
 	get := huma.Operation{
-		OperationID: "get-policy", Method: http.MethodGet, Path: "/api/policy", Tags: tags, Summary: "Get the policy in force, with the file and line of each value", Errors: []int{503},
+		OperationID: "get-policy", Method: http.MethodGet, Path: "/api/policy", Tags: tags,
+		Summary: "Get the policy in force, with the file and line of each value", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, PolicyInForce{
-		Version: "3d5ebe1c5944", Rules: []PolicyRule{{Name: "bank-down", Class: "outage", Match: policy.Match{Status: policy.Words{"503"}}, Does: "conditional", From: "dlq-routing.yaml:2", Text: "{name: bank-down, match: {status: 503}, class: outage}"}},
+		Version: "3d5ebe1c5944", Rules: []PolicyRule{{Name: "bank-down", Class: "outage",
+			Match: policy.Match{Status: policy.Words{"503"}}, Does: "conditional",
+			From: "dlq-routing.yaml:2", Text: "{name: bank-down, match: {status: 503}, class: outage}"}},
 		Settings: []PolicySetting{{File: "retry-policies", Path: "defaults.timeout", Value: "10s", From: "built in"}},
 	})
 	huma.Register(api, get, func(context.Context, *struct{}) (*policyOutput, error) {
@@ -124,23 +127,30 @@ func (s *service) registerPolicy(api huma.API) {
 	})
 
 	test := huma.Operation{
-		OperationID: "test-policy", Method: http.MethodPost, Path: "/api/policy/test", Tags: tags, Summary: "Try an error on the policy in force", Errors: []int{400, 422, 503},
+		OperationID: "test-policy", Method: http.MethodPost, Path: "/api/policy/test",
+		Tags: tags, Summary: "Try an error on the policy in force", Errors: []int{400, 422, 503},
 	}
-	example(&test, http.StatusOK, SampleJudgement{Class: "outage", Rule: "bank-down", Strategy: "conditional", Times: []time.Time{time.Date(2026, 3, 2, 8, 1, 0, 0, time.UTC)}})
+	example(&test, http.StatusOK, SampleJudgement{
+		Class: "outage", Rule: "bank-down", Strategy: "conditional",
+		Times: []time.Time{time.Date(2026, 3, 2, 8, 1, 0, 0, time.UTC)},
+	})
 	huma.Register(api, test, func(_ context.Context, in *sampleInput) (*judgementOutput, error) {
 		return &judgementOutput{classify(s.Planner(), &in.Body, time.Now())}, nil
 	})
 
 	preview := huma.Operation{
-		OperationID: "preview-policy", Method: http.MethodPost, Path: "/api/policy/preview", Tags: tags, Summary: "Preview a change of the policy",
+		OperationID: "preview-policy", Method: http.MethodPost,
+		Path: "/api/policy/preview", Tags: tags, Summary: "Preview a change of the policy",
 		Description: "Checks a new version of a file and compares it with the policy in force: values, behaviour, and " +
 			"decisions for the newest open dead letters. Nothing is stored. An invalid file answers 422, with one error " +
 			"for each mistake, with file and line. Answers 409 while another preview is in progress.",
 		Errors: []int{400, 409, 413, 422, 503}, MaxBodyBytes: 1 << 20,
 	}
 	example(&preview, http.StatusOK, PolicyPreview{
-		Values: []string{"dlq-routing classes.unknown.strategy: manual -> immediate"}, Behaviour: []string{"every queue, class unknown: strategy manual -> immediate"}, Looked: 412,
-		Changed: []worker.Rejudged{{From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, To: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "immediate"}, Also: []string{}, Entries: 31}},
+		Values:    []string{"dlq-routing classes.unknown.strategy: manual -> immediate"},
+		Behaviour: []string{"every queue, class unknown: strategy manual -> immediate"}, Looked: 412,
+		Changed: []worker.Rejudged{{From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"},
+			To: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "immediate"}, Also: []string{}, Entries: 31}},
 	})
 	huma.Register(api, preview, s.previewPolicy)
 }
@@ -168,7 +178,9 @@ func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPre
 			"compare the files with \"dlqd config diff\"", n, maxDraftSettings))
 	}
 	inForce := s.Planner()
-	out := &policyPreviewOutput{PolicyPreview{Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{}}}
+	out := &policyPreviewOutput{PolicyPreview{
+		Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{},
+	}}
 	for _, c := range policy.Diff(inForce.Policy(), next.Policy()) {
 		out.Body.Values = append(out.Body.Values, c.String())
 	}
@@ -183,7 +195,9 @@ func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPre
 func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Planner, out *PolicyPreview) error {
 	changes := map[[2]worker.Judgement]*worker.Rejudged{}
 	until := time.Now().Add(sampleBudget)
-	page := deadletter.Page{Filter: filter.Filter{Status: []string{string(deadletter.Pending), string(deadletter.Manual)}}, Limit: samplePage}
+	page := deadletter.Page{
+		Filter: filter.Filter{Status: []string{string(deadletter.Pending), string(deadletter.Manual)}}, Limit: samplePage,
+	}
 	for {
 		list, err := s.Store.List(ctx, page)
 		if err != nil {
@@ -222,7 +236,10 @@ func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Pla
 			}
 			var decisions [2]worker.Judgement
 			for k, planner := range []*strategy.Planner{inForce, next} {
-				d := planner.Decide(&strategy.Entry{Facts: facts, ID: e.ID, Rule: text(e.Rule), RetryCount: int(e.DLQRetryCount), LastFailedAt: e.LastFailedAt, Rescues: rescues}, now)
+				d := planner.Decide(&strategy.Entry{
+					Facts: facts, ID: e.ID, Rule: text(e.Rule), RetryCount: int(e.DLQRetryCount),
+					LastFailedAt: e.LastFailedAt, Rescues: rescues,
+				}, now)
 				decisions[k] = worker.Judgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy}
 			}
 			if decisions[0] == decisions[1] {
@@ -233,7 +250,8 @@ func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Pla
 			}
 			changes[decisions].Entries++
 		}
-		if out.More = out.More || len(list) == samplePage && (out.Looked >= maxSampled || time.Now().After(until)); out.More || len(list) < samplePage {
+		if out.More = out.More || len(list) == samplePage &&
+			(out.Looked >= maxSampled || time.Now().After(until)); out.More || len(list) < samplePage {
 			break
 		}
 	}
@@ -263,7 +281,8 @@ func factsOf(e *deadletter.Entry) strategy.Facts {
 	return strategy.Facts{
 		Type: text(e.ErrorType), Code: text(e.ErrorCode), Title: text(e.ErrorTitle), Message: text(e.ErrorMessage),
 		Class: riverdlq.Class(text(e.ReportedClass)), Panic: text(e.ErrorStackTrace) != "",
-		Context: e.ErrorContext, Kind: e.Kind, Queue: e.Queue, Source: text(e.Source), Payload: of.Payload, Headers: of.Headers,
+		Context: e.ErrorContext, Kind: e.Kind, Queue: e.Queue,
+		Source: text(e.Source), Payload: of.Payload, Headers: of.Headers,
 	}
 }
 
@@ -280,12 +299,15 @@ func policyInForce(p *policy.Policy) PolicyInForce {
 	for _, setting := range p.Settings() {
 		text := setting.Text()
 		texts[setting.File+" "+setting.Path] = text
-		out.Settings = append(out.Settings, PolicySetting{File: setting.File, Path: setting.Path, Value: text, From: p.Place(setting.Origin)})
+		out.Settings = append(out.Settings, PolicySetting{
+			File: setting.File, Path: setting.Path, Value: text, From: p.Place(setting.Origin),
+		})
 	}
 	for i, rule := range p.Routing.Rules {
 		path := fmt.Sprintf("rules[%d]", i)
 		out.Rules = append(out.Rules, PolicyRule{
-			Name: rule.Name, Class: rule.Class, Match: rule.Match, Does: rule.Plan.Strategy, From: p.Place(p.Where("dlq-routing", path)), Text: texts["dlq-routing "+path],
+			Name: rule.Name, Class: rule.Class, Match: rule.Match, Does: rule.Plan.Strategy,
+			From: p.Place(p.Where("dlq-routing", path)), Text: texts["dlq-routing "+path],
 		})
 	}
 	return out
@@ -294,14 +316,18 @@ func policyInForce(p *policy.Policy) PolicyInForce {
 // classify returns how a planner judges an error that fails now, and again after each redelivery.
 func classify(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudgement {
 	facts := strategy.Facts{
-		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class), Kind: in.Kind, Queue: in.Queue, Source: in.Source, Payload: in.Payload,
+		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class),
+		Kind: in.Kind, Queue: in.Queue, Source: in.Source, Payload: in.Payload,
 	}
 	if in.Status > 0 {
 		facts.Context = json.RawMessage(fmt.Sprintf(`{"status": %d}`, in.Status))
 	}
 	e := &strategy.Entry{Facts: facts, LastFailedAt: now}
 	d := planner.Decide(e, now)
-	out := SampleJudgement{Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy, Reason: d.Reason, WaitingFor: d.WaitingFor, Times: []time.Time{}, Assignee: d.Assignee, Tags: d.Tags}
+	out := SampleJudgement{
+		Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy, Reason: d.Reason,
+		WaitingFor: d.WaitingFor, Times: []time.Time{}, Assignee: d.Assignee, Tags: d.Tags,
+	}
 	most := d.MaxRetries
 	if most == 0 {
 		most = 5 // the default of an entry

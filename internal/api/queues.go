@@ -55,7 +55,9 @@ type queueOutput struct{ Body Queue }
 
 func (s *service) registerQueues(api huma.API) {
 	tags := []string{"queues"}
-	queue := Queue{Name: "payment-processing", Destination: "payments", Concurrency: 20, Available: 3, Running: 2, DeadLetters: 1}
+	queue := Queue{
+		Name: "payment-processing", Destination: "payments", Concurrency: 20, Available: 3, Running: 2, DeadLetters: 1,
+	}
 	list := huma.Operation{
 		OperationID: "list-queues", Method: http.MethodGet, Path: "/api/queues", Tags: tags,
 		Summary: "List all queues, with their live jobs and open dead letters", Errors: []int{503},
@@ -87,7 +89,8 @@ func (s *service) registerQueues(api huma.API) {
 		}
 		example(&op, http.StatusOK, queue)
 		huma.Register(api, op, func(ctx context.Context, in *queueActionInput) (*queueOutput, error) {
-			unknown := huma.Error404NotFound(fmt.Sprintf("queue %q does not exist in River; GET /api/queues lists the queues", in.Name))
+			unknown := huma.Error404NotFound(fmt.Sprintf("queue %q does not exist in River; GET /api/queues lists the queues",
+				in.Name))
 			if !access.ScopeOf(ctx).HasQueue(in.Name) {
 				return nil, unknown
 			}

@@ -29,9 +29,13 @@ func (s *service) registerReclassify(api huma.API) {
 		Errors: []int{400, 422, 503},
 	}
 	judged := worker.Rejudged{
-		From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, To: worker.Judgement{Class: "transient", Rule: "bank-hiccup", Strategy: "immediate"}, Also: []string{"priority", "nextRetryAt"}, Entries: 812,
+		From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"}, To: worker.Judgement{
+			Class: "transient", Rule: "bank-hiccup", Strategy: "immediate",
+		}, Also: []string{"priority", "nextRetryAt"}, Entries: 812,
 	}
-	example(&reclassify, http.StatusOK, worker.Reclassified{DryRun: true, Looked: 4021, Changed: []worker.Rejudged{judged}})
+	example(&reclassify, http.StatusOK, worker.Reclassified{
+		DryRun: true, Looked: 4021, Changed: []worker.Rejudged{judged},
+	})
 	huma.Register(api, reclassify, s.reclassify)
 }
 

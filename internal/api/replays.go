@@ -107,8 +107,10 @@ type rateInput struct {
 func (s *service) registerReplays(api huma.API) {
 	tags := []string{"replay runs"}
 	run := replay.Run{
-		ID: uuid.MustParse(entryExample), Status: "running", Filter: json.RawMessage(`{"errorType":["TIMEOUT_ERROR"]}`), Total: 4200, Replayed: 1200, Succeeded: 1100, Failed: 10,
-		PerSecond: 400, SecondsLeft: 7.5, BatchSize: 100, Actor: "kim", CreatedAt: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
+		ID: uuid.MustParse(entryExample), Status: "running", Filter: json.RawMessage(`{"errorType":["TIMEOUT_ERROR"]}`),
+		Total: 4200, Replayed: 1200, Succeeded: 1100, Failed: 10,
+		PerSecond: 400, SecondsLeft: 7.5, BatchSize: 100, Actor: "kim",
+		CreatedAt: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
 	}
 	start := huma.Operation{
 		OperationID: "start-replay", Method: http.MethodPost, Path: "/api/dlq/replay", Tags: tags,
@@ -119,12 +121,17 @@ func (s *service) registerReplays(api huma.API) {
 	}
 	example(&start, http.StatusAccepted, ReplayAnswer{Run: &run})
 	huma.Register(api, start, s.startReplay)
-	describeResponse(api, start.Path, http.StatusOK, http.StatusAccepted, "The result of a dry run", ReplayAnswer{Preview: &replay.Preview{
-		Total: 4200, ByErrorType: map[string]int64{"TIMEOUT_ERROR": 4200}, ByQueue: map[string]int64{"default": 4200}, ByAge: map[string]int64{"hour": 4200}, Seconds: 8.4,
-		Unhealthy: []string{}, Samples: []replay.Sample{},
-	}})
+	describeResponse(api, start.Path, http.StatusOK, http.StatusAccepted, "The result of a dry run",
+		ReplayAnswer{Preview: &replay.Preview{
+			Total: 4200, ByErrorType: map[string]int64{"TIMEOUT_ERROR": 4200},
+			ByQueue: map[string]int64{"default": 4200}, ByAge: map[string]int64{"hour": 4200}, Seconds: 8.4,
+			Unhealthy: []string{}, Samples: []replay.Sample{},
+		}})
 
-	list := huma.Operation{OperationID: "list-replays", Method: http.MethodGet, Path: "/api/dlq/replays", Tags: tags, Summary: "List the newest replay runs", Errors: []int{503}}
+	list := huma.Operation{
+		OperationID: "list-replays", Method: http.MethodGet, Path: "/api/dlq/replays",
+		Tags: tags, Summary: "List the newest replay runs", Errors: []int{503},
+	}
 	example(&list, http.StatusOK, map[string]any{"runs": []replay.Run{run}})
 	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*runsOutput, error) {
 		runs, err := s.Replayer.List(ctx, maxRuns)
@@ -136,7 +143,10 @@ func (s *service) registerReplays(api huma.API) {
 		return out, nil
 	})
 
-	get := huma.Operation{OperationID: "get-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}", Tags: tags, Summary: "Get a replay run, with its progress or report", Errors: []int{404, 422, 503}}
+	get := huma.Operation{
+		OperationID: "get-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}", Tags: tags,
+		Summary: "Get a replay run, with its progress or report", Errors: []int{404, 422, 503},
+	}
 	example(&get, http.StatusOK, run)
 	huma.Register(api, get, func(ctx context.Context, in *RunInput) (*runOutput, error) { return s.run(ctx, in.ID, nil) })
 
@@ -144,7 +154,9 @@ func (s *service) registerReplays(api huma.API) {
 		OperationID: "list-replay-entries", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/entries", Tags: tags,
 		Summary: "List the entries of a replay run, with their outcomes", Errors: []int{404, 422, 503},
 	}
-	example(&entries, http.StatusOK, RunEntriesPage{Entries: []replay.RunEntry{{ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending", Queue: "payments", Kind: "payment.captured"}}})
+	example(&entries, http.StatusOK,
+		RunEntriesPage{Entries: []replay.RunEntry{{ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending",
+			Queue: "payments", Kind: "payment.captured"}}})
 	huma.Register(api, entries, s.runEntries)
 
 	for _, verb := range []struct{ name, summary string }{
@@ -158,7 +170,10 @@ func (s *service) registerReplays(api huma.API) {
 		}
 		example(&op, http.StatusOK, run)
 		huma.Register(api, op, func(ctx context.Context, in *runActionInput) (*runOutput, error) {
-			return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.Control(ctx, id, verb.name, in.Body.act(ctx).Actor) })
+			return s.run(ctx, in.ID, func(id uuid.UUID) error {
+				return s.Replayer.Control(ctx, id, verb.name,
+					in.Body.act(ctx).Actor)
+			})
 		})
 	}
 	rate := huma.Operation{
@@ -167,12 +182,16 @@ func (s *service) registerReplays(api huma.API) {
 	}
 	example(&rate, http.StatusOK, run)
 	huma.Register(api, rate, func(ctx context.Context, in *rateInput) (*runOutput, error) {
-		return s.run(ctx, in.ID, func(id uuid.UUID) error { return s.Replayer.SetRate(ctx, id, in.Body.Rate, in.Body.act(ctx).Actor) })
+		return s.run(ctx, in.ID, func(id uuid.UUID) error {
+			return s.Replayer.SetRate(ctx, id, in.Body.Rate,
+				in.Body.act(ctx).Actor)
+		})
 	})
 
 	events := huma.Operation{
 		OperationID: "follow-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/events", Tags: tags,
-		Summary: "Stream the progress of a replay run: one event a second, and the report when it ends", Errors: []int{404, 422},
+		Summary: "Stream the progress of a replay run: one event a second, and the report when it ends",
+		Errors:  []int{404, 422},
 	}
 	events.Middlewares = huma.Middlewares{s.refuseUnknownRun(api)}
 	sse.Register(api, events, map[string]any{"progress": replay.Run{}, "ended": EndedRun{}}, s.followReplay)
@@ -185,8 +204,10 @@ const maxRuns = 50
 func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayAnswerOutput, error) {
 	body := &in.Body
 	request := &replay.Request{
-		All: body.All, NewestFirst: body.Order == "newest", BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
-		Queue: body.Queue, Destination: body.Destination, Checkpoint: body.Checkpoint, Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
+		All: body.All, NewestFirst: body.Order == "newest",
+		BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
+		Queue: body.Queue, Destination: body.Destination, Checkpoint: body.Checkpoint,
+		Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
 	}
 	var err error
 	if request.Filter, err = body.Filter.resolve(ctx); err != nil {

@@ -63,20 +63,23 @@ type endedOutput struct{ Body EndedSessions }
 func (s *service) registerSessions(api huma.API) {
 	tags := []string{"sessions"}
 	list := huma.Operation{
-		OperationID: "list-sessions", Method: http.MethodGet, Path: SessionsPath, Tags: tags, Summary: "List browser sessions",
+		OperationID: "list-sessions", Method: http.MethodGet,
+		Path: SessionsPath, Tags: tags, Summary: "List browser sessions",
 		Description: "Returns the caller's sessions. An admin of all queues and kinds sees the sessions of all users.",
 		Errors:      []int{503},
 	}
 	at := time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC)
 	shown := &sessionsOutput{}
 	shown.Body.Sessions = []Session{{
-		ID: "0198a0b0-0000-7000-8000-000000000000", Name: "kim@example.com", Via: access.ViaOIDC, Address: "192.0.2.7", Agent: "Mozilla/5.0", CreatedAt: at, SeenAt: at.Add(time.Hour), ExpiresAt: at.Add(13 * time.Hour), Current: true,
+		ID: "0198a0b0-0000-7000-8000-000000000000", Name: "kim@example.com", Via: access.ViaOIDC, Address: "192.0.2.7",
+		Agent: "Mozilla/5.0", CreatedAt: at, SeenAt: at.Add(time.Hour), ExpiresAt: at.Add(13 * time.Hour), Current: true,
 	}}
 	example(&list, http.StatusOK, shown.Body)
 	huma.Register(api, list, s.listSessions)
 
 	end := huma.Operation{
-		OperationID: "end-session", Method: http.MethodDelete, Path: SessionsPath + "/{id}", Tags: tags, Summary: "End a session",
+		OperationID: "end-session", Method: http.MethodDelete,
+		Path: SessionsPath + "/{id}", Tags: tags, Summary: "End a session",
 		Description: "Every process rejects the session within five seconds. Callers end their own sessions; an admin " +
 			"of all queues and kinds ends any session.",
 		Errors: []int{404, 422, 503},
@@ -98,7 +101,8 @@ func (s *service) registerSessions(api huma.API) {
 	})
 
 	endAll := huma.Operation{
-		OperationID: "end-sessions", Method: http.MethodPost, Path: SessionsPath + "/end", Tags: tags, Summary: "End all sessions of a user",
+		OperationID: "end-sessions", Method: http.MethodPost,
+		Path: SessionsPath + "/end", Tags: tags, Summary: "End all sessions of a user",
 		Description: "Ends all sessions of the caller. An admin of all queues and kinds can name another user.",
 		Errors:      []int{400, 403, 422, 503},
 	}
@@ -147,7 +151,8 @@ func (s *service) listSessions(ctx context.Context, in *sessionsInput) (*session
 	}
 	for _, one := range sessions {
 		out.Body.Sessions = append(out.Body.Sessions, Session{
-			ID: one.ID, Name: one.Name, Via: one.Via, Address: one.Address, Agent: one.Agent, CreatedAt: one.CreatedAt, SeenAt: one.SeenAt, ExpiresAt: one.ExpiresAt, Current: one.ID == p.Session,
+			ID: one.ID, Name: one.Name, Via: one.Via, Address: one.Address, Agent: one.Agent,
+			CreatedAt: one.CreatedAt, SeenAt: one.SeenAt, ExpiresAt: one.ExpiresAt, Current: one.ID == p.Session,
 		})
 	}
 	return out, nil

@@ -71,8 +71,14 @@ type revokedOutput struct {
 func (s *service) registerTokens(api huma.API) {
 	tags := []string{"tokens"}
 	at := time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC)
-	shown := Token{Token: access.Token{ID: entryExample, Name: "ci", Role: access.Sender, Queues: []string{"payments*"}, CreatedBy: "kim", CreatedAt: at, ExpiresAt: new(at.Add(defaultTokenLife))}, State: "active"}
-	list := huma.Operation{OperationID: "list-tokens", Method: http.MethodGet, Path: TokensPath, Tags: tags, Summary: "List tokens, without their secrets", Errors: []int{503}}
+	shown := Token{Token: access.Token{
+		ID: entryExample, Name: "ci", Role: access.Sender, Queues: []string{"payments*"},
+		CreatedBy: "kim", CreatedAt: at, ExpiresAt: new(at.Add(defaultTokenLife)),
+	}, State: "active"}
+	list := huma.Operation{
+		OperationID: "list-tokens", Method: http.MethodGet, Path: TokensPath,
+		Tags: tags, Summary: "List tokens, without their secrets", Errors: []int{503},
+	}
 	example(&list, http.StatusOK, map[string]any{"tokens": []Token{shown}})
 	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*tokensOutput, error) {
 		tokens, err := s.Access.Tokens.List(ctx)
@@ -88,7 +94,8 @@ func (s *service) registerTokens(api huma.API) {
 	})
 
 	create := huma.Operation{
-		OperationID: "create-token", Method: http.MethodPost, Path: TokensPath, Tags: tags, Summary: "Create a token", DefaultStatus: http.StatusCreated,
+		OperationID: "create-token", Method: http.MethodPost, Path: TokensPath,
+		Tags: tags, Summary: "Create a token", DefaultStatus: http.StatusCreated,
 		Description: "The secret is only in this response: the database stores a hash. The creator of a token cannot " +
 			"approve requests of its holder. If the policy requires approvals, only \"dlqd tokens create\" creates tokens " +
 			"of operators and admins; this answers 403.",
@@ -98,7 +105,8 @@ func (s *service) registerTokens(api huma.API) {
 	huma.Register(api, create, s.createToken)
 
 	revoke := huma.Operation{
-		OperationID: "revoke-token", Method: http.MethodDelete, Path: TokensPath + "/{id}", Tags: tags, Summary: "Revoke a token",
+		OperationID: "revoke-token", Method: http.MethodDelete,
+		Path: TokensPath + "/{id}", Tags: tags, Summary: "Revoke a token",
 		Description: "Every process rejects the token within five seconds.", Errors: []int{404, 422, 503},
 	}
 	example(&revoke, http.StatusOK, map[string]string{"revoked": entryExample})
@@ -126,10 +134,15 @@ func (s *service) createToken(ctx context.Context, in *newTokenInput) (*madeToke
 	if b.Expires != "" {
 		var err error
 		if life, err = policy.ParseDuration(b.Expires); err != nil || life <= 0 || life > maxTokenLife {
-			return nil, huma.Error422UnprocessableEntity("invalid duration", &huma.ErrorDetail{Location: "body.expires", Message: "must be a duration such as 12h or 30d, at most ten years", Value: b.Expires})
+			return nil, huma.Error422UnprocessableEntity("invalid duration", &huma.ErrorDetail{
+				Location: "body.expires", Message: "must be a duration such as 12h or 30d, at most ten years", Value: b.Expires,
+			})
 		}
 	}
-	token := access.Token{Name: b.Name, Role: access.Role(b.Role), Queues: b.Queues, Kinds: b.Kinds, Sources: b.Sources, Note: b.Note, ExpiresAt: new(time.Now().Add(life))}
+	token := access.Token{
+		Name: b.Name, Role: access.Role(b.Role), Queues: b.Queues, Kinds: b.Kinds,
+		Sources: b.Sources, Note: b.Note, ExpiresAt: new(time.Now().Add(life)),
+	}
 	if err := token.Check(); err != nil {
 		return nil, huma.Error422UnprocessableEntity(err.Error())
 	}

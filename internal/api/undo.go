@@ -47,10 +47,12 @@ func (s *service) registerUndo(api huma.API) {
 	id := uuid.MustParse(entryExample)
 	get := huma.Operation{
 		OperationID: "get-operation", Method: http.MethodGet, Path: "/api/dlq/operations/{id}", Tags: tags,
-		Summary: "Get an operator's action: its filter, the entries that it changed, and why it left others unchanged", Errors: []int{404, 422, 503},
+		Summary: "Get an operator's action: its filter, the entries that it changed, and why it left others unchanged",
+		Errors:  []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, OperationDetail{Operation: deadletter.Operation{
-		ID: id, Action: "discard", Filter: []byte(`{"queue":["payments"]}`), Actor: "kim", DBUser: "dlqd", StartedAt: at, LastAt: at, Looked: 812, Changed: 810, Unchanged: map[string]int64{"cannot discard from dlq_processing": 2},
+		ID: id, Action: "discard", Filter: []byte(`{"queue":["payments"]}`), Actor: "kim", DBUser: "dlqd", StartedAt: at,
+		LastAt: at, Looked: 812, Changed: 810, Unchanged: map[string]int64{"cannot discard from dlq_processing": 2},
 	}, Entries: []deadletter.Touched{{ID: id, Changed: true, Reason: "discarded"}}})
 	huma.Register(api, get, func(ctx context.Context, in *operationInput) (*operationOutput, error) {
 		var after *uuid.UUID
@@ -79,7 +81,9 @@ func (s *service) registerUndo(api huma.API) {
 			"resolved ones become dlq_manual. Entries that have changed since are left unchanged.",
 		Errors: []int{400, 404, 409, 422, 503},
 	}
-	example(&undo, http.StatusOK, deadletter.Undone{Operation: id, Looked: 810, Changed: 808, Became: map[string]int64{"dlq_manual": 808}})
+	example(&undo, http.StatusOK, deadletter.Undone{
+		Operation: id, Looked: 810, Changed: 808, Became: map[string]int64{"dlq_manual": 808},
+	})
 	huma.Register(api, undo, func(ctx context.Context, in *undoInput) (*undoOutput, error) {
 		undone, err := s.Store.Undo(ctx, uuid.MustParse(in.ID), in.Body.act(ctx))
 		if err != nil {

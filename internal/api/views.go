@@ -63,8 +63,14 @@ type deleteViewInput struct {
 func (s *service) registerViews(api huma.API) {
 	tags := []string{"saved views"}
 	createdAt := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
-	shown := savedview.SavedView{Name: "bank outages", Owner: "kim", Query: "class:outage queue:payments", Columns: []string{}, Shared: true, CreatedAt: createdAt, UpdatedAt: createdAt}
-	list := huma.Operation{OperationID: "list-views", Method: http.MethodGet, Path: ViewsPath, Tags: tags, Summary: "List the caller's saved views, and those that others share", Errors: []int{422, 503}}
+	shown := savedview.SavedView{
+		Name: "bank outages", Owner: "kim", Query: "class:outage queue:payments",
+		Columns: []string{}, Shared: true, CreatedAt: createdAt, UpdatedAt: createdAt,
+	}
+	list := huma.Operation{
+		OperationID: "list-views", Method: http.MethodGet, Path: ViewsPath, Tags: tags,
+		Summary: "List the caller's saved views, and those that others share", Errors: []int{422, 503},
+	}
 	example(&list, http.StatusOK, map[string]any{"views": []savedview.SavedView{shown}})
 	huma.Register(api, list, func(ctx context.Context, in *viewsInput) (out *viewsOutput, err error) {
 		out = &viewsOutput{}
@@ -74,12 +80,19 @@ func (s *service) registerViews(api huma.API) {
 		return out, nil
 	})
 
-	get := huma.Operation{OperationID: "get-view", Method: http.MethodGet, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Get a saved view", Errors: []int{404, 422, 503}}
+	get := huma.Operation{
+		OperationID: "get-view", Method: http.MethodGet, Path: ViewsPath + "/{name}",
+		Tags: tags, Summary: "Get a saved view", Errors: []int{404, 422, 503},
+	}
 	example(&get, http.StatusOK, shown)
-	huma.Register(api, get, func(ctx context.Context, in *viewInput) (*viewOutput, error) { return s.view(ctx, in.Name, in.Actor) })
+	huma.Register(api, get, func(ctx context.Context, in *viewInput) (*viewOutput, error) {
+		return s.view(ctx,
+			in.Name, in.Actor)
+	})
 
 	save := huma.Operation{
-		OperationID: "save-view", Method: http.MethodPut, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Create or replace a saved view",
+		OperationID: "save-view", Method: http.MethodPut, Path: ViewsPath + "/{name}",
+		Tags: tags, Summary: "Create or replace a saved view",
 		Description: "A user has at most 100 views. Answers 409 if another user shares a view of the same name.",
 		Errors:      []int{400, 403, 409, 422, 503},
 	}
@@ -95,7 +108,9 @@ func (s *service) registerViews(api huma.API) {
 		if _, err := mergeText(ctx, filter.Filter{}, "body.query", in.Body.Query); err != nil {
 			return nil, err
 		}
-		v := savedview.SavedView{Name: in.Name, Query: in.Body.Query, Columns: in.Body.Columns, Order: in.Body.Order, Shared: in.Body.Shared}
+		v := savedview.SavedView{
+			Name: in.Name, Query: in.Body.Query, Columns: in.Body.Columns, Order: in.Body.Order, Shared: in.Body.Shared,
+		}
 		if err := s.Views.Save(ctx, &v, (&Action{Actor: in.Body.Actor}).person(ctx).Actor); err != nil {
 			return nil, s.problem(ctx, err)
 		}
@@ -103,7 +118,8 @@ func (s *service) registerViews(api huma.API) {
 	})
 
 	remove := huma.Operation{
-		OperationID: "delete-view", Method: http.MethodDelete, Path: ViewsPath + "/{name}", Tags: tags, Summary: "Delete a saved view", DefaultStatus: http.StatusNoContent, Errors: []int{403, 404, 422, 503},
+		OperationID: "delete-view", Method: http.MethodDelete, Path: ViewsPath + "/{name}", Tags: tags,
+		Summary: "Delete a saved view", DefaultStatus: http.StatusNoContent, Errors: []int{403, 404, 422, 503},
 	}
 	huma.Register(api, remove, func(ctx context.Context, in *deleteViewInput) (*struct{}, error) {
 		actor := (&Action{Actor: in.Actor}).person(ctx).Actor

@@ -101,7 +101,9 @@ func (s *Store) Request(ctx context.Context, operation string, request any, by P
 	}
 	var id uuid.UUID
 	if err := s.inTx(ctx, func(q *dbsqlc.Queries) (err error) {
-		id, err = q.RequestApproval(ctx, dbsqlc.RequestApprovalParams{Operation: operation, Request: raw, Note: by.Note, Actor: by.Actor, OnBehalfOf: by.OnBehalfOf, TokenBy: by.TokenBy})
+		id, err = q.RequestApproval(ctx, dbsqlc.RequestApprovalParams{
+			Operation: operation, Request: raw, Note: by.Note, Actor: by.Actor, OnBehalfOf: by.OnBehalfOf, TokenBy: by.TokenBy,
+		})
 		return err
 	}); err != nil {
 		return nil, err
@@ -116,7 +118,9 @@ func (s *Store) Approve(ctx context.Context, id uuid.UUID, expect int64, by Pers
 		defer s.Wake()
 	}
 	return s.inTx(ctx, func(q *dbsqlc.Queries) error {
-		return q.Approve(ctx, dbsqlc.ApproveParams{ID: id, Expect: expect, Note: by.Note, Actor: by.Actor, OnBehalfOf: by.OnBehalfOf, TokenBy: by.TokenBy})
+		return q.Approve(ctx, dbsqlc.ApproveParams{
+			ID: id, Expect: expect, Note: by.Note, Actor: by.Actor, OnBehalfOf: by.OnBehalfOf, TokenBy: by.TokenBy,
+		})
 	})
 }
 
@@ -141,7 +145,9 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
 		return nil, err
 	}
 	if len(list) == 0 {
-		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("approval %s: request not found", id)}
+		return nil, &deadletter.MoveError{
+			Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("approval %s: request not found", id),
+		}
 	}
 	return list[0], nil
 }
@@ -162,8 +168,10 @@ func (s *Store) find(ctx context.Context, which dbsqlc.ApprovalsParams) ([]*Appr
 
 func approval(row *dbsqlc.ApprovalsRow) *Approval {
 	a := &Approval{
-		ID: row.ID, Operation: row.Operation, Request: row.Request, Entries: row.Entries, ByQueue: row.ByQueue, State: row.State, Actor: row.Actor, OnBehalfOf: row.OnBehalfOf,
-		Note: row.Note, RequestedAt: row.RequestedAt, ExpiresAt: row.ExpiresAt, DecidedBy: row.DecidedBy, DecidedAt: row.DecidedAt, Decision: row.Decision,
+		ID: row.ID, Operation: row.Operation, Request: row.Request, Entries: row.Entries,
+		ByQueue: row.ByQueue, State: row.State, Actor: row.Actor, OnBehalfOf: row.OnBehalfOf,
+		Note: row.Note, RequestedAt: row.RequestedAt, ExpiresAt: row.ExpiresAt,
+		DecidedBy: row.DecidedBy, DecidedAt: row.DecidedAt, Decision: row.Decision,
 		Frozen: row.Frozen, Changed: row.Changed, Outcome: row.Outcome, Problem: row.Problem, EndedAt: row.EndedAt,
 	}
 	if a.State == Requested && !time.Now().Before(a.ExpiresAt) {

@@ -44,7 +44,8 @@ type Runner struct {
 // Loop returns the loop that executes approved requests.
 func (r *Runner) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "approvals", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Failing: "executing approved requests failed",
+		Name: "approvals", Interval: interval, Timeout: turnTimeout,
+		Patience: turnTimeout, Failing: "executing approved requests failed",
 		Once: func(ctx context.Context) (time.Duration, error) {
 			worked, err := r.RunOnce(ctx)
 			if worked {
@@ -77,7 +78,8 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 			case <-working.Done():
 				return
 			case <-ticks.C:
-				_ = q.ExtendReservation(working, dbsqlc.ExtendReservationParams{ID: a.ID, During: lease}) // if it fails, another process takes over
+				// if it fails, another process takes over
+				_ = q.ExtendReservation(working, dbsqlc.ExtendReservationParams{ID: a.ID, During: lease})
 			}
 		}
 	}()

@@ -26,7 +26,8 @@ func TestBatches_AreBoundedInBytes(t *testing.T) {
 		if i >= large {
 			size = 10
 		}
-		require.NoError(t, unit.Entry(t.Context(), fmt.Sprintf(`{"n": %d, "blob": %q}`, i, strings.Repeat("x", size)), time.Now()))
+		require.NoError(t, unit.Entry(t.Context(), fmt.Sprintf(`{"n": %d, "blob": %q}`, i, strings.Repeat("x", size)),
+			time.Now()))
 	}
 	m, err := unit.Close(t.Context())
 	require.NoError(t, err)

@@ -106,14 +106,17 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 
 // Rows writes a unit with the given closed entries, up to a page, and their moves. It returns the
 // ids that were written and the hashes of their rows.
-func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest, ids []uuid.UUID) (written []uuid.UUID, hashes []int64, err error) {
+func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
+	ids []uuid.UUID) (written []uuid.UUID, hashes []int64, err error) {
 	if m.Unit, _, err = a.freeName(ctx, m.Unit); err != nil {
 		return nil, nil, err
 	}
 	var rows []row
 	var moves []string
 	if err := store.InTx(ctx, func(tx postgres.DB) (err error) {
-		if rows, _, err = readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1) AND e.closed_at IS NOT NULL ORDER BY e.id", ids); err != nil {
+		if rows, _, err = readRows(ctx, tx, `SELECT 0::bigint AS seq, e.id, e.closed_at AS at,
+			hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1)
+				AND e.closed_at IS NOT NULL ORDER BY e.id`, ids); err != nil {
 			return err
 		}
 		moves, err = readMoves(ctx, tx, rows)
@@ -142,12 +145,15 @@ type row struct {
 	Line string
 }
 
-func readPage(ctx context.Context, tx postgres.DB, partition string, isAudit bool, after row) (rows []row, more bool, err error) {
+func readPage(ctx context.Context, tx postgres.DB, partition string, isAudit bool,
+	after row) (rows []row, more bool, err error) {
 	table := "dlq." + pgx.Identifier{partition}.Sanitize()
 	if isAudit {
-		return readRows(ctx, tx, "SELECT e.id AS seq, e.entry_id AS id, e.at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE (e.at, e.id) > ($2, $1) ORDER BY e.at, e.id", after.Seq, after.At)
+		return readRows(ctx, tx, "SELECT e.id AS seq, e.entry_id AS id, e.at, hashtextextended(e::text, 0) AS hash, "+
+			"to_jsonb(e)::text AS line FROM "+table+" e WHERE (e.at, e.id) > ($2, $1) ORDER BY e.at, e.id", after.Seq, after.At)
 	}
-	return readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, to_jsonb(e)::text AS line FROM "+table+" e WHERE e.id > $1 ORDER BY e.id", after.ID)
+	return readRows(ctx, tx, "SELECT 0::bigint AS seq, e.id, e.closed_at AS at, hashtextextended(e::text, 0) AS hash, "+
+		"to_jsonb(e)::text AS line FROM "+table+" e WHERE e.id > $1 ORDER BY e.id", after.ID)
 }
 
 // readRows reads the first page of a query's rows through a cursor, bounded in rows and bytes. more
@@ -233,7 +239,8 @@ func digest(line []byte) (d [16]byte) {
 // Restore returns a unit's entries to the database, or only the one with the given id, and protects
 // them from retention until the given time. Existing entries are left unchanged. It returns the
 // number of restored entries.
-func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time, act deadletter.Act) (restored int, err error) {
+func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time,
+	act deadletter.Act) (restored int, err error) {
 	found := false
 	err = a.batches(ctx, m, func(line []byte) (bool, error) {
 		if only == uuid.Nil {
@@ -259,7 +266,8 @@ func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manif
 
 // batches calls each with the entries of a unit that accept returns true for, in batches bounded in rows and
 // bytes.
-func (a *Archive) batches(ctx context.Context, m *Manifest, accept func(line []byte) (bool, error), each func([]json.RawMessage) error) error {
+func (a *Archive) batches(ctx context.Context, m *Manifest, accept func(line []byte) (bool, error),
+	each func([]json.RawMessage) error) error {
 	var batch []json.RawMessage
 	size := 0
 	if err := a.Entries(ctx, m, func(line []byte) error {

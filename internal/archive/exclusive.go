@@ -25,7 +25,8 @@ var errLostLease = errors.New("this process lost its lease on the archive: it di
 // RunExclusive runs fn while no other process writes the archive or removes what goes there. It
 // returns false if another process holds the lease for longer than wait. It holds no connection and
 // no transaction while fn runs.
-func RunExclusive(ctx context.Context, store *deadletter.Store, wait time.Duration, fn func(ctx context.Context) error) (ran bool, err error) {
+func RunExclusive(ctx context.Context, store *deadletter.Store, wait time.Duration,
+	fn func(ctx context.Context) error) (ran bool, err error) {
 	holder := uuid.New()
 	q := dbsqlc.New(store.DB())
 	take := func(ctx context.Context) (bool, error) {

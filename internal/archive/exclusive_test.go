@@ -21,7 +21,8 @@ func TestRunExclusive_TakesOverFromDeadProcess(t *testing.T) {
 	pool := postgrestest.Pool(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	take := func(holder uuid.UUID, during string) (taken bool) {
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.take_duty('archive', $1, $2::interval)", holder, during).Scan(&taken))
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.take_duty('archive', $1, $2::interval)", holder,
+			during).Scan(&taken))
 		return taken
 	}
 	runExclusive := func() (ran bool) {

@@ -75,7 +75,8 @@ type Stop struct {
 // String describes the stop in one line.
 func (s *Stop) String() string {
 	if s.Restored {
-		text := "the database was restored: replay runs, redeliveries and messages from before are held since " + s.At.UTC().Format("2006-01-02 15:04 UTC") +
+		text := "the database was restored: replay runs, redeliveries and messages from before are held since " +
+			s.At.UTC().Format("2006-01-02 15:04 UTC") +
 			" (" + s.Note + "); dlqd restored shows what may be sent twice; dlqd restored resume releases it"
 		if s.ByPerson {
 			text += "; an operator stopped all automatic redelivery too, and that stop stays"
@@ -156,7 +157,10 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 			}
 			s.Stopped.ByPerson = byPerson
 		default:
-			s.list = append(s.list, Switch{Scope: row.Scope, Name: row.Name, Enabled: row.Enabled, Include: row.Include, Source: FromOperator, At: row.At, Actor: row.Actor, Note: note})
+			s.list = append(s.list, Switch{
+				Scope: row.Scope, Name: row.Name, Enabled: row.Enabled, Include: row.Include,
+				Source: FromOperator, At: row.At, Actor: row.Actor, Note: note,
+			})
 		}
 	}
 	s.addDefaults(p)
@@ -182,7 +186,10 @@ func policySwitches(p *policy.Policy) []Switch {
 		switches map[string]*policy.Switch
 	}{{ScopeQueue, a.Queues}, {ScopeKind, a.Kinds}, {ScopeClass, a.Classes}} {
 		for _, name := range slices.Sorted(maps.Keys(m.switches)) {
-			list = append(list, Switch{Scope: m.scope, Name: name, Enabled: m.switches[name].Enabled, Include: m.switches[name].Include, Source: FromPolicy})
+			list = append(list, Switch{
+				Scope: m.scope, Name: name, Enabled: m.switches[name].Enabled,
+				Include: m.switches[name].Include, Source: FromPolicy,
+			})
 		}
 	}
 	if a.All != nil {

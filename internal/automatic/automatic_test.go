@@ -60,29 +60,46 @@ func TestSwitches(t *testing.T) {
 		{name: "for another queue", attached: true, sets: []operatorSwitch{{"queue", "mail", true, nil}}, entry: job},
 		{name: "for its kind", attached: true, sets: []operatorSwitch{{"kind", "report.*", true, nil}}, entry: job, on: true},
 		{name: "for another kind", attached: true, sets: []operatorSwitch{{"kind", "report_*", true, nil}}, entry: job},
-		{name: "for its class", attached: true, sets: []operatorSwitch{{"class", "transient", true, nil}}, entry: job, on: true},
-		{name: "off wins", attached: true, sets: []operatorSwitch{{"queue", "mails", true, nil}, {"class", "transient", false, nil}}, entry: job},
-		{name: "off wins over all", sets: []operatorSwitch{{"all", "", true, nil}, {"kind", "*daily", false, nil}}, entry: job},
-		{name: "off for all, on for its queue", sets: []operatorSwitch{{"all", "", false, nil}, {"queue", "mails", true, nil}}, entry: job, on: true},
+		{name: "for its class", attached: true, sets: []operatorSwitch{{"class", "transient", true, nil}},
+			entry: job, on: true},
+		{name: "off wins", attached: true, sets: []operatorSwitch{{"queue", "mails", true, nil},
+			{"class", "transient", false, nil}}, entry: job},
+		{name: "off wins over all", sets: []operatorSwitch{{"all", "", true, nil}, {"kind", "*daily", false, nil}},
+			entry: job},
+		{name: "off for all, on for its queue", sets: []operatorSwitch{{"all", "", false, nil},
+			{"queue", "mails", true, nil}}, entry: job, on: true},
 		{name: "off for all, by an operator", sets: []operatorSwitch{{"all", "", false, nil}}, entry: messageEntry},
-		{name: "off for its queue", attached: true, sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: messageEntry},
+		{name: "off for its queue", attached: true, sets: []operatorSwitch{{"queue", "mails", false, nil}},
+			entry: messageEntry},
 		{name: "by policy", attached: true, policy: "queues: {mails: {enabled: true}}", entry: job, on: true},
-		{name: "an operator's switch overrides the policy", attached: true, policy: "queues: {mails: {enabled: true}}", sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: job},
-		{name: "on by policy, a class off by an operator", policy: "all: {enabled: true}", sets: []operatorSwitch{{"class", "transient", false, nil}}, entry: job},
+		{name: "an operator's switch overrides the policy", attached: true, policy: "queues: {mails: {enabled: true}}",
+			sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: job},
+		{name: "on by policy, a class off by an operator", policy: "all: {enabled: true}",
+			sets: []operatorSwitch{{"class", "transient", false, nil}}, entry: job},
 		{name: "policy off", policy: "all: {enabled: false}", entry: messageEntry},
 		{name: "stopped", sets: []operatorSwitch{{"queue", "mails", true, nil}}, stopped: true, entry: job},
 		{name: "stopped, message", stopped: true, entry: messageEntry},
 		{name: "one attempt", entry: single, on: true, manualRule: "single-attempt"},
-		{name: "one attempt, included", sets: []operatorSwitch{{"all", "", true, []string{"single-attempt"}}}, entry: single, on: true},
-		{name: "one attempt, included for another queue", sets: []operatorSwitch{{"queue", "mail", true, []string{"single-attempt"}}}, entry: single, on: true, manualRule: "single-attempt"},
-		{name: "one attempt, backfilled is included", policy: "all: {enabled: true, include: [backfilled]}", entry: single, on: true, manualRule: "single-attempt"},
-		{name: "one attempt, unparked by an operator", entry: with(single, func(e *automatic.Entry) { e.Unparked = true }), on: true},
-		{name: "one attempt of a message", entry: with(messageEntry, func(e *automatic.Entry) { e.SingleAttempt = true }), on: true},
+		{name: "one attempt, included", sets: []operatorSwitch{{"all", "", true, []string{"single-attempt"}}},
+			entry: single, on: true},
+		{name: "one attempt, included for another queue",
+			sets:  []operatorSwitch{{"queue", "mail", true, []string{"single-attempt"}}},
+			entry: single, on: true, manualRule: "single-attempt"},
+		{name: "one attempt, backfilled is included", policy: "all: {enabled: true, include: [backfilled]}", entry: single,
+			on: true, manualRule: "single-attempt"},
+		{name: "one attempt, unparked by an operator", entry: with(single, func(e *automatic.Entry) { e.Unparked = true }),
+			on: true},
+		{name: "one attempt of a message", entry: with(messageEntry, func(e *automatic.Entry) { e.SingleAttempt = true }),
+			on: true},
 		{name: "backfilled", attached: true, entry: old, manualRule: "backfilled"},
-		{name: "backfilled, included by policy", attached: true, policy: "kinds: {'report.*': {enabled: true, include: [backfilled]}}", entry: old, on: true},
-		{name: "both, one is included", sets: []operatorSwitch{{"kind", "report.*", true, []string{"backfilled"}}}, entry: both, on: true, manualRule: "single-attempt"},
-		{name: "both are included, by two switches", policy: "all: {enabled: true, include: [backfilled]}", sets: []operatorSwitch{{"queue", "mails", true, []string{"single-attempt"}}}, entry: both, on: true},
-		{name: "included, and off by another switch", policy: "all: {enabled: true, include: [backfilled]}", sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: old},
+		{name: "backfilled, included by policy", attached: true, policy: "kinds: {'report.*': {enabled: true, include: " +
+			"[backfilled]}}", entry: old, on: true},
+		{name: "both, one is included", sets: []operatorSwitch{{"kind", "report.*", true, []string{"backfilled"}}},
+			entry: both, on: true, manualRule: "single-attempt"},
+		{name: "both are included, by two switches", policy: "all: {enabled: true, include: [backfilled]}",
+			sets: []operatorSwitch{{"queue", "mails", true, []string{"single-attempt"}}}, entry: both, on: true},
+		{name: "included, and off by another switch", policy: "all: {enabled: true, include: [backfilled]}",
+			sets: []operatorSwitch{{"queue", "mails", false, nil}}, entry: old},
 	} {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
@@ -100,7 +117,9 @@ func TestSwitches(t *testing.T) {
 			require.NoError(t, err)
 		}
 		for _, s := range test.sets {
-			require.NoError(t, q.SetAutomatic(t.Context(), dbsqlc.SetAutomaticParams{Scope: s.scope, Name: s.name, Enabled: s.enabled, Include: append([]string{}, s.include...), Actor: "kim"}), test.name)
+			require.NoError(t, q.SetAutomatic(t.Context(), dbsqlc.SetAutomaticParams{
+				Scope: s.scope, Name: s.name, Enabled: s.enabled, Include: append([]string{}, s.include...), Actor: "kim",
+			}), test.name)
 		}
 		if test.stopped {
 			require.NoError(t, q.StopAutomatic(t.Context(), dbsqlc.StopAutomaticParams{Actor: "kim"}))
@@ -115,7 +134,8 @@ func TestSwitches(t *testing.T) {
 		require.Equal(t, test.on && test.manualRule == "", verdict.On, test.name)
 		require.NotEmpty(t, verdict.Reason, test.name)
 		var bySQL bool
-		require.NoError(t, tx.QueryRow(t.Context(), "SELECT dlq.automatic_for($1, $2, $3, $4)", test.entry.Queue, test.entry.Kind, test.entry.Class, test.entry.JobKind).Scan(&bySQL))
+		require.NoError(t, tx.QueryRow(t.Context(), "SELECT dlq.automatic_for($1, $2, $3, $4)", test.entry.Queue,
+			test.entry.Kind, test.entry.Class, test.entry.JobKind).Scan(&bySQL))
 		require.Equal(t, test.on, bySQL, "%s: SQL does not check for manual handling", test.name)
 		require.NoError(t, tx.Rollback(t.Context()))
 	}
@@ -130,16 +150,21 @@ func TestSwitches_ChangesAreAudited(t *testing.T) {
 		return text
 	}
 	for _, sql := range []string{
-		"SELECT dlq.set_automatic('queue', 'mails', true, '{single-attempt}', 'kim', 'tried it')", "SELECT dlq.set_automatic('queue', 'mails', false, p_actor => 'ada')",
-		"SELECT dlq.reset_automatic('queue', 'mails', 'kim')", "SELECT dlq.reset_automatic('queue', 'mails', 'kim')", "SELECT dlq.stop_automatic('kim', 'a release')", "SELECT dlq.resume_automatic('kim')",
+		"SELECT dlq.set_automatic('queue', 'mails', true, '{single-attempt}', 'kim', 'tried it')",
+		"SELECT dlq.set_automatic('queue', 'mails', false, p_actor => 'ada')",
+		"SELECT dlq.reset_automatic('queue', 'mails', 'kim')", "SELECT dlq.reset_automatic('queue', 'mails', 'kim')",
+		"SELECT dlq.stop_automatic('kim', 'a release')", "SELECT dlq.resume_automatic('kim')",
 	} {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err, sql)
 	}
-	require.Equal(t, "queue mails true {single-attempt} kim tried it|queue mails false {} ada -|queue mails - - kim -|stop  true {} kim a release|stop  - - kim -",
-		text(`SELECT string_agg(concat_ws(' ', scope, name, coalesce(enabled::text, '-'), coalesce(include::text, '-'), actor, coalesce(note, '-')), '|' ORDER BY id) FROM dlq.automatic_changes`))
+	require.Equal(t, "queue mails true {single-attempt} kim tried it|queue mails false {} ada -|queue mails - - kim "+
+		"-|stop  true {} kim a release|stop  - - kim -",
+		text(`SELECT string_agg(concat_ws(' ', scope, name, coalesce(enabled::text, '-'), coalesce(include::text, '-'), actor,
+			coalesce(note, '-')), '|' ORDER BY id) FROM dlq.automatic_changes`))
 	require.Equal(t, "0", text("SELECT count(*)::text FROM dlq.automatic_changes WHERE origin IS NULL OR db_user IS NULL"))
-	require.Equal(t, "all  t default", text("SELECT string_agg(concat_ws(' ', scope, name, enabled, source), '|') FROM dlq.automatic"))
+	require.Equal(t, "all  t default",
+		text("SELECT string_agg(concat_ws(' ', scope, name, enabled, source), '|') FROM dlq.automatic"))
 	for sql, want := range map[string]string{
 		"SELECT dlq.set_automatic('topic', 'x', true)":                  `there is no switch for topic "x"`,
 		"SELECT dlq.set_automatic('all', 'x', true)":                    `there is no switch for all "x"`,

@@ -61,14 +61,22 @@ func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overv
 	if err != nil {
 		return nil, err
 	}
-	overview := &Overview{Stopped: switches.Stopped, Attached: switches.Attached, Switches: switches.List(), Observed: []ObservedGroup{}, Changes: []SwitchChange{}}
+	overview := &Overview{
+		Stopped: switches.Stopped, Attached: switches.Attached, Switches: switches.List(),
+		Observed: []ObservedGroup{}, Changes: []SwitchChange{},
+	}
 	for i := range rows {
 		r := &rows[i]
 		on := switches.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind}).On
-		overview.Observed = append(overview.Observed, ObservedGroup{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: on})
+		overview.Observed = append(overview.Observed, ObservedGroup{
+			Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: on,
+		})
 	}
 	for _, c := range changes {
-		overview.Changes = append(overview.Changes, SwitchChange{At: c.At, Scope: c.Scope, Name: c.Name, Enabled: c.Enabled, Include: c.Include, Actor: c.Actor, DBUser: c.DbUser, Origin: c.Origin, Note: c.Note})
+		overview.Changes = append(overview.Changes, SwitchChange{
+			At: c.At, Scope: c.Scope, Name: c.Name, Enabled: c.Enabled, Include: c.Include,
+			Actor: c.Actor, DBUser: c.DbUser, Origin: c.Origin, Note: c.Note,
+		})
 	}
 	return overview, nil
 }
@@ -126,7 +134,9 @@ func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, inc
 		return next
 	}
 	if enabled != nil {
-		next.list = append(next.list, Switch{Scope: scope, Name: name, Enabled: *enabled, Include: include, Source: FromOperator})
+		next.list = append(next.list, Switch{
+			Scope: scope, Name: name, Enabled: *enabled, Include: include, Source: FromOperator,
+		})
 	}
 	for _, other := range s.list {
 		if other.Source == FromOperator && (other.Scope != scope || other.Name != name) {
@@ -149,11 +159,15 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 		r := &observed[i]
 		v := s.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind})
 		if !v.On {
-			preview.addStaying(Staying{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason})
+			preview.addStaying(Staying{
+				Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Why: v.Reason,
+			})
 			continue
 		}
 		pace := p.PaceOf(r.Queue)
-		going := Going{ObservedGroup: ObservedGroup{Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: true}, PerSecond: pace.PerSecond}
+		going := Going{ObservedGroup: ObservedGroup{
+			Queue: r.Queue, Kind: r.Kind, ErrorClass: r.ErrorClass, Entries: r.Entries, Due: r.Due, On: true,
+		}, PerSecond: pace.PerSecond}
 		if r.Due > 0 {
 			until := now
 			if pace.PerSecond > 0 {
@@ -173,7 +187,10 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 	}
 	for i := range manual {
 		r := &manual[i]
-		e := Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind, Backfilled: r.CapturedBy == CapturedByBackfill, SingleAttempt: r.SingleAttempt}
+		e := Entry{
+			Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind,
+			Backfilled: r.CapturedBy == CapturedByBackfill, SingleAttempt: r.SingleAttempt,
+		}
 		v := s.Of(&e)
 		why := v.Reason
 		if v.ManualRule == "" {
@@ -189,14 +206,17 @@ func Check(ctx context.Context, db postgres.DB, scope, name string, enabled *boo
 	if scope == ScopeStop {
 		return nil
 	}
-	return dbsqlc.New(db).CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...)})
+	return dbsqlc.New(db).CheckAutomatic(ctx, dbsqlc.CheckAutomaticParams{
+		Scope: scope, Name: name, Enabled: enabled == nil || *enabled, Include: append([]string{}, include...),
+	})
 }
 
 // Change changes the switch for all, a queue, a kind or a class, or stops or resumes all automatic
 // redelivery (ScopeStop). A nil enabled removes the switch. All processes follow the change when
 // Change returns. Exception: a stop does not fail if a worker's transaction does not end within 5 s;
 // that transaction may still redeliver.
-func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor, note string) error {
+func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor,
+	note string) error {
 	var err error
 	switch {
 	case scope == ScopeStop && enabled != nil:
@@ -204,9 +224,13 @@ func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bo
 	case scope == ScopeStop:
 		_, err = dbsqlc.New(db).ResumeAutomatic(ctx, dbsqlc.ResumeAutomaticParams{Actor: actor, Note: note})
 	case enabled != nil:
-		err = dbsqlc.New(db).SetAutomatic(ctx, dbsqlc.SetAutomaticParams{Scope: scope, Name: name, Enabled: *enabled, Include: append([]string{}, include...), Actor: actor, Note: note})
+		err = dbsqlc.New(db).SetAutomatic(ctx, dbsqlc.SetAutomaticParams{
+			Scope: scope, Name: name, Enabled: *enabled, Include: append([]string{}, include...), Actor: actor, Note: note,
+		})
 	default:
-		_, err = dbsqlc.New(db).ResetAutomatic(ctx, dbsqlc.ResetAutomaticParams{Scope: scope, Name: name, Actor: actor, Note: note})
+		_, err = dbsqlc.New(db).ResetAutomatic(ctx, dbsqlc.ResetAutomaticParams{
+			Scope: scope, Name: name, Actor: actor, Note: note,
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("change automatic redelivery: %w", err)

@@ -323,7 +323,10 @@ func TestGroup_IdleLoopsRunNoTurns(t *testing.T) {
 		var idle atomic.Pointer[error]
 		b := setup(t, func(c *background.Config) { c.Interval = time.Minute })
 		var looks atomic.Int64
-		b.group.Add(background.New(background.Config{Name: "look", Interval: time.Second, WhenIdle: true, Once: background.Each(func(context.Context) error { looks.Add(1); return nil })}))
+		b.group.Add(background.New(background.Config{
+			Name: "look", Interval: time.Second, WhenIdle: true,
+			Once: background.Each(func(context.Context) error { looks.Add(1); return nil }),
+		}))
 		b.group.Idle = func() error {
 			if err := idle.Load(); err != nil {
 				return *err

@@ -120,7 +120,8 @@ func (b *Breakers) Sync(ctx context.Context) error {
 	for _, row := range rows {
 		was := cmp.Or(b.shared[row.Name].State, string(Closed))
 		if was != row.State {
-			b.config.Logger.Warn("circuit breaker changed", "breaker", row.Name, "from", was, "to", row.State, "reason", row.Reason, "actor", row.ChangedBy)
+			b.config.Logger.Warn("circuit breaker changed", "breaker", row.Name, "from", was, "to", row.State, "reason",
+				row.Reason, "actor", row.ChangedBy)
 			delete(b.local, row.Name) // the counts are of an earlier period
 		}
 		b.shared[row.Name] = row
@@ -140,7 +141,8 @@ func (b *Breakers) writeUnwritten(ctx context.Context, rows []dbsqlc.BreakersRow
 	unwritten := maps.Clone(b.unwritten)
 	b.mu.Unlock()
 	for name, params := range unwritten {
-		changed := slices.ContainsFunc(rows, func(r dbsqlc.BreakersRow) bool { return r.Name == name && r.Since.After(params.Now) })
+		changed := slices.ContainsFunc(rows,
+			func(r dbsqlc.BreakersRow) bool { return r.Name == name && r.Since.After(params.Now) })
 		if !changed {
 			if _, err := b.queries.OpenBreaker(ctx, params); err != nil {
 				return written, err
@@ -278,8 +280,10 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	switch {
 	case l.streak != nil && l.streak.IsOpen():
 		reason = fmt.Sprintf("%d consecutive failures", l.settings.ConsecutiveFailures)
-	case counted.Executions() >= l.settings.MinimumCount && 100*float64(counted.Failures()) >= l.settings.FailureRate*float64(counted.Executions()):
-		reason = fmt.Sprintf("%d of %d deliveries in the last %s failed (limit %g %%)", counted.Failures(), counted.Executions(), l.settings.Window, l.settings.FailureRate)
+	case counted.Executions() >= l.settings.MinimumCount &&
+		100*float64(counted.Failures()) >= l.settings.FailureRate*float64(counted.Executions()):
+		reason = fmt.Sprintf("%d of %d deliveries in the last %s failed (limit %g %%)", counted.Failures(),
+			counted.Executions(), l.settings.Window, l.settings.FailureRate)
 	default:
 		return nil
 	}
@@ -294,8 +298,11 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 		Name: p.name, State: string(Open), Since: now, TroubleSince: &now, OpenUntil: &until,
 		Reason: reason, ChangedBy: b.config.Actor,
 	}
-	b.config.Logger.Warn("circuit breaker changed", "breaker", p.name, "from", string(Closed), "to", string(Open), "reason", reason)
-	opening := dbsqlc.OpenBreakerParams{Name: p.name, Actor: b.config.Actor, Reason: reason, For: &l.settings.OpenFor, Now: now}
+	b.config.Logger.Warn("circuit breaker changed", "breaker", p.name, "from", string(Closed), "to", string(Open),
+		"reason", reason)
+	opening := dbsqlc.OpenBreakerParams{
+		Name: p.name, Actor: b.config.Actor, Reason: reason, For: &l.settings.OpenFor, Now: now,
+	}
 	b.unwritten[p.name] = opening
 	return &opening
 }
@@ -318,7 +325,8 @@ func (b *Breakers) localOf(name string, settings policy.Breaker) *local {
 		window:   circuitbreaker.NewBuilder[any]().WithFailureRateThreshold(1, math.MaxUint, settings.Window).Build(),
 	}
 	if settings.ConsecutiveFailures > 0 {
-		l.streak = circuitbreaker.NewBuilder[any]().WithFailureThreshold(settings.ConsecutiveFailures).WithDelay(time.Hour).Build()
+		l.streak = circuitbreaker.NewBuilder[any]().WithFailureThreshold(settings.ConsecutiveFailures).WithDelay(
+			time.Hour).Build()
 	}
 	b.local[name] = l
 	return l
@@ -389,7 +397,10 @@ func (b *Breakers) Find(name string) (Status, bool) {
 // ForceOpen opens a breaker for an operator: for the given duration, or until it is reset if that
 // is 0.
 func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, during time.Duration) error {
-	params := dbsqlc.OpenBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by an operator"), Forced: true, Origin: deadletter.Origin(ctx), Now: b.config.Now()}
+	params := dbsqlc.OpenBreakerParams{
+		Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by an operator"),
+		Forced: true, Origin: deadletter.Origin(ctx), Now: b.config.Now(),
+	}
 	if during > 0 {
 		params.For = &during
 	}
@@ -401,7 +412,10 @@ func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, du
 
 // Reset closes a breaker for an operator. It reports whether the breaker was not closed before.
 func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool, error) {
-	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by an operator"), Origin: deadletter.Origin(ctx), Now: b.config.Now()})
+	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{
+		Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by an operator"),
+		Origin: deadletter.Origin(ctx), Now: b.config.Now(),
+	})
 	if err != nil {
 		return false, err
 	}

@@ -163,7 +163,8 @@ func TestBreaker_ConsecutiveFailuresOpenIt(t *testing.T) {
 	require.True(t, b.deliver(one, false), "failures from before it opened do not count")
 	b.requireState(one, breaker.Closed)
 
-	rows, err := b.pool.Query(t.Context(), "SELECT coalesce(from_state::text, '-') || ' ' || to_state::text || ' ' || actor FROM dlq.circuit_breaker_changes ORDER BY id")
+	rows, err := b.pool.Query(t.Context(), `SELECT coalesce(from_state::text, '-') || ' ' || to_state::text || ' ' || actor
+		FROM dlq.circuit_breaker_changes ORDER BY id`)
 	require.NoError(t, err)
 	var changes []string
 	for rows.Next() {
@@ -486,7 +487,8 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	}
 	count := func(states string) int {
 		var n int
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM river_job WHERE state::text = ANY (string_to_array($1, ','))", states).Scan(&n))
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM river_job
+			WHERE state::text = ANY (string_to_array($1, ','))`, states).Scan(&n))
 		return n
 	}
 	paused := func() bool {
@@ -521,7 +523,9 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	awaitState(breaker.HalfOpen)
 	require.False(t, paused())
 	// Jobs that dlqd completed do not count as outcomes of the queue.
-	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata) SELECT 'app', '{}', 'emails', 1, 'completed', now() + interval '1 minute', '{"dlq:done_by": 1}' FROM generate_series(1, 10)`)
+	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata)
+		SELECT 'app', '{}', 'emails', 1, 'completed', now() + interval '1 minute', '{"dlq:done_by": 1}'
+		FROM generate_series(1, 10)`)
 	awaitState(breaker.HalfOpen)
 	b.exec(t, "DELETE FROM river_job WHERE state = 'completed'")
 	insert(3, true)
@@ -564,7 +568,8 @@ func TestQueues_CountFailuresOnce(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {minimumCount: 4}}", "emails")
 	end := func(state, metadata string) {
-		b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata) SELECT 'app', '{}', 'emails', 1, $1::river_job_state, $2, $3::jsonb FROM generate_series(1, 4)`,
+		b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata)
+			SELECT 'app', '{}', 'emails', 1, $1::river_job_state, $2, $3::jsonb FROM generate_series(1, 4)`,
 			state, b.clock(), metadata)
 	}
 	end("cancelled", `{"cancel_attempted_at": "2026-01-01T00:00:00Z"}`)

@@ -80,7 +80,8 @@ func (w *Queues) releaseQueue(ctx context.Context, queue string) error {
 			return err
 		}
 		if _, err := q.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{
-			Name: name, Actor: w.Breakers.config.Actor, Reason: "the policy no longer names the queue", Now: w.Breakers.config.Now(),
+			Name: name, Actor: w.Breakers.config.Actor,
+			Reason: "the policy no longer names the queue", Now: w.Breakers.config.Now(),
 		}); err != nil {
 			return err
 		}
@@ -112,7 +113,9 @@ func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.
 			return w.openIfFailing(ctx, tx, q, queue, settings, row.Since, now)
 		case Open:
 			if row.OpenUntil != nil && !row.OpenUntil.After(now) {
-				if err := q.HalfOpenQueue(ctx, dbsqlc.HalfOpenQueueParams{Name: name, Now: now, Actor: w.Breakers.config.Actor}); err != nil {
+				if err := q.HalfOpenQueue(ctx, dbsqlc.HalfOpenQueueParams{
+					Name: name, Now: now, Actor: w.Breakers.config.Actor,
+				}); err != nil {
 					return err
 				}
 				return w.resume(ctx, tx, q, queue, row.Paused)
@@ -128,7 +131,8 @@ func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.
 }
 
 // openIfFailing opens a closed breaker if its queue's failure rate is too high.
-func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, since, now time.Time) error {
+func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string,
+	settings *policy.Breaker, since, now time.Time) error {
 	if !settings.Enabled {
 		return nil
 	}
@@ -145,7 +149,9 @@ func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries
 		return nil
 	}
 	reason := fmt.Sprintf("%d of %d jobs failed", ended.Failed, total)
-	if _, err := q.OpenBreaker(ctx, dbsqlc.OpenBreakerParams{Name: QueuePrefix + queue, Actor: w.Breakers.config.Actor, Reason: reason, For: &settings.OpenFor, Now: now}); err != nil {
+	if _, err := q.OpenBreaker(ctx, dbsqlc.OpenBreakerParams{
+		Name: QueuePrefix + queue, Actor: w.Breakers.config.Actor, Reason: reason, For: &settings.OpenFor, Now: now,
+	}); err != nil {
 		return err
 	}
 	return w.pause(ctx, tx, q, queue)
@@ -153,7 +159,8 @@ func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries
 
 // evaluateProbes evaluates a half-open queue: it pauses the queue once jobs run, and closes or opens the
 // breaker by their outcomes.
-func (w *Queues) evaluateProbes(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
+func (w *Queues) evaluateProbes(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string,
+	settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
 	name := QueuePrefix + queue
 	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{
 		Since: row.Since, Queue: queue, RunningSince: now.Add(-queueProbeTime),
@@ -176,13 +183,16 @@ func (w *Queues) evaluateProbes(ctx context.Context, tx pgx.Tx, q *dbsqlc.Querie
 	}
 	reason := fmt.Sprintf("%d of %d probes succeeded", ended.Succeeded, total)
 	if 100*float64(ended.Succeeded) >= settings.SuccessRate*float64(total) {
-		if _, err := q.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{Name: name, Actor: w.Breakers.config.Actor, Reason: reason, Now: now}); err != nil {
+		if _, err := q.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{
+			Name: name, Actor: w.Breakers.config.Actor, Reason: reason, Now: now,
+		}); err != nil {
 			return err
 		}
 		return w.resume(ctx, tx, q, queue, row.Paused)
 	}
 	if err := q.ReopenQueue(ctx, dbsqlc.ReopenQueueParams{
-		Name: name, Now: now, OpenUntil: now.Add(settings.OpenFor), Succeeded: int32(ended.Succeeded), Failed: int32(failed), Reason: reason, Actor: w.Breakers.config.Actor,
+		Name: name, Now: now, OpenUntil: now.Add(settings.OpenFor), Succeeded: int32(ended.Succeeded),
+		Failed: int32(failed), Reason: reason, Actor: w.Breakers.config.Actor,
 	}); err != nil {
 		return err
 	}

@@ -68,7 +68,8 @@ func New(config Config) *Conditions {
 // Loop returns the loop that measures.
 func (c *Conditions) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "conditions", Interval: c.config.Interval, Timeout: maxProbeDelay, Patience: maxProbeDelay, Once: background.Each(c.Update),
+		Name: "conditions", Interval: c.config.Interval, Timeout: maxProbeDelay,
+		Patience: maxProbeDelay, Once: background.Each(c.Update),
 		End: c.client.CloseIdleConnections, Failing: "conditions: measuring the load failed; the last measurement applies",
 	})
 }

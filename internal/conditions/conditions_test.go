@@ -33,7 +33,8 @@ func TestConditions(t *testing.T) {
 	}))
 	t.Cleanup(probed.Close)
 	rules := policytest.Load(t, policytest.Files{
-		"retry-policies": fmt.Sprintf("queues: {mails: {destination: mailer}}\ndestinations: {mailer: {url: %q, probe: {url: %q, every: 100ms}}}\n", probed.URL, probed.URL),
+		"retry-policies": fmt.Sprintf("queues: {mails: {destination: mailer}}\ndestinations: {mailer: {url: %q, probe: "+
+			"{url: %q, every: 100ms}}}\n", probed.URL, probed.URL),
 	})
 	current := func() *policy.Policy { return rules }
 	pool := postgrestest.Pool(t)
@@ -41,7 +42,8 @@ func TestConditions(t *testing.T) {
 	breakers := breaker.New(breaker.Config{DB: pool, Policy: current, Actor: "test", Logger: logger})
 	load, failure := conditions.Load{}, error(nil)
 	c := conditions.New(conditions.Config{
-		DB: pool, Policy: current, Breakers: breakers, Measure: func(context.Context) (conditions.Load, error) { return load, failure },
+		DB: pool, Policy: current, Breakers: breakers,
+		Measure: func(context.Context) (conditions.Load, error) { return load, failure },
 	})
 	want := rules.Routing.Strategies.Conditional.Conditions
 	unmetAt := func(l conditions.Load) string {
@@ -53,9 +55,11 @@ func TestConditions(t *testing.T) {
 	}
 	require.Empty(t, c.Unmet("mails", "", want), "unknown conditions delay nothing")
 	require.Empty(t, unmetAt(conditions.Load{CPU: 79.9, Memory: 84.9, Connections: 84.9}))
-	require.Equal(t, "80 % of this machine's processors are in use (must be below 80 %)", unmetAt(conditions.Load{CPU: 80}))
+	require.Equal(t, "80 % of this machine's processors are in use (must be below 80 %)",
+		unmetAt(conditions.Load{CPU: 80}))
 	require.Equal(t, "91 % of this machine's memory is in use (must be below 85 %)", unmetAt(conditions.Load{Memory: 91}))
-	require.Equal(t, "99 % of the database's connections are in use (must be below 85 %)", unmetAt(conditions.Load{Connections: 99}))
+	require.Equal(t, "99 % of the database's connections are in use (must be below 85 %)",
+		unmetAt(conditions.Load{Connections: 99}))
 	require.Empty(t, c.Unmet("mails", "", &policy.Conditions{}), "a plan without conditions has none unmet")
 	failure = errors.New("no /proc")
 	require.Contains(t, unmetAt(conditions.Load{}), "connections", "the last measurement applies")

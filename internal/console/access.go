@@ -60,9 +60,13 @@ func whereInWords(queues, kinds, sources []string) string {
 
 func (c *Console) access(in *request) (*view, error) {
 	me := in.me()
-	a := &accessPage{Admin: me.MayEverywhere(access.Admin), Why: missingRoleIn(me, access.Admin, ""), Roles: rolesInWords(), Copies: copies("dlqd whoami; dlqd sessions", "", in.curl("/api/whoami", api.SessionsPath))}
+	a := &accessPage{
+		Admin: me.MayEverywhere(access.Admin), Why: missingRoleIn(me, access.Admin, ""), Roles: rolesInWords(),
+		Copies: copies("dlqd whoami; dlqd sessions", "", in.curl("/api/whoami", api.SessionsPath)),
+	}
 	if a.Admin {
-		a.Copies = copies("dlqd whoami; dlqd sessions; dlqd tokens list", "", in.curl("/api/whoami", api.SessionsPath, api.TokensPath))
+		a.Copies = copies("dlqd whoami; dlqd sessions; dlqd tokens list", "",
+			in.curl("/api/whoami", api.SessionsPath, api.TokensPath))
 	}
 	if err := in.get("/api/whoami", nil, &a.Me); err != nil {
 		return nil, err
@@ -91,9 +95,13 @@ func (c *Console) access(in *request) (*view, error) {
 
 func (a *accessPage) summary() string {
 	if a.Me.Via == access.ViaNothing {
-		return "Authentication is off: only users of this machine can connect, and they may do everything. To turn it on, set authentication in access.yaml."
+		return "Authentication is off: only users of this machine can connect, and they may do everything. To turn it on, " +
+			"set authentication in access.yaml."
 	}
-	via := map[string]string{"token": "by a token", "socket": "as a user of this machine", "proxy": "by the proxy", "oidc": "by the OpenID Connect provider", "certificate": "by a certificate"}[a.Me.Via]
+	via := map[string]string{
+		"token": "by a token", "socket": "as a user of this machine", "proxy": "by the proxy",
+		"oidc": "by the OpenID Connect provider", "certificate": "by a certificate",
+	}[a.Me.Via]
 	if len(a.Me.Grants) == 0 {
 		return "You are " + a.Me.Name + ", authenticated " + via + ", and have no role."
 	}
@@ -109,29 +117,42 @@ func (a *accessPage) summary() string {
 func (c *Console) endSessions(in *request) (*done, error) {
 	note := in.PostFormValue("note")
 	if id := in.PostFormValue("id"); id != "" {
-		if err := in.call(http.MethodDelete, api.SessionsPath+"/"+url.PathEscape(id), url.Values{"note": {note}}, nil, nil); err != nil {
+		if err := in.call(http.MethodDelete, api.SessionsPath+"/"+url.PathEscape(id), url.Values{"note": {note}},
+			nil, nil); err != nil {
 			return nil, err
 		}
-		return &done{To: "/access#sessions", Flash: flash{Text: "The session has ended. Every process refuses it within five seconds."}}, nil
+		return &done{
+			To: "/access#sessions", Flash: flash{Text: "The session has ended. Every process refuses it within five seconds."},
+		}, nil
 	}
 	var ended api.EndedSessions
 	if err := in.post(api.SessionsPath+"/end", map[string]any{"note": note}, &ended); err != nil {
 		return nil, err
 	}
-	return &done{To: "/access#sessions", Flash: flash{Text: plural(ended.Ended, "session has", "sessions have") + " ended."}}, nil
+	return &done{
+		To: "/access#sessions", Flash: flash{Text: plural(ended.Ended, "session has", "sessions have") + " ended."},
+	}, nil
 }
 
 // changeTokens creates a token and shows its secret once, or revokes a token.
 func (c *Console) changeTokens(in *request) (*done, error) {
 	if id := in.PostFormValue("revoke"); id != "" {
-		if err := in.call(http.MethodDelete, api.TokensPath+"/"+url.PathEscape(id), url.Values{"note": {in.PostFormValue("note")}}, nil, nil); err != nil {
+		if err := in.call(http.MethodDelete, api.TokensPath+"/"+url.PathEscape(id),
+			url.Values{"note": {in.PostFormValue("note")}}, nil, nil); err != nil {
 			return nil, err
 		}
-		return &done{To: "/access#tokens", Flash: flash{Text: "The token is revoked. Every process refuses it within five seconds."}}, nil
+		return &done{
+			To: "/access#tokens", Flash: flash{Text: "The token is revoked. Every process refuses it within five seconds."},
+		}, nil
 	}
-	body := map[string]any{"name": in.PostFormValue("name"), "role": in.PostFormValue("role"), "note": in.PostFormValue("note")}
+	body := map[string]any{
+		"name": in.PostFormValue("name"), "role": in.PostFormValue("role"), "note": in.PostFormValue("note"),
+	}
 	for _, name := range []string{"queues", "kinds", "sources"} {
-		if words := strings.FieldsFunc(in.PostFormValue(name), func(r rune) bool { return r == ',' || r == ' ' || r == '\n' }); len(words) > 0 {
+		if words := strings.FieldsFunc(in.PostFormValue(name), func(r rune) bool {
+			return r == ',' || r == ' ' ||
+				r == '\n'
+		}); len(words) > 0 {
 			body[name] = words
 		}
 	}

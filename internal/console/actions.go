@@ -22,7 +22,10 @@ type moveAnswer struct {
 func (c *Console) act(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), in.PathValue("id")
 	if !slices.Contains([]string{"replay", "discard", "resolve", "park", "unpark", "reopen"}, verb) {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose replay, resolve, unpark, park, discard or reopen"}
+		return nil, &Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action",
+			Detail: "choose replay, resolve, unpark, park, discard or reopen",
+		}
 	}
 	to := "/dead-letters/" + url.PathEscape(id)
 	if from := in.PostFormValue("next"); access.LocalPath(from) {
@@ -38,9 +41,12 @@ func (c *Console) act(in *request) (*done, error) {
 	}
 	text := map[string]string{
 		"replay": "Replayed as job " + number(out.JobID) + ".", "discard": "Discarded.", "resolve": "Resolved.",
-		"park": "Parked: needs a person.", "unpark": "Unparked: dlqd decides what happens next.", "reopen": "Reopened: needs a person.",
+		"park": "Parked: needs a person.", "unpark": "Unparked: dlqd decides what happens next.",
+		"reopen": "Reopened: needs a person.",
 	}[verb]
-	return &done{To: to, Flash: flash{Text: short(id) + ": " + text, Undo: out.Undo, To: "/dead-letters/" + url.PathEscape(id)}}, nil
+	return &done{To: to, Flash: flash{
+		Text: short(id) + ": " + text, Undo: out.Undo, To: "/dead-letters/" + url.PathEscape(id),
+	}}, nil
 }
 
 // approvalRedirect returns a redirect to the approval if err says that the action needs a second person.
@@ -49,14 +55,20 @@ func approvalRedirect(err error) (*done, bool) {
 	if !ok {
 		return nil, false
 	}
-	return &done{To: "/approvals/" + needs.Approval.ID.String(), Flash: flash{Text: "This requires a second person. dlqd made a request for approval; nothing was done yet."}}, true
+	return &done{
+		To:    "/approvals/" + needs.Approval.ID.String(),
+		Flash: flash{Text: "This requires a second person. dlqd made a request for approval; nothing was done yet."},
+	}, true
 }
 
 // assign assigns a dead letter to a user, or unassigns it if the field is empty.
 func (c *Console) assign(in *request) (*done, error) {
 	id := in.PathValue("id")
 	var out moveAnswer
-	if err := in.post("/api/dlq/bulk", map[string]any{"do": "assign", "filter": map[string]any{"ids": []string{id}}, "assignee": in.PostFormValue("assignee"), "note": in.PostFormValue("note")}, &out); err != nil {
+	if err := in.post("/api/dlq/bulk", map[string]any{
+		"do": "assign", "filter": map[string]any{"ids": []string{id}},
+		"assignee": in.PostFormValue("assignee"), "note": in.PostFormValue("note"),
+	}, &out); err != nil {
 		return nil, err
 	}
 	text := "Assigned to " + in.PostFormValue("assignee") + "."
@@ -85,7 +97,10 @@ func (c *Console) edit(in *request) (*done, error) {
 	if err := in.get(path, nil, &detail); err != nil {
 		return nil, err
 	}
-	e := &edit{Entry: newDeadLetterPage(in, &detail), Payload: payload, Note: in.PostFormValue("note"), Checkpoint: in.PostFormValue("checkpoint")}
+	e := &edit{
+		Entry: newDeadLetterPage(in, &detail), Payload: payload,
+		Note: in.PostFormValue("note"), Checkpoint: in.PostFormValue("checkpoint"),
+	}
 	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
 	if !json.Valid([]byte(payload)) {
 		var syntax *json.SyntaxError
@@ -101,7 +116,9 @@ func (c *Console) edit(in *request) (*done, error) {
 	// A payload is sent only after a preview of the same payload.
 	if in.PostFormValue("confirmed") == "" || in.PostFormValue("seen") != payload {
 		e.Changed = in.PostFormValue("confirmed") != ""
-		err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "filter": map[string]any{"ids": []string{id}}, "patch": patch}, &e.Preview)
+		err := in.post("/api/dlq/replay", map[string]any{
+			"dryRun": true, "filter": map[string]any{"ids": []string{id}}, "patch": patch,
+		}, &e.Preview)
 		if problem, ok := errors.AsType[*Problem](err); ok {
 			e.Problem, v.Status = problem, problem.Status
 		} else if err != nil {
@@ -125,7 +142,10 @@ func (c *Console) edit(in *request) (*done, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: "Replayed with edits as job " + number(out.JobID) + ". The original is below."}}, nil
+	return &done{
+		To:    "/dead-letters/" + url.PathEscape(id),
+		Flash: flash{Text: "Replayed with edits as job " + number(out.JobID) + ". The original is below."},
+	}, nil
 }
 
 // placeOf returns the line and column of an offset in a text.
@@ -166,10 +186,13 @@ func (c *Console) undo(in *request) (*done, error) {
 // reveal shows a dead letter unmasked, once. The API requires a note and records it.
 func (c *Console) reveal(in *request) (*done, error) {
 	var detail api.EntryDetail
-	if err := in.post("/api/dlq/entries/"+url.PathEscape(in.PathValue("id"))+"/reveal", map[string]any{"note": in.PostFormValue("note")}, &detail); err != nil {
+	if err := in.post("/api/dlq/entries/"+url.PathEscape(in.PathValue("id"))+"/reveal",
+		map[string]any{"note": in.PostFormValue("note")}, &detail); err != nil {
 		return nil, err
 	}
 	l := newDeadLetterPage(in, &detail)
 	l.Revealed, l.Masked = true, false
-	return &done{View: &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Section: "/dead-letters"}}, nil
+	return &done{View: &view{
+		Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Section: "/dead-letters",
+	}}, nil
 }

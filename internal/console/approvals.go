@@ -70,7 +70,8 @@ func (a approvalView) Sentence() string {
 	}
 	switch a.State {
 	case approval.Requested:
-		return asks + " Nothing was done yet. A second person can approve it until " + a.ExpiresAt.UTC().Format("Mon 15:04 UTC") + "."
+		return asks + " Nothing was done yet. A second person can approve it until " +
+			a.ExpiresAt.UTC().Format("Mon 15:04 UTC") + "."
 	case "approved":
 		return asks + " " + by + " approved it, and dlqd executes it."
 	case "done":
@@ -100,7 +101,8 @@ type approvals struct {
 
 // approvalColumns are the columns of dlq.approvals that every role with access to the table may
 // read.
-const approvalColumns = "id, operation, state, entries, by_queue, actor, requested_at, expires_at, decided_by, decided_at, changed, outcome"
+const approvalColumns = "id, operation, state, entries, by_queue, actor, requested_at, expires_at, decided_by, " +
+	"decided_at, changed, outcome"
 
 func (c *Console) approvals(in *request) (*view, error) {
 	var list struct {
@@ -109,7 +111,8 @@ func (c *Console) approvals(in *request) (*view, error) {
 	if err := in.get(api.ApprovalsPath, nil, &list); err != nil {
 		return nil, err
 	}
-	p := &approvals{Copies: copies("dlqd approvals", "SELECT "+approvalColumns+" FROM dlq.approvals ORDER BY id DESC;", in.curl(api.ApprovalsPath))}
+	p := &approvals{Copies: copies("dlqd approvals", "SELECT "+approvalColumns+" FROM dlq.approvals ORDER BY id DESC;",
+		in.curl(api.ApprovalsPath))}
 	own := 0
 	for _, a := range list.Approvals {
 		if a.State != approval.Requested {
@@ -182,8 +185,11 @@ func (c *Console) approval(in *request) (*view, error) {
 		}
 	}
 	id := a.ID.String()
-	a.Copies = copies("dlqd approvals show "+id, "SELECT "+approvalColumns+" FROM dlq.approvals WHERE id = '"+id+"';", in.curl(path))
-	return &view{Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Interval: approvalsInterval}, nil
+	a.Copies = copies("dlqd approvals show "+id, "SELECT "+approvalColumns+" FROM dlq.approvals WHERE id = '"+id+"';",
+		in.curl(path))
+	return &view{
+		Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Interval: approvalsInterval,
+	}, nil
 }
 
 // countMatches counts the entries that the operation would touch now. If the count fails, Now stays nil and
@@ -228,17 +234,25 @@ func (a *approvalDetail) countMatches(in *request) {
 func (c *Console) decide(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), url.PathEscape(in.PathValue("id"))
 	body := map[string]any{"note": in.PostFormValue("note")}
-	text := map[string]string{"approve": "Approved: dlqd executes it.", "refuse": "Refused: nothing is done.", "withdraw": "Withdrawn: nothing is done."}[verb]
+	text := map[string]string{
+		"approve": "Approved: dlqd executes it.", "refuse": "Refused: nothing is done.",
+		"withdraw": "Withdrawn: nothing is done.",
+	}[verb]
 	switch verb {
 	case "approve":
 		expect, err := strconv.ParseInt(digitsOf(in.PostFormValue("expect")), 10, 64)
 		if err != nil {
-			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Number required", Detail: "type the number of affected dead letters that the page shows; if more match by then, dlqd refuses"}
+			return nil, &Problem{
+				Status: http.StatusUnprocessableEntity, Title: "Number required",
+				Detail: "type the number of affected dead letters that the page shows; if more match by then, dlqd refuses",
+			}
 		}
 		body["expect"] = expect
 	case "refuse", "withdraw":
 	default:
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose approve, refuse or withdraw"}
+		return nil, &Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose approve, refuse or withdraw",
+		}
 	}
 	if err := in.post(api.ApprovalsPath+"/"+id+"/"+verb, body, nil); err != nil {
 		return nil, err

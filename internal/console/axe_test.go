@@ -40,7 +40,8 @@ func TestAxe(t *testing.T) {
 			b.theme(look.theme)
 			b.size(look.width, 900)
 			var found string
-			b.run(chromedp.Evaluate(`axe.run(document, {`+look.rules+`resultTypes: ["violations"]}).then(r => JSON.stringify(r.violations.map(v => ({id: v.id, help: v.help, nodes: v.nodes.slice(0, 4).map(n => n.html.slice(0, 160) + " " + (n.any[0]?.message ?? n.all[0]?.message ?? n.none[0]?.message ?? ""))}))))`, &found,
+			b.run(chromedp.Evaluate(`axe.run(document, {`+look.rules+
+				`resultTypes: ["violations"]}).then(r => JSON.stringify(r.violations.map(v => ({id: v.id, help: v.help, nodes: v.nodes.slice(0, 4).map(n => n.html.slice(0, 160) + " " + (n.any[0]?.message ?? n.all[0]?.message ?? n.none[0]?.message ?? ""))}))))`, &found,
 				func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }))
 			var violations []struct {
 				ID, Help string

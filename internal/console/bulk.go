@@ -59,9 +59,15 @@ const maxIDs = 500
 
 // newBulk reads the action and the selection from a form.
 func newBulk(form url.Values) (*bulk, error) {
-	b := &bulk{Query: form.Get("q"), IDs: form["id"], All: form.Get("all") != "", Form: form, Verbs: bulkVerbs(), New: form.Get("new") != ""}
+	b := &bulk{
+		Query: form.Get("q"), IDs: form["id"], All: form.Get("all") != "",
+		Form: form, Verbs: bulkVerbs(), New: form.Get("new") != "",
+	}
 	if len(b.IDs) > maxIDs {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Too many dead letters", Detail: "select at most " + number(maxIDs) + ", or all that match"}
+		return nil, &Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Too many dead letters",
+			Detail: "select at most " + number(maxIDs) + ", or all that match",
+		}
 	}
 	if b.All {
 		b.IDs = nil
@@ -70,7 +76,10 @@ func newBulk(form url.Values) (*bulk, error) {
 		b.Verb = &b.Verbs[at]
 	}
 	if !b.All && len(b.IDs) == 0 {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "No dead letters selected", Detail: "select dead letters in the list, or all that match"}
+		return nil, &Problem{
+			Status: http.StatusUnprocessableEntity, Title: "No dead letters selected",
+			Detail: "select dead letters in the list, or all that match",
+		}
 	}
 	return b, nil
 }
@@ -171,7 +180,8 @@ func (b *bulk) loadPreview(in *request) error {
 			return err
 		}
 		b.Preview = answer.Preview
-		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue), shares(b.Preview.ByErrorType), shares(b.Preview.ByAge)
+		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue), shares(b.Preview.ByErrorType),
+			shares(b.Preview.ByAge)
 	} else {
 		var answer api.BulkAnswer
 		if err := in.post(b.path(), body, &answer); err != nil {
@@ -179,7 +189,8 @@ func (b *bulk) loadPreview(in *request) error {
 		}
 		b.Total, b.ByQueue, b.ByType = answer.Chosen, shares(answer.ByQueue), shares(answer.ByType)
 	}
-	b.Typed = b.Total > in.console.Policy().Access.ExpectAbove && !slices.Contains([]string{"assign", "tag", "note"}, b.Verb.Name)
+	b.Typed = b.Total > in.console.Policy().Access.ExpectAbove &&
+		!slices.Contains([]string{"assign", "tag", "note"}, b.Verb.Name)
 	b.Copies = b.copies(in, body)
 	return nil
 }
@@ -197,7 +208,8 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		command += " " + shellQuoted(b.Query)
 	}
 	for _, flag := range []struct{ name, field string }{
-		{"rate", "rate"}, {"concurrency", "concurrency"}, {"stop-at", "stopAt"}, {"to-destination", "destination"}, {"to", "assignee"}, {"note", "note"},
+		{"rate", "rate"}, {"concurrency", "concurrency"}, {"stop-at", "stopAt"},
+		{"to-destination", "destination"}, {"to", "assignee"}, {"note", "note"},
 	} {
 		if value := strings.TrimSpace(b.Form.Get(flag.field)); value != "" {
 			command = flagged(command, flag.name, value)
@@ -253,7 +265,8 @@ func (c *Console) newReplay(in *request) (*view, error) {
 	}
 	b.Verb = nil
 	var groups api.Report[analytics.TopGroup]
-	if _, err := in.getIfAllowed("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"6"}}, &groups); err != nil {
+	if _, err := in.getIfAllowed("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"6"}},
+		&groups); err != nil {
 		return nil, err
 	}
 	b.Groups = slices.DeleteFunc(groups.Rows, func(g analytics.TopGroup) bool { return g.Open == 0 })
@@ -305,10 +318,12 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 	if problem, ok := errors.AsType[*Problem](err); ok {
 		return again(problem)
 	}
-	if text := digitsOf(in.PostFormValue("expect")); text != "" && b.Verb.Name != "assign" && b.Verb.Name != "tag" && b.Verb.Name != "note" {
+	if text := digitsOf(in.PostFormValue("expect")); text != "" && b.Verb.Name != "assign" && b.Verb.Name != "tag" &&
+		b.Verb.Name != "note" {
 		expect, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return again(&Problem{Status: http.StatusUnprocessableEntity, Detail: text + " is not a number; type the number of dead letters"})
+			return again(&Problem{Status: http.StatusUnprocessableEntity, Detail: text + " is not a number; type the number " +
+				"of dead letters"})
 		}
 		body["expect"] = expect
 	}

@@ -68,7 +68,8 @@ func (in *request) get(path string, query url.Values, out any) error {
 // answers 403 or 404.
 func (in *request) getIfAllowed(path string, query url.Values, out any) (bool, error) {
 	err := in.get(path, query, out)
-	if problem, ok := errors.AsType[*Problem](err); ok && (problem.Status == http.StatusForbidden || problem.Status == http.StatusNotFound) {
+	if problem, ok := errors.AsType[*Problem](err); ok && (problem.Status == http.StatusForbidden ||
+		problem.Status == http.StatusNotFound) {
 		return false, nil
 	}
 	return err == nil, err
@@ -91,7 +92,8 @@ func (in *request) call(method, path string, query url.Values, body, out any) er
 	if answer.status >= http.StatusMultipleChoices && answer.status < http.StatusBadRequest {
 		return &Problem{Status: http.StatusNotFound, Detail: "there is no " + path}
 	}
-	if answer.status >= http.StatusBadRequest && (answer.status != http.StatusServiceUnavailable || strings.Contains(answer.header.Get("Content-Type"), "problem")) {
+	if answer.status >= http.StatusBadRequest && (answer.status != http.StatusServiceUnavailable ||
+		strings.Contains(answer.header.Get("Content-Type"), "problem")) {
 		problem := &Problem{}
 		if err := json.Unmarshal(answer.Bytes(), problem); err != nil {
 			return err
@@ -132,7 +134,8 @@ func (r *response) WriteHeader(status int) {
 // call runs an operation of the API in this process as the principal in ctx. The audit trail takes
 // the address and the user agent from the browser's request, from. A panic becomes an error:
 // callers such as live renderings run outside of net/http, which would recover it.
-func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values, body any) (answer *response, err error) {
+func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values,
+	body any) (answer *response, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%s %s: %w", method, path, background.Panicked(p))
@@ -144,8 +147,11 @@ func (c *Console) call(ctx context.Context, from *http.Request, method, path str
 			return nil, err
 		}
 	}
-	if strings.Contains(path, "//") || strings.Contains(path+"/", "/./") || strings.Contains(path+"/", "/../") || strings.HasSuffix(path, "/") {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Invalid name", Detail: "a name must not be empty, \".\" or \"..\""}
+	if strings.Contains(path, "//") || strings.Contains(path+"/", "/./") || strings.Contains(path+"/", "/../") ||
+		strings.HasSuffix(path, "/") {
+		return nil, &Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Invalid name", Detail: "a name must not be empty, \".\" or \"..\"",
+		}
 	}
 	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(raw)) //nolint:gosec // a handler of this process serves it
 	if err != nil {

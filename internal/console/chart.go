@@ -32,7 +32,9 @@ func (m marker) Sign() string {
 }
 
 // markerShapes are SVG paths of the signs, centred on the origin.
-var markerShapes = map[string]string{"policy": "M0-5 5 4H-5Z", "replay": "M0-5.5 5.5 0 0 5.5-5.5 0Z", "breaker": "M-4-4H4V4H-4Z"}
+var markerShapes = map[string]string{
+	"policy": "M0-5 5 4H-5Z", "replay": "M0-5.5 5.5 0 0 5.5-5.5 0Z", "breaker": "M-4-4H4V4H-4Z",
+}
 
 // chart is a stacked area chart over time. The page also shows its data as a table.
 type chart struct {
@@ -77,7 +79,8 @@ func (c *chart) SVG() template.HTML {
 	for _, line := range []float64{0, 0.5, 1} {
 		printf(`<line class="grid" x1="0" x2="100%%" y1="%.1f" y2="%.1f"/>`, y(line*float64(top)), y(line*float64(top)))
 	}
-	printf(`<svg x="0" y="0" width="100%%" height="%g" viewBox="0 0 %d %g" preserveAspectRatio="none">`, chartHeight, n-1, chartHeight)
+	printf(`<svg x="0" y="0" width="100%%" height="%g" viewBox="0 0 %d %g" preserveAspectRatio="none">`,
+		chartHeight, n-1, chartHeight)
 	base := make([]float64, n)
 	for k, b := range c.Bands {
 		var up, down strings.Builder
@@ -90,7 +93,8 @@ func (c *chart) SVG() template.HTML {
 		for i := range n {
 			base[i] += float64(b.Values[i])
 		}
-		printf(`<path class="band series-%d" d="%s%sZ"><title>%s</title></path>`, k+1, up.String(), down.String(), escape(b.Name))
+		printf(`<path class="band series-%d" d="%s%sZ"><title>%s</title></path>`, k+1, up.String(),
+			down.String(), escape(b.Name))
 	}
 	printf(`</svg>`)
 	for _, line := range []float64{0.5, 1} {
@@ -101,7 +105,8 @@ func (c *chart) SVG() template.HTML {
 		layout = "2 Jan"
 	}
 	for k, anchor := range []string{"start", "middle", "middle", "middle", "end"} {
-		printf(`<text class="axis" x="%d%%" y="%g" text-anchor="%s">%s</text>`, 25*k, chartHeight-6, anchor, c.Starts[k*(n-1)/4].UTC().Format(layout))
+		printf(`<text class="axis" x="%d%%" y="%g" text-anchor="%s">%s</text>`, 25*k, chartHeight-6, anchor,
+			c.Starts[k*(n-1)/4].UTC().Format(layout))
 	}
 	for _, m := range c.signs() {
 		printf(`<svg class="marker marker-%s" x="%.2f%%" overflow="visible"><title>%s</title><line y1="%g" y2="%g"/><path d="%s" transform="translate(0 %g)"/></svg>`,
@@ -128,7 +133,9 @@ func (c *chart) Summary() string {
 		}
 		last, most = total, max(most, total)
 	}
-	texts := []string{fmt.Sprintf("%s, from %s to %s: first %s, maximum %s, now %s", c.Title, c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first), number(most), number(last))}
+	texts := []string{fmt.Sprintf("%s, from %s to %s: first %s, maximum %s, now %s", c.Title,
+		c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first),
+		number(most), number(last))}
 	marks := c.Marks()
 	for _, m := range marks[max(len(marks)-maxNamedMarkers, 0):] {
 		texts = append(texts, m.Text+" at "+m.At.UTC().Format("2 Jan 15:04"))
@@ -227,7 +234,8 @@ func spark(values []int64) template.HTML {
 	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %g %g" role="img" aria-label="failures over time: %s" preserveAspectRatio="none">`, width, height, strings.Join(words, ", "))
 	for i, v := range values {
 		h := math.Max(height*float64(v)/most, map[bool]float64{true: 1.5, false: 0.75}[v > 0])
-		fmt.Fprintf(&svg, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f"%s/>`, float64(i)*step, height-h, math.Max(step-1, 0.5), h, map[bool]string{true: "", false: ` class="none"`}[v > 0])
+		fmt.Fprintf(&svg, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f"%s/>`, float64(i)*step, height-h,
+			math.Max(step-1, 0.5), h, map[bool]string{true: "", false: ` class="none"`}[v > 0])
 	}
 	svg.WriteString(`</svg>`)
 	return template.HTML(svg.String()) //nolint:gosec // numbers alone

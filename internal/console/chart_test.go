@@ -19,11 +19,14 @@ func TestChart_MergesSigns(t *testing.T) {
 		c.Starts = append(c.Starts, start.Add(time.Duration(i)*time.Hour))
 	}
 	for i := range 9 {
-		c.Markers = append(c.Markers, marker{start.Add(12*time.Hour + time.Duration(i)*time.Minute), "policy", "policy " + strconv.Itoa(i)})
+		c.Markers = append(c.Markers, marker{start.Add(12*time.Hour + time.Duration(i)*time.Minute), "policy",
+			"policy " + strconv.Itoa(i)})
 	}
-	c.Markers = append(c.Markers, marker{start.Add(12*time.Hour + 5*time.Minute), "replay", "replay by kim"}, marker{start.Add(18 * time.Hour), "policy", "policy 9"})
+	c.Markers = append(c.Markers, marker{start.Add(12*time.Hour + 5*time.Minute), "replay", "replay by kim"},
+		marker{start.Add(18 * time.Hour), "policy", "policy 9"})
 	now := c.Starts[len(c.Starts)-1].Add(time.Minute)
-	c.Markers = append(c.Markers, marker{now, "breaker", "shop open"}, marker{now, "replay", "replay by ann"}, marker{now, "policy", "policy 10"})
+	c.Markers = append(c.Markers, marker{now, "breaker", "shop open"}, marker{now, "replay", "replay by ann"},
+		marker{now, "policy", "policy 10"})
 	signs := c.signs()
 	require.Len(t, signs, 6)
 	for i := range signs[1:] {

@@ -124,7 +124,8 @@ func (c *Console) Changed(tag string) {
 }
 
 // contentSecurityPolicy lets a browser load and run only the console's own files.
-const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
+	"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 // request is a request for a page or an action.
 type request struct {
@@ -174,7 +175,10 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 		in := c.request(r)
 		r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
 		if err := r.ParseForm(); err != nil {
-			c.answer(w, in, nil, &Problem{Status: http.StatusRequestEntityTooLarge, Title: "Invalid form", Detail: "the form is malformed, or larger than 4 MiB"})
+			c.answer(w, in, nil, &Problem{
+				Status: http.StatusRequestEntityTooLarge, Title: "Invalid form",
+				Detail: "the form is malformed, or larger than 4 MiB",
+			})
 			return
 		}
 		d, err := do(in)
@@ -238,7 +242,10 @@ func (c *Console) errorPage(in *request, err error) *view {
 		if in.Context().Err() == nil {
 			c.Logger.Error("console: loading a page failed", "path", in.URL.Path, "error", err)
 		}
-		problem = &Problem{Status: http.StatusInternalServerError, Title: "Internal error", Detail: "loading this page failed; see the log of dlqd"}
+		problem = &Problem{
+			Status: http.StatusInternalServerError, Title: "Internal error",
+			Detail: "loading this page failed; see the log of dlqd",
+		}
 	}
 	return &view{Template: "error", Title: problem.heading(), Status: problem.Status, Data: problem}
 }

@@ -74,11 +74,13 @@ func (c *chromium) start() (context.Context, error) {
 			}
 		}
 		if path == "" {
-			c.err = fmt.Errorf("chromium is not on PATH and DLQD_TEST_CHROMIUM is not set; install it with scripts/install.sh chromium")
+			c.err = fmt.Errorf("chromium is not on PATH and DLQD_TEST_CHROMIUM is not set; install it with scripts/install.sh " +
+				"chromium")
 			return
 		}
 		ctx, cancel := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
-			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(waitTimeout))...)
+			chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.Flag("disable-dev-shm-usage", true),
+			chromedp.WSURLReadTimeout(waitTimeout))...)
 		c.cancel = append(c.cancel, cancel)
 		// WithErrorf drops errors about events that chromedp does not know.
 		c.ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
@@ -143,7 +145,8 @@ func open(t *testing.T, change func(*server.Config)) *testServer {
 	o.config = server.Config{
 		DatabaseURL: o.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: logger(),
-		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second, Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
+		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second,
+		Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
 	}
 	if change != nil {
 		change(&o.config)
@@ -198,7 +201,8 @@ func (o *testServer) text(sql string, args ...any) (text string) {
 // eventually waits until a count reaches want.
 func (o *testServer) eventually(want int, sql string, args ...any) {
 	o.Helper()
-	require.Eventually(o, func() bool { return o.count(sql, args...) == want }, waitTimeout, 50*time.Millisecond, "%s: want %d", sql, want)
+	require.Eventually(o, func() bool { return o.count(sql, args...) == want }, waitTimeout, 50*time.Millisecond,
+		"%s: want %d", sql, want)
 }
 
 // submit submits a message as a client does.
@@ -212,7 +216,8 @@ func (o *testServer) submit(queue, id, kind string, payload any) {
 // post submits a message given as JSON.
 func (o *testServer) post(body string) {
 	o.Helper()
-	request, err := http.NewRequestWithContext(o.Context(), http.MethodPost, o.base+"/api/messages", strings.NewReader(body))
+	request, err := http.NewRequestWithContext(o.Context(), http.MethodPost, o.base+"/api/messages",
+		strings.NewReader(body))
 	require.NoError(o, err)
 	request.Header.Set("Content-Type", "application/json")
 	response, err := http.DefaultClient.Do(request)
@@ -225,7 +230,8 @@ func (o *testServer) post(body string) {
 // entry waits until a message has a dead letter with the status, and returns its id.
 func (o *testServer) entry(message, status string) string {
 	o.Helper()
-	o.eventually(1, "SELECT count(*) FROM dlq.dead_letter_queue WHERE event_id = $1 AND status = $2 AND stage <> 'inbox'", message, status)
+	o.eventually(1, "SELECT count(*) FROM dlq.dead_letter_queue WHERE event_id = $1 AND status = $2 AND stage <> 'inbox'",
+		message, status)
 	return o.text("SELECT id::text FROM dlq.dead_letter_queue WHERE event_id = $1", message)
 }
 
@@ -238,15 +244,18 @@ func (o *testServer) fail(queue, kind, problem string, n int) {
 	failure, err := json.Marshal(map[string]any{"at": time.Now().UTC(), "attempt": 1, "error": problem, "trace": ""})
 	require.NoError(o, err)
 	o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state)
-		SELECT $2, jsonb_build_object('customer', i % 100, 'n', i), $1, 1, 1, now(), 'running' FROM generate_series(1, $3::int) i`, queue, kind, n)
-	o.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY[$3::jsonb] WHERE queue = $1 AND kind = $2 AND state = 'running'`, queue, kind, string(failure))
+		SELECT $2, jsonb_build_object('customer', i % 100, 'n', i), $1, 1, 1, now(), 'running'
+		FROM generate_series(1, $3::int) i`, queue, kind, n)
+	o.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY[$3::jsonb]
+		WHERE queue = $1 AND kind = $2 AND state = 'running'`, queue, kind, string(failure))
 	o.eventually(before+n, filed, queue, kind)
 }
 
 // token creates a token.
 func (o *testServer) token(name string, role access.Role) string {
 	o.Helper()
-	secret, err := access.NewStore(o.pool, postgres.DefaultSchemas()).Create(o.Context(), &access.Token{Name: name, Role: role}, "test")
+	secret, err := access.NewStore(o.pool, postgres.DefaultSchemas()).Create(o.Context(),
+		&access.Token{Name: name, Role: role}, "test")
 	require.NoError(o, err)
 	return secret
 }
@@ -317,7 +326,8 @@ func (o *testServer) tab() *tab {
 			go func() { _ = chromedp.Run(ctx, page.HandleJavaScriptDialog(false)) }()
 		}
 	})
-	require.NoError(t, chromedp.Run(ctx, log.Enable(), runtime.Enable(), page.Enable())) // the tab ends with the context of its first run
+	// the tab ends with the context of its first run
+	require.NoError(t, chromedp.Run(ctx, log.Enable(), runtime.Enable(), page.Enable()))
 	b.size(1440, 900)
 	return b
 }
@@ -356,7 +366,8 @@ func (b *tab) size(width, height int64) {
 // theme sets the system's preference: light or dark.
 func (b *tab) theme(name string) {
 	b.Helper()
-	b.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}))
+	b.run(emulation.SetEmulatedMedia().WithFeatures(
+		[]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}))
 }
 
 // script switches the page's own scripts on or off from the next page on.
@@ -409,7 +420,8 @@ func (b *tab) value(expression string) any {
 
 func (b *tab) texts(selector string) string {
 	b.Helper()
-	text, _ := b.value(fmt.Sprintf("[...document.querySelectorAll(%q)].map(e => e.innerText).join('\\n')", selector)).(string)
+	text, _ := b.value(fmt.Sprintf("[...document.querySelectorAll(%q)].map(e => e.innerText).join('\\n')",
+		selector)).(string)
 	return text
 }
 

@@ -35,7 +35,8 @@ func (in *request) curl(addresses ...string) string {
 
 // curlPost returns a curl command that posts a JSON body.
 func (in *request) curlPost(path string, body any) string {
-	return "curl -s " + in.bearer() + `-H 'Content-Type: application/json' "$DLQD_API"` + shellQuoted(path) + " -d " + shellQuoted(jsonOf(body))
+	return "curl -s " + in.bearer() + `-H 'Content-Type: application/json' "$DLQD_API"` + shellQuoted(path) + " -d " +
+		shellQuoted(jsonOf(body))
 }
 
 // bearer returns curl's option for the Authorization header, or "" if the viewer did not
@@ -118,7 +119,9 @@ func (in *request) groupCopies(query url.Values) []copyText {
 	if over := query.Get("over"); over != "" {
 		flags = flagged(flags, "over", over)
 		if n, err := strconv.Atoi(over[:len(over)-1]); err == nil {
-			sql += ", p_over => " + sqlQuoted(strconv.Itoa(n)+map[byte]string{'m': " minutes", 'h': " hours", 'd': " days", 'w': " weeks"}[over[len(over)-1]])
+			sql += ", p_over => " + sqlQuoted(strconv.Itoa(n)+map[byte]string{
+				'm': " minutes", 'h': " hours", 'd': " days", 'w': " weeks",
+			}[over[len(over)-1]])
 		}
 	}
 	return copies("dlqd groups"+flags+" --limit "+query.Get("limit"), sql+");", in.curl("/api/dlq/groups?"+query.Encode()))

@@ -89,7 +89,10 @@ func (c *Console) deadLetter(in *request) (*view, error) {
 		return nil, err
 	}
 	l := newDeadLetterPage(in, &detail)
-	return &view{Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Interval: deadLetterInterval, Section: "/dead-letters"}, nil
+	return &view{
+		Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID),
+		Data: l, Interval: deadLetterInterval, Section: "/dead-letters",
+	}, nil
 }
 
 func newDeadLetterPage(in *request, detail *api.EntryDetail) *deadLetterPage {
@@ -107,7 +110,8 @@ func newDeadLetterPage(in *request, detail *api.EntryDetail) *deadLetterPage {
 	}
 	l.Hidden = len(detail.OriginalEvent) == 0 || string(detail.OriginalEvent) == "null"
 	l.Tree = treeOf(l.Payload)
-	l.Masked = bytes.Contains(detail.OriginalEvent, []byte("***")) || bytes.Contains(detail.EditedEvent, []byte("***")) || strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
+	l.Masked = bytes.Contains(detail.OriginalEvent, []byte("***")) || bytes.Contains(detail.EditedEvent, []byte("***")) ||
+		strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
 	l.Curl = l.curl(in.console.Policy())
 	l.RiverUI = in.console.RiverUI
 	id := detail.ID.String()
@@ -271,7 +275,8 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 	}
 	slices.Reverse(list)
 	if len(list) == 0 { // River writes a job's errors a moment after its state
-		list = append(list, attempt{At: e.LastFailedAt, Title: fmt.Sprintf("attempt %d of job %d", e.RetryCount, e.RiverJobID), Error: fmt.Sprint(deref(e.ErrorMessage))})
+		list = append(list, attempt{At: e.LastFailedAt, Title: fmt.Sprintf("attempt %d of job %d", e.RetryCount,
+			e.RiverJobID), Error: fmt.Sprint(deref(e.ErrorMessage))})
 	}
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
 		list = append([]attempt{{At: *e.NextRetryAt, Title: nextStepTitle(e), Due: true}}, list...)
@@ -342,7 +347,8 @@ func verbsOf(status deadletter.Status, missingRole string) []verb {
 	verbs := []verb{
 		{Name: "replay", Label: "Replay", Consequence: "redelivers it now, as a new job", Key: "r"},
 		{Name: "resolve", Label: "Resolve", Consequence: "closes it as done elsewhere", Key: "s"},
-		{Name: "unpark", Label: "Back to automatic", Consequence: "returns it to dlqd, which decides what happens next", Key: "b"},
+		{Name: "unpark", Label: "Back to automatic", Consequence: "returns it to dlqd, which decides what happens next",
+			Key: "b"},
 		{Name: "park", Label: "Park", Consequence: "moves it to manual: dlqd does not redeliver it automatically", Key: "p"},
 		{Name: "discard", Label: "Discard", Consequence: "closes it as not wanted", Key: "d"},
 		{Name: "reopen", Label: "Reopen", Consequence: "moves it to manual again", Key: "o"},
@@ -390,8 +396,10 @@ func framesOf(trace string) []stackFrame {
 			i++
 			f.Where, _, _ = strings.Cut(strings.TrimSpace(lines[i]), " +0x")
 		}
-		f.Own = f.Where != "" && !strings.Contains(f.Where, "/pkg/mod/") && !strings.Contains(f.Where, "/go/src/") && !strings.Contains(f.Where, "/usr/local/go") && !strings.Contains(f.Where, "/vendor/") &&
-			!strings.HasPrefix(f.Call, "runtime.") && !strings.HasPrefix(f.Call, "runtime/") && !strings.HasPrefix(f.Call, "panic(") && !strings.Contains(f.Call, "riverqueue/river")
+		f.Own = f.Where != "" && !strings.Contains(f.Where, "/pkg/mod/") && !strings.Contains(f.Where, "/go/src/") &&
+			!strings.Contains(f.Where, "/usr/local/go") && !strings.Contains(f.Where, "/vendor/") &&
+			!strings.HasPrefix(f.Call, "runtime.") && !strings.HasPrefix(f.Call, "runtime/") &&
+			!strings.HasPrefix(f.Call, "panic(") && !strings.Contains(f.Call, "riverqueue/river")
 		frames = append(frames, f)
 	}
 	return frames
@@ -407,7 +415,8 @@ func (l *deadLetterPage) curl(p *policy.Policy) string {
 	if destination == nil {
 		return ""
 	}
-	headers := []header{{"Content-Type", "application/json"}, {"Webhook-Id", fmt.Sprint(deref(l.EventID))}, {"Dlqd-Kind", l.Kind}, {"Dlqd-Queue", l.Queue}, {"Dlqd-Entry-Id", l.ID.String()}}
+	headers := []header{{"Content-Type", "application/json"}, {"Webhook-Id", fmt.Sprint(deref(l.EventID))},
+		{"Dlqd-Kind", l.Kind}, {"Dlqd-Queue", l.Queue}, {"Dlqd-Entry-Id", l.ID.String()}}
 	lines := []string{"curl -X POST " + shellQuoted(destination.ShownURL())}
 	for _, h := range slices.Concat(l.Headers, headers) {
 		lines = append(lines, "-H "+shellQuoted(h.Name+": "+h.Value))

@@ -17,7 +17,9 @@ func TestDeadLetter_Sections(t *testing.T) {
 		c.Policy.Data.SensitivePaths = []string{"headers.Authorization", "payload.pin"}
 	})
 	send := func(id, more string) {
-		o.post(`{"messageId": "` + id + `", "queue": "payments", "kind": "payment.captured", "orderingKey": "order 81", "subscriberId": "cus_81"` + more + `}`)
+		o.post(`{"messageId": "` + id +
+			`", "queue": "payments", "kind": "payment.captured", "orderingKey": "order 81", "subscriberId": "cus_81"` +
+			more + `}`)
 	}
 	send("m1", `, "headers": {"X-Tenant": "seven & 7", "Authorization": "Bearer hush-hush"}, "payload": {"answer": 422, "deep": {"er": {"lines": [{"sku": "A-1"}, {"sku": "B-2", "note": "sku"}]}}, "tenant": "SKU", "from": "x\u202ey"}`)
 	send("m2", `, "payload": {"answer": 422, "pin": "4711", "amount": 1}`)
@@ -51,7 +53,8 @@ func TestDeadLetter_Sections(t *testing.T) {
 	b.waitForTextOf("[data-found-count]", "4 of 4")
 	b.fill("[data-tree-search]", "U+202E")
 	b.waitForTextOf("[data-found-count]", "1 of 1")
-	require.Equal(t, false, b.value(`document.querySelector(".tree").innerText.includes("B-2")`), "the new search collapses what the previous one expanded")
+	require.Equal(t, false, b.value(`document.querySelector(".tree").innerText.includes("B-2")`),
+		"the new search collapses what the previous one expanded")
 	b.fill("[data-tree-search]", "nowhere")
 	b.waitForTextOf("[data-found-count]", "no match")
 

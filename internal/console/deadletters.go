@@ -76,9 +76,11 @@ func (v *bulkVerb) Statuses() string {
 }
 
 func bulkVerbs() []bulkVerb {
-	anyStatus := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Resolved, deadletter.Archived, deadletter.Processing}
+	anyStatus := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Resolved,
+		deadletter.Archived, deadletter.Processing}
 	return []bulkVerb{
-		{"replay", "Replay", "redelivers them at a limited rate, and stops if too many fail again", movesFrom("replay"), false},
+		{"replay", "Replay", "redelivers them at a limited rate, and stops if too many fail again",
+			movesFrom("replay"), false},
 		{"assign", "Assign", "assigns them to a user", anyStatus, false},
 		{"tag", "Tag", "adds tags", anyStatus, false},
 		{"note", "Note", "adds a note to each", anyStatus, false},
@@ -93,7 +95,8 @@ func bulkVerbs() []bulkVerb {
 func (c *Console) deadLetters(in *request) (*view, error) {
 	params := in.URL.Query()
 	l := &list{
-		Query: params.Get("q"), Order: params.Get("order"), Verbs: bulkVerbs(), Operator: in.me().May(access.Operator), Choices: columns(), Columns: map[string]bool{},
+		Query: params.Get("q"), Order: params.Get("order"), Verbs: bulkVerbs(),
+		Operator: in.me().May(access.Operator), Choices: columns(), Columns: map[string]bool{},
 	}
 	l.Chosen = params["column"]
 	for _, name := range l.Choices {
@@ -150,7 +153,9 @@ func (c *Console) saveView(in *request) (*done, error) {
 	if name == "" {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "a saved view requires a name"}
 	}
-	saved := savedview.SavedView{Query: in.PostFormValue("q"), Order: in.PostFormValue("order"), Columns: in.PostForm["column"]}
+	saved := savedview.SavedView{
+		Query: in.PostFormValue("q"), Order: in.PostFormValue("order"), Columns: in.PostForm["column"],
+	}
 	body := map[string]any{"query": saved.Query, "shared": in.PostFormValue("shared") != ""}
 	if saved.Order != "" {
 		body["order"] = saved.Order
@@ -166,7 +171,8 @@ func (c *Console) saveView(in *request) (*done, error) {
 
 // deleteView deletes a view.
 func (c *Console) deleteView(in *request) (*done, error) {
-	if err := in.call(http.MethodDelete, api.ViewsPath+"/"+url.PathEscape(in.PathValue("name")), nil, nil, nil); err != nil {
+	if err := in.call(http.MethodDelete, api.ViewsPath+"/"+url.PathEscape(in.PathValue("name")), nil,
+		nil, nil); err != nil {
 		return nil, err
 	}
 	return &done{To: "/dead-letters", Flash: flash{Text: "Deleted view " + in.PathValue("name") + "."}}, nil

@@ -175,7 +175,8 @@ func (o *apiOperation) complete(schemas map[string]*apiSchema) {
 	if o.Method != http.MethodGet {
 		o.Curl += " -X " + o.Method
 	}
-	o.Curl += ` -H "Authorization: Bearer $DLQD_TOKEN" "$DLQD_API` + strings.NewReplacer("{", "$", "}", "").Replace(o.Path) + `"`
+	o.Curl += ` -H "Authorization: Bearer $DLQD_TOKEN" "$DLQD_API` + strings.NewReplacer("{", "$", "}",
+		"").Replace(o.Path) + `"`
 	if o.RequestBody != nil {
 		content := o.RequestBody.Content["application/json"]
 		o.Fields = fieldsOf(content.Schema, schemas)
@@ -217,7 +218,8 @@ func fieldsOf(s *apiSchema, schemas map[string]*apiSchema) []apiItem {
 		items = append(items, apiItem{Name: name, Kind: kind, Text: text})
 	}
 	slices.SortFunc(items, func(a, b apiItem) int {
-		return cmp.Or(-compareBool(strings.HasSuffix(a.Kind, "required"), strings.HasSuffix(b.Kind, "required")), strings.Compare(a.Name, b.Name))
+		return cmp.Or(-compareBool(strings.HasSuffix(a.Kind, "required"), strings.HasSuffix(b.Kind, "required")),
+			strings.Compare(a.Name, b.Name))
 	})
 	return items
 }
@@ -245,7 +247,10 @@ type docs struct {
 // signed in gets no navigation.
 func (c *Console) docs(in *request) (*view, error) {
 	me := in.me()
-	d := &docs{Query: strings.TrimSpace(in.URL.Query().Get("q")), SignedIn: me.Name != "" || len(me.Grants) > 0, Copies: copies("dlqd openapi", "", in.curl("/openapi.yaml"))}
+	d := &docs{
+		Query: strings.TrimSpace(in.URL.Query().Get("q")), SignedIn: me.Name != "" || len(me.Grants) > 0,
+		Copies: copies("dlqd openapi", "", in.curl("/openapi.yaml")),
+	}
 	in.frame.Bare = !d.SignedIn
 	tags, info, err := c.reference.read(in)
 	if err != nil {

@@ -150,7 +150,8 @@ func (a *sidebarCache) get(in *request) sidebar {
 	reading := a.reading.DoChan(key+invalidBefore.String(), func() (any, error) {
 		defer func() {
 			if p := recover(); p != nil {
-				in.console.Logger.Error("console: reading the navigation and the warnings failed", "path", in.URL.Path, "error", background.Panicked(p))
+				in.console.Logger.Error("console: reading the navigation and the warnings failed", "path", in.URL.Path, "error",
+					background.Panicked(p))
 			}
 		}()
 		// The result is shared: it must not end with this request, and its statements are not counted for
@@ -257,7 +258,8 @@ func warningsOf(health *api.Health) (list []warning) {
 	}
 	for i := range health.Queues {
 		if q := &health.Queues[i]; len(q.Reasons) > 0 {
-			list = append(list, warning{"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "), "/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue))})
+			list = append(list, warning{"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "),
+				"/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue))})
 		}
 	}
 	return list
@@ -295,7 +297,8 @@ func setFlash(w http.ResponseWriter, r *http.Request, f flash) {
 		return
 	}
 	http.SetCookie(w, &http.Cookie{ //nolint:gosec // secure where the connection is
-		Name: flashCookie, Value: base64.RawURLEncoding.EncodeToString(raw), Path: "/", MaxAge: 60, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+		Name: flashCookie, Value: base64.RawURLEncoding.EncodeToString(raw), Path: "/",
+		MaxAge: 60, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
 	})
 }
 

@@ -33,7 +33,10 @@ type groups struct {
 
 func (c *Console) groups(in *request) (*view, error) {
 	params := in.URL.Query()
-	g := &groups{Status: params.Get("status"), Order: params.Get("order"), Queue: params.Get("queue"), Owner: params.Get("owner"), Over: params.Get("over")}
+	g := &groups{
+		Status: params.Get("status"), Order: params.Get("order"),
+		Queue: params.Get("queue"), Owner: params.Get("owner"), Over: params.Get("over"),
+	}
 	v := &view{Template: "groups", Title: "Groups", Data: g, Interval: groupsInterval}
 	query := url.Values{"limit": {"50"}}
 	for _, name := range []string{"status", "order", "queue", "owner", "over", "cursor", "hasOpen"} {
@@ -105,7 +108,10 @@ func (c *Console) group(in *request) (*view, error) {
 	if err := in.get(path, url.Values{"over": {"7d"}}, &detail); err != nil {
 		return nil, err
 	}
-	g := &groupPage{GroupDetail: detail, Operator: in.me().May(access.Operator), Query: query("group", detail.Fingerprint, "queue", detail.Queue)}
+	g := &groupPage{
+		GroupDetail: detail, Operator: in.me().May(access.Operator),
+		Query: query("group", detail.Fingerprint, "queue", detail.Queue),
+	}
 	for _, by := range []string{"version", "host", "source"} {
 		s := shareBy{By: by}
 		for _, share := range detail.Shares {
@@ -122,11 +128,14 @@ func (c *Console) group(in *request) (*view, error) {
 	of := sqlQuoted(detail.Queue) + ", " + sqlQuoted(detail.Fingerprint)
 	g.Copies = copies("dlqd groups show "+shellQuoted(detail.Queue)+" "+shellQuoted(detail.Fingerprint)+" --over 7d",
 		"SELECT * FROM dlq.groups("+chosen+", p_over => '7 days'); SELECT * FROM dlq.group_shares("+of+"); SELECT dlq.group_entries("+of+");", in.curl(path+"?over=7d")) //nolint:unqueryvet // for people
-	return &view{Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Interval: groupsInterval, Section: "/groups"}, nil
+	return &view{
+		Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Interval: groupsInterval, Section: "/groups",
+	}, nil
 }
 
 func groupSentence(g *group.Group) string {
-	text := fmt.Sprintf("%s in queue %s, %s of them in the last 7 days. %s.", plural(g.Failures, "failure"), g.Queue, number(g.InWindow), upper(plural(g.Open, "dead letter is", "dead letters are")+" open"))
+	text := fmt.Sprintf("%s in queue %s, %s of them in the last 7 days. %s.", plural(g.Failures, "failure"), g.Queue,
+		number(g.InWindow), upper(plural(g.Open, "dead letter is", "dead letters are")+" open"))
 	switch g.Status {
 	case group.Regressed:
 		text += fmt.Sprintf(" The group has regressed: %s marked it as fixed %s.", deref(g.FixedBy), ago(g.FixedAt))
@@ -168,20 +177,23 @@ func (c *Console) setGroup(in *request) (*done, error) {
 		if failures := strings.TrimSpace(in.PostFormValue("failures")); failures != "" {
 			n, err := strconv.ParseInt(failures, 10, 64)
 			if err != nil {
-				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of failures must be a whole number, not " + failures}
+				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of failures must be a whole " +
+					"number, not " + failures}
 			}
 			change["muteFailures"] = n
 		}
 		if hours := strings.TrimSpace(in.PostFormValue("hours")); hours != "" {
 			n, ok := parsedNumber(hours)
 			if !ok || n <= 0 || n > 24*365 {
-				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of hours must be above 0 and at most 8760, not " + hours}
+				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of hours must be above 0 and at " +
+					"most 8760, not " + hours}
 			}
 			change["muteUntil"] = in.now.Add(time.Duration(n * float64(time.Hour)))
 		}
 		text = "Muted: dlqd sends no notifications for this group for now."
 	default:
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "unknown action: choose assign, note, fixed, open or mute"}
+		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "unknown action: choose assign, note, fixed, " +
+			"open or mute"}
 	}
 	var changed api.GroupChanged
 	if err := in.call(http.MethodPatch, "/api/dlq"+groupPath(queue, fingerprint), nil, change, &changed); err != nil {

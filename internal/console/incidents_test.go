@@ -38,10 +38,12 @@ func (b *tab) incident(alert string, labels map[string]string) {
 			if rule.Alert != alert {
 				continue
 			}
-			link, err := template.New(alert).Parse("{{$labels := .Labels}}{{$externalLabels := .External}}" + rule.Annotations["page_url"])
+			link, err := template.New(alert).Parse("{{$labels := .Labels}}{{$externalLabels := .External}}" +
+				rule.Annotations["page_url"])
 			require.NoError(b, err)
 			var to strings.Builder
-			require.NoError(b, link.Execute(&to, map[string]any{"Labels": labels, "External": map[string]string{"dlqd_url": b.o.base}}))
+			require.NoError(b, link.Execute(&to,
+				map[string]any{"Labels": labels, "External": map[string]string{"dlqd_url": b.o.base}}))
 			b.clicks, b.began = 0, time.Now()
 			b.open(strings.TrimPrefix(to.String(), b.o.base))
 			return
@@ -68,13 +70,17 @@ func TestIncident_Outage(t *testing.T) {
 	o.exec("SELECT dlq.set_automatic('class', 'outage', false)")
 	const failed = 10 // the tenth opens the breaker
 	for i := range failed {
-		o.submit("payments", fmt.Sprint("m", i), "payment.captured", map[string]any{"answer": 503, "says": "bank.example is being maintained"})
+		o.submit("payments", fmt.Sprint("m", i), "payment.captured",
+			map[string]any{"answer": 503, "says": "bank.example is being maintained"})
 	}
 	o.eventually(1, "SELECT count(*) FROM dlq.circuit_breakers WHERE name = 'destination:default' AND state = 'open'")
-	o.eventually(failed, "SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'outage' AND waiting_for = 'automatic'")
+	o.eventually(failed, `SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'outage'
+		AND waiting_for = 'automatic'`)
 	o.receiverWorks.Store(true)
 	b := o.tab()
-	b.incident("CircuitBreakerOpen", map[string]string{"job": "dlqd", "name": "destination:default", "severity": "warning"})
+	b.incident("CircuitBreakerOpen", map[string]string{
+		"job": "dlqd", "name": "destination:default", "severity": "warning",
+	})
 	b.click(b.button("Reset …"))
 	b.follow(b.button("Reset default"))
 	b.follow("#queues a[href*='payments']")
@@ -118,7 +124,8 @@ func TestIncident_PoisonMessage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	for i := range 5 {
-		o.submit("payments", fmt.Sprint("m", i), "payment.captured", map[string]any{"answer": 422, "customer": fmt.Sprint("cus_", i), "amount": -1})
+		o.submit("payments", fmt.Sprint("m", i), "payment.captured",
+			map[string]any{"answer": 422, "customer": fmt.Sprint("cus_", i), "amount": -1})
 	}
 	o.eventually(5, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 	b := o.tab()

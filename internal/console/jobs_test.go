@@ -12,7 +12,8 @@ func TestEdit_RequiresCheckpointChoice(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.fail("orders", "order", "card is wrong", 2)
-	o.exec(`UPDATE dlq.dead_letter_queue SET metadata = '{"river:resumable_step": "charge"}' WHERE river_job_id = (SELECT min(river_job_id) FROM dlq.dead_letter_queue)`)
+	o.exec(`UPDATE dlq.dead_letter_queue SET metadata = '{"river:resumable_step": "charge"}'
+		WHERE river_job_id = (SELECT min(river_job_id) FROM dlq.dead_letter_queue)`)
 	id := o.text("SELECT id::text FROM dlq.dead_letter_open WHERE metadata ? 'river:resumable_step'")
 	b := o.tab()
 	b.open("/dead-letters/" + id)
@@ -21,11 +22,13 @@ func TestEdit_RequiresCheckpointChoice(t *testing.T) {
 	b.fill(".edit textarea", `{"n": 12}`)
 	b.follow(".edit button")
 	b.waitForText("The job has completed some of its steps")
-	require.Equal(t, true, b.value(`!document.querySelector("form.panel").checkValidity()`), "the form does not require a choice")
+	require.Equal(t, true, b.value(`!document.querySelector("form.panel").checkValidity()`),
+		"the form does not require a choice")
 	b.click("input[name=checkpoint][value=discard]")
 	b.follow("button[name=confirmed]")
 	b.waitForText("Replayed with edits as job")
-	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail @> '{"checkpoint": "discard"}'`, id))
+	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1
+		AND detail @> '{"checkpoint": "discard"}'`, id))
 
 	// A job without a checkpoint shows no choice.
 	id = o.text("SELECT id::text FROM dlq.dead_letter_open WHERE NOT metadata ? 'river:resumable_step'")
@@ -43,7 +46,8 @@ func TestGroup_ShowsLostWorkers(t *testing.T) {
 	o := open(t, nil)
 	o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state, metadata)
 		SELECT 'render', '{}', 'video', 3, 3, now(), 'running', '{"river:rescue_count": 3}' FROM generate_series(1, 100)`)
-	o.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "Stuck job rescued by JobRescuer", "attempt": 3}'::jsonb] WHERE state = 'running'`)
+	o.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+		errors = ARRAY['{"error": "Stuck job rescued by JobRescuer", "attempt": 3}'::jsonb] WHERE state = 'running'`)
 	o.eventually(100, "SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'worker-lost'")
 	o.exec("SELECT dlq.refresh_rollups()")
 	b := o.tab()

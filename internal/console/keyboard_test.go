@@ -30,7 +30,8 @@ func TestKeyboard(t *testing.T) {
 	b.until(`document.querySelector("[data-selected]").innerText === "2"`)
 	b.press(".")
 	b.until(`document.activeElement.closest("#selection") !== null`)
-	require.Equal(t, true, b.value(`(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== "none" && parseFloat(s.outlineWidth) >= 2; })()`), "the focus is not visible")
+	require.Equal(t, true, b.value(
+		`(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== "none" && parseFloat(s.outlineWidth) >= 2; })()`), "the focus is not visible")
 	b.press("jj")
 	row, _ := b.value(`document.querySelector("[data-row].cursor").dataset.id`).(string)
 	b.navigate(func() { b.press(kb.Enter) })

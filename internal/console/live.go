@@ -83,7 +83,8 @@ type event struct {
 
 // watch subscribes a user to the renderings of a page until done is called. It returns false if the
 // user has maxPagesPerUser other pages open.
-func (l *live) watch(ctx context.Context, from *http.Request, user, key, address string) (events chan event, done func(), ok bool) {
+func (l *live) watch(ctx context.Context, from *http.Request, user, key,
+	address string) (events chan event, done func(), ok bool) {
 	events = make(chan event, 1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -241,7 +242,9 @@ func (l *live) databaseError() error {
 func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	address := r.URL.Query().Get("page")
 	if !access.LocalPath(address) || strings.HasPrefix(address, "/events") {
-		c.answer(w, c.request(r), nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Invalid page", Detail: "page must be the path of a page"})
+		c.answer(w, c.request(r), nil, &Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Invalid page", Detail: "page must be the path of a page",
+		})
 		return
 	}
 	p := access.From(r.Context())
@@ -250,9 +253,11 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	control := http.NewResponseController(w)
 	_ = control.Flush()
-	watched, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name, permissionsKey(p)+viewerKey(address, p)+address, address)
+	watched, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name, permissionsKey(p)+viewerKey(address, p)+address,
+		address)
 	if !ok { // an event, because the page's script does not see a status other than 200
-		_, _ = fmt.Fprintf(w, "event: refused\ndata: you have %d live pages; this one reloads every minute\n\n", maxPagesPerUser)
+		_, _ = fmt.Fprintf(w, "event: refused\ndata: you have %d live pages; this one reloads every minute\n\n",
+			maxPagesPerUser)
 		return
 	}
 	defer done()
@@ -317,7 +322,8 @@ var parameters = func() []string {
 	for i, f := range ofAudit {
 		names[i] = f.Name
 	}
-	return slices.Concat(names, []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over", "hasOpen", "whose", "at", "people"})
+	return slices.Concat(names, []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over",
+		"hasOpen", "whose", "at", "people"})
 }()
 
 // canonical returns an address in a normal form, with only the parameters that pages read.
@@ -338,7 +344,8 @@ func canonical(address string) string {
 
 // sharedPages matches the pages that look the same to all viewers with the same permissions, unless
 // their filter contains "me".
-var sharedPages = regexp.MustCompile(`^/(|dead-letters(/[0-9a-f-]{36})?|groups(/[^/]+/[^/]+)?|queues|replays(/[0-9a-f-]{36})?)$`)
+var sharedPages = regexp.MustCompile(
+	`^/(|dead-letters(/[0-9a-f-]{36})?|groups(/[^/]+/[^/]+)?|queues|replays(/[0-9a-f-]{36})?)$`)
 
 // viewerKey returns a key for the viewer if the page depends on the viewer, or "" if it only depends
 // on permissions.
@@ -354,7 +361,8 @@ func viewerKey(address string, p *access.Principal) string {
 
 // renderLive renders the live sections of the page at an address for the principal in ctx. A panic
 // becomes an error: a rendering runs outside of net/http, which would recover it.
-func (c *Console) renderLive(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error) {
+func (c *Console) renderLive(ctx context.Context, from *http.Request,
+	address string) (html []byte, every time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			c.Logger.Error("console: rendering a live page panicked", "path", address, "error", background.Panicked(p))

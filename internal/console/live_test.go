@@ -37,7 +37,8 @@ func TestLive_UpdatesInPlace(t *testing.T) {
 	b.until(`second.querySelector(".mark .hide").textContent === "archived"`)
 	b.until(`!document.getElementById("new-rows").hidden && document.getElementById("new-rows").innerText === "2 new"`)
 	b.rows(3)
-	require.Equal(t, true, b.value(`rows.every((row, i) => row === document.querySelectorAll("[data-row]")[i]) && second.contains(document.activeElement)`))
+	require.Equal(t, true, b.value(
+		`rows.every((row, i) => row === document.querySelectorAll("[data-row]")[i]) && second.contains(document.activeElement)`))
 	b.follow("#new-rows")
 	b.rows(5)
 }
@@ -110,7 +111,8 @@ func TestLive_TwoOperators(t *testing.T) {
 	ann.follow("#act [value=discard]")
 	ann.waitForText("cannot discard from dlq_resolved")
 	ann.waitForText("kim")
-	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND resolved_by = 'kim'"))
+	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'
+		AND resolved_by = 'kim'`))
 }
 
 // TestLive_SurvivesServerRestart restarts the server under an open page: the page stays, shows that it is
@@ -246,7 +248,8 @@ func TestLive_SharesRenderings(t *testing.T) {
 	var following sync.WaitGroup
 	made := map[string]int{} // number of streams by time of rendering
 	for range 200 {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, o.base+"/events?page="+url.QueryEscape("/replays"), nil)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			o.base+"/events?page="+url.QueryEscape("/replays"), nil)
 		require.NoError(t, err)
 		response, err := (&http.Client{Transport: &http.Transport{}}).Do(request)
 		require.NoError(t, err)

@@ -36,7 +36,8 @@ func (c *Console) operation(in *request) (*view, error) {
 	if o.Next != "" {
 		o.NextPage = in.with("cursor", o.Next)
 	}
-	o.Sentence = fmt.Sprintf("%s: %s changed %s of %s.", upper(o.Action), o.Actor, number(o.Changed), plural(o.Looked, "dead letter"))
+	o.Sentence = fmt.Sprintf("%s: %s changed %s of %s.", upper(o.Action), o.Actor, number(o.Changed),
+		plural(o.Looked, "dead letter"))
 	o.CanUndo = o.Action != "undo" && o.Action != "purge" && o.Action != "reopen" && in.me().May(access.Operator)
 	id := o.ID.String()
 	o.Copies = copies("dlqd operation "+id, "SELECT * FROM dlq.operation('"+id+"'); SELECT * FROM dlq.operation_entries('"+id+"');", in.curl(path)) //nolint:unqueryvet // for people

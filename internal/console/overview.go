@@ -54,7 +54,8 @@ func (c *Console) overview(in *request) (*view, error) {
 		return v, nil
 	}
 	o := &overview{Copies: copies("dlqd stats --over 24h", "SELECT * FROM dlq.stats('24 hours'); SELECT * FROM dlq.flow('24 hours', 'class'); SELECT * FROM dlq.top_groups('24 hours', p_limit => 8); SELECT * FROM dlq.oldest_entries(1);", //nolint:unqueryvet // for people
-		in.curl("/api/dlq/stats", "/api/dlq/analytics/flow?over=24h&by=class", "/api/dlq/analytics/groups?over=24h&limit=8", "/api/dlq/analytics/oldest?limit=1"))}
+		in.curl("/api/dlq/stats", "/api/dlq/analytics/flow?over=24h&by=class", "/api/dlq/analytics/groups?over=24h&limit=8",
+			"/api/dlq/analytics/oldest?limit=1"))}
 	day := url.Values{"over": {"24h"}}
 	var flow, minutes api.Report[analytics.Series]
 	var queues api.Report[analytics.QueueStats]
@@ -128,7 +129,8 @@ func (o *overview) readRunsAndBreakers(in *request) error {
 		return err
 	}
 	for _, run := range runs.Runs {
-		if run.Status == "running" || run.Status == "paused" || run.Status == "stopped" && time.Since(run.CreatedAt) < 24*time.Hour {
+		if run.Status == "running" || run.Status == "paused" || run.Status == "stopped" &&
+			time.Since(run.CreatedAt) < 24*time.Hour {
 			o.Runs = append(o.Runs, run)
 		}
 		if o.Chart != nil {
@@ -253,7 +255,9 @@ func (o *overview) countWaiting(in *request) error {
 		}
 	}
 	if left > 0 && exact {
-		o.Waiting = append(o.Waiting, waiting{What: "their due time, or a first decision", Entries: left, Query: "status:pending"})
+		o.Waiting = append(o.Waiting, waiting{
+			What: "their due time, or a first decision", Entries: left, Query: "status:pending",
+		})
 	}
 	return nil
 }
@@ -266,7 +270,8 @@ func (o *overview) summary() string {
 	var sentences []string
 	switch {
 	case o.Stopped != nil && o.Stopped.Restored:
-		sentences = append(sentences, "The database was restored to an earlier time. dlqd holds what it would send until an operator resumes sending.")
+		sentences = append(sentences, "The database was restored to an earlier time. dlqd holds what it would send until "+
+			"an operator resumes sending.")
 	case o.Stopped != nil:
 		sentences = append(sentences, upper(o.Stopped.String())+".")
 	}

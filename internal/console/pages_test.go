@@ -17,14 +17,19 @@ func pages(o *testServer, id, group string) []string {
 		list = append(list, of+o.text("SELECT id::text FROM dlq."+table+" ORDER BY id LIMIT 1"))
 	}
 	return append(list,
-		"/", "/dead-letters", listOf("status:manual"), listOf("queue:"), "/dead-letters/"+id, "/dead-letters/nobody", "/bulk?all=1&q=status:manual", "/bulk?all=1&do=replay&q=status:manual",
-		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/replays/new", "/replays/new?q=status:manual", "/queues", "/policy", "/approvals", "/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",
+		"/", "/dead-letters", listOf("status:manual"), listOf("queue:"), "/dead-letters/"+id,
+		"/dead-letters/nobody", "/bulk?all=1&q=status:manual", "/bulk?all=1&do=replay&q=status:manual",
+		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/replays/new",
+		"/replays/new?q=status:manual", "/queues", "/policy", "/approvals",
+		"/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",
 	)
 }
 
 // seed creates entries that are pending, manual, resolved, discarded and replayed.
 func seed(o *testServer) {
-	o.submit("payments", "seed-manual", "payment.captured", map[string]any{"answer": 422, "says": "amount is missing", "customer": "42", "lines": []any{1, 2, map[string]any{"sku": "A-1"}}})
+	o.submit("payments", "seed-manual", "payment.captured", map[string]any{
+		"answer": 422, "says": "amount is missing", "customer": "42", "lines": []any{1, 2, map[string]any{"sku": "A-1"}},
+	})
 	o.submit("orders", "seed-gone", "order.placed", map[string]any{"answer": 404})
 	o.submit("payments", "seed-outage", "payment.captured", map[string]any{"answer": 503})
 	o.fail("reports", "report.daily", "runtime error: index out of range [3] with length 3", 40)
@@ -39,8 +44,10 @@ func seed(o *testServer) {
 func (o *testServer) doAll(actor, note, filter string) {
 	o.Helper()
 	o.exec("SELECT dlq.act_where('note', $1, $2, $3)", filter, actor, note)
-	o.exec("SELECT dlq.request_approval('bulk', jsonb_build_object('do', 'discard', 'filter', $1::jsonb), $2, $3)", filter, note, actor)
-	o.exec("SELECT dlq.replay_pause(dlq.replay_start($1::jsonb, p_note => $2, p_actor => $3, p_force => true), $3)", filter, note, actor)
+	o.exec("SELECT dlq.request_approval('bulk', jsonb_build_object('do', 'discard', 'filter', $1::jsonb), $2, $3)",
+		filter, note, actor)
+	o.exec("SELECT dlq.replay_pause(dlq.replay_start($1::jsonb, p_note => $2, p_actor => $3, p_force => true), $3)",
+		filter, note, actor)
 }
 
 // sideways returns the elements that are wider than the window.
@@ -114,7 +121,8 @@ func TestPages(t *testing.T) {
 			header := response.Header.Get("Content-Security-Policy")
 			require.Contains(t, header, "default-src 'none'", path)
 			require.NotContains(t, header, "unsafe", path)
-			require.NotRegexp(t, `(?i)<style|<script(?:[^>]*>[^<])|\sstyle=|\son[a-z]+=|https?://[a-z0-9.-]+/[^"]*\.(?:js|css)`, string(raw), path)
+			require.NotRegexp(t, `(?i)<style|<script(?:[^>]*>[^<])|\sstyle=|\son[a-z]+=|https?://[a-z0-9.-]+/[^"]*\.(?:js|css)`,
+				string(raw), path)
 			require.Less(t, len(raw), 300<<10, path)
 		}
 	})

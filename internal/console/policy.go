@@ -55,7 +55,8 @@ func (c *Console) previewPolicy(in *request) (*done, error) {
 		return nil, err
 	}
 	p.Draft, p.Preview = in.PostForm, &api.PolicyPreview{}
-	err = in.post("/api/policy/preview", map[string]any{"file": p.Draft.Get("file"), "text": p.Draft.Get("text")}, p.Preview)
+	err = in.post("/api/policy/preview", map[string]any{"file": p.Draft.Get("file"), "text": p.Draft.Get("text")},
+		p.Preview)
 	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
 		p.Preview, p.DraftError, v.Status, err = nil, problem, problem.Status, nil
 	}
@@ -64,7 +65,8 @@ func (c *Console) previewPolicy(in *request) (*done, error) {
 
 func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 	p := &policyPage{
-		WhyNot: missingRoleIn(in.me(), access.Operator, ""), Form: in.URL.Query(), DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(),
+		WhyNot: missingRoleIn(in.me(), access.Operator, ""), Form: in.URL.Query(),
+		DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(),
 		Copies: copies("", "SELECT dlq.policy_version(); SELECT * FROM dlq.policy_changes('7 days'); SELECT * FROM dlq.by_rule('24 hours');", //nolint:unqueryvet // for people
 			in.curl("/api/policy", "/api/dlq/analytics/policies?over=7d", "/api/dlq/analytics/rules?over=24h")),
 	}
@@ -87,7 +89,8 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 	}
 	var rules api.Report[analytics.RuleCount]
 	midnight := in.now.UTC().Truncate(24 * time.Hour)
-	if _, err := in.getIfAllowed("/api/dlq/analytics/rules", url.Values{"over": {strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"}}, &rules); err != nil {
+	if _, err := in.getIfAllowed("/api/dlq/analytics/rules",
+		url.Values{"over": {strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"}}, &rules); err != nil {
 		return nil, nil, err
 	}
 	p.Today = map[string]int64{}
@@ -130,7 +133,8 @@ func (p *policyPage) testError(in *request) error {
 	if text := strings.TrimSpace(p.Form.Get("status")); text != "" {
 		status, err := strconv.Atoi(text)
 		if err != nil {
-			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the HTTP status must be a number, such as 503"}
+			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the HTTP status must be a number, " +
+				"such as 503"}
 			return nil //nolint:nilerr // the page shows it
 		}
 		body["status"] = status

@@ -87,7 +87,8 @@ func (c *Console) queues(in *request) (*view, error) {
 		}
 		q.Breakers = append(q.Breakers, breakerRow{b, missingRoleIn(in.me(), access.Operator, queue)})
 	}
-	slices.SortStableFunc(q.Breakers, func(a, b breakerRow) int { return cmp.Compare(stateOrder(a.State), stateOrder(b.State)) })
+	slices.SortStableFunc(q.Breakers,
+		func(a, b breakerRow) int { return cmp.Compare(stateOrder(a.State), stateOrder(b.State)) })
 	q.Sentence = q.summary()
 	return &view{Template: "queues", Title: "Queues and breakers", Data: q, Interval: queuesInterval}, nil
 }
@@ -157,7 +158,8 @@ func (q *queues) summary() string {
 		sentences = append(sentences, number(n)+" queues are paused: "+strings.Join(paused, ", ")+".")
 	}
 	if held > 0 {
-		sentences = append(sentences, plural(held, "message waits", "messages wait")+" for a breaker or for earlier messages of the same ordering key.")
+		sentences = append(sentences, plural(held, "message waits", "messages wait")+" for a breaker or for earlier "+
+			"messages of the same ordering key.")
 	}
 	if dead > 0 {
 		sentences = append(sentences, plural(dead, "dead letter is", "dead letters are")+" open.")
@@ -176,7 +178,10 @@ func (c *Console) actOnQueue(in *request) (*done, error) {
 	switch verb {
 	case "pause", "resume":
 		path = "/api/queues/" + url.PathEscape(name) + "/" + verb
-		text = map[string]string{"pause": "Queue " + name + " is paused: running jobs finish, no job starts.", "resume": "Queue " + name + " is resumed."}[verb]
+		text = map[string]string{
+			"pause":  "Queue " + name + " is paused: running jobs finish, no job starts.",
+			"resume": "Queue " + name + " is resumed.",
+		}[verb]
 	case "open":
 		text = name + " is open: no deliveries until an operator resets it."
 		if during := strings.TrimSpace(in.PostFormValue("for")); during != "" {
@@ -187,7 +192,10 @@ func (c *Console) actOnQueue(in *request) (*done, error) {
 	case "reset":
 		path, text = "/api/circuit-breakers/"+url.PathEscape(name)+"/reset", name+" is closed: deliveries resume."
 	default:
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause or resume for a queue, open or reset for a breaker"}
+		return nil, &Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action",
+			Detail: "choose pause or resume for a queue, open or reset for a breaker",
+		}
 	}
 	if err := in.post(path, body, nil); err != nil {
 		return nil, err

@@ -83,7 +83,8 @@ func (r replayRun) Mark() mark {
 
 // parts returns the number of entries by outcome.
 func (r replayRun) parts() []runPart {
-	return []runPart{{"recovered", "ok", r.Succeeded}, {"failed again", "bad", r.Failed}, {"skipped", "skipped", r.Skipped}, {"remaining", "to-go", r.ToGo()}}
+	return []runPart{{"recovered", "ok", r.Succeeded}, {"failed again", "bad", r.Failed},
+		{"skipped", "skipped", r.Skipped}, {"remaining", "to-go", r.ToGo()}}
 }
 
 type runPart struct {
@@ -104,7 +105,8 @@ func (r replayRun) Bar() template.HTML {
 		width := 1000 * float64(p.Entries) / total
 		if p.Entries > 0 {
 			width = max(width, 4) // keeps one entry of a million visible
-			fmt.Fprintf(&svg, `<rect class="part-%s" x="%.1f" y="0" width="%.1f" height="10"><title>%s</title></rect>`, p.Hue, min(at, 1000-width), width, words[len(words)-1])
+			fmt.Fprintf(&svg, `<rect class="part-%s" x="%.1f" y="0" width="%.1f" height="10"><title>%s</title></rect>`, p.Hue,
+				min(at, 1000-width), width, words[len(words)-1])
 		}
 		at += width
 	}
@@ -147,7 +149,8 @@ func (r replayRun) Sentence() string {
 	case "paused":
 		return cmp.Or(reason, "Paused") + ": " + replayed + ", " + outcome + "." + underWay
 	case "stopped":
-		return "Stopped automatically: " + cmp.Or(r.Reason, "too many dead letters failed again") + ". " + upper(replayed) + ", " + outcome + "." +
+		return "Stopped automatically: " + cmp.Or(r.Reason, "too many dead letters failed again") + ". " + upper(replayed) +
+			", " + outcome + "." +
 			underWay + " Resume continues with the rest."
 	case "cancelled":
 		return cmp.Or(reason, "Cancelled") + ": " + replayed + ", " + outcome + "." + underWay
@@ -182,7 +185,8 @@ func (c *Console) replays(in *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &replays{Runs: runs, Why: missingRole(in.me(), access.Operator), Copies: copies("dlqd replays", "SELECT "+runColumns+" FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;", in.curl("/api/dlq/replays"))}
+	p := &replays{Runs: runs, Why: missingRole(in.me(), access.Operator), Copies: copies("dlqd replays",
+		"SELECT "+runColumns+" FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;", in.curl("/api/dlq/replays"))}
 	p.Sentence = p.summary()
 	return &view{Template: "replays", Title: "Replays", Data: p, Interval: runsInterval}, nil
 }
@@ -217,12 +221,14 @@ func (p *replays) summary() string {
 	var sentences []string
 	for _, r := range p.Runs {
 		if r.Active() {
-			sentences = append(sentences, upper(r.Mark().Word)+", by "+r.Actor+": "+number(r.Replayed)+" of "+number(r.Total)+" replayed, "+number(r.Failed)+" failed again.")
+			sentences = append(sentences, upper(r.Mark().Word)+", by "+r.Actor+": "+number(r.Replayed)+" of "+number(r.Total)+
+				" replayed, "+number(r.Failed)+" failed again.")
 		}
 	}
 	if len(sentences) == 0 {
 		last := p.Runs[0]
-		sentences = append(sentences, "No active run. The last run, by "+last.Actor+" "+ago(last.CreatedAt)+", recovered "+number(last.Succeeded)+" of "+number(last.Total)+".")
+		sentences = append(sentences, "No active run. The last run, by "+last.Actor+" "+ago(last.CreatedAt)+", recovered "+
+			number(last.Succeeded)+" of "+number(last.Total)+".")
 	}
 	return strings.Join(sentences, " ")
 }
@@ -260,13 +266,17 @@ type runFailure struct {
 func (c *Console) replayRun(in *request) (*view, error) {
 	id := url.PathEscape(in.PathValue("id"))
 	path := "/api/dlq/replays/" + id
-	r := &runDetail{replayRun: replayRun{&replay.Run{}}, Why: missingRole(in.me(), access.Operator), Outcome: in.URL.Query().Get("outcome")}
+	r := &runDetail{
+		replayRun: replayRun{&replay.Run{}}, Why: missingRole(in.me(), access.Operator),
+		Outcome: in.URL.Query().Get("outcome"),
+	}
 	if err := in.get(path, nil, r.Run); err != nil {
 		return nil, err
 	}
 	if r.Failed > 0 {
 		var failed api.RunEntriesPage
-		if err := in.get(path+"/entries", url.Values{"outcome": {"failed"}, "limit": {strconv.Itoa(runFailures)}}, &failed); err != nil {
+		if err := in.get(path+"/entries", url.Values{"outcome": {"failed"}, "limit": {strconv.Itoa(runFailures)}},
+			&failed); err != nil {
 			return nil, err
 		}
 		r.Failures, r.More = reasons(failed.Entries), failed.Next != ""
@@ -286,13 +296,15 @@ func (c *Console) replayRun(in *request) (*view, error) {
 	if page.Next != "" {
 		r.Next = "/replays/" + id + "?" + url.Values{"outcome": {r.Outcome}, "cursor": {page.Next}}.Encode() + "#entries"
 	}
-	for _, t := range []tab{{Name: "all", Count: r.Total}, {Name: "failed", Count: r.Failed}, {Name: "skipped", Count: r.Skipped}, {Name: "succeeded", Count: r.Succeeded}, {Name: "to_go", Count: r.ToGo()}} {
+	for _, t := range []tab{{Name: "all", Count: r.Total}, {Name: "failed", Count: r.Failed},
+		{Name: "skipped", Count: r.Skipped}, {Name: "succeeded", Count: r.Succeeded}, {Name: "to_go", Count: r.ToGo()}} {
 		t.To = "/replays/" + id + "?outcome=" + t.Name + "#entries"
 		if t.Name == "all" {
 			t.To = "/replays/" + id + "#entries"
 		}
 		t.Current = t.Name == cmp.Or(r.Outcome, "all")
-		t.Name = map[string]string{"succeeded": "recovered", "failed": "failed again", "to_go": "remaining"}[t.Name] + map[bool]string{true: t.Name}[t.Name == "all" || t.Name == "skipped"]
+		t.Name = map[string]string{"succeeded": "recovered", "failed": "failed again", "to_go": "remaining"}[t.Name] +
+			map[bool]string{true: t.Name}[t.Name == "all" || t.Name == "skipped"]
 		r.Tabs = append(r.Tabs, t)
 	}
 	if _, live := isLive(in.Context()); !live { // does not change while the page is open
@@ -301,7 +313,9 @@ func (c *Console) replayRun(in *request) (*view, error) {
 		}
 	}
 	run := r.ID.String()
-	r.Copies = copies("dlqd replays show "+run, "SELECT "+runColumns+" FROM dlq.replay_runs WHERE id = '"+run+"'; SELECT entry_id, job_id, outcome, ended_at FROM dlq.replay_run_entries WHERE run_id = '"+run+"';", in.curl(path, path+"/entries"))
+	r.Copies = copies("dlqd replays show "+run, "SELECT "+runColumns+" FROM dlq.replay_runs WHERE id = '"+run+
+		"'; SELECT entry_id, job_id, outcome, ended_at FROM dlq.replay_run_entries WHERE run_id = '"+run+"';",
+		in.curl(path, path+"/entries"))
 	every := idleRunInterval
 	if r.Status == "running" {
 		every = activeRunInterval
@@ -317,7 +331,9 @@ func reasons(entries []replay.RunEntry) []runFailure {
 		at := slices.IndexFunc(list, func(f runFailure) bool { return f.Fingerprint == e.Fingerprint && f.Queue == e.Queue })
 		if at < 0 {
 			at = len(list)
-			list = append(list, runFailure{Text: cmp.Or(firstLine(e.Detail), "error hidden from your role"), Fingerprint: e.Fingerprint, Queue: e.Queue})
+			list = append(list, runFailure{
+				Text: cmp.Or(firstLine(e.Detail), "error hidden from your role"), Fingerprint: e.Fingerprint, Queue: e.Queue,
+			})
 		}
 		list[at].Entries++
 	}
@@ -345,12 +361,14 @@ func (r *runDetail) compare(in *request) error {
 		}
 	}
 	var chosen map[string]json.RawMessage
-	if json.Unmarshal(r.Filter, &chosen) != nil || chosen["ids"] != nil || bytes.Contains(r.Filter, []byte(`"***"`)) || r.Why != "" {
+	if json.Unmarshal(r.Filter, &chosen) != nil || chosen["ids"] != nil || bytes.Contains(r.Filter, []byte(`"***"`)) ||
+		r.Why != "" {
 		return nil //nolint:nilerr // nothing can have joined the run, or the viewer may not see it
 	}
 	chosen["after"] = json.RawMessage(strconv.Quote(r.CreatedAt.Format(time.RFC3339Nano)))
 	var answer api.ReplayAnswer
-	if err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "all": true, "filter": chosen}, &answer); err != nil || answer.Preview == nil {
+	if err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "all": true, "filter": chosen},
+		&answer); err != nil || answer.Preview == nil {
 		return nil //nolint:nilerr // the page omits the comparison
 	}
 	raw, err := json.Marshal(chosen)
@@ -371,12 +389,17 @@ func (c *Console) controlRun(in *request) (*done, error) {
 		"cancel": "Cancelled. Redeliveries under way continue.", "rate": "Rate changed.",
 	}[verb]
 	if text == "" {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause, resume, cancel or rate"}
+		return nil, &Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause, resume, cancel or rate",
+		}
 	}
 	if verb == "rate" {
 		perSecond, ok := parsedNumber(cmp.Or(strings.TrimSpace(in.PostFormValue("rate")), "0"))
 		if !ok {
-			return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Invalid rate", Detail: "the rate must be a number of entries per second, or empty for no limit"}
+			return nil, &Problem{
+				Status: http.StatusUnprocessableEntity, Title: "Invalid rate",
+				Detail: "the rate must be a number of entries per second, or empty for no limit",
+			}
 		}
 		body["rate"] = perSecond
 	}

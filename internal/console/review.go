@@ -59,24 +59,30 @@ func (c *Console) review(in *request) (*view, error) {
 		r.Query += " " + q
 	}
 	var page api.EntryPage
-	if err := in.get("/api/dlq/entries", url.Values{"q": {r.Query}, "order": {"oldest"}, "limit": {reviewPage}}, &page); err != nil {
+	if err := in.get("/api/dlq/entries", url.Values{"q": {r.Query}, "order": {"oldest"}, "limit": {reviewPage}},
+		&page); err != nil {
 		return nil, err
 	}
 	r.Copies = in.listCopies(r.Query, true, reviewPage)
 	r.Entries, r.More = page.Entries, page.Next != ""
-	at := max(slices.IndexFunc(r.Entries, func(e deadletter.Summary) bool { return e.ID.String() == in.URL.Query().Get("at") }), 0)
+	at := max(slices.IndexFunc(r.Entries,
+		func(e deadletter.Summary) bool { return e.ID.String() == in.URL.Query().Get("at") }), 0)
 	switch n := len(r.Entries); {
 	case n == 0:
 		r.Sentence = map[string]string{
-			"": "No dead letters wait for a person.", "me": "No dead letters assigned to you wait for a person.", "nobody": "All dead letters that wait for a person are assigned.",
+			"": "No dead letters wait for a person.", "me": "No dead letters assigned to you wait for a person.",
+			"nobody": "All dead letters that wait for a person are assigned.",
 		}[r.Whose]
 	case r.More:
-		r.Sentence = fmt.Sprintf("More than %d dead letters wait for a person, the oldest captured %s.", n, ago(r.Entries[0].CreatedAt))
+		r.Sentence = fmt.Sprintf("More than %d dead letters wait for a person, the oldest captured %s.", n,
+			ago(r.Entries[0].CreatedAt))
 	default:
-		r.Sentence = fmt.Sprintf("%s, the oldest captured %s.", plural(n, "dead letter waits for a person", "dead letters wait for a person"), ago(r.Entries[0].CreatedAt))
+		r.Sentence = fmt.Sprintf("%s, the oldest captured %s.",
+			plural(n, "dead letter waits for a person", "dead letters wait for a person"), ago(r.Entries[0].CreatedAt))
 	}
 	v := &view{Template: "review", Title: "Review", Data: r, Interval: reviewInterval}
-	if _, live := isLive(in.Context()); live && (len(r.Entries) == 0 || r.Entries[at].ID.String() != in.URL.Query().Get("at")) {
+	if _, live := isLive(in.Context()); live &&
+		(len(r.Entries) == 0 || r.Entries[at].ID.String() != in.URL.Query().Get("at")) {
 		r.Sentence += " The dead letter shown below no longer waits."
 		return v, nil
 	}

@@ -35,7 +35,8 @@ func TestScreenshots(t *testing.T) {
 	b.waitForText("24 recovered, 2 failed again of 26")
 	o.exec("SELECT dlq.refresh_rollups()")
 	for _, shot := range []struct{ name, path string }{
-		{"overview", "/"}, {"dead-letters", listOf("queue:payments")}, {"dead-letter", "/dead-letters/" + letter}, {"group", group}, {"review", "/review"}, {"replay", run},
+		{"overview", "/"}, {"dead-letters", listOf("queue:payments")},
+		{"dead-letter", "/dead-letters/" + letter}, {"group", group}, {"review", "/review"}, {"replay", run},
 	} {
 		for _, look := range []struct {
 			name, theme   string
@@ -59,8 +60,10 @@ func stage(o *testServer) {
 	o.Helper()
 	for i := range 34 {
 		o.submit("payments", fmt.Sprintf("pay-%d", i), "payment.captured", map[string]any{
-			"answer": []int{422, 422, 402, 404}[i%4], "says": `{"error": "amount must be positive"}`, "customer": map[string]any{"id": fmt.Sprintf("cus_%d", 80+i%5), "country": "DE"},
-			"amount": -100 * i, "currency": "EUR", "lines": []any{map[string]any{"sku": "A-17", "count": 2}, map[string]any{"sku": "B-4", "count": 1}},
+			"answer": []int{422, 422, 402, 404}[i%4], "says": `{"error": "amount must be positive"}`,
+			"customer": map[string]any{"id": fmt.Sprintf("cus_%d", 80+i%5), "country": "DE"},
+			"amount":   -100 * i, "currency": "EUR",
+			"lines": []any{map[string]any{"sku": "A-17", "count": 2}, map[string]any{"sku": "B-4", "count": 1}},
 		})
 	}
 	for i := range 26 {
@@ -68,21 +71,28 @@ func stage(o *testServer) {
 		if i < 2 {
 			answer = 410
 		}
-		o.submit("orders", fmt.Sprintf("order-%d", i), "order.placed", map[string]any{"answer": answer, "says": "price is missing", "order": 4711 + i, "shop": "north"})
+		o.submit("orders", fmt.Sprintf("order-%d", i), "order.placed",
+			map[string]any{"answer": answer, "says": "price is missing", "order": 4711 + i, "shop": "north"})
 	}
 	o.fail("reports", "report.daily", "runtime error: index out of range [3] with length 3", 9)
 	o.eventually(69, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 	o.receiverWorks.Store(true)
 	o.exec("SELECT dlq.refresh_rollups()")
 	// The rollups of the day before: an outage in the morning that passed.
-	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved, open_change)
-		SELECT 'hour', 'class', date_trunc('hour', now()) - make_interval(hours => h), '', class, captured, captured, resolved, captured - resolved
-		FROM (VALUES (15, 'outage', 40, 0), (14, 'outage', 130, 4), (13, 'outage', 90, 30), (12, 'outage', 20, 90), (11, 'outage', 0, 110), (10, 'outage', 0, 46),
-			(18, 'transient', 12, 4), (16, 'transient', 9, 14), (9, 'transient', 22, 6), (8, 'transient', 15, 20), (6, 'transient', 8, 17), (3, 'transient', 14, 10), (2, 'transient', 6, 9),
-			(20, 'validation', 6, 2), (17, 'validation', 3, 5), (7, 'validation', 8, 3), (4, 'validation', 5, 9)) v (h, class, captured, resolved)
+	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved,
+		open_change)
+		SELECT 'hour', 'class', date_trunc('hour', now()) - make_interval(hours => h), '', class, captured, captured,
+			resolved, captured - resolved
+		FROM (VALUES (15, 'outage', 40, 0), (14, 'outage', 130, 4), (13, 'outage', 90, 30), (12, 'outage', 20, 90),
+			(11, 'outage', 0, 110), (10, 'outage', 0, 46),
+			(18, 'transient', 12, 4), (16, 'transient', 9, 14), (9, 'transient', 22, 6), (8, 'transient', 15, 20),
+				(6, 'transient', 8, 17), (3, 'transient', 14, 10), (2, 'transient', 6, 9),
+			(20, 'validation', 6, 2), (17, 'validation', 3, 5), (7, 'validation', 8, 3), (4, 'validation', 5, 9)) v (h, class,
+				captured, resolved)
 		ON CONFLICT DO NOTHING`)
 	o.exec(`INSERT INTO dlq.rollup_groups (step, bucket, queue, fingerprint, failures)
-		SELECT 'hour', date_trunc('hour', now()) - make_interval(hours => h), g.queue, g.fingerprint, 1 + (h * 7 + length(g.title)) % 6 FROM dlq.failure_groups g, generate_series(1, 20, 2) h ON CONFLICT DO NOTHING`)
+		SELECT 'hour', date_trunc('hour', now()) - make_interval(hours => h), g.queue, g.fingerprint,
+			1 + (h * 7 + length(g.title)) % 6 FROM dlq.failure_groups g, generate_series(1, 20, 2) h ON CONFLICT DO NOTHING`)
 }
 
 // palette reduces an image to its 256 most frequent colours. A page has few; the others are

@@ -39,7 +39,9 @@ func TestSignIn_Token(t *testing.T) {
 	reader.signIn(o.token("anna", access.Reader))
 	reader.open("/dead-letters/" + id)
 	reader.waitForText("no such report")
-	require.Equal(t, true, reader.value(`[...document.querySelectorAll("#act button")].every(b => b.disabled && b.title !== "")`), "a button is enabled, or has no reason")
+	require.Equal(t, true, reader.value(
+		`[...document.querySelectorAll("#act button")].every(b => b.disabled && b.title !== "")`),
+		"a button is enabled, or has no reason")
 	reader.open("/dead-letters")
 	require.InDelta(t, 0, reader.value(`document.querySelectorAll("input[name=id]").length`), 0)
 

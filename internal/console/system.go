@@ -128,7 +128,8 @@ func (s *system) summary() string {
 		case c.Mode == reconcile.ModeOff:
 			sentences = append(sentences, "Capture is off: only the reconciler finds failures.")
 		case c.Missed > 0:
-			sentences = append(sentences, "Capture is "+c.Mode+"; the reconciler filed "+plural(c.Missed, "missed failure")+" in the last 24 hours.")
+			sentences = append(sentences, "Capture is "+c.Mode+"; the reconciler filed "+plural(c.Missed, "missed failure")+
+				" in the last 24 hours.")
 		default:
 			sentences = append(sentences, "Capture is "+c.Mode+" and missed no failure in the last 24 hours.")
 		}
@@ -147,7 +148,10 @@ func (c *Console) checks(in *request) (*done, error) {
 	}
 	s, ok := v.Data.(*system)
 	if !ok {
-		return nil, &Problem{Status: http.StatusInternalServerError, Title: "Internal error", Detail: "loading this page failed; see the log of dlqd"}
+		return nil, &Problem{
+			Status: http.StatusInternalServerError, Title: "Internal error",
+			Detail: "loading this page failed; see the log of dlqd",
+		}
 	}
 	s.Checks = &api.Examination{}
 	if err := in.post("/api/doctor", nil, s.Checks); err != nil {
@@ -174,7 +178,8 @@ func (c *Console) resumeRestored(in *request) (*done, error) {
 func (c *Console) switchAutomatic(in *request) (*done, error) {
 	verb := in.PostFormValue("do")
 	text := map[string]string{
-		"stop": "All automatic redelivery is stopped. Replays by operators continue.", "resume": "The stop is lifted. The switches apply again.",
+		"stop":   "All automatic redelivery is stopped. Replays by operators continue.",
+		"resume": "The stop is lifted. The switches apply again.",
 	}[verb]
 	if text == "" {
 		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose stop or resume"}

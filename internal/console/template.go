@@ -73,7 +73,8 @@ type templates map[string]*template.Template
 
 // parse parses the templates, each page with the layout and the shared parts.
 func parse() templates {
-	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html", "templates/parts.html", "templates/entry.html"))
+	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html",
+		"templates/parts.html", "templates/entry.html"))
 	pages := templates{}
 	names, err := fs.Glob(templateFiles, "templates/*.html")
 	if err != nil {
@@ -102,9 +103,12 @@ func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 
 // functions are the functions of the templates.
 var functions = template.FuncMap{
-	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted, "number": number, "percent": percent, "plural": plural,
-	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip, "first": firstLine, "icon": icon, "deref": deref, "dict": dict, "query": query,
-	"json": pretty, "editable": editable, "join": strings.Join, "add": func(a, b int) int { return a + b }, "args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
+	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted,
+	"number": number, "percent": percent, "plural": plural,
+	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip,
+	"first": firstLine, "icon": icon, "deref": deref, "dict": dict, "query": query,
+	"json": pretty, "editable": editable, "join": strings.Join, "add": func(a, b int) int { return a + b },
+	"args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
 }
 
 // mark is how a state is shown: a sign and a word, never colour alone.
@@ -130,9 +134,12 @@ func statusOf(status any) mark {
 
 // classes maps each error class to its letter and a short description.
 var classes = map[string][2]string{
-	"transient": {"T", "temporary"}, "rate_limited": {"L", "the receiver limits the rate"}, "outage": {"O", "the receiver is down"},
-	"validation": {"V", "the receiver rejects the content"}, "malformed": {"M", "cannot be parsed"}, "unauthorized": {"U", "not authorized"},
-	"not_found": {"N", "the addressed object does not exist"}, "business": {"B", "rejected for a business reason"}, "code_bug": {"C", "a bug in the code"},
+	"transient": {"T", "temporary"}, "rate_limited": {"L", "the receiver limits the rate"},
+	"outage":     {"O", "the receiver is down"},
+	"validation": {"V", "the receiver rejects the content"},
+	"malformed":  {"M", "cannot be parsed"}, "unauthorized": {"U", "not authorized"},
+	"not_found": {"N", "the addressed object does not exist"},
+	"business":  {"B", "rejected for a business reason"}, "code_bug": {"C", "a bug in the code"},
 	"unknown": {"?", "cause unknown"},
 }
 
@@ -471,7 +478,10 @@ func query(parts ...any) string {
 
 // quoted returns a value as the filter language takes it.
 func quoted(value string) string {
-	if value != "" && !strings.ContainsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune(`"\,:()<>`, r) }) {
+	if value != "" && !strings.ContainsFunc(value, func(r rune) bool {
+		return unicode.IsSpace(r) ||
+			strings.ContainsRune(`"\,:()<>`, r)
+	}) {
 		return value
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(value) + `"`

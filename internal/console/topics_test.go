@@ -45,7 +45,10 @@ func TestLive_LimitsStatementsPerSecond(t *testing.T) {
 		w.WriteHeader(http.StatusOK)
 	})
 	from := httptest.NewRequest(http.MethodGet, "/events", nil)
-	for address, want := range map[string]time.Duration{"/page": 2 * time.Second, "/page?statement=1": 2 * time.Second, "/page?statement=1&statement=2&statement=3": 3 * intervalPerStatement} {
+	for address, want := range map[string]time.Duration{
+		"/page": 2 * time.Second, "/page?statement=1": 2 * time.Second,
+		"/page?statement=1&statement=2&statement=3": 3 * intervalPerStatement,
+	} {
 		_, every, err := c.renderLive(t.Context(), from, address)
 		require.NoError(t, err)
 		require.Equal(t, want, every, address)
@@ -60,7 +63,8 @@ func TestLive_RecoversPanics(t *testing.T) {
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}, mux: http.NewServeMux()}
 	c.mux.HandleFunc("GET /page", func(http.ResponseWriter, *http.Request) { panic("no such row") })
 	c.live.render = c.renderLive
-	events, done, ok := c.live.watch(t.Context(), httptest.NewRequest(http.MethodGet, "/events", nil), "kim", "/page", "/page")
+	events, done, ok := c.live.watch(t.Context(), httptest.NewRequest(http.MethodGet, "/events", nil),
+		"kim", "/page", "/page")
 	require.True(t, ok)
 	defer done()
 	require.EqualError(t, (<-events).err, "rendering the page failed")
@@ -100,8 +104,9 @@ func TestLive_LimitsPagesPerUser(t *testing.T) {
 	require.Empty(t, l.topics)
 
 	for address, want := range map[string]string{
-		"/replays?n=1": "/replays", "/dead-letters?x=1&q=a%3Ab&order=oldest#rows": "/dead-letters?order=oldest&q=a%3Ab", "/dead-letters?column=queue&column=class": "/dead-letters?column=queue&column=class",
-		"/audit?entryId=1&utm=2": "/audit?entryId=1", "/%61ccess": "/%61ccess",
+		"/replays?n=1": "/replays", "/dead-letters?x=1&q=a%3Ab&order=oldest#rows": "/dead-letters?order=oldest&q=a%3Ab",
+		"/dead-letters?column=queue&column=class": "/dead-letters?column=queue&column=class",
+		"/audit?entryId=1&utm=2":                  "/audit?entryId=1", "/%61ccess": "/%61ccess",
 	} {
 		require.Equal(t, want, canonical(address))
 	}

@@ -65,7 +65,8 @@ func TestWishes(t *testing.T) {
 		b.follow("#selection button[name=all]")
 		b.follow(b.button("Discard"))
 		b.waitForText("60 dead letters")
-		require.Equal(t, 60, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'all'"), "done before the confirmation")
+		require.Equal(t, 60, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'all'"),
+			"done before the confirmation")
 		b.follow("form.split button.danger")
 		b.waitForText("Discard: 60 dead letters.")
 		require.Zero(t, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'all'"))
@@ -77,7 +78,8 @@ func TestWishes(t *testing.T) {
 		run := replayAll(b, "queue:everyretry", "")
 		_, other := signed(t, ann)
 		other.open("/replays")
-		other.until(fmt.Sprintf(`document.querySelector('a[href="/replays/%s"]')?.closest("tr").innerText.includes("kim")`, run))
+		other.until(fmt.Sprintf(`document.querySelector('a[href="/replays/%s"]')?.closest("tr").innerText.includes("kim")`,
+			run))
 		other.follow(`a[href="/replays/` + run + `"]`)
 		other.waitForText("Started by")
 		require.Contains(t, other.texts("#facts"), "127.0.0.1")
@@ -110,23 +112,27 @@ func TestWishes(t *testing.T) {
 		const left = "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'pace' AND status = 'dlq_manual'"
 		require.Positive(t, o.count(left), "a cancelled run replayed all entries")
 	})
-	t.Run("temporal#4947 #5133 show the filter, the changed and the skipped entries of a bulk operation", func(t *testing.T) {
-		t.Parallel()
-		o, b := signed(t, kim)
-		o.fail("traced", "report.daily", "no such report", 5)
-		o.exec("SELECT dlq.discard(id, 'ann', 'elsewhere') FROM (SELECT id FROM dlq.dead_letter_open WHERE queue = 'traced' ORDER BY id LIMIT 2) e")
-		b.open("/bulk?all=1&do=resolve&q=queue:traced")
-		b.fill("textarea[name=note]", "done by hand")
-		b.follow("form.split button.primary, form.split .buttons button:first-child")
-		b.waitForText("3 dead letters")
-		b.follow(b.button("View"))
-		require.Regexp(t, `^/operations/`, b.value("location.pathname"))
-		b.waitForText("queue:traced")
-		b.waitForText("kim")
-		b.waitForText("done by hand")
-		require.InDelta(t, 5, b.value(`new Set([...document.querySelectorAll('main a[href^="/dead-letters/"]')].map(a => a.href)).size`), 0, "the page does not show all five entries")
-		b.waitForText("cannot resolve from dlq_archived")
-	})
+	t.Run("temporal#4947 #5133 show the filter, the changed and the skipped entries of a bulk operation",
+		func(t *testing.T) {
+			t.Parallel()
+			o, b := signed(t, kim)
+			o.fail("traced", "report.daily", "no such report", 5)
+			o.exec(`SELECT dlq.discard(id, 'ann', 'elsewhere') FROM (SELECT id FROM dlq.dead_letter_open WHERE queue = 'traced'
+				ORDER BY id LIMIT 2) e`)
+			b.open("/bulk?all=1&do=resolve&q=queue:traced")
+			b.fill("textarea[name=note]", "done by hand")
+			b.follow("form.split button.primary, form.split .buttons button:first-child")
+			b.waitForText("3 dead letters")
+			b.follow(b.button("View"))
+			require.Regexp(t, `^/operations/`, b.value("location.pathname"))
+			b.waitForText("queue:traced")
+			b.waitForText("kim")
+			b.waitForText("done by hand")
+			require.InDelta(t, 5, b.value(
+				`new Set([...document.querySelectorAll('main a[href^="/dead-letters/"]')].map(a => a.href)).size`), 0,
+				"the page does not show all five entries")
+			b.waitForText("cannot resolve from dlq_archived")
+		})
 	t.Run("oban#793 limit the cost of searches", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
@@ -157,8 +163,11 @@ func TestWishes(t *testing.T) {
 	t.Run("bull-board#862 show the newest error first", func(t *testing.T) {
 		t.Parallel()
 		o, b := signed(t, kim)
-		o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state, errors) VALUES ('k', '{}', 'newest', 3, 3, now(), 'running', ARRAY[
-			'{"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "the first", "trace": ""}'::jsonb, '{"at": "2026-01-01T00:01:00Z", "attempt": 2, "error": "the second", "trace": ""}', '{"at": "2026-01-01T00:02:00Z", "attempt": 3, "error": "the third", "trace": ""}'])`)
+		o.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, attempted_at, state, errors)
+			VALUES ('k', '{}', 'newest', 3, 3, now(), 'running', ARRAY[
+			'{"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "the first", "trace": ""}'::jsonb,
+				'{"at": "2026-01-01T00:01:00Z", "attempt": 2, "error": "the second", "trace": ""}',
+					'{"at": "2026-01-01T00:02:00Z", "attempt": 3, "error": "the third", "trace": ""}'])`)
 		o.exec("UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE queue = 'newest'")
 		o.eventually(1, "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = 'newest'")
 		b.open("/dead-letters/" + o.text("SELECT id::text FROM dlq.dead_letter_open WHERE queue = 'newest'"))
@@ -202,7 +211,8 @@ func TestWishes_ReplaySurvivesServerRestart(t *testing.T) {
 	b.until(live)
 	o.eventually(1, "SELECT least(count(*), 1) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
 	o.stop()
-	require.Less(t, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"), 40, "the run ended before the restart")
+	require.Less(t, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"), 40,
+		"the run ended before the restart")
 	o.exec("SELECT dlq.replay_set_rate(id, 100) FROM dlq.replay_runs")
 	o.start()
 	b.waitForText("40 recovered, 0 failed again of 40")

@@ -43,8 +43,11 @@ func TestAttempts_RecordDurationAndLoad(t *testing.T) {
 		middleware []rivertype.Middleware
 		of         func(attempt int) (timed, system bool)
 	}{
-		"riverdlq": {[]rivertype.Middleware{&riverdlq.Middleware{SystemState: func() (riverdlq.SystemState, bool) { return busy, true }}}, func(int) (bool, bool) { return true, true }},
-		"bare":     {nil, func(attempt int) (bool, bool) { return attempt == 3, false }},
+		"riverdlq": {[]rivertype.Middleware{&riverdlq.Middleware{SystemState: func() (riverdlq.SystemState,
+			bool) {
+			return busy, true
+		}}}, func(int) (bool, bool) { return true, true }},
+		"bare": {nil, func(attempt int) (bool, bool) { return attempt == 3, false }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -62,8 +62,10 @@ func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, cursor Audit
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail, operation
-		FROM dlq.audit($1, $2, $3, $4)`, json.RawMessage(filter), most, pgtype.Timestamptz{Time: cursor.At, Valid: !cursor.At.IsZero()}, cursor.ID)
+	rows, err := s.db.Query(ctx, `SELECT id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note,
+		queue, kind, error_class, river_job_id, config_version, detail, operation
+		FROM dlq.audit($1, $2, $3, $4)`, json.RawMessage(filter), most,
+		pgtype.Timestamptz{Time: cursor.At, Valid: !cursor.At.IsZero()}, cursor.ID)
 	if err != nil {
 		return nil, AsMoveError(err)
 	}

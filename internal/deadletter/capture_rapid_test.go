@@ -15,12 +15,14 @@ import (
 func anyJSON(depth int) *rapid.Generator[any] {
 	text := rapid.Custom(func(t *rapid.T) string {
 		s := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{
-			"", "JobCancelError: ", "2026-13-45T99:99:99Z", "infinity", "0198a0b0-0000-7000-8000-000000000000", "transient", strings.Repeat("x", 9000),
+			"", "JobCancelError: ", "2026-13-45T99:99:99Z", "infinity",
+			"0198a0b0-0000-7000-8000-000000000000", "transient", strings.Repeat("x", 9000),
 		})).Draw(t, "text")
 		return strings.ReplaceAll(s, "\x00", "") // jsonb has no NUL
 	})
 	scalars := []*rapid.Generator[any]{
-		rapid.Just[any](nil), rapid.Map(rapid.Bool(), func(v bool) any { return v }), rapid.Map(rapid.Int64(), func(v int64) any { return v }),
+		rapid.Just[any](nil), rapid.Map(rapid.Bool(), func(v bool) any { return v }),
+		rapid.Map(rapid.Int64(), func(v int64) any { return v }),
 		rapid.Map(rapid.Float64(), func(v float64) any { return v }), rapid.Map(text, func(v string) any { return v }),
 	}
 	if depth == 0 {
@@ -52,12 +54,16 @@ func TestCapture_NeverRaises(t *testing.T) {
 		}
 		id := b.insert(nil)
 		kind := rapid.SampledFrom([]string{"test_job", "dlqd_message"}).Draw(rt, "kind")
-		_, err := b.pool.Exec(t.Context(), `UPDATE river_job SET kind = $2, args = $3::jsonb, metadata = $4::jsonb, errors = $5::text[]::jsonb[],
-			attempt = $6, state = 'running' WHERE id = $1`, id, kind, draw("args"), draw("metadata"), errs, rapid.Int16Range(0, 25).Draw(rt, "attempt"))
+		_, err := b.pool.Exec(t.Context(), `UPDATE river_job SET kind = $2, args = $3::jsonb, metadata = $4::jsonb,
+			errors = $5::text[]::jsonb[],
+			attempt = $6, state = 'running'
+				WHERE id = $1`, id, kind, draw("args"), draw("metadata"), errs, rapid.Int16Range(0, 25).Draw(rt, "attempt"))
 		require.NoError(rt, err)
-		finalized := rapid.SampledFrom([]string{"now", "infinity", "-infinity", "294276-01-01Z", "4000-01-01 BC"}).Draw(rt, "finalized")
+		finalized := rapid.SampledFrom([]string{"now", "infinity", "-infinity", "294276-01-01Z", "4000-01-01 BC"}).Draw(rt,
+			"finalized")
 		tags := rapid.SampledFrom([]string{"{}", "{abc,NULL}", "{{a,b},{c,d}}"}).Draw(rt, "tags")
-		_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = $2::text::timestamptz, tags = $3::text::varchar[] WHERE id = $1", id, finalized, tags)
+		_, err = b.pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = $2::text::timestamptz,
+			tags = $3::text::varchar[] WHERE id = $1`, id, finalized, tags)
 		require.NoError(rt, err)
 		rows, err := b.pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", id)
 		require.NoError(rt, err)

@@ -73,7 +73,8 @@ func setup(t *testing.T, work func(context.Context, *river.Job[testArgs]) error)
 	var err error
 	b.client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}, Workers: workers,
-		Logger: slog.New(slog.DiscardHandler), TestOnly: true, FetchCooldown: time.Millisecond, FetchPollInterval: 50 * time.Millisecond,
+		Logger: slog.New(slog.DiscardHandler), TestOnly: true,
+		FetchCooldown: time.Millisecond, FetchPollInterval: 50 * time.Millisecond,
 		Middleware: []rivertype.Middleware{riverdlq.NewMiddleware()}, RetryPolicy: noWait{},
 	})
 	require.NoError(t, err)
@@ -220,7 +221,10 @@ func TestCapture_RecordsPanics(t *testing.T) {
 
 func TestCapture_RecordsJobCancel(t *testing.T) {
 	t.Parallel()
-	b := setup(t, func(context.Context, *river.Job[testArgs]) error { return river.JobCancel(errors.New("card declined")) })
+	b := setup(t, func(context.Context, *river.Job[testArgs]) error {
+		return river.JobCancel(
+			errors.New("card declined"))
+	})
 	b.runJob(nil, rivertype.JobStateCancelled)
 	entry, _ := b.entry()
 	require.Equal(t, "card declined", *entry.ErrorMessage)
@@ -270,7 +274,8 @@ func TestCapture_RecordsRescuedJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.insert(&river.InsertOpts{MaxAttempts: 2, Queue: "unworked"})
-	b.exec("UPDATE river_job SET state = 'running', attempt = 2, attempted_at = now() - interval '5 hours' WHERE id = $1", id)
+	b.exec("UPDATE river_job SET state = 'running', attempt = 2, attempted_at = now() - interval '5 hours' WHERE id = $1",
+		id)
 	b.start()
 	b.await(id, rivertype.JobStateDiscarded)
 	entry, _ := b.entry()
@@ -282,7 +287,8 @@ func TestCapture_RecordsUnregisteredKinds(t *testing.T) {
 	b := setup(t, succeed)
 	inserter, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	result, err := inserter.Insert(t.Context(), jobArgs{"no_such_kind", json.RawMessage(`{}`)}, &river.InsertOpts{MaxAttempts: 1})
+	result, err := inserter.Insert(t.Context(), jobArgs{"no_such_kind", json.RawMessage(`{}`)},
+		&river.InsertOpts{MaxAttempts: 1})
 	require.NoError(t, err)
 	b.start()
 	b.await(result.Job.ID, rivertype.JobStateDiscarded)
@@ -415,7 +421,8 @@ func TestCapture_UpdatesOpenEntryOnNextFailure(t *testing.T) {
 	b.endBySQL(id, "discarded")
 	before, _ := b.entry()
 	b.endBySQL(id, "completed") // by hand: no entry follows this job
-	b.exec(`UPDATE river_job SET state = 'discarded', errors = ARRAY['{"attempt": 0, "error": "second", "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE id = $1`, id)
+	b.exec(`UPDATE river_job SET state = 'discarded',
+		errors = ARRAY['{"attempt": 0, "error": "second", "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE id = $1`, id)
 	after, transitions := b.entry()
 	require.Equal(t, before.ID, after.ID)
 	require.Equal(t, "second", *after.ErrorMessage)
@@ -424,14 +431,16 @@ func TestCapture_UpdatesOpenEntryOnNextFailure(t *testing.T) {
 	// The same holds once the job carries the entry's marker, as after a retry that dlqd followed.
 	b.exec("UPDATE river_job SET metadata = jsonb_build_object('dlq:entry_id', $2::uuid) WHERE id = $1", id, after.ID)
 	b.endBySQL(id, "completed")
-	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "again"}'::jsonb WHERE id = $1`, id)
+	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "again"}'::jsonb
+		WHERE id = $1`, id)
 	after, _ = b.entry()
 	require.Equal(t, "again", *after.ErrorMessage)
 
 	// A parked entry stays parked and shows the new error.
 	require.NoError(t, b.store.Park(t.Context(), after.ID, deadletter.Act{Actor: "kim"}))
 	b.endBySQL(id, "completed")
-	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "third"}'::jsonb WHERE id = $1`, id)
+	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "third"}'::jsonb
+		WHERE id = $1`, id)
 	after, _ = b.entry()
 	require.Equal(t, deadletter.Manual, after.Status)
 	require.Equal(t, "third", *after.ErrorMessage)
@@ -475,17 +484,18 @@ func TestCapture_AcceptsAnyJobData(t *testing.T) {
 	long := strings.Repeat("Ünïcödé 💥 ", 90_000) // more than a megabyte
 	large := `{"blob": "` + strings.Repeat("0123456789", 500_000) + `"}`
 	for name, test := range map[string]struct{ args, errors, metadata, wantError string }{
-		"1 MB error":                        {`{}`, `{"error": "` + long + `", "attempt": 0}`, `{}`, long},
-		"5 MB args":                         {large, `{"error": "e"}`, `{}`, "e"},
-		"args array":                        {`[1, [2], {"a": null}]`, `{"error": "e"}`, `{}`, "e"},
-		"args string":                       {`"text"`, `{"error": "e"}`, `{}`, "e"},
-		"args number":                       {`1e300`, `{"error": "e"}`, `{}`, "e"},
-		"args null":                         {`null`, `{"error": "e"}`, `{}`, "e"},
-		"args boolean":                      {`true`, `{"error": "e"}`, `{}`, "e"},
-		"non-ASCII":                         {`{"ключ": "значение", "鍵": "値"}`, `{"error": "失敗"}`, `{"メタ": 1}`, "失敗"},
-		"error is a string":                 {`{}`, `"text"`, `{}`, "the job ended without an error"},
-		"error is null":                     {`{}`, `null`, `{}`, "the job ended without an error"},
-		"error of wrong types":              {`{}`, `{"error": {"a": 1}, "trace": [1], "at": "yesterday", "attempt": "one"}`, `{}`, `{"a": 1}`},
+		"1 MB error":        {`{}`, `{"error": "` + long + `", "attempt": 0}`, `{}`, long},
+		"5 MB args":         {large, `{"error": "e"}`, `{}`, "e"},
+		"args array":        {`[1, [2], {"a": null}]`, `{"error": "e"}`, `{}`, "e"},
+		"args string":       {`"text"`, `{"error": "e"}`, `{}`, "e"},
+		"args number":       {`1e300`, `{"error": "e"}`, `{}`, "e"},
+		"args null":         {`null`, `{"error": "e"}`, `{}`, "e"},
+		"args boolean":      {`true`, `{"error": "e"}`, `{}`, "e"},
+		"non-ASCII":         {`{"ключ": "значение", "鍵": "値"}`, `{"error": "失敗"}`, `{"メタ": 1}`, "失敗"},
+		"error is a string": {`{}`, `"text"`, `{}`, "the job ended without an error"},
+		"error is null":     {`{}`, `null`, `{}`, "the job ended without an error"},
+		"error of wrong types": {`{}`, `{"error": {"a": 1}, "trace": [1], "at": "yesterday", "attempt": "one"}`,
+			`{}`, `{"a": 1}`},
 		"impossible date":                   {`{}`, `{"error": "e", "at": "2026-02-30T25:61:61Z"}`, `{}`, "e"},
 		"metadata array":                    {`{}`, `{"error": "e"}`, `["dlq:error"]`, "e"},
 		"metadata string":                   {`{}`, `{"error": "e"}`, `"dlq:entry_id"`, "e"},
@@ -501,7 +511,8 @@ func TestCapture_AcceptsAnyJobData(t *testing.T) {
 			t.Parallel()
 			b := setup(t, succeed)
 			id := b.insert(nil)
-			b.exec(`UPDATE river_job SET args = $2::jsonb, metadata = $3::jsonb, errors = ARRAY[$4::jsonb], state = 'running' WHERE id = $1`,
+			b.exec(`UPDATE river_job SET args = $2::jsonb, metadata = $3::jsonb, errors = ARRAY[$4::jsonb], state = 'running'
+				WHERE id = $1`,
 				id, test.args, test.metadata, test.errors)
 			b.endBySQL(id, "discarded")
 			entry, _ := b.entry()
@@ -518,7 +529,8 @@ func TestCapture_AcceptsMalformedMessageArgs(t *testing.T) {
 	for range 500 {
 		_, _ = fmt.Fprintf(&long, "%016x", rand.Uint64())
 	}
-	for _, args := range []string{`[]`, `"x"`, `{"kind": {"a": 1}, "messageId": [1]}`, `{"kind": "` + long.String() + `", "source": "` + long.String() + `", "subscriberId": null}`} {
+	for _, args := range []string{`[]`, `"x"`, `{"kind": {"a": 1}, "messageId": [1]}`,
+		`{"kind": "` + long.String() + `", "source": "` + long.String() + `", "subscriberId": null}`} {
 		id := b.insert(nil)
 		b.exec(`UPDATE river_job SET kind = 'dlqd_message', args = $2::jsonb WHERE id = $1`, id, args)
 		b.endBySQL(id, "discarded")
@@ -579,8 +591,10 @@ func runChild(url string) {
 	must(err)
 	defer pool.Close()
 	workers := river.NewWorkers()
-	river.AddWorker(workers, river.WorkFunc(func(context.Context, *river.Job[testArgs]) error { return errors.New("the child fails") }))
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Queues: map[string]river.QueueConfig{"default": {MaxWorkers: 2}}, Workers: workers})
+	river.AddWorker(workers, river.WorkFunc(
+		func(context.Context, *river.Job[testArgs]) error { return errors.New("the child fails") }))
+	client, err := river.NewClient(riverpgxv5.New(pool),
+		&river.Config{Queues: map[string]river.QueueConfig{"default": {MaxWorkers: 2}}, Workers: workers})
 	must(err)
 	events, stop := client.Subscribe(river.EventKindJobFailed)
 	defer stop()
@@ -594,7 +608,9 @@ func runChild(url string) {
 func TestCapture_SuccessCallsNoFunction(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
-	b.exec("CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'capture ran'; END $$")
-	b.exec("CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'follow ran'; END $$")
+	b.exec("CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION " +
+		"'capture ran'; END $$")
+	b.exec("CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION " +
+		"'follow ran'; END $$")
 	b.runJob(nil, rivertype.JobStateCompleted)
 }

@@ -31,7 +31,8 @@ type Erasure struct {
 	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"Time at which the erasure finished; absent while it runs, and if entries were skipped." db:"finished_at"`
 }
 
-const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, archived, archives, archive, finished_at"
+const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, " +
+	"archived, archives, archive, finished_at"
 
 // eraseTimeout bounds the run time of an erasure.
 const eraseTimeout = time.Hour
@@ -43,7 +44,9 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout)
 	defer cancel()
 	if err := s.move(ctx, func(tx postgres.DB) (err error) {
-		begun, err := dbsqlc.New(tx).BeginErasure(ctx, dbsqlc.BeginErasureParams{Filter: filter, Note: act.Note, Actor: act.Actor})
+		begun, err := dbsqlc.New(tx).BeginErasure(ctx, dbsqlc.BeginErasureParams{
+			Filter: filter, Note: act.Note, Actor: act.Actor,
+		})
 		e.ID, e.At = begun.ID, begun.At
 		return err
 	}); err != nil {
@@ -80,7 +83,9 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 // FinishErasure adds the results for archives to the record, and marks the erasure as finished
 // unless entries were left.
 func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int64) error {
-	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs})
+	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{
+		ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs,
+	})
 	e.Jobs, e.FinishedAt = row.Jobs, row.FinishedAt
 	return err
 }
@@ -111,7 +116,8 @@ func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
 }
 
 // EraseRows erases those of archived entries that a filter selects, and returns them by id.
-func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage, filter json.RawMessage) (map[uuid.UUID]json.RawMessage, error) {
+func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage,
+	filter json.RawMessage) (map[uuid.UUID]json.RawMessage, error) {
 	raw, err := json.Marshal(entries)
 	if err != nil {
 		return nil, err

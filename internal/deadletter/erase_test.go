@@ -31,7 +31,8 @@ func TestErase_SkipsRedeliveriesInProgress(t *testing.T) {
 	require.EqualValues(t, 1, e.UnderWay)
 	require.Nil(t, e.FinishedAt)
 
-	exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE metadata ? 'dlq:entry_id' AND state = 'available'")
+	exec(`UPDATE river_job SET state = 'completed', finalized_at = now() WHERE metadata ? 'dlq:entry_id'
+		AND state = 'available'`)
 	require.NoError(t, (&facts.Applier{Store: store}).All(t.Context()))
 	e, err = store.Erase(t.Context(), filter, act)
 	require.NoError(t, err)
@@ -39,7 +40,9 @@ func TestErase_SkipsRedeliveriesInProgress(t *testing.T) {
 	require.EqualValues(t, 2, e.Jobs, "the original job and the redelivery")
 	require.Zero(t, e.UnderWay)
 	var left int
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM river_job WHERE args::text LIKE '%4242%') + (SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event::text LIKE '%4242%')").Scan(&left))
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM river_job
+		WHERE args::text LIKE '%4242%') + (SELECT count(*) FROM dlq.dead_letter_queue
+		WHERE original_event::text LIKE '%4242%')`).Scan(&left))
 	require.Zero(t, left)
 	_, err = store.Erase(t.Context(), json.RawMessage(`{}`), act)
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
@@ -78,9 +81,12 @@ func TestErase_ProcedureCommitsBatches(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
 	var id string
-	require.NoError(t, pool.QueryRow(t.Context(), `CALL dlq.erase('{"payload": {"card": "4242"}}', 'request 1', 'kim')`).Scan(&id))
+	require.NoError(t, pool.QueryRow(t.Context(),
+		`CALL dlq.erase('{"payload": {"card": "4242"}}', 'request 1', 'kim')`).Scan(&id))
 	var transactions, entries int
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(DISTINCT t.xid), max(r.entries) FROM dlq.dead_letter_transitions t, dlq.erasures r WHERE r.id = $1 AND t.reason = 'erased' AND t.note = r.note", id).Scan(&transactions, &entries))
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(DISTINCT t.xid), max(r.entries)
+		FROM dlq.dead_letter_transitions t, dlq.erasures r WHERE r.id = $1 AND t.reason = 'erased'
+			AND t.note = r.note`, id).Scan(&transactions, &entries))
 	require.Equal(t, 4, entries)
 	require.Equal(t, 1, transactions, "one batch")
 }

@@ -19,10 +19,12 @@ import (
 func (b *bundle) createUnfiled() uuid.UUID {
 	b.Helper()
 	id := b.insert(nil)
-	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"attempt": 1, "error": "no money"}'::jsonb],
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY['{"attempt": 1, "error": "no money"}'::jsonb],
 		metadata = '{"dlq:error": {"attempt": 1, "type": "CardDeclined", "class": "business"}}' WHERE id = $1`, id)
 	var entry uuid.UUID
-	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT id FROM dlq.dead_letter_inbox WHERE river_job_id = $1", id).Scan(&entry))
+	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT id FROM dlq.dead_letter_inbox WHERE river_job_id = $1",
+		id).Scan(&entry))
 	return entry
 }
 
@@ -31,7 +33,8 @@ func TestUnfiled_IsListedAndCounted(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.createUnfiled()
-	list, err := b.store.List(t.Context(), deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_pending"}, Queue: []string{"default"}}, Limit: 10})
+	list, err := b.store.List(t.Context(),
+		deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_pending"}, Queue: []string{"default"}}, Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, list, 1)
 	require.Equal(t, id, list[0].ID)
@@ -43,7 +46,8 @@ func TestUnfiled_IsListedAndCounted(t *testing.T) {
 	require.Empty(t, trail)
 	backlog, err := b.store.Backlog(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided", Entries: 1}}, backlog)
+	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided", Entries: 1}},
+		backlog)
 	require.Equal(t, 1, b.count("SELECT entries FROM dlq.backlog WHERE error_class IS NULL AND NOT more"))
 	chosen, err := b.store.Preview(t.Context(), json.RawMessage(`{"queue": "default"}`))
 	require.NoError(t, err)
@@ -53,7 +57,8 @@ func TestUnfiled_IsListedAndCounted(t *testing.T) {
 	require.NotNil(t, oldest)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.find('{\"payload\": {\"value\": \"x\"}}')"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.oldest_entries()"))
-	for _, f := range []filter.Filter{{Status: []string{"dlq_manual"}}, {ErrorClass: []string{"business"}}, {Queue: []string{"other"}}} {
+	for _, f := range []filter.Filter{{Status: []string{"dlq_manual"}}, {ErrorClass: []string{"business"}},
+		{Queue: []string{"other"}}} {
 		list, err = b.store.List(t.Context(), deadletter.Page{Filter: f, Limit: 10})
 		require.NoError(t, err)
 		require.Empty(t, list)
@@ -65,11 +70,13 @@ func TestUnfiled_IsCountedUpToLimit(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	b.exec("SELECT dlq.set_capture('strict')")
-	b.exec("INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'k', '{}', 1, 'running' FROM generate_series(1, 10001)")
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'k', '{}', 1, 'running'
+		FROM generate_series(1, 10001)`)
 	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	backlog, err := b.store.Backlog(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided", Entries: 10_000, More: true}}, backlog)
+	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided",
+		Entries: 10_000, More: true}}, backlog)
 }
 
 // Every action on an unfiled entry files it. The trail begins with the failure.
@@ -80,19 +87,23 @@ func TestUnfiled_IsFiledByEveryAction(t *testing.T) {
 		status deadletter.Status
 		moves  int
 	}{
-		"replay":            {"SELECT dlq.replay($1)", deadletter.Processing, 2},
-		"edit":              {"SELECT dlq.replay($1, p_payload => '{\"value\": \"y\"}')", deadletter.Processing, 2},
-		"discard":           {"SELECT dlq.discard($1)", deadletter.Archived, 2},
-		"park":              {"SELECT dlq.park($1)", deadletter.Manual, 2},
-		"note":              {"SELECT dlq.note($1, 'seen')", deadletter.Pending, 2},
-		"assign":            {"SELECT dlq.assign($1, 'kim')", deadletter.Pending, 2},
-		"tag":               {"SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"bank\"]}')", deadletter.Pending, 2},
-		"many":              {"SELECT dlq.act_where('park', jsonb_build_object('ids', ARRAY[$1::uuid]))", deadletter.Manual, 2},
-		"erase":             {"SELECT dlq.erase_entries(ARRAY[$1::uuid], 'kim', 'request 7')", deadletter.Archived, 3},
-		"file":              {"SELECT dlq.file(ARRAY[$1::uuid])", deadletter.Pending, 1},
-		"update":            {"UPDATE dlq.dead_letter_queue SET notes = 'x' WHERE id = $1", deadletter.Pending, 1},
-		"update and close":  {"UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE id = $1", deadletter.Archived, 2},
-		"update error type": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_type = 'Custom' WHERE id = $1", deadletter.Manual, 2},
+		"replay":  {"SELECT dlq.replay($1)", deadletter.Processing, 2},
+		"edit":    {"SELECT dlq.replay($1, p_payload => '{\"value\": \"y\"}')", deadletter.Processing, 2},
+		"discard": {"SELECT dlq.discard($1)", deadletter.Archived, 2},
+		"park":    {"SELECT dlq.park($1)", deadletter.Manual, 2},
+		"note":    {"SELECT dlq.note($1, 'seen')", deadletter.Pending, 2},
+		"assign":  {"SELECT dlq.assign($1, 'kim')", deadletter.Pending, 2},
+		"tag": {"SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"bank\"]}')",
+			deadletter.Pending, 2},
+		"many": {"SELECT dlq.act_where('park', jsonb_build_object('ids', ARRAY[$1::uuid]))",
+			deadletter.Manual, 2},
+		"erase":  {"SELECT dlq.erase_entries(ARRAY[$1::uuid], 'kim', 'request 7')", deadletter.Archived, 3},
+		"file":   {"SELECT dlq.file(ARRAY[$1::uuid])", deadletter.Pending, 1},
+		"update": {"UPDATE dlq.dead_letter_queue SET notes = 'x' WHERE id = $1", deadletter.Pending, 1},
+		"update and close": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE id = $1",
+			deadletter.Archived, 2},
+		"update error type": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_type = 'Custom' WHERE id = $1",
+			deadletter.Manual, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -100,17 +111,21 @@ func TestUnfiled_IsFiledByEveryAction(t *testing.T) {
 			id := b.createUnfiled()
 			b.exec(test.sql, id)
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"))
-			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE move IS NULL AND filed_at IS NOT NULL"))
+			require.Equal(t, 1, b.count(
+				"SELECT count(*) FROM dlq.dead_letter_queue WHERE move IS NULL AND filed_at IS NOT NULL"))
 			entry, trail, err := b.store.Get(t.Context(), id)
 			require.NoError(t, err)
 			require.Equal(t, test.status, entry.Status)
 			require.Equal(t, "business", *entry.ErrorClass)
-			require.Equal(t, map[bool]string{true: "Custom", false: "CardDeclined"}[name == "update error type"], *entry.ErrorType)
+			require.Equal(t, map[bool]string{true: "Custom", false: "CardDeclined"}[name == "update error type"],
+				*entry.ErrorType)
 			require.Len(t, trail, test.moves)
 			require.Nil(t, trail[0].FromStatus)
 			require.Equal(t, "capture", trail[0].Actor)
 			require.Equal(t, fmt.Sprintf("job %d failed", entry.RiverJobID), *trail[0].Reason)
-			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_queue e ON t.failed_at = e.last_failed_at WHERE t.from_status IS NULL AND t.error_type = 'CardDeclined'"))
+			require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t
+				JOIN dlq.dead_letter_queue e ON t.failed_at = e.last_failed_at WHERE t.from_status IS NULL
+					AND t.error_type = 'CardDeclined'`))
 		})
 	}
 }
@@ -135,7 +150,8 @@ func TestFile_WaitsForConcurrentFiling(t *testing.T) {
 			discarded := make(chan error, 1)
 			go func() { discarded <- b.store.Discard(t.Context(), id, kim) }()
 			require.Eventually(t, func() bool {
-				return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database() AND NOT l.granted") > 0
+				return b.count(`SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+					WHERE a.datname = current_database() AND NOT l.granted`) > 0
 			}, time.Minute, 5*time.Millisecond)
 			_, err = tx.Exec(t.Context(), file, id)
 			if name == "rolled back" {
@@ -168,7 +184,8 @@ func TestFile_WorksInRepeatableRead(t *testing.T) {
 			return err
 		})
 	}
-	require.ErrorContains(t, act(func() { b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id) }), "40001", "the snapshot is older than the filing: the caller must retry")
+	require.ErrorContains(t, act(func() { b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id) }), "40001",
+		"the snapshot is older than the filing: the caller must retry")
 	require.NoError(t, act(func() {}))
 	id = b.createUnfiled()
 	require.NoError(t, act(func() {}))
@@ -210,7 +227,8 @@ func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	fail := func(message string) {
 		b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
 		b.exec("DELETE FROM dlq.job_facts") // the retry was not recorded
-		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), attempt = 1, errors = ARRAY[jsonb_build_object('attempt', 1, 'error', $2::text)] WHERE id = $1`, job, message)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), attempt = 1,
+			errors = ARRAY[jsonb_build_object('attempt', 1, 'error', $2::text)] WHERE id = $1`, job, message)
 	}
 	failures := "SELECT count(*) FROM dlq.dead_letter_transitions WHERE error_type IS NOT NULL"
 	fail("first")
@@ -226,7 +244,8 @@ func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	fail("third")
 	backlog, err := b.store.Backlog(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided", Entries: 1}}, backlog)
+	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided", Entries: 1}},
+		backlog)
 	list, err := b.store.List(t.Context(), deadletter.Page{Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, list, 1)
@@ -239,13 +258,16 @@ func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	require.Len(t, trail, 4)
 
 	// The same failure twice, as the reconciler might record it.
-	b.exec(`INSERT INTO dlq.dead_letter_inbox (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, first_failed_at, last_failed_at)
-		SELECT dlq.uuid_v7(), river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, first_failed_at, last_failed_at FROM dlq.dead_letter_open`)
+	b.exec(`INSERT INTO dlq.dead_letter_inbox (id, river_job_id, job_created_at, queue, kind, job_kind, priority,
+		original_event, first_failed_at, last_failed_at)
+		SELECT dlq.uuid_v7(), river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, first_failed_at,
+			last_failed_at FROM dlq.dead_letter_open`)
 	_, trail = b.entry()
 	require.Len(t, trail, 4)
 
 	// If the entry waits for this very job, the failure ends the redelivery.
-	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id, locked_by = 'kim'")
+	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id, locked_by " +
+		"= 'kim'")
 	fail("fourth")
 	entry, _ = b.entry()
 	require.Equal(t, deadletter.Pending, entry.Status)
@@ -264,7 +286,8 @@ func TestFile_EndsRedeliveryThatLostItsMarker(t *testing.T) {
 	require.NoError(t, err)
 	// An application overwrites the metadata.
 	b.exec("UPDATE river_job SET state = 'running', attempt = 1, metadata = '{}' WHERE id = $1", job)
-	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"attempt": 1, "error": "no money again"}'::jsonb] WHERE id = $1`, job)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(),
+		errors = ARRAY['{"attempt": 1, "error": "no money again"}'::jsonb] WHERE id = $1`, job)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_inbox WHERE river_job_id = $1", job))
 	entry, _ := b.entry() // the only one
 	require.Equal(t, id, entry.ID)
@@ -280,7 +303,8 @@ func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	b.exec("SELECT dlq.set_capture('strict')")
-	b.exec("INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'orders', 1, 'running' FROM generate_series(1, 20001)")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'orders', 1, 'running'
+		FROM generate_series(1, 20001)`)
 	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.exec("SELECT dlq.rebuild_rollups()")
@@ -288,7 +312,8 @@ func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 		t.Helper()
 		backlog, err := b.store.Backlog(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "orders", ErrorClass: "undecided", Entries: entries}}, backlog)
+		require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "orders", ErrorClass: "undecided",
+			Entries: entries}}, backlog)
 	}
 	counts(20_001)
 	discard := "SELECT dlq.discard((SELECT id FROM dlq.dead_letter_open LIMIT 1), 'kim')"

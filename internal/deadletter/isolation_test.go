@@ -23,7 +23,8 @@ func TestStoreInTx_SeesConcurrentCommits(t *testing.T) {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	require.NoError(t, store.InTx(t.Context(), func(tx postgres.DB) error {
 		stops := func() (n int) {
-			require.NoError(t, tx.QueryRow(t.Context(), "SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop'").Scan(&n))
+			require.NoError(t, tx.QueryRow(t.Context(), "SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop'").Scan(
+				&n))
 			return n
 		}
 		require.Zero(t, stops())

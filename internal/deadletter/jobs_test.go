@@ -28,12 +28,14 @@ func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 		exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE queue = 'r' AND state = 'available'")
 	}
 	exec(`INSERT INTO river_job (kind, args, queue, max_attempts, metadata) SELECT 'k', jsonb_build_object('n', n), 'r', 1,
-		'{"tenant": "acme", "cancel_attempted_at": "2026-01-01T00:00:00Z", "output": 7, "snoozes": 2, "river:log": []}' FROM generate_series(1, 2) n`)
+		'{"tenant": "acme", "cancel_attempted_at": "2026-01-01T00:00:00Z", "output": 7, "snoozes": 2, "river:log": []}'
+			FROM generate_series(1, 2) n`)
 	complete()
 	require.Equal(t, "2", again("first incident"))
 	require.Equal(t, "0", again("first incident"))
 	require.Equal(t, "0", again("second incident"), "the copies are in progress")
-	require.JSONEq(t, `{"tenant": "acme", "dlq:run_again": "first incident"}`, s.text("SELECT metadata::text FROM river_job WHERE queue = 'r' AND state = 'available' LIMIT 1"))
+	require.JSONEq(t, `{"tenant": "acme", "dlq:run_again": "first incident"}`,
+		s.text("SELECT metadata::text FROM river_job WHERE queue = 'r' AND state = 'available' LIMIT 1"))
 
 	complete()
 	require.Equal(t, "0", again("first incident"))
@@ -43,8 +45,10 @@ func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 
 	// The worker of a copy cancels it. This is a failure, although the first job carries an earlier
 	// cancellation request.
-	exec(`UPDATE river_job SET state = 'running', attempted_at = now(), attempt = 1 WHERE queue = 'r' AND state = 'available'`)
-	exec(`UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = ARRAY['{"error": "JobCancelError: no such account"}'::jsonb] WHERE queue = 'r' AND state = 'running'`)
+	exec(`UPDATE river_job SET state = 'running', attempted_at = now(), attempt = 1 WHERE queue = 'r'
+		AND state = 'available'`)
+	exec(`UPDATE river_job SET state = 'cancelled', finalized_at = now(),
+		errors = ARRAY['{"error": "JobCancelError: no such account"}'::jsonb] WHERE queue = 'r' AND state = 'running'`)
 	require.Equal(t, "2", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'r'"))
 }
 
@@ -53,8 +57,9 @@ func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 func TestRunbooks_ParkAndReturnTheSameEntries(t *testing.T) {
 	t.Parallel()
 	for file, entries := range map[string]struct{ kind, args, waits string }{
-		"restored-from-backup": {"payment.captured", `jsonb_build_object('paymentId', 'pay_' || n % 2)`, `'{"paymentId": "pay_1"}'`},
-		"dlq-grows-fast":       {"order.placed", `'{}'`, `'{}'`},
+		"restored-from-backup": {"payment.captured", `jsonb_build_object('paymentId', 'pay_' || n % 2)`,
+			`'{"paymentId": "pay_1"}'`},
+		"dlq-grows-fast": {"order.placed", `'{}'`, `'{}'`},
 	} {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
@@ -62,14 +67,18 @@ func TestRunbooks_ParkAndReturnTheSameEntries(t *testing.T) {
 			s := ownerSession(t, pool)
 			fail := func(n, args string) {
 				t.Helper()
-				s.can("INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT '" + entries.kind + "', " + args + ", 'p', 1, 'running' FROM generate_series(1, " + n + ") n")
-				s.can(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "it failed", "attempt": 1}'::jsonb],
-					metadata = '{"dlq:error": {"attempt": 1, "type": "PRICE_MISSING", "class": "transient", "message": "it failed"}}' WHERE state = 'running'`)
+				s.can("INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT '" + entries.kind + "', " + args +
+					", 'p', 1, 'running' FROM generate_series(1, " + n + ") n")
+				s.can(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+					errors = ARRAY['{"error": "it failed", "attempt": 1}'::jsonb],
+					metadata = '{"dlq:error": {"attempt": 1, "type": "PRICE_MISSING", "class": "transient", "message": "it failed"}}'
+						WHERE state = 'running'`)
 				s.can("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 			}
 			fail("1", entries.waits)
 			s.can("UPDATE dlq.dead_letter_queue SET error_type = 'PRICE_MISSING' WHERE queue = 'p'")
-			s.can("SELECT dlq.act_where('park', '{\"queue\": \"p\"}', 'kim', 'may have been booked: look before it is sent again')")
+			s.can("SELECT dlq.act_where('park', '{\"queue\": \"p\"}', 'kim', 'may have been booked: look before it is sent " +
+				"again')")
 			fail("1500", entries.args)
 			s.can("UPDATE dlq.dead_letter_queue SET error_type = 'PRICE_MISSING' WHERE queue = 'p'")
 			text, err := os.ReadFile("../../runbooks/" + file + ".md")
@@ -79,12 +88,14 @@ func TestRunbooks_ParkAndReturnTheSameEntries(t *testing.T) {
 			asRole(t, url, "dlq_operator", func(conn *pgx.Conn) {
 				o := &session{T: t, conn: conn}
 				o.can(acts[0])
-				require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'p' AND status = 'dlq_pending'"), "no entry is redelivered automatically")
+				require.Equal(t, "0", s.text(`SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'p'
+					AND status = 'dlq_pending'`), "no entry is redelivered automatically")
 				for _, act := range acts[1:] {
 					o.can(act)
 				}
 			})
-			require.Equal(t, "may have been booked: look before it is sent again", s.text("SELECT string_agg(notes, '; ') FROM dlq.dead_letter_queue WHERE queue = 'p' AND status = 'dlq_manual'"))
+			require.Equal(t, "may have been booked: look before it is sent again",
+				s.text("SELECT string_agg(notes, '; ') FROM dlq.dead_letter_queue WHERE queue = 'p' AND status = 'dlq_manual'"))
 		})
 	}
 }

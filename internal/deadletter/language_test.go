@@ -25,20 +25,39 @@ func TestFilter_FieldsSelectSameEntriesEverywhere(t *testing.T) {
 		require.NoError(t, err)
 	}
 	// Job 1 waits, 2 is parked, 3 is closed, 4 is a message, and 5 has just failed.
-	exec(`WITH e (n, status, stage, queue, kind, job_kind, event, class, type, code, message, fingerprint, rule, strategy, waiting, attempts, assigned, source, subscriber, key, tags, event_id, failed, replays) AS (VALUES
-			(1, 'dlq_pending', 'open', 'payments', 'order.paid', 'order.paid', '{"customer": {"id": 42}, "items": [{"sku": "a"}, {"sku": "b"}]}', 'outage', 'HTTP_503', '503', 'Bank said: 100% "busy"', '3f2a000000000001', 'http', 'conditional', 'condition: breaker', 0, NULL, NULL, NULL, NULL, '{}', NULL, '2025-11-20 10:00Z', '[]'),
-			(2, 'dlq_manual', 'open', 'mail_out', 'user.mail', 'user.mail', '{"customer": {"id": "42"}, "a.b": true}', 'validation', 'HTTP_422', NULL, 'timed out_x', '3f2b000000000002', 'schema', 'manual', NULL, 3, 'kim', NULL, NULL, NULL, '{vip,eu}', NULL, '2025-11-21 23:59Z', '[{"jobId": 77, "outcome": "discarded"}]'),
-			(3, 'dlq_resolved', 'resolved', 'payments', 'order.sent', 'order.sent', '{"customer": {"id": 43}}', 'outage', 'HTTP_503', '503', 'TIMED OUT at bank', '9999000000000003', 'http', 'immediate', NULL, 1, 'nobody', NULL, NULL, 'order-81', '{vip}', NULL, '2025-11-22 10:00Z', '[{"jobId": 78, "outcome": "completed"}]'),
-			(4, 'dlq_pending', 'open', 'default', 'order.paid', 'dlqd_message', '{"kind": "order.paid", "payload": {"customer": {"id": 42}, "n": null}}', 'transient', NULL, NULL, NULL, NULL, 'x', 'immediate', 'pace', 5, NULL, 'shop', 'cus_81', 'order-81', '{}', 'pay-1', '2025-11-23 10:00Z', '[]')
+	exec(`WITH e (n, status, stage, queue, kind, job_kind, event, class, type, code, message, fingerprint, rule, strategy,
+		waiting, attempts, assigned, source, subscriber, key, tags, event_id, failed, replays) AS (VALUES
+			(1, 'dlq_pending', 'open', 'payments', 'order.paid', 'order.paid',
+				'{"customer": {"id": 42}, "items": [{"sku": "a"}, {"sku": "b"}]}', 'outage', 'HTTP_503', '503',
+					'Bank said: 100% "busy"', '3f2a000000000001', 'http', 'conditional', 'condition: breaker', 0, NULL, NULL, NULL,
+						NULL, '{}', NULL, '2025-11-20 10:00Z', '[]'),
+			(2, 'dlq_manual', 'open', 'mail_out', 'user.mail', 'user.mail', '{"customer": {"id": "42"}, "a.b": true}',
+				'validation', 'HTTP_422', NULL, 'timed out_x', '3f2b000000000002', 'schema', 'manual', NULL, 3, 'kim', NULL, NULL,
+					NULL, '{vip,eu}', NULL, '2025-11-21 23:59Z', '[{"jobId": 77, "outcome": "discarded"}]'),
+			(3, 'dlq_resolved', 'resolved', 'payments', 'order.sent', 'order.sent', '{"customer": {"id": 43}}', 'outage',
+				'HTTP_503', '503', 'TIMED OUT at bank', '9999000000000003', 'http', 'immediate', NULL, 1, 'nobody', NULL, NULL,
+					'order-81', '{vip}', NULL, '2025-11-22 10:00Z', '[{"jobId": 78, "outcome": "completed"}]'),
+			(4, 'dlq_pending', 'open', 'default', 'order.paid', 'dlqd_message',
+				'{"kind": "order.paid", "payload": {"customer": {"id": 42}, "n": null}}', 'transient', NULL, NULL, NULL, NULL, 'x',
+					'immediate', 'pace', 5, NULL, 'shop', 'cus_81', 'order-81', '{}', 'pay-1', '2025-11-23 10:00Z', '[]')
 		), noted AS (
-			INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) SELECT dlq.entry_id(n, failed::timestamptz), status::dlq.dead_letter_status, 'restored', queue, kind FROM e
+			INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind)
+			SELECT dlq.entry_id(n, failed::timestamptz), status::dlq.dead_letter_status, 'restored', queue, kind FROM e
 		)
-		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, priority, status, stage, queue, kind, job_kind, original_event, error_class, error_type, error_code, error_message, fingerprint, rule, strategy,
-			waiting_for, dlq_retry_count, assigned_to, source, subscriber_id, ordering_key, tags, event_id, replay_attempts, first_failed_at, last_failed_at, created_at, closed_at, next_retry_at, move)
-		SELECT dlq.entry_id(n, failed::timestamptz), n, failed::timestamptz, 1, status::dlq.dead_letter_status, stage::dlq.dead_letter_stage, queue, kind, job_kind, event::jsonb, class, type, code, message, fingerprint, rule, strategy::dlq.strategy,
-			waiting, attempts, assigned, source, subscriber, key, tags::text[], event_id, replays::jsonb, failed::timestamptz, failed::timestamptz, failed::timestamptz, CASE WHEN stage = 'resolved' THEN failed::timestamptz END, now(), '{"moved": true}' FROM e`)
-	exec(`INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT 77, now(), id FROM dlq.dead_letter_queue WHERE river_job_id = 2`)
-	exec(`INSERT INTO river_job (id, kind, args, queue, max_attempts, state) VALUES (5, 'order.new', '{"customer": {"id": 42}}', 'payments', 1, 'running')`)
+		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, priority, status, stage, queue, kind, job_kind,
+			original_event, error_class, error_type, error_code, error_message, fingerprint, rule, strategy,
+			waiting_for, dlq_retry_count, assigned_to, source, subscriber_id, ordering_key, tags, event_id, replay_attempts,
+				first_failed_at, last_failed_at, created_at, closed_at, next_retry_at, move)
+		SELECT dlq.entry_id(n, failed::timestamptz), n, failed::timestamptz, 1, status::dlq.dead_letter_status,
+			stage::dlq.dead_letter_stage, queue, kind, job_kind, event::jsonb, class, type, code, message, fingerprint, rule,
+				strategy::dlq.strategy,
+			waiting, attempts, assigned, source, subscriber, key, tags::text[], event_id, replays::jsonb, failed::timestamptz,
+				failed::timestamptz, failed::timestamptz, CASE WHEN stage = 'resolved' THEN failed::timestamptz END, now(),
+					'{"moved": true}' FROM e`)
+	exec(`INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT 77, now(), id FROM dlq.dead_letter_queue
+		WHERE river_job_id = 2`)
+	exec(`INSERT INTO river_job (id, kind, args, queue, max_attempts, state)
+		VALUES (5, 'order.new', '{"customer": {"id": 42}}', 'payments', 1, 'running')`)
 	exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "timed out"}'::jsonb]`)
 
 	for text, want := range map[string][]int64{
@@ -133,7 +152,8 @@ func TestFilter_FieldsSelectSameEntriesEverywhere(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, text == "" || text == "age:<200000w", selectsAll, text)
 	}
-	for _, text := range []string{"stage:job,redelivery", "queue:*", "kind:**,x status:open,closed", "age:>0s", `payload:{}`} {
+	for _, text := range []string{"stage:job,redelivery", "queue:*", "kind:**,x status:open,closed",
+		"age:>0s", `payload:{}`} {
 		f, err := filter.Parse(text, "kim")
 		require.NoError(t, err, text)
 		selectsAll, err := store.SelectsAll(t.Context(), f.JSON())
@@ -142,14 +162,18 @@ func TestFilter_FieldsSelectSameEntriesEverywhere(t *testing.T) {
 	}
 	// Invalid filters are rejected by every function that takes one.
 	for _, raw := range []string{
-		`{"errorMessage": ""}`, `{"fingerprint": [""]}`, `{"waitingFor": "godot"}`, `{"failedIn": ["x"]}`, `{"strategy": "x"}`, `{"jobId": ["x"]}`, `{"minAge": "-1 day"}`, `{"payloadAt": {}}`, `{"payloadAt": []}`, `{"payloadAt": "x"}`,
-		`{"payloadAt": [{"path": [], "values": ["x"]}]}`, `{"payloadAt": [{"path": "x", "values": ["x"]}]}`, `{"payloadAt": [{"path": ["x"]}]}`, `{"payloadAt": ["x"]}`, `{"q": "x"}`, `[]`, `"x"`,
+		`{"errorMessage": ""}`, `{"fingerprint": [""]}`, `{"waitingFor": "godot"}`, `{"failedIn": ["x"]}`,
+		`{"strategy": "x"}`, `{"jobId": ["x"]}`, `{"minAge": "-1 day"}`,
+		`{"payloadAt": {}}`, `{"payloadAt": []}`, `{"payloadAt": "x"}`,
+		`{"payloadAt": [{"path": [], "values": ["x"]}]}`, `{"payloadAt": [{"path": "x", "values": ["x"]}]}`,
+		`{"payloadAt": [{"path": ["x"]}]}`, `{"payloadAt": ["x"]}`, `{"q": "x"}`, `[]`, `"x"`,
 	} {
 		for _, sql := range []string{"SELECT dlq.find_ids($1::text::jsonb, 10)", "SELECT dlq.preview($1::text::jsonb)"} {
 			_, err := pool.Exec(t.Context(), sql, raw)
 			require.ErrorContains(t, err, "DLQ04", "%s %s", sql, raw)
 		}
 	}
-	_, err := store.List(t.Context(), deadletter.Page{Filter: filter.Filter{IDs: []string{uuid.NewString(), "x"}}, Limit: 1})
+	_, err := store.List(t.Context(),
+		deadletter.Page{Filter: filter.Filter{IDs: []string{uuid.NewString(), "x"}}, Limit: 1})
 	require.Error(t, err)
 }

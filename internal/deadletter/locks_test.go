@@ -26,14 +26,18 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql, args...)
 		require.NoError(t, err)
 	}
-	exec(`SELECT dlq.ensure_partition(p.parent, m) FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved'), ('dlq.dead_letter_archived')) p (parent),
+	exec(`SELECT dlq.ensure_partition(p.parent, m)
+		FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved'),
+			('dlq.dead_letter_archived')) p (parent),
 			generate_series(date_trunc('month', now(), 'UTC') - interval '36 months', now(), interval '1 month') m`)
 	// One entry has just failed, one was closed today, and two failed 13 months ago: one was closed a
 	// month later, the other after ten months.
-	exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running' FROM generate_series(1, 2)`)
+	exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running'
+		FROM generate_series(1, 2)`)
 	exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	var fresh, closed uuid.UUID
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT min(id::text), max(id::text) FROM dlq.dead_letter_queue").Scan(&fresh, &closed))
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT min(id::text), max(id::text) FROM dlq.dead_letter_queue").Scan(
+		&fresh, &closed))
 	require.NoError(t, store.Discard(t.Context(), closed, deadletter.Act{Actor: "kim"}))
 	closedAfter := func(job, months int) (id uuid.UUID) {
 		t.Helper()
@@ -109,7 +113,8 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 	}
 	t.Log("audit", locks("SELECT count(*) FROM dlq.audit('{}', 100)"))
 	require.Less(t, locks("SELECT count(*) FROM dlq.audit('{}', 100)"), 300, "the complete audit trail")
-	require.Less(t, locks("SELECT count(*) FROM dlq.audit(jsonb_build_object('after', now() - interval '7 days'), 100)"), 60, "a week of the audit trail")
+	require.Less(t, locks("SELECT count(*) FROM dlq.audit(jsonb_build_object('after', now() - interval '7 days'), 100)"),
+		60, "a week of the audit trail")
 	for _, part := range parts {
 		for _, f := range []filter.Filter{{}, {Queue: []string{"q"}, Kind: []string{"k"}}} {
 			chosen, err := store.Where(t.Context(), &f)
@@ -120,7 +125,8 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 		}
 	}
 	for _, call := range []string{
-		"dlq.oldest_entries(20)", "dlq.policy_changes('7 days')", "dlq.stats('24 hours')", "dlq.flow('24 hours', 'class')", "dlq.times('24 hours')",
+		"dlq.oldest_entries(20)", "dlq.policy_changes('7 days')", "dlq.stats('24 hours')",
+		"dlq.flow('24 hours', 'class')", "dlq.times('24 hours')",
 		"dlq.top_groups('24 hours')", "dlq.groups('{}')",
 	} {
 		require.Less(t, locks("SELECT count(*) FROM "+call), fits, call)
@@ -130,7 +136,8 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 
 	// Actions find an old entry.
 	n := 0
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.act_on('purge', ARRAY[$1::uuid], 'kim')", old).Scan(&n))
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.act_on('purge', ARRAY[$1::uuid], 'kim')",
+		old).Scan(&n))
 	require.Equal(t, 1, n)
 }
 
@@ -144,14 +151,20 @@ func TestList_ReadsInParts(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	exec(`SELECT dlq.ensure_partition(p.parent, m) FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_archived')) p (parent), generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
+	exec(`SELECT dlq.ensure_partition(p.parent, m)
+		FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_archived')) p (parent),
+			generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
 	exec(`WITH e AS (
-			SELECT i, now() - interval '14 months' * random() AS f, (ARRAY['pending', 'manual', 'resolved', 'resolved', 'failed', 'archived'])[1 + i % 6] AS s FROM generate_series(1, 200) i
+			SELECT i, now() - interval '14 months' * random() AS f, (ARRAY['pending', 'manual', 'resolved', 'resolved', 'failed',
+				'archived'])[1 + i % 6] AS s FROM generate_series(1, 200) i
 		), noted AS ( -- as what comes back from the archive
-			INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) SELECT dlq.entry_id(e.i, e.f), ('dlq_' || e.s)::dlq.dead_letter_status, 'restored', 'q', 'k' FROM e
+			INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) SELECT dlq.entry_id(e.i, e.f),
+				('dlq_' || e.s)::dlq.dead_letter_status, 'restored', 'q', 'k' FROM e
 		)
-		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, stage, first_failed_at, last_failed_at, created_at, closed_at, next_retry_at, move)
-		SELECT dlq.entry_id(i, f), i, f, 'q' || i % 3, 'k', 'k', 1, '{}', ('dlq_' || s)::dlq.dead_letter_status, (CASE WHEN s IN ('pending', 'manual') THEN 'open' ELSE s END)::dlq.dead_letter_stage, f, f, f,
+		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event,
+			status, stage, first_failed_at, last_failed_at, created_at, closed_at, next_retry_at, move)
+		SELECT dlq.entry_id(i, f), i, f, 'q' || i % 3, 'k', 'k', 1, '{}', ('dlq_' || s)::dlq.dead_letter_status,
+			(CASE WHEN s IN ('pending', 'manual') THEN 'open' ELSE s END)::dlq.dead_letter_stage, f, f, f,
 			CASE WHEN s NOT IN ('pending', 'manual') THEN f + (now() - f) * random() END, now(), '{"moved": true}'
 		FROM e`)
 	year := time.Now().AddDate(-1, 0, 0)
@@ -164,16 +177,20 @@ func TestList_ReadsInParts(t *testing.T) {
 		{deadletter.Page{Oldest: true}, "true", nil},
 		{deadletter.Page{Filter: filter.Filter{Queue: []string{"q1"}}}, "queue = 'q1'", nil},
 		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_archived"}}}, "status = 'dlq_archived'", nil},
-		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Oldest: true}, "status IN ('dlq_manual', 'dlq_failed')", nil},
-		{deadletter.Page{Filter: filter.Filter{After: year.Format(time.RFC3339Nano)}}, "id >= $1", []any{deadletter.FirstID(year)}},
-		{deadletter.Page{Filter: filter.Filter{Before: year.Format(time.RFC3339Nano)}, Oldest: true}, "id < $1", []any{deadletter.FirstID(year)}},
+		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Oldest: true},
+			"status IN ('dlq_manual', 'dlq_failed')", nil},
+		{deadletter.Page{Filter: filter.Filter{After: year.Format(time.RFC3339Nano)}}, "id >= $1",
+			[]any{deadletter.FirstID(year)}},
+		{deadletter.Page{Filter: filter.Filter{Before: year.Format(time.RFC3339Nano)}, Oldest: true}, "id < $1",
+			[]any{deadletter.FirstID(year)}},
 		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual"}}}, "status = 'dlq_manual'", nil},
 	} {
 		order := "DESC"
 		if c.filter.Oldest {
 			order = "ASC"
 		}
-		rows, err := pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE "+c.where+" ORDER BY id "+order, c.args...)
+		rows, err := pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE "+c.where+" ORDER BY id "+order,
+			c.args...)
 		require.NoError(t, err)
 		want, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 		require.NoError(t, err)
@@ -199,7 +216,8 @@ func TestList_ReadsInParts(t *testing.T) {
 		require.ErrorIs(t, err, deadletter.ErrNotFound)
 	}
 	var some []uuid.UUID
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT array_agg(id) FROM (SELECT id FROM dlq.dead_letter_queue ORDER BY random() LIMIT 50) s").Scan(&some))
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT array_agg(id)
+		FROM (SELECT id FROM dlq.dead_letter_queue ORDER BY random() LIMIT 50) s`).Scan(&some))
 	for _, id := range some {
 		_, _, err := store.Get(t.Context(), id)
 		require.NoError(t, err)

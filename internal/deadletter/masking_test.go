@@ -31,7 +31,8 @@ var secrets = []string{cardNumber, email, token, iban, apiKey, pin}
 
 func maskingPolicy() policy.Data {
 	return policy.Data{
-		SensitivePaths:    []string{"payload.card.number", "payload.card.pin", "payload..email", "payload.accounts[*].iban", "headers.X-Api-Key", "metadata.customer"},
+		SensitivePaths: []string{"payload.card.number", "payload.card.pin", "payload..email", "payload.accounts[*].iban",
+			"headers.X-Api-Key", "metadata.customer"},
 		SensitivePatterns: []string{policy.PatternCardNumbers, policy.PatternTokens},
 	}
 }
@@ -40,44 +41,67 @@ func TestMask_HidesSensitiveValues(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.URL(t))
 	mask := string(maskingPolicy().Masked())
-	values := string(policy.Data{SensitivePaths: []string{"payload.*.id", "metadata", "payload.a.b..c.d", "payload.a b.c+d"}}.Masked())
+	values := string(policy.Data{SensitivePaths: []string{"payload.*.id", "metadata", "payload.a.b..c.d",
+		"payload.a b.c+d"}}.Masked())
 	for name, c := range map[string]struct{ mask, kind, in, out string }{
-		"paths":                    {mask, "k", `{"card": {"number": 4111111111111111, "brand": "visa"}, "a": [{"Email": "a@b.c"}], "n": 1.50}`, `{"card": {"number": "***", "brand": "visa"}, "a": [{"Email": "***"}], "n": 1.50}`},
-		"dlqd message":             {mask, "dlqd_message", `{"payload": {"accounts": [{"iban": 1}, {"iban": [2]}]}, "headers": {"x-api-key": "x"}, "iban": 3}`, `{"payload": {"accounts": [{"iban": "***"}, {"iban": "***"}]}, "headers": {"x-api-key": "***"}, "iban": 3}`},
-		"other paths":              {mask, "k", `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`, `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`},
-		"whole objects":            {mask, "k", `{"email": {"work": "a", "home": null}, "card": "x"}`, `{"email": "***", "card": "x"}`},
-		"any key":                  {values, "k", `{"a": {"id": 1}, "b": {"id": 2, "c": 3}, "c": {"c": {"id": 4}}}`, `{"a": {"id": "***"}, "b": {"id": "***", "c": 3}, "c": {"c": {"id": 4}}}`},
-		"depth in the middle":      {values, "k", `{"a": {"b": {"x": {"c": {"d": 1}}, "c": {"d": 2}}, "c": {"d": 3}}}`, `{"a": {"b": {"x": {"c": {"d": "***"}}, "c": {"d": "***"}}, "c": {"d": 3}}}`},
-		"keys with punctuation":    {values, "k", `{"a b": {"c+d": 1, "ccd": 2}}`, `{"a b": {"c+d": "***", "ccd": 2}}`},
-		"a separator in a key":     {values, "k", `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": 2}}`, `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": "***"}}`},
-		"patterns":                 {mask, "k", `{"t": "see Bearer abcdefgh12345 and 4111 1111 1111 1111 12/27", "c": 4111111111111111, "4111-1111-1111-1111": 1}`, `{"t": "see *** and *** 12/27", "c": "***", "***": 1}`},
-		"numbers other than cards": {mask, "k", `{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`, `{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`},
-		"payload text":             {mask, "dlqd_message", `{"payload": {"email": "a@b.c"}, "payloadText": "{ \"email\": \"a@b.c\" }"}`, `{"payload": {"email": "***"}, "payloadText": "***"}`},
-		"no mask":                  {`{}`, "k", `{"email": "x"}`, `{"email": "x"}`},
+		"paths": {mask, "k",
+			`{"card": {"number": 4111111111111111, "brand": "visa"}, "a": [{"Email": "a@b.c"}], "n": 1.50}`,
+			`{"card": {"number": "***", "brand": "visa"}, "a": [{"Email": "***"}], "n": 1.50}`},
+		"dlqd message": {mask, "dlqd_message",
+			`{"payload": {"accounts": [{"iban": 1}, {"iban": [2]}]}, "headers": {"x-api-key": "x"}, "iban": 3}`,
+			`{"payload": {"accounts": [{"iban": "***"}, {"iban": "***"}]}, "headers": {"x-api-key": "***"}, "iban": 3}`},
+		"other paths": {mask, "k", `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`,
+			`{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`},
+		"whole objects": {mask, "k", `{"email": {"work": "a", "home": null}, "card": "x"}`,
+			`{"email": "***", "card": "x"}`},
+		"any key": {values, "k", `{"a": {"id": 1}, "b": {"id": 2, "c": 3}, "c": {"c": {"id": 4}}}`,
+			`{"a": {"id": "***"}, "b": {"id": "***", "c": 3}, "c": {"c": {"id": 4}}}`},
+		"depth in the middle": {values, "k", `{"a": {"b": {"x": {"c": {"d": 1}}, "c": {"d": 2}}, "c": {"d": 3}}}`,
+			`{"a": {"b": {"x": {"c": {"d": "***"}}, "c": {"d": "***"}}, "c": {"d": 3}}}`},
+		"keys with punctuation": {values, "k", `{"a b": {"c+d": 1, "ccd": 2}}`, `{"a b": {"c+d": "***", "ccd": 2}}`},
+		"a separator in a key": {values, "k", `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": 2}}`,
+			`{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": "***"}}`},
+		"patterns": {mask, "k",
+			`{"t": "see Bearer abcdefgh12345 and 4111 1111 1111 1111 12/27", "c": 4111111111111111, "4111-1111-1111-1111": 1}`,
+			`{"t": "see *** and *** 12/27", "c": "***", "***": 1}`},
+		"numbers other than cards": {mask, "k",
+			`{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`,
+			`{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`},
+		"payload text": {mask, "dlqd_message", `{"payload": {"email": "a@b.c"}, "payloadText": "{ \"email\": \"a@b.c\" }"}`,
+			`{"payload": {"email": "***"}, "payloadText": "***"}`},
+		"no mask": {`{}`, "k", `{"email": "x"}`, `{"email": "x"}`},
 	} {
 		var out string
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_json($1, dlq.event_path($2), nullif($3::jsonb, '{}'))::text", c.in, c.kind, c.mask).Scan(&out), name)
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_json($1, dlq.event_path($2), nullif($3::jsonb, "+
+			"'{}'))::text", c.in, c.kind, c.mask).Scan(&out), name)
 		var want string
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT $1::jsonb::text", c.out).Scan(&want))
 		require.Equal(t, want, out, name)
 	}
 	// A number in a pointer is a key or an array index.
-	for pointer, want := range map[string]string{"/7/id": `"***"`, "/7/id/x": `"***"`, "/0/7/id": `"***"`, "/7/name": `"x"`, "/7/7": `{"a": "x", "id": "***"}`} {
+	for pointer, want := range map[string]string{
+		"/7/id": `"***"`, "/7/id/x": `"***"`, "/0/7/id": `"***"`, "/7/name": `"x"`, "/7/7": `{"a": "x", "id": "***"}`,
+	} {
 		var out string
-		require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_at($1, CASE $1 WHEN '/7/7' THEN '{"id": "y", "a": "x"}' ELSE '"x"' END::jsonb, $2)::text`, pointer, values).Scan(&out), pointer)
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_at($1, CASE $1
+			WHEN '/7/7' THEN '{"id": "y", "a": "x"}' ELSE '"x"' END::jsonb, $2)::text`, pointer, values).Scan(&out), pointer)
 		require.Equal(t, want, out, pointer)
 	}
 	// The values that a filter looks for at a sensitive path are masked.
 	var filtered string
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_detail('{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["x", 1]}, {"path": ["n"], "values": ["y"]}, {"path": "card", "values": ["x"]}]}}', $1)::text`, mask).Scan(&filtered))
+	require.NoError(t, pool.QueryRow(t.Context(),
+		`SELECT dlq.masked_detail('{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["x", 1]}, {"path": ["n"], "values": ["y"]}, {"path": "card", "values": ["x"]}]}}', $1)::text`, mask).Scan(&filtered))
 	require.JSONEq(t, `{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["***", "***"]}, {"path": ["n"], "values": ["y"]}, "***"]}}`, filtered)
 	// Values that exceed the limits of masking: depth, size, and number of matches.
 	for name, in := range map[string]string{
-		"deep": strings.Repeat(`{"a":[`, 3000) + `"` + token + `"` + strings.Repeat("]}", 3000), "large": `["` + strings.Repeat("x", 1_100_000) + `", "` + token + `"]`,
-		"cards": `["` + strings.Repeat("4111111111111111 5500005555555559 ", 20_000) + `"]`, "emails": "[" + strings.Repeat(`{"email": "a@b.c"},`, 20_000) + `{"email": "b@c.d"}]`,
+		"deep":   strings.Repeat(`{"a":[`, 3000) + `"` + token + `"` + strings.Repeat("]}", 3000),
+		"large":  `["` + strings.Repeat("x", 1_100_000) + `", "` + token + `"]`,
+		"cards":  `["` + strings.Repeat("4111111111111111 5500005555555559 ", 20_000) + `"]`,
+		"emails": "[" + strings.Repeat(`{"email": "a@b.c"},`, 20_000) + `{"email": "b@c.d"}]`,
 	} {
 		var out string
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_json($1, 'payload', $2)::text", in, mask).Scan(&out), name)
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_json($1, 'payload', $2)::text", in, mask).Scan(&out),
+			name)
 		for _, secret := range []string{token, "4111111111111111", "@b.c"} {
 			require.NotContains(t, out, secret, name)
 		}
@@ -85,25 +109,30 @@ func TestMask_HidesSensitiveValues(t *testing.T) {
 	// A large list of arrays must not take long.
 	large := `{"email":"zz@zz.org","l":[` + strings.Repeat(`["zz@zz.org",0],`, 60_000) + `0]}`
 	var whole bool
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.sensitive_values($1, NULL, NULL, 'k', $2) = ARRAY[NULL]::text[]", large, mask).Scan(&whole))
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.sensitive_values($1, NULL, NULL, 'k', $2) = "+
+		"ARRAY[NULL]::text[]", large, mask).Scan(&whole))
 	require.True(t, whole, "the value is masked without being searched")
 	// If one value is a prefix of another, the longer one is masked in full. With more than a hundred
 	// values, texts are masked in full.
 	var text string
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_text('of abcd and abcdefgh', $1, dlq.sensitive_values('{"email": ["abcd", "abcdefgh"]}', NULL, NULL, 'k', $1))`, mask).Scan(&text))
+	require.NoError(t, pool.QueryRow(t.Context(),
+		`SELECT dlq.masked_text('of abcd and abcdefgh', $1, dlq.sensitive_values('{"email": ["abcd", "abcdefgh"]}', NULL, NULL, 'k', $1))`, mask).Scan(&text))
 	require.Equal(t, "of *** and ***", text)
 	for n, want := range map[int]string{100: "nothing of them", 101: "***"} {
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.masked_text('nothing of them', $1, dlq.sensitive_values(
-			(SELECT jsonb_build_object('email', jsonb_agg('user' || i)) FROM generate_series(1, $2) i), NULL, NULL, 'k', $1))`, mask, n).Scan(&text))
+			(SELECT jsonb_build_object('email', jsonb_agg('user' || i)) FROM generate_series(1, $2) i), NULL, NULL, 'k',
+				$1))`, mask, n).Scan(&text))
 		require.Equal(t, want, text, n)
 	}
 	// Tokens of many issuers are masked.
 	for _, text := range []string{
-		token, "sk_live_51H8abcdEFGH", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJraW0ifQ.c2lnbmF0dXJl", "AKIAIOSFODNN7EXAMPLE", "ghp_abcdefghijklmnopqrstuvwxyz0123456789", "xoxb-1234567890-abcdef",
+		token, "sk_live_51H8abcdEFGH", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJraW0ifQ.c2lnbmF0dXJl",
+		"AKIAIOSFODNN7EXAMPLE", "ghp_abcdefghijklmnopqrstuvwxyz0123456789", "xoxb-1234567890-abcdef",
 		"Authorization: Basic a2ltOnNlY3JldA==", "3782 822463 10005", "378282246310005", "5500-0055-5555-5559",
 	} {
 		var out string
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_text('a ' || $1::text || ' z', $2)", text, mask).Scan(&out))
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_text('a ' || $1::text || ' z', $2)",
+			text, mask).Scan(&out))
 		require.Contains(t, []string{"a *** z", "a *** z", "a Authorization: *** z", "a ***"}, out, text)
 	}
 }
@@ -118,21 +147,28 @@ func createSensitiveEntries(t *testing.T) (string, *deadletter.Store) {
 	payload := fmt.Sprintf(`{"amount": 4200, "card": {"number": %q, "pin": %s}, "people": [{"email": %q}], "accounts": [{"iban": %q}], "free": "token %s"}`, cardNumber, pin, email, iban, token)
 	message := fmt.Sprintf(`{"messageId": "m1", "kind": "order.paid", "queue": "q", "payload": %s, "headers": {"X-Api-Key": %q}, "orderingKey": %q, "subscriberId": %q, "payloadText": %s}`,
 		payload, apiKey, email, email, quoteJSON(t, payload))
-	text := fmt.Sprintf("card %s of %s <%s> refused for %s: PIN %s; Authorization: Bearer %s", cardNumber, email, email, iban, pin, token)
+	text := fmt.Sprintf("card %s of %s <%s> refused for %s: PIN %s; Authorization: Bearer %s", cardNumber, email,
+		email, iban, pin, token)
 	for _, sql := range []struct {
 		sql  string
 		args []any
 	}{
-		{`INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata) VALUES ('dlqd_message', $1, 'q', 1, 'running', jsonb_build_object('customer', $2::text)), ('order.paid', $3, 'q', 1, 'running', '{}')`, []any{message, email, payload}},
+		{`INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata)
+			VALUES ('dlqd_message', $1, 'q', 1, 'running', jsonb_build_object('customer', $2::text)),
+				('order.paid', $3, 'q', 1, 'running', '{}')`, []any{message, email, payload}},
 		{`UPDATE river_job SET state = 'discarded', finalized_at = now(), metadata = metadata || jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'message', $1::text, 'type', 'DECLINED', 'context', jsonb_build_object('card', $1::text))),
-			errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', attempt, 'trace', 'panic: ' || $1::text)]`, []any{text}},
-		{`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'owner', 'talked about ' || $1::text)`, []any{cardNumber}},
+			errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', attempt, 'trace', 'panic: ' || $1::text)]`,
+			[]any{text}},
+		{`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'owner', 'talked about ' || $1::text)`,
+			[]any{cardNumber}},
 		{`SELECT dlq.refresh_rollups()`, nil},
 		{`SELECT dlq.replay_start(jsonb_build_object('payload', jsonb_build_object('card', jsonb_build_object('number', $1::text))), p_patch => jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '/card', 'value', $2::jsonb)), p_force => true, p_rate => 0.001, p_note => $1)`, []any{cardNumber, fmt.Sprintf(`{"number": %q, "pin": %s}`, cardNumber, pin)}},
 		{`SELECT dlq.request_approval('replay', jsonb_build_object('filter', '{}'::jsonb, 'all', true, 'mergePatch', $1::jsonb), 'card ' || $2::text)`, []any{payload, cardNumber}},
-		{`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) VALUES ('q', $1, 99, now())`, []any{email}},
+		{`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) VALUES ('q', $1, 99, now())`,
+			[]any{email}},
 		{`SELECT dlq.open_breaker('queue:q', 'kim', 'card ' || $1::text), dlq.set_automatic('queue', 'q', false, '{}', 'kim', 'card ' || $1::text)`, []any{cardNumber}},
-		{`SELECT dlq.replay(id, 'kim', 'card ' || $2::text, $1::jsonb) FROM dlq.dead_letter_queue`, []any{payload, cardNumber}},
+		{`SELECT dlq.replay(id, 'kim', 'card ' || $2::text, $1::jsonb) FROM dlq.dead_letter_queue`,
+			[]any{payload, cardNumber}},
 	} {
 		_, err := pool.Exec(t.Context(), sql.sql, sql.args...)
 		require.NoError(t, err, sql.sql)
@@ -175,27 +211,36 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 				return out.String()
 			}
 			for sql := range strings.SplitSeq(strings.TrimSpace(look(`
-				SELECT format('SELECT (SELECT jsonb_agg(x)::text FROM (SELECT %s FROM dlq.%I LIMIT 100) x)', string_agg(quote_ident(a.attname), ', '), c.relname)
+				SELECT format('SELECT (SELECT jsonb_agg(x)::text FROM (SELECT %s FROM dlq.%I LIMIT 100) x)',
+					string_agg(quote_ident(a.attname), ', '), c.relname)
 				FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-				WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND has_column_privilege(c.oid, a.attnum, 'SELECT') GROUP BY c.relname`)), "\n") {
+				WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+					AND has_column_privilege(c.oid, a.attnum, 'SELECT') GROUP BY c.relname`)), "\n") {
 				if look(sql) != "" {
 					found++
 				}
 			}
 			// Functions that take no argument, a filter or an id; other parameters have defaults.
 			for call := range strings.SplitSeq(strings.TrimSpace(look(`
-				SELECT format('SELECT jsonb_agg(f)::text FROM dlq.%I(%s) f', p.proname, CASE WHEN p.pronargs = p.pronargdefaults THEN '' WHEN p.proargtypes[0] = 'jsonb'::regtype THEN '''{}''' ELSE '(SELECT id FROM dlq.dead_letter_queue LIMIT 1)' END)
-				FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prokind = 'f' AND p.provolatile <> 'v' AND has_function_privilege(p.oid, 'EXECUTE')
-				AND (p.pronargs = p.pronargdefaults OR p.pronargs = p.pronargdefaults + 1 AND p.proargtypes[0] IN ('jsonb'::regtype, 'uuid'::regtype)) AND p.proname <> 'revealed'`)), "\n") {
+				SELECT format('SELECT jsonb_agg(f)::text FROM dlq.%I(%s) f', p.proname, CASE
+					WHEN p.pronargs = p.pronargdefaults THEN '' WHEN p.proargtypes[0] = 'jsonb'::regtype THEN '''{}'''
+					ELSE '(SELECT id FROM dlq.dead_letter_queue LIMIT 1)' END)
+				FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prokind = 'f' AND p.provolatile <> 'v'
+					AND has_function_privilege(p.oid, 'EXECUTE')
+				AND (p.pronargs = p.pronargdefaults OR p.pronargs = p.pronargdefaults + 1
+				AND p.proargtypes[0] IN ('jsonb'::regtype, 'uuid'::regtype)) AND p.proname <> 'revealed'`)), "\n") {
 				look(call)
 			}
 			look("SELECT entries::text FROM dlq.entries")
 			require.Contains(t, look("SELECT jsonb_agg(e)::text FROM dlq.entries e"), "4200", "other values are visible")
 			// A search for a masked value finds nothing.
-			ask := `SELECT id::text FROM dlq.entries WHERE original_event::text LIKE '%' || $1 || '%' OR error_message LIKE '%' || $1 || '%'`
+			ask := `SELECT id::text FROM dlq.entries WHERE original_event::text LIKE '%' || $1 || '%'
+				OR error_message LIKE '%' || $1 || '%'`
 			require.Empty(t, look(ask, cardNumber))
-			for _, sql := range []string{"SELECT * FROM dlq.find($1)", "SELECT * FROM dlq.preview($1)", "SELECT dlq.find_ids($1, 1)"} {
-				for _, filter := range []string{`{"payload": {"card": {"number": "` + cardNumber + `"}}}`, `{"orderingKey": "` + email + `"}`} {
+			for _, sql := range []string{"SELECT * FROM dlq.find($1)", "SELECT * FROM dlq.preview($1)",
+				"SELECT dlq.find_ids($1, 1)"} {
+				for _, filter := range []string{`{"payload": {"card": {"number": "` + cardNumber + `"}}}`,
+					`{"orderingKey": "` + email + `"}`} {
 					_, err := conn.Exec(ctx, sql, filter)
 					if role == "dlq_reader" {
 						require.ErrorContains(t, err, "DLQ06", sql)
@@ -204,7 +249,9 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 					}
 				}
 			}
-			for _, sql := range []string{"SELECT original_event FROM dlq.dead_letter_queue", "SELECT detail FROM dlq.dead_letter_transitions", "SELECT error_message FROM dlq.dead_letter_open", "SELECT patch FROM dlq.replay_runs", "SELECT dlq.protect('{}')"} {
+			for _, sql := range []string{"SELECT original_event FROM dlq.dead_letter_queue",
+				"SELECT detail FROM dlq.dead_letter_transitions", "SELECT error_message FROM dlq.dead_letter_open",
+				"SELECT patch FROM dlq.replay_runs", "SELECT dlq.protect('{}')"} {
 				_, err := conn.Exec(ctx, sql)
 				require.ErrorContains(t, err, "42501", role+sql)
 			}
@@ -269,7 +316,8 @@ func TestReveal_RecordsEachUseInSQL(t *testing.T) {
 	url, store := createSensitiveEntries(t)
 	id := firstID(t, store).String()
 	asRole(t, url, "dlq_reader", func(conn *pgx.Conn) {
-		for _, sql := range []string{"CALL dlq.reveal('" + id + "', 'why')", "SELECT dlq.revealed('" + id + "')", "SELECT dlq.record_reveal('" + id + "', 'why')"} {
+		for _, sql := range []string{"CALL dlq.reveal('" + id + "', 'why')", "SELECT dlq.revealed('" + id + "')",
+			"SELECT dlq.record_reveal('" + id + "', 'why')"} {
 			_, err := conn.Exec(t.Context(), sql)
 			require.ErrorContains(t, err, "42501")
 		}
@@ -294,7 +342,8 @@ func TestReveal_RecordsEachUseInSQL(t *testing.T) {
 		// A reveal whose audit row could be rolled back returns nothing.
 		fails("2D000", "BEGIN", "CALL dlq.reveal('"+id+"', 'why')")
 		fails("DLQ06", "BEGIN", "SELECT dlq.record_reveal('"+id+"', 'why')", "SELECT dlq.revealed('"+id+"')")
-		fails("DLQ06", "BEGIN", "SAVEPOINT s", "SELECT dlq.record_reveal('"+id+"', 'why')", "RELEASE s", "SELECT dlq.revealed('"+id+"')")
+		fails("DLQ06", "BEGIN", "SAVEPOINT s", "SELECT dlq.record_reveal('"+id+"', 'why')", "RELEASE s",
+			"SELECT dlq.revealed('"+id+"')")
 		var count int
 		require.NoError(t, conn.QueryRow(ctx, "SELECT count(*) FROM dlq.audit('{\"text\": \"revealed\"}')").Scan(&count))
 		require.Zero(t, count)

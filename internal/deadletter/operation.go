@@ -38,13 +38,15 @@ type Touched struct {
 
 // Operation returns an operation and a page of the entries that it looked at, after an entry. Of
 // the entries that it left unchanged, 10,000 are kept.
-func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID, most int) (*Operation, []Touched, error) {
+func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID,
+	most int) (*Operation, []Touched, error) {
 	row, err := s.queries.Operation(ctx, id)
 	if err != nil {
 		return nil, nil, AsMoveError(err)
 	}
 	o := &Operation{
-		ID: row.ID, Action: row.Action, Filter: row.Filter, Args: row.Args, Actor: row.Actor, DBUser: row.DbUser, Origin: row.Origin, Note: row.Note,
+		ID: row.ID, Action: row.Action, Filter: row.Filter, Args: row.Args,
+		Actor: row.Actor, DBUser: row.DbUser, Origin: row.Origin, Note: row.Note,
 		StartedAt: row.StartedAt, LastAt: row.LastAt, Looked: row.Looked, Changed: row.Changed,
 	}
 	if row.Undoes != uuid.Nil {
@@ -73,7 +75,9 @@ type Undone struct {
 // transaction each: if it is interrupted, the batches before are reverted.
 func (s *Store) Undo(ctx context.Context, operation uuid.UUID, act Act) (*Undone, error) {
 	out := &Undone{Operation: act.operation(), Became: map[string]int64{}}
-	params := dbsqlc.UndoParams{Operation: operation, Actor: act.Actor, Note: act.Note, Most: bulkBatch, Undo: out.Operation}
+	params := dbsqlc.UndoParams{
+		Operation: operation, Actor: act.Actor, Note: act.Note, Most: bulkBatch, Undo: out.Operation,
+	}
 	for {
 		var row dbsqlc.UndoRow
 		if err := s.move(ctx, func(tx postgres.DB) (err error) {

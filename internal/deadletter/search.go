@@ -92,7 +92,8 @@ func isSearch(f *filter.Filter) bool {
 
 // CountWithin counts the entries that a filter selects, up to most, within a time budget. more
 // reports that there are, or may be, others.
-func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budget time.Duration) (n int, more bool, err error) {
+func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
+	budget time.Duration) (n int, more bool, err error) {
 	deadline := time.Now().Add(budget)
 	condition, err := s.Where(ctx, &f)
 	if err != nil {
@@ -107,7 +108,10 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int, budg
 			sql := s.schemas.Render("SELECT count(*) FROM (SELECT FROM dlq.dead_letter_queue e WHERE $1::jsonb IS NOT NULL AND " + strings.Join(where, " AND "))
 			sql = fmt.Sprintf("%s AND (%s) LIMIT $%d) l", sql, condition, len(args)-1)
 			counted := 0
-			if err := s.read(ctx, until, func(db postgres.DB) error { return db.QueryRow(ctx, sql, args...).Scan(&counted) }); err != nil {
+			if err := s.read(ctx, until, func(db postgres.DB) error {
+				return db.QueryRow(ctx, sql,
+					args...).Scan(&counted)
+			}); err != nil {
 				return false, err
 			}
 			if of += counted; of > most {
@@ -138,13 +142,15 @@ func (s *Store) partsOf(ctx context.Context, f *filter.Filter) ([]Part, error) {
 		return nil, err
 	}
 	stages := stagesOf(f.Status)
-	return slices.DeleteFunc(append([]Part{OpenPart()}, closed...), func(p Part) bool { return !slices.ContainsFunc(stages, p.holds) }), nil
+	return slices.DeleteFunc(append([]Part{OpenPart()}, closed...),
+		func(p Part) bool { return !slices.ContainsFunc(stages, p.holds) }), nil
 }
 
 // searchSlices calls look for each slice of the page's filter, in page order, until look reports that
 // the page is full, no entries are left, or the deadline has passed. Only in the last case does it
 // return a cursor to continue from.
-func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time, look func(slice Page, parts []Part, until time.Time) (full bool, err error)) (uuid.UUID, error) {
+func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
+	look func(slice Page, parts []Part, until time.Time) (full bool, err error)) (uuid.UUID, error) {
 	bounds, err := s.queries.FilterBounds(ctx, p.Filter.JSON())
 	if err != nil {
 		return uuid.Nil, AsMoveError(err)
@@ -193,14 +199,16 @@ func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time, lo
 		slice.Cursor, looked = slice.last, true
 		// The results of a slice that ran into the deadline are lost, so slices shrink toward it, down to
 		// firstSlice: smaller ones take no less time, because each is several statements.
-		faster := min(float64(min(sliceTime, max(time.Until(deadline)/2, 0)))/float64(max(time.Since(began), time.Millisecond)), 4)
+		faster := min(float64(min(sliceTime, max(time.Until(deadline)/2, 0)))/float64(
+			max(time.Since(began), time.Millisecond)), 4)
 		entries = min(max(int(float64(entries)*faster), firstSlice), maxSlice)
 	}
 }
 
 // nextSlice sets the end of a slice, which begins at its cursor and has up to so many entries of
 // each part. It returns the parts that can hold them.
-func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uuid.UUID, entries int, until time.Time) (among []Part, err error) {
+func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uuid.UUID, entries int,
+	until time.Time) (among []Part, err error) {
 	slice.last = end
 	for _, part := range parts {
 		// An entry closes after its capture (a day for clock skew).
@@ -237,7 +245,8 @@ func (s *Store) nthID(ctx context.Context, p *Page, part Part, n int, until time
 		where = append(where, fmt.Sprintf(map[bool]string{true: "id > $%d", false: "id < $%d"}[p.Oldest], len(args)-1))
 	}
 	args = append(args, n-1)
-	sql := s.schemas.Render(fmt.Sprintf("SELECT id FROM dlq.dead_letter_queue WHERE %s ORDER BY id %s OFFSET $%d LIMIT 1", strings.Join(where, " AND "), p.order(), len(args)-1))
+	sql := s.schemas.Render(fmt.Sprintf("SELECT id FROM dlq.dead_letter_queue WHERE %s ORDER BY id %s OFFSET $%d LIMIT 1",
+		strings.Join(where, " AND "), p.order(), len(args)-1))
 	err = s.read(ctx, until, func(db postgres.DB) error { return db.QueryRow(ctx, sql, args...).Scan(&id) })
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = nil

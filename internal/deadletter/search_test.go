@@ -25,19 +25,28 @@ func TestSearch_ContinuesInSlices(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	exec(`SELECT dlq.ensure_partition(p.parent, m) FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_archived')) p (parent), generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
+	exec(`SELECT dlq.ensure_partition(p.parent, m)
+		FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_archived')) p (parent),
+			generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
 	// 20,000 entries of 14 months, a third of them closed some time later. One in 1,999 matches.
 	exec(`WITH e AS (
-			SELECT i, now() - interval '14 months' * random() * random() AS f, (ARRAY['pending', 'pending', 'pending', 'pending', 'resolved', 'archived'])[1 + i % 6] AS s FROM generate_series(1, 20000) i
+			SELECT i, now() - interval '14 months' * random() * random() AS f, (ARRAY['pending', 'pending', 'pending', 'pending',
+				'resolved', 'archived'])[1 + i % 6] AS s FROM generate_series(1, 20000) i
 		), noted AS ( -- as what comes back from the archive
-			INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) SELECT dlq.entry_id(e.i, e.f), ('dlq_' || e.s)::dlq.dead_letter_status, 'restored', 'q', 'k' FROM e WHERE e.s <> 'pending'
+			INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind) SELECT dlq.entry_id(e.i, e.f),
+				('dlq_' || e.s)::dlq.dead_letter_status, 'restored', 'q', 'k' FROM e WHERE e.s <> 'pending'
 		)
-		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, error_message, status, stage, first_failed_at, last_failed_at, created_at, closed_at, move, next_retry_at)
-		SELECT dlq.entry_id(i, f), i, f, 'q', 'k', 'k', 1, jsonb_build_object('n', i % 1999), 'failure ' || i % 1999 || '.', ('dlq_' || s)::dlq.dead_letter_status, (CASE WHEN s = 'pending' THEN 'open' ELSE s END)::dlq.dead_letter_stage, f, f, f,
-			CASE WHEN s <> 'pending' THEN f + (now() - f) * random() END, CASE WHEN s <> 'pending' THEN '{"moved": true}'::jsonb END, now()
+		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event,
+			error_message, status, stage, first_failed_at, last_failed_at, created_at, closed_at, move, next_retry_at)
+		SELECT dlq.entry_id(i, f), i, f, 'q', 'k', 'k', 1, jsonb_build_object('n', i % 1999), 'failure ' || i % 1999 || '.',
+			('dlq_' || s)::dlq.dead_letter_status, (CASE WHEN s = 'pending' THEN 'open' ELSE s END)::dlq.dead_letter_stage, f, f,
+				f,
+			CASE WHEN s <> 'pending' THEN f + (now() - f) * random() END, CASE
+				WHEN s <> 'pending' THEN '{"moved": true}'::jsonb END, now()
 		FROM e`)
 	exec("VACUUM ANALYZE dlq.dead_letter_queue")
-	for _, text := range []string{`"failure 7."`, `payload.n:7 status:pending,archived age:<300d`, `"failure 7." age:>30d`, `"no such failure"`} {
+	for _, text := range []string{`"failure 7."`, `payload.n:7 status:pending,archived age:<300d`, `"failure 7." age:>30d`,
+		`"no such failure"`} {
 		for _, oldest := range []bool{false, true} {
 			if oldest && text == `"no such failure"` {
 				continue
@@ -47,7 +56,8 @@ func TestSearch_ContinuesInSlices(t *testing.T) {
 			where, err := store.Where(t.Context(), &f)
 			require.NoError(t, err)
 			order := map[bool]string{true: "ASC", false: "DESC"}[oldest]
-			rows, err := pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_queue e WHERE $1::jsonb IS NOT NULL AND "+where+" ORDER BY id "+order, f.JSON())
+			rows, err := pool.Query(t.Context(), "SELECT id FROM dlq.dead_letter_queue e WHERE $1::jsonb IS NOT NULL AND "+where+
+				" ORDER BY id "+order, f.JSON())
 			require.NoError(t, err)
 			want, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 			require.NoError(t, err)
@@ -67,7 +77,8 @@ func TestSearch_ContinuesInSlices(t *testing.T) {
 				}
 				if len(found.Entries) < page.Limit {
 					require.NotZero(t, found.SearchedTo)
-					require.True(t, last.IsZero() || found.SearchedTo.Before(last) != oldest || found.SearchedTo.Equal(last), "each search continues where the last one ended")
+					require.True(t, last.IsZero() || found.SearchedTo.Before(last) != oldest || found.SearchedTo.Equal(last),
+						"each search continues where the last one ended")
 					last = found.SearchedTo
 				}
 				page.Cursor = found.Next

@@ -35,7 +35,10 @@ var (
 )
 
 // sqlStates maps the SQLSTATEs that dlqd's functions raise to errors.
-var sqlStates = map[string]error{"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob, "DLQ04": ErrInvalid, "DLQ05": ErrUnhealthy, "DLQ06": ErrForbidden, "DLQ07": ErrApproval}
+var sqlStates = map[string]error{
+	"DLQ01": ErrNotAllowed, "DLQ02": ErrNotFound, "DLQ03": ErrLiveJob, "DLQ04": ErrInvalid,
+	"DLQ05": ErrUnhealthy, "DLQ06": ErrForbidden, "DLQ07": ErrApproval,
+}
 
 // MoveError is a rejected move, with a detail and a hint for the caller.
 type MoveError struct {
@@ -107,8 +110,10 @@ const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source,
 // listColumns are the columns of a list for an entry e, masked by m. An error message is cut to
 // 10,000 characters, masked, and cut to 500: a secret that the first cut splits is not shown.
 var listColumns = strings.NewReplacer(
-	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
-	"error_message,", `CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL THEN left(error_message, 500)
+	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS "+
+		"NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
+	"error_message,", `CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL
+		WHEN m.mask IS NULL THEN left(error_message, 500)
 		ELSE left(dlq.masked_text(left(error_message, 10000), m.mask, `+listValues+"), 500) END AS error_message,",
 	"error_title,", "CASE WHEN m.mask -> 'hidden' ? 'error_message' THEN NULL WHEN m.mask IS NULL "+
 		"OR error_title IS NULL THEN error_title ELSE dlq.masked_text(error_title, m.mask, "+
@@ -126,7 +131,8 @@ func (s *Store) ListSQL(ctx context.Context, p Page, condition string, part Part
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, p.Filter.JSON()})
 	where, args = p.where(where, args)
 	args = append(args, postgres.IsReader(ctx), p.Limit)
-	list := s.schemas.Render(fmt.Sprintf("SELECT %s FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($%d) AS mask OFFSET 0) m WHERE $1::jsonb IS NOT NULL AND %s", listColumns, len(args)-2,
+	list := s.schemas.Render(fmt.Sprintf(`SELECT %s FROM dlq.dead_letter_queue e CROSS
+		JOIN (SELECT dlq.mask($%d) AS mask OFFSET 0) m WHERE $1::jsonb IS NOT NULL AND %s`, listColumns, len(args)-2,
 		strings.Join(where, " AND ")))
 	return fmt.Sprintf("%s AND (%s) ORDER BY id %s LIMIT $%d", list, condition, p.order(), len(args)-1), args
 }
@@ -169,7 +175,9 @@ type FilterValue = dbsqlc.FilterValuesRow
 // FilterValues returns up to most values of a filter's JSON field that contain text, among open
 // entries, likely ones first.
 func (s *Store) FilterValues(ctx context.Context, field, text string, most int) ([]FilterValue, error) {
-	rows, err := s.queries.FilterValues(ctx, dbsqlc.FilterValuesParams{Field: field, Prefix: text, Most: int32(min(most, math.MaxInt32))})
+	rows, err := s.queries.FilterValues(ctx, dbsqlc.FilterValuesParams{
+		Field: field, Prefix: text, Most: int32(min(most, math.MaxInt32)),
+	})
 	return rows, AsMoveError(err)
 }
 
@@ -263,7 +271,8 @@ func (p *Page) merge(page, more []Summary) []Summary {
 	return page[:min(len(page), p.Limit)]
 }
 
-func (s *Store) listPart(ctx context.Context, p Page, condition string, part Part, until time.Time) (found []Summary, err error) {
+func (s *Store) listPart(ctx context.Context, p Page, condition string, part Part,
+	until time.Time) (found []Summary, err error) {
 	sql, args := s.ListSQL(ctx, p, condition, part)
 	err = s.read(ctx, until, func(db postgres.DB) error {
 		rows, err := db.Query(ctx, sql, args...)
@@ -279,8 +288,10 @@ func (s *Store) listPart(ctx context.Context, p Page, condition string, part Par
 // Summaries returns entries by id as lists show them, newest first. It omits entries that closed
 // before since.
 func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time) ([]Summary, error) {
-	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
-		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3) AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb) ORDER BY id DESC`)
+	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS
+		JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
+		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3) AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb)
+		ORDER BY id DESC`)
 	rows, err := s.statements.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since,
 		postgres.Scope(ctx))
 	if err != nil {
@@ -371,8 +382,10 @@ const entryColumns = summaryColumns + `,
 			UNION ALL SELECT replay_attempts -> -1, replay_attempts #>> '{-1,at}') l
 		WHERE l.attempt ->> 'outcome' IS DISTINCT FROM 'completed' ORDER BY l.at DESC NULLS LAST
 		LIMIT 1) AS system_state,
-	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event, error_stack_trace, error_context, retry_history, retry_count,
-		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id, locked_by, locked_at,
+	job_kind, ARRAY(SELECT t FROM unnest(tags) t WHERE t IS NOT NULL) AS tags, original_event, edited_event,
+		error_stack_trace, error_context, retry_history, retry_count,
+		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id,
+			locked_by, locked_at,
 		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
 
 // exportPage is the number of entries that an export reads at once.
@@ -385,7 +398,8 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 	if isRevealed(ctx) {
 		mask = "NULL"
 	}
-	rows, err := s.db.Query(ctx, fmt.Sprintf(maskedEntries+" ORDER BY id", "id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3)))", mask), filter, exportPage, after)
+	rows, err := s.db.Query(ctx, fmt.Sprintf(maskedEntries+" ORDER BY id",
+		"id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3)))", mask), filter, exportPage, after)
 	if err != nil {
 		return nil, AsMoveError(err)
 	}
@@ -443,11 +457,13 @@ func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 // TrailSQL returns the query behind the trail of [Store.Get] for [trailMonths] months, and its
 // parameters, for EXPLAIN.
 func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limit int) (string, []any) {
-	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason, dlq.masked_text(note, m.mask) AS note, strategy, rule, next_retry_at, river_job_id, config_version, origin, operation,
+	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason,
+		dlq.masked_text(note, m.mask) AS note, strategy, rule, next_retry_at, river_job_id, config_version, origin, operation,
 			CASE WHEN m.mask -> 'hidden' ? 'edited_event' THEN NULL ELSE dlq.masked_detail(detail, m.mask) END AS detail
 		FROM dlq.dead_letter_transitions CROSS JOIN (SELECT CASE WHEN NOT $6 THEN dlq.mask($5) END AS mask OFFSET 0) m
 		WHERE entry_id = $1 AND at >= $2 AND at < $3 ORDER BY at, id LIMIT $4`),
-		[]any{pgx.QueryExecModeCacheDescribe, id, from, from.AddDate(0, trailMonths, 0), limit, postgres.IsReader(ctx), isRevealed(ctx)}
+		[]any{pgx.QueryExecModeCacheDescribe, id, from, from.AddDate(0, trailMonths, 0), limit, postgres.IsReader(ctx),
+			isRevealed(ctx)}
 }
 
 // find looks for an entry among the open ones, then among those closed since its job failed, then
@@ -508,7 +524,8 @@ func (s *Store) GetSQL(ctx context.Context, id uuid.UUID, part Part) (string, []
 }
 
 // maskedEntries selects the masked entries that match a condition.
-const maskedEntries = "SELECT " + entryColumns + ` FROM (SELECT q AS entry FROM dlq.dead_letter_queue q WHERE %s) w CROSS JOIN LATERAL dlq.masked(w.entry, %s) e`
+const maskedEntries = "SELECT " + entryColumns + ` FROM (SELECT q AS entry FROM dlq.dead_letter_queue q
+	WHERE %s) w CROSS JOIN LATERAL dlq.masked(w.entry, %s) e`
 
 type revealKey struct{}
 
@@ -578,10 +595,14 @@ func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.
 
 // ReplayTo is [Store.Replay] with a destination that overrides the one of the entry's queue, and
 // with what to do about a [Checkpoint] ([Resume] or [Discard]). "" keeps the default of either.
-func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination, checkpoint string, force bool) (int64, error) {
+func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination,
+	checkpoint string, force bool) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
-		params := dbsqlc.ReplayParams{ID: id, Actor: act.Actor, Note: act.Note, Payload: string(payload), Force: force, Destination: destination, Checkpoint: checkpoint}
+		params := dbsqlc.ReplayParams{
+			ID: id, Actor: act.Actor, Note: act.Note, Payload: string(payload),
+			Force: force, Destination: destination, Checkpoint: checkpoint,
+		}
 		job, err = dbsqlc.New(tx).Replay(ctx, params)
 		return err
 	})
@@ -616,7 +637,9 @@ func (s *Store) Reopen(ctx context.Context, id uuid.UUID, act Act) error {
 func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) error {
 	operation := act.operation()
 	return s.move(ctx, func(tx postgres.DB) error {
-		return dbsqlc.New(tx).Move(ctx, dbsqlc.MoveParams{Verb: verb, ID: id, Actor: act.Actor, Note: act.Note, Operation: operation})
+		return dbsqlc.New(tx).Move(ctx, dbsqlc.MoveParams{
+			Verb: verb, ID: id, Actor: act.Actor, Note: act.Note, Operation: operation,
+		})
 	})
 }
 
@@ -641,12 +664,15 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	if err != nil {
 		return 0, 0, err
 	}
-	args, err := json.Marshal(map[string]any{"assignee": b.Assignee, "tags": b.Tags, "force": b.Force, "operation": b.Act.operation()})
+	args, err := json.Marshal(map[string]any{
+		"assignee": b.Assignee, "tags": b.Tags, "force": b.Force, "operation": b.Act.operation(),
+	})
 	if err != nil {
 		return 0, 0, err
 	}
 	params := dbsqlc.ActWhereParams{
-		Action: b.Action, Filter: b.Filter, Actor: b.Act.Actor, Note: b.Act.Note, Args: args, AllEntries: b.All, MaxEntries: bulkBatch, Below: below,
+		Action: b.Action, Filter: b.Filter, Actor: b.Act.Actor, Note: b.Act.Note,
+		Args: args, AllEntries: b.All, MaxEntries: bulkBatch, Below: below,
 	}
 	for {
 		var row dbsqlc.ActWhereRow
@@ -669,7 +695,9 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, until time.Time, act Act) (int, error) {
 	var n int32
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
-		n, err = dbsqlc.New(tx).RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{Entries: entries, Until: until, Actor: act.Actor, Note: act.Note})
+		n, err = dbsqlc.New(tx).RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{
+			Entries: entries, Until: until, Actor: act.Actor, Note: act.Note,
+		})
 		return err
 	})
 	return int(n), err
@@ -780,8 +808,11 @@ const (
 )
 
 // Redeliver creates jobs for entries that tx has claimed, under a version of the policy.
-func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason, configVersion string) ([]Redelivery, error) {
-	return dbsqlc.New(tx).Redeliver(ctx, dbsqlc.RedeliverParams{Ids: ids, Actor: actor, Reason: reason, ConfigVersion: configVersion})
+func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason,
+	configVersion string) ([]Redelivery, error) {
+	return dbsqlc.New(tx).Redeliver(ctx, dbsqlc.RedeliverParams{
+		Ids: ids, Actor: actor, Reason: reason, ConfigVersion: configVersion,
+	})
 }
 
 // Sweep is the result of checking the jobs of entries in dlq_processing.
@@ -823,7 +854,9 @@ func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]PreviewC
 // CountUpTo counts the entries that a filter selects, up to most; with replay, only those that a
 // replay run would take.
 func (s *Store) CountUpTo(ctx context.Context, filter json.RawMessage, replay bool, most int64) (int64, error) {
-	n, err := s.queries.CountUpTo(ctx, dbsqlc.CountUpToParams{Filter: filter, Replayable: replay, Most: int32(min(most, math.MaxInt32))})
+	n, err := s.queries.CountUpTo(ctx, dbsqlc.CountUpToParams{
+		Filter: filter, Replayable: replay, Most: int32(min(most, math.MaxInt32)),
+	})
 	return n, AsMoveError(err)
 }
 
@@ -842,7 +875,9 @@ func (s *Store) SelectsAll(ctx context.Context, filter json.RawMessage) (bool, e
 // PublishPolicy writes the version of the active policy, and the actions that require an approval,
 // to the database.
 func (s *Store) PublishPolicy(ctx context.Context, version string, approvals json.RawMessage) error {
-	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{Version: version, Approvals: string(approvals), Actor: "worker:" + postgres.ProcessName()})
+	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{
+		Version: version, Approvals: string(approvals), Actor: "worker:" + postgres.ProcessName(),
+	})
 }
 
 // Record runs do in a transaction and writes an audit row for an action on something that is not an
@@ -852,7 +887,9 @@ func (s *Store) Record(ctx context.Context, subject, what string, act Act, do fu
 		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
-		if err := dbsqlc.New(s.schemas.Rendered(tx)).RecordAct(ctx, dbsqlc.RecordActParams{Subject: subject, Act: what, Actor: act.Actor, Note: act.Note}); err != nil {
+		if err := dbsqlc.New(s.schemas.Rendered(tx)).RecordAct(ctx, dbsqlc.RecordActParams{
+			Subject: subject, Act: what, Actor: act.Actor, Note: act.Note,
+		}); err != nil {
 			return err
 		}
 		return do(tx)

@@ -45,7 +45,8 @@ func (b *bundle) moveTo(id uuid.UUID, status deadletter.Status) {
 	}
 }
 
-var statuses = []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual, deadletter.Resolved, deadletter.Failed, deadletter.Archived}
+var statuses = []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual, deadletter.Resolved,
+	deadletter.Failed, deadletter.Archived}
 
 // moveSQL returns a move as an operator might write it in psql.
 func moveSQL(to string) string {
@@ -56,7 +57,8 @@ func moveSQL(to string) string {
 	if to == "dlq_pending" {
 		due = "now()"
 	}
-	return fmt.Sprintf("UPDATE dlq.dead_letter_queue SET status = '%s', redelivery_job_id = %s, next_retry_at = %s WHERE id = $1", to, job, due)
+	return fmt.Sprintf(`UPDATE dlq.dead_letter_queue SET status = '%s', redelivery_job_id = %s, next_retry_at = %s
+		WHERE id = $1`, to, job, due)
 }
 
 // The database enforces the state table of the design on every session.
@@ -108,15 +110,20 @@ func TestMoves_RejectDeletesAndForgery(t *testing.T) {
 	b := setup(t, succeed)
 	id := b.createEntry().ID
 	for name, test := range map[string]struct{ sql, want string }{
-		"delete an open entry":           {"DELETE FROM dlq.dead_letter_queue WHERE id = '" + id.String() + "'", "only resolved and archived entries can be deleted"},
-		"delete from the partition":      {"DELETE FROM dlq.dead_letter_open", "only resolved and archived entries can be deleted"},
-		"truncate":                       {"TRUNCATE dlq.dead_letter_queue", "not allowed"},
-		"truncate the partition":         {"TRUNCATE dlq.dead_letter_open", "not allowed"},
-		"change the id":                  {"UPDATE dlq.dead_letter_queue SET id = gen_random_uuid()", "cannot be changed"},
-		"change the job":                 {"UPDATE dlq.dead_letter_queue SET river_job_id = 99", "cannot be changed"},
-		"rewrite the audit trail":        {"UPDATE dlq.dead_letter_transitions SET actor = 'nobody'", "append-only"},
-		"delete from the audit trail":    {"DELETE FROM dlq.dead_letter_transitions", "append-only"},
-		"insert an entry that is closed": {"INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, stage, closed_at, first_failed_at, last_failed_at) VALUES (gen_random_uuid(), 1, now(), 'q', 'k', 'k', 1, '{}', 'dlq_resolved', 'resolved', now(), now(), now())", "must be dlq_pending"},
+		"delete an open entry": {"DELETE FROM dlq.dead_letter_queue WHERE id = '" + id.String() + "'",
+			"only resolved and archived entries can be deleted"},
+		"delete from the partition": {"DELETE FROM dlq.dead_letter_open",
+			"only resolved and archived entries can be deleted"},
+		"truncate":                    {"TRUNCATE dlq.dead_letter_queue", "not allowed"},
+		"truncate the partition":      {"TRUNCATE dlq.dead_letter_open", "not allowed"},
+		"change the id":               {"UPDATE dlq.dead_letter_queue SET id = gen_random_uuid()", "cannot be changed"},
+		"change the job":              {"UPDATE dlq.dead_letter_queue SET river_job_id = 99", "cannot be changed"},
+		"rewrite the audit trail":     {"UPDATE dlq.dead_letter_transitions SET actor = 'nobody'", "append-only"},
+		"delete from the audit trail": {"DELETE FROM dlq.dead_letter_transitions", "append-only"},
+		"insert an entry that is closed": {`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, queue, kind,
+			job_kind, priority, original_event, status, stage, closed_at, first_failed_at, last_failed_at)
+				VALUES (gen_random_uuid(), 1, now(), 'q', 'k', 'k', 1, '{}', 'dlq_resolved', 'resolved', now(), now(),
+					now())`, "must be dlq_pending"},
 	} {
 		_, err := b.pool.Exec(t.Context(), test.sql)
 		require.ErrorContains(t, err, test.want, name)
@@ -232,7 +239,8 @@ func TestReplay_CountsOutcomeOnce(t *testing.T) {
 	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
 	require.NoError(t, err)
 	b.endBySQL(job, "completed")
-	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT id, created_at, 'completed', $2 FROM river_job WHERE id = $1", job, entry.ID)
+	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT id, created_at, 'completed', $2
+		FROM river_job WHERE id = $1`, job, entry.ID)
 	after, trail := b.entry()
 	require.Equal(t, deadletter.Resolved, after.Status)
 	require.Len(t, trail, 3, "the second fact leaves no audit row")
@@ -327,16 +335,24 @@ func TestList_PagesAndFilters(t *testing.T) {
 	}
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Queue: []string{"red"}}, Limit: 100}), 13)
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Kind: []string{"kind_1"}}, Limit: 100}), 5)
-	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Source: []string{"shop"}, ErrorType: []string{"TIMEOUT_ERROR"}, ErrorClass: []string{"transient"}}, Limit: 100}), 5)
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{
+		Source: []string{"shop"}, ErrorType: []string{"TIMEOUT_ERROR"}, ErrorClass: []string{"transient"},
+	}, Limit: 100}), 5)
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{
 		ErrorCode:   []string{"NO_FUNDS"},
 		Destination: []string{"bank", "shop"},
 	}, Limit: 100}), 5)
 	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Destination: []string{"shop"}}, Limit: 100}))
 	require.Len(t, list(deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_pending"}}, Limit: 100}), n)
-	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Limit: 100}))
-	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Before: time.Now().Add(-time.Hour).Format(time.RFC3339Nano)}, Limit: 100}))
-	require.Len(t, list(deadletter.Page{Filter: filter.Filter{After: time.Now().Add(-time.Hour).Format(time.RFC3339Nano), Before: time.Now().Add(time.Hour).Format(time.RFC3339Nano)}, Limit: 100}), n)
+	require.Empty(t, list(deadletter.Page{
+		Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Limit: 100,
+	}))
+	require.Empty(t, list(deadletter.Page{Filter: filter.Filter{Before: time.Now().Add(-time.Hour).Format(
+		time.RFC3339Nano)}, Limit: 100}))
+	require.Len(t, list(deadletter.Page{Filter: filter.Filter{
+		After:  time.Now().Add(-time.Hour).Format(time.RFC3339Nano),
+		Before: time.Now().Add(time.Hour).Format(time.RFC3339Nano),
+	}, Limit: 100}), n)
 }
 
 // TestPlans_UseIndexes checks the plans of the claim and of lists, with so many rows that a sequential scan
@@ -347,7 +363,8 @@ func TestPlans_UseIndexes(t *testing.T) {
 	b.exec(`INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, queue, kind, job_kind,
 		priority, original_event, error_class, error_type, error_code, destination, source, fingerprint,
 			next_retry_at, first_failed_at, last_failed_at)
-		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'k', 1 + i % 4, '{}', (ARRAY['transient','outage','validation'])[1 + i % 3],
+		SELECT dlq.uuid_v7(), i, now(), 'open', 'queue_' || i % 10, 'kind_' || i % 50, 'k', 1 + i % 4, '{}',
+			(ARRAY['transient','outage','validation'])[1 + i % 3],
 			'TYPE_' || i % 20, 'CODE_' || i % 20, 'destination_' || i % 20, 'source_' || i % 30,
 			substr(md5((i % 1000)::text), 1, 16), now() + (i % 2000 - 1000) * interval '1 second', now(), now()
 		FROM generate_series(1, 20000) i`)
@@ -380,7 +397,8 @@ func TestPlans_UseIndexes(t *testing.T) {
 		require.NotContains(t, plan, "Seq Scan on dead_letter_open")
 	}
 	plan := explain(`SELECT d.id FROM (VALUES (1), (2), (3), (4)) AS p (priority) CROSS JOIN LATERAL (
-		SELECT e.id FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= now()
+		SELECT e.id FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic'
+			AND e.priority = p.priority AND e.next_retry_at <= now()
 		ORDER BY e.next_retry_at, e.id LIMIT 100 FOR UPDATE SKIP LOCKED) d LIMIT 100`)
 	require.Contains(t, plan, "dead_letter_open_due")
 	require.NotContains(t, plan, "Seq Scan")
@@ -411,7 +429,8 @@ func TestMoves_StayLegalUnderContention(t *testing.T) {
 				case 2:
 					var job int64
 					if job, err = b.store.Replay(t.Context(), id, kim, nil, false); err == nil {
-						_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
+						_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1",
+							job)
 					}
 				case 3:
 					_, err = b.store.SweepRedeliveries(t.Context(), uuid.Nil)
@@ -431,7 +450,8 @@ func TestMoves_StayLegalUnderContention(t *testing.T) {
 	require.Equal(t, 5, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	// The audit trail is a chain: each move starts where the one before it ended.
 	require.Zero(t, b.count(`SELECT count(*) FROM (
-		SELECT from_status, lag(to_status) OVER (PARTITION BY entry_id ORDER BY at, id) AS before FROM dlq.dead_letter_transitions) c
+		SELECT from_status, lag(to_status) OVER (PARTITION BY entry_id ORDER BY at, id) AS before
+		FROM dlq.dead_letter_transitions) c
 		WHERE from_status IS DISTINCT FROM before`))
 	require.Zero(t, b.count(`SELECT count(*) FROM dlq.dead_letter_queue e WHERE status IS DISTINCT FROM (
 		SELECT to_status FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id ORDER BY at DESC, id DESC LIMIT 1)`))
@@ -443,7 +463,8 @@ func TestReopen_MovesClosedEntriesToManual(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	entry := b.createEntry()
-	require.ErrorContains(t, b.store.Reopen(t.Context(), entry.ID, kim), "cannot reopen from dlq_pending (allowed: dlq_resolved, dlq_archived)")
+	require.ErrorContains(t, b.store.Reopen(t.Context(), entry.ID, kim),
+		"cannot reopen from dlq_pending (allowed: dlq_resolved, dlq_archived)")
 	require.NoError(t, b.store.Discard(t.Context(), entry.ID, kim))
 	require.NoError(t, b.store.Reopen(t.Context(), entry.ID, kim))
 	after, trail := b.entry()

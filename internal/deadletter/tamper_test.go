@@ -37,10 +37,13 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 	require.NoError(t, exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id, move = '{"actor": "worker:1"}'`))
 	require.NoError(t, exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_failed'"))
 	require.NoError(t, exec("CALL dlq.ensure_partitions(4)"))
-	now, later := time.Now().UTC().Format("200601"), time.Now().UTC().AddDate(0, 3, 3-time.Now().UTC().Day()).Format("200601")
+	now, later := time.Now().UTC().Format("200601"),
+		time.Now().UTC().AddDate(0, 3, 3-time.Now().UTC().Day()).Format("200601")
 	forged := func(table, status string) string {
-		return fmt.Sprintf(`INSERT INTO dlq.%s (id, river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, status, stage, closed_at, first_failed_at, last_failed_at, move)
-			VALUES (gen_random_uuid(), 1, now(), 'q', 'k', 'k', 1, '{}', 'dlq_%s', '%[2]s', now(), now(), now(), '{"moved": true}')`, table, status)
+		return fmt.Sprintf(`INSERT INTO dlq.%s (id, river_job_id, job_created_at, queue, kind, job_kind, priority,
+			original_event, status, stage, closed_at, first_failed_at, last_failed_at, move)
+			VALUES (gen_random_uuid(), 1, now(), 'q', 'k', 'k', 1, '{}', 'dlq_%s', '%[2]s', now(), now(), now(),
+				'{"moved": true}')`, table, status)
 	}
 	refused := map[string]string{}
 	for _, status := range []string{"resolved", "failed", "archived"} {
@@ -60,9 +63,11 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 	}
 	refused["UPDATE dlq.dead_letter_transitions_"+now+" SET actor = 'x'"] = "it is append-only"
 	for _, stage := range []string{"open", "inbox"} { // open entries other than pending ones, too
-		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,", 1)] = "cannot be inserted unless it is dlq_pending"
+		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,",
+			1)] = "cannot be inserted unless it is dlq_pending"
 	}
-	require.NoError(t, exec(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, detail) VALUES (gen_random_uuid(), 'dlq_manual', 'kim', 'q', 'k', '{"payload": {"card": "4711"}}')`))
+	require.NoError(t, exec(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, detail)
+		VALUES (gen_random_uuid(), 'dlq_manual', 'kim', 'q', 'k', '{"payload": {"card": "4711"}}')`))
 	require.NoError(t, exec(`SELECT dlq.erase_begin('{"tags": ["cus_81"]}', 'request 1')`))
 	refused[`UPDATE dlq.dead_letter_transitions SET detail = '{"erased": true}'`] = "it is append-only"
 	refused["DELETE FROM dlq.erasures"] = "records of erasures are permanent"
@@ -75,7 +80,8 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 	for sql, want := range refused {
 		require.ErrorContains(t, exec(sql), want, sql)
 	}
-	require.Equal(t, "4", ownerSession(t, pool).text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'"))
+	require.Equal(t, "4", ownerSession(t, pool).text(`SELECT count(*)::text FROM dlq.dead_letter_queue
+		WHERE status = 'dlq_failed'`))
 }
 
 // A manual UPDATE moved entries to dlq_processing without a job, or with one of another entry. The
@@ -85,18 +91,22 @@ func TestSweep_ReturnsEntriesMovedWithoutJob(t *testing.T) {
 	_, pool := createRoleEntries(t)
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	_, err := pool.Exec(t.Context(), `WITH n AS (SELECT id, row_number() OVER (ORDER BY id) AS n FROM dlq.dead_letter_open)
-		UPDATE dlq.dead_letter_queue e SET status = 'dlq_processing', redelivery_job_id = CASE WHEN n.n = 1 THEN 999999 WHEN n.n = 2 THEN (SELECT min(id) FROM river_job) ELSE e.river_job_id END
+		UPDATE dlq.dead_letter_queue e SET status = 'dlq_processing', redelivery_job_id = CASE WHEN n.n = 1 THEN 999999
+			WHEN n.n = 2 THEN (SELECT min(id) FROM river_job) ELSE e.river_job_id END
 		FROM n WHERE n.id = e.id AND n.n <= 3`)
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), "UPDATE dlq.dead_letter_queue SET status = 'dlq_processing' WHERE status = 'dlq_manual'")
+	_, err = pool.Exec(t.Context(), `UPDATE dlq.dead_letter_queue SET status = 'dlq_processing'
+		WHERE status = 'dlq_manual'`)
 	require.ErrorContains(t, err, "columns_follow_status", "dlq_processing requires a job")
 	sweep, err := store.SweepRedeliveries(t.Context(), uuid.Nil)
 	require.NoError(t, err)
 	require.EqualValues(t, 3, sweep.Requeued)
 	s := ownerSession(t, pool)
 	require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_pending'"))
-	require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE actor = 'sweep' AND reason LIKE 'job % is gone'"))
-	require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND origin IS NOT NULL"), "the audit trail has the origin of the moves")
+	require.Equal(t, "3", s.text(`SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE actor = 'sweep'
+		AND reason LIKE 'job % is gone'`))
+	require.Equal(t, "3", s.text(`SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing'
+		AND origin IS NOT NULL`), "the audit trail has the origin of the moves")
 }
 
 // A dlq_admin can drop only what retention would drop: a month that has expired and is archived.
@@ -120,10 +130,13 @@ func TestRoles_AdminDropsOnlyExpiredPartitions(t *testing.T) {
 			require.ErrorContains(t, err, want, sql)
 		}
 		s := &session{T: t, conn: conn}
-		for _, month := range []string{"dead_letter_transitions_" + now, "dead_letter_resolved_" + now, "dead_letter_transitions_202001"} {
-			refused("SELECT dlq.drop_partition('"+month+"')", "its retention has not expired") // dlqd has not published the retention yet
+		for _, month := range []string{"dead_letter_transitions_" + now, "dead_letter_resolved_" + now,
+			"dead_letter_transitions_202001"} {
+			// dlqd has not published the retention yet
+			refused("SELECT dlq.drop_partition('"+month+"')", "its retention has not expired")
 		}
-		exec(`INSERT INTO dlq.settings (key, value) VALUES ('retention', '{"periods": {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}}, "audit": "1100 days"}')`)
+		exec(`INSERT INTO dlq.settings (key, value)
+			VALUES ('retention', '{"periods": {"defaults": {"resolved": "30 days", "failed": "90 days", "archived": "365 days"}}, "audit": "1100 days"}')`)
 		for _, month := range []string{"dead_letter_transitions_" + now, "dead_letter_resolved_" + now} {
 			refused("SELECT dlq.drop_partition('"+month+"')", "its retention has not expired")
 			refused("SELECT dlq.drop_partition('"+month+"', 0, 0)", "its retention has not expired")
@@ -135,12 +148,16 @@ func TestRoles_AdminDropsOnlyExpiredPartitions(t *testing.T) {
 		refused("SELECT dlq.drop_partition('dead_letter_resolved_202001', 0, 0)", "has changed since it was archived")
 		exec("SELECT dlq.note_archived('dead_letter_resolved_202001', 0, 0, 'file:///archive')")
 		s.can("SELECT dlq.drop_partition('dead_letter_resolved_202001', p_note => 'disk full')")
-		s.can("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1), p_note => 'request 1')")
+		s.can(`SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1),
+			p_note => 'request 1')`)
 		require.Equal(t, "3", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue"))
 	})
 	s := ownerSession(t, pool)
-	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.acts WHERE subject = 'partition dead_letter_resolved_202001' AND act = 'dropped' AND note = 'disk full' AND db_user = '"+admin+"' AND detail = '{\"rows\": 0, \"archive\": \"file:///archive\"}'"))
-	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE reason = 'deleted' AND note = 'request 1' AND actor = '"+admin+"'"))
+	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.acts WHERE subject = 'partition "+
+		"dead_letter_resolved_202001' AND act = 'dropped' AND note = 'disk full' AND db_user = '"+admin+
+		"' AND detail = '{\"rows\": 0, \"archive\": \"file:///archive\"}'"))
+	require.Equal(t, "1", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE reason = 'deleted' AND "+
+		"note = 'request 1' AND actor = '"+admin+"'"))
 }
 
 // Every action of an operator leaves an audit row with the actor, the database user, the origin and
@@ -156,9 +173,12 @@ func TestAudit_RecordsActionsOtherThanMoves(t *testing.T) {
 		s.can("SET application_name = 'API, from 10.0.0.8'")
 		run := s.text(`SELECT dlq.replay_start('{"queue": "q"}', p_note => 'mended', p_force => true)::text`)
 		for _, sql := range []string{
-			"SELECT dlq.replay_set_rate('" + run + "', 5)", "SELECT dlq.replay_pause('" + run + "')", "SELECT dlq.replay_resume('" + run + "')", "SELECT dlq.replay_cancel('" + run + "')",
-			"SELECT dlq.open_breaker('destination:bank', p_reason => 'as requested', p_for => '1 hour')", "SELECT dlq.reset_breaker('destination:bank')",
-			"SELECT dlq.stop_automatic(p_note => 'storm')", "SELECT dlq.resume_automatic()", "SELECT dlq.set_automatic('queue', 'q', true)",
+			"SELECT dlq.replay_set_rate('" + run + "', 5)", "SELECT dlq.replay_pause('" + run + "')",
+			"SELECT dlq.replay_resume('" + run + "')", "SELECT dlq.replay_cancel('" + run + "')",
+			"SELECT dlq.open_breaker('destination:bank', p_reason => 'as requested', p_for => '1 hour')",
+			"SELECT dlq.reset_breaker('destination:bank')",
+			"SELECT dlq.stop_automatic(p_note => 'storm')", "SELECT dlq.resume_automatic()",
+			"SELECT dlq.set_automatic('queue', 'q', true)",
 			`SELECT dlq.replay(id, p_note => 'edited', p_payload => '{"card": "4711"}') FROM dlq.find('{}', 1)`,
 		} {
 			s.can(sql)
@@ -166,16 +186,22 @@ func TestAudit_RecordsActionsOtherThanMoves(t *testing.T) {
 		found := func(filter string) string {
 			return s.text("SELECT string_agg(reason, '; ' ORDER BY at, id) FROM dlq.audit('" + filter + "')")
 		}
-		require.Equal(t, fmt.Sprintf("replay run %[1]s: started; replay run %[1]s: rate changed; replay run %[1]s: paused; replay run %[1]s: resumed; replay run %[1]s: cancelled; "+
-			"circuit breaker destination:bank: opened; circuit breaker destination:bank: reset; automatic redelivery: stop: stopped; automatic redelivery: stop: switch taken away; automatic redelivery: queue q: switched on; edited and replayed", run),
+		require.Equal(t, fmt.Sprintf("replay run %[1]s: started; replay run %[1]s: rate changed; replay run %[1]s: paused; "+
+			"replay run %[1]s: resumed; replay run %[1]s: cancelled; "+
+			"circuit breaker destination:bank: opened; circuit breaker destination:bank: reset; automatic redelivery: stop: "+
+			"stopped; automatic redelivery: stop: switch taken away; automatic redelivery: queue q: switched on; edited and "+
+			"replayed", run),
 			found(`{"configVersion": "v7"}`))
 		require.Equal(t, "circuit breaker destination:bank: opened", found(`{"text": "as requested"}`))
 		require.Equal(t, `{"rate": 5}`, s.text(`SELECT detail::text FROM dlq.audit('{"text": "rate changed"}')`))
-		require.JSONEq(t, `{"payload": {"card": "4711"}}`, s.text(`SELECT detail::text FROM dlq.audit('{"text": "edited and replayed"}')`), "dlq.audit returns the edit")
+		require.JSONEq(t, `{"payload": {"card": "4711"}}`, s.text(`SELECT detail::text
+			FROM dlq.audit('{"text": "edited and replayed"}')`), "dlq.audit returns the edit")
 		require.Equal(t, "edited and replayed", found(`{"queue": "q", "configVersion": "v7"}`))
 		require.Equal(t, "(null)", found(`{"origin": "10.0.0.7"}`), "an operator cannot set the origin")
-		require.Equal(t, "11", s.text(`SELECT count(*)::text FROM dlq.audit('{"configVersion": "v7"}') WHERE origin = 'SQL, from a local socket (API, from 10.0.0.8)' AND db_user = session_user`))
-		require.Equal(t, "7", s.text(`SELECT count(*)::text FROM (SELECT at, id FROM dlq.audit('{"configVersion": "v7", "people": true}', 4) ORDER BY at, id LIMIT 1) f,
+		require.Equal(t, "11", s.text(`SELECT count(*)::text FROM dlq.audit('{"configVersion": "v7"}')
+			WHERE origin = 'SQL, from a local socket (API, from 10.0.0.8)' AND db_user = session_user`))
+		require.Equal(t, "7", s.text(`SELECT count(*)::text
+			FROM (SELECT at, id FROM dlq.audit('{"configVersion": "v7", "people": true}', 4) ORDER BY at, id LIMIT 1) f,
 			dlq.audit('{"configVersion": "v7", "people": true}', 100, f.at, f.id)`), "the next page")
 	})
 	asRole(t, url, "dlq_reader", func(conn *pgx.Conn) {
@@ -191,10 +217,13 @@ func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
 	s := ownerSession(t, pool)
-	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosecdef AND NOT coalesce(p.proconfig, '{}') @> '{\"search_path=pg_catalog, pg_temp\"}'"))
+	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND "+
+		"p.prosecdef AND NOT coalesce(p.proconfig, '{}') @> '{\"search_path=pg_catalog, pg_temp\"}'"))
 	acts := s.text("SELECT count(*)::text FROM dlq.acts")
-	rows, err := pool.Query(t.Context(), `SELECT p.oid::regprocedure::text, p.proname, ARRAY(SELECT format_type(a, NULL) FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u (a, n) ORDER BY n)
-		FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosecdef AND p.prokind = 'f' AND p.prorettype <> 'trigger'::regtype AND has_function_privilege('dlq_admin', p.oid, 'EXECUTE')`)
+	rows, err := pool.Query(t.Context(), `SELECT p.oid::regprocedure::text, p.proname, ARRAY(SELECT format_type(a, NULL)
+		FROM unnest(p.proargtypes::oid[]) WITH ORDINALITY u (a, n) ORDER BY n)
+		FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.prosecdef AND p.prokind = 'f'
+			AND p.prorettype <> 'trigger'::regtype AND has_function_privilege('dlq_admin', p.oid, 'EXECUTE')`)
 	require.NoError(t, err)
 	type function struct {
 		Signature, Name string
@@ -233,8 +262,12 @@ func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 	_, err = admin.Exec(t.Context(), "CREATE SCHEMA scratch; GRANT ALL ON SCHEMA scratch TO dlq_admin")
 	require.NoError(t, err)
 	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
-		for i, text := range []string{"id, at)); " + statement + "; SELECT ((1", "'; " + statement + "; --", "x'); " + statement + "; --", `"; ` + statement + "; --", statement, "id)); " + statement + "; --", "id)); " + statement + "; SELECT ((1"} {
-			_, err := conn.Exec(t.Context(), fmt.Sprintf(`CREATE TABLE scratch."%s" (id uuid, at timestamptz, closed_at timestamptz)`, strings.ReplaceAll(text, `"`, `""`)))
+		for i, text := range []string{"id, at)); " + statement + "; SELECT ((1", "'; " + statement + "; --",
+			"x'); " + statement + "; --", `"; ` + statement + "; --", statement, "id)); " + statement + "; --",
+			"id)); " + statement + "; SELECT ((1"} {
+			_, err := conn.Exec(t.Context(),
+				fmt.Sprintf(`CREATE TABLE scratch."%s" (id uuid, at timestamptz, closed_at timestamptz)`,
+					strings.ReplaceAll(text, `"`, `""`)))
 			require.NoError(t, err)
 			for _, f := range functions {
 				// Each text parameter is hostile in turn, with existing names for the others; then all of them are.
@@ -259,8 +292,10 @@ func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 		require.NoError(t, err)
 	})
 	require.GreaterOrEqual(t, s.text("SELECT lpad(count(*)::text, 9, '0') FROM dlq.acts"), fmt.Sprintf("%09s", acts))
-	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid WHERE c.relnamespace = 'dlq'::regnamespace AND t.tgenabled <> 'O'"))
-	require.Equal(t, "0", s.text("SELECT count(*)::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE c.relname LIKE 'zz%'"))
+	require.Equal(t, "0", s.text(`SELECT count(*)::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+		WHERE c.relnamespace = 'dlq'::regnamespace AND t.tgenabled <> 'O'`))
+	require.Equal(t, "0", s.text(`SELECT count(*)::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+		WHERE c.relname LIKE 'zz%'`))
 }
 
 // Only dlqd's own monthly tables get partitions, one month at a time, and by name.
@@ -284,7 +319,8 @@ func TestRoles_AdminCreatesOnlyMonthsOfMonthlyTables(t *testing.T) {
 		s := &session{T: t, conn: conn}
 		s.can("SET timezone = 'Pacific/Kiritimati'")
 		s.can("SELECT dlq.ensure_partition('dlq.dead_letter_transitions', '2020-05-31 23:59:59Z')")
-		require.Equal(t, "A month of dlq.dead_letter_transitions, from 2020-05-01 00:00:00+00.", s.text("SELECT obj_description('dlq.dead_letter_transitions_202005'::regclass)"))
+		require.Equal(t, "A month of dlq.dead_letter_transitions, from 2020-05-01 00:00:00+00.",
+			s.text("SELECT obj_description('dlq.dead_letter_transitions_202005'::regclass)"))
 	})
 }
 
@@ -297,8 +333,10 @@ func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		a := &session{T: t, conn: conn}
 		for _, sql := range []string{
-			"SELECT dlq.forget_old(1000000, '2100-01-01')", "SELECT dlq.trim_rollups('2100-01-01')", `SELECT dlq.age_out('{"defaults": {"failed": "0"}}', 1000, '2100-01-01')`,
-			`SELECT dlq.drop_empty_month('{"defaults": {"failed": "0"}}', '2100-01-01')`, `SELECT dlq.expired_entries('{"defaults": {"resolved": "0"}}', 1000, '2100-01-01')`,
+			"SELECT dlq.forget_old(1000000, '2100-01-01')", "SELECT dlq.trim_rollups('2100-01-01')",
+			`SELECT dlq.age_out('{"defaults": {"failed": "0"}}', 1000, '2100-01-01')`,
+			`SELECT dlq.drop_empty_month('{"defaults": {"failed": "0"}}', '2100-01-01')`,
+			`SELECT dlq.expired_entries('{"defaults": {"resolved": "0"}}', 1000, '2100-01-01')`,
 		} {
 			a.cannot(sql)
 		}
@@ -307,21 +345,25 @@ func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 		require.ErrorContains(t, err, "another filter")
 		a.can(`SELECT dlq.erase_step('` + id + `', '{"tags": ["cus_81"]}')`)
 	})
-	require.Equal(t, "4", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE original_event <> '{\"erased\": true}'"))
+	require.Equal(t, "4", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE original_event <> "+
+		"'{\"erased\": true}'"))
 
 	// A dlq_admin cannot declare an entry archived, either: only dlqd knows that. Opening a breaker
 	// leaves a row in the trail.
 	entry := s.text("SELECT min(id::text) FROM dlq.dead_letter_queue")
 	s.can("SELECT dlq.resolve('" + entry + "', 'owner')")
-	s.can(`INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, detail) VALUES ('` + entry + `', 'dlq_manual', 'dlq_manual', 'owner', 'q', 'k', '{"payload": {"card": "4711"}}')`)
+	s.can(`INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, detail)
+		VALUES ('` + entry + `', 'dlq_manual', 'dlq_manual', 'owner', 'q', 'k', '{"payload": {"card": "4711"}}')`)
 	hash := s.text("SELECT hashtextextended(e::text, 0)::text FROM dlq.dead_letter_queue e WHERE id = '" + entry + "'")
 	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
 		a := &session{T: t, conn: conn}
 		require.Equal(t, "1", a.text("SELECT dlq.delete_entries(ARRAY['"+entry+"'::uuid], ARRAY["+hash+"])::text"))
 		a.can("SELECT dlq.open_breaker('destination:bank', p_forced => false)")
-		require.Equal(t, "1", a.text("SELECT count(*)::text FROM dlq.audit('{\"dbUser\": \""+conn.Config().User+"\", \"text\": \"destination:bank: opened\"}')"))
+		require.Equal(t, "1", a.text("SELECT count(*)::text FROM dlq.audit('{\"dbUser\": \""+conn.Config().User+
+			"\", \"text\": \"destination:bank: opened\"}')"))
 	})
-	require.Equal(t, "0", s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE detail::text LIKE '%4711%'"))
+	require.Equal(t, "0", s.text(
+		"SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE detail::text LIKE '%4711%'"))
 }
 
 // The latest action is on the first page of the trail, whichever session did it: each session takes
@@ -336,7 +378,10 @@ func TestAudit_ListsLatestFirst(t *testing.T) {
 	}
 	early.can("SELECT dlq.reset_breaker('destination:a')")
 	early.can("SELECT dlq.note(id, 'the last') FROM dlq.find('{}', 1)")
-	require.Equal(t, "noted: the last; circuit breaker destination:a: reset: reset by an operator", early.text("SELECT string_agg(reason || ': ' || note, '; ' ORDER BY n) FROM dlq.audit('{}', 2) WITH ORDINALITY a (id, at, actor, db_user, origin, entry_id, from_status, to_status, reason, note, queue, kind, error_class, river_job_id, config_version, detail, n)"))
+	require.Equal(t, "noted: the last; circuit breaker destination:a: reset: reset by an operator",
+		early.text(`SELECT string_agg(reason || ': ' || note, '; ' ORDER BY n)
+			FROM dlq.audit('{}', 2) WITH ORDINALITY a (id, at, actor, db_user, origin, entry_id, from_status, to_status, reason,
+				note, queue, kind, error_class, river_job_id, config_version, detail, n)`))
 	// The same holds for capture's switch: the latest change counts.
 	early.can("SELECT dlq.set_capture('strict', p_actor => 'a')")
 	late.can("SELECT dlq.set_capture('off', p_actor => 'b')")
@@ -345,9 +390,13 @@ func TestAudit_ListsLatestFirst(t *testing.T) {
 	// The pages contain each row once, in order.
 	all := early.text("SELECT string_agg(id::text, ' ' ORDER BY at DESC, id DESC) FROM dlq.audit('{}', 1000)")
 	require.Equal(t, all, early.text(`WITH RECURSIVE page AS (
-			SELECT 1 AS n, p.ids, p.at, p.id FROM (SELECT array_agg(a.id ORDER BY a.at DESC, a.id DESC) AS ids, min(a.at) AS at, (array_agg(a.id ORDER BY a.at, a.id))[1] AS id FROM dlq.audit('{}', 3) a) p
+			SELECT 1 AS n, p.ids, p.at, p.id FROM (SELECT array_agg(a.id ORDER BY a.at DESC, a.id DESC) AS ids, min(a.at) AS at,
+				(array_agg(a.id ORDER BY a.at, a.id))[1] AS id FROM dlq.audit('{}', 3) a) p
 			UNION ALL
-			SELECT page.n + 1, p.ids, p.at, p.id FROM page CROSS JOIN LATERAL (SELECT array_agg(a.id ORDER BY a.at DESC, a.id DESC) AS ids, min(a.at) AS at, (array_agg(a.id ORDER BY a.at, a.id))[1] AS id FROM dlq.audit('{}', 3, page.at, page.id) a) p
+			SELECT page.n + 1, p.ids, p.at, p.id FROM page CROSS
+			JOIN LATERAL (SELECT array_agg(a.id ORDER BY a.at DESC, a.id DESC) AS ids, min(a.at) AS at,
+				(array_agg(a.id ORDER BY a.at, a.id))[1] AS id FROM dlq.audit('{}', 3, page.at, page.id) a) p
 			WHERE p.id IS NOT NULL)
-		SELECT string_agg(i.id::text, ' ' ORDER BY page.n, i.o) FROM page CROSS JOIN LATERAL unnest(page.ids) WITH ORDINALITY i (id, o)`))
+		SELECT string_agg(i.id::text, ' ' ORDER BY page.n, i.o) FROM page CROSS
+		JOIN LATERAL unnest(page.ids) WITH ORDINALITY i (id, o)`))
 }

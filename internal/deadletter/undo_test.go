@@ -38,18 +38,24 @@ func (b *undoBundle) exec(sql string, args ...any) {
 // createEntries creates n pending dead letters of a queue that wait for a condition.
 func (b *undoBundle) createEntries(queue string, n int) (ids []uuid.UUID) {
 	b.Helper()
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, tags) SELECT 'k', '{}', $1, 1, 1, 'running', '{first}' FROM generate_series(1, $2)`, queue, n)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, tags) SELECT 'k', '{}', $1, 1, 1,
+		'running', '{first}' FROM generate_series(1, $2)`, queue, n)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
 	b.exec(`SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))`)
-	b.exec(`UPDATE dlq.dead_letter_queue SET strategy = 'conditional', rule = 'outages', error_class = 'outage', next_retry_at = '2030-01-01Z', waiting_for = 'condition: breaker', move = '{"actor": "worker:1", "reason": "judged"}' WHERE queue = $1`, queue)
-	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT array_agg(id ORDER BY id) FROM dlq.dead_letter_queue WHERE queue = $1", queue).Scan(&ids))
+	b.exec(`UPDATE dlq.dead_letter_queue SET strategy = 'conditional', rule = 'outages', error_class = 'outage',
+		next_retry_at = '2030-01-01Z', waiting_for = 'condition: breaker', move = '{"actor": "worker:1", "reason": "judged"}'
+			WHERE queue = $1`, queue)
+	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT array_agg(id ORDER BY id) FROM dlq.dead_letter_queue
+		WHERE queue = $1`, queue).Scan(&ids))
 	return ids
 }
 
 // state returns everything about an entry that an operation changes.
 func (b *undoBundle) state(id uuid.UUID) (text string) {
 	b.Helper()
-	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT concat_ws(' ', status, strategy, rule, next_retry_at AT TIME ZONE 'UTC', waiting_for, parked_by, assigned_to, tags, notes) FROM dlq.dead_letter_queue WHERE id = $1`, id).Scan(&text))
+	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT concat_ws(' ', status, strategy, rule,
+		next_retry_at AT TIME ZONE 'UTC', waiting_for, parked_by, assigned_to, tags, notes) FROM dlq.dead_letter_queue
+			WHERE id = $1`, id).Scan(&text))
 	return text
 }
 
@@ -64,7 +70,8 @@ func (b *undoBundle) bulk(action, filter string, also deadletter.Bulk) (operatio
 
 func (b *undoBundle) undo(operation uuid.UUID) *deadletter.Undone {
 	b.Helper()
-	undone, err := b.store.Undo(deadletter.WithOrigin(b.Context(), "API, from a test"), operation, deadletter.Act{Actor: "anna", Note: "a mistake"})
+	undone, err := b.store.Undo(deadletter.WithOrigin(b.Context(), "API, from a test"), operation,
+		deadletter.Act{Actor: "anna", Note: "a mistake"})
 	require.NoError(b, err)
 	return undone
 }
@@ -81,14 +88,21 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 		after  string // state of a reverted entry; empty: as it was before
 		moved  string // SQL that changes an entry after the operation
 	}{
-		{"discard", "", deadletter.Bulk{Act: deadletter.Act{Note: "gone"}}, "dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)"},
-		{"resolve", "SELECT dlq.park($1, 'ben')", deadletter.Bulk{}, "dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)"},
-		{"park", "SELECT dlq.note($1, 'before')", deadletter.Bulk{Act: deadletter.Act{Note: "wait"}}, "", "SELECT dlq.unpark($1)"},
-		{"unpark", "SELECT dlq.park($1, 'ben', 'why')", deadletter.Bulk{Act: deadletter.Act{Note: "go"}}, "", "SELECT dlq.park($1)"},
+		{"discard", "", deadletter.Bulk{Act: deadletter.Act{Note: "gone"}},
+			"dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)"},
+		{"resolve", "SELECT dlq.park($1, 'ben')", deadletter.Bulk{}, "dlq_manual manual outages anna {first} a mistake",
+			"SELECT dlq.reopen($1)"},
+		{"park", "SELECT dlq.note($1, 'before')", deadletter.Bulk{Act: deadletter.Act{Note: "wait"}}, "",
+			"SELECT dlq.unpark($1)"},
+		{"unpark", "SELECT dlq.park($1, 'ben', 'why')", deadletter.Bulk{Act: deadletter.Act{Note: "go"}}, "",
+			"SELECT dlq.park($1)"},
 		{"assign", "SELECT dlq.assign($1, 'ben')", deadletter.Bulk{Assignee: "cleo"}, "", "SELECT dlq.assign($1, 'dan')"},
-		{"assign", "", deadletter.Bulk{Assignee: "cleo", Act: deadletter.Act{Note: "yours"}}, "", "SELECT dlq.assign($1, NULL)"},
-		{"tag", "", deadletter.Bulk{Tags: []string{"first", "bank"}}, "", "UPDATE dlq.dead_letter_queue SET tags = '{first}' WHERE id = $1"},
-		{"note", "SELECT dlq.note($1, 'before')", deadletter.Bulk{Act: deadletter.Act{Note: "after"}}, "", "SELECT dlq.note($1, 'later')"},
+		{"assign", "", deadletter.Bulk{Assignee: "cleo", Act: deadletter.Act{Note: "yours"}}, "",
+			"SELECT dlq.assign($1, NULL)"},
+		{"tag", "", deadletter.Bulk{Tags: []string{"first", "bank"}}, "",
+			"UPDATE dlq.dead_letter_queue SET tags = '{first}' WHERE id = $1"},
+		{"note", "SELECT dlq.note($1, 'before')", deadletter.Bulk{Act: deadletter.Act{Note: "after"}}, "",
+			"SELECT dlq.note($1, 'later')"},
 	} {
 		t.Run(fmt.Sprint(i, " ", c.action), func(t *testing.T) {
 			queue := fmt.Sprint("payments", i)
@@ -140,7 +154,8 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 			require.Equal(t, []any{"undo", "anna", int64(3), int64(2)}, []any{o.Action, o.Actor, o.Looked, o.Changed})
 			require.Len(t, touched, 3)
 			require.False(t, touched[2].Changed)
-			rows, err := b.store.Audit(t.Context(), deadletter.AuditFilter{Operation: undone.Operation.String()}, 10, deadletter.AuditCursor{})
+			rows, err := b.store.Audit(t.Context(), deadletter.AuditFilter{Operation: undone.Operation.String()}, 10,
+				deadletter.AuditCursor{})
 			require.NoError(t, err)
 			require.Len(t, rows, 2)
 		})
@@ -166,11 +181,13 @@ func TestUndo_RevertsManyBatches(t *testing.T) {
 	require.Len(t, rest, 203)
 	require.Equal(t, deadletter.Touched{ID: ids[1202], Changed: false, Reason: "cannot park from dlq_manual"}, rest[202])
 	undone := b.undo(operation)
-	require.Equal(t, []any{1200, 1200, map[string]int64{"dlq_pending": 1200}}, []any{undone.Looked, undone.Changed, undone.Became})
+	require.Equal(t, []any{1200, 1200, map[string]int64{"dlq_pending": 1200}},
+		[]any{undone.Looked, undone.Changed, undone.Became})
 
 	// In psql, each call is an operation.
 	var done uuid.UUID
-	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT operation FROM dlq.act_where('discard', '{"queue": "payments", "status": "dlq_pending"}', 'kim', p_limit => NULL)`).Scan(&done))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT operation
+		FROM dlq.act_where('discard', '{"queue": "payments", "status": "dlq_pending"}', 'kim', p_limit => NULL)`).Scan(&done))
 	var back int
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT changed FROM dlq.undo($1)", done).Scan(&back))
 	require.Equal(t, 1200, back)
@@ -182,11 +199,15 @@ func TestUndo_RevertsManyBatches(t *testing.T) {
 	// cannot continue another caller's operation.
 	_, _, err = b.store.Operation(postgres.WithScope(t.Context(), `[{"queues": ["payments"]}]`), operation, nil, 10)
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
-	_, err = b.store.Undo(postgres.WithScope(t.Context(), `[{"queues": ["payments"]}]`), operation, deadletter.Act{Actor: "dan"})
+	_, err = b.store.Undo(postgres.WithScope(t.Context(), `[{"queues": ["payments"]}]`), operation,
+		deadletter.Act{Actor: "dan"})
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 	_, err = b.store.Undo(t.Context(), uuid.New(), deadletter.Act{Actor: "dan"})
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
-	_, _, err = b.store.Bulk(t.Context(), deadletter.Bulk{Action: "park", Filter: json.RawMessage(`{"queue": "payments"}`), Act: deadletter.Act{Actor: "dan", Operation: operation}})
+	_, _, err = b.store.Bulk(t.Context(), deadletter.Bulk{
+		Action: "park", Filter: json.RawMessage(`{"queue": "payments"}`),
+		Act: deadletter.Act{Actor: "dan", Operation: operation},
+	})
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 	purged, n := b.bulk("purge", fmt.Sprintf(`{"ids": [%q]}`, ids[0]), deadletter.Bulk{Force: true})
 	require.Equal(t, 1, n)
@@ -199,8 +220,10 @@ func TestUndo_SkipsErasedEntries(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
 	id := b.createEntries("payments", 1)[0]
-	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}', notes = 'of cus-4711' WHERE id = $1`, id)
-	found, _ := b.bulk("note", `{"payload": {"customer": "cus-4711"}}`, deadletter.Bulk{Act: deadletter.Act{Note: "called cus-4711"}})
+	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}', notes = 'of cus-4711'
+		WHERE id = $1`, id)
+	found, _ := b.bulk("note", `{"payload": {"customer": "cus-4711"}}`,
+		deadletter.Bulk{Act: deadletter.Act{Note: "called cus-4711"}})
 	assigned, _ := b.bulk("assign", `{"queue": "payments"}`, deadletter.Bulk{Assignee: "cleo"})
 	b.exec(`CALL dlq.erase('{"payload": {"customer": "cus-4711"}}', 'request 1', 'kim')`)
 	o, _, err := b.store.Operation(t.Context(), found, nil, 10)
@@ -213,7 +236,8 @@ func TestUndo_SkipsErasedEntries(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, `{"queue": "payments"}`, string(o.Filter), "the filter identifies no person")
 	var left int
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail::text LIKE '%4711%'", id).Scan(&left))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1
+		AND detail::text LIKE '%4711%'`, id).Scan(&left))
 	require.Zero(t, left)
 }
 
@@ -240,7 +264,8 @@ func TestUndo_IgnoresUndoneOperations(t *testing.T) {
 	noted, _ := b.bulk("note", payments, deadletter.Bulk{Act: deadletter.Act{Note: "the bank is down"}})
 	require.Equal(t, 2, b.undo(noted).Changed)
 	require.Equal(t, 2, b.undo(tagged).Changed)
-	_, changed := b.bulk("park", payments, deadletter.Bulk{Tags: []string{"bank"}, Act: deadletter.Act{Note: "the bank is down"}})
+	_, changed := b.bulk("park", payments,
+		deadletter.Bulk{Tags: []string{"bank"}, Act: deadletter.Act{Note: "the bank is down"}})
 	require.Equal(t, 2, changed)
 	parked := b.state(ids[0])
 	require.Contains(t, parked, "bank")
@@ -262,7 +287,8 @@ func TestUndo_KeepsLaterNotes(t *testing.T) {
 		}
 		b.exec("SELECT dlq.note($1, 'before')", id)
 		was := b.state(id)
-		operation, changed := b.bulk(action, `{"queue": "payments"}`, deadletter.Bulk{Act: deadletter.Act{Note: "by mistake"}})
+		operation, changed := b.bulk(action, `{"queue": "payments"}`,
+			deadletter.Bulk{Act: deadletter.Act{Note: "by mistake"}})
 		require.Equal(t, 1, changed)
 		b.exec("SELECT dlq.note($1, 'the bank called')", id)
 		require.Equal(t, 1, b.undo(operation).Changed, action)
@@ -283,7 +309,10 @@ func TestUndo_RestoresInterleavedOperations(t *testing.T) {
 		assignee, queue string
 	}{{dan, "dan", "mails"}, {eve, "eve", "mails"}, {dan, "dan", "payments"}, {eve, "eve", "payments"}} {
 		filter := json.RawMessage(fmt.Sprintf(`{"queue": %q}`, batch.queue))
-		_, changed, err := b.store.Bulk(t.Context(), deadletter.Bulk{Action: "assign", Assignee: batch.assignee, Filter: filter, Act: deadletter.Act{Actor: "kim", Operation: batch.operation}})
+		_, changed, err := b.store.Bulk(t.Context(), deadletter.Bulk{
+			Action: "assign", Assignee: batch.assignee, Filter: filter,
+			Act: deadletter.Act{Actor: "kim", Operation: batch.operation},
+		})
 		require.NoError(t, err)
 		require.Equal(t, 1, changed)
 	}
@@ -301,10 +330,12 @@ func TestUndo_PagesThroughEqualTimestamps(t *testing.T) {
 	operation, changed := b.bulk("park", `{"queue": "payments"}`, deadletter.Bulk{})
 	require.Equal(t, 5, changed)
 	b.exec("ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER")
-	b.exec("UPDATE dlq.dead_letter_transitions SET at = (SELECT o.last_at FROM dlq.operations o) WHERE operation = $1", operation)
+	b.exec("UPDATE dlq.dead_letter_transitions SET at = (SELECT o.last_at FROM dlq.operations o) WHERE operation = $1",
+		operation)
 	b.exec("ALTER TABLE dlq.dead_letter_transitions ENABLE TRIGGER USER")
 	b.exec(`DO $$
-		DECLARE v_of uuid := (SELECT id FROM dlq.operations); v_as uuid; v_looked integer; v_last timestamptz; v_last_id bigint;
+		DECLARE v_of uuid := (SELECT id
+			FROM dlq.operations); v_as uuid; v_looked integer; v_last timestamptz; v_last_id bigint;
 		BEGIN
 			LOOP
 				SELECT u.operation, u.looked, u.last, u.last_id INTO v_as, v_looked, v_last, v_last_id

@@ -56,7 +56,8 @@ func setupLate(t *testing.T, queue string) *late {
 		}
 	})
 	rules := policytest.Load(t, policytest.Files{
-		"retry-policies":  fmt.Sprintf("queues: {default: {maxAttempts: 5, backoff: {delay: 1ms}, timeout: 1m%s}}\ndestinations: {default: {url: %q}}\n", queue, receiver),
+		"retry-policies": fmt.Sprintf("queues: {default: {maxAttempts: 5, backoff: {delay: 1ms}, timeout: "+
+			"1m%s}}\ndestinations: {default: {url: %q}}\n", queue, receiver),
 		"circuit-breaker": "defaults: {enabled: false}\n",
 	})
 	var err error
@@ -81,7 +82,8 @@ func (l *late) run(i int) {
 	worker := delivery.NewWorker(config)
 	var err error
 	l.clients[i], err = delivery.NewClient(l.Context(), delivery.ClientConfig{
-		ID: uuid.NewString(), Pool: l.pool, Schemas: postgres.DefaultSchemas(), Policy: l.planner.Policy, Worker: worker, Logger: logger,
+		ID: uuid.NewString(), Pool: l.pool, Schemas: postgres.DefaultSchemas(),
+		Policy: l.planner.Policy, Worker: worker, Logger: logger,
 	})
 	require.NoError(l, err)
 	require.NoError(l, l.clients[i].Start(l.Context()))
@@ -96,7 +98,9 @@ func (l *late) halt(i int) {
 
 func (l *late) submit(extra string) (job int64) {
 	l.Helper()
-	ingester, err := ingest.New(ingest.Config{Pool: l.pool, Schemas: postgres.DefaultSchemas(), Policy: l.planner.Policy, Logger: slog.New(slog.DiscardHandler)})
+	ingester, err := ingest.New(ingest.Config{
+		Pool: l.pool, Schemas: postgres.DefaultSchemas(), Policy: l.planner.Policy, Logger: slog.New(slog.DiscardHandler),
+	})
 	require.NoError(l, err)
 	l.Cleanup(func() { ingester.Stop(context.Background()) })
 	msg, err := message.Parse([]byte(`{"queue": "default", "kind": "k", "messageId": "msg-1", "payload": 1` + extra + `}`))
@@ -112,10 +116,12 @@ func (l *late) rescueJob() {
 	ctx, cancel := context.WithTimeout(l.Context(), time.Second)
 	defer cancel()
 	require.ErrorIs(l, l.clients[0].Queues().Remove(ctx, "default"), context.DeadlineExceeded, "its job still runs")
-	_, err := l.pool.Exec(l.Context(), "INSERT INTO dlq.processes (id, name, version, parts, queues, seen_at) VALUES ($1, 'first', '1', '{}', '{}', now() - interval '31 seconds')", l.clients[0].ID())
+	_, err := l.pool.Exec(l.Context(), `INSERT INTO dlq.processes (id, name, version, parts, queues, seen_at)
+		VALUES ($1, 'first', '1', '{}', '{}', now() - interval '31 seconds')`, l.clients[0].ID())
 	require.NoError(l, err)
 	var retried int
-	require.NoError(l, l.pool.QueryRow(l.Context(), "SELECT retried FROM dlq.rescue_messages(now() - interval '30 seconds', 10)").Scan(&retried))
+	require.NoError(l, l.pool.QueryRow(l.Context(), `SELECT retried
+		FROM dlq.rescue_messages(now() - interval '30 seconds', 10)`).Scan(&retried))
 	require.Equal(l, 1, retried)
 }
 
@@ -143,15 +149,19 @@ func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 		unaware bool // the first process does not know that it was considered dead
 		state   rivertype.JobState
 	}{
-		"success":                    {status: http.StatusOK, state: rivertype.JobStateRunning},
-		"failure":                    {status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
-		"permanent failure":          {status: http.StatusUnprocessableEntity, state: rivertype.JobStateRunning},
-		"ordered success":            {ordered: true, status: http.StatusOK, state: rivertype.JobStateRunning},
-		"ordered failure":            {ordered: true, status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
-		"unaware, failure":           {status: http.StatusUnprocessableEntity, unaware: true, state: rivertype.JobStateCancelled},
-		"unaware, ordered failure":   {ordered: true, status: http.StatusUnprocessableEntity, unaware: true, state: rivertype.JobStateCancelled},
-		"unaware, success":           {status: http.StatusOK, unaware: true, state: rivertype.JobStateCompleted},
-		"unaware, retryable failure": {status: http.StatusInternalServerError, unaware: true, state: rivertype.JobStateAvailable},
+		"success":           {status: http.StatusOK, state: rivertype.JobStateRunning},
+		"failure":           {status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
+		"permanent failure": {status: http.StatusUnprocessableEntity, state: rivertype.JobStateRunning},
+		"ordered success":   {ordered: true, status: http.StatusOK, state: rivertype.JobStateRunning},
+		"ordered failure": {ordered: true, status: http.StatusInternalServerError,
+			state: rivertype.JobStateRunning},
+		"unaware, failure": {status: http.StatusUnprocessableEntity, unaware: true,
+			state: rivertype.JobStateCancelled},
+		"unaware, ordered failure": {ordered: true, status: http.StatusUnprocessableEntity, unaware: true,
+			state: rivertype.JobStateCancelled},
+		"unaware, success": {status: http.StatusOK, unaware: true, state: rivertype.JobStateCompleted},
+		"unaware, retryable failure": {status: http.StatusInternalServerError, unaware: true,
+			state: rivertype.JobStateAvailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -183,7 +193,8 @@ func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 			require.Equal(t, 2, l.job(id).Attempt)
 			l.answers["2"] <- http.StatusOK
 			require.Equal(t, delivery.OutcomeOK, <-l.ended[1])
-			require.Eventually(t, func() bool { return l.job(id).State == rivertype.JobStateCompleted }, time.Minute, 5*time.Millisecond)
+			require.Eventually(t, func() bool { return l.job(id).State == rivertype.JobStateCompleted }, time.Minute,
+				5*time.Millisecond)
 			require.Zero(t, l.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 			require.Zero(t, l.count("SELECT count(*) FROM dlq.ordered_jobs"))
 			require.Empty(t, l.arrived, "the message was sent once more")
@@ -216,5 +227,6 @@ func TestLateAttempt_DoesNotSendRescuedMessage(t *testing.T) {
 	require.Equal(t, "2", <-l.arrived)
 	l.answers["2"] <- http.StatusOK
 	require.Equal(t, delivery.OutcomeOK, <-l.ended[1])
-	require.Eventually(t, func() bool { return l.job(id).State == rivertype.JobStateCompleted }, time.Minute, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return l.job(id).State == rivertype.JobStateCompleted }, time.Minute,
+		5*time.Millisecond)
 }

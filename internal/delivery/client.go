@@ -97,7 +97,8 @@ func (c *Client) withoutShared(ctx context.Context, names []string) ([]string, e
 	}
 	for _, name := range shared {
 		if !slices.Contains(*c.shared.Load(), name) {
-			c.config.Logger.Warn("queue is not delivered, and messages for it are refused: other clients work it, and would fail "+
+			c.config.Logger.Warn("queue is not delivered, and messages for it are refused: other clients work it, and "+
+				"would fail "+
 				"messages' jobs; choose queues that only dlqd works (retry-policies.yaml)", "queue", name)
 		}
 	}
@@ -134,7 +135,8 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		return nil, err
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("no queue to deliver: other clients work %s; choose queues that only dlqd works (retry-policies.yaml), "+
+		return nil, fmt.Errorf("no queue to deliver: other clients work %s; choose queues that only dlqd works "+
+			"(retry-policies.yaml), "+
 			"or run dlqd serve with only --api and --dlq-workers", strings.Join(p.QueueNames(), ", "))
 	}
 	queues, worked := map[string]river.QueueConfig{}, map[string]int{}
@@ -187,7 +189,8 @@ func (panics) HandlePanic(_ context.Context, _ *rivertype.JobRow, value any, _ s
 // policy changes.
 func (c *Client) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "policy-queues", Interval: queuesInterval, WhenIdle: true, Once: c.updateQueues, Failing: "policy: updating the worked queues failed",
+		Name: "policy-queues", Interval: queuesInterval, WhenIdle: true,
+		Once: c.updateQueues, Failing: "policy: updating the worked queues failed",
 	})
 }
 

@@ -138,7 +138,8 @@ func NewWorker(config Config) *Worker {
 		// A redirect to another host would send the payload to a host that the policy does not
 		// name. A redirect that turns the POST into a GET would lose the payload.
 		CheckRedirect: func(next *http.Request, via []*http.Request) error {
-			if next.URL.Host != via[0].URL.Host || next.URL.Scheme != via[0].URL.Scheme || next.Method != http.MethodPost || len(via) >= 3 {
+			if next.URL.Host != via[0].URL.Host || next.URL.Scheme != via[0].URL.Scheme || next.Method != http.MethodPost ||
+				len(via) >= 3 {
 				return http.ErrUseLastResponse
 			}
 			return nil
@@ -201,21 +202,25 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	result.Outcome, err = w.work(ctx, job, &meta, &result.Destination)
 	endSpan(span, result.Outcome, err)
 	result.Took = time.Since(start)
-	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt, "outcome", result.Outcome)
+	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt,
+		"outcome", result.Outcome)
 	w.config.Observe(result)
 	return err
 }
 
 // work delivers or holds a message. It stores the destination's name in *to and returns the outcome:
 // OutcomeOK, OutcomeHeld or the class of the error.
-func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata, to *string) (outcome string, err error) {
+func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
+	to *string) (outcome string, err error) {
 	if w.config.Holds != nil && w.config.Holds(job.CreatedAt) {
 		return hold(ctx, job, HeldForRestored, nil)
 	}
 	planner := w.config.Planner()
 	queue := planner.Policy().Queues[job.Queue]
 	if queue == nil {
-		return w.classify(planner, job, &riverdlq.Error{Type: "UNKNOWN_QUEUE", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no queue %q", job.Queue)})
+		return w.classify(planner, job, &riverdlq.Error{
+			Type: "UNKNOWN_QUEUE", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no queue %q", job.Queue),
+		})
 	}
 	ordered := queue.Ordering && job.Args.OrderingKey != ""
 	if ordered {
@@ -232,7 +237,10 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 	}
 	target := planner.Policy().Destinations[destination]
 	if target == nil {
-		return w.classify(planner, job, &riverdlq.Error{Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown, Message: fmt.Sprintf("the policy has no destination %q", destination)})
+		return w.classify(planner, job, &riverdlq.Error{
+			Type: "UNKNOWN_DESTINATION", Class: riverdlq.ClassUnknown,
+			Message: fmt.Sprintf("the policy has no destination %q", destination),
+		})
 	}
 	*to = destination
 	if w.inDoubt() {
@@ -267,9 +275,11 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	})
 	switch {
 	case err != nil:
-		w.config.Logger.WarnContext(ctx, "delivered, but releasing the next message of its ordering key failed; that message checks again later", "queue", job.Queue, "job", job.ID, "error", err)
+		w.config.Logger.WarnContext(ctx, "delivered, but releasing the next message of its ordering key failed; that "+
+			"message checks again later", "queue", job.Queue, "job", job.ID, "error", err)
 	case !completed: // another process runs the attempt that counts
-		w.config.Logger.WarnContext(ctx, "delivered, but another process had rescued the job; the receiver gets the message again",
+		w.config.Logger.WarnContext(ctx, "delivered, but another process had rescued the job; the receiver gets the "+
+			"message again",
 			"queue", job.Queue, "job", job.ID)
 		// Unlike a success, a snooze records its attempt: see attemptOf.
 		return river.JobSnooze(time.Second)
@@ -299,7 +309,8 @@ func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
 	return strategy.Facts{
 		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message,
 		Class: failure.Class, Context: details,
-		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source, Payload: job.Args.Payload, Headers: job.Args.Headers,
+		Kind: job.Args.EventKind, Queue: job.Queue, Source: job.Args.Source,
+		Payload: job.Args.Payload, Headers: job.Args.Headers,
 	}
 }
 
@@ -379,7 +390,8 @@ func metadataOf(job *river.Job[Args]) metadata {
 
 // newRequest returns the POST request. Its body is the payload; its headers let a receiver drop a
 // repeat (Webhook-Id), see the attempt, verify the signature and continue the trace.
-func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args], meta *metadata) (*http.Request, error) {
+func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args],
+	meta *metadata) (*http.Request, error) {
 	body := job.Args.Body()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
 	if err != nil {

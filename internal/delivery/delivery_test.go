@@ -59,17 +59,21 @@ func setupWithRules(t *testing.T, url, queue, routing string) *bundle {
 	t.Helper()
 	pool := postgrestest.Pool(t)
 	rules := policytest.Load(t, policytest.Files{
-		"retry-policies": fmt.Sprintf("queues: {default: {%s}}\ndestinations: {default: {url: %q, secret: %q}}\n", queue, url, secret),
-		"dlq-routing":    routing,
+		"retry-policies": fmt.Sprintf("queues: {default: {%s}}\ndestinations: {default: {url: %q, secret: %q}}\n",
+			queue, url, secret),
+		"dlq-routing": routing,
 	})
 	planner, err := strategy.NewPlanner(rules, nil)
 	require.NoError(t, err)
 	logger := slog.New(slog.DiscardHandler)
 	b := &bundle{T: t, pool: pool, outcomes: make(chan string, 100)}
-	b.ingester, err = ingest.New(ingest.Config{Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: planner.Policy, Logger: logger})
+	b.ingester, err = ingest.New(ingest.Config{
+		Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: planner.Policy, Logger: logger,
+	})
 	require.NoError(t, err)
 	worker := delivery.NewWorker(delivery.Config{
-		Planner: func() *strategy.Planner { return planner }, DB: pool, Observe: func(d delivery.Delivered) { b.outcomes <- d.Outcome },
+		Planner: func() *strategy.Planner { return planner }, DB: pool,
+		Observe:  func(d delivery.Delivered) { b.outcomes <- d.Outcome },
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: planner.Policy, Actor: "test", Logger: logger}),
 		Logger:   logger,
 	})
@@ -77,7 +81,8 @@ func setupWithRules(t *testing.T, url, queue, routing string) *bundle {
 	river.AddWorker(workers, worker)
 	b.client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues: map[string]river.QueueConfig{"default": {MaxWorkers: 10}}, Workers: workers, Logger: logger, TestOnly: true,
-		FetchCooldown: time.Millisecond, FetchPollInterval: 20 * time.Millisecond, Middleware: []rivertype.Middleware{riverdlq.NewMiddleware()},
+		FetchCooldown: time.Millisecond, FetchPollInterval: 20 * time.Millisecond,
+		Middleware: []rivertype.Middleware{riverdlq.NewMiddleware()},
 	})
 	require.NoError(t, err)
 	require.NoError(t, b.client.Start(t.Context()))
@@ -97,9 +102,11 @@ func (b *bundle) deliver(extra string, states ...rivertype.JobState) *rivertype.
 	if !strings.Contains(extra, `"messageId"`) {
 		extra += `, "messageId": "msg-1"`
 	}
-	msg, err := message.Parse([]byte(`{"queue": "default", "kind": "payment.captured", "payload": {"amount": 4200}` + extra + `}`))
+	msg, err := message.Parse([]byte(`{"queue": "default", "kind": "payment.captured", "payload": {"amount": 4200}` +
+		extra + `}`))
 	require.NoError(b, err)
-	receipt, err := b.ingester.Submit(b.Context(), msg, ingest.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", State: "vendor=1"})
+	receipt, err := b.ingester.Submit(b.Context(), msg,
+		ingest.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", State: "vendor=1"})
 	require.NoError(b, err)
 	var job *rivertype.JobRow
 	require.Eventually(b, func() bool {
@@ -151,7 +158,8 @@ func TestDeliver_SendsRequest(t *testing.T) {
 	require.Equal(t, "1", h.Get("Dlqd-Attempt"))
 	require.Equal(t, "payment.captured", h.Get("Dlqd-Kind"))
 	require.Equal(t, "7", h.Get("X-Tenant"))
-	require.Equal(t, "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", h.Get("Traceparent"), "the trace context is unchanged")
+	require.Equal(t, "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", h.Get("Traceparent"),
+		"the trace context is unchanged")
 	require.Equal(t, "vendor=1", h.Get("Tracestate"))
 	webhook, err := standardwebhooks.NewWebhook(secret)
 	require.NoError(t, err)
@@ -234,7 +242,9 @@ func TestDeliver_RulesDecideRetry(t *testing.T) {
   - {name: eventually, match: {status: 404, kind: payment.*}, class: transient}
   - {name: hopeless, match: {type: HTTP_503, when: 'context.body contains "for ever"'}, class: business}
 `
-	for status, want := range map[int]rivertype.JobState{404: rivertype.JobStateRetryable, 503: rivertype.JobStateCancelled} {
+	for status, want := range map[int]rivertype.JobState{
+		404: rivertype.JobStateRetryable, 503: rivertype.JobStateCancelled,
+	} {
 		url := answering(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "closed for ever", status) })
 		b := setupWithRules(t, url, "maxAttempts: 2, backoff: {delay: 1h}", rules)
 		job := b.deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
@@ -330,7 +340,9 @@ func TestDeliver_CompletesJobIfReleasingNextFails(t *testing.T) {
 	var taken atomic.Int64
 	url := answering(t, func(http.ResponseWriter, *http.Request) { taken.Add(1) })
 	b := setup(t, url, "ordering: true")
-	_, err := b.pool.Exec(t.Context(), "CREATE OR REPLACE FUNCTION dlq.leave_order(p_job bigint, p_created_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'away'; END $$")
+	_, err := b.pool.Exec(t.Context(), `CREATE
+		OR REPLACE FUNCTION dlq.leave_order(p_job bigint,
+			p_created_at timestamptz) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'away'; END $$`)
 	require.NoError(t, err)
 	job := b.deliver(`, "orderingKey": "a"`, rivertype.JobStateCompleted, rivertype.JobStateRetryable)
 	require.Equal(t, rivertype.JobStateCompleted, job.State)
@@ -369,7 +381,8 @@ func TestDeliver_RecordsLogicalFailure(t *testing.T) {
 	var n int
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	require.NoError(t, err)
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'business' AND kind = 'payment.captured' AND event_id = 'msg-1'").Scan(&n))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM dlq.dead_letter_queue
+		WHERE error_class = 'business' AND kind = 'payment.captured' AND event_id = 'msg-1'`).Scan(&n))
 	require.Equal(t, 1, n)
 }
 
@@ -436,9 +449,11 @@ func TestDeliver_FollowsRedirectsOnSameHostOnly(t *testing.T) {
 			}
 		}
 	})
-	require.Equal(t, "HTTP_307", structuredOf(t, setup(t, url+"/away", "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)).Type)
+	require.Equal(t, "HTTP_307",
+		structuredOf(t, setup(t, url+"/away", "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)).Type)
 	require.Zero(t, elsewhere, "the payload is sent to no other host")
-	require.Equal(t, "HTTP_302", structuredOf(t, setup(t, url+"/get", "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)).Type)
+	require.Equal(t, "HTTP_302",
+		structuredOf(t, setup(t, url+"/get", "backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable)).Type)
 	setup(t, url+"/moved", "").deliver("", rivertype.JobStateCompleted)
 }
 
@@ -493,13 +508,17 @@ func TestDeliver_ReusesConnections(t *testing.T) {
 
 func TestBackoff(t *testing.T) {
 	t.Parallel()
-	for attempt, want := range map[int]time.Duration{1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 10: 512 * time.Second} {
+	for attempt, want := range map[int]time.Duration{
+		1: time.Second, 2: 2 * time.Second, 3: 4 * time.Second, 10: 512 * time.Second,
+	} {
 		require.Equal(t, want*8/10, delivery.Backoff(policy.Backoff{Delay: time.Second}, attempt, 0))
 		require.Equal(t, want, delivery.Backoff(policy.Backoff{Delay: time.Second}, attempt, 0.5))
 		require.Less(t, delivery.Backoff(policy.Backoff{Delay: time.Second}, attempt, 0.999), want*12/10)
 	}
-	require.LessOrEqual(t, delivery.Backoff(policy.Backoff{Delay: time.Hour}, 1000, 0.9), 29*time.Hour, "the backoff is bounded")
-	require.Equal(t, 5*time.Second, delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
+	require.LessOrEqual(t, delivery.Backoff(policy.Backoff{Delay: time.Hour}, 1000, 0.9), 29*time.Hour,
+		"the backoff is bounded")
+	require.Equal(t, 5*time.Second,
+		delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
 }
 
 // A rule with a manual plan counts from the first attempt: the message may have been booked, and is
@@ -514,7 +533,8 @@ func TestDeliver_ManualPlanAppliesToFirstAttempt(t *testing.T) {
 	}))
 	t.Cleanup(receiver.Close)
 	b := setupWithRules(t, receiver.URL, "maxAttempts: 5, backoff: {kind: fixed, delay: 1ms}",
-		"rules: [{name: large-amount-timeout, match: {status: 504, when: 'payload.amount > 1000 && headers[\"x-region\"] == \"eu\"'}, class: transient, plan: {strategy: manual}}]")
+		"rules: [{name: large-amount-timeout, match: {status: 504, when: 'payload.amount > 1000 && headers[\"x-region\"] "+
+			"== \"eu\"'}, class: transient, plan: {strategy: manual}}]")
 	job := b.deliver(`, "headers": {"X-Region": "eu"}`, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 	require.Equal(t, rivertype.JobStateCancelled, job.State)
 	require.Equal(t, int32(1), requests.Load(), "sent once")
@@ -531,9 +551,15 @@ func TestFailureOf_MatchesRecordedFailure(t *testing.T) {
 		url    string
 		answer delivery.Answer
 	}{
-		"an answer": {answer: delivery.Answer{Status: 409, Headers: map[string]string{"X-Error-Type": "CardDeclined", "Retry-After": "7", "Content-Type": "text/plain"}, Body: "no"}},
-		"a problem": {answer: delivery.Answer{Status: 422, Headers: map[string]string{"Content-Type": "application/problem+json"}, Body: `{"type": "https://bank.example/x", "title": "No"}`}},
-		"refused":   {url: "http://" + gone.Addr().String() + "/", answer: delivery.Answer{Failure: delivery.TypeConnectionRefused}},
+		"an answer": {answer: delivery.Answer{Status: 409, Headers: map[string]string{
+			"X-Error-Type": "CardDeclined", "Retry-After": "7", "Content-Type": "text/plain",
+		}, Body: "no"}},
+		"a problem": {answer: delivery.Answer{
+			Status: 422, Headers: map[string]string{"Content-Type": "application/problem+json"},
+			Body: `{"type": "https://bank.example/x", "title": "No"}`,
+		}},
+		"refused": {url: "http://" + gone.Addr().String() + "/",
+			answer: delivery.Answer{Failure: delivery.TypeConnectionRefused}},
 	} {
 		url := test.url
 		if url == "" {
@@ -545,7 +571,8 @@ func TestFailureOf_MatchesRecordedFailure(t *testing.T) {
 				_, _ = io.WriteString(w, test.answer.Body)
 			})
 		}
-		job := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable, rivertype.JobStateCancelled)
+		job := setup(t, url, "maxAttempts: 2, backoff: {delay: 1h}").deliver("", rivertype.JobStateRetryable,
+			rivertype.JobStateCancelled)
 		real := structuredOf(t, job)
 		destination := &policy.Destination{Name: "default", URL: url}
 		m := &message.Message{MessageID: "m", Queue: "default", Payload: json.RawMessage("{}")}

@@ -101,7 +101,8 @@ type Releaser struct {
 func (r *Releaser) Loop() *background.Loop {
 	r.closed, r.drained, r.resumedAt = map[string]time.Time{}, map[string]bool{}, time.Now()
 	return background.New(background.Config{
-		Name: "held-messages", Interval: releaseInterval, Once: background.Each(r.once), Failing: "releasing held messages failed",
+		Name: "held-messages", Interval: releaseInterval,
+		Once: background.Each(r.once), Failing: "releasing held messages failed",
 	})
 }
 

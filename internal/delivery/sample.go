@@ -48,7 +48,9 @@ func (a *Answer) RoundTrip(request *http.Request) (*http.Response, error) {
 	if a.Failure != "" {
 		return nil, failures[a.Failure]
 	}
-	response := &http.Response{StatusCode: a.Status, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader([]byte(a.Body))), Request: request}
+	response := &http.Response{
+		StatusCode: a.Status, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader([]byte(a.Body))), Request: request,
+	}
 	for name, value := range a.Headers {
 		response.Header.Set(name, value)
 	}
@@ -62,7 +64,8 @@ func FailureOf(
 	m *message.Message, answer *Answer,
 ) (strategy.Facts, error) {
 	if answer.Failure != "" && failures[answer.Failure] == nil {
-		return strategy.Facts{}, fmt.Errorf("unknown failure %q (known: %s)", answer.Failure, strings.Join(slices.Sorted(maps.Keys(failures)), ", "))
+		return strategy.Facts{}, fmt.Errorf("unknown failure %q (known: %s)", answer.Failure,
+			strings.Join(slices.Sorted(maps.Keys(failures)), ", "))
 	}
 	w := &Worker{client: &http.Client{Transport: answer}, config: Config{Tracer: telemetry.Tracer(nil)}}
 	job := &river.Job[Args]{JobRow: &rivertype.JobRow{Queue: m.Queue, Attempt: 1}, Args: Args{Message: *m}}

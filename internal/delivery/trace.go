@@ -41,7 +41,8 @@ func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], meta *meta
 		return ctx, span
 	}
 	span.SetAttributes(
-		attribute.String("messaging.system", "river"), attribute.String("messaging.operation.type", "process"), attribute.String("messaging.destination.name", job.Queue),
+		attribute.String("messaging.system", "river"), attribute.String("messaging.operation.type", "process"),
+		attribute.String("messaging.destination.name", job.Queue),
 		attribute.String("messaging.message.id", job.Args.MessageID), attribute.String("dlqd.kind", job.Args.EventKind),
 		attribute.Int64("dlqd.job_id", job.ID), attribute.Int("dlqd.attempt", job.Attempt),
 	)
@@ -70,7 +71,8 @@ func endSpan(span trace.Span, outcome string, err error) {
 // endRequestSpan ends the span of a request. status is 0 if there was no answer.
 func endRequestSpan(span trace.Span, destination *policy.Destination, status int, err error) {
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", "POST"), attribute.String("url.full", destination.ShownURL()), attribute.String("dlqd.destination", destination.Name))
+		span.SetAttributes(attribute.String("http.request.method", "POST"),
+			attribute.String("url.full", destination.ShownURL()), attribute.String("dlqd.destination", destination.Name))
 		if status != 0 {
 			span.SetAttributes(attribute.Int("http.response.status_code", status))
 		}

@@ -49,12 +49,15 @@ func (d *demo) runAlerts(ctx context.Context) error {
 		return err
 	}
 	_, address, _ := strings.Cut(d.api, "://")
-	stack, err := alerting.Start(ctx, alerting.Config{Dir: dir, Targets: []string{address}, Console: d.api, Interval: alertInterval, For: alertFor, Receivers: receivers})
+	stack, err := alerting.Start(ctx, alerting.Config{
+		Dir: dir, Targets: []string{address}, Console: d.api, Interval: alertInterval, For: alertFor, Receivers: receivers,
+	})
 	if err != nil {
 		return err
 	}
 	defer stack.Stop()
-	d.printf("started Prometheus at %s and Alertmanager at %s with the files of deploy/; rules fire after %s; logs are in %s",
+	d.printf("started Prometheus at %s and Alertmanager at %s with the files of deploy/; rules fire after %s; logs "+
+		"are in %s",
 		stack.Prometheus, stack.Alertmanager, alertFor, dir)
 	d.printf("sending %d messages; the destination exports refuses connections for %s", messages, alertFaultDuration)
 	started := time.Now()

@@ -187,7 +187,8 @@ func (d *demo) writePolicy(r receiverAddresses, breakers string) (*policy.Policy
 		return nil, err
 	}
 	for name, text := range map[string]string{
-		"retry-policies": queues.String(), "circuit-breaker": breakers, "dlq-routing": demoRouting, "worker-pool": "defaults: {concurrency: 20}\n",
+		"retry-policies": queues.String(), "circuit-breaker": breakers,
+		"dlq-routing": demoRouting, "worker-pool": "defaults: {concurrency: 20}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
 			return nil, err
@@ -197,7 +198,8 @@ func (d *demo) writePolicy(r receiverAddresses, breakers string) (*policy.Policy
 }
 
 func (d *demo) run(ctx context.Context, receiver string) error {
-	d.printf("sending %d messages to six services; exports refuses connections, the others behave like real services", messages)
+	d.printf("sending %d messages to six services; exports refuses connections, the others behave like real services",
+		messages)
 	sent := make(chan error, 1)
 	go func() { sent <- d.send(ctx) }()
 	if err := d.watch(ctx, receiver, sent); err != nil {
@@ -235,16 +237,27 @@ func example(i int) map[string]any {
 		queue, kind string
 		payload     map[string]any
 	}{
-		{"payments", "payment.captured", map[string]any{"paymentId": fmt.Sprintf("pay_%06d", i), "customer": customer, "amount": amount, "currency": "EUR"}},
-		{"orders", "order.placed", map[string]any{"orderId": fmt.Sprintf("ord_%06d", i), "customer": customer, "lines": []map[string]any{{"sku": "A-81", "quantity": 1 + rand.IntN(5)}}}},
-		{"invoices", "invoice.issued", map[string]any{"invoiceId": fmt.Sprintf("inv_%06d", i), "customer": customer, "total": amount}},
-		{"notifications", "notification.requested", map[string]any{"to": customer + "@example.com", "template": "order-shipped"}},
+		{"payments", "payment.captured", map[string]any{
+			"paymentId": fmt.Sprintf("pay_%06d", i), "customer": customer, "amount": amount, "currency": "EUR",
+		}},
+		{"orders", "order.placed", map[string]any{
+			"orderId": fmt.Sprintf("ord_%06d", i), "customer": customer,
+			"lines": []map[string]any{{"sku": "A-81", "quantity": 1 + rand.IntN(5)}},
+		}},
+		{"invoices", "invoice.issued", map[string]any{
+			"invoiceId": fmt.Sprintf("inv_%06d", i), "customer": customer, "total": amount,
+		}},
+		{"notifications", "notification.requested", map[string]any{
+			"to": customer + "@example.com", "template": "order-shipped",
+		}},
 		{"documents", "document.uploaded", map[string]any{"documentId": fmt.Sprintf("doc_%06d", i), "bytes": amount * 100}},
 		{"payments", "payment.refunded", map[string]any{"paymentId": fmt.Sprintf("pay_%06d", i), "amount": amount}},
 		{"exports", "export.finished", map[string]any{"exportId": fmt.Sprintf("exp_%06d", i), "rows": amount}},
 	}
 	k := kinds[i%len(kinds)]
-	return map[string]any{"messageId": fmt.Sprintf("demo-%06d", i), "queue": k.queue, "kind": k.kind, "payload": k.payload, "source": "demo"}
+	return map[string]any{
+		"messageId": fmt.Sprintf("demo-%06d", i), "queue": k.queue, "kind": k.kind, "payload": k.payload, "source": "demo",
+	}
 }
 
 func (d *demo) post(ctx context.Context, message map[string]any) error {
@@ -282,8 +295,10 @@ func (s snapshot) total() int64  { return s.Completed + s.open() + s.closed() }
 
 func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
 	rows, err := d.pool.Query(ctx, `
-		SELECT (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND NOT metadata ? 'dlq:done_by' AND state = 'completed'),
-		       (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id' AND finalized_at IS NULL),
+		SELECT (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id'
+			AND NOT metadata ? 'dlq:done_by' AND state = 'completed'),
+		       (SELECT count(*) FROM river_job WHERE kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id'
+		       	AND finalized_at IS NULL),
 		       count(*) FILTER (WHERE status = 'dlq_pending'), count(*) FILTER (WHERE status = 'dlq_processing'),
 		       count(*) FILTER (WHERE status = 'dlq_manual'), count(*) FILTER (WHERE status = 'dlq_resolved'),
 		       count(*) FILTER (WHERE status = 'dlq_failed'), count(*) FILTER (WHERE status = 'dlq_archived')
@@ -470,8 +485,10 @@ func (d *demo) printNextSteps() {
 	data := filepath.Join(d.dir, "data")
 	d.printf("\nTry next, with the data of this demo:")
 	d.printf("  %s serve --data-dir %s --config-dir %s", d.program, data, filepath.Join(d.dir, "config"))
-	d.printf("      then open http://%s/dead-letters?q=status:manual (dead letters that wait for an operator)", server.DefaultListen)
-	d.printf("      and, in another terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program, d.program, d.program)
+	d.printf("      then open http://%s/dead-letters?q=status:manual (dead letters that wait for an operator)",
+		server.DefaultListen)
+	d.printf("      and, in another terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program,
+		d.program, d.program)
 	d.printf("  %s psql --data-dir %s -c 'SELECT * FROM dlq.backlog'", d.program, data)
 	d.printf("  rm -rf %s when you are done", d.dir)
 }

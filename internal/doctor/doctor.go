@@ -58,12 +58,17 @@ type check struct {
 
 // oldestTransaction selects the age and the process of the oldest transaction of all programs except dlqd
 // (<>), or of dlqd (=), if it is above a number of seconds.
-const oldestTransaction = `SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8, coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
-	FROM pg_stat_activity WHERE coalesce(application_name, '') %s '` + postgres.ApplicationName + `' AND xact_start < now() - interval '%d seconds' AND backend_type = 'client backend'`
+const oldestTransaction = `SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8,
+	coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
+	FROM pg_stat_activity WHERE coalesce(application_name,
+		'') %s '` + postgres.ApplicationName +
+	`' AND xact_start < now() - interval '%d seconds' AND backend_type = 'client backend'`
 
 var checks = []check{
 	{
-		"triggers", `SELECT count(*) FILTER (WHERE t.tgenabled NOT IN ('O', 'A'))::float8 + 10 * (2 - count(*)), coalesce(string_agg(t.tgname || CASE t.tgenabled WHEN 'D' THEN ' is disabled' WHEN 'R' THEN ' is enabled for replicas only' ELSE ' is enabled' END, ', ' ORDER BY t.tgname), 'neither exists')
+		"triggers", `SELECT count(*) FILTER (WHERE t.tgenabled NOT IN ('O', 'A'))::float8 + 10 * (2 - count(*)),
+			coalesce(string_agg(t.tgname || CASE t.tgenabled WHEN 'D' THEN ' is disabled'
+				WHEN 'R' THEN ' is enabled for replicas only' ELSE ' is enabled' END, ', ' ORDER BY t.tgname), 'neither exists')
 			FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
 			WHERE t.tgrelid = dlq.job_table() AND t.tgname IN ('dlq_capture', 'dlq_follow')
 			AND p.pronamespace = (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)`,
@@ -76,16 +81,19 @@ var checks = []check{
 			"enable disabled ones as the owner of River's table: ALTER TABLE river_job ENABLE TRIGGER …",
 	},
 	{
-		"scopes", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT s.role::text, ', '), '') FROM dlq.role_scopes s WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = s.role)`,
+		"scopes", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT s.role::text, ', '), '') FROM dlq.role_scopes s
+			WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = s.role)`,
 		func(n float64) bool { return n > 0 },
 		"each scope belongs to an existing role", "scopes belong to roles that do not exist: %[2]s. " +
 			"Users of a role that was renamed or dropped are not limited",
 		"set the scope of the role's new name with dlq.set_role_scope, and remove the old one: dlq.set_role_scope('…', NULL)",
 	},
 	{
-		"grants", `SELECT count(*)::float8, coalesce(string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_get_userbyid(a.grantee) END, ', '), '')
+		"grants", `SELECT count(*)::float8,
+			coalesce(string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_get_userbyid(a.grantee) END, ', '), '')
 			FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
-			WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.settings'::regclass) AND c.relkind IN ('r', 'p') AND (c.relispartition OR c.relname IN ('tokens', 'sessions'))
+			WHERE c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.settings'::regclass)
+				AND c.relkind IN ('r', 'p') AND (c.relispartition OR c.relname IN ('tokens', 'sessions'))
 			AND a.grantee <> c.relowner`,
 		func(n float64) bool { return n > 0 },
 		"only their owner may read partitions, tokens and sessions", "%[2]s may read partitions, tokens or sessions, " +
@@ -93,13 +101,16 @@ var checks = []check{
 		"for each of these roles: REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM …; GRANT dlq_reader TO …",
 	},
 	{
-		"capture", `SELECT (c.mode <> 'on')::integer::float8, c.mode || coalesce(', by ' || c.changed_by || ' since ' || to_char(c.changed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || c.note, ''), '') FROM dlq.capture_status() c`,
+		"capture", `SELECT (c.mode <> 'on')::integer::float8,
+			c.mode || coalesce(', by ' || c.changed_by || ' since ' || to_char(c.changed_at AT TIME ZONE 'UTC',
+				'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || c.note, ''), '') FROM dlq.capture_status() c`,
 		func(n float64) bool { return n > 0 },
 		"on", "is %[2]s", "if capture should be on: dlqd capture on",
 	},
 	{
 		"reconciler", `SELECT coalesce(extract(epoch FROM now() - c.looked_at), 0)::float8,
-			CASE WHEN c.looked_at IS NULL THEN 'no scan yet' ELSE 'last scan at ' || to_char(c.looked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END
+			CASE WHEN c.looked_at IS NULL THEN 'no scan yet'
+				ELSE 'last scan at ' || to_char(c.looked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' END
 			|| CASE WHEN c.missed > 0 THEN '; in the last 24 hours it filed failures that capture missed: ' || (SELECT string_agg(m.value || ' ' || m.key, ', ' ORDER BY m.key) FROM jsonb_each_text(c.missed_by) m) ELSE '' END
 			FROM dlq.capture_status() c`,
 		func(n float64) bool { return n > maxScanAge.Seconds() },
@@ -115,16 +126,21 @@ var checks = []check{
 			"To see which sessions block others: SELECT pg_blocking_pids(pid), * FROM pg_stat_activity",
 	},
 	{
-		"dlqd's triggers", `SELECT count(*)::float8, coalesce(string_agg(t.tgname || ' on ' || c.relname, ', ' ORDER BY c.relname, t.tgname), '') FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-			WHERE c.relnamespace = (SELECT s.relnamespace FROM pg_class s WHERE s.oid = 'dlq.settings'::regclass) AND NOT t.tgisinternal AND t.tgenabled NOT IN ('O', 'A')`,
+		"dlqd's triggers", `SELECT count(*)::float8,
+			coalesce(string_agg(t.tgname || ' on ' || c.relname, ', ' ORDER BY c.relname, t.tgname), '') FROM pg_trigger t
+				JOIN pg_class c ON c.oid = t.tgrelid
+			WHERE c.relnamespace = (SELECT s.relnamespace FROM pg_class s WHERE s.oid = 'dlq.settings'::regclass)
+				AND NOT t.tgisinternal AND t.tgenabled NOT IN ('O', 'A')`,
 		func(n float64) bool { return n > 0 },
 		"are enabled", "are not enabled: %[2]s. Moves are not checked, or leave no audit row",
 		"as the owner of dlqd's schema: ALTER TABLE … ENABLE TRIGGER …. The audit trail lacks the moves made meanwhile",
 	},
 	{
 		"partitions", `SELECT min(p.ahead)::float8, (array_agg(p.parent ORDER BY p.ahead))[1] FROM (
-				SELECT s.parent::regclass::text AS parent, coalesce(extract(epoch FROM max(dlq.partition_end(i.inhrelid)) - now()) / 86400, 0) AS ahead
-				FROM unnest(ARRAY['dlq.dead_letter_transitions', 'dlq.dead_letter_resolved', 'dlq.dead_letter_failed', 'dlq.dead_letter_archived']) s (parent)
+				SELECT s.parent::regclass::text AS parent,
+					coalesce(extract(epoch FROM max(dlq.partition_end(i.inhrelid)) - now()) / 86400, 0) AS ahead
+				FROM unnest(ARRAY['dlq.dead_letter_transitions', 'dlq.dead_letter_resolved', 'dlq.dead_letter_failed',
+					'dlq.dead_letter_archived']) s (parent)
 				LEFT JOIN pg_inherits i ON i.inhparent = s.parent::regclass
 				GROUP BY s.parent) p`,
 		func(n float64) bool { return n < minDaysAhead },
@@ -140,8 +156,10 @@ var checks = []check{
 			"To refresh them now: SELECT dlq.refresh_rollups()",
 	},
 	{
-		"default partitions", `SELECT ((SELECT count(*) FROM dlq.dead_letter_transitions_default) + (SELECT count(*) FROM dlq.dead_letter_resolved_default)
-			+ (SELECT count(*) FROM dlq.dead_letter_failed_default) + (SELECT count(*) FROM dlq.dead_letter_archived_default))::float8, ''`,
+		"default partitions", `SELECT ((SELECT count(*) FROM dlq.dead_letter_transitions_default) + (SELECT count(*)
+			FROM dlq.dead_letter_resolved_default)
+			+ (SELECT count(*) FROM dlq.dead_letter_failed_default) + (SELECT count(*)
+				FROM dlq.dead_letter_archived_default))::float8, ''`,
 		func(n float64) bool { return n > 0 },
 		"empty", "hold %.0[1]f rows whose partition was missing when they were written",
 		"move them to the partitions of their months: CALL dlq.ensure_partitions()",
@@ -159,28 +177,37 @@ var checks = []check{
 		"see the log of that dlqd: wait for a migration, an erasure or a backfill; restart a process that hangs",
 	},
 	{
-		"replication slots", `SELECT coalesce(max(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END, restart_lsn)), 0)::float8,
-			coalesce((array_agg(slot_name::text ORDER BY restart_lsn))[1], '') FROM pg_replication_slots WHERE restart_lsn IS NOT NULL`,
+		"replication slots", `SELECT coalesce(max(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
+			ELSE pg_current_wal_lsn() END, restart_lsn)), 0)::float8,
+			coalesce((array_agg(slot_name::text ORDER BY restart_lsn))[1], '') FROM pg_replication_slots
+				WHERE restart_lsn IS NOT NULL`,
 		func(n float64) bool { return n > float64(maxSlotLag) },
 		"none retains more than 1 GiB of WAL", "slot %[2]s retains %.0[1]f bytes of WAL",
 		"start its consumer, or drop it: SELECT pg_drop_replication_slot(name)",
 	},
 	{
-		"dead rows", fmt.Sprintf(`SELECT coalesce(max(n_dead_tup::float8 / greatest(n_live_tup + n_dead_tup, 1)), 0)::float8, coalesce((array_agg(relname::text ORDER BY n_dead_tup DESC))[1], '')
-			FROM pg_stat_user_tables WHERE n_dead_tup > %d AND (relid = 'river.river_job'::regclass OR schemaname = (SELECT c.relnamespace::regnamespace::text FROM pg_class c WHERE c.oid = 'dlq.settings'::regclass)) AND n_dead_tup > %f * (n_live_tup + n_dead_tup)`, minDeadRows, maxDeadShare),
+		"dead rows", fmt.Sprintf(`SELECT coalesce(max(n_dead_tup::float8 / greatest(n_live_tup + n_dead_tup, 1)), 0)::float8,
+			coalesce((array_agg(relname::text ORDER BY n_dead_tup DESC))[1], '')
+			FROM pg_stat_user_tables WHERE n_dead_tup > %d
+				AND (relid = 'river.river_job'::regclass OR schemaname = (SELECT c.relnamespace::regnamespace::text FROM pg_class c
+					WHERE c.oid = 'dlq.settings'::regclass))
+						AND n_dead_tup > %f * (n_live_tup + n_dead_tup)`, minDeadRows, maxDeadShare),
 		func(n float64) bool { return n > 0 },
 		"vacuum keeps up", "a table has a share of %.2[1]f dead rows; %[2]s has the most of them",
 		"VACUUM (ANALYZE) the table; if that does not help, see the checks transactions and replication slots",
 	},
 	{
-		"River's leader", `SELECT count(*)::float8, coalesce(max(leader_id), '') FROM river.river_leader WHERE expires_at > now()`,
+		"River's leader", `SELECT count(*)::float8, coalesce(max(leader_id), '') FROM river.river_leader
+			WHERE expires_at > now()`,
 		func(n float64) bool { return n == 0 },
 		"%[2]s", "there is none: River schedules, rescues and cleans no jobs",
 		"run a River client that may become leader: dlqd serve --process if River belongs to dlqd, " +
 			"else a client of the application",
 	},
 	{
-		"jobs", fmt.Sprintf(`SELECT count(*)::float8, coalesce(min(queue), '') FROM (SELECT queue FROM river.river_job WHERE state = 'available' AND scheduled_at < now() - interval '%d seconds' LIMIT 1000) j`, int(maxOverdue.Seconds())),
+		"jobs", fmt.Sprintf(`SELECT count(*)::float8, coalesce(min(queue), '')
+			FROM (SELECT queue FROM river.river_job WHERE state = 'available'
+				AND scheduled_at < now() - interval '%d seconds' LIMIT 1000) j`, int(maxOverdue.Seconds())),
 		func(n float64) bool { return n > 0 },
 		"no available job has waited for more than an hour", "%.0[1]f available jobs " +
 			"have waited for more than an hour (queue %[2]s)",
@@ -188,27 +215,32 @@ var checks = []check{
 			"and that its concurrency suffices",
 	},
 	{
-		"facts", `SELECT count(*)::float8, '' FROM dlq.job_facts WHERE at < now() - interval '1 minute' AND fact <> 'following'`,
+		"facts", `SELECT count(*)::float8, '' FROM dlq.job_facts WHERE at < now() - interval '1 minute'
+			AND fact <> 'following'`,
 		func(n float64) bool { return n > 0 },
 		"applied within a minute", "%.0[1]f ends of redeliveries and retries made outside dlqd " +
 			"have waited for more than a minute to be applied to their entries",
 		"run dlqd serve --dlq-workers, or SELECT dlq.apply_facts(); check whether an open transaction locks those entries",
 	},
 	{
-		"circuit breakers", `SELECT count(*)::float8, coalesce(string_agg(name, ', '), '') FROM dlq.circuit_breakers WHERE forced`,
+		"circuit breakers", `SELECT count(*)::float8, coalesce(string_agg(name, ', '), '') FROM dlq.circuit_breakers
+			WHERE forced`,
 		func(n float64) bool { return n > 0 },
 		"no operator holds one open", "an operator holds open: %[2]s",
 		"if they should close: dlqd breakers reset NAME",
 	},
 	{
-		"automatic redelivery", `SELECT count(s.scope)::float8, coalesce('by ' || max(s.actor) || ' at ' || to_char(max(s.at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || max(s.note), ''), '')
+		"automatic redelivery", `SELECT count(s.scope)::float8,
+			coalesce('by ' || max(s.actor) || ' at ' || to_char(max(s.at) AT TIME ZONE 'UTC',
+				'YYYY-MM-DD HH24:MI') || ' UTC' || coalesce(': ' || max(s.note), ''), '')
 			FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = ''`,
 		func(n float64) bool { return n > 0 },
 		"not stopped", "all of it is stopped, %[2]s",
 		"if it should continue: dlqd automatic resume",
 	},
 	{
-		"restored", `SELECT count(s.scope)::float8, coalesce(max(s.note), '') FROM dlq.automatic_switches s WHERE s.scope = 'stop' AND s.name = 'restored'`,
+		"restored", `SELECT count(s.scope)::float8, coalesce(max(s.note), '') FROM dlq.automatic_switches s
+			WHERE s.scope = 'stop' AND s.name = 'restored'`,
 		func(n float64) bool { return n > 0 },
 		"no restore of the database is detected",
 		"the database was restored, and dlqd holds what it may have sent before: %[2]s",
@@ -249,7 +281,8 @@ func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	drift, err := m.Drift(ctx)
 	// 42501: the role lacks the right. 25006: the server is read-only.
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && (pgErr.Code == "42501" || pgErr.Code == "25006") {
-		return Finding{Name: name, OK: true, Detail: "not compared with those of this dlqd, which needs a primary server and " +
+		return Finding{Name: name, OK: true, Detail: "not compared with those of this dlqd, which needs a primary " +
+			"server and " +
 			"the right to create a temporary schema: " + pgErr.Message}
 	}
 	switch {
@@ -287,7 +320,8 @@ func clock(ctx context.Context, m *postgres.Migrator) Finding {
 	skew := there.Sub(middle)
 	if skew.Abs() > maxClockSkew {
 		return Finding{Name: "clock",
-			Detail: fmt.Sprintf("the database's clock is %s off this machine's", skew.Round(time.Millisecond)), Do: "synchronize both by NTP"}
+			Detail: fmt.Sprintf("the database's clock is %s off this machine's", skew.Round(time.Millisecond)),
+			Do:     "synchronize both by NTP"}
 	}
 	return Finding{Name: "clock", OK: true,
 		Detail: fmt.Sprintf("%s off the database's clock", skew.Abs().Round(time.Millisecond))}
@@ -299,7 +333,8 @@ func database(ctx context.Context, m *postgres.Migrator) Finding {
 	if err != nil {
 		return Finding{Name: "database", Detail: checkFailed + err.Error(), Do: checkDatabase}
 	}
-	return Finding{Name: "database", OK: true, Detail: fmt.Sprintf("%s; River in schema %s, dlqd in schema %s", text, m.Schemas.River, m.Schemas.DLQ)}
+	return Finding{Name: "database", OK: true, Detail: fmt.Sprintf("%s; River in schema %s, dlqd in schema %s", text,
+		m.Schemas.River, m.Schemas.DLQ)}
 }
 
 // rights checks every right that dlqd needs on River's tables (docs/attach.md).
@@ -323,7 +358,10 @@ func rights(ctx context.Context, m *postgres.Migrator) Finding {
 		grants = append(grants, m.GrantSQL)
 	}
 	if len(lacking) > 0 {
-		return Finding{Name: "rights", Detail: "role " + role + " lacks rights for " + strings.Join(lacking, "; "), Do: strings.Join(grants, " ")}
+		return Finding{
+			Name: "rights", Detail: "role " + role + " lacks rights for " + strings.Join(lacking, "; "),
+			Do: strings.Join(grants, " "),
+		}
 	}
 	return Finding{Name: "rights", OK: true, Detail: strings.Join(held, "; ")}
 }
@@ -335,7 +373,8 @@ func rowSecurity(ctx context.Context, m *postgres.Migrator) Finding {
 		return Finding{Name: "row level security", Detail: checkFailed + err.Error(), Do: useOtherRole}
 	}
 	if len(tables) > 0 {
-		return Finding{Name: "row level security", Detail: "hides rows of " + strings.Join(tables, ", ") + " from dlqd, so that everything but capture fails",
+		return Finding{Name: "row level security", Detail: "hides rows of " + strings.Join(tables, ", ") +
+			" from dlqd, so that everything but capture fails",
 			Do: "for dlqd's role: ALTER ROLE … BYPASSRLS"}
 	}
 	return Finding{Name: "row level security", OK: true, Detail: "hides none of River's rows from dlqd"}

@@ -35,8 +35,11 @@ const chunk = 4 << 10
 // Read reads up to limit bytes of a request's body into a writer. It acquires quota for the client
 // as bytes arrive: an announced length acquires none. The caller must call done to release the
 // quota.
-func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, client string, limit int64, into io.Writer) (done func(), _ error) {
-	reader := &bodyReader{bodies: b, client: client, body: r.Body, control: http.NewResponseController(w), start: time.Now()}
+func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, client string, limit int64,
+	into io.Writer) (done func(), _ error) {
+	reader := &bodyReader{
+		bodies: b, client: client, body: r.Body, control: http.NewResponseController(w), start: time.Now(),
+	}
 	done = func() { b.Quota.Release(client, reader.acquired) }
 	_, err := io.Copy(into, io.LimitReader(reader, limit))
 	_ = reader.control.SetReadDeadline(time.Time{}) // or it would end the request; a test's recorder has none

@@ -70,8 +70,9 @@ func protocols() []string { return []string{"h2", "http/1.1"} }
 // of two was written, change nothing.
 func (c *Certificates) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "certificates", Interval: certificatesInterval, WhenIdle: true, Failing: "reading changed certificates failed: the previous ones stay in use",
-		Once: background.Each(func(context.Context) error { return c.reload() }),
+		Name: "certificates", Interval: certificatesInterval, WhenIdle: true,
+		Failing: "reading changed certificates failed: the previous ones stay in use",
+		Once:    background.Each(func(context.Context) error { return c.reload() }),
 	})
 }
 
@@ -94,7 +95,9 @@ func (c *Certificates) reload() error {
 	if err != nil {
 		return fmt.Errorf("%s and %s: %w", c.files.Cert, c.files.Key, err)
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, NextProtos: protocols()}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate}, NextProtos: protocols(),
+	}
 	if c.files.ClientCA != "" {
 		config.ClientCAs = x509.NewCertPool()
 		if !config.ClientCAs.AppendCertsFromPEM(pair[2]) {

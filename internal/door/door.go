@@ -35,7 +35,8 @@ const (
 
 // Reasons returns all reasons.
 func Reasons() []string {
-	return []string{RefusedHost, RefusedOrigin, RefusedRequests, RefusedRate, RefusedBodies, RefusedSlow, RefusedConnections}
+	return []string{RefusedHost, RefusedOrigin, RefusedRequests, RefusedRate, RefusedBodies, RefusedSlow,
+		RefusedConnections}
 }
 
 // Config configures [Guard] and [Limit].
@@ -64,7 +65,8 @@ func (c *Config) Check() error {
 	}
 	for _, origin := range c.Origins {
 		u, err := url.Parse(origin)
-		if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") || origin != u.Scheme+"://"+u.Host || strings.Contains(origin, "*") {
+		if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") || origin != u.Scheme+"://"+u.Host ||
+			strings.Contains(origin, "*") {
 			return fmt.Errorf("--allowed-origin %q: must be scheme://host or scheme://host:port, as browsers send it", origin)
 		}
 	}
@@ -92,7 +94,8 @@ func Guard(config Config, next http.Handler) http.Handler {
 	if len(config.Origins) > 0 { // without any origin, the library would allow all
 		next = cors.New(cors.Options{
 			AllowedOrigins: config.Origins,
-			AllowedMethods: []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete},
+			AllowedMethods: []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
+				http.MethodDelete},
 			AllowedHeaders: []string{"Content-Type", "Authorization", "Traceparent", "Tracestate"},
 			ExposedHeaders: []string{"Retry-After", "RateLimit", "RateLimit-Policy"},
 		}).Handler(next)
@@ -199,7 +202,8 @@ func HostsOf(listen []string) []string {
 	var hosts []string
 	for _, at := range listen {
 		host, _, err := net.SplitHostPort(at)
-		if address, notAddress := netip.ParseAddr(host); err == nil && host != "" && (notAddress != nil || !address.IsUnspecified()) && !strings.HasPrefix(at, "unix:") {
+		if address, notAddress := netip.ParseAddr(host); err == nil && host != "" &&
+			(notAddress != nil || !address.IsUnspecified()) && !strings.HasPrefix(at, "unix:") {
 			hosts = append(hosts, host)
 		}
 	}

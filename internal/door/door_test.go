@@ -20,23 +20,30 @@ func guard(config door.Config) http.Handler {
 
 func TestGuard_RefusesUnknownHosts(t *testing.T) {
 	t.Parallel()
-	handler := guard(door.Config{Hosts: append(door.HostsOf([]string{"dlqd.internal:7353", "0.0.0.0:80", ":80", "unix:/run/x:1", "[fe80::1%eth0]:80"}), "Public.Example", "10.9.8.7")})
+	handler := guard(door.Config{Hosts: append(door.HostsOf([]string{"dlqd.internal:7353", "0.0.0.0:80", ":80",
+		"unix:/run/x:1", "[fe80::1%eth0]:80"}), "Public.Example", "10.9.8.7")})
 	tcp := &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 7353}
 	for host, want := range map[string]int{
-		"localhost": 200, "localhost:7353": 200, "LOCALHOST.": 200, "127.0.0.1:7353": 200, "127.9.9.9": 200, "[::1]:7353": 200, "[::1]": 200, "[::ffff:127.0.0.1]": 200,
-		"192.0.2.1": 200, "192.0.2.1:80": 200, "dlqd.internal": 200, "public.example": 200, "PUBLIC.example.:443": 200, "10.9.8.7": 200,
-		"": 421, "evil.example": 421, "evil.example:7353": 421, "127.0.0.1.evil.example": 421, "localhost.evil.example": 421, "0.0.0.0": 421, "[::]": 421,
-		"192.0.2.2": 421, "dlqd.internal.evil.example": 421, "x.dlqd.internal": 421, "localhost@evil.example": 421, "evil.example#localhost": 421, "2130706433": 421, "0x7f.1": 421, "unix": 421,
+		"localhost": 200, "localhost:7353": 200, "LOCALHOST.": 200, "127.0.0.1:7353": 200,
+		"127.9.9.9": 200, "[::1]:7353": 200, "[::1]": 200, "[::ffff:127.0.0.1]": 200,
+		"192.0.2.1": 200, "192.0.2.1:80": 200, "dlqd.internal": 200,
+		"public.example": 200, "PUBLIC.example.:443": 200, "10.9.8.7": 200,
+		"": 421, "evil.example": 421, "evil.example:7353": 421, "127.0.0.1.evil.example": 421,
+		"localhost.evil.example": 421, "0.0.0.0": 421, "[::]": 421,
+		"192.0.2.2": 421, "dlqd.internal.evil.example": 421, "x.dlqd.internal": 421, "localhost@evil.example": 421,
+		"evil.example#localhost": 421, "2130706433": 421, "0x7f.1": 421, "unix": 421,
 	} {
 		request := httptest.NewRequest(http.MethodGet, "/", nil)
 		request.Host = host
 		answer := httptest.NewRecorder()
-		handler.ServeHTTP(answer, request.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(tcp))))
+		handler.ServeHTTP(answer,
+			request.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(tcp))))
 		require.Equal(t, want, answer.Code, "%q", host)
 		require.Equal(t, "nosniff", answer.Header().Get("X-Content-Type-Options"))
 
 		answer = httptest.NewRecorder()
-		handler.ServeHTTP(answer, request.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Net: "unix", Name: "/run/x"}))))
+		handler.ServeHTTP(answer, request.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey,
+			net.Addr(&net.UnixAddr{Net: "unix", Name: "/run/x"}))))
 		require.Equal(t, 200, answer.Code, "%q, through a Unix socket", host)
 	}
 	for _, config := range []door.Config{
@@ -53,7 +60,9 @@ func TestGuard_RefusesUnknownHosts(t *testing.T) {
 	} {
 		require.Error(t, config.Check(), "%v", config)
 	}
-	require.NoError(t, (&door.Config{Hosts: []string{"a.b", "10.0.0.1", "::1"}, Origins: []string{"https://a", "http://localhost:3000"}}).Check())
+	require.NoError(t, (&door.Config{
+		Hosts: []string{"a.b", "10.0.0.1", "::1"}, Origins: []string{"https://a", "http://localhost:3000"},
+	}).Check())
 }
 
 func TestGuard_RefusesOtherOrigins(t *testing.T) {
@@ -80,7 +89,8 @@ func TestGuard_RefusesOtherOrigins(t *testing.T) {
 				require.Equal(t, 403, answer.Code)
 			}
 		}
-		require.Empty(t, send(closed, method, "https://console.example", "cross-site").Header().Get("Access-Control-Allow-Origin"))
+		require.Empty(t, send(closed, method, "https://console.example", "cross-site").Header().Get(
+			"Access-Control-Allow-Origin"))
 		answer := send(open, method, "https://console.example", "cross-site")
 		require.Less(t, answer.Code, 300, method)
 		require.Equal(t, "https://console.example", answer.Header().Get("Access-Control-Allow-Origin"))
@@ -111,7 +121,10 @@ func TestQuota_LeavesSharesToOthers(t *testing.T) {
 
 func TestRate_LimitsEachClient(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]door.Rate{"": {}, "100/s": {100, time.Second}, "600/m": {600, time.Minute}, "1/h": {1, time.Hour}, "50/10s": {50, 10 * time.Second}} {
+	for text, want := range map[string]door.Rate{
+		"": {}, "100/s": {100, time.Second}, "600/m": {600, time.Minute},
+		"1/h": {1, time.Hour}, "50/10s": {50, 10 * time.Second},
+	} {
 		got, err := door.ParseRate(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got)

@@ -69,14 +69,17 @@ func (b *bundle) insert(more ...string) int64 {
 	for i := 0; i < len(more); i += 2 {
 		columns, values = columns+", "+more[i], values+", "+more[i+1]
 	}
-	return b.count("INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, errors" + columns + ") VALUES ('k', '{}', 'default', 'running', 1, 1, '{}'" + values + ") RETURNING id")
+	return b.count("INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, errors" + columns +
+		") VALUES ('k', '{}', 'default', 'running', 1, 1, '{}'" + values + ") RETURNING id")
 }
 
 // endJob ends a job as River's completer does.
 func (b *bundle) endJob(job int64, state string) {
 	b.Helper()
 	b.exec(`UPDATE river_job SET state = $2::river_job_state, finalized_at = clock_timestamp(),
-		errors = CASE WHEN $2 = 'completed' THEN errors ELSE array_append(errors, jsonb_build_object('at', now(), 'attempt', attempt, 'error', 'boom ' || id, 'trace', '')) END WHERE id = $1`, job, state)
+		errors = CASE WHEN $2 = 'completed' THEN errors
+			ELSE array_append(errors, jsonb_build_object('at', now(), 'attempt', attempt, 'error', 'boom ' || id, 'trace',
+				'')) END WHERE id = $1`, job, state)
 }
 
 // createEntry inserts a job that fails, and returns the job and its entry.
@@ -89,7 +92,8 @@ func (b *bundle) createEntry(more ...string) (int64, uuid.UUID) {
 
 func (b *bundle) entryOf(job int64) uuid.UUID {
 	b.Helper()
-	return uuid.MustParse(b.text("SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1 ORDER BY id DESC LIMIT 1", job))
+	return uuid.MustParse(b.text("SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1 ORDER BY id DESC LIMIT 1",
+		job))
 }
 
 func (b *bundle) replay(entry uuid.UUID) int64 {
@@ -221,7 +225,8 @@ func TestApply_FollowsLongRunningJob(t *testing.T) {
 	b.apply()
 	require.Equal(t, int64(1), b.count("SELECT count(*) FROM dlq.job_facts WHERE fact = 'following'"))
 	require.Zero(t, b.count("SELECT facts FROM dlq.capture_status()"))
-	require.Equal(t, "false", b.text("SELECT (applied > 0 OR pg_current_xact_id_if_assigned() IS NOT NULL)::text FROM dlq.apply_facts() applied"))
+	require.Equal(t, "false",
+		b.text("SELECT (applied > 0 OR pg_current_xact_id_if_assigned() IS NOT NULL)::text FROM dlq.apply_facts() applied"))
 	b.endJob(job, "completed")
 	b.apply()
 	b.requireStatus(id, deadletter.Resolved)
@@ -234,10 +239,12 @@ func TestOrder_KeepsPlaceOfSkippedFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	first, second := b.insert(), b.insert()
-	b.exec("INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'default', 'a', id, created_at FROM river_job ORDER BY id")
+	b.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'default', 'a', id,
+		created_at FROM river_job ORDER BY id`)
 	before := func() int64 {
 		t.Helper()
-		return b.count("SELECT coalesce(dlq.order_predecessor('default', 'a', id, created_at), 0) FROM river_job WHERE id = $1", second)
+		return b.count(`SELECT coalesce(dlq.order_predecessor('default', 'a', id, created_at), 0) FROM river_job
+			WHERE id = $1`, second)
 	}
 	b.exec("SELECT dlq.set_capture('off')")
 	b.endJob(first, "discarded")
@@ -282,7 +289,8 @@ func TestApply_DistinguishesReusedJobIDs(t *testing.T) {
 	again := b.insert("id", fmt.Sprint(original), "created_at", "now() + interval '1 second'")
 	b.endJob(again, "discarded")
 	require.EqualValues(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = $1", original))
-	newJob := b.insert("id", fmt.Sprint(redelivery), "created_at", "now() + interval '1 second'", "metadata", fmt.Sprintf(`'{"dlq:entry_id": "%s"}'`, id))
+	newJob := b.insert("id", fmt.Sprint(redelivery), "created_at", "now() + interval '1 second'", "metadata",
+		fmt.Sprintf(`'{"dlq:entry_id": "%s"}'`, id))
 	b.endJob(newJob, "completed")
 	b.apply()
 	b.requireStatus(id, deadletter.Processing)
@@ -305,7 +313,8 @@ func TestApply_DistinguishesReusedJobIDs(t *testing.T) {
 // The first job of an entry that succeeds resolves it.
 func TestApply_ResolvesOnSuccessOfEarlierRedelivery(t *testing.T) {
 	t.Parallel()
-	for _, status := range []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Processing} {
+	for _, status := range []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed,
+		deadletter.Processing} {
 		t.Run(string(status), func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
@@ -427,7 +436,8 @@ func TestApply_OrdersFactsByTimeNotPosition(t *testing.T) {
 	b.startJob(redelivery)
 	b.endJob(redelivery, "completed")
 	require.EqualValues(t, 3, b.countFacts())
-	b.exec("WITH gone AS (DELETE FROM dlq.job_facts RETURNING *) INSERT INTO dlq.job_facts SELECT * FROM gone ORDER BY at DESC")
+	b.exec(`WITH gone AS (DELETE FROM dlq.job_facts RETURNING *) INSERT INTO dlq.job_facts SELECT * FROM gone
+		ORDER BY at DESC`)
 	b.apply()
 	b.requireStatus(id, deadletter.Resolved)
 	require.Zero(t, b.countFacts())
@@ -450,7 +460,8 @@ func TestApply_DoesNotWriteToRunningJob(t *testing.T) {
 			b.apply()
 			b.requireStatus(id, deadletter.Processing)
 			b.apply()
-			_, err = tx.Exec(t.Context(), "UPDATE river_job SET state = $2::river_job_state, finalized_at = now(), errors = array_append(errors, '{\"error\": \"again\"}') WHERE id = $1", job, end)
+			_, err = tx.Exec(t.Context(), "UPDATE river_job SET state = $2::river_job_state, finalized_at = now(), errors = "+
+				"array_append(errors, '{\"error\": \"again\"}') WHERE id = $1", job, end)
 			require.NoError(t, err)
 			require.NoError(t, tx.Commit(t.Context()))
 			b.apply()
@@ -580,7 +591,8 @@ func TestApply_KeepsFailuresOfSeparateEntriesApart(t *testing.T) {
 	b.requireStatus(first, deadletter.Manual)
 	require.Equal(t, fmt.Sprintf("job %d was discarded, which is entry %s", job, second), b.reason(first))
 	b.requireStatus(second, deadletter.Archived)
-	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions t WHERE t.entry_id = $1 AND t.failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)", first, job))
+	require.Zero(t, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t WHERE t.entry_id = $1
+		AND t.failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)`, first, job))
 	require.Zero(t, b.countFacts())
 }
 
@@ -629,7 +641,8 @@ func TestApply_UndoesRetryConcurrentWithSuccess(t *testing.T) {
 			} else {
 				b.requireStatus(id, deadletter.Resolved)
 				require.Equal(t, "completed", b.state(original))
-				require.Equal(t, redelivery, b.count("SELECT (metadata ->> 'dlq:done_by')::bigint FROM river_job WHERE id = $1", original))
+				require.Equal(t, redelivery, b.count("SELECT (metadata ->> 'dlq:done_by')::bigint FROM river_job WHERE id = $1",
+					original))
 			}
 			require.Zero(t, b.countFacts())
 		})
@@ -656,7 +669,8 @@ func TestRedeliver_HoldsNoJobsWhileWaiting(t *testing.T) {
 		ended <- err
 	}()
 	require.Eventually(t, func() bool {
-		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") > 0
+		return b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock'`) > 0
 	}, time.Minute, 50*time.Millisecond)
 	b.exec("SELECT FROM river_job WHERE id = $1 FOR UPDATE NOWAIT", job)
 	require.NoError(t, tx.Rollback(t.Context()))
@@ -710,8 +724,10 @@ func TestApply_DefersRejectedFacts(t *testing.T) {
 	_, rejected := b.createEntry()
 	_, free := b.createEntry()
 	first, second := b.replay(rejected), b.replay(free)
-	b.exec("CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'rejected' USING ERRCODE = 'APP01'; END $$")
-	b.exec(fmt.Sprintf("CREATE TRIGGER a_rejection BEFORE UPDATE ON dlq.dead_letter_queue FOR EACH ROW WHEN (NEW.status = 'dlq_resolved' AND NEW.id = '%s') EXECUTE FUNCTION reject()", rejected))
+	b.exec(`CREATE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'rejected'
+		USING ERRCODE = 'APP01'; END $$`)
+	b.exec(fmt.Sprintf(`CREATE TRIGGER a_rejection BEFORE UPDATE ON dlq.dead_letter_queue FOR EACH ROW
+		WHEN (NEW.status = 'dlq_resolved' AND NEW.id = '%s') EXECUTE FUNCTION reject()`, rejected))
 	b.endJob(first, "completed")
 	b.endJob(second, "completed")
 	b.apply()
@@ -722,12 +738,14 @@ func TestApply_DefersRejectedFacts(t *testing.T) {
 	require.EqualValues(t, 1, b.countFacts())
 
 	// The fact is retried.
-	const later = "UPDATE dlq.job_facts SET job = job || jsonb_build_object('refusedAt', now() - interval '2 minutes') WHERE fact = 'refused'"
+	const later = `UPDATE dlq.job_facts SET job = job || jsonb_build_object('refusedAt', now() - interval '2 minutes')
+		WHERE fact = 'refused'`
 	const careful = "SELECT dlq.apply_facts(p_careful => true)"
 	b.exec(careful)
 	b.exec(later)
 	b.exec(careful)
-	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact = 'refused' AND (job ->> 'refusedAt')::timestamptz > now() - interval '1 minute'"))
+	require.EqualValues(t, 1, b.count(`SELECT count(*) FROM dlq.job_facts WHERE fact = 'refused'
+		AND (job ->> 'refusedAt')::timestamptz > now() - interval '1 minute'`))
 	b.exec("DROP TRIGGER a_rejection ON dlq.dead_letter_queue")
 	b.exec(careful)
 	require.EqualValues(t, 1, b.countFacts(), "the next retry is a minute later")
@@ -744,7 +762,8 @@ func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	b := setup(t)
 	original, id := b.createEntry()
 	redelivery := b.replay(id)
-	const again = "SELECT string_agg(from_status || ' ' || to_status || ' ' || reason, ', ') FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE '% failed again' AND failed_at IS NOT NULL"
+	const again = `SELECT string_agg(from_status || ' ' || to_status || ' ' || reason, ', ')
+		FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE '% failed again' AND failed_at IS NOT NULL`
 	// The retry was not captured: the failure is in the inbox.
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_follow")
 	b.retry(original)
@@ -755,11 +774,15 @@ func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	one := fmt.Sprintf("dlq_processing dlq_processing job %d failed again", original)
 	require.Equal(t, one, b.text(again, id))
 	// The same as a fact.
-	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, job) SELECT id, created_at, 'discarded', jsonb_build_object('state', state, 'attempt', 3, 'finalized_at', now(), 'errors', jsonb_build_array(jsonb_build_object('attempt', 3, 'error', 'at last', 'at', now())), 'metadata', metadata) FROM river_job WHERE id = $1", original)
+	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, job) SELECT id, created_at, 'discarded',
+		jsonb_build_object('state', state, 'attempt', 3, 'finalized_at', now(), 'errors',
+			jsonb_build_array(jsonb_build_object('attempt', 3, 'error', 'at last', 'at', now())), 'metadata', metadata)
+				FROM river_job WHERE id = $1`, original)
 	b.apply()
 	require.Equal(t, one+", "+one, b.text(again, id))
 	require.Equal(t, "at last", *b.entry(id).ErrorMessage)
-	require.EqualValues(t, 3, b.count("SELECT jsonb_array_length(retry_history) FROM dlq.dead_letter_queue WHERE id = $1", id))
+	require.EqualValues(t, 3,
+		b.count("SELECT jsonb_array_length(retry_history) FROM dlq.dead_letter_queue WHERE id = $1", id))
 	b.endJob(redelivery, "completed")
 	b.apply()
 	b.requireStatus(id, deadletter.Resolved)
@@ -772,7 +795,9 @@ func TestErase_IncludesFacts(t *testing.T) {
 	b := setup(t)
 	original, id := b.createEntry()
 	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", id)
-	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT id, created_at, 'refused', $2, jsonb_build_object('fact', 'discarded', 'refusal', 'secret', 'errors', errors, 'metadata', '{\"name\": \"secret\"}'::jsonb) FROM river_job WHERE id = $1", original, id)
+	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT id, created_at, 'refused', "+
+		"$2, jsonb_build_object('fact', 'discarded', 'refusal', 'secret', 'errors', errors, 'metadata', '{\"name\": "+
+		"\"secret\"}'::jsonb) FROM river_job WHERE id = $1", original, id)
 	b.exec(`CALL dlq.erase('{"kind": "k"}', 'request 1')`)
 	require.JSONEq(t, `{"fact": "discarded", "errors": [], "metadata": {}}`, b.text("SELECT job::text FROM dlq.job_facts"))
 }
@@ -782,8 +807,10 @@ func TestApplyRun_AppliesAllFactsOfRun(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	run := uuid.MustParse("0198aaaa-0000-7000-8000-000000000001")
-	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT i, now(), 'completed' FROM generate_series(1, 1300) i")
-	b.exec("INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id) SELECT f.job_id, f.job_created_at, gen_random_uuid(), CASE WHEN f.job_id <= 1200 THEN $1::uuid END FROM dlq.job_facts f", run)
+	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT i, now(), 'completed'
+		FROM generate_series(1, 1300) i`)
+	b.exec(`INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id, run_id) SELECT f.job_id, f.job_created_at,
+		gen_random_uuid(), CASE WHEN f.job_id <= 1200 THEN $1::uuid END FROM dlq.job_facts f`, run)
 	require.NoError(t, facts.ApplyRun(t.Context(), b.store, run))
 	require.EqualValues(t, 100, b.count("SELECT count(*) FROM dlq.job_facts"))
 }
@@ -817,7 +844,8 @@ func TestApply_FindsNewFactsUnderOldSnapshot(t *testing.T) {
 	defer func() { _ = old.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = old.Exec(t.Context(), "SELECT FROM dlq.job_facts")
 	require.NoError(t, err)
-	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT 1000000 + i, now(), 'completed' FROM generate_series(1, 30000) i")
+	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT 1000000 + i, now(), 'completed'
+		FROM generate_series(1, 30000) i`)
 	b.exec("DELETE FROM dlq.job_facts")
 	b.apply()
 	b.endJob(job, "completed")
@@ -835,7 +863,8 @@ func TestApply_RunsConcurrently(t *testing.T) {
 	}
 	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	b.exec("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'worker:x', 'due')")
-	b.exec("UPDATE river_job SET state = CASE WHEN id % 2 = 0 THEN 'completed' ELSE 'discarded' END::river_job_state, finalized_at = now() WHERE state = 'available'")
+	b.exec(`UPDATE river_job SET state = CASE WHEN id % 2 = 0 THEN 'completed' ELSE 'discarded' END::river_job_state,
+		finalized_at = now() WHERE state = 'available'`)
 	errs := make(chan error)
 	for range 4 {
 		go func() { errs <- (&facts.Applier{Store: b.applier.Store}).All(t.Context()) }()
@@ -860,7 +889,8 @@ func TestLoop_AppliesFacts(t *testing.T) {
 	group.Start()
 	defer func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) }()
 	b.endJob(job, "completed")
-	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return b.entry(id).Status == deadletter.Resolved }, time.Minute,
+		50*time.Millisecond)
 }
 
 // In a SERIALIZABLE transaction capture cannot check whether a job is a redelivery. Filing the
@@ -872,7 +902,8 @@ func TestApply_RecognizesRedeliveryFailedInSerializable(t *testing.T) {
 		_, id := b.createEntry()
 		job := b.replay(id)
 		if closed { // another job completed the work
-			b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT river_job_id, job_created_at, 'completed', id FROM dlq.dead_letter_open WHERE id = $1", id)
+			b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT river_job_id, job_created_at,
+				'completed', id FROM dlq.dead_letter_open WHERE id = $1`, id)
 			b.exec("UPDATE river_job SET state = 'running' WHERE id = $1", job)
 			b.apply()
 			b.requireStatus(id, deadletter.Resolved)
@@ -880,7 +911,8 @@ func TestApply_RecognizesRedeliveryFailedInSerializable(t *testing.T) {
 		before := b.count("SELECT count(*) FROM dlq.dead_letter_queue")
 		tx, err := b.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
 		require.NoError(t, err)
-		_, err = tx.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"attempt": 1, "error": "again"}'::jsonb] WHERE id = $1`, job)
+		_, err = tx.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(),
+			errors = ARRAY['{"attempt": 1, "error": "again"}'::jsonb] WHERE id = $1`, job)
 		require.NoError(t, err)
 		require.NoError(t, tx.Commit(t.Context()))
 		b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
@@ -901,7 +933,8 @@ func TestApply_KeepsFactOnLockTimeout(t *testing.T) {
 	b := setup(t)
 	_, id := b.createEntry()
 	b.endJob(b.replay(id), "completed")
-	b.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '55P03'; END $$")
+	b.exec(`CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION
+		USING ERRCODE = '55P03'; END $$`)
 	b.exec("CREATE TRIGGER away BEFORE UPDATE ON dlq.dead_letter_open FOR EACH ROW EXECUTE FUNCTION away()")
 	b.exec("SELECT dlq.apply_facts(p_careful => true)")
 	require.Equal(t, "completed", b.text("SELECT string_agg(fact, ', ') FROM dlq.job_facts"))
@@ -972,7 +1005,8 @@ func TestApply_RejectsSecondOpenEntryOfJob(t *testing.T) {
 		b.exec("SELECT dlq.discard($1, 'kim')", id)
 		open := twin(b, job)
 		require.NotEqual(t, id, open)
-		b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, db_user) SELECT job_id, job_created_at, 'retried', entry_id, 'app' FROM dlq.entry_jobs WHERE job_id = $1", sent)
+		b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, db_user) SELECT job_id, job_created_at,
+			'retried', entry_id, 'app' FROM dlq.entry_jobs WHERE job_id = $1`, sent)
 		b.apply()
 		require.Zero(t, b.countFacts())
 		b.requireStatus(id, deadletter.Archived)
@@ -996,7 +1030,8 @@ func TestApply_RejectsSecondOpenEntryOfJob(t *testing.T) {
 		require.ErrorIs(t, err, deadletter.ErrNotAllowed)
 		_, err = b.store.Replay(t.Context(), id, kim, nil, true)
 		require.ErrorContains(t, err, "has an open entry")
-		b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, db_user) SELECT job_id, job_created_at, 'retried', entry_id, 'app' FROM dlq.entry_jobs WHERE job_id = $1", sent)
+		b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, db_user) SELECT job_id, job_created_at,
+			'retried', entry_id, 'app' FROM dlq.entry_jobs WHERE job_id = $1`, sent)
 		b.apply()
 		require.Zero(t, b.countFacts())
 		b.requireStatus(id, deadletter.Failed)
@@ -1042,7 +1077,8 @@ func TestApply_SkipsLockedMonth(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.dead_letter_archived IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	b.apply()
-	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following'"), "the fact of the closed entry waits")
+	require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.job_facts WHERE fact <> 'following'"),
+		"the fact of the closed entry waits")
 	require.Equal(t, "dlq_processing", b.text("SELECT status::text FROM dlq.dead_letter_open WHERE id = $1", id))
 	require.NoError(t, tx.Rollback(t.Context()))
 	b.apply()

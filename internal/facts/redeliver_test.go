@@ -137,7 +137,8 @@ func TestRedeliver_FollowsOwnJobBeforeEqualJob(t *testing.T) {
 		b.exec("SELECT dlq.set_capture('on')")
 		verdict, other := b.verdict(id)
 		require.Equal(t, job, other, "not job %d", equal)
-		require.EqualValues(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue e WHERE e.id = $1 AND (e.redelivery_job_id = $2 OR e.replay_attempts -> -1 -> 'jobId' = to_jsonb($2::bigint))", id, job))
+		require.EqualValues(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue e WHERE e.id = $1
+			AND (e.redelivery_job_id = $2 OR e.replay_attempts -> -1 -> 'jobId' = to_jsonb($2::bigint))`, id, job))
 		if completes {
 			require.Equal(t, deadletter.VerdictResolved, verdict)
 		} else {
@@ -243,7 +244,8 @@ func TestRedeliver_SendsManyAtOnce(t *testing.T) {
 	for _, r := range b.redeliver(ids...) {
 		require.Equal(t, deadletter.VerdictSent, r.Verdict)
 	}
-	require.EqualValues(t, 20, b.count("SELECT count(*) FROM dlq.entry_jobs m JOIN river_job j ON j.id = m.job_id AND j.created_at = m.job_created_at WHERE j.state = 'available'"))
+	require.EqualValues(t, 20, b.count(`SELECT count(*) FROM dlq.entry_jobs m JOIN river_job j ON j.id = m.job_id
+		AND j.created_at = m.job_created_at WHERE j.state = 'available'`))
 	require.Empty(t, b.redeliver(ids...), "the entries are already being redelivered")
 }
 
@@ -285,7 +287,8 @@ func TestRetryAll_SkipsResolvedWork(t *testing.T) {
 	b.apply()
 
 	discarded := []int64{}
-	rows, err := b.pool.Query(t.Context(), "SELECT id FROM river_job WHERE state IN ('discarded', 'cancelled') ORDER BY id")
+	rows, err := b.pool.Query(t.Context(), `SELECT id FROM river_job WHERE state IN ('discarded', 'cancelled')
+		ORDER BY id`)
 	require.NoError(t, err)
 	for rows.Next() {
 		var job int64
@@ -313,8 +316,10 @@ func TestRetryAll_SkipsResolvedWork(t *testing.T) {
 func TestRedeliver_DoesNotWaitForUniqueKeys(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	const insert = "INSERT INTO river_job (args, kind, max_attempts, unique_key, unique_states) VALUES ('{}', 'x', 1, $1::text::bytea, " + statesDefault + ")" +
-		" ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL AND river_job_state_in_bitmask(unique_states, state) DO NOTHING"
+	const insert = "INSERT INTO river_job (args, kind, max_attempts, unique_key, unique_states) VALUES ('{}', 'x', 1, " +
+		"$1::text::bytea, " + statesDefault + ")" +
+		` ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL
+			AND river_job_state_in_bitmask(unique_states, state) DO NOTHING`
 	_, first := b.createEntry(uniqueKey("first", statesDefault)...)
 	_, second := b.createEntry(uniqueKey("second", statesDefault)...)
 	_, plain := b.createEntry()
@@ -328,7 +333,9 @@ func TestRedeliver_DoesNotWaitForUniqueKeys(t *testing.T) {
 	for _, r := range b.redeliver(first, second, plain) { // must not wait for the application
 		verdicts[r.EntryID] = r.Verdict
 	}
-	require.Equal(t, map[uuid.UUID]string{first: deadletter.VerdictSent, second: deadletter.VerdictBusy, plain: deadletter.VerdictSent}, verdicts)
+	require.Equal(t, map[uuid.UUID]string{
+		first: deadletter.VerdictSent, second: deadletter.VerdictBusy, plain: deadletter.VerdictSent,
+	}, verdicts)
 	b.requireStatus(second, deadletter.Pending)
 	_, err = b.store.Replay(t.Context(), second, kim, nil, false)
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
@@ -360,13 +367,15 @@ func TestRedeliver_LocksInOrderOfBulkActions(t *testing.T) {
 	_, err = held.Exec(t.Context(), "SELECT FROM dlq.dead_letter_queue WHERE id = $1 FOR UPDATE", open)
 	require.NoError(t, err)
 	errs := make(chan error, 2)
-	for i, sql := range []string{`SELECT dlq.act_on('tag', $1, 'kim', NULL, '{"tags": ["seen"]}')`, "SELECT dlq.redeliver($1, 'kim', 'replayed')"} {
+	for i, sql := range []string{`SELECT dlq.act_on('tag', $1, 'kim', NULL, '{"tags": ["seen"]}')`,
+		"SELECT dlq.redeliver($1, 'kim', 'replayed')"} {
 		go func() {
 			_, err := b.pool.Exec(t.Context(), sql, ids)
 			errs <- err
 		}()
 		require.Eventually(t, func() bool {
-			return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()") > int64(i)
+			return b.count(`SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+				AND datname = current_database()`) > int64(i)
 		},
 			time.Minute, 50*time.Millisecond)
 	}

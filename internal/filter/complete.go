@@ -47,7 +47,10 @@ func At(text string, at int) (Typing, bool) {
 			begins = i + 1
 		}
 	}
-	t := Typing{Field: d.name, Prefix: unquote.Replace(strings.TrimPrefix(values[begins:], `"`)), From: at - len([]rune(values[begins:])), To: at}
+	t := Typing{
+		Field: d.name, Prefix: unquote.Replace(strings.TrimPrefix(values[begins:], `"`)),
+		From: at - len([]rune(values[begins:])), To: at,
+	}
 	for t.To < to && runes[t.To] != ',' {
 		t.To++
 	}

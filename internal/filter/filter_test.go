@@ -141,25 +141,32 @@ func TestRead_ReturnsValidPartAndProblems(t *testing.T) {
 	require.NotEmpty(t, terms[1].Problem)
 	require.NotEmpty(t, terms[3].Problem)
 	_, err := filter.Parse(`qeueu:b class:x`, "")
-	require.EqualError(t, err, `filter: qeueu:b (at 1): unknown field qeueu; did you mean queue? (to search for it in errors, quote it); class:x (at 9): unknown class "x" (values: transient, rate_limited, outage, validation, malformed, unauthorized, not_found, business, code_bug, unknown)`)
+	require.EqualError(t, err,
+		`filter: qeueu:b (at 1): unknown field qeueu; did you mean queue? (to search for it in errors, quote it); class:x (at 9): unknown class "x" (values: transient, rate_limited, outage, validation, malformed, unauthorized, not_found, business, code_bug, unknown)`)
 }
 
 // aFilter draws any filter that the database accepts.
 func aFilter(t *rapid.T) filter.Filter {
 	var f filter.Filter
-	word := rapid.OneOf(rapid.StringMatching(`[a-z0-9_.*-]{1,8}`), rapid.StringMatching(`[ -~]{0,10}`), rapid.StringMatching(`[\pL "\\,:\t\n]{0,6}`), rapid.SampledFrom([]string{"me", "nobody", "open", "-x", `"`, `\`, ",", "a:b"}))
+	word := rapid.OneOf(rapid.StringMatching(`[a-z0-9_.*-]{1,8}`), rapid.StringMatching(`[ -~]{0,10}`),
+		rapid.StringMatching(`[\pL "\\,:\t\n]{0,6}`),
+		rapid.SampledFrom([]string{"me", "nobody", "open", "-x", `"`, `\`, ",", "a:b"}))
 	text := word.Filter(func(s string) bool { return s != "" })
 	list := func(of *rapid.Generator[string], name string) []string {
 		return rapid.SliceOfN(of, 0, 3).Draw(t, name)
 	}
 	enum := func(words ...string) *rapid.Generator[string] { return rapid.SampledFrom(words) }
-	f.Status = list(enum("dlq_pending", "dlq_processing", "dlq_manual", "dlq_resolved", "dlq_failed", "dlq_archived"), "status")
-	f.Queue, f.Kind, f.ErrorType, f.ErrorCode = list(word, "queue"), list(word, "kind"), list(word, "type"), list(word, "code")
+	f.Status = list(enum("dlq_pending", "dlq_processing", "dlq_manual", "dlq_resolved", "dlq_failed", "dlq_archived"),
+		"status")
+	f.Queue, f.Kind, f.ErrorType, f.ErrorCode = list(word, "queue"), list(word, "kind"), list(word, "type"),
+		list(word, "code")
 	f.ErrorClass = list(enum("transient", "outage", "code_bug"), "class")
 	f.ErrorMessage, f.Fingerprint = list(text, "error"), list(text, "group")
-	f.Rule, f.Assignee, f.Source, f.SubscriberID, f.OrderingKey = list(word, "rule"), list(word, "assignee"), list(word, "source"), list(word, "subscriber"), list(word, "key")
+	f.Rule, f.Assignee, f.Source, f.SubscriberID, f.OrderingKey = list(word, "rule"), list(word, "assignee"),
+		list(word, "source"), list(word, "subscriber"), list(word, "key")
 	f.Tags, f.MessageID = list(word, "tags"), list(word, "message")
-	f.Strategy, f.WaitingFor, f.FailedIn = list(enum("immediate", "manual"), "strategy"), list(enum("automatic", "pace"), "waiting"), list(enum("job", "redelivery"), "stage")
+	f.Strategy, f.WaitingFor, f.FailedIn = list(enum("immediate", "manual"), "strategy"),
+		list(enum("automatic", "pace"), "waiting"), list(enum("job", "redelivery"), "stage")
 	f.IDs = list(enum(anID, otherID, uuid.Nil.String()), "ids")
 	f.JobID = rapid.SliceOfN(rapid.Int64Min(1), 0, 3).Draw(t, "job")
 	when := enum("", "2026-11-20T00:00:00Z", "2026-11-20T08:00:00.5+01:00", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z")
@@ -174,7 +181,9 @@ func aFilter(t *rapid.T) filter.Filter {
 	}
 	seen := map[string]bool{}
 	for range rapid.IntRange(0, 3).Draw(t, "places") {
-		p := filter.Place{Path: rapid.SliceOfN(word, 1, 3).Draw(t, "path"), Values: rapid.SliceOfN(word, 1, 3).Draw(t, "values")}
+		p := filter.Place{
+			Path: rapid.SliceOfN(word, 1, 3).Draw(t, "path"), Values: rapid.SliceOfN(word, 1, 3).Draw(t, "values"),
+		}
 		if key := strings.Join(p.Path, "\x00"); !seen[key] {
 			seen[key] = true
 			f.PayloadAt = append(f.PayloadAt, p)
@@ -223,7 +232,9 @@ func TestRead_CoversAnyText(t *testing.T) {
 	})
 	slices.Sort(words)
 	rapid.Check(t, func(t *rapid.T) {
-		text := strings.Join(rapid.SliceOfN(rapid.OneOf(rapid.String(), rapid.StringMatching(`[a-z]{0,9}[:."\\,{}\[\]<>=-]{0,3}[ -~]{0,6}`), rapid.SampledFrom(words)), 0, 5).Draw(t, "words"), rapid.SampledFrom([]string{" ", "", ",", ":"}).Draw(t, "between"))
+		text := strings.Join(rapid.SliceOfN(rapid.OneOf(rapid.String(),
+			rapid.StringMatching(`[a-z]{0,9}[:."\\,{}\[\]<>=-]{0,3}[ -~]{0,6}`), rapid.SampledFrom(words)), 0, 5).Draw(t,
+			"words"), rapid.SampledFrom([]string{" ", "", ",", ":"}).Draw(t, "between"))
 		if cut := rapid.IntRange(0, len(text)).Draw(t, "cut"); rapid.Bool().Draw(t, "isCut") {
 			text = text[:cut]
 		}

@@ -66,7 +66,8 @@ func Read(text, me string) (Filter, []Term) {
 	r := &parser{text: text, me: me}
 	switch {
 	case len(text) > MaxBytes:
-		return r.filter, []Term{{To: utf8.RuneCountInString(text), Problem: fmt.Sprintf("a filter has at most %d bytes; this one has %d", MaxBytes, len(text))}}
+		return r.filter, []Term{{To: utf8.RuneCountInString(text),
+			Problem: fmt.Sprintf("a filter has at most %d bytes; this one has %d", MaxBytes, len(text))}}
 	case !utf8.ValidString(text) || strings.ContainsRune(text, 0):
 		return r.filter, []Term{{To: utf8.RuneCountInString(text), Problem: "the text has a NUL character or invalid UTF-8"}}
 	}
@@ -282,7 +283,8 @@ var (
 
 func isPayload(rest string) bool {
 	const name = "payload"
-	return len(rest) > len(name) && strings.EqualFold(rest[:len(name)], name) && (rest[len(name)] == '.' || rest[len(name)] == ':')
+	return len(rest) > len(name) && strings.EqualFold(rest[:len(name)], name) &&
+		(rest[len(name)] == '.' || rest[len(name)] == ':')
 }
 
 var unquote = strings.NewReplacer(`\"`, `"`, `\\`, `\`)
@@ -369,9 +371,11 @@ func unknownField(name, rest string) error {
 		names[i] = d.name
 	}
 	if near := nearest(strings.ToLower(name), names); near != "" {
-		return &suggestion{"unknown field " + name + "; did you mean " + near + "? (to search for it in errors, quote it)", []string{near + word[len(name):], quoted}}
+		return &suggestion{"unknown field " + name + "; did you mean " + near + "? (to search for it in errors, quote it)",
+			[]string{near + word[len(name):], quoted}}
 	}
-	return &suggestion{"unknown field " + name + " (fields: " + strings.Join(names, ", ") + "); to search for it in errors, quote it", []string{quoted}}
+	return &suggestion{"unknown field " + name + " (fields: " + strings.Join(names, ", ") + "); to search for it in " +
+		"errors, quote it", []string{quoted}}
 }
 
 func unknownValue(d *field, text string) error {
@@ -442,7 +446,8 @@ var times = []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02T15:04Z
 
 // readTime returns the time that a text names, and the end of the named day or the same time.
 func readTime(text string) (from, until time.Time, err error) {
-	problem := fmt.Errorf("invalid time %q: must be like 2026-11-20, 2026-11-20T08:00 (UTC) or 2026-11-20T08:00:00+01:00", text)
+	problem := fmt.Errorf("invalid time %q: must be like 2026-11-20, 2026-11-20T08:00 (UTC) or 2026-11-20T08:00:00+01:00",
+		text)
 	at, err := time.Parse(time.DateOnly, text)
 	if err == nil {
 		from, until = at, at.AddDate(0, 0, 1)
@@ -509,7 +514,8 @@ func readFailed(f *Filter, v value) error {
 }
 
 // units are the units of time, with their names in Postgres.
-var units = []struct{ letter, name string }{{"w", "week"}, {"d", "day"}, {"h", "hour"}, {"m", "minute"}, {"s", "second"}}
+var units = []struct{ letter, name string }{{"w", "week"}, {"d", "day"}, {"h", "hour"}, {"m", "minute"},
+	{"s", "second"}}
 
 var (
 	duration = regexp.MustCompile(`^(?:[0-9]{1,7}[wdhms])+$`)

@@ -62,7 +62,8 @@ func (f *Filter) Print() string {
 			}
 		case d.name == "payload":
 			for _, p := range f.PayloadAt {
-				add(strings.Join(append([]string{d.name}, mapSlice(p.Path, printKey)...), "."), mapSlice(p.Values, quoteIfNeeded)...)
+				add(strings.Join(append([]string{d.name}, mapSlice(p.Path, printKey)...), "."),
+					mapSlice(p.Values, quoteIfNeeded)...)
 			}
 			if f.Payload != nil {
 				add(d.name, printJSON(f.Payload))
@@ -82,7 +83,10 @@ func mapSlice[T any](values []T, text func(T) string) []string {
 
 // quoteIfNeeded returns a value without quotes if it reads back as one value, else in quotes.
 func quoteIfNeeded(text string) string {
-	if text == "" || text[0] == '"' || strings.ContainsFunc(text, func(c rune) bool { return unicode.IsSpace(c) || c == ',' || !unicode.IsPrint(c) }) {
+	if text == "" || text[0] == '"' || strings.ContainsFunc(text, func(c rune) bool {
+		return unicode.IsSpace(c) ||
+			c == ',' || !unicode.IsPrint(c)
+	}) {
 		return quote(text)
 	}
 	return text

@@ -150,7 +150,10 @@ func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Du
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("failure group %s of queue %s: there is no such group", fingerprint, queue)}
+		return nil, &deadletter.MoveError{
+			Kind:   deadletter.ErrNotFound,
+			Detail: fmt.Sprintf("failure group %s of queue %s: there is no such group", fingerprint, queue),
+		}
 	}
 	return &found[0], nil
 }
@@ -174,7 +177,9 @@ func (s *Store) Shares(ctx context.Context, g *Group) ([]Share, error) {
 
 // LastEntries returns a group's last entries that are open, or were closed within 30 days.
 func (s *Store) LastEntries(ctx context.Context, g *Group, most int) ([]deadletter.Summary, error) {
-	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Most: int32(most)})
+	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{
+		Queue: g.Queue, Fingerprint: g.Fingerprint, Most: int32(most),
+	})
 	if err != nil {
 		return nil, deadletter.AsMoveError(err)
 	}
@@ -192,22 +197,30 @@ type Change struct {
 
 // Set changes a group. A new owner is assigned the group's open entries, in batches; later entries
 // are assigned as they are filed. Set returns the number of assigned entries.
-func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Change, act deadletter.Act) (assigned int, err error) {
+func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Change,
+	act deadletter.Act) (assigned int, err error) {
 	raw, err := json.Marshal(change)
 	if err != nil {
 		return 0, err
 	}
 	if err := s.Store.InTx(ctx, func(tx postgres.DB) (err error) {
-		fingerprint, err = dbsqlc.New(tx).SetGroup(ctx, dbsqlc.SetGroupParams{Queue: queue, Fingerprint: fingerprint, Changes: raw, Actor: act.Actor, Why: act.Note})
+		fingerprint, err = dbsqlc.New(tx).SetGroup(ctx, dbsqlc.SetGroupParams{
+			Queue: queue, Fingerprint: fingerprint, Changes: raw, Actor: act.Actor, Why: act.Note,
+		})
 		return err
 	}); err != nil || change.Owner == nil {
 		return 0, deadletter.AsMoveError(err)
 	}
-	filter, err := json.Marshal(map[string]any{"queue": queue, "fingerprint": fingerprint, "status": []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual}})
+	filter, err := json.Marshal(map[string]any{
+		"queue": queue, "fingerprint": fingerprint,
+		"status": []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual},
+	})
 	if err != nil {
 		return 0, err
 	}
-	_, assigned, err = s.Store.Bulk(ctx, deadletter.Bulk{Action: "assign", Filter: filter, Assignee: *change.Owner, Act: act})
+	_, assigned, err = s.Store.Bulk(ctx, deadletter.Bulk{
+		Action: "assign", Filter: filter, Assignee: *change.Owner, Act: act,
+	})
 	return assigned, err
 }
 

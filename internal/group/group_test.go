@@ -50,9 +50,12 @@ func (b *bundle) fail(queue, fingerprint string, at time.Time, metadata, attempt
 	b.Helper()
 	b.jobs++
 	kind := "k" + strconv.Itoa(b.jobs)
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, attempted_by) VALUES ($2, '{}', $1, 5, 5, 'running', ARRAY[$3])`, queue, kind, attemptedBy)
-	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = $2, metadata = $3, errors = ARRAY[jsonb_build_object('error', 'timed out', 'attempt', attempt)] WHERE kind = $1`, kind, at, metadata)
-	b.exec(`SELECT dlq.file_as(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE kind = $1), 'worker:1', NULL, '{dlq_manual}', '{manual}', '{outage}', '{r}', ARRAY[$2])`, kind, fingerprint)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, attempted_by)
+		VALUES ($2, '{}', $1, 5, 5, 'running', ARRAY[$3])`, queue, kind, attemptedBy)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = $2, metadata = $3,
+		errors = ARRAY[jsonb_build_object('error', 'timed out', 'attempt', attempt)] WHERE kind = $1`, kind, at, metadata)
+	b.exec(`SELECT dlq.file_as(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE kind = $1), 'worker:1', NULL,
+		'{dlq_manual}', '{manual}', '{outage}', '{r}', ARRAY[$2])`, kind, fingerprint)
 	return b.text(`SELECT id FROM dlq.dead_letter_queue WHERE kind = $1`, kind)
 }
 
@@ -71,7 +74,8 @@ func (b *bundle) get(queue, fingerprint string) *group.Group {
 
 func (b *bundle) set(queue, fingerprint string, change group.Change) int {
 	b.Helper()
-	n, err := b.store.Set(deadletter.WithOrigin(b.Context(), "API, from a test"), queue, fingerprint, change, deadletter.Act{Actor: "kim", Note: "ticket 7"})
+	n, err := b.store.Set(deadletter.WithOrigin(b.Context(), "API, from a test"), queue, fingerprint, change,
+		deadletter.Act{Actor: "kim", Note: "ticket 7"})
 	require.NoError(b, err)
 	return n
 }
@@ -120,9 +124,11 @@ func TestGroup_StatusFollowsMarks(t *testing.T) {
 	require.EqualValues(t, 3, muted)
 	b.fail("payments", "aaaa1111", time.Now(), "{}", "a")
 	require.EqualValues(t, 1, *status(group.Muted, true).MuteLeft)
-	marks, err := b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: "aaaa1111"}, {Queue: "payments", Fingerprint: "none"}})
+	marks, err := b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: "aaaa1111"},
+		{Queue: "payments", Fingerprint: "none"}})
 	require.NoError(t, err)
-	require.Equal(t, map[group.Key]group.Mark{{Queue: "payments", Fingerprint: "aaaa1111"}: {Muted: true, Fixed: true}}, marks)
+	require.Equal(t, map[group.Key]group.Mark{{Queue: "payments", Fingerprint: "aaaa1111"}: {Muted: true, Fixed: true}},
+		marks)
 	b.fail("payments", "aaaa1111", time.Now(), "{}", "a")
 	status(group.Regressed, true)
 	muted, err = b.store.MutedEntries(t.Context())
@@ -133,7 +139,9 @@ func TestGroup_StatusFollowsMarks(t *testing.T) {
 	require.Nil(t, status(group.Open, false).FixedAt)
 	require.Equal(t, "the bank is fixing it", *b.get("payments", "aaaa1111").Note, "fields that were not changed stay")
 
-	require.Equal(t, "noted, marked as fixed|muted|muted|opened", b.text("SELECT string_agg(act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject = 'group payments aaaa1111' AND actor = 'kim' AND note = 'ticket 7' AND origin = 'API, from a test'"))
+	require.Equal(t, "noted, marked as fixed|muted|muted|opened",
+		b.text(`SELECT string_agg(act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject = 'group payments aaaa1111'
+			AND actor = 'kim' AND note = 'ticket 7' AND origin = 'API, from a test'`))
 	require.Equal(t, "open 5", b.text("SELECT status || ' ' || open FROM dlq.groups"), "through psql")
 
 	// Invalid changes: no such group, an ambiguous prefix, and empty or contradictory changes.
@@ -165,7 +173,8 @@ func TestGroup_AssignsEntriesToOwner(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	now := time.Now()
-	first, closed, elsewhere := b.fail("payments", "aaaa1111", now, "{}", "a"), b.fail("payments", "aaaa1111", now, "{}", "a"), b.fail("mails", "aaaa1111", now, "{}", "a")
+	first, closed, elsewhere := b.fail("payments", "aaaa1111", now, "{}", "a"),
+		b.fail("payments", "aaaa1111", now, "{}", "a"), b.fail("mails", "aaaa1111", now, "{}", "a")
 	b.exec("SELECT dlq.discard($1)", closed)
 	b.refresh()
 	require.Equal(t, 1, b.set("payments", "aaaa1111", group.Change{Owner: new("anna")}))
@@ -183,8 +192,11 @@ func TestGroup_AssignsEntriesToOwner(t *testing.T) {
 	require.Equal(t, 2, b.set("payments", "aaaa1111", group.Change{Owner: new("")}))
 	require.Empty(t, assignee(first))
 	require.Empty(t, assignee(b.fail("payments", "aaaa1111", now, "{}", "a")))
-	require.Equal(t, "assigned to anna|assigned to cleo|assigned to nobody", b.text("SELECT string_agg(act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject LIKE 'group %'"))
-	require.Equal(t, "assigned to anna|assigned to cleo|assigned to nobody", b.text("SELECT string_agg(reason, '|' ORDER BY at, id) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE 'assigned%'", first))
+	require.Equal(t, "assigned to anna|assigned to cleo|assigned to nobody",
+		b.text("SELECT string_agg(act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject LIKE 'group %'"))
+	require.Equal(t, "assigned to anna|assigned to cleo|assigned to nobody",
+		b.text(`SELECT string_agg(reason, '|' ORDER BY at, id) FROM dlq.dead_letter_transitions WHERE entry_id = $1
+			AND reason LIKE 'assigned%'`, first))
 }
 
 // Lists page through groups and filter by what operators set.
@@ -221,7 +233,8 @@ func TestGroup_ListPagesAndFilters(t *testing.T) {
 	}
 	require.Equal(t, []string{"m0", "p0", "p1", "p2", "p3", "p4", "p5", "p6"}, list(group.Filter{}))
 	require.Equal(t, []string{"p0", "p1", "p2", "p3", "p4", "p5", "m0", "p6"}, list(group.Filter{Order: "open"}))
-	require.Equal(t, []string{"p0", "p1", "p2", "p3", "p4", "p5", "p6"}, list(group.Filter{Queue: "payments", Order: "failures"}))
+	require.Equal(t, []string{"p0", "p1", "p2", "p3", "p4", "p5", "p6"},
+		list(group.Filter{Queue: "payments", Order: "failures"}))
 	require.Equal(t, []string{"p1"}, list(group.Filter{Owner: new("anna")}))
 	require.Len(t, list(group.Filter{Owner: new("")}), 7)
 	require.Equal(t, []string{"p2"}, list(group.Filter{Statuses: []string{group.Fixed, group.Regressed}}))
@@ -240,7 +253,8 @@ func TestGroup_ListPagesAndFilters(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 	_, err = b.store.Set(ctx, "payments", "group-0", group.Change{Status: group.Fixed}, deadletter.Act{Actor: "kim"})
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
-	_, _, err = b.store.List(postgres.WithScope(t.Context(), `[{"kinds": ["k*"]}]`), group.Filter{Order: "latest", Over: time.Hour, Limit: 10})
+	_, _, err = b.store.List(postgres.WithScope(t.Context(), `[{"kinds": ["k*"]}]`),
+		group.Filter{Order: "latest", Over: time.Hour, Limit: 10})
 	require.ErrorIs(t, err, deadletter.ErrForbidden)
 }
 
@@ -251,7 +265,8 @@ func TestGroup_SharesByHostAndVersion(t *testing.T) {
 	const client = "app-2_2026_11_22T10_00_00_123456"
 	b.fail("payments", "aaaa1111", time.Now(), `{"version": "v82", "host": "app-1"}`, client)
 	b.fail("payments", "aaaa1111", time.Now(), `{"release": "v82"}`, client)
-	b.fail("payments", "aaaa1111", time.Now(), `{"dlq:error": {"attempt": 5, "message": "timed out", "context": {"version": "v83"}}}`, client)
+	b.fail("payments", "aaaa1111", time.Now(),
+		`{"dlq:error": {"attempt": 5, "message": "timed out", "context": {"version": "v83"}}}`, client)
 	closed := b.fail("payments", "aaaa1111", time.Now(), `{}`, "workers")
 	b.exec("SELECT dlq.discard($1)", closed)
 	b.refresh()
@@ -265,8 +280,10 @@ func TestGroup_SharesByHostAndVersion(t *testing.T) {
 		}
 		return got
 	}
-	require.Equal(t, []string{"host app-2 2", "host app-1 1", "host workers 1", "version v82 2", "version v83 1"}, shares(t.Context()))
-	require.Equal(t, []string{"host app-2 3", "host workers 1"}, shares(postgres.AsReader(t.Context())), "a reader sees neither the error context nor metadata")
+	require.Equal(t, []string{"host app-2 2", "host app-1 1", "host workers 1", "version v82 2", "version v83 1"},
+		shares(t.Context()))
+	require.Equal(t, []string{"host app-2 3", "host workers 1"}, shares(postgres.AsReader(t.Context())),
+		"a reader sees neither the error context nor metadata")
 	last, err := b.store.LastEntries(t.Context(), &group.Group{Queue: "payments", Fingerprint: "aaaa1111"}, 2)
 	require.NoError(t, err)
 	require.Len(t, last, 2)

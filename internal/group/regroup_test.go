@@ -142,10 +142,12 @@ func TestRegroup_KeepsStateOfFormerGroup(t *testing.T) {
 		}
 	}
 	require.Equal(t, "9", b.text(`SELECT count(*) FROM dlq.find_ids(
-		jsonb_build_object('fingerprint', $1::text, 'queue', 'payments'), 100)`, formerFingerprint(0)[:10]), "a prefix finds them")
+		jsonb_build_object('fingerprint', $1::text, 'queue', 'payments'),
+			100)`, formerFingerprint(0)[:10]), "a prefix finds them")
 	require.Equal(t, "2", b.text(find, currentFingerprint("lost open")[:16]), "a prefix may have 16 digits")
 	marks, err := b.store.Marks(t.Context(), []group.Key{
-		{Queue: "payments", Fingerprint: currentFingerprint("lost muted")}, {Queue: "payments", Fingerprint: formerFingerprint(3)},
+		{Queue: "payments", Fingerprint: currentFingerprint("lost muted")},
+		{Queue: "payments", Fingerprint: formerFingerprint(3)},
 	})
 	require.NoError(t, err)
 	for _, mark := range marks {
@@ -384,7 +386,8 @@ func TestRegroup_SkipsLockedEntries(t *testing.T) {
 	require.NoError(t, err)
 	b.regroup()
 	require.Equal(t, formerFingerprint(1), b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[0]))
-	require.Equal(t, currentFingerprint("lost"), b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[1]))
+	require.Equal(t, currentFingerprint("lost"),
+		b.text("SELECT fingerprint FROM dlq.dead_letter_open WHERE id = $1", ids[1]))
 	require.EqualValues(t, 2, b.get("payments", formerFingerprint(1)).Open)
 	require.NoError(t, tx.Rollback(t.Context()))
 	b.regroup()

@@ -17,11 +17,15 @@ func TestHost_DocumentsFunctionsThatLockJobs(t *testing.T) {
 	require.NoError(t, err)
 	may := func(role, function string) bool {
 		t.Helper()
-		all := h.strings("SELECT has_function_privilege($1, p.oid, 'EXECUTE')::text FROM pg_proc p WHERE p.pronamespace = 'dlq'::regnamespace AND p.proname = $2", role, function)
+		all := h.strings(`SELECT has_function_privilege($1, p.oid, 'EXECUTE')::text FROM pg_proc p
+			WHERE p.pronamespace = 'dlq'::regnamespace AND p.proname = $2`, role, function)
 		require.NotEmpty(t, all, "there is no function %s", function)
 		return all[0] == "true"
 	}
-	for role, line := range map[string]string{"dlq_operator": "of a `dlq_operator`: (.*)", "dlq_admin": "of a `dlq_admin`, too: (.*)", "": "of the role that owns schema `dlq`: (.*)"} {
+	for role, line := range map[string]string{
+		"dlq_operator": "of a `dlq_operator`: (.*)", "dlq_admin": "of a `dlq_admin`, too: (.*)",
+		"": "of the role that owns schema `dlq`: (.*)",
+	} {
 		found := regexp.MustCompile("- " + line).FindSubmatch(page)
 		require.NotNil(t, found, line)
 		functions := regexp.MustCompile("`dlq\\.(\\w+)`").FindAllSubmatch(found[1], -1)

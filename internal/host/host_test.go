@@ -48,7 +48,9 @@ func newHost(t *testing.T) *host {
 	h := &host{Guest: postgrestest.NewGuest(t), T: t}
 	h.owner, h.dlqd, h.admin = postgrestest.Open(t, h.Owner), postgrestest.Open(t, h.DLQD), postgrestest.Open(t, h.Admin)
 	h.Grant(t, postgres.DefaultSchemas())
-	h.migrator = &postgres.Migrator{Pool: h.dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+	h.migrator = &postgres.Migrator{
+		Pool: h.dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
+	}
 	require.NoError(t, h.migrator.Attach(t.Context()))
 	h.exec(h.dlqd, "SELECT dlq.set_capture('on', '1 min')") // busy machines are slow; tests of the limit set their own
 	return h
@@ -147,13 +149,17 @@ func (h *host) prepare(n int) []jobs {
 	rows, err := h.admin.Query(h.Context(), `
 		WITH kinds AS (
 			SELECT b AS batch, k AS kind, gen_random_uuid() AS entry
-			FROM generate_series(1, $1) b, unnest(ARRAY['fails', 'fails_again', 'cancels', 'succeeds', 'copied', 'redelivered', 'redelivery_fails', 'retried']) k
+			FROM generate_series(1, $1) b, unnest(ARRAY['fails', 'fails_again', 'cancels', 'succeeds', 'copied', 'redelivered',
+				'redelivery_fails', 'retried']) k
 		), inserted AS (
 			INSERT INTO river_job (kind, args, max_attempts, attempt, state, finalized_at, errors, metadata)
 			SELECT k.kind, jsonb_build_object('batch', k.batch), 2, CASE k.kind WHEN 'fails_again' THEN 2 ELSE 1 END,
-			       CASE k.kind WHEN 'retried' THEN 'discarded' ELSE 'running' END::river_job_state, CASE k.kind WHEN 'retried' THEN now() END,
-			       CASE WHEN k.kind IN ('fails_again', 'retried') THEN ARRAY['{"error": "timeout", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] END,
-			       CASE WHEN k.kind IN ('copied', 'redelivered', 'redelivery_fails') THEN jsonb_build_object('dlq:entry_id', k.entry) ELSE '{}' END
+			       CASE k.kind WHEN 'retried' THEN 'discarded' ELSE 'running' END::river_job_state, CASE k.kind
+			       	WHEN 'retried' THEN now() END,
+			       CASE WHEN k.kind IN ('fails_again',
+			       	'retried') THEN ARRAY['{"error": "timeout", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] END,
+			       CASE WHEN k.kind IN ('copied', 'redelivered', 'redelivery_fails') THEN jsonb_build_object('dlq:entry_id',
+			       	k.entry) ELSE '{}' END
 			FROM kinds k
 			RETURNING *
 		), known AS (
@@ -220,14 +226,17 @@ func (app *application) run(j jobs, when string) []string {
 	h := app.host
 	h.Helper()
 	river := riverpgxv5.New(app.Pool).GetExecutor()
-	for name, statement := range map[string]func(context.Context, riverdriver.Executor, jobs) error{"complete": complete, "retry": retry} {
+	for name, statement := range map[string]func(context.Context, riverdriver.Executor, jobs) error{
+		"complete": complete, "retry": retry,
+	} {
 		begun := time.Now()
 		err := statement(h.Context(), river, j)
 		assert.NoError(h, err, "%s while %s", name, when) //nolint:testifylint // every statement is tried
 		assert.Less(h, time.Since(begun), limit, "%s while %s", name, when)
 	}
 	warnings := app.takeWarnings()
-	require.Equal(h, 7, h.count("SELECT count(*) FROM river_job WHERE id = ANY ($1) AND state IN ('completed', 'discarded', 'cancelled')", j.list()), when)
+	require.Equal(h, 7, h.count(`SELECT count(*) FROM river_job WHERE id = ANY ($1)
+		AND state IN ('completed', 'discarded', 'cancelled')`, j.list()), when)
 	require.LessOrEqual(h, len(warnings), 2, "at most one warning for each statement: %s", when)
 	return warnings
 }
@@ -245,10 +254,13 @@ func (j jobs) list() []int64 {
 func (h *host) captured(j jobs) bool {
 	h.Helper()
 	return h.count(`SELECT count(*) FROM river_job j WHERE j.id = ANY ($1) AND CASE
-			WHEN j.kind IN ('succeeds', 'copied') THEN NOT EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id)
-			WHEN j.kind LIKE 're%' THEN (SELECT count(*) = 1 FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
+			WHEN j.kind IN ('succeeds', 'copied') THEN NOT EXISTS (SELECT FROM dlq.dead_letter_inbox i
+				WHERE i.river_job_id = j.id)
+			WHEN j.kind LIKE 're%' THEN (SELECT count(*) = 1 FROM dlq.job_facts f WHERE f.job_id = j.id
+				AND f.job_created_at = j.created_at)
 			                            AND NOT EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id)
-			ELSE (SELECT count(*) = 1 FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id AND i.job_created_at = j.created_at)
+			ELSE (SELECT count(*) = 1 FROM dlq.dead_letter_inbox i WHERE i.river_job_id = j.id
+				AND i.job_created_at = j.created_at)
 		END`, j.list()) == 8
 }
 
@@ -274,7 +286,8 @@ func (h *host) reconcile() {
 	var begun time.Time
 	require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT now()").Scan(&begun))
 	for done := false; !done; {
-		require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT done AND began_at >= $1 FROM dlq.reconcile(p_whole => true)", begun).Scan(&done))
+		require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT done AND began_at >= $1 FROM dlq.reconcile(p_whole => true)",
+			begun).Scan(&done))
 	}
 	h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 }
@@ -284,12 +297,17 @@ func (h *host) requireExact() {
 	h.Helper()
 	require.Empty(h, h.strings(`SELECT j.kind || ' ' || j.id || ' ' || j.state || ' ' || j.finalized_at FROM river_job j
 		WHERE dlq.is_failure(to_jsonb(j))
-		  AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id AND e.job_created_at = j.created_at AND (e.last_failed_at >= j.finalized_at OR dlq.is_open(e.status)))
+		  AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id AND e.job_created_at = j.created_at
+		  AND (e.last_failed_at >= j.finalized_at OR dlq.is_open(e.status)))
 		  AND NOT EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id AND k.job_created_at = j.created_at)
-		  AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at)`), "failures without a dead letter")
+		  AND NOT EXISTS (SELECT FROM dlq.retired_jobs r WHERE r.job_id = j.id
+		  AND r.job_created_at = j.created_at)`), "failures without a dead letter")
 	require.Empty(h, h.strings(`SELECT river_job_id || ' ' || job_created_at || ': ' || count(*) FROM dlq.dead_letter_queue
-		GROUP BY river_job_id, job_created_at, CASE WHEN dlq.is_open(status) THEN 'infinity' ELSE last_failed_at END HAVING count(*) > 1`), "failures with two dead letters")
+		GROUP BY river_job_id, job_created_at, CASE WHEN dlq.is_open(status) THEN 'infinity'
+			ELSE last_failed_at END HAVING count(*) > 1`), "failures with two dead letters")
 	require.Empty(h, h.strings(`SELECT e.id || ' ' || e.river_job_id || ' ' || o.id FROM dlq.dead_letter_queue e
 		JOIN dlq.entry_jobs k ON k.job_id = e.river_job_id AND k.job_created_at = e.job_created_at
-		JOIN dlq.dead_letter_queue o ON o.id = k.entry_id AND (o.river_job_id, o.job_created_at) <> (k.job_id, k.job_created_at)`), "redeliveries with a dead letter of their own")
+		JOIN dlq.dead_letter_queue o ON o.id = k.entry_id
+			AND (o.river_job_id, o.job_created_at) <> (k.job_id,
+				k.job_created_at)`), "redeliveries with a dead letter of their own")
 }

@@ -16,8 +16,10 @@ func TestHost_SurvivesLocks(t *testing.T) {
 	h := newHost(t)
 	touched := []string{"dlq.dead_letter_queue", "dlq.dead_letter_inbox", "dlq.entry_jobs", "dlq.job_facts"}
 	appended := map[string]bool{"dlq.dead_letter_inbox": true, "dlq.job_facts": true}
-	tables := h.strings("SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') ORDER BY 1")
-	others := "ONLY " + strings.Join(slices.DeleteFunc(tables, func(table string) bool { return slices.Contains(touched, table) }), ", ONLY ")
+	tables := h.strings(`SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace
+		AND c.relkind IN ('r', 'p') ORDER BY 1`)
+	others := "ONLY " + strings.Join(slices.DeleteFunc(tables,
+		func(table string) bool { return slices.Contains(touched, table) }), ", ONLY ")
 	warm := h.application()
 	batches := h.prepare(100)
 	next := func() (j jobs) {
@@ -39,12 +41,14 @@ func TestHost_SurvivesLocks(t *testing.T) {
 		}), statement)
 		return skipped
 	}
-	for _, mode := range []string{"ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"} {
+	for _, mode := range []string{"ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE",
+		"SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"} {
 		for _, table := range touched {
 			// Capture skips only where it cannot proceed: one mode conflicts with its reads, four with its
 			// appends.
 			skipped := 0
-			if mode == "ACCESS EXCLUSIVE" || (appended[table] && slices.Contains([]string{"SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE"}, mode)) {
+			if mode == "ACCESS EXCLUSIVE" ||
+				(appended[table] && slices.Contains([]string{"SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE"}, mode)) {
 				skipped = 2
 			}
 			require.Equal(t, skipped, holds(fmt.Sprintf("LOCK TABLE ONLY %s IN %s MODE", table, mode)), "%s on %s", mode, table)
@@ -52,12 +56,15 @@ func TestHost_SurvivesLocks(t *testing.T) {
 		require.Zero(t, holds(fmt.Sprintf("LOCK TABLE %s IN %s MODE", others, mode)), "capture uses none of these tables")
 	}
 	var sequences []string
-	for _, sequence := range h.strings("SELECT c.oid::regclass::text FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind = 'S' ORDER BY 1") {
+	for _, sequence := range h.strings(`SELECT c.oid::regclass::text FROM pg_class c
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind = 'S' ORDER BY 1`) {
 		sequences = append(sequences, fmt.Sprintf("ALTER SEQUENCE %s INCREMENT 1", sequence))
 	}
 	require.Zero(t, holds(strings.Join(sequences, "; ")))
 	var indexes []string
-	for _, index := range h.strings("SELECT c.oid::regclass::text FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('i', 'I') AND NOT i.indrelid::regclass::text = ANY ($1) ORDER BY 1", touched) {
+	for _, index := range h.strings(`SELECT c.oid::regclass::text FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('i', 'I') AND NOT i.indrelid::regclass::text = ANY ($1)
+		ORDER BY 1`, touched) {
 		// This takes ACCESS EXCLUSIVE on the index only.
 		indexes = append(indexes, fmt.Sprintf("ALTER INDEX %s SET TABLESPACE pg_default", index))
 	}

@@ -28,22 +28,30 @@ func TestHost_SurvivesChangedObjects(t *testing.T) {
 			WHEN 'I' THEN ARRAY['DROP INDEX %s', 'ALTER INDEX %s RENAME TO another']
 			ELSE ARRAY['DROP TABLE %s CASCADE', 'ALTER TABLE %s RENAME TO another', 'ALTER TABLE %s SET SCHEMA public',
 				'ALTER TABLE %s ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY', 'ALTER TABLE %s ENABLE ROW LEVEL SECURITY',
-				'REVOKE ALL ON %s FROM ` + h.DLQDRole + `', 'ALTER TABLE %s OWNER TO ` + postgrestest.Role + `', 'ALTER TABLE %s DISABLE TRIGGER ALL', 'ALTER TABLE %s ADD COLUMN another text'] END) f
+				'REVOKE ALL ON %s FROM ` + h.DLQDRole + `', 'ALTER TABLE %s OWNER TO ` + postgrestest.Role +
+		`', 'ALTER TABLE %s DISABLE TRIGGER ALL', 'ALTER TABLE %s ADD COLUMN another text'] END) f
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S', 'i', 'I')
 			AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('i', 'P'))
 		UNION ALL
-		SELECT format(f, c.oid::regclass, a.attname) FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped,
-			unnest(ARRAY['ALTER TABLE %s DROP COLUMN %I CASCADE', 'ALTER TABLE %s RENAME COLUMN %I TO another', 'ALTER TABLE %s DROP COLUMN %I CASCADE, ADD COLUMN %2$I box', 'ALTER TABLE %s ALTER COLUMN %I SET NOT NULL']) f
+		SELECT format(f, c.oid::regclass, a.attname) FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+			AND a.attnum > 0 AND NOT a.attisdropped,
+			unnest(ARRAY['ALTER TABLE %s DROP COLUMN %I CASCADE', 'ALTER TABLE %s RENAME COLUMN %I TO another',
+				'ALTER TABLE %s DROP COLUMN %I CASCADE, ADD COLUMN %2$I box', 'ALTER TABLE %s ALTER COLUMN %I SET NOT NULL']) f
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
 		UNION ALL
 		SELECT format(f, p.oid::regprocedure) FROM pg_proc p,
-			unnest(ARRAY['DROP FUNCTION %s CASCADE', 'ALTER FUNCTION %s RENAME TO another', 'ALTER FUNCTION %s SET SCHEMA public', 'ALTER FUNCTION %s SECURITY INVOKER', 'ALTER FUNCTION %s SECURITY DEFINER',
+			unnest(ARRAY['DROP FUNCTION %s CASCADE', 'ALTER FUNCTION %s RENAME TO another',
+				'ALTER FUNCTION %s SET SCHEMA public', 'ALTER FUNCTION %s SECURITY INVOKER', 'ALTER FUNCTION %s SECURITY DEFINER',
 				'REVOKE ALL ON FUNCTION %s FROM PUBLIC, ` + h.DLQDRole + `', 'ALTER FUNCTION %s RESET ALL']) f
 		WHERE p.pronamespace = 'dlq'::regnamespace
 		UNION ALL
-		SELECT format(f, y.oid::regtype) FROM pg_type y, unnest(ARRAY['DROP TYPE %s CASCADE', 'ALTER TYPE %s RENAME TO another', 'ALTER TYPE %s SET SCHEMA public']) f
+		SELECT format(f, y.oid::regtype)
+		FROM pg_type y, unnest(ARRAY['DROP TYPE %s CASCADE', 'ALTER TYPE %s RENAME TO another',
+			'ALTER TYPE %s SET SCHEMA public']) f
 		WHERE y.typnamespace = 'dlq'::regnamespace AND y.typtype = 'e'
-		UNION ALL SELECT 'DROP SCHEMA dlq CASCADE' UNION ALL SELECT 'ALTER SCHEMA dlq RENAME TO another' UNION ALL SELECT 'REVOKE ALL ON SCHEMA dlq FROM ` + h.DLQDRole + `' UNION ALL SELECT 'ALTER SCHEMA dlq OWNER TO ` + postgrestest.Role + `'
+		UNION ALL SELECT 'DROP SCHEMA dlq CASCADE' UNION ALL SELECT 'ALTER SCHEMA dlq RENAME TO another' UNION ALL
+		SELECT 'REVOKE ALL ON SCHEMA dlq FROM ` + h.DLQDRole + `' UNION ALL SELECT 'ALTER SCHEMA dlq OWNER TO ` +
+		postgrestest.Role + `'
 		UNION ALL SELECT 'REASSIGN OWNED BY ` + h.DLQDRole + ` TO ` + postgrestest.Role + `'`)
 	h.tryChanges(statements)
 }
@@ -98,11 +106,15 @@ func TestHost_SurvivesChangedRiverColumns(t *testing.T) {
 	role := h.application().Config().ConnConfig.User
 	h.exec(h.owner, "DROP INDEX river_job_args_index, river_job_metadata_index")
 	h.prepare(1)
-	for _, column := range h.strings("SELECT attname::text FROM pg_attribute WHERE attrelid = 'river_job'::regclass AND attnum > 0 AND attname NOT IN ('id', 'state')") {
+	for _, column := range h.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = 'river_job'::regclass
+		AND attnum > 0 AND attname NOT IN ('id', 'state')`) {
 		for _, change := range []string{
-			"DROP COLUMN %s CASCADE", "RENAME COLUMN %s TO another", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE text USING 'x'",
-			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json USING '{}'", "ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE bigint USING 1",
-			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json[] USING '{}'", "DROP COLUMN %s CASCADE, ADD COLUMN %[1]s point NOT NULL DEFAULT '(0, 0)'",
+			"DROP COLUMN %s CASCADE", "RENAME COLUMN %s TO another",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE text USING 'x'",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json USING '{}'",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE bigint USING 1",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json[] USING '{}'",
+			"DROP COLUMN %s CASCADE, ADD COLUMN %[1]s point NOT NULL DEFAULT '(0, 0)'",
 		} {
 			for _, warm := range []bool{true, false} {
 				change := "ALTER TABLE river_job " + fmt.Sprintf(change, column)
@@ -116,8 +128,10 @@ func TestHost_SurvivesChangedRiverColumns(t *testing.T) {
 				if column == "finalized_at" {
 					finalized = ""
 				}
-				end, retry := "UPDATE river_job SET state = 'discarded'"+finalized, "UPDATE river_job SET state = 'available'"+strings.Replace(finalized, "now()", "NULL", 1)
-				require.NoError(t, run("BEGIN; SET LOCAL client_min_messages = error; ALTER TABLE river_job DROP CONSTRAINT finalized_or_finalized_at_null"))
+				end, retry := "UPDATE river_job SET state = 'discarded'"+finalized, "UPDATE river_job SET state = 'available'"+
+					strings.Replace(finalized, "now()", "NULL", 1)
+				require.NoError(t, run("BEGIN; SET LOCAL client_min_messages = error; ALTER TABLE river_job DROP CONSTRAINT "+
+					"finalized_or_finalized_at_null"))
 				if warm {
 					require.NoError(t, run(end))
 					require.NoError(t, run(retry))

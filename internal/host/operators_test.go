@@ -26,14 +26,18 @@ func (h *host) fail(app *application) failedJobs {
 	h.Helper()
 	var d failedJobs
 	fail := func() (id int64) {
-		require.NoError(h, app.QueryRow(h.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{"n": 1}', 1, 'running') RETURNING id`).Scan(&id))
-		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, id)
+		require.NoError(h, app.QueryRow(h.Context(), `INSERT INTO river_job (kind, args, max_attempts, state)
+			VALUES ('mail', '{"n": 1}', 1, 'running') RETURNING id`).Scan(&id))
+		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(),
+			errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, id)
 		return id
 	}
 	d.parked, d.processing, d.unfiled = fail(), fail(), fail()
-	h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)))", []int64{d.parked, d.processing})
+	h.exec(h.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)))",
+		[]int64{d.parked, d.processing})
 	h.exec(h.dlqd, "SELECT dlq.park(id) FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.parked)
-	require.NoError(h, h.dlqd.QueryRow(h.Context(), "SELECT dlq.replay(id) FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.processing).Scan(&d.redelivery))
+	require.NoError(h, h.dlqd.QueryRow(h.Context(), `SELECT dlq.replay(id) FROM dlq.dead_letter_queue
+		WHERE river_job_id = $1`, d.processing).Scan(&d.redelivery))
 	h.exec(app, "UPDATE river_job SET state = 'running' WHERE id = $1", d.redelivery)
 	return d
 }
@@ -45,8 +49,10 @@ func TestHost_SurvivesOpenTransactions(t *testing.T) {
 	h := newHost(t)
 	app := h.application()
 	const (
-		parked, processing, unfiled = "(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $parked)", "(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $processing)", "(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $unfiled)"
-		all                         = "ARRAY[" + parked + ", " + processing + ", " + unfiled + "]"
+		parked, processing, unfiled = "(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $parked)",
+			"(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $processing)",
+			"(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $unfiled)"
+		all = "ARRAY[" + parked + ", " + processing + ", " + unfiled + "]"
 	)
 	statements := []struct {
 		sql string
@@ -55,7 +61,8 @@ func TestHost_SurvivesOpenTransactions(t *testing.T) {
 		locksEnded bool
 	}{
 		{sql: "SELECT dlq.note(" + parked + ", 'x'), dlq.note(" + processing + ", 'x'), dlq.note(" + unfiled + ", 'x')"},
-		{sql: "SELECT dlq.assign(" + parked + ", 'x'), dlq.assign(" + processing + ", 'x'), dlq.assign(" + unfiled + ", 'x')"},
+		{sql: "SELECT dlq.assign(" + parked + ", 'x'), dlq.assign(" + processing + ", 'x'), dlq.assign(" +
+			unfiled + ", 'x')"},
 		{sql: "SELECT dlq.act_on('tag', " + all + `, 'x', NULL, '{"add": ["x"]}')`},
 		{sql: "SELECT dlq.discard(" + parked + "), dlq.discard(" + unfiled + ")"},
 		{sql: "SELECT dlq.resolve(" + parked + ")", locksEnded: true},
@@ -84,8 +91,10 @@ func TestHost_SurvivesOpenTransactions(t *testing.T) {
 		{sql: "SELECT dlq.protect('{error_message}')"},
 		{sql: "SELECT dlq.forget_jobs()"},
 		{sql: "UPDATE dlq.dead_letter_queue SET notes = 'x'"},
-		{sql: `SELECT (SELECT count(*) FROM (SELECT FROM dlq.dead_letter_queue FOR UPDATE) l), (SELECT count(*) FROM (SELECT FROM dlq.job_facts FOR UPDATE) l),
-			(SELECT count(*) FROM (SELECT FROM dlq.entry_jobs FOR UPDATE) l), (SELECT count(*) FROM (SELECT FROM dlq.retired_jobs FOR UPDATE) l),
+		{sql: `SELECT (SELECT count(*) FROM (SELECT FROM dlq.dead_letter_queue FOR UPDATE) l),
+			(SELECT count(*) FROM (SELECT FROM dlq.job_facts FOR UPDATE) l),
+			(SELECT count(*) FROM (SELECT FROM dlq.entry_jobs FOR UPDATE) l),
+				(SELECT count(*) FROM (SELECT FROM dlq.retired_jobs FOR UPDATE) l),
 			(SELECT count(*) FROM (SELECT FROM dlq.settings FOR UPDATE) l)`},
 		{sql: "DELETE FROM dlq.job_facts"},
 		{sql: "DELETE FROM dlq.entry_jobs"},
@@ -97,7 +106,8 @@ func TestHost_SurvivesOpenTransactions(t *testing.T) {
 	for _, s := range statements {
 		t.Log(s.sql)
 		d := h.fail(app)
-		sql := strings.NewReplacer("$parked", fmt.Sprint(d.parked), "$processing", fmt.Sprint(d.processing), "$unfiled", fmt.Sprint(d.unfiled)).Replace(s.sql)
+		sql := strings.NewReplacer("$parked", fmt.Sprint(d.parked), "$processing", fmt.Sprint(d.processing), "$unfiled",
+			fmt.Sprint(d.unfiled)).Replace(s.sql)
 		require.True(t, h.while(sql, func() {
 			app.run(h.prepare(1)[0], sql)
 			run := func(statement, sql string, args ...any) {
@@ -112,14 +122,18 @@ func TestHost_SurvivesOpenTransactions(t *testing.T) {
 			if !s.locksEnded {
 				for _, id := range []int64{d.parked, d.unfiled} {
 					var failedAt time.Time
-					require.NoError(t, app.QueryRow(t.Context(), "SELECT finalized_at FROM river_job WHERE id = $1", id).Scan(&failedAt))
+					require.NoError(t, app.QueryRow(t.Context(), "SELECT finalized_at FROM river_job WHERE id = $1",
+						id).Scan(&failedAt))
 					run("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
-					run("UPDATE river_job SET state = 'discarded', finalized_at = $2 WHERE id = $1", sql, id, failedAt) // the same failure, again
+					// the same failure, again
+					run("UPDATE river_job SET state = 'discarded', finalized_at = $2 WHERE id = $1", sql, id, failedAt)
 					run("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
 					run("UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id = $1", sql, id)
 				}
 			}
-			run("DELETE FROM river_job WHERE id IN (SELECT id FROM river_job WHERE state IN ('completed', 'cancelled', 'discarded') AND finalized_at < now() - interval '1 hour' LIMIT 100)", sql)
+			run(`DELETE FROM river_job WHERE id IN (SELECT id FROM river_job
+				WHERE state IN ('completed', 'cancelled', 'discarded')
+					AND finalized_at < now() - interval '1 hour' LIMIT 100)`, sql)
 		}), sql)
 		app.takeWarnings()
 	}
@@ -137,15 +151,18 @@ func TestHost_LiveJobsEndDespiteOpenTransactions(t *testing.T) {
 			d := h.fail(app)
 			id := h.strings("SELECT id::text FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.parked)[0]
 			h.exec(h.dlqd, "SELECT dlq.set_capture('off')") // dlqd does not learn that the job is live
-			h.exec(app, "UPDATE river_job SET state = $2, finalized_at = NULL, scheduled_at = now() - interval '1 minute' WHERE id = $1", d.parked, state)
+			h.exec(app, `UPDATE river_job SET state = $2, finalized_at = NULL, scheduled_at = now() - interval '1 minute'
+				WHERE id = $1`, d.parked, state)
 			h.exec(h.dlqd, "SELECT dlq.set_capture('on')")
 			sql := "SELECT " + function + "('" + id + "')"
 			require.True(t, h.while(sql, func() {
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
-				_, err := app.Exec(ctx, "SELECT FROM river_job WHERE state IN ('retryable', 'scheduled') AND scheduled_at <= now() ORDER BY id FOR UPDATE")
+				_, err := app.Exec(ctx, `SELECT FROM river_job WHERE state IN ('retryable', 'scheduled') AND scheduled_at <= now()
+					ORDER BY id FOR UPDATE`)
 				require.NoError(t, err, "River's scheduler, while %s of a job that is %s", sql, state)
-				_, err = app.Exec(ctx, "UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1", d.parked)
+				_, err = app.Exec(ctx, "UPDATE river_job SET state = 'completed', finalized_at = clock_timestamp() WHERE id = $1",
+					d.parked)
 				require.NoError(t, err, "River's completer, while %s of a job that is %s", sql, state)
 			}), sql)
 			app.takeWarnings()
@@ -160,19 +177,23 @@ func TestHost_JobsCanBeRetriedWhileDLQDWaits(t *testing.T) {
 	h := newHost(t)
 	app := h.application()
 	store := deadletter.NewStore(h.dlqd, postgres.DefaultSchemas())
-	for _, table := range []string{"dead_letter_inbox", "dead_letter_open", "dead_letter_transitions", "entry_jobs", "job_facts", "reconcile_findings"} {
+	for _, table := range []string{"dead_letter_inbox", "dead_letter_open", "dead_letter_transitions", "entry_jobs",
+		"job_facts", "reconcile_findings"} {
 		d := h.fail(app)
 		missed := d.unfiled
 		h.exec(h.admin, "ALTER TABLE river_job DISABLE TRIGGER dlq_capture")
-		require.NoError(t, app.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{}', 1, 'running') RETURNING id`).Scan(&missed))
-		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, missed)
+		require.NoError(t, app.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, max_attempts, state)
+			VALUES ('mail', '{}', 1, 'running') RETURNING id`).Scan(&missed))
+		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(),
+			errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, missed)
 		h.exec(h.admin, "ALTER TABLE river_job ENABLE TRIGGER dlq_capture")
 		var all sync.WaitGroup
 		var over atomic.Int64
 		require.True(t, h.while("LOCK TABLE dlq."+table+" IN SHARE MODE", func() {
 			for _, sql := range []string{
 				"SELECT dlq.reconcile()",
-				fmt.Sprintf("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id IN (%d, %d) AND status IN ('dlq_pending', 'dlq_manual')), 'worker:1', 'x')", d.parked, d.unfiled),
+				fmt.Sprintf(`SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE river_job_id IN (%d, %d)
+					AND status IN ('dlq_pending', 'dlq_manual')), 'worker:1', 'x')`, d.parked, d.unfiled),
 				"SELECT dlq.apply_facts()",
 			} {
 				all.Go(func() {
@@ -184,12 +205,14 @@ func TestHost_JobsCanBeRetriedWhileDLQDWaits(t *testing.T) {
 				})
 			}
 			require.Eventually(t, func() bool { // each waits for the table or has given up
-				const waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+				const waiting = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+					AND wait_event_type = 'Lock'`
 				return over.Load()+int64(h.count(waiting)) == 3
 			}, time.Minute, time.Millisecond)
 			for _, job := range []int64{missed, d.parked, d.unfiled, d.processing} {
 				began := time.Now()
-				h.exec(app, "UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), max_attempts = max_attempts + 1 WHERE id = $1 AND state = 'discarded'", job)
+				h.exec(app, `UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(),
+					max_attempts = max_attempts + 1 WHERE id = $1 AND state = 'discarded'`, job)
 				require.Less(t, time.Since(began), limit, "%s, job %d", table, job)
 			}
 		}))

@@ -22,31 +22,45 @@ func TestHost_CapturesUnderAnySetting(t *testing.T) {
 		`CREATE FUNCTION %s.no(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.no(jsonb, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.no(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
-		`CREATE FUNCTION %s.starts_with(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.starts_with(text,
+			text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.now() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
-		`CREATE FUNCTION %s.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
-		`CREATE FUNCTION %s.current_setting(text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.set_config(text, text,
+			boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.current_setting(text,
+			boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.cardinality(jsonb[]) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE OPERATOR %s.= (LEFTARG = text, RIGHTARG = text, FUNCTION = %[1]s.no)`,
 		`CREATE OPERATOR %s.? (LEFTARG = jsonb, RIGHTARG = text, FUNCTION = %[1]s.no)`,
 		`CREATE OPERATOR %s.> (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = %[1]s.no)`,
-		`CREATE TABLE %s.dead_letter_inbox (id uuid CHECK (false))`, `CREATE TABLE %s.job_facts (job_id bigint CHECK (false))`,
+		`CREATE TABLE %s.dead_letter_inbox (id uuid CHECK (false))`,
+		`CREATE TABLE %s.job_facts (job_id bigint CHECK (false))`,
 	} {
 		h.exec(h.admin, fmt.Sprintf(sql, "hostile"))
 	}
 	settings := []string{
 		"search_path = hostile, pg_catalog, public", "search_path = ''", "search_path = pg_temp, hostile, public",
-		"DateStyle = 'SQL, DMY'", "DateStyle = 'German'", "DateStyle = 'Postgres, YMD'", "IntervalStyle = 'sql_standard'", "IntervalStyle = 'iso_8601'", "IntervalStyle = 'postgres_verbose'",
-		"TimeZone = 'Pacific/Kiritimati'", "TimeZone = '<X>+167'", "TimeZone = 'Asia/Kathmandu'", "extra_float_digits = -15", "extra_float_digits = 3",
-		"standard_conforming_strings = off", "backslash_quote = off", "escape_string_warning = on", "transform_null_equals = on", "array_nulls = off", "bytea_output = escape", "xmloption = document",
-		"plan_cache_mode = force_generic_plan", "plan_cache_mode = force_custom_plan", "quote_all_identifiers = on", "client_encoding = 'SQL_ASCII'",
+		"DateStyle = 'SQL, DMY'", "DateStyle = 'German'", "DateStyle = 'Postgres, YMD'",
+		"IntervalStyle = 'sql_standard'", "IntervalStyle = 'iso_8601'", "IntervalStyle = 'postgres_verbose'",
+		"TimeZone = 'Pacific/Kiritimati'", "TimeZone = '<X>+167'",
+		"TimeZone = 'Asia/Kathmandu'", "extra_float_digits = -15", "extra_float_digits = 3",
+		"standard_conforming_strings = off", "backslash_quote = off", "escape_string_warning = on",
+		"transform_null_equals = on", "array_nulls = off", "bytea_output = escape", "xmloption = document",
+		"plan_cache_mode = force_generic_plan", "plan_cache_mode = force_custom_plan",
+		"quote_all_identifiers = on", "client_encoding = 'SQL_ASCII'",
 		"enable_indexscan = off", "enable_seqscan = off", "jit = on", "work_mem = 64", "constraint_exclusion = off",
-		"row_security = off", "check_function_bodies = off", "default_toast_compression = pglz", "default_tablespace = ''", "lc_numeric = 'C'",
-		"statement_timeout = '5s'", "statement_timeout = '1min'", "statement_timeout = '2h'", "statement_timeout = '3d'", "statement_timeout = 4999", "lock_timeout = '50ms'", "idle_in_transaction_session_timeout = '2s'", "idle_session_timeout = '1h'",
-		"dlq.capture = 'garbage'", "dlq.capture = ''", "dlq.capture = '99999999999999999999 99999999999999999999'", "dlq.capture_facts = 'garbage'", "dlq.follow = 'garbage'", "dlq.origin = ''",
-		"default_transaction_isolation = 'repeatable read'", "default_transaction_isolation = 'serializable'", "default_transaction_deferrable = on", "synchronous_commit = off",
-		"client_min_messages = error", "application_name = ''", "vacuum_cost_delay = 100", "temp_buffers = 100", "cursor_tuple_fraction = 0", "from_collapse_limit = 1", "geqo_threshold = 2", "geqo_seed = 1",
+		"row_security = off", "check_function_bodies = off",
+		"default_toast_compression = pglz", "default_tablespace = ''", "lc_numeric = 'C'",
+		"statement_timeout = '5s'", "statement_timeout = '1min'", "statement_timeout = '2h'",
+		"statement_timeout = '3d'", "statement_timeout = 4999", "lock_timeout = '50ms'",
+		"idle_in_transaction_session_timeout = '2s'", "idle_session_timeout = '1h'",
+		"dlq.capture = 'garbage'", "dlq.capture = ''", "dlq.capture = '99999999999999999999 99999999999999999999'",
+		"dlq.capture_facts = 'garbage'", "dlq.follow = 'garbage'", "dlq.origin = ''",
+		"default_transaction_isolation = 'repeatable read'", "default_transaction_isolation = 'serializable'",
+		"default_transaction_deferrable = on", "synchronous_commit = off",
+		"client_min_messages = error", "application_name = ''", "vacuum_cost_delay = 100", "temp_buffers = 100",
+		"cursor_tuple_fraction = 0", "from_collapse_limit = 1", "geqo_threshold = 2", "geqo_seed = 1",
 	}
 	batches := h.prepare(len(settings))
 	for i, setting := range settings {
@@ -62,13 +76,17 @@ func TestHost_CapturesUnderAnySetting(t *testing.T) {
 			for kind, id := range batches[i].ids {
 				switch kind {
 				case retried:
-					execute("UPDATE public.river_job SET state = 'available', finalized_at = NULL WHERE id OPERATOR(pg_catalog.=) $1", id)
+					execute("UPDATE public.river_job SET state = 'available', finalized_at = NULL WHERE id OPERATOR(pg_catalog.=) $1",
+						id)
 				case fails, failsAgain, redeliveryFails:
-					execute("UPDATE public.river_job SET state = 'discarded', finalized_at = pg_catalog.now(), errors = pg_catalog.array_append(errors, '{}') WHERE id OPERATOR(pg_catalog.=) $1", id)
+					execute(`UPDATE public.river_job SET state = 'discarded', finalized_at = pg_catalog.now(),
+						errors = pg_catalog.array_append(errors, '{}') WHERE id OPERATOR(pg_catalog.=) $1`, id)
 				case cancels:
-					execute("UPDATE public.river_job SET state = 'cancelled', finalized_at = pg_catalog.now(), errors = pg_catalog.array_append(errors, '{}') WHERE id OPERATOR(pg_catalog.=) $1", id)
+					execute(`UPDATE public.river_job SET state = 'cancelled', finalized_at = pg_catalog.now(),
+						errors = pg_catalog.array_append(errors, '{}') WHERE id OPERATOR(pg_catalog.=) $1`, id)
 				default:
-					execute("UPDATE public.river_job SET state = 'completed', finalized_at = pg_catalog.now() WHERE id OPERATOR(pg_catalog.=) $1", id)
+					execute(`UPDATE public.river_job SET state = 'completed', finalized_at = pg_catalog.now()
+						WHERE id OPERATOR(pg_catalog.=) $1`, id)
 				}
 			}
 			require.Empty(t, app.takeWarnings(), setting)
@@ -121,12 +139,14 @@ func TestHost_CapturesInAnyTransaction(t *testing.T) {
 			h.exec(tx, "SAVEPOINT b")
 			ends(tx, batches[4])
 		}, "COMMIT")
-		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", batches[3].list()))
+		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)",
+			batches[3].list()))
 		require.True(t, h.captured(batches[4]))
 		require.Empty(t, app.takeWarnings())
 
 		in(func(tx pgx.Tx) { ends(tx, batches[3]) }, "ROLLBACK")
-		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)", batches[3].list()))
+		require.Zero(t, h.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = ANY ($1)",
+			batches[3].list()))
 	}
 }
 
@@ -137,13 +157,15 @@ func TestHost_CausesNoSerializationFailure(t *testing.T) {
 	h := newHost(t)
 	batches := h.prepare(1000) // far apart in River's index
 	h.exec(h.admin, "ANALYZE river_job")
-	h.exec(h.admin, "DELETE FROM dlq.entry_jobs WHERE job_id <> $1 AND job_id <> $2", batches[1].ids[redelivered], batches[999].ids[redelivered])
+	h.exec(h.admin, "DELETE FROM dlq.entry_jobs WHERE job_id <> $1 AND job_id <> $2", batches[1].ids[redelivered],
+		batches[999].ids[redelivered])
 	var txs []pgx.Tx
 	for _, j := range []jobs{batches[1], batches[999]} {
 		tx, err := h.application().BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
 		require.NoError(t, err)
 		h.exec(tx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
-		h.exec(tx, "UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = errors || '{}'::jsonb WHERE id = $1", j.ids[failsAgain])
+		h.exec(tx, `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = errors || '{}'::jsonb
+			WHERE id = $1`, j.ids[failsAgain])
 		txs = append(txs, tx)
 	}
 	for i, j := range []jobs{batches[1], batches[999]} {
@@ -162,9 +184,11 @@ func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	left := func(app *application, n, bytes int) int {
 		t.Helper()
 		h.exec(h.admin, `INSERT INTO river_job (kind, args, max_attempts, state)
-			SELECT 'storm', x, 1, 'running' FROM (SELECT jsonb_build_object('x', string_agg(md5(i::text), '')) AS x FROM generate_series(0, $2 / 32) i) x, generate_series(1, $1::integer)`, n, bytes)
+			SELECT 'storm', x, 1, 'running' FROM (SELECT jsonb_build_object('x', string_agg(md5(i::text), '')) AS x
+			FROM generate_series(0, $2 / 32) i) x, generate_series(1, $1::integer)`, n, bytes)
 		before := h.count("SELECT count(*) FROM dlq.dead_letter_inbox")
-		h.exec(app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'storm' AND state = 'running'")
+		h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'storm'
+			AND state = 'running'`)
 		return n - h.count("SELECT count(*) FROM dlq.dead_letter_inbox") + before
 	}
 	app := h.application()
@@ -187,7 +211,8 @@ func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	require.NoError(t, err)
 	h.exec(tx, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'timed'")
 	var may float64
-	require.NoError(t, tx.QueryRow(t.Context(), "SELECT (split_part(s, ' ', 2)::float8 - split_part(s, ' ', 1)::float8) / 1e6 FROM current_setting('dlq.capture') s").Scan(&may))
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT (split_part(s, ' ', 2)::float8 - split_part(s, ' ',
+		1)::float8) / 1e6 FROM current_setting('dlq.capture') s`).Scan(&may))
 	require.InDelta(t, 20, may, 0.001, "seconds")
 	require.NoError(t, tx.Commit(t.Context()))
 	h.exec(app, "RESET statement_timeout")
@@ -196,7 +221,8 @@ func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	require.Equal(t, 1, left(app, 1, 12<<20))
 	require.Contains(t, app.takeWarnings()[0], "too large")
 	// Its stored size is small because it is compressed; reading it would not be.
-	h.exec(app, `INSERT INTO river_job (kind, args, max_attempts, state, errors) VALUES ('log', '{}', 1, 'running', ARRAY[jsonb_build_object('attempt', 1, 'error', repeat('x y', 5000000))])`)
+	h.exec(app, `INSERT INTO river_job (kind, args, max_attempts, state, errors)
+		VALUES ('log', '{}', 1, 'running', ARRAY[jsonb_build_object('attempt', 1, 'error', repeat('x y', 5000000))])`)
 	require.Less(t, h.count("SELECT pg_column_size(errors) FROM river_job WHERE kind = 'log'"), 1<<20)
 	h.exec(app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'log'")
 	require.Contains(t, app.takeWarnings()[0], "too large")
@@ -207,7 +233,8 @@ func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 
 	// One statement of the application may run the trigger's function many times.
 	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 min')")
-	h.exec(h.admin, "INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'loop', '{}', 1, 'running' FROM generate_series(1, 300)")
+	h.exec(h.admin, `INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'loop', '{}', 1, 'running'
+		FROM generate_series(1, 300)`)
 	h.exec(app, `DO $$ DECLARE v bigint; BEGIN FOR v IN SELECT id FROM river_job WHERE kind = 'loop' LOOP
 		BEGIN
 			UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id = v;

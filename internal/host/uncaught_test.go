@@ -20,12 +20,17 @@ func TestHost_SurvivesPartitionChanges(t *testing.T) {
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p')`),
 		// No partition but the inbox; all but the inbox.
 		"DROP TABLE dlq.dead_letter_open, dlq.dead_letter_resolved, dlq.dead_letter_failed, dlq.dead_letter_archived CASCADE",
-		"DO $$ DECLARE p regclass; BEGIN FOR p IN SELECT inhrelid FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_transitions'::regclass LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$",
+		`DO $$ DECLARE p regclass; BEGIN FOR p IN SELECT inhrelid FROM pg_inherits
+			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`,
 		// Another partition in place of the inbox, which is detached; the inbox as the default partition.
-		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; CREATE TABLE dlq.another PARTITION OF dlq.dead_letter_queue FOR VALUES IN ('inbox')",
-		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; ALTER TABLE dlq.dead_letter_queue ATTACH PARTITION dlq.dead_letter_inbox DEFAULT",
+		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; CREATE TABLE dlq.another PARTITION OF "+
+			"dlq.dead_letter_queue FOR VALUES IN ('inbox')",
+		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; ALTER TABLE dlq.dead_letter_queue "+
+			"ATTACH PARTITION dlq.dead_letter_inbox DEFAULT",
 		// Default partitions with rows of the months for which partitions are to be created.
-		"INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) SELECT now() + m * interval '1 month', gen_random_uuid(), 'dlq_pending', 'x', 'x', 'x' FROM generate_series(1, 100) m",
+		`INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind)
+			SELECT now() + m * interval '1 month', gen_random_uuid(), 'dlq_pending', 'x', 'x', 'x'
+			FROM generate_series(1, 100) m`,
 	))
 }
 
@@ -40,16 +45,27 @@ func TestHost_SurvivesChangedRights(t *testing.T) {
 	require.NoError(t, h.admin.QueryRow(t.Context(), "SELECT current_database()").Scan(&database))
 	own := fmt.Sprintf("CREATE POLICY own ON river_job TO %s USING (true) WITH CHECK (true); ", app)
 	h.tryChanges([]string{
-		"REVOKE ALL ON river_job FROM " + dlqd, "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM " + dlqd + ", PUBLIC", "REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
-		"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA dlq FROM " + dlqd + ", PUBLIC", "REVOKE ALL ON ALL SEQUENCES IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
-		"REVOKE ALL ON SCHEMA dlq FROM " + dlqd + ", PUBLIC", "REVOKE CONNECT, TEMP ON DATABASE " + database + " FROM " + dlqd + ", PUBLIC",
-		"REVOKE USAGE ON TYPE river_job_state FROM PUBLIC", "ALTER ROLE " + dlqd + " NOLOGIN CONNECTION LIMIT 0 VALID UNTIL '2000-01-01'",
-		"ALTER ROLE " + dlqd + " SET default_transaction_read_only = on", "ALTER ROLE " + dlqd + " SET search_path = ''", "ALTER ROLE " + dlqd + " SET row_security = off",
-		own + "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY", own + "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
-		"DO $$ DECLARE r regclass; BEGIN FOR r IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') LOOP " +
-			"EXECUTE 'ALTER TABLE ' || r || ' ENABLE ROW LEVEL SECURITY'; EXECUTE 'ALTER TABLE ' || r || ' FORCE ROW LEVEL SECURITY'; END LOOP; END $$",
-		"CREATE POLICY p ON dlq.dead_letter_inbox USING (1 / (SELECT count(*) FROM secrets) > 0); ALTER TABLE dlq.dead_letter_inbox ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
-		"CREATE POLICY p ON dlq.job_facts WITH CHECK (false); ALTER TABLE dlq.job_facts ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+		"REVOKE ALL ON river_job FROM " + dlqd, "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM " + dlqd + ", PUBLIC",
+		"REVOKE ALL ON ALL TABLES IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
+		"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
+		"REVOKE ALL ON ALL SEQUENCES IN SCHEMA dlq FROM " + dlqd + ", PUBLIC",
+		"REVOKE ALL ON SCHEMA dlq FROM " + dlqd + ", PUBLIC",
+		"REVOKE CONNECT, TEMP ON DATABASE " + database + " FROM " + dlqd + ", PUBLIC",
+		"REVOKE USAGE ON TYPE river_job_state FROM PUBLIC",
+		"ALTER ROLE " + dlqd + " NOLOGIN CONNECTION LIMIT 0 VALID UNTIL '2000-01-01'",
+		"ALTER ROLE " + dlqd + " SET default_transaction_read_only = on",
+		"ALTER ROLE " + dlqd + " SET search_path = ''", "ALTER ROLE " + dlqd + " SET row_security = off",
+		own + "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY",
+		own + "ALTER TABLE river_job ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY",
+		"DO $$ DECLARE r regclass; BEGIN FOR r IN SELECT c.oid FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace " +
+			"AND c.relkind IN ('r', 'p') LOOP " +
+			"EXECUTE 'ALTER TABLE ' || r || ' ENABLE ROW LEVEL SECURITY'; EXECUTE 'ALTER TABLE ' || r || ' FORCE ROW LEVEL " +
+			"SECURITY'; END LOOP; END $$",
+		`CREATE POLICY p ON dlq.dead_letter_inbox
+			USING (1 / (SELECT count(*) FROM secrets) > 0); ALTER TABLE dlq.dead_letter_inbox ENABLE ROW LEVEL SECURITY,
+				FORCE ROW LEVEL SECURITY`,
+		"CREATE POLICY p ON dlq.job_facts WITH CHECK (false); ALTER TABLE dlq.job_facts ENABLE ROW LEVEL SECURITY, FORCE " +
+			"ROW LEVEL SECURITY",
 	})
 }
 
@@ -58,7 +74,8 @@ func TestHost_SurvivesChangedRights(t *testing.T) {
 func TestHost_SurvivesShortTimeouts(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	settings := []string{"lock_timeout = '1ms'", "statement_timeout = '2s'", "idle_in_transaction_session_timeout = '2s'", "deadlock_timeout = '1ms'"}
+	settings := []string{"lock_timeout = '1ms'", "statement_timeout = '2s'", "idle_in_transaction_session_timeout = '2s'",
+		"deadlock_timeout = '1ms'"}
 	batches := h.prepare(2 * len(settings))
 	for i, setting := range settings {
 		if strings.HasPrefix(setting, "deadlock") {
@@ -67,16 +84,17 @@ func TestHost_SurvivesShortTimeouts(t *testing.T) {
 		app := h.application(setting)
 		require.Empty(t, app.run(batches[2*i], setting))
 		require.True(t, h.captured(batches[2*i]), setting)
-		require.True(t, h.while("LOCK TABLE dlq.dead_letter_queue, dlq.entry_jobs, dlq.job_facts IN ACCESS EXCLUSIVE MODE", func() {
-			require.NotEmpty(t, app.run(batches[2*i+1], setting+" while the tables are locked"))
-			tx, err := app.Begin(t.Context())
-			require.NoError(t, err)
-			river := riverpgxv5.New(nil).UnwrapExecutor(tx)
-			require.NoError(t, complete(t.Context(), river, batches[2*i+1]), "again, in a transaction that continues")
-			h.exec(tx, "SELECT 1")
-			require.NoError(t, tx.Commit(t.Context()))
-			app.takeWarnings()
-		}))
+		require.True(t, h.while("LOCK TABLE dlq.dead_letter_queue, dlq.entry_jobs, dlq.job_facts IN ACCESS EXCLUSIVE MODE",
+			func() {
+				require.NotEmpty(t, app.run(batches[2*i+1], setting+" while the tables are locked"))
+				tx, err := app.Begin(t.Context())
+				require.NoError(t, err)
+				river := riverpgxv5.New(nil).UnwrapExecutor(tx)
+				require.NoError(t, complete(t.Context(), river, batches[2*i+1]), "again, in a transaction that continues")
+				h.exec(tx, "SELECT 1")
+				require.NoError(t, tx.Commit(t.Context()))
+				app.takeWarnings()
+			}))
 	}
 	h.reconcile()
 	h.requireExact()
@@ -97,7 +115,8 @@ func TestHost_CapturesEachStatementOnItsOwn(t *testing.T) {
 		require.NoError(t, complete(t.Context(), river, j))
 		require.NoError(t, retry(t.Context(), river, j))
 	}
-	require.True(t, h.while("LOCK TABLE dlq.dead_letter_inbox, dlq.job_facts IN ACCESS EXCLUSIVE MODE", func() { ends(batches[0]) }))
+	require.True(t, h.while("LOCK TABLE dlq.dead_letter_inbox, dlq.job_facts IN ACCESS EXCLUSIVE MODE",
+		func() { ends(batches[0]) }))
 	require.Len(t, app.takeWarnings(), 2)
 	ends(batches[1])
 	ends(batches[2])
@@ -141,7 +160,8 @@ func TestHost_ReconcilesBesidePreparedTransactions(t *testing.T) {
 const (
 	alterRoot, alterInbox = "ALTER TABLE dlq.dead_letter_queue ", "ALTER TABLE dlq.dead_letter_inbox "
 	// Two statements: apply_facts puts facts without an entry into the inbox, and file empties it.
-	empty  = "SELECT dlq.apply_facts(); SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox)); DELETE FROM dlq.job_facts; "
+	empty = `SELECT dlq.apply_facts(); SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox)); DELETE
+		FROM dlq.job_facts; `
 	refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$; "
 )
 
@@ -150,14 +170,19 @@ func TestHost_SurvivesConstraintsAndTriggers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.tryChanges([]string{
-		alterInbox + "ADD CONSTRAINT refused CHECK (river_job_id < 0) NOT VALID", alterRoot + "ADD CONSTRAINT refused CHECK (river_job_id < 0) NOT VALID",
-		empty + alterRoot + "ADD COLUMN refused text; " + alterInbox + "ALTER COLUMN refused SET NOT NULL", empty + "ALTER TABLE dlq.job_facts ADD COLUMN refused text NOT NULL", "ALTER TABLE dlq.job_facts ADD CONSTRAINT refused CHECK (job_id < 0) NOT VALID",
+		alterInbox + "ADD CONSTRAINT refused CHECK (river_job_id < 0) NOT VALID",
+		alterRoot + "ADD CONSTRAINT refused CHECK (river_job_id < 0) NOT VALID",
+		empty + alterRoot + "ADD COLUMN refused text; " + alterInbox + "ALTER COLUMN refused SET NOT NULL",
+		empty + "ALTER TABLE dlq.job_facts ADD COLUMN refused text NOT NULL",
+		"ALTER TABLE dlq.job_facts ADD CONSTRAINT refused CHECK (job_id < 0) NOT VALID",
 		refuse + "CREATE TRIGGER refused BEFORE INSERT ON dlq.dead_letter_inbox FOR EACH ROW EXECUTE FUNCTION refuse()",
 		refuse + "CREATE TRIGGER refused AFTER INSERT ON dlq.job_facts FOR EACH ROW EXECUTE FUNCTION refuse()",
 		refuse + "CREATE TRIGGER refused BEFORE INSERT ON dlq.dead_letter_inbox FOR EACH STATEMENT EXECUTE FUNCTION refuse()",
 		"CREATE RULE refused AS ON INSERT TO dlq.dead_letter_inbox DO ALSO SELECT 1 / 0",
 		// The inbox with other partition bounds.
-		empty + alterRoot + "DETACH PARTITION dlq.dead_letter_archived; " + alterRoot + "DETACH PARTITION dlq.dead_letter_inbox; " + alterRoot + "ATTACH PARTITION dlq.dead_letter_inbox FOR VALUES IN ('archived')",
+		empty + alterRoot + "DETACH PARTITION dlq.dead_letter_archived; " + alterRoot +
+			"DETACH PARTITION dlq.dead_letter_inbox; " + alterRoot + "ATTACH PARTITION dlq.dead_letter_inbox FOR VALUES IN " +
+			"('archived')",
 	})
 }
 
@@ -167,8 +192,10 @@ func TestHost_UncaughtErrorsEndWithCaptureOff(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	app := h.application()
-	h.exec(app, "INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'late', '{}', 1, 'running' FROM generate_series(1, 5)")
-	h.exec(h.admin, fmt.Sprintf(alterInbox+"ADD CONSTRAINT refused CHECK (river_job_id <> %d)", h.count("SELECT max(id) FROM river_job")))
+	h.exec(app, `INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'late', '{}', 1, 'running'
+		FROM generate_series(1, 5)`)
+	h.exec(h.admin, fmt.Sprintf(alterInbox+"ADD CONSTRAINT refused CHECK (river_job_id <> %d)",
+		h.count("SELECT max(id) FROM river_job")))
 	const fail = "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE kind = 'late'"
 	_, err := app.Exec(t.Context(), fail)
 	require.ErrorContains(t, err, "refused")

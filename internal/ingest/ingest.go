@@ -113,9 +113,11 @@ type AwayError struct {
 
 func (e *AwayError) Error() string {
 	if e.Err != nil {
-		return fmt.Sprintf("queue %s: cannot determine whether a dlqd process delivers its messages; send the message again later", e.Queue)
+		return fmt.Sprintf("queue %s: cannot determine whether a dlqd process delivers its messages; send the message "+
+			"again later", e.Queue)
 	}
-	return fmt.Sprintf("queue %s: the dlqd process that delivers its messages is not running; send the message again later", e.Queue)
+	return fmt.Sprintf("queue %s: the dlqd process that delivers its messages is not running; send the message "+
+		"again later", e.Queue)
 }
 
 func (e *AwayError) Unwrap() error { return e.Err }
@@ -236,7 +238,10 @@ func New(config Config) (*Ingester, error) {
 	if config.Observe == nil {
 		config.Observe = func(int, time.Duration, time.Duration, error) {}
 	}
-	client, err := river.NewClient(postgres.NewDriver(config.Pool), &river.Config{Schema: config.Schemas.River, Logger: slog.New(delivery.RiverLog(config.Logger.Handler())), FetchCooldown: notifyCooldown})
+	client, err := river.NewClient(postgres.NewDriver(config.Pool), &river.Config{
+		Schema: config.Schemas.River, Logger: slog.New(delivery.RiverLog(config.Logger.Handler())),
+		FetchCooldown: notifyCooldown,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -488,7 +493,8 @@ func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]out
 		cancel()
 		i.config.Observe(len(group), start.Sub(group[0].at), time.Since(start), err)
 		var conflict *ConflictError
-		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || attempt == maxAttempts || i.inserts.Err() != nil {
+		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || attempt == maxAttempts ||
+			i.inserts.Err() != nil {
 			return outcomes, err
 		}
 		i.config.Logger.Warn("inserting messages failed; retrying", "messages", len(group), "try", attempt, "error", err)
@@ -521,7 +527,10 @@ func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bo
 		}
 		// All inserts take their unique keys in the same order, so that two inserts cannot
 		// deadlock.
-		slices.SortFunc(order, func(a, b int) int { return strings.Compare(group[a].message.MessageID, group[b].message.MessageID) })
+		slices.SortFunc(order, func(a, b int) int {
+			return strings.Compare(group[a].message.MessageID,
+				group[b].message.MessageID)
+		})
 		for _, n := range order {
 			index[string(message.UniqueKey(group[n].message.MessageID))] = n
 			params = append(params, group[n].params)
@@ -559,7 +568,10 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 		if !ok {
 			return fmt.Errorf("job %d has an unexpected unique key", result.Job.ID)
 		}
-		outcomes[n].receipt = Receipt{MessageID: group[n].message.MessageID, JobID: result.Job.ID, Job: result.Job, Duplicate: result.UniqueSkippedAsDuplicate}
+		outcomes[n].receipt = Receipt{
+			MessageID: group[n].message.MessageID, JobID: result.Job.ID,
+			Job: result.Job, Duplicate: result.UniqueSkippedAsDuplicate,
+		}
 		if result.UniqueSkippedAsDuplicate {
 			args, err := json.Marshal(group[n].message)
 			if err != nil {
@@ -592,7 +604,8 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 }
 
 // insertOrdered stores the order of messages with an ordering key, in queues that keep the order.
-func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, group []*submission, index map[string]int, results []*rivertype.JobInsertResult) error {
+func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, group []*submission,
+	index map[string]int, results []*rivertype.JobInsertResult) error {
 	rules := i.config.Policy()
 	jobs := make(map[int]*rivertype.JobRow, len(results)) // by index in group, which is the order of submission
 	for _, result := range results {
@@ -651,7 +664,9 @@ func duplicateOfEntry(ctx context.Context, queries *dbsqlc.Queries, s *submissio
 	if err != nil {
 		return outcome{}, err
 	}
-	out := outcome{receipt: Receipt{MessageID: s.message.MessageID, JobID: row.RiverJobID, Duplicate: true, EntryID: entry}}
+	out := outcome{receipt: Receipt{
+		MessageID: s.message.MessageID, JobID: row.RiverJobID, Duplicate: true, EntryID: entry,
+	}}
 	if !row.Same {
 		out.err = &ConflictError{MessageID: s.message.MessageID, JobID: row.RiverJobID}
 	}

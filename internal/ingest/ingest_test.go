@@ -40,7 +40,8 @@ func setup(t *testing.T) *bundle {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	require.NoError(t, err)
 	b.config = ingest.Config{
-		Pool: b.pool, Schemas: postgres.DefaultSchemas(), Policy: func() *policy.Policy { return rules }, Logger: slog.New(slog.DiscardHandler),
+		Pool: b.pool, Schemas: postgres.DefaultSchemas(),
+		Policy: func() *policy.Policy { return rules }, Logger: slog.New(slog.DiscardHandler),
 		Observe: func(int, time.Duration, time.Duration, error) { b.inserts.Add(1) },
 	}
 	return b
@@ -80,7 +81,8 @@ func TestSubmit_StoresJob(t *testing.T) {
 	var args, metadata string
 	var key []byte
 	var attempts, priority int
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT args, metadata, unique_key, max_attempts, priority FROM river_job WHERE id = $1 AND kind = 'dlqd_message'",
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT args, metadata, unique_key, max_attempts, priority
+		FROM river_job WHERE id = $1 AND kind = 'dlqd_message'`,
 		receipt.JobID).Scan(&args, &metadata, &key, &attempts, &priority))
 	require.JSONEq(t, `{"messageId": "order-1", "queue": "default", "kind": "order.placed", "payload": {"a": 1}}`, args)
 	require.JSONEq(t, `{"traceparent": "00-aa-bb-01"}`, metadata)
@@ -94,7 +96,9 @@ func TestSubmit_KeepsScheduledAt(t *testing.T) {
 	b := setup(t)
 	i := b.start()
 	at := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
-	msg, err := message.Parse([]byte(`{"messageId": "later", "queue": "default", "kind": "k", "payload": 1, "scheduledAt": "` + at.Format(time.RFC3339) + `"}`))
+	msg, err := message.Parse(
+		[]byte(`{"messageId": "later", "queue": "default", "kind": "k", "payload": 1, "scheduledAt": "` +
+			at.Format(time.RFC3339) + `"}`))
 	require.NoError(t, err)
 	for range 2 { // the second is a duplicate
 		_, err = i.Submit(t.Context(), msg, ingest.Trace{})
@@ -176,9 +180,12 @@ func TestSubmit_RefusedMessageDoesNotFailOthers(t *testing.T) {
 	for name, sql := range map[string]string{
 		"constraint": `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args @> '{"payload": "poison"}')`,
 		"trigger": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison'; END $$;
-			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
-		"custom SQLSTATE": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = 'APP01'; END $$;
-			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
+			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW
+				WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
+		"custom SQLSTATE": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison'
+			USING ERRCODE = 'APP01'; END $$;
+			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW
+				WHEN (NEW.args @> '{"payload": "poison"}') EXECUTE FUNCTION no_poison()`,
 		"not encodable": "",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -351,7 +358,8 @@ func TestSubmit_RetriesLostCommit(t *testing.T) {
 	require.Negative(t, cut.Load(), "the insert was retried after the lost commit")
 
 	cut.Store(2)
-	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("batch-1", `1`), b.message("batch-2", `2`)}, ingest.Trace{})
+	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("batch-1", `1`), b.message("batch-2", `2`)},
+		ingest.Trace{})
 	require.NoError(t, err)
 	require.Equal(t, 3, b.jobs())
 
@@ -372,7 +380,8 @@ func TestSubmitBatch_StoresAllOrNone(t *testing.T) {
 	_, err := i.Submit(t.Context(), b.message("taken", `1`), ingest.Trace{})
 	require.NoError(t, err)
 
-	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("a", `1`), b.message("taken", `2`), b.message("b", `1`)}, ingest.Trace{})
+	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("a", `1`), b.message("taken", `2`),
+		b.message("b", `1`)}, ingest.Trace{})
 	var conflict *ingest.ConflictError
 	require.ErrorAs(t, err, &conflict)
 	require.Equal(t, 1, conflict.Index)
@@ -386,14 +395,16 @@ func TestSubmitBatch_StoresAllOrNone(t *testing.T) {
 	require.Equal(t, 1, queue.Index)
 	require.Equal(t, 1, b.jobs())
 
-	receipts, err := i.SubmitBatch(t.Context(), []*message.Message{b.message("b", `1`), b.message("taken", `1`), b.message("a", `1`)}, ingest.Trace{})
+	receipts, err := i.SubmitBatch(t.Context(), []*message.Message{b.message("b", `1`), b.message("taken", `1`),
+		b.message("a", `1`)}, ingest.Trace{})
 	require.NoError(t, err)
 	require.Equal(t, 3, b.jobs())
 	require.Equal(t, "b", receipts[0].MessageID)
 	require.True(t, receipts[1].Duplicate)
 	require.Equal(t, "a", receipts[2].MessageID)
 	var args string
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT args FROM river_job WHERE id = $1", receipts[2].JobID).Scan(&args))
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT args FROM river_job WHERE id = $1",
+		receipts[2].JobID).Scan(&args))
 	require.Contains(t, args, `"a"`)
 }
 
@@ -438,7 +449,8 @@ func TestLookup(t *testing.T) {
 		{"priority = 2", ingest.Queued},
 		{"state = 'running', attempt = 1", ingest.Running},
 		{"state = 'retryable'", ingest.Retrying},
-		{"state = 'completed', finalized_at = now(), metadata = '{\"dlq:logical_failure\": {\"body\": \"no\"}}'", ingest.Completed},
+		{"state = 'completed', finalized_at = now(), metadata = '{\"dlq:logical_failure\": {\"body\": \"no\"}}'",
+			ingest.Completed},
 		{"state = 'available', finalized_at = NULL", ingest.Retrying},
 		{"state = 'cancelled', finalized_at = now(), metadata = '{\"cancel_attempted_at\": \"now\"}'", ingest.Cancelled},
 		{"state = 'available', finalized_at = NULL", ingest.Retrying},

@@ -77,7 +77,8 @@ func check(raw []byte, onKey func(depth int, key []byte) error) error {
 				return err
 			}
 			if growth += exponent; exponent > 0 && growth > max(maxGrowth*len(raw), minGrowth) {
-				return malformed(pathAt(raw, i), "has numbers up to byte %d that make it more than %d times as long when their exponents are written out", i, maxGrowth)
+				return malformed(pathAt(raw, i), "has numbers up to byte %d that make it more than %d times as long when their "+
+					"exponents are written out", i, maxGrowth)
 			}
 			i = end - 1
 		}

@@ -168,7 +168,8 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 		return nil, err
 	}
 	if len(batch.Messages) == 0 || len(batch.Messages) > most {
-		return nil, &InvalidError{Fields: []FieldError{{Field: "messages", Message: fmt.Sprintf("has %d messages; must have 1 to %d", len(batch.Messages), most)}}}
+		return nil, &InvalidError{Fields: []FieldError{{Field: "messages",
+			Message: fmt.Sprintf("has %d messages; must have 1 to %d", len(batch.Messages), most)}}}
 	}
 	invalid := &InvalidError{}
 	messages := make([]*Message, len(batch.Messages))
@@ -176,7 +177,8 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 	for i, item := range batch.Messages {
 		at := fmt.Sprintf("messages[%d]", i)
 		if int64(len(item)) > maxBytes {
-			invalid.Fields = append(invalid.Fields, FieldError{Field: at, Message: fmt.Sprintf("is %d bytes long; at most %d", len(item), maxBytes)})
+			invalid.Fields = append(invalid.Fields,
+				FieldError{Field: at, Message: fmt.Sprintf("is %d bytes long; at most %d", len(item), maxBytes)})
 			continue
 		}
 		msg, err := decode(item)
@@ -191,7 +193,8 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 			continue
 		}
 		if j, again := first[msg.MessageID]; again {
-			invalid.Fields = append(invalid.Fields, FieldError{Field: at + ".messageId", Message: fmt.Sprintf("is also the id of messages[%d]", j)})
+			invalid.Fields = append(invalid.Fields,
+				FieldError{Field: at + ".messageId", Message: fmt.Sprintf("is also the id of messages[%d]", j)})
 		}
 		first[msg.MessageID] = i
 		messages[i] = msg
@@ -230,7 +233,8 @@ func decode(raw []byte) (*Message, error) {
 	case msg.EventKind == "":
 		add("kind", "is required")
 	case len(msg.EventKind) > MaxNameLength || !kindPattern.MatchString(msg.EventKind):
-		add("kind", "must be at most %d letters, digits, _ and -, as words joined by dots, such as payment.captured", MaxNameLength)
+		add("kind", "must be at most %d letters, digits, _ and -, as words joined by dots, such as payment.captured",
+			MaxNameLength)
 	}
 	if len(msg.Payload) == 0 {
 		add("payload", "is required (null is allowed)")

@@ -82,13 +82,15 @@ func TestParse_RejectsInvalidMessages(t *testing.T) {
 		"other half":           {with("source", `"\udc00"`), "source", "half a surrogate"},
 		"huge number":          {with("payload", `[{}, [], 1e400000]`), "payload[2]", "exponent"},
 		"tiny number":          {with("payload", `1E-99999999999999999999`), "payload", "exponent"},
-		"too deep for Go":      {with("payload", strings.Repeat("[", 20000)+strings.Repeat("]", 20000)), "", "nested deeper than 64"},
-		"numbers that grow":    {with("payload", "["+strings.Repeat("1e1000,", 50_000)+"0]"), "payload[1400]", "written out"},
-		"the same key twice":   {with("payload", `{"a": {"b": 1, "c": 2, "\u0062": 3}}`), "payload.a.c", `the key "b" twice`},
-		"a field twice":        {`{"queue": "a", "queue": "b", "kind": "k", "payload": 1}`, "queue", `the key "queue" twice`},
-		"key twice of many":    {with("payload", "{"+manyKeys(100)+`, "k7": 1}`), "payload.k99", `the key "k7" twice`},
-		"a field in capitals":  {`{"queue": "a", "kind": "k", "payload": 1, "Priority": 1}`, "Priority", `unknown field; use "priority"`},
-		"long number":          {with("payload", strings.Repeat("9", 2000)), "payload", "longer than"},
+		"too deep for Go": {with("payload", strings.Repeat("[", 20000)+strings.Repeat("]", 20000)), "",
+			"nested deeper than 64"},
+		"numbers that grow":  {with("payload", "["+strings.Repeat("1e1000,", 50_000)+"0]"), "payload[1400]", "written out"},
+		"the same key twice": {with("payload", `{"a": {"b": 1, "c": 2, "\u0062": 3}}`), "payload.a.c", `the key "b" twice`},
+		"a field twice":      {`{"queue": "a", "queue": "b", "kind": "k", "payload": 1}`, "queue", `the key "queue" twice`},
+		"key twice of many":  {with("payload", "{"+manyKeys(100)+`, "k7": 1}`), "payload.k99", `the key "k7" twice`},
+		"a field in capitals": {`{"queue": "a", "kind": "k", "payload": 1, "Priority": 1}`, "Priority",
+			`unknown field; use "priority"`},
+		"long number": {with("payload", strings.Repeat("9", 2000)), "payload", "longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -112,7 +114,8 @@ func manyKeys(n int) string {
 
 func TestCheckJSON_AllowsEqualKeysInDifferentObjects(t *testing.T) {
 	t.Parallel()
-	require.NoError(t, message.CheckJSON([]byte(`[{"a": {"a": [{"a": 1}, {"a": "a"}]}, "b": "a"}, {"a": 1}, "a", "a", {`+manyKeys(300)+`}]`)))
+	require.NoError(t, message.CheckJSON([]byte(`[{"a": {"a": [{"a": 1}, {"a": "a"}]}, "b": "a"}, {"a": 1}, "a", "a", {`+
+		manyKeys(300)+`}]`)))
 	require.NoError(t, message.CheckJSON([]byte(`[`+strings.Repeat("1.25e-9,", 100_000)+`0]`)), "measurements")
 }
 
@@ -149,11 +152,14 @@ func TestParseBatch_RejectsInvalidBatches(t *testing.T) {
 
 	for body, want := range map[string]string{
 		`{"messages": []}`: "has 0 messages",
-		`{"messages": [` + good + `,` + good + `,` + good + `]}`:                                                                                   "has 3 messages",
-		`{"messages": [` + good + `, {"queue": "q", "kind": "k", "payload": 1, "priority": 7}]}`:                                                   "messages[1].priority: is 7",
+		`{"messages": [` + good + `,` + good + `,` + good +
+			`]}`: "has 3 messages",
+		`{"messages": [` + good +
+			`, {"queue": "q", "kind": "k", "payload": 1, "priority": 7}]}`: "messages[1].priority: is 7",
 		`{"messages": [{"messageId": "a", "queue": "q", "kind": "k", "payload": 1}, {"messageId": "a", "queue": "q", "kind": "k", "payload": 2}]}`: "messages[1].messageId: is also the id of messages[0]",
-		`{"messages": [` + good + `, {"queue": "q", "kind": "k", "payload": "` + strings.Repeat("x", 300) + `"}]}`:                                 "messages[1]: is 342 bytes long; at most 200",
-		`{"messages": [{"queue": "q", "Queue": "r", "kind": "k", "payload": 1}]}`:                                                                  `Queue: unknown field; use "queue"`,
+		`{"messages": [` + good + `, {"queue": "q", "kind": "k", "payload": "` + strings.Repeat("x", 300) +
+			`"}]}`: "messages[1]: is 342 bytes long; at most 200",
+		`{"messages": [{"queue": "q", "Queue": "r", "kind": "k", "payload": 1}]}`: `Queue: unknown field; use "queue"`,
 		`{"message": []}`: "message: unknown field",
 	} {
 		_, err := message.ParseBatch([]byte(body), 2, 200)
@@ -163,7 +169,8 @@ func TestParseBatch_RejectsInvalidBatches(t *testing.T) {
 
 // FuzzCheckJSON checks that text which passes CheckJSON is JSON that decodes.
 func FuzzCheckJSON(f *testing.F) {
-	for _, seed := range []string{`{"a": "\u0000"}`, `[1e5, "\ud83d\ude00", "\\"]`, `"\ud800\u0041"`, `-0.5e-3`, "\"\xff\""} {
+	for _, seed := range []string{`{"a": "\u0000"}`, `[1e5, "\ud83d\ude00", "\\"]`, `"\ud800\u0041"`,
+		`-0.5e-3`, "\"\xff\""} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -35,68 +35,101 @@ var (
 	described []*prometheus.Desc
 
 	// These names are common on dashboards of dead-letter queues.
-	jobsDesc        = desc("dlq_jobs_total", "Jobs that became dead letters.", "queue")
-	sizeDesc        = desc("dlq_size", "Open dead letters: pending, processing and manual.", "queue")
-	retriedDesc     = desc("dlq_retry_success_total", "Redeliveries that succeeded.", "queue")
-	permanentDesc   = desc("dlq_permanent_failures_total", "Dead letters that used up their redeliveries (dlq_failed).", "queue")
-	timeToRetryDesc = desc("dlq_time_to_retry_seconds", "Time from the capture of a dead letter until the start of a redelivery.", "queue")
+	jobsDesc      = desc("dlq_jobs_total", "Jobs that became dead letters.", "queue")
+	sizeDesc      = desc("dlq_size", "Open dead letters: pending, processing and manual.", "queue")
+	retriedDesc   = desc("dlq_retry_success_total", "Redeliveries that succeeded.", "queue")
+	permanentDesc = desc("dlq_permanent_failures_total", "Dead letters that used up their redeliveries (dlq_failed).",
+		"queue")
+	timeToRetryDesc = desc("dlq_time_to_retry_seconds", "Time from the capture of a dead letter until the start of a "+
+		"redelivery.", "queue")
 
-	capturedDesc = desc("dlqd_dead_letters_captured_total", "Jobs that became dead letters, by error class at filing.", "queue", "error_class")
+	capturedDesc = desc("dlqd_dead_letters_captured_total", "Jobs that became dead letters, by error class at filing.",
+		"queue", "error_class")
 	failuresDesc = desc("dlqd_failures_total",
 		"Captures and failed redeliveries; redeliveries by the class of the entry when it was sent.", "queue", "error_class")
-	typesDesc   = desc("dlqd_failures_by_type_total", "Captures and failed redeliveries by error type: the 20 most frequent of a queue, the rest as other; none for errors without a type.", "queue", "error_type")
+	typesDesc = desc("dlqd_failures_by_type_total", "Captures and failed redeliveries by error type: the 20 most "+
+		"frequent of a queue, the rest as other; none for errors without a type.", "queue", "error_type")
 	startedDesc = desc("dlqd_redeliveries_total", "Redeliveries started.", "queue", "error_class")
 	endedDesc   = desc("dlqd_redeliveries_ended_total",
 		"Redeliveries that ended, by outcome (succeeded, failed) and by the class of the entry when it was sent.",
 		"queue", "error_class", "outcome")
-	closedDesc   = desc("dlqd_dead_letters_closed_total", "Dead letters that were closed, by outcome: resolved, failed (used up its redeliveries), archived (discarded or erased while open).", "queue", "error_class", "outcome")
-	parkedDesc   = desc("dlqd_dead_letters_parked_total", "Dead letters that moved to manual.", "queue", "error_class")
-	sweptDesc    = desc("dlqd_leases_expired_total", "Dead letters that the sweep moved because the job of their redelivery was deleted or had ended without being captured.", "queue")
+	closedDesc = desc("dlqd_dead_letters_closed_total", "Dead letters that were closed, by outcome: resolved, failed "+
+		"(used up its redeliveries), archived (discarded or erased while open).", "queue", "error_class", "outcome")
+	parkedDesc = desc("dlqd_dead_letters_parked_total", "Dead letters that moved to manual.", "queue", "error_class")
+	sweptDesc  = desc("dlqd_leases_expired_total", "Dead letters that the sweep moved because the job of their "+
+		"redelivery was deleted or had ended without being captured.", "queue")
 	inDLQDesc    = desc("dlqd_time_in_dlq_seconds", "Time from the capture of a dead letter until it was closed.", "queue")
-	recoveryDesc = desc("dlqd_time_to_recovery_seconds", "Time from the first failure of a job until its work was completed.", "queue")
-	filingDesc   = desc("dlqd_time_to_filing_seconds", "Time from a failure until a worker filed it, without backfilled failures.", "queue")
-	changesDesc  = desc("dlqd_circuit_breaker_changes_total", "State changes of circuit breakers, by new state.", "name", "to")
+	recoveryDesc = desc("dlqd_time_to_recovery_seconds", "Time from the first failure of a job until its work was "+
+		"completed.", "queue")
+	filingDesc = desc("dlqd_time_to_filing_seconds", "Time from a failure until a worker filed it, without backfilled "+
+		"failures.", "queue")
+	changesDesc = desc("dlqd_circuit_breaker_changes_total", "State changes of circuit breakers, by new state.",
+		"name", "to")
 
 	entriesDesc  = desc("dlqd_dead_letters", "Open dead letters.", "status", "queue", "error_class")
-	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters for which automatic redelivery is off; up to 10,000 of a queue are counted.", "queue")
-	needsDesc    = desc("dlqd_needs_person",
-		"Dead letters that have been manual or failed for longer than needsPersonAfter (monitoring.yaml), without those of muted groups; absent if there is none.", "queue", "error_class")
-	oldestDesc   = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 if there is none.", "queue")
-	queueUpDesc  = desc("dlqd_queue_up", "Whether a queue is within its limits (monitoring.yaml), as in /api/health.", "queue")
-	maxOpenDesc  = desc("dlqd_alert_max_open", "Alert threshold for the number of open dead letters of a queue (monitoring.yaml).", "queue")
-	maxAgeDesc   = desc("dlqd_alert_max_age_seconds", "Alert threshold for the age of the oldest open dead letter of a queue (monitoring.yaml).", "queue")
-	restoredDesc = desc("dlqd_restored", "Whether dlqd sends nothing because the database was restored to an earlier time: 1 until an operator resumes it.")
-	stoppedDesc  = desc("dlqd_automatic_stopped", "Whether an operator stopped all automatic redelivery: 1 until it is resumed.")
-	captureDesc  = desc("dlqd_capture", "1 for the active mode of capture (on, off, strict) and the state of its triggers (enabled, disabled, missing).", "mode", "triggers")
-	missedDesc   = desc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by cause: capture_off, trigger_missing, trigger_disabled, missed (capture skipped the job or was bypassed).", "why")
-	unfiledDesc  = desc("dlqd_unfiled_entries", "Unfiled entries; up to 10,000 are counted.")
-	waitingDesc  = desc("dlqd_unfiled_oldest_seconds", "Age of the oldest unfiled entry; 0 if there is none.")
-	factsDesc    = desc("dlqd_unapplied_facts", "Facts (ends of redeliveries and retries made outside dlqd) that are not applied yet; up to 10,000 are counted.")
+	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters for which automatic redelivery is off; up "+
+		"to 10,000 of a queue are counted.", "queue")
+	needsDesc = desc("dlqd_needs_person",
+		"Dead letters that have been manual or failed for longer than needsPersonAfter (monitoring.yaml), without those of "+
+			"muted groups; absent if there is none.", "queue", "error_class")
+	oldestDesc = desc("dlqd_dead_letter_oldest_seconds", "Age of the oldest open dead letter; 0 if there is none.",
+		"queue")
+	queueUpDesc = desc("dlqd_queue_up", "Whether a queue is within its limits (monitoring.yaml), as in /api/health.",
+		"queue")
+	maxOpenDesc = desc("dlqd_alert_max_open", "Alert threshold for the number of open dead letters of a queue "+
+		"(monitoring.yaml).", "queue")
+	maxAgeDesc = desc("dlqd_alert_max_age_seconds", "Alert threshold for the age of the oldest open dead letter of a "+
+		"queue (monitoring.yaml).", "queue")
+	restoredDesc = desc("dlqd_restored", "Whether dlqd sends nothing because the database was restored to an earlier "+
+		"time: 1 until an operator resumes it.")
+	stoppedDesc = desc("dlqd_automatic_stopped", "Whether an operator stopped all automatic redelivery: 1 until it is "+
+		"resumed.")
+	captureDesc = desc("dlqd_capture", "1 for the active mode of capture (on, off, strict) and the state of its "+
+		"triggers (enabled, disabled, missing).", "mode", "triggers")
+	missedDesc = desc("dlqd_reconciled_entries_total", "Failures that capture missed and the reconciler filed, by "+
+		"cause: capture_off, trigger_missing, trigger_disabled, missed (capture skipped the job or was bypassed).", "why")
+	unfiledDesc = desc("dlqd_unfiled_entries", "Unfiled entries; up to 10,000 are counted.")
+	waitingDesc = desc("dlqd_unfiled_oldest_seconds", "Age of the oldest unfiled entry; 0 if there is none.")
+	factsDesc   = desc("dlqd_unapplied_facts", "Facts (ends of redeliveries and retries made outside dlqd) that are "+
+		"not applied yet; up to 10,000 are counted.")
 	factsAgeDesc = desc("dlqd_unapplied_oldest_seconds", "Age of the oldest unapplied fact; 0 if there is none.")
-	rowsDesc     = desc("dlqd_dead_letters_entered_total", "Rows inserted into a partition, from the statistics of Postgres, which a crash may reset. inbox: captured. open: filed, or replayed from dlq_failed.", "partition")
-	defaultsDesc = desc("dlqd_default_partition_rows", "Rows in default partitions, which receive rows of months without a partition; up to 10,000 are counted.", "partition")
-	untilDesc    = desc("dlqd_partitions_until_timestamp_seconds", "End of a table's last partition, in seconds since 1970; partitions are created two months ahead.", "table")
-	lagDesc      = desc("dlqd_rollup_lag_seconds", "Age of the rollups, and so of analytics and counters.")
-	movesDesc    = desc("dlqd_rollup_moves", "Moves that the rollups have counted since their last rebuild.")
-	sampleDesc   = desc("dlqd_sample_age_seconds", "Age of the sample from which the metrics of the database are served.")
-	gatesDesc    = desc("dlqd_gates", "Gates, each of which releases entries that wait for the same condition, by state: probing, shut, open.", "state")
-	paceDesc     = desc("dlqd_pace_reserved_seconds", "Time for which a pace of redeliveries is reserved ahead; 0 if the next one may be sent at once.", "name")
-	runsDesc     = desc("dlqd_replay_runs", "Replay runs, by status.", "status")
-	runsOfDesc   = desc("dlqd_replay_run_entries", "Entries of the replay runs that have not ended: selected (total), redelivered (replayed) and skipped.", "state")
+	rowsDesc     = desc("dlqd_dead_letters_entered_total", "Rows inserted into a partition, from the statistics of "+
+		"Postgres, which a crash may reset. inbox: captured. open: filed, or replayed from dlq_failed.", "partition")
+	defaultsDesc = desc("dlqd_default_partition_rows", "Rows in default partitions, which receive rows of months "+
+		"without a partition; up to 10,000 are counted.", "partition")
+	untilDesc = desc("dlqd_partitions_until_timestamp_seconds", "End of a table's last partition, in seconds since "+
+		"1970; partitions are created two months ahead.", "table")
+	lagDesc    = desc("dlqd_rollup_lag_seconds", "Age of the rollups, and so of analytics and counters.")
+	movesDesc  = desc("dlqd_rollup_moves", "Moves that the rollups have counted since their last rebuild.")
+	sampleDesc = desc("dlqd_sample_age_seconds", "Age of the sample from which the metrics of the database are served.")
+	gatesDesc  = desc("dlqd_gates", "Gates, each of which releases entries that wait for the same condition, by "+
+		"state: probing, shut, open.", "state")
+	paceDesc = desc("dlqd_pace_reserved_seconds", "Time for which a pace of redeliveries is reserved ahead; 0 if "+
+		"the next one may be sent at once.", "name")
+	runsDesc   = desc("dlqd_replay_runs", "Replay runs, by status.", "status")
+	runsOfDesc = desc("dlqd_replay_run_entries", "Entries of the replay runs that have not ended: selected (total), "+
+		"redelivered (replayed) and skipped.", "state")
 	approvalDesc = desc("dlqd_approvals", "Requests for approval, by state.", "operation", "state")
 	processDesc  = desc("dlqd_processes", "dlqd processes that use the database.")
-	riverDesc    = desc("dlqd_river_jobs", "Jobs of River's queues, by state; up to 10,000 of each are counted.", "queue", "state")
+	riverDesc    = desc("dlqd_river_jobs", "Jobs of River's queues, by state; up to 10,000 of each are counted.",
+		"queue", "state")
 	riverAgeDesc = desc("dlqd_river_oldest_job_seconds", "Wait of the oldest available job; 0 if there is none.", "queue")
-	latencyDesc  = desc("dlqd_river_latency_seconds", "Average wait of the running jobs before they started; absent if none is running.", "queue")
-	pausedDesc   = desc("dlqd_river_queue_paused", "Whether a queue is paused.", "queue")
-	upDesc       = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the database are from the last sample.")
+	latencyDesc  = desc("dlqd_river_latency_seconds", "Average wait of the running jobs before they started; absent if "+
+		"none is running.", "queue")
+	pausedDesc = desc("dlqd_river_queue_paused", "Whether a queue is paused.", "queue")
+	upDesc     = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the "+
+		"database are from the last sample.")
 )
 
 // totalDescs are the totals by queue, keyed by their name in dlq.counters.
-var totalDescs = map[string]*prometheus.Desc{"captured": jobsDesc, "succeeded": retriedDesc, "failed": permanentDesc, "swept": sweptDesc}
+var totalDescs = map[string]*prometheus.Desc{
+	"captured": jobsDesc, "succeeded": retriedDesc, "failed": permanentDesc, "swept": sweptDesc,
+}
 
 // timeDescs are the histograms, keyed by their name in dlq.counters.
-var timeDescs = map[string]*prometheus.Desc{"in_dlq": inDLQDesc, "to_recovery": recoveryDesc, "to_retry": timeToRetryDesc, "to_filing": filingDesc}
+var timeDescs = map[string]*prometheus.Desc{
+	"in_dlq": inDLQDesc, "to_recovery": recoveryDesc, "to_retry": timeToRetryDesc, "to_filing": filingDesc,
+}
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	d := prometheus.NewDesc(name, help, labels, nil)
@@ -412,7 +445,8 @@ func (p *publisher) publishInstallation() {
 		count, age *prometheus.Desc
 		n          *int64
 		since      *time.Time
-	}{{unfiledDesc, waitingDesc, p.Capture.Unfiled, p.Capture.UnfiledSince}, {factsDesc, factsAgeDesc, p.Capture.Facts, p.Capture.FactsSince}} {
+	}{{unfiledDesc, waitingDesc, p.Capture.Unfiled, p.Capture.UnfiledSince},
+		{factsDesc, factsAgeDesc, p.Capture.Facts, p.Capture.FactsSince}} {
 		if backlog.n == nil { // another session had locked the table
 			continue
 		}
@@ -439,7 +473,9 @@ func (p *publisher) publishInstallation() {
 	for _, pace := range p.Paces {
 		gauge(p.ch, paceDesc, max(0, pace.FreeAt.Sub(p.now).Seconds()), pace.Name)
 	}
-	runs, total, replayed, skipped := map[string]int64{"running": 0, "paused": 0, "completed": 0, "cancelled": 0, "stopped": 0}, int64(0), int64(0), int64(0)
+	runs, total, replayed, skipped := map[string]int64{
+		"running": 0, "paused": 0, "completed": 0, "cancelled": 0, "stopped": 0,
+	}, int64(0), int64(0), int64(0)
 	for _, r := range p.Runs {
 		runs[r.Status] = r.Runs
 		total, replayed, skipped = total+r.Total, replayed+r.Replayed, skipped+r.Skipped

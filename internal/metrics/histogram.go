@@ -132,7 +132,9 @@ func (h histogram) Write(out *dto.Metric) error {
 			last := made.GetPositiveSpan()[len(made.GetPositiveSpan())-1]
 			last.Length = new(last.GetLength() + 1)
 		default:
-			made.PositiveSpan = append(made.PositiveSpan, &dto.BucketSpan{Offset: new(int32(n - numbers[i-1] - 1)), Length: proto.Uint32(1)})
+			made.PositiveSpan = append(made.PositiveSpan, &dto.BucketSpan{
+				Offset: new(int32(n - numbers[i-1] - 1)), Length: proto.Uint32(1),
+			})
 		}
 		made.PositiveDelta = append(made.PositiveDelta, entries-before)
 		before = entries

@@ -79,7 +79,8 @@ func New() *Metrics {
 	options := func(name, help string, buckets []float64) prometheus.HistogramOpts {
 		return prometheus.HistogramOpts{
 			Namespace: namespace, Name: name, Help: help, Buckets: buckets,
-			NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: maxNativeBuckets, NativeHistogramMinResetDuration: nativeReset,
+			NativeHistogramBucketFactor: nativeFactor, NativeHistogramMaxBucketNumber: maxNativeBuckets,
+			NativeHistogramMinResetDuration: nativeReset,
 		}
 	}
 	seconds := prometheus.ExponentialBuckets(0.0005, 2, 16) // 0.5 ms to 16 s
@@ -91,26 +92,44 @@ func New() *Metrics {
 		return factory.NewHistogramVec(options(name, help, buckets), labels)
 	}
 	m := &Metrics{
-		registry:        registry,
-		Requests:        counter("http_requests_total", "Requests to the API, by operation and status code.", "operation", "code"),
-		RequestSeconds:  histogramBy("http_request_seconds", "Time to answer a request.", seconds, "operation"),
-		refused:         counter("http_refused_total", "Requests and connections that were rejected before their handler, by reason: host (unknown host name), origin (page of another site), requests (too many at once), rate, bodies (no memory left), slow (slow body), connections (too many).", "reason"),
-		Submitted:       counter("messages_submitted_total", "Messages submitted, by outcome: accepted, duplicate, conflict, invalid, refused, overflow, open (the destination's breaker is open), unworked (no dlqd process delivers the queue), away (the dlqd process that delivers the queue is temporarily away), error.", "queue", "outcome"),
-		inserts:         counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
-		insertSeconds:   histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
-		insertMessages:  histogram("ingest_insert_messages", "Messages in one insert.", prometheus.ExponentialBuckets(1, 2, 11)),
-		insertWait:      histogram("ingest_wait_seconds", "Time from a submission until its insert began, for the submission of each insert that waited longest.", seconds),
-		deliveries:      counter("deliveries_total", "Deliveries, by outcome: ok, held (not attempted yet), or the class of the error.", "queue", "destination", "outcome"),
-		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery, without held ones.", seconds, "destination", "outcome"),
-		deliveryWait:    histogramBy("delivery_wait_seconds", "Time from when a job was due until its attempt began, without held ones.", seconds, "queue"),
-		moves:           counter("worker_entries_total", "Dead letters that the DLQ workers of this process handled, by action: filed, repeated (a further failure of an open entry), claimed, decided, parked, placed (in a pace), put_off (deferred), released (by a gate), redelivered, settled (found ended by the sweep), requeued.", "action"),
-		batchSeconds:    histogramBy("worker_batch_seconds", "Time of one batch of a DLQ worker, by action.", seconds, "action"),
-		stageSeconds:    histogramBy("stage_seconds", "Time of one step of a stage, by outcome (ok, error): claim (due batch), decision (failed batch), pace (reservation), gate (check), approval (execution).", seconds, "stage", "outcome"),
-		retention:       counter("retention_total", "Results of retention: aged_out (failed entries that were archived), deleted (entries that were deleted one by one), partitions (months that were dropped), archived (rows that were written to the archive).", "what"),
-		Reloads:         counter("policy_reloads_total", "Reloads of the policy, by outcome: ok, error.", "outcome"),
-		turns:           counter("loop_turns_total", "Turns of a loop of this process, by outcome: ok, error.", "loop", "outcome"),
-		turnSeconds:     histogramBy("loop_turn_seconds", "Time of one turn of a loop of this process.", turns, "loop"),
-		records:         counter("log_records_total", "Log records.", "level"),
+		registry: registry,
+		Requests: counter("http_requests_total", "Requests to the API, by operation and status code.",
+			"operation", "code"),
+		RequestSeconds: histogramBy("http_request_seconds", "Time to answer a request.", seconds, "operation"),
+		refused: counter("http_refused_total", "Requests and connections that were rejected before their handler, "+
+			"by reason: host (unknown host name), origin (page of another site), requests (too many at once), rate, bodies "+
+			"(no memory left), slow (slow body), connections (too many).", "reason"),
+		Submitted: counter("messages_submitted_total", "Messages submitted, by outcome: accepted, duplicate, "+
+			"conflict, invalid, refused, overflow, open (the destination's breaker is open), unworked (no dlqd process "+
+			"delivers the queue), away (the dlqd process that delivers the queue is temporarily away), error.",
+			"queue", "outcome"),
+		inserts:       counter("ingest_inserts_total", "Inserts of joined submissions, by outcome: ok, error.", "outcome"),
+		insertSeconds: histogram("ingest_insert_seconds", "Time of one insert with its commit.", seconds),
+		insertMessages: histogram("ingest_insert_messages", "Messages in one insert.",
+			prometheus.ExponentialBuckets(1, 2, 11)),
+		insertWait: histogram("ingest_wait_seconds", "Time from a submission until its insert began, for the "+
+			"submission of each insert that waited longest.", seconds),
+		deliveries: counter("deliveries_total", "Deliveries, by outcome: ok, held (not attempted yet), or the class "+
+			"of the error.", "queue", "destination", "outcome"),
+		deliverySeconds: histogramBy("delivery_seconds", "Time of one delivery, without held ones.", seconds,
+			"destination", "outcome"),
+		deliveryWait: histogramBy("delivery_wait_seconds", "Time from when a job was due until its attempt began, without "+
+			"held ones.", seconds, "queue"),
+		moves: counter("worker_entries_total", "Dead letters that the DLQ workers of this process handled, by "+
+			"action: filed, repeated (a further failure of an open entry), claimed, decided, parked, placed (in a pace), "+
+			"put_off (deferred), released (by a gate), redelivered, settled (found ended by the sweep), requeued.", "action"),
+		batchSeconds: histogramBy("worker_batch_seconds", "Time of one batch of a DLQ worker, by action.", seconds, "action"),
+		stageSeconds: histogramBy("stage_seconds", "Time of one step of a stage, by outcome (ok, error): claim (due "+
+			"batch), decision (failed batch), pace (reservation), gate (check), approval (execution).",
+			seconds, "stage", "outcome"),
+		retention: counter("retention_total", "Results of retention: aged_out (failed entries that were archived), "+
+			"deleted (entries that were deleted one by one), partitions (months that were dropped), archived (rows that were "+
+			"written to the archive).", "what"),
+		Reloads: counter("policy_reloads_total", "Reloads of the policy, by outcome: ok, error.", "outcome"),
+		turns: counter("loop_turns_total", "Turns of a loop of this process, by outcome: ok, error.",
+			"loop", "outcome"),
+		turnSeconds: histogramBy("loop_turn_seconds", "Time of one turn of a loop of this process.", turns, "loop"),
+		records:     counter("log_records_total", "Log records.", "level"),
 	}
 	for _, reason := range door.Reasons() {
 		m.refused.WithLabelValues(reason)
@@ -119,10 +138,12 @@ func New() *Metrics {
 		vec.WithLabelValues("ok")
 		vec.WithLabelValues("error")
 	}
-	for _, action := range []string{"filed", "repeated", "claimed", "decided", "parked", "placed", "put_off", "released", "redelivered", "settled", "requeued"} {
+	for _, action := range []string{"filed", "repeated", "claimed", "decided", "parked", "placed", "put_off", "released",
+		"redelivered", "settled", "requeued"} {
 		m.moves.WithLabelValues(action)
 	}
-	for _, stage := range []string{worker.StageClaim, worker.StageDecision, worker.StagePace, worker.StageGate, stageApproval} {
+	for _, stage := range []string{worker.StageClaim, worker.StageDecision, worker.StagePace, worker.StageGate,
+		stageApproval} {
 		m.stageSeconds.WithLabelValues(stage, "ok")
 		m.stageSeconds.WithLabelValues(stage, "error")
 	}
@@ -147,7 +168,9 @@ func buildInfo() prometheus.Collector {
 			}
 		}
 	}
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: "build_info", Help: "Build of the program: 1.", ConstLabels: labels}, func() float64 { return 1 })
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: namespace, Name: "build_info", Help: "Build of the program: 1.", ConstLabels: labels,
+	}, func() float64 { return 1 })
 }
 
 // Refused counts a request or connection that was refused before its handler, by reason.
@@ -253,10 +276,13 @@ func (h countingHandler) WithGroup(name string) slog.Handler {
 // WatchPending publishes the submissions that wait for their commit.
 func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
 	gauge := func(name, help string, value func() float64) {
-		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, value))
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help},
+			value))
 	}
-	gauge("ingest_pending_messages", "Messages that wait for their commit.", func() float64 { n, _ := pending(); return float64(n) })
-	gauge("ingest_pending_bytes", "Bytes of the payloads of messages that wait for their commit.", func() float64 { _, n := pending(); return float64(n) })
+	gauge("ingest_pending_messages", "Messages that wait for their commit.",
+		func() float64 { n, _ := pending(); return float64(n) })
+	gauge("ingest_pending_bytes", "Bytes of the payloads of messages that wait for their commit.",
+		func() float64 { _, n := pending(); return float64(n) })
 }
 
 // WatchDatabase publishes the last sample of the database.
@@ -292,5 +318,6 @@ func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 // Handler serves the metrics. A metric that cannot be collected is left out of the scrape and
 // counted in promhttp_metric_handler_errors_total.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})
+	return promhttp.HandlerFor(m.registry,
+		promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})
 }

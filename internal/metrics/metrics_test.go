@@ -80,9 +80,12 @@ func (b *bundle) exec(sql string, args ...any) {
 // fail creates n filed dead letters of a queue that failed the given time ago.
 func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
 	b.Helper()
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', $1, 5, 5, 'running' FROM generate_series(1, $2)`, queue, n)
-	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - $2::interval, errors = ARRAY[jsonb_build_object('error', 'no', 'attempt', attempt)],
-		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'type', $1::text)) WHERE state = 'running'`, errorType, ago)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', $1, 5, 5, 'running'
+		FROM generate_series(1, $2)`, queue, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - $2::interval,
+		errors = ARRAY[jsonb_build_object('error', 'no', 'attempt', attempt)],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'type', $1::text))
+			WHERE state = 'running'`, errorType, ago)
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 }
 
@@ -139,34 +142,48 @@ func TestDatabase_CountsMoves(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.requireSeries(b.takeSample(), map[string]float64{ // queues of the policy have their series from the start
-		"dlq_jobs_total{queue=default}": 0, "dlq_size{queue=default}": 0, "dlq_retry_success_total{queue=default}": 0, "dlq_permanent_failures_total{queue=default}": 0,
-		"dlq_time_to_retry_seconds{queue=default}": 0, "dlqd_queue_up{queue=default}": 1, "dlqd_dead_letter_oldest_seconds{queue=default}": 0,
+		"dlq_jobs_total{queue=default}": 0, "dlq_size{queue=default}": 0,
+		"dlq_retry_success_total{queue=default}": 0, "dlq_permanent_failures_total{queue=default}": 0,
+		"dlq_time_to_retry_seconds{queue=default}": 0, "dlqd_queue_up{queue=default}": 1,
+		"dlqd_dead_letter_oldest_seconds{queue=default}": 0,
 	})
 	b.fail(5, "payments", "TIMEOUT", time.Hour)
 	b.fail(2, "payments", "", 0)
-	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_class = 'outage', strategy = 'manual', move = '{"actor": "worker:1", "reason": "decided"}' WHERE error_type = 'TIMEOUT'`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_class = 'outage', strategy = 'manual',
+		move = '{"actor": "worker:1", "reason": "decided"}' WHERE error_type = 'TIMEOUT'`)
 	b.exec("SELECT dlq.replay(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'")
 	first := b.takeSample()
 	b.requireSeries(first, map[string]float64{
-		"dlq_jobs_total{queue=payments}": 7, "dlq_size{queue=payments}": 7, "dlq_time_to_retry_seconds{queue=payments}": 5, "dlqd_time_to_filing_seconds{queue=payments}": 7,
-		"dlqd_dead_letters{error_class=undecided,queue=payments,status=dlq_pending}": 2, "dlqd_dead_letters{error_class=outage,queue=payments,status=dlq_processing}": 5,
-		"dlqd_failures_by_type_total{error_type=TIMEOUT,queue=payments}": 5, "dlqd_failures_by_type_total{error_type=none,queue=payments}": 2,
-		"dlqd_redeliveries_total{error_class=outage,queue=payments}": 5, "dlqd_dead_letters_parked_total{error_class=outage,queue=payments}": 5,
+		"dlq_jobs_total{queue=payments}": 7, "dlq_size{queue=payments}": 7,
+		"dlq_time_to_retry_seconds{queue=payments}": 5, "dlqd_time_to_filing_seconds{queue=payments}": 7,
+		"dlqd_dead_letters{error_class=undecided,queue=payments,status=dlq_pending}": 2,
+		"dlqd_dead_letters{error_class=outage,queue=payments,status=dlq_processing}": 5,
+		"dlqd_failures_by_type_total{error_type=TIMEOUT,queue=payments}":             5,
+		"dlqd_failures_by_type_total{error_type=none,queue=payments}":                2,
+		"dlqd_redeliveries_total{error_class=outage,queue=payments}":                 5,
+		"dlqd_dead_letters_parked_total{error_class=outage,queue=payments}":          5,
 	})
 	require.Positive(t, value(first["dlqd_dead_letter_oldest_seconds{queue=payments}"]))
-	require.InDelta(t, 5*time.Hour.Seconds(), first["dlq_time_to_retry_seconds{queue=payments}"].GetHistogram().GetSampleSum(), 60)
+	require.InDelta(t, 5*time.Hour.Seconds(),
+		first["dlq_time_to_retry_seconds{queue=payments}"].GetHistogram().GetSampleSum(), 60)
 
 	// Four succeed, and one has used up its redeliveries.
 	b.exec(`WITH one AS (SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_processing' LIMIT 1)
-		UPDATE dlq.dead_letter_queue e SET status = 'dlq_failed', last_failed_at = now(), move = '{"actor": "capture", "reason": "job failed"}' FROM one WHERE e.id = one.id`)
-	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
+		UPDATE dlq.dead_letter_queue e SET status = 'dlq_failed', last_failed_at = now(),
+			move = '{"actor": "capture", "reason": "job failed"}' FROM one WHERE e.id = one.id`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved',
+		move = '{"actor": "capture", "reason": "job completed"}' WHERE status = 'dlq_processing'`)
 	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'")
 	want := map[string]float64{
-		"dlq_jobs_total{queue=payments}": 7, "dlq_size{queue=payments}": 0, "dlq_retry_success_total{queue=payments}": 4, "dlq_permanent_failures_total{queue=payments}": 1,
-		"dlqd_redeliveries_ended_total{error_class=outage,outcome=succeeded,queue=payments}": 4, "dlqd_redeliveries_ended_total{error_class=outage,outcome=failed,queue=payments}": 1,
-		"dlqd_dead_letters_closed_total{error_class=outage,outcome=resolved,queue=payments}": 4, "dlqd_dead_letters_closed_total{error_class=outage,outcome=failed,queue=payments}": 1,
+		"dlq_jobs_total{queue=payments}": 7, "dlq_size{queue=payments}": 0,
+		"dlq_retry_success_total{queue=payments}": 4, "dlq_permanent_failures_total{queue=payments}": 1,
+		"dlqd_redeliveries_ended_total{error_class=outage,outcome=succeeded,queue=payments}":    4,
+		"dlqd_redeliveries_ended_total{error_class=outage,outcome=failed,queue=payments}":       1,
+		"dlqd_dead_letters_closed_total{error_class=outage,outcome=resolved,queue=payments}":    4,
+		"dlqd_dead_letters_closed_total{error_class=outage,outcome=failed,queue=payments}":      1,
 		"dlqd_dead_letters_closed_total{error_class=undecided,outcome=archived,queue=payments}": 2,
-		"dlqd_time_in_dlq_seconds{queue=payments}":                                              7, "dlqd_time_to_recovery_seconds{queue=payments}": 4,
+		"dlqd_time_in_dlq_seconds{queue=payments}":                                              7,
+		"dlqd_time_to_recovery_seconds{queue=payments}":                                         4,
 	}
 	b.requireSeries(b.takeSample(), want)
 	// The entry is closed already.
@@ -211,7 +228,9 @@ func TestDatabase_IncludesQueuesOfRiver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec("INSERT INTO river_queue (name, updated_at) SELECT 'r' || n, now() FROM generate_series(1, 2) n")
-	b.requireSeries(b.takeSample(), map[string]float64{"dlq_jobs_total{queue=r1}": 0, "dlq_size{queue=r1}": 0, "dlqd_alert_max_open{queue=r2}": 1000})
+	b.requireSeries(b.takeSample(), map[string]float64{
+		"dlq_jobs_total{queue=r1}": 0, "dlq_size{queue=r1}": 0, "dlqd_alert_max_open{queue=r2}": 1000,
+	})
 	b.fail(3, "r1", "A", 0)
 	b.requireSeries(b.takeSample(), map[string]float64{"dlq_jobs_total{queue=r1}": 3, "dlq_size{queue=r1}": 3})
 	b.exec("INSERT INTO river_queue (name, updated_at) SELECT 's' || n, now() FROM generate_series(1, 200) n")
@@ -232,7 +251,9 @@ func TestDatabase_RebuildCountsOnce(t *testing.T) {
 	b.takeSample()
 	b.fail(2, "q", "A", 0)
 	b.exec("SELECT dlq.rebuild_rollups()")
-	b.requireSeries(b.takeSample(), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlqd_failures_by_type_total{error_type=A,queue=q}": 3})
+	b.requireSeries(b.takeSample(), map[string]float64{
+		"dlq_jobs_total{queue=q}": 3, "dlqd_failures_by_type_total{error_type=A,queue=q}": 3,
+	})
 }
 
 // Every process serves the sample that one of them took, and reads one row for it.
@@ -270,7 +291,8 @@ func TestDatabase_EveryProcessServesSameSample(t *testing.T) {
 
 	same := 0
 	for name, m := range first {
-		if strings.HasPrefix(name, "dlq") && !strings.Contains(name, "_seconds{") && !strings.HasPrefix(name, "dlqd_build_info") {
+		if strings.HasPrefix(name, "dlq") && !strings.Contains(name, "_seconds{") &&
+			!strings.HasPrefix(name, "dlqd_build_info") {
 			require.Equal(t, value(m), value(second[name]), name) //nolint:testifylint // the same number
 			same++
 		}
@@ -333,7 +355,9 @@ func TestDatabase_ServesLastSampleDuringOutage(t *testing.T) {
 			require.NotContains(t, series, "dlq_jobs_total{queue=q}")
 			continue
 		}
-		b.requireSeries(series, map[string]float64{"dlq_size{queue=q}": 3, "dlq_jobs_total{queue=q}": 3, "dlqd_capture{mode=on,triggers=enabled}": 1})
+		b.requireSeries(series, map[string]float64{
+			"dlq_size{queue=q}": 3, "dlq_jobs_total{queue=q}": 3, "dlqd_capture{mode=on,triggers=enabled}": 1,
+		})
 		for _, age := range []string{"dlqd_sample_age_seconds{}", "dlqd_dead_letter_oldest_seconds{queue=q}"} {
 			require.Greater(t, value(series[age]), value(before[age]), age)
 		}
@@ -359,7 +383,9 @@ func TestSampler_WritesSmallRow(t *testing.T) {
 	first := b.takeSample()
 	var size int
 	var persistence string
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT octet_length(counters::text) + octet_length(sample::text), (SELECT relpersistence FROM pg_class WHERE oid = 'dlq.metrics_sample'::regclass) FROM dlq.metrics_sample").Scan(&size, &persistence))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT octet_length(counters::text) + octet_length(sample::text),
+		(SELECT relpersistence FROM pg_class WHERE oid = 'dlq.metrics_sample'::regclass)
+			FROM dlq.metrics_sample`).Scan(&size, &persistence))
 	require.Less(t, size, 800_000)
 	require.Equal(t, "u", persistence, "no sample goes to replicas and backups")
 
@@ -385,12 +411,14 @@ func TestSampler_WritesSmallRow(t *testing.T) {
 	}
 
 	outOfLine := func() (bytes int) {
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT pg_relation_size(reltoastrelid) FROM pg_class WHERE oid = 'dlq.metrics_sample'::regclass").Scan(&bytes))
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT pg_relation_size(reltoastrelid) FROM pg_class
+			WHERE oid = 'dlq.metrics_sample'::regclass`).Scan(&bytes))
 		return bytes
 	}
 	before := outOfLine()
 	for n := range 3 {
-		b.exec("INSERT INTO dlq.paces (name, free_at) VALUES ($1, now() + interval '1 minute')", fmt.Sprint("destination:", n))
+		b.exec("INSERT INTO dlq.paces (name, free_at) VALUES ($1, now() + interval '1 minute')",
+			fmt.Sprint("destination:", n))
 		b.exec("UPDATE dlq.metrics_sample SET at = at - interval '1 hour'")
 		require.NoError(t, b.sampler().Once(t.Context()))
 		require.Contains(t, b.gather(b.metrics), fmt.Sprintf("dlqd_pace_reserved_seconds{name=destination:%d}", n))
@@ -426,8 +454,10 @@ func (s *statements) take() []string {
 func TestDatabase_LimitsNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', 'q' || n, 5, 5, 'running' FROM generate_series(1, 150) n`)
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, tags) SELECT 'app', '{}', 'q1', 5, 5, 'running', ARRAY['t' || n] FROM generate_series(1, 50) n`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', 'q' || n, 5, 5,
+		'running' FROM generate_series(1, 150) n`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, tags) SELECT 'app', '{}', 'q1', 5, 5,
+		'running', ARRAY['t' || n] FROM generate_series(1, 50) n`)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'no', 'attempt', 5)],
 		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 5, 'type', coalesce(tags[1], 'x')))`)
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
@@ -468,7 +498,9 @@ func TestDatabase_LimitsNames(t *testing.T) {
 	b.fail(4, "q1", hidden, 0)
 	third := b.takeSample()
 	other := "dlqd_failures_by_type_total{error_type=other,queue=q1}"
-	b.requireSeries(third, map[string]float64{"dlqd_failures_by_type_total{error_type=" + hidden + ",queue=q1}": 4, other: value(second[other])})
+	b.requireSeries(third, map[string]float64{
+		"dlqd_failures_by_type_total{error_type=" + hidden + ",queue=q1}": 4, other: value(second[other]),
+	})
 	types, _ = of(third, "dlqd_failures_by_type_total{")
 	types = slices.DeleteFunc(types, func(name string) bool { return !strings.HasSuffix(name, "queue=q1}") })
 	require.LessOrEqual(t, len(types), 21)
@@ -485,7 +517,8 @@ func TestDatabase_LimitsNames(t *testing.T) {
 func TestHistogram_ClassicAndNativeBucketsAgree(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	agos := []time.Duration{time.Second, 3 * time.Second, 5 * time.Second, 100 * time.Second, time.Hour, 90 * time.Minute, 60 * 24 * time.Hour}
+	agos := []time.Duration{time.Second, 3 * time.Second, 5 * time.Second, 100 * time.Second, time.Hour, 90 * time.Minute,
+		60 * 24 * time.Hour}
 	for _, ago := range agos {
 		b.fail(1, "q", "A", ago)
 	}
@@ -532,24 +565,34 @@ func TestDatabase_PublishesInstallation(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec("CALL dlq.ensure_partitions()")
-	b.exec(`INSERT INTO river_queue (name, created_at, updated_at, paused_at) VALUES ('mails', now(), now(), now()), ('reports', now(), now(), NULL)`)
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, scheduled_at) SELECT 'app', '{}', 'mails', 5, 'available', now() - interval '5 minutes' FROM generate_series(1, 10500)`)
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, scheduled_at, attempted_at) VALUES ('app', '{}', 'reports', 5, 1, 'running', now() - interval '40 seconds', now() - interval '10 seconds')`)
+	b.exec(`INSERT INTO river_queue (name, created_at, updated_at, paused_at) VALUES ('mails', now(), now(), now()),
+		('reports', now(), now(), NULL)`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, scheduled_at) SELECT 'app', '{}', 'mails', 5,
+		'available', now() - interval '5 minutes' FROM generate_series(1, 10500)`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, scheduled_at, attempted_at)
+		VALUES ('app', '{}', 'reports', 5, 1, 'running', now() - interval '40 seconds', now() - interval '10 seconds')`)
 	b.exec("SELECT dlq.open_breaker('destination:shop')")
 	b.exec("SELECT dlq.reset_breaker('destination:shop')")
 	b.exec("SELECT dlq.open_breaker('destination:shop')")
-	b.exec("INSERT INTO dlq.paces (name, free_at) VALUES ('destination:shop', now() + interval '1 minute'), ('replay:0', now() + interval '1 minute')")
+	b.exec(`INSERT INTO dlq.paces (name, free_at) VALUES ('destination:shop', now() + interval '1 minute'),
+		('replay:0', now() + interval '1 minute')`)
 	b.exec("INSERT INTO dlq.gates (name, state, started_at) VALUES ('conditions:q', 'shut', now())")
-	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, replayed) VALUES (gen_random_uuid(), '{}', 'kim', 10, 4)")
+	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, replayed)
+		VALUES (gen_random_uuid(), '{}', 'kim', 10, 4)`)
 	b.exec("SELECT dlq.stop_automatic('kim', 'enough')")
 	b.exec("INSERT INTO dlq.processes (id, name, version, parts) VALUES (gen_random_uuid(), 'one', '1', '{api}')")
 	series := b.takeSample()
 	b.requireSeries(series, map[string]float64{
-		"dlqd_river_jobs{queue=mails,state=available}": 10000, "dlqd_river_jobs{queue=reports,state=running}": 1, "dlqd_river_jobs{queue=reports,state=available}": 0,
-		"dlqd_river_queue_paused{queue=mails}": 1, "dlqd_river_queue_paused{queue=reports}": 0, "dlqd_river_oldest_job_seconds{queue=reports}": 0, "dlqd_river_latency_seconds{queue=reports}": 30,
-		"dlqd_circuit_breaker_changes_total{name=destination:shop,to=open}": 2, "dlqd_circuit_breaker_changes_total{name=destination:shop,to=closed}": 1,
-		"dlqd_gates{state=shut}": 1, "dlqd_gates{state=open}": 0, "dlqd_replay_runs{status=running}": 1, "dlqd_replay_run_entries{state=total}": 10, "dlqd_replay_run_entries{state=replayed}": 4,
-		"dlqd_automatic_stopped{}": 1, "dlqd_processes{}": 1, "dlqd_capture{mode=on,triggers=enabled}": 1, "dlqd_unfiled_entries{}": 0, "dlqd_approvals{operation=erase,state=requested}": 0,
+		"dlqd_river_jobs{queue=mails,state=available}": 10000,
+		"dlqd_river_jobs{queue=reports,state=running}": 1, "dlqd_river_jobs{queue=reports,state=available}": 0,
+		"dlqd_river_queue_paused{queue=mails}": 1, "dlqd_river_queue_paused{queue=reports}": 0,
+		"dlqd_river_oldest_job_seconds{queue=reports}": 0, "dlqd_river_latency_seconds{queue=reports}": 30,
+		"dlqd_circuit_breaker_changes_total{name=destination:shop,to=open}":   2,
+		"dlqd_circuit_breaker_changes_total{name=destination:shop,to=closed}": 1,
+		"dlqd_gates{state=shut}": 1, "dlqd_gates{state=open}": 0, "dlqd_replay_runs{status=running}": 1,
+		"dlqd_replay_run_entries{state=total}": 10, "dlqd_replay_run_entries{state=replayed}": 4,
+		"dlqd_automatic_stopped{}": 1, "dlqd_processes{}": 1, "dlqd_capture{mode=on,triggers=enabled}": 1,
+		"dlqd_unfiled_entries{}": 0, "dlqd_approvals{operation=erase,state=requested}": 0,
 		"dlqd_reconciled_entries_total{why=missed}": 0, "dlqd_database_up{}": 1,
 	})
 	require.InDelta(t, 300, value(series["dlqd_river_oldest_job_seconds{queue=mails}"]), 30)

@@ -11,20 +11,28 @@ import (
 
 // State of this process, published without a query.
 var (
-	breakerDesc = prometheus.NewDesc("dlqd_circuit_breaker_state", "State of a circuit breaker: 1 for the current state.", []string{"name", "state"}, nil)
+	breakerDesc = prometheus.NewDesc("dlqd_circuit_breaker_state", "State of a circuit breaker: 1 for the current state.",
+		[]string{"name", "state"}, nil)
 
-	loopSuccessDesc = prometheus.NewDesc("dlqd_loop_last_success_timestamp_seconds", "Time of the last successful turn of a loop of this process, in seconds since 1970; 0 before the first.", []string{"loop"}, nil)
-	loopHealthyDesc = prometheus.NewDesc("dlqd_loop_healthy", "Whether a loop of this process is healthy: 0 if several turns in a row failed, one hangs, or none has succeeded for three intervals.", []string{"loop"}, nil)
+	loopSuccessDesc = prometheus.NewDesc("dlqd_loop_last_success_timestamp_seconds", "Time of the last successful turn "+
+		"of a loop of this process, in seconds since 1970; 0 before the first.", []string{"loop"}, nil)
+	loopHealthyDesc = prometheus.NewDesc("dlqd_loop_healthy", "Whether a loop of this process is healthy: 0 if several "+
+		"turns in a row failed, one hangs, or none has succeeded for three intervals.", []string{"loop"}, nil)
 
 	policyDesc   = prometheus.NewDesc("dlqd_policy_info", "Active policy: 1.", []string{"version"}, nil)
-	upToDateDesc = prometheus.NewDesc("dlqd_policy_up_to_date", "Whether the active policy matches the files: 0 after a failed reload.", nil, nil)
+	upToDateDesc = prometheus.NewDesc("dlqd_policy_up_to_date", "Whether the active policy matches the files: 0 after a "+
+		"failed reload.", nil, nil)
 
-	connectionsDesc = prometheus.NewDesc("dlqd_pool_connections", "Connections of the pool to the database: idle, used, opening.", []string{"state"}, nil)
-	maxConnsDesc    = prometheus.NewDesc("dlqd_pool_max_connections", "Maximum number of connections in the pool.", nil, nil)
-	acquiresDesc    = prometheus.NewDesc("dlqd_pool_acquires_total", "Connections acquired from the pool.", nil, nil)
-	waitedDesc      = prometheus.NewDesc("dlqd_pool_acquires_waited_total", "Acquires that waited because no connection was idle.", nil, nil)
-	canceledDesc    = prometheus.NewDesc("dlqd_pool_acquires_canceled_total", "Waits for a connection that were cancelled.", nil, nil)
-	waitTimeDesc    = prometheus.NewDesc("dlqd_pool_acquire_wait_seconds_total", "Time spent waiting for connections.", nil, nil)
+	connectionsDesc = prometheus.NewDesc("dlqd_pool_connections", "Connections of the pool to the database: idle, used, "+
+		"opening.", []string{"state"}, nil)
+	maxConnsDesc = prometheus.NewDesc("dlqd_pool_max_connections", "Maximum number of connections in the pool.", nil, nil)
+	acquiresDesc = prometheus.NewDesc("dlqd_pool_acquires_total", "Connections acquired from the pool.", nil, nil)
+	waitedDesc   = prometheus.NewDesc("dlqd_pool_acquires_waited_total",
+		"Acquires that waited because no connection was idle.", nil, nil)
+	canceledDesc = prometheus.NewDesc("dlqd_pool_acquires_canceled_total", "Waits for a connection that were cancelled.",
+		nil, nil)
+	waitTimeDesc = prometheus.NewDesc("dlqd_pool_acquire_wait_seconds_total", "Time spent waiting for connections.",
+		nil, nil)
 )
 
 // breakerStates reads the breakers at each scrape.
@@ -95,7 +103,8 @@ func (s *policyState) Collect(ch chan<- prometheus.Metric) {
 type poolState struct{ pool *pgxpool.Pool }
 
 func (poolState) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{connectionsDesc, maxConnsDesc, acquiresDesc, waitedDesc, canceledDesc, waitTimeDesc} {
+	for _, d := range []*prometheus.Desc{connectionsDesc, maxConnsDesc, acquiresDesc, waitedDesc,
+		canceledDesc, waitTimeDesc} {
 		ch <- d
 	}
 }

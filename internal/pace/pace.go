@@ -20,8 +20,11 @@ type Places struct {
 // Reserve reserves up to count places in the named stream, which has perSecond places a second,
 // from now on. If within is nil, it reserves all of them; otherwise only those that are no further
 // ahead than within.
-func Reserve(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time, within *time.Duration) (Places, error) {
-	row, err := dbsqlc.New(db).ReservePace(ctx, dbsqlc.ReservePaceParams{Name: name, Rate: perSecond, Count: int32(min(count, math.MaxInt32)), Now: now, Within: within})
+func Reserve(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time,
+	within *time.Duration) (Places, error) {
+	row, err := dbsqlc.New(db).ReservePace(ctx, dbsqlc.ReservePaceParams{
+		Name: name, Rate: perSecond, Count: int32(min(count, math.MaxInt32)), Now: now, Within: within,
+	})
 	if err != nil {
 		return Places{}, fmt.Errorf("reserve places in pace %s: %w", name, err)
 	}

@@ -29,7 +29,8 @@ func TestReserve_KeepsRate(t *testing.T) {
 			length := time.Duration(seconds) * time.Second
 			for at := time.Duration(0); at < length; at += max(caller.every, length/1000) {
 				within := max(caller.within, length/1000)
-				places, err := pace.Reserve(t.Context(), pool, caller.name+time.Duration(rate*1e9).String(), rate, 1000, start.Add(at), &within)
+				places, err := pace.Reserve(t.Context(), pool, caller.name+time.Duration(rate*1e9).String(), rate, 1000,
+					start.Add(at), &within)
 				require.NoError(t, err)
 				if granted += places.Granted; places.Granted > 0 {
 					last := places.First.Add(time.Duration(float64(places.Granted-1) / rate * float64(time.Second)))

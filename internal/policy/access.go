@@ -125,7 +125,8 @@ func (l *loader) checkAccess() {
 		case method == access.ViaProxy && len(a.Proxy.From) == 0:
 			l.addf(file, "authentication", "proxy requires proxy.from: dlqd trusts headers only from these addresses")
 		case method == access.ViaOIDC && (a.OIDC.Issuer == "" || a.OIDC.ClientID == ""):
-			l.addf(file, "authentication", "oidc requires oidc.issuer, the provider's URL, and oidc.clientID, dlqd's client id there")
+			l.addf(file, "authentication", "oidc requires oidc.issuer, the provider's URL, and oidc.clientID, dlqd's client "+
+				"id there")
 		}
 	}
 	if a.OIDC.Issuer != "" {
@@ -171,10 +172,13 @@ func (l *loader) checkAccess() {
 func (a *Access) Rules() access.Rules {
 	networks, socket, _ := a.Proxy.Networks() // checked when the policy was loaded
 	rules := access.Rules{
-		Ways:  a.Authentication,
-		Proxy: access.Proxy{From: networks, Socket: socket, UserHeader: a.Proxy.UserHeader, GroupsHeader: a.Proxy.GroupsHeader},
+		Ways: a.Authentication,
+		Proxy: access.Proxy{
+			From: networks, Socket: socket, UserHeader: a.Proxy.UserHeader, GroupsHeader: a.Proxy.GroupsHeader,
+		},
 		OIDC: access.OIDC{
-			Issuer: a.OIDC.Issuer, ClientID: a.OIDC.ClientID, Audiences: a.OIDC.Audience, UsernameClaim: a.OIDC.UsernameClaim, GroupsClaim: a.OIDC.GroupsClaim, Scopes: a.OIDC.Scopes,
+			Issuer: a.OIDC.Issuer, ClientID: a.OIDC.ClientID, Audiences: a.OIDC.Audience,
+			UsernameClaim: a.OIDC.UsernameClaim, GroupsClaim: a.OIDC.GroupsClaim, Scopes: a.OIDC.Scopes,
 			ClientSecret: string(a.OIDC.ClientSecret),
 		},
 		Sessions: access.SessionLimits{Idle: a.Sessions.Idle, Absolute: a.Sessions.Absolute},
@@ -183,7 +187,9 @@ func (a *Access) Rules() access.Rules {
 		rules.OIDC.Audiences = []string{a.OIDC.ClientID}
 	}
 	for _, g := range a.Grants {
-		rules.Grants = append(rules.Grants, access.UserGrant{Grant: g.Access(), Users: g.Users, Groups: g.Groups, OSUsers: g.OSUsers, Certificates: g.Certificates})
+		rules.Grants = append(rules.Grants, access.UserGrant{
+			Grant: g.Access(), Users: g.Users, Groups: g.Groups, OSUsers: g.OSUsers, Certificates: g.Certificates,
+		})
 	}
 	return rules
 }

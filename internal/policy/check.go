@@ -58,7 +58,8 @@ func (l *loader) check() {
 			l.checkRange("retry-policies", at+".retention."+retention.field, retention.period, minRetention, maxRetention)
 		}
 		if p.Destinations[q.Destination] == nil {
-			l.addf("retry-policies", at+".destination", "unknown destination %q (known: %s)", q.Destination, sortedKeys(p.Destinations))
+			l.addf("retry-policies", at+".destination", "unknown destination %q (known: %s)", q.Destination,
+				sortedKeys(p.Destinations))
 		}
 	}
 	l.checkRange("retry-policies", "data.auditRetention", p.Data.AuditRetention, 24*time.Hour, maxRetention)
@@ -176,7 +177,8 @@ func (l *loader) checkRouting() {
 		if slices.Contains(ReservedRules(), rule.Name) {
 			l.addf(file, at+".name", "%q is reserved by dlqd", rule.Name)
 		}
-		if rule.Class == "" && rule.Priority == 0 && len(rule.Tags) == 0 && rule.Assignee == "" && reflect.ValueOf(rule.Plan).IsZero() {
+		if rule.Class == "" && rule.Priority == 0 && len(rule.Tags) == 0 && rule.Assignee == "" &&
+			reflect.ValueOf(rule.Plan).IsZero() {
 			l.addf(file, at, "has no effect: set a class, a plan, a priority, tags or an assignee")
 		}
 		if seen[rule.Name] {

@@ -212,7 +212,8 @@ type draft struct {
 
 // addf records a mistake at a path of a file.
 func (l *loader) addf(file, path, format string, args ...any) {
-	l.problems = append(l.problems, fmt.Errorf("%s: %s: %w", l.policy.Where(file, path), path, fmt.Errorf(format, args...)))
+	l.problems = append(l.problems, fmt.Errorf("%s: %s: %w", l.policy.Where(file, path), path,
+		fmt.Errorf(format, args...)))
 }
 
 // checkDir rejects what would be ignored silently: a misspelled file name, or a missing
@@ -306,9 +307,11 @@ func (l *loader) load(name string) {
 	if len(l.problems) > 0 {
 		return // the values would not be what the file means
 	}
-	if err := merged.UnmarshalWithConf("", l.policy.section(name), koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
-		TagName: "json", ErrorUnused: true, DecodeHook: mapstructure.ComposeDecodeHookFunc(durationHook, wordsHook), Result: l.policy.section(name),
-	}}); err != nil {
+	if err := merged.UnmarshalWithConf("", l.policy.section(name),
+		koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
+			TagName: "json", ErrorUnused: true,
+			DecodeHook: mapstructure.ComposeDecodeHookFunc(durationHook, wordsHook), Result: l.policy.section(name),
+		}}); err != nil {
 		l.problems = append(l.problems, fmt.Errorf("%s: %w", name, err))
 	}
 	for _, key := range slices.Sorted(maps.Keys(merged.All())) {
@@ -321,11 +324,13 @@ func (l *loader) load(name string) {
 		if ok && len(list) > 0 && reflect.TypeOf(list[0]).Kind() == reflect.Map { // rules: one setting each
 			for i, item := range list {
 				at := path + "[" + strconv.Itoa(i) + "]"
-				l.policy.settings = append(l.policy.settings, Setting{File: name, Path: at, Value: item, Origin: cmp.Or(origins[at], "built in")})
+				l.policy.settings = append(l.policy.settings,
+					Setting{File: name, Path: at, Value: item, Origin: cmp.Or(origins[at], "built in")})
 			}
 			continue
 		}
-		l.policy.settings = append(l.policy.settings, Setting{File: name, Path: path, Value: value, Origin: cmp.Or(origins[path], "built in")})
+		l.policy.settings = append(l.policy.settings,
+			Setting{File: name, Path: path, Value: value, Origin: cmp.Or(origins[path], "built in")})
 	}
 }
 

@@ -127,7 +127,8 @@ func (d *Destination) ShownURL() string {
 
 // Hide replaces the destination's secrets in a text, because responses and errors may repeat them.
 func (d *Destination) Hide(text string) string {
-	return redact.Hide(text, append(append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...), string(d.Secret))...)
+	return redact.Hide(text, append(append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...),
+		string(d.Secret))...)
 }
 
 // ErrorPaths are places in responses: keys joined by dots, such as result.reasonCode. Case, _ and -
@@ -359,9 +360,11 @@ func (a Alert) Judge(open int64, oldest time.Duration) (problems, warnings []str
 	}
 	switch most := a.MaxAge; {
 	case most > 0 && oldest > most:
-		problems = append(problems, fmt.Sprintf("the oldest is open for %s, which exceeds %s", oldest.Round(time.Second), most))
+		problems = append(problems, fmt.Sprintf("the oldest is open for %s, which exceeds %s",
+			oldest.Round(time.Second), most))
 	case most > 0 && oldest.Seconds() >= warnShare*most.Seconds():
-		warnings = append(warnings, fmt.Sprintf("the oldest is open for %s, %.0f %% of %s", oldest.Round(time.Second), 100*oldest.Seconds()/most.Seconds(), most))
+		warnings = append(warnings, fmt.Sprintf("the oldest is open for %s, %.0f %% of %s", oldest.Round(time.Second),
+			100*oldest.Seconds()/most.Seconds(), most))
 	}
 	return problems, warnings
 }

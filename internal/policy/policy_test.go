@@ -34,15 +34,21 @@ func TestDefault(t *testing.T) {
 	require.Equal(t, []string{"default"}, p.QueueNames())
 	q := p.Queues["default"]
 	require.Equal(t, policy.Queue{
-		Name: "default", MaxAttempts: 3, Backoff: policy.Backoff{Kind: "exponential", Delay: time.Second}, Timeout: 30 * time.Second,
-		Destination: "default", WhenOpen: "reject", Payload: "parsed", Retention: policy.Retention{Resolved: 30 * 24 * time.Hour, Failed: 90 * 24 * time.Hour, Archived: 365 * 24 * time.Hour},
+		Name: "default", MaxAttempts: 3,
+		Backoff: policy.Backoff{Kind: "exponential", Delay: time.Second}, Timeout: 30 * time.Second,
+		Destination: "default", WhenOpen: "reject", Payload: "parsed",
+		Retention: policy.Retention{
+			Resolved: 30 * 24 * time.Hour, Failed: 90 * 24 * time.Hour, Archived: 365 * 24 * time.Hour,
+		},
 	}, *q)
 	require.Equal(t, "http://a.example/", p.Destinations["default"].URL)
 	require.Equal(t, policy.Breaker{
-		Enabled: true, FailureRate: 50, Window: time.Minute, MinimumCount: 10, ConsecutiveFailures: 20, OpenFor: 30 * time.Second, Probes: 10, SuccessRate: 80,
+		Enabled: true, FailureRate: 50, Window: time.Minute, MinimumCount: 10,
+		ConsecutiveFailures: 20, OpenFor: 30 * time.Second, Probes: 10, SuccessRate: 80,
 	}, p.Breaker("default"))
 	require.Equal(t, 100, p.Concurrency("default"))
-	require.Equal(t, []time.Duration{time.Minute, 5 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour}, p.Routing.Strategies.Immediate.Delays)
+	require.Equal(t, []time.Duration{time.Minute, 5 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour},
+		p.Routing.Strategies.Immediate.Delays)
 	require.False(t, p.SmartRetryOn("default"))
 	for _, s := range p.Settings() {
 		if s.Path == "destinations.default.url" {
@@ -99,17 +105,20 @@ destinations:
 	}
 	require.Equal(t, dir+"/environments/prod/retry-policies.yaml:3", origins["queues.payments.timeout"])
 	require.Equal(t, dir+"/retry-policies.yaml:3", origins["queues.payments.backoff.delay"])
-	require.Equal(t, dir+"/retry-policies.yaml:1", origins["queues.orders.maxAttempts"], "the origin of an inherited value is not the defaults")
+	require.Equal(t, dir+"/retry-policies.yaml:1", origins["queues.orders.maxAttempts"],
+		"the origin of an inherited value is not the defaults")
 	require.Equal(t, "built in", origins["queues.orders.whenOpen"])
 }
 
 func TestLoad_JSON(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.json"), []byte("{\n  \"$schema\": \"x\",\n  \"defaults\": {\"maxOpen\": 5, \"maxAge\": \"2d\"}\n}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.json"),
+		[]byte("{\n  \"$schema\": \"x\",\n  \"defaults\": {\"maxOpen\": 5, \"maxAge\": \"2d\"}\n}\n"), 0o600))
 	p, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
 	require.NoError(t, err)
-	require.Equal(t, policy.Alert{MaxOpen: 5, MaxAge: 48 * time.Hour, NeedsPersonAfter: 15 * time.Minute}, p.Alert("default"))
+	require.Equal(t, policy.Alert{MaxOpen: 5, MaxAge: 48 * time.Hour, NeedsPersonAfter: 15 * time.Minute},
+		p.Alert("default"))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), nil, 0o600))
 	_, err = policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
 	require.ErrorContains(t, err, "both exist; remove one")
@@ -122,9 +131,11 @@ oidc: {issuer: "https://login.example.com", clientID: dlqd-cli}
 grants: [{groups: [ops], role: operator}]
 `}).Access.Rules()
 	require.Equal(t, access.OIDC{
-		Issuer: "https://login.example.com", ClientID: "dlqd-cli", Audiences: []string{"dlqd-cli"}, GroupsClaim: "groups", Scopes: []string{"openid", "profile", "email", "offline_access"},
+		Issuer: "https://login.example.com", ClientID: "dlqd-cli", Audiences: []string{"dlqd-cli"},
+		GroupsClaim: "groups", Scopes: []string{"openid", "profile", "email", "offline_access"},
 	}, rules.OIDC)
-	rules = policytest.Load(t, policytest.Files{"access": "oidc: {clientID: a, audience: b, usernameClaim: sub}"}).Access.Rules()
+	rules = policytest.Load(t,
+		policytest.Files{"access": "oidc: {clientID: a, audience: b, usernameClaim: sub}"}).Access.Rules()
 	require.Equal(t, []string{"b"}, rules.OIDC.Audiences)
 }
 
@@ -135,7 +146,8 @@ func TestLoad_Approvals(t *testing.T) {
 	raw, err := a.Approvals.Published()
 	require.NoError(t, err)
 	require.JSONEq(t, `{"rules": [], "seconds": 86400}`, string(raw))
-	next := policytest.Load(t, policytest.Files{"access": "authentication: [tokens]\napprovals: {expire: 2h, rules: [{operations: [discard], queues: ['pay*'], above: 7}, {operations: [erase]}]}"})
+	next := policytest.Load(t, policytest.Files{"access": "authentication: [tokens]\napprovals: {expire: 2h, rules: " +
+		"[{operations: [discard], queues: ['pay*'], above: 7}, {operations: [erase]}]}"})
 	raw, err = next.Access.Approvals.Published()
 	require.NoError(t, err)
 	require.JSONEq(t, `{"rules": [{"operations": ["discard"], "queues": ["pay*"], "above": 7}, {"operations": ["erase"], "above": 0}], "seconds": 7200}`, string(raw))
@@ -145,7 +157,8 @@ func TestLoad_Approvals(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"access approvals.expire: 24h -> 2h", "access approvals.rules = [] (removed)",
-		"access approvals.rules[0] = {above: 7, operations: [discard], queues: [pay*]} (new)", "access approvals.rules[1] = {operations: [erase]} (new)",
+		"access approvals.rules[0] = {above: 7, operations: [discard], queues: [pay*]} (new)",
+		"access approvals.rules[1] = {operations: [erase]} (new)",
 	}, lines)
 }
 
@@ -156,12 +169,16 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 	for _, test := range []struct{ file, text, want string }{
 		{"access", "authentication: [oidc]", "access.yaml:1: authentication: oidc requires oidc.issuer"},
 		{"access", "authentication: [oidc]\noidc: {issuer: 'https://login.example.com'}", "and oidc.clientID"},
-		{"access", "oidc:\n  issuer: http://login.example.com", `access.yaml:2: oidc.issuer: "http://login.example.com" must be https, or http on this machine`},
+		{"access", "oidc:\n  issuer: http://login.example.com",
+			`access.yaml:2: oidc.issuer: "http://login.example.com" must be https, or http on this machine`},
 		{"access", "oidc: {scopes: [email]}", "access.yaml:1: oidc.scopes: must contain openid"},
 		{"access", "oidc: {audience: ['']}", "oidc.audience: contains an empty audience"},
-		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: unknown field (known: audience, clientID, clientSecretFile, groupsClaim, issuer, scopes, usernameClaim)"},
-		{"access", "approvals:\n  rules: [{operations: [discard]}]", "access.yaml:2: approvals.rules: approvals require authentication"},
-		{"access", "approvals: {rules: [{operations: [park]}]}", "approvals.rules[0].operations[0]: is park; must be one of replay,"},
+		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: unknown field (known: audience, clientID, " +
+			"clientSecretFile, groupsClaim, issuer, scopes, usernameClaim)"},
+		{"access", "approvals:\n  rules: [{operations: [discard]}]", "access.yaml:2: approvals.rules: approvals require " +
+			"authentication"},
+		{"access", "approvals: {rules: [{operations: [park]}]}", "approvals.rules[0].operations[0]: is park; must be one " +
+			"of replay,"},
 		{"access", "approvals: {rules: [{queues: [a]}]}", "approvals.rules[0]: operations is required"},
 		{"access", "approvals: {rules: [{operations: [erase], above: -1}]}", "approvals.rules[0].above: "},
 		{"access", "authentication: [tokens]\napprovals: {rules: [{operations: [erase], queues: ['']}]}", "is not a pattern"},
@@ -171,18 +188,27 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 		{"retry-policies", "- a", "retry-policies.yaml:1: must be a mapping"},
 		{"retry-policies", "a: 1\n---\nb: 1", "retry-policies.yaml:2: contains more than one document"},
 		{"retry-policies", "queues: {a: {}, a: {}}", "retry-policies.yaml:1: mapping key \"a\" already defined"},
-		{"retry-policies", "defaults: {timeout: 1s}\nqueues:\n  2024: {}", "retry-policies.yaml:3: the name 2024 must be a string: put it in quotes"},
-		{"retry-policies", "queues:\n  a:\n    timeout: \"\"", `retry-policies.yaml:3: queues.a.timeout: "" is not a duration, such as 30s`},
-		{"retry-policies", "queues:\n  a:\n    timeout: 99999999999999h", `retry-policies.yaml:3: queues.a.timeout: "99999999999999h" is too long`},
-		{"retry-policies", "queues:\n  a:\n    attempts: 3", "retry-policies.yaml:3: queues.a.attempts: unknown field (known: backoff, deadLetterLogicalFailures, destination, maxAttempts,"},
-		{"retry-policies", "queues:\n  a:\n    maxAttempts: many", "retry-policies.yaml:3: queues.a.maxAttempts: is of type string; must be integer"},
-		{"retry-policies", "queues:\n  a: {maxAttempts: 5000}", "retry-policies.yaml:2: queues.a.maxAttempts: is 5000; must be at most 1000"},
+		{"retry-policies", "defaults: {timeout: 1s}\nqueues:\n  2024: {}",
+			"retry-policies.yaml:3: the name 2024 must be a string: put it in quotes"},
+		{"retry-policies", "queues:\n  a:\n    timeout: \"\"",
+			`retry-policies.yaml:3: queues.a.timeout: "" is not a duration, such as 30s`},
+		{"retry-policies", "queues:\n  a:\n    timeout: 99999999999999h",
+			`retry-policies.yaml:3: queues.a.timeout: "99999999999999h" is too long`},
+		{"retry-policies", "queues:\n  a:\n    attempts: 3", "retry-policies.yaml:3: queues.a.attempts: unknown field " +
+			"(known: backoff, deadLetterLogicalFailures, destination, maxAttempts,"},
+		{"retry-policies", "queues:\n  a:\n    maxAttempts: many", "retry-policies.yaml:3: queues.a.maxAttempts: is of " +
+			"type string; must be integer"},
+		{"retry-policies", "queues:\n  a: {maxAttempts: 5000}", "retry-policies.yaml:2: queues.a.maxAttempts: is 5000; " +
+			"must be at most 1000"},
 		{"retry-policies", "queues: {a: {whenOpen: hold}}", "queues.a.whenOpen: is hold; must be one of reject, accept"},
 		{"retry-policies", "queues: {a: {timeout: soon}}", `queues.a.timeout: "soon" is not a duration, such as 30s`},
 		{"retry-policies", "queues: {a: {timeout: 30}}", "queues.a.timeout: is of type number; must be string"},
-		{"retry-policies", destination + "queues:\n  a:\n    timeout: 2h\n    destination: d", "retry-policies.yaml:4: queues.a.timeout: is 2h0m0s; must be 1ms to 1h0m0s"},
-		{"retry-policies", destination + "queues:\n  a: {destination: b}", `retry-policies.yaml:3: queues.a.destination: unknown destination "b" (known: d)`},
-		{"retry-policies", destination + "queues: {a: {destination: d, retention: {resolved: 30s}}}", "queues.a.retention.resolved: is 30s; must be 1h0m0s to"},
+		{"retry-policies", destination + "queues:\n  a:\n    timeout: 2h\n    destination: d",
+			"retry-policies.yaml:4: queues.a.timeout: is 2h0m0s; must be 1ms to 1h0m0s"},
+		{"retry-policies", destination + "queues:\n  a: {destination: b}",
+			`retry-policies.yaml:3: queues.a.destination: unknown destination "b" (known: d)`},
+		{"retry-policies", destination + "queues: {a: {destination: d, retention: {resolved: 30s}}}",
+			"queues.a.retention.resolved: is 30s; must be 1h0m0s to"},
 		{"retry-policies", destination + "queues: {'A b': {destination: d}}", "queues.A b: a queue's name"},
 		{"retry-policies", "destinations: {d: {url: 'ftp://x'}}", "destinations.d.url: must be an http or https URL"},
 		{"retry-policies", "destinations: {d: {}}", "destinations.d: url is required"},
@@ -192,44 +218,69 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 		{"access", "sessions: {idle: 1m}", "sessions.idle:"},
 		{"access", "sessions: {absolute: 400d}", "sessions.absolute:"},
 		{"retry-policies", "destinations: {d: {urlFile: gone}}", "destinations.d.urlFile:"},
-		{"retry-policies", "destinations: {d: {urlFile: bank.secret}}", "destinations.d.urlFile: must be an http or https URL"},
-		{"retry-policies", "destinations: {d: {url: 'http://x', urlFile: bank.secret}}", "destinations.d: has url and urlFile; remove one"},
-		{"retry-policies", "destinations: {d: {url: 'http://x', probe: {url: here}}}", "destinations.d.probe.url: must be an http or https URL"},
-		{"retry-policies", destination + "data:\n  sensitivePaths: [card.number]", `data.sensitivePaths[0]: "card.number" begins with "card"; must be payload, headers, metadata`},
-		{"retry-policies", destination + "data: {sensitivePaths: [payload.a, 'payload.b.']}", `data.sensitivePaths[1]: "payload.b." ends with a dot`},
-		{"retry-policies", destination + "data: {sensitivePaths: ['payload...b']}", "has three dots; two dots match any depth"},
+		{"retry-policies", "destinations: {d: {urlFile: bank.secret}}", "destinations.d.urlFile: must be an http or " +
+			"https URL"},
+		{"retry-policies", "destinations: {d: {url: 'http://x', urlFile: bank.secret}}",
+			"destinations.d: has url and urlFile; remove one"},
+		{"retry-policies", "destinations: {d: {url: 'http://x', probe: {url: here}}}",
+			"destinations.d.probe.url: must be an http or https URL"},
+		{"retry-policies", destination + "data:\n  sensitivePaths: [card.number]",
+			`data.sensitivePaths[0]: "card.number" begins with "card"; must be payload, headers, metadata`},
+		{"retry-policies", destination + "data: {sensitivePaths: [payload.a, 'payload.b.']}",
+			`data.sensitivePaths[1]: "payload.b." ends with a dot`},
+		{"retry-policies", destination + "data: {sensitivePaths: ['payload...b']}",
+			"has three dots; two dots match any depth"},
 		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a[0].b']}", "contains an array index"},
 		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a*']}", "has a * beside other characters"},
 		{"retry-policies", destination + "data: {sensitivePatterns: [phones]}", "data.sensitivePatterns"},
-		{"circuit-breaker", "destinations: {nowhere: {}}", "circuit-breaker.yaml:1: destinations.nowhere: unknown destination (known: default)"},
+		{"circuit-breaker", "destinations: {nowhere: {}}", "circuit-breaker.yaml:1: destinations.nowhere: unknown " +
+			"destination (known: default)"},
 		{"circuit-breaker", "riverQueues: {default: {}}", "riverQueues.default: dlqd delivers this queue"},
 		{"circuit-breaker", "defaults: {failureRate: 120}", "defaults.failureRate: is 120; must be at most 100"},
 		{"circuit-breaker", "defaults: {window: 1ms}", "defaults.window: is 1ms; must be 1s to 1h0m0s"},
 		{"worker-pool", "queues: {nowhere: {concurrency: 1}}", "queues.nowhere: unknown queue (known: default)"},
-		{"dlq-routing", "redeliveriesPerSecond: 1e-300", "redeliveriesPerSecond: is 1e-300; must be 0 (no limit), or 0.001 or more"},
-		{"retry-policies", "destinations: {bank: {url: 'http://x/', redeliveriesPerSecond: 1e-9}}", "destinations.bank.redeliveriesPerSecond: is 1e-09; must be 0 (no limit), or 0.001 or more"},
+		{"dlq-routing", "redeliveriesPerSecond: 1e-300", "redeliveriesPerSecond: is 1e-300; must be 0 (no limit), or 0.001 " +
+			"or more"},
+		{"retry-policies", "destinations: {bank: {url: 'http://x/', redeliveriesPerSecond: 1e-9}}",
+			"destinations.bank.redeliveriesPerSecond: is 1e-09; must be 0 (no limit), or 0.001 or more"},
 		{"dlq-routing", "classes: {transent: {strategy: manual}}", "classes.transent: unknown class (known: transient,"},
-		{"dlq-routing", "classes: {transient: {strategy: later}}", "classes.transient.strategy: is later; must be one of immediate, scheduled, conditional, manual"},
-		{"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}", `strategies.scheduled.timeZone: "Mars/Base" is not a time zone`},
+		{"dlq-routing", "classes: {transient: {strategy: later}}", "classes.transient.strategy: is later; must be one of " +
+			"immediate, scheduled, conditional, manual"},
+		{"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}",
+			`strategies.scheduled.timeZone: "Mars/Base" is not a time zone`},
 		{"dlq-routing", "strategies: {scheduled: {hours: [24]}}", "strategies.scheduled.hours[0]: is 24; must be 0 to 23"},
 		{"dlq-routing", "strategies: {immediate: {delays: [0s]}}", "strategies.immediate.delays[0]: is 0s; must be 1ms to"},
-		{"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}", `dlq-routing.yaml:3: rules[1].name: "a" is also the name of another rule`},
+		{"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}",
+			`dlq-routing.yaml:3: rules[1].name: "a" is also the name of another rule`},
 		{"dlq-routing", "rules: [{match: {}}]", "rules[0]: name is required"},
-		{"dlq-routing", "rules:\n- {name: a, match: {kind: k}}", "dlq-routing.yaml:2: rules[0]: has no effect: set a class, a plan"},
-		{"dlq-routing", "rules: [{name: backfilled, match: {kind: k}, class: outage}]", `rules[0].name: "backfilled" is reserved by dlqd`},
-		{"dlq-routing", "queues:\n  a:\n    plan: {strategy: soon}", "dlq-routing.yaml:3: queues.a.plan.strategy: is soon; must be one of immediate, scheduled, conditional, manual"},
-		{"dlq-routing", "kinds: {'report.*': {plan: {delays: [0s]}}}", "kinds.report.*.plan.delays[0]: is 0s; must be 1ms to"},
-		{"dlq-routing", "kinds: {report: {classes: {bug: {strategy: manual}}}}", "kinds.report.classes.bug: unknown class (known: transient,"},
-		{"dlq-routing", "automatic: {classes: {bug: {enabled: true}}}", "automatic.classes.bug: unknown class (known: transient,"},
-		{"dlq-routing", "queues:\n  default:\n    classes: {outag: {strategy: manual}}\nstrategies:\n  scheduled: {timeZone: UTC}", "dlq-routing.yaml:3: queues.default.classes.outag: unknown class (known: transient,"},
-		{"dlq-routing", "rules:\n- &q {name: a, match: {kind: k}, class: bug}\n- {<<: *q, name: b}", "dlq-routing.yaml:2: rules[1].class: is bug; must be one of transient,"},
+		{"dlq-routing", "rules:\n- {name: a, match: {kind: k}}", "dlq-routing.yaml:2: rules[0]: has no effect: set a " +
+			"class, a plan"},
+		{"dlq-routing", "rules: [{name: backfilled, match: {kind: k}, class: outage}]",
+			`rules[0].name: "backfilled" is reserved by dlqd`},
+		{"dlq-routing", "queues:\n  a:\n    plan: {strategy: soon}", "dlq-routing.yaml:3: queues.a.plan.strategy: is soon; " +
+			"must be one of immediate, scheduled, conditional, manual"},
+		{"dlq-routing", "kinds: {'report.*': {plan: {delays: [0s]}}}",
+			"kinds.report.*.plan.delays[0]: is 0s; must be 1ms to"},
+		{"dlq-routing", "kinds: {report: {classes: {bug: {strategy: manual}}}}",
+			"kinds.report.classes.bug: unknown class (known: transient,"},
+		{"dlq-routing", "automatic: {classes: {bug: {enabled: true}}}", "automatic.classes.bug: unknown class (known: " +
+			"transient,"},
+		{"dlq-routing", "queues:\n  default:\n    classes: {outag: {strategy: manual}}\nstrategies:\n  scheduled: " +
+			"{timeZone: UTC}", "dlq-routing.yaml:3: queues.default.classes.outag: unknown class (known: transient,"},
+		{"dlq-routing", "rules:\n- &q {name: a, match: {kind: k}, class: bug}\n- {<<: *q, name: b}",
+			"dlq-routing.yaml:2: rules[1].class: is bug; must be one of transient,"},
 		{"dlq-routing", "automatic: {all: {}}", "automatic.all: enabled is required"},
-		{"dlq-routing", "automatic:\n  queues:\n    mailers: {enabled: true, include: [old]}", "dlq-routing.yaml:3: automatic.queues.mailers.include[0]: is old; must be one of backfilled, single-attempt"},
+		{"dlq-routing", "automatic:\n  queues:\n    mailers: {enabled: true, include: [old]}",
+			"dlq-routing.yaml:3: automatic.queues.mailers.include[0]: is old; must be one of backfilled, single-attempt"},
 		{"dlq-routing", "automatic: {kind: {}}", "automatic.kind: unknown field (known: all, classes, kinds, queues)"},
-		{"dlq-routing", "rules: [{name: a, match: {}, class: outage, tags: [no]}]", `rules[0].tags[0]: "no" must be 3 to 255`},
-		{"dlq-routing", "smartRetry: {classes: [bug]}", "smartRetry.classes[0]: is bug; must be one of transient, rate_limited,"},
-		{"dlq-routing", "rules: [{name: '', match: {kind: k}, class: outage}]", "rules[0].name: has 0 characters; must have at least 1"},
-		{"dlq-routing", "rules: [{name: a, match: {message: '" + strings.Repeat("x", 1001) + "'}, class: outage}]", "rules[0].match.message: has 1001 characters; must have at most 1000"},
+		{"dlq-routing", "rules: [{name: a, match: {}, class: outage, tags: [no]}]",
+			`rules[0].tags[0]: "no" must be 3 to 255`},
+		{"dlq-routing", "smartRetry: {classes: [bug]}", "smartRetry.classes[0]: is bug; must be one of transient, " +
+			"rate_limited,"},
+		{"dlq-routing", "rules: [{name: '', match: {kind: k}, class: outage}]",
+			"rules[0].name: has 0 characters; must have at least 1"},
+		{"dlq-routing", "rules: [{name: a, match: {message: '" + strings.Repeat("x", 1001) + "'}, class: outage}]",
+			"rules[0].match.message: has 1001 characters; must have at most 1000"},
 		{"retry-policy", "{}", "retry-policy.yaml is not a file of a policy (known: retry-policies,"},
 	} {
 		_, _, err := load(t, policytest.Files{test.file: test.text}, "")
@@ -257,7 +308,8 @@ func TestSchema_MatchesCommittedFiles(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(committed), string(raw), `run "make generate"`)
 		if name == "dlq-routing" {
-			require.Equal(t, 4, strings.Count(string(raw), `"propertyNames"`), "classes of all queues, of a queue, of a kind and of switches have names that editors complete")
+			require.Equal(t, 4, strings.Count(string(raw), `"propertyNames"`),
+				"classes of all queues, of a queue, of a kind and of switches have names that editors complete")
 		}
 	}
 }
@@ -280,7 +332,8 @@ func TestVersion(t *testing.T) {
 		return p.Version()
 	}
 	git := func(args ...string) string {
-		out, err := exec.Command("git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).CombinedOutput()
+		out, err := exec.Command("git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"},
+			args...)...).CombinedOutput()
 		require.NoError(t, err, string(out))
 		return strings.TrimSpace(string(out))
 	}
@@ -316,8 +369,13 @@ func TestVersion(t *testing.T) {
 
 func TestDiff(t *testing.T) {
 	t.Parallel()
-	old := policytest.Load(t, policytest.Files{"monitoring": "queues: {a: {maxOpen: 1}}", "dlq-routing": "classes: {outage: {delays: [1m]}}"})
-	next := policytest.Load(t, policytest.Files{"monitoring": "queues: {a: {maxOpen: 2}}", "worker-pool": "queues: {default: {concurrency: 3}}", "retry-policies": "data: {sensitivePaths: [payload..email]}"})
+	old := policytest.Load(t, policytest.Files{
+		"monitoring": "queues: {a: {maxOpen: 1}}", "dlq-routing": "classes: {outage: {delays: [1m]}}",
+	})
+	next := policytest.Load(t, policytest.Files{
+		"monitoring": "queues: {a: {maxOpen: 2}}", "worker-pool": "queues: {default: {concurrency: 3}}",
+		"retry-policies": "data: {sensitivePaths: [payload..email]}",
+	})
 	var lines []string
 	for _, c := range policy.Diff(old, next) {
 		lines = append(lines, c.String())
@@ -333,7 +391,9 @@ func TestDiff(t *testing.T) {
 
 func TestParseDuration(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]time.Duration{"30d": 720 * time.Hour, "1d12h": 36 * time.Hour, "90s": 90 * time.Second, "1.5h": 90 * time.Minute} {
+	for text, want := range map[string]time.Duration{
+		"30d": 720 * time.Hour, "1d12h": 36 * time.Hour, "90s": 90 * time.Second, "1.5h": 90 * time.Minute,
+	} {
 		d, err := policy.ParseDuration(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, d)
@@ -369,14 +429,16 @@ func TestMatchPattern(t *testing.T) {
 
 func TestKindRouting(t *testing.T) {
 	t.Parallel()
-	p := policytest.Load(t, policytest.Files{"dlq-routing": "kinds: {'report.*': {maxRetries: 1}, 'report.daily.*': {maxRetries: 2}, '*': {maxRetries: 3}}\n" +
+	p := policytest.Load(t, policytest.Files{"dlq-routing": "kinds: {'report.*': {maxRetries: 1}, 'report.daily.*': " +
+		"{maxRetries: 2}, '*': {maxRetries: 3}}\n" +
 		"automatic: {all: {enabled: true}, kinds: {'report.*': {enabled: true, include: [single-attempt]}}}\n"})
 	require.Equal(t, 1, p.KindRouting("report.weekly").MaxRetries)
 	require.Equal(t, 2, p.KindRouting("report.daily.eu").MaxRetries, "the longest pattern does not win")
 	require.Equal(t, 3, p.KindRouting("mail").MaxRetries)
 	require.Nil(t, policytest.Load(t, nil).KindRouting("mail"))
 	require.Equal(t, policy.Automatic{
-		All: &policy.Switch{Enabled: true}, Kinds: map[string]*policy.Switch{"report.*": {Enabled: true, Include: []string{"single-attempt"}}},
+		All:   &policy.Switch{Enabled: true},
+		Kinds: map[string]*policy.Switch{"report.*": {Enabled: true, Include: []string{"single-attempt"}}},
 	}, p.Routing.Automatic)
 }
 

@@ -38,9 +38,12 @@ type watch struct {
 // Watch calls changed after files of the source, or secret files of the policy in force, differ
 // from what was last read.
 func Watch(source Source, inForce func() *Policy, changed func(context.Context)) *background.Loop {
-	w := &watch{source: source, inForce: inForce, changed: changed, secrets: inForce().secretFiles, loaded: inForce().filesHash}
+	w := &watch{
+		source: source, inForce: inForce, changed: changed, secrets: inForce().secretFiles, loaded: inForce().filesHash,
+	}
 	return background.New(background.Config{
-		Name: "policy-files", Interval: checkInterval, Timeout: checkTimeout, Patience: checkTimeout, Once: background.Each(w.once), WhenIdle: true,
+		Name: "policy-files", Interval: checkInterval, Timeout: checkTimeout,
+		Patience: checkTimeout, Once: background.Each(w.once), WhenIdle: true,
 		Failing: "policy: checking the files for changes failed; SIGHUP reloads them",
 	})
 }

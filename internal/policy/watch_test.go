@@ -21,7 +21,9 @@ func TestWatch_DetectsChangesDuringRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write := func(queue string) {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte("queues: {"+queue+": {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', secretFile: key}}\n"), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"),
+			[]byte("queues: {"+queue+": {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', secretFile: key}}\n"),
+			0o600))
 	}
 	write("first")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "key"), []byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"), 0o600))
@@ -79,7 +81,8 @@ func TestWatch_ChecksSecretFilesAddedLater(t *testing.T) {
 			refused.Add(1)
 			return
 		}
-		if old := inForce.Swap(next); old != nil && string(old.Destinations["d"].Secret) != string(next.Destinations["d"].Secret) {
+		if old := inForce.Swap(next); old != nil &&
+			string(old.Destinations["d"].Secret) != string(next.Destinations["d"].Secret) {
 			secrets.Add(1)
 		}
 	}
@@ -89,7 +92,8 @@ func TestWatch_ChecksSecretFilesAddedLater(t *testing.T) {
 	group.Add(policy.Watch(source, current, func(context.Context) { load() }))
 	group.Start()
 	t.Cleanup(func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) })
-	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', secretFile: key}}\n")
+	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', "+
+		"secretFile: key}}\n")
 	require.Eventually(t, func() bool { return refused.Load() == 1 }, time.Minute, 50*time.Millisecond)
 	write("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 	load() // SIGHUP
@@ -97,5 +101,6 @@ func TestWatch_ChecksSecretFilesAddedLater(t *testing.T) {
 	again := checks.Load() + 3
 	require.Eventually(t, func() bool { return checks.Load() >= again }, time.Minute, time.Millisecond)
 	write("key", "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
-	require.Eventually(t, func() bool { return secrets.Load() == 2 }, time.Minute, 50*time.Millisecond, "the rotated secret was not read")
+	require.Eventually(t, func() bool { return secrets.Load() == 2 }, time.Minute, 50*time.Millisecond,
+		"the rotated secret was not read")
 }

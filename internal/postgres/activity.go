@@ -10,7 +10,8 @@ import (
 // ConnectionsUsed returns the percentage of the server's max_connections that is in use.
 func ConnectionsUsed(ctx context.Context, db DB) (percent float64, err error) {
 	// pg_stat_activity hides the backend type of other roles' sessions from a plain role.
-	err = db.QueryRow(ctx, "SELECT 100.0::float8 * sum(numbackends) / current_setting('max_connections')::int FROM pg_stat_database").Scan(&percent)
+	err = db.QueryRow(ctx, `SELECT 100.0::float8 * sum(numbackends) / current_setting('max_connections')::int
+		FROM pg_stat_database`).Scan(&percent)
 	return percent, err
 }
 

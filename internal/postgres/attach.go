@@ -68,7 +68,8 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 		return p, nil
 	}
 	if status.RiverVersion < oldestRiver {
-		p.Refusals = append(p.Refusals, fmt.Sprintf("River's tables are at version %d; dlqd needs %d or newer: run River's migrations first", status.RiverVersion, oldestRiver))
+		p.Refusals = append(p.Refusals, fmt.Sprintf("River's tables are at version %d; dlqd needs %d or newer: run River's "+
+			"migrations first", status.RiverVersion, oldestRiver))
 		return p, nil
 	}
 	if status.Version < status.Latest {
@@ -76,9 +77,13 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 			"schema "+m.Schemas.DLQ,
 			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by stage; closed entries by month"),
 			m.Schemas.Render("table dlq.dead_letter_transitions, partitioned by month"),
-			m.Schemas.Render("tables dlq.job_facts, dlq.entry_jobs, dlq.retired_jobs, dlq.reconcile_looks, dlq.reconcile_findings"),
-			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs"),
-			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_entries, dlq.rollup_*, dlq.failure_groups, dlq.group_aliases, dlq.erasures, dlq.restored_partitions, dlq.archived_partitions, dlq.acts, dlq.duties, dlq.approvals, dlq.approval_entries"))
+			m.Schemas.Render("tables dlq.job_facts, dlq.entry_jobs, dlq.retired_jobs, dlq.reconcile_looks, "+
+				"dlq.reconcile_findings"),
+			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, "+
+				"dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs"),
+			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_entries, dlq.rollup_*, "+
+				"dlq.failure_groups, dlq.group_aliases, dlq.erasures, dlq.restored_partitions, dlq.archived_partitions, "+
+				"dlq.acts, dlq.duties, dlq.approvals, dlq.approval_entries"))
 	}
 	if !status.codeCurrent || !status.triggersCurrent {
 		p.Create = append(p.Create,
@@ -87,7 +92,8 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	}
 	if !status.riverTriggersCurrent {
 		p.Create = append(p.Create,
-			m.Schemas.Render("trigger dlq_capture on river.river_job (fires when a job is discarded, or cancelled by its worker)"),
+			m.Schemas.Render("trigger dlq_capture on river.river_job (fires when a job is discarded, or cancelled by its "+
+				"worker)"),
 			m.Schemas.Render("trigger dlq_follow on river.river_job (fires when a discarded or cancelled job is retried)"))
 	}
 	return p, nil
@@ -101,7 +107,8 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	if !has {
-		return []string{fmt.Sprintf("there is no River in schema %q of this database: name its schema with --river-schema, or run \"dlqd migrate up\" to create one", river)}, nil
+		return []string{fmt.Sprintf("there is no River in schema %q of this database: name its schema with --river-schema, "+
+			"or run \"dlqd migrate up\" to create one", river)}, nil
 	}
 	var refusals []string
 	hidden, err := m.Hidden(ctx)
@@ -109,7 +116,8 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	if len(hidden) > 0 {
-		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and hidden jobs would look deleted: run ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
+		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and hidden jobs would "+
+			"look deleted: run ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
 	}
 	// Detach can drop dlqd's whole schema, so the schema must not hold objects of others.
 	foreign, err := m.foreignObjects(ctx)
@@ -117,7 +125,8 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	if len(foreign) > 0 {
-		refusals = append(refusals, fmt.Sprintf("schema %s has objects that are not dlqd's (%s): dlqd needs a separate schema, choose another with --schema", dlq, strings.Join(foreign, ", ")))
+		refusals = append(refusals, fmt.Sprintf("schema %s has objects that are not dlqd's (%s): dlqd needs a separate "+
+			"schema, choose another with --schema", dlq, strings.Join(foreign, ", ")))
 	}
 	all, err := m.Installations(ctx)
 	if err != nil {
@@ -126,9 +135,11 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 	for _, i := range all {
 		switch {
 		case i.Schema == dlq && i.River != river:
-			refusals = append(refusals, fmt.Sprintf("schema %s has the dlqd of the River in schema %s: choose another schema with --schema", dlq, i.River))
+			refusals = append(refusals,
+				fmt.Sprintf("schema %s has the dlqd of the River in schema %s: choose another schema with --schema", dlq, i.River))
 		case i.Schema != dlq && i.River == river && len(i.Triggers) > 0:
-			refusals = append(refusals, fmt.Sprintf("the River in schema %s already has a dlqd in schema %s: use it with --schema %s, or remove it with \"dlqd detach --schema %s\"", river, i.Schema, i.Schema, i.Schema))
+			refusals = append(refusals, fmt.Sprintf("the River in schema %s already has a dlqd in schema %s: use it with "+
+				"--schema %s, or remove it with \"dlqd detach --schema %s\"", river, i.Schema, i.Schema, i.Schema))
 		}
 	}
 	return refusals, nil
@@ -139,12 +150,15 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 func (m *Migrator) foreignObjects(ctx context.Context) ([]string, error) {
 	rows, err := m.Pool.Query(ctx, `
 		WITH schema AS (SELECT n.oid FROM pg_namespace n WHERE n.nspname = $1), things AS (
-			SELECT c.relname::text AS name FROM pg_class c JOIN schema s ON s.oid = c.relnamespace WHERE c.relkind NOT IN ('i', 'I', 't', 'c')
+			SELECT c.relname::text AS name FROM pg_class c JOIN schema s ON s.oid = c.relnamespace
+			WHERE c.relkind NOT IN ('i', 'I', 't', 'c')
 			UNION SELECT p.proname || '()' FROM pg_proc p JOIN schema s ON s.oid = p.pronamespace
-			UNION SELECT y.typname FROM pg_type y JOIN schema s ON s.oid = y.typnamespace WHERE y.typtype IN ('d', 'e', 'r') OR y.typtype = 'c' AND EXISTS (SELECT FROM pg_class c WHERE c.oid = y.typrelid AND c.relkind = 'c')
+			UNION SELECT y.typname FROM pg_type y JOIN schema s ON s.oid = y.typnamespace WHERE y.typtype IN ('d', 'e', 'r')
+				OR y.typtype = 'c' AND EXISTS (SELECT FROM pg_class c WHERE c.oid = y.typrelid AND c.relkind = 'c')
 		)
 		SELECT name FROM things
-		WHERE NOT EXISTS (SELECT FROM pg_class c JOIN schema s ON s.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid
+		WHERE NOT EXISTS (SELECT FROM pg_class c JOIN schema s ON s.oid = c.relnamespace
+		JOIN pg_attribute a ON a.attrelid = c.oid
 			WHERE c.relname = '`+MigrationTable+`' AND a.attname = 'is_applied')
 		ORDER BY 1 LIMIT 5`, m.Schemas.DLQ)
 	if err != nil {
@@ -219,15 +233,19 @@ func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 			SELECT f.nspname AS schema, n.nspname AS river, array_agg(t.tgname::text ORDER BY t.tgname) AS triggers
 			FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 			JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
-			WHERE c.relname = 'river_job' AND t.tgname IN ('dlq_capture', 'dlq_follow') AND 'dlq_' || p.proname = t.tgname AND NOT t.tgisinternal
+			WHERE c.relname = 'river_job' AND t.tgname IN ('dlq_capture', 'dlq_follow') AND 'dlq_' || p.proname = t.tgname
+				AND NOT t.tgisinternal
 			GROUP BY 1, 2
 		), tables AS (
 			SELECT n.nspname AS schema FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-			WHERE c.relname = 'settings' AND c.relkind = 'r' OR c.relname IN ('dead_letter_queue', 'dead_letter_transitions') AND c.relkind = 'p'
-			   OR c.relname = '`+MigrationTable+`' AND c.relkind = 'r' AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'is_applied')
+			WHERE c.relname = 'settings' AND c.relkind = 'r' OR c.relname IN ('dead_letter_queue', 'dead_letter_transitions')
+				AND c.relkind = 'p'
+			   OR c.relname = '`+MigrationTable+
+		`' AND c.relkind = 'r' AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'is_applied')
 			GROUP BY 1 HAVING count(*) = 4
 		)
-		SELECT coalesce(t.schema, d.schema)::text, coalesce(t.river, '')::text, coalesce(t.triggers, '{}'), d.schema IS NOT NULL
+		SELECT coalesce(t.schema, d.schema)::text, coalesce(t.river, '')::text, coalesce(t.triggers, '{}'),
+			d.schema IS NOT NULL
 		FROM triggers t FULL JOIN tables d ON d.schema = t.schema ORDER BY 1, 2`)
 	if err != nil {
 		return nil, err
@@ -244,13 +262,15 @@ func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 		of := Schemas{DLQ: all[i].Schema, River: m.Schemas.River}
 		var readable bool
 		if err := m.Pool.QueryRow(ctx, `SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'settings'`, of.DLQ).Scan(&readable); err != nil {
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1
+				AND c.relname = 'settings'`, of.DLQ).Scan(&readable); err != nil {
 			return nil, err
 		}
 		if !readable {
 			continue
 		}
-		err := m.Pool.QueryRow(ctx, "SELECT value FROM "+pgx.Identifier{of.DLQ, "settings"}.Sanitize()+" WHERE key = $1", settingRiverSchema).Scan(&all[i].River)
+		err := m.Pool.QueryRow(ctx, "SELECT value FROM "+pgx.Identifier{of.DLQ, "settings"}.Sanitize()+" WHERE key = $1",
+			settingRiverSchema).Scan(&all[i].River)
 		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 			return nil, err
 		}

@@ -81,7 +81,8 @@ func FindBinaries(ctx context.Context, dir string, major int) (Binaries, error) 
 		if len(seen) > 0 {
 			msg += " (" + strings.Join(seen, "; ") + ")"
 		}
-		return Binaries{}, fmt.Errorf("%w: wanted %s, %s. Install it with: %s; or name its directory with --postgres-bin, or a running server with --database-url",
+		return Binaries{}, fmt.Errorf("%w: wanted %s, %s. Install it with: %s; or name its directory with --postgres-bin, "+
+			"or a running server with --database-url",
 			ErrNoBinaries, want, msg, installCommand())
 	}
 	return slices.MaxFunc(usable, func(a, b Binaries) int { return a.Major - b.Major }), nil

@@ -20,32 +20,50 @@ import (
 //nolint:dupword // a column and the table that it is of
 const catalogSQL = `
 WITH tables AS (
-    SELECT c.oid, c.relname, c.relkind, c.relpersistence, c.relrowsecurity FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')
+    SELECT c.oid, c.relname, c.relkind, c.relpersistence, c.relrowsecurity FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind IN ('r', 'p')
 )
-SELECT 'table ' || c.relname, c.relname::text, concat_ws(' ', c.relkind, c.relpersistence, CASE WHEN c.relrowsecurity THEN 'with row level security' END) FROM tables c
+SELECT 'table ' || c.relname, c.relname::text, concat_ws(' ', c.relkind, c.relpersistence, CASE
+	WHEN c.relrowsecurity THEN 'with row level security' END) FROM tables c
 UNION ALL
-SELECT 'column ' || c.relname || '.' || a.attname, c.relname, concat_ws(' ', format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN 'NOT NULL' END, nullif(a.attidentity, ''), nullif(a.attgenerated, ''), pg_get_expr(d.adbin, d.adrelid))
-FROM tables c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+SELECT 'column ' || c.relname || '.' || a.attname, c.relname, concat_ws(' ', format_type(a.atttypid, a.atttypmod), CASE
+	WHEN a.attnotnull THEN 'NOT NULL' END, nullif(a.attidentity, ''), nullif(a.attgenerated, ''),
+		pg_get_expr(d.adbin, d.adrelid))
+FROM tables c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped LEFT
+JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
 UNION ALL
-SELECT 'constraint ' || k.conname || ' on ' || c.relname, c.relname, pg_get_constraintdef(k.oid) FROM tables c JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype IN ('c', 'f', 'p', 'u', 'x') AND k.conparentid = 0 AND k.conislocal
+SELECT 'constraint ' || k.conname || ' on ' || c.relname, c.relname, pg_get_constraintdef(k.oid) FROM tables c
+JOIN pg_constraint k ON k.conrelid = c.oid AND k.contype IN ('c', 'f', 'p', 'u', 'x') AND k.conparentid = 0
+	AND k.conislocal
 UNION ALL
-SELECT 'index ' || i.relname, c.relname, pg_get_indexdef(i.oid) || CASE WHEN x.indisvalid THEN '' ELSE ' (not valid)' END FROM tables c JOIN pg_index x ON x.indrelid = c.oid JOIN pg_class i ON i.oid = x.indexrelid AND NOT i.relispartition
+SELECT 'index ' || i.relname, c.relname, pg_get_indexdef(i.oid) || CASE WHEN x.indisvalid THEN ''
+	ELSE ' (not valid)' END FROM tables c JOIN pg_index x ON x.indrelid = c.oid JOIN pg_class i ON i.oid = x.indexrelid
+		AND NOT i.relispartition
 UNION ALL
-SELECT 'trigger ' || t.tgname || ' on ' || c.relname, c.relname, pg_get_triggerdef(t.oid) || CASE t.tgenabled WHEN 'D' THEN ' (disabled)' WHEN 'R' THEN ' (for replicas only)' ELSE '' END
+SELECT 'trigger ' || t.tgname || ' on ' || c.relname, c.relname, pg_get_triggerdef(t.oid) || CASE t.tgenabled
+	WHEN 'D' THEN ' (disabled)' WHEN 'R' THEN ' (for replicas only)' ELSE '' END
 FROM tables c JOIN pg_trigger t ON t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgparentid = 0
 UNION ALL
-SELECT 'trigger ' || t.tgname || ' on ' || c.relname, c.relname, pg_get_triggerdef(t.oid) || CASE t.tgenabled WHEN 'D' THEN ' (disabled)' WHEN 'R' THEN ' (for replicas only)' ELSE '' END
-FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
+SELECT 'trigger ' || t.tgname || ' on ' || c.relname, c.relname, pg_get_triggerdef(t.oid) || CASE t.tgenabled
+	WHEN 'D' THEN ' (disabled)' WHEN 'R' THEN ' (for replicas only)' ELSE '' END
+FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
 WHERE n.nspname = $2 AND f.nspname = $1
 UNION ALL
-SELECT 'rule ' || r.rulename || ' on ' || c.relname, c.relname, pg_get_ruledef(r.oid) FROM tables c JOIN pg_rewrite r ON r.ev_class = c.oid
+SELECT 'rule ' || r.rulename || ' on ' || c.relname, c.relname, pg_get_ruledef(r.oid) FROM tables c
+JOIN pg_rewrite r ON r.ev_class = c.oid
 UNION ALL
-SELECT 'view ' || c.relname, '', pg_get_viewdef(c.oid) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
+SELECT 'view ' || c.relname, '', pg_get_viewdef(c.oid) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relkind = 'v'
 UNION ALL
-SELECT CASE p.prokind WHEN 'p' THEN 'procedure ' ELSE 'function ' END || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', '', pg_get_functiondef(p.oid)
+SELECT CASE p.prokind WHEN 'p' THEN 'procedure '
+	ELSE 'function ' END || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', '',
+		pg_get_functiondef(p.oid)
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.prokind IN ('f', 'p') AND p.proname NOT IN ('capture_mode', 'capture_limit') -- which dlq.set_capture writes
 UNION ALL
-SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1 GROUP BY t.typname`
+SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_type t
+JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1
+GROUP BY t.typname`
 
 // recreateListSQL lists statements that recreate the views and SQL functions of a schema ($1) from
 // the definitions that Postgres prints, as a restored dump does. Postgres names unnamed columns (in
@@ -55,7 +73,8 @@ const recreateListSQL = `
 SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
 UNION ALL
-SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.prosqlbody IS NOT NULL`
+SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1
+	AND p.prosqlbody IS NOT NULL`
 
 // object is a database object with its table and definition.
 type object struct{ name, table, definition string }
@@ -78,8 +97,10 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	var is, should, recreated map[string]object
 	err := m.inTx(ctx, func(tx pgx.Tx) (err error) {
 		var free bool
-		if err := tx.QueryRow(ctx, `SELECT (SELECT count(*) FROM pg_locks) + $1 < current_setting('max_locks_per_transaction')::integer
-			* (current_setting('max_connections')::integer + current_setting('max_prepared_transactions')::integer)`, driftLocks).Scan(&free); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT (SELECT count(*)
+			FROM pg_locks) + $1 < current_setting('max_locks_per_transaction')::integer
+			* (current_setting('max_connections')::integer + current_setting('max_prepared_transactions')::integer)`,
+			driftLocks).Scan(&free); err != nil {
 			return err
 		}
 		if !free {
@@ -122,7 +143,8 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 // createFresh creates a fresh schema of dlqd beside the installed one, on the same River. Its
 // triggers on river_job are created on a copy of that table, in a separate schema.
 func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) error {
-	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", fresh.DLQ, fresh.River, m.Schemas.River)); err != nil {
+	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; "+
+		"CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", fresh.DLQ, fresh.River, m.Schemas.River)); err != nil {
 		return err
 	}
 	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
@@ -140,7 +162,8 @@ func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) er
 		migrations.files = append(migrations.files, codeFile{name, within.Render(up)})
 	}
 	code := newCode(within)
-	for _, part := range []codePart{migrations, code.routines, code.triggers, newCodePart(fresh, codeFile{"river_triggers.sql", db.RiverTriggers})} {
+	for _, part := range []codePart{migrations, code.routines, code.triggers,
+		newCodePart(fresh, codeFile{"river_triggers.sql", db.RiverTriggers})} {
 		if err := part.run(ctx, tx); err != nil {
 			return err
 		}
@@ -194,7 +217,8 @@ func differences(should, is map[string]object) []string {
 		case !there:
 			list = append(list, name+" is missing")
 		case now.definition != should[name].definition && strings.HasPrefix(now.definition, should[name].definition+" ("):
-			list = append(list, name+" is "+strings.TrimSuffix(strings.TrimPrefix(now.definition, should[name].definition+" ("), ")"))
+			list = append(list, name+" is "+strings.TrimSuffix(strings.TrimPrefix(now.definition, should[name].definition+" ("),
+				")"))
 		case now.definition != should[name].definition:
 			list = append(list, name+" is different")
 		}
@@ -206,7 +230,8 @@ func differences(should, is map[string]object) []string {
 		switch kind, _, _ := strings.Cut(name, " "); {
 		case known:
 		// An added object of these kinds can reject a row.
-		case ours && (slices.Contains([]string{"column", "constraint", "trigger", "rule"}, kind) || strings.HasPrefix(object.definition, "CREATE UNIQUE INDEX ")):
+		case ours && (slices.Contains([]string{"column", "constraint", "trigger", "rule"}, kind) ||
+			strings.HasPrefix(object.definition, "CREATE UNIQUE INDEX ")):
 			list = append(list, name+" was added")
 		}
 	}

@@ -103,7 +103,8 @@ func dropBefore(err error, code string) string {
 type routine struct{ name, signature, version string }
 
 func (m *Migrator) routines(ctx context.Context, tx pgx.Tx) (map[uint32]routine, error) {
-	rows, err := tx.Query(ctx, "SELECT p.oid, p.proname::text, p.oid::regprocedure::text, p.xmin::text || p.ctid::text FROM pg_proc p WHERE p.pronamespace = to_regnamespace($1)", pgx.Identifier{m.Schemas.DLQ}.Sanitize())
+	rows, err := tx.Query(ctx, `SELECT p.oid, p.proname::text, p.oid::regprocedure::text, p.xmin::text || p.ctid::text
+		FROM pg_proc p WHERE p.pronamespace = to_regnamespace($1)`, pgx.Identifier{m.Schemas.DLQ}.Sanitize())
 	if err != nil {
 		return nil, err
 	}

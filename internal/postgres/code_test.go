@@ -9,8 +9,10 @@ import (
 func TestCodeVersion_IgnoresComments(t *testing.T) {
 	t.Parallel()
 	version := func(sql string) string { return newCodePart(DefaultSchemas(), codeFile{"a.sql", sql}).version }
-	code := "-- It's f.\nCREATE FUNCTION dlq.f() RETURNS text\n    SELECT 'a -- b' || 'c--d'; -- why\nCOMMENT ON FUNCTION dlq.f IS 'It;\nis f.';\n"
-	require.Equal(t, version(code), version("\nCREATE FUNCTION dlq.f() RETURNS text\n\n\tSELECT 'a -- b' || 'c--d';\n--\n-- Other words.\nCOMMENT ON FUNCTION dlq.f IS 'Other words, '\n    'in two lines.';\n"))
+	code := "-- It's f.\nCREATE FUNCTION dlq.f() RETURNS text\n    SELECT 'a -- b' || 'c--d'; -- why\nCOMMENT ON " +
+		"FUNCTION dlq.f IS 'It;\nis f.';\n"
+	require.Equal(t, version(code), version("\nCREATE FUNCTION dlq.f() RETURNS text\n\n\tSELECT 'a -- b' || "+
+		"'c--d';\n--\n-- Other words.\nCOMMENT ON FUNCTION dlq.f IS 'Other words, '\n    'in two lines.';\n"))
 	for _, other := range []string{
 		"-- It's f.\nCREATE FUNCTION dlq.f() RETURNS text SELECT 'a -- b' || 'c--e';",
 		"-- It's f.\nCREATE FUNCTION dlq.f() RETURNS text SELECT 'a' || 'c--d';",

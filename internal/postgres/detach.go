@@ -51,7 +51,8 @@ func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Ins
 	case len(all) == 0:
 		return nil, nil
 	case len(fitting) == 0:
-		return nil, fmt.Errorf("%w: there is no dlqd in schema %s on the River in schema %s; found: %s", ErrNotAttached, m.Schemas.DLQ, m.Schemas.River, strings.Join(others, ", "))
+		return nil, fmt.Errorf("%w: there is no dlqd in schema %s on the River in schema %s; found: %s", ErrNotAttached,
+			m.Schemas.DLQ, m.Schemas.River, strings.Join(others, ", "))
 	case len(fitting) > 1:
 		return nil, fmt.Errorf("there is more than one dlqd in this database; choose one: %s", strings.Join(others, ", "))
 	}
@@ -100,7 +101,8 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	}
 	err := m.withShortLocks(ctx, func(tx pgx.Tx) error {
 		var owned bool
-		if err := tx.QueryRow(ctx, "SELECT coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false) FROM pg_namespace WHERE nspname = $1", m.Schemas.DLQ).Scan(&owned); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false) FROM pg_namespace
+			WHERE nspname = $1`, m.Schemas.DLQ).Scan(&owned); err != nil {
 			return err
 		}
 		if owned && dropSchema {
@@ -108,10 +110,12 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 			return err
 		}
 		rows, err := tx.Query(ctx, `
-			SELECT format('DROP TABLE IF EXISTS %s CASCADE', c.oid::regclass) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			SELECT format('DROP TABLE IF EXISTS %s CASCADE', c.oid::regclass) FROM pg_class c
+			JOIN pg_namespace n ON n.oid = c.relnamespace
 			WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') AND NOT c.relispartition
 			UNION ALL
-			SELECT format('DROP TYPE IF EXISTS %s CASCADE', t.oid::regtype) FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = $1 AND t.typtype = 'e'`, m.Schemas.DLQ)
+			SELECT format('DROP TYPE IF EXISTS %s CASCADE', t.oid::regtype) FROM pg_type t
+			JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = $1 AND t.typtype = 'e'`, m.Schemas.DLQ)
 		if err != nil {
 			return err
 		}
@@ -147,16 +151,20 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, error) {
 	var left []Left
 	var schema, owned bool
-	if err := m.Pool.QueryRow(ctx, "SELECT count(*) > 0, coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false) FROM pg_namespace WHERE nspname = $1", m.Schemas.DLQ).Scan(&schema, &owned); err != nil {
+	if err := m.Pool.QueryRow(ctx, `SELECT count(*) > 0, coalesce(bool_and(pg_has_role(nspowner, 'USAGE')), false)
+		FROM pg_namespace WHERE nspname = $1`, m.Schemas.DLQ).Scan(&schema, &owned); err != nil {
 		return nil, err
 	}
 	switch {
 	case tables:
-		left = append(left, Left{"the tables of schema " + m.Schemas.DLQ + ", with the dead letters in them", []string{"DROP SCHEMA " + m.Schemas.DLQ + " CASCADE; -- or: dlqd detach --drop-data"}})
+		left = append(left, Left{"the tables of schema " + m.Schemas.DLQ + ", with the dead letters in them",
+			[]string{"DROP SCHEMA " + m.Schemas.DLQ + " CASCADE; -- or: dlqd detach --drop-data"}})
 	case schema && !owned:
-		left = append(left, Left{"the empty schema " + m.Schemas.DLQ + ", which another role owns", []string{"DROP SCHEMA " + m.Schemas.DLQ + ";"}})
+		left = append(left, Left{"the empty schema " + m.Schemas.DLQ + ", which another role owns",
+			[]string{"DROP SCHEMA " + m.Schemas.DLQ + ";"}})
 	}
-	rows, err := m.Pool.Query(ctx, "SELECT rolname::text FROM pg_roles WHERE rolname IN ('dlq_reader', 'dlq_operator', 'dlq_admin') ORDER BY 1")
+	rows, err := m.Pool.Query(ctx, `SELECT rolname::text FROM pg_roles
+		WHERE rolname IN ('dlq_reader', 'dlq_operator', 'dlq_admin') ORDER BY 1`)
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +173,8 @@ func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, erro
 		return nil, err
 	}
 	if len(roles) > 0 {
-		left = append(left, Left{"roles " + strings.Join(roles, ", ") + ", which all installations of dlqd on this server share", []string{"DROP ROLE " + strings.Join(roles, ", ") + "; -- if no other dlqd uses them"}})
+		left = append(left, Left{"roles " + strings.Join(roles, ", ") + ", which all installations of dlqd on this " +
+			"server share", []string{"DROP ROLE " + strings.Join(roles, ", ") + "; -- if no other dlqd uses them"}})
 	}
 	granted, err := m.findGrants(ctx)
 	if err != nil {
@@ -181,11 +190,14 @@ func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, erro
 func (m *Migrator) findGrants(ctx context.Context) ([]Left, error) {
 	rows, err := m.Pool.Query(ctx, `
 		SELECT format('REVOKE ALL ON %s FROM %I;', o.kind || ' ' || o.name, current_user)
-		FROM (SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, format('%I.%I', n.nspname, c.relname) AS name, c.relowner AS owner, c.relacl AS acl
+		FROM (SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind,
+			format('%I.%I', n.nspname, c.relname) AS name, c.relowner AS owner, c.relacl AS acl
 		      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname LIKE 'river\_%'
 		      UNION ALL SELECT 'SCHEMA', quote_ident(n.nspname), n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname = $1
-		      UNION ALL SELECT 'DATABASE', quote_ident(d.datname), d.datdba, d.datacl FROM pg_database d WHERE d.datname = current_database()) o
-		WHERE o.owner <> current_user::regrole AND EXISTS (SELECT FROM aclexplode(o.acl) a WHERE a.grantee = current_user::regrole)
+		      UNION ALL SELECT 'DATABASE', quote_ident(d.datname), d.datdba, d.datacl FROM pg_database d
+		      WHERE d.datname = current_database()) o
+		WHERE o.owner <> current_user::regrole
+			AND EXISTS (SELECT FROM aclexplode(o.acl) a WHERE a.grantee = current_user::regrole)
 		ORDER BY o.kind, o.name`, m.Schemas.River)
 	if err != nil {
 		return nil, err
@@ -194,7 +206,8 @@ func (m *Migrator) findGrants(ctx context.Context) ([]Left, error) {
 	if err != nil || len(revokes) == 0 {
 		return nil, err
 	}
-	return []Left{{"rights of this role on River's tables and this database (revoke them if only dlqd uses this role)", revokes}}, nil
+	return []Left{{"rights of this role on River's tables and this database (revoke them if only dlqd uses this role)",
+		revokes}}, nil
 }
 
 // findMarkers returns what dlqd wrote into River's jobs: markers in metadata and undelivered messages.
@@ -209,18 +222,22 @@ func (m *Migrator) findMarkers(ctx context.Context) ([]Left, error) {
 	// metadata.
 	if err := m.Pool.QueryRow(ctx, `SELECT
 		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE metadata ?| $1 LIMIT 100000) j),
-		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE kind = 'dlqd_message' AND finalized_at IS NULL LIMIT 100000) j)`, markers).Scan(&jobs, &messages); err != nil {
+		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE kind = 'dlqd_message' AND finalized_at IS NULL LIMIT 100000) j)`,
+		markers).Scan(&jobs, &messages); err != nil {
 		return []Left{{"markers in the metadata of jobs, which could not be counted: " + err.Error(), nil}}, nil //nolint:nilerr // the text reports it
 	}
 	var left []Left
 	if jobs > 0 {
 		keys := "'{" + strings.Join(markers, ",") + "}'::text[]"
-		left = append(left, Left{fmt.Sprintf("markers in the metadata of %d jobs, until River deletes the jobs", jobs), []string{
-			"UPDATE " + job + " SET metadata = metadata - " + keys + " WHERE id IN (SELECT id FROM " + job + " WHERE metadata ?| " + keys + " LIMIT 1000); -- repeat until it prints UPDATE 0",
-		}})
+		left = append(left, Left{fmt.Sprintf("markers in the metadata of %d jobs, until River deletes the jobs", jobs),
+			[]string{
+				"UPDATE " + job + " SET metadata = metadata - " + keys + " WHERE id IN (SELECT id FROM " + job +
+					" WHERE metadata ?| " + keys + " LIMIT 1000); -- repeat until it prints UPDATE 0",
+			}})
 	}
 	if messages > 0 {
-		left = append(left, Left{fmt.Sprintf("%d messages that were submitted to dlqd and are not delivered: no worker handles their kind now", messages), []string{
+		left = append(left, Left{fmt.Sprintf("%d messages that were submitted to dlqd and are not delivered: no worker "+
+			"handles their kind now", messages), []string{
 			"DELETE FROM " + job + " WHERE kind = 'dlqd_message' AND state <> 'running';",
 		}})
 	}

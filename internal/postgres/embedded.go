@@ -73,7 +73,8 @@ type Embedded struct {
 type HeldError struct{ DataDir, Holder string }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("data directory %s is in use by %s; stop it, or choose another with --data-dir", e.DataDir, e.Holder)
+	return fmt.Sprintf("data directory %s is in use by %s; stop it, or choose another with --data-dir",
+		e.DataDir, e.Holder)
 }
 
 // DefaultDataDir returns the user's data directory. For root it is /var/lib/dlqd, because the
@@ -201,7 +202,8 @@ func EmbeddedURL(dataDir string) (string, error) {
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "pgdata", "postmaster.pid"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("no server runs on data directory %s: start it with \"dlqd serve\", or name a database with --database-url", dir)
+		return "", fmt.Errorf("no server runs on data directory %s: start it with \"dlqd serve\", or name a database with "+
+			"--database-url", dir)
 	}
 	if err != nil {
 		return "", err
@@ -296,7 +298,8 @@ func (e *Embedded) stopLeftover(ctx context.Context) error {
 		"-t", strconv.Itoa(int(embeddedStopTimeout.Seconds()/2)))
 	e.owner.runAs(stop)
 	if out, err := stop.CombinedOutput(); err != nil {
-		return fmt.Errorf("stop the Postgres server that an earlier dlqd left running in %s: %w: %s", e.config.DataDir, err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("stop the Postgres server that an earlier dlqd left running in %s: %w: %s", e.config.DataDir, err,
+			strings.TrimSpace(string(out)))
 	}
 	return nil
 }
@@ -376,7 +379,8 @@ func ensureDatabase(ctx context.Context, maintenanceURL string) error {
 	}
 	defer func() { _ = conn.Close(ctx) }()
 	var has bool
-	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", embeddedDatabase).Scan(&has); err != nil || has {
+	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", embeddedDatabase).Scan(
+		&has); err != nil || has {
 		return err
 	}
 	_, err = conn.Exec(ctx, "CREATE DATABASE "+embeddedDatabase)
@@ -434,7 +438,8 @@ func serverOwner() (owner, error) {
 		}
 		return owner{credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, name: name}, nil
 	}
-	return owner{}, errors.New("cannot run Postgres as root: there is no user postgres or nobody to run it as; start dlqd as another user")
+	return owner{}, errors.New("cannot run Postgres as root: there is no user postgres or nobody to run it as; start " +
+		"dlqd as another user")
 }
 
 func (o owner) runAs(cmd *exec.Cmd) {
@@ -459,7 +464,8 @@ func (o owner) canReach(ctx context.Context, dir string) error {
 	o.runAs(cmd)
 	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("started as root, dlqd runs Postgres as user %s, who cannot enter %s: allow it on the parent directories (chmod o+x), or choose another directory with --data-dir", o.name, dir)
+		return fmt.Errorf("started as root, dlqd runs Postgres as user %s, who cannot enter %s: allow it on the parent "+
+			"directories (chmod o+x), or choose another directory with --data-dir", o.name, dir)
 	}
 	return nil
 }

@@ -58,12 +58,16 @@ func frozenGuest(t *testing.T, version string) *guest {
 	require.NoError(t, g.migrator.UpTo(t.Context(), number))
 	// On the day of the freeze there is nothing to upgrade, so change functions and triggers
 	// slightly.
-	older := strings.NewReplacer("'dlqd: capture gives way", "'dlqd, an older one: capture gives way", "'dlqd: capture skips", "'dlqd, an older one: capture skips", "AFTER UPDATE OF state ON river.river_job", "AFTER UPDATE ON river.river_job",
+	older := strings.NewReplacer("'dlqd: capture gives way", "'dlqd, an older one: capture gives way",
+		"'dlqd: capture skips", "'dlqd, an older one: capture skips",
+		"AFTER UPDATE OF state ON river.river_job", "AFTER UPDATE ON river.river_job",
 		"BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.acts", "BEFORE DELETE OR TRUNCATE ON dlq.acts").Replace(code)
 	require.NotEqual(t, code, older)
 	execute(t, g.dlqd, postgres.DefaultSchemas().Render(older))
-	execute(t, g.dlqd, `INSERT INTO dlq.settings (key, value) VALUES ('river', 'attached'), ('river_schema', 'public'), ('code_version', 'older'), ('triggers', 'older'), ('river_triggers', 'older');
-		INSERT INTO dlq.reconcile_looks (look, since) VALUES ('whole', now()); SELECT dlq.install_roles(); SELECT dlq.refresh_rollups()`)
+	execute(t, g.dlqd, `INSERT INTO dlq.settings (key, value) VALUES ('river', 'attached'), ('river_schema', 'public'),
+		('code_version', 'older'), ('triggers', 'older'), ('river_triggers', 'older');
+		INSERT INTO dlq.reconcile_looks (look, since) VALUES ('whole', now()); SELECT dlq.install_roles();
+		SELECT dlq.refresh_rollups()`)
 	execute(t, g.dlqd, "CALL dlq.ensure_partitions()")
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld)
 	return g
@@ -98,22 +102,30 @@ func upgrade(t *testing.T, version string) {
 	const jobs = "SELECT id, created_at FROM river_job WHERE kind = 'load' AND state IN ('discarded', 'cancelled')"
 	const entries = "SELECT river_job_id, job_created_at FROM dlq.dead_letter_queue WHERE kind = 'load'"
 	require.NotZero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+jobs+") j"))
-	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+jobs+" EXCEPT ALL "+entries+") j"), "failures without a dead letter")
-	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+entries+" EXCEPT ALL "+jobs+") j"), "dead letters without a failure, or duplicates")
+	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+jobs+" EXCEPT ALL "+entries+") j"),
+		"failures without a dead letter")
+	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+entries+" EXCEPT ALL "+jobs+") j"),
+		"dead letters without a failure, or duplicates")
 
 	// Failures that entries include stay known after the entry is closed or deleted.
 	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open WHERE kind IN ('folded_open', 'followed')")
 	g.reconcile()
 	require.Zero(t, count(t, g.dlqd, "SELECT dlq.backfill()"))
-	require.Equal(t, "folded 1, folded_open 1, followed 1", g.text("SELECT string_agg(kind || ' ' || n, ', ' ORDER BY kind) FROM (SELECT kind, count(*) AS n FROM dlq.dead_letter_queue WHERE kind LIKE 'fol%' OR kind = 'purged' GROUP BY 1) s"))
+	require.Equal(t, "folded 1, folded_open 1, followed 1",
+		g.text(`SELECT string_agg(kind || ' ' || n, ', ' ORDER BY kind)
+			FROM (SELECT kind, count(*) AS n FROM dlq.dead_letter_queue WHERE kind LIKE 'fol%' OR kind = 'purged'
+			GROUP BY 1) s`))
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE kind LIKE 'fol%'"))
 
 	// Work in progress continues: the redelivery ends, and the paused run still has its entries.
-	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE kind = 'processing' AND state = 'available'")
+	execute(t, g.app, `UPDATE river_job SET state = 'completed', finalized_at = now() WHERE kind = 'processing'
+		AND state = 'available'`)
 	execute(t, g.dlqd, "SELECT dlq.apply_facts()")
-	require.Equal(t, "dlq_resolved", g.text("SELECT string_agg(DISTINCT status::text, ',') FROM dlq.dead_letter_queue WHERE kind = 'processing'"))
+	require.Equal(t, "dlq_resolved",
+		g.text("SELECT string_agg(DISTINCT status::text, ',') FROM dlq.dead_letter_queue WHERE kind = 'processing'"))
 	execute(t, g.dlqd, "SELECT dlq.replay_resume(id) FROM dlq.replay_runs")
-	require.Equal(t, "running 2", g.text("SELECT status || ' ' || (SELECT count(*) FROM dlq.replay_run_entries WHERE outcome IS NULL) FROM dlq.replay_runs"))
+	require.Equal(t, "running 2", g.text(`SELECT status || ' ' || (SELECT count(*) FROM dlq.replay_run_entries
+		WHERE outcome IS NULL) FROM dlq.replay_runs`))
 }
 
 // createEntriesInEveryState makes jobs fail in a queue without workers, and moves each entry into the
@@ -121,11 +133,15 @@ func upgrade(t *testing.T, version string) {
 func (g *guest) createEntriesInEveryState() {
 	g.Helper()
 	fail := func(kinds string) {
-		execute(g.T, g.app, "INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT kind, jsonb_build_object('n', 9007199254740993), 'elsewhere', 3, 'running' FROM unnest('"+kinds+"'::text[]) kind, generate_series(1, 2)")
-		execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{\"error\": \"timeout\", \"attempt\": 3}'::jsonb] WHERE state = 'running'")
+		execute(g.T, g.app, "INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT kind, "+
+			"jsonb_build_object('n', 9007199254740993), 'elsewhere', 3, 'running' FROM unnest('"+kinds+
+			"'::text[]) kind, generate_series(1, 2)")
+		execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = "+
+			"ARRAY['{\"error\": \"timeout\", \"attempt\": 3}'::jsonb] WHERE state = 'running'")
 	}
 	act := func(kind, function string) {
-		execute(g.T, g.dlqd, "SELECT dlq."+function+"(id, 'kim', 'of '||kind) FROM dlq.dead_letter_queue WHERE kind = '"+kind+"'")
+		execute(g.T, g.dlqd, "SELECT dlq."+function+"(id, 'kim', 'of '||kind) FROM dlq.dead_letter_queue WHERE kind = '"+
+			kind+"'")
 	}
 	fail("{pending,processing,manual,resolved,redelivered,failed,archived}")
 	execute(g.T, g.dlqd, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
@@ -133,18 +149,23 @@ func (g *guest) createEntriesInEveryState() {
 	for _, kind := range []string{"processing", "redelivered", "failed"} {
 		act(kind, "replay")
 	}
-	execute(g.T, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE kind = 'redelivered' AND state = 'available'")
-	execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{\"error\": \"again\", \"attempt\": 1}'::jsonb] WHERE kind = 'failed' AND state = 'available'")
+	execute(g.T, g.app, `UPDATE river_job SET state = 'completed', finalized_at = now() WHERE kind = 'redelivered'
+		AND state = 'available'`)
+	execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = "+
+		"ARRAY['{\"error\": \"again\", \"attempt\": 1}'::jsonb] WHERE kind = 'failed' AND state = 'available'")
 	execute(g.T, g.dlqd, "SELECT dlq.apply_facts()")
 	act("manual", "park")
 	act("resolved", "park")
 	act("resolved", "resolve")
 	act("archived", "discard")
-	execute(g.T, g.dlqd, "SELECT dlq.replay_pause(dlq.replay_start('{\"kind\": \"manual\"}', 'kim', p_force => true, p_merge_patch => '{\"m\": 1}'))")
-	execute(g.T, g.dlqd, "SELECT dlq.open_breaker('destination:x'), dlq.reset_breaker('destination:x'), dlq.set_automatic('kind', 'manual', true)")
+	execute(g.T, g.dlqd, "SELECT dlq.replay_pause(dlq.replay_start('{\"kind\": \"manual\"}', 'kim', p_force => true, "+
+		"p_merge_patch => '{\"m\": 1}'))")
+	execute(g.T, g.dlqd, "SELECT dlq.open_breaker('destination:x'), dlq.reset_breaker('destination:x'), "+
+		"dlq.set_automatic('kind', 'manual', true)")
 	fail("{inbox}")
 	require.Equal(g, "dlq_pending 4, dlq_processing 2, dlq_manual 2, dlq_resolved 4, dlq_failed 2, dlq_archived 2",
-		g.text("SELECT string_agg(status || ' ' || n, ', ' ORDER BY status) FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_queue GROUP BY 1) s"))
+		g.text(`SELECT string_agg(status || ' ' || n, ', ' ORDER BY status)
+			FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_queue GROUP BY 1) s`))
 }
 
 // createRepeatedFailures makes entries include failures of their jobs after a retry outside dlqd, and
@@ -152,8 +173,11 @@ func (g *guest) createEntriesInEveryState() {
 func (g *guest) createRepeatedFailures() {
 	g.Helper()
 	fail := func() {
-		execute(g.T, g.app, "UPDATE river_job SET state = 'running', attempt = attempt + 1, finalized_at = NULL WHERE state = 'available' AND queue = 'known'")
-		execute(g.T, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout') WHERE state = 'running' AND queue = 'known'")
+		execute(g.T, g.app, `UPDATE river_job SET state = 'running', attempt = attempt + 1, finalized_at = NULL
+			WHERE state = 'available' AND queue = 'known'`)
+		execute(g.T, g.app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(),
+			errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout')
+				WHERE state = 'running' AND queue = 'known'`)
 	}
 	processInbox := func() {
 		for range 3 {
@@ -164,13 +188,17 @@ func (g *guest) createRepeatedFailures() {
 	discard := func(kinds string) {
 		execute(g.T, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open WHERE kind = ANY ('"+kinds+"')")
 	}
-	execute(g.T, g.app, "INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT kind, '{}', 'known', 9, 'available' FROM unnest('{folded,folded_open,followed,purged}'::text[]) kind")
+	execute(g.T, g.app, `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT kind, '{}', 'known', 9,
+		'available' FROM unnest('{folded,folded_open,followed,purged}'::text[]) kind`)
 	fail()
 	processInbox()
 	discard("{folded,folded_open,purged}")
-	execute(g.T, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE kind IN ('folded', 'folded_open', 'followed')")
+	execute(g.T, g.app, `UPDATE river_job SET state = 'available', finalized_at = NULL
+		WHERE kind IN ('folded', 'folded_open', 'followed')`)
 	processInbox()
-	require.Equal(g, "dlq_processing 1, dlq_manual 2", g.text("SELECT string_agg(status || ' ' || n, ', ' ORDER BY status) FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_open WHERE queue = 'known' GROUP BY 1) s"))
+	require.Equal(g, "dlq_processing 1, dlq_manual 2",
+		g.text(`SELECT string_agg(status || ' ' || n, ', ' ORDER BY status)
+			FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_open WHERE queue = 'known' GROUP BY 1) s`))
 	fail()
 	processInbox()
 	require.Equal(g, "4", g.text("SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = 'known'"))
@@ -198,7 +226,8 @@ func (g *guest) rows(before map[string]tableRows) map[string]tableRows {
 		before = map[string]tableRows{}
 		// dlqd itself rewrites or empties the tables that the query excludes.
 		rows, err := g.dlqd.Query(g.Context(), `
-			SELECT c.relname, format('SELECT to_jsonb(r)::text FROM (SELECT %s FROM %s) r', (SELECT string_agg(a.attname, ', ') FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), c.oid::regclass)
+			SELECT c.relname, format('SELECT to_jsonb(r)::text FROM (SELECT %s FROM %s) r', (SELECT string_agg(a.attname, ', ')
+			FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), c.oid::regclass)
 			FROM pg_class c WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
 			  AND c.relname !~ '^(settings|schema_migrations|reconcile_.*|rollup_.*|failure_groups|duties)$'`)
 		require.NoError(g, err)
@@ -283,7 +312,8 @@ func newLoad(t *testing.T, g *guest) *load {
 		return nil
 	}))
 	l.client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
-		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}}, Workers: workers, Logger: slog.New(slog.DiscardHandler),
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
+		Workers: workers, Logger: slog.New(slog.DiscardHandler),
 		FetchCooldown: time.Millisecond, FetchPollInterval: 20 * time.Millisecond,
 	})
 	require.NoError(t, err)

@@ -48,8 +48,10 @@ func attachedGuest(t *testing.T) *guest {
 // fail inserts a job, discards it as the application does, and returns its id.
 func (g *guest) fail(conn postgres.DB) (job int64) {
 	g.Helper()
-	require.NoError(g, conn.QueryRow(g.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{"n": 9007199254740993}', 3, 'running') RETURNING id`).Scan(&job))
-	_, err := conn.Exec(g.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = errors || jsonb_build_object('error', 'timeout', 'attempt', 3) WHERE id = $1`, job)
+	require.NoError(g, conn.QueryRow(g.Context(), `INSERT INTO river_job (kind, args, max_attempts, state)
+		VALUES ('mail', '{"n": 9007199254740993}', 3, 'running') RETURNING id`).Scan(&job))
+	_, err := conn.Exec(g.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3,
+		errors = errors || jsonb_build_object('error', 'timeout', 'attempt', 3) WHERE id = $1`, job)
 	require.NoError(g, err, "the application's statement must not fail")
 	return job
 }
@@ -71,8 +73,10 @@ func TestAttach_WorksAsPlainRole(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
 	before := catalog(t, g.owner)
-	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM pg_roles r WHERE r.rolname = current_user AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls)"))
-	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM pg_auth_members m WHERE m.member = (SELECT oid FROM pg_roles WHERE rolname = current_user)"))
+	require.Zero(t, count(t, g.dlqd, `SELECT count(*) FROM pg_roles r WHERE r.rolname = current_user
+		AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls)`))
+	require.Zero(t, count(t, g.dlqd, `SELECT count(*) FROM pg_auth_members m
+		WHERE m.member = (SELECT oid FROM pg_roles WHERE rolname = current_user)`))
 
 	// Without rights, Attach refuses, lists them all and creates nothing.
 	var missing *postgres.MissingRightsError
@@ -123,7 +127,8 @@ func TestRights_AreAllNeeded(t *testing.T) {
 		}
 		_, missing, err := g.migrator.MissingRights(t.Context(), right.Part)
 		require.NoError(t, err)
-		require.True(t, slices.ContainsFunc(missing, func(m postgres.MissingRight) bool { return m.GrantSQL == grant }), grant)
+		require.True(t, slices.ContainsFunc(missing, func(m postgres.MissingRight) bool { return m.GrantSQL == grant }),
+			grant)
 		execute(t, g.owner, grant)
 	}
 	_, missing, err := g.migrator.MissingRights(t.Context(), postgres.Parts()...)
@@ -177,7 +182,8 @@ func TestGuest_RejectsSchemasOfOthers(t *testing.T) {
 		migrator.Tries = 1
 		plan, err := migrator.Plan(t.Context())
 		require.NoError(t, err)
-		require.ErrorContains(t, plan.Err(), "schema dlq has objects that are not dlqd's (dead_letter_queue, one(), report, settings)")
+		require.ErrorContains(t, plan.Err(), "schema dlq has objects that are not dlqd's (dead_letter_queue, one(), "+
+			"report, settings)")
 		require.Error(t, migrator.Attach(t.Context()))
 		found, err := migrator.Find(t.Context(), false, false)
 		require.NoError(t, err)
@@ -238,9 +244,13 @@ func TestGuest_ToleratesColumnTypeChanges(t *testing.T) {
 	}
 	round(1)
 	for i, change := range []string{
-		"ALTER TABLE river_job ALTER COLUMN args TYPE json USING args::json", "ALTER TABLE river_job ALTER COLUMN errors TYPE json[] USING errors::json[]",
-		"ALTER TABLE river_job ALTER COLUMN tags TYPE text[]", "ALTER TABLE river_job ALTER COLUMN attempt TYPE bigint", "ALTER TABLE river_job ALTER COLUMN priority TYPE integer",
-		"ALTER TABLE river_job ALTER COLUMN max_attempts TYPE bigint", "ALTER TABLE river_job ALTER COLUMN queue TYPE varchar(200)", "ALTER TABLE river_job ALTER COLUMN kind TYPE varchar(200)",
+		"ALTER TABLE river_job ALTER COLUMN args TYPE json USING args::json",
+		"ALTER TABLE river_job ALTER COLUMN errors TYPE json[] USING errors::json[]",
+		"ALTER TABLE river_job ALTER COLUMN tags TYPE text[]", "ALTER TABLE river_job ALTER COLUMN attempt TYPE bigint",
+		"ALTER TABLE river_job ALTER COLUMN priority TYPE integer",
+		"ALTER TABLE river_job ALTER COLUMN max_attempts TYPE bigint",
+		"ALTER TABLE river_job ALTER COLUMN queue TYPE varchar(200)",
+		"ALTER TABLE river_job ALTER COLUMN kind TYPE varchar(200)",
 		"ALTER TABLE river_job ADD COLUMN more text", "ALTER TABLE river_job DROP COLUMN attempted_by",
 	} {
 		if strings.Contains(change, "args TYPE") {
@@ -262,7 +272,8 @@ func TestGuest_ToleratesLostRights(t *testing.T) {
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.app.Config().ConnConfig.User)
 	g.fail(g.app)
 	require.Equal(t, 2, g.countEntries())
-	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job) // River UI's retry
+	// River UI's retry
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.job_facts WHERE job_id = $1 AND fact = 'retried'", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
 
@@ -324,8 +335,10 @@ func TestGuest_RejectsRowLevelSecurity(t *testing.T) {
 		_, err = session.Exec(t.Context(), "SET row_security = "+setting)
 		require.NoError(t, err)
 		for _, sql := range []string{
-			"SELECT dlq.sweep_redeliveries()", "SELECT dlq.backfill()", "SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'x', 'x')",
-			"CALL dlq.erase('{\"queue\": \"default\"}', 'x')", "SELECT dlq.is_undone(1, now())", "SELECT dlq.release_held('{default}', 1, '1 hour')",
+			"SELECT dlq.sweep_redeliveries()", "SELECT dlq.backfill()",
+			"SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_queue), 'x', 'x')",
+			"CALL dlq.erase('{\"queue\": \"default\"}', 'x')", "SELECT dlq.is_undone(1, now())",
+			"SELECT dlq.release_held('{default}', 1, '1 hour')",
 		} {
 			_, err = session.Exec(t.Context(), sql)
 			require.ErrorContains(t, err, "row-level security policy", sql)
@@ -333,11 +346,13 @@ func TestGuest_RejectsRowLevelSecurity(t *testing.T) {
 	}
 	_, err = g.dlqd.Exec(t.Context(), "SELECT FROM river_job")
 	require.ErrorContains(t, err, "row-level security policy", "every session of dlqd has row_security off")
-	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "the entry waits for its job")
+	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"),
+		"the entry waits for its job")
 
 	// The application is not affected, and Attach refuses.
 	retried := g.fail(g.app)
-	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", retried) // its marker cannot be written
+	// its marker cannot be written
+	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", retried)
 	execute(t, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
 	require.ErrorContains(t, g.migrator.Attach(t.Context()), "row level security hides rows of river_job")
@@ -354,7 +369,8 @@ func TestGuest_SupportsTwoRivers(t *testing.T) {
 	other.Schemas = second
 	plan, err := other.Plan(t.Context())
 	require.NoError(t, err)
-	require.ErrorContains(t, plan.Err(), "schema dlq has the dlqd of the River in schema public: choose another schema with --schema")
+	require.ErrorContains(t, plan.Err(), "schema dlq has the dlqd of the River in schema public: choose another schema "+
+		"with --schema")
 
 	other.Schemas.DLQ = "dlq_jobs"
 	require.NoError(t, other.Attach(t.Context()))
@@ -424,11 +440,13 @@ func TestDetach_RetriesUnderLoad(t *testing.T) {
 	failed := make(chan error, 1)
 	go func() {
 		for ctx.Err() == nil {
-			if _, err := g.app.Exec(ctx, "WITH j AS (INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('k', '{}', 1, 'running') RETURNING id) SELECT id FROM j"); err != nil && ctx.Err() == nil {
+			if _, err := g.app.Exec(ctx, `WITH j AS (INSERT INTO river_job (kind, args, max_attempts, state)
+				VALUES ('k', '{}', 1, 'running') RETURNING id) SELECT id FROM j`); err != nil && ctx.Err() == nil {
 				failed <- err
 				return
 			}
-			if _, err := g.app.Exec(ctx, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'"); err != nil && ctx.Err() == nil {
+			if _, err := g.app.Exec(ctx, `UPDATE river_job SET state = 'discarded', finalized_at = now()
+				WHERE state = 'running'`); err != nil && ctx.Err() == nil {
 				failed <- err
 				return
 			}

@@ -116,7 +116,8 @@ func (m *Migrator) Up(ctx context.Context) error {
 		// On its own River dlqd's client can lead, and a leader discards stuck jobs of kinds that
 		// it does not know.
 		if status.RiverVersion > 0 && status.Version == 0 && !m.OwnRiver {
-			return fmt.Errorf("schema %q of this database already has a River: if an application uses it, run \"dlqd attach\"; if it belongs to dlqd, run \"dlqd migrate up --own-river\"", m.Schemas.River)
+			return fmt.Errorf("schema %q of this database already has a River: if an application uses it, run \"dlqd "+
+				"attach\"; if it belongs to dlqd, run \"dlqd migrate up --own-river\"", m.Schemas.River)
 		}
 		if err := m.createSchema(ctx, m.Schemas.River); err != nil {
 			return err
@@ -173,7 +174,8 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 // Capturing reports whether the function of the capture trigger exists, which detach drops first.
 // It reads only the catalog and needs no right on dlqd's schema.
 func (m *Migrator) Capturing(ctx context.Context) (there bool, err error) {
-	err = m.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = 'capture')", m.Schemas.DLQ).Scan(&there)
+	err = m.Pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+		WHERE n.nspname = $1 AND p.proname = 'capture')`, m.Schemas.DLQ).Scan(&there)
 	return there, err
 }
 
@@ -181,7 +183,8 @@ func (m *Migrator) Capturing(ctx context.Context) (there bool, err error) {
 // role.
 func (m *Migrator) Where(ctx context.Context) (string, error) {
 	var text string
-	err := m.Pool.QueryRow(ctx, `SELECT format('%s at %s, as %s; Postgres %s', current_database(), coalesce(host(inet_server_addr()), 'a local socket'), current_user, current_setting('server_version'))`).Scan(&text)
+	err := m.Pool.QueryRow(ctx,
+		`SELECT format('%s at %s, as %s; Postgres %s', current_database(), coalesce(host(inet_server_addr()), 'a local socket'), current_user, current_setting('server_version'))`).Scan(&text)
 	return text, err
 }
 
@@ -233,7 +236,8 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 		return err
 	}
 	for key, value := range map[string]string{settingRiver: river, settingRiverSchema: m.Schemas.River} {
-		if _, err := m.Pool.Exec(ctx, m.Schemas.Render("INSERT INTO dlq.settings (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING"), key, value); err != nil {
+		if _, err := m.Pool.Exec(ctx, m.Schemas.Render(`INSERT INTO dlq.settings (key, value) VALUES ($1, $2)
+			ON CONFLICT (key) DO NOTHING`), key, value); err != nil {
 			return err
 		}
 	}
@@ -301,7 +305,8 @@ func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error
 	}
 	return m.withShortLocks(ctx, func(tx pgx.Tx) error {
 		if before == "" && river == riverAttached {
-			if _, err := tx.Exec(ctx, m.Schemas.Render("INSERT INTO dlq.reconcile_looks (look, since) VALUES ('whole', now()) ON CONFLICT (look) DO UPDATE SET since = now()")); err != nil {
+			if _, err := tx.Exec(ctx, m.Schemas.Render(`INSERT INTO dlq.reconcile_looks (look, since) VALUES ('whole', now())
+				ON CONFLICT (look) DO UPDATE SET since = now()`)); err != nil {
 				return err
 			}
 		}
@@ -338,7 +343,8 @@ func (m *Migrator) retryLocked(ctx context.Context, run func() error) error {
 			return err
 		}
 		if try >= cmp.Or(m.Tries, codeTries) {
-			return fmt.Errorf("other sessions still hold locks on the tables after %d tries: %w; see pg_locks, and try again later", try, err)
+			return fmt.Errorf("other sessions still hold locks on the tables after %d tries: %w; see pg_locks, and try "+
+				"again later", try, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -508,7 +514,8 @@ func (m *Migrator) drop(ctx context.Context, settings, query string) error {
 		if known, err := hasTable(ctx, tx, m.Schemas.DLQ, "settings"); err != nil || !known {
 			return err
 		}
-		_, err = tx.Exec(ctx, m.Schemas.Render("DELETE FROM dlq.settings WHERE key = ANY (string_to_array($1, ','))"), settings)
+		_, err = tx.Exec(ctx, m.Schemas.Render("DELETE FROM dlq.settings WHERE key = ANY (string_to_array($1, ','))"),
+			settings)
 		return err
 	})
 }
@@ -519,7 +526,8 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	if s.RiverVersion, err = m.riverVersion(ctx); err != nil {
 		return s, err
 	}
-	migrations, err := rivermigrate.New(riverpgxv5.New(m.Pool), &rivermigrate.Config{Schema: m.Schemas.River, Logger: m.Logger})
+	migrations, err := rivermigrate.New(riverpgxv5.New(m.Pool),
+		&rivermigrate.Config{Schema: m.Schemas.River, Logger: m.Logger})
 	if err != nil {
 		return s, err
 	}
@@ -552,18 +560,25 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 		WITH installed AS (
 			SELECT p.proname AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $4
 			UNION ALL
-			SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $4 AND c.relkind = 'v'
+			SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $4
+				AND c.relkind = 'v'
 			UNION ALL
-			SELECT t.tgname || ' on ' || c.relname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $4
+			SELECT t.tgname || ' on ' || c.relname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+			JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $4
 		)
-		SELECT coalesce(bool_or(s.key = '`+settingCodeVersion+`' AND s.value = $1), false) AND NOT EXISTS (SELECT unnest($6::text[]) EXCEPT SELECT i.name FROM installed i),
-		       coalesce(bool_or(s.key = '`+settingTriggers+`' AND s.value = $5), false) AND NOT EXISTS (SELECT unnest($7::text[]) EXCEPT SELECT i.name FROM installed i),
+		SELECT coalesce(bool_or(s.key = '`+settingCodeVersion+
+		`' AND s.value = $1), false) AND NOT EXISTS (SELECT unnest($6::text[]) EXCEPT SELECT i.name FROM installed i),
+		       coalesce(bool_or(s.key = '`+settingTriggers+
+		`' AND s.value = $5), false) AND NOT EXISTS (SELECT unnest($7::text[]) EXCEPT SELECT i.name FROM installed i),
 		       coalesce(bool_or(s.key = '`+settingRiverTriggers+`' AND s.value = $2), false)
-		           AND (SELECT count(*) = 2 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+		           AND (SELECT count(*) = 2 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+		           	JOIN pg_namespace n ON n.oid = c.relnamespace
 		                JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
-		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4 AND t.tgname IN ('dlq_capture', 'dlq_follow')),
+		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4
+		                	AND t.tgname IN ('dlq_capture', 'dlq_follow')),
 		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), '')
-		FROM dlq.settings s`), code.routines.version, code.riverTriggers.version, m.Schemas.River, m.Schemas.DLQ, code.triggers.version, code.routines.creates, code.triggers.creates).
+		FROM dlq.settings s`), code.routines.version, code.riverTriggers.version, m.Schemas.River, m.Schemas.DLQ,
+		code.triggers.version, code.routines.creates, code.triggers.creates).
 		Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
 	s.CodeInstalled = s.codeCurrent && s.triggersCurrent && s.riverTriggersCurrent
 	s.Attached = river == riverAttached
@@ -590,8 +605,10 @@ func (m *Migrator) riverVersion(ctx context.Context) (int, error) {
 		            WHEN bool_or(c.relname = 'river_job' AND a.attname = 'unique_key') THEN 5
 		            WHEN bool_or(c.relname = 'river_queue') THEN 4
 		            WHEN bool_or(c.relname = 'river_job') THEN 2 ELSE 0 END
-		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped
-		WHERE n.nspname = $1 AND c.relname IN ('river_notification', 'river_job', 'river_queue')`, m.Schemas.River).Scan(&version)
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid
+			AND NOT a.attisdropped
+		WHERE n.nspname = $1 AND c.relname IN ('river_notification', 'river_job',
+			'river_queue')`, m.Schemas.River).Scan(&version)
 	return version, err
 }
 
@@ -661,7 +678,8 @@ func (m *Migrator) withGoose(run func(*goose.Provider) error) error {
 // addLockTimeout gives a migration a short lock timeout, up and down.
 func addLockTimeout(migration string) string {
 	const wait = "SET LOCAL lock_timeout = '" + codeLockTimeout + "';\n"
-	return strings.NewReplacer("-- +goose Up\n", "-- +goose Up\n"+wait, "-- +goose Down\n", "-- +goose Down\n"+wait).Replace(migration)
+	return strings.NewReplacer("-- +goose Up\n", "-- +goose Up\n"+wait, "-- +goose Down\n",
+		"-- +goose Down\n"+wait).Replace(migration)
 }
 
 // exclusively keeps two migrations from running at once. Its transaction-level lock also works
@@ -708,7 +726,8 @@ func (m *Migrator) hasTable(ctx context.Context, schema, table string) (bool, er
 func hasTable(ctx context.Context, db DB, schema, table string) (bool, error) {
 	var has bool
 	// to_regclass fails for a name in a schema that this role may not use, so read the catalog.
-	err := db.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2)", schema, table).Scan(&has)
+	err := db.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = $2)`, schema, table).Scan(&has)
 	return has, err
 }
 
@@ -743,6 +762,7 @@ func position(err error, sql string) string {
 // SchemaVersion returns the version of dlqd's schema, which must exist: the number of its last
 // migration.
 func SchemaVersion(ctx context.Context, db DB) (version int64, err error) {
-	err = db.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM dlq."+MigrationTable+" WHERE is_applied").Scan(&version)
+	err = db.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM dlq."+MigrationTable+" WHERE is_applied").Scan(
+		&version)
 	return version, err
 }

@@ -94,7 +94,8 @@ func TestMigrate_GoesUpAndDown(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM river_job").Scan(&jobs))
 	require.Equal(t, 1, jobs, "an application may use River's tables")
 	left := strings.Join(catalog(t, pool), "\n")
-	left = strings.NewReplacer("relation dlq.schema_migrations_id_seq\n", "", "relation dlq.schema_migrations_pkey\n", "", "relation dlq.schema_migrations\n", "", "schema dlq\n", "").Replace(left)
+	left = strings.NewReplacer("relation dlq.schema_migrations_id_seq\n", "", "relation dlq.schema_migrations_pkey\n", "",
+		"relation dlq.schema_migrations\n", "", "schema dlq\n", "").Replace(left)
 	require.Equal(t, strings.Join(before, "\n"), left, "only the record of migrations remains")
 
 	require.NoError(t, m.Up(t.Context()))
@@ -117,8 +118,10 @@ func TestMigrate_RepairsMissingCode(t *testing.T) {
 		"a trigger of code":          "DROP TRIGGER circuit_breaker_change ON dlq.circuit_breakers",
 		"a trigger on River's table": "DROP TRIGGER dlq_follow ON river_job",
 		"all code": `DO $$ BEGIN
-			EXECUTE (SELECT string_agg(format('DROP VIEW IF EXISTS %s CASCADE', oid::regclass), ';') FROM pg_class WHERE relnamespace = 'dlq'::regnamespace AND relkind = 'v');
-			EXECUTE (SELECT string_agg(format('DROP ROUTINE IF EXISTS %s CASCADE', oid::regprocedure), ';') FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace);
+			EXECUTE (SELECT string_agg(format('DROP VIEW IF EXISTS %s CASCADE', oid::regclass), ';') FROM pg_class
+				WHERE relnamespace = 'dlq'::regnamespace AND relkind = 'v');
+			EXECUTE (SELECT string_agg(format('DROP ROUTINE IF EXISTS %s CASCADE', oid::regprocedure), ';') FROM pg_proc
+				WHERE pronamespace = 'dlq'::regnamespace);
 		END $$`,
 		"all but River, by down": "",
 	}
@@ -139,15 +142,19 @@ func TestMigrate_RepairsMissingCode(t *testing.T) {
 		require.NoError(t, m.Check(t.Context()), name)
 		require.Equal(t, full, catalog(t, pool), name)
 		execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('k', '{}', 1, 'running')")
-		execute(t, pool, "UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = ARRAY['{\"error\": \"x\"}'::jsonb] WHERE state = 'running'")
-		require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = (SELECT max(id) FROM river_job)"), name)
+		execute(t, pool, "UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = ARRAY['{\"error\": "+
+			"\"x\"}'::jsonb] WHERE state = 'running'")
+		require.Equal(t, 1, count(t, pool, `SELECT count(*) FROM dlq.dead_letter_queue
+			WHERE river_job_id = (SELECT max(id) FROM river_job)`), name)
 	}
 
 	// Functions and views of an older dlqd that take or return something else are replaced without
 	// a trace.
-	execute(t, pool, `DROP FUNCTION dlq.reconcile; CREATE FUNCTION dlq.reconcile(p_limit integer, p_whole boolean, OUT filed integer) LANGUAGE sql AS 'SELECT 1';
+	execute(t, pool, `DROP FUNCTION dlq.reconcile; CREATE FUNCTION dlq.reconcile(p_limit integer, p_whole boolean,
+		OUT filed integer) LANGUAGE sql AS 'SELECT 1';
 		CREATE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user) RETURNS void LANGUAGE sql AS '';
-		DROP FUNCTION dlq.note; CREATE FUNCTION dlq.note(entry uuid, note text, actor text DEFAULT NULL) RETURNS void LANGUAGE sql AS '';
+		DROP FUNCTION dlq.note; CREATE FUNCTION dlq.note(entry uuid, note text,
+			actor text DEFAULT NULL) RETURNS void LANGUAGE sql AS '';
 		DROP VIEW dlq.backlog; CREATE VIEW dlq.backlog AS SELECT 1 AS more, 2 AS status;
 		UPDATE dlq.settings SET value = 'older' WHERE key = 'code_version'`)
 	require.NoError(t, m.Up(t.Context()))
@@ -170,7 +177,8 @@ func TestMigrate_RepairsMissingCode(t *testing.T) {
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
 	require.NoError(t, m.Up(t.Context()))
 	require.NoError(t, m.Check(t.Context()))
-	execute(t, pool, "CREATE VIEW dlq.added AS SELECT 1 AS one; CREATE FUNCTION dlq.added() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+	execute(t, pool, `CREATE VIEW dlq.added AS
+		SELECT 1 AS one; CREATE FUNCTION dlq.added() RETURNS integer LANGUAGE sql AS 'SELECT 1'`)
 	require.NoError(t, m.Check(t.Context()), "objects of other owners do not matter")
 }
 
@@ -201,7 +209,8 @@ func TestMigrate_RetriesDuringGrants(t *testing.T) {
 		go func() { done <- newMigrator(pool).Up(t.Context()) }()
 		require.Eventually(t, func() bool {
 			var waits bool
-			require.NoError(t, pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')").Scan(&waits))
+			require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+				WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits))
 			return waits
 		}, time.Minute, 5*time.Millisecond)
 		require.NoError(t, tx.Commit(t.Context()))
@@ -241,7 +250,8 @@ func TestAttach_DetachRemovesEverything(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, n)
 	}
-	require.Equal(t, 2, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_message LIKE '%old' AND captured_by = 'backfill' AND (original_event ->> 'n')::int <= 2"))
+	require.Equal(t, 2, count(t, pool, `SELECT count(*) FROM dlq.dead_letter_queue WHERE error_message LIKE '%old'
+		AND captured_by = 'backfill' AND (original_event ->> 'n')::int <= 2`))
 
 	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
 	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'available'")
@@ -304,25 +314,30 @@ func TestSchema_HasComments(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	rows, err := pool.Query(t.Context(), `
-		SELECT 'schema ' || n.nspname FROM pg_namespace n WHERE n.nspname = 'dlq' AND obj_description(n.oid, 'pg_namespace') IS NULL
+		SELECT 'schema ' || n.nspname FROM pg_namespace n WHERE n.nspname = 'dlq'
+			AND obj_description(n.oid, 'pg_namespace') IS NULL
 		UNION ALL
 		SELECT 'column ' || c.oid::regclass || '.' || a.attname
 		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname <> 'schema_migrations' -- goose's
 		  AND col_description(c.oid, a.attnum) IS NULL
 		UNION ALL
-		SELECT 'relation ' || c.relkind::text || ' ' || c.oid::regclass FROM pg_class c LEFT JOIN pg_index i ON i.indexrelid = c.oid LEFT JOIN pg_class t ON t.oid = i.indrelid
-		WHERE c.relnamespace = 'dlq'::regnamespace AND obj_description(c.oid, 'pg_class') IS NULL AND c.relname NOT LIKE 'schema\_migrations%'
+		SELECT 'relation ' || c.relkind::text || ' ' || c.oid::regclass FROM pg_class c LEFT
+		JOIN pg_index i ON i.indexrelid = c.oid LEFT JOIN pg_class t ON t.oid = i.indrelid
+		WHERE c.relnamespace = 'dlq'::regnamespace AND obj_description(c.oid, 'pg_class') IS NULL
+			AND c.relname NOT LIKE 'schema\_migrations%'
 		  -- Of a month's index, the comment is its table's.
 		  AND NOT (c.relkind = 'i' AND t.relispartition AND t.relname NOT IN ('dead_letter_inbox', 'dead_letter_open'))
 		UNION ALL
 		SELECT 'function ' || p.oid::regprocedure FROM pg_proc p
 		WHERE p.pronamespace = 'dlq'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL
 		UNION ALL
-		SELECT 'type ' || t.oid::regtype FROM pg_type t WHERE t.typnamespace = 'dlq'::regnamespace AND t.typtype = 'e' AND obj_description(t.oid, 'pg_type') IS NULL
+		SELECT 'type ' || t.oid::regtype FROM pg_type t WHERE t.typnamespace = 'dlq'::regnamespace AND t.typtype = 'e'
+			AND obj_description(t.oid, 'pg_type') IS NULL
 		UNION ALL
 		SELECT 'trigger ' || t.tgname || ' on ' || t.tgrelid::regclass FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-		WHERE c.relnamespace = 'dlq'::regnamespace AND NOT t.tgisinternal AND t.tgparentid = 0 AND obj_description(t.oid, 'pg_trigger') IS NULL`)
+		WHERE c.relnamespace = 'dlq'::regnamespace AND NOT t.tgisinternal AND t.tgparentid = 0
+			AND obj_description(t.oid, 'pg_trigger') IS NULL`)
 	require.NoError(t, err)
 	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
@@ -349,7 +364,8 @@ func TestFunctions_PinSearchPath(t *testing.T) {
 	pool := postgrestest.Pool(t)
 	require.Zero(t, count(t, pool, `SELECT count(*) FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace AND prosecdef
 		AND NOT coalesce(proconfig::text, '') LIKE '%search_path=pg_catalog, pg_temp%'`))
-	require.NotZero(t, count(t, pool, "SELECT count(*) FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace AND prosecdef"))
+	require.NotZero(t, count(t, pool, `SELECT count(*) FROM pg_proc WHERE pronamespace = 'dlq'::regnamespace
+		AND prosecdef`))
 }
 
 func TestPartitions_AreCreatedAhead(t *testing.T) {
@@ -363,7 +379,8 @@ func TestPartitions_AreCreatedAhead(t *testing.T) {
 	require.Equal(t, 1+5, count(t, pool, months))
 
 	// A row whose partition is missing stays in the default partition until its own is created.
-	execute(t, pool, "INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '200 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
+	execute(t, pool, `INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind)
+		VALUES (now() + interval '200 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')`)
 	require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
 	execute(t, pool, "CALL dlq.ensure_partitions()")
 	require.Equal(t, 1+6, count(t, pool, months))
@@ -374,7 +391,8 @@ func TestPartitions_AreCreatedAhead(t *testing.T) {
 	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	execute(t, pool, "SELECT dlq.discard(id) FROM dlq.dead_letter_queue")
 	var partition string
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT tableoid::regclass::text FROM dlq.dead_letter_queue").Scan(&partition))
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT tableoid::regclass::text FROM dlq.dead_letter_queue").Scan(
+		&partition))
 	require.Regexp(t, `^dlq\.dead_letter_archived_\d{6}$`, partition)
 	_, err := pool.Exec(t.Context(), "UPDATE "+partition+" SET status = 'dlq_pending'")
 	require.ErrorContains(t, err, "cannot move from dlq_archived")
@@ -382,7 +400,8 @@ func TestPartitions_AreCreatedAhead(t *testing.T) {
 
 func TestSchemas_ValidateAndRender(t *testing.T) {
 	t.Parallel()
-	for _, s := range []postgres.Schemas{{DLQ: "a b", River: "public"}, {DLQ: "dlq", River: "Robert'; DROP"}, {DLQ: "x", River: "x"}, {DLQ: strings.Repeat("x", 50), River: "public"}, {}} {
+	for _, s := range []postgres.Schemas{{DLQ: "a b", River: "public"}, {DLQ: "dlq", River: "Robert'; DROP"},
+		{DLQ: "x", River: "x"}, {DLQ: strings.Repeat("x", 50), River: "public"}, {}} {
 		require.Error(t, s.Validate(), fmt.Sprint(s))
 	}
 	require.Equal(t, "SELECT a.b FROM jobs.river_job, office.t -- office.x xdlq.y",
@@ -408,7 +427,9 @@ func TestMigrator_WorksWithOneConnection(t *testing.T) {
 	defer pool.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler), OwnRiver: true}
+	m := &postgres.Migrator{
+		Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler), OwnRiver: true,
+	}
 	require.NoError(t, m.Up(ctx))
 	found, err := m.Find(ctx, false, false)
 	require.NoError(t, err)

@@ -9,7 +9,8 @@ import (
 )
 
 // onlyPgx lists connection parameters of pgx that libpq refuses.
-var onlyPgx = []string{"default_query_exec_mode", "description_cache_capacity", "statement_cache_capacity", "min_read_buffer_size"}
+var onlyPgx = []string{"default_query_exec_mode", "description_cache_capacity", "statement_cache_capacity",
+	"min_read_buffer_size"}
 
 // keywordPassword matches the password in a connection string of keywords and values.
 var keywordPassword = regexp.MustCompile(`(?:^|\s)password\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)`)
@@ -22,7 +23,8 @@ func ForPsql(connString string) (clean, password string, err error) {
 	}
 	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {
 		if match := keywordPassword.FindStringSubmatch(connString); match != nil {
-			password = regexp.MustCompile(`\\(.)`).ReplaceAllString(strings.TrimSuffix(strings.TrimPrefix(match[1], "'"), "'"), "$1")
+			password = regexp.MustCompile(`\\(.)`).ReplaceAllString(strings.TrimSuffix(strings.TrimPrefix(match[1], "'"), "'"),
+				"$1")
 		}
 		return strings.TrimSpace(keywordPassword.ReplaceAllString(connString, "")), password, nil
 	}

@@ -23,8 +23,10 @@ func TestIsRefusal_DependsOnSQLState(t *testing.T) {
 	pool := postgrestest.Pool(t)
 	// An application's trigger may raise any SQLSTATE. dlq.may_pass must agree with the Go list.
 	for code, want := range map[string]bool{
-		"22001": true, "23505": true, "54000": true, "P0001": true, "P0002": true, "APP01": true, "ZZ999": true, "DLQ01": true, "21000": true, "44000": true, "38000": true, "XX001": true,
-		"0A000": false, "08006": false, "25006": false, "40001": false, "40P01": false, "42501": false, "42P01": false, "53100": false, "55P03": false, "57P01": false, "57014": false, "58030": false, "XX000": false,
+		"22001": true, "23505": true, "54000": true, "P0001": true, "P0002": true, "APP01": true,
+		"ZZ999": true, "DLQ01": true, "21000": true, "44000": true, "38000": true, "XX001": true,
+		"0A000": false, "08006": false, "25006": false, "40001": false, "40P01": false, "42501": false,
+		"42P01": false, "53100": false, "55P03": false, "57P01": false, "57014": false, "58030": false, "XX000": false,
 	} {
 		require.Equal(t, want, postgres.IsRefusal(fmt.Errorf("redeliver: %w", &pgconn.PgError{Code: code})), code)
 		var mayPass bool
@@ -44,7 +46,8 @@ func TestIsRefusal_DependsOnSQLState(t *testing.T) {
 	defer gone.Release()
 	require.NoError(t, gone.Conn().Close(t.Context()))
 	_, dead := gone.Exec(t.Context(), "SELECT 1")
-	for _, err := range []error{nil, closed, refused, dead, io.ErrUnexpectedEOF, &net.OpError{Err: io.EOF}, context.DeadlineExceeded, errors.New("write failed: connection cut")} {
+	for _, err := range []error{nil, closed, refused, dead, io.ErrUnexpectedEOF, &net.OpError{Err: io.EOF},
+		context.DeadlineExceeded, errors.New("write failed: connection cut")} {
 		require.False(t, postgres.IsRefusal(err), err)
 	}
 	require.Error(t, dead)

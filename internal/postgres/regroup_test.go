@@ -297,7 +297,8 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	raw, err := json.Marshal(failures)
 	require.NoError(g, err)
 	_, err = g.app.Exec(g.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata)
-		SELECT f->>'Kind', '{}', f->>'Queue', 3, 'running', jsonb_build_object('former', f->>'Former', 'message', f->>'Message')
+		SELECT f->>'Kind', '{}', f->>'Queue', 3, 'running', jsonb_build_object('former', f->>'Former', 'message',
+			f->>'Message')
 			|| CASE WHEN f->>'Message' LIKE '{%' THEN jsonb_build_object('dlq:error', (f->>'Message')::jsonb)
 			        ELSE '{}' END
 		FROM jsonb_array_elements($1::jsonb) f`, string(raw))

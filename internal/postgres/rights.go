@@ -38,21 +38,35 @@ type Right struct {
 // rights of PartAttach.
 func Rights() []Right {
 	return []Right{
-		{Part: PartAttach, On: "database", Privileges: []string{"CREATE"}, Why: "create the schema of dlqd's tables; not needed once it exists"},
+		{Part: PartAttach, On: "database", Privileges: []string{"CREATE"},
+			Why: "create the schema of dlqd's tables; not needed once it exists"},
 		{Part: PartAttach, On: "schema", Privileges: []string{"USAGE"}, Why: "use River's tables"},
-		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"TRIGGER"}, Why: "run capture in the transactions that end jobs"},
-		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"}, Why: "read and lock jobs: missed failures, redeliveries in progress, jobs retried elsewhere, erasures"},
-		{Part: PartAttach, On: "table", Object: "river_migration", Privileges: []string{"SELECT"}, Why: "read River's version"},
+		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"TRIGGER"},
+			Why: "run capture in the transactions that end jobs"},
+		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"},
+			Why: "read and lock jobs: missed failures, redeliveries in progress, jobs retried elsewhere, erasures"},
+		{Part: PartAttach, On: "table", Object: "river_migration", Privileges: []string{"SELECT"},
+			Why: "read River's version"},
 		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "insert redeliveries"},
-		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"DELETE"}, Optional: true, Why: "delete failed redeliveries after the dead letter records them, so that River UI lists one job for each dead letter"},
-		{Part: PartDLQWorkers, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"}, Why: "assign ids to these jobs"},
-		{Part: PartDLQWorkers, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"}, Why: "list queues; pause and resume them for an operator or a circuit breaker of the policy"},
-		{Part: PartAPI, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "replay dead letters and accept messages"},
-		{Part: PartAPI, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"}, Why: "assign ids to these jobs"},
-		{Part: PartAPI, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"}, Why: "list queues; pause and resume them"},
-		{Part: PartProcess, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "INSERT", "UPDATE"}, Why: "deliver messages: River's client reports the queues that it works"},
-		{Part: PartDoctor, On: "table", Object: "river_leader", Privileges: []string{"SELECT"}, Why: "check whether River has a leader"},
-		{Part: PartDoctor, On: "role", Object: "pg_read_all_stats", Privileges: []string{"MEMBER"}, Optional: true, Why: "see transactions of other users that hold back vacuum"},
+		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"DELETE"}, Optional: true,
+			Why: "delete failed redeliveries after the dead letter records them, so that River UI lists one job for each " +
+				"dead letter"},
+		{Part: PartDLQWorkers, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"},
+			Why: "assign ids to these jobs"},
+		{Part: PartDLQWorkers, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"},
+			Why: "list queues; pause and resume them for an operator or a circuit breaker of the policy"},
+		{Part: PartAPI, On: "table", Object: "river_job", Privileges: []string{"INSERT"},
+			Why: "replay dead letters and accept messages"},
+		{Part: PartAPI, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"},
+			Why: "assign ids to these jobs"},
+		{Part: PartAPI, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"},
+			Why: "list queues; pause and resume them"},
+		{Part: PartProcess, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "INSERT", "UPDATE"},
+			Why: "deliver messages: River's client reports the queues that it works"},
+		{Part: PartDoctor, On: "table", Object: "river_leader", Privileges: []string{"SELECT"},
+			Why: "check whether River has a leader"},
+		{Part: PartDoctor, On: "role", Object: "pg_read_all_stats", Privileges: []string{"MEMBER"}, Optional: true,
+			Why: "see transactions of other users that hold back vacuum"},
 	}
 }
 
@@ -94,7 +108,8 @@ func (e *MissingRightsError) Error() string {
 
 // MissingRights checks each privilege of the rights of parts for this session's role. A table that
 // this version of River does not have needs no right.
-func (m *Migrator) MissingRights(ctx context.Context, parts ...string) (role string, missing []MissingRight, err error) {
+func (m *Migrator) MissingRights(ctx context.Context,
+	parts ...string) (role string, missing []MissingRight, err error) {
 	var database string
 	var hasSchema, ownSchema bool
 	// A name in a schema that this role may not use is an error, so read the catalog, which every
@@ -102,7 +117,8 @@ func (m *Migrator) MissingRights(ctx context.Context, parts ...string) (role str
 	if err := m.Pool.QueryRow(ctx, `
 		SELECT quote_ident(current_user), quote_ident(current_database()), n.oid IS NOT NULL,
 		       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_schema_privilege(n.oid, 'CREATE'), false)
-		FROM (VALUES (1)) one LEFT JOIN pg_namespace n ON n.nspname = $1`, m.Schemas.DLQ).Scan(&role, &database, &hasSchema, &ownSchema); err != nil {
+		FROM (VALUES (1)) one LEFT JOIN pg_namespace n ON n.nspname = $1`, m.Schemas.DLQ).Scan(&role, &database, &hasSchema,
+		&ownSchema); err != nil {
 		return "", nil, err
 	}
 	for _, right := range Rights() {
@@ -111,7 +127,8 @@ func (m *Migrator) MissingRights(ctx context.Context, parts ...string) (role str
 		}
 		if right.On == "database" && hasSchema {
 			if !ownSchema {
-				missing = append(missing, MissingRight{right, fmt.Sprintf("GRANT USAGE, CREATE ON SCHEMA %s TO %s;", m.Schemas.DLQ, role)})
+				missing = append(missing,
+					MissingRight{right, fmt.Sprintf("GRANT USAGE, CREATE ON SCHEMA %s TO %s;", m.Schemas.DLQ, role)})
 			}
 			continue
 		}
@@ -140,15 +157,18 @@ func (m *Migrator) has(ctx context.Context, right *Right, privilege string) (boo
 	case "database":
 		row = m.Pool.QueryRow(ctx, "SELECT has_database_privilege(current_database(), $1)", privilege)
 	case "schema":
-		row = m.Pool.QueryRow(ctx, "SELECT coalesce(bool_and(has_schema_privilege(oid, $2)), true) FROM pg_namespace WHERE nspname = $1", m.Schemas.River, privilege)
+		row = m.Pool.QueryRow(ctx, `SELECT coalesce(bool_and(has_schema_privilege(oid, $2)), true) FROM pg_namespace
+			WHERE nspname = $1`, m.Schemas.River, privilege)
 	case "role":
 		row = m.Pool.QueryRow(ctx, "SELECT pg_has_role($1, 'USAGE')", right.Object)
 	case "sequence":
 		row = m.Pool.QueryRow(ctx, `SELECT coalesce(bool_and(has_sequence_privilege(c.oid, $3)), true)
-			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind = 'S'`, m.Schemas.River, right.Object, privilege)
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2
+				AND c.relkind = 'S'`, m.Schemas.River, right.Object, privilege)
 	default:
 		row = m.Pool.QueryRow(ctx, `SELECT coalesce(bool_and(has_table_privilege(c.oid, $3)), true)
-			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2`, m.Schemas.River, right.Object, privilege)
+			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1
+				AND c.relname = $2`, m.Schemas.River, right.Object, privilege)
 	}
 	return has, row.Scan(&has)
 }
@@ -158,7 +178,8 @@ func (m *Migrator) has(ctx context.Context, right *Right, privilege string) (boo
 func (m *Migrator) Hidden(ctx context.Context) ([]string, error) {
 	rows, err := m.Pool.Query(ctx, `
 		SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = $1 AND c.relname IN ('river_job', 'river_queue', 'river_leader', 'river_migration') AND row_security_active(c.oid) ORDER BY 1`, m.Schemas.River)
+		WHERE n.nspname = $1 AND c.relname IN ('river_job', 'river_queue', 'river_leader', 'river_migration')
+			AND row_security_active(c.oid) ORDER BY 1`, m.Schemas.River)
 	if err != nil {
 		return nil, err
 	}

@@ -36,7 +36,8 @@ func DefaultSchemas() Schemas { return Schemas{DLQ: DefaultSchema, River: Defaul
 func (s Schemas) Validate() error {
 	for _, n := range []struct{ flag, name string }{{"--schema", s.DLQ}, {"--river-schema", s.River}} {
 		if !schemaName.MatchString(n.name) || len(n.name) > maxSchemaLength {
-			return fmt.Errorf("%s %q: a schema name has 1 to %d lower-case letters, digits and underscores, and does not start with a digit",
+			return fmt.Errorf("%s %q: a schema name has 1 to %d lower-case letters, digits and underscores, and does not "+
+				"start with a digit",
 				n.flag, n.name, maxSchemaLength)
 		}
 	}

@@ -89,7 +89,8 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				return nil
 			}))
 			if name != "direct" {
-				require.Equal(t, "on on repeatable read", read(t, t.Context(), pool, settings), "the session keeps its own settings")
+				require.Equal(t, "on on repeatable read", read(t, t.Context(), pool, settings),
+					"the session keeps its own settings")
 			}
 		})
 	}

@@ -72,7 +72,8 @@ func (t timeouts) TraceCopyFromEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Trace
 	t.end(ctx)
 }
 
-func (t timeouts) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+func (t timeouts) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
+	_ pgxpool.TraceAcquireStartData) context.Context {
 	return t.start(ctx)
 }
 

@@ -66,7 +66,8 @@ func TestOpen_LimitsStatementTime(t *testing.T) {
 		},
 	} {
 		require.ErrorIs(t, hangs(t.Context()), context.DeadlineExceeded, name)
-		require.Eventually(t, func() bool { return pool.Ping(t.Context()) == nil }, time.Minute, time.Millisecond, "%s: the pool stays usable", name)
+		require.Eventually(t, func() bool { return pool.Ping(t.Context()) == nil }, time.Minute, time.Millisecond,
+			"%s: the pool stays usable", name)
 	}
 
 	// The timeout shortens neither a deadline of the caller nor an unbounded context.

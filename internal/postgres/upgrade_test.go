@@ -25,13 +25,16 @@ func TestAttach_UpgradesUnderLoad(t *testing.T) {
 			for ctx.Err() == nil {
 				start := time.Now()
 				// As River's completer does: successes and failures in one statement.
-				tag, err := g.app.Exec(t.Context(), `WITH j AS (SELECT id FROM river_job WHERE state = 'available' ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)
-					UPDATE river_job r SET state = (CASE WHEN r.id % 3 = 0 THEN 'discarded' ELSE 'completed' END)::river_job_state, finalized_at = now(),
+				tag, err := g.app.Exec(t.Context(), `WITH j AS (SELECT id FROM river_job WHERE state = 'available'
+					ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED)
+					UPDATE river_job r SET state = (CASE WHEN r.id % 3 = 0 THEN 'discarded' ELSE 'completed' END)::river_job_state,
+						finalized_at = now(),
 						errors = CASE WHEN r.id % 3 = 0 THEN ARRAY['{"error": "timeout"}'::jsonb] END
 					FROM j WHERE r.id = j.id`, batch)
 				took := time.Since(start)
 				if err == nil && tag.RowsAffected() == 0 {
-					_, err = g.app.Exec(t.Context(), "INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'mail', '{}', 1, 'available' FROM generate_series(1, 600)")
+					_, err = g.app.Exec(t.Context(), `INSERT INTO river_job (kind, args, max_attempts, state) SELECT 'mail', '{}', 1,
+						'available' FROM generate_series(1, 600)`)
 				}
 				if err != nil {
 					errs <- err
@@ -45,7 +48,8 @@ func TestAttach_UpgradesUnderLoad(t *testing.T) {
 		}()
 	}
 	for range 4 {
-		execute(t, g.dlqd, "UPDATE dlq.settings SET value = 'older' WHERE key IN ('code_version', 'triggers', 'river_triggers')")
+		execute(t, g.dlqd, `UPDATE dlq.settings SET value = 'older'
+			WHERE key IN ('code_version', 'triggers', 'river_triggers')`)
 		require.NoError(t, g.migrator.Attach(t.Context()))
 	}
 	stop()

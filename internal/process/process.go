@@ -71,7 +71,8 @@ func (p *Process) Once(ctx context.Context) error {
 	}
 	began := time.Now()
 	seenAt, err := dbsqlc.New(p.config.DB).RecordHeartbeat(ctx, dbsqlc.RecordHeartbeatParams{
-		ID: p.id, Name: p.config.Name, Version: p.config.Version, Parts: p.config.Parts, Queues: queues, ForgetAfter: forgetAfter,
+		ID: p.id, Name: p.config.Name, Version: p.config.Version,
+		Parts: p.config.Parts, Queues: queues, ForgetAfter: forgetAfter,
 	})
 	if err != nil {
 		return fmt.Errorf("register process %s: %w", p.id, err)

@@ -46,7 +46,9 @@ func setup(t *testing.T) *bundle {
 
 func (b *bundle) start(queues ...string) *process.Process {
 	b.Helper()
-	p := process.New(process.Config{DB: b.rendered, Name: "host/1", Version: "1", Parts: []string{"process"}, Queues: func() []string { return queues }})
+	p := process.New(process.Config{
+		DB: b.rendered, Name: "host/1", Version: "1", Parts: []string{"process"}, Queues: func() []string { return queues },
+	})
 	require.NoError(b, p.Once(b.Context()))
 	return p
 }

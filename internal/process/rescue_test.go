@@ -15,8 +15,10 @@ import (
 func (b *bundle) running(kind string, attempt, most int, metadata string, processes ...string) (id int64) {
 	b.Helper()
 	require.NoError(b, b.db.QueryRow(b.Context(), `
-		INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, metadata, attempted_at, attempted_by, scheduled_at)
-		VALUES ($1, '{"messageId": "m", "kind": "k"}', 'mail', 'running', $2, $3, $4, now(), $5, '2026-01-01Z') RETURNING id`, kind, attempt, most, metadata, processes).Scan(&id))
+		INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, metadata, attempted_at, attempted_by,
+			scheduled_at)
+		VALUES ($1, '{"messageId": "m", "kind": "k"}', 'mail', 'running', $2, $3, $4, now(), $5, '2026-01-01Z')
+		RETURNING id`, kind, attempt, most, metadata, processes).Scan(&id))
 	return id
 }
 
@@ -29,7 +31,8 @@ type rescued struct {
 func (b *bundle) job(id int64) (r rescued) {
 	b.Helper()
 	rows, err := b.db.Pool.Query(b.Context(), `
-		SELECT j.state::text, coalesce(to_jsonb(j.errors), '[]')::text, j.scheduled_at > now() - interval '1 minute', j.finalized_at IS NOT NULL,
+		SELECT j.state::text, coalesce(to_jsonb(j.errors), '[]')::text, j.scheduled_at > now() - interval '1 minute',
+			j.finalized_at IS NOT NULL,
 		       (SELECT count(*) FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id)
 		FROM river_job j WHERE j.id = $1`, id)
 	require.NoError(b, err)
@@ -41,7 +44,8 @@ func (b *bundle) job(id int64) (r rescued) {
 // rescue puts back the running messages of processes that have been silent for half a minute.
 func (b *bundle) rescue(most int) (retried, ended int) {
 	b.Helper()
-	require.NoError(b, b.db.QueryRow(b.Context(), "SELECT retried, ended FROM dlq.rescue_messages(now() - interval '30 seconds', $1)", most).Scan(&retried, &ended))
+	require.NoError(b, b.db.QueryRow(b.Context(), `SELECT retried, ended
+		FROM dlq.rescue_messages(now() - interval '30 seconds', $1)`, most).Scan(&retried, &ended))
 	return retried, ended
 }
 
@@ -52,7 +56,8 @@ func TestRescue_PutsBackMessagesOfADeadProcess(t *testing.T) {
 	message := b.running("dlqd_message", 1, 3, "{}", living, dead)
 	last := b.running("dlqd_message", 3, 3, "{}", dead)
 	cancelled := b.running("dlqd_message", 1, 3, `{"cancel_attempted_at": "2026-01-01T00:00:00Z"}`, dead)
-	others := []int64{b.running("send_email", 1, 3, "{}", dead), b.running("dlqd_message", 1, 3, "{}", dead, living), b.running("dlqd_message", 1, 3, "{}", "host_2026")}
+	others := []int64{b.running("send_email", 1, 3, "{}", dead), b.running("dlqd_message", 1, 3, "{}", dead, living),
+		b.running("dlqd_message", 1, 3, "{}", "host_2026")}
 	retried, ended := b.rescue(100)
 	require.Zero(t, retried+ended, "all processes are alive")
 
@@ -72,12 +77,14 @@ func TestRescue_PutsBackMessagesOfADeadProcess(t *testing.T) {
 	job = b.job(last)
 	require.Equal(t, rescued{State: "discarded", Errors: job.Errors, Finalized: true, Entries: 1}, job)
 	job = b.job(cancelled)
-	require.Equal(t, rescued{State: "cancelled", Errors: job.Errors, Finalized: true}, job, "cancelled by an operator: no dead letter")
+	require.Equal(t, rescued{State: "cancelled", Errors: job.Errors, Finalized: true}, job,
+		"cancelled by an operator: no dead letter")
 	for _, id := range others {
 		require.Equal(t, rescued{State: "running", Errors: "[]"}, b.job(id))
 	}
 	var counted int
-	require.NoError(t, b.db.QueryRow(t.Context(), "SELECT count(*) FROM river_job WHERE metadata ? 'river:rescue_count'").Scan(&counted))
+	require.NoError(t, b.db.QueryRow(t.Context(),
+		"SELECT count(*) FROM river_job WHERE metadata ? 'river:rescue_count'").Scan(&counted))
 	require.Zero(t, counted, "River counts only rescues of jobs that may have killed their worker")
 }
 
@@ -109,11 +116,13 @@ func TestRescue_ReadsOnlyRunningJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(`INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, attempted_by, finalized_at)
-		SELECT 'dlqd_message', '{}', 'mail', CASE WHEN n % 5 = 0 THEN 'running' ELSE 'completed' END::river_job_state, 1, 3, '{other}', CASE WHEN n % 5 > 0 THEN now() END
+		SELECT 'dlqd_message', '{}', 'mail', CASE WHEN n % 5 = 0 THEN 'running' ELSE 'completed' END::river_job_state, 1, 3,
+			'{other}', CASE WHEN n % 5 > 0 THEN now() END
 		FROM generate_series(1, 10000) n`)
 	b.exec("ANALYZE river_job")
 	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'running'")
-	b.exec("INSERT INTO dlq.processes (id, name, version, parts, queues) SELECT gen_random_uuid(), 'before', '1', '{}', '{}' FROM generate_series(1, 50)")
+	b.exec(`INSERT INTO dlq.processes (id, name, version, parts, queues) SELECT gen_random_uuid(), 'before', '1', '{}',
+		'{}' FROM generate_series(1, 50)`)
 	dead := b.start("mail").ID().String()
 	for range 5 {
 		b.running("dlqd_message", 1, 3, "{}", dead)
@@ -123,9 +132,11 @@ func TestRescue_ReadsOnlyRunningJobs(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	var retried, read int
-	require.NoError(t, tx.QueryRow(t.Context(), "SELECT retried FROM dlq.rescue_messages(now() - interval '30 seconds', 10)").Scan(&retried))
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT retried
+		FROM dlq.rescue_messages(now() - interval '30 seconds', 10)`).Scan(&retried))
 	require.Equal(t, 5, retried)
-	require.NoError(t, tx.QueryRow(t.Context(), "SELECT idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'river_job'::regclass").Scan(&read))
+	require.NoError(t, tx.QueryRow(t.Context(), `SELECT idx_tup_fetch FROM pg_stat_xact_user_tables
+		WHERE relid = 'river_job'::regclass`).Scan(&read))
 	require.Less(t, read, 100)
 }
 

@@ -82,10 +82,14 @@ func newDatabase(tb testing.TB) *database {
 	admin, err := pgx.Connect(d.ctx, super)
 	require.NoError(tb, err)
 	app := "app_" + strings.ReplaceAll(uuid.NewString(), "-", "")[:12]
-	_, err = admin.Exec(d.ctx, fmt.Sprintf(`CREATE ROLE %[1]s LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON river_job TO %[1]s; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO %[1]s;
+	_, err = admin.Exec(d.ctx, fmt.Sprintf(`CREATE ROLE %[1]s LOGIN; GRANT SELECT, INSERT, UPDATE,
+		DELETE ON river_job TO %[1]s; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO %[1]s;
 		ALTER TABLE dlq.dead_letter_queue ALTER dlq_max_retries SET DEFAULT %[2]d`, app, protocol.MaxTries))
 	require.NoError(tb, err)
-	d.urls = map[role]string{application: postgrestest.WithUser(url, app), worker: url, applier: url, reconciler: url, operator: url, holder: url, administrator: super}
+	d.urls = map[role]string{
+		application: postgrestest.WithUser(url, app), worker: url, applier: url,
+		reconciler: url, operator: url, holder: url, administrator: super,
+	}
 	tb.Cleanup(func() {
 		ctx := context.WithoutCancel(d.ctx)
 		for _, conn := range d.conns {
@@ -102,7 +106,8 @@ func (d *database) begin(model *protocol.Model) {
 	d.Helper()
 	d.model, d.state = model, protocol.Start()
 	d.jobs, d.failures, d.acts, d.scan, d.taken = nil, nil, map[int8]uuid.UUID{}, nil, nil
-	d.exec(administrator, `BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM river_job; DELETE FROM dlq.dead_letter_queue; TRUNCATE dlq.job_facts; DELETE FROM dlq.entry_jobs;
+	d.exec(administrator, `BEGIN; SET LOCAL session_replication_role = replica; DELETE FROM river_job; DELETE
+		FROM dlq.dead_letter_queue; TRUNCATE dlq.job_facts; DELETE FROM dlq.entry_jobs;
 		DELETE FROM dlq.retired_jobs; DELETE FROM dlq.dead_letter_transitions; DELETE FROM dlq.operations; COMMIT`)
 }
 
@@ -167,7 +172,8 @@ const uniqueStates = "B'11110101'"
 func (d *database) transactionOf(step protocol.Step, after *protocol.State) transaction {
 	t := transaction{of: application}
 	switch {
-	case step.Rule >= protocol.ReadInbox && step.Rule <= protocol.Park, step.Rule == protocol.Sweep, step.Rule == protocol.CrashWorker:
+	case step.Rule >= protocol.ReadInbox && step.Rule <= protocol.Park, step.Rule == protocol.Sweep,
+		step.Rule == protocol.CrashWorker:
 		t.of = worker
 	case step.Rule == protocol.ApplyFacts, step.Rule == protocol.FindSuccesses:
 		t.of = applier
@@ -182,8 +188,10 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	insert := func(metadata string, id any) {
 		var made job
 		t.do = func(tx pgx.Tx) error {
-			return tx.QueryRow(d.ctx, `INSERT INTO river_job (id, kind, args, queue, state, max_attempts, metadata, unique_key, unique_states)
-				VALUES (coalesce($2, nextval('river_job_id_seq')), 'k', '{}', 'default', 'available', 25, $1::text::jsonb, CASE WHEN $3 THEN 'key'::bytea END, CASE WHEN $3 THEN `+uniqueStates+` END)
+			return tx.QueryRow(d.ctx, `INSERT INTO river_job (id, kind, args, queue, state, max_attempts, metadata, unique_key,
+				unique_states)
+				VALUES (coalesce($2, nextval('river_job_id_seq')), 'k', '{}', 'default', 'available', 25, $1::text::jsonb, CASE
+					WHEN $3 THEN 'key'::bytea END, CASE WHEN $3 THEN `+uniqueStates+` END)
 				RETURNING id, created_at`, metadata, id, step.Rule == protocol.InsertKeyed).Scan(&made.id, &made.created)
 		}
 		t.after = func() { d.jobs = append(d.jobs, made) }
@@ -196,8 +204,10 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.do = func(tx pgx.Tx) error {
 			p := end(time.Now())
 			params := &riverdriver.JobSetStateIfRunningManyParams{
-				ID: []int64{p.ID}, Attempt: []*int{p.Attempt}, ErrData: [][]byte{p.ErrData}, FinalizedAt: []*time.Time{p.FinalizedAt},
-				MetadataDoMerge: []bool{p.MetadataDoMerge}, MetadataUpdates: [][]byte{p.MetadataUpdates}, ScheduledAt: []*time.Time{p.ScheduledAt}, State: []rivertype.JobState{p.State},
+				ID: []int64{p.ID}, Attempt: []*int{p.Attempt},
+				ErrData: [][]byte{p.ErrData}, FinalizedAt: []*time.Time{p.FinalizedAt},
+				MetadataDoMerge: []bool{p.MetadataDoMerge}, MetadataUpdates: [][]byte{p.MetadataUpdates},
+				ScheduledAt: []*time.Time{p.ScheduledAt}, State: []rivertype.JobState{p.State},
 			}
 			rows, err := riverpgxv5.New(nil).UnwrapExecutor(tx).JobSetStateIfRunningMany(d.ctx, params)
 			if err == nil && len(rows) != 1 {
@@ -222,7 +232,8 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	case protocol.ReuseID:
 		insert("{}", of.id)
 	case protocol.StartJob:
-		changes("UPDATE river_job SET state = 'running', attempt = attempt + 1, attempted_at = now(), attempted_by = array_append(attempted_by, 'walk') WHERE id = $1 AND state = 'available'")
+		changes(`UPDATE river_job SET state = 'running', attempt = attempt + 1, attempted_at = now(),
+			attempted_by = array_append(attempted_by, 'walk') WHERE id = $1 AND state = 'available'`)
 	case protocol.Complete:
 		endJob(func(now time.Time) *riverdriver.JobSetStateIfRunningParams {
 			return riverdriver.JobSetStateCompleted(of.id, now, nil)
@@ -246,7 +257,8 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		changes("UPDATE river_job SET metadata = metadata - 'dlq:entry_id' WHERE id = $1")
 	case protocol.CancelJob:
 		t.do = func(tx pgx.Tx) error {
-			_, err := riverpgxv5.New(nil).UnwrapExecutor(tx).JobCancel(d.ctx, &riverdriver.JobCancelParams{ID: of.id, CancelAttemptedAt: time.Now(), ControlTopic: "c"})
+			_, err := riverpgxv5.New(nil).UnwrapExecutor(tx).JobCancel(d.ctx,
+				&riverdriver.JobCancelParams{ID: of.id, CancelAttemptedAt: time.Now(), ControlTopic: "c"})
 			return err
 		}
 		t.after = func() { d.ended(step.On) }
@@ -266,14 +278,17 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.do = d.files(d.state.Workers[step.On].Of, step.Rule == protocol.FileParked)
 	case protocol.Claim:
 		t.do = func(tx pgx.Tx) error {
-			id, err := one[uuid.UUID](tx, "SELECT id FROM dlq.dead_letter_open WHERE id = $1 AND status = 'dlq_pending' AND strategy IS NOT NULL FOR UPDATE SKIP LOCKED", d.entry(step.On))
+			id, err := one[uuid.UUID](tx, `SELECT id FROM dlq.dead_letter_open WHERE id = $1 AND status = 'dlq_pending'
+				AND strategy IS NOT NULL FOR UPDATE SKIP LOCKED`, d.entry(step.On))
 			if errors.Is(err, pgx.ErrNoRows) {
 				return nil // there is no such entry
 			} else if err != nil {
 				return err
 			}
-			return run(tx, `UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = 'worker:walk', move = '{"actor": "worker:walk"}'
-				FROM dlq.redeliver(ARRAY[$1::uuid], 'worker:walk', 'due', p_config_version => 'v') r WHERE r.verdict IN ('live', 'done') AND e.id = r.entry_id AND e.status = 'dlq_pending'`, id)
+			return run(tx, `UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual',
+				parked_by = 'worker:walk', move = '{"actor": "worker:walk"}'
+				FROM dlq.redeliver(ARRAY[$1::uuid], 'worker:walk', 'due', p_config_version => 'v') r
+				WHERE r.verdict IN ('live', 'done') AND e.id = r.entry_id AND e.status = 'dlq_pending'`, id)
 		}
 		t.after = func() { d.redelivered(after) }
 	case protocol.ReadUndecided:
@@ -297,10 +312,14 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	case protocol.Sweep:
 		acts("SELECT dlq.sweep_redeliveries()")
 	case protocol.Discard, protocol.ResolveEntry, protocol.Reopen:
-		action := map[protocol.Rule]string{protocol.Discard: "discard", protocol.ResolveEntry: "resolve", protocol.Reopen: "reopen"}[step.Rule]
+		action := map[protocol.Rule]string{
+			protocol.Discard: "discard", protocol.ResolveEntry: "resolve", protocol.Reopen: "reopen",
+		}[step.Rule]
 		operation, changed := uuid.New(), 0
 		t.do = func(tx pgx.Tx) (err error) {
-			changed, err = one[int](tx, "SELECT count(*) FROM dlq.act_on($1, ARRAY[$2::uuid], 'kim', NULL, jsonb_build_object('operation', $3::text))", action, d.entry(step.On), operation.String())
+			changed, err = one[int](tx, `SELECT count(*)
+				FROM dlq.act_on($1, ARRAY[$2::uuid], 'kim', NULL,
+					jsonb_build_object('operation', $3::text))`, action, d.entry(step.On), operation.String())
 			return err
 		}
 		t.after = func() {
@@ -309,7 +328,8 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 			}
 		}
 	case protocol.Replay, protocol.Force:
-		acts("SELECT * FROM dlq.redeliver(ARRAY[$1::uuid], 'kim', 'replayed', NULL, $2)", d.entry(step.On), step.Rule == protocol.Force)
+		acts("SELECT * FROM dlq.redeliver(ARRAY[$1::uuid], 'kim', 'replayed', NULL, $2)", d.entry(step.On),
+			step.Rule == protocol.Force)
 		t.after = func() { d.redelivered(after) }
 	case protocol.Undo:
 		acts("SELECT dlq.undo($1, NULL, 'kim')", d.acts[step.On])
@@ -337,7 +357,8 @@ func (d *database) ended(i int8) {
 	var at *time.Time
 	var state string
 	var id uuid.UUID
-	require.NoError(d, d.conn(worker).QueryRow(d.ctx, "SELECT finalized_at, state, dlq.entry_id(id, finalized_at) FROM river_job WHERE id = $1", d.jobs[i].id).Scan(&at, &state, &id))
+	require.NoError(d, d.conn(worker).QueryRow(d.ctx, `SELECT finalized_at, state, dlq.entry_id(id, finalized_at)
+		FROM river_job WHERE id = $1`, d.jobs[i].id).Scan(&at, &state, &id))
 	if state != "completed" {
 		d.failures = append(d.failures, failure{*at, id})
 	}
@@ -349,7 +370,8 @@ func (d *database) redelivered(after *protocol.State) {
 		return
 	}
 	var made job
-	require.NoError(d, d.conn(worker).QueryRow(d.ctx, "SELECT id, created_at FROM river_job ORDER BY id DESC LIMIT 1").Scan(&made.id, &made.created))
+	require.NoError(d, d.conn(worker).QueryRow(d.ctx,
+		"SELECT id, created_at FROM river_job ORDER BY id DESC LIMIT 1").Scan(&made.id, &made.created))
 	if made.id != d.jobs[len(d.jobs)-1].id {
 		d.jobs = append(d.jobs, made)
 	}
@@ -361,7 +383,8 @@ func repeat[T any](value T, n int) []T { return slices.Repeat([]T{value}, n) }
 // internal/worker/filing.go.
 func (d *database) files(failures uint8, parked bool) statements {
 	return func(tx pgx.Tx) error {
-		rows, err := tx.Query(d.ctx, "SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY ($1) ORDER BY i.id FOR UPDATE SKIP LOCKED", d.entries(failures))
+		rows, err := tx.Query(d.ctx, `SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY ($1)
+			ORDER BY i.id FOR UPDATE SKIP LOCKED`, d.entries(failures))
 		if err != nil {
 			return err
 		}
@@ -377,8 +400,10 @@ func (d *database) files(failures uint8, parked bool) statements {
 		if parked {
 			status, strategy = "dlq_manual", "manual"
 		}
-		filed, err := one[int](tx, `SELECT cardinality(dlq.file_as($1, 'worker:walk', 'v', $2, $3, $4, $5, $6, array_fill(now(), ARRAY[$7::integer]), $8, array_fill($9::integer, ARRAY[$7]),
-			array_fill(0::smallint, ARRAY[$7]), array_fill('[]'::jsonb, ARRAY[$7]), $8, $8))`, ids, repeat(status, n), repeat(strategy, n), repeat("transient", n), repeat("rule", n), repeat("f", n), n,
+		filed, err := one[int](tx,
+			`SELECT cardinality(dlq.file_as($1, 'worker:walk', 'v', $2, $3, $4, $5, $6, array_fill(now(), ARRAY[$7::integer]), $8, array_fill($9::integer, ARRAY[$7]),
+			array_fill(0::smallint, ARRAY[$7]), array_fill('[]'::jsonb, ARRAY[$7]), $8, $8))`, ids,
+			repeat(status, n), repeat(strategy, n), repeat("transient", n), repeat("rule", n), repeat("f", n), n,
 			repeat("", n), protocol.MaxTries)
 		if err != nil || filed == n {
 			return err
@@ -401,9 +426,13 @@ func (d *database) decides(w *protocol.Worker, park bool) statements {
 	}
 	return func(tx pgx.Tx) error {
 		return run(tx, `WITH claimed AS (
-				SELECT e.id FROM dlq.dead_letter_open e JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
-				WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTINCT FROM 'automatic' FOR UPDATE OF e SKIP LOCKED)
-			UPDATE dlq.dead_letter_queue e SET status = $3::text::dlq.dead_letter_status, strategy = $4::text::dlq.strategy, error_class = 'transient', rule = 'rule', fingerprint = 'f', next_retry_at = now(),
+				SELECT e.id FROM dlq.dead_letter_open e
+				JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS last_failed_at) j ON e.id = j.id
+					AND e.last_failed_at = j.last_failed_at
+				WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTINCT
+				FROM 'automatic' FOR UPDATE OF e SKIP LOCKED)
+			UPDATE dlq.dead_letter_queue e SET status = $3::text::dlq.dead_letter_status, strategy = $4::text::dlq.strategy,
+				error_class = 'transient', rule = 'rule', fingerprint = 'f', next_retry_at = now(),
 				waiting_for = NULL, move = '{"actor": "worker:walk", "reason": "decided"}'
 			FROM claimed c WHERE e.id = c.id AND e.status IN ('dlq_pending', 'dlq_manual')`, ids, ats, status, strategy)
 	}

@@ -6,11 +6,12 @@ import "fmt"
 const (
 	InOneEntry        = "each failure that River can still show is in exactly one entry or waits to be filed"
 	FiledOnce         = "no failure is filed twice"
-	ClosedStaysClosed = "after an operator closed an entry, only an operator, an undo or a newer failure redelivers its work"
-	OneRedelivery     = "at most one redelivery of an entry is in progress"
-	ClosesOwnEntry    = "a success closes exactly its entry"
-	NotUndone         = "an operator's action that succeeded is not undone by an older fact"
-	ComesToRest       = "once all other actors stop, inbox and facts become empty"
+	ClosedStaysClosed = "after an operator closed an entry, only an operator, an undo or a newer failure redelivers " +
+		"its work"
+	OneRedelivery  = "at most one redelivery of an entry is in progress"
+	ClosesOwnEntry = "a success closes exactly its entry"
+	NotUndone      = "an operator's action that succeeded is not undone by an older fact"
+	ComesToRest    = "once all other actors stop, inbox and facts become empty"
 )
 
 // Check returns the invariant that a state breaks, with details, or "". [ClosedStaysClosed],
@@ -45,7 +46,8 @@ func (m *Model) checkInOneEntry(s *State) string {
 		f := j.Failure
 		waits := w.unfiled()&bit(f) != 0 || w.isUnknown(i)
 		for n := range s.NFacts {
-			waits = waits || s.Facts[n].Failure == f || s.Facts[n].Job == i && (s.Facts[n].Kind == Following || s.Facts[n].Kind == Retried)
+			waits = waits || s.Facts[n].Failure == f || s.Facts[n].Job == i &&
+				(s.Facts[n].Kind == Following || s.Facts[n].Kind == Retried)
 		}
 		// If an entry waits for the job, the sweep moves the entry.
 		for e := range s.NFailures {

@@ -125,7 +125,8 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 				}, "message %d is held", d.Of)
 			}
 		case MaySend:
-			advance(Answered, func(o *Ordering) string { return o.sent(d.Of, true) }, fmt.Sprintf("message %d is delivered", d.Of))
+			advance(Answered, func(o *Ordering) string { return o.sent(d.Of, true) },
+				fmt.Sprintf("message %d is delivered", d.Of))
 			endDelivery(true, func(o *Ordering) string {
 				o.Messages[d.Of].Job = Available
 				return o.sent(d.Of, false)

@@ -19,7 +19,10 @@ import (
 // explore explores a model until an invariant breaks: only, or any if only is empty.
 func explore(t *testing.T, rules protocol.Rules, bounds protocol.Bounds, only string) protocol.Found {
 	t.Helper()
-	x := &protocol.Explorer{Model: &protocol.Model{Rules: rules, Bounds: bounds}, Only: only, QuietEvery: 16, MaxStates: 20_000_000, Procs: runtime.NumCPU()}
+	x := &protocol.Explorer{
+		Model: &protocol.Model{Rules: rules, Bounds: bounds}, Only: only,
+		QuietEvery: 16, MaxStates: 20_000_000, Procs: runtime.NumCPU(),
+	}
 	if only != "" {
 		x.QuietEvery = 0 // explore until the invariant breaks
 	}
@@ -63,9 +66,11 @@ func TestProtocol_KeepsInvariantsForLong(t *testing.T) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), length)
 	defer cancel()
-	x := &protocol.Explorer{QuietEvery: 64, MaxStates: states, Procs: runtime.NumCPU(), Model: &protocol.Model{Bounds: protocol.Bounds{
-		Jobs: 2, Failures: 4, Workers: 2, Moves: 4, Retries: 3, Misses: 1, Deletes: 2, Attempts: 1, Sent: 2, Isolated: 1, Keys: true,
-	}}}
+	x := &protocol.Explorer{QuietEvery: 64, MaxStates: states, Procs: runtime.NumCPU(),
+		Model: &protocol.Model{Bounds: protocol.Bounds{
+			Jobs: 2, Failures: 4, Workers: 2, Moves: 4, Retries: 3, Misses: 1,
+			Deletes: 2, Attempts: 1, Sent: 2, Isolated: 1, Keys: true,
+		}}}
 	x.Report = func(f protocol.Found) { fmt.Printf("%s: %s\n", time.Since(began).Round(time.Second), &f) } //nolint:forbidigo // go test would keep it until the end
 	found := x.Explore(ctx)
 	fmt.Printf("%s: %s\n", time.Since(began).Round(time.Second), &found) //nolint:forbidigo // likewise
@@ -190,7 +195,9 @@ func TestProtocol_DroppedRedeliveryIsNotDoneTwice(t *testing.T) {
 func (d *database) filedOnce() {
 	d.Helper()
 	for f, failure := range d.failures {
-		require.LessOrEqual(d, d.count(`SELECT count(*) FROM (SELECT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.failed_at = $1
-			UNION SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = $2) t`, failure.at, failure.id), 1, "failure %d is in two entries, after\n%s", f, d.trace())
+		require.LessOrEqual(d, d.count(`SELECT count(*) FROM (SELECT t.entry_id FROM dlq.dead_letter_transitions t
+			WHERE t.failed_at = $1
+			UNION SELECT e.id FROM dlq.dead_letter_queue e
+			WHERE e.id = $2) t`, failure.at, failure.id), 1, "failure %d is in two entries, after\n%s", f, d.trace())
 	}
 }

@@ -72,9 +72,12 @@ const (
 )
 
 var ruleNames = [nRules]string{
-	"insert", "insert with a unique key", "insert with a copied mark", "start", "complete", "fail", "cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
-	"delete job", "reuse id", "remove mark from metadata", "worker reads the inbox", "worker files", "worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
-	"worker parks", "apply facts", "reconciler reads", "reconciler appends", "find successes", "sweep", "discard", "resolve", "replay", "replay with force", "reopen", "undo",
+	"insert", "insert with a unique key", "insert with a copied mark", "start", "complete", "fail",
+	"cancel itself", "fail, to be retried", "schedule", "cancel by an operator", "retry outside dlqd",
+	"delete job", "reuse id", "remove mark from metadata", "worker reads the inbox", "worker files",
+	"worker files, parked", "worker redelivers", "worker reads undecided", "worker decides",
+	"worker parks", "apply facts", "reconciler reads", "reconciler appends", "find successes",
+	"sweep", "discard", "resolve", "replay", "replay with force", "reopen", "undo",
 	"delete entry", "worker dies", "reconciler dies",
 }
 
@@ -101,7 +104,8 @@ type Step struct {
 func (s Step) String() string {
 	text := s.Rule.String()
 	switch {
-	case s.Rule <= InsertKeyed || s.Rule == ReadInbox || s.Rule == ReadUndecided || s.Rule == ApplyFacts || s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
+	case s.Rule <= InsertKeyed || s.Rule == ReadInbox || s.Rule == ReadUndecided || s.Rule == ApplyFacts ||
+		s.Rule >= Scan && s.Rule <= Sweep || s.Rule == CrashReconciler:
 	case s.Rule == InsertMarked:
 		text += fmt.Sprintf(" of entry %d", s.On)
 	case s.Rule <= RemoveMark:
@@ -232,7 +236,8 @@ func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // o
 	}
 	for e := range s.NFailures {
 		switch entry := &s.Entries[e]; {
-		case entry.Status == Unfiled && w.unfiled()&bit(e) != 0, entry.Status == Pending, entry.Status == Manual, entry.Status == Failed:
+		case entry.Status == Unfiled && w.unfiled()&bit(e) != 0, entry.Status == Pending, entry.Status == Manual,
+			entry.Status == Failed:
 			fn(Step{Rule: Discard, On: e})
 			if entry.Status == Manual {
 				fn(Step{Rule: ResolveEntry, On: e})

@@ -171,9 +171,12 @@ var rare = [][]protocol.Step{
 // likely has the weights of rules. The steps that bring an entry far have more than 1; those that
 // end a trace early, or are nearly always possible, have less.
 var likely = map[protocol.Rule]float64{
-	protocol.StartJob: 4, protocol.Fail: 6, protocol.Complete: 3, protocol.RetryJob: 2, protocol.ReadInbox: 4, protocol.File: 8, protocol.FileParked: 4, protocol.Claim: 6,
-	protocol.ReadUndecided: 4, protocol.Decide: 5, protocol.Park: 5, protocol.ApplyFacts: 3, protocol.Scan: 3, protocol.Discard: 1.5, protocol.Reopen: 1.5, protocol.Delete: 0.7, protocol.Undo: 1.5,
-	protocol.Insert: 0.7, protocol.FindSuccesses: 10, protocol.Sweep: 2, protocol.DeleteJob: 0.1, protocol.CancelJob: 0.1, protocol.Attempt: 0.8, protocol.ReuseID: 1, protocol.InsertMarked: 0.5, protocol.CrashWorker: 1, protocol.Force: 0.5,
+	protocol.StartJob: 4, protocol.Fail: 6, protocol.Complete: 3, protocol.RetryJob: 2,
+	protocol.ReadInbox: 4, protocol.File: 8, protocol.FileParked: 4, protocol.Claim: 6,
+	protocol.ReadUndecided: 4, protocol.Decide: 5, protocol.Park: 5, protocol.ApplyFacts: 3,
+	protocol.Scan: 3, protocol.Discard: 1.5, protocol.Reopen: 1.5, protocol.Delete: 0.7, protocol.Undo: 1.5,
+	protocol.Insert: 0.7, protocol.FindSuccesses: 10, protocol.Sweep: 2, protocol.DeleteJob: 0.1, protocol.CancelJob: 0.1,
+	protocol.Attempt: 0.8, protocol.ReuseID: 1, protocol.InsertMarked: 0.5, protocol.CrashWorker: 1, protocol.Force: 0.5,
 }
 
 // chooser chooses the steps of a trace at random, by the weights of likely. Steps that change
@@ -186,7 +189,8 @@ type chooser struct {
 
 func newChooser(random *rand.Rand) *chooser {
 	return &chooser{random: random, state: protocol.Start(), model: &protocol.Model{Bounds: protocol.Bounds{
-		Jobs: 2, Failures: 6, Workers: 2, Moves: 8, Retries: 4, Misses: 2, Deletes: 2, Attempts: 1, Sent: 3, Isolated: 2, Lost: 1, Keys: random.IntN(2) == 0,
+		Jobs: 2, Failures: 6, Workers: 2, Moves: 8, Retries: 4, Misses: 2, Deletes: 2,
+		Attempts: 1, Sent: 3, Isolated: 2, Lost: 1, Keys: random.IntN(2) == 0,
 	}}}
 }
 

@@ -116,7 +116,8 @@ func (w *world) endJob(i int8, to JobState, byOperator bool, capture Capture) {
 			return
 		}
 		failure = w.NFailures
-		w.Failures[failure] = Failure{Job: i, TakenBy: none, At: w.tick, Keyed: j.Keyed, Cancel: byOperator || j.Cancel && to == Cancelled}
+		w.Failures[failure] = Failure{Job: i, TakenBy: none, At: w.tick, Keyed: j.Keyed, Cancel: byOperator ||
+			j.Cancel && to == Cancelled}
 		w.NFailures++
 		j.Failure = failure
 	}
@@ -252,7 +253,8 @@ func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 				repeat = repeat || before[o].Status.open() && before[o].Job == job
 			}
 		}
-		if repeat || w.isTaken(f) && (w.Jobs[job].Remembered || w.foundByReconciler(f)) || w.openOf(job) != none || w.Entries[f].Status.open() {
+		if repeat || w.isTaken(f) && (w.Jobs[job].Remembered || w.foundByReconciler(f)) || w.openOf(job) != none ||
+			w.Entries[f].Status.open() {
 			left |= bit(f)
 			continue
 		}
@@ -411,7 +413,8 @@ func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
 		w.resolveBy(e, j.ID, i, ended, false)
 		return true
 	}
-	if f := &w.Failures[failure]; i == entry.Job && (w.Entries[failure].Status.exists() && failure != e || f.TakenBy != none && f.TakenBy != e) {
+	if f := &w.Failures[failure]; i == entry.Job && (w.Entries[failure].Status.exists() && failure != e ||
+		f.TakenBy != none && f.TakenBy != e) {
 		w.move(e, Manual)
 		return true
 	}
@@ -612,7 +615,8 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 		// recorded it by then: the work is done.
 		after := w.Entries[id].Status
 		if byPerson && acted > f.At && before.closed() && after.open() {
-			w.violatef(NotUndone, "an operator made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before, f.Kind, f.Job, after)
+			w.violatef(NotUndone, "an operator made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before,
+				f.Kind, f.Job, after)
 		}
 	}()
 	if f.Kind == Retried {

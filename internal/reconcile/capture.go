@@ -68,7 +68,8 @@ func ReadCapture(ctx context.Context, db postgres.DB) (*Capture, error) {
 func (s *Capture) Problem() string {
 	var problems []string
 	if s.Triggers != TriggersEnabled {
-		problems = append(problems, "the triggers on River's table are "+s.Triggers+": only the reconciler files failures, later")
+		problems = append(problems, "the triggers on River's table are "+s.Triggers+": only the reconciler files "+
+			"failures, later")
 	}
 	for _, backlog := range []struct {
 		problem string
@@ -97,7 +98,8 @@ func (s *Capture) Summary() string {
 			causes = append(causes, fmt.Sprintf("%d %s", n, cause))
 		}
 		slices.Sort(causes)
-		text += fmt.Sprintf("; the reconciler filed %d failures that capture missed within 24 hours (%s)", s.Missed, strings.Join(causes, ", "))
+		text += fmt.Sprintf("; the reconciler filed %d failures that capture missed within 24 hours (%s)", s.Missed,
+			strings.Join(causes, ", "))
 	}
 	return text
 }
@@ -124,7 +126,9 @@ func SetCapture(ctx context.Context, db postgres.DB, s Switch) (*Switched, error
 	if s.Limit != 0 {
 		limit = &s.Limit
 	}
-	row, err := dbsqlc.New(db).SetCapture(ctx, dbsqlc.SetCaptureParams{Mode: s.Mode, TimeLimit: limit, Actor: s.Actor, Note: s.Note})
+	row, err := dbsqlc.New(db).SetCapture(ctx, dbsqlc.SetCaptureParams{
+		Mode: s.Mode, TimeLimit: limit, Actor: s.Actor, Note: s.Note,
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,8 @@ func (b *testBundle) migrator() *postgres.Migrator {
 
 func (b *testBundle) set(mode string) *reconcile.Switched {
 	b.Helper()
-	done, err := reconcile.SetCapture(b.Context(), postgres.DefaultSchemas().Rendered(b.pool), reconcile.Switch{Mode: mode, Actor: "kim", Note: "stuck"})
+	done, err := reconcile.SetCapture(b.Context(), postgres.DefaultSchemas().Rendered(b.pool),
+		reconcile.Switch{Mode: mode, Actor: "kim", Note: "stuck"})
 	require.NoError(b, err)
 	require.Equal(b, mode, done.Mode)
 	return done
@@ -48,10 +49,12 @@ func TestSetCapture_SwitchesMode(t *testing.T) {
 	require.Equal(t, 1, done.Writing)
 	require.Contains(t, done.Message, "1 open transactions have written jobs")
 	require.Contains(t, done.Message, "filed every minute by dlqd serve")
-	_, err = open.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", b.insertJob())
+	_, err = open.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1",
+		b.insertJob())
 	require.NoError(t, err)
 	require.NoError(t, open.Commit(t.Context()))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"), "the switch applies to the next statement of an open transaction")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"),
+		"the switch applies to the next statement of an open transaction")
 	s := b.status()
 	require.Regexp(t, `^off \(by kim at .*: stuck\)$`, s.Summary())
 	require.Empty(t, s.Problem(), "a mode that an operator chose is not a problem")
@@ -61,13 +64,15 @@ func TestSetCapture_SwitchesMode(t *testing.T) {
 	b.set(reconcile.ModeOn)
 	b.exec(fail, b.insertJob())
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'capture' AND actor = 'kim' AND origin <> ''"))
+	require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.acts WHERE subject = 'capture' AND actor = 'kim'
+		AND origin <> ''`))
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.set_capture('maybe')")
 	require.ErrorContains(t, err, "capture: invalid mode maybe")
 
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_follow")
 	require.Contains(t, b.status().Problem(), "the triggers on River's table are disabled")
-	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at) VALUES (1, now(), 'retried', now() - interval '2 minutes')")
+	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at)
+		VALUES (1, now(), 'retried', now() - interval '2 minutes')`)
 	require.Contains(t, b.status().Problem(), "facts have been unapplied since")
 }
 
@@ -103,7 +108,8 @@ func TestSetCapture_RunsConcurrently(t *testing.T) {
 	for i := range errs {
 		all.Go(func() {
 			for n := range 10 {
-				if _, err := b.pool.Exec(t.Context(), "SELECT dlq.set_capture($1)", []string{"on", "off", "strict"}[(i+n)%3]); err != nil {
+				if _, err := b.pool.Exec(t.Context(), "SELECT dlq.set_capture($1)",
+					[]string{"on", "off", "strict"}[(i+n)%3]); err != nil {
 					errs[i] = err
 				}
 			}
@@ -142,6 +148,7 @@ func TestLoop_FilesMissedFailures(t *testing.T) {
 	group := background.Group{Logger: discard}
 	group.Add(loop)
 	group.Start()
-	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") == 1 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") == 1 }, time.Minute,
+		50*time.Millisecond)
 	require.NoError(t, group.Stop(t.Context()))
 }

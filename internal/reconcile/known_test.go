@@ -17,8 +17,10 @@ const justNow = "clock_timestamp()"
 // retry retries a job as River UI does. The client that fetches the job increments attempt.
 func (b *testBundle) retry(id int64) {
 	b.Helper()
-	b.exec(`UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(), metadata = metadata - 'cancel_attempted_at',
-		max_attempts = CASE WHEN attempt = max_attempts THEN max_attempts + 1 ELSE max_attempts END WHERE id = $1 AND state <> 'running'`, id)
+	b.exec(`UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(),
+		metadata = metadata - 'cancel_attempted_at',
+		max_attempts = CASE WHEN attempt = max_attempts THEN max_attempts + 1 ELSE max_attempts END WHERE id = $1
+			AND state <> 'running'`, id)
 }
 
 // failAt runs a job and fails it as River's completer does, with a given finalized_at.
@@ -180,7 +182,8 @@ func TestKnownFailures_DistinguishInvalidTimes(t *testing.T) {
 			require.Equal(t, before+2, b.countFailures())
 			b.discardOpen()
 			b.exec("DELETE FROM river_job WHERE id = $1", id)
-			b.exec("INSERT INTO river_job (id, kind, args, max_attempts, attempt, state, errors) VALUES ($1, 'mail', '{}', 25, (SELECT max(retry_count) FROM dlq.dead_letter_queue) - 1, 'running', '{}')", id)
+			b.exec(`INSERT INTO river_job (id, kind, args, max_attempts, attempt, state, errors)
+				VALUES ($1, 'mail', '{}', 25, (SELECT max(retry_count) FROM dlq.dead_letter_queue) - 1, 'running', '{}')`, id)
 			n := b.countEntries()
 			b.failAt(id, at)
 			b.processInbox()
@@ -213,7 +216,8 @@ func TestKnownFailures_StayKnownAfterEntryChanges(t *testing.T) {
 		"retention": func(b *testBundle, _ int64) { b.dropMonths() },
 		"restored": func(b *testBundle, _ int64) {
 			var rows string
-			require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT jsonb_agg(to_jsonb(e))::text FROM dlq.dead_letter_queue e").Scan(&rows))
+			require.NoError(b, b.pool.QueryRow(b.Context(),
+				"SELECT jsonb_agg(to_jsonb(e))::text FROM dlq.dead_letter_queue e").Scan(&rows))
 			b.dropMonths()
 			require.Zero(b, b.fileMissed())
 			b.exec("SELECT dlq.restore_entries($1::jsonb, now() + interval '1 day')", rows)
@@ -247,7 +251,8 @@ func TestKnownFailures_StayKnownAfterEntryChanges(t *testing.T) {
 // dropMonths drops the months of closed entries, as retention does.
 func (b *testBundle) dropMonths() {
 	b.Helper()
-	rows, err := b.pool.Query(b.Context(), "SELECT DISTINCT c.relname::text FROM dlq.dead_letter_queue e JOIN pg_class c ON c.oid = e.tableoid")
+	rows, err := b.pool.Query(b.Context(), `SELECT DISTINCT c.relname::text FROM dlq.dead_letter_queue e
+		JOIN pg_class c ON c.oid = e.tableoid`)
 	require.NoError(b, err)
 	months, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(b, err)
@@ -313,7 +318,8 @@ func TestKnownFailures_IncludeUnappliedFacts(t *testing.T) {
 	// A rejected fact still waits.
 	b.retry(id)
 	b.failAt(id, justNow)
-	b.exec("UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, 'refusal', 'x', 'refusedAt', now() - interval '1 hour')")
+	b.exec("UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, " +
+		"'refusal', 'x', 'refusedAt', now() - interval '1 hour')")
 	require.Zero(t, b.scan(b.pool, true))
 	for range 2 {
 		b.exec("SELECT dlq.apply_facts(p_careful => true)")
@@ -349,7 +355,8 @@ func TestKnownFailures_CopyDataOfPurgedEntry(t *testing.T) {
 	b.exec("SELECT dlq.delete_entries(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.processInbox()
 	require.Equal(t, 2, b.countFailures())
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = '{\"n\": 1}'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE retry_count = 5 AND original_event = "+
+		"'{\"n\": 1}'"))
 }
 
 // A job whose entry is deleted is retried, fails, and is deleted before dlqd applies the facts. The
@@ -667,7 +674,8 @@ func TestKnownFailures_AreRecordedByUpgrade(t *testing.T) {
 	b.createDiscardedTwice(justNow, justNow)
 	resetToOldVersion := func() {
 		b.exec("DELETE FROM dlq.retired_jobs")
-		b.exec("INSERT INTO dlq.settings (key, value) VALUES ('remember_taken', 'upgrade') ON CONFLICT (key) DO UPDATE SET value = 'upgrade', updated_at = now()")
+		b.exec(`INSERT INTO dlq.settings (key, value) VALUES ('remember_taken', 'upgrade') ON CONFLICT (key) DO UPDATE
+			SET value = 'upgrade', updated_at = now()`)
 	}
 	resetToOldVersion()
 	require.Zero(t, b.fileMissed(), "a scan before the upgrade's statement records the failures")

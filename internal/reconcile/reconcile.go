@@ -52,7 +52,9 @@ func (r *Reconciler) once(ctx context.Context) (time.Duration, error) {
 		whole bool
 		every time.Duration
 	}{{false, interval - slack}, {true, wholeInterval - slack}} {
-		step, err := dbsqlc.New(r.config.DB).Reconcile(ctx, dbsqlc.ReconcileParams{MaxJobs: maxJobs, Whole: scan.whole, Every: scan.every})
+		step, err := dbsqlc.New(r.config.DB).Reconcile(ctx, dbsqlc.ReconcileParams{
+			MaxJobs: maxJobs, Whole: scan.whole, Every: scan.every,
+		})
 		if err != nil {
 			return 0, err
 		}

@@ -44,12 +44,15 @@ func (b *testBundle) count(sql string, args ...any) int {
 // insertJob inserts a running job, as the application does.
 func (b *testBundle) insertJob() (id int64) {
 	b.Helper()
-	require.NoError(b, b.pool.QueryRow(b.Context(), `INSERT INTO river_job (kind, args, max_attempts, state, attempt, tags, metadata, unique_key, unique_states)
-		VALUES ('mail', '{"n": 1}', 3, 'running', 3, '{a,b}', '{"k": 1}', decode(md5(random()::text), 'hex'), B'11110101') RETURNING id`).Scan(&id))
+	require.NoError(b, b.pool.QueryRow(b.Context(), `INSERT INTO river_job (kind, args, max_attempts, state, attempt, tags,
+		metadata, unique_key, unique_states)
+		VALUES ('mail', '{"n": 1}', 3, 'running', 3, '{a,b}', '{"k": 1}', decode(md5(random()::text), 'hex'), B'11110101')
+		RETURNING id`).Scan(&id))
 	return id
 }
 
-const fail = `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = errors || jsonb_build_object('error', 'timeout', 'attempt', 3) WHERE id = $1`
+const fail = `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(),
+	errors = errors || jsonb_build_object('error', 'timeout', 'attempt', 3) WHERE id = $1`
 
 // execWithoutTriggers runs a statement in a session in which triggers do not fire.
 func (b *testBundle) execWithoutTriggers(sql string, args ...any) {
@@ -84,18 +87,22 @@ func TestReconcile_FilesSameEntryAsCapture(t *testing.T) {
 	captured, missed := b.insertJob(), b.insertJob()
 	b.exec(fail, captured)
 	b.execWithoutTriggers(fail, missed)
-	b.exec("UPDATE river_job SET finalized_at = (SELECT finalized_at FROM river_job WHERE id = $1), created_at = (SELECT created_at FROM river_job WHERE id = $1), unique_key = NULL WHERE id = $2", captured, missed)
+	b.exec(`UPDATE river_job SET finalized_at = (SELECT finalized_at FROM river_job WHERE id = $1),
+		created_at = (SELECT created_at FROM river_job WHERE id = $1), unique_key = NULL WHERE id = $2`, captured, missed)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 1, b.scan(b.pool, false))
 	require.Zero(t, b.scan(b.pool, false))
 	require.Zero(t, b.scan(b.pool, true))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE stage = 'inbox'"))
-	rows, err := b.pool.Query(t.Context(), `SELECT (to_jsonb(e) - '{id,river_job_id,created_at,updated_at,next_retry_at,captured_by,unique_key}'::text[])::text FROM dlq.dead_letter_queue e`)
+	rows, err := b.pool.Query(t.Context(),
+		`SELECT (to_jsonb(e) - '{id,river_job_id,created_at,updated_at,next_retry_at,captured_by,unique_key}'::text[])::text
+			FROM dlq.dead_letter_queue e`)
 	require.NoError(t, err)
 	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	require.Equal(t, texts[0], texts[1])
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler' AND id = dlq.entry_id(river_job_id, last_failed_at) AND river_job_id = $1", missed))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'
+		AND id = dlq.entry_id(river_job_id, last_failed_at) AND river_job_id = $1`, missed))
 	require.Equal(t, 1, b.count("SELECT entries FROM dlq.reconcile_findings WHERE why = 'missed'"))
 }
 
@@ -109,7 +116,8 @@ func (b *testBundle) insertDiscarded(n int, finalizedAt string) {
 
 func (b *testBundle) causes() (causes string) {
 	b.Helper()
-	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT string_agg(why || ' ' || entries, ', ' ORDER BY why) FROM dlq.reconcile_findings").Scan(&causes))
+	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT string_agg(why || ' ' || entries, ', ' ORDER BY why)
+		FROM dlq.reconcile_findings`).Scan(&causes))
 	return causes
 }
 
@@ -155,7 +163,8 @@ func TestReconcile_FindsMissedFailures(t *testing.T) {
 			require.NoError(b, tx.Rollback(b.Context()))
 		}, "missed 1"},
 		"cancelled by its worker": {func(b *testBundle) {
-			b.execWithoutTriggers(`UPDATE river_job SET state = 'cancelled', finalized_at = now(), errors = '{"{\"error\": \"JobCancelError: no\"}"}' WHERE id = $1`, b.insertJob())
+			b.execWithoutTriggers(`UPDATE river_job SET state = 'cancelled', finalized_at = now(),
+				errors = '{"{\"error\": \"JobCancelError: no\"}"}' WHERE id = $1`, b.insertJob())
 		}, "missed 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -197,7 +206,8 @@ func TestReconcile_IgnoresJobsOfEntries(t *testing.T) {
 	id := b.count("SELECT 1 FROM dlq.dead_letter_queue")
 	require.Equal(t, 1, id)
 	b.insertDiscarded(1, "now()") // a redelivery whose end was not captured
-	b.exec("INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT j.id, j.created_at, e.id FROM river_job j, dlq.dead_letter_queue e WHERE j.max_attempts = 1")
+	b.exec(`INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT j.id, j.created_at, e.id
+		FROM river_job j, dlq.dead_letter_queue e WHERE j.max_attempts = 1`)
 	// A job with an open entry fails again without capture: this is a further failure of that entry.
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.execWithoutTriggers("UPDATE river_job SET finalized_at = finalized_at + interval '1 second' WHERE max_attempts = 3")
@@ -230,7 +240,8 @@ func TestReconcile_WaitsForOpenTransactions(t *testing.T) {
 		}
 		run("SET session_replication_role = replica")
 		run("BEGIN")
-		run("UPDATE river_job SET state = 'discarded', finalized_at = now() - interval '2 hours', errors = '{\"{}\"}' WHERE id = $1", late)
+		run("UPDATE river_job SET state = 'discarded', finalized_at = now() - interval '2 hours', errors = '{\"{}\"}' "+
+			"WHERE id = $1", late)
 		b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours' WHERE look = 'recent'")
 		b.scan(b.pool, false)
 		b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours' WHERE look = 'recent'")
@@ -239,7 +250,8 @@ func TestReconcile_WaitsForOpenTransactions(t *testing.T) {
 		}
 		for range 3 {
 			require.Zero(t, b.scan(b.pool, false))
-			require.Zero(t, b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'"), "the scan does not advance")
+			require.Zero(t, b.count(`SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent'
+				AND since > now() - interval '1 hour'`), "the scan does not advance")
 		}
 		run(map[bool]string{false: "COMMIT", true: "COMMIT PREPARED 'late'"}[prepared])
 		require.Equal(t, 1, b.scan(b.pool, false))
@@ -247,7 +259,8 @@ func TestReconcile_WaitsForOpenTransactions(t *testing.T) {
 		// Transactions of other tests on this server delay the scan, too.
 		require.Eventually(t, func() bool {
 			b.scan(b.pool, false)
-			return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
+			return b.count(`SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent'
+				AND since > now() - interval '1 hour'`) == 1
 		}, 3*time.Minute, 100*time.Millisecond)
 	}
 }
@@ -256,7 +269,8 @@ func TestReconcile_WaitsForOpenTransactions(t *testing.T) {
 func TestReconcile_FilesFailureOfFollowedJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	fails := "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{\"error\": \"x\"}'::jsonb] WHERE id = 1"
+	fails := "UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY['{\"error\": " +
+		"\"x\"}'::jsonb] WHERE id = 1"
 	b.exec("INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('k', '{}', 1, 'running')")
 	b.exec(fails)
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
@@ -272,7 +286,8 @@ func TestReconcile_FilesFailureOfFollowedJob(t *testing.T) {
 	b.exec("SELECT dlq.set_capture('on')")
 	require.Equal(t, 1, b.scan(b.pool, true))
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = 1 AND status = 'dlq_pending'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE river_job_id = 1
+		AND status = 'dlq_pending'`))
 	require.Zero(t, b.scan(b.pool, true))
 }
 
@@ -317,7 +332,8 @@ func TestReconcile_SkipsPurgedAndDeletedEntries(t *testing.T) {
 	b.exec("SELECT dlq.delete_entries(" + ids(2) + ")")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	var month string
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT c.relname FROM dlq.dead_letter_queue e JOIN pg_class c ON c.oid = e.tableoid").Scan(&month))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT c.relname FROM dlq.dead_letter_queue e
+		JOIN pg_class c ON c.oid = e.tableoid`).Scan(&month))
 	b.exec("SELECT dlq.drop_partition($1)", month)
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.retired_jobs"))
@@ -384,7 +400,8 @@ func TestReconcile_AdvancesAfterRestoreToOtherServer(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.scan(b.pool, false)
-	b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours', seen_at = now() - interval '2 hours', seen_xid = 1000000000000 WHERE look = 'recent'")
+	b.exec(`UPDATE dlq.reconcile_looks SET since = now() - interval '2 hours', seen_at = now() - interval '2 hours',
+		seen_xid = 1000000000000 WHERE look = 'recent'`)
 	require.Eventually(t, func() bool {
 		b.scan(b.pool, false)
 		return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
@@ -404,7 +421,8 @@ func TestReconcile_FilesEachFailureOnce(t *testing.T) {
 			for ctx.Err() == nil && err == nil {
 				switch i {
 				case 0:
-					_, err = b.pool.Exec(t.Context(), "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox' LIMIT 50))")
+					_, err = b.pool.Exec(t.Context(), `SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue
+						WHERE stage = 'inbox' LIMIT 50))`)
 				case 1:
 					_, err = b.pool.Exec(t.Context(), "SELECT dlq.backfill(20)")
 				default:
@@ -440,12 +458,14 @@ func TestReconcile_ReportsWhenScanBegan(t *testing.T) {
 	var before, began time.Time
 	var done bool
 	b.insertDiscarded(3, "now()")
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT done, began_at FROM dlq.reconcile(3, true)").Scan(&done, &began))
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT done, began_at FROM dlq.reconcile(3, true)").Scan(&done,
+		&began))
 	require.False(t, done)
 	b.insertDiscarded(1, "now() - interval '1 hour'")
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT now()").Scan(&before))
 	require.Zero(t, b.scan(b.pool, true))
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT done, began_at FROM dlq.reconcile(3, true)").Scan(&done, &began))
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT done, began_at FROM dlq.reconcile(3, true)").Scan(&done,
+		&began))
 	require.False(t, began.Before(before))
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
@@ -463,7 +483,8 @@ func TestReconcile_PagesThroughEqualTimes(t *testing.T) {
 		require.LessOrEqual(t, calls, jobs/1000+1)
 		tx, err := b.pool.Begin(t.Context())
 		require.NoError(t, err)
-		const stats = "SELECT seq_scan, seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'river_job'::regclass"
+		const stats = `SELECT seq_scan, seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables
+			WHERE relid = 'river_job'::regclass`
 		// Counts include earlier transactions until their statistics are reported.
 		var scansBefore, readBefore, scans, read int
 		require.NoError(t, tx.QueryRow(t.Context(), stats).Scan(&scansBefore, &readBefore))
@@ -484,17 +505,20 @@ func TestReconcile_RunsInOneProcessAtATime(t *testing.T) {
 	b := setup(t)
 	var done bool
 	var filed int
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 minute')").Scan(&filed, &done))
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 minute')").Scan(
+		&filed, &done))
 	require.True(t, done)
 	b.insertDiscarded(1, "now()")
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 minute')").Scan(&filed, &done))
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 minute')").Scan(
+		&filed, &done))
 	require.True(t, done)
 	require.Zero(t, filed, "the last scan is less than a minute old")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT dlq.reconcile()")
 	require.NoError(t, err)
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 us')").Scan(&filed, &done))
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT filed, done FROM dlq.reconcile(2000, false, '1 us')").Scan(
+		&filed, &done))
 	require.True(t, done)
 	require.Zero(t, filed, "another session is scanning")
 	require.NoError(t, tx.Rollback(t.Context()))

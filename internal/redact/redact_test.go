@@ -30,13 +30,16 @@ func TestURL(t *testing.T) {
 		require.Equal(t, want, redact.URL(raw), raw)
 	}
 	require.Equal(t, "https://***@h:8443/***", redact.Origin("https://u:p@h:8443/hook"))
-	require.Equal(t, `POST "https://***@h/x": no, and http://h/*** too`, redact.Text(`POST "https://u:p@h/x": no, and http://h/T0K3N too`))
+	require.Equal(t, `POST "https://***@h/x": no, and http://h/*** too`,
+		redact.Text(`POST "https://u:p@h/x": no, and http://h/T0K3N too`))
 }
 
 func TestHide(t *testing.T) {
 	t.Parallel()
 	const raw = "https://ann:hun%2Fter2@h/hooks/s3cr3t-path/plain?key=quer%20yval&id=1"
-	text := "Cannot POST /hooks/s3cr3t-path/plain?key=quer%20yval for ann:hun%2Fter2 (hun/ter2, query val, quer yval), Basic YW5uOmh1bi90ZXIy, hun%2Fter2; id 1"
-	require.Equal(t, "Cannot POST /hooks/***/plain?key=*** for *** (***, query val, ***), Basic ***, ***; id 1", redact.Hide(text, redact.Secrets(raw, false)...))
+	text := "Cannot POST /hooks/s3cr3t-path/plain?key=quer%20yval for ann:hun%2Fter2 (hun/ter2, query val, quer yval), " +
+		"Basic YW5uOmh1bi90ZXIy, hun%2Fter2; id 1"
+	require.Equal(t, "Cannot POST /hooks/***/plain?key=*** for *** (***, query val, ***), Basic ***, ***; id 1",
+		redact.Hide(text, redact.Secrets(raw, false)...))
 	require.Equal(t, "/***/***/*** h", redact.Hide("/hooks/s3cr3t-path/plain h", redact.Secrets(raw, true)...))
 }

@@ -77,7 +77,8 @@ func setupOrders(t *testing.T) *orders {
 	river.AddWorker(workers, o.worker)
 	var err error
 	o.client, err = river.NewClient(riverpgxv5.New(o.pool), &river.Config{
-		Logger: slog.New(slog.DiscardHandler), Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}, TestOnly: true,
+		Logger: slog.New(slog.DiscardHandler), Workers: workers,
+		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}, TestOnly: true,
 	})
 	require.NoError(t, err)
 	var unsubscribe func()
@@ -112,7 +113,8 @@ func (o *orders) createEntry() uuid.UUID {
 	o.wait(inserted.Job.ID)
 	require.Equal(o, "reserve 10, charge 10", o.worker.done())
 	var id uuid.UUID
-	require.NoError(o, o.pool.QueryRow(o.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", inserted.Job.ID).Scan(&id))
+	require.NoError(o, o.pool.QueryRow(o.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1",
+		inserted.Job.ID).Scan(&id))
 	require.Equal(o, "resumes after step charge", o.checkpoint(id))
 	return id
 }
@@ -158,17 +160,20 @@ func TestCheckpoint_EditRequiresChoice(t *testing.T) {
 	require.Empty(t, o.entry(id).EditedEvent, "a rejected edit is not stored")
 	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2)", id, edited)
 	require.ErrorContains(t, err, "have a checkpoint", "SQL requires the choice, too")
-	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2, p_checkpoint => 'restart')", id, edited)
+	_, err = o.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_payload => $2, p_checkpoint => 'restart')",
+		id, edited)
 	require.ErrorContains(t, err, "invalid checkpoint restart")
 
 	require.Equal(t, "ship 12", o.replay(id, replay.Single{Payload: edited, Checkpoint: deadletter.Resume}))
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 
 	id = o.createEntry()
-	require.Equal(t, "reserve 12, charge 12, ship 12", o.replay(id, replay.Single{Payload: edited, Checkpoint: deadletter.Discard}))
+	require.Equal(t, "reserve 12, charge 12, ship 12",
+		o.replay(id, replay.Single{Payload: edited, Checkpoint: deadletter.Discard}))
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 	require.Equal(t, "resumes after step charge", o.checkpoint(id), "the entry keeps its checkpoint")
-	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND detail @> '{"checkpoint": "discard", "payload": {"amount": 12}}'`, id))
+	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1
+		AND detail @> '{"checkpoint": "discard", "payload": {"amount": 12}}'`, id))
 
 	id = o.createEntry()
 	o.worker.mu.Lock()
@@ -184,7 +189,10 @@ func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 	t.Parallel()
 	o := setupOrders(t)
 	id := o.createEntry()
-	require.Equal(t, "reserve 12", o.replay(id, replay.Single{Payload: json.RawMessage(`{"amount": 12, "failIn": "charge"}`), Checkpoint: deadletter.Discard}))
+	require.Equal(t, "reserve 12",
+		o.replay(id, replay.Single{
+			Payload: json.RawMessage(`{"amount": 12, "failIn": "charge"}`), Checkpoint: deadletter.Discard,
+		}))
 	require.Equal(t, deadletter.Pending, o.entry(id).Status)
 	require.Equal(t, "resumes after step reserve", o.checkpoint(id))
 
@@ -192,7 +200,8 @@ func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 	o.worker.fixed = true
 	o.worker.mu.Unlock()
 	var job int64
-	require.NoError(t, o.pool.QueryRow(t.Context(), "SELECT job_id FROM dlq.redeliver(ARRAY[$1::uuid], 'worker:x', 'due')", id).Scan(&job))
+	require.NoError(t, o.pool.QueryRow(t.Context(), "SELECT job_id FROM dlq.redeliver(ARRAY[$1::uuid], 'worker:x', 'due')",
+		id).Scan(&job))
 	o.wait(job)
 	require.Equal(t, "charge 12, ship 12", o.worker.done(), "automatic redelivery resumes")
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
@@ -204,7 +213,8 @@ func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 
 	// A completed job is run again from the start.
 	o.exec("SELECT dlq.run_again('2000-01-01', 'receiver lost it')")
-	require.Zero(t, o.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_again' AND NOT metadata ? 'dlq:copied' AND metadata ? 'river:resumable_step'"))
+	require.Zero(t, o.count(`SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_again'
+		AND NOT metadata ? 'dlq:copied' AND metadata ? 'river:resumable_step'`))
 }
 
 func TestRun_PatchRequiresCheckpointChoice(t *testing.T) {
@@ -212,7 +222,10 @@ func TestRun_PatchRequiresCheckpointChoice(t *testing.T) {
 	o := setupOrders(t)
 	first, second := o.createEntry(), o.createEntry()
 	o.fail(1, "default", "x")
-	request := replay.Request{Filter: json.RawMessage(`{"queue": "default"}`), Patch: replay.Patch{MergePatch: json.RawMessage(`{"failIn": null, "amount": 12}`)}}
+	request := replay.Request{
+		Filter: json.RawMessage(`{"queue": "default"}`),
+		Patch:  replay.Patch{MergePatch: json.RawMessage(`{"failIn": null, "amount": 12}`)},
+	}
 
 	preview, err := o.replayer.Preview(t.Context(), withDefaults(request))
 	require.NoError(t, err)
@@ -239,7 +252,8 @@ func TestRun_PatchRequiresCheckpointChoice(t *testing.T) {
 	}
 	require.Equal(t, "reserve 12, charge 12, ship 12, reserve 12, charge 12, ship 12", o.worker.done())
 	require.Equal(t, deadletter.Discard, o.get(run).Checkpoint)
-	require.Equal(t, 2, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND detail @> '{"checkpoint": "discard"}' AND entry_id = ANY ($1)`, []uuid.UUID{first, second}))
+	require.Equal(t, 2, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing'
+		AND detail @> '{"checkpoint": "discard"}' AND entry_id = ANY ($1)`, []uuid.UUID{first, second}))
 }
 
 // TestRun_SkipsEntriesWithNewCheckpoint gives an entry a checkpoint after a run without the choice
@@ -252,7 +266,8 @@ func TestRun_SkipsEntriesWithNewCheckpoint(t *testing.T) {
 	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"river:resumable_step": "charge"}'`)
 	b.runOnce()
 	require.EqualValues(t, 1, b.get(run).Skipped)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE '%the run does not say whether to resume it'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.replay_run_entries
+		WHERE detail LIKE '%the run does not say whether to resume it'`))
 }
 
 // A replay that discards the checkpoint also discards the cursors of its steps; the entry keeps

@@ -111,7 +111,9 @@ func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) 
 		var operations jsonpatch.Patch
 		if operations, err = jsonpatch.DecodePatch(p.JSONPatch); err == nil {
 			// "copy" can double a document with each operation: a kilobyte of patch would produce gigabytes.
-			out, err = operations.ApplyWithOptions(payload, &jsonpatch.ApplyOptions{SupportNegativeIndices: true, AccumulatedCopySizeLimit: maxPatchedBytes})
+			out, err = operations.ApplyWithOptions(payload, &jsonpatch.ApplyOptions{
+				SupportNegativeIndices: true, AccumulatedCopySizeLimit: maxPatchedBytes,
+			})
 		}
 	default:
 		return payload, nil
@@ -176,7 +178,9 @@ func (p *Patch) visibleSample(ctx context.Context, queries *dbsqlc.Queries, e *d
 	if masked, err := queries.IsMasked(ctx); err != nil || !masked {
 		return s, err // nothing is masked: show the JSON as written
 	}
-	masked, err := queries.MaskSample(ctx, dbsqlc.MaskSampleParams{Event: e.Event, JobKind: e.JobKind, Patched: json.RawMessage("null"), Changes: json.RawMessage("[]")})
+	masked, err := queries.MaskSample(ctx, dbsqlc.MaskSampleParams{
+		Event: e.Event, JobKind: e.JobKind, Patched: json.RawMessage("null"), Changes: json.RawMessage("[]"),
+	})
 	if err != nil {
 		return s, err
 	}
@@ -197,7 +201,8 @@ func (p *Patch) hasTests() bool {
 		Op string `json:"op"`
 	}
 	var operations []operation
-	return json.Unmarshal(p.JSONPatch, &operations) == nil && slices.ContainsFunc(operations, func(o operation) bool { return o.Op == "test" })
+	return json.Unmarshal(p.JSONPatch, &operations) == nil &&
+		slices.ContainsFunc(operations, func(o operation) bool { return o.Op == "test" })
 }
 
 // mask masks values in the patched event and the changes: a patch, or the comparison with it, can
@@ -264,13 +269,17 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	if err := r.checkDestination(in.Destination); err != nil {
 		return nil, err
 	}
-	p := &Preview{Destination: in.Destination, ByErrorType: map[string]int64{}, ByQueue: map[string]int64{}, ByAge: map[string]int64{}, Unhealthy: []string{}, Samples: []Sample{}}
+	p := &Preview{
+		Destination: in.Destination, ByErrorType: map[string]int64{}, ByQueue: map[string]int64{},
+		ByAge: map[string]int64{}, Unhealthy: []string{}, Samples: []Sample{},
+	}
 	err := inTx(ctx, r.Store, func(tx transaction) error {
 		filter, err := tx.Replayable(ctx, in.Filter)
 		if err != nil {
 			return err
 		}
-		if err := tx.CheckDestination(ctx, dbsqlc.CheckDestinationParams{Filter: filter, Destination: in.Destination}); err != nil {
+		if err := tx.CheckDestination(ctx, dbsqlc.CheckDestinationParams{Filter: filter, Destination: in.Destination}); err !=
+			nil {
 			return err
 		}
 		rows, err := tx.PreviewReplay(ctx, filter)
@@ -352,7 +361,8 @@ func (r *Replayer) checkDestination(name string) error {
 		return nil
 	}
 	return &deadletter.MoveError{
-		Kind: deadletter.ErrInvalid, Detail: fmt.Sprintf("the policy has no destination %q", name), Hint: "Destinations: " + strings.Join(slices.Sorted(maps.Keys(known)), ", ") + ".",
+		Kind: deadletter.ErrInvalid, Detail: fmt.Sprintf("the policy has no destination %q", name),
+		Hint: "Destinations: " + strings.Join(slices.Sorted(maps.Keys(known)), ", ") + ".",
 	}
 }
 
@@ -419,17 +429,22 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	if err == nil {
 		if len(preview.Unhealthy) > 0 && !in.Force {
 			return nil, &deadletter.MoveError{
-				Kind: deadletter.ErrUnhealthy, Detail: "replay run not started: " + strings.Join(preview.Unhealthy, "; "), Hint: "Wait until they have passed, or start the run with force.",
+				Kind: deadletter.ErrUnhealthy, Detail: "replay run not started: " + strings.Join(preview.Unhealthy, "; "),
+				Hint: "Wait until they have passed, or start the run with force.",
 			}
 		}
-		if forecast, err = json.Marshal(Forecast{Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy}); err != nil {
+		if forecast, err = json.Marshal(Forecast{
+			Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy,
+		}); err != nil {
 			return nil, err
 		}
 	}
 	params := dbsqlc.StartReplayParams{
-		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All, NewestFirst: in.NewestFirst, BatchSize: int32(cmp.Or(in.BatchSize, DefaultBatchSize)),
+		Filter: in.Filter, Actor: in.Act.Actor, Note: in.Act.Note, AllEntries: in.All,
+		NewestFirst: in.NewestFirst, BatchSize: int32(cmp.Or(in.BatchSize, DefaultBatchSize)),
 		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.JSONPatch, MergePatch: in.MergePatch,
-		Queue: in.Queue, Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopWindow,
+		Queue: in.Queue, Destination: in.Destination, Checkpoint: in.Checkpoint,
+		Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopWindow,
 	}
 	var id uuid.UUID
 	err = inTx(ctx, r.Store, func(tx transaction) error {
@@ -463,7 +478,9 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 		return nil, err
 	}
 	if len(runs) == 0 {
-		return nil, &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run", id)}
+		return nil, &deadletter.MoveError{
+			Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run", id),
+		}
 	}
 	return runs[0], nil
 }
@@ -508,7 +525,8 @@ func (o *outcomes) store(run *Run) {
 // see.
 func (r *Replayer) runs(ctx context.Context, ids []uuid.UUID) ([]*Run, error) {
 	known := r.outcomes.cached(ids)
-	rows, err := dbsqlc.New(r.Store.DB()).RunsByID(ctx, dbsqlc.RunsByIDParams{Ids: ids, Known: slices.AppendSeq([]uuid.UUID{}, maps.Keys(known))})
+	rows, err := dbsqlc.New(r.Store.DB()).RunsByID(ctx,
+		dbsqlc.RunsByIDParams{Ids: ids, Known: slices.AppendSeq([]uuid.UUID{}, maps.Keys(known))})
 	if err != nil {
 		return nil, err
 	}
@@ -536,9 +554,12 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 		return nil, err
 	}
 	run := &Run{
-		ID: row.ID, Status: row.Status, Reason: row.Reason, Held: row.Held, Filter: request.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
-		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize, Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
-		Checkpoint: row.Checkpoint, Patch: request.Patch, MergePatch: request.MergePatch, Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
+		ID: row.ID, Status: row.Status, Reason: row.Reason, Held: row.Held,
+		Filter: request.Filter, Total: row.Total, Replayed: row.Replayed, Succeeded: row.Succeeded,
+		Failed: row.Failed, Skipped: row.Skipped, Rate: row.Rate, BatchSize: row.BatchSize,
+		Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
+		Checkpoint: row.Checkpoint, Patch: request.Patch, MergePatch: request.MergePatch,
+		Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 	}
 	if row.Note != "" {
 		run.Note = &row.Note
@@ -583,8 +604,11 @@ type RunEntry struct {
 
 // Entries returns a page of a run's entries, most recently captured first. outcome, if not empty,
 // and before, if not nil, filter them.
-func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, before *uuid.UUID, most int) ([]RunEntry, error) {
-	rows, err := dbsqlc.New(r.Store.DB()).ReplayEntries(ctx, dbsqlc.ReplayEntriesParams{ID: id, Outcome: outcome, Before: before, Most: int32(most)})
+func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, before *uuid.UUID,
+	most int) ([]RunEntry, error) {
+	rows, err := dbsqlc.New(r.Store.DB()).ReplayEntries(ctx, dbsqlc.ReplayEntriesParams{
+		ID: id, Outcome: outcome, Before: before, Most: int32(most),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -597,7 +621,8 @@ func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, be
 	for i := range rows {
 		row := &rows[i]
 		entries[i] = RunEntry{
-			ID: row.EntryID, Outcome: row.Outcome, Detail: row.Detail, JobID: row.JobID, EndedAt: row.EndedAt, Status: row.Status, Queue: row.Queue, Kind: row.Kind, Fingerprint: row.Fingerprint,
+			ID: row.EntryID, Outcome: row.Outcome, Detail: row.Detail, JobID: row.JobID, EndedAt: row.EndedAt,
+			Status: row.Status, Queue: row.Queue, Kind: row.Kind, Fingerprint: row.Fingerprint,
 		}
 	}
 	return entries, nil

@@ -69,16 +69,20 @@ func (b *bundle) count(sql string, args ...any) int {
 func (b *bundle) fail(n int, queue, errorType string) {
 	b.Helper()
 	b.registerQueue(queue)
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'payment.captured', jsonb_build_object('n', i, 'amount', 10), $1, 1, 'running' FROM generate_series(1, $2) i`, queue, n)
-	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb],
-		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 1, 'type', $1::text, 'message', 'x')) WHERE state = 'running'`, errorType)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'payment.captured',
+		jsonb_build_object('n', i, 'amount', 10), $1, 1, 'running' FROM generate_series(1, $2) i`, queue, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 1, 'type', $1::text, 'message', 'x'))
+			WHERE state = 'running'`, errorType)
 	b.file()
 }
 
 // registerQueue registers a queue as worked by a River client.
 func (b *bundle) registerQueue(queue string) {
 	b.Helper()
-	b.exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now()) ON CONFLICT DO NOTHING", queue)
+	b.exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now()) ON CONFLICT DO NOTHING",
+		queue)
 }
 
 // file files failures, so that filters by type or class find them.
@@ -141,7 +145,8 @@ func TestRun_ReplaysSelectedEntries(t *testing.T) {
 	got := b.get(run)
 	require.EqualValues(t, 25, got.Replayed)
 	require.Equal(t, "running", got.Status)
-	require.Equal(t, 25, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND locked_by = 'kim' AND notes = 'after the fix'"))
+	require.Equal(t, 25, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'
+		AND locked_by = 'kim' AND notes = 'after the fix'`))
 	b.runOnce()
 	require.Equal(t, "running", b.get(run).Status, "the run ends after its redeliveries")
 	b.endJobs("completed", 20)
@@ -153,12 +158,17 @@ func TestRun_ReplaysSelectedEntries(t *testing.T) {
 	require.EqualValues(t, 5, got.Failed)
 	require.Zero(t, got.Skipped)
 	require.NotNil(t, got.FinishedAt)
-	require.Equal(t, 20, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND resolution_strategy = 'manual_retry' AND resolved_by = 'kim'"))
-	require.Equal(t, 25, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'replay run ' || $1 AND actor = 'kim' AND note = 'after the fix'", run.ID.String()))
-	require.Equal(t, 5, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'failed' AND detail = 'still wrong'"))
+	require.Equal(t, 20, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'
+		AND resolution_strategy = 'manual_retry' AND resolved_by = 'kim'`))
+	require.Equal(t, 25, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'replay run ' || $1
+		AND actor = 'kim' AND note = 'after the fix'`, run.ID.String()))
+	require.Equal(t, 5, b.count(`SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'failed'
+		AND detail = 'still wrong'`))
 
 	// Redeliveries are in the order of capture.
-	require.Equal(t, 0, b.count(`SELECT count(*) FROM (SELECT (args ->> 'n')::int - lag((args ->> 'n')::int) OVER (ORDER BY id) AS step FROM river_job WHERE metadata ? 'dlq:run_id') s WHERE step < 0`))
+	require.Equal(t, 0, b.count(`SELECT count(*)
+		FROM (SELECT (args ->> 'n')::int - lag((args ->> 'n')::int) OVER (ORDER BY id) AS step FROM river_job
+		WHERE metadata ? 'dlq:run_id') s WHERE step < 0`))
 }
 
 func TestRun_SeveralProcessesReplayEachEntryOnce(t *testing.T) {
@@ -292,7 +302,8 @@ func TestRun_AcceptsLowRates(t *testing.T) {
 		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_rate => "+rate+")")
 		require.ErrorContains(t, err, "replay: invalid rate", rate)
 	}
-	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_patch => '[]', p_merge_patch => '{}')")
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{}', p_all => true, p_patch => '[]', p_merge_patch "+
+		"=> '{}')")
 	require.ErrorContains(t, err, "replay: a patch and a merge patch exclude each other")
 }
 
@@ -304,7 +315,8 @@ func TestRun_ReportsRateWhileSending(t *testing.T) {
 	b.fail(20, "a", "T")
 	run := b.start(replay.Request{All: true, Concurrency: 1000})
 	age := func() { // an hour passes
-		b.exec("UPDATE dlq.replay_runs SET created_at = created_at - interval '1 hour', updated_at = updated_at - interval '1 hour', stepped_at = stepped_at - interval '1 hour'")
+		b.exec("UPDATE dlq.replay_runs SET created_at = created_at - interval '1 hour', updated_at = updated_at - interval " +
+			"'1 hour', stepped_at = stepped_at - interval '1 hour'")
 	}
 	require.Zero(t, b.get(run).PerSecond)
 	age()
@@ -326,10 +338,13 @@ func TestRun_PatchesPayloads(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(3, "a", "T")
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', '{"messageId": "m1", "kind": "order.placed", "payload": {"amount": 10, "note": "x"}}', 'a', 1, 'running')`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+		VALUES ('dlqd_message', '{"messageId": "m1", "kind": "order.placed", "payload": {"amount": 10, "note": "x"}}', 'a', 1,
+			'running')`)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
 	b.file()
-	b.exec(`UPDATE dlq.dead_letter_open SET original_event = '[]' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 1)`)
+	b.exec(`UPDATE dlq.dead_letter_open SET original_event = '[]' WHERE id = (SELECT id FROM dlq.dead_letter_open
+		ORDER BY id LIMIT 1)`)
 	patch := replay.Patch{JSONPatch: json.RawMessage(`[{"op": "replace", "path": "/amount", "value": 20}]`)}
 
 	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Patch: patch}))
@@ -345,12 +360,17 @@ func TestRun_PatchesPayloads(t *testing.T) {
 	got := b.get(run)
 	require.EqualValues(t, 3, got.Replayed)
 	require.EqualValues(t, 1, got.Skipped)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'skipped' AND detail LIKE 'the patch does not apply: %'"))
-	require.Equal(t, 3, b.count("SELECT count(*) FROM river_job WHERE state = 'available' AND coalesce(args -> 'payload', args) ->> 'amount' = '20'"))
-	require.Equal(t, 1, b.count(`SELECT count(*) FROM river_job WHERE state = 'available' AND args @> '{"messageId": "m1", "payload": {"amount": 20, "note": "x"}}'`))
-	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE edited_event IS NOT NULL AND coalesce(original_event -> 'payload', original_event) ->> 'amount' = '10'"), "the original is never lost")
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'skipped'
+		AND detail LIKE 'the patch does not apply: %'`))
+	require.Equal(t, 3, b.count(`SELECT count(*) FROM river_job WHERE state = 'available'
+		AND coalesce(args -> 'payload', args) ->> 'amount' = '20'`))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM river_job WHERE state = 'available'
+		AND args @> '{"messageId": "m1", "payload": {"amount": 20, "note": "x"}}'`))
+	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE edited_event IS NOT NULL
+		AND coalesce(original_event -> 'payload', original_event) ->> 'amount' = '10'`), "the original is never lost")
 
-	merged, err := (&replay.Patch{MergePatch: json.RawMessage(`{"note": null, "currency": "EUR"}`)}).Event("dlqd_message", json.RawMessage(`{"messageId": "m1", "payload": {"amount": 10, "note": "x"}}`))
+	merged, err := (&replay.Patch{MergePatch: json.RawMessage(`{"note": null, "currency": "EUR"}`)}).Event("dlqd_message",
+		json.RawMessage(`{"messageId": "m1", "payload": {"amount": 10, "note": "x"}}`))
 	require.NoError(t, err)
 	require.JSONEq(t, `{"messageId": "m1", "payload": {"amount": 10, "currency": "EUR"}}`, string(merged))
 }
@@ -383,13 +403,18 @@ func TestRun_KeepsOrderOfEachKey(t *testing.T) {
 		for _, ordered := range []bool{false, true} { // also as in a queue that keeps the order
 			b := setup(t)
 			b.fail(2, "a", "T")
-			const insert = `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'dlqd_message', jsonb_build_object('messageId', $1::text || i, 'kind', 'k', 'orderingKey', $1::text, 'payload', i), 'a', 1, 'running' FROM generate_series(1, 6) i`
+			const insert = `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'dlqd_message',
+				jsonb_build_object('messageId', $1::text || i, 'kind', 'k', 'orderingKey', $1::text, 'payload', i), 'a', 1,
+					'running' FROM generate_series(1, 6) i`
 			b.exec(insert, "x")
 			b.exec(insert, "y")
 			if ordered {
-				b.exec("INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT queue, args ->> 'orderingKey', id, created_at FROM river_job WHERE state = 'running' ORDER BY id DESC")
+				b.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
+					SELECT queue, args ->> 'orderingKey', id, created_at FROM river_job WHERE state = 'running' ORDER BY id DESC`)
 			}
-			b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - hashtext(args ->> 'messageId') % 1000 * interval '1 s', attempt = 1, errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+			b.exec(`UPDATE river_job SET state = 'discarded',
+				finalized_at = now() - hashtext(args ->> 'messageId') % 1000 * interval '1 s', attempt = 1,
+					errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
 			b.file()
 			if ordered {
 				b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual'") // or any other move
@@ -399,7 +424,8 @@ func TestRun_KeepsOrderOfEachKey(t *testing.T) {
 			sent := map[string][]int{}
 			for range 30 {
 				b.runOnce()
-				rows, err := b.pool.Query(t.Context(), "SELECT args ->> 'orderingKey', (args ->> 'payload')::int FROM river_job WHERE state = 'available' AND args ? 'orderingKey'")
+				rows, err := b.pool.Query(t.Context(), `SELECT args ->> 'orderingKey', (args ->> 'payload')::int FROM river_job
+					WHERE state = 'available' AND args ? 'orderingKey'`)
 				require.NoError(t, err)
 				inProgress := map[string]int{}
 				for rows.Next() {
@@ -460,7 +486,8 @@ func TestRun_SkipsRejectedEntry(t *testing.T) {
 	got := b.get(run)
 	require.EqualValues(t, 11, got.Replayed)
 	require.EqualValues(t, 1, got.Skipped)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE detail LIKE 'the database rejected it: %no_seven%'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.replay_run_entries
+		WHERE detail LIKE 'the database rejected it: %no_seven%'`))
 }
 
 // An entry of the batch is resolved while the batch waits for its lock, for example because its job
@@ -473,7 +500,8 @@ func TestRun_SkipsEntryThatMoved(t *testing.T) {
 	run := b.start(replay.Request{All: true})
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', resolved_by = 'kim', resolution_strategy = 'manual_retry' WHERE original_event ->> 'n' = '1'")
+	_, err = tx.Exec(t.Context(), `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved', resolved_by = 'kim',
+		resolution_strategy = 'manual_retry' WHERE original_event ->> 'n' = '1'`)
 	require.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() {
@@ -481,11 +509,13 @@ func TestRun_SkipsEntryThatMoved(t *testing.T) {
 		ended <- err
 	}()
 	require.Eventually(t, func() bool {
-		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") > 0
+		return b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock'`) > 0
 	}, time.Minute, 50*time.Millisecond)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.NoError(t, <-ended)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND job_id IS NOT NULL", run.ID))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND job_id IS NOT NULL",
+		run.ID))
 }
 
 func TestStart_RejectsInvalidRequests(t *testing.T) {
@@ -499,12 +529,17 @@ func TestStart_RejectsInvalidRequests(t *testing.T) {
 	}{
 		{replay.Request{}, deadletter.ErrInvalid, "an empty filter matches every entry"},
 		{replay.Request{Filter: json.RawMessage(`{"errorTipe": "T"}`)}, deadletter.ErrInvalid, "there is no field errorTipe"},
-		{replay.Request{Filter: json.RawMessage(`{"status": "open"}`)}, deadletter.ErrInvalid, "filter: invalid input value for enum"},
-		{replay.Request{Filter: json.RawMessage(`{"after": "yesterdayish"}`)}, deadletter.ErrInvalid, "filter: invalid input syntax"},
-		{replay.Request{Filter: json.RawMessage(`{"ids": ["x"]}`)}, deadletter.ErrInvalid, "filter: invalid input syntax for type uuid"},
+		{replay.Request{Filter: json.RawMessage(`{"status": "open"}`)}, deadletter.ErrInvalid,
+			"filter: invalid input value for enum"},
+		{replay.Request{Filter: json.RawMessage(`{"after": "yesterdayish"}`)}, deadletter.ErrInvalid,
+			"filter: invalid input syntax"},
+		{replay.Request{Filter: json.RawMessage(`{"ids": ["x"]}`)}, deadletter.ErrInvalid,
+			"filter: invalid input syntax for type uuid"},
 		{replay.Request{Filter: json.RawMessage(`[]`)}, deadletter.ErrInvalid, "must be a JSON object"},
-		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid, "not a JSON Patch"},
-		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`[]`), MergePatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid, "cannot be combined"},
+		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid,
+			"not a JSON Patch"},
+		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`[]`), MergePatch: json.RawMessage(`{}`)}},
+			deadletter.ErrInvalid, "cannot be combined"},
 	} {
 		_, err := b.replayer.Start(t.Context(), withDefaults(test.request))
 		require.ErrorIs(t, err, test.kind, test.want)
@@ -522,15 +557,21 @@ func TestFilter_SelectsByEveryField(t *testing.T) {
 	b := setup(t)
 	b.fail(2, "a", "T")
 	b.fail(1, "b", "U_%")
-	b.exec(`UPDATE dlq.dead_letter_open SET error_class = 'outage', error_code = '503', fingerprint = 'f', source = 's', subscriber_id = 'sub', tags = '{x_y,z}', dlq_retry_count = 2, kind = 'order_placed' WHERE queue = 'b'`)
+	b.exec(`UPDATE dlq.dead_letter_open SET error_class = 'outage', error_code = '503', fingerprint = 'f', source = 's',
+		subscriber_id = 'sub', tags = '{x_y,z}', dlq_retry_count = 2, kind = 'order_placed' WHERE queue = 'b'`)
 	var id string
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_open WHERE queue = 'b'").Scan(&id))
 	for filter, want := range map[string]int{
-		`{}`: 3, `{"queue": "a"}`: 2, `{"queue": ["a", "b"]}`: 3, `{"kind": "payment.*"}`: 2, `{"kind": "order_*"}`: 1, `{"kind": "order.*"}`: 0, `{"kind": "*"}`: 3,
-		`{"kind": ["order_placed", "nothing"]}`: 1, `{"errorType": "U_%"}`: 1, `{"errorClass": "outage"}`: 1, `{"errorCode": "503"}`: 1, `{"fingerprint": "f"}`: 1,
-		`{"source": "s"}`: 1, `{"subscriberId": "sub"}`: 1, `{"tags": ["x_y", "z"]}`: 1, `{"tags": ["x_y", "w"]}`: 0, `{"minRetryCount": 1}`: 1, `{"maxRetryCount": 1}`: 2,
-		`{"after": "2020-01-01T00:00:00Z"}`: 3, `{"before": "2020-01-01T00:00:00Z"}`: 0, `{"maxAge": "1 hour"}`: 3, `{"status": ["dlq_pending"]}`: 3, `{"status": "dlq_manual"}`: 0,
-		`{"payload": {"n": 1}}`: 2, `{"payload": {"n": 1}, "queue": "b"}`: 1, `{"ids": ["` + id + `"]}`: 1, `{"queue": "a' OR true --"}`: 0,
+		`{}`: 3, `{"queue": "a"}`: 2, `{"queue": ["a", "b"]}`: 3, `{"kind": "payment.*"}`: 2,
+		`{"kind": "order_*"}`: 1, `{"kind": "order.*"}`: 0, `{"kind": "*"}`: 3,
+		`{"kind": ["order_placed", "nothing"]}`: 1, `{"errorType": "U_%"}`: 1,
+		`{"errorClass": "outage"}`: 1, `{"errorCode": "503"}`: 1, `{"fingerprint": "f"}`: 1,
+		`{"source": "s"}`: 1, `{"subscriberId": "sub"}`: 1, `{"tags": ["x_y", "z"]}`: 1,
+		`{"tags": ["x_y", "w"]}`: 0, `{"minRetryCount": 1}`: 1, `{"maxRetryCount": 1}`: 2,
+		`{"after": "2020-01-01T00:00:00Z"}`: 3, `{"before": "2020-01-01T00:00:00Z"}`: 0,
+		`{"maxAge": "1 hour"}`: 3, `{"status": ["dlq_pending"]}`: 3, `{"status": "dlq_manual"}`: 0,
+		`{"payload": {"n": 1}}`: 2, `{"payload": {"n": 1}, "queue": "b"}`: 1,
+		`{"ids": ["` + id + `"]}`: 1, `{"queue": "a' OR true --"}`: 0,
 	} {
 		require.Equal(t, want, b.count("SELECT count(*) FROM dlq.find($1)", filter), filter)
 		require.Equal(t, want, b.count("SELECT coalesce(sum(entries), 0) FROM dlq.preview($1)", filter), filter)
@@ -546,7 +587,8 @@ func TestRun_FailedRunDoesNotBlockOthers(t *testing.T) {
 	b.fail(3, "b", "B")
 	first := b.start(replay.Request{Filter: json.RawMessage(`{"errorType": ["A"]}`)})
 	second := b.start(replay.Request{Filter: json.RawMessage(`{"errorType": ["B"]}`)})
-	b.exec("CREATE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NEW; END $$")
+	b.exec(`CREATE FUNCTION collide() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION
+		USING ERRCODE = '40001'; END IF; RETURN NEW; END $$`)
 	b.exec("CREATE TRIGGER collide BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION collide()")
 	_, err := b.runner.RunOnce(t.Context())
 	require.ErrorContains(t, err, first.ID.String())
@@ -565,7 +607,8 @@ func TestRun_SelectsEntriesAtStart(t *testing.T) {
 		run := b.start(replay.Request{Filter: json.RawMessage(`{"status": "dlq_manual"}`), BatchSize: 2, NewestFirst: newest})
 		require.EqualValues(t, 5, run.Total)
 		b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending'), 'kim')")
-		b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT entry_id FROM dlq.replay_run_entries WHERE run_id = $1 ORDER BY entry_id LIMIT 1), 'kim')", run.ID)
+		b.exec(`SELECT dlq.act_on('discard', ARRAY(SELECT entry_id FROM dlq.replay_run_entries WHERE run_id = $1
+			ORDER BY entry_id LIMIT 1), 'kim')`, run.ID)
 		for range 5 {
 			b.runOnce()
 		}
@@ -575,7 +618,8 @@ func TestRun_SelectsEntriesAtStart(t *testing.T) {
 		require.Equal(t, "completed", got.Status)
 		require.EqualValues(t, 4, got.Replayed)
 		require.EqualValues(t, 1, got.Skipped)
-		require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND outcome = 'skipped' AND detail = 'the entry had moved meanwhile'", run.ID))
+		require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND outcome = 'skipped'
+			AND detail = 'the entry had moved meanwhile'`, run.ID))
 	}
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }
@@ -593,12 +637,14 @@ func TestPreview_CountsReplayableEntries(t *testing.T) {
 		`{"status": "dlq_archived"}`: 0,
 		`{"status": ["dlq_pending", "dlq_processing", "dlq_archived"]}`: 2,
 	} {
-		preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Filter: json.RawMessage(filter)}))
+		preview, err := b.replayer.Preview(t.Context(),
+			withDefaults(replay.Request{All: true, Filter: json.RawMessage(filter)}))
 		require.NoError(t, err)
 		require.Equal(t, want, preview.Total, filter)
 		require.Len(t, preview.Samples, int(want), filter)
 	}
-	_, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{Filter: json.RawMessage(`{"status": "dlq_lost"}`)}))
+	_, err := b.replayer.Preview(t.Context(),
+		withDefaults(replay.Request{Filter: json.RawMessage(`{"status": "dlq_lost"}`)}))
 	require.ErrorContains(t, err, "dlq_lost")
 }
 
@@ -608,14 +654,17 @@ func TestFilter_SelectingEverythingNeedsConfirmation(t *testing.T) {
 	b := setup(t)
 	b.fail(2, "a", "T")
 	for _, filter := range []string{
-		`{}`, `{"payload": {}}`, `{"tags": []}`, `{"payload": {}, "tags": []}`, `{"kind": "*"}`, `{"kind": ["x", "**"]}`, `{"minRetryCount": 0}`, `{"minRetryCount": "-1"}`, `{"after": "-infinity", "before": "infinity"}`,
+		`{}`, `{"payload": {}}`, `{"tags": []}`, `{"payload": {}, "tags": []}`, `{"kind": "*"}`, `{"kind": ["x", "**"]}`,
+		`{"minRetryCount": 0}`, `{"minRetryCount": "-1"}`, `{"after": "-infinity", "before": "infinity"}`,
 	} {
-		for _, sql := range []string{"SELECT dlq.replay_start($1)", "SELECT dlq.act_where('discard', $1, 'kim')", "SELECT dlq.erase_begin($1, 'x')"} {
+		for _, sql := range []string{"SELECT dlq.replay_start($1)", "SELECT dlq.act_where('discard', $1, 'kim')",
+			"SELECT dlq.erase_begin($1, 'x')"} {
 			_, err := b.pool.Exec(t.Context(), sql, filter)
 			require.ErrorContains(t, err, "an empty filter matches", "%s of %s", sql, filter)
 		}
 	}
-	for _, filter := range []string{`{"payload": {"n": 3}}`, `{"tags": ["x"]}`, `{"kind": "x*"}`, `{"minRetryCount": 1}`, `{"after": "2999-01-01"}`, `{"payload": {}, "queue": "x"}`} {
+	for _, filter := range []string{`{"payload": {"n": 3}}`, `{"tags": ["x"]}`, `{"kind": "x*"}`, `{"minRetryCount": 1}`,
+		`{"after": "2999-01-01"}`, `{"payload": {}, "queue": "x"}`} {
 		b.exec("SELECT dlq.act_where('discard', $1, 'kim')", filter)
 	}
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
@@ -653,12 +702,15 @@ func TestRun_DoesNotEditUnsentEntries(t *testing.T) {
 	job := func(n string) string {
 		return "(SELECT id FROM river_job WHERE args @> '{\"n\": " + n + "}' AND NOT metadata ? 'dlq:entry_id')"
 	}
-	b.exec("UPDATE dlq.dead_letter_queue SET edited_event = '{\"n\": 4, \"edited\": true}' WHERE original_event @> '{\"n\": 4}'")
+	b.exec("UPDATE dlq.dead_letter_queue SET edited_event = '{\"n\": 4, \"edited\": true}' WHERE original_event @> " +
+		"'{\"n\": 4}'")
 	// One entry has a live equal job, one has a job that ran again and completed without capture, and
 	// two have jobs that another session holds.
 	b.exec("SELECT dlq.set_capture('off')")
-	b.exec("UPDATE dlq.dead_letter_queue SET unique_key = 'k', unique_states = B'11111111' WHERE original_event @> '{\"n\": 1}'")
-	b.exec("INSERT INTO river_job (kind, args, queue, max_attempts, state, unique_key, unique_states) VALUES ('k', '{}', 'a', 1, 'available', 'k', B'11111111')")
+	b.exec("UPDATE dlq.dead_letter_queue SET unique_key = 'k', unique_states = B'11111111' WHERE original_event @> " +
+		"'{\"n\": 1}'")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, unique_key, unique_states)
+		VALUES ('k', '{}', 'a', 1, 'available', 'k', B'11111111')`)
 	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = " + job("2"))
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -669,6 +721,8 @@ func TestRun_DoesNotEditUnsentEntries(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.EqualValues(t, 1, b.get(run).Replayed)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job WHERE args @> '{\"n\": 5, \"amount\": 999}'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event @> '{\"amount\": 999}'"), "the entry that was sent")
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event = '{\"n\": 4, \"edited\": true}'"), "an earlier edit stays")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event @> '{\"amount\": 999}'"),
+		"the entry that was sent")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event = '{\"n\": 4, "+
+		"\"edited\": true}'"), "an earlier edit stays")
 }

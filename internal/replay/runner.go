@@ -45,7 +45,8 @@ type Runner struct {
 
 // NewRunner returns a runner. maySend, if not nil, is called in each transaction before it sends
 // (restored.Guard.MaySend).
-func NewRunner(store *deadletter.Store, logger *slog.Logger, maySend func(ctx context.Context, tx postgres.DB) (bool, error)) *Runner {
+func NewRunner(store *deadletter.Store, logger *slog.Logger,
+	maySend func(ctx context.Context, tx postgres.DB) (bool, error)) *Runner {
 	return &Runner{store: store, logger: logger, maySend: maySend, singly: map[uuid.UUID]int{}}
 }
 
@@ -60,7 +61,8 @@ const (
 // one short transaction.
 func (r *Runner) Loop() *background.Loop {
 	return background.New(background.Config{
-		Name: "replay-runs", Interval: interval, Timeout: turnTimeout, Patience: turnTimeout, Finish: true, Failing: "advancing replay runs failed",
+		Name: "replay-runs", Interval: interval, Timeout: turnTimeout,
+		Patience: turnTimeout, Finish: true, Failing: "advancing replay runs failed",
 		Once: r.RunOnce,
 	})
 }
@@ -175,7 +177,8 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 // sendAlone sends entries that must be sent alone, after all others: one per queue, if the previous one
 // has ended. If none is left, it finishes the run. It returns the last entry that it sent or tried
 // to send.
-func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, size int) (last uuid.UUID, err error) {
+func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
+	size int) (last uuid.UUID, err error) {
 	ids, err := tx.NextRescued(ctx, dbsqlc.NextRescuedParams{ID: run.ID, Most: int32(size)})
 	if err != nil {
 		return last, err
@@ -189,9 +192,11 @@ func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.Lock
 func isUnlimited(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
 
 // capacity returns how many entries may be sent now, or, if none, the time until the next look.
-func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, singly bool) (size int, wait time.Duration, err error) {
+func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
+	singly bool) (size int, wait time.Duration, err error) {
 	if run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
-		reason := fmt.Sprintf("%d of the last %d redeliveries failed; check them, then resume or cancel the run", run.Failed, run.Ended)
+		reason := fmt.Sprintf("%d of the last %d redeliveries failed; check them, then resume or cancel the run",
+			run.Failed, run.Ended)
 		r.logger.Warn("replay run stopped", "run", run.ID, "reason", reason)
 		return 0, idle, tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: run.ID, Status: "stopped", Reason: reason})
 	}
@@ -225,7 +230,9 @@ func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error
 	if err != nil || unfinished {
 		return err
 	}
-	return tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "completed", Reason: "every entry was replayed or skipped"})
+	return tx.EndReplay(ctx, dbsqlc.EndReplayParams{
+		ID: id, Status: "completed", Reason: "every entry was replayed or skipped",
+	})
 }
 
 // send sends a batch. It skips entries to which the patch does not apply.
@@ -250,14 +257,16 @@ func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) error {
 	return inTx(ctx, r.store, func(tx transaction) error {
 		return tx.ReplayStep(ctx, dbsqlc.ReplayStepParams{
-			ID: run, Ids: []uuid.UUID{entry}, Skipped: []uuid.UUID{entry}, Why: []string{"the database rejected it: " + strings.ToValidUTF8(refusal.Error(), "?")},
+			ID: run, Ids: []uuid.UUID{entry}, Skipped: []uuid.UUID{entry},
+			Why: []string{"the database rejected it: " + strings.ToValidUTF8(refusal.Error(), "?")},
 		})
 	})
 }
 
 // edit patches the payloads of entries, calls skip for those to which the patch does not apply, and
 // returns how to undo the edits.
-func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID, skip func(uuid.UUID, string)) (undo dbsqlc.UndoEditsParams, err error) {
+func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID,
+	skip func(uuid.UUID, string)) (undo dbsqlc.UndoEditsParams, err error) {
 	undo = dbsqlc.UndoEditsParams{Run: run.ID}
 	events, err := tx.Events(ctx, ids)
 	if err != nil {

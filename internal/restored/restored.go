@@ -64,8 +64,9 @@ type Guard struct {
 func New(config Config, db postgres.DB) *Guard {
 	g := &Guard{config: config}
 	g.loop = background.New(background.Config{
-		Name: "server", Interval: interval, Timeout: checkTimeout, Failing: "checking whether the database was restored failed",
-		Once: background.Each(func(ctx context.Context) error { return g.Check(ctx, db) }),
+		Name: "server", Interval: interval, Timeout: checkTimeout,
+		Failing: "checking whether the database was restored failed",
+		Once:    background.Each(func(ctx context.Context) error { return g.Check(ctx, db) }),
 	})
 	return g
 }
@@ -102,14 +103,16 @@ func (g *Guard) Check(ctx context.Context, db postgres.DB) error {
 	g.mu.Unlock()
 	switch {
 	case hold != nil && previous == nil:
-		g.config.Logger.ErrorContext(ctx, "the database was restored: earlier replay runs, redeliveries and messages are held until "+
+		g.config.Logger.ErrorContext(ctx, "the database was restored: earlier replay runs, redeliveries and messages are "+
+			"held until "+
 			"an operator resumes them (dlqd restored)", "reason", hold.Note)
 	case hold == nil && previous != nil:
 		g.config.Logger.InfoContext(ctx, "the hold after the restore has ended")
 	}
 	switch found.Verdict {
 	case verdictPromoted:
-		g.config.Logger.WarnContext(ctx, "a standby was promoted without losing the last write of this process: nothing is held", "to", fmt.Sprint("timeline ", found.Timeline))
+		g.config.Logger.WarnContext(ctx, "a standby was promoted without losing the last write of this process: nothing "+
+			"is held", "to", fmt.Sprint("timeline ", found.Timeline))
 	case verdictUnknown:
 		g.config.Logger.InfoContext(ctx, "the database server was recorded as known")
 	}

@@ -19,13 +19,17 @@ func TestMain(m *testing.M) { postgrestest.Main(m) }
 
 func newGuard(pool *pgxpool.Pool) (*restored.Guard, postgres.DB) {
 	schemas := postgres.DefaultSchemas()
-	return restored.New(restored.Config{Schemas: schemas, Process: uuid.New(), Name: "test", Logger: slog.New(slog.DiscardHandler)}, pool), schemas.Rendered(pool)
+	return restored.New(restored.Config{
+		Schemas: schemas, Process: uuid.New(), Name: "test", Logger: slog.New(slog.DiscardHandler),
+	}, pool), schemas.Rendered(pool)
 }
 
 // watch checks as a process that last wrote mark on timeline.
-func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark, timeline int64) (written int64, verdict string, held bool) {
+func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark,
+	timeline int64) (written int64, verdict string, held bool) {
 	t.Helper()
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT w.mark, w.verdict, w.held_at IS NOT NULL FROM dlq.watch_server($1, 'test', $2, $3) w", process, mark, timeline).Scan(&written, &verdict, &held))
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT w.mark, w.verdict, w.held_at IS NOT NULL
+		FROM dlq.watch_server($1, 'test', $2, $3) w`, process, mark, timeline).Scan(&written, &verdict, &held))
 	return written, verdict, held
 }
 
@@ -36,7 +40,8 @@ func TestWatchServer_DistinguishesPromotionFromRestore(t *testing.T) {
 	t.Parallel()
 	pool, running := postgrestest.Pool(t), uuid.New()
 	promote := func() {
-		_, err := pool.Exec(t.Context(), `UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{timeline}', '7') WHERE key = 'server'`)
+		_, err := pool.Exec(t.Context(), `UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{timeline}', '7')
+			WHERE key = 'server'`)
 		require.NoError(t, err)
 	}
 	mark, verdict, held := watch(t, pool, running, 0, 0)
@@ -96,7 +101,8 @@ func TestGuard_HoldsOnceForConcurrentProcesses(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, may)
 
-	_, err = pool.Exec(t.Context(), `UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '7') WHERE key = 'server'`)
+	_, err = pool.Exec(t.Context(), `UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '7')
+		WHERE key = 'server'`)
 	require.NoError(t, err)
 	may, err = first.MaySend(t.Context(), db)
 	require.NoError(t, err)
@@ -119,7 +125,8 @@ func TestGuard_HoldsOnceForConcurrentProcesses(t *testing.T) {
 	}
 	all.Wait()
 	var changes int
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.automatic_changes WHERE scope = 'stop' AND name = 'restored'").Scan(&changes))
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM dlq.automatic_changes WHERE scope = 'stop'
+		AND name = 'restored'`).Scan(&changes))
 	require.Equal(t, 1, changes)
 
 	was, err := restored.Resume(t.Context(), db, "kim", "compared")

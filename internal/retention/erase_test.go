@@ -18,7 +18,8 @@ import (
 // find returns the tables of the catalog, and the lines of the archive, that contain a word.
 func (b *bundle) find(word string) (where []string) {
 	b.Helper()
-	rows, err := b.pool.Query(b.Context(), `SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+	rows, err := b.pool.Query(b.Context(), `SELECT c.oid::regclass::text FROM pg_class c
+		JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\_%'`)
 	require.NoError(b, err)
 	var tables []string
@@ -72,16 +73,22 @@ func TestErase_RemovesAllData(t *testing.T) {
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message',
 		'{"messageId": "m1", "kind": "k", "queue": "payments", "payload": {"customer": "zaphod"}, "payloadText": "{ \"customer\" : \"zaphod\" }"}', 'payments', 1, 'running')`)
 	for _, customer := range []string{"zaphod", "trillian"} {
-		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, tags) SELECT 'k', jsonb_build_object('customer', $1::text, 'n', i), 'payments', 1, 'running', ARRAY[$1] FROM generate_series(1, 5) i`, customer)
-		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', $1 || ' is unknown', 'attempt', 1)],
-			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 0, 'type', 'T', 'message', $1 || ' is unknown', 'context', jsonb_build_object('name', $1))) WHERE state = 'running'`, customer)
+		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, tags)
+			SELECT 'k', jsonb_build_object('customer', $1::text, 'n', i), 'payments', 1, 'running', ARRAY[$1]
+			FROM generate_series(1, 5) i`, customer)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+			errors = ARRAY[jsonb_build_object('error', $1 || ' is unknown', 'attempt', 1)],
+			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 0, 'type', 'T', 'message',
+				$1 || ' is unknown', 'context', jsonb_build_object('name', $1))) WHERE state = 'running'`, customer)
 	}
 	b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')")
 	id := func(n int) string {
-		return b.text("SELECT id::text FROM dlq.dead_letter_queue WHERE original_event @> jsonb_build_object('customer', 'zaphod', 'n', $1::int)", n)
+		return b.text(`SELECT id::text FROM dlq.dead_letter_queue
+			WHERE original_event @> jsonb_build_object('customer', 'zaphod', 'n', $1::int)`, n)
 	}
 	fails := func() {
-		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "zaphod was refused", "attempt": 1}'::jsonb] WHERE state = 'available'`)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+			errors = ARRAY['{"error": "zaphod was refused", "attempt": 1}'::jsonb] WHERE state = 'available'`)
 		b.exec("SELECT dlq.apply_facts()")
 		b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending'), 'kim')")
 	}
@@ -89,8 +96,10 @@ func TestErase_RemovesAllData(t *testing.T) {
 		b.exec("SELECT dlq.replay($1, 'kim', NULL, '{\"customer\": \"zaphod\", \"address\": \"zaphod''s street\"}')", id(n))
 		fails()
 	}
-	b.exec("SELECT dlq.replay(id, 'kim', p_payload_text => '{\"customer\": \"zaphod\" }') FROM dlq.dead_letter_open WHERE event_id = 'm1'")
-	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE edited_event ->> 'payloadText' = '{"customer": "zaphod" }'`))
+	b.exec("SELECT dlq.replay(id, 'kim', p_payload_text => '{\"customer\": \"zaphod\" }') FROM dlq.dead_letter_open " +
+		"WHERE event_id = 'm1'")
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open
+		WHERE edited_event ->> 'payloadText' = '{"customer": "zaphod" }'`))
 	fails()
 	run := b.text(`SELECT dlq.replay_start('{"payload": {"customer": "zaphod"}}', 'kim', 'ticket 7', p_merge_patch => '{"name": "zaphod"}', p_force => true)::text`)
 	b.exec("SELECT dlq.replay_step($1, ARRAY[$2::uuid])", run, id(4))
@@ -99,9 +108,13 @@ func TestErase_RemovesAllData(t *testing.T) {
 	for _, customer := range []string{"zaphod", "trillian"} {
 		b.exec(`SELECT dlq.replay_cancel(dlq.replay_start(jsonb_build_object('payloadAt', jsonb_build_array(jsonb_build_object('path', ARRAY['customer'], 'values', ARRAY[$1::text]))), 'kim', p_force => true))`, customer)
 	}
-	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT river_job_id, job_created_at, 'refused', id, '{\"state\": \"discarded\", \"errors\": [{\"error\": \"zaphod\"}]}' FROM dlq.dead_letter_queue WHERE id = $1", id(5))
-	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = md5(original_event::text), move = '{"actor": "worker:1", "reason": "judged"}' WHERE status = 'dlq_manual'`)
-	b.exec("INSERT INTO dlq.group_marks (queue, fingerprint, note, updated_by) VALUES ('payments', 'f', 'zaphod complained', 'kim'), ('payments', 'g', 'trillian did not', 'kim')")
+	b.exec("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT river_job_id, "+
+		"job_created_at, 'refused', id, '{\"state\": \"discarded\", \"errors\": [{\"error\": \"zaphod\"}]}' FROM "+
+		"dlq.dead_letter_queue WHERE id = $1", id(5))
+	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = md5(original_event::text),
+		move = '{"actor": "worker:1", "reason": "judged"}' WHERE status = 'dlq_manual'`)
+	b.exec(`INSERT INTO dlq.group_marks (queue, fingerprint, note, updated_by)
+		VALUES ('payments', 'f', 'zaphod complained', 'kim'), ('payments', 'g', 'trillian did not', 'kim')`)
 	b.exec("SELECT dlq.save_view('bank', 'payload.customer:zaphod', p_actor => 'kim')")
 	b.exec(`SELECT dlq.save_view('in a text', 'status:manual "mail queue:zaphod bounced"', p_actor => 'kim')`)
 	b.exec(`SELECT dlq.replay_cancel(dlq.replay_start('{"errorMessage": ["no zaphod here"]}', 'kim', p_force => true))`)
@@ -118,7 +131,9 @@ func TestErase_RemovesAllData(t *testing.T) {
 	_, err = b.cold.Partition(t.Context(), b.keeper.Store, archive.Manifest{Unit: trail, Partition: trail}, true)
 	require.NoError(t, err)
 	before := strings.Join(b.find("zaphod"), "\n")
-	for _, table := range []string{"dead_letter_open", "dead_letter_resolved", "dead_letter_transitions", "replay_runs", "replay_run_entries", "failure_groups", "group_marks", "saved_views", "job_facts", "river_job", "entries_1", trail + ": {"} {
+	for _, table := range []string{"dead_letter_open", "dead_letter_resolved", "dead_letter_transitions", "replay_runs",
+		"replay_run_entries", "failure_groups", "group_marks", "saved_views", "job_facts", "river_job",
+		"entries_1", trail + ": {"} {
 		require.Contains(t, before, table, "the test needs data in this table")
 	}
 	jobs := b.count("SELECT count(*) FROM river_job WHERE args::text LIKE '%zaphod%'")
@@ -135,8 +150,10 @@ func TestErase_RemovesAllData(t *testing.T) {
 	require.Subset(t, b.find("trillian"), []string{"dlq.group_marks: 1", "dlq.saved_views: 1"})
 	require.Equal(t, jobs, b.count("SELECT count(*) FROM river_job WHERE args = '{\"erased\": true}'"))
 	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.replay_runs WHERE filter @> '{"erased": true}'`))
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.replay_runs WHERE filter::text LIKE '%trillian%'"), "a run that filters by the path alone identifies no person")
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail = jsonb_build_object('run', $1::text, 'erased', true)", run), "the run that made the move stays")
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.replay_runs WHERE filter::text LIKE '%trillian%'"),
+		"a run that filters by the path alone identifies no person")
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE detail = jsonb_build_object('run', $1::text, 'erased', true)`, run), "the run that made the move stays")
 }
 
 // A move whose entry was deleted without an archive cannot be found by filter, so an edit in the
@@ -145,9 +162,11 @@ func TestErase_RemovesEditsOfDeletedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for range 2 {
-		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{"customer": "arthur"}', 'payments', 1, 'running')`)
+		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+			VALUES ('k', '{"customer": "arthur"}', 'payments', 1, 'running')`)
 		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
-		b.exec("SELECT dlq.replay(id, 'kim', NULL, '{\"customer\": \"zaphod\"}') FROM dlq.find('{\"status\": \"dlq_pending\"}')")
+		b.exec("SELECT dlq.replay(id, 'kim', NULL, '{\"customer\": \"zaphod\"}') FROM dlq.find('{\"status\": " +
+			"\"dlq_pending\"}')")
 		b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
 		b.exec("SELECT dlq.apply_facts()")
 	}
@@ -156,7 +175,8 @@ func TestErase_RemovesEditsOfDeletedEntries(t *testing.T) {
 	b.exec("SELECT dlq.act_on('purge', ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 1), 'kim')")
 	b.exec("SELECT dlq.drop_partition($1)", time.Now().UTC().Format("dead_letter_resolved_200601"))
 	require.Empty(t, b.find("zaphod"))
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'edited and replayed' AND detail = '{\"erased\": true}'"))
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'edited and replayed' "+
+		"AND detail = '{\"erased\": true}'"))
 }
 
 // Failures that capture missed are found before an erasure, and not filed after it.
@@ -168,8 +188,10 @@ func TestErase_IncludesMissedFailures(t *testing.T) {
 		func(filter string) { b.exec("CALL dlq.erase($1, 'ticket 7')", filter) },
 	} {
 		b.exec("SELECT dlq.set_capture('off')")
-		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{"customer": "zaphod"}', 'payments', 1, 'running')`)
-		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "zaphod is unknown", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+			VALUES ('k', '{"customer": "zaphod"}', 'payments', 1, 'running')`)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+			errors = ARRAY['{"error": "zaphod is unknown", "attempt": 1}'::jsonb] WHERE state = 'running'`)
 		b.exec("SELECT dlq.set_capture('on')")
 		erase(`{"payload": {"customer": "zaphod"}}`)
 		b.exec("SELECT dlq.reconcile(p_whole => true)")
@@ -184,8 +206,11 @@ func TestErase_MatchesWholeNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for text, named := range map[string]bool{
-		"cus_8": true, "called cus_8.": true, "payload.id:cus_8 queue:q": true, `"cus_8"`: true, "cus_81": false, "cus_8x": true, "xcus_8": true, "refund 47110": false, "refund4711": true, "Müllers": true, "cus 8": false, "kim+1@example.com wrote": true, "kim11@example.com": false, "Zoë": true, "Zoëlle": true, "": false,
+		"cus_8": true, "called cus_8.": true, "payload.id:cus_8 queue:q": true, `"cus_8"`: true, "cus_81": false,
+		"cus_8x": true, "xcus_8": true, "refund 47110": false, "refund4711": true, "Müllers": true, "cus 8": false,
+		"kim+1@example.com wrote": true, "kim11@example.com": false, "Zoë": true, "Zoëlle": true, "": false,
 	} {
-		require.Equal(t, strconv.FormatBool(named), b.text(`SELECT dlq.names($1, '{cus_8,4711,kim+1@example.com,Zoë,Müller}')::text`, text), text)
+		require.Equal(t, strconv.FormatBool(named),
+			b.text(`SELECT dlq.names($1, '{cus_8,4711,kim+1@example.com,Zoë,Müller}')::text`, text), text)
 	}
 }

@@ -88,11 +88,14 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 	if err != nil {
 		return err
 	}
-	if err := dbsqlc.New(k.Store.DB()).PublishRetention(ctx, dbsqlc.PublishRetentionParams{Periods: periods, Audit: rules.Data.AuditRetention}); err != nil {
+	if err := dbsqlc.New(k.Store.DB()).PublishRetention(ctx, dbsqlc.PublishRetentionParams{
+		Periods: periods, Audit: rules.Data.AuditRetention,
+	}); err != nil {
 		return err
 	}
 	if err := k.steps(func() (int, error) {
-		aged, err := dbsqlc.New(k.Store.DB()).AgeOut(ctx, dbsqlc.AgeOutParams{Periods: periods, MaxEntries: batchSize, Now: now})
+		aged, err := dbsqlc.New(k.Store.DB()).AgeOut(ctx,
+			dbsqlc.AgeOutParams{Periods: periods, MaxEntries: batchSize, Now: now})
 		done.AgedOut += int(aged)
 		return int(aged), err
 	}); err != nil {
@@ -109,7 +112,9 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 	if err := k.dropEmptyMonths(ctx, periods, now); err != nil {
 		return err
 	}
-	partitions, err := dbsqlc.New(k.Store.DB()).ExpiredPartitions(ctx, dbsqlc.ExpiredPartitionsParams{Periods: periods, Audit: rules.Data.AuditRetention, Now: now})
+	partitions, err := dbsqlc.New(k.Store.DB()).ExpiredPartitions(ctx, dbsqlc.ExpiredPartitionsParams{
+		Periods: periods, Audit: rules.Data.AuditRetention, Now: now,
+	})
 	if err != nil {
 		return err
 	}
@@ -192,7 +197,8 @@ func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, n
 }
 
 // archiveAndDrop drops a partition after writing it to the archive, except rows that are already there.
-func (k *Keeper) archiveAndDrop(ctx context.Context, partition string, isAudit bool, policyVersion string) (archived int64, err error) {
+func (k *Keeper) archiveAndDrop(ctx context.Context, partition string, isAudit bool,
+	policyVersion string) (archived int64, err error) {
 	if k.Archive == nil {
 		return 0, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition})
 	}
@@ -204,19 +210,25 @@ func (k *Keeper) archiveAndDrop(ctx context.Context, partition string, isAudit b
 	if err != nil {
 		return 0, err
 	}
-	if err := dbsqlc.New(k.Store.DB()).NoteArchived(ctx, dbsqlc.NoteArchivedParams{Name: partition, ArchivedRows: content.Rows, Hash: content.Hash, Archive: k.Archive.String()}); err != nil {
+	if err := dbsqlc.New(k.Store.DB()).NoteArchived(ctx, dbsqlc.NoteArchivedParams{
+		Name: partition, ArchivedRows: content.Rows, Hash: content.Hash, Archive: k.Archive.String(),
+	}); err != nil {
 		return 0, err
 	}
-	return content.Written, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition, ArchivedRows: &content.Rows, Hash: &content.Hash})
+	return content.Written, k.dropPartition(ctx, dbsqlc.DropPartitionParams{
+		Name: partition, ArchivedRows: &content.Rows, Hash: &content.Hash,
+	})
 }
 
 func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartitionParams) error {
-	return deadletter.AsMoveError(k.retryLocked(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
+	return deadletter.AsMoveError(
+		k.retryLocked(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
 }
 
 // archiveAndDelete writes a batch of entries to the archive and deletes those that have not changed
 // meanwhile.
-func (k *Keeper) archiveAndDelete(ctx context.Context, periods json.RawMessage, now time.Time, policyVersion string) (looked, deleted, archived int, err error) {
+func (k *Keeper) archiveAndDelete(ctx context.Context, periods json.RawMessage, now time.Time,
+	policyVersion string) (looked, deleted, archived int, err error) {
 	q := dbsqlc.New(k.Store.DB())
 	ids, err := q.ExpiredEntries(ctx, dbsqlc.ExpiredEntriesParams{Periods: periods, MaxEntries: batchSize, Now: now})
 	if err != nil || len(ids) == 0 {
@@ -240,14 +252,19 @@ func (k *Keeper) archiveAndDelete(ctx context.Context, periods json.RawMessage, 
 
 func (k *Keeper) manifest(ctx context.Context, unit, partition, policyVersion string) (archive.Manifest, error) {
 	schema, err := k.Store.SchemaVersion(ctx)
-	return archive.Manifest{Unit: unit, Partition: partition, WrittenAt: time.Now().UTC(), WrittenBy: postgres.ProcessName(), Schema: schema, Policy: policyVersion}, err
+	return archive.Manifest{
+		Unit: unit, Partition: partition, WrittenAt: time.Now().UTC(),
+		WrittenBy: postgres.ProcessName(), Schema: schema, Policy: policyVersion,
+	}, err
 }
 
 // periodsOf returns the policy's periods in the form that dlq.expired_partitions reads.
 func periodsOf(p *policy.Policy) (json.RawMessage, error) {
 	of := func(r policy.Retention) map[string]string {
 		seconds := func(d time.Duration) string { return fmt.Sprintf("%d seconds", int64(d.Seconds())) }
-		return map[string]string{"resolved": seconds(r.Resolved), "failed": seconds(r.Failed), "archived": seconds(r.Archived)}
+		return map[string]string{
+			"resolved": seconds(r.Resolved), "failed": seconds(r.Failed), "archived": seconds(r.Archived),
+		}
 	}
 	queues := map[string]map[string]string{}
 	for name, q := range p.Queues {

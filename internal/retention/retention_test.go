@@ -55,7 +55,8 @@ destinations: {d: {url: "http://127.0.0.1:1/"}}
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = b.cold.Close() })
 	b.keeper = &retention.Keeper{
-		Store: deadletter.NewStore(b.pool, postgres.DefaultSchemas()), Archive: b.cold, Policy: func() *policy.Policy { return rules },
+		Store:   deadletter.NewStore(b.pool, postgres.DefaultSchemas()),
+		Archive: b.cold, Policy: func() *policy.Policy { return rules },
 		Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return b.now },
 	}
 	return b
@@ -84,14 +85,18 @@ func (b *bundle) exec(sql string, args ...any) {
 // createClosed creates n closed dead letters of a queue.
 func (b *bundle) createClosed(n int, queue, status string) {
 	b.Helper()
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 1, 'running' FROM generate_series(1, $2)`, queue, n)
-	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 1, 'running'
+		FROM generate_series(1, $2)`, queue, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb]
+		WHERE state = 'running'`)
 	if status == "dlq_archived" {
-		b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'), 'kim')")
+		b.exec(`SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'),
+			'kim')`)
 		return
 	}
 	// The moves of a redelivery and of its end.
-	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id, move = '{"actor": "worker:1", "reason": "redelivered"}' WHERE status = 'dlq_pending'`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id,
+		move = '{"actor": "worker:1", "reason": "redelivered"}' WHERE status = 'dlq_pending'`)
 	b.exec("UPDATE dlq.dead_letter_queue SET status = $1::dlq.dead_letter_status WHERE status = 'dlq_processing'", status)
 }
 
@@ -134,14 +139,17 @@ func TestKeeper_EnforcesPeriods(t *testing.T) {
 	require.Equal(t, 4, done.Archived)
 	require.Zero(t, done.Deleted)
 	require.Zero(t, b.countIn("dlq_resolved"))
-	require.Less(t, b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_resolved'::regclass"), month)
+	require.Less(t, b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_resolved'::regclass"),
+		month)
 	require.Equal(t, 2, done.AgedOut, "failed entries are archived after 90 days")
 	b.now = b.now.Add(40 * 24 * time.Hour)
 	failedMonths := b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_failed'::regclass")
 	require.Zero(t, b.run().AgedOut)
-	require.Less(t, b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_failed'::regclass"), failedMonths, "empty months are dropped")
+	require.Less(t, b.count("SELECT count(*) FROM pg_inherits WHERE inhparent = 'dlq.dead_letter_failed'::regclass"),
+		failedMonths, "empty months are dropped")
 	b.now = b.now.Add(-40 * 24 * time.Hour)
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = 'retention' AND reason = 'aged out' AND from_status = 'dlq_failed' AND to_status = 'dlq_archived'"))
+	require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = 'retention'
+		AND reason = 'aged out' AND from_status = 'dlq_failed' AND to_status = 'dlq_archived'`))
 	require.Equal(t, 4, b.countIn("dlq_archived"))
 	require.Equal(t, 1, b.countIn("dlq_pending"), "open entries stay")
 
@@ -181,7 +189,8 @@ func TestDeleteEntries_SkipsChangedEntries(t *testing.T) {
 	b.exec("CREATE TABLE archived AS SELECT e.id, hashtextextended(e::text, 0) AS hash FROM dlq.dead_letter_queue e")
 	changed := b.text("SELECT max(id::text) FROM archived")
 	b.exec(`SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{"tags": ["seen"]}')`, changed)
-	require.Equal(t, 1, b.count("SELECT dlq.delete_entries(array_agg(a.id), array_agg(a.hash), 'retention') FROM archived a"))
+	require.Equal(t, 1, b.count(`SELECT dlq.delete_entries(array_agg(a.id), array_agg(a.hash), 'retention')
+		FROM archived a`))
 	require.Equal(t, changed, b.text("SELECT string_agg(id::text, ' ') FROM dlq.dead_letter_queue"))
 }
 
@@ -191,10 +200,12 @@ func TestRestoreEntries_KeepsUntilLatestTime(t *testing.T) {
 	b := setup(t)
 	b.createClosed(2, "mails", "dlq_resolved")
 	restore := func(days int) {
-		b.exec("SELECT dlq.restore_entries((SELECT jsonb_agg(to_jsonb(e)) FROM dlq.dead_letter_queue e), $1, 'kim')", b.now.AddDate(0, 0, days))
+		b.exec("SELECT dlq.restore_entries((SELECT jsonb_agg(to_jsonb(e)) FROM dlq.dead_letter_queue e), $1, 'kim')",
+			b.now.AddDate(0, 0, days))
 	}
 	expired := func(days int) int {
-		return b.count(`SELECT count(*) FROM dlq.expired_entries('{"defaults": {"resolved": "30 days", "archived": "365 days"}, "queues": {"mails": {"resolved": "7 days"}}}', p_now => $1)`, b.now.AddDate(0, 0, days))
+		return b.count(`SELECT count(*)
+			FROM dlq.expired_entries('{"defaults": {"resolved": "30 days", "archived": "365 days"}, "queues": {"mails": {"resolved": "7 days"}}}', p_now => $1)`, b.now.AddDate(0, 0, days))
 	}
 	require.Equal(t, 2, expired(8))
 	restore(20)
@@ -212,7 +223,8 @@ func TestPartitions_DrainDefaultPartition(t *testing.T) {
 	b.exec(`CALL dlq.ensure_partitions()`)
 	b.exec(`DO $$ DECLARE p text; BEGIN
 		FOR p IN SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
-			WHERE inhparent IN ('dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_transitions'::regclass) AND relname ~ '[0-9]$'
+			WHERE inhparent IN ('dlq.dead_letter_resolved'::regclass, 'dlq.dead_letter_transitions'::regclass)
+				AND relname ~ '[0-9]$'
 		LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`)
 	b.createClosed(3, "mails", "dlq_resolved")
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_resolved_default"))
@@ -257,13 +269,16 @@ func TestArchive_RestoresEntries(t *testing.T) {
 	require.NotEmpty(t, m.Policy)
 
 	// A restored entry is unchanged, and stays until the requested time.
-	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, id, b.now.Add(time.Hour), deadletter.Act{Actor: "kim", Note: "ticket 7"})
+	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, id, b.now.Add(time.Hour),
+		deadletter.Act{Actor: "kim", Note: "ticket 7"})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Contains(t, before, b.text("SELECT to_jsonb(e)::text FROM dlq.dead_letter_queue e"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND actor = 'kim' AND reason = 'restored from the archive' AND note = 'ticket 7'", id))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND actor = 'kim'
+		AND reason = 'restored from the archive' AND note = 'ticket 7'`, id))
 	require.Zero(t, b.run(), "the restored entry stays")
-	n, err = b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.Nil, b.now.Add(2*time.Hour), deadletter.Act{Actor: "kim"})
+	n, err = b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.Nil, b.now.Add(2*time.Hour),
+		deadletter.Act{Actor: "kim"})
 	require.NoError(t, err)
 	require.Equal(t, 2, n, "all entries except the one that is present")
 	require.Equal(t, before, b.text("SELECT jsonb_agg(to_jsonb(e) ORDER BY id)::text FROM dlq.dead_letter_queue e"))
@@ -287,7 +302,8 @@ func TestArchive_KeepsEditsAndTexts(t *testing.T) {
 	b := setup(t)
 	const text = `{"z" : 1.0,  "<&>":[1e3 ]}`
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) VALUES ('dlqd_message',
-		jsonb_build_object('messageId', 'm1', 'kind', 'k', 'queue', 'payments', 'payload', $1::jsonb, 'payloadText', $2::text), 'payments', 1, 1, 'running')`, text, text)
+		jsonb_build_object('messageId', 'm1', 'kind', 'k', 'queue', 'payments', 'payload', $1::jsonb, 'payloadText',
+			$2::text), 'payments', 1, 1, 'running')`, text, text)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb]`)
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	id := uuid.MustParse(b.text("SELECT id::text FROM dlq.dead_letter_queue"))
@@ -296,7 +312,8 @@ func TestArchive_KeepsEditsAndTexts(t *testing.T) {
 	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
 	b.exec("SELECT dlq.apply_facts()")
 	require.Equal(t, 1, b.countIn("dlq_resolved"))
-	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE replay_attempts @> '[{"destination": "d", "outcome": "completed"}]'`))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
+		WHERE replay_attempts @> '[{"destination": "d", "outcome": "completed"}]'`))
 
 	y, m0, _ := time.Now().UTC().Date()
 	month := time.Now().UTC().Format("dead_letter_resolved_200601")
@@ -332,7 +349,8 @@ func TestArchive_DropsOnlyArchivedPartitions(t *testing.T) {
 	month := time.Now().UTC().Format("dead_letter_resolved_200601")
 	held, err := b.cold.Partition(t.Context(), b.keeper.Store, archive.Manifest{Unit: month, Partition: month}, false)
 	require.NoError(t, err)
-	b.exec("UPDATE dlq.dead_letter_queue SET notes = 'late' WHERE id = (SELECT max(id::text)::uuid FROM dlq.dead_letter_queue)")
+	b.exec(`UPDATE dlq.dead_letter_queue SET notes = 'late'
+		WHERE id = (SELECT max(id::text)::uuid FROM dlq.dead_letter_queue)`)
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.drop_partition($1, $2, $3::text::numeric)", month, held.Rows, held.Hash)
 	require.ErrorContains(t, err, "has changed since it was archived")
 	require.Equal(t, 3, b.countIn("dlq_resolved"))
@@ -377,7 +395,9 @@ func TestArchive_IncludesAuditTrail(t *testing.T) {
 	file := filepath.Join(dir, day, m.Audit.Name)
 	raw, err := os.ReadFile(file)
 	require.NoError(t, err)
-	for name, bad := range map[string][]byte{"truncated": raw[:len(raw)/2], "longer": append(bytes.Clone(raw), raw...), "empty": nil} {
+	for name, bad := range map[string][]byte{
+		"truncated": raw[:len(raw)/2], "longer": append(bytes.Clone(raw), raw...), "empty": nil,
+	} {
 		require.NoError(t, os.WriteFile(file, bad, 0o600))
 		require.ErrorContains(t, b.cold.Verify(t.Context(), &m), day, name)
 	}
@@ -400,7 +420,8 @@ func TestArchive_WorksWithS3(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	b := setup(t)
 	var err error
-	b.cold, err = archive.Open(t.Context(), "s3://cold?region=eu-west-1&use_path_style=true&endpoint="+url.QueryEscape(store.URL)+"&prefix=dlqd/")
+	b.cold, err = archive.Open(t.Context(), "s3://cold?region=eu-west-1&use_path_style=true&endpoint="+
+		url.QueryEscape(store.URL)+"&prefix=dlqd/")
 	require.NoError(t, err)
 	require.Equal(t, "s3://cold", b.cold.String())
 	b.keeper.Archive = b.cold
@@ -429,23 +450,36 @@ func TestKeeper_DeletesOldReports(t *testing.T) {
 	b := setup(t)
 	b.createClosed(3, "payments", "dlq_resolved")
 	for _, sql := range []string{
-		"SELECT dlq.replay_cancel(dlq.replay_start('{\"queue\": \"payments\"}', p_force => true))", "SELECT dlq.replay_start('{\"queue\": \"payments\"}', p_force => true)",
-		"INSERT INTO dlq.replay_run_entries (run_id, entry_id, outcome) SELECT r.id, gen_random_uuid(), 'skipped' FROM dlq.replay_runs r CROSS JOIN generate_series(1, 2500)",
-		"INSERT INTO dlq.operations (id, action, actor) SELECT gen_random_uuid(), 'discard', 'kim' FROM generate_series(1, 2500)",
-		"INSERT INTO dlq.operation_unchanged (operation_id, entry_id, reason) SELECT o.id, gen_random_uuid(), 'gone' FROM (SELECT id FROM dlq.operations LIMIT 1) o CROSS JOIN generate_series(1, 2500)",
-		"SELECT dlq.refuse_approval(dlq.request_approval('bulk', '{\"do\": \"discard\", \"filter\": {\"queue\": \"payments\"}}'))", "SELECT dlq.request_approval('bulk', '{\"do\": \"discard\", \"filter\": {\"queue\": \"payments\"}}')",
-		"INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT a.id, gen_random_uuid() FROM dlq.approvals a CROSS JOIN generate_series(1, 2500)",
+		"SELECT dlq.replay_cancel(dlq.replay_start('{\"queue\": \"payments\"}', p_force => true))",
+		"SELECT dlq.replay_start('{\"queue\": \"payments\"}', p_force => true)",
+		`INSERT INTO dlq.replay_run_entries (run_id, entry_id, outcome) SELECT r.id, gen_random_uuid(), 'skipped'
+			FROM dlq.replay_runs r CROSS JOIN generate_series(1, 2500)`,
+		`INSERT INTO dlq.operations (id, action, actor) SELECT gen_random_uuid(), 'discard', 'kim'
+			FROM generate_series(1, 2500)`,
+		`INSERT INTO dlq.operation_unchanged (operation_id, entry_id, reason) SELECT o.id, gen_random_uuid(), 'gone'
+			FROM (SELECT id FROM dlq.operations LIMIT 1) o CROSS JOIN generate_series(1, 2500)`,
+		"SELECT dlq.refuse_approval(dlq.request_approval('bulk', '{\"do\": \"discard\", \"filter\": {\"queue\": " +
+			"\"payments\"}}'))", "SELECT dlq.request_approval('bulk', '{\"do\": \"discard\", \"filter\": {\"queue\": " +
+			"\"payments\"}}')",
+		`INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT a.id, gen_random_uuid() FROM dlq.approvals a CROSS
+			JOIN generate_series(1, 2500)`,
 		"SELECT dlq.open_breaker('destination:d')", "SELECT dlq.reset_breaker('destination:d')",
-		"INSERT INTO dlq.gates (name, state, started_at) VALUES ('smart:payments:f', 'open', now())", "INSERT INTO dlq.paces (name, free_at) VALUES ('replay:x', now())",
-		"SELECT dlq.rebuild_rollups()", "INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen) VALUES ('payments', 'f', now(), now())",
-		"INSERT INTO dlq.rollup_errors (step, bucket, queue, error_type, failures) SELECT s, date_trunc('week', now()), 'payments', 'T' || i, 1 FROM unnest('{hour,day,week}'::dlq.rollup_step[]) s, generate_series(1, 100) i",
+		"INSERT INTO dlq.gates (name, state, started_at) VALUES ('smart:payments:f', 'open', now())",
+		"INSERT INTO dlq.paces (name, free_at) VALUES ('replay:x', now())",
+		"SELECT dlq.rebuild_rollups()",
+		"INSERT INTO dlq.failure_groups (queue, fingerprint, first_seen, last_seen) VALUES ('payments', 'f', now(), now())",
+		`INSERT INTO dlq.rollup_errors (step, bucket, queue, error_type, failures) SELECT s, date_trunc('week', now()),
+			'payments', 'T' || i, 1 FROM unnest('{hour,day,week}'::dlq.rollup_step[]) s, generate_series(1, 100) i`,
 	} {
 		b.exec(sql)
 	}
 	left := func() string {
-		return b.text(`SELECT concat_ws(' ', (SELECT count(*) FROM dlq.replay_runs), (SELECT count(*) FROM dlq.replay_run_entries), (SELECT count(*) FROM dlq.circuit_breaker_changes),
-			(SELECT count(*) FROM dlq.gates), (SELECT count(*) FROM dlq.paces), (SELECT count(*) FROM dlq.failure_groups), (SELECT count(*) FROM dlq.rollup_errors WHERE error_type LIKE 'T%'),
-			(SELECT count(*) FROM dlq.operations), (SELECT count(*) FROM dlq.operation_unchanged), (SELECT count(*) FROM dlq.approvals), (SELECT count(*) FROM dlq.approval_entries))`)
+		return b.text(`SELECT concat_ws(' ', (SELECT count(*) FROM dlq.replay_runs),
+			(SELECT count(*) FROM dlq.replay_run_entries), (SELECT count(*) FROM dlq.circuit_breaker_changes),
+			(SELECT count(*) FROM dlq.gates), (SELECT count(*) FROM dlq.paces), (SELECT count(*) FROM dlq.failure_groups),
+				(SELECT count(*) FROM dlq.rollup_errors WHERE error_type LIKE 'T%'),
+			(SELECT count(*) FROM dlq.operations), (SELECT count(*) FROM dlq.operation_unchanged),
+				(SELECT count(*) FROM dlq.approvals), (SELECT count(*) FROM dlq.approval_entries))`)
 	}
 	after := func(days int) string {
 		b.now = time.Now().AddDate(0, 0, days)
@@ -459,7 +493,8 @@ func TestKeeper_DeletesOldReports(t *testing.T) {
 	require.Equal(t, "1 2500 2 0 0 0 100 0 0 1 2500", after(410), "open runs and open requests stay")
 	_, err := b.pool.Exec(t.Context(), "DELETE FROM dlq.circuit_breaker_changes")
 	require.ErrorContains(t, err, "append-only")
-	b.exec("INSERT INTO dlq.circuit_breaker_changes (at, name, to_state) VALUES (now() - interval '1101 days', 'destination:d', 'open')")
+	b.exec(`INSERT INTO dlq.circuit_breaker_changes (at, name, to_state)
+		VALUES (now() - interval '1101 days', 'destination:d', 'open')`)
 	b.now = time.Now()
 	b.run()
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.circuit_breaker_changes"))
@@ -490,7 +525,9 @@ func TestPartitions_CreatesCurrentMonthFirst(t *testing.T) {
 	now := time.Now().UTC()
 	b.exec("DROP TABLE dlq.dead_letter_transitions_" + now.Format("200601"))
 	b.exec("DROP TABLE dlq.dead_letter_resolved_" + now.AddDate(0, 0, 1-now.Day()).AddDate(0, 1, 0).Format("200601"))
-	b.exec("INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind) VALUES ('2020-01-07', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
-	require.Equal(t, "dead_letter_transitions_"+now.Format("200601")+" dead_letter_transitions_202001 dead_letter_resolved_"+now.AddDate(0, 0, 1-now.Day()).AddDate(0, 1, 0).Format("200601"),
+	b.exec(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind)
+		VALUES ('2020-01-07', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')`)
+	require.Equal(t, "dead_letter_transitions_"+now.Format("200601")+" dead_letter_transitions_202001 "+
+		"dead_letter_resolved_"+now.AddDate(0, 0, 1-now.Day()).AddDate(0, 1, 0).Format("200601"),
 		b.text("SELECT string_agg(name, ' ') FROM dlq.missing_partitions()"))
 }

@@ -33,7 +33,10 @@ func (s *Store) List(ctx context.Context, actor string) ([]SavedView, error) {
 	rows, err := dbsqlc.New(s.Store.DB()).Views(ctx, actor)
 	views := make([]SavedView, len(rows))
 	for i, r := range rows {
-		views[i] = SavedView{Name: r.Name, Owner: r.Owner, Query: r.Query, Columns: r.Columns, Order: r.Sort, Shared: r.Shared, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt}
+		views[i] = SavedView{
+			Name: r.Name, Owner: r.Owner, Query: r.Query, Columns: r.Columns, Order: r.Sort,
+			Shared: r.Shared, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
+		}
 	}
 	return views, deadletter.AsMoveError(err)
 }
@@ -60,7 +63,9 @@ func (s *Store) Save(ctx context.Context, v *SavedView, actor string) error {
 		columns = []string{}
 	}
 	return deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
-		return dbsqlc.New(tx).Save(ctx, dbsqlc.SaveParams{Name: v.Name, Query: v.Query, Columns: columns, Sort: v.Order, Shared: v.Shared, Actor: actor})
+		return dbsqlc.New(tx).Save(ctx, dbsqlc.SaveParams{
+			Name: v.Name, Query: v.Query, Columns: columns, Sort: v.Order, Shared: v.Shared, Actor: actor,
+		})
 	}))
 }
 

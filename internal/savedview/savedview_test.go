@@ -24,7 +24,9 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	pool := postgrestest.Pool(t)
 	s := &savedview.Store{Store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
 	save := func(ctx context.Context, actor, name, query string, shared bool) error {
-		return s.Save(ctx, &savedview.SavedView{Name: name, Query: query, Columns: []string{"status", "errorType"}, Order: "oldest", Shared: shared}, actor)
+		return s.Save(ctx, &savedview.SavedView{
+			Name: name, Query: query, Columns: []string{"status", "errorType"}, Order: "oldest", Shared: shared,
+		}, actor)
 	}
 	names := func(ctx context.Context, actor string) (names []string) {
 		t.Helper()
@@ -42,7 +44,8 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	require.NoError(t, save(ctx, "anna", "mine", "queue:mails", false))
 	require.Equal(t, []string{"kim/customer", "kim/mine", "kim/ours"}, names(ctx, "kim"))
 	require.Equal(t, []string{"anna/mine", "kim/customer", "kim/ours"}, names(ctx, "anna"))
-	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"), "a view with a filter that the reader may not use is hidden")
+	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"),
+		"a view with a filter that the reader may not use is hidden")
 	require.NoError(t, save(ctx, "kim", "customer", "queue:a key:cus_42", true))
 	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"))
 	v, err := s.Get(ctx, "mine", "anna")
@@ -51,7 +54,8 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	require.Equal(t, []string{"status", "errorType"}, v.Columns)
 	require.Equal(t, "oldest", v.Order)
 
-	require.ErrorIs(t, save(ctx, "anna", "ours", "x", true), deadletter.ErrNotAllowed, "another user shares a view of this name")
+	require.ErrorIs(t, save(ctx, "anna", "ours", "x", true), deadletter.ErrNotAllowed,
+		"another user shares a view of this name")
 	require.NoError(t, save(ctx, "anna", "ours", "queue:a", false))
 	v, err = s.Get(ctx, "ours", "anna")
 	require.NoError(t, err)
@@ -74,7 +78,8 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	_, err = s.Get(ctx, "mine", "kim")
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 
-	for _, bad := range []savedview.SavedView{{Name: ""}, {Name: " x"}, {Name: "a\nb"}, {Name: strings.Repeat("x", 101)}, {Name: "x", Query: strings.Repeat("x", 4097)}, {Name: "x", Columns: []string{"<b>"}}} {
+	for _, bad := range []savedview.SavedView{{Name: ""}, {Name: " x"}, {Name: "a\nb"}, {Name: strings.Repeat("x", 101)},
+		{Name: "x", Query: strings.Repeat("x", 4097)}, {Name: "x", Columns: []string{"<b>"}}} {
 		require.ErrorIs(t, s.Save(ctx, &bad, "kim"), deadletter.ErrInvalid, "%q", bad.Name)
 	}
 	for i := range 99 {
@@ -83,7 +88,8 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	require.ErrorIs(t, save(ctx, "kim", "one more", "", false), deadletter.ErrInvalid)
 	require.NoError(t, save(ctx, "kim", "view 7", "queue:x", false), "a change adds no view")
 	var acts string
-	require.NoError(t, pool.QueryRow(ctx, "SELECT string_agg(actor || ' ' || act, '|' ORDER BY at, id) FROM dlq.acts WHERE subject = 'saved view ours'").Scan(&acts))
+	require.NoError(t, pool.QueryRow(ctx, `SELECT string_agg(actor || ' ' || act, '|' ORDER BY at, id) FROM dlq.acts
+		WHERE subject = 'saved view ours'`).Scan(&acts))
 	require.Equal(t, "kim saved, and shared|anna saved|ben deleted", acts)
 }
 
@@ -112,7 +118,8 @@ func TestSavedViews_MaskSensitiveValuesForOthers(t *testing.T) {
 	}
 	plain := shown("kim")
 	require.Equal(t, plain, shown("anna"), "nothing is sensitive")
-	require.NoError(t, s.Store.Protect(t.Context(), []string{}, policy.Data{SensitivePaths: []string{"payload.customer.email"}}.Masked()))
+	require.NoError(t, s.Store.Protect(t.Context(), []string{},
+		policy.Data{SensitivePaths: []string{"payload.customer.email"}}.Masked()))
 	require.Equal(t, plain, shown("kim"))
 	require.Equal(t, map[string]string{
 		"list":   `queue:a payload.customer.email:"***" status:manual`,

@@ -48,22 +48,28 @@ func TestAccess_ActorIsTheAuthenticatedCaller(t *testing.T) {
 		require.NoError(t, err)
 		return secret
 	}
-	operator, reader, sender, metrics := token(access.Operator), token(access.Reader), token(access.Sender), token(access.Metrics)
-	require.Equal(t, 202, b.as(sender, "POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}`))
+	operator, reader, sender, metrics := token(access.Operator), token(access.Reader), token(access.Sender),
+		token(access.Metrics)
+	require.Equal(t, 202, b.as(sender, "POST", "/api/messages",
+		`{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}`))
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1
 	}, time.Minute, 50*time.Millisecond)
 	var id string
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_open").Scan(&id))
 	for secret, want := range map[string]int{reader: 403, sender: 403, metrics: 403, "dlqd_nonsense": 401, operator: 200} {
-		require.Equal(t, want, b.as(secret, "POST", "/api/dlq/entries/"+id+"/discard", `{"actor": "worker:1", "note": "by phone"}`))
+		require.Equal(t, want, b.as(secret, "POST", "/api/dlq/entries/"+id+"/discard",
+			`{"actor": "worker:1", "note": "by phone"}`))
 	}
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived' AND actor = 'the-operator' AND origin LIKE 'API, from 127.0.0.1 (%), on behalf of worker:1' AND note = 'by phone'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'
+		AND actor = 'the-operator' AND origin LIKE 'API, from 127.0.0.1 (%), on behalf of worker:1' AND note = 'by phone'`))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE resolved_by = 'the-operator'"))
 
 	for path, want := range map[string]map[string]int{
 		"/metrics": {reader: 200, sender: 403, metrics: 200, "": 401}, "/api/health": {metrics: 200, sender: 403, "": 401},
-		"/livez": {"": 200}, "/readyz": {"": 200}, "/docs": {"": 200}, "/openapi.json": {"": 200}, "/runbooks/destination-down": {"": 200}, "/runbooks/README.md": {"": 200}, "/runbooks/runbooks.go": {"": 404}, "/": {"": 401, reader: 200}, "/api/nothing": {"": 401, reader: 404},
+		"/livez": {"": 200}, "/readyz": {"": 200}, "/docs": {"": 200}, "/openapi.json": {"": 200},
+		"/runbooks/destination-down": {"": 200}, "/runbooks/README.md": {"": 200},
+		"/runbooks/runbooks.go": {"": 404}, "/": {"": 401, reader: 200}, "/api/nothing": {"": 401, reader: 404},
 	} {
 		for secret, status := range want {
 			require.Equal(t, status, b.as(secret, "GET", path, ""), "%s %s", path, secret)
@@ -78,7 +84,8 @@ func TestAccess_RefusesExposedAddressesWithoutAuthentication(t *testing.T) {
 	rules, err := policy.Default("http://127.0.0.1:9/")
 	require.NoError(t, err)
 	config := server.Config{
-		DatabaseURL: postgrestest.URL(t), Schemas: postgres.DefaultSchemas(), API: true, Policy: rules, Logger: slog.New(slog.DiscardHandler), StopTimeout: 20 * time.Second,
+		DatabaseURL: postgrestest.URL(t), Schemas: postgres.DefaultSchemas(), API: true,
+		Policy: rules, Logger: slog.New(slog.DiscardHandler), StopTimeout: 20 * time.Second,
 	}
 	for _, address := range []string{"0.0.0.0:0", ":0", "[::]:0"} {
 		config.Listen = []string{"127.0.0.1:0", address}
@@ -101,7 +108,9 @@ func TestAccess_RefusesExposedAddressesWithoutAuthentication(t *testing.T) {
 // A process without the API serves only metrics and health, with authentication.
 func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 	t.Parallel()
-	source := policy.Source{Dir: policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"}), Destination: policytest.Destination}
+	source := policy.Source{
+		Dir: policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"}), Destination: policytest.Destination,
+	}
 	rules, err := policy.Load(source)
 	require.NoError(t, err)
 	b := setup(t, options{config: func(c *server.Config) {
@@ -143,7 +152,8 @@ func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	require.NoError(t, err)
-	for _, want := range []string{"dlqd_database_up 1", `dlqd_stage_seconds_count{outcome="ok",stage="claim"}`, `dlqd_loop_healthy{loop="dlq-workers"} 1`} {
+	for _, want := range []string{"dlqd_database_up 1", `dlqd_stage_seconds_count{outcome="ok",stage="claim"}`,
+		`dlqd_loop_healthy{loop="dlq-workers"} 1`} {
 		require.Contains(t, string(text), want)
 	}
 }
@@ -163,7 +173,8 @@ func TestAccess_ReloadGrantsNothing(t *testing.T) {
 	token := &access.Token{Name: "kim", Role: access.Operator}
 	secret, err := tokens.Create(t.Context(), token, "anna")
 	require.NoError(t, err)
-	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, status) VALUES ('0198a0b0-0000-7000-8000-000000000000', '{}', 'kim', 1, 'paused')`)
+	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, status)
+		VALUES ('0198a0b0-0000-7000-8000-000000000000', '{}', 'kim', 1, 'paused')`)
 	require.Equal(t, 401, b.as("", "GET", "/api/whoami", ""))
 	for _, text := range []string{"grants: []", "authentication: []"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "access.yaml"), []byte(text), 0o600))
@@ -174,7 +185,8 @@ func TestAccess_ReloadGrantsNothing(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "access.yaml"), []byte("# nothing"), 0o600))
 	require.ErrorContains(t, b.server.Reload(t.Context()), "missing or empty")
 
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", nil)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+		b.base+"/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", nil)
 	require.NoError(t, err)
 	request.Header.Set("Authorization", "Bearer "+secret)
 	response, err := http.DefaultClient.Do(request)

@@ -37,8 +37,10 @@ func approvalsSetup(t *testing.T, rules ...policy.ApprovalRule) *scopeBundle {
 func (b *scopeBundle) fail(queue string, n int) {
 	b.Helper()
 	for _, sql := range []string{
-		fmt.Sprintf(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', jsonb_build_object('n', i), '%s', 1, 'running' FROM generate_series(1, %d) i`, queue, n),
-		`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`,
+		fmt.Sprintf(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid',
+			jsonb_build_object('n', i), '%s', 1, 'running' FROM generate_series(1, %d) i`, queue, n),
+		`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb]
+			WHERE state = 'running'`,
 		`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'test')`,
 	} {
 		_, err := b.pool.Exec(b.Context(), sql)
@@ -77,7 +79,8 @@ func (b *scopeBundle) approval(token, id string) (a approval.Approval) {
 
 func (b *scopeBundle) awaitApproval(token, id, state string) (a approval.Approval) {
 	b.Helper()
-	require.Eventually(b, func() bool { a = b.approval(token, id); return a.State == state }, time.Minute, 50*time.Millisecond, "%+v", a)
+	require.Eventually(b, func() bool { a = b.approval(token, id); return a.State == state }, time.Minute,
+		50*time.Millisecond, "%+v", a)
 	return a
 }
 
@@ -90,7 +93,9 @@ func (b *scopeBundle) decide(token, id, verb, body string) int {
 
 func TestApprovals_RequireASecondPerson(t *testing.T) {
 	t.Parallel()
-	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard", "purge"}, Queues: []string{"pay*"}, Above: 2}, policy.ApprovalRule{Operations: []string{"erase"}})
+	b := approvalsSetup(t, policy.ApprovalRule{
+		Operations: []string{"discard", "purge"}, Queues: []string{"pay*"}, Above: 2,
+	}, policy.ApprovalRule{Operations: []string{"erase"}})
 	b.fail("payments", 3)
 	b.fail("mail", 5)
 	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
@@ -99,7 +104,8 @@ func TestApprovals_RequireASecondPerson(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 	status, out = b.as(kim, "POST", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["mail"]}, "dryRun": true}`)
 	require.Equal(t, http.StatusOK, status, out)
-	id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"kind": ["order.*"]}, "note": "ticket 7", "actor": "ann"}`)
+	id := b.ask(kim, "/api/dlq/bulk",
+		`{"do": "discard", "filter": {"kind": ["order.*"]}, "note": "ticket 7", "actor": "ann"}`)
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"),
 		"nothing changes before the approval")
 	a := b.approval(lee, id)
@@ -112,13 +118,17 @@ func TestApprovals_RequireASecondPerson(t *testing.T) {
 	// whom the requester acts for, the creator of the requester's token, or the holder of a token
 	// that the requester created. The approver needs the role, and all of the scope.
 	for name, token := range map[string]string{
-		"kim": kim, "another token with the same name": b.named("kim", access.Admin, "root"), "the name in capitals": b.named("KIM", access.Operator, "root"),
-		"the person acted for": b.named("ann", access.Operator, "root"), "the creator of the requester's token": b.named("root", access.Operator, "root"), "a token that the requester created": b.named("x", access.Operator, "kim"),
-		"a reader": b.named("reader", access.Reader, "root"),
+		"kim": kim, "another token with the same name": b.named("kim", access.Admin, "root"),
+		"the name in capitals":                 b.named("KIM", access.Operator, "root"),
+		"the person acted for":                 b.named("ann", access.Operator, "root"),
+		"the creator of the requester's token": b.named("root", access.Operator, "root"),
+		"a token that the requester created":   b.named("x", access.Operator, "kim"),
+		"a reader":                             b.named("reader", access.Reader, "root"),
 	} {
 		require.Equal(t, http.StatusForbidden, b.decide(token, id, "approve", `{"expect": 8}`), name)
 	}
-	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "approve", `{"expect": 8, "actor": "kim"}`), "on behalf of the requester")
+	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "approve", `{"expect": 8, "actor": "kim"}`),
+		"on behalf of the requester")
 	limited := b.named("limited", access.Operator, "root", "payments")
 	require.Equal(t, http.StatusNotFound, b.decide(limited, id, "approve", `{"expect": 8}`))
 	_, list := b.as(limited, "GET", "/api/dlq/approvals", "")
@@ -135,8 +145,10 @@ func TestApprovals_RequireASecondPerson(t *testing.T) {
 	a = b.awaitApproval(lee, id, "done")
 	require.EqualValues(t, 9, *a.Frozen)
 	require.EqualValues(t, 9, *a.Changed)
-	require.Equal(t, 9, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived' AND actor = 'kim' AND note = 'ticket 7' AND origin LIKE 'API, from 127.0.0.1 %, on behalf of ann, approved by lee'`))
-	require.Equal(t, "requested kim, approved lee, done kim", b.text(`SELECT string_agg(act || ' ' || actor, ', ' ORDER BY at) FROM dlq.acts WHERE subject = 'approval `+id+`'`))
+	require.Equal(t, 9, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'
+		AND actor = 'kim' AND note = 'ticket 7' AND origin LIKE 'API, from 127.0.0.1 %, on behalf of ann, approved by lee'`))
+	require.Equal(t, "requested kim, approved lee, done kim", b.text(`SELECT string_agg(act || ' ' || actor, ', '
+		ORDER BY at) FROM dlq.acts WHERE subject = 'approval `+id+`'`))
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 9}`))
 	require.Equal(t, http.StatusConflict, b.decide(kim, id, "withdraw", ""))
 
@@ -158,7 +170,8 @@ func TestApprovals_RequireASecondPerson(t *testing.T) {
 	a = b.awaitApproval(boss, id, "done")
 	require.EqualValues(t, 3, *a.Changed)
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{\"erased\": true}'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.erasures WHERE id = '"+a.Outcome.String()+"' AND actor = 'boss' AND origin LIKE '%, approved by other' AND finished_at IS NOT NULL"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.erasures WHERE id = '"+a.Outcome.String()+
+		"' AND actor = 'boss' AND origin LIKE '%, approved by other' AND finished_at IS NOT NULL"))
 	require.JSONEq(t, `{"erased": true}`, string(a.Request))
 	_, out = b.as(boss, "GET", "/metrics", "")
 	require.Contains(t, out, `dlqd_stage_seconds_count{outcome="ok",stage="approval"} 2`)
@@ -170,11 +183,13 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
 	b.fail("payments", 4)
-	_, err := b.pool.Exec(t.Context(), "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('payments', now(), now())")
+	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_queue (name, created_at, updated_at)
+		VALUES ('payments', now(), now())`)
 	require.NoError(t, err)
 	kim, lee := b.named("kim", access.Operator, "root", "pay*"), b.named("lee", access.Operator, "root")
 
-	id := b.ask(kim, "/api/dlq/replay", `{"filter": {"queue": ["payments", "mail"]}, "mergePatch": {"fixed": true}, "note": "fixed"}`)
+	id := b.ask(kim, "/api/dlq/replay",
+		`{"filter": {"queue": ["payments", "mail"]}, "mergePatch": {"fixed": true}, "note": "fixed"}`)
 	b.fail("mail", 1) // outside kim's scope
 	// Freeze, add one entry, move one, and only then let it run.
 	tx, err := b.pool.Begin(t.Context())
@@ -186,18 +201,23 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	b.fail("payments", 1)
 	require.Equal(t, 6, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
-	_, err = b.pool.Exec(t.Context(), "SELECT dlq.discard((SELECT min(entry_id::text)::uuid FROM dlq.approval_entries), 'ann')")
+	_, err = b.pool.Exec(t.Context(), `SELECT dlq.discard((SELECT min(entry_id::text)::uuid FROM dlq.approval_entries),
+		'ann')`)
 	require.NoError(t, err)
 	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = NULL WHERE id = $1", id)
 	require.NoError(t, err)
 	a := b.awaitApproval(lee, id, "done")
 	require.EqualValues(t, 4, *a.Frozen)
 	require.EqualValues(t, 3, *a.Changed)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs WHERE id = '"+a.Outcome.String()+"' AND total = 3 AND actor = 'kim' AND note = 'fixed' AND origin LIKE '%, approved by lee' AND scope IS NOT NULL AND merge_patch IS NOT NULL"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs WHERE id = '"+a.Outcome.String()+
+		"' AND total = 3 AND actor = 'kim' AND note = 'fixed' AND origin LIKE '%, approved by lee' AND scope IS NOT NULL "+
+		"AND merge_patch IS NOT NULL"))
 	require.Eventually(t, func() bool {
-		return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND actor = 'kim' AND origin LIKE '%, approved by lee'") == 3
+		return b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND actor = 'kim'
+			AND origin LIKE '%, approved by lee'`) == 3
 	}, time.Minute, 50*time.Millisecond)
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"), "the later entry, and the one outside the scope")
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"),
+		"the later entry, and the one outside the scope")
 
 	// The same for a single entry: edited, and unparked.
 	left := b.text("SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND queue = 'payments'")
@@ -206,7 +226,10 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	id = b.ask(kim, "/api/dlq/entries/"+left+"/replay", `{"payload": {"whole": 1.50}}`)
 	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 1}`))
 	b.awaitApproval(lee, id, "done")
-	require.Eventually(t, func() bool { return b.count(`SELECT count(*) FROM river_job WHERE args = '{"whole": 1.50}'`) == 1 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return b.count(`SELECT count(*) FROM river_job WHERE args = '{"whole": 1.50}'`) ==
+			1
+	}, time.Minute, 50*time.Millisecond)
 }
 
 // An operation approved in time runs even after the request would have expired.
@@ -220,7 +243,8 @@ func TestApprovals_DoNotExpireOnceApproved(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), "SELECT dlq.approve($1, 2, p_actor => 'lee')", id); err != nil {
 			return err
 		}
-		_, err := tx.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() + interval '1 hour', expires_at = now() WHERE id = $1", id)
+		_, err := tx.Exec(t.Context(), `UPDATE dlq.approvals SET taken_until = now() + interval '1 hour', expires_at = now()
+			WHERE id = $1`, id)
 		return err
 	}))
 	require.Zero(t, b.count("SELECT dlq.expire_approvals()"))
@@ -284,7 +308,9 @@ func TestApprovals_ExpireAndAreDecidedOnce(t *testing.T) {
 // In SQL, approvals work the same way and cannot be bypassed.
 func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	t.Parallel()
-	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay", "discard", "resolve", "purge", "erase"}, Queues: []string{"payments"}})
+	b := approvalsSetup(t, policy.ApprovalRule{
+		Operations: []string{"replay", "discard", "resolve", "purge", "erase"}, Queues: []string{"payments"},
+	})
 	ctx := t.Context()
 	b.fail("payments", 2)
 	b.fail("mail", 1)
@@ -306,9 +332,12 @@ func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	kim, lee, reader := login("dlq_admin"), login("dlq_operator"), login("dlq_reader")
 	one := "(SELECT min(id::text)::uuid FROM dlq.dead_letter_queue WHERE queue = 'payments')"
 	for _, sql := range []string{
-		"SELECT dlq.replay(" + one + ")", "SELECT dlq.discard(" + one + ")", "SELECT dlq.resolve(" + one + ")", "SELECT dlq.unpark(" + one + ")",
-		"SELECT dlq.act_on('discard', ARRAY[" + one + "], 'kim')", "SELECT dlq.act_where('discard', '{}', p_all => true)", "SELECT dlq.act_where('purge', '{}', p_all => true, p_args => '{\"force\": true}', p_limit => 1)",
-		"SELECT dlq.replay_start('{}', p_all => true, p_force => true)", "SELECT dlq.erase_begin('{\"payload\": {\"n\": 1}}', 'x')", "CALL dlq.erase('{\"payload\": {\"n\": 1}}', 'x')", "SELECT dlq.delete_entries(ARRAY[" + one + "])",
+		"SELECT dlq.replay(" + one + ")", "SELECT dlq.discard(" + one + ")",
+		"SELECT dlq.resolve(" + one + ")", "SELECT dlq.unpark(" + one + ")",
+		"SELECT dlq.act_on('discard', ARRAY[" + one + "], 'kim')", "SELECT dlq.act_where('discard', '{}', p_all => true)",
+		"SELECT dlq.act_where('purge', '{}', p_all => true, p_args => '{\"force\": true}', p_limit => 1)",
+		"SELECT dlq.replay_start('{}', p_all => true, p_force => true)", "SELECT dlq.erase_begin('{\"payload\": {\"n\": " +
+			"1}}', 'x')", "CALL dlq.erase('{\"payload\": {\"n\": 1}}', 'x')", "SELECT dlq.delete_entries(ARRAY[" + one + "])",
 		"SET dlq.approved = '00000000-0000-0000-0000-000000000000'; SELECT dlq.discard(" + one + ")",
 	} {
 		_, err := kim.Exec(ctx, sql)
@@ -318,7 +347,9 @@ func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
 	_, err = kim.Exec(ctx, "SELECT dlq.act_where('discard', '{\"queue\": \"mail\"}')")
 	require.NoError(t, err, "no approval needed")
-	for _, sql := range []string{"SELECT dlq.take_approval('1 hour')", "SELECT dlq.end_approval(gen_random_uuid(), 1)", "UPDATE dlq.approvals SET state = 'approved'", "INSERT INTO dlq.approval_entries VALUES (gen_random_uuid(), gen_random_uuid())"} {
+	for _, sql := range []string{"SELECT dlq.take_approval('1 hour')", "SELECT dlq.end_approval(gen_random_uuid(), 1)",
+		"UPDATE dlq.approvals SET state = 'approved'", `INSERT INTO dlq.approval_entries
+			VALUES (gen_random_uuid(), gen_random_uuid())`} {
 		_, err := kim.Exec(ctx, sql)
 		require.ErrorContains(t, err, "permission denied", sql)
 	}
@@ -345,14 +376,16 @@ func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	require.NoError(t, err)
 	token := b.named("ann", access.Operator, "root")
 	require.EqualValues(t, 2, *b.awaitApproval(token, id, "done").Changed)
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived' AND actor LIKE 'dlq_admin_%' AND origin LIKE 'SQL, from % approved by dlq_operator_%'"))
+	require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'
+		AND actor LIKE 'dlq_admin_%' AND origin LIKE 'SQL, from % approved by dlq_operator_%'`))
 	var rows int
 	require.NoError(t, reader.QueryRow(ctx, "SELECT count(*) FROM (SELECT id, state FROM dlq.approvals) a").Scan(&rows))
 	require.Equal(t, 1, rows)
 	_, err = reader.Exec(ctx, "SELECT request FROM dlq.approvals")
 	require.ErrorContains(t, err, "permission denied")
 	// An invalid request fails without blocking others.
-	require.NoError(t, kim.QueryRow(ctx, `SELECT dlq.request_approval('replay', '{"rate": "much", "filter": {"queue": "payments"}}')`).Scan(&id))
+	require.NoError(t, kim.QueryRow(ctx,
+		`SELECT dlq.request_approval('replay', '{"rate": "much", "filter": {"queue": "payments"}}')`).Scan(&id))
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
 	require.NoError(t, err)
 	require.Contains(t, b.awaitApproval(token, id, "failed").Problem, "cannot be decoded")
@@ -364,9 +397,13 @@ func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 // A large operation requires the expected number of entries.
 func TestExpect_IsRequiredForLargeOperations(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{config: func(c *server.Config) { c.Process, c.DLQWorkers, c.Policy.Access.ExpectAbove = false, false, 2 }})
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Process, c.DLQWorkers, c.Policy.Access.ExpectAbove = false,
+			false, 2
+	}})
 	for _, sql := range []string{
-		`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', '{"customer": "cus_81"}', 'payments', 1, 'running' FROM generate_series(1, 3) i`,
+		`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', '{"customer": "cus_81"}',
+			'payments', 1, 'running' FROM generate_series(1, 3) i`,
 		`UPDATE river_job SET state = 'discarded', finalized_at = now()`,
 		"SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'test')",
 		"INSERT INTO river_queue (name, created_at, updated_at) VALUES ('payments', now(), now())",
@@ -416,7 +453,8 @@ func TestApprovals_PersonalDataIsErased(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.decide(kim, ended, "withdraw", `{"note": "cus_81 called again"}`))
 	open := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}, "note": "for cus_81"}`)
 	other := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}}`)
-	status, out := b.as(boss, "POST", "/api/dlq/erasures", `{"filter": {"subscriberId": ["cus_81"]}, "note": "request 42"}`)
+	status, out := b.as(boss, "POST", "/api/dlq/erasures",
+		`{"filter": {"subscriberId": ["cus_81"]}, "note": "request 42"}`)
 	require.Equal(t, http.StatusOK, status, out)
 	require.Contains(t, out, `"underWay":1`, "open requests are erased after they end")
 	require.JSONEq(t, `{"erased": true}`, string(b.approval(kim, ended).Request))
@@ -432,7 +470,8 @@ func TestApprovals_PersonalDataIsErased(t *testing.T) {
 	// Requests are kept as long as the reports of runs.
 	_, err := b.pool.Exec(t.Context(), "INSERT INTO dlq.approval_entries SELECT $1, id FROM dlq.dead_letter_queue", ended)
 	require.NoError(t, err)
-	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET ended_at = now() - interval '401 days' WHERE id = $1", ended)
+	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET ended_at = now() - interval '401 days' WHERE id = $1",
+		ended)
 	require.NoError(t, err)
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.forget_old()")
 	require.NoError(t, err)
@@ -446,7 +485,8 @@ func TestApprovals_RunOnce(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
 	b.fail("payments", 3)
-	_, err := b.pool.Exec(t.Context(), "INSERT INTO river_queue (name, created_at, updated_at) VALUES ('payments', now(), now())")
+	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_queue (name, created_at, updated_at)
+		VALUES ('payments', now(), now())`)
 	require.NoError(t, err)
 	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
 	id := b.ask(kim, "/api/dlq/replay", `{"filter": {}, "all": true, "rate": 0.001}`)
@@ -484,7 +524,8 @@ func TestApprovals_ContinueAfterAProcessDies(t *testing.T) {
 	id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`)
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
-	for _, sql := range []string{"SELECT dlq.approve($1, 4, p_actor => 'lee')", "SELECT dlq.take_approval('1 hour') WHERE $1::uuid IS NOT NULL", "SELECT set_config('dlq.approved', $1::text, true)"} {
+	for _, sql := range []string{"SELECT dlq.approve($1, 4, p_actor => 'lee')", `SELECT dlq.take_approval('1 hour')
+		WHERE $1::uuid IS NOT NULL`, "SELECT set_config('dlq.approved', $1::text, true)"} {
 		_, err = tx.Exec(t.Context(), sql, id)
 		require.NoError(t, err, sql)
 	}

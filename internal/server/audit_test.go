@@ -31,8 +31,10 @@ func TestAnalytics_AnswersEveryFigure(t *testing.T) {
 		return len(rows) == 2 && rows[0].(map[string]any)["manual"] == float64(n)
 	}, time.Minute, 50*time.Millisecond, "within seconds")
 	for path, rows := range map[string]int{
-		"flow?over=1h": 1, "flow?over=7d&by=queue&step=day": 1, "flow?by=class&queue=default": 1, "queues?queue=default": 1, "times?by=queue": 0, "error-types?limit=5": 1,
-		"groups?over=24h": 1, "heat-map?timezone=Asia/Kolkata": 168, "replays": 0, "oldest?limit=4": 4, "sources?over=30d": 0, "retry-cost": 1,
+		"flow?over=1h": 1, "flow?over=7d&by=queue&step=day": 1, "flow?by=class&queue=default": 1,
+		"queues?queue=default": 1, "times?by=queue": 0, "error-types?limit=5": 1,
+		"groups?over=24h": 1, "heat-map?timezone=Asia/Kolkata": 168,
+		"replays": 0, "oldest?limit=4": 4, "sources?over=30d": 0, "retry-cost": 1,
 	} {
 		status, out, _ := b.call("GET", "/api/dlq/analytics/"+path, "")
 		require.Equal(t, http.StatusOK, status, out)
@@ -42,7 +44,9 @@ func TestAnalytics_AnswersEveryFigure(t *testing.T) {
 		require.WithinDuration(t, time.Now(), at, time.Hour)
 	}
 	for path, want := range map[string]string{
-		"flow?over=x": "over must be a duration", "flow?over=0s": "over must be a duration", "flow?over=99d&step=minute": "for buckets of one minute", "heat-map?timezone=Mars": "timezone must be a name", "oldest?limit=0": "",
+		"flow?over=x": "over must be a duration", "flow?over=0s": "over must be a duration",
+		"flow?over=99d&step=minute": "for buckets of one minute",
+		"heat-map?timezone=Mars":    "timezone must be a name", "oldest?limit=0": "",
 		"flow?by=moon": "", "groups?colour=red": "",
 	} {
 		status, out, _ := b.call("GET", "/api/dlq/analytics/"+path, "")
@@ -60,7 +64,8 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 3
 	}, time.Minute, 50*time.Millisecond)
-	status, _, _ := b.call("POST", "/api/dlq/bulk", `{"do": "resolve", "filter": {}, "all": true, "actor": "kim", "note": "by hand, ticket 7"}`)
+	status, _, _ := b.call("POST", "/api/dlq/bulk",
+		`{"do": "resolve", "filter": {}, "all": true, "actor": "kim", "note": "by hand, ticket 7"}`)
 	require.Equal(t, http.StatusOK, status)
 	search := func(query string) (moves []map[string]any, next string) {
 		status, out, _ := b.call("GET", "/api/dlq/audit?"+query, "")
@@ -82,8 +87,11 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 	all, _ := search("limit=500")
 	require.GreaterOrEqual(t, len(all), 6)
 	for query, want := range map[string]int{
-		"text=TICKET": 3, "text=ticket+8": 0, "origin=127.0.0.1": 3, "to=dlq_resolved": 3, "from=dlq_manual&to=dlq_resolved": 3, "queue=elsewhere": 0, "kind=elsewhere": 0,
-		"before=2020-01-01T00:00:00Z": 0, "after=2020-01-01T00:00:00Z&actor=kim": 3, "entryId=" + moves[0]["entryId"].(string) + "&people=true": 1, "configVersion=" + moves[0]["configVersion"].(string) + "&actor=kim": 3, "dbUser=nobody": 0,
+		"text=TICKET": 3, "text=ticket+8": 0, "origin=127.0.0.1": 3, "to=dlq_resolved": 3,
+		"from=dlq_manual&to=dlq_resolved": 3, "queue=elsewhere": 0, "kind=elsewhere": 0,
+		"before=2020-01-01T00:00:00Z": 0, "after=2020-01-01T00:00:00Z&actor=kim": 3,
+		"entryId=" + moves[0]["entryId"].(string) + "&people=true":           1,
+		"configVersion=" + moves[0]["configVersion"].(string) + "&actor=kim": 3, "dbUser=nobody": 0,
 	} {
 		found, _ := search(query)
 		require.Len(t, found, want, query)
@@ -101,13 +109,19 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 		cursor = "&cursor=" + next
 	}
 	require.Len(t, seen, len(all))
-	for cursor, want := range map[string]int{"0-0": http.StatusOK, "1795000000000000-2147483648": http.StatusOK, "99999999999999999-999999999999999999": http.StatusOK, "7": http.StatusUnprocessableEntity, "-": http.StatusUnprocessableEntity} {
+	for cursor, want := range map[string]int{
+		"0-0": http.StatusOK, "1795000000000000-2147483648": http.StatusOK,
+		"99999999999999999-999999999999999999": http.StatusOK,
+		"7":                                    http.StatusUnprocessableEntity, "-": http.StatusUnprocessableEntity,
+	} {
 		status, out, _ := b.call("GET", "/api/dlq/audit?cursor="+cursor, "")
 		require.Equal(t, want, status, "%s: %v", cursor, out)
 	}
 	// Actions on queues, breakers and runs are in the same trail, with their caller.
-	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 }, time.Minute, 50*time.Millisecond)
-	for _, path := range []string{"/api/queues/default/pause", "/api/queues/default/resume", "/api/circuit-breakers/destination:default/open", "/api/circuit-breakers/destination:default/reset"} {
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 },
+		time.Minute, 50*time.Millisecond)
+	for _, path := range []string{"/api/queues/default/pause", "/api/queues/default/resume",
+		"/api/circuit-breakers/destination:default/open", "/api/circuit-breakers/destination:default/reset"} {
 		status, out, _ := b.call("POST", path, `{"actor": "trillian", "note": "ticket 8"}`)
 		require.Equal(t, http.StatusOK, status, out)
 	}
@@ -119,7 +133,8 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 		require.Equal(t, "ticket 8", act["note"])
 		require.Equal(t, moves[0]["configVersion"], act["configVersion"])
 	}
-	require.Equal(t, []any{"circuit breaker destination:default: reset", "circuit breaker destination:default: opened", "queue default: resumed", "queue default: paused"}, reasons)
+	require.Equal(t, []any{"circuit breaker destination:default: reset", "circuit breaker destination:default: opened",
+		"queue default: resumed", "queue default: paused"}, reasons)
 	status, _, _ = b.call("GET", "/api/dlq/audit?entryId=7", "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 }
@@ -128,9 +143,12 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 func everywhere(t *testing.T, b *bundle, cold *archive.Archive) string {
 	t.Helper()
 	var all strings.Builder
-	for _, table := range []string{"dlq.acts", "dlq.replay_runs", "dlq.job_facts", "dlq.dead_letter_queue", "dlq.dead_letter_transitions", "dlq.erasures", "dlq.replay_run_entries", "dlq.failure_groups", "dlq.settings", "river_job"} {
+	for _, table := range []string{"dlq.acts", "dlq.replay_runs", "dlq.job_facts", "dlq.dead_letter_queue",
+		"dlq.dead_letter_transitions", "dlq.erasures", "dlq.replay_run_entries", "dlq.failure_groups",
+		"dlq.settings", "river_job"} {
 		var text *string
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(to_jsonb(t)::text, E'\\n') FROM "+table+" t").Scan(&text))
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(to_jsonb(t)::text, E'\\n') FROM "+
+			table+" t").Scan(&text))
 		if text != nil {
 			all.WriteString(*text)
 		}
@@ -155,7 +173,8 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = cold.Close() })
 	submit := func(id, customer string) {
-		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "subscriberId": %q, "tags": [%q], "payload": {"customer": {"name": %q}, "n": 1}}`, id, customer, customer, customer))
+		status, out, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "subscriberId": %q, "tags": [%q], "payload": {"customer": {"name": %q}, "n": 1}}`, id, customer, customer, customer))
 		require.Equal(t, http.StatusAccepted, status, out)
 	}
 	for i := range 3 {
@@ -177,7 +196,8 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	}
 	b.exec(fmt.Sprintf("SELECT dlq.replay('%s', 'kim', NULL, '{\"customer\": {\"name\": \"zaphod\"}, \"n\": 2}')", z1))
 	require.Eventually(t, func() bool {
-		return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.dead_letter_queue WHERE id = '%s' AND status = 'dlq_manual' AND dlq_retry_count = 1", z1)) == 1
+		return b.count(fmt.Sprintf(`SELECT count(*) FROM dlq.dead_letter_queue WHERE id = '%s' AND status = 'dlq_manual'
+			AND dlq_retry_count = 1`, z1)) == 1
 	}, time.Minute, 50*time.Millisecond)
 	status, _, _ := b.call("POST", "/api/dlq/entries/"+z1+"/resolve", "")
 	require.Equal(t, http.StatusOK, status)
@@ -187,18 +207,21 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 3, held.Rows)
 	// By the time retention deletes an archived entry, River has deleted its job.
-	b.exec(fmt.Sprintf("DELETE FROM river_job WHERE id IN (SELECT river_job_id FROM dlq.dead_letter_transitions WHERE entry_id = '%s')", z0))
+	b.exec(fmt.Sprintf(`DELETE FROM river_job WHERE id IN (SELECT river_job_id FROM dlq.dead_letter_transitions
+		WHERE entry_id = '%s')`, z0))
 	b.exec(fmt.Sprintf("SELECT dlq.delete_entries(ARRAY['%s'::uuid])", z0))
 	trail := time.Now().UTC().Format("dead_letter_transitions_200601")
 	_, err = cold.Partition(t.Context(), store, archive.Manifest{Unit: trail, Partition: trail}, true)
 	require.NoError(t, err)
 	require.Positive(t, strings.Count(everywhere(t, b, cold), "zaphod"))
 
-	status, out, _ := b.call("POST", "/api/dlq/erasures", `{"filter": {"payload": {"customer": {"name": "zaphod"}}}, "note": "request 42", "dryRun": true}`)
+	status, out, _ := b.call("POST", "/api/dlq/erasures",
+		`{"filter": {"payload": {"customer": {"name": "zaphod"}}}, "note": "request 42", "dryRun": true}`)
 	require.Equal(t, http.StatusOK, status, out)
 	require.EqualValues(t, 2, out["entries"])
 	require.Equal(t, true, out["dryRun"])
-	status, out, _ = b.call("POST", "/api/dlq/erasures", `{"filter": {"payload": {"customer": {"name": "zaphod"}}}, "note": "request 42", "actor": "kim"}`)
+	status, out, _ = b.call("POST", "/api/dlq/erasures",
+		`{"filter": {"payload": {"customer": {"name": "zaphod"}}}, "note": "request 42", "actor": "kim"}`)
 	require.Equal(t, http.StatusOK, status, out)
 	require.EqualValues(t, 2, out["entries"], "in the database")
 	require.EqualValues(t, 2, out["archived"], "in the archive")
@@ -207,8 +230,10 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	left := everywhere(t, b, cold)
 	require.NotContains(t, strings.ReplaceAll(left, "zaphod called", ""), "zaphod", "except in the operator's own note")
 	require.Contains(t, left, "trillian")
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'"), "the open one was archived")
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'erased' AND actor = 'kim' AND note = 'request 42'"))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND "+
+		"original_event = '{\"erased\": true}'"), "the open one was archived")
+	require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'erased' AND actor = 'kim'
+		AND note = 'request 42'`))
 
 	units, err := cold.Units(t.Context())
 	require.NoError(t, err)
@@ -227,12 +252,14 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 
 	// The next erasure removes what an interrupted one left behind. Files of an unfinished unit
 	// stay.
-	stray, unfinished := filepath.Join(dir, month, "entries.ndjson.gz"), filepath.Join(dir, "unfinished", "entries.ndjson.gz")
+	stray, unfinished := filepath.Join(dir, month, "entries.ndjson.gz"),
+		filepath.Join(dir, "unfinished", "entries.ndjson.gz")
 	require.NoError(t, os.MkdirAll(filepath.Dir(unfinished), 0o700))
 	for _, file := range []string{stray, unfinished} {
 		require.NoError(t, os.WriteFile(file, []byte("zaphod"), 0o600))
 	}
-	_, out, _ = b.call("POST", "/api/dlq/erasures", `{"filter": {"payload": {"customer": {"name": "zaphod"}}}, "note": "again"}`)
+	_, out, _ = b.call("POST", "/api/dlq/erasures",
+		`{"filter": {"payload": {"customer": {"name": "zaphod"}}}, "note": "again"}`)
 	require.NoFileExists(t, stray)
 	require.FileExists(t, unfinished)
 	require.EqualValues(t, 0, out["entries"])
@@ -240,8 +267,10 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	_, out, _ = b.call("POST", "/api/dlq/erasures", `{"filter": {"tags": ["trillian"]}, "note": "by tag"}`)
 	require.EqualValues(t, 3, out["entries"])
 	require.EqualValues(t, 1, out["archived"])
-	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE to_jsonb(dead_letter_queue)::text LIKE '%trillian%'"))
-	for _, body := range []string{`{"filter": {}, "note": "all"}`, `{"filter": {"queue": ["default"]}}`, `{"filter": {"queue": ["default"]}, "note": ""}`} {
+	require.Zero(t, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
+		WHERE to_jsonb(dead_letter_queue)::text LIKE '%trillian%'`))
+	for _, body := range []string{`{"filter": {}, "note": "all"}`, `{"filter": {"queue": ["default"]}}`,
+		`{"filter": {"queue": ["default"]}, "note": ""}`} {
 		status, _, _ = b.call("POST", "/api/dlq/erasures", body)
 		require.Equal(t, http.StatusUnprocessableEntity, status, body)
 	}

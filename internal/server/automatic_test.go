@@ -18,12 +18,15 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	b := setup(t, options{config: func(c *server.Config) { c.Process = false }})
 	b.exec("UPDATE dlq.settings SET value = 'attached' WHERE key = 'river'")
 	fail := func(kind, attempts string) {
-		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT '` + kind + `', '{}', 'mailers', ` + attempts + `, 'running' FROM generate_series(1, 3)`)
-		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT '` + kind + `', '{}', 'mailers', ` +
+			attempts + `, 'running' FROM generate_series(1, 3)`)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+			errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb] WHERE state = 'running'`)
 	}
 	await := func(n int, where string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+where) == n }, time.Minute, 50*time.Millisecond, where)
+		require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+where) == n },
+			time.Minute, 50*time.Millisecond, where)
 	}
 	const observed = "status = 'dlq_pending' AND waiting_for = 'automatic'"
 	fail("report.daily", "3")
@@ -34,7 +37,8 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	_, list, _ := b.call("GET", "/api/dlq/entries?status=dlq_pending", "")
 	entries := list["entries"].([]any)
 	require.Len(t, entries, 3)
-	require.Regexp(t, `^would be sent again at .* UTC by rule connection: automatic is off$`, entries[0].(map[string]any)["next"])
+	require.Regexp(t, `^would be sent again at .* UTC by rule connection: automatic is off$`,
+		entries[0].(map[string]any)["next"])
 	require.NotContains(t, list, "automaticStopped")
 	_, status, _ := b.call("GET", "/api/dlq/automatic", "")
 	require.Equal(t, true, status["attached"])
@@ -44,7 +48,10 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	require.EqualValues(t, 3, group["entries"])
 	_, health, _ := b.call("GET", "/api/health", "")
 	require.Equal(t, true, health["ok"])
-	require.Contains(t, health["parts"], map[string]any{"name": "automatic", "ok": true, "detail": "observing: dead letters are classified and shown, and not redelivered automatically"})
+	require.Contains(t, health["parts"], map[string]any{
+		"name": "automatic", "ok": true,
+		"detail": "observing: dead letters are classified and shown, and not redelivered automatically",
+	})
 
 	// A dry run returns the effect and changes nothing.
 	on := `{"scope": "queue", "name": "mailers", "enabled": true, "actor": "kim", "note": "tried"`
@@ -58,7 +65,8 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	require.Equal(t, "once", staying["kind"])
 	require.Contains(t, staying["why"], "its job had one attempt")
 	_, preview, _ = b.call("POST", "/api/dlq/automatic/set", on+`, "dryRun": true, "include": ["single-attempt"]}`)
-	require.Contains(t, preview["stays"].([]any)[0].(map[string]any)["why"], "dlqd reclassify releases the entries that are parked already")
+	require.Contains(t, preview["stays"].([]any)[0].(map[string]any)["why"],
+		"dlqd reclassify releases the entries that are parked already")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.automatic_changes"))
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE "+observed))
 
@@ -72,17 +80,20 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, out)
 	require.Equal(t, "ada", out["stopped"].(map[string]any)["actor"])
 	require.Contains(t, out["stays"].([]any)[0].(map[string]any)["why"], "stopped by ada")
-	for _, path := range []string{"/api/dlq/entries", "/api/dlq/stats", "/api/dlq/entries/" + entries[0].(map[string]any)["id"].(string)} {
+	for _, path := range []string{"/api/dlq/entries", "/api/dlq/stats",
+		"/api/dlq/entries/" + entries[0].(map[string]any)["id"].(string)} {
 		_, document, _ := b.call("GET", path, "")
 		require.Equal(t, "a release", document["automaticStopped"].(map[string]any)["note"], path)
 	}
 	_, health, _ = b.call("GET", "/api/health", "")
 	require.Equal(t, true, health["ok"])
-	require.Regexp(t, "all automatic redelivery was stopped by ada at .* UTC .a release.; dlqd automatic resume lifts that", health["parts"])
+	require.Regexp(t, "all automatic redelivery was stopped by ada at .* UTC .a release.; dlqd automatic resume "+
+		"lifts that", health["parts"])
 	require.Eventually(t, func() bool {
 		_, metrics, _ := b.call("GET", "/metrics", "")
 		text := metrics["text"].(string)
-		return strings.Contains(text, "dlqd_automatic_stopped 1\n") && strings.Contains(text, `dlqd_dead_letters_observed{queue="mailers"} 3`)
+		return strings.Contains(text, "dlqd_automatic_stopped 1\n") &&
+			strings.Contains(text, `dlqd_dead_letters_observed{queue="mailers"} 3`)
 	}, time.Minute, 100*time.Millisecond)
 
 	code, out, _ = b.call("POST", "/api/dlq/automatic/resume", `{"actor": "ada"}`)

@@ -61,7 +61,8 @@ func (b *bundle) breaker(name string) map[string]any {
 
 func (b *bundle) awaitBreaker(state string) {
 	b.Helper()
-	require.Eventually(b, func() bool { return b.breaker("destination:default")["state"] == state }, time.Minute, 50*time.Millisecond)
+	require.Eventually(b, func() bool { return b.breaker("destination:default")["state"] == state }, time.Minute,
+		50*time.Millisecond)
 }
 
 func TestBreaker_Answers503WhileOpen(t *testing.T) {
@@ -78,7 +79,8 @@ func TestBreaker_Answers503WhileOpen(t *testing.T) {
 	body := `{"messageId": "m2", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`
 	require.Eventually(t, func() bool { // unless the request is a probe
 		status, out, header := b.call("POST", "/api/messages", body)
-		return status == http.StatusServiceUnavailable && header.Get("Retry-After") == "1" && strings.Contains(out["detail"].(string), "circuit breaker of its destination default is open")
+		return status == http.StatusServiceUnavailable && header.Get("Retry-After") == "1" &&
+			strings.Contains(out["detail"].(string), "circuit breaker of its destination default is open")
 	}, time.Minute, 50*time.Millisecond)
 
 	// Once the breaker is half-open, new messages and the waiting dead letter are its probes.
@@ -86,7 +88,8 @@ func TestBreaker_Answers503WhileOpen(t *testing.T) {
 	n := 0
 	require.Eventually(t, func() bool {
 		n++
-		_, _, _ = b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": "p%d", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`, n))
+		_, _, _ = b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": "p%d", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`, n))
 		return b.breaker("destination:default")["state"] == "closed"
 	}, time.Minute, 50*time.Millisecond)
 	require.Eventually(t, func() bool {
@@ -130,13 +133,15 @@ func TestBreaker_OperatorOpensAndResets(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
 	b := setup(t, options{receiver: receiver.ServeHTTP})
-	status, out, _ := b.call("POST", "/api/circuit-breakers/destination:default/open", `{"actor": "kim", "note": "they asked us to", "for": "2h"}`)
+	status, out, _ := b.call("POST", "/api/circuit-breakers/destination:default/open",
+		`{"actor": "kim", "note": "they asked us to", "for": "2h"}`)
 	require.Equal(t, http.StatusOK, status, out)
 	require.Equal(t, "open", out["state"])
 	status, _, header := b.call("POST", "/api/messages", `{"queue": "default", "kind": "k", "payload": 1}`)
 	require.Equal(t, http.StatusServiceUnavailable, status)
 	require.NotEmpty(t, header.Get("Retry-After"))
-	for _, line := range []string{`dlqd_circuit_breaker_state{name="destination:default",state="open"} 1`, `dlqd_alert_max_open{queue="default"} 1000`, `dlqd_policy_up_to_date 1`} {
+	for _, line := range []string{`dlqd_circuit_breaker_state{name="destination:default",state="open"} 1`,
+		`dlqd_alert_max_open{queue="default"} 1000`, `dlqd_policy_up_to_date 1`} {
 		require.Eventually(t, func() bool { // after the next sample
 			_, metrics, _ := b.call("GET", "/metrics", "")
 			return strings.Contains(metrics["text"].(string), line)
@@ -171,7 +176,8 @@ func TestOrdering_DeadLetterHoldsItsKey(t *testing.T) {
 		receiver.ServeHTTP(w, r)
 	}, config: func(c *server.Config) { c.Policy.Queues["default"].Ordering = true }})
 	submit := func(id, key string) {
-		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
+		status, out, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
 		require.Equal(t, http.StatusAccepted, status, out)
 	}
 	submit("a1", "a")
@@ -185,7 +191,8 @@ func TestOrdering_DeadLetterHoldsItsKey(t *testing.T) {
 	submit("a3", "a")
 	b.awaitMessage("b1", "completed")
 	require.Eventually(t, func() bool {
-		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "order"}'`) == 3
+		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "order"}'`) ==
+			3
 	}, time.Minute, 50*time.Millisecond)
 	_, taken := receiver.seen()
 	require.Equal(t, []string{"b1"}, taken)
@@ -227,7 +234,8 @@ func TestOrdering_ReplayRunKeepsTheOrder(t *testing.T) {
 		receiver.ServeHTTP(w, r)
 	}, config: func(c *server.Config) { c.Policy.Queues["default"].Ordering = true }})
 	for _, id := range []string{"o1", "o2", "o3"} {
-		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": "a"}`, id))
+		status, out, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": "a"}`, id))
 		require.Equal(t, http.StatusAccepted, status, out)
 		entry := b.awaitMessage(id, "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
 		b.awaitEntry(entry, "dlq_manual")
@@ -267,7 +275,8 @@ func TestOrdering_RunAgainKeepsTheOrder(t *testing.T) {
 	for i := range 4 {
 		for _, key := range []string{"b", "a"} { // completed in another order than that of their names
 			id := fmt.Sprint(key, 4-i)
-			status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
+			status, out, _ := b.call("POST", "/api/messages",
+				fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
 			require.Equal(t, http.StatusAccepted, status, out)
 			b.awaitMessage(id, "completed")
 			done = append(done, id)
@@ -319,7 +328,8 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 	var dir string
 	b := setup(t, options{receiver: receiver.ServeHTTP, config: func(c *server.Config) {
 		url := c.Policy.Destinations["default"].URL
-		dir = policytest.Dir(t, policytest.Files{"retry-policies": fmt.Sprintf("queues: {one: {destination: d}}\ndestinations: {d: {url: %q}}\n", url)})
+		dir = policytest.Dir(t, policytest.Files{"retry-policies": fmt.Sprintf("queues: {one: {destination: "+
+			"d}}\ndestinations: {d: {url: %q}}\n", url)})
 		c.Source = policy.Source{Dir: dir}
 		var err error
 		c.Policy, err = policy.Load(c.Source)
@@ -328,7 +338,8 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 	first, ok := b.policyPart()
 	require.True(t, ok)
 	submit := func(id, queue string) int {
-		status, _, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": %q, "kind": "k", "payload": 1}`, id, queue))
+		status, _, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": %q, "queue": %q, "kind": "k", "payload": 1}`, id, queue))
 		return status
 	}
 	require.Equal(t, 202, submit("m1", "one"))
@@ -339,7 +350,8 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 	raw, err := os.ReadFile(file)
 	require.NoError(t, err)
 	good := string(raw)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("queues: {one: {concurrency: 0}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("queues: {one: {concurrency: 0}}\n"),
+		0o600))
 	require.Eventually(t, func() bool { _, ok := b.policyPart(); return !ok }, time.Minute, 50*time.Millisecond)
 	detail, _ := b.policyPart()
 	require.Contains(t, detail, first+" stays in force; the files are invalid: ")
@@ -349,13 +361,18 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 	require.Contains(t, metrics["text"], `dlqd_policy_reloads_total{outcome="error"}`)
 	require.Equal(t, 202, submit("m3", "one"), "the old policy stays in force")
 
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("queues: {one: {concurrency: 3}}\n"), 0o600))
-	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(good, "queues: {", "queues: {two: {destination: d}, ", 1)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "worker-pool.yaml"), []byte("queues: {one: {concurrency: 3}}\n"),
+		0o600))
+	require.NoError(t, os.WriteFile(file,
+		[]byte(strings.Replace(good, "queues: {", "queues: {two: {destination: d}, ", 1)), 0o600))
 	require.Eventually(t, func() bool { return submit("m4", "two") == 202 }, time.Minute, 50*time.Millisecond)
 	b.awaitMessage("m4", "completed")
 	require.Equal(t, 202, submit("m5", "one"))
 	b.awaitMessage("m5", "completed") // the queue is still worked after its concurrency changed
-	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.processes WHERE queues = '{one,two}'") == 1 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.processes WHERE queues = '{one,two}'") ==
+			1
+	}, time.Minute, 50*time.Millisecond)
 	second, ok := b.policyPart()
 	require.True(t, ok)
 	require.NotEqual(t, first, second)
@@ -381,7 +398,9 @@ func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	write := func(version, queue, secret string) string {
 		dir := filepath.Join(parent, version)
 		require.NoError(t, os.MkdirAll(dir, 0o700))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), fmt.Appendf(nil, "queues: {%s: {destination: d}}\ndestinations: {d: {url: %q, secretFile: key}}\n", queue, receiver.URL), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"),
+			fmt.Appendf(nil, "queues: {%s: {destination: d}}\ndestinations: {d: {url: %q, secretFile: key}}\n", queue,
+				receiver.URL), 0o600))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "key"), []byte(secret), 0o600))
 		return dir
 	}
@@ -402,11 +421,13 @@ func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	}
 	awaitServed := func(queue string) {
 		t.Helper()
-		require.Eventually(t, func() bool { _, ok := b.policyPart(); return ok && submit(queue) == 202 }, time.Minute, 50*time.Millisecond, queue)
+		require.Eventually(t, func() bool { _, ok := b.policyPart(); return ok && submit(queue) == 202 }, time.Minute,
+			50*time.Millisecond, queue)
 	}
 	awaitRefused := func(problem, queue string) {
 		t.Helper()
-		require.Eventually(t, func() bool { detail, ok := b.policyPart(); return !ok && strings.Contains(detail, problem) }, time.Minute, 50*time.Millisecond, problem)
+		require.Eventually(t, func() bool { detail, ok := b.policyPart(); return !ok && strings.Contains(detail, problem) },
+			time.Minute, 50*time.Millisecond, problem)
 		require.Equal(t, 202, submit(queue), "the previous policy stays in force")
 	}
 	awaitServed("one")

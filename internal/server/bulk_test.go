@@ -43,26 +43,33 @@ func TestBulk_ActsOnFilteredEntries(t *testing.T) {
 	require.EqualValues(t, n, out["changed"])
 	out = bulk(fmt.Sprintf(`{"do": "tag", "tags": ["bank-fault"], "filter": {"ids": [%q, %q]}}`, entryOf(0), entryOf(1)))
 	require.EqualValues(t, 2, out["changed"])
-	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'assigned to ann' AND actor = 'kim' AND note = 'yours'"))
+	require.Equal(t, n, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'assigned to ann'
+		AND actor = 'kim' AND note = 'yours'`))
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.find('{\"tags\": [\"bank-fault\"]}') WHERE assigned_to = 'ann'"))
 
-	out = bulk(fmt.Sprintf(`{"do": "resolve", "filter": {"ids": [%q, %q]}, "actor": "kim", "note": "by hand"}`, entryOf(0), entryOf(1)))
+	out = bulk(fmt.Sprintf(`{"do": "resolve", "filter": {"ids": [%q, %q]}, "actor": "kim", "note": "by hand"}`,
+		entryOf(0), entryOf(1)))
 	require.EqualValues(t, 2, out["changed"])
 	out = bulk(fmt.Sprintf(`{"do": "park", "filter": {"ids": [%q]}}`, entryOf(2)))
 	require.EqualValues(t, 1, out["chosen"])
 	require.EqualValues(t, 0, out["changed"], "its status does not allow it")
 	out = bulk(`{"do": "discard", "filter": {"status": ["dlq_manual"]}, "actor": "kim", "note": "gone customers"}`)
 	require.EqualValues(t, n-2, out["changed"])
-	require.Equal(t, n-2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND resolved_by = 'kim'"))
+	require.Equal(t, n-2, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'
+		AND resolved_by = 'kim'`))
 
 	out = bulk(fmt.Sprintf(`{"do": "purge", "filter": {"ids": [%q]}, "note": "asked to"}`, entryOf(5)))
 	require.EqualValues(t, 1, out["changed"])
 	require.Equal(t, n-1, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'purged' AND note = 'asked to'"), "the audit row stays")
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'purged'
+		AND note = 'asked to'`), "the audit row stays")
 
-	_, err := b.pool.Exec(t.Context(), "SELECT dlq.act_on('tag', '{}', 'kim', NULL, jsonb_build_object('tags', ARRAY[repeat('x', 256)]))")
+	_, err := b.pool.Exec(t.Context(), "SELECT dlq.act_on('tag', '{}', 'kim', NULL, jsonb_build_object('tags', "+
+		"ARRAY[repeat('x', 256)]))")
 	require.ErrorContains(t, err, "a tag must be 3 to 255")
-	for _, long := range []string{"'note', '{}', 'kim', repeat('x', 10001)", "'assign', '{}', 'kim', NULL, jsonb_build_object('assignee', repeat('x', 256))", "'tag', '{}', 'kim', NULL, jsonb_build_object('tags', array_fill('tag'::text, '{33}'))"} {
+	for _, long := range []string{"'note', '{}', 'kim', repeat('x', 10001)", "'assign', '{}', 'kim', NULL, " +
+		"jsonb_build_object('assignee', repeat('x', 256))", "'tag', '{}', 'kim', NULL, jsonb_build_object('tags', " +
+		"array_fill('tag'::text, '{33}'))"} {
 		_, err = b.pool.Exec(t.Context(), "SELECT dlq.act_on("+long+")")
 		require.ErrorContains(t, err, "too long")
 	}
@@ -84,7 +91,9 @@ func TestBulk_ActsOnFilteredEntries(t *testing.T) {
 
 func TestBulk_PurgeOfOpenEntriesNeedsForce(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false }})
+	b := setup(t, options{
+		receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false },
+	})
 	b.submit("m1")
 	b.awaitMessage("m1", "dead-lettered")
 	status, out, _ := b.call("POST", "/api/dlq/bulk", `{"do": "purge", "filter": {}, "all": true}`)
@@ -99,11 +108,15 @@ func TestBulk_PurgeOfOpenEntriesNeedsForce(t *testing.T) {
 
 func TestExport_WritesNDJSONAndCSV(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false }})
+	b := setup(t, options{
+		receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false },
+	})
 	const n = 450 // more than two pages
-	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT '=cmd()', jsonb_build_object('n', i), 'q', 1, 'running' FROM generate_series(1, $1) i`, n)
+	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state)
+		SELECT '=cmd()', jsonb_build_object('n', i), 'q', 1, 'running' FROM generate_series(1, $1) i`, n)
 	require.NoError(t, err)
-	_, err = b.pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "a, \"b\"\nc"}'::jsonb]`)
+	_, err = b.pool.Exec(t.Context(),
+		`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "a, \"b\"\nc"}'::jsonb]`)
 	require.NoError(t, err)
 	status, out, header := b.call("POST", "/api/dlq/export", `{"filter": {"queue": ["q"]}}`)
 	require.Equal(t, http.StatusOK, status)
@@ -158,7 +171,8 @@ func TestQueues_PauseAndResume(t *testing.T) {
 		require.Equal(t, http.StatusNotFound, status)
 	}
 	var paused, acts int
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM river_queue WHERE paused_at IS NOT NULL), (SELECT count(*) FROM dlq.acts WHERE subject = 'queue *')").Scan(&paused, &acts))
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM river_queue WHERE paused_at IS NOT NULL),
+		(SELECT count(*) FROM dlq.acts WHERE subject = 'queue *')`).Scan(&paused, &acts))
 	require.Zero(t, paused)
 	require.Zero(t, acts)
 	status, out, _ = b.call("POST", "/api/queues/nowhere/pause", "")

@@ -45,7 +45,8 @@ func TestServe_WorksWithOneConnection(t *testing.T) {
 		{"POST", "/api/dlq/export", `{"filter": {}}`},
 		{"POST", "/api/dlq/replay", `{"filter": {"ids": ["` + id + `"]}, "dryRun": true}`},
 		{"POST", "/api/dlq/entries/" + id + "/replay", "{}"},
-		{"POST", "/api/messages/batch", `{"messages": [{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}]}`},
+		{"POST", "/api/messages/batch",
+			`{"messages": [{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}]}`},
 		{"POST", "/api/dlq/automatic/stop", "{}"},
 		{"POST", "/api/dlq/automatic/resume", "{}"},
 		{"POST", "/api/circuit-breakers/destination:default/reset", "{}"},
@@ -57,7 +58,8 @@ func TestServe_WorksWithOneConnection(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
-			status, out, _ := b.call("POST", "/api/dlq/erasures", fmt.Sprintf(`{"note": "request %d", "filter": {"payload": {"n": %d}}}`, i, i))
+			status, out, _ := b.call("POST", "/api/dlq/erasures",
+				fmt.Sprintf(`{"note": "request %d", "filter": {"payload": {"n": %d}}}`, i, i))
 			if status != http.StatusOK {
 				t.Errorf("erasure: %d %v", status, out)
 			}

@@ -96,7 +96,8 @@ func TestConsole_OperatorPages(t *testing.T) {
 	for _, queue := range []string{"payments", "mail"} {
 		exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now())", queue)
 	}
-	admin, kim, lee := b.named("anna", access.Admin, "root"), b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	admin, kim, lee := b.named("anna", access.Admin, "root"), b.named("kim", access.Operator, "root"),
+		b.named("lee", access.Operator, "root")
 	reader, limited := b.named("rita", access.Reader, "root"), b.named("lim", access.Operator, "root", "pay*")
 	start := func(token, body string) string {
 		t.Helper()
@@ -114,10 +115,14 @@ func TestConsole_OperatorPages(t *testing.T) {
 
 	t.Run("visibility by role", func(t *testing.T) {
 		for path, want := range map[string][4]int{ // admin, operator, reader, operator of pay*
-			"/queues": {200, 200, 200, 200}, "/replays": {200, 200, 200, 200}, "/replays/" + run: {200, 200, 200, 404}, "/replays/" + mailRun: {200, 200, 200, 404},
-			"/approvals": {200, 200, 403, 200}, "/approvals/" + asked: {200, 200, 403, 404}, "/audit": {200, 200, 200, 200}, "/audit?people=false": {200, 200, 200, 200},
-			"/access": {200, 200, 200, 200}, "/system": {200, 200, 200, 200}, "/policy": {200, 200, 200, 403}, "/docs": {200, 200, 200, 200},
-			"/replays/nonsense": {422, 422, 422, 422}, "/audit?cursor=x": {422, 422, 422, 422}, "/replays/0198a0b0-0000-7000-8000-000000000000": {404, 404, 404, 404},
+			"/queues": {200, 200, 200, 200}, "/replays": {200, 200, 200, 200},
+			"/replays/" + run: {200, 200, 200, 404}, "/replays/" + mailRun: {200, 200, 200, 404},
+			"/approvals": {200, 200, 403, 200}, "/approvals/" + asked: {200, 200, 403, 404},
+			"/audit": {200, 200, 200, 200}, "/audit?people=false": {200, 200, 200, 200},
+			"/access": {200, 200, 200, 200}, "/system": {200, 200, 200, 200},
+			"/policy": {200, 200, 200, 403}, "/docs": {200, 200, 200, 200},
+			"/replays/nonsense": {422, 422, 422, 422}, "/audit?cursor=x": {422, 422, 422, 422},
+			"/replays/0198a0b0-0000-7000-8000-000000000000": {404, 404, 404, 404},
 		} {
 			for i, token := range []string{admin, kim, reader, limited} {
 				status, page := b.browse(token, path)
@@ -136,10 +141,12 @@ func TestConsole_OperatorPages(t *testing.T) {
 		was := b.text("SELECT dlq.policy_version()")
 		// Two processes publish the policy; the second changes nothing.
 		for range 2 {
-			exec("SELECT dlq.publish_policy('3d5ebe1c5944', (SELECT value FROM dlq.settings WHERE key = 'approvals'), 'worker:test')")
+			exec(`SELECT dlq.publish_policy('3d5ebe1c5944', (SELECT value FROM dlq.settings WHERE key = 'approvals'),
+				'worker:test')`)
 		}
 		exec("SELECT dlq.refresh_rollups()")
-		require.Equal(t, 1, count("SELECT count(*) FROM dlq.acts WHERE subject = 'policy' AND act = 'came into force' AND detail ->> 'before' = $1", was))
+		require.Equal(t, 1, count(`SELECT count(*) FROM dlq.acts WHERE subject = 'policy' AND act = 'came into force'
+			AND detail ->> 'before' = $1`, was))
 		status, out := b.as(reader, "GET", "/api/dlq/analytics/policies?over=1h", "")
 		require.Equal(t, http.StatusOK, status, out)
 		require.Contains(t, out, `"version":"3d5ebe1c5944"`)
@@ -153,7 +160,9 @@ func TestConsole_OperatorPages(t *testing.T) {
 		has(t, page, "policy: came into force")
 	})
 	t.Run("queues and breakers", func(t *testing.T) {
-		status, told, to := b.send(kim, "/queues/act", url.Values{"do": {"pause"}, "name": {"payments"}, "note": {"drill <b>"}, "from": {"/queues"}})
+		status, told, to := b.send(kim, "/queues/act", url.Values{
+			"do": {"pause"}, "name": {"payments"}, "note": {"drill <b>"}, "from": {"/queues"},
+		})
 		require.Equal(t, http.StatusSeeOther, status, told)
 		require.Equal(t, "/queues#payments", to)
 		_, page := b.browse(reader, "/queues")
@@ -161,15 +170,21 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Regexp(t, `<button disabled title="requires the role operator">Resume</button>`, page)
 		_, told, _ = b.send(kim, "/queues/act", url.Values{"do": {"resume"}, "name": {"payments"}})
 		require.Contains(t, told, "is resumed")
-		_, told, _ = b.send(kim, "/queues/act", url.Values{"do": {"open"}, "name": {"destination:default"}, "for": {"10m"}, "note": {"drill of the bank"}})
+		_, told, _ = b.send(kim, "/queues/act", url.Values{
+			"do": {"open"}, "name": {"destination:default"}, "for": {"10m"}, "note": {"drill of the bank"},
+		})
 		require.Contains(t, told, "is open for 10m")
 		_, page = b.browse(kim, "/queues")
 		has(t, page, "kim opened the breaker of default.")
 		has(t, page, `id="destination:default"`)
-		status, told, _ = b.send(reader, "/queues/act", url.Values{"do": {"reset"}, "name": {"destination:default"}, "from": {"/queues"}})
+		status, told, _ = b.send(reader, "/queues/act", url.Values{
+			"do": {"reset"}, "name": {"destination:default"}, "from": {"/queues"},
+		})
 		require.Equal(t, http.StatusSeeOther, status)
 		require.Contains(t, told, "this needs the role operator")
-		status, _, to = b.send(reader, "/queues/act", url.Values{"do": {"reset"}, "name": {"destination:default"}, "from": {"//elsewhere.example"}})
+		status, _, to = b.send(reader, "/queues/act", url.Values{
+			"do": {"reset"}, "name": {"destination:default"}, "from": {"//elsewhere.example"},
+		})
 		require.Equal(t, http.StatusForbidden, status, "redirected to another site: "+to)
 		_, told, _ = b.send(kim, "/queues/act", url.Values{"do": {"reset"}, "name": {"destination:default"}})
 		require.Contains(t, told, "is closed")
@@ -183,7 +198,9 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return count("SELECT count(*) FROM dlq.replay_run_entries WHERE job_id IS NOT NULL AND run_id = $1::uuid", run) == 3
 		}, time.Minute, 50*time.Millisecond)
-		exec(`UPDATE river_job SET state = 'discarded', attempt = 1, finalized_at = now(), errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE queue = 'payments' AND state = 'available'`, hostile)
+		exec(`UPDATE river_job SET state = 'discarded', attempt = 1, finalized_at = now(),
+			errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE queue = 'payments'
+				AND state = 'available'`, hostile)
 		require.Eventually(t, func() bool {
 			return count("SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'failed' AND run_id = $1::uuid", run) == 3
 		}, time.Minute, 50*time.Millisecond)
@@ -197,8 +214,11 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Equal(t, 3, strings.Count(page, "failed again</span></td>"))
 		_, page = b.browse(kim, "/replays/"+run+"?outcome=succeeded")
 		has(t, page, "None.")
-		for _, step := range []struct{ do, rate, told string }{{"pause", "", "Paused"}, {"rate", "0.002", "Rate changed"}, {"rate", "fast", "must be a number"}, {"resume", "", "Resumed"}, {"cancel", "", "Cancelled"}} {
-			status, told, _ := b.send(kim, "/replays/"+mailRun+"/steer", url.Values{"do": {step.do}, "rate": {step.rate}, "from": {"/replays/" + mailRun}})
+		for _, step := range []struct{ do, rate, told string }{{"pause", "", "Paused"}, {"rate", "0.002", "Rate changed"},
+			{"rate", "fast", "must be a number"}, {"resume", "", "Resumed"}, {"cancel", "", "Cancelled"}} {
+			status, told, _ := b.send(kim, "/replays/"+mailRun+"/steer", url.Values{
+				"do": {step.do}, "rate": {step.rate}, "from": {"/replays/" + mailRun},
+			})
 			require.Equal(t, http.StatusSeeOther, status, told)
 			require.Contains(t, told, step.told)
 		}
@@ -224,13 +244,19 @@ func TestConsole_OperatorPages(t *testing.T) {
 		_, page = b.browse(lee, "/approvals/"+asked)
 		has(t, page, "kim requests to discard 5 dead letters.")
 		has(t, page, "Approve: Discard 5")
-		_, told, _ := b.send(lee, "/approvals/"+asked+"/decide", url.Values{"do": {"approve"}, "from": {"/approvals/" + asked}})
+		_, told, _ := b.send(lee, "/approvals/"+asked+"/decide",
+			url.Values{"do": {"approve"}, "from": {"/approvals/" + asked}})
 		require.Contains(t, told, "type the number")
-		_, told, _ = b.send(lee, "/approvals/"+asked+"/decide", url.Values{"do": {"approve"}, "expect": {"2"}, "from": {"/approvals/" + asked}})
+		_, told, _ = b.send(lee, "/approvals/"+asked+"/decide", url.Values{
+			"do": {"approve"}, "expect": {"2"}, "from": {"/approvals/" + asked},
+		})
 		require.Contains(t, told, "5")
-		_, told, _ = b.send(kim, "/approvals/"+asked+"/decide", url.Values{"do": {"approve"}, "expect": {"5"}, "from": {"/approvals/" + asked}})
+		_, told, _ = b.send(kim, "/approvals/"+asked+"/decide", url.Values{
+			"do": {"approve"}, "expect": {"5"}, "from": {"/approvals/" + asked},
+		})
 		require.NotContains(t, told, "Approved")
-		_, told, _ = b.send(lee, "/approvals/"+asked+"/decide", url.Values{"do": {"approve"}, "expect": {"5"}, "note": {"seen"}})
+		_, told, _ = b.send(lee, "/approvals/"+asked+"/decide",
+			url.Values{"do": {"approve"}, "expect": {"5"}, "note": {"seen"}})
 		require.Contains(t, told, "Approved")
 		require.Eventually(t, func() bool {
 			_, page = b.browse(kim, "/approvals/"+asked)
@@ -274,7 +300,9 @@ func TestConsole_OperatorPages(t *testing.T) {
 		has(t, page, "require access to every queue")
 	})
 	t.Run("access", func(t *testing.T) {
-		status, page, _ := b.send(admin, "/access/tokens", url.Values{"name": {"ci"}, "role": {"sender"}, "queues": {"payments*, mail"}, "expires": {"30d"}, "from": {"/access"}})
+		status, page, _ := b.send(admin, "/access/tokens", url.Values{
+			"name": {"ci"}, "role": {"sender"}, "queues": {"payments*, mail"}, "expires": {"30d"}, "from": {"/access"},
+		})
 		require.Equal(t, http.StatusOK, status, page)
 		secret := regexp.MustCompile(`data-copy="(dlqd_[A-Za-z0-9]+)"`).FindStringSubmatch(page)
 		require.Len(t, secret, 2)
@@ -288,14 +316,18 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Contains(t, told, "this needs the role admin")
 		_, told, _ = b.send(admin, "/access/tokens", url.Values{"revoke": {id}, "note": {"left"}})
 		require.Contains(t, told, "revoked")
-		require.Equal(t, 2, count("SELECT count(*) FROM dlq.audit('{\"actor\": \"anna\", \"origin\": \"API, from 127.0.0.1\"}') WHERE reason LIKE 'tokens%'"))
-		for name, form := range map[string]url.Values{"role": {"name": {"ci"}, "role": {"root"}}, "expires": {"name": {"ci"}, "role": {"reader"}, "expires": {"99999d"}}, "name": {"name": {"worker:1"}, "role": {"reader"}}} {
+		require.Equal(t, 2, count("SELECT count(*) FROM dlq.audit('{\"actor\": \"anna\", \"origin\": \"API, from "+
+			"127.0.0.1\"}') WHERE reason LIKE 'tokens%'"))
+		for name, form := range map[string]url.Values{"role": {"name": {"ci"}, "role": {"root"}}, "expires": {"name": {"ci"},
+			"role": {"reader"}, "expires": {"99999d"}}, "name": {"name": {"worker:1"}, "role": {"reader"}}} {
 			form.Set("from", "/access")
 			status, told, to := b.send(admin, "/access/tokens", form)
 			require.Equal(t, http.StatusSeeOther, status, "%s: %s", name, told)
 			require.Equal(t, "/access", to)
 		}
-		_, told, _ = b.send(admin, "/access/tokens", url.Values{"name": {"another"}, "role": {"operator"}, "from": {"/access"}})
+		_, told, _ = b.send(admin, "/access/tokens", url.Values{
+			"name": {"another"}, "role": {"operator"}, "from": {"/access"},
+		})
 		require.Contains(t, told, "could request and approve", "an admin created a token that could act as a second person")
 		_, page = b.browse(kim, "/access")
 		has(t, page, "You are kim, authenticated by a token: operator everywhere.")
@@ -313,13 +345,19 @@ func TestConsole_OperatorPages(t *testing.T) {
 		has(t, page, "such as 503")
 
 		// A proposed change of the policy.
-		exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', '{}', 'mail', 1, 'running' FROM generate_series(1, 4)`)
-		exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb] WHERE state = 'running'`)
-		status, told, _ := b.send(kim, "/policy", url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- {name: a, match: {message: '('}, class: outage}\n- {name: b, match: {status: 9xx}, class: outage}\n"}})
+		exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'order.paid', '{}', 'mail', 1, 'running'
+			FROM generate_series(1, 4)`)
+		exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x"}'::jsonb]
+			WHERE state = 'running'`)
+		status, told, _ := b.send(kim, "/policy",
+			url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- {name: a, match: {message: '('}, class: outage}\n- {name: " +
+				"b, match: {status: 9xx}, class: outage}\n"}})
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		has(t, told, "dlq-routing.yaml:2: rules[0].match.message: error parsing regexp")
 		has(t, told, "dlq-routing.yaml:3: rules[1].match.status: &#34;9xx&#34; is not an HTTP status")
-		status, told, _ = b.send(kim, "/policy", url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- name: new-rule\n  match: {queue: [payments, mail]}\n  class: business\n  plan: {strategy: scheduled, delays: [1h]}\n"}})
+		status, told, _ = b.send(kim, "/policy",
+			url.Values{"file": {"dlq-routing"}, "text": {"rules:\n- name: new-rule\n  match: {queue: [payments, mail]}\n  " +
+				"class: business\n  plan: {strategy: scheduled, delays: [1h]}\n"}})
 		require.Equal(t, http.StatusOK, status, told)
 		has(t, told, "rule new-rule: new: ")
 		has(t, told, "<b>scheduled</b>")
@@ -327,11 +365,17 @@ func TestConsole_OperatorPages(t *testing.T) {
 		status, told, _ = b.send(kim, "/policy", url.Values{"file": {"../retry-policies"}, "text": {""}})
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		has(t, told, "unknown file of the policy")
-		_, told, _ = b.send(kim, "/policy", url.Values{"file": {"retry-policies"}, "text": {"queues: {payments: {destination: d}}\ndestinations: {d: {urlFile: /etc/hostname, secretFile: /etc/hostname}}\n"}})
+		_, told, _ = b.send(kim, "/policy",
+			url.Values{
+				"file": {"retry-policies"},
+				"text": {"queues: {payments: {destination: d}}\ndestinations: {d: {urlFile: /etc/hostname, secretFile: " +
+					"/etc/hostname}}\n"},
+			})
 		hostname, err := os.ReadFile("/etc/hostname")
 		require.NoError(t, err)
 		require.NotContains(t, told, strings.TrimSpace(string(hostname)), "a draft reads files")
-		require.Zero(t, count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'new-rule'"), "a preview changed an entry")
+		require.Zero(t, count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'new-rule'"),
+			"a preview changed an entry")
 		status, out := b.as(limited, "GET", "/api/dlq/analytics/rules?over=1h", "")
 		require.Equal(t, http.StatusOK, status, out)
 		require.Contains(t, out, `"rows":[{"rule":`)
@@ -348,7 +392,9 @@ func TestConsole_OperatorPages(t *testing.T) {
 		status, page := b.browse(kim, "/replays/new?q=nonsense:x")
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		has(t, page, "Nothing was done.")
-		status, told, to := b.send(kim, "/bulk", url.Values{"do": {"replay"}, "all": {"1"}, "q": {"queue:mail"}, "force": {"yes"}, "rate": {"0.002"}, "expect": {"4"}})
+		status, told, to := b.send(kim, "/bulk", url.Values{
+			"do": {"replay"}, "all": {"1"}, "q": {"queue:mail"}, "force": {"yes"}, "rate": {"0.002"}, "expect": {"4"},
+		})
 		require.Equal(t, http.StatusSeeOther, status, told)
 		_, page = b.browse(kim, to)
 		has(t, page, `<th scope="row">duration</th><td>33 min</td>`) // four entries at 0.002 per second

@@ -52,7 +52,8 @@ func TestReplay_ToAnotherDestination(t *testing.T) {
 	require.Len(t, own.all(), 1)
 	require.Len(t, other.all(), 1)
 	require.Contains(t, b.attempts(entry), "destination:second")
-	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND detail = '{"destination": "second"}' AND actor = 'kim'`))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing'
+		AND detail = '{"destination": "second"}' AND actor = 'kim'`))
 }
 
 // The destination is for one redelivery: the next goes to the queue's own destination.
@@ -66,7 +67,8 @@ func TestReplay_ToAnotherDestinationAppliesOnce(t *testing.T) {
 	other.mu.Unlock()
 	status, out := b.replay(entry, `{"toDestination": "second"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
-	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:second") }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:second") }, time.Minute,
+		50*time.Millisecond)
 	b.awaitEntry(entry, "dlq_manual")
 	_, detail, _ := b.call("GET", "/api/dlq/entries/"+entry, "")
 	require.Equal(t, "second", detail["errorContext"].(map[string]any)["destination"])
@@ -113,7 +115,9 @@ func TestReplay_RunToAnotherDestination(t *testing.T) {
 	require.Equal(t, "second", out["run"].(map[string]any)["toDestination"])
 	require.Eventually(t, func() bool { return len(other.all()) == 3 }, time.Minute, 50*time.Millisecond)
 	require.Len(t, own.all(), 3)
-	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t JOIN dlq.replay_runs r ON t.detail = jsonb_build_object('run', r.id, 'destination', r.destination) WHERE r.destination = 'second'`))
+	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t
+		JOIN dlq.replay_runs r ON t.detail = jsonb_build_object('run', r.id, 'destination', r.destination)
+		WHERE r.destination = 'second'`))
 }
 
 // If the breaker of the requested destination opens, the redelivery waits until that breaker
@@ -128,7 +132,8 @@ func TestReplay_WaitsForTheBreakerOfAnotherDestination(t *testing.T) {
 	status, out = b.replay(entry, `{"toDestination": "second"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Eventually(t, func() bool {
-		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "redirected", "dlq:destination": "second"}'`) == 1
+		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled'
+			AND metadata @> '{"dlq:held": "redirected", "dlq:destination": "second"}'`) == 1
 	}, time.Minute, 50*time.Millisecond)
 	require.Empty(t, other.all())
 	status, out, _ = b.call("POST", "/api/circuit-breakers/destination:second/reset", `{}`)
@@ -141,18 +146,22 @@ func TestReplay_WaitsForTheBreakerOfAnotherDestination(t *testing.T) {
 func TestReplay_RefusesADestinationForAnApplicationsJob(t *testing.T) {
 	t.Parallel()
 	b, _, _ := setupTwo(t)
-	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) VALUES ('mail', '{}', 'mails', 1, 1, 'running')`)
+	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state)
+		VALUES ('mail', '{}', 'mails', 1, 1, 'running')`)
 	require.NoError(t, err)
-	_, err = b.pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE kind = 'mail'`)
+	_, err = b.pool.Exec(t.Context(), `UPDATE river_job SET state = 'discarded', finalized_at = now(),
+		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE kind = 'mail'`)
 	require.NoError(t, err)
 	var entry string
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE kind = 'mail'").Scan(&entry))
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE kind = 'mail'").Scan(
+		&entry))
 	b.awaitEntry(entry, "dlq_manual")
 	status, out := b.replay(entry, `{"toDestination": "second"}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 	require.Contains(t, out["detail"], entry+": is an application's job, which has no destination")
 	for _, dry := range []string{"false", "true"} {
-		status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"kind": ["mail"]}, "force": true, "toDestination": "second", "dryRun": `+dry+`}`)
+		status, out, _ = b.call("POST", "/api/dlq/replay",
+			`{"filter": {"kind": ["mail"]}, "force": true, "toDestination": "second", "dryRun": `+dry+`}`)
 		require.Equal(t, http.StatusUnprocessableEntity, status)
 		require.Contains(t, out["detail"], "which has no destination")
 	}
@@ -167,7 +176,8 @@ func TestReplay_ToARemovedDestinationFails(t *testing.T) {
 	entry := b.parked("m1")
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay($1, 'kim', p_destination => 'third')", entry)
 	require.NoError(t, err, "the database has no list of destinations")
-	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:third") }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(b.attempts(entry), "destination:third") }, time.Minute,
+		50*time.Millisecond)
 	out := b.awaitEntry(entry, "dlq_manual")
 	require.Equal(t, "UNKNOWN_DESTINATION", out["errorType"])
 	require.Empty(t, other.all())
@@ -188,10 +198,12 @@ func TestReplay_ListsWhatTheEditChanged(t *testing.T) {
 		status, out := b.replay(entry, c.edit)
 		require.Equal(t, http.StatusAccepted, status, out)
 		require.Equal(t, c.want, fmt.Sprint(out["changes"]))
-		require.Eventually(t, func() bool { return strings.Count(b.attempts(entry), "jobId") == i+1 }, time.Minute, 50*time.Millisecond)
+		require.Eventually(t, func() bool { return strings.Count(b.attempts(entry), "jobId") == i+1 }, time.Minute,
+			50*time.Millisecond)
 		b.awaitEntry(entry, "dlq_manual")
 	}
-	for _, bad := range []string{`{"patch": [{"op": "remove", "path": "/x"}]}`, `{"mergePatch": null}`, `{"payload": 1, "mergePatch": {}}`} {
+	for _, bad := range []string{`{"patch": [{"op": "remove", "path": "/x"}]}`, `{"mergePatch": null}`,
+		`{"payload": 1, "mergePatch": {}}`} {
 		status, out := b.replay(entry, bad)
 		require.Equal(t, http.StatusUnprocessableEntity, status, "%s: %v", bad, out)
 	}

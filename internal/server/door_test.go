@@ -96,7 +96,8 @@ func TestDoor_RefusesReboundNames(t *testing.T) {
 		{"GET", "/", ""},
 		{"GET", "/api/dlq/audit", ""},
 	} {
-		response := b.ask(http.DefaultClient, ask[0], b.base+ask[1], ask[2], "Host", evil, "Origin", "http://"+evil, "Sec-Fetch-Site", "same-origin")
+		response := b.ask(http.DefaultClient, ask[0], b.base+ask[1], ask[2], "Host", evil, "Origin", "http://"+evil,
+			"Sec-Fetch-Site", "same-origin")
 		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, ask)
 		require.Equal(t, "application/problem+json", response.Header.Get("Content-Type"))
 	}
@@ -107,10 +108,12 @@ func TestDoor_RefusesReboundNames(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode)
-	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Host", "dlqd.example").StatusCode)
-	bySocket := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
+	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Host",
+		"dlqd.example").StatusCode)
+	bySocket := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}}}
 	require.Equal(t, 200, b.ask(bySocket, "GET", "http://whatever/api/dlq/entries", "").StatusCode)
 	b.metric(`dlqd_http_refused_total{reason="host"} 9`)
 }
@@ -145,7 +148,8 @@ func TestDoor_AnnouncedBodiesTakeNoRoom(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
 	for range 40 {
-		b.dial("POST /api/messages/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 16777215\r\n\r\n{")
+		b.dial("POST /api/messages/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
+			"16777215\r\n\r\n{")
 	}
 	for i := range 20 {
 		b.submit(fmt.Sprintf("m%d", i))
@@ -156,7 +160,8 @@ func TestDoor_AnnouncedBodiesTakeNoRoom(t *testing.T) {
 func TestDoor_DisconnectsSlowSenders(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 200 * time.Millisecond }})
-	conn := b.dial("POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n")
+	conn := b.dial("POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
+		"1000\r\n\r\n")
 	cut := make(chan struct{})
 	go func() {
 		defer close(cut)
@@ -215,7 +220,8 @@ func TestDoor_LimitsTheShareOfAClient(t *testing.T) {
 	refused := b.ask(http.DefaultClient, "POST", b.base+"/api/messages", aMessage, "Test-Client", "greedy")
 	require.Equal(t, http.StatusTooManyRequests, refused.StatusCode)
 	require.Equal(t, "1", refused.Header.Get("Retry-After"))
-	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Test-Client", "other").StatusCode)
+	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Test-Client",
+		"other").StatusCode)
 	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/readyz", "", "Test-Client", "greedy").StatusCode)
 	require.NoError(t, tx.Rollback(t.Context()))
 	for range 4 {
@@ -283,7 +289,8 @@ func TestDoor_ServesLongURLs(t *testing.T) {
 	b := setup(t, options{})
 	filter := url.QueryEscape(strings.Repeat("ü", 2048)) // 4 KB, and 12 KB in a URL
 	for _, path := range []string{
-		"/dead-letters?q=" + filter, "/bulk?all=1&do=replay&q=" + filter + "&note=" + strings.Repeat("x", 10_000), "/api/dlq/entries?q=" + filter,
+		"/dead-letters?q=" + filter, "/bulk?all=1&do=replay&q=" + filter + "&note=" + strings.Repeat("x", 10_000),
+		"/api/dlq/entries?q=" + filter,
 		"/bulk?do=discard&q=" + filter + strings.Repeat("&id="+uuid.NewString(), 500),
 	} {
 		conn := b.dial("GET %s HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n", path)
@@ -318,7 +325,10 @@ func newAuthority(t *testing.T) *authority {
 	a := &authority{T: t}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	require.NoError(t, err)
 	a.cert, err = x509.ParseCertificate(raw)
@@ -332,12 +342,14 @@ func (a *authority) issue(name string) (cert, key []byte) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(a, err)
 	raw, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
+		NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}, a.cert, &k.PublicKey, a.key)
 	require.NoError(a, err)
 	rawKey, err := x509.MarshalECPrivateKey(k)
 	require.NoError(a, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: rawKey})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}),
+		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: rawKey})
 }
 
 // A client certificate authenticates its holder. Grants may name its common name or another of its
@@ -346,7 +358,9 @@ func TestDoor_AuthenticatesByCertificate(t *testing.T) {
 	t.Parallel()
 	a, clients := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
-	files := door.CertificateFiles{Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem"), ClientCA: filepath.Join(dir, "ca.pem")}
+	files := door.CertificateFiles{
+		Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem"), ClientCA: filepath.Join(dir, "ca.pem"),
+	}
 	cert, key := a.issue("server")
 	for path, content := range map[string][]byte{files.Cert: cert, files.Key: key, files.ClientCA: clients.pem} {
 		require.NoError(t, os.WriteFile(path, content, 0o600))
@@ -364,7 +378,9 @@ func TestDoor_AuthenticatesByCertificate(t *testing.T) {
 	require.True(t, roots.AppendCertsFromPEM(a.pem))
 	// TestDoor_ServesTLS covers certificates of another authority.
 	as := func(certificates ...tls.Certificate) func(method, path, body string, headers ...string) int {
-		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}, ForceAttemptHTTP2: true}
+		transport := &http.Transport{
+			TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}, ForceAttemptHTTP2: true,
+		}
 		defer transport.CloseIdleConnections()
 		client := &http.Client{Transport: transport}
 		return func(method, path, body string, headers ...string) int {
@@ -381,10 +397,12 @@ func TestDoor_AuthenticatesByCertificate(t *testing.T) {
 	require.Equal(t, 403, billing("POST", "/api/messages", strings.ReplaceAll(aMessage, "order.placed", "user.mail")))
 	require.Equal(t, 403, billing("GET", "/api/dlq/entries", ""))
 	require.Equal(t, 200, billing("GET", "/metrics", ""))
-	require.Equal(t, 403, mallory("POST", "/api/messages", aMessage), "grants to users, groups and OS users do not apply to certificates")
+	require.Equal(t, 403, mallory("POST", "/api/messages", aMessage), "grants to users, groups and OS users do not "+
+		"apply to certificates")
 	require.Equal(t, 200, mallory("GET", "/metrics", ""))
 	require.Equal(t, 200, worker("GET", "/api/whoami", ""), "identified by its other name, as dlqd reserves worker:1")
-	for _, header := range []string{"Authorization", "X-Forwarded-Client-Cert", "X-Ssl-Client-Cert", "X-Client-Cert-Subject"} {
+	for _, header := range []string{"Authorization", "X-Forwarded-Client-Cert", "X-Ssl-Client-Cert",
+		"X-Client-Cert-Subject"} {
 		require.Equal(t, 401, anonymous("POST", "/api/messages", aMessage, header, "CN=billing"), header)
 	}
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
@@ -392,7 +410,10 @@ func TestDoor_AuthenticatesByCertificate(t *testing.T) {
 	rules, err := policy.Default("http://127.0.0.1:9/")
 	require.NoError(t, err)
 	rules.Access.Authentication = []string{"certificates"}
-	_, err = server.Start(t.Context(), server.Config{DatabaseURL: b.url, Schemas: postgres.DefaultSchemas(), API: true, Policy: rules, Listen: []string{"127.0.0.1:0"}, Logger: slog.New(slog.DiscardHandler), StopTimeout: 20 * time.Second})
+	_, err = server.Start(t.Context(), server.Config{
+		DatabaseURL: b.url, Schemas: postgres.DefaultSchemas(), API: true, Policy: rules,
+		Listen: []string{"127.0.0.1:0"}, Logger: slog.New(slog.DiscardHandler), StopTimeout: 20 * time.Second,
+	})
 	require.ErrorContains(t, err, "--tls-client-ca")
 }
 
@@ -400,7 +421,9 @@ func TestDoor_ServesTLS(t *testing.T) {
 	t.Parallel()
 	a, clients := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
-	files := door.CertificateFiles{Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem"), ClientCA: filepath.Join(dir, "ca.pem")}
+	files := door.CertificateFiles{
+		Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem"), ClientCA: filepath.Join(dir, "ca.pem"),
+	}
 	write := func(path string, content []byte) { require.NoError(t, os.WriteFile(path, content, 0o600)) }
 	cert, key := a.issue("first")
 	write(files.Cert, cert)
@@ -436,7 +459,8 @@ func TestDoor_ServesTLS(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, response.StatusCode)
 	require.Equal(t, 2, response.ProtoMajor)
 	require.Empty(t, subject.Load())
-	require.Equal(t, http.StatusMisdirectedRequest, b.ask(plain, "GET", b.base+"/api/dlq/entries", "", "Host", "evil.example").StatusCode)
+	require.Equal(t, http.StatusMisdirectedRequest, b.ask(plain, "GET", b.base+"/api/dlq/entries", "", "Host",
+		"evil.example").StatusCode)
 
 	_, err := client(&tls.Config{MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}).Get(b.base + "/livez")
 	require.Error(t, err)
@@ -445,9 +469,10 @@ func TestDoor_ServesTLS(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())
 	require.Equal(t, http.StatusBadRequest, answer.StatusCode)
-	bySocket := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}}}
+	bySocket := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}}}
 	require.Equal(t, 200, b.ask(bySocket, "GET", "http://dlqd/livez", "").StatusCode)
 
 	// The subject of a client certificate identifies the client. Another authority's certificate is
@@ -456,15 +481,20 @@ func TestDoor_ServesTLS(t *testing.T) {
 	require.NoError(t, err)
 	stranger, err := tls.X509KeyPair(newAuthority(t).issue("billing"))
 	require.NoError(t, err)
-	require.Equal(t, 200, b.ask(client(&tls.Config{Certificates: []tls.Certificate{known}}), "GET", b.base+"/api/dlq/entries", "").StatusCode)
+	require.Equal(t, 200, b.ask(client(&tls.Config{Certificates: []tls.Certificate{known}}), "GET",
+		b.base+"/api/dlq/entries", "").StatusCode)
 	require.Equal(t, "CN=billing", subject.Load())
-	_, err = client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &stranger, nil }}).Get(b.base + "/livez")
+	_, err = client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate,
+		error) {
+		return &stranger, nil
+	}}).Get(b.base + "/livez")
 	require.Error(t, err)
 
 	// Changed files are read again. Files that do not match each other are logged and change
 	// nothing.
 	shown := func() string {
-		conn, err := (&tls.Dialer{Config: &tls.Config{RootCAs: roots}}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "https://"))
+		conn, err := (&tls.Dialer{Config: &tls.Config{RootCAs: roots}}).DialContext(t.Context(), "tcp",
+			strings.TrimPrefix(b.base, "https://"))
 		require.NoError(t, err)
 		defer conn.Close()
 		return conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Subject.CommonName
@@ -478,14 +508,18 @@ func TestDoor_ServesTLS(t *testing.T) {
 		defer response.Body.Close()
 		raw, err := io.ReadAll(response.Body)
 		require.NoError(t, err)
-		return strings.Contains(string(raw), `dlqd_loop_turns_total{loop="certificates",outcome="error"}`) && !strings.Contains(string(raw), `dlqd_loop_turns_total{loop="certificates",outcome="error"} 0`)
+		return strings.Contains(string(raw), `dlqd_loop_turns_total{loop="certificates",outcome="error"}`) &&
+			!strings.Contains(string(raw), `dlqd_loop_turns_total{loop="certificates",outcome="error"} 0`)
 	}, time.Minute, 50*time.Millisecond)
 	require.Equal(t, "first", shown())
 	write(files.Key, key)
 	require.Eventually(t, func() bool { return shown() == "second" }, time.Minute, 50*time.Millisecond)
 	write(files.ClientCA, a.pem)
 	require.Eventually(t, func() bool {
-		_, err := client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &known, nil }}).Get(b.base + "/livez")
+		_, err := client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate,
+			error) {
+			return &known, nil
+		}}).Get(b.base + "/livez")
 		return err != nil
 	}, time.Minute, 50*time.Millisecond, "its authority is no longer trusted")
 }

@@ -44,17 +44,21 @@ func (r *bodies) take() {
 }
 
 // asWritten is JSON that the database would write differently.
-const asWritten = "{ \"zeta\" : 1.0,\n\t\"n\":[1e3 ,-0.0,1E+2, 9007199254740993],\"alpha\":\"\\u00e9\\/<&>\u2028\",  \"b\":{ }, \"customer\": \"cus_81\" }"
+const asWritten = "{ \"zeta\" : 1.0,\n\t\"n\":[1e3 ,-0.0,1E+2, 9007199254740993],\"alpha\":\"\\u00e9\\/<&>\u2028\",  " +
+	"\"b\":{ }, \"customer\": \"cus_81\" }"
 
 func setupExact(t *testing.T, payload string) (*bundle, *bodies) {
 	t.Helper()
 	receiver := &bodies{}
-	return setup(t, options{receiver: receiver.ServeHTTP, config: func(c *server.Config) { c.Policy.Queues["default"].Payload = payload }}), receiver
+	return setup(t, options{
+		receiver: receiver.ServeHTTP, config: func(c *server.Config) { c.Policy.Queues["default"].Payload = payload },
+	}), receiver
 }
 
 func (b *bundle) submitPayload(id, payload string) (status int, out map[string]any) {
 	b.Helper()
-	status, out, _ = b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "order.placed", "payload": %s}`, id, payload))
+	status, out, _ = b.call("POST", "/api/messages",
+		fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "order.placed", "payload": %s}`, id, payload))
 	return status, out
 }
 
@@ -73,7 +77,8 @@ func TestExact_DeliversPayloadsByteForByte(t *testing.T) {
 	entry := b.parked("m1")
 	require.Equal(t, []string{asWritten}, receiver.all())
 
-	status, out = b.submitPayload("m1", `{"customer": "cus_81", "b": {}, "alpha": "é/<&>\u2028", "n": [1000, 0.0, 100, 9007199254740993], "zeta": 1.0}`)
+	status, out = b.submitPayload("m1",
+		`{"customer": "cus_81", "b": {}, "alpha": "é/<&>\u2028", "n": [1000, 0.0, 100, 9007199254740993], "zeta": 1.0}`)
 	require.Equal(t, http.StatusOK, status, "the same content, written differently: %v", out)
 	status, out = b.submitPayload("m1", `{"customer": "cus_82"}`)
 	require.Equal(t, http.StatusConflict, status, out)
@@ -92,7 +97,9 @@ func TestExact_DeliversBatchesByteForByte(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)
 	receiver.take()
-	status, out, _ := b.call("POST", "/api/messages/batch", fmt.Sprintf(`{"messages": [{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload":   %s  }]}`, asWritten))
+	status, out, _ := b.call("POST", "/api/messages/batch",
+		fmt.Sprintf(`{"messages": [{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload":   %s  }]}`,
+			asWritten))
 	require.Equal(t, http.StatusAccepted, status, out)
 	b.awaitMessage("m1", "completed")
 	require.Equal(t, []string{asWritten}, receiver.all())
@@ -113,19 +120,23 @@ func TestExact_DeliversEditsAsTyped(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Eventually(t, func() bool { return len(receiver.all()) == 2 }, time.Minute, 50*time.Millisecond)
 	b.awaitEntry(entry, "dlq_manual")
-	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE edited_event -> 'payload' = '{"z": 2.0, "a": [1000]}' AND original_event -> 'payload' @> '{"z": 1.0}'`))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open
+		WHERE edited_event -> 'payload' = '{"z": 2.0, "a": [1000]}' AND original_event -> 'payload' @> '{"z": 1.0}'`))
 
-	status, out, _ = b.call("POST", "/api/dlq/replay", fmt.Sprintf(`{"filter": {"ids": [%q]}, "mergePatch": {"b": 3}}`, entry))
+	status, out, _ = b.call("POST", "/api/dlq/replay",
+		fmt.Sprintf(`{"filter": {"ids": [%q]}, "mergePatch": {"b": 3}}`, entry))
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Eventually(t, func() bool { return len(receiver.all()) == 3 }, time.Minute, 50*time.Millisecond)
 	b.awaitEntry(entry, "dlq_manual")
 
 	receiver.take()
-	status, out, _ = b.call("POST", "/api/dlq/replay", fmt.Sprintf(`{"filter": {"ids": [%q]}, "patch": [{"op": "remove", "path": "/b"}]}`, entry))
+	status, out, _ = b.call("POST", "/api/dlq/replay",
+		fmt.Sprintf(`{"filter": {"ids": [%q]}, "patch": [{"op": "remove", "path": "/b"}]}`, entry))
 	require.Equal(t, http.StatusAccepted, status, out)
 	b.awaitEntry(entry, "dlq_resolved")
 	require.Equal(t, []string{payload, typed, `{"z":2.0,"a":[ 1E3 ],"b":3}`, `{"z":2.0,"a":[1E3]}`}, receiver.all())
-	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event -> 'payload' = '{"z": 2.0, "a": [1000]}'`), "the parsed copy has the same edit")
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
+		WHERE edited_event -> 'payload' = '{"z": 2.0, "a": [1000]}'`), "the parsed copy has the same edit")
 }
 
 func TestExact_OffByDefault(t *testing.T) {
@@ -138,7 +149,8 @@ func TestExact_OffByDefault(t *testing.T) {
 	require.Equal(t, []string{`{"z": 1000}`}, receiver.all())
 	require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE args ? 'payloadText'"))
 	for _, body := range []string{`"payloadText": "x"`, `"payloadText": null`} {
-		status, out, _ = b.call("POST", "/api/messages", `{"queue": "default", "kind": "order.placed", "payload": 1, `+body+`}`)
+		status, out, _ = b.call("POST", "/api/messages",
+			`{"queue": "default", "kind": "order.placed", "payload": 1, `+body+`}`)
 		require.Equal(t, http.StatusBadRequest, status, out)
 		require.Contains(t, fmt.Sprint(out), "payloadText")
 	}
@@ -151,7 +163,8 @@ func TestExact_DeliversEditsInSQLAsTyped(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status, out)
 	entry := b.parked("m1")
 	replay := func(edit string) error {
-		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay(id, 'kim', "+edit+") FROM dlq.dead_letter_open WHERE id = $1", entry)
+		_, err := b.pool.Exec(t.Context(), "SELECT dlq.replay(id, 'kim', "+edit+") FROM dlq.dead_letter_open WHERE id = $1",
+			entry)
 		return err
 	}
 	require.ErrorContains(t, replay(`p_payload => '1', p_payload_text => '1'`), "exclude each other")

@@ -24,10 +24,11 @@ func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 		return `{"filter": {"q": ` + string(q) + `}` + rest + `}`
 	}
 	for text, want := range map[string][]string{
-		"":                           {"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid", "mailqueue/user.mail"},
-		"queue:pay_eu":               {"pay_eu/order.paid", "pay_eu/user.mail"},
-		"status:manual kind:order.*": {"pay_eu/order.paid", "mailqueue/order.paid"},
-		`"SECRET of" mailqueue`:      {"mailqueue/order.paid", "mailqueue/user.mail"},
+		"": {"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid",
+			"mailqueue/user.mail"},
+		"queue:pay_eu":                                {"pay_eu/order.paid", "pay_eu/user.mail"},
+		"status:manual kind:order.*":                  {"pay_eu/order.paid", "mailqueue/order.paid"},
+		`"SECRET of" mailqueue`:                       {"mailqueue/order.paid", "mailqueue/user.mail"},
 		`payload.secret:"payload of pay_euuser.mail"`: {"pay_eu/user.mail"},
 		"age:>2d":                          nil,
 		"id:" + b.ids["pay_eu/order.paid"]: {"pay_eu/order.paid"},
@@ -105,7 +106,8 @@ func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 	// An unknown or repeated term is an error with its position, and nothing is changed.
 	status, out = b.as(admin, "GET", "/api/dlq/entries?q="+url.QueryEscape("queue:pay_eu qeueu:x"), "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	for _, want := range []string{"qeueu:x (at 14): unknown field qeueu; did you mean queue?", `"location":"query.q"`, `"from":13`, `"to":20`, `"suggest":["queue:x"`} {
+	for _, want := range []string{"qeueu:x (at 14): unknown field qeueu; did you mean queue?", `"location":"query.q"`,
+		`"from":13`, `"to":20`, `"suggest":["queue:x"`} {
 		require.Contains(t, out, want)
 	}
 	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("class:lost", `, "do": "discard"`))
@@ -122,7 +124,10 @@ func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 
 	// A caller who does not see payloads cannot search them.
 	reader := b.token(access.Reader, nil)
-	for text, want := range map[string]int{"payload.secret:x": http.StatusForbidden, `payload:{"secret":"x"}`: http.StatusForbidden, "secret": http.StatusOK, "queue:pay_eu": http.StatusOK} {
+	for text, want := range map[string]int{
+		"payload.secret:x": http.StatusForbidden, `payload:{"secret":"x"}`: http.StatusForbidden,
+		"secret": http.StatusOK, "queue:pay_eu": http.StatusOK,
+	} {
 		status, out = b.as(reader, "GET", "/api/dlq/entries?q="+url.QueryEscape(text), "")
 		require.Equal(t, want, status, out)
 	}
@@ -132,13 +137,20 @@ func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 func TestFilter_CompletesFieldsAndValues(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
-	_, err := b.pool.Exec(t.Context(), `SELECT dlq.act_on('assign', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'mailqueue'), 'kim', NULL, '{"assignee": "ann"}'),
-		dlq.act_on('tag', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'pay_eu'), 'kim', NULL, '{"tags": ["vip"]}')`)
+	_, err := b.pool.Exec(t.Context(), `SELECT dlq.act_on('assign', ARRAY(SELECT id FROM dlq.dead_letter_queue
+		WHERE queue = 'mailqueue'), 'kim', NULL, '{"assignee": "ann"}'),
+		dlq.act_on('tag', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE queue = 'pay_eu'), 'kim', NULL,
+			'{"tags": ["vip"]}')`)
 	require.NoError(t, err)
-	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.dead_letter_open SET ordering_key = 'order-81', subscriber_id = 'cus_81' WHERE queue = 'mailqueue'")
+	_, err = b.pool.Exec(t.Context(), `UPDATE dlq.dead_letter_open SET ordering_key = 'order-81', subscriber_id = 'cus_81'
+		WHERE queue = 'mailqueue'`)
 	require.NoError(t, err)
-	_, err = b.pool.Exec(t.Context(), `UPDATE dlq.failure_groups SET fingerprint = CASE queue WHEN 'pay_eu' THEN '3f2a' ELSE '3f2b' END || substr(fingerprint, 5) WHERE (queue, fingerprint) IN (SELECT queue, min(fingerprint) FROM dlq.failure_groups GROUP BY queue);
-		INSERT INTO dlq.failure_groups (queue, fingerprint, title, first_seen, last_seen) VALUES ('pay_eu', '3f2a000000000001', 'secret of pay_euorder.paid', now(), now()), ('mailqueue', '3f2b000000000001', 'x', now(), now())`)
+	_, err = b.pool.Exec(t.Context(), `UPDATE dlq.failure_groups SET fingerprint = CASE queue WHEN 'pay_eu' THEN '3f2a'
+		ELSE '3f2b' END || substr(fingerprint, 5) WHERE (queue, fingerprint) IN (SELECT queue, min(fingerprint)
+			FROM dlq.failure_groups GROUP BY queue);
+		INSERT INTO dlq.failure_groups (queue, fingerprint, title, first_seen, last_seen)
+		VALUES ('pay_eu', '3f2a000000000001', 'secret of pay_euorder.paid', now(), now()),
+			('mailqueue', '3f2b000000000001', 'x', now(), now())`)
 	require.NoError(t, err)
 	complete := func(token, q string) (reading struct {
 		From, To    int

@@ -17,16 +17,21 @@ import (
 func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
-	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }})
+	b := setup(t, options{
+		receiver: answering(http.StatusNotFound),
+		config:   func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) },
+	})
 	manual := func(n int) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n && b.count("SELECT coalesce(sum(open), 0)::int FROM dlq.failure_groups") == n
+			return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n &&
+				b.count("SELECT coalesce(sum(open), 0)::int FROM dlq.failure_groups") == n
 		}, time.Minute, 50*time.Millisecond)
 	}
 	b.submit("m1")
 	manual(1)
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "dead letters need a person") }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "dead letters need a person") }, time.Minute,
+		50*time.Millisecond)
 
 	_, page, _ := b.call("GET", "/api/dlq/groups?status=open&hasOpen=true&owner=nobody", "")
 	require.Len(t, page["groups"], 1, page)
@@ -45,8 +50,10 @@ func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 	require.Equal(t, "fixed", change(`{"status": "fixed", "note": "the route is back"}`)["status"])
 	b.submit("m2")
 	manual(2)
-	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'anna'"), "entries that join the group are assigned to its owner")
-	require.Eventually(t, func() bool { return strings.Contains(log.String(), "owner=anna regressed=true") }, time.Minute, 50*time.Millisecond)
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE assigned_to = 'anna'"),
+		"entries that join the group are assigned to its owner")
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "owner=anna regressed=true") }, time.Minute,
+		50*time.Millisecond)
 
 	status, out, _ := b.call("GET", path[:len(path)-8], "")
 	require.Equal(t, http.StatusOK, status, out)
@@ -74,7 +81,8 @@ func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 
 	_, audit, _ := b.call("GET", "/api/dlq/audit?people=true&actor=kim", "")
 	require.Contains(t, audit["moves"].([]any)[0].(map[string]any)["reason"], "assigned to anna")
-	for _, bad := range []string{`{}`, `{"status": "muted"}`, `{"status": "regressed"}`, `{"muteUntil": "2020-01-01T00:00:00Z"}`, `{"who": 1}`} {
+	for _, bad := range []string{`{}`, `{"status": "muted"}`, `{"status": "regressed"}`,
+		`{"muteUntil": "2020-01-01T00:00:00Z"}`, `{"who": 1}`} {
 		status, out, _ := b.call("PATCH", path, bad)
 		require.Equal(t, http.StatusUnprocessableEntity, status, out)
 	}

@@ -112,7 +112,8 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	operator, err := pgx.Connect(t.Context(), g.Operator)
 	require.NoError(t, err)
 	defer func() { _ = operator.Close(context.WithoutCancel(t.Context())) }()
-	_, err = operator.Exec(t.Context(), "SELECT dlq.replay(id, p_note => 'the bank is back') FROM dlq.dead_letter_queue WHERE status <> 'dlq_resolved' LIMIT 1")
+	_, err = operator.Exec(t.Context(), `SELECT dlq.replay(id, p_note => 'the bank is back') FROM dlq.dead_letter_queue
+		WHERE status <> 'dlq_resolved' LIMIT 1`)
 	require.NoError(t, err)
 	await(2, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
 	_, err = operator.Exec(t.Context(), "SELECT count(*) FROM river_job")
@@ -122,7 +123,8 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	_, err = owner.Exec(t.Context(), "REVOKE INSERT ON river_job FROM "+g.DLQDRole)
 	require.NoError(t, err)
 	_, list, _ = guest.call(http.MethodGet, "/api/dlq/entries?status=dlq_pending", "")
-	status, out, _ = guest.call(http.MethodPost, "/api/dlq/entries/"+list["entries"].([]any)[0].(map[string]any)["id"].(string)+"/replay", "{}")
+	status, out, _ = guest.call(http.MethodPost,
+		"/api/dlq/entries/"+list["entries"].([]any)[0].(map[string]any)["id"].(string)+"/replay", "{}")
 	require.Equal(t, http.StatusServiceUnavailable, status, out)
 	require.Contains(t, out["detail"], "dlqd's role lacks a privilege")
 	_, err = owner.Exec(t.Context(), "GRANT INSERT ON river_job TO "+g.DLQDRole)
@@ -131,11 +133,13 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	// Upgrade while the application works.
 	bankIsDown.Store(true)
 	charge(20)
-	_, err = dlqd.Exec(t.Context(), "UPDATE dlq.settings SET value = 'older' WHERE key IN ('code_version', 'river_triggers')")
+	_, err = dlqd.Exec(t.Context(), `UPDATE dlq.settings SET value = 'older'
+		WHERE key IN ('code_version', 'river_triggers')`)
 	require.NoError(t, err)
 	require.NoError(t, migrator.Attach(t.Context()))
 	await(25, "SELECT count(*) FROM dlq.dead_letter_queue")
-	require.Zero(t, count("SELECT count(*) FROM river_job j WHERE j.state = 'discarded' AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id)"), "every failure has a dead letter")
+	require.Zero(t, count(`SELECT count(*) FROM river_job j WHERE j.state = 'discarded'
+		AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = j.id)`), "every failure has a dead letter")
 
 	// Detach under a running server: the server becomes unready and idle.
 	found, err := migrator.Find(t.Context(), false, false)
@@ -184,7 +188,8 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	await(26, "SELECT count(*) FROM dlq.dead_letter_queue")
 	guest.stop()
 	require.Contains(t, log.String(), "River belongs to an application")
-	require.Contains(t, log.String(), "observing: dead letters are classified and shown, and not redelivered automatically")
+	require.Contains(t, log.String(), "observing: dead letters are classified and shown, and not redelivered "+
+		"automatically")
 	require.Contains(t, log.String(), "idle: dlqd was detached from this database")
 	require.Contains(t, log.String(), "dlqd is attached again")
 
@@ -205,12 +210,15 @@ func TestGuest_DeliversWithTheDocumentedRights(t *testing.T) {
 	g := postgrestest.NewGuest(t)
 	g.Grant(t, postgres.DefaultSchemas())
 	dlqd := postgrestest.Open(t, g.DLQD)
-	require.NoError(t, (&postgres.Migrator{Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Attach(t.Context()))
+	require.NoError(t, (&postgres.Migrator{
+		Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
+	}).Attach(t.Context()))
 	guest := setup(t, options{config: func(c *server.Config) {
 		c.DatabaseURL = g.DLQD
 		c.Policy.Queues["mine"] = c.Policy.Queues[river.QueueDefault]
 	}, receiver: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) }})
-	status, out, _ := guest.call(http.MethodPost, "/api/messages", `{"messageId": "m1", "queue": "mine", "kind": "order.placed", "payload": {"n": 1}}`)
+	status, out, _ := guest.call(http.MethodPost, "/api/messages",
+		`{"messageId": "m1", "queue": "mine", "kind": "order.placed", "payload": {"n": 1}}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Eventually(t, func() bool {
 		_, list, _ := guest.call(http.MethodGet, "/api/dlq/entries?status=dlq_manual", "")
@@ -236,7 +244,8 @@ func TestAttach_PublishesThePolicyToNewTables(t *testing.T) {
 		c.Policy.Data.SensitiveColumns = []string{"notes"}
 	}})
 	written := func() bool {
-		return a.count(t, `SELECT count(*) FROM dlq.settings s WHERE s.key = 'automatic' AND NOT has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'notes', 'SELECT')
+		return a.count(t, `SELECT count(*) FROM dlq.settings s WHERE s.key = 'automatic'
+			AND NOT has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'notes', 'SELECT')
 			AND has_column_privilege('dlq_reader', 'dlq.dead_letter_queue', 'original_event', 'SELECT')`) == 1
 	}
 	require.Eventually(t, written, time.Minute, 50*time.Millisecond)
@@ -245,7 +254,8 @@ func TestAttach_PublishesThePolicyToNewTables(t *testing.T) {
 	require.NoError(t, err)
 	_, err = migrator.Detach(t.Context(), *found, true)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { _, detail := b.part("observed"); return strings.HasPrefix(detail, "idle: ") }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { _, detail := b.part("observed"); return strings.HasPrefix(detail, "idle: ") },
+		time.Minute, 50*time.Millisecond)
 	require.NoError(t, migrator.Attach(t.Context()))
 	require.Eventually(t, written, time.Minute, 50*time.Millisecond)
 }

@@ -75,7 +75,8 @@ func (s *Server) queueHealth(ctx context.Context) []api.QueueHealth {
 		reasons, warnings := limits.Judge(size.Open, size.Oldest)
 		q := api.QueueHealth{
 			Queue: name, Status: "up", Reasons: append([]string{}, reasons...), Warnings: append([]string{}, warnings...),
-			Open: size.Open, OldestSeconds: size.Oldest.Seconds(), MaxOpen: int64(limits.MaxOpen), MaxAgeSeconds: limits.MaxAge.Seconds(),
+			Open: size.Open, OldestSeconds: size.Oldest.Seconds(),
+			MaxOpen: int64(limits.MaxOpen), MaxAgeSeconds: limits.MaxAge.Seconds(),
 		}
 		if len(reasons) > 0 {
 			q.Status = "down"
@@ -115,11 +116,13 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	} else {
 		schema.OK, schema.Detail = false, "unknown"
 	}
-	parts = append(parts, schema, s.policyHealth(), s.accessHealth(), s.automaticHealth(ctx), s.restoredHealth(), s.captureHealth(ctx))
+	parts = append(parts, schema, s.policyHealth(), s.accessHealth(), s.automaticHealth(ctx), s.restoredHealth(),
+		s.captureHealth(ctx))
 	if s.ingester != nil {
 		messages, bytes := s.ingester.Pending()
 		parts = append(parts, api.Part{
-			Name: "ingest", OK: messages < int64(cmp.Or(s.config.MaxPending, ingest.DefaultMaxPending)) && bytes < ingest.DefaultMaxPendingBytes,
+			Name: "ingest", OK: messages < int64(cmp.Or(s.config.MaxPending, ingest.DefaultMaxPending)) &&
+				bytes < ingest.DefaultMaxPendingBytes,
 			Detail: fmt.Sprintf("%d messages (%d bytes) wait for their commit", messages, bytes),
 		})
 	}

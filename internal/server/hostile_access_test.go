@@ -48,7 +48,10 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	if strings.HasPrefix(path, "//") {
 		u.Opaque = "//" + u.Host + path
 	}
-	request := (&http.Request{Method: h.method, URL: u, Host: u.Host, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(h.body)), ContentLength: int64(len(h.body))}).WithContext(ctx)
+	request := (&http.Request{
+		Method: h.method, URL: u, Host: u.Host, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(h.body)), ContentLength: int64(len(h.body)),
+	}).WithContext(ctx)
 	for name, values := range h.header {
 		request.Header[name] = values
 		if name == "Host" {
@@ -79,7 +82,8 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 		return "is answered with a server error: " + answer
 	case len(h.statuses) == 0 && status < 300, len(h.statuses) > 0 && !slices.Contains(h.statuses, status):
 		return "is answered with " + answer
-	case strings.HasPrefix(string(raw), fmt.Sprintf("%d %s", status, http.StatusText(status))) && (status == http.StatusBadRequest || status == http.StatusRequestHeaderFieldsTooLarge):
+	case strings.HasPrefix(string(raw), fmt.Sprintf("%d %s", status, http.StatusText(status))) &&
+		(status == http.StatusBadRequest || status == http.StatusRequestHeaderFieldsTooLarge):
 		return "" // an answer of net/http, before any code of dlqd runs
 	case status >= 400 && h.method != http.MethodHead && response.Header.Get("Content-Type") != "application/problem+json":
 		return "is no problem document: " + answer
@@ -149,9 +153,13 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 					targets = []string{b.done["mailqueue"], b.ids[elsewhere]}
 				}
 				for _, target := range targets {
-					h := hostileRequest{name: fmt.Sprintf("%s of %s: %s %s", role, scopes[scope].name, o.id, target), method: o.method, path: strings.ReplaceAll(o.path, "{id}", target), header: bearer(secret), body: o.body, hidden: hidden}
+					h := hostileRequest{
+						name: fmt.Sprintf("%s of %s: %s %s", role, scopes[scope].name, o.id, target), method: o.method,
+						path: strings.ReplaceAll(o.path, "{id}", target), header: bearer(secret), body: o.body, hidden: hidden,
+					}
 					everywhere := scopes[scope].scope == nil || o.need == "" || o.need == "queues" && scopes[scope].byQueue
-					theirs := scopes[scope].scope == nil || slices.ContainsFunc(scopes[scope].entries, func(name string) bool { return b.ids[name] == target })
+					theirs := scopes[scope].scope == nil || slices.ContainsFunc(scopes[scope].entries,
+						func(name string) bool { return b.ids[name] == target })
 					switch {
 					case o.targetType == "open":
 						h.statuses = []int{200}
@@ -164,7 +172,9 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 						h.statuses = []int{200, 400, 404, 422}
 					case o.method != http.MethodGet && (theirs || o.targetType == "" && scopes[scope].scope == nil):
 						continue // allowed
-					case o.targetType == "entry" && !theirs, o.targetType == "queue", (o.targetType == "run" || o.targetType == "operation" || o.targetType == "approval") && scopes[scope].scope != nil, o.targetType == "none":
+					case o.targetType == "entry" && !theirs, o.targetType == "queue",
+						(o.targetType == "run" || o.targetType == "operation" || o.targetType == "approval") &&
+							scopes[scope].scope != nil, o.targetType == "none":
 						h.statuses = []int{404}
 						if strings.Contains(target, "%00") {
 							h.statuses = []int{400, 404, 422}
@@ -185,24 +195,44 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 	cursor, _, _ = strings.Cut(cursor, `"`)
 	encoded := base64.RawURLEncoding.EncodeToString([]byte(`{"scope":[],"id":"` + entry + `"}`))
 	for _, c := range []string{
-		entry, strings.ToUpper(entry), strings.ReplaceAll(entry, "-", ""), "{" + entry + "}", "urn:uuid:" + entry, entry[:35], entry + "0", uuid.Max.String(), uuid.Nil.String(), run, cursor, cursor + "0", cursor[1:],
-		"0-0", "-1-1", "99999999999999999-999999999999999999", "1-" + strings.Repeat("9", 19), encoded, "'%20OR%20true--", "%00", "..%2f..", "%F0%9F%92%A9", "[]", "null",
+		entry, strings.ToUpper(entry), strings.ReplaceAll(entry, "-", ""), "{" + entry + "}", "urn:uuid:" + entry,
+		entry[:35], entry + "0", uuid.Max.String(), uuid.Nil.String(), run, cursor, cursor + "0", cursor[1:],
+		"0-0", "-1-1", "99999999999999999-999999999999999999", "1-" + strings.Repeat("9", 19),
+		encoded, "'%20OR%20true--", "%00", "..%2f..", "%F0%9F%92%A9", "[]", "null",
 	} {
-		for _, path := range []string{"/api/dlq/entries?limit=1&cursor=", "/api/dlq/entries?order=oldest&cursor=", "/api/dlq/audit?cursor=", "/api/dlq/audit?entryId=", "/api/dlq/entries?queue=mailqueue&cursor=", "/api/dlq/entries/", "/api/dlq/replays/", "/api/messages/"} {
-			add(hostileRequest{name: "cursor " + c, method: "GET", path: path + c, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422}})
+		for _, path := range []string{"/api/dlq/entries?limit=1&cursor=", "/api/dlq/entries?order=oldest&cursor=",
+			"/api/dlq/audit?cursor=", "/api/dlq/audit?entryId=", "/api/dlq/entries?queue=mailqueue&cursor=", "/api/dlq/entries/",
+			"/api/dlq/replays/", "/api/messages/"} {
+			add(hostileRequest{
+				name: "cursor " + c, method: "GET", path: path + c, header: bearer(limited),
+				hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422},
+			})
 		}
 	}
 	for _, query := range []string{
-		"/api/dlq/entries?queue=mailqueue", "/api/dlq/entries?queue=*", "/api/dlq/entries?queue=pay_eu&queue=mailqueue", "/api/dlq/entries?scope=", "/api/dlq/entries?scope=%5B%7B%7D%5D", "/api/dlq/entries?dlq.scope=null", "/api/dlq/stats?queue=mailqueue",
-		"/api/dlq/audit?queue=mailqueue", "/api/dlq/audit?text=mailqueue", "/api/dlq/audit?entryId=" + entry, "/api/dlq/audit?actor=kim", "/api/dlq/audit?people=true", "/api/dlq/audit?origin=a",
-		"/api/dlq/analytics/flow?queue=mailqueue", "/api/dlq/analytics/flow?by=queue", "/api/dlq/analytics/times?by=queue", "/api/dlq/analytics/groups?queue=mailqueue", "/api/dlq/analytics/oldest?limit=100", "/api/dlq/analytics/heat-map?queue=mailqueue",
-		"/api/dlq/analytics/error-types", "/api/dlq/analytics/retry-cost", "/api/dlq/analytics/replays", "/api/circuit-breakers", "/api/queues", "/api/dlq/replays?limit=100",
+		"/api/dlq/entries?queue=mailqueue", "/api/dlq/entries?queue=*",
+		"/api/dlq/entries?queue=pay_eu&queue=mailqueue", "/api/dlq/entries?scope=",
+		"/api/dlq/entries?scope=%5B%7B%7D%5D", "/api/dlq/entries?dlq.scope=null", "/api/dlq/stats?queue=mailqueue",
+		"/api/dlq/audit?queue=mailqueue", "/api/dlq/audit?text=mailqueue", "/api/dlq/audit?entryId=" + entry,
+		"/api/dlq/audit?actor=kim", "/api/dlq/audit?people=true", "/api/dlq/audit?origin=a",
+		"/api/dlq/analytics/flow?queue=mailqueue", "/api/dlq/analytics/flow?by=queue",
+		"/api/dlq/analytics/times?by=queue", "/api/dlq/analytics/groups?queue=mailqueue",
+		"/api/dlq/analytics/oldest?limit=100", "/api/dlq/analytics/heat-map?queue=mailqueue",
+		"/api/dlq/analytics/error-types", "/api/dlq/analytics/retry-cost", "/api/dlq/analytics/replays",
+		"/api/circuit-breakers", "/api/queues", "/api/dlq/replays?limit=100",
 	} {
-		add(hostileRequest{name: "query", method: "GET", path: query, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422}})
+		add(hostileRequest{
+			name: "query", method: "GET", path: query, header: bearer(limited),
+			hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422},
+		})
 	}
 	for _, filter := range []string{
-		`{}`, `{"ids": ["` + entry + `"]}`, `{"queue": ["mailqueue"]}`, `{"queue": "mailqueue"}`, `{"queue": ["*"]}`, `{"kind": ["*"]}`, `{"payload": {"secret": "payload of mailqueueorder.paid"}}`, `{"scope": null}`, `{"scope": [], "all": true}`,
-		`{"queue": ["mailqueue' OR true --"]}`, `{"fingerprint": ["x"]}`, `{"errorType": ["'); SELECT set_config('dlq.scope', '', false); --"]}`, `{"status": ["dlq_manual", "dlq_archived"]}`, `{"after": "1970-01-01T00:00:00Z"}`,
+		`{}`, `{"ids": ["` + entry + `"]}`, `{"queue": ["mailqueue"]}`, `{"queue": "mailqueue"}`,
+		`{"queue": ["*"]}`, `{"kind": ["*"]}`, `{"payload": {"secret": "payload of mailqueueorder.paid"}}`,
+		`{"scope": null}`, `{"scope": [], "all": true}`,
+		`{"queue": ["mailqueue' OR true --"]}`, `{"fingerprint": ["x"]}`,
+		`{"errorType": ["'); SELECT set_config('dlq.scope', '', false); --"]}`,
+		`{"status": ["dlq_manual", "dlq_archived"]}`, `{"after": "1970-01-01T00:00:00Z"}`,
 	} {
 		for _, request := range [][2]string{
 			{"/api/dlq/export", `{"filter": %s}`},
@@ -214,7 +244,8 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 			{"/api/dlq/erasures", `{"filter": %s, "note": "n", "dryRun": true}`},
 			{"/api/dlq/reclassify", `{"filter": %s, "dryRun": true}`},
 		} {
-			add(hostileRequest{name: "filter", method: "POST", path: request[0], body: strings.ReplaceAll(request[1], "%s", filter), header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 403, 422}})
+			add(hostileRequest{name: "filter", method: "POST", path: request[0], body: strings.ReplaceAll(request[1], "%s",
+				filter), header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 400, 403, 422}})
 		}
 	}
 
@@ -244,44 +275,79 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 	}
 	for _, spoof := range spoofs {
 		for _, path := range []string{"/api/dlq/entries", "/api/whoami", "/metrics", "/api/health"} {
-			add(hostileRequest{name: fmt.Sprint("spoof ", spoof), method: "GET", path: path, header: spoof, hidden: append(b.hidden(noScope), "token-"), statuses: []int{401, 429}})
+			add(hostileRequest{
+				name: fmt.Sprint("spoof ", spoof), method: "GET", path: path, header: spoof,
+				hidden: append(b.hidden(noScope), "token-"), statuses: []int{401, 429},
+			})
 		}
 	}
-	for _, header := range []http.Header{{"X-Original-Url": {"/api/dlq/erasures"}}, {"X-Rewrite-Url": {"/api/health"}}, {"X-Http-Method-Override": {"DELETE"}}, {"X-Forwarded-Host": {"evil.example"}}, {"X-Forwarded-Prefix": {"//evil.example"}}, {"X-Forwarded-Proto": {"javascript"}}, {"Accept": {"text/html"}}, {"Accept": {"application/cbor"}}, {"Range": {"bytes=0-10"}}, {"If-None-Match": {"*"}}, {"Traceparent": {"00-" + strings.Repeat("f", 300)}}} {
+	for _, header := range []http.Header{{"X-Original-Url": {"/api/dlq/erasures"}}, {"X-Rewrite-Url": {"/api/health"}},
+		{"X-Http-Method-Override": {"DELETE"}}, {"X-Forwarded-Host": {"evil.example"}},
+		{"X-Forwarded-Prefix": {"//evil.example"}}, {"X-Forwarded-Proto": {"javascript"}}, {"Accept": {"text/html"}},
+		{"Accept": {"application/cbor"}}, {"Range": {"bytes=0-10"}}, {"If-None-Match": {"*"}},
+		{"Traceparent": {"00-" + strings.Repeat("f", 300)}}} {
 		maps.Copy(header, bearer(limited))
 		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/queues", "/api/dlq/audit"} {
-			add(hostileRequest{name: fmt.Sprint(header), method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "evil.example"), statuses: []int{200, 404, 406}})
+			add(hostileRequest{
+				name: fmt.Sprint(header), method: "GET", path: path, header: header,
+				hidden: append(b.hidden(payScope), "evil.example"), statuses: []int{200, 404, 406},
+			})
 		}
 	}
-	for _, host := range []string{"evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "169.254.169.254", "localhost@evil.example", "evil.example:80", "[::ffff:8.8.8.8]", "0.0.0.0"} {
+	for _, host := range []string{"evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "169.254.169.254",
+		"localhost@evil.example", "evil.example:80", "[::ffff:8.8.8.8]", "0.0.0.0"} {
 		for _, path := range []string{"/api/dlq/entries", "/livez", "/metrics", "/docs", "/openapi.json"} {
 			header := bearer(everything)
 			header["Host"] = []string{host}
-			add(hostileRequest{name: "host " + host, method: "GET", path: path, header: header, hidden: b.hidden(noScope), statuses: []int{400, 421}})
+			add(hostileRequest{
+				name: "host " + host, method: "GET", path: path, header: header,
+				hidden: b.hidden(noScope), statuses: []int{400, 421},
+			})
 		}
 	}
 	for _, origin := range []string{"https://evil.example", "null", "http://localhost:1"} {
 		for _, path := range []string{"/api/dlq/export", "/api/dlq/replay", "/api/messages"} {
 			header := bearer(everything)
 			header["Origin"], header["Sec-Fetch-Site"] = []string{origin}, []string{"cross-site"}
-			add(hostileRequest{name: "origin " + origin, method: "POST", path: path, header: header, body: `{"filter": {}}`, hidden: b.hidden(noScope), statuses: []int{403}})
+			add(hostileRequest{
+				name: "origin " + origin, method: "POST", path: path, header: header,
+				body: `{"filter": {}}`, hidden: b.hidden(noScope), statuses: []int{403},
+			})
 		}
 	}
 
 	// Methods and other spellings of paths.
-	for _, method := range []string{"HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get", "GETT", "DEBUG"} {
-		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/dlq/entries/" + entry + "/discard", "/api/dlq/replays/" + run, "/api/dlq/erasures", "/api/queues/mailqueue/pause", "/metrics", "/api/health", "/", "/openapi.json"} {
-			add(hostileRequest{name: "method", method: method, path: path, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{200, 403, 404, 405}})
+	for _, method := range []string{"HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND",
+		"get", "GETT", "DEBUG"} {
+		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry,
+			"/api/dlq/entries/" + entry + "/discard", "/api/dlq/replays/" + run, "/api/dlq/erasures",
+			"/api/queues/mailqueue/pause", "/metrics", "/api/health", "/", "/openapi.json"} {
+			add(hostileRequest{
+				name: "method", method: method, path: path, header: bearer(limited),
+				hidden: b.hidden(payScope), statuses: []int{200, 403, 404, 405},
+			})
 		}
 	}
 	for _, path := range []string{
-		"//api/dlq/entries", "/api//dlq/entries", "/api/dlq//entries/" + entry, "/livez/../api/dlq/entries", "/livez/..%2fapi/dlq/entries", "/livez;/api/dlq/entries", "/livez/..;/api/dlq/entries", "/./api/dlq/entries", "/api/./dlq/entries", "/api/login/../dlq/entries",
-		"/api/login%2f..%2fdlq%2fentries", "/api%2fdlq%2fentries", "/api/dlq%2fentries", "/api/dlq/entries%2f" + entry, "/api/dlq/entries/%2e%2e/entries", "/api/dlq/entries/" + entry + "%00", "/api/dlq/entries/" + entry + ";x=y", "/api/dlq/entries/" + entry + "/", "/API/DLQ/ENTRIES",
-		"/api/dlq/entries.json", "/api/dlq/entries/", "/api/dlq/entries/..", "/metrics/", "//metrics", "/metrics/..", "/livez/../metrics", "/%6detrics", "/metrics%00", "/metrics;", "/docs/../metrics", "/docs/../../etc/passwd", "/docs%2f..%2f..%2fetc%2fpasswd", "/openapi.json/../api/queues", "/.git/config", "/debug/pprof/",
-		"/debug/pprof/heap", "/debug/vars", "/%", "/%zz", "/api/queues/..%2fpay_eu", "/api/queues/mailqueue%2fpause", "/api/dlq/replays/" + run + "/events%2f", "/\\..\\api", "/api/dlq/entries?%00", "/api/dlq/entries%3flimit=1", "/livez%20", "/readyz%0d%0aX-Evil:%201", "//evil.example/api/queues", "/\\evil.example", "/api/whoami#", "/api/login/",
+		"//api/dlq/entries", "/api//dlq/entries", "/api/dlq//entries/" + entry, "/livez/../api/dlq/entries",
+		"/livez/..%2fapi/dlq/entries", "/livez;/api/dlq/entries", "/livez/..;/api/dlq/entries",
+		"/./api/dlq/entries", "/api/./dlq/entries", "/api/login/../dlq/entries",
+		"/api/login%2f..%2fdlq%2fentries", "/api%2fdlq%2fentries", "/api/dlq%2fentries",
+		"/api/dlq/entries%2f" + entry, "/api/dlq/entries/%2e%2e/entries", "/api/dlq/entries/" + entry + "%00",
+		"/api/dlq/entries/" + entry + ";x=y", "/api/dlq/entries/" + entry + "/", "/API/DLQ/ENTRIES",
+		"/api/dlq/entries.json", "/api/dlq/entries/", "/api/dlq/entries/..", "/metrics/", "//metrics", "/metrics/..",
+		"/livez/../metrics", "/%6detrics", "/metrics%00", "/metrics;", "/docs/../metrics", "/docs/../../etc/passwd",
+		"/docs%2f..%2f..%2fetc%2fpasswd", "/openapi.json/../api/queues", "/.git/config", "/debug/pprof/",
+		"/debug/pprof/heap", "/debug/vars", "/%", "/%zz", "/api/queues/..%2fpay_eu", "/api/queues/mailqueue%2fpause",
+		"/api/dlq/replays/" + run + "/events%2f", "/\\..\\api", "/api/dlq/entries?%00", "/api/dlq/entries%3flimit=1",
+		"/livez%20", "/readyz%0d%0aX-Evil:%201", "//evil.example/api/queues",
+		"/\\evil.example", "/api/whoami#", "/api/login/",
 	} {
 		for _, header := range []http.Header{{}, bearer(limited)} {
-			h := hostileRequest{name: "path", method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "root:"), statuses: []int{301, 307, 308, 400, 403, 404, 405, 422}}
+			h := hostileRequest{
+				name: "path", method: "GET", path: path, header: header, hidden: append(b.hidden(payScope), "root:"),
+				statuses: []int{301, 307, 308, 400, 403, 404, 405, 422},
+			}
 			if len(header) == 0 {
 				h.hidden, h.statuses = append(b.hidden(noScope), "root:"), []int{301, 307, 308, 400, 401, 403, 404, 405, 422, 429}
 			} else if strings.HasPrefix(path, "/api/dlq/entries?") || path == "/api/whoami#" {
@@ -293,22 +359,33 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 
 	// Requests that are too large.
 	large := strings.Repeat("x", 200_000)
-	add(hostileRequest{name: "large token", method: "GET", path: "/api/queues", header: bearer("dlqd_" + large[:60_000]), statuses: []int{401, 429}})
+	add(hostileRequest{
+		name: "large token", method: "GET", path: "/api/queues",
+		header: bearer("dlqd_" + large[:60_000]), statuses: []int{401, 429},
+	})
 	for _, o := range operations {
 		if o.method == "POST" && !strings.Contains(o.path, "{id}") {
-			add(hostileRequest{name: "large body without a token", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, statuses: []int{401, 429}})
-			add(hostileRequest{name: "large body", method: o.method, path: o.path, body: `{"x": "` + large + `"}`, header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{400, 403, 413, 422}})
+			add(hostileRequest{
+				name: "large body without a token", method: o.method, path: o.path,
+				body: `{"x": "` + large + `"}`, statuses: []int{401, 429},
+			})
+			add(hostileRequest{
+				name: "large body", method: o.method, path: o.path, body: `{"x": "` + large + `"}`,
+				header: bearer(limited), hidden: b.hidden(payScope), statuses: []int{400, 403, 413, 422},
+			})
 		}
 	}
 
 	// Invalid credentials.
 	revoked, expired, rotated := token(access.Admin, 0), token(access.Admin, 0), token(access.Admin, 0)
 	id := func(secret string) (id string) {
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.tokens WHERE hash = sha256($1::text::bytea)", secret).Scan(&id))
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT id::text FROM dlq.tokens
+			WHERE hash = sha256($1::text::bytea)`, secret).Scan(&id))
 		return id
 	}
 	require.NoError(t, b.tokens.Revoke(t.Context(), id(revoked), "kim", ""))
-	_, err := b.pool.Exec(t.Context(), "UPDATE dlq.tokens SET expires_at = now() - interval '1 second' WHERE id = $1", id(expired))
+	_, err := b.pool.Exec(t.Context(), "UPDATE dlq.tokens SET expires_at = now() - interval '1 second' WHERE id = $1",
+		id(expired))
 	require.NoError(t, err)
 	_, next, err := b.tokens.Rotate(t.Context(), id(rotated), "kim", 0, nil)
 	require.NoError(t, err)
@@ -317,17 +394,24 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 	flipped := []byte(everything)
 	flipped[10] ^= 1
 	var bad []hostileRequest
-	for i, secret := range []string{revoked, expired, rotated, everything[:40], everything + "a", string(flipped), strings.ToLower(everything), strings.ToUpper(everything), "dlqd_", "null", "undefined", "", "*", "' OR 1=1 --", id(everything), "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.", everything + everything} {
+	for i, secret := range []string{revoked, expired, rotated, everything[:40], everything + "a", string(flipped),
+		strings.ToLower(everything), strings.ToUpper(everything), "dlqd_", "null", "undefined", "", "*", "' OR 1=1 --",
+		id(everything), "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.", everything + everything} {
 		for j, o := range operations {
 			if o.targetType == "open" || o.id == "get-login" || i > 2 && i%3 != j%3 {
 				continue
 			}
-			path := strings.NewReplacer("/circuit-breakers/queue:{id}", "/circuit-breakers/queue:mailqueue", "/queues/{id}", "/queues/mailqueue", "/replays/{id}", "/replays/"+run, "{id}", entry).Replace(o.path)
-			bad = append(bad, hostileRequest{name: "token " + secret, method: o.method, path: path, body: o.body, header: bearer(secret), hidden: b.hidden(noScope), statuses: []int{401, 429}})
+			path := strings.NewReplacer("/circuit-breakers/queue:{id}", "/circuit-breakers/queue:mailqueue", "/queues/{id}",
+				"/queues/mailqueue", "/replays/{id}", "/replays/"+run, "{id}", entry).Replace(o.path)
+			bad = append(bad, hostileRequest{
+				name: "token " + secret, method: o.method, path: path, body: o.body,
+				header: bearer(secret), hidden: b.hidden(noScope), statuses: []int{401, 429},
+			})
 		}
 	}
 
-	const moves = "SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status <> to_status OR queue = 'mailqueue' AND actor <> 'kim' AND kind = 'user.mail'"
+	const moves = `SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status <> to_status OR queue = 'mailqueue'
+		AND actor <> 'kim' AND kind = 'user.mail'`
 	before := b.count(moves)
 	var mu sync.Mutex
 	var wrong []string
@@ -340,7 +424,8 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 				if problem := set[i].send(t.Context(), b.base); problem != "" {
 					mu.Lock()
 					defer mu.Unlock()
-					wrong = append(wrong, fmt.Sprintf("%s: %s %s %s\n\t%s", set[i].name, set[i].method, set[i].path, set[i].body[:min(len(set[i].body), 200)], problem[:min(len(problem), 600)]))
+					wrong = append(wrong, fmt.Sprintf("%s: %s %s %s\n\t%s", set[i].name, set[i].method, set[i].path,
+						set[i].body[:min(len(set[i].body), 200)], problem[:min(len(problem), 600)]))
 				}
 				return nil
 			})
@@ -395,7 +480,8 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 
 	t.Log(len(set)+len(bad), "requests")
 	require.Greater(t, len(set)+len(bad), 1000)
-	require.Empty(t, wrong, "%d of %d:\n%s", len(wrong), len(set)+len(bad), strings.Join(wrong[:min(len(wrong), 20)], "\n"))
+	require.Empty(t, wrong, "%d of %d:\n%s", len(wrong), len(set)+len(bad),
+		strings.Join(wrong[:min(len(wrong), 20)], "\n"))
 	require.Equal(t, before, b.count(moves), "no entry moved, and no entry outside all scopes got a note")
 	for _, secret := range secrets {
 		require.NotContains(t, log.String(), secret)

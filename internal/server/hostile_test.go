@@ -38,7 +38,10 @@ func (b *lockedBuffer) String() string {
 func TestHostileValues_GetShortClientErrors(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
-	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }})
+	b := setup(t, options{
+		receiver: answering(http.StatusNotFound),
+		config:   func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) },
+	})
 	b.submit("m1")
 	b.awaitMessage("m1", "dead-lettered")
 	const id = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
@@ -50,7 +53,8 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 		require.Less(t, len(fmt.Sprint(out)), 4000, name)
 	}
 	for _, value := range []string{"%00", "a%00b", "%ff", "%c3%28", "%ed%a0%80"} {
-		for _, parameter := range []string{"queue", "kind", "errorType", "errorClass", "source", "after", "before", "order", "cursor", "limit", "status"} {
+		for _, parameter := range []string{"queue", "kind", "errorType", "errorClass", "source", "after", "before", "order",
+			"cursor", "limit", "status"} {
 			refused("GET", "/api/dlq/entries?"+parameter+"="+value, "")
 		}
 		for _, parameter := range []string{"actor", "dbUser", "origin", "entryId", "text", "configVersion", "cursor"} {
@@ -66,15 +70,19 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 	}
 	long := strings.Repeat("x", 500_000)
 	deep := strings.Repeat("[", 5000) + strings.Repeat("]", 5000)
-	for _, value := range []string{`"\u0000"`, `"\ud800"`, "\"\xff\"", "99999999999", "1e400000", deep, `"` + long + `"`, `{"a": 1, "a": 2}`} {
+	for _, value := range []string{`"\u0000"`, `"\ud800"`, "\"\xff\"", "99999999999", "1e400000", deep, `"` + long + `"`,
+		`{"a": 1, "a": 2}`} {
 		for _, body := range []string{
-			`{"filter": {"minRetryCount": %s}}`, `{"filter": {"queue": [%s]}, "dryRun": %s}`, `{"filter": {"after": %s}}`, `{"filter": {"maxAge": %s}}`, `{"filter": {"ids": [%s]}}`,
-			`{"filter": {"queue": ["a"]}, "concurrency": %s}`, `{"filter": {"queue": ["a"]}, "batchSize": %s}`, `{"filter": {"queue": ["a"]}, "patch": %s}`,
+			`{"filter": {"minRetryCount": %s}}`, `{"filter": {"queue": [%s]}, "dryRun": %s}`,
+			`{"filter": {"after": %s}}`, `{"filter": {"maxAge": %s}}`, `{"filter": {"ids": [%s]}}`,
+			`{"filter": {"queue": ["a"]}, "concurrency": %s}`,
+			`{"filter": {"queue": ["a"]}, "batchSize": %s}`, `{"filter": {"queue": ["a"]}, "patch": %s}`,
 			`{"filter": {"queue": ["a"]}, "note": %s, "actor": %s}`,
 		} {
 			refused("POST", "/api/dlq/replay", strings.ReplaceAll(body, "%s", value))
 		}
-		for _, body := range []string{`{"do": "tag", "tags": [%s], "filter": {"queue": ["a"]}}`, `{"do": "assign", "assignee": %s, "dryRun": %s, "filter": {"queue": ["a"]}}`} {
+		for _, body := range []string{`{"do": "tag", "tags": [%s], "filter": {"queue": ["a"]}}`,
+			`{"do": "assign", "assignee": %s, "dryRun": %s, "filter": {"queue": ["a"]}}`} {
 			refused("POST", "/api/dlq/bulk", strings.ReplaceAll(body, "%s", value))
 		}
 		refused("POST", "/api/dlq/entries/"+id+"/replay", `{"payload": 1, "note": `+value+`}`)
@@ -98,7 +106,8 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 
 	// An invalid trace context is ignored.
 	for _, state := range []string{strings.Repeat("a=b,", 15_000), "a=\xff"} {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.base+"/api/messages", strings.NewReader(`{"messageId": "t`+fmt.Sprint(len(state))+`", "queue": "default", "kind": "k", "payload": 1}`))
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.base+"/api/messages",
+			strings.NewReader(`{"messageId": "t`+fmt.Sprint(len(state))+`", "queue": "default", "kind": "k", "payload": 1}`))
 		require.NoError(t, err)
 		request.Header.Set("Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 		request.Header.Set("Tracestate", state)
@@ -107,7 +116,8 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, http.StatusAccepted, response.StatusCode)
 	}
-	require.Equal(t, 2, b.count("SELECT count(*) FROM river_job WHERE metadata ? 'traceparent' AND NOT metadata ? 'tracestate'"))
+	require.Equal(t, 2, b.count(`SELECT count(*) FROM river_job WHERE metadata ? 'traceparent'
+		AND NOT metadata ? 'tracestate'`))
 }
 
 // An export that the client does not read is cut off. A client that disconnects causes no error in
@@ -121,7 +131,8 @@ func TestExport_CutsOffClientsThatDoNotRead(t *testing.T) {
 	}})
 	const n = 32 // 16 MB, more than the buffers of a connection
 	for i := range n {
-		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": "m%d", "queue": "default", "kind": "k", "payload": %q}`, i, strings.Repeat("x", 500_000)))
+		status, out, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": "m%d", "queue": "default", "kind": "k", "payload": %q}`, i, strings.Repeat("x", 500_000)))
 		require.Equal(t, http.StatusAccepted, status, out)
 	}
 	require.Eventually(t, func() bool {
@@ -131,14 +142,16 @@ func TestExport_CutsOffClientsThatDoNotRead(t *testing.T) {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "http://"))
 		require.NoError(t, err)
 		require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(4096))
-		_, err = fmt.Fprintf(conn, "POST /api/dlq/export HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"filter\": {}}")
+		_, err = fmt.Fprintf(conn, "POST /api/dlq/export HTTP/1.1\r\nHost: localhost\r\nContent-Type: "+
+			"application/json\r\nContent-Length: 14\r\n\r\n{\"filter\": {}}")
 		require.NoError(t, err)
 		return conn
 	}
 	ended := func(exports int) {
 		require.Eventually(t, func() bool {
 			_, out, _ := b.call("GET", "/metrics", "")
-			return strings.Contains(out["text"].(string), fmt.Sprintf(`dlqd_http_request_seconds_count{operation="export"} %d`, exports))
+			return strings.Contains(out["text"].(string),
+				fmt.Sprintf(`dlqd_http_request_seconds_count{operation="export"} %d`, exports))
 		}, 5*time.Minute, 50*time.Millisecond) // dlqd reads 16 MB first
 	}
 	unread := begin()
@@ -152,10 +165,12 @@ func TestExport_CutsOffClientsThatDoNotRead(t *testing.T) {
 	require.NotContains(t, log.String(), "level=ERROR")
 	rows := func(n int) bool {
 		_, out, _ := b.call("GET", "/metrics", "")
-		return strings.Contains(out["text"].(string), fmt.Sprintf(`dlqd_default_partition_rows{partition="audit trail"} %d`, n))
+		return strings.Contains(out["text"].(string),
+			fmt.Sprintf(`dlqd_default_partition_rows{partition="audit trail"} %d`, n))
 	}
 	require.Eventually(t, func() bool { return rows(0) }, time.Minute, 50*time.Millisecond)
-	b.exec("INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind) VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')")
+	b.exec(`INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind)
+		VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')`)
 	require.Eventually(t, func() bool { return rows(1) }, time.Minute, 50*time.Millisecond)
 }
 

@@ -35,7 +35,10 @@ func TestLogs_FieldsAreDocumented(t *testing.T) {
 	}
 	require.Greater(t, len(known), 30)
 	// before is the number of arguments before the fields.
-	before := map[string]int{"Debug": 1, "Info": 1, "Warn": 1, "Error": 1, "DebugContext": 2, "InfoContext": 2, "WarnContext": 2, "ErrorContext": 2, "Log": 3, "With": 0}
+	before := map[string]int{
+		"Debug": 1, "Info": 1, "Warn": 1, "Error": 1, "DebugContext": 2,
+		"InfoContext": 2, "WarnContext": 2, "ErrorContext": 2, "Log": 3, "With": 0,
+	}
 	calls := 0
 	for _, root := range []string{"../../internal", "../../cmd/dlqd", "../../riverdlq"} {
 		require.NoError(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {

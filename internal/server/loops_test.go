@@ -110,7 +110,8 @@ func TestReload_RetriesAddingAQueue(t *testing.T) {
 	t.Parallel()
 	var dir, files string
 	b := setup(t, options{config: func(c *server.Config) {
-		files = fmt.Sprintf("queues: {one: {destination: d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL)
+		files = fmt.Sprintf("queues: {one: {destination: d}}\ndestinations: {d: {url: %q}}\n",
+			c.Policy.Destinations["default"].URL)
 		dir = policytest.Dir(t, policytest.Files{"retry-policies": files})
 		c.Source = policy.Source{Dir: dir}
 		var err error
@@ -119,7 +120,8 @@ func TestReload_RetriesAddingAQueue(t *testing.T) {
 	}})
 	_, err := b.pool.Exec(t.Context(), "ALTER TABLE river_queue ADD CONSTRAINT not_two CHECK (name <> 'two')")
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(strings.Replace(files, "queues: {", "queues: {two: {destination: d}, ", 1)), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"),
+		[]byte(strings.Replace(files, "queues: {", "queues: {two: {destination: d}, ", 1)), 0o600))
 	require.NoError(t, b.server.Reload(t.Context()))
 	require.Eventually(t, func() bool {
 		_, out, _ := b.call("GET", "/metrics", "")
@@ -145,7 +147,8 @@ func TestStop_EndsByItsDeadlineIfTheDatabaseHangs(t *testing.T) {
 			const limit = 4 * time.Second
 			config := server.Config{
 				Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true, Listen: []string{"127.0.0.1:0"},
-				Logger: slog.New(slog.DiscardHandler), StopTimeout: limit, PollInterval: time.Second, DataDir: dir, PostgresBin: os.Getenv("DLQD_TEST_POSTGRES_BIN"),
+				Logger: slog.New(slog.DiscardHandler), StopTimeout: limit, PollInterval: time.Second,
+				DataDir: dir, PostgresBin: os.Getenv("DLQD_TEST_POSTGRES_BIN"),
 			}
 			if !embedded {
 				config.DatabaseURL = startPostgres(t, dir)
@@ -162,7 +165,8 @@ func TestStop_EndsByItsDeadlineIfTheDatabaseHangs(t *testing.T) {
 			waiting := make(chan struct{})
 			go func() { // the message waits for its commit
 				defer close(waiting)
-				response, err := http.Post(b.base+"/api/messages", "application/json", strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
+				response, err := http.Post(b.base+"/api/messages", "application/json",
+					strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
 				if err == nil {
 					_ = response.Body.Close()
 				}
@@ -197,7 +201,9 @@ func startPostgres(t *testing.T, dir string) (url string) {
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = e.Stop() })
-	require.NoError(t, (&postgres.Migrator{Pool: postgrestest.Open(t, e.URL()), Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Up(t.Context()))
+	require.NoError(t, (&postgres.Migrator{
+		Pool: postgrestest.Open(t, e.URL()), Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
+	}).Up(t.Context()))
 	return e.URL()
 }
 
@@ -243,7 +249,8 @@ func TestReload_KeepsAQueueThatReturnsDuringItsRemoval(t *testing.T) {
 	b := setup(t, options{
 		receiver: func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-answer },
 		config: func(c *server.Config) {
-			files = fmt.Sprintf("queues: {one: {destination: d}, two: {destination: d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL)
+			files = fmt.Sprintf("queues: {one: {destination: d}, two: {destination: d}}\ndestinations: {d: {url: %q}}\n",
+				c.Policy.Destinations["default"].URL)
 			dir = policytest.Dir(t, policytest.Files{"retry-policies": files})
 			var err error
 			c.Source = policy.Source{Dir: dir}
@@ -268,7 +275,8 @@ func TestReload_KeepsAQueueThatReturnsDuringItsRemoval(t *testing.T) {
 	}
 	submit := func(id string) {
 		t.Helper()
-		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "two", "kind": "k", "payload": 1}`, id))
+		status, out, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": %q, "queue": "two", "kind": "k", "payload": 1}`, id))
 		require.Equal(t, http.StatusAccepted, status, out)
 	}
 	submit("m1")
@@ -285,7 +293,9 @@ func TestReload_KeepsAQueueThatReturnsDuringItsRemoval(t *testing.T) {
 func TestHealth_ReportsQueuesOverTheirLimits(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
-		files := policytest.Files{"retry-policies": fmt.Sprintf("queues: {one: {destination: d}, two: {destination: d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL), "monitoring": "queues: {one: {maxOpen: 5, maxAge: 2h}}"}
+		files := policytest.Files{"retry-policies": fmt.Sprintf("queues: {one: {destination: d}, two: {destination: "+
+			"d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL),
+			"monitoring": "queues: {one: {maxOpen: 5, maxAge: 2h}}"}
 		c.Policy = policytest.Load(t, files)
 	}})
 	queue := func(name string) api.QueueHealth {

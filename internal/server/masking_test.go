@@ -20,7 +20,8 @@ import (
 )
 
 // secrets are the values in the message that must not appear.
-var secrets = []string{"4111111111111111", "kim@example.com", "dlqd_0123456789abcdefABCDEF0123456789", "DE02120300000000202051", "key-of-the-shop", "sk_live_51H8abcdEFGH"}
+var secrets = []string{"4111111111111111", "kim@example.com", "dlqd_0123456789abcdefABCDEF0123456789",
+	"DE02120300000000202051", "key-of-the-shop", "sk_live_51H8abcdEFGH"}
 
 const sensitivePayload = `{"amount": 4200, "card": {"number": "4111111111111111"}, "people": [{"email": "kim@example.com"}], "accounts": [{"iban": "DE02120300000000202051"}],
 	"free": ["see 4111 1111 1111 1111, Bearer dlqd_0123456789abcdefABCDEF0123456789"]}`
@@ -50,24 +51,29 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	b := &scopeBundle{bundle: setup(t, options{
 		receiver: func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusUnprocessableEntity)
-			_, _ = fmt.Fprintf(w, "refused: card %s, IBAN %s of %s <%s>; key %s; token %s", secrets[0], secrets[3], secrets[1], secrets[1], secrets[4], secrets[5])
+			_, _ = fmt.Fprintf(w, "refused: card %s, IBAN %s of %s <%s>; key %s; token %s", secrets[0], secrets[3], secrets[1],
+				secrets[1], secrets[4], secrets[5])
 		},
 		config: func(c *server.Config) {
 			c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 			c.Policy.Access.Authentication = []string{"tokens"}
 			c.Policy.Data.SensitiveColumns = []string{}
-			c.Policy.Data.SensitivePaths = []string{"payload.card.number", "payload..email", "payload.accounts[*].iban", "headers.X-Api-Key"}
+			c.Policy.Data.SensitivePaths = []string{"payload.card.number", "payload..email", "payload.accounts[*].iban",
+				"headers.X-Api-Key"}
 			c.Policy.Data.SensitivePatterns = []string{policy.PatternCardNumbers, policy.PatternTokens}
 		},
 	})}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	reader, operator, admin := b.token(access.Reader, nil), b.token(access.Operator, nil), b.token(access.Admin, nil)
-	status, out := b.as(admin, "POST", "/api/messages", `{"messageId": "m1", "queue": "default", "kind": "order.paid", "payload": `+sensitivePayload+`, "headers": {"X-Api-Key": "key-of-the-shop"},
+	status, out := b.as(admin, "POST", "/api/messages",
+		`{"messageId": "m1", "queue": "default", "kind": "order.paid", "payload": `+sensitivePayload+
+			`, "headers": {"X-Api-Key": "key-of-the-shop"},
 		"subscriberId": "kim@example.com", "orderingKey": "kim@example.com"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	var id string
 	require.Eventually(t, func() bool {
-		err := b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'").Scan(&id)
+		err := b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'").Scan(
+			&id)
 		return err == nil
 	}, time.Minute, 50*time.Millisecond)
 	kept := b.text(
@@ -81,27 +87,33 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 		}
 	}
 	// A sensitive edit, and runs that search for a secret.
-	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "dryRun": true, "mergePatch": {"card": {"number": "5500005555555559"}}}`)
+	status, out = b.as(operator, "POST", "/api/dlq/replay",
+		`{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "dryRun": true, "mergePatch": {"card": {"number": "5500005555555559"}}}`)
 	require.Equal(t, http.StatusOK, status, out)
 	require.Contains(t, out, `"total":1`)
 	require.NotContains(t, out, "5500005555555559")
 	check("dry run", out)
 	// A patch that copies or tests a secret does not reveal it.
-	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"ids": ["`+id+`"]}, "dryRun": true, "patch": [{"op": "copy", "from": "/card", "path": "/a"}, {"op": "copy", "from": "", "path": "/b"}]}`)
+	status, out = b.as(operator, "POST", "/api/dlq/replay",
+		`{"filter": {"ids": ["`+id+
+			`"]}, "dryRun": true, "patch": [{"op": "copy", "from": "/card", "path": "/a"}, {"op": "copy", "from": "", "path": "/b"}]}`)
 	require.Equal(t, http.StatusOK, status, out)
 	require.Contains(t, out, `"path":"/a"`)
 	check("dry run of a copy", out)
 	// A value shown as *** is never sent as ***.
-	for _, edit := range []string{`{"payload": {"card": {"number": "***"}}}`, `{"mergePatch": {"card": {"number": "***"}}}`} {
+	for _, edit := range []string{`{"payload": {"card": {"number": "***"}}}`,
+		`{"mergePatch": {"card": {"number": "***"}}}`} {
 		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", edit)
 		require.Equal(t, http.StatusUnprocessableEntity, status, out)
 		require.Contains(t, out, "contains ***, which stands for a masked value")
 	}
 	for _, number := range []string{"4111111111111111", "5500005555555559", "***"} {
-		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"patch": [{"op": "test", "path": "/card/number", "value": "`+number+`"}]}`)
+		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay",
+			`{"patch": [{"op": "test", "path": "/card/number", "value": "`+number+`"}]}`)
 		require.Equal(t, http.StatusUnprocessableEntity, status, number+out)
 	}
-	status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "rate": 0.001, "force": true, "note": "card 4111111111111111", "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}`)
+	status, out = b.as(operator, "POST", "/api/dlq/replay",
+		`{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "rate": 0.001, "force": true, "note": "card 4111111111111111", "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	check("start", out)
 	var answer struct{ Run struct{ ID string } }
@@ -111,7 +123,8 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1
 	}, time.Minute, 50*time.Millisecond)
-	status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", `{"mergePatch": {"card": {"number": "5500005555555559"}, "accounts": []}, "note": "for kim, 4111111111111111"}`)
+	status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay",
+		`{"mergePatch": {"card": {"number": "5500005555555559"}, "accounts": []}, "note": "for kim, 4111111111111111"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Contains(t, out, `"/card/number"`)
 	require.NotContains(t, out, "5500005555555559")
@@ -123,7 +136,8 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	require.NoError(t, err)
 	approvalID := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
 
-	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"ids": ["`+id+`"]}, "note": "card 4111111111111111"}`)
+	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": {"ids": ["`+id+
+		`"]}, "note": "card 4111111111111111"}`)
 	require.Equal(t, http.StatusOK, status, out)
 	failures := b.text("SELECT fingerprint FROM dlq.failure_groups WHERE queue = 'default' ORDER BY fingerprint LIMIT 1")
 	var noted struct{ Undo string }
@@ -134,7 +148,10 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 			if o.targetType == "open" || o.id == "get-login" || o.id == "get-view" || o.method != "GET" && o.id != "export" {
 				continue
 			}
-			target := map[string]string{"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID, "queue": "default", "approval": approvalID, "operation": noted.Undo}[o.targetType]
+			target := map[string]string{
+				"entry": id, "run": answer.Run.ID, "stream": answer.Run.ID,
+				"queue": "default", "approval": approvalID, "operation": noted.Undo,
+			}[o.targetType]
 			path := strings.NewReplacer("{id}/same", target+"/"+failures, "{id}", target).Replace(o.path)
 			if o.id == "get-message" {
 				path = "/api/messages/m1"
@@ -169,13 +186,15 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	}
 	status, out = b.as(reader, "POST", reveal, `{"note": "curious"}`)
 	require.Equal(t, http.StatusForbidden, status, out)
-	status, out = b.as(b.token(access.Operator, access.Scope{{Queues: []string{"other"}}}), "POST", reveal, `{"note": "curious"}`)
+	status, out = b.as(b.token(access.Operator, access.Scope{{Queues: []string{"other"}}}), "POST", reveal,
+		`{"note": "curious"}`)
 	require.Equal(t, http.StatusNotFound, status, out)
 	status, out = b.as(operator, "POST", "/api/dlq/export", `{"filter": {}, "reveal": true}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
 	status, out = b.as(operator, "POST", "/api/dlq/export", `{"filter": {}, "note": "x"}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'revealed'")+b.count("SELECT count(*) FROM dlq.acts WHERE act = 'revealed'"))
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'revealed'")+b.count(
+		"SELECT count(*) FROM dlq.acts WHERE act = 'revealed'"))
 
 	status, out = b.as(operator, "POST", reveal, `{"note": "ticket 7"}`)
 	require.Equal(t, http.StatusOK, status, out)
@@ -183,12 +202,14 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	for _, secret := range secrets[:len(secrets)-1] {
 		require.Contains(t, out, secret)
 	}
-	status, out = b.as(operator, "POST", "/api/dlq/export", `{"filter": {"queue": ["default"]}, "reveal": true, "note": "ticket 8"}`)
+	status, out = b.as(operator, "POST", "/api/dlq/export",
+		`{"filter": {"queue": ["default"]}, "reveal": true, "note": "ticket 8"}`)
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, out, secrets[0])
 	status, out = b.as(reader, "GET", "/api/dlq/audit?text=ticket", "")
 	require.Equal(t, http.StatusOK, status)
-	for _, want := range []string{"ticket 7", "ticket 8", `"reason":"revealed"`, `"reason":"export: revealed"`, `"entries":1`, id} {
+	for _, want := range []string{"ticket 7", "ticket 8", `"reason":"revealed"`, `"reason":"export: revealed"`,
+		`"entries":1`, id} {
 		require.Contains(t, out, want)
 	}
 
@@ -207,7 +228,8 @@ func TestMask_HidesColumnsFromReaders(t *testing.T) {
 	b := scopeSetup(t)
 	id := b.ids["pay_eu/order.paid"]
 	for token, sees := range map[string]bool{
-		b.token(access.Reader, nil): false, b.token(access.Operator, nil): true, b.token(access.Reader, access.Scope{{Queues: []string{"pay_eu"}}}): false,
+		b.token(access.Reader, nil): false, b.token(access.Operator, nil): true,
+		b.token(access.Reader, access.Scope{{Queues: []string{"pay_eu"}}}):   false,
 		b.token(access.Operator, access.Scope{{Queues: []string{"pay_eu"}}}): true,
 	} {
 		_, out := b.as(token, "GET", "/api/dlq/entries/"+id, "")
@@ -217,7 +239,8 @@ func TestMask_HidesColumnsFromReaders(t *testing.T) {
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.protect('{error_message,retry_history,notes}')")
 	require.NoError(t, err)
 	reader := b.token(access.Reader, nil)
-	for _, path := range []string{"/api/dlq/entries/" + id, "/api/dlq/entries", "/api/dlq/analytics/groups", "/api/dlq/replays/" + b.runs["pay_eu"]} {
+	for _, path := range []string{"/api/dlq/entries/" + id, "/api/dlq/entries", "/api/dlq/analytics/groups",
+		"/api/dlq/replays/" + b.runs["pay_eu"]} {
 		status, out := b.as(reader, "GET", path, "")
 		require.Equal(t, http.StatusOK, status)
 		require.NotContains(t, out, "secret of", path)

@@ -30,7 +30,8 @@ func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 	const n = 10
 	account := func(i int) int64 { return 9007199254740990 + int64(i) }
 	for i := range n {
-		status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": "m%d", "queue": "default", "kind": "k", "payload": {"acct": %d, "sum": 0.12345678901234567890123}}`, i, account(i)))
+		status, out, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": "m%d", "queue": "default", "kind": "k", "payload": {"acct": %d, "sum": 0.12345678901234567890123}}`, i, account(i)))
 		require.Equal(t, http.StatusAccepted, status, out)
 	}
 	require.Eventually(t, func() bool {
@@ -52,7 +53,8 @@ func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 
 	require.EqualValues(t, 1, ask("/api/dlq/erasures", `{"note": "request 42", "filter": `+filterFor(5)+`}`)["entries"])
 	require.Equal(t, `{"erased": true}`, b.text("SELECT original_event FROM dlq.dead_letter_queue WHERE event_id = 'm5'"))
-	require.Contains(t, b.text("SELECT original_event FROM dlq.dead_letter_queue WHERE event_id = 'm4'"), "9007199254740994")
+	require.Contains(t, b.text("SELECT original_event FROM dlq.dead_letter_queue WHERE event_id = 'm4'"),
+		"9007199254740994")
 
 	_, out, _ := b.call("POST", "/api/dlq/export", `{"filter": `+filterFor(7)+`}`)
 	require.Equal(t, 1, strings.Count(fmt.Sprint(out["text"]), "9007199254740997"), out)
@@ -61,16 +63,20 @@ func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 		6: `"mergePatch": {"mended": 1234567890123456788}`,
 		8: `"patch": [{"op": "add", "path": "/mended", "value": 1234567890123456788}]`,
 	} {
-		preview := ask("/api/dlq/replay", `{"dryRun": true, "filter": `+filterFor(i)+`, `+edit+`}`)["preview"].(map[string]any)
+		preview := ask("/api/dlq/replay", `{"dryRun": true, "filter": `+filterFor(i)+`, `+edit+
+			`}`)["preview"].(map[string]any)
 		require.EqualValues(t, 1, preview["total"])
 		ask("/api/dlq/replay", `{"filter": `+filterFor(i)+`, `+edit+`}`)
 	}
 	id := b.text("SELECT id FROM dlq.dead_letter_queue WHERE event_id = 'm9'")
-	ask("/api/dlq/entries/"+id+"/replay", `{"payload": {"acct": 9007199254740999, "sum": 0.12345678901234567890123, "mended": 1234567890123456788}}`)
+	ask("/api/dlq/entries/"+id+"/replay",
+		`{"payload": {"acct": 9007199254740999, "sum": 0.12345678901234567890123, "mended": 1234567890123456788}}`)
 	for _, i := range []int{6, 8, 9} {
 		b.awaitMessage(fmt.Sprintf("m%d", i), "completed")
 		mu.Lock()
-		require.JSONEq(t, `{"acct": "`+fmt.Sprint(account(i))+`", "sum": "0.12345678901234567890123", "mended": "1234567890123456788"}`, quoteNumbers(delivered[fmt.Sprintf("m%d", i)]))
+		require.JSONEq(t, `{"acct": "`+fmt.Sprint(account(i))+
+			`", "sum": "0.12345678901234567890123", "mended": "1234567890123456788"}`,
+			quoteNumbers(delivered[fmt.Sprintf("m%d", i)]))
 		mu.Unlock()
 	}
 }

@@ -43,10 +43,13 @@ func runApplication(t *testing.T) *application {
 	a := &application{url: postgrestest.Empty(t)}
 	a.pool = postgrestest.Open(t, a.url)
 	postgrestest.MigrateRiver(t, a.pool, "", 0)
-	require.NoError(t, (&postgres.Migrator{Pool: a.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Attach(t.Context()))
+	require.NoError(t, (&postgres.Migrator{
+		Pool: a.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
+	}).Attach(t.Context()))
 
 	workers := river.NewWorkers()
-	river.AddWorker(workers, river.WorkFunc(func(context.Context, *river.Job[emailArgs]) error { return errors.New("no such mailbox") }))
+	river.AddWorker(workers, river.WorkFunc(
+		func(context.Context, *river.Job[emailArgs]) error { return errors.New("no such mailbox") }))
 	client, err := river.NewClient(riverpgxv5.New(a.pool), &river.Config{
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}, Workers: workers,
 		FetchCooldown: time.Millisecond, FetchPollInterval: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
@@ -87,7 +90,8 @@ func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	// A dlqd does not work the application's queue even if its policy names it. Without another
 	// queue it does not start.
 	_, err := server.Start(t.Context(), server.Config{
-		DatabaseURL: a.url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: policyOf(t, "default"), Logger: slog.New(slog.DiscardHandler),
+		DatabaseURL: a.url, Schemas: postgres.DefaultSchemas(), Process: true,
+		Policy: policyOf(t, "default"), Logger: slog.New(slog.DiscardHandler),
 	})
 	require.ErrorContains(t, err, "no queue to deliver: other clients work default")
 	deliver := a.deliver(t, "mine", "default")
@@ -111,10 +115,12 @@ func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	require.Equal(t, "10", header.Get("Retry-After"))
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"))
 
-	_, err = a.pool.Exec(t.Context(), "UPDATE dlq.processes SET seen_at = now() - interval '16 minutes', stopped_at = now() - interval '16 minutes'")
+	_, err = a.pool.Exec(t.Context(), "UPDATE dlq.processes SET seen_at = now() - interval '16 minutes', stopped_at = "+
+		"now() - interval '16 minutes'")
 	require.NoError(t, err)
 	a.deliver(t, "mine", "elsewhere")
-	status, out, _ = front.call("POST", "/api/messages/batch", `{"messages": [{"queue": "mine", "kind": "k", "payload": 1}, {"queue": "default", "kind": "k", "payload": 2}]}`)
+	status, out, _ = front.call("POST", "/api/messages/batch",
+		`{"messages": [{"queue": "mine", "kind": "k", "payload": 1}, {"queue": "default", "kind": "k", "payload": 2}]}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
 	require.Contains(t, out["detail"], "(delivered queues: mine)", "the queues in this API's policy")
 	require.Equal(t, "body.messages[1].queue", out["errors"].([]any)[0].(map[string]any)["location"])
@@ -168,7 +174,8 @@ func TestProcesses_RegisterAndUnregister(t *testing.T) {
 		c.API = false
 		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	}})
-	rows, err := b.pool.Query(t.Context(), "SELECT name, version, array_to_string(parts, ' '), array_to_string(queues, ' '), stopped_at IS NULL FROM dlq.processes")
+	rows, err := b.pool.Query(t.Context(), `SELECT name, version, array_to_string(parts, ' '),
+		array_to_string(queues, ' '), stopped_at IS NULL FROM dlq.processes`)
 	require.NoError(t, err)
 	type process struct {
 		Name, Version, Parts, Queues string
@@ -177,10 +184,13 @@ func TestProcesses_RegisterAndUnregister(t *testing.T) {
 	processes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[process])
 	require.NoError(t, err)
 	require.Len(t, processes, 1)
-	require.Equal(t, process{Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true}, processes[0])
+	require.Equal(t, process{
+		Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true,
+	}, processes[0])
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))
-	require.Contains(t, log.String(), `msg="River belongs to dlqd" automatic="on: dead letters are redelivered automatically"`)
+	require.Contains(t, log.String(),
+		`msg="River belongs to dlqd" automatic="on: dead letters are redelivered automatically"`)
 }
 
 // A process whose requests use all connections of its pool still announces itself, so that its

@@ -70,7 +70,8 @@ func (s *Server) publishPolicy(ctx context.Context) {
 	defer cancel()
 	approvals, err := s.policy().Access.Approvals.Published()
 	if err == nil {
-		err = errors.Join(s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()), s.store.PublishPolicy(ctx, s.policy().Version(), approvals))
+		err = errors.Join(s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()),
+			s.store.PublishPolicy(ctx, s.policy().Version(), approvals))
 	}
 	if failed := s.unpublished.Swap(err != nil); err != nil && !failed {
 		s.logger.Error("publishing the policy's masking and approval rules to the database failed and is retried; "+

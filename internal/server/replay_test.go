@@ -33,12 +33,14 @@ func TestReplay_RunRecoversAllEntriesOfAKind(t *testing.T) {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
 	}, time.Minute, 50*time.Millisecond)
 
-	status, out, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"errorType": ["HTTP_422"]}, "dryRun": true, "mergePatch": {"n": 2}}`)
+	status, out, _ := b.call("POST", "/api/dlq/replay",
+		`{"filter": {"errorType": ["HTTP_422"]}, "dryRun": true, "mergePatch": {"n": 2}}`)
 	require.Equal(t, http.StatusOK, status, out)
 	preview := out["preview"].(map[string]any)
 	require.EqualValues(t, n, preview["total"])
 	require.Len(t, preview["samples"], 5)
-	require.EqualValues(t, 2, preview["samples"].([]any)[0].(map[string]any)["patched"].(map[string]any)["payload"].(map[string]any)["n"])
+	require.EqualValues(t, 2,
+		preview["samples"].([]any)[0].(map[string]any)["patched"].(map[string]any)["payload"].(map[string]any)["n"])
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
 
 	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {}}`)
@@ -48,7 +50,8 @@ func TestReplay_RunRecoversAllEntriesOfAKind(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, status, "a misspelt field is refused")
 
 	mended.Store(true)
-	status, out, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"errorType": ["HTTP_422"]}, "actor": "kim", "note": "deploy 81 reverted", "rate": 200}`)
+	status, out, _ = b.call("POST", "/api/dlq/replay",
+		`{"filter": {"errorType": ["HTTP_422"]}, "actor": "kim", "note": "deploy 81 reverted", "rate": 200}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	id := out["run"].(map[string]any)["id"].(string)
 
@@ -96,7 +99,9 @@ func TestReplay_RefusedWhileTheBreakerIsOpen(t *testing.T) {
 // A stop does not wait for clients that follow a run.
 func TestStop_DoesNotWaitForEventStreams(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.StopTimeout = 12 * time.Second }})
+	b := setup(t, options{
+		receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.StopTimeout = 12 * time.Second },
+	})
 	b.submit("m1")
 	b.awaitMessage("m1", "dead-lettered")
 	_, out, _ := b.call("POST", "/api/dlq/replay", `{"filter": {}, "all": true}`)

@@ -103,13 +103,17 @@ func newCluster(t *testing.T) *cluster {
 	pool, err := postgres.Open(t.Context(), c.app, 4)
 	require.NoError(t, err)
 	defer pool.Close()
-	require.NoError(t, (&postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Up(t.Context()))
+	require.NoError(t, (&postgres.Migrator{
+		Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
+	}).Up(t.Context()))
 	return c
 }
 
 func (c *cluster) start() {
 	c.Helper()
-	embedded, err := postgres.StartEmbedded(c.Context(), postgres.EmbeddedConfig{DataDir: c.dir, BinDir: c.bin, Throwaway: true, Logger: slog.New(slog.DiscardHandler)})
+	embedded, err := postgres.StartEmbedded(c.Context(), postgres.EmbeddedConfig{
+		DataDir: c.dir, BinDir: c.bin, Throwaway: true, Logger: slog.New(slog.DiscardHandler),
+	})
 	require.NoError(c, err)
 	c.embedded = embedded
 	c.Cleanup(func() { _ = embedded.StopWithin(10 * time.Second) })
@@ -137,7 +141,8 @@ func (c *cluster) copy(name string, more ...string) *cluster {
 	other := &cluster{T: c.T, dir: filepath.Join(filepath.Dir(c.dir), name), archive: c.archive, bin: c.bin}
 	require.NoError(c, os.Mkdir(other.dir, 0o700))
 	data := filepath.Join(other.dir, "pgdata")
-	arguments := append([]string{"--pgdata", data, "--checkpoint", "fast", "--wal-method", "stream", "--dbname", c.embedded.URL()}, more...)
+	arguments := append([]string{"--pgdata", data, "--checkpoint", "fast", "--wal-method", "stream", "--dbname",
+		c.embedded.URL()}, more...)
 	out, err := exec.CommandContext(c.Context(), filepath.Join(c.bin, "pg_basebackup"), arguments...).CombinedOutput()
 	require.NoError(c, err, string(out))
 	return other
@@ -150,12 +155,13 @@ func (c *cluster) owned(other *cluster) {
 	require.NoError(c, err)
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	require.True(c, ok)
-	require.NoError(c, filepath.WalkDir(filepath.Join(other.dir, "pgdata"), func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || os.Geteuid() != 0 {
-			return err
-		}
-		return os.Lchown(path, int(owner.Uid), int(owner.Gid))
-	}))
+	require.NoError(c, filepath.WalkDir(filepath.Join(other.dir, "pgdata"),
+		func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || os.Geteuid() != 0 {
+				return err
+			}
+			return os.Lchown(path, int(owner.Uid), int(owner.Gid))
+		}))
 }
 
 // configure adds lines to the configuration of a stopped server.
@@ -211,7 +217,8 @@ func (b *bundle) wholeHealth() (status int, document map[string]any) {
 
 func (b *bundle) send(id, kind string) {
 	b.Helper()
-	status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": %q, "payload": 1}`, id, kind))
+	status, out, _ := b.call("POST", "/api/messages",
+		fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": %q, "payload": 1}`, id, kind))
 	require.Less(b, status, 300, out)
 }
 
@@ -254,7 +261,11 @@ func (b *bundle) turns(names ...string) {
 func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	t.Parallel()
 	const entries = 40
-	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{"order.placed": http.StatusUnprocessableEntity, "order.late": http.StatusInternalServerError}}
+	c, l := newCluster(t), &ledger{
+		taken: map[string]int{}, refuses: map[string]int{
+			"order.placed": http.StatusUnprocessableEntity, "order.late": http.StatusInternalServerError,
+		},
+	}
 	before := restoredBundle(t, c.app, l)
 	for i := range entries {
 		before.send(fmt.Sprintf("m%d", i), "order.placed")
@@ -264,10 +275,12 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	c.owned(backup)
 
 	l.answer("order.placed", 0)
-	status, answer, _ := before.call("POST", "/api/dlq/replay", `{"filter": {"status": ["dlq_manual"]}, "rate": 10, "actor": "kim"}`)
+	status, answer, _ := before.call("POST", "/api/dlq/replay",
+		`{"filter": {"status": ["dlq_manual"]}, "rate": 10, "actor": "kim"}`)
 	require.Less(t, status, 300, answer)
 	before.send("late", "order.late") // fails, and waits for its next attempt
-	before.awaitCount(1, "SELECT count(*) FROM river_job WHERE state IN ('retryable', 'available', 'scheduled') AND args ->> 'kind' = 'order.late'")
+	before.awaitCount(1, `SELECT count(*) FROM river_job WHERE state IN ('retryable', 'available', 'scheduled')
+		AND args ->> 'kind' = 'order.late'`)
 	before.awaitTaken(l, 5)
 	c.admin("SELECT pg_create_restore_point('middle')")
 	ids, _ := l.ids()
@@ -279,19 +292,22 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	c.admin("SELECT pg_switch_wal()")
 	require.NoError(t, c.embedded.Stop()) // archives the last WAL segment
 
-	backup.configure("restore_command = 'cp "+c.archive+"/%f %p'", "recovery_target_name = 'middle'", "recovery_target_action = 'promote'", "archive_mode = off")
+	backup.configure("restore_command = 'cp "+c.archive+"/%f %p'", "recovery_target_name = 'middle'",
+		"recovery_target_action = 'promote'", "archive_mode = off")
 	require.NoError(t, os.WriteFile(filepath.Join(backup.dir, "pgdata", "recovery.signal"), nil, 0o644))
 	backup.start()
 	backup.writable()
 	l.forget()
 
 	after := restoredBundle(t, backup.url("app", plainRole), l)
-	require.Equal(t, 1, after.count("SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop' AND name = 'restored' AND note LIKE 'the server is on timeline 2, and was on 1 before: %; its last record is of %'"))
+	require.Equal(t, 1, after.count(`SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop' AND name = 'restored'
+		AND note LIKE 'the server is on timeline 2, and was on 1 before: %; its last record is of %'`))
 	// River's rescuer would do the same after minutes.
 	after.exec("UPDATE river_job SET state = 'available' WHERE state = 'running' AND args ->> 'kind' <> 'order.new'")
 	after.send("new", "order.new")
 	after.awaitTaken(l, 1) // new messages are delivered
-	after.awaitCount(1, `SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "restored"}' AND args ->> 'kind' = 'order.late'`)
+	after.awaitCount(1, `SELECT count(*) FROM river_job WHERE state = 'scheduled'
+		AND metadata @> '{"dlq:held": "restored"}' AND args ->> 'kind' = 'order.late'`)
 	after.turns("replay-runs", "dlq-workers", "gates", "observed")
 	ids, _ = l.ids()
 	require.Equal(t, []string{"new"}, ids, "nothing is sent automatically")
@@ -308,17 +324,20 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 
 	// An operator's replay of a single entry is sent.
 	var left string
-	require.NoError(t, after.pool.QueryRow(t.Context(), "SELECT entry_id FROM dlq.replay_run_entries WHERE job_id IS NULL AND outcome IS NULL ORDER BY entry_id DESC LIMIT 1").Scan(&left))
+	require.NoError(t, after.pool.QueryRow(t.Context(), `SELECT entry_id FROM dlq.replay_run_entries WHERE job_id IS NULL
+		AND outcome IS NULL ORDER BY entry_id DESC LIMIT 1`).Scan(&left))
 	status, out, _ := after.call("POST", "/api/dlq/entries/"+left+"/replay", `{"actor": "kim"}`)
 	require.Less(t, status, 300, out)
 	require.Contains(t, out["warning"], "restored")
 	after.awaitTaken(l, 2)
 
-	status, out, _ = after.call("POST", "/api/dlq/restored/resume", `{"actor": "kim", "note": "the receiver drops repeats"}`)
+	status, out, _ = after.call("POST", "/api/dlq/restored/resume",
+		`{"actor": "kim", "note": "the receiver drops repeats"}`)
 	require.Equal(t, http.StatusOK, status, out)
 	after.awaitCount(1, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'")
 	after.awaitCount(0, "SELECT count(*) FROM river_job WHERE args ->> 'kind' = 'order.late' AND state <> 'completed'")
-	require.Equal(t, 1, after.count("SELECT count(*) FROM dlq.acts WHERE subject = 'server' AND act = 'acknowledged' AND actor = 'kim' AND note = 'the receiver drops repeats'"))
+	require.Equal(t, 1, after.count(`SELECT count(*) FROM dlq.acts WHERE subject = 'server' AND act = 'acknowledged'
+		AND actor = 'kim' AND note = 'the receiver drops repeats'`))
 
 	// After the acknowledgement, a restarted process accepts the server.
 	after.stop()
@@ -344,7 +363,8 @@ func TestRestored_ContinuesAfterAPromotion(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { _ = conn.Close(t.Context()) }()
 		var streams bool
-		return conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming')").Scan(&streams) == nil && streams
+		return conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming')").Scan(
+			&streams) == nil && streams
 	}, time.Minute, 50*time.Millisecond)
 	require.NoError(t, c.embedded.Stop()) // a clean stop sends all WAL to the standby
 	standby.admin("SELECT pg_promote()")
@@ -353,7 +373,8 @@ func TestRestored_ContinuesAfterAPromotion(t *testing.T) {
 	b.awaitCount(0, "SELECT count(*) FROM dlq.automatic_switches")
 	b.send("m2", "order.placed")
 	b.awaitTaken(l, 2)
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'server' AND value::jsonb ->> 'timeline' = '2'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.settings WHERE key = 'server'
+		AND value::jsonb ->> 'timeline' = '2'`))
 }
 
 func hostOf(t *testing.T, c *cluster) string {
@@ -370,9 +391,10 @@ func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 	for name, becomes := range map[string]struct{ sql, note string }{
 		"another server":   {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '"1"') WHERE key = 'server'`, "this is another server (system identifier "},
 		"another database": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '1') WHERE key = 'server'`, "this is another database of the same server"},
-		"a dump":           {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`, "its tables were restored from a dump"},
-		"a lost mark":      {`UPDATE dlq.processes SET mark = 0`, "is missing: the database was set back while it ran"},
-		"a lost process":   {`DELETE FROM dlq.processes`, "is missing: the database was set back while it ran"},
+		"a dump": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`,
+			"its tables were restored from a dump"},
+		"a lost mark":    {`UPDATE dlq.processes SET mark = 0`, "is missing: the database was set back while it ran"},
+		"a lost process": {`DELETE FROM dlq.processes`, "is missing: the database was set back while it ran"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

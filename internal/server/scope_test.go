@@ -28,11 +28,16 @@ var scopes = []struct {
 	byQueue bool     // it covers whole queues
 	queues  []string // the queues that it covers
 }{
-	{"everything", nil, []string{"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid", "mailqueue/user.mail"}, true, []string{"pay_eu", "mailqueue"}},
-	{"a queue", access.Scope{{Queues: []string{"pay_eu"}}}, []string{"pay_eu/order.paid", "pay_eu/user.mail"}, true, []string{"pay_eu"}},
-	{"a pattern", access.Scope{{Queues: []string{"*queue"}}}, []string{"mailqueue/order.paid", "mailqueue/user.mail"}, true, []string{"mailqueue"}},
-	{"kinds", access.Scope{{Kinds: []string{"order.*"}}}, []string{"pay_eu/order.paid", "mailqueue/order.paid"}, false, nil},
-	{"a queue and kinds", access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"user.*", "x"}}}, []string{"pay_eu/user.mail"}, false, nil},
+	{"everything", nil, []string{"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid", "mailqueue/user.mail"},
+		true, []string{"pay_eu", "mailqueue"}},
+	{"a queue", access.Scope{{Queues: []string{"pay_eu"}}}, []string{"pay_eu/order.paid", "pay_eu/user.mail"}, true,
+		[]string{"pay_eu"}},
+	{"a pattern", access.Scope{{Queues: []string{"*queue"}}}, []string{"mailqueue/order.paid", "mailqueue/user.mail"},
+		true, []string{"mailqueue"}},
+	{"kinds", access.Scope{{Kinds: []string{"order.*"}}}, []string{"pay_eu/order.paid", "mailqueue/order.paid"},
+		false, nil},
+	{"a queue and kinds", access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"user.*", "x"}}},
+		[]string{"pay_eu/user.mail"}, false, nil},
 	{"elsewhere", access.Scope{{Queues: []string{"pay", "PAY_EU", "pay_e", "p_y_eu", "%"}}}, nil, true, nil},
 }
 
@@ -63,7 +68,8 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	}
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
 		for _, kind := range []string{"order.paid", "user.mail"} {
-			exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ($2, jsonb_build_object('secret', 'payload of ' || $1::text || $2::text), $1, 1, 'running')`, queue, kind)
+			exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+				VALUES ($2, jsonb_build_object('secret', 'payload of ' || $1::text || $2::text), $1, 1, 'running')`, queue, kind)
 		}
 		exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now())", queue)
 		exec("SELECT dlq.open_breaker('queue:' || $1, 'kim', 'drill')", queue)
@@ -81,13 +87,15 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	// dlqd may be refreshing the rollups at the same time.
 	exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
-		status, out := b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
+		status, out := b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/replay",
+			`{"filter": {}, "all": true, "force": true, "rate": 0.001}`)
 		require.Equal(t, http.StatusAccepted, status, out)
 		var answer struct{ Run struct{ ID string } }
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
 		b.runs[queue] = answer.Run.ID
 		b.approvals[queue] = b.requestAs("kim", access.Scope{{Queues: []string{queue}}})
-		status, out = b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/bulk", `{"do": "assign", "assignee": "kim", "filter": {}, "all": true}`)
+		status, out = b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/bulk",
+			`{"do": "assign", "assignee": "kim", "filter": {}, "all": true}`)
 		require.Equal(t, http.StatusOK, status, out)
 		var done struct{ Undo string }
 		require.NoError(t, json.Unmarshal([]byte(out), &done))
@@ -112,7 +120,9 @@ func (b *scopeBundle) requestAs(name string, scope access.Scope) (id string) {
 		if _, err := tx.Exec(b.Context(), "SELECT set_config('dlq.scope', $1, true)", string(raw)); err != nil {
 			return err
 		}
-		return tx.QueryRow(b.Context(), `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {}, "all": true}', p_actor => $1)::text`, name).Scan(&id)
+		return tx.QueryRow(b.Context(),
+			`SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {}, "all": true}', p_actor => $1)::text`,
+			name).Scan(&id)
 	}))
 	return id
 }
@@ -225,7 +235,8 @@ var operations = []operation{
 	{"open-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/open", access.Operator, "", "queue", ""},
 	{"reset-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/reset", access.Operator, "", "queue", ""},
 	{"get-automatic", "GET", "/api/dlq/automatic", access.Reader, "", "", "everything"},
-	{"set-automatic", "POST", "/api/dlq/automatic/set", access.Operator, `{"queue": "pay_eu", "enabled": false}`, "", "everything"},
+	{"set-automatic", "POST", "/api/dlq/automatic/set", access.Operator, `{"queue": "pay_eu", "enabled": false}`,
+		"", "everything"},
 	{"reset-automatic", "POST", "/api/dlq/automatic/reset", access.Operator, `{"queue": "pay_eu"}`, "", "everything"},
 	{"stop-automatic", "POST", "/api/dlq/automatic/stop", access.Operator, "", "", "everything"},
 	{"resume-automatic", "POST", "/api/dlq/automatic/resume", access.Operator, "", "", "everything"},
@@ -252,7 +263,8 @@ var operations = []operation{
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
 	{"get-log-level", "GET", "/api/log-level", access.Metrics, "", "", "everything"},
 	{"set-log-level", "PUT", "/api/log-level", access.Admin, `{"level": "info"}`, "", "everything"},
-	{"list-sessions", "GET", "/api/sessions", "", "", "", ""}, // only the caller's: TestSessions_OnlyAdminsEndThoseOfOthers
+	// only the caller's: TestSessions_OnlyAdminsEndThoseOfOthers
+	{"list-sessions", "GET", "/api/sessions", "", "", "", ""},
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
 	{"list-tokens", "GET", "/api/tokens", access.Admin, "", "", "everything"},
@@ -260,7 +272,8 @@ var operations = []operation{
 	{"revoke-token", "DELETE", "/api/tokens/0198a0b0-0000-7000-8000-000000000000", access.Admin, "", "none", "everything"},
 	{"get-policy", "GET", "/api/policy", access.Reader, "", "", "everything"},
 	{"test-policy", "POST", "/api/policy/test", access.Reader, `{"status": 503}`, "", "everything"},
-	{"preview-policy", "POST", "/api/policy/preview", access.Operator, `{"file": "dlq-routing", "text": ""}`, "", "everything"},
+	{"preview-policy", "POST", "/api/policy/preview", access.Operator, `{"file": "dlq-routing", "text": ""}`,
+		"", "everything"},
 	{"examine", "POST", "/api/doctor", access.Admin, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},
@@ -308,20 +321,32 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 						targets[id] = slices.Contains(s.entries, name)
 					}
 				case "queue":
-					targets = map[string]bool{"pay_eu": slices.Contains(s.queues, "pay_eu"), "mailqueue": slices.Contains(s.queues, "mailqueue")}
+					targets = map[string]bool{
+						"pay_eu": slices.Contains(s.queues, "pay_eu"), "mailqueue": slices.Contains(s.queues, "mailqueue"),
+					}
 				case "approval":
-					targets = map[string]bool{b.approvals["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.approvals["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
+					targets = map[string]bool{
+						b.approvals["pay_eu"]:    slices.Contains(s.queues, "pay_eu"),
+						b.approvals["mailqueue"]: slices.Contains(s.queues, "mailqueue"),
+					}
 				case "operation":
-					targets = map[string]bool{b.done["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.done["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
+					targets = map[string]bool{
+						b.done["pay_eu"]:    slices.Contains(s.queues, "pay_eu"),
+						b.done["mailqueue"]: slices.Contains(s.queues, "mailqueue"),
+					}
 				case "run", "stream":
-					targets = map[string]bool{b.runs["pay_eu"]: slices.Contains(s.queues, "pay_eu"), b.runs["mailqueue"]: slices.Contains(s.queues, "mailqueue")}
+					targets = map[string]bool{
+						b.runs["pay_eu"]:    slices.Contains(s.queues, "pay_eu"),
+						b.runs["mailqueue"]: slices.Contains(s.queues, "mailqueue"),
+					}
 				}
 				for target, inScope := range targets {
 					if role != access.Admin && o.targetType != "" && (inScope || o.role == access.Reader) {
 						continue // the same as for an admin
 					}
 					label := fmt.Sprintf("%s: %s, %s, %s", s.name, role, o.id, target)
-					if inScope && (o.targetType == "entry" || o.targetType == "run" || o.targetType == "operation" || o.targetType == "approval" && o.method == "POST") && may && o.role == access.Operator {
+					if inScope && (o.targetType == "entry" || o.targetType == "run" || o.targetType == "operation" ||
+						o.targetType == "approval" && o.method == "POST") && may && o.role == access.Operator {
 						continue // would change what other cases read; see TestScope_LimitsMoves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
@@ -409,26 +434,35 @@ func TestScope_SameInSQL(t *testing.T) {
 			return ids
 		}
 		for _, sql := range []string{
-			"SELECT id::text FROM dlq.find()", "SELECT id::text FROM dlq.entries", "SELECT id::text FROM dlq.dead_letter_queue", "SELECT dlq.find_ids('{}', 100)::text", "SELECT id::text FROM dlq.oldest_entries()",
-			"SELECT DISTINCT entry_id::text FROM dlq.dead_letter_transitions", "SELECT DISTINCT entry_id::text FROM dlq.audit() WHERE entry_id IS NOT NULL",
+			"SELECT id::text FROM dlq.find()", "SELECT id::text FROM dlq.entries", "SELECT id::text FROM dlq.dead_letter_queue",
+			"SELECT dlq.find_ids('{}', 100)::text", "SELECT id::text FROM dlq.oldest_entries()",
+			"SELECT DISTINCT entry_id::text FROM dlq.dead_letter_transitions",
+			"SELECT DISTINCT entry_id::text FROM dlq.audit() WHERE entry_id IS NOT NULL",
 			"SELECT DISTINCT entry_id::text FROM dlq.dead_letter_queue e, dlq.trail(e.id)",
 		} {
 			require.ElementsMatch(t, want, list(sql), s.name+": "+sql)
 		}
 		// Query plans reveal nothing outside the scope.
-		if s.scope != nil && !slices.ContainsFunc(s.entries, func(name string) bool { return strings.HasPrefix(name, "mailqueue") }) {
+		if s.scope != nil && !slices.ContainsFunc(s.entries, func(name string) bool {
+			return strings.HasPrefix(name,
+				"mailqueue")
+		}) {
 			_, err = b.pool.Exec(ctx, "UPDATE dlq.dead_letter_queue SET resolution_notes = 'for Anna' WHERE queue = 'mailqueue'")
 			require.NoError(t, err)
 			plan := func(word string) string {
-				return strings.ReplaceAll(strings.Join(list("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT id FROM dlq.entries WHERE resolution_notes >= '"+word+"' AND resolution_notes < '"+word+"~'"), "\n"), word, "X")
+				return strings.ReplaceAll(
+					strings.Join(list("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT id FROM dlq.entries WHERE "+
+						"resolution_notes >= '"+word+"' AND resolution_notes < '"+word+"~'"), "\n"), word, "X")
 			}
 			require.Equal(t, plan("nobody"), plan("for Anna"), s.name)
 		}
 		// A GRANT on all tables shows the same rows.
 		_, err = b.pool.Exec(ctx, "GRANT SELECT ON ALL TABLES IN SCHEMA dlq TO "+login)
 		require.NoError(t, err)
-		require.ElementsMatch(t, want, list(`SELECT id::text FROM dlq.dead_letter_inbox UNION ALL SELECT id::text FROM dlq.dead_letter_open
-			UNION ALL SELECT id::text FROM dlq.dead_letter_resolved UNION ALL SELECT id::text FROM dlq.dead_letter_failed UNION ALL SELECT id::text FROM dlq.dead_letter_archived`), s.name)
+		require.ElementsMatch(t, want, list(`SELECT id::text FROM dlq.dead_letter_inbox UNION ALL SELECT id::text
+			FROM dlq.dead_letter_open
+			UNION ALL SELECT id::text FROM dlq.dead_letter_resolved UNION ALL SELECT id::text FROM dlq.dead_letter_failed
+			UNION ALL SELECT id::text FROM dlq.dead_letter_archived`), s.name)
 		require.Empty(t, list("SELECT name FROM dlq.tokens"))
 		_, err = b.pool.Exec(ctx, "REVOKE SELECT ON ALL TABLES IN SCHEMA dlq FROM "+login)
 		require.NoError(t, err)
@@ -454,7 +488,8 @@ func TestScope_SameInSQL(t *testing.T) {
 		require.Equal(t, len(want), sum("SELECT changed FROM dlq.act_where('note', '{}', p_note => 'seen', p_all => true)"))
 		queues := []string{}
 		queues = append(queues, s.queues...)
-		require.ElementsMatch(t, queues, list("SELECT name FROM (SELECT substr(name, 7) AS name FROM dlq.circuit_breakers) b"))
+		require.ElementsMatch(t, queues,
+			list("SELECT name FROM (SELECT substr(name, 7) AS name FROM dlq.circuit_breakers) b"))
 		require.ElementsMatch(t, queues, list("SELECT DISTINCT queue FROM dlq.rollup_backlog"))
 		require.Len(t, list("SELECT id::text FROM dlq.replay_runs"), len(queues))
 		require.Len(t, list("SELECT DISTINCT run_id::text FROM dlq.replay_run_entries"), len(queues))
@@ -466,14 +501,16 @@ func TestScope_SameInSQL(t *testing.T) {
 			require.Equal(t, len(want), sum("SELECT coalesce(sum(failures), 0)::int FROM dlq.error_types()"))
 			require.ElementsMatch(t, queues, list("SELECT queue FROM dlq.groups"))
 		} else {
-			for _, f := range []string{"stats()", "flow()", "times()", "heat_map()", "error_types()", "top_groups()", "groups()", "retry_cost()", "replay_success()"} {
+			for _, f := range []string{"stats()", "flow()", "times()", "heat_map()", "error_types()", "top_groups()", "groups()",
+				"retry_cost()", "replay_success()"} {
 				_, err := conn.Exec(ctx, "SELECT * FROM dlq."+f)
 				require.ErrorContains(t, err, "limited to some kinds", f)
 			}
 		}
 		if s.scope != nil {
 			for _, sql := range []string{
-				"SELECT dlq.stop_automatic()", "SELECT * FROM dlq.capture_status()", "SELECT * FROM dlq.sweep_redeliveries()", "SELECT * FROM dlq.noisiest_sources()", "SELECT dlq.set_automatic('all', '', true)",
+				"SELECT dlq.stop_automatic()", "SELECT * FROM dlq.capture_status()", "SELECT * FROM dlq.sweep_redeliveries()",
+				"SELECT * FROM dlq.noisiest_sources()", "SELECT dlq.set_automatic('all', '', true)",
 				"SELECT dlq.replay_start('{}', p_all => true, p_queue => 'default', p_force => true)",
 			} {
 				_, err := conn.Exec(ctx, sql)
@@ -492,7 +529,9 @@ func TestScope_SameInSQL(t *testing.T) {
 			require.NoError(t, err)
 			_, err = conn.Exec(ctx, `CREATE FUNCTION pg_temp.peep(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS $$ BEGIN RAISE NOTICE 'saw %', $1; PERFORM set_config('peep.saw', coalesce(current_setting('peep.saw', true), '') || $1, false); RETURN true; END $$`)
 			require.NoError(t, err)
-			for _, sql := range []string{"SELECT id::text FROM dlq.entries WHERE pg_temp.peep(id::text)", "SELECT id::text FROM dlq.dead_letter_queue WHERE pg_temp.peep(id::text)", "SELECT queue FROM dlq.backlog WHERE pg_temp.peep(queue)"} {
+			for _, sql := range []string{"SELECT id::text FROM dlq.entries WHERE pg_temp.peep(id::text)",
+				"SELECT id::text FROM dlq.dead_letter_queue WHERE pg_temp.peep(id::text)",
+				"SELECT queue FROM dlq.backlog WHERE pg_temp.peep(queue)"} {
 				list(sql)
 			}
 			var saw *string
@@ -511,8 +550,10 @@ func TestScope_SameInSQL(t *testing.T) {
 		_, err = admin.Exec(ctx, "DROP ROLE "+login)
 		require.NoError(t, err)
 	}
-	require.Equal(t, 1, b.count("SELECT count(*) FROM pg_class WHERE oid = 'dlq.visible_entries'::regclass AND reloptions @> '{security_barrier=false}'"), "without scopes there is no security barrier")
-	require.NotZero(t, b.count("SELECT count(*) FROM dlq.acts WHERE subject LIKE 'role scoped_%' AND act = 'limited' AND actor IS NOT NULL"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM pg_class WHERE oid = 'dlq.visible_entries'::regclass
+		AND reloptions @> '{security_barrier=false}'`), "without scopes there is no security barrier")
+	require.NotZero(t, b.count(`SELECT count(*) FROM dlq.acts WHERE subject LIKE 'role scoped_%' AND act = 'limited'
+		AND actor IS NOT NULL`))
 }
 
 // Scopes mean the same in Go, in SQL for a constant, and in SQL for many rows, with any characters
@@ -524,7 +565,8 @@ func TestScope_PatternsAgreeInGoAndSQL(t *testing.T) {
 	patterns := []string{"a", "a*", "*b", "a*b", "*", "a%", "a_", `a\`, "\x01*", "*:a", "ä", "%"}
 	var scopes []access.Scope
 	for _, p := range patterns {
-		scopes = append(scopes, access.Scope{{Queues: []string{p}}}, access.Scope{{Kinds: []string{p, "nothing"}}}, access.Scope{{Queues: []string{"a*"}, Kinds: []string{p}}},
+		scopes = append(scopes, access.Scope{{Queues: []string{p}}}, access.Scope{{Kinds: []string{p, "nothing"}}},
+			access.Scope{{Queues: []string{"a*"}, Kinds: []string{p}}},
 			access.Scope{{Queues: []string{"nothing"}}, {Queues: []string{p}, Kinds: []string{"a"}}})
 	}
 	for _, scope := range append(scopes, access.Scope{}, access.Scope{{}}) {
@@ -534,7 +576,9 @@ func TestScope_PatternsAgreeInGoAndSQL(t *testing.T) {
 		}
 		raw, err := json.Marshal(scope)
 		require.NoError(t, err)
-		rows, err := pool.Query(t.Context(), `SELECT q, k, dlq.in_scope(q, k, $1::jsonb), dlq.in_patterns(q, k, (SELECT dlq.scope_patterns($1::jsonb))) FROM unnest($2::text[]) q, unnest($2::text[] || NULL) k`, string(raw), names)
+		rows, err := pool.Query(t.Context(), `SELECT q, k, dlq.in_scope(q, k, $1::jsonb),
+			dlq.in_patterns(q, k, (SELECT dlq.scope_patterns($1::jsonb))) FROM unnest($2::text[]) q,
+				unnest($2::text[] || NULL) k`, string(raw), names)
 		require.NoError(t, err)
 		var queue string
 		var kind *string
@@ -550,7 +594,8 @@ func TestScope_PatternsAgreeInGoAndSQL(t *testing.T) {
 		require.NoError(t, err)
 	}
 	var unlimited, nothing bool
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT dlq.in_scope('q', 'k', NULL), dlq.in_scope('q', NULL, '[{"queues": [null]}]')`).Scan(&unlimited, &nothing))
+	require.NoError(t, pool.QueryRow(t.Context(),
+		`SELECT dlq.in_scope('q', 'k', NULL), dlq.in_scope('q', NULL, '[{"queues": [null]}]')`).Scan(&unlimited, &nothing))
 	require.True(t, unlimited)
 	require.False(t, nothing, "an invalid pattern matches nothing")
 }
@@ -567,8 +612,12 @@ func TestScope_LimitsMoves(t *testing.T) {
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "park", "filter": {}, "all": true, "dryRun": true}`)
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, out, `"chosen":1,`)
-	for filter, chosen := range map[string]string{`{}`: "1", `{"queue": ["mailqueue"]}`: "0", `{"ids": ["` + b.ids["mailqueue/order.paid"] + `"]}`: "0", `{"kind": ["*"], "ids": ["` + own + `"]}`: "1"} {
-		status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": `+filter+`, "all": true, "note": "n"}`)
+	for filter, chosen := range map[string]string{
+		`{}`: "1", `{"queue": ["mailqueue"]}`: "0", `{"ids": ["` + b.ids["mailqueue/order.paid"] + `"]}`: "0",
+		`{"kind": ["*"], "ids": ["` + own + `"]}`: "1",
+	} {
+		status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "note", "filter": `+filter+
+			`, "all": true, "note": "n"}`)
 		require.Equal(t, http.StatusOK, status, out)
 		require.Contains(t, out, `"chosen":`+chosen+`,"changed":`+chosen, filter)
 	}
@@ -579,7 +628,8 @@ func TestScope_LimitsMoves(t *testing.T) {
 	require.Contains(t, out, `"total":1,`)
 	for _, queue := range []string{"mailqueue", "pay_eu"} {
 		for _, dry := range []string{"true", "false"} {
-			status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "queue": "`+queue+`", "dryRun": `+dry+`}`)
+			status, out = b.as(operator, "POST", "/api/dlq/replay", `{"filter": {}, "all": true, "force": true, "queue": "`+
+				queue+`", "dryRun": `+dry+`}`)
 			require.Equal(t, http.StatusForbidden, status, out)
 		}
 	}
@@ -630,12 +680,16 @@ func TestScope_LimitsSenders(t *testing.T) {
 	require.Equal(t, http.StatusConflict, status, out)
 	require.NotContains(t, out, "job")
 	wide := b.token(access.Sender, access.Scope{{Queues: []string{"pay*"}}})
-	status, out = b.as(wide, "POST", "/api/messages", strings.Replace(message("m3", "order.paid"), `"default"`, `"payx"`, 1))
+	status, out = b.as(wide, "POST", "/api/messages",
+		strings.Replace(message("m3", "order.paid"), `"default"`, `"payx"`, 1))
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
 	require.NotContains(t, out, "default")
 	status, out = b.as(sender, "POST", "/api/messages", message("m2", "user.mail"))
 	require.Equal(t, http.StatusForbidden, status, out)
-	for scope, found := range map[string]int{`{"queues": ["default"]}`: http.StatusOK, `{"kinds": ["order*"]}`: http.StatusOK, `{"kinds": ["user*"]}`: http.StatusNotFound, `{"queues": ["pay_eu"]}`: http.StatusNotFound} {
+	for scope, found := range map[string]int{
+		`{"queues": ["default"]}`: http.StatusOK, `{"kinds": ["order*"]}`: http.StatusOK,
+		`{"kinds": ["user*"]}`: http.StatusNotFound, `{"queues": ["pay_eu"]}`: http.StatusNotFound,
+	} {
 		var part access.Part
 		require.NoError(t, json.Unmarshal([]byte(scope), &part))
 		status, out := b.as(b.token(access.Reader, access.Scope{part}), "GET", "/api/messages/m1", "")

@@ -198,7 +198,8 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8), began: time.Now()}
 	var err error
 	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(), Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
+		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(),
+		Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
 	})
 	if err != nil {
 		return nil, err
@@ -330,7 +331,9 @@ func (s *Server) migrator() *postgres.Migrator {
 func (s *Server) openDatabase(ctx context.Context) error {
 	url := s.config.DatabaseURL
 	if url == "" {
-		embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{DataDir: s.config.DataDir, BinDir: s.config.PostgresBin, Logger: s.logger})
+		embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{
+			DataDir: s.config.DataDir, BinDir: s.config.PostgresBin, Logger: s.logger,
+		})
 		if err != nil {
 			return err
 		}
@@ -357,7 +360,8 @@ func (s *Server) openDatabase(ctx context.Context) error {
 func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
 		Logger:  s.logger.With("part", "delivery"),
-		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(), Observe: s.metrics.ObserveDelivery, Tracer: s.telemetry.Tracer,
+		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(),
+		Observe: s.metrics.ObserveDelivery, Tracer: s.telemetry.Tracer,
 		InDoubt: s.process.InDoubt, Holds: s.guard.Load().Holds,
 	})
 	var err error
@@ -379,7 +383,10 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		return fmt.Errorf("processing: %w", err)
 	}
 	s.queues = s.river.Loop()
-	releaser := &delivery.Releaser{DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Restored: func() bool { return s.guard.Load().Held() != nil }}
+	releaser := &delivery.Releaser{
+		DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger,
+		Restored: func() bool { return s.guard.Load().Held() != nil },
+	}
 	s.loops.Add(s.queues, releaser.Loop())
 	return s.process.Once(ctx) // announces the queues
 }
@@ -397,7 +404,8 @@ func (s *Server) startDLQWorker() error {
 	}
 	config := worker.Config{
 		Store: s.store, Planner: s.planner.Load, Logger: s.logger.With("part", "dlq-workers"),
-		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(), Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.notifyParked,
+		PollInterval: s.config.PollInterval, WakeTopic: s.config.Schemas.WakeTopic(),
+		Observe: s.metrics.ObserveWorker, ObserveStage: s.metrics.ObserveStage, Parked: s.notifyParked,
 		TryLock: s.guard.Load().TryLock, BeforeFiling: regrouper.AliasMarked, Tracer: s.telemetry.Tracer,
 	}
 	if !s.config.PollOnly {
@@ -410,7 +418,8 @@ func (s *Server) startDLQWorker() error {
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
 	approved := (&approval.Runner{
-		Store: s.store, Replayer: s.replayer(), Archive: s.archive, Logger: s.logger.With("part", "approvals"), Observe: s.metrics.ObserveApproval,
+		Store: s.store, Replayer: s.replayer(), Archive: s.archive,
+		Logger: s.logger.With("part", "approvals"), Observe: s.metrics.ObserveApproval,
 	}).Loop()
 	s.loops.Add(approved)
 	s.wakeApproved = approved.Wake
@@ -430,12 +439,17 @@ func (s *Server) replayer() *replay.Replayer {
 // startMaintenance adds the maintenance loops: partitions, retention, rollups, the metrics sample and the
 // reconciler.
 func (s *Server) startMaintenance() {
-	keeper := &retention.Keeper{Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger, Observe: s.metrics.ObserveRetention}
+	keeper := &retention.Keeper{
+		Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger, Observe: s.metrics.ObserveRetention,
+	}
 	s.loops.Add(
 		background.New(background.Config{
 			Name: "partitions", Interval: postgres.PartitionInterval,
 			Failing: "creating partitions failed; rows of a missing partition go to the default one",
-			Once:    background.Each(func(ctx context.Context) error { return postgres.EnsurePartitions(ctx, s.pool, s.config.Schemas) }),
+			Once: background.Each(func(ctx context.Context) error {
+				return postgres.EnsurePartitions(ctx, s.pool,
+					s.config.Schemas)
+			}),
 		}),
 		background.New(background.Config{
 			Name: "ordered-places", Interval: postgres.PartitionInterval, Timeout: forgetTimeout,
@@ -491,7 +505,8 @@ func (s *Server) notifyParked(parked []worker.Parked) {
 	}
 	for g, n := range counts {
 		if mark := marks[g.Key]; !mark.Muted {
-			s.logger.Warn("dead letters need a person", "queue", g.Queue, "error_class", g.class, "fingerprint", g.Fingerprint, "entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
+			s.logger.Warn("dead letters need a person", "queue", g.Queue, "error_class", g.class, "fingerprint", g.Fingerprint,
+				"entries", n, "owner", mark.Owner, "regressed", mark.Fixed)
 		}
 	}
 }
@@ -571,7 +586,8 @@ func (s *Server) startIntake() (err error) {
 		queues = process.NewQueues(s.store.DB())
 	}
 	s.ingester, err = ingest.New(ingest.Config{
-		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy, Breakers: s.breakers, Logger: s.logger, Observe: s.metrics.ObserveInsert,
+		Pool: s.pool, Schemas: s.config.Schemas, Policy: s.policy,
+		Breakers: s.breakers, Logger: s.logger, Observe: s.metrics.ObserveInsert,
 		MaxPending: s.config.MaxPending, Worked: queues,
 	})
 	if err != nil {
@@ -602,11 +618,15 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Open: s.config.Insecure || exposedAddress(s.config.Listen) == "", Logger: s.logger,
 	}
 	handler := api.New(api.Config{
-		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups, Views: &savedview.Store{Store: s.store}, Archive: s.archive, Planner: s.planner.Load, Breakers: s.breakers, River: riverAdmin, Metrics: s.metrics, Logger: s.logger, MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
+		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups,
+		Views: &savedview.Store{Store: s.store}, Archive: s.archive, Planner: s.planner.Load,
+		Breakers: s.breakers, River: riverAdmin, Metrics: s.metrics, Logger: s.logger,
+		MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),
 		Approvals: &approval.Store{Store: s.store, Wake: s.wakeApproved},
-		Parked:    s.notifyParked, Health: s.health, Queues: s.queueHealth, Ready: s.ready, Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel, StatusOnly: !s.config.API,
+		Parked:    s.notifyParked, Health: s.health, Queues: s.queueHealth, Ready: s.ready,
+		Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel, StatusOnly: !s.config.API,
 		Draft: s.draft, DraftFiles: s.config.Source.DraftFiles(),
 		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
 		Console: func(operations, notServed http.Handler) api.Console {
@@ -618,7 +638,8 @@ func (s *Server) startAPI(ctx context.Context) error {
 		},
 	})
 	s.http = &http.Server{
-		Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout, MaxHeaderBytes: maxHeaderBytes, IdleTimeout: idleTimeout,
+		Handler: handler, ConnContext: access.ConnContext, ReadHeaderTimeout: readHeaderTimeout,
+		MaxHeaderBytes: maxHeaderBytes, IdleTimeout: idleTimeout,
 		ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn),
 	}
 	if s.certificates != nil {

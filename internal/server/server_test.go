@@ -62,7 +62,8 @@ func setup(t *testing.T, o options) *bundle {
 	config := server.Config{
 		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: slog.New(slog.DiscardHandler),
-		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second, Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
+		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second,
+		Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
 	}
 	soon := []time.Duration{20 * time.Millisecond}
 	strategies := &rules.Routing.Strategies
@@ -103,7 +104,8 @@ func (b *bundle) call(method, path, body string) (int, map[string]any, http.Head
 	raw, err := io.ReadAll(response.Body)
 	require.NoError(b, err)
 	out := map[string]any{}
-	if strings.Contains(response.Header.Get("Content-Type"), "json") && !strings.Contains(response.Header.Get("Content-Type"), "ndjson") {
+	if strings.Contains(response.Header.Get("Content-Type"), "json") &&
+		!strings.Contains(response.Header.Get("Content-Type"), "ndjson") {
 		require.NoError(b, json.Unmarshal(raw, &out), string(raw))
 		if response.StatusCode >= 400 {
 			require.Contains(b, response.Header.Get("Content-Type"), "application/problem+json")
@@ -116,7 +118,8 @@ func (b *bundle) call(method, path, body string) (int, map[string]any, http.Head
 
 func (b *bundle) submit(id string) {
 	b.Helper()
-	status, out, _ := b.call("POST", "/api/messages", fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`, id))
+	status, out, _ := b.call("POST", "/api/messages",
+		fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`, id))
 	require.Equal(b, http.StatusAccepted, status, out)
 }
 
@@ -196,7 +199,8 @@ func TestEntry_ReplaysWithAnEditedPayload(t *testing.T) {
 	b.awaitEntry(id, "dlq_manual")
 	status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"payload": "a\u0000b"}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	status, out, _ = b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"actor": "kim", "note": "amount mended", "payload": {"n": "mended"}}`)
+	status, out, _ = b.call("POST", "/api/dlq/entries/"+id+"/replay",
+		`{"actor": "kim", "note": "amount mended", "payload": {"n": "mended"}}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Equal(t, "dlq_processing", out["status"])
 	entry := b.awaitEntry(id, "dlq_resolved")
@@ -250,7 +254,9 @@ func TestEntry_AllowsOperatorMovesByStatus(t *testing.T) {
 
 func TestEntries_ListPagesAndFilters(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false }})
+	b := setup(t, options{
+		receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DLQWorkers = false },
+	})
 	for i := range 5 {
 		b.submit(fmt.Sprintf("m%d", i))
 		b.awaitMessage(fmt.Sprintf("m%d", i), "dead-lettered")
@@ -274,7 +280,8 @@ func TestEntries_ListPagesAndFilters(t *testing.T) {
 	require.Empty(t, page["entries"])
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	for query, want := range map[string]int{
-		"status=dlq_pending,dlq_manual": 5, "status=dlq_failed": 0, "queue=default": 5, "kind=order.placed": 5, "kind=other": 0,
+		"status=dlq_pending,dlq_manual": 5, "status=dlq_failed": 0,
+		"queue=default": 5, "kind=order.placed": 5, "kind=other": 0,
 		"errorType=HTTP_404": 5, "errorClass=not_found": 0, "source=x": 0, "after=2020-01-01T00:00:00Z": 5,
 		"before=" + url.QueryEscape("2020-01-01T00:00:00+02:00"): 0,
 	} {
@@ -282,7 +289,8 @@ func TestEntries_ListPagesAndFilters(t *testing.T) {
 		require.Equal(t, http.StatusOK, status, "%s: %v", query, page)
 		require.Len(t, page["entries"], want, query)
 	}
-	for _, query := range []string{"status=open", "limit=0", "limit=501", "order=random", "cursor=abc", "after=yesterday", "queeu=default"} {
+	for _, query := range []string{"status=open", "limit=0", "limit=501", "order=random", "cursor=abc", "after=yesterday",
+		"queeu=default"} {
 		status, _, _ := b.call("GET", "/api/dlq/entries?"+query, "")
 		require.Equal(t, http.StatusUnprocessableEntity, status, query)
 	}
@@ -295,15 +303,17 @@ func TestSubmit_InvalidInputStoresNothing(t *testing.T) {
 		body, location string
 		status         int
 	}{
-		"unknown queue":     {`{"queue": "nowhere", "kind": "k", "payload": 1}`, "body.queue", 422},
-		"bad JSON":          {`{"queue": `, "body", 400},
-		"empty":             {``, "", 400},
-		"NUL":               {`{"queue": "default", "kind": "k", "payload": "\u0000"}`, "body.payload", 400},
-		"invalid UTF-8":     {"{\"queue\": \"default\", \"kind\": \"k\", \"payload\": \"\xff\"}", "body.payload", 400},
-		"too deep":          {`{"queue": "default", "kind": "k", "payload": ` + strings.Repeat("[", 99) + strings.Repeat("]", 99) + `}`, "body.payload" + strings.Repeat("[0]", 63), 400},
+		"unknown queue": {`{"queue": "nowhere", "kind": "k", "payload": 1}`, "body.queue", 422},
+		"bad JSON":      {`{"queue": `, "body", 400},
+		"empty":         {``, "", 400},
+		"NUL":           {`{"queue": "default", "kind": "k", "payload": "\u0000"}`, "body.payload", 400},
+		"invalid UTF-8": {"{\"queue\": \"default\", \"kind\": \"k\", \"payload\": \"\xff\"}", "body.payload", 400},
+		"too deep": {`{"queue": "default", "kind": "k", "payload": ` + strings.Repeat("[", 99) + strings.Repeat("]",
+			99) + `}`, "body.payload" + strings.Repeat("[0]", 63), 400},
 		"negative priority": {`{"queue": "default", "kind": "k", "payload": 1, "priority": -1}`, "body.priority", 422},
-		"date":              {`{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "tomorrow"}`, "body.scheduledAt", 422},
-		"too large":         {`{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 10_000) + `"}`, "", 413},
+		"date": {`{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "tomorrow"}`,
+			"body.scheduledAt", 422},
+		"too large": {`{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 10_000) + `"}`, "", 413},
 	} {
 		status, out, _ := b.call("POST", "/api/messages", test.body)
 		require.Equal(t, test.status, status, "%s: %v", name, out)
@@ -312,7 +322,8 @@ func TestSubmit_InvalidInputStoresNothing(t *testing.T) {
 		}
 	}
 	good := `{"queue": "default", "kind": "k", "payload": 1}`
-	status, out, _ := b.call("POST", "/api/messages/batch", `{"messages": [`+good+`, {"queue": "nowhere", "kind": "k", "payload": 1}]}`)
+	status, out, _ := b.call("POST", "/api/messages/batch",
+		`{"messages": [`+good+`, {"queue": "nowhere", "kind": "k", "payload": 1}]}`)
 	require.Equal(t, 422, status)
 	require.Equal(t, "body.messages[1].queue", out["errors"].([]any)[0].(map[string]any)["location"])
 	status, _, _ = b.call("POST", "/api/messages/batch", `{"messages": [`+good+strings.Repeat(`,`+good, 1000)+`]}`)
@@ -339,7 +350,8 @@ func TestAPI_ServesHealthAndItsDocument(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"database", "schema", "policy", "access", "automatic", "restored", "capture", "ingest", "processing",
-		"presence", "server", "rescue", "circuit-breakers", "conditions", "partitions", "ordered-places", "sessions", "retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
+		"presence", "server", "rescue", "circuit-breakers", "conditions", "partitions", "ordered-places", "sessions",
+		"retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
 		"filing", "dlq-workers", "redeliveries", "gates", "observed", "smart-retry", "wake-ups", "regrouping",
 		"replay-runs", "approvals", "queue-breakers", "attachment",
 	}, names)
@@ -499,7 +511,8 @@ func TestSubmit_LimitsTheMemoryOfAllBodies(t *testing.T) {
 func TestAPI_RefusesOtherOrigins(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
-	request, err := http.NewRequestWithContext(t.Context(), "POST", b.base+"/api/messages", strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
+	request, err := http.NewRequestWithContext(t.Context(), "POST", b.base+"/api/messages",
+		strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
 	require.NoError(t, err)
 	request.Header.Set("Origin", "https://evil.example")
 	response, err := http.DefaultClient.Do(request)
@@ -522,7 +535,8 @@ func TestParts_RunInSeparateProcesses(t *testing.T) {
 	rules, err := policy.Default(receiver.URL)
 	require.NoError(t, err)
 	s, err := server.Start(t.Context(), server.Config{
-		DatabaseURL: front.url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: rules, Logger: slog.New(slog.DiscardHandler),
+		DatabaseURL: front.url, Schemas: postgres.DefaultSchemas(),
+		Process: true, Policy: rules, Logger: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
 	front.awaitMessage("m1", "completed")
@@ -542,10 +556,12 @@ func TestListen_UnixSocket(t *testing.T) {
 	stale.SetUnlinkOnClose(false)
 	require.NoError(t, stale.Close()) // as after a kill
 	b := setup(t, options{config: func(c *server.Config) { c.Listen = append(c.Listen, "unix:"+path) }})
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _,
+		_ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
 	}}}
-	response, err := client.Post("http://dlqd/api/messages", "application/json", strings.NewReader(`{"messageId": "u1", "queue": "default", "kind": "k", "payload": 1}`))
+	response, err := client.Post("http://dlqd/api/messages", "application/json",
+		strings.NewReader(`{"messageId": "u1", "queue": "default", "kind": "k", "payload": 1}`))
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, 202, response.StatusCode)
@@ -561,7 +577,8 @@ func TestListen_UnixSocket(t *testing.T) {
 func TestStart_RefusesAnOldSchema(t *testing.T) {
 	t.Parallel()
 	_, err := server.Start(t.Context(), server.Config{
-		DatabaseURL: postgrestest.Empty(t), Schemas: postgres.DefaultSchemas(), API: true, Logger: slog.New(slog.DiscardHandler),
+		DatabaseURL: postgrestest.Empty(t), Schemas: postgres.DefaultSchemas(),
+		API: true, Logger: slog.New(slog.DiscardHandler),
 	})
 	require.ErrorIs(t, err, postgres.ErrSchemaOld)
 	require.ErrorContains(t, err, "dlqd migrate up")
@@ -573,8 +590,13 @@ func TestStart_RefusesToDeliverOnAnOlderRiver(t *testing.T) {
 	url := postgrestest.Empty(t)
 	pool := postgrestest.Open(t, url)
 	postgrestest.MigrateRiver(t, pool, "", 6)
-	require.NoError(t, (&postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}).Attach(t.Context()))
-	config := server.Config{DatabaseURL: url, Schemas: postgres.DefaultSchemas(), Process: true, Policy: &policy.Policy{}, Logger: slog.New(slog.DiscardHandler)}
+	require.NoError(t, (&postgres.Migrator{
+		Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
+	}).Attach(t.Context()))
+	config := server.Config{
+		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), Process: true,
+		Policy: &policy.Policy{}, Logger: slog.New(slog.DiscardHandler),
+	}
 	_, err := server.Start(t.Context(), config)
 	require.ErrorContains(t, err, "run River's migrations")
 
@@ -643,9 +665,14 @@ func TestSchemas_CustomNames(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	schemas := postgres.Schemas{DLQ: "dead_letters", River: "jobs"}
-	migrator := &postgres.Migrator{Pool: postgrestest.Open(t, url), Schemas: schemas, Logger: slog.New(slog.DiscardHandler)}
+	migrator := &postgres.Migrator{
+		Pool: postgrestest.Open(t, url), Schemas: schemas, Logger: slog.New(slog.DiscardHandler),
+	}
 	require.NoError(t, migrator.Up(t.Context()))
-	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) { c.DatabaseURL, c.Schemas = url, schemas }})
+	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
+		c.DatabaseURL,
+			c.Schemas = url, schemas
+	}})
 	b.submit("m1")
 	id := b.awaitMessage("m1", "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
 	b.awaitEntry(id, "dlq_manual")
@@ -655,7 +682,8 @@ func TestSchemas_CustomNames(t *testing.T) {
 	_, list, _ := b.call("GET", "/api/dlq/entries?queue=default", "")
 	require.Len(t, list["entries"], 1)
 	b.pool = migrator.Pool
-	require.NotZero(t, b.count("SELECT count(*) FROM dead_letters.dead_letter_transitions WHERE origin LIKE 'API, from 127.0.0.1%'"))
+	require.NotZero(t, b.count(`SELECT count(*) FROM dead_letters.dead_letter_transitions
+		WHERE origin LIKE 'API, from 127.0.0.1%'`))
 }
 
 // Scopes also work in schemas with other names.
@@ -663,18 +691,23 @@ func TestSchemas_CustomNamesWithScopes(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)
 	schemas := postgres.Schemas{DLQ: "dead_letters", River: "jobs"}
-	migrator := &postgres.Migrator{Pool: postgrestest.Open(t, url), Schemas: schemas, Logger: slog.New(slog.DiscardHandler)}
+	migrator := &postgres.Migrator{
+		Pool: postgrestest.Open(t, url), Schemas: schemas, Logger: slog.New(slog.DiscardHandler),
+	}
 	require.NoError(t, migrator.Up(t.Context()))
 	b := setup(t, options{config: func(c *server.Config) {
 		c.DatabaseURL, c.Schemas, c.Process, c.DLQWorkers = url, schemas, false, false
 		c.Policy.Access.Authentication = []string{"tokens"}
 	}})
 	b.pool = migrator.Pool
-	_, err := b.pool.Exec(t.Context(), "INSERT INTO jobs.river_job (kind, args, queue, max_attempts, state) VALUES ('a', '{}', 'mail', 1, 'running')")
+	_, err := b.pool.Exec(t.Context(), `INSERT INTO jobs.river_job (kind, args, queue, max_attempts, state)
+		VALUES ('a', '{}', 'mail', 1, 'running')`)
 	require.NoError(t, err)
 	_, err = b.pool.Exec(t.Context(), "UPDATE jobs.river_job SET state = 'discarded', finalized_at = now()")
 	require.NoError(t, err)
-	secret, err := access.NewStore(b.pool, schemas).Create(t.Context(), &access.Token{Name: "kim", Role: access.Operator, Queues: []string{"payments"}}, "test")
+	secret, err := access.NewStore(b.pool, schemas).Create(t.Context(), &access.Token{
+		Name: "kim", Role: access.Operator, Queues: []string{"payments"},
+	}, "test")
 	require.NoError(t, err)
 	require.Equal(t, 200, b.as(secret, "POST", "/api/dlq/bulk", `{"do": "discard", "filter": {}, "all": true}`))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dead_letters.dead_letter_queue WHERE status = 'dlq_pending'"))

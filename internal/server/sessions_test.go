@@ -31,10 +31,12 @@ type browser struct {
 // signIn creates a token and signs a user in with it.
 func (b *bundle) signIn(name string, role access.Role) *browser {
 	b.Helper()
-	secret, err := access.NewStore(b.pool, postgres.DefaultSchemas()).Create(b.Context(), &access.Token{Name: name, Role: role}, "test")
+	secret, err := access.NewStore(b.pool, postgres.DefaultSchemas()).Create(b.Context(),
+		&access.Token{Name: name, Role: role}, "test")
 	require.NoError(b, err)
 	one := &browser{bundle: b}
-	response, body := one.asks("POST", "/sign-in", url.Values{"token": {secret}}.Encode(), "Content-Type", "application/x-www-form-urlencoded")
+	response, body := one.asks("POST", "/sign-in", url.Values{"token": {secret}}.Encode(), "Content-Type",
+		"application/x-www-form-urlencoded")
 	require.Equal(b, http.StatusSeeOther, response.StatusCode, body)
 	require.NotEmpty(b, one.cookie)
 	return one
@@ -55,7 +57,10 @@ func (b *browser) request(method, path, body string, headers ...string) *http.Re
 
 func (b *browser) asks(method, path, body string, headers ...string) (*http.Response, string) {
 	b.Helper()
-	response, err := (&http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}).Do(b.request(method, path, body, headers...))
+	response, err := (&http.Client{CheckRedirect: func(*http.Request,
+		[]*http.Request) error {
+		return http.ErrUseLastResponse
+	}}).Do(b.request(method, path, body, headers...))
 	require.NoError(b, err)
 	defer response.Body.Close()
 	raw, err := io.ReadAll(response.Body)
@@ -114,21 +119,28 @@ func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 	response, body := kim.asks("GET", "/api/whoami", "")
 	require.Equal(t, http.StatusOK, response.StatusCode)
 	require.Contains(t, body, `"name":"kim","via":"token"`)
-	require.Equal(t, http.StatusNotFound, kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`), "the entry does not exist")
-	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/dlq/erasures", `{"filter": {"tags": ["x"]}, "note": "n"}`), "operators may not erase")
-	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`, "Sec-Fetch-Site", "cross-site"))
+	require.Equal(t, http.StatusNotFound,
+		kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`), "the entry does not exist")
+	require.Equal(t, http.StatusForbidden,
+		kim.status("POST", "/api/dlq/erasures", `{"filter": {"tags": ["x"]}, "note": "n"}`), "operators may not erase")
+	require.Equal(t, http.StatusForbidden,
+		kim.status("POST", "/api/dlq/entries/0198a0b0-0000-7000-8000-000000000000/discard", `{}`,
+			"Sec-Fetch-Site", "cross-site"))
 	require.Equal(t, http.StatusUnauthorized, kim.status("GET", "/api/dlq/entries", "", "Sec-Fetch-Site", "same-site"))
 
 	// Changed rights apply at once. A user who follows a run while the cookie is replaced continues
 	// to, until sign-out.
-	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, status) VALUES ('0198a0b0-0000-7000-8000-000000000000', '{}', 'kim', 1, 'paused')`)
-	follow, err := http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", ""))
+	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, status)
+		VALUES ('0198a0b0-0000-7000-8000-000000000000', '{}', 'kim', 1, 'paused')`)
+	follow, err := http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events",
+		""))
 	require.NoError(t, err)
 	defer follow.Body.Close()
 	require.Equal(t, http.StatusOK, follow.StatusCode)
 	before := kim.cookie
 	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 hours'")
-	require.Eventually(t, func() bool { kim.status("GET", "/api/whoami", ""); return kim.cookie != before }, time.Minute, 100*time.Millisecond)
+	require.Eventually(t, func() bool { kim.status("GET", "/api/whoami", ""); return kim.cookie != before }, time.Minute,
+		100*time.Millisecond)
 	require.Equal(t, http.StatusOK, kim.status("GET", "/api/whoami", ""))
 	// The cookie of the stream is no longer valid for new requests.
 	b.exec("UPDATE dlq.sessions SET previous_until = now()")
@@ -140,12 +152,14 @@ func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 	}
 	b.exec("UPDATE dlq.tokens SET role = 'reader'")
 	require.Eventually(t, func() bool {
-		return kim.status("POST", "/api/dlq/bulk", `{"do": "note", "filter": {"queue": ["q"]}, "note": "n", "dryRun": true}`) == http.StatusForbidden
+		return kim.status("POST", "/api/dlq/bulk",
+			`{"do": "note", "filter": {"queue": ["q"]}, "note": "n", "dryRun": true}`) == http.StatusForbidden
 	}, time.Minute, 100*time.Millisecond)
 	for events.Scan() { // ends because the user's rights changed
 	}
 	require.NoError(t, events.Err())
-	follow, err = http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events", ""))
+	follow, err = http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events",
+		""))
 	require.NoError(t, err)
 	defer follow.Body.Close()
 	require.Equal(t, http.StatusOK, follow.StatusCode)
@@ -178,14 +192,17 @@ func TestSessions_OnlyAdminsEndThoseOfOthers(t *testing.T) {
 	_, body := kim.asks("GET", "/api/sessions?name=lee", "")
 	require.JSONEq(t, `{"sessions": []}`, body)
 
-	require.Equal(t, http.StatusNotFound, kim.status("DELETE", "/api/sessions/"+ids["lee"], ""), "the same answer as for an unknown session")
+	require.Equal(t, http.StatusNotFound, kim.status("DELETE", "/api/sessions/"+ids["lee"], ""),
+		"the same answer as for an unknown session")
 	require.Equal(t, http.StatusForbidden, kim.status("POST", "/api/sessions/end", `{"name": "lee"}`))
-	require.Equal(t, http.StatusForbidden, lee.status("DELETE", "/api/sessions/"+ids["lee"], "", "Sec-Fetch-Site", "cross-site"))
+	require.Equal(t, http.StatusForbidden, lee.status("DELETE", "/api/sessions/"+ids["lee"], "",
+		"Sec-Fetch-Site", "cross-site"))
 	require.Equal(t, http.StatusOK, lee.status("GET", "/api/whoami", ""))
 	require.Equal(t, http.StatusOK, root.status("DELETE", "/api/sessions/"+ids["lee"]+"?note=left", ""))
 	require.Equal(t, http.StatusUnauthorized, lee.status("GET", "/api/whoami", ""))
 	require.Equal(t, http.StatusNotFound, root.status("DELETE", "/api/sessions/"+ids["lee"], ""))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended' AND actor = 'root' AND note = 'left' AND detail ->> 'of' = 'lee' AND origin LIKE 'API, from 127.0.0.1%'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.acts WHERE subject = 'sessions' AND act = 'ended'
+		AND actor = 'root' AND note = 'left' AND detail ->> 'of' = 'lee' AND origin LIKE 'API, from 127.0.0.1%'`))
 
 	second := &browser{bundle: b}
 	second.cookie = kim.cookie

@@ -49,7 +49,9 @@ func (r *traced) seen() []string {
 // parked.
 func (b *bundle) submitTraced(id string) string {
 	b.Helper()
-	request, err := http.NewRequestWithContext(b.Context(), http.MethodPost, b.base+"/api/messages", strings.NewReader(fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "payment.captured", "payload": {"card": "4111"}}`, id)))
+	request, err := http.NewRequestWithContext(b.Context(), http.MethodPost, b.base+"/api/messages",
+		strings.NewReader(fmt.Sprintf(
+			`{"messageId": %q, "queue": "default", "kind": "payment.captured", "payload": {"card": "4111"}}`, id)))
 	require.NoError(b, err)
 	request.Header.Set("Traceparent", "00-"+parentTrace+"-"+parentSpan+"-01")
 	request.Header.Set("Tracestate", "vendor=1")
@@ -59,7 +61,8 @@ func (b *bundle) submitTraced(id string) string {
 	require.Equal(b, http.StatusAccepted, response.StatusCode)
 	var entry uuid.UUID
 	require.Eventually(b, func() bool {
-		return b.pool.QueryRow(b.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND event_id = $1", id).Scan(&entry) == nil
+		return b.pool.QueryRow(b.Context(), `SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'
+			AND event_id = $1`, id).Scan(&entry) == nil
 	}, time.Minute, 50*time.Millisecond)
 	return entry.String()
 }
@@ -67,7 +70,8 @@ func (b *bundle) submitTraced(id string) string {
 // replayAll replays everything in a run, and returns the run's id once the entry is resolved.
 func (b *bundle) replayAll() string {
 	b.Helper()
-	status, run, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["default"]}, "force": true, "note": "fixed"}`)
+	status, run, _ := b.call("POST", "/api/dlq/replay",
+		`{"filter": {"queue": ["default"]}, "force": true, "note": "fixed"}`)
 	require.Equal(b, http.StatusAccepted, status, run)
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'") == 1
@@ -145,7 +149,8 @@ func TestTelemetry_TracesAMessage(t *testing.T) {
 	require.Equal(t, submission.GetSpanId(), redelivery.GetLinks()[0].GetSpanId())
 	require.Equal(t, submission.GetTraceId(), redelivery.GetLinks()[0].GetTraceId())
 	runSpan := one("replay run", 0, 1)
-	require.Equal(t, strings.ReplaceAll(run, "-", ""), hex.EncodeToString(runSpan.GetTraceId()), "the trace's id is the run's id")
+	require.Equal(t, strings.ReplaceAll(run, "-", ""), hex.EncodeToString(runSpan.GetTraceId()),
+		"the trace's id is the run's id")
 	require.Equal(t, runSpan.GetTraceId(), redelivery.GetLinks()[1].GetTraceId())
 	require.Equal(t, runSpan.GetSpanId(), redelivery.GetLinks()[1].GetSpanId())
 	require.Equal(t, "vendor=1", linkAttributes(redelivery.GetLinks()[0])["dlqd.tracestate"])

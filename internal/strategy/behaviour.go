@@ -261,7 +261,8 @@ func fieldsDiff(old, next []field) string {
 			before, after = maskedValue(was, path), maskedValue(is, path)
 		}
 		switch {
-		case old == nil && slices.Contains([]string{"", "0", "false", "[]"}, after), !had && after == "", !has && before == "":
+		case old == nil && slices.Contains([]string{"", "0", "false", "[]"}, after), !had && after == "",
+			!has && before == "":
 		case !had:
 			changes = append(changes, path+" "+after)
 		case !has:

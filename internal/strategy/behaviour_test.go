@@ -14,7 +14,8 @@ import (
 
 // complete is a policy with an element in every map and list.
 var complete = policytest.Files{
-	"retry-policies":  "queues: {orders: {destination: shop}, payments: {destination: bank}}\ndestinations: {shop: {url: \"http://s\"}, bank: {url: \"http://b\", secret: MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n",
+	"retry-policies": "queues: {orders: {destination: shop}, payments: {destination: bank}}\ndestinations: {shop: " +
+		"{url: \"http://s\"}, bank: {url: \"http://b\", secret: MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n",
 	"circuit-breaker": "destinations: {shop: {openFor: 1m}}\nriverQueues: {emails: {openFor: 1m}}\n",
 	"worker-pool":     "queues: {orders: {concurrency: 3}}\n",
 	"monitoring":      "queues: {orders: {maxOpen: 3}}\n",
@@ -130,9 +131,12 @@ func TestBehaviourDiff_DescribesChanges(t *testing.T) {
 	}{
 		{
 			"a queue's attempts, timeout and whenOpen",
-			policytest.Files{"retry-policies": "queues: {a: {destination: d}, b: {destination: d}, c: {destination: d}}\ndestinations: {d: {url: \"http://d\"}}\n"},
-			policytest.Files{"retry-policies": "defaults: {timeout: 90s}\nqueues: {a: {destination: d}, b: {destination: d}, c: {destination: d, timeout: 30s, maxAttempts: 9, whenOpen: accept}}\ndestinations: {d: {url: \"http://d\"}}\n"},
-			[]string{"other queues: timeout 30s -> 1m30s", "queue a, b: timeout 30s -> 1m30s", "queue c: maxAttempts 3 -> 9, whenOpen reject -> accept"},
+			policytest.Files{"retry-policies": "queues: {a: {destination: d}, b: {destination: d}, c: {destination: " +
+				"d}}\ndestinations: {d: {url: \"http://d\"}}\n"},
+			policytest.Files{"retry-policies": "defaults: {timeout: 90s}\nqueues: {a: {destination: d}, b: {destination: d}, " +
+				"c: {destination: d, timeout: 30s, maxAttempts: 9, whenOpen: accept}}\ndestinations: {d: {url: \"http://d\"}}\n"},
+			[]string{"other queues: timeout 30s -> 1m30s", "queue a, b: timeout 30s -> 1m30s",
+				"queue c: maxAttempts 3 -> 9, whenOpen reject -> accept"},
 		},
 		{
 			"defaults of breakers", nil,
@@ -151,11 +155,14 @@ func TestBehaviourDiff_DescribesChanges(t *testing.T) {
 		},
 		{
 			"a destination's secret is masked",
-			policytest.Files{"retry-policies": "queues: {a: {destination: d}}\ndestinations: {d: {url: \"http://d\", secret: MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n"},
-			policytest.Files{"retry-policies": "queues: {a: {destination: d}}\ndestinations: {d: {url: \"http://d\", secret: MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSx}}\n"},
+			policytest.Files{"retry-policies": "queues: {a: {destination: d}}\ndestinations: {d: {url: \"http://d\", secret: " +
+				"MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n"},
+			policytest.Files{"retry-policies": "queues: {a: {destination: d}}\ndestinations: {d: {url: \"http://d\", secret: " +
+				"MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSx}}\n"},
 			[]string{"destination d: secret (hidden) -> (hidden)"},
 		},
-		{"a default that is overridden everywhere changes nothing", nil, policytest.Files{"dlq-routing": "strategies: {immediate: {strategy: manual}}\n"}, nil},
+		{"a default that is overridden everywhere changes nothing", nil,
+			policytest.Files{"dlq-routing": "strategies: {immediate: {strategy: manual}}\n"}, nil},
 	} {
 		old, err := NewPlanner(policytest.Load(t, test.old), nil)
 		require.NoError(t, err)

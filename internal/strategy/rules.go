@@ -128,7 +128,8 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 		}
 	}
 	if cost > maxCost {
-		bad("rules", "have patterns of %d instructions in total; at most %d are allowed: avoid repetitions such as {100}", cost, maxCost)
+		bad("rules", "have patterns of %d instructions in total; at most %d are allowed: avoid repetitions such as {100}",
+			cost, maxCost)
 	}
 	return rules, errors.Join(problems...)
 }
@@ -151,7 +152,8 @@ func compilePattern(text string) (*regexp.Regexp, int, error) {
 		return nil, 0, err
 	}
 	if n := len(program.Inst); n > maxInstructions {
-		return nil, 0, fmt.Errorf("the pattern is too slow: it has %d instructions; at most %d are allowed: avoid repetitions such as {100}", n, maxInstructions)
+		return nil, 0, fmt.Errorf("the pattern is too slow: it has %d instructions; at most %d are allowed: avoid "+
+			"repetitions such as {100}", n, maxInstructions)
 	}
 	return pattern, len(program.Inst), nil
 }
@@ -177,7 +179,8 @@ func compileExpression(text string) (*expression, error) {
 		text, _ := params[0].(string)
 		return params[0] != nil && e.patterns[params[1].(int)].MatchString(bounded(text)), nil //nolint:forcetypeassert // bounds wrote it
 	}
-	program, err := expr.Compile(text, expr.Patch(&b), expr.Env(environment{}), expr.AsBool(), expr.MaxNodes(maxNodes), expr.DisableAllBuiltins(),
+	program, err := expr.Compile(text, expr.Patch(&b), expr.Env(environment{}), expr.AsBool(), expr.MaxNodes(maxNodes),
+		expr.DisableAllBuiltins(),
 		expr.EnableBuiltin("len"), expr.EnableBuiltin("lower"), expr.EnableBuiltin("upper"), expr.EnableBuiltin("trim"),
 		expr.EnableBuiltin("int"), expr.EnableBuiltin("float"), expr.EnableBuiltin("string"),
 		expr.Function(findFunction, find, new(func(any, int) bool)))
@@ -217,7 +220,10 @@ func (b *bounds) Visit(node *ast.Node) {
 				b.err = err
 				return
 			}
-			ast.Patch(node, &ast.CallNode{Callee: &ast.IdentifierNode{Value: findFunction}, Arguments: []ast.Node{n.Left, &ast.IntegerNode{Value: len(b.expression.patterns)}}})
+			ast.Patch(node, &ast.CallNode{
+				Callee:    &ast.IdentifierNode{Value: findFunction},
+				Arguments: []ast.Node{n.Left, &ast.IntegerNode{Value: len(b.expression.patterns)}},
+			})
 			b.expression.patterns = append(b.expression.patterns, pattern)
 			b.expression.instructions += instructions
 		}

@@ -57,7 +57,8 @@ rules:
 		{Facts{Source: "legacy-shop", Code: "404"}, "http-status"},
 		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 3}`)}, "when"},
 		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": 2}`)}, "none"},
-		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": "many"}`)}, "none"}, // an expression that fails does not match
+		// an expression that fails does not match
+		{Facts{Context: json.RawMessage(`{"region": "eu", "tries": "many"}`)}, "none"},
 		{Facts{Context: json.RawMessage(`["eu"]`)}, "none"},
 		{Facts{Context: json.RawMessage(`{"account": 9007199254740993}`)}, "account"},
 		{Facts{Context: json.RawMessage(`{"account": 9007199254740992}`)}, "none"}, // equal as a float64
@@ -115,16 +116,19 @@ rules:
 `)
 	rapid.Check(t, func(rt *rapid.T) {
 		f := Facts{
-			Type: rapid.String().Draw(rt, "type"), Code: rapid.String().Draw(rt, "code"), Message: rapid.String().Draw(rt, "message"),
-			Context: json.RawMessage(rapid.SampledFrom([]string{"", "{", "null", "[]", `{"a": 1}`, `{"a": {"b": []}}`, `{"x": {"y": 1}}`, `{"status": 1e99}`, `{"status": "503"}`}).Draw(rt, "context")),
+			Type: rapid.String().Draw(rt, "type"), Code: rapid.String().Draw(rt, "code"),
+			Message: rapid.String().Draw(rt, "message"),
+			Context: json.RawMessage(rapid.SampledFrom([]string{"", "{", "null", "[]", `{"a": 1}`, `{"a": {"b": []}}`,
+				`{"x": {"y": 1}}`, `{"status": 1e99}`, `{"status": "503"}`}).Draw(rt, "context")),
 		}
 		class, rule, _ := p.Classify(f)
 		require.Contains(rt, riverdlq.Classes(), class)
 		require.NotEmpty(rt, rule)
 	})
 	for name, f := range map[string]Facts{
-		"a pattern with exponential backtracking": {Type: strings.Repeat("a", 1<<20), Message: strings.Repeat("a", 1<<20) + "!"},
-		"a large context":                         {Context: json.RawMessage(`{"a": "` + strings.Repeat("x", 1<<20) + `"}`)},
+		"a pattern with exponential backtracking": {Type: strings.Repeat("a", 1<<20),
+			Message: strings.Repeat("a", 1<<20) + "!"},
+		"a large context": {Context: json.RawMessage(`{"a": "` + strings.Repeat("x", 1<<20) + `"}`)},
 	} {
 		class, _, _ := p.Classify(f)
 		require.Equal(t, riverdlq.ClassUnknown, class, name)
@@ -135,7 +139,8 @@ func TestRules_RejectUnboundedExpressions(t *testing.T) {
 	t.Parallel()
 	for _, expression := range []string{
 		`any(1..1000000000, # > 5)`, `map([1], # * 2) == [2]`, `repeat("x", 1000000000) == ""`, `reduce(1..10, #acc + #) > 3`,
-		`filter(context.list, # > 1) == []`, `1..1000000000 == [1]`, `message matches context.pattern`, strings.Repeat(`context.a == 1 || `, 100) + "true", `message + "x"`,
+		`filter(context.list, # > 1) == []`, `1..1000000000 == [1]`, `message matches context.pattern`,
+		strings.Repeat(`context.a == 1 || `, 100) + "true", `message + "x"`,
 	} {
 		_, err := compileExpression(expression)
 		require.Error(t, err, expression)
@@ -194,7 +199,8 @@ func TestScheduled_RetriesWithinOffPeakHours(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		random := rapid.Float64Range(0, 0.9999).Draw(rt, "random")
 		p := &scheduled{immediate{random: func(*Entry) float64 { return random }}}
-		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia"}).Draw(rt, "zone")
+		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe",
+			"Asia/Kathmandu", "Pacific/Apia"}).Draw(rt, "zone")
 		hours := rapid.SliceOfNDistinct(rapid.IntRange(0, 23), 1, 5, rapid.ID).Draw(rt, "hours")
 		now := time.Unix(rapid.Int64Range(1_700_000_000, 1_900_000_000).Draw(rt, "now"), 0)
 		policyPlan := policy.Plan{Hours: hours, TimeZone: zone}
@@ -227,13 +233,16 @@ rules:
 `})
 	require.Equal(t, Scheduled, p.Plan("unknown", "mails", "k", nil).Strategy, "the queue's plan applies to every class")
 	require.Equal(t, 2, p.Plan("unknown", "mails", "k", nil).MaxRetries)
-	require.Equal(t, Conditional, p.Plan("outage", "mails", "k", nil).Strategy, "the queue's plan for the class overrides it")
+	require.Equal(t, Conditional, p.Plan("outage", "mails", "k", nil).Strategy,
+		"the queue's plan for the class overrides it")
 	got := p.Plan("outage", "mails", "report.daily", nil)
 	require.Equal(t, Immediate, got.Strategy, "the kind's plan overrides the queue's")
 	require.Equal(t, []time.Duration{7 * time.Second}, got.Delays)
 	require.Equal(t, 4, got.MaxRetries)
-	require.Equal(t, Manual, p.Plan("code_bug", "mails", "report.daily", nil).Strategy, "the kind's plan for the class overrides it")
-	require.Equal(t, Conditional, p.Plan("code_bug", "mails", "report.daily", p.ruleNamed("r")).Strategy, "the rule's plan overrides all")
+	require.Equal(t, Manual, p.Plan("code_bug", "mails", "report.daily", nil).Strategy,
+		"the kind's plan for the class overrides it")
+	require.Equal(t, Conditional, p.Plan("code_bug", "mails", "report.daily", p.ruleNamed("r")).Strategy,
+		"the rule's plan overrides all")
 }
 
 // A rule without a class sets what happens next; later rules or the table set the class.
@@ -298,7 +307,8 @@ rules:
   - {name: joined, match: {when: 'payload.end + payload.end matches "ab"'}, class: outage}
 `)
 	require.True(t, p.ReadsMessages())
-	require.False(t, plannerOf(t, "rules: [{name: r, match: {when: 'context.payload == 1'}, class: outage}]").ReadsMessages())
+	require.False(t, plannerOf(t,
+		"rules: [{name: r, match: {when: 'context.payload == 1'}, class: outage}]").ReadsMessages())
 	long := strings.Repeat("a", 9000)
 	for _, test := range []struct {
 		facts Facts
@@ -311,12 +321,16 @@ rules:
 		{Facts{Payload: json.RawMessage(`{"amount": 10000}`)}, "none"},
 		{Facts{Payload: json.RawMessage(`[{"id": "a"}, {"id": "b"}]`)}, "list"},
 		{Facts{Headers: map[string]string{"X-Region": "eu"}}, "eu"},
-		{Facts{Payload: json.RawMessage(`{"long": "` + long + `"}`), Context: json.RawMessage(`{"long": "` + long + `"}`), Headers: map[string]string{"Long": long}, Kind: long}, "cut"},
+		{Facts{
+			Payload: json.RawMessage(`{"long": "` + long + `"}`),
+			Context: json.RawMessage(`{"long": "` + long + `"}`), Headers: map[string]string{"Long": long}, Kind: long,
+		}, "cut"},
 		{Facts{Payload: json.RawMessage(`{"end": "aab"}`)}, "end"},
 		{Facts{Payload: json.RawMessage(`{"end": "` + strings.Repeat("a", 8191) + `ba"}`)}, "end"},
 		{Facts{Payload: json.RawMessage(`{"end": "` + strings.Repeat("a", 8192) + `b"}`)}, "none"},
 		{Facts{Payload: json.RawMessage(`{"end": "a` + strings.Repeat("b", 5000) + `a"}`)}, "joined"},
-		{Facts{Payload: json.RawMessage(`{"amount": 20000, "x": "` + strings.Repeat("x", 1<<17) + `"}`)}, "none"}, // too large
+		// too large
+		{Facts{Payload: json.RawMessage(`{"amount": 20000, "x": "` + strings.Repeat("x", 1<<17) + `"}`)}, "none"},
 	} {
 		_, rule, _ := p.Classify(test.facts)
 		require.Equal(t, test.rule, rule, "%.100s", test.facts.Payload)
@@ -328,10 +342,12 @@ rules:
 func TestRules_LimitTime(t *testing.T) {
 	t.Parallel()
 	for routing, want := range map[string]string{
-		"rules:\n- name: r\n  match: {message: '(x?){900}y'}\n  class: outage\n":                                            "dlq-routing.yaml:3: rules[0].match.message: the pattern is too slow: it has",
-		"rules:\n- name: r\n  match:\n    when: 'message matches \"(x?){900}y\"'\n  class: outage\n":                        "dlq-routing.yaml:4: rules[0].match.when: the pattern is too slow: it has",
-		"rules:\n" + strings.Repeat("- {name: NAME, match: {message: '(x?){200}y'}, class: outage}\n", 40):                  "dlq-routing.yaml:1: rules: have patterns of",
-		"rules:\n" + strings.Repeat("- {name: NAME, match: {when: 'message matches \"(x?){200}y\"'}, class: outage}\n", 40): "at most 25000",
+		"rules:\n- name: r\n  match: {message: '(x?){900}y'}\n  class: outage\n":                     "dlq-routing.yaml:3: rules[0].match.message: the pattern is too slow: it has",
+		"rules:\n- name: r\n  match:\n    when: 'message matches \"(x?){900}y\"'\n  class: outage\n": "dlq-routing.yaml:4: rules[0].match.when: the pattern is too slow: it has",
+		"rules:\n" + strings.Repeat("- {name: NAME, match: {message: '(x?){200}y'}, class: outage}\n",
+			40): "dlq-routing.yaml:1: rules: have patterns of",
+		"rules:\n" + strings.Repeat("- {name: NAME, match: {when: 'message matches \"(x?){200}y\"'}, class: outage}\n",
+			40): "at most 25000",
 	} {
 		for i := range 40 {
 			routing = strings.Replace(routing, "NAME", "r"+strconv.Itoa(i), 1)

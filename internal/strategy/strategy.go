@@ -243,7 +243,9 @@ func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 		unmet = e.WaitingFor // a gate releases it in its turn
 	}
 	if unmet != "" {
-		return Verdict{Again: now.Add(waitLimit), WaitingFor: unmet, Reason: "waits for " + strings.TrimPrefix(unmet, conditionPrefix)}
+		return Verdict{
+			Again: now.Add(waitLimit), WaitingFor: unmet, Reason: "waits for " + strings.TrimPrefix(unmet, conditionPrefix),
+		}
 	}
 	return s.Due(e, &plan, now)
 }
@@ -304,7 +306,8 @@ type immediate struct {
 // randomOf returns a number in [0, 1) that depends only on the entry and its retry count, so that a
 // second decision about the same redelivery gives the same time.
 func randomOf(e *Entry) float64 {
-	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount), binary.BigEndian.Uint64(e.ID[8:]))).Float64()
+	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount),
+		binary.BigEndian.Uint64(e.ID[8:]))).Float64()
 }
 
 func (s *immediate) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {

@@ -49,14 +49,16 @@ func TestClassify(t *testing.T) {
 		{Facts{Type: "TIMEOUT_ERROR"}, riverdlq.ClassTransient, "transport"},
 		{Facts{Message: "rpc error: code = ResourceExhausted desc = quota"}, riverdlq.ClassRateLimited, "grpc-status"},
 		{Facts{Message: "circuit breaker is open"}, riverdlq.ClassOutage, "circuit-open"},
-		{Facts{Message: "FATAL: the database system is shutting down (SQLSTATE 57P03)"}, riverdlq.ClassOutage, "database-down"},
+		{Facts{Message: "FATAL: the database system is shutting down (SQLSTATE 57P03)"}, riverdlq.ClassOutage,
+			"database-down"},
 		{Facts{Message: "ERROR: deadlock detected (SQLSTATE 40P01)"}, riverdlq.ClassTransient, "serialization"},
 		{Facts{Message: "TypeError: Cannot read properties of undefined"}, riverdlq.ClassCodeBug, "nil-dereference"},
 		{Facts{Message: "json: cannot unmarshal string into Go value"}, riverdlq.ClassMalformed, "decode"},
 		{Facts{Message: "card was declined"}, riverdlq.ClassBusiness, "business"},
 		{Facts{Message: "permission denied for table x"}, riverdlq.ClassUnauthorized, "unauthorized"},
 		{Facts{Message: "Stuck job rescued by JobRescuer"}, riverdlq.ClassTransient, "stuck-job"},
-		{Facts{Message: "job kind is not registered in the client's Workers bundle: x"}, riverdlq.ClassCodeBug, "unknown-job-kind"},
+		{Facts{Message: "job kind is not registered in the client's Workers bundle: x"}, riverdlq.ClassCodeBug,
+			"unknown-job-kind"},
 		{Facts{Message: "no rows in result set"}, riverdlq.ClassNotFound, "not-found"},
 		{Facts{Message: "something else entirely"}, riverdlq.ClassUnknown, "none"},
 		{Facts{}, riverdlq.ClassUnknown, "none"},
@@ -69,8 +71,10 @@ func TestClassify(t *testing.T) {
 
 func TestFingerprintByMessage_DoesNotChange(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "14b12c1272869cb6", FingerprintByMessage("HTTP_402", "POST http://10.0.0.1/x: 402 Payment Required", ""))
-	require.Equal(t, "0ee7138b2d3037b8", FingerprintByMessage("panic", "boom 7", "goroutine 12 [running]:\nmain.f()\n\t/x.go:1\n"))
+	require.Equal(t, "14b12c1272869cb6",
+		FingerprintByMessage("HTTP_402", "POST http://10.0.0.1/x: 402 Payment Required", ""))
+	require.Equal(t, "0ee7138b2d3037b8",
+		FingerprintByMessage("panic", "boom 7", "goroutine 12 [running]:\nmain.f()\n\t/x.go:1\n"))
 	same := []string{
 		`POST http://10.0.0.1:80/x: order ord_81 of "Ann" (7f8d1e2a-0000-4000-8000-123456789abc) failed after 3.5 s`,
 		`POST https://10.0.0.2/y: order ord_9999 of "Bob" (00000000-0000-4000-8000-000000000000) failed after 12 s`,
@@ -82,7 +86,8 @@ func TestFingerprintByMessage_DoesNotChange(t *testing.T) {
 	require.Equal(t, "orders.Place", ownFrame1(trace))
 	// runtime/debug writes a panic like this. Its frame is in every such trace, and would group all
 	// panics together.
-	require.Equal(t, "orders.Place", ownFrame1("panic({0xa1b2c3, 0xc000012345})\n\t/go/src/runtime/panic.go:783 +0x132\n"+trace))
+	require.Equal(t, "orders.Place",
+		ownFrame1("panic({0xa1b2c3, 0xc000012345})\n\t/go/src/runtime/panic.go:783 +0x132\n"+trace))
 	require.NotEqual(t, FingerprintByMessage("T", "a", trace), FingerprintByMessage("T", "a", ""))
 }
 

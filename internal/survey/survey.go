@@ -69,7 +69,8 @@ type Group struct {
 }
 
 // states are River's job states, in the order in which a job passes through them.
-var states = []string{"available", "pending", "scheduled", "running", "retryable", "completed", "cancelled", "discarded"}
+var states = []string{"available", "pending", "scheduled", "running", "retryable", "completed",
+	"cancelled", "discarded"}
 
 // Run surveys the jobs of a River. It does not require dlqd to be installed.
 func Run(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
@@ -85,7 +86,8 @@ func Run(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Su
 // read runs a query in a read-only transaction with timeouts.
 func read(ctx context.Context, pool *pgxpool.Pool, query func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: postgres.BeginReadOnlyQuery()}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::bigint::text, true), set_config('lock_timeout', $2::bigint::text, true)",
+		if _, err := tx.Exec(ctx, "SELECT set_config('statement_timeout', $1::bigint::text, true), "+
+			"set_config('lock_timeout', $2::bigint::text, true)",
 			timeout.Milliseconds(), lockTimeout.Milliseconds()); err != nil {
 			return err
 		}
@@ -120,24 +122,31 @@ func (s *Survey) countJobs(ctx context.Context, db postgres.DB) error {
 // (dlq.describe_failure).
 const failures = `
 	WITH latest AS (
-		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
+		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata
+			FROM river.river_job
 		 WHERE state = 'discarded' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
 		UNION ALL
-		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata FROM river.river_job
+		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata
+			FROM river.river_job
 		 WHERE state = 'cancelled' AND finalized_at IS NOT NULL ORDER BY finalized_at DESC LIMIT $1)
 	), failed AS (
-		SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, metadata, errors[cardinality(errors)] AS last FROM latest
+		SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, metadata,
+			errors[cardinality(errors)] AS last FROM latest
 		WHERE state = 'discarded' AND NOT metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
 		   OR state = 'cancelled' AND NOT metadata ? 'cancel_attempted_at' AND cardinality(errors) > 0
 	), described AS (
 		SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, last,
-		       CASE WHEN coalesce(last ->> 'trace', '') = '' AND metadata #> '{dlq:error,attempt}' = coalesce(last -> 'attempt', to_jsonb(attempt))
+		       CASE WHEN coalesce(last ->> 'trace', '') = ''
+		       	AND metadata #> '{dlq:error,attempt}' = coalesce(last -> 'attempt', to_jsonb(attempt))
 		            THEN metadata -> 'dlq:error' END AS reported
 		FROM failed
 	)
-	SELECT d.queue, coalesce(CASE WHEN d.kind = 'dlqd_message' THEN left(d.args ->> 'kind', 255) END, d.kind), d.max_attempts = 1, d.finalized_at, d.state::text,
-	       left(coalesce(d.reported ->> 'message', regexp_replace(d.last ->> 'error', '^JobCancelError: ', ''), ''), 10000), left(coalesce(d.last ->> 'trace', ''), 32000),
-	       coalesce(left(d.reported ->> 'type', 255), ''), coalesce(left(d.reported ->> 'code', 255), ''), coalesce(left(d.reported ->> 'class', 255), ''),
+	SELECT d.queue, coalesce(CASE WHEN d.kind = 'dlqd_message' THEN left(d.args ->> 'kind', 255) END, d.kind),
+		d.max_attempts = 1, d.finalized_at, d.state::text,
+	       left(coalesce(d.reported ->> 'message', regexp_replace(d.last ->> 'error', '^JobCancelError: ', ''), ''),
+	       	10000), left(coalesce(d.last ->> 'trace', ''), 32000),
+	       coalesce(left(d.reported ->> 'type', 255), ''), coalesce(left(d.reported ->> 'code', 255), ''),
+	       	coalesce(left(d.reported ->> 'class', 255), ''),
 	       CASE WHEN pg_column_size(d.reported -> 'context') <= 60000 THEN d.reported -> 'context' END
 	FROM described d`
 
@@ -145,8 +154,10 @@ const failures = `
 // its functions are missing or older.
 const (
 	excludeKnown = `
-	WHERE (SELECT k.known FROM dlq.known_failure(d.id, d.created_at, dlq.entry_id(d.id, d.finalized_at), d.attempt::integer, d.finalized_at) k) IS NULL`
-	excludeFiled = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at)`
+	WHERE (SELECT k.known FROM dlq.known_failure(d.id, d.created_at, dlq.entry_id(d.id, d.finalized_at),
+		d.attempt::integer, d.finalized_at) k) IS NULL`
+	excludeFiled = ` WHERE NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id
+		AND e.job_created_at = d.created_at)`
 )
 
 // hasOlder reports whether there are more jobs than failures examines.
@@ -174,7 +185,9 @@ func (s *Survey) groupFailures(ctx context.Context, db postgres.DB) error {
 	}
 	sql := failures
 	var tables, functions bool
-	if err := db.QueryRow(ctx, "SELECT to_regclass('dlq.dead_letter_queue') IS NOT NULL, to_regprocedure('dlq.known_failure(bigint, timestamptz, uuid, integer, timestamptz)') IS NOT NULL").Scan(&tables, &functions); err != nil {
+	if err := db.QueryRow(ctx, "SELECT to_regclass('dlq.dead_letter_queue') IS NOT NULL, "+
+		"to_regprocedure('dlq.known_failure(bigint, timestamptz, uuid, integer, timestamptz)') IS NOT NULL").Scan(&tables,
+		&functions); err != nil {
 		return err
 	}
 	switch {
@@ -190,7 +203,8 @@ func (s *Survey) groupFailures(ctx context.Context, db postgres.DB) error {
 	groups := map[[3]string]*Group{}
 	var f failure
 	var context *json.RawMessage
-	_, err = pgx.ForEachRow(rows, []any{&f.Queue, &f.Kind, &f.singleAttempt, &f.at, &f.state, &f.Message, &f.trace, &f.Type, &f.Code, (*string)(&f.Class), &context}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&f.Queue, &f.Kind, &f.singleAttempt, &f.at, &f.state, &f.Message, &f.trace,
+		&f.Type, &f.Code, (*string)(&f.Class), &context}, func() error {
 		f.Context = nil
 		if context != nil {
 			f.Context = *context

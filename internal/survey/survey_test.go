@@ -55,14 +55,19 @@ func (b *bundle) insertFailures() {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (queue, kind, args, attempt, max_attempts, state, finalized_at, errors, metadata)
 		SELECT 'mailers', 'send_email', '{}', 3, 3, 'discarded', timestamptz '2026-11-14 03:10Z' + n * interval '1 hour',
-			ARRAY['{"attempt": 2, "error": "other"}', jsonb_build_object('attempt', 3, 'error', 'dial tcp 10.0.0.' || n || ':25: connection refused')], '{}' FROM generate_series(1, 5) n`)
+			ARRAY['{"attempt": 2, "error": "other"}',
+				jsonb_build_object('attempt', 3, 'error', 'dial tcp 10.0.0.' || n || ':25: connection refused')], '{}'
+					FROM generate_series(1, 5) n`)
 	b.exec(`INSERT INTO river_job (queue, kind, args, attempt, max_attempts, state, finalized_at, errors, metadata) VALUES
-		('default', 'charge', '{}', 1, 1, 'discarded', '2026-11-14 03:05Z', ARRAY['{"attempt": 1, "error": "boom", "trace": "goroutine 1 [running]:\nmain.charge(0x1)\n"}'::jsonb], '{}'),
-		('default', 'charge', '{}', 1, 9, 'cancelled', '2026-11-14 09:00Z', ARRAY['{"attempt": 1, "error": "JobCancelError: card declined"}'::jsonb], '{}'),
+		('default', 'charge', '{}', 1, 1, 'discarded', '2026-11-14 03:05Z',
+			ARRAY['{"attempt": 1, "error": "boom", "trace": "goroutine 1 [running]:\nmain.charge(0x1)\n"}'::jsonb], '{}'),
+		('default', 'charge', '{}', 1, 9, 'cancelled', '2026-11-14 09:00Z',
+			ARRAY['{"attempt": 1, "error": "JobCancelError: card declined"}'::jsonb], '{}'),
 		('default', 'charge', '{}', 2, 9, 'cancelled', '2026-11-14 09:05Z', ARRAY['{"attempt": 2, "error": "x"}'::jsonb],
 			'{"dlq:error": {"attempt": 2, "type": "HTTP_429", "code": "429", "message": "slow \u001b[31mdown\nplease", "context": {"status": 429}}}'),
 		('default', 'charge', '{}', 0, 9, 'cancelled', '2026-11-15 09:00Z', NULL, '{"cancel_attempted_at": "x"}'),
-		('default', 'charge', '{}', 0, 9, 'discarded', '2026-11-15 09:00Z', NULL, '{"unique_key_conflict": "scheduler_discarded"}'),
+		('default', 'charge', '{}', 0, 9, 'discarded', '2026-11-15 09:00Z', NULL,
+			'{"unique_key_conflict": "scheduler_discarded"}'),
 		('default', 'charge', '{}', 1, 9, 'completed', '2026-11-15 09:00Z', NULL, '{}'),
 		('default', 'charge', '{}', 0, 9, 'available', NULL, NULL, '{}'),
 		('odd', 'odd', '{}', 1, 9, 'discarded', '2026-11-15 09:00Z', ARRAY['7'::jsonb], '{"dlq:error": "no object"}'),
@@ -77,14 +82,17 @@ func TestRun_FindsFailuresThatBackfillFiles(t *testing.T) {
 	s := b.survey()
 	require.Equal(t, 14, s.Total)
 	require.Equal(t, []survey.Jobs{
-		{Queue: "default", Kind: "charge", States: map[string]int{"discarded": 2, "cancelled": 3, "completed": 1, "available": 1}},
+		{Queue: "default", Kind: "charge", States: map[string]int{
+			"discarded": 2, "cancelled": 3, "completed": 1, "available": 1,
+		}},
 		{Queue: "mailers", Kind: "send_email", States: map[string]int{"discarded": 5}},
 		{Queue: "odd", Kind: "odd", States: map[string]int{"discarded": 2}},
 	}, s.Jobs)
 	require.Equal(t, 10, s.Failures.Count)
 	require.Equal(t, 1, s.Failures.SingleAttempt)
 	require.False(t, s.Failures.More)
-	require.Equal(t, "send_email transient 5", fmt.Sprint(s.Failures.Groups[0].Kind, " ", s.Failures.Groups[0].Class, " ", s.Failures.Groups[0].Count))
+	require.Equal(t, "send_email transient 5", fmt.Sprint(s.Failures.Groups[0].Kind, " ", s.Failures.Groups[0].Class, " ",
+		s.Failures.Groups[0].Count))
 	require.Equal(t, "dial tcp 10.0.0.5:25: connection refused", s.Failures.Groups[0].Message)
 	classes := map[string]string{}
 	for _, g := range s.Failures.Groups {
@@ -110,7 +118,8 @@ func TestSurvey_PrintsTables(t *testing.T) {
 		require.NoError(t, p(&out))
 		return out.String()
 	}
-	require.Equal(t, "River in schema public has no jobs\n", printed(func(out *bytes.Buffer) error { return b.survey().Print(out) }))
+	require.Equal(t, "River in schema public has no jobs\n",
+		printed(func(out *bytes.Buffer) error { return b.survey().Print(out) }))
 	b.insertFailures()
 	s := b.survey()
 	require.Equal(t, `River in schema public has 14 jobs:
@@ -148,10 +157,14 @@ func TestNext_PrintsNextSteps(t *testing.T) {
 		return out.String()
 	}
 	found := &survey.Survey{Failures: survey.Failures{Count: 10}}
-	observed := printed(survey.Next{Schemas: postgres.Schemas{DLQ: "letters", River: "jobs"}, Observes: true, Found: found})
+	observed := printed(survey.Next{
+		Schemas: postgres.Schemas{DLQ: "letters", River: "jobs"}, Observes: true, Found: found,
+	})
 	for _, want := range []string{
-		"Capture is on: each job that fails from now on", "dlqd observes", `"dlqd automatic on"`, "Not filed: 10 failures among River's jobs.",
-		`"dlqd attach --schema letters --river-schema jobs --backfill"`, "dlqd serve --dlq-workers --api --schema letters --river-schema jobs\n",
+		"Capture is on: each job that fails from now on", "dlqd observes",
+		`"dlqd automatic on"`, "Not filed: 10 failures among River's jobs.",
+		`"dlqd attach --schema letters --river-schema jobs --backfill"`,
+		"dlqd serve --dlq-workers --api --schema letters --river-schema jobs\n",
 	} {
 		require.Contains(t, observed, want)
 	}
@@ -160,7 +173,8 @@ func TestNext_PrintsNextSteps(t *testing.T) {
 	require.Contains(t, own, "Filed: 1 failure from River's jobs. They need manual handling")
 	require.NotContains(t, own, "observes")
 	require.Contains(t, own, "dlqd serve --dlq-workers --api\n")
-	require.Contains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas()}), "Not filed: failures among River's jobs. ")
+	require.Contains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas()}),
+		"Not filed: failures among River's jobs. ")
 	require.NotContains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: &survey.Survey{}}), "iled: ")
 }
 

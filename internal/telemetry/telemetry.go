@@ -100,7 +100,8 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	// Not t.Logger, which would export the errors of exporting.
 	otel.SetErrorHandler(&errorLogger{logger: config.Logger})
 	process, err := resource.New(ctx,
-		resource.WithAttributes(attribute.String("service.name", "dlqd"), attribute.String("service.version", config.Version), attribute.String("service.instance.id", config.Instance)),
+		resource.WithAttributes(attribute.String("service.name", "dlqd"), attribute.String("service.version", config.Version),
+			attribute.String("service.instance.id", config.Instance)),
 		resource.WithTelemetrySDK(), resource.WithFromEnv()) // later sources win
 	if err != nil {
 		return nil, fmt.Errorf("OpenTelemetry: describe this process: %w", err)
@@ -113,14 +114,16 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 		}
 		provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter),
 			sdktrace.WithResource(process), sdktrace.WithIDGenerator(ids{}))
-		t.Tracer, t.stops = provider.Tracer(scope, trace.WithInstrumentationVersion(config.Version)), append(t.stops, provider.Shutdown)
+		t.Tracer, t.stops = provider.Tracer(scope, trace.WithInstrumentationVersion(config.Version)),
+			append(t.stops, provider.Shutdown)
 	}
 	if isOn("metrics") {
 		exporter, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(endpoint("metrics")))
 		if err != nil {
 			return nil, fmt.Errorf("OpenTelemetry: create the exporter of metrics: %w", err)
 		}
-		reader := sdkmetric.NewPeriodicReader(exporter, sdkmetric.WithProducer(bridge.NewMetricProducer(bridge.WithGatherer(config.Gatherer))))
+		reader := sdkmetric.NewPeriodicReader(exporter,
+			sdkmetric.WithProducer(bridge.NewMetricProducer(bridge.WithGatherer(config.Gatherer))))
 		provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader), sdkmetric.WithResource(process))
 		t.stops = append(t.stops, provider.Shutdown)
 	}

@@ -48,7 +48,8 @@ func TestCheckEndpoint_RejectsInvalidURLs(t *testing.T) {
 	for _, valid := range []string{"", "http://localhost:4318", "https://collector.example/otlp/"} {
 		require.NoError(t, telemetry.CheckEndpoint(valid))
 	}
-	for _, invalid := range []string{"localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@collector.example", "\x7f"} {
+	for _, invalid := range []string{"localhost:4318", "grpc://localhost:4317", "http://",
+		"http://user:secret@collector.example", "\x7f"} {
 		err := telemetry.CheckEndpoint(invalid)
 		require.Error(t, err, invalid)
 		require.NotContains(t, err.Error(), "secret")
@@ -71,7 +72,8 @@ func TestStart_LoggerAddsTraceIDsAndExports(t *testing.T) {
 	collector := telemetrytest.NewCollector(t)
 	var written bytes.Buffer
 	sent, err := telemetry.Start(t.Context(), telemetry.Config{
-		Endpoint: collector.URL + "/", Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.NewTextHandler(&written, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Endpoint: collector.URL + "/", Gatherer: prometheus.NewRegistry(),
+		Logger: slog.New(slog.NewTextHandler(&written, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	require.NoError(t, err)
 	logger := sent.Logger.With("part", "test").WithGroup("g")
@@ -156,7 +158,9 @@ func TestStart_ExportsFieldsAsLogged(t *testing.T) {
 func TestStartRun_TraceIDIsTheRunID(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
-	sent, err := telemetry.Start(t.Context(), telemetry.Config{Endpoint: collector.URL, Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler)})
+	sent, err := telemetry.Start(t.Context(), telemetry.Config{
+		Endpoint: collector.URL, Gatherer: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler),
+	})
 	require.NoError(t, err)
 	run := uuid.Must(uuid.NewV7())
 	telemetry.StartRun(t.Context(), sent.Tracer, run).End()

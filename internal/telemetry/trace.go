@@ -101,7 +101,9 @@ func Inject(ctx context.Context) (parent, state string) {
 // RunSpanContext returns the trace context of a replay run. The run's id is the trace's id, so that one
 // leads to the other, and redeliveries can be linked to the trace by the run's id in their jobs.
 func RunSpanContext(run uuid.UUID) trace.SpanContext {
-	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID(run), SpanID: trace.SpanID(run[8:]), TraceFlags: trace.FlagsSampled})
+	return trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID(run), SpanID: trace.SpanID(run[8:]), TraceFlags: trace.FlagsSampled,
+	})
 }
 
 type runKey struct{}

@@ -60,8 +60,11 @@ func (d *decisions) add(row *dbsqlc.ClaimDueRow, of *strategy.Decision) string {
 		tags, _ = json.Marshal(of.Tags) //nolint:errchkjson // strings
 	}
 	*d = append(*d, decision{
-		ID: row.ID, Queue: row.Queue, Kind: row.Kind, Parked: status == deadletter.Manual && row.Strategy != strategy.Manual, Status: status, Strategy: of.Strategy, Class: string(of.Class), Rule: of.Rule, Fingerprint: of.Fingerprint, Next: of.Next,
-		WaitingFor: of.WaitingFor, MaxRetries: of.MaxRetries, Priority: of.Priority, Tags: tags, Assignee: of.Assignee, Reason: of.Reason,
+		ID: row.ID, Queue: row.Queue, Kind: row.Kind,
+		Parked: status == deadletter.Manual && row.Strategy != strategy.Manual, Status: status,
+		Strategy: of.Strategy, Class: string(of.Class), Rule: of.Rule, Fingerprint: of.Fingerprint, Next: of.Next,
+		WaitingFor: of.WaitingFor, MaxRetries: of.MaxRetries, Priority: of.Priority,
+		Tags: tags, Assignee: of.Assignee, Reason: of.Reason,
 	})
 	return action
 }
@@ -74,8 +77,10 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 	c := d.columns()
 	d.recordParked(&tx, c.Ids)
 	return tx.Decide(ctx, dbsqlc.DecideParams{
-		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion, Ids: c.Ids, Statuses: c.Statuses, Strategies: c.Strategies, ErrorClasses: c.ErrorClasses,
-		Rules: c.Rules, Fingerprints: c.Fingerprints, NextRetryAts: c.NextRetryAts, WaitingFors: c.WaitingFors, MaxRetries: c.MaxRetries,
+		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion, Ids: c.Ids,
+		Statuses: c.Statuses, Strategies: c.Strategies, ErrorClasses: c.ErrorClasses,
+		Rules: c.Rules, Fingerprints: c.Fingerprints, NextRetryAts: c.NextRetryAts,
+		WaitingFors: c.WaitingFors, MaxRetries: c.MaxRetries,
 		Priorities: c.Priorities, Tags: c.Tags, Assignees: c.Assignees, Reasons: c.Reasons,
 	})
 }
@@ -97,7 +102,9 @@ func (d *decisions) recordParked(tx *transaction, moved []uuid.UUID) {
 	}
 	for i := range *d {
 		if r := &(*d)[i]; r.Parked && isMoved[r.ID] {
-			tx.addParked(Parked{ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.Class), Rule: r.Rule, Fingerprint: r.Fingerprint})
+			tx.addParked(Parked{
+				ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.Class), Rule: r.Rule, Fingerprint: r.Fingerprint,
+			})
 		}
 	}
 }
@@ -211,5 +218,7 @@ func park(ctx context.Context, tx transaction, actor string, entries []manualEnt
 }
 
 func parkedRow(r dbsqlc.ParkRow) Parked {
-	return Parked{ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.ErrorClass), Rule: r.Rule, Fingerprint: r.Fingerprint}
+	return Parked{
+		ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.ErrorClass), Rule: r.Rule, Fingerprint: r.Fingerprint,
+	}
 }

@@ -155,8 +155,11 @@ func (w *Worker) fileOneByOne(ctx context.Context, at scan, entries int) error {
 		rows, err := w.file(ctx, at, 1)
 		if postgres.IsRefusal(err) && len(rows) == 1 {
 			id := rows[0].ID
-			w.config.Logger.Error("DLQ worker: the database refused the decision on an entry; filing it as manual", "entry", id, "error", err)
-			refused := manualEntry{ID: id, Reason: "the database refused the worker's decision on it", Refusal: storableText(err)}
+			w.config.Logger.Error("DLQ worker: the database refused the decision on an entry; filing it as manual",
+				"entry", id, "error", err)
+			refused := manualEntry{
+				ID: id, Reason: "the database refused the worker's decision on it", Refusal: storableText(err),
+			}
 			if err = w.fileAsManual(ctx, refused); postgres.IsRefusal(err) {
 				w.config.Logger.Error("DLQ worker: the database refused an entry; it stays in the inbox", "entry", id, "error", err)
 				at.refused = append(at.refused, id)
@@ -185,7 +188,9 @@ func (w *Worker) fileAsManual(ctx context.Context, refused manualEntry) error {
 
 // file files at most size entries. It returns what it found, and on failure what it claimed.
 func (w *Worker) file(ctx context.Context, at scan, size int) (rows []dbsqlc.ClaimDueRow, err error) {
-	began, params := time.Now(), dbsqlc.UnfiledParams{ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size)}
+	began, params := time.Now(), dbsqlc.UnfiledParams{
+		ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size),
+	}
 	_, err = inTx(ctx, w.config.Store, func(tx transaction) error {
 		unfiled, err := tx.Unfiled(ctx, params)
 		rows = column(unfiled, func(r *dbsqlc.UnfiledRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
@@ -275,7 +280,8 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ju
 }
 
 // fileDecided files claimed entries. It returns when the first one that is not manual is due.
-func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, judged *judgements, counts map[string]int) (soonest time.Time, err error) {
+func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, judged *judgements,
+	counts map[string]int) (soonest time.Time, err error) {
 	decider, err := w.readSwitches(ctx, tx, judged.planner)
 	if err != nil {
 		return soonest, err

@@ -102,7 +102,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		if err != nil {
 			return err
 		}
-		groups = slices.DeleteFunc(groups, func(g dbsqlc.WaitingGroupsRow) bool { return planner.Unmet(entryOfGroup(queue, &g)) != "" })
+		groups = slices.DeleteFunc(groups,
+			func(g dbsqlc.WaitingGroupsRow) bool { return planner.Unmet(entryOfGroup(queue, &g)) != "" })
 		if len(groups) == 0 {
 			return nil
 		}
@@ -128,7 +129,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		return err
 	}
 	// One rejected entry would block the others forever. As due entries they are retried one by one.
-	w.config.Logger.Error("DLQ worker: the database refused a release; retrying its entries one by one", "queue", queue, "error", err)
+	w.config.Logger.Error("DLQ worker: the database refused a release; retrying its entries one by one", "queue",
+		queue, "error", err)
 	err = w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
 		if err != nil {
@@ -150,7 +152,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 
 // claimWaiting claims entries of groups whose conditions are met. It defers those whose automatic
 // redelivery is off, so that they do not block the others.
-func (w *Worker) claimWaiting(ctx context.Context, tx transaction, decider *decider, queue string, groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int) ([]uuid.UUID, error) {
+func (w *Worker) claimWaiting(ctx context.Context, tx transaction, decider *decider, queue string,
+	groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int) ([]uuid.UUID, error) {
 	rows, err := tx.ClaimWaiting(ctx, claimParams(queue, groups, most))
 	if err != nil {
 		return nil, err
@@ -176,12 +179,15 @@ func claimParams(queue string, groups []dbsqlc.WaitingGroupsRow, most int) dbsql
 
 // entryOfGroup returns an entry of a group for the planner.
 func entryOfGroup(queue string, g *dbsqlc.WaitingGroupsRow) *strategy.Entry {
-	return &strategy.Entry{Facts: strategy.Facts{Class: riverdlq.Class(g.ErrorClass), Queue: queue, Kind: g.Kind}, Rule: g.Rule}
+	return &strategy.Entry{
+		Facts: strategy.Facts{Class: riverdlq.Class(g.ErrorClass), Queue: queue, Kind: g.Kind}, Rule: g.Rule,
+	}
 }
 
 func automaticWaiting(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
 	return automaticEntry(&dbsqlc.ClaimDueRow{
-		Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
+		Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind,
+		CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
 	})
 }
 
@@ -216,7 +222,9 @@ func (w *Worker) advance(ctx context.Context, tx transaction, g *gate, counts ma
 		}
 		if float64(outcome.Succeeded) < probeSuccess*float64(len(state.Probes)) {
 			until := now.Add(g.shutTime)
-			return tx.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateShut, Probes: []uuid.UUID{}, Now: now, Until: &until})
+			return tx.SetGate(ctx, dbsqlc.SetGateParams{
+				Name: g.name, State: gateShut, Probes: []uuid.UUID{}, Now: now, Until: &until,
+			})
 		}
 	}
 	return w.releaseRest(ctx, tx, g, now, counts)

@@ -59,7 +59,9 @@ func Reclassify(
 	for after := uuid.Nil; ; {
 		var rows []dbsqlc.ClaimDueRow
 		if _, err := inTx(ctx, store, func(tx transaction) error {
-			decided, err := tx.DecidedEntries(ctx, dbsqlc.DecidedEntriesParams{ReadMessages: planner.ReadsMessages(), After: after, MaxEntries: reclassifyPage})
+			decided, err := tx.DecidedEntries(ctx, dbsqlc.DecidedEntriesParams{
+				ReadMessages: planner.ReadsMessages(), After: after, MaxEntries: reclassifyPage,
+			})
 			rows = column(decided, func(r *dbsqlc.DecidedEntriesRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
 			return err
 		}); err != nil {
@@ -97,7 +99,8 @@ func Reclassify(
 				}
 				d := decider.decide(row, judged.byID[row.ID])
 				also := alsoChanged(row, claimedByID[row.ID], &d, now)
-				c := change{Judgement{row.ErrorClass, row.Rule, row.Strategy}, Judgement{string(d.Class), d.Rule, d.Strategy}, strings.Join(also, ",")}
+				c := change{Judgement{row.ErrorClass, row.Rule, row.Strategy}, Judgement{string(d.Class), d.Rule, d.Strategy},
+					strings.Join(also, ",")}
 				if c.from == c.to && len(also) == 0 {
 					continue
 				}
@@ -140,7 +143,8 @@ func Reclassify(
 }
 
 // alsoChanged lists what a decision changes in an entry besides class, rule and strategy.
-func alsoChanged(row *dbsqlc.ClaimDueRow, current *dbsqlc.ClaimDecidedRow, d *strategy.Decision, now time.Time) []string {
+func alsoChanged(row *dbsqlc.ClaimDueRow, current *dbsqlc.ClaimDecidedRow, d *strategy.Decision,
+	now time.Time) []string {
 	also := []string{}
 	if d.Priority != 0 && d.Priority != int(current.Priority) {
 		also = append(also, "priority")
@@ -157,8 +161,10 @@ func alsoChanged(row *dbsqlc.ClaimDueRow, current *dbsqlc.ClaimDecidedRow, d *st
 	// NextRetryAt is compared only if the entry waits for its time or for automatic redelivery.
 	// Otherwise what it waits for (a condition, its pace, its order) has set NextRetryAt, not a
 	// strategy.
-	if next := d.Next.Truncate(time.Microsecond); row.NextRetryAt != nil && !d.Next.IsZero() && !next.Equal(*row.NextRetryAt) &&
-		(next.After(now) || row.NextRetryAt.After(now)) && (row.WaitingFor == "" || row.WaitingFor == strategy.WaitsForAutomatic) {
+	if next := d.Next.Truncate(time.Microsecond); row.NextRetryAt != nil && !d.Next.IsZero() &&
+		!next.Equal(*row.NextRetryAt) &&
+		(next.After(now) || row.NextRetryAt.After(now)) &&
+		(row.WaitingFor == "" || row.WaitingFor == strategy.WaitsForAutomatic) {
 		also = append(also, "nextRetryAt")
 	}
 	return also

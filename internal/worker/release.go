@@ -93,17 +93,21 @@ func (w *Worker) releaseGroup(
 	if limit.PerSecond > 0 {
 		most = min(most, max(1, int(math.Ceil(limit.PerSecond*w.config.GateInterval.Seconds()))))
 	}
-	rows, err := tx.ClaimObserved(ctx, dbsqlc.ClaimObservedParams{Queue: g.Queue, JobKind: g.JobKind, Kind: g.Kind, ErrorClass: g.ErrorClass, MaxEntries: int32(most)})
+	rows, err := tx.ClaimObserved(ctx, dbsqlc.ClaimObservedParams{
+		Queue: g.Queue, JobKind: g.JobKind, Kind: g.Kind, ErrorClass: g.ErrorClass, MaxEntries: int32(most),
+	})
 	if err != nil {
 		return err
 	}
 	var due []dbsqlc.ClaimObservedRow
 	for _, row := range rows {
 		v := decider.switches.Of(automaticEntry(&dbsqlc.ClaimDueRow{
-			Queue: g.Queue, Kind: g.Kind, ErrorClass: g.ErrorClass, JobKind: g.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
+			Queue: g.Queue, Kind: g.Kind, ErrorClass: g.ErrorClass, JobKind: g.JobKind,
+			CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule,
 		}))
 		switch next := row.NextRetryAt; {
-		case deferred.deferUnlessAutomatic(row.ID, next, v): // needs manual handling: observed before switches existed, or by another version
+		case deferred.deferUnlessAutomatic(row.ID, next, v):
+			// needs manual handling: observed before switches existed, or by another version
 		case next.After(now):
 			deferred.wait(row.ID, next, "", v.Reason)
 		default:

@@ -26,7 +26,9 @@ func attached(t *testing.T, files policytest.Files) *policyBundle {
 // failJobs makes n jobs of a queue fail that had a maximum number of attempts.
 func (j *policyBundle) failJobs(n, attempts int, queue, kind, message string) {
 	j.Helper()
-	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT $3, jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'order.placed'), $1, $4, 'running' FROM generate_series(1, $2)`, queue, n, kind, attempts)
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+		SELECT $3, jsonb_build_object('messageId', gen_random_uuid(), 'kind', 'order.placed'), $1, $4, 'running'
+		FROM generate_series(1, $2)`, queue, n, kind, attempts)
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'running'`, message)
 }
@@ -65,14 +67,16 @@ func TestAutomatic_ObservesOnAttachedRiver(t *testing.T) {
 	require.Equal(t, "automatic", *entry.WaitingFor)
 	require.NotEmpty(t, *entry.Fingerprint)
 	require.True(t, entry.NextRetryAt.After(entry.LastFailedAt.Add(time.Minute)), "NextRetryAt is when it would be sent")
-	require.Equal(t, "would be sent again at "+entry.NextRetryAt.UTC().Format("2006-01-02 15:04 UTC")+" by rule connection: automatic is off", *entry.Next)
+	require.Equal(t, "would be sent again at "+entry.NextRetryAt.UTC().Format("2006-01-02 15:04 UTC")+
+		" by rule connection: automatic is off", *entry.Next)
 
 	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
 	j.now = j.now.Add(24 * time.Hour)
 	j.all()
 	j.gates()
 	j.release()
-	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "observed entries are not touched")
+	require.Equal(t, moves, j.count("SELECT count(*) FROM dlq.dead_letter_transitions"),
+		"observed entries are not touched")
 	_, err := dbsqlc.New(j.store.DB()).NextDue(t.Context())
 	require.Error(t, err, "no entry is due")
 
@@ -90,7 +94,8 @@ func TestAutomatic_ObservesOnAttachedRiver(t *testing.T) {
 	j.failJobs(1, 1, "default", "dlqd_message", refused)
 	j.all()
 	j.passDelay()
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND job_kind = 'dlqd_message'"))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'
+		AND job_kind = 'dlqd_message'`))
 }
 
 // Entries that wait for automatic redelivery are not claimed. Older than the due ones, they would
@@ -105,12 +110,14 @@ func TestClaim_SkipsEntriesThatWaitForAutomatic(t *testing.T) {
 	j.now = j.now.Add(time.Hour)
 	j.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = $1 WHERE waiting_for = 'automatic'", j.now.Add(-2*time.Hour))
 	small := worker.New(worker.Config{
-		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), Name: "small", BatchSize: 2, Now: func() time.Time { return j.now },
+		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler),
+		Name: "small", BatchSize: 2, Now: func() time.Time { return j.now },
 	})
 	full, err := small.RunOnce(t.Context())
 	require.NoError(t, err)
 	require.False(t, full, "one is due")
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND job_kind = 'dlqd_message'"))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'
+		AND job_kind = 'dlqd_message'`))
 
 	// The same holds once the switch is on: Release sends them, at their pace.
 	j.exec("SELECT dlq.set_automatic('all', NULL, true, p_actor => 'kim')")
@@ -130,7 +137,8 @@ func TestAutomatic_ReleasesAtPaceWhenSwitchedOn(t *testing.T) {
 	j.all()
 	require.Equal(t, 50, j.observed())
 	j.now = j.now.Add(2 * time.Minute)
-	j.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = $1 WHERE id IN (SELECT id FROM dlq.dead_letter_open WHERE kind = 'report.daily' ORDER BY id DESC LIMIT 3)", j.now.Add(time.Hour))
+	j.exec(`UPDATE dlq.dead_letter_queue SET next_retry_at = $1 WHERE id IN (SELECT id FROM dlq.dead_letter_open
+		WHERE kind = 'report.daily' ORDER BY id DESC LIMIT 3)`, j.now.Add(time.Hour))
 	j.exec("SELECT dlq.set_automatic('kind', 'report.*', true, p_actor => 'kim')")
 	start := j.now
 	for second := range 6 {
@@ -143,8 +151,10 @@ func TestAutomatic_ReleasesAtPaceWhenSwitchedOn(t *testing.T) {
 	j.all()
 	require.Equal(t, 42, j.inStatus(deadletter.Processing), "the due entries")
 	require.Equal(t, 5, j.observed(), "the other kind stays observed")
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS NULL AND next_retry_at > $1", j.now))
-	require.Equal(t, 45, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'automatic redelivery is on' AND actor = 'worker:test'"))
+	require.Equal(t, 3, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending'
+		AND waiting_for IS NULL AND next_retry_at > $1`, j.now))
+	require.Equal(t, 45, j.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE reason = 'automatic redelivery is on' AND actor = 'worker:test'`))
 	j.now = start.Add(2 * time.Hour)
 	j.all()
 	j.now = j.now.Add(time.Second)
@@ -155,7 +165,8 @@ func TestAutomatic_ReleasesAtPaceWhenSwitchedOn(t *testing.T) {
 // A pace below one per second releases, too.
 func TestAutomatic_ReleasesAtPaceBelowOnePerSecond(t *testing.T) {
 	t.Parallel()
-	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.1\nautomatic: {queues: {slow: {enabled: true}}}\n"})
+	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.1\nautomatic: {queues: {slow: {enabled: " +
+		"true}}}\n"})
 	j.exec("SELECT dlq.set_automatic('queue', 'slow', false, p_actor => 'kim')")
 	j.failJobs(3, 3, "slow", "report", refused)
 	j.all()
@@ -187,7 +198,8 @@ func TestAutomatic_ReservesPacesInFixedOrder(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = batch.Rollback(context.WithoutCancel(t.Context())) }()
 	var pid int
-	require.NoError(t, batch.QueryRow(t.Context(), "SELECT pg_backend_pid() FROM dlq.paces WHERE name = 'destination:default' FOR UPDATE").Scan(&pid))
+	require.NoError(t, batch.QueryRow(t.Context(), `SELECT pg_backend_pid() FROM dlq.paces
+		WHERE name = 'destination:default' FOR UPDATE`).Scan(&pid))
 	released := make(chan error, 1)
 	go func() { released <- j.worker.Release(t.Context()) }()
 	require.Eventually(t, func() bool {
@@ -210,8 +222,11 @@ func TestAutomatic_ParksSingleAttemptAndBackfilledUnlessIncluded(t *testing.T) {
 	j.all()
 	require.Equal(t, 2, j.inStatus(deadletter.Manual))
 	require.Len(t, j.parked, 2, "both are reported")
-	require.Equal(t, "needs a person: its job had one attempt", j.text("SELECT next FROM dlq.entries WHERE kind = 'once' AND rule = 'single-attempt' AND error_class = 'transient' AND parked_by IS NULL"))
-	require.Equal(t, "needs a person: its job failed before dlqd was attached", j.text("SELECT next FROM dlq.entries WHERE kind = 'old' AND rule = 'backfilled'"))
+	require.Equal(t, "needs a person: its job had one attempt",
+		j.text(`SELECT next FROM dlq.entries WHERE kind = 'once' AND rule = 'single-attempt' AND error_class = 'transient'
+			AND parked_by IS NULL`))
+	require.Equal(t, "needs a person: its job failed before dlqd was attached",
+		j.text("SELECT next FROM dlq.entries WHERE kind = 'old' AND rule = 'backfilled'"))
 	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt; an operator decides whether it may run again$`,
 		j.text("SELECT t.reason FROM dlq.dead_letter_transitions t WHERE t.kind = 'once' AND t.to_status = 'dlq_manual'"))
 
@@ -225,10 +240,12 @@ func TestAutomatic_ParksSingleAttemptAndBackfilledUnlessIncluded(t *testing.T) {
 	j.exec("SELECT dlq.set_automatic('kind', 'o*', true, '{single-attempt}', 'kim')")
 	result := reclassify()
 	require.Len(t, result.Changed, 1)
-	require.Equal(t, worker.Judgement{Class: "transient", Rule: "single-attempt", Strategy: "manual"}, result.Changed[0].From)
+	require.Equal(t, worker.Judgement{Class: "transient", Rule: "single-attempt", Strategy: "manual"},
+		result.Changed[0].From)
 	require.Equal(t, worker.Judgement{Class: "transient", Rule: "connection", Strategy: "immediate"}, result.Changed[0].To)
 	j.passDelay()
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'once' AND status = 'dlq_processing'"))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE kind = 'once'
+		AND status = 'dlq_processing'`))
 
 	// An unparked entry is redelivered.
 	j.exec("SELECT dlq.unpark(id, 'kim') FROM dlq.dead_letter_open WHERE kind = 'old'")
@@ -245,8 +262,10 @@ func TestAutomatic_ParksEntriesNoLongerIncluded(t *testing.T) {
 	j.exec("SELECT dlq.set_automatic('all', '', true, '{single-attempt}', 'kim')")
 	j.failJobs(2, 1, "mails", "once", refused)
 	j.all()
-	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS NULL"))
-	j.exec("UPDATE dlq.dead_letter_queue SET waiting_for = 'automatic', move = '{}' WHERE id = (SELECT id FROM dlq.dead_letter_open LIMIT 1)")
+	require.Equal(t, 2, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending'
+		AND waiting_for IS NULL`))
+	j.exec(`UPDATE dlq.dead_letter_queue SET waiting_for = 'automatic', move = '{}'
+		WHERE id = (SELECT id FROM dlq.dead_letter_open LIMIT 1)`)
 	j.exec("SELECT dlq.set_automatic('all', '', true, p_actor => 'kim')")
 	j.passDelay()
 	require.Equal(t, 1, j.inStatus(deadletter.Manual), "the due entry")
@@ -262,11 +281,13 @@ func TestAutomatic_DefersWhenSwitchedOff(t *testing.T) {
 	j.failJobs(2, 3, "jobs", "report", refused)
 	j.all()
 	j.exec("SELECT dlq.set_automatic('queue', 'mails', false, p_actor => 'kim', p_note => 'they are in trouble')")
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.entries WHERE next LIKE 'would be sent again at %: automatic is off'"), "shown at once")
+	require.Equal(t, 3, j.count(`SELECT count(*) FROM dlq.entries
+		WHERE next LIKE 'would be sent again at %: automatic is off'`), "shown at once")
 	j.passDelay()
 	require.Equal(t, 3, j.observed())
 	require.Equal(t, 2, j.inStatus(deadletter.Processing), "the other queue is still redelivered")
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'observed: automatic redelivery is off for queue mails'"))
+	require.Equal(t, 3, j.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE reason = 'observed: automatic redelivery is off for queue mails'`))
 	j.exec("SELECT dlq.reset_automatic('queue', 'mails', 'kim')")
 	j.release()
 	j.now = j.now.Add(time.Second)
@@ -290,7 +311,8 @@ func TestAutomatic_StopAppliesToAllWorkers(t *testing.T) {
 	begun := make(chan struct{}, 2*n)
 	for range 2 {
 		w := worker.New(worker.Config{
-			Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), BatchSize: 2, Now: func() time.Time { return j.now },
+			Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler),
+			BatchSize: 2, Now: func() time.Time { return j.now },
 			Observe: func(action string, _ int, _ time.Duration) {
 				if action == "redelivered" {
 					begun <- struct{}{}
@@ -310,16 +332,20 @@ func TestAutomatic_StopAppliesToAllWorkers(t *testing.T) {
 	<-begun
 	j.exec("SELECT dlq.stop_automatic('kim', 'a release')")
 	sent := j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'")
-	require.Eventually(t, func() bool { return j.observed() == n-sent }, time.Minute, 50*time.Millisecond, "due entries are deferred")
-	require.Equal(t, sent, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"), "no redelivery after the stop")
+	require.Eventually(t, func() bool { return j.observed() == n-sent }, time.Minute, 50*time.Millisecond,
+		"due entries are deferred")
+	require.Equal(t, sent, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"),
+		"no redelivery after the stop")
 	cancel()
 	workers.Wait()
 	require.Less(t, sent, n)
 
-	require.Contains(t, j.text("SELECT next FROM dlq.entries WHERE waiting_for = 'automatic' LIMIT 1"), ": all automatic redelivery is stopped by kim")
+	require.Contains(t, j.text("SELECT next FROM dlq.entries WHERE waiting_for = 'automatic' LIMIT 1"),
+		": all automatic redelivery is stopped by kim")
 	j.release()
 	require.Equal(t, n-sent, j.observed())
-	j.exec("SELECT dlq.replay(id, 'kim') FROM (SELECT id FROM dlq.dead_letter_open WHERE waiting_for = 'automatic' LIMIT 1) e")
+	j.exec(`SELECT dlq.replay(id, 'kim')
+		FROM (SELECT id FROM dlq.dead_letter_open WHERE waiting_for = 'automatic' LIMIT 1) e`)
 	require.Equal(t, n-sent-1, j.observed())
 	j.exec("SELECT dlq.resume_automatic('kim')")
 	j.release()
@@ -356,7 +382,8 @@ func TestAutomatic_WorkersSkipWhileSwitchChanges(t *testing.T) {
 // Gates obey the switches. Entries that are off do not block those that are on.
 func TestAutomatic_GatesObeySwitches(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\nstrategies: {conditional: {conditions: {probes: 2}}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\nstrategies: {conditional: " +
+		"{conditions: {probes: 2}}}\n"})
 	j.conditions.set("x")
 	j.failJobs(3, 3, "mails", "report", outage)
 	j.failJobs(4, 3, "mails", "invoice", outage)
@@ -371,7 +398,8 @@ func TestAutomatic_GatesObeySwitches(t *testing.T) {
 	j.exec("SELECT dlq.set_automatic('kind', 'report', false, p_actor => 'kim')")
 	j.gates()
 	require.Equal(t, 3, j.observed(), "deferred as observed")
-	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND kind = 'invoice'"), "the probes")
+	require.Equal(t, 2, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'
+		AND kind = 'invoice'`), "the probes")
 	j.endRedeliveries("completed")
 	j.gates()
 	j.endRedeliveries("completed")
@@ -380,13 +408,15 @@ func TestAutomatic_GatesObeySwitches(t *testing.T) {
 	j.conditions.set("y")
 	j.release()
 	j.all()
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: y'"), "a released entry still waits for its condition")
+	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'condition: y'"),
+		"a released entry still waits for its condition")
 }
 
 // Smart retry obeys the switches.
 func TestAutomatic_SmartRetryObeysSwitches(t *testing.T) {
 	t.Parallel()
-	j := attached(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1h, minJobs: 10, errorRate: 10, probes: 3}\nredeliveriesPerSecond: 0\n"})
+	j := attached(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1h, minJobs: 10, errorRate: 10, " +
+		"probes: 3}\nredeliveriesPerSecond: 0\n"})
 	const bug = "TypeError: undefined is not a function"
 	j.failJobs(4, 1, "jobs", "once", bug)
 	j.failJobs(4, 3, "jobs", "report", bug)
@@ -394,7 +424,8 @@ func TestAutomatic_SmartRetryObeysSwitches(t *testing.T) {
 	j.all()
 	require.Equal(t, 12, j.inStatus(deadletter.Manual))
 	j.now = j.now.Add(2 * time.Hour)
-	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'report', '{}', 'jobs', 1, 'completed', now() + interval '90 minutes' FROM generate_series(1, 50)`)
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'report', '{}', 'jobs', 1,
+		'completed', now() + interval '90 minutes' FROM generate_series(1, 50)`)
 	require.NoError(t, j.worker.SmartRetry(t.Context()))
 	require.Zero(t, j.inStatus(deadletter.Processing), "observed entries are not retried")
 	j.exec("SELECT dlq.set_automatic('kind', 'report', true, p_actor => 'kim')")
@@ -404,7 +435,8 @@ func TestAutomatic_SmartRetryObeysSwitches(t *testing.T) {
 		j.gates()
 		j.endRedeliveries("completed")
 	}
-	require.Equal(t, 4, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved' AND kind = 'report'"))
+	require.Equal(t, 4, j.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'
+		AND kind = 'report'`))
 	require.Equal(t, 8, j.inStatus(deadletter.Manual), "the kind that is off, and entries with one attempt")
 }
 

@@ -47,7 +47,8 @@ type deadlyWorker struct {
 func (w *deadlyWorker) Work(ctx context.Context, job *river.Job[deadlyArgs]) error {
 	for {
 		var waiting, killers int
-		if err := w.pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE state <> 'running'), count(*) FILTER (WHERE args @> '{"kills": true}')
+		if err := w.pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE state <> 'running'),
+			count(*) FILTER (WHERE args @> '{"kills": true}')
 			FROM river_job WHERE finalized_at IS NULL`).Scan(&waiting, &killers); err != nil {
 			return err
 		}
@@ -69,7 +70,8 @@ func client(pool *pgxpool.Pool, rescuer bool) (*river.Client[pgx.Tx], error) {
 	workers := river.NewWorkers()
 	river.AddWorker(workers, &deadlyWorker{pool: pool})
 	config := &river.Config{
-		Logger: slog.New(slog.DiscardHandler), Workers: workers, Queues: map[string]river.QueueConfig{"default": {MaxWorkers: 10}},
+		Logger: slog.New(slog.DiscardHandler), Workers: workers,
+		Queues:     map[string]river.QueueConfig{"default": {MaxWorkers: 10}},
 		JobTimeout: time.Hour, RescueStuckJobsAfter: time.Hour, TestOnly: true,
 	}
 	if rescuer {
@@ -169,15 +171,18 @@ func TestWorkerLost_NeedsManualHandling(t *testing.T) {
 	a.runUntilKilled()
 	a.runUntilKilled()
 	a.all()
-	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'worker-lost' AND error_class = 'transient'`))
-	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%: its worker died, or it never ended, 2 times; rescued together with 3 others'`))
+	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+		AND rule = 'worker-lost' AND error_class = 'transient'`))
+	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE reason LIKE '%: its worker died, or it never ended, 2 times; rescued together with 3 others'`))
 	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.find('{"rule": "worker-lost"}')`))
 
 	// A replay run sends such entries one at a time. The killer failed first and kills only its worker;
 	// the others complete.
 	replayer := &replay.Replayer{Store: a.store, Planner: a.planner.Load}
 	_, err := replayer.Start(t.Context(), &replay.Request{
-		Filter: json.RawMessage(`{"rule": "worker-lost"}`), Force: true, BatchSize: 100, StopAt: 50, Act: deadletter.Act{Actor: "kim"},
+		Filter: json.RawMessage(`{"rule": "worker-lost"}`), Force: true,
+		BatchSize: 100, StopAt: 50, Act: deadletter.Act{Actor: "kim"},
 	})
 	require.NoError(t, err)
 	runner := replay.NewRunner(a.store, slog.New(slog.DiscardHandler), nil)
@@ -191,8 +196,10 @@ func TestWorkerLost_NeedsManualHandling(t *testing.T) {
 	}
 	a.runUntilKilled()
 	a.all()
-	require.Equal(t, 1, a.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%: its worker died, or it never ended, 3 times'`))
-	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'worker-lost'`))
+	require.Equal(t, 1, a.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE reason LIKE '%: its worker died, or it never ended, 3 times'`))
+	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+		AND rule = 'worker-lost'`))
 	a.start()
 	for a.inStatus(deadletter.Resolved) < 3 {
 		step()
@@ -201,7 +208,8 @@ func TestWorkerLost_NeedsManualHandling(t *testing.T) {
 	for a.count("SELECT count(*) FROM dlq.replay_runs WHERE status = 'running'") > 0 {
 		step()
 	}
-	require.Equal(t, 1, a.count("SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed' AND replayed = 4 AND skipped = 0"))
+	require.Equal(t, 1, a.count(`SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed' AND replayed = 4
+		AND skipped = 0`))
 	require.Equal(t, 1, a.inStatus(deadletter.Manual), "the killer")
 }
 
@@ -236,10 +244,12 @@ func TestWorkerLost_OneRescueIsTransient(t *testing.T) {
 // rescued makes n jobs discarded by River's rescuer after it ended so many of their attempts.
 func (j *policyBundle) rescued(n int, kind string, rescues int) {
 	j.Helper()
-	j.exec(`INSERT INTO river_job (kind, args, max_attempts, state, metadata) SELECT $1, '{"kind": "order", "payload": {}}', 3, 'running', jsonb_build_object('river:rescue_count', $2::integer)
+	j.exec(`INSERT INTO river_job (kind, args, max_attempts, state, metadata)
+		SELECT $1, '{"kind": "order", "payload": {}}', 3, 'running', jsonb_build_object('river:rescue_count', $2::integer)
 		FROM generate_series(1, $3)`, kind, rescues, n)
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3,
-		errors = ARRAY[jsonb_build_object('error', 'Stuck job rescued by JobRescuer', 'attempt', 3, 'at', now())] WHERE state = 'running'`)
+		errors = ARRAY[jsonb_build_object('error', 'Stuck job rescued by JobRescuer', 'attempt', 3, 'at', now())]
+			WHERE state = 'running'`)
 }
 
 func TestWorkerLost_DoesNotApplyToMessages(t *testing.T) {
@@ -247,7 +257,8 @@ func TestWorkerLost_DoesNotApplyToMessages(t *testing.T) {
 	j := setupWithPolicy(t, nil)
 	j.rescued(3, message.JobKind, 2)
 	j.once()
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'stuck-job' AND error_class = 'transient' AND status = 'dlq_pending'"))
+	require.Equal(t, 3, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'stuck-job'
+		AND error_class = 'transient' AND status = 'dlq_pending'`))
 	j.passDelay()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing), "together")
 }
@@ -255,11 +266,13 @@ func TestWorkerLost_DoesNotApplyToMessages(t *testing.T) {
 // TestWorkerLost_UnparkedEntriesRunOneAtATime unparks all such entries at once.
 func TestWorkerLost_UnparkedEntriesRunOneAtATime(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, errorRate: 5, over: 1h, minJobs: 10, probes: 3, classes: [transient]}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, errorRate: 5, over: 1h, " +
+		"minJobs: 10, probes: 3, classes: [transient]}\n"})
 	j.rescued(3, "order", 3)
 	j.all()
 	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'worker-lost'"))
-	j.exec("INSERT INTO river_job (kind, args, max_attempts, state, finalized_at) SELECT 'order', '{}', 1, 'completed', now() + interval '90 minutes' FROM generate_series(1, 200)")
+	j.exec(`INSERT INTO river_job (kind, args, max_attempts, state, finalized_at) SELECT 'order', '{}', 1, 'completed',
+		now() + interval '90 minutes' FROM generate_series(1, 200)`)
 	j.now = j.now.Add(2 * time.Hour)
 	require.NoError(t, j.worker.SmartRetry(t.Context()))
 	require.Equal(t, 3, j.inStatus(deadletter.Manual), "smart retry skips them")

@@ -73,7 +73,9 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 			return nil // redeliveries would only be held
 		}
 		since := w.now().Add(-smart.Over)
-		failed, err := tx.GroupFailures(ctx, dbsqlc.GroupFailuresParams{Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since)})
+		failed, err := tx.GroupFailures(ctx, dbsqlc.GroupFailuresParams{
+			Queue: queue, Fingerprint: fingerprint, Since: deadletter.FirstID(since),
+		})
 		if err != nil {
 			return err
 		}
@@ -97,7 +99,9 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 			reason: fmt.Sprintf("smart retry: %d of %d or more jobs of queue %s in the last %s failed with this error",
 				failed, completed+failed, queue, strings.TrimSuffix(smart.Over.String(), "0s")),
 			claim: func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error) {
-				return claimParkedOrFailed(ctx, tx, decider, dbsqlc.ClaimStuckParams{Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes}, most)
+				return claimParkedOrFailed(ctx, tx, decider, dbsqlc.ClaimStuckParams{
+					Queue: queue, Fingerprint: fingerprint, Before: since, Classes: smart.Classes,
+				}, most)
 			},
 		}, counts)
 	})
@@ -106,16 +110,20 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		return nil
 	}
 	if postgres.IsRefusal(err) { // the entries stay manual
-		w.config.Logger.Error("DLQ worker: the database refused a smart retry", "queue", queue, "fingerprint", fingerprint, "error", err)
+		w.config.Logger.Error("DLQ worker: the database refused a smart retry", "queue", queue, "fingerprint",
+			fingerprint, "error", err)
 		until := w.now().Add(smart.Over)
-		err = w.queries.SetGate(ctx, dbsqlc.SetGateParams{Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until})
+		err = w.queries.SetGate(ctx, dbsqlc.SetGateParams{
+			Name: name, State: gateShut, Probes: []uuid.UUID{}, Now: w.now(), Until: &until,
+		})
 	}
 	return err
 }
 
 // claimParkedOrFailed locks up to most entries of a failure group that may be redelivered automatically. It
 // leaves the others unchanged.
-func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, params dbsqlc.ClaimStuckParams, most int) ([]uuid.UUID, error) {
+func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, params dbsqlc.ClaimStuckParams,
+	most int) ([]uuid.UUID, error) {
 	var ids []uuid.UUID
 	params.Most = int32(max(most, maxRelease))
 	for range maxClaimPages {
@@ -127,7 +135,8 @@ func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, 
 			row := &rows[i]
 			params.After = row.ID
 			due := &dbsqlc.ClaimDueRow{
-				Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind, CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule, Rescues: row.Rescues,
+				Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind,
+				CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule, Rescues: row.Rescues,
 			}
 			// After more rescues, the job may kill its worker again.
 			if rescuesOf(due) < strategy.ManyRescues && decider.switches.Of(automaticEntry(due)).On {

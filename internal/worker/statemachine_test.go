@@ -33,20 +33,27 @@ var machinePolicies = []struct {
 	retries    int
 }{
 	{
-		"redeliveriesPerSecond: 0\nstrategies: {immediate: {maxRetries: 2}, scheduled: {maxRetries: 2}, conditional: {maxRetries: 2}}\n",
-		map[string]string{"transient": "immediate", "rate_limited": "scheduled", "outage": "conditional", "code_bug": "manual"},
+		"redeliveriesPerSecond: 0\nstrategies: {immediate: {maxRetries: 2}, scheduled: {maxRetries: 2}, conditional: " +
+			"{maxRetries: 2}}\n",
+		map[string]string{
+			"transient": "immediate", "rate_limited": "scheduled", "outage": "conditional", "code_bug": "manual",
+		},
 		2,
 	},
 	{
-		"redeliveriesPerSecond: 0\nclasses: {transient: {strategy: conditional}, outage: {strategy: immediate}, rate_limited: {strategy: manual}, code_bug: {strategy: scheduled}}\n" +
+		"redeliveriesPerSecond: 0\nclasses: {transient: {strategy: conditional}, outage: {strategy: immediate}, " +
+			"rate_limited: {strategy: manual}, code_bug: {strategy: scheduled}}\n" +
 			"strategies: {immediate: {maxRetries: 3}, scheduled: {maxRetries: 3}, conditional: {maxRetries: 3}}\n",
-		map[string]string{"transient": "conditional", "rate_limited": "manual", "outage": "immediate", "code_bug": "scheduled"},
+		map[string]string{
+			"transient": "conditional", "rate_limited": "manual", "outage": "immediate", "code_bug": "scheduled",
+		},
 		3,
 	},
 }
 
 var machineErrors = map[string]string{
-	"connection refused": "transient", "429 Too Many Requests": "rate_limited", "503 Service Unavailable": "outage", "TypeError: x": "code_bug",
+	"connection refused": "transient", "429 Too Many Requests": "rate_limited",
+	"503 Service Unavailable": "outage", "TypeError: x": "code_bug",
 }
 
 // modelEntry is the expected state of an entry.
@@ -112,7 +119,8 @@ func (m *machine) drawError() string {
 // end ends a job as River does.
 func (m *machine) end(job int64, state, message string) {
 	m.do(`UPDATE river_job SET state = $2::river_job_state, finalized_at = now(), attempt = greatest(attempt, 1),
-		errors = CASE WHEN $2 = 'completed' THEN errors ELSE errors || jsonb_build_object('error', $3::text, 'attempt', greatest(attempt, 1)) END
+		errors = CASE WHEN $2 = 'completed' THEN errors
+			ELSE errors || jsonb_build_object('error', $3::text, 'attempt', greatest(attempt, 1)) END
 		WHERE id = $1`, job, state, message)
 	m.settle()
 }
@@ -123,10 +131,12 @@ func (m *machine) capture() {
 	}
 	message := m.drawError()
 	var job int64
-	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('k', '{}', $1, 3, 'running') RETURNING id", m.queue).Scan(&job))
+	require.NoError(m.rt, m.pool.QueryRow(m.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state)
+		VALUES ('k', '{}', $1, 3, 'running') RETURNING id`, m.queue).Scan(&job))
 	m.end(job, "discarded", message)
 	var id uuid.UUID
-	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1", job).Scan(&id))
+	require.NoError(m.rt, m.pool.QueryRow(m.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE river_job_id = $1",
+		job).Scan(&id))
 	if rapid.Bool().Draw(m.rt, "an operator acts on it before a worker does") {
 		m.do("SELECT dlq.file(ARRAY[$1::uuid])", id)
 	}
@@ -157,7 +167,8 @@ func (m *machine) work() {
 		require.NoError(m.rt, err)
 		more, err := m.worker.RunOnce(m.Context())
 		require.NoError(m.rt, err)
-		if !filed && !more && m.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for IS DISTINCT FROM 'automatic' AND next_retry_at <= $1", m.now) == 0 {
+		if !filed && !more && m.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending'
+			AND waiting_for IS DISTINCT FROM 'automatic' AND next_retry_at <= $1`, m.now) == 0 {
 			break
 		}
 	}
@@ -193,7 +204,8 @@ func (m *machine) work() {
 func (m *machine) redelivered(id uuid.UUID, e *modelEntry) {
 	actual := m.read(id)
 	require.NotNil(m.rt, actual.RedeliveryJobID, "%s is %s", id, actual.Status)
-	e.status, e.live, e.waits, e.observed, e.undecided, e.parked = deadletter.Processing, *actual.RedeliveryJobID, false, false, false, false
+	e.status, e.live, e.waits, e.observed, e.undecided, e.parked = deadletter.Processing, *actual.RedeliveryJobID,
+		false, false, false, false
 	e.retries++
 }
 
@@ -262,7 +274,9 @@ func (m *machine) outcome() {
 		e.status, e.message, e.undecided = deadletter.Pending, message, true
 	}
 	if rapid.Bool().Draw(m.rt, "reported twice") {
-		m.do("INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT m.job_id, m.job_created_at, 'completed', m.entry_id FROM dlq.entry_jobs m JOIN river_job j ON j.id = m.job_id WHERE j.id = $1 AND j.state = 'completed'", live)
+		m.do(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT m.job_id, m.job_created_at,
+			'completed', m.entry_id FROM dlq.entry_jobs m JOIN river_job j ON j.id = m.job_id WHERE j.id = $1
+				AND j.state = 'completed'`, live)
 	}
 }
 
@@ -274,7 +288,8 @@ func (m *machine) operate() {
 	}
 	verb := rapid.SampledFrom([]string{"replay", "discard", "resolve", "park", "unpark"}).Draw(m.rt, "verb")
 	from := map[string][]deadletter.Status{
-		"replay": {deadletter.Pending, deadletter.Manual, deadletter.Failed}, "discard": {deadletter.Pending, deadletter.Manual, deadletter.Failed},
+		"replay":  {deadletter.Pending, deadletter.Manual, deadletter.Failed},
+		"discard": {deadletter.Pending, deadletter.Manual, deadletter.Failed},
 		"resolve": {deadletter.Manual}, "park": {deadletter.Pending}, "unpark": {deadletter.Manual},
 	}[verb]
 	act := deadletter.Act{Actor: "kim"}
@@ -382,13 +397,15 @@ func (m *machine) reclassify() {
 
 // check compares the database with the model and checks the audit trail.
 func (m *machine) check(after string) {
-	require.Equal(m.rt, len(m.entries), m.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = $1", m.queue), "after %s: no entry is lost or doubled", after)
+	require.Equal(m.rt, len(m.entries), m.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = $1", m.queue),
+		"after %s: no entry is lost or doubled", after)
 	for id, e := range m.entries {
 		entry, transitions, err := m.store.Get(m.Context(), id)
 		require.NoError(m.rt, err)
 		require.Equal(m.rt, e.status, entry.Status, "after %s: %s", after, id)
 		require.Equal(m.rt, e.retries, int(entry.DLQRetryCount), "after %s: %s", after, id)
-		require.Equal(m.rt, e.undecided, entry.Status == deadletter.Pending && entry.Strategy == nil, "after %s: %s", after, id)
+		require.Equal(m.rt, e.undecided, entry.Status == deadletter.Pending && entry.Strategy == nil,
+			"after %s: %s", after, id)
 		require.Equal(m.rt, e.parked, entry.ParkedBy != nil, "after %s: %s", after, id)
 		if e.live != 0 {
 			require.Equal(m.rt, e.live, *entry.RedeliveryJobID)
@@ -409,7 +426,8 @@ func (m *machine) check(after string) {
 		require.Equal(m.rt, entry.Status, at, "after %s: %s", after, id)
 	}
 	require.Equal(m.rt, 0, m.count(`SELECT count(*) FROM dlq.dead_letter_transitions t
-		WHERE t.queue = $1 AND t.from_status IS NOT NULL AND NOT t.to_status = ANY (dlq.allowed_moves(t.from_status))`, m.queue), "no illegal move")
+		WHERE t.queue = $1 AND t.from_status IS NOT NULL
+			AND NOT t.to_status = ANY (dlq.allowed_moves(t.from_status))`, m.queue), "no illegal move")
 }
 
 // TestStateMachine runs random sequences of events of dead letters against the real database and a
@@ -425,26 +443,37 @@ func TestStateMachine(t *testing.T) {
 		require.NoError(t, err)
 		planners = append(planners, planner)
 	}
-	w := worker.New(worker.Config{Store: b.store, Planner: current.Load, Logger: slog.New(slog.DiscardHandler), Name: "test", BatchSize: 3, Now: func() time.Time { return b.now }})
+	w := worker.New(worker.Config{
+		Store: b.store, Planner: current.Load, Logger: slog.New(slog.DiscardHandler),
+		Name: "test", BatchSize: 3, Now: func() time.Time { return b.now },
+	})
 	round := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		round++
 		b.worker = w
 		conditions.set("")
 		current.Store(planners[0])
-		m := &machine{bundle: b, rt: rt, queue: fmt.Sprintf("machine-%d", round), planners: planners, current: current, conditions: conditions, entries: map[uuid.UUID]*modelEntry{}}
-		require.NoError(rt, b.pool.QueryRow(context.WithoutCancel(t.Context()), "SELECT clock_timestamp() + interval '20 seconds'").Scan(&b.now))
+		m := &machine{
+			bundle: b, rt: rt, queue: fmt.Sprintf("machine-%d", round), planners: planners,
+			current: current, conditions: conditions, entries: map[uuid.UUID]*modelEntry{},
+		}
+		require.NoError(rt, b.pool.QueryRow(context.WithoutCancel(t.Context()),
+			"SELECT clock_timestamp() + interval '20 seconds'").Scan(&b.now))
 		actions := map[string]func(){
-			"capture": m.capture, "work": m.work, "gates": m.gates, "outcome": m.outcome, "operate": m.operate, "retryInRiverUI": m.retryInRiverUI,
-			"loseJob": m.loseJob, "abortBatch": m.abortBatch, "reload": m.reload, "switchConditions": m.switchConditions, "reclassify": m.reclassify,
+			"capture": m.capture, "work": m.work, "gates": m.gates, "outcome": m.outcome,
+			"operate": m.operate, "retryInRiverUI": m.retryInRiverUI,
+			"loseJob": m.loseJob, "abortBatch": m.abortBatch, "reload": m.reload,
+			"switchConditions": m.switchConditions, "reclassify": m.reclassify,
 			"flipSwitch": m.flipSwitch, "release": m.release,
 			"clock": func() {
 				b.now = b.now.Add(time.Duration(rapid.Int64Range(1, 26*60).Draw(rt, "minutes")) * time.Minute)
 			},
 		}
 		names := []string{
-			"capture", "capture", "work", "work", "work", "gates", "outcome", "outcome", "outcome", "operate", "operate", "clock", "clock",
-			"retryInRiverUI", "loseJob", "abortBatch", "reload", "switchConditions", "reclassify", "flipSwitch", "release", "release",
+			"capture", "capture", "work", "work", "work", "gates", "outcome",
+			"outcome", "outcome", "operate", "operate", "clock", "clock",
+			"retryInRiverUI", "loseJob", "abortBatch", "reload",
+			"switchConditions", "reclassify", "flipSwitch", "release", "release",
 		}
 		for range rapid.IntRange(1, 50).Draw(rt, "steps") {
 			name := rapid.SampledFrom(names).Draw(rt, "action")

@@ -51,7 +51,8 @@ func setupWithPolicy(t *testing.T, files policytest.Files) *policyBundle {
 	j := &policyBundle{bundle: setup(t)}
 	j.reload(files)
 	j.worker = worker.New(worker.Config{
-		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
+		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler),
+		Name: "test", Now: func() time.Time { return j.now },
 		Parked: func(p []worker.Parked) { j.parked = append(j.parked, p...) },
 	})
 	return j
@@ -68,7 +69,8 @@ func (j *policyBundle) reload(files policytest.Files) {
 func (j *policyBundle) failMany(n int, queue, message string) {
 	j.Helper()
 	j.failure = message
-	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 3, 'running' FROM generate_series(1, $2)`, queue, n)
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', $1, 3, 'running'
+		FROM generate_series(1, $2)`, queue, n)
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE state = 'running'`, message)
 }
@@ -115,11 +117,13 @@ func TestConditional_WaitsThenSendsProbesFirst(t *testing.T) {
 	j.conditions.set("circuit breaker destination:bank is open")
 	j.failMany(40, "default", outage)
 	j.all()
-	require.Zero(t, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for IS NOT NULL"), "the delay comes before the conditions")
+	require.Zero(t, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for IS NOT NULL"),
+		"the delay comes before the conditions")
 	j.gates()
 	require.Zero(t, j.inStatus(deadletter.Processing))
 	j.passDelay()
-	require.Equal(t, 40, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'conditional' AND waiting_for = 'condition: circuit breaker destination:bank is open'"))
+	require.Equal(t, 40, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'conditional'
+		AND waiting_for = 'condition: circuit breaker destination:bank is open'`))
 
 	// While the condition is unmet, the entries are not claimed and nothing is written.
 	moves := j.count("SELECT count(*) FROM dlq.dead_letter_transitions")
@@ -149,10 +153,12 @@ func TestConditional_WaitsThenSendsProbesFirst(t *testing.T) {
 	j.endRedeliveries("completed")
 	j.gates()
 	require.Equal(t, 5, j.inStatus(deadletter.Resolved))
-	require.Equal(t, 35, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"), "the rest follow")
+	require.Equal(t, 35, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"),
+		"the rest follow")
 	j.gates()
 	require.Zero(t, j.count("SELECT count(*) FROM dlq.gates"), "no entry waits")
-	require.Equal(t, 35, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'its conditions are met, and the probes succeeded'"))
+	require.Equal(t, 35, j.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE reason = 'its conditions are met, and the probes succeeded'`))
 }
 
 func TestConditional_OnlyDelayedWhileConditionsAreMet(t *testing.T) {
@@ -177,7 +183,8 @@ func TestConditional_OnlyDelayedWhileConditionsAreMet(t *testing.T) {
 // An entry with a stricter condition does not make others wait.
 func TestConditional_StricterConditionDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\nrules: [{name: strict, match: {message: nightly}, class: outage, plan: {conditions: {cpuBelow: 1}}}]\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\nrules: [{name: strict, match: " +
+		"{message: nightly}, class: outage, plan: {conditions: {cpuBelow: 1}}}]\n"})
 	j.conditions.set("x")
 	j.failMany(3, "default", outage+", nightly")
 	j.failMany(7, "default", outage)
@@ -191,7 +198,8 @@ func TestConditional_StricterConditionDoesNotBlockOthers(t *testing.T) {
 	j.gates()
 	require.Equal(t, 2, j.inStatus(deadletter.Processing))
 	j.gates()
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND rule = 'strict' AND dlq_retry_count = 0"))
+	require.Equal(t, 3, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND rule = 'strict'
+		AND dlq_retry_count = 0`))
 }
 
 // While the breaker is open, entries of every class wait: a redelivery would only be held. They use
@@ -209,7 +217,8 @@ func TestDue_EveryClassWaitsForOpenBreaker(t *testing.T) {
 	j.conditions.set(open)
 	j.now = j.now.Add(24 * time.Hour)
 	j.all()
-	require.Equal(t, 5, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND dlq_retry_count = 0 AND waiting_for = 'condition: ' || $1", open))
+	require.Equal(t, 5, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending'
+		AND dlq_retry_count = 0 AND waiting_for = 'condition: ' || $1`, open))
 	require.Zero(t, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"))
 	require.Equal(t, 5, j.count("SELECT count(*) FROM dlq.entries WHERE next = 'waits for: ' || $1", open))
 	j.conditions.set("")
@@ -236,24 +245,29 @@ func TestGate_LimitsConcurrentReleases(t *testing.T) {
 // A rejected entry blocks neither the gate nor the other entries.
 func TestGate_RefusedEntryDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
+	j := setupWithPolicy(t, policytest.Files{
+		"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n",
+	})
 	j.conditions.set("x")
 	j.failMany(4, "default", outage)
 	j.all()
 	j.passDelay()
-	j.exec("UPDATE dlq.dead_letter_queue SET tags = '{poison}' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1)")
+	j.exec(`UPDATE dlq.dead_letter_queue SET tags = '{poison}' WHERE id = (SELECT id FROM dlq.dead_letter_open
+		ORDER BY id DESC LIMIT 1)`)
 	j.exec(`ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT tags @> '{poison}')`)
 	j.conditions.set("")
 	j.gates()
 	j.all()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND tags = '{poison}' AND parked_by IS NOT NULL"))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+		AND tags = '{poison}' AND parked_by IS NOT NULL`))
 }
 
 // A gate keeps a pace below one entry per check.
 func TestPace_BelowOnePerSecond(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: {conditions: {probes: 1}}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: " +
+		"{conditions: {probes: 1}}}\n"})
 	j.conditions.set("x")
 	j.failMany(12, "jobs", outage)
 	j.all()
@@ -271,7 +285,8 @@ func TestPace_BelowOnePerSecond(t *testing.T) {
 
 func TestPace_SpreadsRedeliveries(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: " +
+		"{jitter: 0}}\n"})
 	j.failMany(100, "jobs", "connection refused")
 	j.all()
 	j.now = j.now.Add(2 * time.Minute)
@@ -285,7 +300,8 @@ func TestPace_SpreadsRedeliveries(t *testing.T) {
 		require.InDelta(t, 10*second+1, j.inStatus(deadletter.Processing), 1, "ten per second")
 	}
 	require.Equal(t, 100, j.inStatus(deadletter.Processing))
-	require.LessOrEqual(t, j.count("SELECT max(n) FROM (SELECT count(*) AS n FROM dlq.dead_letter_transitions WHERE reason LIKE 'waits for its place in the pace%' GROUP BY entry_id) m"), 1,
+	require.LessOrEqual(t, j.count(`SELECT max(n) FROM (SELECT count(*) AS n FROM dlq.dead_letter_transitions
+		WHERE reason LIKE 'waits for its place in the pace%' GROUP BY entry_id) m`), 1,
 		"each is deferred once: its place stays reserved")
 
 	// After a downtime, entries whose places have passed get new places.
@@ -301,7 +317,8 @@ func TestPace_SpreadsRedeliveries(t *testing.T) {
 
 func TestScheduled_UsesOffPeakHoursOrRetryAfter(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: [2], timeZone: Asia/Kolkata}}\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: [2], timeZone: " +
+		"Asia/Kolkata}}\n"})
 	kolkata, err := time.LoadLocation("Asia/Kolkata")
 	require.NoError(t, err)
 	j.failMany(50, "jobs", "429 Too Many Requests")
@@ -320,12 +337,14 @@ func TestScheduled_UsesOffPeakHoursOrRetryAfter(t *testing.T) {
 	require.Len(t, minutes, 6, "spread over the hour")
 
 	j.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = (SELECT min(id) FROM river_job)")
-	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 2, metadata = metadata || '{"dlq:error": {"attempt": 2, "message": "429", "code": "429", "context": {"status": 429, "retryAfterSeconds": 1800}}}',
+	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 2,
+		metadata = metadata || '{"dlq:error": {"attempt": 2, "message": "429", "code": "429", "context": {"status": 429, "retryAfterSeconds": 1800}}}',
 		errors = errors || '{"error": "429", "attempt": 2}'::jsonb WHERE state = 'available'`)
 	j.now = time.Now().Add(time.Second) // on a busy machine the test's clock is behind
 	j.all()
 	var wait float64
-	require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT extract(epoch FROM next_retry_at - last_failed_at) FROM dlq.dead_letter_open WHERE dlq_retry_count = 1").Scan(&wait))
+	require.NoError(t, j.pool.QueryRow(t.Context(), `SELECT extract(epoch FROM next_retry_at - last_failed_at)
+		FROM dlq.dead_letter_open WHERE dlq_retry_count = 1`).Scan(&wait))
 	require.GreaterOrEqual(t, wait, 1800.0)
 	require.LessOrEqual(t, wait, 1800*1.2+1)
 }
@@ -366,15 +385,18 @@ rules:
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))
 	j.endRedeliveries("discarded")
 	require.Equal(t, 1, j.inStatus(deadletter.Failed), "the rule allows one retry")
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed' AND error_class = 'unknown' AND fingerprint IS NOT NULL"), "it keeps its class and fingerprint")
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'hiccup' AND to_status = 'dlq_pending' AND config_version = $1", j.planner.Load().Policy().Version()))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'
+		AND error_class = 'unknown' AND fingerprint IS NOT NULL`), "it keeps its class and fingerprint")
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE rule = 'hiccup'
+		AND to_status = 'dlq_pending' AND config_version = $1`, j.planner.Load().Policy().Version()))
 }
 
 // A crash of the application in a redelivery tells nothing about the cause: an entry that was manual
 // becomes manual again.
 func TestDecide_CrashInRedeliveryKeepsClass(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "rules: [{name: bank, match: {message: code 51}, class: business}]\n"})
+	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "rules: [{name: bank, match: {message: code 51}, class: " +
+		"business}]\n"})
 	rescued := func() {
 		j.failure = "Stuck job rescued by JobRescuer"
 		j.endRedeliveries("discarded")
@@ -388,7 +410,8 @@ func TestDecide_CrashInRedeliveryKeepsClass(t *testing.T) {
 	require.Equal(t, deadletter.Manual, entry.Status)
 	require.Equal(t, "business", *entry.ErrorClass)
 	require.Equal(t, "stuck-job", *entry.Rule)
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'class business, as before (rule stuck-job)%'"))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE reason LIKE 'class business, as before (rule stuck-job)%'`))
 	j.exec("SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_open")
 	rescued()
 	require.Equal(t, deadletter.Manual, j.entry().Status, "after a second crash")
@@ -399,7 +422,8 @@ func TestDecide_CrashInRedeliveryKeepsClass(t *testing.T) {
 
 	j.failMany(1, "jobs", "Stuck job rescued by JobRescuer")
 	j.all()
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'transient'"), "it had no class before")
+	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_class = 'transient'"),
+		"it had no class before")
 }
 
 // Every way to park an entry reports it, once.
@@ -416,7 +440,8 @@ func TestParked_ReportsEveryParkOnce(t *testing.T) {
 			require.NotEmpty(t, p.Fingerprint)
 		}
 		j.parked = nil
-		require.Equal(t, entries, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = $1", queue))
+		require.Equal(t, entries,
+			j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = $1", queue))
 	}
 	j.failMany(1, "class", "card was declined")
 	j.all()
@@ -437,10 +462,13 @@ func TestParked_ReportsEveryParkOnce(t *testing.T) {
 
 	j.failMany(2, "live", "connection refused")
 	j.all()
-	j.exec(`UPDATE dlq.dead_letter_queue SET unique_key = river_job_id::text::bytea, unique_states = B'11111111' WHERE queue = 'live'`)
+	j.exec(`UPDATE dlq.dead_letter_queue SET unique_key = river_job_id::text::bytea, unique_states = B'11111111'
+		WHERE queue = 'live'`)
 	j.exec(`INSERT INTO river_job (kind, args, max_attempts, queue, unique_key, unique_states, state, finalized_at)
-		SELECT 'k', '{}', 1, 'other', unique_key, unique_states, CASE WHEN n = 1 THEN 'available' ELSE 'completed' END::river_job_state, CASE WHEN n = 2 THEN now() END
-		FROM (SELECT unique_key, unique_states::bit(8), row_number() OVER (ORDER BY id) AS n FROM dlq.dead_letter_open WHERE queue = 'live') e`)
+		SELECT 'k', '{}', 1, 'other', unique_key, unique_states, CASE WHEN n = 1 THEN 'available'
+			ELSE 'completed' END::river_job_state, CASE WHEN n = 2 THEN now() END
+		FROM (SELECT unique_key, unique_states::bit(8), row_number() OVER (ORDER BY id) AS n FROM dlq.dead_letter_open
+		WHERE queue = 'live') e`)
 	j.passDelay()
 	requireParked(2, "live", "transient")
 
@@ -450,7 +478,8 @@ func TestParked_ReportsEveryParkOnce(t *testing.T) {
 	j.all()
 	j.passDelay()
 	j.exec(`UPDATE dlq.dead_letter_queue SET unique_key = '\x02', unique_states = B'11111111' WHERE queue = 'gate'`)
-	j.exec(`INSERT INTO river_job (kind, args, max_attempts, queue, unique_key, unique_states) VALUES ('k', '{}', 1, 'other', '\x02', B'11111111')`)
+	j.exec(`INSERT INTO river_job (kind, args, max_attempts, queue, unique_key, unique_states)
+		VALUES ('k', '{}', 1, 'other', '\x02', B'11111111')`)
 	j.conditions.set("")
 	j.gates()
 	requireParked(1, "gate", "outage")
@@ -504,9 +533,11 @@ func TestReclassify(t *testing.T) {
 	j.all()
 	parked := j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 	require.Equal(t, 3, parked)
-	j.exec("SELECT dlq.park(id, 'kim', 'I handle it') FROM (SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending' LIMIT 1) e")
+	j.exec(`SELECT dlq.park(id, 'kim', 'I handle it')
+		FROM (SELECT id FROM dlq.dead_letter_open WHERE status = 'dlq_pending' LIMIT 1) e`)
 	reclassify := func(dryRun bool) *worker.Reclassified {
-		result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim", Note: "new rules"}, dryRun)
+		result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(),
+			deadletter.Act{Actor: "kim", Note: "new rules"}, dryRun)
 		require.NoError(t, err)
 		return result
 	}
@@ -527,19 +558,26 @@ rules:
 	require.Equal(t, 3, result.Changed[0].Entries)
 
 	require.Equal(t, result.Changed, reclassify(false).Changed)
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND rule = 'moon' AND strategy = 'immediate'"))
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'refused'"))
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND parked_by = 'kim'"))
-	require.Equal(t, 4, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = 'kim' AND reason LIKE 'reclassified: %' AND note = 'new rules'"))
+	require.Equal(t, 3, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND rule = 'moon'
+		AND strategy = 'immediate'`))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+		AND rule = 'refused'`))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+		AND parked_by = 'kim'`))
+	require.Equal(t, 4, j.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE actor = 'kim'
+		AND reason LIKE 'reclassified: %' AND note = 'new rules'`))
 	require.Empty(t, reclassify(false).Changed)
 
 	// A change of only the rule is recorded, and moves no entry.
-	j.reload(policytest.Files{"dlq-routing": "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient}]"})
+	j.reload(policytest.Files{"dlq-routing": "rules: [{name: refused-again, match: {message: refused}, class: " +
+		"business}, {name: moon, match: {message: moon}, class: transient}]"})
 	require.Len(t, reclassify(false).Changed, 1)
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND rule = 'refused-again'"))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+		AND rule = 'refused-again'`))
 
 	// So are all other settings of rules and plans.
-	rules := "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: moon}, class: transient%s}]"
+	rules := "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: " +
+		"moon}, class: transient%s}]"
 	for _, change := range []struct{ settings, also string }{
 		{", tags: [lunar]", "tags"},
 		{", tags: [lunar], priority: 3", "priority"},
@@ -556,7 +594,8 @@ rules:
 		require.Equal(t, changed, reclassify(false).Changed)
 		require.Empty(t, reclassify(false).Changed, "%s: the same rules decide the same", change.settings)
 	}
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE tags = '{lunar}' AND priority = 3 AND assigned_to = 'kim' AND dlq_max_retries = 9 AND next_retry_at < last_failed_at + interval '37 minutes'"))
+	require.Equal(t, 3, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE tags = '{lunar}' AND priority = 3
+		AND assigned_to = 'kim' AND dlq_max_retries = 9 AND next_retry_at < last_failed_at + interval '37 minutes'`))
 }
 
 // Operators' patterns run on arbitrary texts while nothing is locked. An action taken in that time
@@ -585,19 +624,23 @@ func TestWorker_JudgesOutsideTransactions(t *testing.T) {
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim' AND rule IS NULL"))
 	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND rule = 'none'"))
 
-	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = now() - interval '1 hour'")
+	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = " +
+		"now() - interval '1 hour'")
 	calls, judging = 0, 3 // the third call is for the version, before the claim
 	meanwhile = func() {
 		j.exec("SELECT dlq.park(id, 'kim', 'I handle it') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
 	}
 	_, err = w.RunOnce(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim' AND strategy = 'manual'"))
-	require.Equal(t, 1, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL AND strategy = 'manual'"))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by = 'kim'
+		AND strategy = 'manual'`))
+	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE parked_by IS NULL
+		AND strategy = 'manual'`))
 }
 
 // smartRouting has a smart retry with thresholds for a test.
-const smartRouting = "smartRetry: {enabled: %t, over: 1h, minJobs: 10, errorRate: 10, probes: 3}\nredeliveriesPerSecond: 1000\n"
+const smartRouting = "smartRetry: {enabled: %t, over: 1h, minJobs: 10, errorRate: 10, probes: " +
+	"3}\nredeliveriesPerSecond: 1000\n"
 
 func TestSmartRetry(t *testing.T) {
 	t.Parallel()
@@ -607,13 +650,15 @@ func TestSmartRetry(t *testing.T) {
 		j.gates()
 	}
 	completed := func(n int, at string) {
-		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'k', '{}', 'jobs', 1, 'completed', now() + $2::interval FROM generate_series(1, $1)`, n, at)
+		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'k', '{}', 'jobs', 1,
+			'completed', now() + $2::interval FROM generate_series(1, $1)`, n, at)
 	}
 	j.failMany(10, "jobs", "TypeError: undefined is not a function")
 	j.failMany(2, "jobs", "card was declined")
 	j.all()
 	require.Equal(t, 12, j.inStatus(deadletter.Manual))
-	j.exec("SELECT dlq.replay(id, 'kim') FROM (SELECT id FROM dlq.dead_letter_open WHERE error_class = 'code_bug' ORDER BY id LIMIT 1) e")
+	j.exec(`SELECT dlq.replay(id, 'kim') FROM (SELECT id FROM dlq.dead_letter_open WHERE error_class = 'code_bug'
+		ORDER BY id LIMIT 1) e`)
 	j.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE status = 'dlq_processing'")
 	j.endRedeliveries("discarded")
 	require.Equal(t, 1, j.inStatus(deadletter.Failed))
@@ -631,13 +676,15 @@ func TestSmartRetry(t *testing.T) {
 	runSmartRetry()
 	require.Zero(t, j.inStatus(deadletter.Processing), "no job ran in this hour")
 	completed(20, "90 minutes")
-	j.exec(`UPDATE river_job SET metadata = '{"dlq:done_by": 1}' WHERE state = 'completed' AND finalized_at > now() + interval '1 hour'`)
+	j.exec(`UPDATE river_job SET metadata = '{"dlq:done_by": 1}' WHERE state = 'completed'
+		AND finalized_at > now() + interval '1 hour'`)
 	runSmartRetry()
 	require.Zero(t, j.inStatus(deadletter.Processing), "jobs that dlqd completed do not count")
 	completed(20, "90 minutes")
 	runSmartRetry()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
-	require.Equal(t, 3, j.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'smart retry: 0 of 10 or more jobs of queue jobs in the last 1h0m failed with this error: one of 3 probes'"))
+	require.Equal(t, 3, j.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE reason LIKE 'smart retry: 0 of 10 or more jobs of queue jobs in the last 1h0m failed with this error: one of 3 probes'`))
 	runSmartRetry()
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
 	j.endRedeliveries("completed")
@@ -653,7 +700,8 @@ func TestSmartRetry_StopsWhenProbesFail(t *testing.T) {
 	j := setupWithPolicy(t, policytest.Files{"dlq-routing": fmt.Sprintf(smartRouting, true)})
 	j.failMany(10, "jobs", "TypeError: x")
 	j.all()
-	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'k', '{}', 'jobs', 1, 'completed', now() + interval '90 minutes' FROM generate_series(1, 50)`)
+	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at) SELECT 'k', '{}', 'jobs', 1,
+		'completed', now() + interval '90 minutes' FROM generate_series(1, 50)`)
 	j.now = j.now.Add(2 * time.Hour)
 	require.NoError(t, j.worker.SmartRetry(t.Context()))
 	require.Equal(t, 3, j.inStatus(deadletter.Processing))
@@ -675,13 +723,17 @@ func TestSmartRetry_StopsWhenProbesFail(t *testing.T) {
 func TestOrder_RedeliveriesKeepOrder(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{
-		"retry-policies": "queues: {stock: {ordering: true}}\ndestinations: {default: {url: 'http://127.0.0.1:1/', redeliveriesPerSecond: 0}}\n",
-		"dlq-routing":    "strategies: {immediate: {jitter: 0}}\n",
+		"retry-policies": "queues: {stock: {ordering: true}}\ndestinations: {default: {url: 'http://127.0.0.1:1/', " +
+			"redeliveriesPerSecond: 0}}\n",
+		"dlq-routing": "strategies: {immediate: {jitter: 0}}\n",
 	})
 	for n := range 3 {
-		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text), 'stock', 1, 'running')`, fmt.Sprint(n))
+		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+			VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text),
+				'stock', 1, 'running')`, fmt.Sprint(n))
 	}
-	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id, created_at FROM river_job ORDER BY id`)
+	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id,
+		created_at FROM river_job ORDER BY id`)
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb]`)
 	j.all()
 	var order []string
@@ -690,7 +742,8 @@ func TestOrder_RedeliveriesKeepOrder(t *testing.T) {
 		j.all()
 		require.Equal(t, 1, j.inStatus(deadletter.Processing), "one at a time")
 		var id string
-		require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT event_id FROM dlq.dead_letter_open WHERE status = 'dlq_processing'").Scan(&id))
+		require.NoError(t, j.pool.QueryRow(t.Context(), `SELECT event_id FROM dlq.dead_letter_open
+			WHERE status = 'dlq_processing'`).Scan(&id))
 		order = append(order, id)
 		j.endRedeliveries("completed")
 	}
@@ -704,16 +757,20 @@ func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, nil)
 	for n := range 4 {
-		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text), 'stock', 1, 'running')`, fmt.Sprint(n))
+		j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+			VALUES ('dlqd_message', jsonb_build_object('kind', 'k', 'orderingKey', 'A-81', 'messageId', 'm' || $1::text),
+				'stock', 1, 'running')`, fmt.Sprint(n))
 	}
-	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id, created_at FROM river_job ORDER BY id`)
+	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id,
+		created_at FROM river_job ORDER BY id`)
 	// They fail in a different order than they were submitted, and close as failed.
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - id * interval '1 s', attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb]`)
 	j.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	j.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1")
 	entry := func(n int) string {
 		var id string
-		require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE event_id = 'm' || $1", fmt.Sprint(n)).Scan(&id))
+		require.NoError(t, j.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_queue WHERE event_id = 'm' || $1",
+			fmt.Sprint(n)).Scan(&id))
 		return id
 	}
 	for n := range 3 {
@@ -722,7 +779,8 @@ func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	}
 	require.Equal(t, 3, j.inStatus(deadletter.Failed))
 	before := func(job string) int {
-		return j.count("SELECT coalesce(dlq.order_predecessor('stock', 'A-81', id, created_at), 0) FROM river_job WHERE id = ("+job+")", entry(2))
+		return j.count("SELECT coalesce(dlq.order_predecessor('stock', 'A-81', id, created_at), 0) FROM river_job "+
+			"WHERE id = ("+job+")", entry(2))
 	}
 	original := "SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm3' AND $1::text <> ''"
 	require.Zero(t, before(original), "failed entries do not block later ones")
@@ -734,9 +792,11 @@ func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	require.Equal(t, j.count("SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm0'"), before(redelivery))
 	require.NotZero(t, before(original))
 	// The next redelivery is woken.
-	j.exec(`UPDATE river_job SET state = 'scheduled', scheduled_at = now() + interval '1 hour', metadata = metadata || '{"dlq:held": "order"}' WHERE state = 'available' AND args ->> 'messageId' <> 'm0'`)
+	j.exec(`UPDATE river_job SET state = 'scheduled', scheduled_at = now() + interval '1 hour',
+		metadata = metadata || '{"dlq:held": "order"}' WHERE state = 'available' AND args ->> 'messageId' <> 'm0'`)
 	j.endRedeliveries("completed")
-	require.Equal(t, 1, j.count("SELECT count(*) FROM river_job WHERE state = 'available' AND args ->> 'messageId' = 'm1'"))
+	require.Equal(t, 1, j.count(
+		"SELECT count(*) FROM river_job WHERE state = 'available' AND args ->> 'messageId' = 'm1'"))
 	j.endRedeliveries("completed")
 	require.Zero(t, before(redelivery))
 	j.endRedeliveries("completed")
@@ -748,23 +808,29 @@ func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 // A queue whose gate fails transiently does not block the queues after it.
 func TestGate_FailingQueueDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n"})
+	j := setupWithPolicy(t, policytest.Files{
+		"dlq-routing": "redeliveriesPerSecond: 0\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 0}\n",
+	})
 	j.conditions.set("x")
 	j.failMany(2, "a", outage)
 	j.failMany(2, "b", outage)
 	j.all()
 	j.passDelay()
-	j.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NEW; END $$")
+	j.exec(`CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.queue = 'a' THEN RAISE EXCEPTION
+		USING ERRCODE = '40001'; END IF; RETURN NEW; END $$`)
 	j.exec("CREATE TRIGGER away BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION away()")
 	j.conditions.set("")
 	require.ErrorContains(t, j.worker.Gates(t.Context()), "gate of queue a")
-	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing' AND queue = 'b'"))
+	require.Equal(t, 2, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'
+		AND queue = 'b'`))
 }
 
 // Each stage reports its steps, including failed ones, and their results.
 func TestWorker_ReportsEachStage(t *testing.T) {
 	t.Parallel()
-	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 5\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 5}\n"})
+	j := setupWithPolicy(t, policytest.Files{
+		"dlq-routing": "redeliveriesPerSecond: 5\n", "retry-policies": "destinationDefaults: {redeliveriesPerSecond: 5}\n",
+	})
 	entries, steps := map[string]int{}, map[string]int{}
 	take := func() (map[string]int, map[string]int) {
 		e, s := entries, steps
@@ -772,7 +838,8 @@ func TestWorker_ReportsEachStage(t *testing.T) {
 		return e, s
 	}
 	j.worker = worker.New(worker.Config{
-		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
+		Store: j.store, Planner: j.planner.Load, Logger: slog.New(slog.DiscardHandler),
+		Name: "test", Now: func() time.Time { return j.now },
 		Observe: func(action string, n int, _ time.Duration) { entries[action] += n },
 		ObserveStage: func(stage string, took time.Duration, err error) {
 			require.Positive(t, took)
@@ -819,7 +886,8 @@ func TestWorker_ReportsEachStage(t *testing.T) {
 	j.now = j.now.Add(2 * time.Minute)
 	j.once()
 	j.conditions.set("")
-	j.exec("CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+	j.exec(`CREATE FUNCTION away() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION
+		USING ERRCODE = '40001'; END $$`)
 	j.exec("CREATE TRIGGER away BEFORE INSERT ON dlq.gates FOR EACH ROW EXECUTE FUNCTION away()")
 	require.Error(t, j.worker.Gates(t.Context()))
 	_, made = take()
@@ -844,17 +912,22 @@ func TestRules_MatchPayloadAndHeaders(t *testing.T) {
 	require.NoError(t, err)
 	for _, test := range []struct{ kind, args, rule string }{
 		{"k", `{"amount": 20000}`, "large"},
-		{"dlqd_message", `{"kind": "paid", "messageId": "m3", "payload": ` + exact + `, "payloadText": ` + string(text) + `, "headers": {"X-Region": "eu"}}`, "large"},
+		{"dlqd_message", `{"kind": "paid", "messageId": "m3", "payload": ` + exact + `, "payloadText": ` + string(text) +
+			`, "headers": {"X-Region": "eu"}}`, "large"},
 		{"k", `{"amount": 200}`, "transport"},
-		{"dlqd_message", `{"kind": "paid", "messageId": "m1", "payload": {"amount": 20000}, "headers": {"X-Region": "eu"}}`, "large"},
-		{"dlqd_message", `{"kind": "paid", "messageId": "m2", "payload": {"amount": 20000}, "headers": {"X-Region": "us"}}`, "transport"},
+		{"dlqd_message", `{"kind": "paid", "messageId": "m1", "payload": {"amount": 20000}, "headers": {"X-Region": "eu"}}`,
+			"large"},
+		{"dlqd_message", `{"kind": "paid", "messageId": "m2", "payload": {"amount": 20000}, "headers": {"X-Region": "us"}}`,
+			"transport"},
 		{"k", `{"amount": 20000, "note": "` + strings.Repeat("x", 200_000) + `"}`, "transport"},
 	} {
 		j.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ($1, $2, 3)`, test.kind, test.args)
-		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{"error": "TIMEOUT_ERROR", "attempt": 3}'::jsonb] WHERE state = 'available'`)
+		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3,
+			errors = ARRAY['{"error": "TIMEOUT_ERROR", "attempt": 3}'::jsonb] WHERE state = 'available'`)
 		j.all()
 		j.file()
-		require.Equal(t, test.rule, j.one("SELECT rule FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1"), "%.80s", test.args)
+		require.Equal(t, test.rule, j.one("SELECT rule FROM dlq.dead_letter_open ORDER BY id DESC LIMIT 1"),
+			"%.80s", test.args)
 	}
 	// Reclassification uses the payload that the next redelivery sends.
 	j.exec(`UPDATE dlq.dead_letter_queue SET edited_event = '{"amount": 5}' WHERE kind = 'k' AND rule = 'large'`)
@@ -870,11 +943,14 @@ func TestRetryAfter_AppliesToEveryStrategy(t *testing.T) {
 	j := setupWithPolicy(t, nil)
 	for _, status := range []int{500, 503, 429} {
 		j.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 3)`)
-		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY['{"error": "x", "attempt": 3}'::jsonb],
-			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 3, 'message', 'x', 'code', $1::text, 'context', '{"retryAfterSeconds": 86400}'::jsonb)) WHERE state = 'available'`, fmt.Sprint(status))
+		j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3,
+			errors = ARRAY['{"error": "x", "attempt": 3}'::jsonb],
+			metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 3, 'message', 'x', 'code', $1::text,
+				'context', '{"retryAfterSeconds": 86400}'::jsonb)) WHERE state = 'available'`, fmt.Sprint(status))
 	}
 	j.file()
-	require.Equal(t, 3, j.count("SELECT count(DISTINCT strategy) FROM dlq.dead_letter_open WHERE next_retry_at BETWEEN last_failed_at + interval '24 hours' AND last_failed_at + interval '30 hours'"))
+	require.Equal(t, 3, j.count(`SELECT count(DISTINCT strategy) FROM dlq.dead_letter_open
+		WHERE next_retry_at BETWEEN last_failed_at + interval '24 hours' AND last_failed_at + interval '30 hours'`))
 }
 
 // Every move of a worker records the policy version that was in force: deferring, parking,
@@ -889,7 +965,9 @@ func TestConfigVersion_IsRecordedByEveryMove(t *testing.T) {
 		return j.planner.Load().Policy().Version()
 	}
 	last := func() string {
-		return j.one("SELECT t.config_version || ' ' || t.reason FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_queue e ON e.id = t.entry_id AND e.config_version = t.config_version ORDER BY t.id DESC LIMIT 1")
+		return j.one(`SELECT t.config_version || ' ' || t.reason FROM dlq.dead_letter_transitions t
+			JOIN dlq.dead_letter_queue e ON e.id = t.entry_id AND e.config_version = t.config_version
+			ORDER BY t.id DESC LIMIT 1`)
 	}
 	j.conditions.set("the moon is up")
 	v := next("")

@@ -208,15 +208,18 @@ func (w *Worker) Loops() []*background.Loop {
 			Failing: "DLQ worker: sweeping redeliveries failed",
 		}),
 		background.New(background.Config{
-			Name: "gates", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Gates),
+			Name: "gates", Interval: w.config.GateInterval, Timeout: gateTimeout,
+			Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Gates),
 			Failing: "DLQ worker: releasing entries that wait for conditions failed",
 		}),
 		background.New(background.Config{
-			Name: "observed", Interval: w.config.GateInterval, Timeout: gateTimeout, Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Release),
+			Name: "observed", Interval: w.config.GateInterval, Timeout: gateTimeout,
+			Patience: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.Release),
 			Failing: "DLQ worker: releasing observed entries failed",
 		}),
 		background.New(background.Config{
-			Name: "smart-retry", Interval: w.config.SmartInterval, Timeout: gateTimeout, Finish: true, OneProcess: true, Once: background.Each(w.SmartRetry),
+			Name: "smart-retry", Interval: w.config.SmartInterval, Timeout: gateTimeout,
+			Finish: true, OneProcess: true, Once: background.Each(w.SmartRetry),
 			Failing: "DLQ worker: smart retry failed",
 		}),
 	}
@@ -336,7 +339,8 @@ func (w *Worker) retryOneByOne(ctx context.Context, entries int) error {
 	for range entries {
 		claimed, err := w.batch(ctx, 1)
 		if postgres.IsRefusal(err) && len(claimed) == 1 {
-			w.config.Logger.Error("DLQ worker: the database refused a redelivery; parking the entry", "entry", claimed[0], "error", err)
+			w.config.Logger.Error("DLQ worker: the database refused a redelivery; parking the entry", "entry",
+				claimed[0], "error", err)
 			refused := manualEntry{ID: claimed[0], Reason: "the database refused its redelivery", Refusal: storableText(err)}
 			err = w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 				counts["parked"]++
@@ -358,7 +362,8 @@ func storableText(err error) string {
 // batch claims and handles at most size entries. It returns the claimed ids even if it fails.
 func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err error) {
 	var undecided []dbsqlc.ClaimDueRow
-	params, now := dbsqlc.ClaimDueParams{ReadMessages: w.config.Planner().ReadsMessages(), MaxEntries: int32(size)}, w.now()
+	params, now := dbsqlc.ClaimDueParams{ReadMessages: w.config.Planner().ReadsMessages(), MaxEntries: int32(size)},
+		w.now()
 	if w.config.Now != nil {
 		params.Now = &now
 	}
@@ -452,7 +457,8 @@ func (w *Worker) judge(ctx context.Context, rows []dbsqlc.ClaimDueRow) (*judgeme
 	return judgeEntries(ctx, w.queries, w.config.Planner(), rows, w.now())
 }
 
-func judgeEntries(ctx context.Context, queries *dbsqlc.Queries, planner *strategy.Planner, rows []dbsqlc.ClaimDueRow, now time.Time) (*judgements, error) {
+func judgeEntries(ctx context.Context, queries *dbsqlc.Queries, planner *strategy.Planner, rows []dbsqlc.ClaimDueRow,
+	now time.Time) (*judgements, error) {
 	together, err := rescuedTogether(ctx, queries, rows)
 	if err != nil {
 		return nil, err
@@ -469,7 +475,8 @@ func judgeEntries(ctx context.Context, queries *dbsqlc.Queries, planner *strateg
 // rescuedTogether returns, for entries whose job may have killed its worker ([strategy.ManyRescues]
 // rescues or more), how many other jobs the rescuer discarded together with the last one. The reason
 // of the decision shows the count.
-func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries, rows []dbsqlc.ClaimDueRow) (map[uuid.UUID]int, error) {
+func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries,
+	rows []dbsqlc.ClaimDueRow) (map[uuid.UUID]int, error) {
 	var ids []uuid.UUID
 	for i := range rows {
 		if rescuesOf(&rows[i]) >= strategy.ManyRescues && strings.HasPrefix(rows[i].ErrorMessage, strategy.RescuedBy) {
@@ -540,7 +547,8 @@ func (w *Worker) recordBlocked() error {
 }
 
 // handle redelivers due, decided entries, or defers them.
-func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time, counts map[string]int) error {
+func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time,
+	counts map[string]int) error {
 	decider, err := w.readSwitches(ctx, tx, w.config.Planner())
 	if err != nil {
 		return err
@@ -583,7 +591,8 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 
 // deferBehindOthers defers entries that have unfinished work of their ordering key before them, and returns
 // the rest.
-func (w *Worker) deferBehindOthers(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
+func (w *Worker) deferBehindOthers(ctx context.Context, tx transaction, planner *strategy.Planner,
+	due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
 ) ([]*dbsqlc.ClaimDueRow, error) {
 	var ordered []uuid.UUID
@@ -611,7 +620,8 @@ func (w *Worker) deferBehindOthers(ctx context.Context, tx transaction, planner 
 // deferForPace reserves places in shared paces, defers entries whose place is later, and returns the
 // rest. The place of an entry stays reserved for reservationTTL. After a longer downtime it
 // reserves again, or all such entries would be sent at once.
-func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow, now time.Time,
+func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow,
+	now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string), counts map[string]int,
 ) ([]*dbsqlc.ClaimDueRow, error) {
 	ready := make([]*dbsqlc.ClaimDueRow, 0, len(due))
@@ -626,7 +636,10 @@ func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *stra
 		unplaced[pace] = append(unplaced[pace], row)
 	}
 	// A fixed order: two workers that reserve in several paces would otherwise deadlock.
-	for _, pace := range slices.SortedFunc(maps.Keys(unplaced), func(a, b policy.Pace) int { return strings.Compare(a.Name, b.Name) }) {
+	for _, pace := range slices.SortedFunc(maps.Keys(unplaced), func(a, b policy.Pace) int {
+		return strings.Compare(a.Name,
+			b.Name)
+	}) {
 		rows := unplaced[pace]
 		places, err := w.reserve(ctx, tx, pace, len(rows), now, nil, counts)
 		if err != nil {
@@ -638,14 +651,16 @@ func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *stra
 				ready = append(ready, row)
 				continue
 			}
-			wait(row, at, strategy.WaitsForPace, fmt.Sprintf("waits for its place in the pace of %s (%g per second)", pace.Name, pace.PerSecond))
+			wait(row, at, strategy.WaitsForPace, fmt.Sprintf("waits for its place in the pace of %s (%g per second)",
+				pace.Name, pace.PerSecond))
 		}
 	}
 	return ready, nil
 }
 
 // reserve takes up to so many places in a pace: see [pace.Reserve].
-func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, entries int, now time.Time, within *time.Duration, counts map[string]int) (pace.Places, error) {
+func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, entries int, now time.Time,
+	within *time.Duration, counts map[string]int) (pace.Places, error) {
 	start := time.Now()
 	places, err := pace.Reserve(ctx, tx, of.Name, of.PerSecond, entries, now, within)
 	w.recordStage(ctx, StagePace, start, err)
@@ -653,7 +668,8 @@ func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, en
 	return places, err
 }
 
-func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID, reason string, counts map[string]int) error {
+func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID, reason string,
+	counts map[string]int) error {
 	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason, tx.version)
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)
@@ -664,10 +680,16 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	for _, r := range redeliveries {
 		switch r.Verdict {
 		case deadletter.VerdictLive: // an operator decides whether to run both
-			parked = append(parked, manualEntry{ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both", r.JobID)})
+			parked = append(parked, manualEntry{
+				ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both",
+					r.JobID),
+			})
 			counts["parked"]++
 		case deadletter.VerdictDone:
-			parked = append(parked, manualEntry{ID: r.EntryID, Reason: fmt.Sprintf("done by job %d? It has the same unique key and has ended; resolve the entry, or replay with force to run it again", r.JobID)})
+			parked = append(parked, manualEntry{
+				ID: r.EntryID, Reason: fmt.Sprintf("done by job %d? It has the same unique key and has ended; resolve the entry, "+
+					"or replay with force to run it again", r.JobID),
+			})
 			counts["parked"]++
 		case deadletter.VerdictBusy:
 			deferred.wait(r.EntryID, w.now().Add(busyPause), "",
@@ -711,7 +733,8 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
 			Payload: content.Payload, Headers: content.Headers,
 		},
-		ID: row.ID, Trace: row.ErrorStackTrace, Before: riverdlq.Class(row.ErrorClass), Rule: row.Rule, WaitingFor: row.WaitingFor,
+		ID: row.ID, Trace: row.ErrorStackTrace, Before: riverdlq.Class(row.ErrorClass),
+		Rule: row.Rule, WaitingFor: row.WaitingFor,
 		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt, Rescues: rescuesOf(row),
 		RetryAfter: time.Duration(min(max(reported.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
@@ -721,7 +744,8 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 func automaticEntry(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	return &automatic.Entry{
 		Queue: row.Queue, Kind: row.Kind, Class: row.ErrorClass, JobKind: row.JobKind,
-		Backfilled: row.CapturedBy == automatic.CapturedByBackfill, SingleAttempt: row.MaxRetries == 1, Unparked: row.Rule == policy.RuleUnparked,
+		Backfilled:    row.CapturedBy == automatic.CapturedByBackfill,
+		SingleAttempt: row.MaxRetries == 1, Unparked: row.Rule == policy.RuleUnparked,
 	}
 }
 
@@ -754,7 +778,8 @@ func (w *Worker) sweep(ctx context.Context) error {
 			return err
 		}
 		if found.Settled+found.Requeued > 0 {
-			w.config.Logger.Warn("DLQ worker: the sweep found redeliveries whose end was not recorded", "settled", found.Settled, "requeued", found.Requeued)
+			w.config.Logger.Warn("DLQ worker: the sweep found redeliveries whose end was not recorded", "settled", found.Settled,
+				"requeued", found.Requeued)
 		}
 		w.config.Observe("settled", int(found.Settled), 0)
 		w.config.Observe("requeued", int(found.Requeued), 0)

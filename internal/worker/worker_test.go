@@ -104,7 +104,8 @@ func TestWorker_RedeliversOnceWhenKilled(t *testing.T) {
 		kills++
 	}
 	t.Logf("%d kills", kills)
-	require.Equal(t, n, b.count("SELECT count(DISTINCT metadata ->> 'dlq:entry_id') FROM river_job WHERE state = 'available'"))
+	require.Equal(t, n, b.count(`SELECT count(DISTINCT metadata ->> 'dlq:entry_id') FROM river_job
+		WHERE state = 'available'`))
 	require.Equal(t, 2*n, b.count("SELECT count(*) FROM river_job"), "one redelivery each")
 	require.Equal(t, 2*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "filed, redelivered")
 }
@@ -222,7 +223,8 @@ func TestWorker_ImmediateStrategyUntilFailed(t *testing.T) {
 		require.EqualValues(t, i+1, entry.DLQRetryCount)
 
 		b.exec(`UPDATE river_job SET state = 'discarded', attempt = 1, finalized_at = $2,
-			errors = ARRAY['{"error": "read: connection reset by peer", "attempt": 1}'::jsonb] WHERE id = $1`, *entry.RedeliveryJobID, b.now)
+			errors = ARRAY['{"error": "read: connection reset by peer", "attempt": 1}'::jsonb]
+				WHERE id = $1`, *entry.RedeliveryJobID, b.now)
 		require.Equal(t, "read: connection reset by peer", *b.entry().ErrorMessage)
 		b.now = b.now.Add(time.Second)
 	}
@@ -248,7 +250,8 @@ func TestWorker_ResolvesEntryWhenRedeliverySucceeds(t *testing.T) {
 
 func TestWorker_ParksPermanentErrors(t *testing.T) {
 	t.Parallel()
-	for _, message := range []string{"runtime error: invalid memory address or nil pointer dereference", "card was declined", "who knows"} {
+	for _, message := range []string{"runtime error: invalid memory address or nil pointer dereference",
+		"card was declined", "who knows"} {
 		b := setup(t)
 		b.fail(2, message)
 		b.once()
@@ -280,7 +283,8 @@ func TestWorker_ParksEntryWithLiveUniqueJob(t *testing.T) {
 	b.fail(2, "connection refused")
 	b.once()
 	b.exec(`UPDATE dlq.dead_letter_queue SET unique_key = '\x01'`)
-	b.exec(`INSERT INTO river_job (kind, args, max_attempts, unique_key, unique_states) VALUES ('k', '{}', 1, '\x01', B'11111111')`)
+	b.exec(`INSERT INTO river_job (kind, args, max_attempts, unique_key, unique_states)
+		VALUES ('k', '{}', 1, '\x01', B'11111111')`)
 	b.now = b.now.Add(time.Hour)
 	b.once()
 	entry := b.entry()
@@ -294,7 +298,8 @@ func TestWorker_ParksEntryThatDatabaseRefuses(t *testing.T) {
 	for name, sql := range map[string]string{
 		"constraint": `ALTER TABLE river_job ADD CONSTRAINT no_poison CHECK (NOT args ? 'poison')`,
 		"trigger with a custom SQLSTATE": `CREATE FUNCTION no_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no_poison' USING ERRCODE = 'APP01'; END $$;
-			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW WHEN (NEW.args ? 'poison') EXECUTE FUNCTION no_poison()`,
+			CREATE TRIGGER no_poison BEFORE INSERT ON river_job FOR EACH ROW
+				WHEN (NEW.args ? 'poison') EXECUTE FUNCTION no_poison()`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -311,13 +316,16 @@ func requireParksPoisonOnly(t *testing.T, sql string) {
 		b.exec(`UPDATE river_job SET args = jsonb_build_object('n', $1::int) WHERE args = '{}'`, i)
 	}
 	b.once()
-	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"poison": true}' WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET 2 LIMIT 1)`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"poison": true}'
+		WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET 2 LIMIT 1)`)
 	b.exec(sql)
 	b.now = b.now.Add(time.Hour)
 	b.once()
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND original_event ? 'poison'"))
-	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE 'the database refused its redelivery' AND detail ->> 'refusal' LIKE '%no_poison%'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
+		AND original_event ? 'poison'`))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+		WHERE reason LIKE 'the database refused its redelivery' AND detail ->> 'refusal' LIKE '%no_poison%'`))
 }
 
 func TestWorker_DefersUnknownStrategy(t *testing.T) {
@@ -373,7 +381,8 @@ func TestWorker_ConcurrentWorkersRedeliverOnce(t *testing.T) {
 	drain()
 	drain()
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
-	require.Equal(t, n, b.count("SELECT count(DISTINCT metadata ->> 'dlq:entry_id') FROM river_job WHERE state = 'available'"))
+	require.Equal(t, n, b.count(`SELECT count(DISTINCT metadata ->> 'dlq:entry_id') FROM river_job
+		WHERE state = 'available'`))
 	require.Equal(t, 2*n, b.count("SELECT count(*) FROM river_job"), "one redelivery each")
 }
 
@@ -404,21 +413,25 @@ func TestWorker_RollsBackBatchWhenAnyStepFails(t *testing.T) {
 	b.fail(1, "card declined")
 	breakStep := func(step string, run func(context.Context) (bool, error)) {
 		t.Helper()
-		b.exec("CREATE FUNCTION dlq.die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$; CREATE TRIGGER die AFTER " +
+		b.exec("CREATE FUNCTION dlq.die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM " +
+			"pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$; CREATE TRIGGER die AFTER " +
 			step + " FOR EACH ROW EXECUTE FUNCTION dlq.die()")
 		_, err := run(t.Context())
 		require.Error(t, err, step)
 		b.exec("DROP FUNCTION dlq.die() CASCADE")
 	}
-	for _, step := range []string{"INSERT ON dlq.dead_letter_open", "DELETE ON dlq.dead_letter_inbox", "INSERT ON dlq.dead_letter_transitions"} {
+	for _, step := range []string{"INSERT ON dlq.dead_letter_open", "DELETE ON dlq.dead_letter_inbox",
+		"INSERT ON dlq.dead_letter_transitions"} {
 		breakStep(step, b.worker.File)
 		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"), step)
-		require.Zero(t, b.count("SELECT (SELECT count(*) FROM dlq.dead_letter_transitions) + (SELECT count(*) FROM dlq.dead_letter_open)"), step)
+		require.Zero(t, b.count(`SELECT (SELECT count(*) FROM dlq.dead_letter_transitions) + (SELECT count(*)
+			FROM dlq.dead_letter_open)`), step)
 	}
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	for _, step := range []string{"INSERT ON dlq.dead_letter_transitions", "UPDATE ON dlq.dead_letter_open"} {
 		breakStep(step, b.worker.RunOnce)
-		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND strategy IS NULL"), step)
+		require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending'
+			AND strategy IS NULL`), step)
 		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), step)
 	}
 	b.once()
@@ -440,13 +453,15 @@ func run(t *testing.T, w *worker.Worker) (stop func()) {
 func TestWorker_BacklogDoesNotDelayOtherLoops(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	rules := policytest.Load(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1s, minJobs: 1, errorRate: 100, probes: 1}\n"})
+	rules := policytest.Load(t,
+		policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1s, minJobs: 1, errorRate: 100, probes: 1}\n"})
 	planner, err := strategy.NewPlanner(rules, nil)
 	require.NoError(t, err)
 	batches, swept, probed := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	var begun sync.Once
 	w := worker.New(worker.Config{
-		Store: b.store, Planner: func() *strategy.Planner { return planner }, Logger: slog.New(slog.DiscardHandler), BatchSize: 1,
+		Store: b.store, Planner: func() *strategy.Planner { return planner },
+		Logger: slog.New(slog.DiscardHandler), BatchSize: 1,
 		SweepInterval: 20 * time.Millisecond, SmartInterval: 20 * time.Millisecond, PollInterval: time.Millisecond,
 		Observe: func(action string, n int, _ time.Duration) {
 			switch {
@@ -473,14 +488,16 @@ func TestWorker_BacklogDoesNotDelayOtherLoops(t *testing.T) {
 	<-batches
 	b.exec("DELETE FROM river_job WHERE id = (SELECT redelivery_job_id FROM dlq.dead_letter_open WHERE id = $1)", lost)
 	<-swept
-	b.exec("INSERT INTO river_job (kind, args, queue, state, finalized_at, max_attempts) SELECT 'k', '{}', 'default', 'completed', now() + interval '10 seconds', 1 FROM generate_series(1, 1000)")
+	b.exec(`INSERT INTO river_job (kind, args, queue, state, finalized_at, max_attempts) SELECT 'k', '{}', 'default',
+		'completed', now() + interval '10 seconds', 1 FROM generate_series(1, 1000)`)
 	<-probed
 	stop()
 }
 
 func (b *bundle) id(status string) (id string) {
 	b.Helper()
-	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT id FROM dlq.dead_letter_open WHERE status = $1::dlq.dead_letter_status", status).Scan(&id))
+	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT id FROM dlq.dead_letter_open
+		WHERE status = $1::dlq.dead_letter_status`, status).Scan(&id))
 	return id
 }
 
@@ -499,7 +516,8 @@ func TestWorker_WakesOnNotify(t *testing.T) {
 	})
 	run(t, w)
 	require.Eventually(t, func() bool {
-		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'") == 1
+		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'") ==
+			1
 	}, time.Minute, 5*time.Millisecond)
 	for range 3 {
 		b.fail(2, "timeout")

@@ -30,7 +30,8 @@ func run(program string) error {
 	main := component(&info.Main)
 	main.Type = cdx.ComponentTypeApplication
 	parts := []cdx.Component{{
-		Type: cdx.ComponentTypeLibrary, BOMRef: "std", Name: "std", Version: info.GoVersion, PackageURL: "pkg:golang/std@" + info.GoVersion,
+		Type: cdx.ComponentTypeLibrary, BOMRef: "std", Name: "std",
+		Version: info.GoVersion, PackageURL: "pkg:golang/std@" + info.GoVersion,
 	}}
 	uses := []string{"std"}
 	for _, module := range info.Deps {
@@ -53,5 +54,7 @@ func component(module *debug.Module) cdx.Component {
 	if module.Version != "" && module.Version != "(devel)" {
 		url += "@" + module.Version
 	}
-	return cdx.Component{Type: cdx.ComponentTypeLibrary, BOMRef: url, Name: module.Path, Version: module.Version, PackageURL: url}
+	return cdx.Component{
+		Type: cdx.ComponentTypeLibrary, BOMRef: url, Name: module.Path, Version: module.Version, PackageURL: url,
+	}
 }

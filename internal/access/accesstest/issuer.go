@@ -55,20 +55,27 @@ func New(tb testing.TB) *Issuer {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, map[string]any{
-			"issuer": i.URL, "jwks_uri": i.URL + "/keys", "authorization_endpoint": i.URL + "/authorize", "token_endpoint": i.URL + "/token",
-			"device_authorization_endpoint": i.URL + "/device", "revocation_endpoint": i.URL + "/revoke", "id_token_signing_alg_values_supported": []string{"RS256"},
+			"issuer": i.URL, "jwks_uri": i.URL + "/keys",
+			"authorization_endpoint": i.URL + "/authorize", "token_endpoint": i.URL + "/token",
+			"device_authorization_endpoint": i.URL + "/device", "revocation_endpoint": i.URL + "/revoke",
+			"id_token_signing_alg_values_supported": []string{"RS256"},
 		})
 	})
 	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, _ *http.Request) {
 		i.fetched++
-		answer(w, http.StatusOK, jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &i.key.PublicKey, KeyID: i.kid, Use: "sig"}}})
+		answer(w, http.StatusOK, jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &i.key.PublicKey,
+			KeyID: i.kid, Use: "sig"}}})
 	})
 	mux.HandleFunc("GET /authorize", i.authorize)
 	mux.HandleFunc("POST /token", i.token)
 	mux.HandleFunc("POST /device", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, map[string]any{"device_code": "device", "user_code": "ABCD-EFGH", "verification_uri": i.URL + "/activate", "expires_in": 60, "interval": 1})
+		answer(w, http.StatusOK, map[string]any{
+			"device_code": "device", "user_code": "ABCD-EFGH",
+			"verification_uri": i.URL + "/activate", "expires_in": 60, "interval": 1,
+		})
 	})
-	mux.HandleFunc("POST /revoke", func(_ http.ResponseWriter, r *http.Request) { delete(i.refresh, r.PostFormValue("token")) })
+	mux.HandleFunc("POST /revoke",
+		func(_ http.ResponseWriter, r *http.Request) { delete(i.refresh, r.PostFormValue("token")) })
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -143,14 +150,18 @@ func (i *Issuer) Token(claims map[string]any) string {
 }
 
 // Sign returns what Token does, with another signature and header.
-func (i *Issuer) Sign(algorithm jose.SignatureAlgorithm, key any, header map[jose.HeaderKey]any, claims map[string]any) string {
+func (i *Issuer) Sign(algorithm jose.SignatureAlgorithm, key any, header map[jose.HeaderKey]any,
+	claims map[string]any) string {
 	all := maps.Clone(i.user)
-	maps.Copy(all, map[string]any{"iss": i.URL, "aud": ClientID, "iat": time.Now().Unix(), "exp": time.Now().Add(i.lifetime).Unix()})
+	maps.Copy(all, map[string]any{
+		"iss": i.URL, "aud": ClientID, "iat": time.Now().Unix(), "exp": time.Now().Add(i.lifetime).Unix(),
+	})
 	maps.Copy(all, claims)
 	maps.DeleteFunc(all, func(_ string, value any) bool { return value == nil })
 	raw, err := json.Marshal(all)
 	require.NoError(i.tb, err)
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: key}, &jose.SignerOptions{ExtraHeaders: header})
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: key},
+		&jose.SignerOptions{ExtraHeaders: header})
 	require.NoError(i.tb, err)
 	signed, err := signer.Sign(raw)
 	require.NoError(i.tb, err)
@@ -162,12 +173,15 @@ func (i *Issuer) Sign(algorithm jose.SignatureAlgorithm, key any, header map[jos
 func (i *Issuer) authorize(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	back, err := url.Parse(q.Get("redirect_uri"))
-	if err != nil || q.Get("client_id") != ClientID || q.Get("response_type") != "code" || q.Get("code_challenge_method") != "S256" || q.Get("state") == "" || q.Get("nonce") == "" {
+	if err != nil || q.Get("client_id") != ClientID || q.Get("response_type") != "code" ||
+		q.Get("code_challenge_method") != "S256" || q.Get("state") == "" || q.Get("nonce") == "" {
 		answer(w, http.StatusBadRequest, map[string]any{"error": "invalid_request"})
 		return
 	}
 	code := rand.Text()
-	i.codes[code] = authorization{nonce: q.Get("nonce"), challenge: q.Get("code_challenge"), redirect: q.Get("redirect_uri")}
+	i.codes[code] = authorization{
+		nonce: q.Get("nonce"), challenge: q.Get("code_challenge"), redirect: q.Get("redirect_uri"),
+	}
 	back.RawQuery = url.Values{"code": {code}, "state": {q.Get("state")}, "iss": {i.URL}}.Encode()
 	http.Redirect(w, r, back.String(), http.StatusFound) //nolint:gosec // to the test that asks
 }
@@ -187,7 +201,8 @@ func (i *Issuer) token(w http.ResponseWriter, r *http.Request) {
 		authorization, ok := i.codes[code]
 		delete(i.codes, code)
 		sum := sha256.Sum256([]byte(r.PostFormValue("code_verifier")))
-		if !ok || base64.RawURLEncoding.EncodeToString(sum[:]) != authorization.challenge || r.PostFormValue("redirect_uri") != authorization.redirect {
+		if !ok || base64.RawURLEncoding.EncodeToString(sum[:]) != authorization.challenge ||
+			r.PostFormValue("redirect_uri") != authorization.redirect {
 			answer(w, http.StatusBadRequest, map[string]any{"error": "invalid_grant"})
 			return
 		}
@@ -214,7 +229,8 @@ func (i *Issuer) token(w http.ResponseWriter, r *http.Request) {
 	refresh := rand.Text()
 	i.refresh[refresh] = ""
 	answer(w, http.StatusOK, map[string]any{
-		"token_type": "Bearer", "access_token": rand.Text(), "refresh_token": refresh, "expires_in": int(i.lifetime.Seconds()),
+		"token_type": "Bearer", "access_token": rand.Text(),
+		"refresh_token": refresh, "expires_in": int(i.lifetime.Seconds()),
 		"id_token": i.Sign(jose.RS256, i.key, map[jose.HeaderKey]any{"kid": i.kid, jose.HeaderType: "JWT"}, claims),
 	})
 }

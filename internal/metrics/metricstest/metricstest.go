@@ -63,7 +63,8 @@ CROSS JOIN (
 	UNION ALL SELECT 'swept', ''
 	UNION ALL SELECT 'error_type', 'PaymentGatewayError' || n FROM generate_series(1, 20) n
 	UNION ALL SELECT 'error_type', 'other'
-	UNION ALL SELECT t.name, n::text FROM unnest('{in_dlq,to_recovery,to_retry}'::text[]) t (name) CROSS JOIN generate_series(0, 170) n
+	UNION ALL SELECT t.name, n::text FROM unnest('{in_dlq,to_recovery,to_retry}'::text[]) t (name) CROSS
+	JOIN generate_series(0, 170) n
 	UNION ALL SELECT 'to_filing', n::text FROM generate_series(-80, 0) n) c
 UNION ALL
 SELECT t.name, 'queue_' || q, 'seconds', random() * 1e9

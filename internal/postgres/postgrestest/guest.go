@@ -35,7 +35,8 @@ func NewGuest(tb testing.TB) *Guest {
 	suffix := randomName()
 	owner, app, dlqd, operator := "owner_"+suffix, "app_"+suffix, "dlqd_"+suffix, "operator_"+suffix
 	database := "guest_" + suffix
-	admin(ctx, tb, base, fmt.Sprintf("CREATE ROLE %s LOGIN; CREATE ROLE %s LOGIN; CREATE ROLE %s LOGIN; CREATE ROLE %s LOGIN IN ROLE dlq_operator", owner, app, dlqd, operator))
+	admin(ctx, tb, base, fmt.Sprintf("CREATE ROLE %s LOGIN; CREATE ROLE %s LOGIN; CREATE ROLE %s LOGIN; CREATE ROLE %s "+
+		"LOGIN IN ROLE dlq_operator", owner, app, dlqd, operator))
 	tb.Cleanup(func() {
 		admin(context.WithoutCancel(ctx), tb, base, fmt.Sprintf("DROP ROLE %s, %s, %s, %s", owner, app, dlqd, operator))
 	})
@@ -44,10 +45,14 @@ func NewGuest(tb testing.TB) *Guest {
 		admin(context.WithoutCancel(ctx), tb, base, "DROP DATABASE IF EXISTS "+database+" WITH (FORCE)")
 	})
 	as := func(name string) string { return WithDatabase(WithUser(base, name), database) }
-	g := &Guest{Owner: as(owner), App: as(app), DLQD: as(dlqd), Operator: as(operator), Admin: WithDatabase(base, database), DLQDRole: dlqd}
+	g := &Guest{
+		Owner: as(owner), App: as(app), DLQD: as(dlqd), Operator: as(operator),
+		Admin: WithDatabase(base, database), DLQDRole: dlqd,
+	}
 	pool := Open(tb, g.Owner)
 	MigrateRiver(tb, pool, "", 0)
-	_, err := pool.Exec(ctx, fmt.Sprintf("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO %[1]s; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO %[1]s", app))
+	_, err := pool.Exec(ctx, fmt.Sprintf(`GRANT SELECT, INSERT, UPDATE,
+		DELETE ON ALL TABLES IN SCHEMA public TO %[1]s; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO %[1]s`, app))
 	require.NoError(tb, err)
 	return g
 }
@@ -71,10 +76,12 @@ func (g *Guest) Grant(tb testing.TB, schemas postgres.Schemas) {
 // empty schema means public.
 func MigrateRiver(tb testing.TB, pool *pgxpool.Pool, schema string, version int) {
 	tb.Helper()
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: schema, Logger: slog.New(slog.DiscardHandler)})
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool),
+		&rivermigrate.Config{Schema: schema, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(tb, err)
 	direction := rivermigrate.DirectionUp
-	if applied, err := migrator.ExistingVersions(tb.Context()); err == nil && version != 0 && len(applied) > 0 && applied[len(applied)-1].Version > version {
+	if applied, err := migrator.ExistingVersions(tb.Context()); err == nil && version != 0 && len(applied) > 0 &&
+		applied[len(applied)-1].Version > version {
 		direction = rivermigrate.DirectionDown
 	}
 	_, err = migrator.Migrate(tb.Context(), direction, &rivermigrate.MigrateOpts{TargetVersion: version})

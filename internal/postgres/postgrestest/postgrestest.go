@@ -74,7 +74,8 @@ func Start(ctx context.Context) (string, error) {
 			return
 		}
 		if server.embedded, server.err = postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{
-			DataDir: server.dir, BinDir: os.Getenv("DLQD_TEST_POSTGRES_BIN"), Throwaway: true, Logger: slog.New(slog.DiscardHandler),
+			DataDir: server.dir, BinDir: os.Getenv("DLQD_TEST_POSTGRES_BIN"),
+			Throwaway: true, Logger: slog.New(slog.DiscardHandler),
 		}); server.err == nil {
 			server.url = server.embedded.URL()
 		}
@@ -160,7 +161,8 @@ func withRoles(tb testing.TB) string {
 			BEGIN
 				PERFORM pg_advisory_xact_lock(713);
 				FOREACH v_role IN ARRAY ARRAY['`+Role+` LOGIN', 'dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
-					IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = split_part(v_role, ' ', 1)) THEN EXECUTE 'CREATE ROLE ' || v_role; END IF;
+					IF NOT EXISTS (SELECT FROM pg_roles
+						WHERE rolname = split_part(v_role, ' ', 1)) THEN EXECUTE 'CREATE ROLE ' || v_role; END IF;
 				END LOOP;
 			END $$`)
 	})
@@ -221,7 +223,8 @@ func migrated(tb testing.TB) string {
 		_, err = conn.Exec(ctx, "SELECT pg_advisory_lock(712)")
 		require.NoError(tb, err)
 		var has bool
-		require.NoError(tb, conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", template).Scan(&has))
+		require.NoError(tb, conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
+			template).Scan(&has))
 		if has {
 			server.templateName = template
 			return

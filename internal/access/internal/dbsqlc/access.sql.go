@@ -15,7 +15,8 @@ import (
 
 const EndOldSessions = `-- name: EndOldSessions :exec
 DELETE FROM dlq.sessions s
-WHERE s.id IN (SELECT k.id FROM dlq.sessions k WHERE k.name = $1 ORDER BY k.id DESC OFFSET $2::integer) OR s.hash = $3 OR s.previous_hash = $3
+WHERE s.id IN (SELECT k.id FROM dlq.sessions k WHERE k.name = $1 ORDER BY k.id DESC OFFSET $2::integer)
+    OR s.hash = $3 OR s.previous_hash = $3
 `
 
 type EndOldSessionsParams struct {
@@ -33,7 +34,8 @@ func (q *Queries) EndOldSessions(ctx context.Context, arg EndOldSessionsParams) 
 
 const EndSessions = `-- name: EndSessions :many
 DELETE FROM dlq.sessions s
-WHERE ($1::uuid IS NULL OR s.id = $1) AND ($2::text = '' OR s.name = $2) AND ($1::uuid IS NOT NULL OR $2 <> '')
+WHERE ($1::uuid IS NULL OR s.id = $1) AND ($2::text = '' OR s.name = $2)
+    AND ($1::uuid IS NOT NULL OR $2 <> '')
 RETURNING s.name
 `
 
@@ -68,9 +70,12 @@ SELECT s.id, s.name, s.via, s.issuer, s.groups,
     t.role, t.queues, t.kinds, t.sources, t.created_by,
     coalesce(s.previous_hash = $1 AND s.previous_until < now(), false)::boolean AS replaced,
     coalesce(s.hash = $1 AND s.rotated_at < now() - $2::interval
-        OR s.previous_hash = $1 AND s.previous_until IS NULL AND s.rotated_at < now() - $3::interval, false)::boolean AS rotate,
-    (s.seen_at < now() - interval '1 minute' OR s.hash = $1 AND s.previous_hash IS NOT NULL AND s.previous_until IS NULL)::boolean AS touch
-FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now())
+        OR s.previous_hash = $1 AND s.previous_until IS NULL
+            AND s.rotated_at < now() - $3::interval, false)::boolean AS rotate,
+    (s.seen_at < now() - interval '1 minute' OR s.hash = $1 AND s.previous_hash IS NOT NULL
+        AND s.previous_until IS NULL)::boolean AS touch
+FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id AND (t.expires_at IS NULL OR t.expires_at > now())
+    AND (t.revoked_at IS NULL OR t.revoked_at > now())
 WHERE (s.hash = $1 OR s.previous_hash = $1 OR s.id = $4) AND (s.token_id IS NULL OR t.id IS NOT NULL)
   AND s.created_at > now() - $5::interval AND s.seen_at > now() - $6::interval
 `
@@ -133,7 +138,8 @@ func (q *Queries) FindSession(ctx context.Context, arg FindSessionParams) (FindS
 const FindToken = `-- name: FindToken :one
 SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.used_at, t.created_by
 FROM dlq.tokens t
-WHERE t.hash = $1 AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now())
+WHERE t.hash = $1 AND (t.expires_at IS NULL OR t.expires_at > now())
+    AND (t.revoked_at IS NULL OR t.revoked_at > now())
 `
 
 type FindTokenRow struct {
@@ -276,7 +282,8 @@ func (q *Queries) RevokeToken(ctx context.Context, arg RevokeTokenParams) (int64
 const RotateSession = `-- name: RotateSession :execrows
 UPDATE dlq.sessions s SET hash = $1, previous_hash = $2, previous_until = NULL, rotated_at = now()
 WHERE s.id = $3 AND (s.hash = $2 AND s.rotated_at < now() - $4::interval
-    OR s.previous_hash = $2 AND s.previous_until IS NULL AND s.rotated_at < now() - $5::interval)
+    OR s.previous_hash = $2 AND s.previous_until IS NULL
+        AND s.rotated_at < now() - $5::interval)
 `
 
 type RotateSessionParams struct {
@@ -305,9 +312,11 @@ func (q *Queries) RotateSession(ctx context.Context, arg RotateSessionParams) (i
 
 const Sessions = `-- name: Sessions :many
 SELECT s.id, s.name, s.via, s.address, s.agent, s.created_at, s.seen_at,
-    least(s.created_at + $1::interval, s.seen_at + $2::interval, t.expires_at, t.revoked_at)::timestamptz AS expires_at
+    least(s.created_at + $1::interval, s.seen_at + $2::interval, t.expires_at,
+        t.revoked_at)::timestamptz AS expires_at
 FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id
-WHERE ($3::text = '' OR s.name = $3) AND s.created_at > now() - $1::interval AND s.seen_at > now() - $2::interval
+WHERE ($3::text = '' OR s.name = $3) AND s.created_at > now() - $1::interval
+    AND s.seen_at > now() - $2::interval
   AND (t.expires_at IS NULL OR t.expires_at > now()) AND (t.revoked_at IS NULL OR t.revoked_at > now())
 ORDER BY s.id DESC
 `
@@ -368,7 +377,8 @@ func (q *Queries) SetOrigin(ctx context.Context, origin string) error {
 }
 
 const Tokens = `-- name: Tokens :many
-SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.note, t.created_by, t.created_at, t.expires_at, t.used_at, t.revoked_at, t.revoked_by
+SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.note, t.created_by, t.created_at, t.expires_at, t.used_at,
+    t.revoked_at, t.revoked_by
 FROM dlq.tokens t ORDER BY t.id
 `
 
@@ -424,7 +434,8 @@ func (q *Queries) Tokens(ctx context.Context) ([]TokensRow, error) {
 
 const TouchSession = `-- name: TouchSession :exec
 UPDATE dlq.sessions s SET seen_at = now(),
-    previous_until = CASE WHEN s.hash = $1 THEN coalesce(s.previous_until, now() + $2::interval) ELSE s.previous_until END
+    previous_until = CASE WHEN s.hash = $1 THEN coalesce(s.previous_until, now() + $2::interval)
+        ELSE s.previous_until END
 WHERE s.id = (SELECT k.id FROM dlq.sessions k WHERE k.id = $3 FOR UPDATE SKIP LOCKED)
 `
 
@@ -443,7 +454,8 @@ func (q *Queries) TouchSession(ctx context.Context, arg TouchSessionParams) erro
 
 const TouchToken = `-- name: TouchToken :exec
 UPDATE dlq.tokens t SET used_at = now()
-WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = $1 AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED)
+WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = $1
+    AND (k.used_at IS NULL OR k.used_at < now() - interval '1 minute') FOR UPDATE SKIP LOCKED)
 `
 
 // TouchToken records the use of a token, at most once a minute over all processes. It skips a

@@ -14,11 +14,14 @@ import (
 )
 
 const Approvals = `-- name: Approvals :many
-SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue, a.state, a.actor, a.on_behalf_of, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
-       a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)), '')::text AS decision, a.frozen, a.changed, a.outcome,
+SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue,
+       a.state, a.actor, a.on_behalf_of, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
+       a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)),
+           '')::text AS decision, a.frozen, a.changed, a.outcome,
        coalesce(dlq.masked_text(a.problem, dlq.mask(false)), '')::text AS problem, a.ended_at
 FROM dlq.approvals a
-WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND ($1::uuid IS NULL OR a.id = $1::uuid) AND ($2::text = '' OR a.state = $2::text)
+WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND ($1::uuid IS NULL OR a.id = $1::uuid)
+    AND ($2::text = '' OR a.state = $2::text)
 ORDER BY a.id DESC LIMIT $3::integer
 `
 
@@ -93,7 +96,8 @@ func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]Approva
 }
 
 const Approve = `-- name: Approve :exec
-SELECT dlq.approve($1::uuid, $2::bigint, nullif($3::text, ''), $4::text, nullif($5::text, ''), nullif($6::text, ''))
+SELECT dlq.approve($1::uuid, $2::bigint, nullif($3::text, ''), $4::text, nullif($5::text, ''),
+    nullif($6::text, ''))
 `
 
 type ApproveParams struct {
@@ -188,7 +192,8 @@ func (q *Queries) Refuse(ctx context.Context, arg RefuseParams) error {
 }
 
 const RequestApproval = `-- name: RequestApproval :one
-SELECT dlq.request_approval($1::text, $2::jsonb, nullif($3::text, ''), $4::text, nullif($5::text, ''), nullif($6::text, ''))::uuid AS id
+SELECT dlq.request_approval($1::text, $2::jsonb, nullif($3::text, ''), $4::text,
+    nullif($5::text, ''), nullif($6::text, ''))::uuid AS id
 `
 
 type RequestApprovalParams struct {
@@ -215,7 +220,8 @@ func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams
 }
 
 const Take = `-- name: Take :many
-SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor, coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
+SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,
+       coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
        coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
 FROM dlq.take_approval($1::interval) t
 `

@@ -11,7 +11,8 @@ import (
 )
 
 const AutomaticChanges = `-- name: AutomaticChanges :many
-SELECT c.at, c.scope, c.name, c.enabled, coalesce(c.include, '{}')::text[] AS include, c.actor, c.db_user, c.origin, c.note
+SELECT c.at, c.scope, c.name, c.enabled, coalesce(c.include, '{}')::text[] AS include, c.actor, c.db_user,
+    c.origin, c.note
 FROM dlq.automatic_changes c ORDER BY c.id DESC LIMIT $1::integer
 `
 
@@ -87,8 +88,10 @@ func (q *Queries) AutomaticStop(ctx context.Context) (AutomaticStopRow, error) {
 }
 
 const AutomaticSwitches = `-- name: AutomaticSwitches :many
-SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope, coalesce(s.name, '')::text AS name,
-       coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at, coalesce(s.actor, '')::text AS actor, s.note
+SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope,
+       coalesce(s.name, '')::text AS name,
+       coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at,
+       coalesce(s.actor, '')::text AS actor, s.note
 FROM (SELECT max(t.value) AS value FROM dlq.settings t WHERE t.key = 'river') r
 LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind', 'class')
 ORDER BY s.scope, s.name
@@ -160,7 +163,8 @@ func (q *Queries) CheckAutomatic(ctx context.Context, arg CheckAutomaticParams) 
 }
 
 const CountManualByRule = `-- name: CountManualByRule :many
-SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by, (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
+SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by,
+    (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_manual' AND e.parked_by IS NULL AND e.rule IN ('backfilled', 'single-attempt')
 GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6
@@ -207,9 +211,11 @@ func (q *Queries) CountManualByRule(ctx context.Context) ([]CountManualByRuleRow
 }
 
 const CountObserved = `-- name: CountObserved :many
-SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries, count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
+SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries,
+    count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
 FROM dlq.dead_letter_open e
-WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+    AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 GROUP BY e.queue, e.job_kind, e.kind, e.error_class
 ORDER BY e.queue, e.job_kind, e.kind, e.error_class
 `
@@ -254,7 +260,8 @@ func (q *Queries) CountObserved(ctx context.Context) ([]CountObservedRow, error)
 const CountObservedUpTo = `-- name: CountObservedUpTo :one
 SELECT count(*) FROM (
     SELECT FROM dlq.dead_letter_open e
-    WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+    WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+        AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
     LIMIT $1) o
 `
 
@@ -316,7 +323,8 @@ func (q *Queries) ResumeAutomatic(ctx context.Context, arg ResumeAutomaticParams
 }
 
 const SetAutomatic = `-- name: SetAutomatic :exec
-SELECT dlq.set_automatic($1::text, $2::text, $3::boolean, $4::text[], $5::text, nullif($6::text, ''))
+SELECT dlq.set_automatic($1::text, $2::text, $3::boolean, $4::text[], $5::text,
+    nullif($6::text, ''))
 `
 
 type SetAutomaticParams struct {

@@ -97,7 +97,8 @@ func (q *Queries) LockQueueBreaker(ctx context.Context, name string) (bool, erro
 }
 
 const OpenBreaker = `-- name: OpenBreaker :one
-SELECT dlq.open_breaker($1::text, $2::text, $3::text, $4::interval, $5::boolean, $6::timestamptz)::boolean AS opened FROM (SELECT set_config('dlq.origin', $7::text, true) OFFSET 0) o
+SELECT dlq.open_breaker($1::text, $2::text, $3::text, $4::interval, $5::boolean,
+    $6::timestamptz)::boolean AS opened FROM (SELECT set_config('dlq.origin', $7::text, true) OFFSET 0) o
 `
 
 type OpenBreakerParams struct {
@@ -151,7 +152,8 @@ func (q *Queries) PausedQueues(ctx context.Context) ([]string, error) {
 }
 
 const QueueBreaker = `-- name: QueueBreaker :one
-SELECT state::text AS state, since, open_until, forced, paused FROM dlq.circuit_breakers WHERE name = $1::text FOR UPDATE
+SELECT state::text AS state, since, open_until, forced, paused FROM dlq.circuit_breakers WHERE name = $1::text
+FOR UPDATE
 `
 
 type QueueBreakerRow struct {
@@ -177,11 +179,14 @@ func (q *Queries) QueueBreaker(ctx context.Context, name string) (QueueBreakerRo
 
 const QueueOutcomes = `-- name: QueueOutcomes :one
 SELECT
-    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed' AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text
+    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'completed'
+        AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text
         AND NOT j.metadata ? 'dlq:done_by' LIMIT 10000) c) AS succeeded,
-    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state IN ('discarded', 'cancelled') AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text
+    (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state IN ('discarded', 'cancelled')
+        AND j.finalized_at >= $1::timestamptz AND j.queue = $2::text
         AND NOT j.metadata ? 'cancel_attempted_at' LIMIT 10000) d)
-    + (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'retryable' AND j.queue = $2::text AND j.attempted_at >= $1::timestamptz LIMIT 10000) r) AS failed,
+    + (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'retryable' AND j.queue = $2::text
+        AND j.attempted_at >= $1::timestamptz LIMIT 10000) r) AS failed,
     (SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = 'running' AND j.queue = $2::text
         AND j.attempted_at > $3::timestamptz LIMIT 10000) u) AS running
 `
@@ -210,7 +215,8 @@ func (q *Queries) QueueOutcomes(ctx context.Context, arg QueueOutcomesParams) (Q
 
 const ReopenQueue = `-- name: ReopenQueue :exec
 UPDATE dlq.circuit_breakers SET state = 'open', since = $1::timestamptz, open_until = $2::timestamptz,
-    probes_succeeded = $3::integer, probes_failed = $4::integer, reason = $5::text, changed_by = $6::text
+    probes_succeeded = $3::integer, probes_failed = $4::integer, reason = $5::text,
+    changed_by = $6::text
 WHERE name = $7::text
 `
 
@@ -273,7 +279,8 @@ func (q *Queries) ReportProbe(ctx context.Context, arg ReportProbeParams) (strin
 }
 
 const ResetBreaker = `-- name: ResetBreaker :one
-SELECT dlq.reset_breaker($1::text, $2::text, $3::text, $4::timestamptz)::boolean AS was_reset FROM (SELECT set_config('dlq.origin', $5::text, true) OFFSET 0) o
+SELECT dlq.reset_breaker($1::text, $2::text, $3::text, $4::timestamptz)::boolean AS was_reset
+FROM (SELECT set_config('dlq.origin', $5::text, true) OFFSET 0) o
 `
 
 type ResetBreakerParams struct {

@@ -14,8 +14,10 @@ import (
 )
 
 const ActWhere = `-- name: ActWhere :one
-SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed, coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
-FROM dlq.act_where($1::text, $2::jsonb, $3::text, nullif($4::text, ''), $5::jsonb, $6::boolean, $7::integer, $8::uuid, $9::uuid) a
+SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed,
+    coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
+FROM dlq.act_where($1::text, $2::jsonb, $3::text, nullif($4::text, ''), $5::jsonb,
+    $6::boolean, $7::integer, $8::uuid, $9::uuid) a
 `
 
 type ActWhereParams struct {
@@ -61,22 +63,30 @@ func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow
 }
 
 const Backlog = `-- name: Backlog :many
-WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000 AND (SELECT s.at > now() - interval '10 seconds' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
-SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class, sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
+WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000
+    AND (SELECT s.at > now() - interval '10 seconds' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
+SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class,
+    sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
 FROM (
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided') AS error_class, count(*) AS entries, false AS more
-    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL AND NOT (SELECT large FROM size) GROUP BY o.status, o.queue, o.error_class
+    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NULL AND NOT (SELECT large FROM size) GROUP BY o.status,
+        o.queue, o.error_class
     UNION ALL
     SELECT s.status, r.queue, r.error_class, s.entries, false
-    FROM dlq.rollup_backlog r CROSS JOIN LATERAL (VALUES ('dlq_pending'::dlq.dead_letter_status, r.pending), ('dlq_processing', r.processing), ('dlq_manual', r.manual)) s (status, entries)
+    FROM dlq.rollup_backlog r CROSS JOIN LATERAL (VALUES ('dlq_pending'::dlq.dead_letter_status, r.pending),
+        ('dlq_processing', r.processing), ('dlq_manual', r.manual)) s (status, entries)
     WHERE (SELECT dlq.scope()) IS NULL AND (SELECT large FROM size) AND s.entries > 0
     UNION ALL
     SELECT o.status, o.queue, coalesce(o.error_class, 'undecided'), count(*), false
-    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NOT NULL AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status, o.queue, o.error_class
+    FROM dlq.dead_letter_open o WHERE (SELECT dlq.scope()) IS NOT NULL
+        AND dlq.in_patterns(o.queue, o.kind, (SELECT dlq.scope_patterns(dlq.scope()))) GROUP BY o.status,
+            o.queue, o.error_class
     UNION ALL
     SELECT 'dlq_pending', u.queue, 'undecided', count(*), sum(count(*)) OVER () >= 10000
     FROM (SELECT i.queue FROM dlq.dead_letter_inbox i
-          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(i.queue, i.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+          WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at)
+              AND ((SELECT dlq.scope()) IS NULL
+                  OR dlq.in_patterns(i.queue, i.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
           LIMIT 10000) u
     GROUP BY u.queue
 ) b
@@ -185,7 +195,8 @@ func (q *Queries) ClosedMonths(ctx context.Context) ([]ClosedMonthsRow, error) {
 }
 
 const Count = `-- name: Count :one
-SELECT coalesce(sum(p.entries), 0)::bigint AS entries FROM dlq.preview(CASE WHEN $1::boolean THEN dlq.replayable($2::jsonb) ELSE $2::jsonb END) p
+SELECT coalesce(sum(p.entries), 0)::bigint AS entries
+FROM dlq.preview(CASE WHEN $1::boolean THEN dlq.replayable($2::jsonb) ELSE $2::jsonb END) p
 `
 
 type CountParams struct {
@@ -201,7 +212,8 @@ func (q *Queries) Count(ctx context.Context, arg CountParams) (int64, error) {
 }
 
 const CountUpTo = `-- name: CountUpTo :one
-SELECT count(*) FROM dlq.find_ids(CASE WHEN $1::boolean THEN dlq.replayable($2::jsonb) ELSE $2::jsonb END, $3::integer)
+SELECT count(*) FROM dlq.find_ids(CASE WHEN $1::boolean THEN dlq.replayable($2::jsonb)
+    ELSE $2::jsonb END, $3::integer)
 `
 
 type CountUpToParams struct {
@@ -266,7 +278,8 @@ func (q *Queries) EraseRows(ctx context.Context, arg EraseRowsParams) ([]EraseRo
 }
 
 const EraseStep = `-- name: EraseStep :one
-SELECT coalesce(dlq.erase_step($1::uuid, $2::jsonb, $3::uuid), '00000000-0000-0000-0000-000000000000')::uuid AS last
+SELECT coalesce(dlq.erase_step($1::uuid, $2::jsonb, $3::uuid),
+    '00000000-0000-0000-0000-000000000000')::uuid AS last
 `
 
 type EraseStepParams struct {
@@ -284,7 +297,8 @@ func (q *Queries) EraseStep(ctx context.Context, arg EraseStepParams) (uuid.UUID
 }
 
 const FilterBounds = `-- name: FilterBounds :one
-SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first, coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds($1::jsonb) b
+SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first,
+    coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds($1::jsonb) b
 `
 
 type FilterBoundsRow struct {
@@ -302,7 +316,8 @@ func (q *Queries) FilterBounds(ctx context.Context, filter json.RawMessage) (Fil
 }
 
 const FilterValues = `-- name: FilterValues :many
-SELECT v.value::text AS value, coalesce(v.note, '')::text AS note FROM dlq.filter_values($1::text, $2::text, $3::integer) v
+SELECT v.value::text AS value, coalesce(v.note, '')::text AS note
+FROM dlq.filter_values($1::text, $2::text, $3::integer) v
 `
 
 type FilterValuesParams struct {
@@ -349,7 +364,8 @@ func (q *Queries) FilterWhere(ctx context.Context, filter json.RawMessage) (stri
 }
 
 const FinishErasure = `-- name: FinishErasure :one
-UPDATE dlq.erasures SET archived = $1, archives = $2, archive = $3, jobs = jobs + $4, finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
+UPDATE dlq.erasures SET archived = $1, archives = $2, archive = $3, jobs = jobs + $4,
+    finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = $5 RETURNING jobs, finished_at
 `
 
@@ -382,7 +398,8 @@ func (q *Queries) FinishErasure(ctx context.Context, arg FinishErasureParams) (F
 }
 
 const Move = `-- name: Move :exec
-SELECT dlq.act_on_one($1::text, $2::uuid, $3::text, nullif($4::text, ''), jsonb_build_object('operation', $5::uuid))
+SELECT dlq.act_on_one($1::text, $2::uuid, $3::text, nullif($4::text, ''),
+    jsonb_build_object('operation', $5::uuid))
 `
 
 type MoveParams struct {
@@ -419,7 +436,9 @@ func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
 }
 
 const OldestOpen = `-- name: OldestOpen :one
-SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open') AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))) ORDER BY id LIMIT 1
+SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open')
+    AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+        ORDER BY id LIMIT 1
 `
 
 func (q *Queries) OldestOpen(ctx context.Context) (time.Time, error) {
@@ -430,8 +449,11 @@ func (q *Queries) OldestOpen(ctx context.Context) (time.Time, error) {
 }
 
 const Operation = `-- name: Operation :one
-SELECT o.id::uuid AS id, o.action::text AS action, o.filter::jsonb AS filter, o.args::jsonb AS args, o.actor::text AS actor, o.db_user::text AS db_user, coalesce(o.origin, '')::text AS origin, coalesce(o.note, '')::text AS note, coalesce(o.undoes, '00000000-0000-0000-0000-000000000000')::uuid AS undoes,
-       o.started_at::timestamptz AS started_at, o.last_at::timestamptz AS last_at, o.looked::bigint AS looked, o.changed::bigint AS changed, o.unchanged::jsonb AS unchanged
+SELECT o.id::uuid AS id, o.action::text AS action, o.filter::jsonb AS filter, o.args::jsonb AS args,
+       o.actor::text AS actor, o.db_user::text AS db_user, coalesce(o.origin, '')::text AS origin,
+       coalesce(o.note, '')::text AS note, coalesce(o.undoes, '00000000-0000-0000-0000-000000000000')::uuid AS undoes,
+       o.started_at::timestamptz AS started_at, o.last_at::timestamptz AS last_at, o.looked::bigint AS looked,
+       o.changed::bigint AS changed, o.unchanged::jsonb AS unchanged
 FROM dlq.operation($1::uuid) o
 `
 
@@ -475,7 +497,8 @@ func (q *Queries) Operation(ctx context.Context, id uuid.UUID) (OperationRow, er
 }
 
 const OperationEntries = `-- name: OperationEntries :many
-SELECT e.entry_id::uuid AS entry_id, e.changed::boolean AS changed, coalesce(e.reason, '')::text AS reason FROM dlq.operation_entries($1::uuid, $2::integer, $3::uuid) e
+SELECT e.entry_id::uuid AS entry_id, e.changed::boolean AS changed, coalesce(e.reason, '')::text AS reason
+FROM dlq.operation_entries($1::uuid, $2::integer, $3::uuid) e
 `
 
 type OperationEntriesParams struct {
@@ -511,7 +534,8 @@ func (q *Queries) OperationEntries(ctx context.Context, arg OperationEntriesPara
 }
 
 const Preview = `-- name: Preview :many
-SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview($1::jsonb) p
+SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries
+FROM dlq.preview($1::jsonb) p
 `
 
 type PreviewRow struct {
@@ -617,7 +641,8 @@ func (q *Queries) RecordAct(ctx context.Context, arg RecordActParams) error {
 
 const RecordExport = `-- name: RecordExport :exec
 SELECT dlq.record_act('export', 'revealed', $1::text, $2::text,
-    jsonb_build_object('filter', $3::jsonb, 'entries', (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview($3::jsonb) p)))
+    jsonb_build_object('filter', $3::jsonb, 'entries',
+        (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview($3::jsonb) p)))
 `
 
 type RecordExportParams struct {
@@ -694,7 +719,8 @@ func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]Redeliv
 }
 
 const Replay = `-- name: Replay :one
-SELECT dlq.replay($1::uuid, $2::text, nullif($3::text, ''), NULL, $4::boolean, nullif($5::text, ''), nullif($6::text, ''), nullif($7::text, ''))::bigint AS job
+SELECT dlq.replay($1::uuid, $2::text, nullif($3::text, ''), NULL, $4::boolean,
+    nullif($5::text, ''), nullif($6::text, ''), nullif($7::text, ''))::bigint AS job
 `
 
 type ReplayParams struct {
@@ -723,7 +749,8 @@ func (q *Queries) Replay(ctx context.Context, arg ReplayParams) (int64, error) {
 }
 
 const RestoreEntries = `-- name: RestoreEntries :one
-SELECT dlq.restore_entries($1::jsonb, $2::timestamptz, $3::text, nullif($4::text, ''))::integer AS entries
+SELECT dlq.restore_entries($1::jsonb, $2::timestamptz, $3::text,
+    nullif($4::text, ''))::integer AS entries
 `
 
 type RestoreEntriesParams struct {
@@ -746,7 +773,8 @@ func (q *Queries) RestoreEntries(ctx context.Context, arg RestoreEntriesParams) 
 }
 
 const SweepRedeliveries = `-- name: SweepRedeliveries :one
-SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, l.settled::integer AS settled, l.requeued::integer AS requeued
+SELECT l.looked::integer AS looked, coalesce(l.last, '00000000-0000-0000-0000-000000000000')::uuid AS last,
+    l.settled::integer AS settled, l.requeued::integer AS requeued
 FROM dlq.sweep_redeliveries(1000, $1::uuid) l
 `
 
@@ -770,8 +798,10 @@ func (q *Queries) SweepRedeliveries(ctx context.Context, after uuid.UUID) (Sweep
 }
 
 const Undo = `-- name: Undo :one
-SELECT u.looked::integer AS looked, u.changed::integer AS changed, u.became::jsonb AS became, coalesce(u.last, 'epoch')::timestamptz AS last, coalesce(u.last_id, 0)::bigint AS last_id
-FROM dlq.undo($1::uuid, nullif($2::text, ''), $3::text, $4::integer, $5::timestamptz, $6::bigint, $7::uuid) u
+SELECT u.looked::integer AS looked, u.changed::integer AS changed, u.became::jsonb AS became,
+    coalesce(u.last, 'epoch')::timestamptz AS last, coalesce(u.last_id, 0)::bigint AS last_id
+FROM dlq.undo($1::uuid, nullif($2::text, ''), $3::text, $4::integer, $5::timestamptz,
+    $6::bigint, $7::uuid) u
 `
 
 type UndoParams struct {

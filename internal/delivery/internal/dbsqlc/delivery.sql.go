@@ -33,7 +33,8 @@ func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool,
 }
 
 const CompleteOrdered = `-- name: CompleteOrdered :one
-SELECT dlq.complete_ordered($1::text, $2::text, $3::bigint, $4::timestamptz, $5::integer)::boolean
+SELECT dlq.complete_ordered($1::text, $2::text, $3::bigint, $4::timestamptz,
+    $5::integer)::boolean
     AS completed
 `
 
@@ -70,7 +71,8 @@ func (q *Queries) ForgetOrdered(ctx context.Context) (int32, error) {
 }
 
 const LiveJobs = `-- name: LiveJobs :many
-SELECT j.queue, j.state::text AS state, count(*) AS jobs, count(*) FILTER (WHERE j.state = 'scheduled' AND j.metadata ? 'dlq:held') AS held
+SELECT j.queue, j.state::text AS state, count(*) AS jobs,
+    count(*) FILTER (WHERE j.state = 'scheduled' AND j.metadata ? 'dlq:held') AS held
 FROM river.river_job j
 WHERE j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
 GROUP BY j.queue, j.state
@@ -150,7 +152,8 @@ func (q *Queries) LockAttempts(ctx context.Context, arg LockAttemptsParams) ([]i
 }
 
 const OrderPredecessor = `-- name: OrderPredecessor :one
-SELECT coalesce(dlq.order_predecessor($1::text, $2::text, $3::bigint, $4::timestamptz), 0)::bigint AS job
+SELECT coalesce(dlq.order_predecessor($1::text, $2::text, $3::bigint, $4::timestamptz),
+    0)::bigint AS job
 `
 
 type OrderPredecessorParams struct {

@@ -12,7 +12,8 @@ import (
 )
 
 const Apply = `-- name: Apply :one
-SELECT dlq.apply_facts($1::integer, $2::uuid, format('(%s,0)', $3::bigint)::tid, $4::boolean)::integer AS applied,
+SELECT dlq.apply_facts($1::integer, $2::uuid, format('(%s,0)', $3::bigint)::tid,
+    $4::boolean)::integer AS applied,
        (pg_relation_size('dlq.job_facts') / current_setting('block_size')::integer)::bigint AS pages
 `
 

@@ -380,7 +380,8 @@ func (q *Queries) Regroup(ctx context.Context, arg RegroupParams) (int32, error)
 }
 
 const SetGroup = `-- name: SetGroup :one
-SELECT dlq.set_group($1::text, $2::text, $3::jsonb, $4::text, nullif($5::text, ''))::text AS fingerprint
+SELECT dlq.set_group($1::text, $2::text, $3::jsonb, $4::text,
+    nullif($5::text, ''))::text AS fingerprint
 `
 
 type SetGroupParams struct {
@@ -405,7 +406,8 @@ func (q *Queries) SetGroup(ctx context.Context, arg SetGroupParams) (string, err
 }
 
 const Shares = `-- name: Shares :many
-SELECT s.by::text AS by, s.name::text AS name, s.entries::bigint AS entries, s.share::float8 AS share FROM dlq.group_shares($1::text, $2::text) s
+SELECT s.by::text AS by, s.name::text AS name, s.entries::bigint AS entries, s.share::float8 AS share
+FROM dlq.group_shares($1::text, $2::text) s
 `
 
 type SharesParams struct {

@@ -14,7 +14,8 @@ import (
 )
 
 const CompareEntry = `-- name: CompareEntry :one
-SELECT river_job_id, (original_event - 'payloadText' = $1::jsonb)::boolean AS same FROM dlq.dead_letter_queue WHERE id = $2 AND stage IN ('inbox', 'open')
+SELECT river_job_id, (original_event - 'payloadText' = $1::jsonb)::boolean AS same FROM dlq.dead_letter_queue
+WHERE id = $2 AND stage IN ('inbox', 'open')
 `
 
 type CompareEntryParams struct {
@@ -75,7 +76,8 @@ func (q *Queries) CompareJobs(ctx context.Context, arg CompareJobsParams) ([]Com
 }
 
 const EntriesByEvent = `-- name: EntriesByEvent :many
-SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = $1::text AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10
+SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = $1::text
+    AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10
 `
 
 type EntriesByEventRow struct {
@@ -107,7 +109,8 @@ func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]Entries
 const InsertOrdered = `-- name: InsertOrdered :exec
 INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
 SELECT o.queue, o.ordering_key, o.job_id, o.created_at
-FROM (SELECT unnest($1::text[]) AS queue, unnest($2::text[]) AS ordering_key, unnest($3::bigint[]) AS job_id, unnest($4::timestamptz[]) AS created_at, generate_series(1, cardinality($3::bigint[])) AS n) o
+FROM (SELECT unnest($1::text[]) AS queue, unnest($2::text[]) AS ordering_key, unnest($3::bigint[]) AS job_id,
+    unnest($4::timestamptz[]) AS created_at, generate_series(1, cardinality($3::bigint[])) AS n) o
 ORDER BY o.n
 `
 
@@ -133,7 +136,8 @@ const MessageJob = `-- name: MessageJob :one
 SELECT id, state::text AS state, attempt, max_attempts, created_at, scheduled_at, finalized_at, args, metadata
 FROM river.river_job
 WHERE unique_key = $1::bytea AND unique_states IS NOT NULL
-  AND river.river_job_state_in_bitmask(unique_states, state) AND dlq.in_patterns(queue, args ->> 'kind', (SELECT dlq.scope_patterns(dlq.scope())))
+  AND river.river_job_state_in_bitmask(unique_states, state)
+  AND dlq.in_patterns(queue, args ->> 'kind', (SELECT dlq.scope_patterns(dlq.scope())))
 `
 
 type MessageJobRow struct {
@@ -167,11 +171,13 @@ func (q *Queries) MessageJob(ctx context.Context, uniqueKey []byte) (MessageJobR
 }
 
 const OpenEvents = `-- name: OpenEvents :many
-SELECT e.event_id::text AS event_id, e.id, e.status FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.event_id = ANY ($1::text[])
+SELECT e.event_id::text AS event_id, e.id, e.status FROM dlq.dead_letter_queue e WHERE e.stage = 'open'
+    AND e.event_id = ANY ($1::text[])
 UNION ALL
 SELECT e.event_id::text, e.id, e.status FROM dlq.dead_letter_queue e
 WHERE e.stage = 'inbox' AND e.event_id = ANY ($1::text[])
-  AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox' AND o.id < dlq.first_id(now() - interval '12 hours'))
+  AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox'
+      AND o.id < dlq.first_id(now() - interval '12 hours'))
 `
 
 type OpenEventsRow struct {

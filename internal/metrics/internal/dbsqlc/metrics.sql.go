@@ -29,7 +29,8 @@ func (q *Queries) Ages(ctx context.Context) (AgesRow, error) {
 }
 
 const Approvals = `-- name: Approvals :many
-SELECT a.operation, a.state, count(*) AS requests FROM dlq.approvals a GROUP BY a.operation, a.state ORDER BY a.operation, a.state
+SELECT a.operation, a.state, count(*) AS requests FROM dlq.approvals a GROUP BY a.operation, a.state
+ORDER BY a.operation, a.state
 `
 
 type ApprovalsRow struct {
@@ -59,7 +60,8 @@ func (q *Queries) Approvals(ctx context.Context) ([]ApprovalsRow, error) {
 }
 
 const Counters = `-- name: Counters :many
-SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8[] AS values FROM dlq.counters GROUP BY name, queue ORDER BY name, queue
+SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8[] AS values FROM dlq.counters
+GROUP BY name, queue ORDER BY name, queue
 `
 
 type CountersRow struct {
@@ -169,7 +171,8 @@ func (q *Queries) NeedsPerson(ctx context.Context, arg NeedsPersonParams) ([]Nee
 const Observed = `-- name: Observed :many
 SELECT q.queue, o.entries
 FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending > 0) q
-CROSS JOIN LATERAL (SELECT count(*) AS entries FROM (SELECT FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND e.queue = q.queue LIMIT 10000) l) o
+CROSS JOIN LATERAL (SELECT count(*) AS entries FROM (SELECT FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending'
+    AND e.waiting_for = 'automatic' AND e.queue = q.queue LIMIT 10000) l) o
 WHERE o.entries > 0 ORDER BY q.queue
 `
 
@@ -202,7 +205,8 @@ func (q *Queries) Observed(ctx context.Context) ([]ObservedRow, error) {
 const OldestOpen = `-- name: OldestOpen :many
 SELECT q.queue, o.created_at AS since
 FROM (SELECT DISTINCT b.queue FROM dlq.rollup_backlog b WHERE b.pending + b.processing + b.manual > 0) q
-CROSS JOIN LATERAL (SELECT e.created_at FROM dlq.dead_letter_open e WHERE e.queue = q.queue ORDER BY e.id LIMIT 1) o ORDER BY q.queue
+CROSS JOIN LATERAL (SELECT e.created_at FROM dlq.dead_letter_open e WHERE e.queue = q.queue ORDER BY e.id LIMIT 1) o
+ORDER BY q.queue
 `
 
 type OldestOpenRow struct {
@@ -233,7 +237,8 @@ func (q *Queries) OldestOpen(ctx context.Context) ([]OldestOpenRow, error) {
 }
 
 const OpenEntries = `-- name: OpenEntries :many
-SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup_backlog b WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class
+SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup_backlog b
+WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class
 `
 
 // OpenEntries returns filed open entries from the rollup: exact as of its last refresh, at the same
@@ -265,7 +270,8 @@ func (q *Queries) OpenEntries(ctx context.Context) ([]DlqRollupBacklog, error) {
 }
 
 const Paces = `-- name: Paces :many
-SELECT p.name, p.free_at FROM dlq.paces p WHERE p.name NOT LIKE 'replay:%' AND p.free_at > now() - interval '1 hour' ORDER BY p.free_at DESC, p.name LIMIT 100
+SELECT p.name, p.free_at FROM dlq.paces p WHERE p.name NOT LIKE 'replay:%' AND p.free_at > now() - interval '1 hour'
+ORDER BY p.free_at DESC, p.name LIMIT 100
 `
 
 func (q *Queries) Paces(ctx context.Context) ([]DlqPace, error) {
@@ -329,8 +335,10 @@ func (q *Queries) Processes(ctx context.Context, liveFor time.Duration) (int64, 
 }
 
 const ReadSample = `-- name: ReadSample :one
-SELECT coalesce(s.at, $1)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters, coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
-FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> $1 THEN m.counters END AS counters, CASE WHEN m.at <> $1 THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true
+SELECT coalesce(s.at, $1)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters,
+    coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
+FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> $1 THEN m.counters END AS counters,
+    CASE WHEN m.at <> $1 THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true
 `
 
 type ReadSampleRow struct {
@@ -356,8 +364,10 @@ func (q *Queries) ReadSample(ctx context.Context, knownAt time.Time) (ReadSample
 }
 
 const ReplayRuns = `-- name: ReplayRuns :many
-SELECT r.status::text AS status, count(*) AS runs, coalesce(sum(r.total) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS total,
-       coalesce(sum(r.replayed) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS replayed, coalesce(sum(r.skipped) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS skipped
+SELECT r.status::text AS status, count(*) AS runs, coalesce(sum(r.total) FILTER (WHERE r.finished_at IS NULL),
+    0)::bigint AS total,
+       coalesce(sum(r.replayed) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS replayed,
+       coalesce(sum(r.skipped) FILTER (WHERE r.finished_at IS NULL), 0)::bigint AS skipped
 FROM dlq.replay_runs r GROUP BY r.status ORDER BY r.status
 `
 
@@ -397,8 +407,11 @@ func (q *Queries) ReplayRuns(ctx context.Context) ([]ReplayRunsRow, error) {
 
 const RiverJobs = `-- name: RiverJobs :many
 SELECT q.queue::text AS queue, s.state::text AS state, c.jobs
-FROM unnest($1::text[]) q (queue) CROSS JOIN unnest(ARRAY['available', 'running', 'retryable', 'scheduled']) s (state)
-CROSS JOIN LATERAL (SELECT count(*) AS jobs FROM (SELECT FROM river.river_job j WHERE j.state = s.state::river.river_job_state AND j.queue = q.queue LIMIT $2::integer) l) c
+FROM unnest($1::text[]) q (queue) CROSS
+JOIN unnest(ARRAY['available', 'running', 'retryable', 'scheduled']) s (state)
+CROSS JOIN LATERAL (SELECT count(*) AS jobs
+    FROM (SELECT FROM river.river_job j WHERE j.state = s.state::river.river_job_state AND j.queue = q.queue
+        LIMIT $2::integer) l) c
 ORDER BY 1, 2
 `
 
@@ -439,7 +452,8 @@ const RiverLatency = `-- name: RiverLatency :many
 SELECT l.queue::text AS queue, avg(l.waited)::float8 AS seconds
 FROM (SELECT q.queue, greatest(extract(epoch FROM j.attempted_at - j.scheduled_at), 0) AS waited
       FROM unnest($1::text[]) q (queue)
-      CROSS JOIN LATERAL (SELECT r.attempted_at, r.scheduled_at FROM river.river_job r WHERE r.state = 'running' AND r.queue = q.queue LIMIT 1000) j) l
+      CROSS JOIN LATERAL (SELECT r.attempted_at, r.scheduled_at FROM river.river_job r WHERE r.state = 'running'
+          AND r.queue = q.queue LIMIT 1000) j) l
 GROUP BY l.queue ORDER BY 1
 `
 
@@ -473,7 +487,8 @@ func (q *Queries) RiverLatency(ctx context.Context, queues []string) ([]RiverLat
 const RiverOldest = `-- name: RiverOldest :many
 SELECT q.queue::text AS queue, min(o.scheduled_at)::timestamptz AS since
 FROM unnest($1::text[]) q (queue) CROSS JOIN generate_series(1, 4) p (priority)
-CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state = 'available' AND j.queue = q.queue AND j.priority = p.priority ORDER BY j.scheduled_at LIMIT 1) o
+CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state = 'available' AND j.queue = q.queue
+    AND j.priority = p.priority ORDER BY j.scheduled_at LIMIT 1) o
 GROUP BY q.queue ORDER BY 1
 `
 
@@ -505,7 +520,8 @@ func (q *Queries) RiverOldest(ctx context.Context, queues []string) ([]RiverOlde
 }
 
 const RiverQueues = `-- name: RiverQueues :many
-SELECT q.name, (q.paused_at IS NOT NULL)::boolean AS paused FROM river.river_queue q WHERE q.name <> '' ORDER BY q.updated_at DESC, q.name LIMIT $1::integer
+SELECT q.name, (q.paused_at IS NOT NULL)::boolean AS paused FROM river.river_queue q WHERE q.name <> ''
+ORDER BY q.updated_at DESC, q.name LIMIT $1::integer
 `
 
 type RiverQueuesRow struct {
@@ -584,7 +600,8 @@ func (q *Queries) SampleDue(ctx context.Context, arg SampleDueParams) (SampleDue
 
 const Unfiled = `-- name: Unfiled :many
 SELECT u.queue, count(*) AS entries, min(u.created_at)::timestamptz AS since
-FROM (SELECT i.queue, i.created_at FROM dlq.dead_letter_inbox i WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) LIMIT 10000) u GROUP BY u.queue ORDER BY u.queue
+FROM (SELECT i.queue, i.created_at FROM dlq.dead_letter_inbox i
+    WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) LIMIT 10000) u GROUP BY u.queue ORDER BY u.queue
 `
 
 type UnfiledRow struct {

@@ -108,7 +108,8 @@ func (q *Queries) TakeRescue(ctx context.Context, arg TakeRescueParams) (bool, e
 }
 
 const WorkedQueues = `-- name: WorkedQueues :many
-SELECT q.queue::text AS queue, bool_or(p.stopped_at IS NULL AND p.seen_at > now() - $1::interval)::boolean AS live
+SELECT q.queue::text AS queue,
+    bool_or(p.stopped_at IS NULL AND p.seen_at > now() - $1::interval)::boolean AS live
 FROM dlq.processes p CROSS JOIN unnest(p.queues) q (queue)
 WHERE p.seen_at > now() - $2::interval
 GROUP BY q.queue

@@ -13,9 +13,12 @@ import (
 )
 
 const CaptureStatus = `-- name: CaptureStatus :one
-SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.time_limit::text, 'changedAt', c.changed_at::timestamptz, 'changedBy', c.changed_by::text, 'note', c.note::text,
-    'triggers', c.triggers::text, 'writing', c.writing::integer, 'unfiled', c.unfiled::bigint, 'unfiledSince', c.unfiled_since::timestamptz,
-    'facts', c.facts::bigint, 'factsSince', c.facts_since::timestamptz, 'lookedAt', c.looked_at::timestamptz, 'lookedAtAll', c.looked_at_all::timestamptz,
+SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.time_limit::text, 'changedAt',
+    c.changed_at::timestamptz, 'changedBy', c.changed_by::text, 'note', c.note::text,
+    'triggers', c.triggers::text, 'writing', c.writing::integer, 'unfiled', c.unfiled::bigint, 'unfiledSince',
+    c.unfiled_since::timestamptz,
+    'facts', c.facts::bigint, 'factsSince', c.facts_since::timestamptz, 'lookedAt', c.looked_at::timestamptz,
+    'lookedAtAll', c.looked_at_all::timestamptz,
     'missed', c.missed::bigint, 'missedBy', c.missed_by::jsonb, 'missedAt', c.missed_at::timestamptz))::jsonb AS status
 FROM dlq.capture_status() c
 `
@@ -30,7 +33,8 @@ func (q *Queries) CaptureStatus(ctx context.Context) (json.RawMessage, error) {
 }
 
 const Reconcile = `-- name: Reconcile :one
-SELECT r.filed::integer AS filed, r.done::boolean AS done FROM dlq.reconcile($1::integer, $2::boolean, $3::interval) r
+SELECT r.filed::integer AS filed, r.done::boolean AS done
+FROM dlq.reconcile($1::integer, $2::boolean, $3::interval) r
 `
 
 type ReconcileParams struct {

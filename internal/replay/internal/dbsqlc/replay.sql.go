@@ -129,8 +129,11 @@ func (q *Queries) EndReplay(ctx context.Context, arg EndReplayParams) error {
 }
 
 const Events = `-- name: Events :many
-SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event, coalesce(e.edited_event::text, '')::text AS edited, dlq.has_checkpoint(e.metadata)::boolean AS resumes FROM dlq.dead_letter_queue e
-WHERE e.id = ANY ($1::uuid[]) AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
+SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event,
+    coalesce(e.edited_event::text, '')::text AS edited, dlq.has_checkpoint(e.metadata)::boolean AS resumes
+        FROM dlq.dead_letter_queue e
+WHERE e.id = ANY ($1::uuid[])
+    AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))))
 ORDER BY array_position($1::uuid[], e.id)
 `
 
@@ -211,10 +214,13 @@ func (q *Queries) IsMasked(ctx context.Context) (bool, error) {
 }
 
 const LockReplay = `-- name: LockReplay :one
-SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch, coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
-       (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
+SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
+       coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
+       (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
+           AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
-       (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
+       (SELECT count(*) FILTER (WHERE l.outcome = 'failed') FROM (SELECT e.outcome FROM dlq.replay_run_entries e
+           WHERE e.run_id = r.id AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS failed
 FROM dlq.replay_runs r WHERE r.id = $1 AND r.status = 'running' FOR UPDATE OF r SKIP LOCKED
 `
@@ -261,7 +267,8 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 }
 
 const MaskSample = `-- name: MaskSample :one
-SELECT dlq.masked_event($1::jsonb, $2::text, m.mask)::jsonb AS event, dlq.masked_event($3::jsonb, $2::text, m.mask)::jsonb AS patched,
+SELECT dlq.masked_event($1::jsonb, $2::text, m.mask)::jsonb AS event,
+       dlq.masked_event($3::jsonb, $2::text, m.mask)::jsonb AS patched,
        dlq.masked_detail(jsonb_build_object('changes', $4::jsonb), m.mask)::jsonb AS details
 FROM (SELECT dlq.mask(false) AS mask) m
 `
@@ -316,7 +323,8 @@ SELECT DISTINCT ON (e.queue) w.entry_id
 FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
       WHERE r.run_id = $1 AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
       ORDER BY r.entry_id LIMIT 1000) w
-LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
+LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
 ORDER BY e.queue, w.entry_id
 LIMIT $2::integer
 `
@@ -349,7 +357,8 @@ func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uui
 }
 
 const PreviewReplay = `-- name: PreviewReplay :many
-SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries FROM dlq.preview($1::jsonb) p
+SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries
+FROM dlq.preview($1::jsonb) p
 `
 
 type PreviewReplayRow struct {
@@ -386,7 +395,8 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 
 const ReplayEntries = `-- name: ReplayEntries :many
 WITH page AS MATERIALIZED (
-    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at FROM dlq.replay_run_entries x
+    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at
+    FROM dlq.replay_run_entries x
     WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope()))
       AND ($2::text = '' OR x.outcome = $2::text OR $2::text = 'to_go' AND x.outcome IS NULL)
       AND ($3::uuid IS NULL OR x.entry_id < $3::uuid)
@@ -395,10 +405,13 @@ WITH page AS MATERIALIZED (
 SELECT p.entry_id, p.outcome::text AS outcome, p.job_id, p.ended_at,
        CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
             WHEN m.mask IS NULL THEN coalesce(p.detail, '')
-            ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event, e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
-       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind, coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
+            ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event,
+                e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
+       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind,
+       coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
-LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
+LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
 ORDER BY p.entry_id DESC
 `
 
@@ -460,11 +473,13 @@ func (q *Queries) ReplayEntries(ctx context.Context, arg ReplayEntriesParams) ([
 
 const ReplayNext = `-- name: ReplayNext :many
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE NOT $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
+ WHERE NOT $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL
+     AND e.entry_id > coalesce($3::uuid, '00000000-0000-0000-0000-000000000000')
  ORDER BY e.entry_id LIMIT $4::integer)
 UNION ALL
 (SELECT e.entry_id FROM dlq.replay_run_entries e
- WHERE $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL AND e.entry_id < coalesce($3::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+ WHERE $1::boolean AND e.run_id = $2 AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL
+     AND e.entry_id < coalesce($3::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
  ORDER BY e.entry_id DESC LIMIT $4::integer)
 `
 
@@ -503,7 +518,8 @@ func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.
 }
 
 const ReplayRuns = `-- name: ReplayRuns :many
-SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope())) ORDER BY id DESC LIMIT $1::integer
+SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.scope()))
+ORDER BY id DESC LIMIT $1::integer
 `
 
 func (q *Queries) ReplayRuns(ctx context.Context, most int32) ([]uuid.UUID, error) {
@@ -561,9 +577,12 @@ func (q *Queries) ReplayUnderWay(ctx context.Context, id uuid.UUID) (int64, erro
 }
 
 const ReplayUnfinished = `-- name: ReplayUnfinished :one
-SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NOT NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NULL AND e.behind IS NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.behind IS NOT NULL))::boolean AS unfinished
+SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL
+    AND e.job_id IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NULL
+         AND e.behind IS NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL
+         AND e.behind IS NOT NULL))::boolean AS unfinished
 `
 
 // ReplayUnfinished returns whether redeliveries of a run are under way, or entries are left to
@@ -587,14 +606,22 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 }
 
 const RunsByID = `-- name: RunsByID :many
-SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held, r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force, coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
+SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held,
+       r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force,
+       coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
        coalesce(r.checkpoint, '')::text AS checkpoint,
-       CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
-           ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter) || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
-               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END, dlq.mask(false)) END::jsonb AS details,
-       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at, r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
-       CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
-       CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed') END::bigint AS failed
+       CASE WHEN dlq.hidden_columns() && dlq.filtered_columns()
+           THEN jsonb_build_object('filter', r.filter - (dlq.personal_filters() || '{errorMessage}'))
+           ELSE dlq.masked_detail(jsonb_build_object('filter', r.filter)
+               || CASE WHEN r.patch IS NULL THEN '{}' ELSE jsonb_build_object('patch', r.patch) END
+               || CASE WHEN r.merge_patch IS NULL THEN '{}' ELSE jsonb_build_object('mergePatch', r.merge_patch) END,
+               dlq.mask(false)) END::jsonb AS details,
+       coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
+       r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
+       CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
+           WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
+       CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
+           WHERE e.run_id = r.id AND e.outcome = 'failed') END::bigint AS failed
 FROM dlq.replay_runs r WHERE r.id = ANY ($2::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()) ORDER BY r.id DESC
 `
 
@@ -711,8 +738,10 @@ func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) er
 }
 
 const StartReplay = `-- name: StartReplay :one
-SELECT dlq.replay_start($1::jsonb, $2::text, nullif($3::text, ''), $4::boolean, $5::boolean, $6::integer,
-    nullif($7::float8, 0), nullif($8::integer, 0), $9::jsonb, $10::jsonb, nullif($11::text, ''), $12::boolean,
+SELECT dlq.replay_start($1::jsonb, $2::text, nullif($3::text, ''), $4::boolean,
+    $5::boolean, $6::integer,
+    nullif($7::float8, 0), nullif($8::integer, 0), $9::jsonb,
+    $10::jsonb, nullif($11::text, ''), $12::boolean,
     $13::float8, $14::integer, nullif($15::text, ''), nullif($16::text, ''))::uuid AS id
 `
 
@@ -763,7 +792,8 @@ const UndoEdits = `-- name: UndoEdits :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = nullif(d.before, '')::jsonb
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::text[]) AS before) d
 JOIN dlq.replay_run_entries r ON r.run_id = $3::uuid AND r.entry_id = d.id
-WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($1::uuid[])) AND (r.job_id IS NULL OR r.job_id = e.river_job_id)
+WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($1::uuid[]))
+    AND (r.job_id IS NULL OR r.job_id = e.river_job_id)
 `
 
 type UndoEditsParams struct {

@@ -31,7 +31,8 @@ func (q *Queries) MaySend(ctx context.Context, arg MaySendParams) (string, error
 }
 
 const Restored = `-- name: Restored :many
-SELECT r.what::text AS what, r.held::boolean AS held, r.items::bigint AS items, coalesce(r.detail, '')::text AS detail FROM dlq.restored() r
+SELECT r.what::text AS what, r.held::boolean AS held, r.items::bigint AS items, coalesce(r.detail, '')::text AS detail
+FROM dlq.restored() r
 `
 
 type RestoredRow struct {
@@ -85,7 +86,8 @@ func (q *Queries) ResumeRestored(ctx context.Context, arg ResumeRestoredParams) 
 
 const WatchServer = `-- name: WatchServer :one
 SELECT w.mark::bigint AS mark, coalesce(w.timeline, 0)::bigint AS timeline, w.verdict::text AS verdict,
-       (w.held_at IS NOT NULL)::boolean AS held, coalesce(w.held_at, now())::timestamptz AS held_at, coalesce(w.note, '')::text AS note
+       (w.held_at IS NOT NULL)::boolean AS held, coalesce(w.held_at, now())::timestamptz AS held_at,
+       coalesce(w.note, '')::text AS note
 FROM dlq.watch_server($1::uuid, $2::text, $3::bigint, $4::bigint) w
 `
 

@@ -31,7 +31,8 @@ func (q *Queries) AgeOut(ctx context.Context, arg AgeOutParams) (int32, error) {
 }
 
 const DeleteEntries = `-- name: DeleteEntries :one
-SELECT dlq.delete_entries($1::uuid[], $2::bigint[], 'retention', 'deleted: its time is over')::integer AS entries
+SELECT dlq.delete_entries($1::uuid[], $2::bigint[], 'retention',
+    'deleted: its time is over')::integer AS entries
 `
 
 type DeleteEntriesParams struct {
@@ -65,7 +66,8 @@ func (q *Queries) DropEmptyMonth(ctx context.Context, arg DropEmptyMonthParams) 
 }
 
 const DropPartition = `-- name: DropPartition :exec
-SELECT dlq.drop_partition($1::text, $2::bigint, ($3::text)::numeric, 'retention')
+SELECT dlq.drop_partition($1::text, $2::bigint, ($3::text)::numeric,
+    'retention')
 `
 
 type DropPartitionParams struct {
@@ -110,7 +112,8 @@ func (q *Queries) ExpiredEntries(ctx context.Context, arg ExpiredEntriesParams) 
 }
 
 const ExpiredPartitions = `-- name: ExpiredPartitions :many
-SELECT p.partition_name::text AS name, p.of_audit::boolean AS of_audit FROM dlq.expired_partitions($1::jsonb, $2::interval, $3::timestamptz) p
+SELECT p.partition_name::text AS name, p.of_audit::boolean AS of_audit
+FROM dlq.expired_partitions($1::jsonb, $2::interval, $3::timestamptz) p
 `
 
 type ExpiredPartitionsParams struct {
@@ -182,7 +185,8 @@ func (q *Queries) NoteArchived(ctx context.Context, arg NoteArchivedParams) erro
 }
 
 const PublishRetention = `-- name: PublishRetention :exec
-INSERT INTO dlq.settings AS s (key, value) VALUES ('retention', jsonb_build_object('periods', $1::jsonb, 'audit', $2::interval)::text)
+INSERT INTO dlq.settings AS s (key, value)
+VALUES ('retention', jsonb_build_object('periods', $1::jsonb, 'audit', $2::interval)::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
 `
 

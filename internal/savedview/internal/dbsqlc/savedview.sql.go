@@ -51,7 +51,9 @@ func (q *Queries) Save(ctx context.Context, arg SaveParams) error {
 }
 
 const Views = `-- name: Views :many
-SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.columns::text[] AS columns, v.sort::text AS sort, v.shared::boolean AS shared, v.created_at::timestamptz AS created_at, v.updated_at::timestamptz AS updated_at
+SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.columns::text[] AS columns,
+    v.sort::text AS sort, v.shared::boolean AS shared, v.created_at::timestamptz AS created_at,
+    v.updated_at::timestamptz AS updated_at
 FROM dlq.views($1::text) v
 `
 

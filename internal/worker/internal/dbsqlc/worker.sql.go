@@ -15,7 +15,8 @@ import (
 
 const BlockedByOrder = `-- name: BlockedByOrder :many
 SELECT e.id FROM dlq.dead_letter_open e
-WHERE e.id = ANY ($1::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id, e.job_created_at) IS NOT NULL
+WHERE e.id = ANY ($1::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id,
+    e.job_created_at) IS NOT NULL
 `
 
 // BlockedByOrder returns those of the given entries that must wait for earlier work of their ordering
@@ -43,7 +44,8 @@ func (q *Queries) BlockedByOrder(ctx context.Context, ids []uuid.UUID) ([]uuid.U
 const ClaimDecided = `-- name: ClaimDecided :many
 SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
 FROM dlq.dead_letter_open e
-JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
+JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS last_failed_at) j ON e.id = j.id
+    AND e.last_failed_at = j.last_failed_at
 WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
 FOR UPDATE OF e SKIP LOCKED
 `
@@ -90,26 +92,35 @@ func (q *Queries) ClaimDecided(ctx context.Context, arg ClaimDecidedParams) ([]C
 }
 
 const ClaimDue = `-- name: ClaimDue :many
-SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message, coalesce(d.error_type, '')::text AS error_type,
+SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message,
+       coalesce(d.error_type, '')::text AS error_type,
        coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_title, '')::text AS error_title,
        coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
-       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
-       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
+       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy,
+       coalesce(d.rule, '')::text AS rule,
+       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at,
+       coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
        d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.rescues, d.message
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
     SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_title, e.error_class, e.reported_class,
-           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '') ELSE '' END::text AS error_message,
+           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '')
+               ELSE '' END::text AS error_message,
            CASE WHEN e.strategy IS NULL THEN coalesce(dlq.trace_ends(e.error_stack_trace), '')
                ELSE '' END::text AS error_stack_trace,
-           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
+           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536
+               AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
            e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-           e.job_kind, e.captured_by, e.max_retries, e.fingerprint, CASE WHEN e.strategy IS NULL THEN dlq.rescues(e.metadata) ELSE 0 END::integer AS rescues,
-           CASE WHEN e.strategy IS NULL AND $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
-                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
+           e.job_kind, e.captured_by, e.max_retries, e.fingerprint,
+           CASE WHEN e.strategy IS NULL THEN dlq.rescues(e.metadata) ELSE 0 END::integer AS rescues,
+           CASE WHEN e.strategy IS NULL AND $1::boolean
+               AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
+                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE
+                    WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
                 THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
     FROM dlq.dead_letter_open e
-    WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority AND e.next_retry_at <= coalesce($2::timestamptz, now())
+    WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority
+        AND e.next_retry_at <= coalesce($2::timestamptz, now())
     ORDER BY e.next_retry_at, e.id
     LIMIT $3::integer
     FOR UPDATE SKIP LOCKED
@@ -202,10 +213,12 @@ func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueR
 }
 
 const ClaimObserved = `-- name: ClaimObserved :many
-SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by, e.max_retries
+SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by,
+    e.max_retries
 FROM dlq.dead_letter_open e
 WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
-  AND e.queue = $1::text AND e.job_kind = $2::text AND e.kind = $3::text AND e.error_class = $4::text
+  AND e.queue = $1::text AND e.job_kind = $2::text AND e.kind = $3::text
+  AND e.error_class = $4::text
 ORDER BY e.priority, e.id
 LIMIT $5::integer
 FOR UPDATE SKIP LOCKED
@@ -261,11 +274,13 @@ func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([
 }
 
 const ClaimStuck = `-- name: ClaimStuck :many
-SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, e.job_kind, e.captured_by, e.max_retries,
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+       e.job_kind, e.captured_by, e.max_retries,
        dlq.rescues(e.metadata)::integer AS rescues
 FROM dlq.dead_letter_queue e
 WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.queue = $1::text AND e.fingerprint = $2::text
-  AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[]) AND e.id > $5::uuid
+  AND e.parked_by IS NULL AND e.last_failed_at < $3::timestamptz AND e.error_class = ANY ($4::text[])
+  AND e.id > $5::uuid
 ORDER BY e.id
 LIMIT $6::integer
 FOR UPDATE SKIP LOCKED
@@ -333,7 +348,8 @@ func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]Claim
 
 const ClaimUndecided = `-- name: ClaimUndecided :many
 SELECT e.id FROM dlq.dead_letter_open e
-JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS last_failed_at) j ON e.id = j.id AND e.last_failed_at = j.last_failed_at
+JOIN (SELECT unnest($1::uuid[]) AS id, unnest($2::timestamptz[]) AS last_failed_at) j ON e.id = j.id
+    AND e.last_failed_at = j.last_failed_at
 WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTINCT FROM 'automatic'
 FOR UPDATE OF e SKIP LOCKED
 `
@@ -394,10 +410,12 @@ SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, 
        e.job_kind, e.captured_by, e.max_retries
 FROM (
     SELECT w.id
-    FROM (SELECT unnest($1::text[]) AS kind, unnest($2::text[]) AS error_class, unnest($3::text[]) AS rule) g
+    FROM (SELECT unnest($1::text[]) AS kind, unnest($2::text[]) AS error_class,
+        unnest($3::text[]) AS rule) g
     CROSS JOIN LATERAL (
         SELECT o.id, o.priority FROM dlq.dead_letter_open o
-        WHERE o.status = 'dlq_pending' AND o.waiting_for LIKE 'condition: %' AND o.queue = $4::text AND o.kind = g.kind AND o.error_class = g.error_class AND o.rule = g.rule
+        WHERE o.status = 'dlq_pending' AND o.waiting_for LIKE 'condition: %' AND o.queue = $4::text
+            AND o.kind = g.kind AND o.error_class = g.error_class AND o.rule = g.rule
         ORDER BY o.priority, o.id
         LIMIT $5::integer
     ) w
@@ -476,14 +494,18 @@ UPDATE dlq.dead_letter_queue e SET
     waiting_for = nullif(d.waiting_for, ''),
     dlq_max_retries = coalesce(nullif(d.max_retries, 0), e.dlq_max_retries),
     priority = coalesce(nullif(d.priority, 0), e.priority),
-    tags = CASE WHEN d.tags = '[]' THEN e.tags ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
-    assigned_to = coalesce(e.assigned_to, (SELECT m.owner FROM dlq.group_marks m WHERE m.queue = e.queue AND m.fingerprint = d.fingerprint), nullif(d.assignee, '')),
+    tags = CASE WHEN d.tags = '[]' THEN e.tags
+        ELSE ARRAY(SELECT DISTINCT t FROM unnest(e.tags || ARRAY(SELECT jsonb_array_elements_text(d.tags))) t) END,
+    assigned_to = coalesce(e.assigned_to, (SELECT m.owner FROM dlq.group_marks m WHERE m.queue = e.queue
+        AND m.fingerprint = d.fingerprint), nullif(d.assignee, '')),
     config_version = $1::text,
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason, 'note', nullif($3::text, ''))
 FROM (
-    SELECT unnest($4::uuid[]) AS id, unnest($5::text[]) AS status, unnest($6::text[]) AS waiting_for,
+    SELECT unnest($4::uuid[]) AS id, unnest($5::text[]) AS status,
+           unnest($6::text[]) AS waiting_for,
            unnest($7::integer[]) AS max_retries, unnest($8::smallint[]) AS priority,
-           unnest($9::jsonb[]) AS tags, unnest($10::text[]) AS assignee, unnest($11::text[]) AS strategy,
+           unnest($9::jsonb[]) AS tags, unnest($10::text[]) AS assignee,
+           unnest($11::text[]) AS strategy,
            unnest($12::text[]) AS error_class, unnest($13::text[]) AS rule,
            unnest($14::text[]) AS fingerprint, unnest($15::timestamptz[]) AS next_retry_at,
            unnest($16::text[]) AS reason
@@ -534,20 +556,26 @@ func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 }
 
 const DecidedEntries = `-- name: DecidedEntries :many
-SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source, coalesce(left(e.error_message, 8192), '')::text AS error_message,
+SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source,
+       coalesce(left(e.error_message, 8192), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
        coalesce(e.reported_class, '')::text AS reported_class,
        coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
-       e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule, coalesce(e.waiting_for, '')::text AS waiting_for,
+       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
+           THEN e.error_context END::jsonb AS error_context,
+       e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule,
+       coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
-       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint, dlq.rescues(e.metadata)::integer AS rescues,
+       e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint,
+       dlq.rescues(e.metadata)::integer AS rescues,
        CASE WHEN $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
-                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
+                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE
+                    WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
             THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
 FROM dlq.dead_letter_open e
-WHERE e.id > $2::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e.parked_by IS NULL
+WHERE e.id > $2::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL
+    AND e.parked_by IS NULL
 ORDER BY e.id
 LIMIT $3::integer
 `
@@ -677,8 +705,10 @@ func (q *Queries) EntryTraces(ctx context.Context, ids []uuid.UUID) ([]EntryTrac
 }
 
 const FileDecided = `-- name: FileDecided :one
-SELECT dlq.file_as($1::uuid[], $2::text, $3::text, $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-                   $9::timestamptz[], $10::text[], $11::integer[], $12::smallint[], $13::jsonb[], $14::text[], $15::text[])::uuid[] AS filed
+SELECT dlq.file_as($1::uuid[], $2::text, $3::text, $4::text[], $5::text[],
+    $6::text[], $7::text[], $8::text[],
+                   $9::timestamptz[], $10::text[], $11::integer[],
+                   $12::smallint[], $13::jsonb[], $14::text[], $15::text[])::uuid[] AS filed
 `
 
 type FileDecidedParams struct {
@@ -857,10 +887,12 @@ WITH RECURSIVE g AS (
     SELECT n.queue, n.job_kind, n.kind, n.error_class
     FROM g CROSS JOIN LATERAL (
         SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
-        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic' AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
+        WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'
+            AND (e.queue, e.job_kind, e.kind, e.error_class) > (g.queue, g.job_kind, g.kind, g.error_class)
         ORDER BY e.queue, e.job_kind, e.kind, e.error_class LIMIT 1) n
 )
-SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class FROM g LIMIT $1::integer
+SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kind, g.error_class::text AS error_class
+FROM g LIMIT $1::integer
 `
 
 type ObservedGroupsRow struct {
@@ -903,10 +935,12 @@ UPDATE dlq.dead_letter_queue e SET
     strategy = 'manual',
     parked_by = $1::text,
     config_version = $2::text,
-    move = jsonb_build_object('actor', $1::text, 'reason', d.reason, 'detail', CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
+    move = jsonb_build_object('actor', $1::text, 'reason', d.reason, 'detail',
+        CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason, unnest($5::text[]) AS refusal) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+    coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
 type ParkParams struct {
@@ -969,7 +1003,8 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule, coalesce(e.fingerprint, '')::text AS fingerprint
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+    coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
 type ParkByRuleParams struct {
@@ -1032,7 +1067,8 @@ UPDATE dlq.dead_letter_queue e SET
     config_version = $1::text,
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
 FROM (
-    SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS waiting_for, unnest($5::timestamptz[]) AS next_retry_at, unnest($6::text[]) AS reason
+    SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS waiting_for,
+        unnest($5::timestamptz[]) AS next_retry_at, unnest($6::text[]) AS reason
 ) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
 `
@@ -1081,19 +1117,24 @@ func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeO
 
 const RescuedTogether = `-- name: RescuedTogether :many
 WITH entries AS MATERIALIZED (
-    SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('inbox', 'open')
+    SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e
+    WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('inbox', 'open')
 ), rescues AS (
     SELECT t.at, l.jobs
     FROM (SELECT DISTINCT e.last_failed_at AS at FROM entries e) t
     CROSS JOIN LATERAL (
         SELECT count(*) AS jobs FROM (
             SELECT FROM river.river_job j
-            WHERE j.state = 'discarded' AND j.finalized_at = t.at AND j.kind <> 'dlqd_message' AND j.errors[cardinality(j.errors)] ->> 'error' LIKE 'Stuck job rescued by %'
+            WHERE j.state = 'discarded' AND j.finalized_at = t.at AND j.kind <> 'dlqd_message'
+                AND j.errors[cardinality(j.errors)] ->> 'error' LIKE 'Stuck job rescued by %'
             LIMIT 1000) o
     ) l
 )
-SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS created_at UNION SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
-                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.created_at AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at), 0)::integer AS others
+SELECT e.id, greatest(l.jobs - (SELECT count(*) FROM (SELECT e.river_job_id AS id, e.job_created_at AS created_at UNION
+    SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m WHERE m.entry_id = e.id) own
+                              JOIN river.river_job j ON j.id = own.id AND j.created_at = own.created_at
+                                  AND j.state = 'discarded' AND j.finalized_at = e.last_failed_at),
+                                      0)::integer AS others
 FROM entries e JOIN rescues l ON l.at = e.last_failed_at
 `
 
@@ -1128,7 +1169,8 @@ func (q *Queries) RescuedTogether(ctx context.Context, ids []uuid.UUID) ([]Rescu
 const SetGate = `-- name: SetGate :exec
 INSERT INTO dlq.gates (name, state, probes, started_at, until)
 VALUES ($1::text, $2::text, $3::uuid[], $4::timestamptz, $5::timestamptz)
-ON CONFLICT (name) DO UPDATE SET state = excluded.state, probes = excluded.probes, started_at = excluded.started_at, until = excluded.until
+ON CONFLICT (name) DO UPDATE SET state = excluded.state, probes = excluded.probes, started_at = excluded.started_at,
+until = excluded.until
 `
 
 type SetGateParams struct {
@@ -1184,7 +1226,8 @@ WITH RECURSIVE g AS (
     SELECT n.queue, n.fingerprint
     FROM g CROSS JOIN LATERAL (
         SELECT e.queue, e.fingerprint FROM dlq.dead_letter_queue e
-        WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL AND (e.queue, e.fingerprint) > (g.queue, g.fingerprint)
+        WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL
+            AND (e.queue, e.fingerprint) > (g.queue, g.fingerprint)
         ORDER BY e.queue, e.fingerprint LIMIT 1) n
 )
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT $1::integer
@@ -1218,7 +1261,8 @@ func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow
 }
 
 const Unfiled = `-- name: Unfiled :many
-SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192), '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
+SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192),
+    '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
        coalesce(f.error_code, '')::text AS error_code, coalesce(f.error_title, '')::text AS error_title,
        ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
        coalesce(dlq.trace_ends(f.error_stack_trace::text), '')::text AS error_stack_trace,
@@ -1226,7 +1270,9 @@ SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(l
        i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
        ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
        i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint, dlq.rescues(i.metadata)::integer AS rescues,
-       CASE WHEN $1::boolean AND pg_column_size(i.original_event) <= 262144 AND octet_length(i.original_event::text) <= CASE WHEN i.original_event ? 'payloadText' THEN 262144 ELSE 131072 END THEN i.original_event END::jsonb AS message
+       CASE WHEN $1::boolean AND pg_column_size(i.original_event) <= 262144
+           AND octet_length(i.original_event::text) <= CASE WHEN i.original_event ? 'payloadText' THEN 262144
+               ELSE 131072 END THEN i.original_event END::jsonb AS message
 FROM dlq.dead_letter_inbox i
 CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
 WHERE i.id > $2::uuid AND i.id <> ALL ($3::uuid[])
@@ -1333,7 +1379,8 @@ WITH RECURSIVE g AS (
     SELECT n.kind, n.error_class, n.rule
     FROM g CROSS JOIN LATERAL (
         SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
-        WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $2::text AND (e.kind, e.error_class, e.rule) > (g.kind, g.error_class, g.rule)
+        WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = $2::text
+            AND (e.kind, e.error_class, e.rule) > (g.kind, g.error_class, g.rule)
         ORDER BY e.kind, e.error_class, e.rule LIMIT 1) n
 )
 SELECT g.kind::text AS kind, g.error_class::text AS error_class, g.rule::text AS rule FROM g LIMIT $1::integer
@@ -1374,10 +1421,12 @@ func (q *Queries) WaitingGroups(ctx context.Context, arg WaitingGroupsParams) ([
 
 const WaitingQueues = `-- name: WaitingQueues :many
 WITH RECURSIVE q AS (
-    (SELECT e.queue FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' ORDER BY e.queue LIMIT 1)
+    (SELECT e.queue FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %'
+        ORDER BY e.queue LIMIT 1)
     UNION ALL
     SELECT (SELECT e.queue FROM dlq.dead_letter_open e
-            WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue > q.queue ORDER BY e.queue LIMIT 1)
+            WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue > q.queue
+            ORDER BY e.queue LIMIT 1)
     FROM q WHERE q.queue IS NOT NULL
 )
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL
