@@ -126,7 +126,8 @@ func TestFlags_APICommandsUseOrRejectEveryFlag(t *testing.T) {
 	require.Greater(t, tried, 200)
 }
 
-// TestFlags_PlainHTTPAllowsUnencryptedTokens sends a token over http only to this machine, unless --plain-http is given.
+// TestFlags_PlainHTTPAllowsUnencryptedTokens sends a token over http only to this machine, unless
+// --plain-http is given.
 func TestFlags_PlainHTTPAllowsUnencryptedTokens(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")

@@ -271,7 +271,8 @@ DECLARE
     -- session's statement_timeout if that ends earlier.
     v_until constant text := $sql$(date_part('epoch', least(clock_timestamp() + dlq.capture_limit(),
                     CASE WHEN current_setting('statement_timeout') <> '0'
-                        THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2 END)) * 1000000)::bigint$sql$;
+                        THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2
+                    END)) * 1000000)::bigint$sql$;
 BEGIN
     EXECUTE format($create$
 CREATE OR REPLACE FUNCTION dlq.capture() RETURNS trigger

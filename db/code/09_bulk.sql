@@ -260,9 +260,12 @@ BEGIN
             'WITH RECURSIVE v (value, n) AS (
                  (SELECT e.%1$I, 1 FROM dlq.dead_letter_open e WHERE e.%1$I IS NOT NULL ORDER BY e.%1$I LIMIT 1)
                  UNION ALL
-                 SELECT (SELECT e.%1$I FROM dlq.dead_letter_open e WHERE e.%1$I > v.value ORDER BY e.%1$I LIMIT 1), v.n + 1 FROM v WHERE v.value IS NOT NULL AND v.n < 500
+                 SELECT (SELECT e.%1$I FROM dlq.dead_letter_open e WHERE e.%1$I > v.value
+                         ORDER BY e.%1$I LIMIT 1), v.n + 1
+                 FROM v WHERE v.value IS NOT NULL AND v.n < 500
              )
-             SELECT v.value, NULL::text FROM v WHERE position(lower($1) IN lower(v.value)) > 0 ORDER BY starts_with(lower(v.value), lower($1)) DESC, v.value LIMIT $2', v_column)
+             SELECT v.value, NULL::text FROM v WHERE position(lower($1) IN lower(v.value)) > 0
+             ORDER BY starts_with(lower(v.value), lower($1)) DESC, v.value LIMIT $2', v_column)
         USING p_text, p_limit;
     ELSE
         RETURN QUERY EXECUTE format(
@@ -504,7 +507,8 @@ BEGIN
         || ' ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_total = ROW_COUNT;
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, behind, leads)
-             SELECT $2, e.id, lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NOT NULL AND ' || v_where
+             SELECT $2, e.id, lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL
+             FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NOT NULL AND ' || v_where
         || ' WINDOW k AS (PARTITION BY e.queue, e.ordering_key ORDER BY coalesce(e.order_place, dlq.order_place(e.river_job_id, e.job_created_at)) NULLS FIRST, e.job_created_at, e.river_job_id)
              ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_ordered = ROW_COUNT;

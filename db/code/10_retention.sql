@@ -151,7 +151,8 @@ BEGIN
         END LOOP;
         COMMIT;
         EXIT WHEN v_busy IS NULL;
-        PERFORM pg_catalog.pg_sleep(0.25 + pg_catalog.random() / 2); -- random, so that two processes do not collide each time
+        -- Random, so that two processes do not collide each time.
+        PERFORM pg_catalog.pg_sleep(0.25 + pg_catalog.random() / 2);
         COMMIT;
     END LOOP;
     IF v_busy IS NOT NULL THEN
@@ -174,7 +175,8 @@ COMMENT ON FUNCTION dlq.partition_end IS
 
 CREATE OR REPLACE FUNCTION dlq.closed_months() RETURNS TABLE (stage text, begins_at timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT s.stage, substring(pg_get_expr(c.relpartbound, c.oid) FROM $re$FROM \('([^']+)'\)$re$)::timestamptz AS begins_at
+    SELECT s.stage,
+           substring(pg_get_expr(c.relpartbound, c.oid) FROM $re$FROM \('([^']+)'\)$re$)::timestamptz AS begins_at
     FROM (VALUES ('resolved', 'dlq.dead_letter_resolved'::regclass), ('failed', 'dlq.dead_letter_failed'),
         ('archived', 'dlq.dead_letter_archived')) s (stage, parent)
     JOIN pg_inherits i ON i.inhparent = s.parent
@@ -364,8 +366,11 @@ BEGIN
         SELECT * INTO v_range FROM dlq.retention_range(p_periods, v_status);
         IF v_range.shortest < v_range.longest THEN
             RETURN QUERY EXECUTE format('SELECT e.id FROM dlq.dead_letter_%s e
-                WHERE e.closed_at < $1 - $5 AND e.closed_at < $1 - dlq.retention_of($2, e.queue, $3) AND dlq.retention_of($2, e.queue, $3) < $6
-                  AND NOT EXISTS (SELECT FROM dlq.restored_partitions h JOIN pg_class c ON c.relname = h.partition_name WHERE c.oid = e.tableoid AND h.until > $1)
+                WHERE e.closed_at < $1 - $5 AND e.closed_at < $1 - dlq.retention_of($2, e.queue, $3)
+                  AND dlq.retention_of($2, e.queue, $3) < $6
+                  AND NOT EXISTS (
+                      SELECT FROM dlq.restored_partitions h JOIN pg_class c ON c.relname = h.partition_name
+                      WHERE c.oid = e.tableoid AND h.until > $1)
                 ORDER BY e.id LIMIT $4 FOR UPDATE OF e SKIP LOCKED', v_status)
                 USING p_now, p_periods, v_status, p_limit, v_range.shortest, v_range.longest;
         END IF;

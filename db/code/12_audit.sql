@@ -102,7 +102,9 @@ BEGIN
              || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.in_scope(t.queue, t.kind, $7) AND ' END || v_where || ')'
         || CASE WHEN v_acts THEN '
              UNION ALL
-             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status, NULL::dlq.dead_letter_status, t.reason, ' || v_note || ', NULL, NULL, NULL, NULL::bigint, t.config_version,
+             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status,
+                     NULL::dlq.dead_letter_status, t.reason, ' || v_note || ', NULL, NULL, NULL, NULL::bigint,
+                     t.config_version,
                      dlq.masked_detail(t.detail' || CASE WHEN dlq.hidden_columns() && dlq.filtered_columns()
                          THEN ' - ''filter''' ELSE '' END || ', $8), NULL::uuid
               FROM (SELECT a.*, a.subject || '': '' || a.act AS reason FROM dlq.acts a) t WHERE t.at >= $4 AND t.at < $5 AND '

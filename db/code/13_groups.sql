@@ -45,7 +45,8 @@ BEGIN
             WHEN 'queue'       THEN 'g.queue = ANY (' || format(v_words, v_key) || ')'
             WHEN 'fingerprint' THEN format('(g.fingerprint = ANY (%1$s) OR EXISTS (
                                            SELECT FROM dlq.group_aliases a
-                                           WHERE a.queue = g.queue AND a.fingerprint = g.fingerprint AND a.former = ANY (%1$s)))',
+                                           WHERE a.queue = g.queue AND a.fingerprint = g.fingerprint
+                                             AND a.former = ANY (%1$s)))',
                                            format(v_words, v_key))
             WHEN 'errorClass'  THEN 'g.error_class = ANY (' || format(v_words, v_key) || ')'
             WHEN 'status'      THEN 'dlq.group_status(m, g.failures, g.last_seen) = ANY ('
@@ -65,7 +66,8 @@ BEGIN
     RETURN QUERY EXECUTE
         'WITH page AS MATERIALIZED (
              SELECT g, m, o.place
-             FROM dlq.failure_groups g LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
+             FROM dlq.failure_groups g
+             LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
              CROSS JOIN LATERAL (SELECT ' || CASE p_order WHEN 'open' THEN 'g.open' WHEN 'failures' THEN 'g.failures'
                  ELSE '(extract(epoch FROM g.last_seen) * 1000000)::bigint' END || ' AS place) o
              WHERE ' || v_where || '
@@ -73,19 +75,28 @@ BEGIN
                    SELECT FROM dlq.group_aliases a
                    WHERE a.queue = g.queue AND a.former = g.fingerprint AND a.main AND a.counted_at IS NOT NULL)
                AND ($2 IS NULL OR dlq.in_patterns(g.queue, NULL, $2))
-               AND ($3 IS NULL OR o.place < ($3 ->> 0)::bigint OR o.place = ($3 ->> 0)::bigint AND (g.queue, g.fingerprint) > ($3 ->> 1, $3 ->> 2))
+               AND ($3 IS NULL OR o.place < ($3 ->> 0)::bigint
+                    OR o.place = ($3 ->> 0)::bigint AND (g.queue, g.fingerprint) > ($3 ->> 1, $3 ->> 2))
              ORDER BY o.place DESC, g.queue, g.fingerprint LIMIT $4
          )
          SELECT (p.g).queue, (p.g).fingerprint, CASE WHEN $5 -> ''hidden'' ? ''error_message'' THEN NULL ELSE dlq.masked_text((p.g).title, $5) END, (p.g).error_type, (p.g).error_class,
-                dlq.group_status(p.m, (p.g).failures, (p.g).last_seen), coalesce((p.g).last_seen > (p.m).fixed_at, false), (p.m).owner, dlq.masked_text((p.m).note, $5), (p.g).open, (p.g).failures,
-                (SELECT coalesce(sum(t.failures), 0)::bigint FROM unnest(w.trend) t (failures)), w.trend, (p.g).first_seen, (p.g).last_seen, (p.m).fixed_at, (p.m).fixed_by,
-                CASE WHEN u.muted THEN (p.m).muted_at END, CASE WHEN u.muted THEN (p.m).muted_by END, CASE WHEN u.muted THEN (p.m).mute_until END, CASE WHEN u.muted THEN (p.m).mute_upto - (p.g).failures END,
+                dlq.group_status(p.m, (p.g).failures, (p.g).last_seen),
+                coalesce((p.g).last_seen > (p.m).fixed_at, false),
+                (p.m).owner, dlq.masked_text((p.m).note, $5), (p.g).open, (p.g).failures,
+                (SELECT coalesce(sum(t.failures), 0)::bigint FROM unnest(w.trend) t (failures)),
+                w.trend, (p.g).first_seen, (p.g).last_seen, (p.m).fixed_at, (p.m).fixed_by,
+                CASE WHEN u.muted THEN (p.m).muted_at END, CASE WHEN u.muted THEN (p.m).muted_by END,
+                CASE WHEN u.muted THEN (p.m).mute_until END,
+                CASE WHEN u.muted THEN (p.m).mute_upto - (p.g).failures END,
                 (p.m).updated_at, (p.m).updated_by, (p.g).sample, p.place
          FROM page p
          CROSS JOIN LATERAL (SELECT dlq.is_muted(p.m, (p.g).failures) AS muted) u
          CROSS JOIN LATERAL (SELECT ARRAY(
              SELECT coalesce(r.failures, 0) FROM generate_series($6, now(), (''1 '' || $7)::interval) b (bucket)
-             LEFT JOIN dlq.rollup_groups r ON r.queue = (p.g).queue AND r.fingerprint = (p.g).fingerprint AND r.step = $7 AND r.bucket = b.bucket AND r.bucket >= $6 ORDER BY b.bucket) AS trend) w
+             LEFT JOIN dlq.rollup_groups r ON r.queue = (p.g).queue AND r.fingerprint = (p.g).fingerprint
+                        AND r.step = $7
+                        AND r.bucket = b.bucket AND r.bucket >= $6
+                    ORDER BY b.bucket) AS trend) w
          ORDER BY p.place DESC, (p.g).queue, (p.g).fingerprint'
         USING p_filter, v_patterns, p_after, p_limit, v_mask, v_from, v_step;
 EXCEPTION WHEN data_exception THEN
@@ -206,7 +217,8 @@ BEGIN
                     -- If the application sets no client id, River makes one of the host and the start time.
                     coalesce(e.error_context ->> ''host'', e.error_context ->> ''hostname'', e.metadata ->> ''host'', e.metadata ->> ''hostname'',
                              (SELECT regexp_replace(j.attempted_by[array_upper(j.attempted_by, 1)], ''_[0-9]{4}_[0-9]{2}_[0-9]{2}T[0-9]{2}_[0-9]{2}_[0-9]{2}_[0-9]+$'', '''')
-                              FROM river.river_job j WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)) AS host
+                              FROM river.river_job j
+                              WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)) AS host
              FROM dlq.entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)
          ), named AS (
              SELECT n.by, left(n.name, 255) AS name, count(*) AS entries

@@ -137,7 +137,9 @@ BEGIN
     EXECUTE 'DELETE FROM river.river_job d WHERE d.id IN (
             SELECT j.id FROM river.river_job j WHERE j.finalized_at IS NOT NULL AND '
                 || dlq.jobs_where(jsonb_build_object('payload', p_payload)) || ' FOR UPDATE SKIP LOCKED)
-            AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at AND e.stage IN (''inbox'', ''open''))'
+            AND NOT EXISTS (
+                SELECT FROM dlq.dead_letter_queue e
+                WHERE e.river_job_id = d.id AND e.job_created_at = d.created_at AND e.stage IN (''inbox'', ''open''))'
         USING jsonb_build_object('payload', p_payload);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     PERFORM dlq.record_act('jobs that ended', 'deleted', p_actor, p_note, jsonb_build_object('jobs', v_count));

@@ -363,25 +363,28 @@ DECLARE
     -- The functions that each role may call. Functions that only dlqd calls are not listed.
     v_functions constant jsonb := '{
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for",
-            "breaker_in_scope", "by_rule", "caller", "capture_limit", "capture_mode", "capture_status",
-            "captured_at", "check_destination", "chooses_all", "closed_since", "coarse_step", "count_rescues",
-            "delete_view", "error_types", "event_path", "filter_bounds", "filter_groups", "filter_path",
-            "filter_patterns", "filter_values", "filter_where", "filter_words", "find", "find_ids", "first_id",
-            "flow", "group_entries", "group_names", "group_shares", "group_status", "groups", "has_card", "has_checkpoint", "has_role", "heat_map",
-            "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_muted", "is_open", "is_owner", "is_person",
-            "is_reader", "is_repeat", "is_restored", "job_table", "like_patterns", "mask", "mask_node", "mask_text",
-            "masked_json", "masked_text", "muted_entries", "needs_mask", "next_step", "noisiest_sources",
+            "breaker_in_scope", "by_rule", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at",
+            "check_destination", "chooses_all", "closed_since", "coarse_step", "count_rescues", "delete_view",
+            "error_types", "event_path", "filter_bounds", "filter_groups", "filter_path", "filter_patterns",
+            "filter_values", "filter_where", "filter_words", "find", "find_ids", "first_id", "flow", "group_entries",
+            "group_names", "group_shares", "group_status", "groups", "has_card", "has_checkpoint", "has_role",
+            "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_muted", "is_open", "is_owner",
+            "is_person", "is_reader", "is_repeat", "is_restored", "job_table", "like_patterns", "mask", "mask_node",
+            "mask_text", "masked_json", "masked_text", "muted_entries", "needs_mask", "next_step", "noisiest_sources",
             "oldest_entries", "one_group", "operation", "operation_entries", "origin", "pattern", "policy_changes",
-            "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable",
-            "require_everything", "rescues", "retry_cost", "save_view", "scope", "scope_patterns", "scope_where",
-            "scope_within", "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "switched_on",
-            "times", "to_uuid", "top_groups", "trail_begins", "trigger_state", "views", "with_title", "writing_jobs"],
+            "policy_version", "preview", "queue_scope", "ratio", "replay_success", "replayable", "require_everything",
+            "rescues", "retry_cost", "save_view", "scope", "scope_patterns", "scope_where", "scope_within",
+            "sensitive_columns", "sensitive_values", "stage_of", "stats", "step_for", "switched_on", "times",
+            "to_uuid", "top_groups", "trail_begins", "trigger_state", "views", "with_title", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "approve", "assign", "assign_group", "count_jobs",
-            "default_partition_rows", "discard", "expired_partitions", "hold_restored", "jobs", "note",
-            "open_breaker", "park", "paused_queues",
-            "record_reveal", "refresh_rollups", "refuse_approval", "reopen", "replay", "replay_cancel", "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "request_approval", "reset_automatic", "reset_breaker",
-            "resolve", "restored", "resume_automatic", "resume_restored", "reveal", "revealed", "river_leader", "run_again", "set_automatic", "set_group", "stop_automatic", "sweep_redeliveries", "trail", "undo", "unpark", "withdraw_approval"],
-        "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition", "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
+            "default_partition_rows", "discard", "expired_partitions", "hold_restored", "jobs", "note", "open_breaker",
+            "park", "paused_queues", "record_reveal", "refresh_rollups", "refuse_approval", "reopen", "replay",
+            "replay_cancel", "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "request_approval",
+            "reset_automatic", "reset_breaker", "resolve", "restored", "resume_automatic", "resume_restored", "reveal",
+            "revealed", "river_leader", "run_again", "set_automatic", "set_group", "stop_automatic",
+            "sweep_redeliveries", "trail", "undo", "unpark", "withdraw_approval"],
+        "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition",
+            "ensure_partitions", "erase", "erase_begin", "erase_step", "missing_partitions", "rebuild_rollups",
             "reconcile", "set_capture", "set_role_scope", "restore_entries"]}';
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.protect', 0));
@@ -434,7 +437,7 @@ BEGIN
         END LOOP;
     END LOOP;
     -- The policies of row-level security call these functions as any role that reads a table,
-    -- whatever granted it the privilege.
+    -- no matter which role granted it the privilege.
     EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.in_patterns(text, text, text[]), %1$s.scope_patterns(jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
     PERFORM dlq.protect(dlq.sensitive_columns(),
         coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}'));

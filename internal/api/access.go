@@ -144,7 +144,9 @@ func describeNeeds(api huma.API) {
 			} {
 				operation.Responses[status] = &huma.Response{
 					Description: description,
-					Content:     map[string]*huma.MediaType{"application/problem+json": {Schema: &huma.Schema{Ref: "#/components/schemas/ErrorModel"}}},
+					Content: map[string]*huma.MediaType{"application/problem+json": {
+						Schema: &huma.Schema{Ref: "#/components/schemas/ErrorModel"},
+					}},
 				}
 			}
 		}

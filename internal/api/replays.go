@@ -195,7 +195,8 @@ func (s *service) registerReplays(api huma.API) {
 	}
 	events.Middlewares = huma.Middlewares{s.refuseUnknownRun(api)}
 	sse.Register(api, events, map[string]any{"progress": replay.Run{}, "ended": EndedRun{}}, s.followReplay)
-	api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"].Example = []any{map[string]any{"event": "progress", "data": run}}
+	stream := api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"]
+	stream.Example = []any{map[string]any{"event": "progress", "data": run}}
 }
 
 // maxRuns is the maximum number of runs in a list.

@@ -114,7 +114,7 @@ func TestDoor_RefusesReboundNames(t *testing.T) {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}}}
-	require.Equal(t, 200, b.ask(bySocket, "GET", "http://whatever/api/dlq/entries", "").StatusCode)
+	require.Equal(t, 200, b.ask(bySocket, "GET", "http://any.example/api/dlq/entries", "").StatusCode)
 	b.metric(`dlqd_http_refused_total{reason="host"} 9`)
 }
 
