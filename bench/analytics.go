@@ -136,8 +136,10 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 			(2, 'dlq_processing', 'dlq_resolved')) m (n, from_status, to_status)`, queue, class, rows)
 	in := func(statements ...string) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			for _, sql := range append([]string{"SET LOCAL timezone = 'UTC'", "SET LOCAL session_replication_role = replica",
-				"SET LOCAL maintenance_work_mem = '1GB'"}, statements...) {
+			for _, sql := range append([]string{
+				"SET LOCAL timezone = 'UTC'", "SET LOCAL session_replication_role = replica",
+				"SET LOCAL maintenance_work_mem = '1GB'",
+			}, statements...) {
 				if _, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 					return fmt.Errorf("%.60s: %w", sql, err)
 				}
@@ -195,14 +197,18 @@ func measureAnalytics(b *bench, pool *pgxpool.Pool) error {
 		run  func(analytics.Window) error
 	}{
 		{"backlog and rates", func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "all", ""); return err }},
-		{"backlog and rates by queue",
-			func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "queue", ""); return err }},
+		{
+			"backlog and rates by queue",
+			func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "queue", ""); return err },
+		},
 		{"backlog and rates by queue and hour", func(w analytics.Window) error {
 			_, err := store.Flow(b.ctx, analytics.Window{Over: min(w.Over, 7*24*time.Hour)}, "queue", "hour")
 			return err
 		}},
-		{"backlog and rates by class",
-			func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "class", ""); return err }},
+		{
+			"backlog and rates by class",
+			func(w analytics.Window) error { _, err := store.Flow(b.ctx, w, "class", ""); return err },
+		},
 		{"queues, resolution rate", func(w analytics.Window) error { _, err := store.Stats(b.ctx, w); return err }},
 		{"times", func(w analytics.Window) error { _, err := store.Times(b.ctx, w, "all"); return err }},
 		{"times by queue", func(w analytics.Window) error { _, err := store.Times(b.ctx, w, "queue"); return err }},

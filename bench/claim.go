@@ -179,8 +179,10 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 		{"queues with waiting entries", worker.WaitingQueuesSQL, nil},
 		{"claim of waiting entries", worker.ClaimWaitingSQL, []any{nil, nil, nil, "queue_4", batchSize}},
 		{"smart retry: failure groups", worker.StuckGroupsSQL, []any{1000}},
-		{"smart retry: failures of a group", worker.GroupFailuresSQL,
-			[]any{"queue_5", "x", deadletter.FirstID(time.Now().Add(-time.Hour))}},
+		{
+			"smart retry: failures of a group", worker.GroupFailuresSQL,
+			[]any{"queue_5", "x", deadletter.FirstID(time.Now().Add(-time.Hour))},
+		},
 		{"smart retry: claim", worker.ClaimStuckSQL, []any{"queue_5", "x", time.Now(), []string{"validation"}, uuid.Nil, 3}},
 	} {
 		if err := show(q.name, q.sql, q.args...); err != nil {

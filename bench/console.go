@@ -72,8 +72,10 @@ func (b *bench) fillOnce(pool *pgxpool.Pool, entries int) error {
 	if err := fillHistory(b.ctx, pool, entries); err != nil {
 		return err
 	}
-	for _, sql := range []string{"SELECT dlq.rebuild_rollups()", "VACUUM ANALYZE",
-		"COMMENT ON SCHEMA public IS '" + mark + "'"} {
+	for _, sql := range []string{
+		"SELECT dlq.rebuild_rollups()", "VACUUM ANALYZE",
+		"COMMENT ON SCHEMA public IS '" + mark + "'",
+	} {
 		if _, err := pool.Exec(b.ctx, sql); err != nil {
 			return err
 		}
@@ -156,8 +158,10 @@ func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
 	defer func() { _, _ = pool.Exec(b.ctx, "SELECT dlq.replay_cancel($1)", run) }()
 	for _, watchers := range []int{0, 1, consoleWatchers} {
 		cells := []any{watchers}
-		for _, page := range []string{"/", "/dead-letters?q=status:manual", "/dead-letters/" + id, "/replays",
-			"/replays/" + run} {
+		for _, page := range []string{
+			"/", "/dead-letters?q=status:manual", "/dead-letters/" + id, "/replays",
+			"/replays/" + run,
+		} {
 			rate, err := transactionsWhile(b.ctx, pool, base, page, watchers)
 			if err != nil {
 				return err

@@ -85,7 +85,8 @@ func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 // filingRate returns the number of entries filed per second, without some of the list indexes, and
 // the WAL per entry in bytes. found ends the jobs and brings them into the inbox.
 func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error,
-	without ...string) (rate, wal float64, err error) {
+	without ...string,
+) (rate, wal float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {
 			return err

@@ -87,7 +87,8 @@ func accessBench(b *bench, scale float64) error {
 }
 
 func post(ctx context.Context, pool *pgxpool.Pool, group, flushers, connections int, length time.Duration,
-	withToken bool) (float64, []time.Duration, error) {
+	withToken bool,
+) (float64, []time.Duration, error) {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	if err != nil {
 		return 0, nil, err

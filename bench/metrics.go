@@ -30,8 +30,11 @@ func metricsBench(b *bench, scale float64) error {
 	b.row("queues", "open", "jobs", "series", "sample bytes", "stored", "WAL per sample", "with changed counters",
 		"scrape: database ms, min", "median", "whole scrape ms, min", "median", "sample ms, min", "median", "count(*) ms")
 	return b.withPool(4, func(pool *pgxpool.Pool) error {
-		for _, of := range []measured{{20, int(10_000 * scale), int(300_000 * scale)},
-			{100, int(10_000 * scale), int(300_000 * scale)}, {100, int(1_000_000 * scale), int(300_000 * scale)}} {
+		for _, of := range []measured{
+			{20, int(10_000 * scale), int(300_000 * scale)},
+			{100, int(10_000 * scale), int(300_000 * scale)},
+			{100, int(1_000_000 * scale), int(300_000 * scale)},
+		} {
 			if err := b.reset(pool, true); err != nil {
 				return err
 			}

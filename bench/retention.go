@@ -122,7 +122,8 @@ func removeMonth(ctx context.Context, pool *pgxpool.Pool, how string) error {
 // captures fails jobs while during runs. It returns the number of jobs per second and the longest
 // time for a batch of captureBatch.
 func captures(ctx context.Context, pool *pgxpool.Pool, during func() error) (perSecond float64,
-	longest time.Duration, err error) {
+	longest time.Duration, err error,
+) {
 	var stop atomic.Bool
 	ended := make(chan error, 1)
 	go func() { err := during(); stop.Store(true); ended <- err }()

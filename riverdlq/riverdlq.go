@@ -78,8 +78,10 @@ func Classes() []Class {
 
 // Permanent reports whether running the same job again cannot help.
 func (c Class) Permanent() bool {
-	return slices.Contains([]Class{ClassValidation, ClassMalformed, ClassUnauthorized, ClassNotFound, ClassBusiness,
-		ClassCodeBug}, c)
+	return slices.Contains([]Class{
+		ClassValidation, ClassMalformed, ClassUnauthorized, ClassNotFound, ClassBusiness,
+		ClassCodeBug,
+	}, c)
 }
 
 // Error is an error with the fields by which dlqd classifies and groups it. All fields are

@@ -16,7 +16,8 @@ import (
 // reportCommand returns a command that prints the report at /api/dlq/analytics/NAME. The command's
 // flags are the report's parameters.
 func reportCommand[T any](name, short string, flags func(*cobra.Command),
-	write func(cmd *cobra.Command, rows []T) error) *cobra.Command {
+	write func(cmd *cobra.Command, rows []T) error,
+) *cobra.Command {
 	var c client
 	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs}
 	flags(cmd)

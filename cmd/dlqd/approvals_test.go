@@ -51,8 +51,10 @@ func TestApprovals(t *testing.T) {
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnprocessableEntity) })
 	s := serve(t, "--database-url", url, "--config-dir", config, "--destination", receiver)
 	as := func(name string) []string {
-		return []string{"--api-url", s.api, "--token-file",
-			writeFile(t, ok(t, "tokens", "create", "--name", name, "--role", "operator", "--database-url", url))}
+		return []string{
+			"--api-url", s.api, "--token-file",
+			writeFile(t, ok(t, "tokens", "create", "--name", name, "--role", "operator", "--database-url", url)),
+		}
 	}
 	kim, lee := as("kim"), as("lee")
 	with := func(who []string, args ...string) []string { return append(args, who...) }

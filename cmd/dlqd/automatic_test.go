@@ -64,8 +64,13 @@ func TestAutomatic_Commands(t *testing.T) {
 	require.Regexp(t, `class transient: off +\S+ +too early`, ok(t, "automatic", api))
 
 	for _, args := range [][]string{
-		{"on"}, {"off", "--queue", "a", "--all"}, {"off", "--all", "--include", "backfilled"},
-		{"on", "--queue", ""}, {"on", "--all=false"}, {"stop", "--all"}, {"on", "--all", "mailers"},
+		{"on"},
+		{"off", "--queue", "a", "--all"},
+		{"off", "--all", "--include", "backfilled"},
+		{"on", "--queue", ""},
+		{"on", "--all=false"},
+		{"stop", "--all"},
+		{"on", "--all", "mailers"},
 	} {
 		_, stderr, code := run(t, append([]string{"automatic"}, args...)...)
 		require.Equal(t, 2, code, "%v: %s", args, stderr)

@@ -354,7 +354,8 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 func (s *sample) remark(d *strategy.Decision) string {
 	var remarks []string
 	for _, e := range []struct{ what, want, got string }{
-		{"class", s.Expect.Class, string(d.Class)}, {"rule", s.Expect.Rule, d.Rule},
+		{"class", s.Expect.Class, string(d.Class)},
+		{"rule", s.Expect.Rule, d.Rule},
 		{"strategy", s.Expect.Strategy, d.Strategy},
 	} {
 		if e.want != "" && e.want != e.got {

@@ -67,8 +67,10 @@ func TestConfigCheck_ExampleIsValid(t *testing.T) {
 		require.Contains(t, out, "../../config"+env+": ok")
 	}
 	out = ok(t, "config", "test", "--config-dir", "../../config", "../../config/dlq-routing.samples.yaml")
-	for _, class := range []string{"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized",
-		"not_found", "business", "code_bug", "unknown"} {
+	for _, class := range []string{
+		"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized",
+		"not_found", "business", "code_bug", "unknown",
+	} {
 		require.Contains(t, out, class)
 	}
 	out = ok(t, "config", "show", "--config-dir", "../../config", "--env", "prod")

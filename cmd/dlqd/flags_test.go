@@ -254,8 +254,10 @@ func TestFlags_ServeRejectsFlagsWithoutEffect(t *testing.T) {
 	requireRejected(t, "--insecure has no effect without --api or --listen", "serve", url, "--dlq-workers", "--insecure")
 	requireRejected(t, "--max-body-bytes has no effect without --api", "serve", url, "--dlq-workers", "--listen",
 		"127.0.0.1:0", "--max-body-bytes", "7")
-	for _, flag := range []string{"--allowed-host=a", "--allowed-origin=https://a", "--rate-limit=1/s", "--max-requests=7",
-		"--max-connections=7", "--tls-cert=a", "--tls-key=a", "--tls-client-ca=a"} {
+	for _, flag := range []string{
+		"--allowed-host=a", "--allowed-origin=https://a", "--rate-limit=1/s", "--max-requests=7",
+		"--max-connections=7", "--tls-cert=a", "--tls-key=a", "--tls-client-ca=a",
+	} {
 		name, _, _ := strings.Cut(flag, "=")
 		// TestDoor_… of internal/server
 		requireRejected(t, name+" has no effect without --api", "serve", url, "--process", flag)
@@ -320,8 +322,15 @@ func TestFlags_SingleEntryCommandsRejectBulkFlags(t *testing.T) {
 
 func TestCommands_UnknownSubcommandFails(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"breakers", "opne", "a"}, {"migrate", "upp"}, {"archive", "lst"}, {"config", "chek"},
-		{"replays", "pase"}, {"queues", "puse"}, {"capture", "of"}} {
+	for _, args := range [][]string{
+		{"breakers", "opne", "a"},
+		{"migrate", "upp"},
+		{"archive", "lst"},
+		{"config", "chek"},
+		{"replays", "pase"},
+		{"queues", "puse"},
+		{"capture", "of"},
+	} {
 		root := newRoot(t.Context())
 		root.SetArgs(args)
 		root.SetOut(io.Discard)

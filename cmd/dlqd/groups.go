@@ -172,7 +172,8 @@ func printGroup(cmd *cobra.Command, g *group.Group) error {
 // newSetGroup returns a command that changes a failure group. fill sets the change from the flags
 // and the group's current state.
 func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.GroupChange,
-	now *group.Group)) *cobra.Command {
+	now *group.Group),
+) *cobra.Command {
 	var c client
 	var in api.GroupChange
 	cmd := &cobra.Command{

@@ -177,8 +177,10 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 		config.ClientSecret = strings.TrimSpace(string(raw))
 		config.Endpoint.AuthStyle = oauth2.AuthStyleAutoDetect
 	}
-	for _, endpoint := range []string{config.Endpoint.AuthURL, config.Endpoint.TokenURL,
-		cmp.Or(config.Endpoint.DeviceAuthURL, l.Issuer)} {
+	for _, endpoint := range []string{
+		config.Endpoint.AuthURL, config.Endpoint.TokenURL,
+		cmp.Or(config.Endpoint.DeviceAuthURL, l.Issuer),
+	} {
 		if err := access.CheckProviderURL(endpoint); err != nil {
 			return nil, nil, nil, err
 		}
@@ -319,7 +321,8 @@ func checkEncrypted(base string) error {
 
 // inBrowser signs the user in with a browser, which returns to this machine with a code.
 func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config,
-	port int, noBrowser bool) error {
+	port int, noBrowser bool,
+) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
 		return fmt.Errorf("--port: %w", err)
@@ -327,7 +330,8 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 	config.RedirectURL = "http://" + listener.Addr().String() + "/callback"
 	state, nonce, verifier := rand.Text(), rand.Text(), oauth2.GenerateVerifier()
 	callbacks := make(chan url.Values, 1)
-	server := &http.Server{ReadHeaderTimeout: time.Minute,
+	server := &http.Server{
+		ReadHeaderTimeout: time.Minute,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 			w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -347,7 +351,8 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 			case callbacks <- query:
 			default: // only the first answer counts
 			}
-		})}
+		}),
+	}
 	go func() { _ = server.Serve(listener) }()
 	defer func() { // let the browser receive its page
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -393,7 +398,8 @@ func openBrowser(ctx context.Context, address string) {
 
 // onDevice signs the user in on another device with a code (RFC 8628).
 func (l *login) onDevice(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider,
-	config *oauth2.Config) error {
+	config *oauth2.Config,
+) error {
 	if config.Endpoint.DeviceAuthURL == "" {
 		return errors.New("this OpenID Connect provider does not support --device")
 	}

@@ -241,7 +241,8 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 // ensureRunning returns the database's URL, and a function that stops the server if ensureRunning has
 // started it.
 func (f *databaseFlags) ensureRunning(ctx context.Context, logger *slog.Logger) (url string, stop func() error,
-	err error) {
+	err error,
+) {
 	if f.url != "" {
 		return f.url, func() error { return nil }, nil
 	}

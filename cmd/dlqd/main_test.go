@@ -225,8 +225,14 @@ func TestServe_ExitCodes(t *testing.T) {
 	t.Parallel()
 	_, stderr, code := run(t, "serve", "--no-such-flag")
 	require.Equal(t, 2, code, stderr)
-	for _, args := range [][]string{{"no-such-command"}, {"show"}, {"serve", "now"}, {"send", "{}"}, {"attach"},
-		{"serve", "--schema", "A b"}} {
+	for _, args := range [][]string{
+		{"no-such-command"},
+		{"show"},
+		{"serve", "now"},
+		{"send", "{}"},
+		{"attach"},
+		{"serve", "--schema", "A b"},
+	} {
 		_, stderr, code = run(t, args...)
 		require.Equal(t, 2, code, "%v: %s", args, stderr)
 	}
@@ -522,8 +528,10 @@ func TestREADME(t *testing.T) {
 	var out syncBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Run(), out.String())
-	for _, want := range []string{`{"messageId":"pay-1","jobId":1}`, `"state":`, "is accepted, as job 2", "ID  ",
-		"last 24 hours:", "error_class"} {
+	for _, want := range []string{
+		`{"messageId":"pay-1","jobId":1}`, `"state":`, "is accepted, as job 2", "ID  ",
+		"last 24 hours:", "error_class",
+	} {
 		require.Contains(t, out.String(), want)
 	}
 }

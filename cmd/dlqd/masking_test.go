@@ -38,8 +38,16 @@ func TestMasking_CommandsMaskOutput(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 	hidden := []string{"kim@example.com", "4111 1111 1111 1111", "4111111111111111", "abcdefgh12345678"}
 	for _, command := range [][]string{
-		{"show", id}, {"show", id, "--json"}, {"list"}, {"list", "--json"}, {"export"}, {"export", "--format", "csv"},
-		{"audit"}, {"stats"}, {"stats", "groups"}, {"replay", "--queue", "q", "--dry-run", "--json"},
+		{"show", id},
+		{"show", id, "--json"},
+		{"list"},
+		{"list", "--json"},
+		{"export"},
+		{"export", "--format", "csv"},
+		{"audit"},
+		{"stats"},
+		{"stats", "groups"},
+		{"replay", "--queue", "q", "--dry-run", "--json"},
 	} {
 		out, stderr, _ := run(t, append(command, api)...)
 		for _, secret := range hidden {
@@ -50,8 +58,10 @@ func TestMasking_CommandsMaskOutput(t *testing.T) {
 	_, stderr, code := run(t, "show", id, api, "--reveal", "")
 	require.NotZero(t, code)
 	require.Contains(t, stderr, "note")
-	for _, command := range [][]string{{"show", id, "--reveal", "ticket 7"},
-		{"export", "--queue", "q", "--reveal", "ticket 8"}} {
+	for _, command := range [][]string{
+		{"show", id, "--reveal", "ticket 7"},
+		{"export", "--queue", "q", "--reveal", "ticket 8"},
+	} {
 		out := ok(t, append(command, api)...)
 		require.Contains(t, out, "kim@example.com")
 		require.Contains(t, out, "4111 1111 1111 1111")

@@ -64,8 +64,10 @@ var scenarios = map[string]scenario{
 			require.Equal(p, 10, p.requestCount("order.placed"), "parked entries are sent")
 			p.answers(nil)
 		}}},
-		prints: []string{`dlq_pending +\| default +\| transient +\| +5`, `5 \| default \| order.placed \| PRICE_MISSING`,
-			`5 \| +5 \|`, `dlq_manual \| +5`},
+		prints: []string{
+			`dlq_pending +\| default +\| transient +\| +5`, `5 \| default \| order.placed \| PRICE_MISSING`,
+			`5 \| +5 \|`, `dlq_manual \| +5`,
+		},
 		after: map[string]string{
 			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'mended'":    "5",
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE error_type = 'PRICE_MISSING' AND status = 'dlq_resolved'":               "5",
@@ -97,9 +99,11 @@ var scenarios = map[string]scenario{
 			require.Equal(p, p.requestsBefore, p.requestCount("order.placed"), "no attempt is made while it is open")
 			p.answers(nil)
 		}}},
-		prints: []string{`destination:default \| open `,
+		prints: []string{
+			`destination:default \| open `,
 			`default \| condition: circuit breaker destination:default is open \| +\d`,
-			`default \| +\d`, `destination:default \| open +\| t +\| t`},
+			`default \| +\d`, `destination:default \| open +\| t +\| t`,
+		},
 		after: map[string]string{
 			"SELECT state::text FROM dlq.circuit_breakers":                                                     "closed",
 			"SELECT count(*) FROM dlq.circuit_breaker_changes":                                                 "3",
@@ -229,8 +233,10 @@ var scenarios = map[string]scenario{
 			p.exec("SELECT dlq.resolve(id, 'kim', 'by hand') FROM dlq.dead_letter_queue")
 			p.await("3", "SELECT count(*) FROM dlq.dead_letter_resolved_default")
 		},
-		prints: []string{`dead_letter_open`, `audit trail +\| +0`, `resolved[^|]*\| +3`, `made_ahead.*\n-+\n +t`,
-			`UNIT +ENTRIES`},
+		prints: []string{
+			`dead_letter_open`, `audit trail +\| +0`, `resolved[^|]*\| +3`, `made_ahead.*\n-+\n +t`,
+			`UNIT +ENTRIES`,
+		},
 		after: map[string]string{
 			"SELECT to_regclass('dlq.dead_letter_resolved_' || to_char(now() + interval '3 months', 'YYYYMM')) IS NOT NULL": "t",
 			"SELECT sum(entries) FROM dlq.default_partition_rows()":                                                         "0",
@@ -269,8 +275,10 @@ var scenarios = map[string]scenario{
 				WHERE a.datname = current_database()`)
 			p.wake()
 		}}},
-		prints: []string{`available \| default \| +10`, `running +\| default \| +2`, `\{\d+`, `dlq_capture \| t`,
-			`dlq_follow +\| t`, `VACUUM`},
+		prints: []string{
+			`available \| default \| +10`, `running +\| default \| +2`, `\{\d+`, `dlq_capture \| t`,
+			`dlq_follow +\| t`, `VACUUM`,
+		},
 		waits: `overdue.*\n-+\n +0`,
 		after: map[string]string{"SELECT count(*) FROM river_job WHERE state = 'completed'": "12"},
 		check: func(p *deployment) { require.Equal(p, 12, p.acceptedCount("order.placed")) },
@@ -360,8 +368,10 @@ var scenarios = map[string]scenario{
 			p.wake = func() { require.NoError(p, holder.Rollback(context.Background())) }
 		},
 		steps: []step{{"dlq.set_capture('on'", func(p *deployment) { p.wake() }}},
-		prints: []string{`off +\| enabled +\| .*\| kim +\| disk full`, `job_facts \| ShareLock`,
-			`on +\| Failures are captured`, `on +\| enabled`},
+		prints: []string{
+			`off +\| enabled +\| .*\| kim +\| disk full`, `job_facts \| ShareLock`,
+			`on +\| Failures are captured`, `on +\| enabled`,
+		},
 		after: map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'": "2"},
 		check: func(p *deployment) {
 			p.send(1, "order.placed", `{}`)
@@ -390,8 +400,10 @@ var scenarios = map[string]scenario{
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 			p.answers(nil)
 		},
-		prints: []string{`default +\| +4 \| +0 \| +4 \| +4 \| +0`, `default +\| transient +\| LEDGER_CLOSED \| +4 \| +1`,
-			`default +\| payment.booked \| dlq_pending`, `dlq_manual \| +4`},
+		prints: []string{
+			`default +\| +4 \| +0 \| +4 \| +4 \| +0`, `default +\| transient +\| LEDGER_CLOSED \| +4 \| +1`,
+			`default +\| payment.booked \| dlq_pending`, `dlq_manual \| +4`,
+		},
 		after: map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
 	},
 	// dlqd was killed. The application continues, and its jobs fail.
@@ -459,9 +471,11 @@ var scenarios = map[string]scenario{
 			p.exec("SELECT dlq.park(id, 'kim') FROM dlq.find('{\"status\": \"dlq_pending\"}')")
 			require.Contains(p, p.dump(), "no address: {'customer': 'cus_81'}")
 		},
-		prints: []string{`dlq_manual \| +2`, `cancelled \| +2`, `2 dead letters in the database match`,
+		prints: []string{
+			`dlq_manual \| +2`, `cancelled \| +2`, `2 dead letters in the database match`,
 			`2 dead letters and 2 jobs in the database, 0 dead letters in 0 units`,
-			`deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`},
+			`deleted.*\n-+\n +\d`, `0 \| +0 \| +2`, `\| +2 \| +2 \| +0 \| +0 \| +0 \| t +\| t`,
+		},
 		after: map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived' AND original_event = '{\"erased\": true}'": "2"},
 		check: func(p *deployment) {
 			require.NotContains(p, p.dump(), "cus_81")
@@ -525,10 +539,12 @@ func TestDocs_Analytics(t *testing.T) {
 			// dlqd may be refreshing them at the same time.
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 		},
-		prints: []string{`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`,
+		prints: []string{
+			`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`,
 			`[\d.]+m?s +[0-9a-f-]{36} +pending +default +payment.captured +transient +TIMEOUT_ERROR +-`,
 			`\n3 +100.0 % +shop`, `default +3 +[▁█]+ +0 +3`,
-			`default \| 422 Unprocessable Entity \| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`},
+			`default \| 422 Unprocessable Entity \| +3 \| {0,.*3} \| +3`, `rebuild_rollups`, `TIMEOUT_ERROR \| +3 \| +1`,
+		},
 	})
 }
 
@@ -819,8 +835,10 @@ func (p *deployment) write(file, text string) {
 
 func (p *deployment) git(args ...string) string {
 	p.Helper()
-	return p.command("git", append([]string{"-C", p.config, "-c", "user.name=kim", "-c", "user.email=kim@example.com",
-		"-c", "commit.gpgsign=false"}, args...)...)
+	return p.command("git", append([]string{
+		"-C", p.config, "-c", "user.name=kim", "-c", "user.email=kim@example.com",
+		"-c", "commit.gpgsign=false",
+	}, args...)...)
 }
 
 // revert reverts the last commit of the policy and waits until the policy is in force.

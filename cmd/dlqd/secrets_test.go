@@ -130,7 +130,8 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	require.NoError(t, err)
 	signIn.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	signedIn, err := (&http.Client{CheckRedirect: func(*http.Request,
-		[]*http.Request) error {
+		[]*http.Request,
+	) error {
 		return http.ErrUseLastResponse
 	}}).Do(signIn)
 	require.NoError(t, err)
@@ -169,8 +170,10 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		policytest.Files{"retry-policies": strings.ReplaceAll(content, "T0ken-plain", secret("other token", "T0ken-other"))})
 	write(other, "filed.url", receiver.URL+"/"+secret("other filed path", "otherwordsonly"))
 	write(other, "filed.key", filed)
-	for _, wrong := range []string{strings.Replace(content, "http://user-plain", "ftp://user-plain", 1),
-		strings.Replace(content, "maxAttempts: 1", "maxAttempts: many", 1), content + "  x: {url: ["} {
+	for _, wrong := range []string{
+		strings.Replace(content, "http://user-plain", "ftp://user-plain", 1),
+		strings.Replace(content, "maxAttempts: 1", "maxAttempts: many", 1), content + "  x: {url: [",
+	} {
 		broken := policytest.Dir(t, policytest.Files{"retry-policies": wrong})
 		runs("config", "check", broken)
 		runs("config", "show", "--config-dir", broken)
@@ -189,8 +192,10 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	runs("config", "diff", dir, other)
 	shows("retry-policies destinations.plain.url: http://***@" + host + "/plain/***?key=***, in its hidden part")
 	runs("config", "check", dir)
-	for _, path := range []string{"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit",
-		"/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars"} {
+	for _, path := range []string{
+		"/metrics", "/api/health", "/api/dlq/entries?limit=100", "/api/dlq/audit",
+		"/api/circuit-breakers", "/api/queues", "/api/dlq/analytics/groups", "/debug/pprof/cmdline", "/debug/vars",
+	} {
 		get(path)
 	}
 	mistyped := secret("mistyped token", token[:len(token)-4]+"9999")

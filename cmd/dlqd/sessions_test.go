@@ -140,8 +140,10 @@ func TestSessions_RealProvider(t *testing.T) {
 		t.Skip("DLQD_TEST_OIDC_PROVIDER is not set")
 	}
 	provider := newRealProvider(t, installed)
-	for _, s := range []*served{serveOIDC(t, provider.issuer),
-		serveConsole(t, provider.issuer, "console", "a secret of the console's")} {
+	for _, s := range []*served{
+		serveOIDC(t, provider.issuer),
+		serveConsole(t, provider.issuer, "console", "a secret of the console's"),
+	} {
 		kim := newVisitor(t, s.api)
 		signIn := func() {
 			t.Helper()

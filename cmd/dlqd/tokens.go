@@ -32,7 +32,8 @@ func newTokens() *cobra.Command {
 
 // tokenCommand returns a command on the tokens of a database.
 func tokenCommand(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, tokens *access.Store,
-	args []string) error) *cobra.Command {
+	args []string) error,
+) *cobra.Command {
 	var database databaseFlags
 	cmd := &cobra.Command{Use: use, Short: short, Args: args, RunE: func(cmd *cobra.Command, args []string) error {
 		return database.withMigrator(cmd, func(m *postgres.Migrator) error {

@@ -110,10 +110,12 @@ func (b *bundle) send(url, token string, headers ...string) (status int, caller 
 	client := http.DefaultClient
 	if path, ok := strings.CutPrefix(url, "unix:"); ok {
 		url = "http://dlqd"
-		client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		client = &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return (&net.Dialer{}).DialContext(ctx, "unix", path)
-			}}}
+			},
+		}}
 	}
 	r, err := http.NewRequestWithContext(b.Context(), http.MethodGet, url, nil)
 	require.NoError(b, err)
@@ -352,8 +354,10 @@ func TestSocket_AuthenticatesOSUser(t *testing.T) {
 	b := setup(t)
 	me, err := user.Current()
 	require.NoError(t, err)
-	grants := []access.UserGrant{{Grant: access.Grant{Role: access.Operator}, OSUsers: []string{me.Username}},
-		{Grant: access.Grant{Role: access.Admin}, Users: []string{me.Username}}}
+	grants := []access.UserGrant{
+		{Grant: access.Grant{Role: access.Operator}, OSUsers: []string{me.Username}},
+		{Grant: access.Grant{Role: access.Admin}, Users: []string{me.Username}},
+	}
 	url, socket := b.serve(&access.Authenticator{
 		Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"socket"}, Grants: grants}),
 	})

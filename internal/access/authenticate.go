@@ -202,7 +202,8 @@ func (a *Authenticator) authenticateToken(r *http.Request, secret string) (*Prin
 // cachedOrFind returns a cached lookup that is younger than tokenTTL. Otherwise, unless possible is
 // false, it calls find and returns fresh as true.
 func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible bool,
-	find func(context.Context) (lookup, error)) (found lookup, fresh bool, err error) {
+	find func(context.Context) (lookup, error),
+) (found lookup, fresh bool, err error) {
 	a.mu.Lock()
 	found = a.known[key]
 	a.mu.Unlock()
@@ -240,7 +241,8 @@ func (a *Authenticator) waitTurn(ctx context.Context) (done func(), err error) {
 // lookUp queries the database and caches the result. Concurrent requests for the same key share one
 // query. The result's age counts from the start of the query.
 func (a *Authenticator) lookUp(ctx context.Context, key [32]byte, find func(context.Context) (lookup, error)) (lookup,
-	error) {
+	error,
+) {
 	flight := a.flights.DoChan(string(key[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tokenTTL)
 		defer cancel()

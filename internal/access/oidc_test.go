@@ -156,23 +156,35 @@ func TestOIDC_RejectsInvalidTokens(t *testing.T) {
 			[]byte(`{"iss":"`+issuer.URL+`","aud":"dlqd","exp":9999999999,"email":"root@example.com","email_verified":true}`)) +
 			"." + parts[2], "no key of the provider"},
 		"no signature": {parts[0] + "." + parts[1] + ".", "no key of the provider"},
-		"logout event": {issuer.Token(
-			map[string]any{"events": map[string]any{"http://schemas.openid.net/event/backchannel-logout": map[string]any{}}}),
-			"but a security event"},
+		"logout event": {
+			issuer.Token(
+				map[string]any{"events": map[string]any{"http://schemas.openid.net/event/backchannel-logout": map[string]any{}}}),
+			"but a security event",
+		},
 		"typ of a logout": {issuer.Sign(jose.RS256, key,
 			map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "logout+jwt"}, nil), "neither an ID token"},
 		"invalid JSON": {parts[0] + ".e30x." + parts[2], "no key of the provider"},
 		"dots":         {"..", "malformed"},
-		"no subject": {issuer.Token(map[string]any{"sub": nil, "email": nil}),
-			"claim sub: a name must have 1 to 255"},
-		"blank": {issuer.Token(map[string]any{"sub": " ", "email": nil}),
-			"claim sub: a name must have 1 to 255"},
-		"terminal escape": {issuer.Token(map[string]any{"sub": "a\x1b[31m", "email": nil}),
-			"characters that cannot be printed"},
-		"reserved name": {issuer.Token(map[string]any{"sub": "worker:x", "email": nil}),
-			"the name worker:x is reserved"},
-		"looks like an email": {issuer.Token(map[string]any{"sub": "kim@example.com", "email_verified": false}),
-			"looks like an email"},
+		"no subject": {
+			issuer.Token(map[string]any{"sub": nil, "email": nil}),
+			"claim sub: a name must have 1 to 255",
+		},
+		"blank": {
+			issuer.Token(map[string]any{"sub": " ", "email": nil}),
+			"claim sub: a name must have 1 to 255",
+		},
+		"terminal escape": {
+			issuer.Token(map[string]any{"sub": "a\x1b[31m", "email": nil}),
+			"characters that cannot be printed",
+		},
+		"reserved name": {
+			issuer.Token(map[string]any{"sub": "worker:x", "email": nil}),
+			"the name worker:x is reserved",
+		},
+		"looks like an email": {
+			issuer.Token(map[string]any{"sub": "kim@example.com", "email_verified": false}),
+			"looks like an email",
+		},
 		"too long":        {issuer.Token(map[string]any{"more": strings.Repeat("x", 40_000)}), "is longer than"},
 		"a token of dlqd": {"dlqd_000000000000000000000000000000abcdef", "malformed"},
 	} {
@@ -330,12 +342,16 @@ func TestOIDC_RejectsFalseProvider(t *testing.T) {
 
 func TestCheckProviderURL(t *testing.T) {
 	t.Parallel()
-	for _, good := range []string{"https://login.example.com", "https://login.example.com/realms/a",
-		"http://127.0.0.1:8080", "http://localhost:5556/dex", "http://[::1]:1"} {
+	for _, good := range []string{
+		"https://login.example.com", "https://login.example.com/realms/a",
+		"http://127.0.0.1:8080", "http://localhost:5556/dex", "http://[::1]:1",
+	} {
 		require.NoError(t, access.CheckProviderURL(good))
 	}
-	for _, bad := range []string{"", "login.example.com", "http://login.example.com", "http://127.0.0.1.example.com",
-		"https://user:secret@login.example.com", "file:///etc", "https://a#b"} {
+	for _, bad := range []string{
+		"", "login.example.com", "http://login.example.com", "http://127.0.0.1.example.com",
+		"https://user:secret@login.example.com", "file:///etc", "https://a#b",
+	} {
 		require.Error(t, access.CheckProviderURL(bad), bad)
 	}
 }

@@ -141,8 +141,10 @@ func (s *Store) begin(ctx context.Context, p *identity, from origin, instead str
 		return "", err
 	}
 	id := uuid.Must(uuid.NewV7())
-	a := &auditRow{"sessions", "signed in", p.name, from.String(), "",
-		map[string]any{"session": id, "via": p.via, "token": p.tokenID}}
+	a := &auditRow{
+		"sessions", "signed in", p.name, from.String(), "",
+		map[string]any{"session": id, "via": p.via, "token": p.tokenID},
+	}
 	return secret, s.withAudit(ctx, a, func(q *dbsqlc.Queries) error {
 		if err := q.EndOldSessions(ctx, dbsqlc.EndOldSessionsParams{
 			Name: p.name, Keep: maxSessions - 1, Instead: hashOf(instead),

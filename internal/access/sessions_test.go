@@ -159,8 +159,10 @@ func TestSessions_SignInAndOut(t *testing.T) {
 		false).with(kim.cookies).caller(), "in another process")
 
 	// The database stores no secret. The audit trail has who signed in, and from where.
-	for _, sql := range []string{"SELECT string_agg(s::text, ' ') FROM dlq.sessions s",
-		"SELECT string_agg(a::text, ' ') FROM dlq.acts a"} {
+	for _, sql := range []string{
+		"SELECT string_agg(s::text, ' ') FROM dlq.sessions s",
+		"SELECT string_agg(a::text, ' ') FROM dlq.acts a",
+	} {
 		rows := b.text(sql)
 		require.NotContains(t, rows, kim.cookies["dlqd"][6:20], sql)
 		require.NotContains(t, rows, secret[5:20], sql)
@@ -227,8 +229,10 @@ func TestSessions_UseHostCookieOverHTTPS(t *testing.T) {
 
 	// A proxy that speaks https counts. Without one, sign-in with a token is refused.
 	plain := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
-	for _, headers := range [][]string{{"Host", "dlqd.example", "Origin", "https://dlqd.example"},
-		{"X-Forwarded-Proto", "https"}} {
+	for _, headers := range [][]string{
+		{"Host", "dlqd.example", "Origin", "https://dlqd.example"},
+		{"X-Forwarded-Proto", "https"},
+	} {
 		require.Contains(t, plain.browser().signIn(secret, headers...).Header.Get("Set-Cookie"), "__Host-dlqd=", headers)
 	}
 	response, body := plain.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {secret}}, "Host",
@@ -311,9 +315,11 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	kim.signIn(secret)
 	good := kim.cookies["dlqd"]
 
-	for _, bad := range []string{"", "x", good[:len(good)-1], good + "a", strings.ToLower(good), "dlqd_" + good[6:],
+	for _, bad := range []string{
+		"", "x", good[:len(good)-1], good + "a", strings.ToLower(good), "dlqd_" + good[6:],
 		secret, strings.Repeat(good, 200), b.text("SELECT id FROM dlq.sessions"),
-		b.text("SELECT encode(hash, 'hex') FROM dlq.sessions")} {
+		b.text("SELECT encode(hash, 'hex') FROM dlq.sessions"),
+	} {
 		if bad != good {
 			require.Empty(t, c.with(map[string]string{"dlqd": bad}).caller(), "%.60q", bad)
 		}
@@ -349,9 +355,15 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 		require.Equal(t, test.known, kim.caller(test.headers...) != "", "%v", test.headers)
 	}
 	for _, path := range []string{"/sign-out", "/sign-in", "/anything"} {
-		for _, headers := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"},
-			{"Sec-Fetch-Site", "", "Origin", "http://evil.example"}, {"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode",
-				"navigate", "Sec-Fetch-Dest", "document"}} {
+		for _, headers := range [][]string{
+			{"Sec-Fetch-Site", "cross-site"},
+			{"Sec-Fetch-Site", "same-site"},
+			{"Sec-Fetch-Site", "", "Origin", "http://evil.example"},
+			{
+				"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode",
+				"navigate", "Sec-Fetch-Dest", "document",
+			},
+		} {
 			response, _ := kim.send(http.MethodPost, path, url.Values{"token": {secret}}, headers...)
 			require.Equal(t, http.StatusForbidden, response.StatusCode, "%s %v", path, headers)
 			require.Empty(t, response.Cookies())
@@ -540,7 +552,8 @@ func (b *browser) provider() string {
 	require.Equal(b, b.url+"/sign-in/callback", address.Query().Get("redirect_uri"))
 	require.Equal(b, "openid", address.Query().Get("scope"))
 	back, err := (&http.Client{CheckRedirect: func(*http.Request,
-		[]*http.Request) error {
+		[]*http.Request,
+	) error {
 		return http.ErrUseLastResponse
 	}}).Get(address.String())
 	require.NoError(b, err)
@@ -625,8 +638,10 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 	require.Contains(t, body, "was rejected")
 	issuer.Nonce("")
 	var response *http.Response
-	for _, host := range []string{"evil.example", "127.0.0.1:1@evil.example", "localhost:80/@evil.example",
-		"localhost@evil.example", "dlqd.example.evil.example", "dlqd.example:evil"} {
+	for _, host := range []string{
+		"evil.example", "127.0.0.1:1@evil.example", "localhost:80/@evil.example",
+		"localhost@evil.example", "dlqd.example.evil.example", "dlqd.example:evil",
+	} {
 		response, _ = c.browser().send(http.MethodGet, "/sign-in/oidc", nil, "Host", host)
 		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, host)
 	}

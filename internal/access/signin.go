@@ -331,7 +331,8 @@ func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 // exchange redeems a code at the provider and returns the user's identity. It fails as
 // [Authenticator.Authenticate].
 func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string,
-	p *pendingSignIn) (*identity, error) {
+	p *pendingSignIn,
+) (*identity, error) {
 	from := door.Peer(r)
 	if a.failures.wait(from, time.Now()) > 0 { // one at a time; see waitTurn
 		done, err := a.waitTurn(r.Context())
@@ -353,7 +354,8 @@ func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.C
 }
 
 func (p *provider) exchange(ctx context.Context, rules *Rules, config *oauth2.Config, code string,
-	pending *pendingSignIn) (*identity, error) {
+	pending *pendingSignIn,
+) (*identity, error) {
 	ctx, cancel := context.WithTimeout(oidc.ClientContext(ctx, ProviderClient()), providerTimeout)
 	defer cancel()
 	token, err := config.Exchange(ctx, code, oauth2.VerifierOption(pending.derive("verifier")))

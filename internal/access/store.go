@@ -123,7 +123,8 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 
 // Rotate creates a token with the name and grant of another one, which stays valid for keep.
 func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration,
-	expiresAt *time.Time) (t *Token, secret string, err error) {
+	expiresAt *time.Time,
+) (t *Token, secret string, err error) {
 	err = s.withAudit(ctx, &auditRow{"tokens", "rotated", by, "", "", map[string]string{"id": id}},
 		func(q *dbsqlc.Queries) error {
 			tokens, err := s.List(ctx)

@@ -76,10 +76,14 @@ func Start(ctx context.Context, config Config) (*Stack, error) {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Stack{Prometheus: "http://" + ports[0], Alertmanager: "http://" + ports[1], stop: stop}
 	for _, program := range [][]string{
-		{alertmanager, "--config.file=" + at("alertmanager.yaml"), "--storage.path=" + at("alertmanager-data"),
-			"--web.listen-address=" + ports[1], "--cluster.listen-address=", "--log.level=warn"},
-		{prometheus, "--config.file=" + at("prometheus.yaml"), "--storage.tsdb.path=" + at("prometheus-data"),
-			"--web.listen-address=" + ports[0], "--log.level=warn"},
+		{
+			alertmanager, "--config.file=" + at("alertmanager.yaml"), "--storage.path=" + at("alertmanager-data"),
+			"--web.listen-address=" + ports[1], "--cluster.listen-address=", "--log.level=warn",
+		},
+		{
+			prometheus, "--config.file=" + at("prometheus.yaml"), "--storage.tsdb.path=" + at("prometheus-data"),
+			"--web.listen-address=" + ports[0], "--log.level=warn",
+		},
 	} {
 		if err := s.run(running, at(filepath.Base(program[0])+".log"), program); err != nil {
 			s.Stop()

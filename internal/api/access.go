@@ -24,9 +24,11 @@ type need struct {
 }
 
 // publicPaths lists the paths that need no authentication: probes, sign-in, and the API's documentation.
-var publicPaths = []string{"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath,
+var publicPaths = []string{
+	"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath,
 	access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json",
-	"/openapi-3.0.yaml"}
+	"/openapi-3.0.yaml",
+}
 
 // StaticPath is the path of the console's style sheet and script. The sign-in page uses them, so
 // they need no authentication.

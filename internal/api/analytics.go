@@ -101,8 +101,10 @@ func (s *service) registerAnalytics(api huma.API) {
 	report(s, api, "error-types", "Count failures by error type",
 		[]analytics.ErrorType{{ErrorType: "TIMEOUT_ERROR", Failures: 8, Share: &half}}, limited(s.Analytics.ErrorTypes))
 	report(s, api, "groups", "List the failure groups with the most failures, and their trends",
-		[]analytics.TopGroup{{Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5},
-			Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon}}, limited(s.Analytics.TopGroups))
+		[]analytics.TopGroup{{
+			Queue: queue, Fingerprint: "1f6c0b3a9d2e4f57", InWindow: 8, Trend: []int64{0, 3, 5},
+			Failures: 12, Open: 3, FirstSeen: noon, LastSeen: noon,
+		}}, limited(s.Analytics.TopGroups))
 	report(s, api, "heat-map", "Count failures by weekday and hour", []analytics.Cell{{Weekday: 1, Hour: 9, Failures: 42}},
 		func(ctx context.Context, in *heatMapInput) ([]analytics.Cell, error) {
 			w, err := (&WindowInput{Over: in.Over, Queue: in.Queue}).window()
@@ -116,12 +118,16 @@ func (s *service) registerAnalytics(api huma.API) {
 			return s.Analytics.HeatMap(ctx, w, in.Timezone)
 		})
 	report(s, api, "replays", "Count the outcomes of redeliveries by queue and class",
-		[]analytics.ReplaySuccess{{Queue: queue, ErrorClass: "transient", Redelivered: 6, Succeeded: 3,
-			Failed: 3, Success: &half}},
+		[]analytics.ReplaySuccess{{
+			Queue: queue, ErrorClass: "transient", Redelivered: 6, Succeeded: 3,
+			Failed: 3, Success: &half,
+		}},
 		windowed(s.Analytics.ReplaySuccess))
 	report(s, api, "oldest", "List the oldest open entries",
-		[]analytics.Oldest{{ID: uuid.MustParse("01980000-0000-7000-8000-000000000000"), Age: 3600, Status: "dlq_manual",
-			Queue: queue, Kind: "payment.captured"}},
+		[]analytics.Oldest{{
+			ID: uuid.MustParse("01980000-0000-7000-8000-000000000000"), Age: 3600, Status: "dlq_manual",
+			Queue: queue, Kind: "payment.captured",
+		}},
 		func(ctx context.Context, in *limitInput) ([]analytics.Oldest, error) {
 			return s.Analytics.Oldest(ctx, in.Limit)
 		})
@@ -135,8 +141,10 @@ func (s *service) registerAnalytics(api huma.API) {
 			return s.Analytics.NoisiestSources(ctx, w, in.Limit)
 		})
 	report(s, api, "retry-cost", "Get the cost of retries by queue",
-		[]analytics.RetryCost{{Queue: queue, Captured: 8, Attempts: 40, Redelivered: 6, Succeeded: 5, Resolved: 5,
-			Wasted: &half}}, windowed(s.Analytics.RetryCost))
+		[]analytics.RetryCost{{
+			Queue: queue, Captured: 8, Attempts: 40, Redelivered: 6, Succeeded: 5, Resolved: 5,
+			Wasted: &half,
+		}}, windowed(s.Analytics.RetryCost))
 	report(s, api, "policies", "List the changes of the policy in force",
 		[]analytics.PolicyChange{{At: noon, Version: "3d5ebe1c5944"}}, over(s.Analytics.PolicyChanges))
 	report(s, api, "rules", "Count new dead letters by the rule that classified them",
@@ -187,7 +195,8 @@ func limited[T any](query func(context.Context, analytics.Window, int) ([]T, err
 
 // report registers GET /api/dlq/analytics/name.
 func report[I, T any](s *service, api huma.API, name, summary string, rows []T,
-	query func(context.Context, *I) ([]T, error)) {
+	query func(context.Context, *I) ([]T, error),
+) {
 	op := huma.Operation{
 		OperationID: "get-analytics-" + name, Method: http.MethodGet,
 		Path: "/api/dlq/analytics/" + name, Tags: []string{"analytics"},

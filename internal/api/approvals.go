@@ -37,7 +37,8 @@ func (a approvalRequested) GetStatus() int { return http.StatusAccepted }
 // approvalOrProblem returns the response to a refused operation. If the refusal is that approval is
 // required, it requests approval.
 func (s *service) approvalOrProblem(ctx context.Context, refusal error, operation string, request any,
-	action *Action) error {
+	action *Action,
+) error {
 	if !errors.Is(deadletter.AsMoveError(refusal), deadletter.ErrApproval) {
 		return s.problem(ctx, refusal)
 	}
@@ -188,10 +189,12 @@ func (s *service) registerApprovals(api huma.API) {
 		{"refuse", "Refuse a request for approval", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 			return s.Approvals.Refuse(ctx, id, by)
 		}},
-		{"withdraw", "Withdraw a request for approval that the caller made",
+		{
+			"withdraw", "Withdraw a request for approval that the caller made",
 			func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 				return s.Approvals.Withdraw(ctx, id, by)
-			}},
+			},
+		},
 	} {
 		op := huma.Operation{
 			OperationID: verb.name, Method: http.MethodPost, Path: ApprovalsPath + "/{id}/" + verb.name,
@@ -250,7 +253,8 @@ func (s *service) approval(ctx context.Context, id string) (*approvalOutput, err
 // decide calls do for a request for approval. It requires authentication, and admin if the
 // requested operation does.
 func (s *service) decide(ctx context.Context, id string, action *Action,
-	do func(context.Context, uuid.UUID, approval.Person) error) (*approvalOutput, error) {
+	do func(context.Context, uuid.UUID, approval.Person) error,
+) (*approvalOutput, error) {
 	out, err := s.approval(ctx, id)
 	if err != nil {
 		return nil, err

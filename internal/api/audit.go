@@ -80,8 +80,10 @@ func (s *service) registerAudit(api huma.API) {
 		Summary: "Search the audit trail", Errors: []int{422, 503},
 	}
 	example(&search, http.StatusOK,
-		AuditPage{Moves: []deadletter.AuditRow{{ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: &id,
-			ToStatus: &archived, Reason: &why, Queue: &queue, Kind: &kind}}})
+		AuditPage{Moves: []deadletter.AuditRow{{
+			ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: &id,
+			ToStatus: &archived, Reason: &why, Queue: &queue, Kind: &kind,
+		}}})
 	huma.Register(api, search, s.searchAudit)
 
 	erase := huma.Operation{

@@ -110,7 +110,8 @@ func (s *service) registerAutomatic(api huma.API) {
 // changeAutomatic sets a switch, or removes it if enabled is nil. A dry run only returns the
 // effect.
 func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, scope, name string, enabled *bool,
-	include []string) (*automaticChangedOutput, error) {
+	include []string,
+) (*automaticChangedOutput, error) {
 	if action == nil {
 		action = &AutomaticAction{}
 	}

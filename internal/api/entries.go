@@ -153,8 +153,13 @@ func (in *listInput) filter() filter.Filter {
 	for _, of := range []struct {
 		into *[]string
 		word string
-	}{{&f.Queue, in.Queue}, {&f.Kind, in.Kind}, {&f.ErrorType, in.ErrorType}, {&f.ErrorClass, in.ErrorClass},
-		{&f.Source, in.Source}} {
+	}{
+		{&f.Queue, in.Queue},
+		{&f.Kind, in.Kind},
+		{&f.ErrorType, in.ErrorType},
+		{&f.ErrorClass, in.ErrorClass},
+		{&f.Source, in.Source},
+	} {
 		if of.word != "" {
 			*of.into = []string{of.word}
 		}
@@ -281,14 +286,20 @@ func (s *service) registerEntries(api huma.API) {
 		to                  deadletter.Status
 		run                 func(context.Context, uuid.UUID, deadletter.Act) error
 	}{
-		{"discard", "Discard a dead letter whose work is no longer wanted", "dlq_pending, dlq_manual and dlq_failed",
-			deadletter.Archived, s.Store.Discard},
-		{"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved,
-			s.Store.Resolve},
+		{
+			"discard", "Discard a dead letter whose work is no longer wanted", "dlq_pending, dlq_manual and dlq_failed",
+			deadletter.Archived, s.Store.Discard,
+		},
+		{
+			"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved,
+			s.Store.Resolve,
+		},
 		{"park", "Park a pending dead letter for manual handling", "dlq_pending", deadletter.Manual, s.Store.Park},
 		{"unpark", "Return a parked dead letter to automatic processing", "dlq_manual", deadletter.Pending, s.Store.Unpark},
-		{"reopen", "Reopen a closed dead letter for manual handling", "dlq_resolved and dlq_archived", deadletter.Manual,
-			s.Store.Reopen},
+		{
+			"reopen", "Reopen a closed dead letter for manual handling", "dlq_resolved and dlq_archived", deadletter.Manual,
+			s.Store.Reopen,
+		},
 	} {
 		op := huma.Operation{
 			OperationID: a.name + "-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/" + a.name, Tags: tags,
@@ -321,8 +332,10 @@ func (s *service) registerEntries(api huma.API) {
 	}
 	example(&stats, http.StatusOK, Stats{
 		Open: 3, ByStatus: map[string]int64{"dlq_manual": 3}, LastDay: MovesOfDay{Captured: 8, Resolved: 5, Replayed: 5},
-		Backlog: []BacklogRow{{Status: "dlq_manual", Queue: "default", ErrorClass: string(riverdlq.ClassValidation),
-			Entries: 3}},
+		Backlog: []BacklogRow{{
+			Status: "dlq_manual", Queue: "default", ErrorClass: string(riverdlq.ClassValidation),
+			Entries: 3,
+		}},
 	})
 	huma.Register(api, stats, s.stats)
 }
@@ -384,7 +397,8 @@ func (s *service) revealEntry(ctx context.Context, in *revealInput) (*entryOutpu
 }
 
 func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitions []deadletter.Transition,
-	err error) (*entryOutput, error) {
+	err error,
+) (*entryOutput, error) {
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

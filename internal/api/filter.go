@@ -88,8 +88,10 @@ func (s *service) registerFilter(api huma.API) {
 	}
 	example(&complete, http.StatusOK, FilterReading{
 		Filter: filter.Filter{Queue: []string{"payments"}}, From: 15, To: 17,
-		Terms: []filter.Term{{Field: "queue", Values: []string{"payments"}, To: 14},
-			{Field: "error", Values: []string{"st"}, From: 15, To: 17}},
+		Terms: []filter.Term{
+			{Field: "queue", Values: []string{"payments"}, To: 14},
+			{Field: "error", Values: []string{"st"}, From: 15, To: 17},
+		},
 		Completions: []Completion{{Insert: "status:", Name: "status", Doc: "State. open and closed select all open and all " +
 			"closed states."}},
 	})

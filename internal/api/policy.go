@@ -117,9 +117,11 @@ func (s *service) registerPolicy(api huma.API) {
 		Summary: "Get the policy in force, with the file and line of each value", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, PolicyInForce{
-		Version: "3d5ebe1c5944", Rules: []PolicyRule{{Name: "bank-down", Class: "outage",
+		Version: "3d5ebe1c5944", Rules: []PolicyRule{{
+			Name: "bank-down", Class: "outage",
 			Match: policy.Match{Status: policy.Words{"503"}}, Does: "conditional",
-			From: "dlq-routing.yaml:2", Text: "{name: bank-down, match: {status: 503}, class: outage}"}},
+			From: "dlq-routing.yaml:2", Text: "{name: bank-down, match: {status: 503}, class: outage}",
+		}},
 		Settings: []PolicySetting{{File: "retry-policies", Path: "defaults.timeout", Value: "10s", From: "built in"}},
 	})
 	huma.Register(api, get, func(context.Context, *struct{}) (*policyOutput, error) {
@@ -149,8 +151,10 @@ func (s *service) registerPolicy(api huma.API) {
 	example(&preview, http.StatusOK, PolicyPreview{
 		Values:    []string{"dlq-routing classes.unknown.strategy: manual -> immediate"},
 		Behaviour: []string{"every queue, class unknown: strategy manual -> immediate"}, Looked: 412,
-		Changed: []worker.Rejudged{{From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"},
-			To: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "immediate"}, Also: []string{}, Entries: 31}},
+		Changed: []worker.Rejudged{{
+			From: worker.Judgement{Class: "unknown", Rule: "none", Strategy: "manual"},
+			To:   worker.Judgement{Class: "unknown", Rule: "none", Strategy: "immediate"}, Also: []string{}, Entries: 31,
+		}},
 	})
 	huma.Register(api, preview, s.previewPolicy)
 }

@@ -155,8 +155,10 @@ func (s *service) registerReplays(api huma.API) {
 		Summary: "List the entries of a replay run, with their outcomes", Errors: []int{404, 422, 503},
 	}
 	example(&entries, http.StatusOK,
-		RunEntriesPage{Entries: []replay.RunEntry{{ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending",
-			Queue: "payments", Kind: "payment.captured"}}})
+		RunEntriesPage{Entries: []replay.RunEntry{{
+			ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending",
+			Queue: "payments", Kind: "payment.captured",
+		}}})
 	huma.Register(api, entries, s.runEntries)
 
 	for _, verb := range []struct{ name, summary string }{

@@ -39,8 +39,10 @@ func (s *service) registerRestored(api huma.API) {
 			Note: "the server is on timeline 2, and was on 1 before: it was restored, or promoted while no dlqd ran; its last " +
 				"record is of 2026-11-21 09:12:40 UTC",
 		},
-		MayRepeat: []restored.Repeat{{What: "replay run", Held: true, Items: 332,
-			Detail: "run 0198f1c2-8a10-7c3e-9d55-1f6f1c6b7a01 of kim: sent 168 of 500"}},
+		MayRepeat: []restored.Repeat{{
+			What: "replay run", Held: true, Items: 332,
+			Detail: "run 0198f1c2-8a10-7c3e-9d55-1f6f1c6b7a01 of kim: sent 168 of 500",
+		}},
 	}
 	get := huma.Operation{
 		OperationID: "get-restored", Method: http.MethodGet, Path: "/api/dlq/restored", Tags: tags,

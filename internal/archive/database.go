@@ -107,7 +107,8 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 // Rows writes a unit with the given closed entries, up to a page, and their moves. It returns the
 // ids that were written and the hashes of their rows.
 func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
-	ids []uuid.UUID) (written []uuid.UUID, hashes []int64, err error) {
+	ids []uuid.UUID,
+) (written []uuid.UUID, hashes []int64, err error) {
 	if m.Unit, _, err = a.freeName(ctx, m.Unit); err != nil {
 		return nil, nil, err
 	}
@@ -146,7 +147,8 @@ type row struct {
 }
 
 func readPage(ctx context.Context, tx postgres.DB, partition string, isAudit bool,
-	after row) (rows []row, more bool, err error) {
+	after row,
+) (rows []row, more bool, err error) {
 	table := "dlq." + pgx.Identifier{partition}.Sanitize()
 	if isAudit {
 		return readRows(ctx, tx, "SELECT e.id AS seq, e.entry_id AS id, e.at, hashtextextended(e::text, 0) AS hash, "+
@@ -240,7 +242,8 @@ func digest(line []byte) (d [16]byte) {
 // them from retention until the given time. Existing entries are left unchanged. It returns the
 // number of restored entries.
 func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time,
-	act deadletter.Act) (restored int, err error) {
+	act deadletter.Act,
+) (restored int, err error) {
 	found := false
 	err = a.batches(ctx, m, func(line []byte) (bool, error) {
 		if only == uuid.Nil {
@@ -267,7 +270,8 @@ func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manif
 // batches calls each with the entries of a unit that accept returns true for, in batches bounded in rows and
 // bytes.
 func (a *Archive) batches(ctx context.Context, m *Manifest, accept func(line []byte) (bool, error),
-	each func([]json.RawMessage) error) error {
+	each func([]json.RawMessage) error,
+) error {
 	var batch []json.RawMessage
 	size := 0
 	if err := a.Entries(ctx, m, func(line []byte) error {

@@ -25,7 +25,8 @@ var ErrIncomplete = errors.New("the data was erased from the database, but not f
 // EraseEverywhere erases the data that a filter selects from the database and, if a is not nil,
 // from the archive. It returns the record of the erasure.
 func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, filter json.RawMessage,
-	act deadletter.Act) (deadletter.Erasure, error) {
+	act deadletter.Act,
+) (deadletter.Erasure, error) {
 	record, err := store.Erase(ctx, filter, act)
 	if err != nil {
 		return record, err
@@ -48,7 +49,8 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 // any time. An interrupted erasure is repeated, which also deletes the files that it left.
 // Retention and other erasures wait meanwhile.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID,
-	filter json.RawMessage) (done Erased, err error) {
+	filter json.RawMessage,
+) (done Erased, err error) {
 	ran, err := RunExclusive(ctx, store, retentionTimeout, func(ctx context.Context) error {
 		all, err := a.Units(ctx)
 		if err != nil {
@@ -102,7 +104,8 @@ type Erased struct {
 // addErasedInDatabase adds to erased the entries that were erased in the database, by this erasure or
 // an earlier one, and of which the unit has moves with details. Their value is nil.
 func (a *Archive) addErasedInDatabase(ctx context.Context, store *deadletter.Store, m *Manifest,
-	erased map[uuid.UUID]json.RawMessage) error {
+	erased map[uuid.UUID]json.RawMessage,
+) error {
 	ids := map[uuid.UUID]bool{}
 	lookUp := func() error {
 		erasedIDs, err := store.WereErased(ctx, slices.Collect(maps.Keys(ids)))
@@ -151,7 +154,8 @@ func parseDetail(line []byte) (entry uuid.UUID, has bool, err error) {
 
 // countErased counts the erased entries in a unit, and the details of their moves.
 func (a *Archive) countErased(ctx context.Context, m *Manifest,
-	erased map[uuid.UUID]json.RawMessage) (entries, details int64, err error) {
+	erased map[uuid.UUID]json.RawMessage,
+) (entries, details int64, err error) {
 	if err := a.Entries(ctx, m, func(line []byte) error {
 		id, err := entryID(line)
 		if erased[id] != nil {
@@ -174,7 +178,8 @@ func (a *Archive) countErased(ctx context.Context, m *Manifest,
 // rewrite replaces a unit that contains data of erased entries, sets m to the new manifest, and
 // returns the number of those entries.
 func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID,
-	erased map[uuid.UUID]json.RawMessage) (int64, error) {
+	erased map[uuid.UUID]json.RawMessage,
+) (int64, error) {
 	if len(erased) == 0 {
 		return 0, nil
 	}

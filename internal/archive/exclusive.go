@@ -26,7 +26,8 @@ var errLostLease = errors.New("this process lost its lease on the archive: it di
 // returns false if another process holds the lease for longer than wait. It holds no connection and
 // no transaction while fn runs.
 func RunExclusive(ctx context.Context, store *deadletter.Store, wait time.Duration,
-	fn func(ctx context.Context) error) (ran bool, err error) {
+	fn func(ctx context.Context) error,
+) (ran bool, err error) {
 	holder := uuid.New()
 	q := dbsqlc.New(store.DB())
 	take := func(ctx context.Context) (bool, error) {

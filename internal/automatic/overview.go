@@ -216,7 +216,8 @@ func Check(ctx context.Context, db postgres.DB, scope, name string, enabled *boo
 // Change returns. Exception: a stop does not fail if a worker's transaction does not end within 5 s;
 // that transaction may still redeliver.
 func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor,
-	note string) error {
+	note string,
+) error {
 	var err error
 	switch {
 	case scope == ScopeStop && enabled != nil:

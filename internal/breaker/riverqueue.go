@@ -132,7 +132,8 @@ func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.
 
 // openIfFailing opens a closed breaker if its queue's failure rate is too high.
 func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string,
-	settings *policy.Breaker, since, now time.Time) error {
+	settings *policy.Breaker, since, now time.Time,
+) error {
 	if !settings.Enabled {
 		return nil
 	}
@@ -160,7 +161,8 @@ func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries
 // evaluateProbes evaluates a half-open queue: it pauses the queue once jobs run, and closes or opens the
 // breaker by their outcomes.
 func (w *Queues) evaluateProbes(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string,
-	settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time) error {
+	settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time,
+) error {
 	name := QueuePrefix + queue
 	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{
 		Since: row.Since, Queue: queue, RunningSince: now.Add(-queueProbeTime),

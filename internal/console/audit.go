@@ -129,8 +129,10 @@ func (c *Console) audit(in *request) (*view, error) {
 // timeAsTyped converts a time without zone or seconds to RFC 3339 in UTC. Other texts are returned
 // as they are, for the API to parse.
 func timeAsTyped(text string) string {
-	for _, layout := range []string{"2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04",
-		time.DateTime, time.DateOnly} {
+	for _, layout := range []string{
+		"2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04",
+		time.DateTime, time.DateOnly,
+	} {
 		if at, err := time.Parse(layout, text); err == nil {
 			return at.Format(time.RFC3339)
 		}

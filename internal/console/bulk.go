@@ -208,8 +208,12 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 		command += " " + shellQuoted(b.Query)
 	}
 	for _, flag := range []struct{ name, field string }{
-		{"rate", "rate"}, {"concurrency", "concurrency"}, {"stop-at", "stopAt"},
-		{"to-destination", "destination"}, {"to", "assignee"}, {"note", "note"},
+		{"rate", "rate"},
+		{"concurrency", "concurrency"},
+		{"stop-at", "stopAt"},
+		{"to-destination", "destination"},
+		{"to", "assignee"},
+		{"note", "note"},
 	} {
 		if value := strings.TrimSpace(b.Form.Get(flag.field)); value != "" {
 			command = flagged(command, flag.name, value)

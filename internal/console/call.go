@@ -135,7 +135,8 @@ func (r *response) WriteHeader(status int) {
 // the address and the user agent from the browser's request, from. A panic becomes an error:
 // callers such as live renderings run outside of net/http, which would recover it.
 func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values,
-	body any) (answer *response, err error) {
+	body any,
+) (answer *response, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%s %s: %w", method, path, background.Panicked(p))

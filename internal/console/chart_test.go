@@ -19,8 +19,10 @@ func TestChart_MergesSigns(t *testing.T) {
 		c.Starts = append(c.Starts, start.Add(time.Duration(i)*time.Hour))
 	}
 	for i := range 9 {
-		c.Markers = append(c.Markers, marker{start.Add(12*time.Hour + time.Duration(i)*time.Minute), "policy",
-			"policy " + strconv.Itoa(i)})
+		c.Markers = append(c.Markers, marker{
+			start.Add(12*time.Hour + time.Duration(i)*time.Minute), "policy",
+			"policy " + strconv.Itoa(i),
+		})
 	}
 	c.Markers = append(c.Markers, marker{start.Add(12*time.Hour + 5*time.Minute), "replay", "replay by kim"},
 		marker{start.Add(18 * time.Hour), "policy", "policy 9"})

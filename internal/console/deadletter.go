@@ -347,8 +347,10 @@ func verbsOf(status deadletter.Status, missingRole string) []verb {
 	verbs := []verb{
 		{Name: "replay", Label: "Replay", Consequence: "redelivers it now, as a new job", Key: "r"},
 		{Name: "resolve", Label: "Resolve", Consequence: "closes it as done elsewhere", Key: "s"},
-		{Name: "unpark", Label: "Back to automatic", Consequence: "returns it to dlqd, which decides what happens next",
-			Key: "b"},
+		{
+			Name: "unpark", Label: "Back to automatic", Consequence: "returns it to dlqd, which decides what happens next",
+			Key: "b",
+		},
 		{Name: "park", Label: "Park", Consequence: "moves it to manual: dlqd does not redeliver it automatically", Key: "p"},
 		{Name: "discard", Label: "Discard", Consequence: "closes it as not wanted", Key: "d"},
 		{Name: "reopen", Label: "Reopen", Consequence: "moves it to manual again", Key: "o"},
@@ -415,8 +417,13 @@ func (l *deadLetterPage) curl(p *policy.Policy) string {
 	if destination == nil {
 		return ""
 	}
-	headers := []header{{"Content-Type", "application/json"}, {"Webhook-Id", fmt.Sprint(deref(l.EventID))},
-		{"Dlqd-Kind", l.Kind}, {"Dlqd-Queue", l.Queue}, {"Dlqd-Entry-Id", l.ID.String()}}
+	headers := []header{
+		{"Content-Type", "application/json"},
+		{"Webhook-Id", fmt.Sprint(deref(l.EventID))},
+		{"Dlqd-Kind", l.Kind},
+		{"Dlqd-Queue", l.Queue},
+		{"Dlqd-Entry-Id", l.ID.String()},
+	}
 	lines := []string{"curl -X POST " + shellQuoted(destination.ShownURL())}
 	for _, h := range slices.Concat(l.Headers, headers) {
 		lines = append(lines, "-H "+shellQuoted(h.Name+": "+h.Value))

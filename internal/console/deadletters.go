@@ -76,11 +76,15 @@ func (v *bulkVerb) Statuses() string {
 }
 
 func bulkVerbs() []bulkVerb {
-	anyStatus := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Resolved,
-		deadletter.Archived, deadletter.Processing}
+	anyStatus := []deadletter.Status{
+		deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Resolved,
+		deadletter.Archived, deadletter.Processing,
+	}
 	return []bulkVerb{
-		{"replay", "Replay", "redelivers them at a limited rate, and stops if too many fail again",
-			movesFrom("replay"), false},
+		{
+			"replay", "Replay", "redelivers them at a limited rate, and stops if too many fail again",
+			movesFrom("replay"), false,
+		},
 		{"assign", "Assign", "assigns them to a user", anyStatus, false},
 		{"tag", "Tag", "adds tags", anyStatus, false},
 		{"note", "Note", "adds a note to each", anyStatus, false},

@@ -258,8 +258,10 @@ func warningsOf(health *api.Health) (list []warning) {
 	}
 	for i := range health.Queues {
 		if q := &health.Queues[i]; len(q.Reasons) > 0 {
-			list = append(list, warning{"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "),
-				"/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue))})
+			list = append(list, warning{
+				"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "),
+				"/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue)),
+			})
 		}
 	}
 	return list

@@ -84,7 +84,8 @@ type event struct {
 // watch subscribes a user to the renderings of a page until done is called. It returns false if the
 // user has maxPagesPerUser other pages open.
 func (l *live) watch(ctx context.Context, from *http.Request, user, key,
-	address string) (events chan event, done func(), ok bool) {
+	address string,
+) (events chan event, done func(), ok bool) {
 	events = make(chan event, 1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -322,8 +323,10 @@ var parameters = func() []string {
 	for i, f := range ofAudit {
 		names[i] = f.Name
 	}
-	return slices.Concat(names, []string{"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over",
-		"hasOpen", "whose", "at", "people"})
+	return slices.Concat(names, []string{
+		"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over",
+		"hasOpen", "whose", "at", "people",
+	})
 }()
 
 // canonical returns an address in a normal form, with only the parameters that pages read.
@@ -362,7 +365,8 @@ func viewerKey(address string, p *access.Principal) string {
 // renderLive renders the live sections of the page at an address for the principal in ctx. A panic
 // becomes an error: a rendering runs outside of net/http, which would recover it.
 func (c *Console) renderLive(ctx context.Context, from *http.Request,
-	address string) (html []byte, every time.Duration, err error) {
+	address string,
+) (html []byte, every time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			c.Logger.Error("console: rendering a live page panicked", "path", address, "error", background.Panicked(p))

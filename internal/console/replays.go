@@ -83,8 +83,12 @@ func (r replayRun) Mark() mark {
 
 // parts returns the number of entries by outcome.
 func (r replayRun) parts() []runPart {
-	return []runPart{{"recovered", "ok", r.Succeeded}, {"failed again", "bad", r.Failed},
-		{"skipped", "skipped", r.Skipped}, {"remaining", "to-go", r.ToGo()}}
+	return []runPart{
+		{"recovered", "ok", r.Succeeded},
+		{"failed again", "bad", r.Failed},
+		{"skipped", "skipped", r.Skipped},
+		{"remaining", "to-go", r.ToGo()},
+	}
 }
 
 type runPart struct {
@@ -296,8 +300,13 @@ func (c *Console) replayRun(in *request) (*view, error) {
 	if page.Next != "" {
 		r.Next = "/replays/" + id + "?" + url.Values{"outcome": {r.Outcome}, "cursor": {page.Next}}.Encode() + "#entries"
 	}
-	for _, t := range []tab{{Name: "all", Count: r.Total}, {Name: "failed", Count: r.Failed},
-		{Name: "skipped", Count: r.Skipped}, {Name: "succeeded", Count: r.Succeeded}, {Name: "to_go", Count: r.ToGo()}} {
+	for _, t := range []tab{
+		{Name: "all", Count: r.Total},
+		{Name: "failed", Count: r.Failed},
+		{Name: "skipped", Count: r.Skipped},
+		{Name: "succeeded", Count: r.Succeeded},
+		{Name: "to_go", Count: r.ToGo()},
+	} {
 		t.To = "/replays/" + id + "?outcome=" + t.Name + "#entries"
 		if t.Name == "all" {
 			t.To = "/replays/" + id + "#entries"

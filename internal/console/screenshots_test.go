@@ -35,8 +35,12 @@ func TestScreenshots(t *testing.T) {
 	b.waitForText("24 recovered, 2 failed again of 26")
 	o.exec("SELECT dlq.refresh_rollups()")
 	for _, shot := range []struct{ name, path string }{
-		{"overview", "/"}, {"dead-letters", listOf("queue:payments")},
-		{"dead-letter", "/dead-letters/" + letter}, {"group", group}, {"review", "/review"}, {"replay", run},
+		{"overview", "/"},
+		{"dead-letters", listOf("queue:payments")},
+		{"dead-letter", "/dead-letters/" + letter},
+		{"group", group},
+		{"review", "/review"},
+		{"replay", run},
 	} {
 		for _, look := range []struct {
 			name, theme   string

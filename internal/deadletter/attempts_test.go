@@ -44,7 +44,8 @@ func TestAttempts_RecordDurationAndLoad(t *testing.T) {
 		of         func(attempt int) (timed, system bool)
 	}{
 		"riverdlq": {[]rivertype.Middleware{&riverdlq.Middleware{SystemState: func() (riverdlq.SystemState,
-			bool) {
+			bool,
+		) {
 			return busy, true
 		}}}, func(int) (bool, bool) { return true, true }},
 		"bare": {nil, func(attempt int) (bool, bool) { return attempt == 3, false }},

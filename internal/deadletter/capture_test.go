@@ -494,8 +494,10 @@ func TestCapture_AcceptsAnyJobData(t *testing.T) {
 		"non-ASCII":         {`{"ключ": "значение", "鍵": "値"}`, `{"error": "失敗"}`, `{"メタ": 1}`, "失敗"},
 		"error is a string": {`{}`, `"text"`, `{}`, "the job ended without an error"},
 		"error is null":     {`{}`, `null`, `{}`, "the job ended without an error"},
-		"error of wrong types": {`{}`, `{"error": {"a": 1}, "trace": [1], "at": "yesterday", "attempt": "one"}`,
-			`{}`, `{"a": 1}`},
+		"error of wrong types": {
+			`{}`, `{"error": {"a": 1}, "trace": [1], "at": "yesterday", "attempt": "one"}`,
+			`{}`, `{"a": 1}`,
+		},
 		"impossible date":                   {`{}`, `{"error": "e", "at": "2026-02-30T25:61:61Z"}`, `{}`, "e"},
 		"metadata array":                    {`{}`, `{"error": "e"}`, `["dlq:error"]`, "e"},
 		"metadata string":                   {`{}`, `{"error": "e"}`, `"dlq:entry_id"`, "e"},
@@ -529,8 +531,10 @@ func TestCapture_AcceptsMalformedMessageArgs(t *testing.T) {
 	for range 500 {
 		_, _ = fmt.Fprintf(&long, "%016x", rand.Uint64())
 	}
-	for _, args := range []string{`[]`, `"x"`, `{"kind": {"a": 1}, "messageId": [1]}`,
-		`{"kind": "` + long.String() + `", "source": "` + long.String() + `", "subscriberId": null}`} {
+	for _, args := range []string{
+		`[]`, `"x"`, `{"kind": {"a": 1}, "messageId": [1]}`,
+		`{"kind": "` + long.String() + `", "source": "` + long.String() + `", "subscriberId": null}`,
+	} {
 		id := b.insert(nil)
 		b.exec(`UPDATE river_job SET kind = 'dlqd_message', args = $2::jsonb WHERE id = $1`, id, args)
 		b.endBySQL(id, "discarded")

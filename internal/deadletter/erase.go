@@ -117,7 +117,8 @@ func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
 
 // EraseRows erases those of archived entries that a filter selects, and returns them by id.
 func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage,
-	filter json.RawMessage) (map[uuid.UUID]json.RawMessage, error) {
+	filter json.RawMessage,
+) (map[uuid.UUID]json.RawMessage, error) {
 	raw, err := json.Marshal(entries)
 	if err != nil {
 		return nil, err

@@ -57,8 +57,11 @@ func TestUnfiled_IsListedAndCounted(t *testing.T) {
 	require.NotNil(t, oldest)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.find('{\"payload\": {\"value\": \"x\"}}')"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.oldest_entries()"))
-	for _, f := range []filter.Filter{{Status: []string{"dlq_manual"}}, {ErrorClass: []string{"business"}},
-		{Queue: []string{"other"}}} {
+	for _, f := range []filter.Filter{
+		{Status: []string{"dlq_manual"}},
+		{ErrorClass: []string{"business"}},
+		{Queue: []string{"other"}},
+	} {
 		list, err = b.store.List(t.Context(), deadletter.Page{Filter: f, Limit: 10})
 		require.NoError(t, err)
 		require.Empty(t, list)
@@ -75,8 +78,10 @@ func TestUnfiled_IsCountedUpToLimit(t *testing.T) {
 	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	backlog, err := b.store.Backlog(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "default", ErrorClass: "undecided",
-		Entries: 10_000, More: true}}, backlog)
+	require.Equal(t, []deadletter.Backlog{{
+		Status: "dlq_pending", Queue: "default", ErrorClass: "undecided",
+		Entries: 10_000, More: true,
+	}}, backlog)
 }
 
 // Every action on an unfiled entry files it. The trail begins with the failure.
@@ -93,17 +98,25 @@ func TestUnfiled_IsFiledByEveryAction(t *testing.T) {
 		"park":    {"SELECT dlq.park($1)", deadletter.Manual, 2},
 		"note":    {"SELECT dlq.note($1, 'seen')", deadletter.Pending, 2},
 		"assign":  {"SELECT dlq.assign($1, 'kim')", deadletter.Pending, 2},
-		"tag": {"SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"bank\"]}')",
-			deadletter.Pending, 2},
-		"many": {"SELECT dlq.act_where('park', jsonb_build_object('ids', ARRAY[$1::uuid]))",
-			deadletter.Manual, 2},
+		"tag": {
+			"SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"bank\"]}')",
+			deadletter.Pending, 2,
+		},
+		"many": {
+			"SELECT dlq.act_where('park', jsonb_build_object('ids', ARRAY[$1::uuid]))",
+			deadletter.Manual, 2,
+		},
 		"erase":  {"SELECT dlq.erase_entries(ARRAY[$1::uuid], 'kim', 'request 7')", deadletter.Archived, 3},
 		"file":   {"SELECT dlq.file(ARRAY[$1::uuid])", deadletter.Pending, 1},
 		"update": {"UPDATE dlq.dead_letter_queue SET notes = 'x' WHERE id = $1", deadletter.Pending, 1},
-		"update and close": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE id = $1",
-			deadletter.Archived, 2},
-		"update error type": {"UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_type = 'Custom' WHERE id = $1",
-			deadletter.Manual, 2},
+		"update and close": {
+			"UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE id = $1",
+			deadletter.Archived, 2,
+		},
+		"update error type": {
+			"UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_type = 'Custom' WHERE id = $1",
+			deadletter.Manual, 2,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -312,8 +325,10 @@ func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 		t.Helper()
 		backlog, err := b.store.Backlog(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, []deadletter.Backlog{{Status: "dlq_pending", Queue: "orders", ErrorClass: "undecided",
-			Entries: entries}}, backlog)
+		require.Equal(t, []deadletter.Backlog{{
+			Status: "dlq_pending", Queue: "orders", ErrorClass: "undecided",
+			Entries: entries,
+		}}, backlog)
 	}
 	counts(20_001)
 	discard := "SELECT dlq.discard((SELECT id FROM dlq.dead_letter_open LIMIT 1), 'kim')"

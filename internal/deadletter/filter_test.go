@@ -51,8 +51,10 @@ func TestFilter_AcceptsTimesOfAnyYear(t *testing.T) {
 		`{"after": "soon"}`, `{"before": "2020-13-01"}`, `{"minRetryCount": 99999999999}`,
 		`{"minRetryCount": "x"}`, `{"status": "dlq_lost"}`, `{"ids": ["x"]}`, `{"after": "300000-01-01"}`,
 	} {
-		for _, sql := range []string{"SELECT dlq.act_where('note', $1::text::jsonb)",
-			"SELECT dlq.find_ids($1::text::jsonb, 10)", "SELECT dlq.preview($1::text::jsonb)"} {
+		for _, sql := range []string{
+			"SELECT dlq.act_where('note', $1::text::jsonb)",
+			"SELECT dlq.find_ids($1::text::jsonb, 10)", "SELECT dlq.preview($1::text::jsonb)",
+		} {
 			_, err := pool.Exec(t.Context(), sql, filter)
 			require.ErrorContains(t, err, "DLQ04", "%s %s", sql, filter)
 		}

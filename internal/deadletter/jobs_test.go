@@ -57,8 +57,10 @@ func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 func TestRunbooks_ParkAndReturnTheSameEntries(t *testing.T) {
 	t.Parallel()
 	for file, entries := range map[string]struct{ kind, args, waits string }{
-		"restored-from-backup": {"payment.captured", `jsonb_build_object('paymentId', 'pay_' || n % 2)`,
-			`'{"paymentId": "pay_1"}'`},
+		"restored-from-backup": {
+			"payment.captured", `jsonb_build_object('paymentId', 'pay_' || n % 2)`,
+			`'{"paymentId": "pay_1"}'`,
+		},
 		"dlq-grows-fast": {"order.placed", `'{}'`, `'{}'`},
 	} {
 		t.Run(file, func(t *testing.T) {

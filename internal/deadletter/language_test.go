@@ -152,8 +152,10 @@ func TestFilter_FieldsSelectSameEntriesEverywhere(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, text == "" || text == "age:<200000w", selectsAll, text)
 	}
-	for _, text := range []string{"stage:job,redelivery", "queue:*", "kind:**,x status:open,closed",
-		"age:>0s", `payload:{}`} {
+	for _, text := range []string{
+		"stage:job,redelivery", "queue:*", "kind:**,x status:open,closed",
+		"age:>0s", `payload:{}`,
+	} {
 		f, err := filter.Parse(text, "kim")
 		require.NoError(t, err, text)
 		selectsAll, err := store.SelectsAll(t.Context(), f.JSON())

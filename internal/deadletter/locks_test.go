@@ -177,12 +177,20 @@ func TestList_ReadsInParts(t *testing.T) {
 		{deadletter.Page{Oldest: true}, "true", nil},
 		{deadletter.Page{Filter: filter.Filter{Queue: []string{"q1"}}}, "queue = 'q1'", nil},
 		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_archived"}}}, "status = 'dlq_archived'", nil},
-		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Oldest: true},
-			"status IN ('dlq_manual', 'dlq_failed')", nil},
-		{deadletter.Page{Filter: filter.Filter{After: year.Format(time.RFC3339Nano)}}, "id >= $1",
-			[]any{deadletter.FirstID(year)}},
-		{deadletter.Page{Filter: filter.Filter{Before: year.Format(time.RFC3339Nano)}, Oldest: true}, "id < $1",
-			[]any{deadletter.FirstID(year)}},
+		{
+			deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual", "dlq_failed"}}, Oldest: true},
+			"status IN ('dlq_manual', 'dlq_failed')", nil,
+		},
+		{
+			deadletter.Page{Filter: filter.Filter{After: year.Format(time.RFC3339Nano)}},
+			"id >= $1",
+			[]any{deadletter.FirstID(year)},
+		},
+		{
+			deadletter.Page{Filter: filter.Filter{Before: year.Format(time.RFC3339Nano)}, Oldest: true},
+			"id < $1",
+			[]any{deadletter.FirstID(year)},
+		},
 		{deadletter.Page{Filter: filter.Filter{Status: []string{"dlq_manual"}}}, "status = 'dlq_manual'", nil},
 	} {
 		order := "DESC"

@@ -31,8 +31,10 @@ var secrets = []string{cardNumber, email, token, iban, apiKey, pin}
 
 func maskingPolicy() policy.Data {
 	return policy.Data{
-		SensitivePaths: []string{"payload.card.number", "payload.card.pin", "payload..email", "payload.accounts[*].iban",
-			"headers.X-Api-Key", "metadata.customer"},
+		SensitivePaths: []string{
+			"payload.card.number", "payload.card.pin", "payload..email", "payload.accounts[*].iban",
+			"headers.X-Api-Key", "metadata.customer",
+		},
 		SensitivePatterns: []string{policy.PatternCardNumbers, policy.PatternTokens},
 	}
 }
@@ -41,34 +43,56 @@ func TestMask_HidesSensitiveValues(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.URL(t))
 	mask := string(maskingPolicy().Masked())
-	values := string(policy.Data{SensitivePaths: []string{"payload.*.id", "metadata", "payload.a.b..c.d",
-		"payload.a b.c+d"}}.Masked())
+	values := string(policy.Data{SensitivePaths: []string{
+		"payload.*.id", "metadata", "payload.a.b..c.d",
+		"payload.a b.c+d",
+	}}.Masked())
 	for name, c := range map[string]struct{ mask, kind, in, out string }{
-		"paths": {mask, "k",
+		"paths": {
+			mask, "k",
 			`{"card": {"number": 4111111111111111, "brand": "visa"}, "a": [{"Email": "a@b.c"}], "n": 1.50}`,
-			`{"card": {"number": "***", "brand": "visa"}, "a": [{"Email": "***"}], "n": 1.50}`},
-		"dlqd message": {mask, "dlqd_message",
+			`{"card": {"number": "***", "brand": "visa"}, "a": [{"Email": "***"}], "n": 1.50}`,
+		},
+		"dlqd message": {
+			mask, "dlqd_message",
 			`{"payload": {"accounts": [{"iban": 1}, {"iban": [2]}]}, "headers": {"x-api-key": "x"}, "iban": 3}`,
-			`{"payload": {"accounts": [{"iban": "***"}, {"iban": "***"}]}, "headers": {"x-api-key": "***"}, "iban": 3}`},
-		"other paths": {mask, "k", `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`,
-			`{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`},
-		"whole objects": {mask, "k", `{"email": {"work": "a", "home": null}, "card": "x"}`,
-			`{"email": "***", "card": "x"}`},
-		"any key": {values, "k", `{"a": {"id": 1}, "b": {"id": 2, "c": 3}, "c": {"c": {"id": 4}}}`,
-			`{"a": {"id": "***"}, "b": {"id": "***", "c": 3}, "c": {"c": {"id": 4}}}`},
-		"depth in the middle": {values, "k", `{"a": {"b": {"x": {"c": {"d": 1}}, "c": {"d": 2}}, "c": {"d": 3}}}`,
-			`{"a": {"b": {"x": {"c": {"d": "***"}}, "c": {"d": "***"}}, "c": {"d": 3}}}`},
+			`{"payload": {"accounts": [{"iban": "***"}, {"iban": "***"}]}, "headers": {"x-api-key": "***"}, "iban": 3}`,
+		},
+		"other paths": {
+			mask, "k", `{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`,
+			`{"number": "x", "x": {"card": {"number": "y"}}, "cards": {"number": 1}}`,
+		},
+		"whole objects": {
+			mask, "k", `{"email": {"work": "a", "home": null}, "card": "x"}`,
+			`{"email": "***", "card": "x"}`,
+		},
+		"any key": {
+			values, "k", `{"a": {"id": 1}, "b": {"id": 2, "c": 3}, "c": {"c": {"id": 4}}}`,
+			`{"a": {"id": "***"}, "b": {"id": "***", "c": 3}, "c": {"c": {"id": 4}}}`,
+		},
+		"depth in the middle": {
+			values, "k", `{"a": {"b": {"x": {"c": {"d": 1}}, "c": {"d": 2}}, "c": {"d": 3}}}`,
+			`{"a": {"b": {"x": {"c": {"d": "***"}}, "c": {"d": "***"}}, "c": {"d": 3}}}`,
+		},
 		"keys with punctuation": {values, "k", `{"a b": {"c+d": 1, "ccd": 2}}`, `{"a b": {"c+d": "***", "ccd": 2}}`},
-		"a separator in a key": {values, "k", `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": 2}}`,
-			`{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": "***"}}`},
-		"patterns": {mask, "k",
+		"a separator in a key": {
+			values, "k", `{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": 2}}`,
+			`{"a": {"x\u001fy": {"id": 1}}, "z\u001fz": {"id": "***"}}`,
+		},
+		"patterns": {
+			mask, "k",
 			`{"t": "see Bearer abcdefgh12345 and 4111 1111 1111 1111 12/27", "c": 4111111111111111, "4111-1111-1111-1111": 1}`,
-			`{"t": "see *** and *** 12/27", "c": "***", "***": 1}`},
-		"numbers other than cards": {mask, "k",
+			`{"t": "see *** and *** 12/27", "c": "***", "***": 1}`,
+		},
+		"numbers other than cards": {
+			mask, "k",
 			`{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`,
-			`{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`},
-		"payload text": {mask, "dlqd_message", `{"payload": {"email": "a@b.c"}, "payloadText": "{ \"email\": \"a@b.c\" }"}`,
-			`{"payload": {"email": "***"}, "payloadText": "***"}`},
+			`{"a": 4111111111111112, "b": 1764000000123, "c": "14111111111111111", "d": 41111111111111110000}`,
+		},
+		"payload text": {
+			mask, "dlqd_message", `{"payload": {"email": "a@b.c"}, "payloadText": "{ \"email\": \"a@b.c\" }"}`,
+			`{"payload": {"email": "***"}, "payloadText": "***"}`,
+		},
 		"no mask": {`{}`, "k", `{"email": "x"}`, `{"email": "x"}`},
 	} {
 		var out string
@@ -156,19 +180,27 @@ func createSensitiveEntries(t *testing.T) (string, *deadletter.Store) {
 		{`INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata)
 			VALUES ('dlqd_message', $1, 'q', 1, 'running', jsonb_build_object('customer', $2::text)),
 				('order.paid', $3, 'q', 1, 'running', '{}')`, []any{message, email, payload}},
-		{`UPDATE river_job SET state = 'discarded', finalized_at = now(), metadata = metadata || jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'message', $1::text, 'type', 'DECLINED', 'context', jsonb_build_object('card', $1::text))),
+		{
+			`UPDATE river_job SET state = 'discarded', finalized_at = now(), metadata = metadata || jsonb_build_object('dlq:error', jsonb_build_object('attempt', attempt, 'message', $1::text, 'type', 'DECLINED', 'context', jsonb_build_object('card', $1::text))),
 			errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', attempt, 'trace', 'panic: ' || $1::text)]`,
-			[]any{text}},
-		{`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'owner', 'talked about ' || $1::text)`,
-			[]any{cardNumber}},
+			[]any{text},
+		},
+		{
+			`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'owner', 'talked about ' || $1::text)`,
+			[]any{cardNumber},
+		},
 		{`SELECT dlq.refresh_rollups()`, nil},
 		{`SELECT dlq.replay_start(jsonb_build_object('payload', jsonb_build_object('card', jsonb_build_object('number', $1::text))), p_patch => jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '/card', 'value', $2::jsonb)), p_force => true, p_rate => 0.001, p_note => $1)`, []any{cardNumber, fmt.Sprintf(`{"number": %q, "pin": %s}`, cardNumber, pin)}},
 		{`SELECT dlq.request_approval('replay', jsonb_build_object('filter', '{}'::jsonb, 'all', true, 'mergePatch', $1::jsonb), 'card ' || $2::text)`, []any{payload, cardNumber}},
-		{`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) VALUES ('q', $1, 99, now())`,
-			[]any{email}},
+		{
+			`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) VALUES ('q', $1, 99, now())`,
+			[]any{email},
+		},
 		{`SELECT dlq.open_breaker('queue:q', 'kim', 'card ' || $1::text), dlq.set_automatic('queue', 'q', false, '{}', 'kim', 'card ' || $1::text)`, []any{cardNumber}},
-		{`SELECT dlq.replay(id, 'kim', 'card ' || $2::text, $1::jsonb) FROM dlq.dead_letter_queue`,
-			[]any{payload, cardNumber}},
+		{
+			`SELECT dlq.replay(id, 'kim', 'card ' || $2::text, $1::jsonb) FROM dlq.dead_letter_queue`,
+			[]any{payload, cardNumber},
+		},
 	} {
 		_, err := pool.Exec(t.Context(), sql.sql, sql.args...)
 		require.NoError(t, err, sql.sql)
@@ -237,10 +269,14 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 			ask := `SELECT id::text FROM dlq.entries WHERE original_event::text LIKE '%' || $1 || '%'
 				OR error_message LIKE '%' || $1 || '%'`
 			require.Empty(t, look(ask, cardNumber))
-			for _, sql := range []string{"SELECT * FROM dlq.find($1)", "SELECT * FROM dlq.preview($1)",
-				"SELECT dlq.find_ids($1, 1)"} {
-				for _, filter := range []string{`{"payload": {"card": {"number": "` + cardNumber + `"}}}`,
-					`{"orderingKey": "` + email + `"}`} {
+			for _, sql := range []string{
+				"SELECT * FROM dlq.find($1)", "SELECT * FROM dlq.preview($1)",
+				"SELECT dlq.find_ids($1, 1)",
+			} {
+				for _, filter := range []string{
+					`{"payload": {"card": {"number": "` + cardNumber + `"}}}`,
+					`{"orderingKey": "` + email + `"}`,
+				} {
 					_, err := conn.Exec(ctx, sql, filter)
 					if role == "dlq_reader" {
 						require.ErrorContains(t, err, "DLQ06", sql)
@@ -249,9 +285,11 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 					}
 				}
 			}
-			for _, sql := range []string{"SELECT original_event FROM dlq.dead_letter_queue",
+			for _, sql := range []string{
+				"SELECT original_event FROM dlq.dead_letter_queue",
 				"SELECT detail FROM dlq.dead_letter_transitions", "SELECT error_message FROM dlq.dead_letter_open",
-				"SELECT patch FROM dlq.replay_runs", "SELECT dlq.protect('{}')"} {
+				"SELECT patch FROM dlq.replay_runs", "SELECT dlq.protect('{}')",
+			} {
 				_, err := conn.Exec(ctx, sql)
 				require.ErrorContains(t, err, "42501", role+sql)
 			}
@@ -316,8 +354,10 @@ func TestReveal_RecordsEachUseInSQL(t *testing.T) {
 	url, store := createSensitiveEntries(t)
 	id := firstID(t, store).String()
 	asRole(t, url, "dlq_reader", func(conn *pgx.Conn) {
-		for _, sql := range []string{"CALL dlq.reveal('" + id + "', 'why')", "SELECT dlq.revealed('" + id + "')",
-			"SELECT dlq.record_reveal('" + id + "', 'why')"} {
+		for _, sql := range []string{
+			"CALL dlq.reveal('" + id + "', 'why')", "SELECT dlq.revealed('" + id + "')",
+			"SELECT dlq.record_reveal('" + id + "', 'why')",
+		} {
 			_, err := conn.Exec(t.Context(), sql)
 			require.ErrorContains(t, err, "42501")
 		}

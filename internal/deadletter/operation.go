@@ -39,7 +39,8 @@ type Touched struct {
 // Operation returns an operation and a page of the entries that it looked at, after an entry. Of
 // the entries that it left unchanged, 10,000 are kept.
 func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID,
-	most int) (*Operation, []Touched, error) {
+	most int,
+) (*Operation, []Touched, error) {
 	row, err := s.queries.Operation(ctx, id)
 	if err != nil {
 		return nil, nil, AsMoveError(err)

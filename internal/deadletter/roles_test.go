@@ -251,8 +251,10 @@ func TestRoles_ActorIsTheDatabaseUser(t *testing.T) {
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()
-	for _, sql := range []string{"SELECT set_config('dlq.origin', 'API, from 10.0.0.7', true)",
-		"SELECT dlq.note(" + one + ", 'x', 'worker:x')"} {
+	for _, sql := range []string{
+		"SELECT set_config('dlq.origin', 'API, from 10.0.0.7', true)",
+		"SELECT dlq.note(" + one + ", 'x', 'worker:x')",
+	} {
 		_, err = tx.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}

@@ -93,7 +93,8 @@ func isSearch(f *filter.Filter) bool {
 // CountWithin counts the entries that a filter selects, up to most, within a time budget. more
 // reports that there are, or may be, others.
 func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
-	budget time.Duration) (n int, more bool, err error) {
+	budget time.Duration,
+) (n int, more bool, err error) {
 	deadline := time.Now().Add(budget)
 	condition, err := s.Where(ctx, &f)
 	if err != nil {
@@ -150,7 +151,8 @@ func (s *Store) partsOf(ctx context.Context, f *filter.Filter) ([]Part, error) {
 // the page is full, no entries are left, or the deadline has passed. Only in the last case does it
 // return a cursor to continue from.
 func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
-	look func(slice Page, parts []Part, until time.Time) (full bool, err error)) (uuid.UUID, error) {
+	look func(slice Page, parts []Part, until time.Time) (full bool, err error),
+) (uuid.UUID, error) {
 	bounds, err := s.queries.FilterBounds(ctx, p.Filter.JSON())
 	if err != nil {
 		return uuid.Nil, AsMoveError(err)
@@ -208,7 +210,8 @@ func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
 // nextSlice sets the end of a slice, which begins at its cursor and has up to so many entries of
 // each part. It returns the parts that can hold them.
 func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uuid.UUID, entries int,
-	until time.Time) (among []Part, err error) {
+	until time.Time,
+) (among []Part, err error) {
 	slice.last = end
 	for _, part := range parts {
 		// An entry closes after its capture (a day for clock skew).

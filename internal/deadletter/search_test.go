@@ -45,8 +45,10 @@ func TestSearch_ContinuesInSlices(t *testing.T) {
 				WHEN s <> 'pending' THEN '{"moved": true}'::jsonb END, now()
 		FROM e`)
 	exec("VACUUM ANALYZE dlq.dead_letter_queue")
-	for _, text := range []string{`"failure 7."`, `payload.n:7 status:pending,archived age:<300d`, `"failure 7." age:>30d`,
-		`"no such failure"`} {
+	for _, text := range []string{
+		`"failure 7."`, `payload.n:7 status:pending,archived age:<300d`, `"failure 7." age:>30d`,
+		`"no such failure"`,
+	} {
 		for _, oldest := range []bool{false, true} {
 			if oldest && text == `"no such failure"` {
 				continue

@@ -272,7 +272,8 @@ func (p *Page) merge(page, more []Summary) []Summary {
 }
 
 func (s *Store) listPart(ctx context.Context, p Page, condition string, part Part,
-	until time.Time) (found []Summary, err error) {
+	until time.Time,
+) (found []Summary, err error) {
 	sql, args := s.ListSQL(ctx, p, condition, part)
 	err = s.read(ctx, until, func(db postgres.DB) error {
 		rows, err := db.Query(ctx, sql, args...)
@@ -462,8 +463,10 @@ func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limi
 			CASE WHEN m.mask -> 'hidden' ? 'edited_event' THEN NULL ELSE dlq.masked_detail(detail, m.mask) END AS detail
 		FROM dlq.dead_letter_transitions CROSS JOIN (SELECT CASE WHEN NOT $6 THEN dlq.mask($5) END AS mask OFFSET 0) m
 		WHERE entry_id = $1 AND at >= $2 AND at < $3 ORDER BY at, id LIMIT $4`),
-		[]any{pgx.QueryExecModeCacheDescribe, id, from, from.AddDate(0, trailMonths, 0), limit, postgres.IsReader(ctx),
-			isRevealed(ctx)}
+		[]any{
+			pgx.QueryExecModeCacheDescribe, id, from, from.AddDate(0, trailMonths, 0), limit, postgres.IsReader(ctx),
+			isRevealed(ctx),
+		}
 }
 
 // find looks for an entry among the open ones, then among those closed since its job failed, then
@@ -596,7 +599,8 @@ func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.
 // ReplayTo is [Store.Replay] with a destination that overrides the one of the entry's queue, and
 // with what to do about a [Checkpoint] ([Resume] or [Discard]). "" keeps the default of either.
 func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination,
-	checkpoint string, force bool) (int64, error) {
+	checkpoint string, force bool,
+) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
 		params := dbsqlc.ReplayParams{
@@ -809,7 +813,8 @@ const (
 
 // Redeliver creates jobs for entries that tx has claimed, under a version of the policy.
 func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason,
-	configVersion string) ([]Redelivery, error) {
+	configVersion string,
+) ([]Redelivery, error) {
 	return dbsqlc.New(tx).Redeliver(ctx, dbsqlc.RedeliverParams{
 		Ids: ids, Actor: actor, Reason: reason, ConfigVersion: configVersion,
 	})

@@ -45,8 +45,10 @@ func (b *bundle) moveTo(id uuid.UUID, status deadletter.Status) {
 	}
 }
 
-var statuses = []deadletter.Status{deadletter.Pending, deadletter.Processing, deadletter.Manual, deadletter.Resolved,
-	deadletter.Failed, deadletter.Archived}
+var statuses = []deadletter.Status{
+	deadletter.Pending, deadletter.Processing, deadletter.Manual, deadletter.Resolved,
+	deadletter.Failed, deadletter.Archived,
+}
 
 // moveSQL returns a move as an operator might write it in psql.
 func moveSQL(to string) string {
@@ -110,10 +112,14 @@ func TestMoves_RejectDeletesAndForgery(t *testing.T) {
 	b := setup(t, succeed)
 	id := b.createEntry().ID
 	for name, test := range map[string]struct{ sql, want string }{
-		"delete an open entry": {"DELETE FROM dlq.dead_letter_queue WHERE id = '" + id.String() + "'",
-			"only resolved and archived entries can be deleted"},
-		"delete from the partition": {"DELETE FROM dlq.dead_letter_open",
-			"only resolved and archived entries can be deleted"},
+		"delete an open entry": {
+			"DELETE FROM dlq.dead_letter_queue WHERE id = '" + id.String() + "'",
+			"only resolved and archived entries can be deleted",
+		},
+		"delete from the partition": {
+			"DELETE FROM dlq.dead_letter_open",
+			"only resolved and archived entries can be deleted",
+		},
 		"truncate":                    {"TRUNCATE dlq.dead_letter_queue", "not allowed"},
 		"truncate the partition":      {"TRUNCATE dlq.dead_letter_open", "not allowed"},
 		"change the id":               {"UPDATE dlq.dead_letter_queue SET id = gen_random_uuid()", "cannot be changed"},

@@ -130,8 +130,10 @@ func TestRoles_AdminDropsOnlyExpiredPartitions(t *testing.T) {
 			require.ErrorContains(t, err, want, sql)
 		}
 		s := &session{T: t, conn: conn}
-		for _, month := range []string{"dead_letter_transitions_" + now, "dead_letter_resolved_" + now,
-			"dead_letter_transitions_202001"} {
+		for _, month := range []string{
+			"dead_letter_transitions_" + now, "dead_letter_resolved_" + now,
+			"dead_letter_transitions_202001",
+		} {
 			// dlqd has not published the retention yet
 			refused("SELECT dlq.drop_partition('"+month+"')", "its retention has not expired")
 		}
@@ -262,9 +264,11 @@ func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 	_, err = admin.Exec(t.Context(), "CREATE SCHEMA scratch; GRANT ALL ON SCHEMA scratch TO dlq_admin")
 	require.NoError(t, err)
 	asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
-		for i, text := range []string{"id, at)); " + statement + "; SELECT ((1", "'; " + statement + "; --",
+		for i, text := range []string{
+			"id, at)); " + statement + "; SELECT ((1", "'; " + statement + "; --",
 			"x'); " + statement + "; --", `"; ` + statement + "; --", statement, "id)); " + statement + "; --",
-			"id)); " + statement + "; SELECT ((1"} {
+			"id)); " + statement + "; SELECT ((1",
+		} {
 			_, err := conn.Exec(t.Context(),
 				fmt.Sprintf(`CREATE TABLE scratch."%s" (id uuid, at timestamptz, closed_at timestamptz)`,
 					strings.ReplaceAll(text, `"`, `""`)))

@@ -88,21 +88,48 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 		after  string // state of a reverted entry; empty: as it was before
 		moved  string // SQL that changes an entry after the operation
 	}{
-		{"discard", "", deadletter.Bulk{Act: deadletter.Act{Note: "gone"}},
-			"dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)"},
-		{"resolve", "SELECT dlq.park($1, 'ben')", deadletter.Bulk{}, "dlq_manual manual outages anna {first} a mistake",
-			"SELECT dlq.reopen($1)"},
-		{"park", "SELECT dlq.note($1, 'before')", deadletter.Bulk{Act: deadletter.Act{Note: "wait"}}, "",
-			"SELECT dlq.unpark($1)"},
-		{"unpark", "SELECT dlq.park($1, 'ben', 'why')", deadletter.Bulk{Act: deadletter.Act{Note: "go"}}, "",
-			"SELECT dlq.park($1)"},
+		{
+			"discard", "",
+			deadletter.Bulk{Act: deadletter.Act{Note: "gone"}},
+			"dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)",
+		},
+		{
+			"resolve", "SELECT dlq.park($1, 'ben')",
+			deadletter.Bulk{},
+			"dlq_manual manual outages anna {first} a mistake",
+			"SELECT dlq.reopen($1)",
+		},
+		{
+			"park", "SELECT dlq.note($1, 'before')",
+			deadletter.Bulk{Act: deadletter.Act{Note: "wait"}},
+			"",
+			"SELECT dlq.unpark($1)",
+		},
+		{
+			"unpark", "SELECT dlq.park($1, 'ben', 'why')",
+			deadletter.Bulk{Act: deadletter.Act{Note: "go"}},
+			"",
+			"SELECT dlq.park($1)",
+		},
 		{"assign", "SELECT dlq.assign($1, 'ben')", deadletter.Bulk{Assignee: "cleo"}, "", "SELECT dlq.assign($1, 'dan')"},
-		{"assign", "", deadletter.Bulk{Assignee: "cleo", Act: deadletter.Act{Note: "yours"}}, "",
-			"SELECT dlq.assign($1, NULL)"},
-		{"tag", "", deadletter.Bulk{Tags: []string{"first", "bank"}}, "",
-			"UPDATE dlq.dead_letter_queue SET tags = '{first}' WHERE id = $1"},
-		{"note", "SELECT dlq.note($1, 'before')", deadletter.Bulk{Act: deadletter.Act{Note: "after"}}, "",
-			"SELECT dlq.note($1, 'later')"},
+		{
+			"assign", "",
+			deadletter.Bulk{Assignee: "cleo", Act: deadletter.Act{Note: "yours"}},
+			"",
+			"SELECT dlq.assign($1, NULL)",
+		},
+		{
+			"tag", "",
+			deadletter.Bulk{Tags: []string{"first", "bank"}},
+			"",
+			"UPDATE dlq.dead_letter_queue SET tags = '{first}' WHERE id = $1",
+		},
+		{
+			"note", "SELECT dlq.note($1, 'before')",
+			deadletter.Bulk{Act: deadletter.Act{Note: "after"}},
+			"",
+			"SELECT dlq.note($1, 'later')",
+		},
 	} {
 		t.Run(fmt.Sprint(i, " ", c.action), func(t *testing.T) {
 			queue := fmt.Sprint("payments", i)

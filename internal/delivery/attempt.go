@@ -65,7 +65,8 @@ type executor struct {
 // JobSetStateIfRunningMany implements riverdriver.Executor. If the process is in doubt, it skips
 // the outcomes of attempts that no longer run.
 func (e *executor) JobSetStateIfRunningMany(ctx context.Context,
-	params *updates) (rows []*rivertype.JobRow, err error) {
+	params *updates,
+) (rows []*rivertype.JobRow, err error) {
 	if !e.driver.inDoubt() {
 		return e.Executor.JobSetStateIfRunningMany(ctx, params)
 	}

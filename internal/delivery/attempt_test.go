@@ -153,15 +153,23 @@ func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 		"failure":           {status: http.StatusInternalServerError, state: rivertype.JobStateRunning},
 		"permanent failure": {status: http.StatusUnprocessableEntity, state: rivertype.JobStateRunning},
 		"ordered success":   {ordered: true, status: http.StatusOK, state: rivertype.JobStateRunning},
-		"ordered failure": {ordered: true, status: http.StatusInternalServerError,
-			state: rivertype.JobStateRunning},
-		"unaware, failure": {status: http.StatusUnprocessableEntity, unaware: true,
-			state: rivertype.JobStateCancelled},
-		"unaware, ordered failure": {ordered: true, status: http.StatusUnprocessableEntity, unaware: true,
-			state: rivertype.JobStateCancelled},
+		"ordered failure": {
+			ordered: true, status: http.StatusInternalServerError,
+			state: rivertype.JobStateRunning,
+		},
+		"unaware, failure": {
+			status: http.StatusUnprocessableEntity, unaware: true,
+			state: rivertype.JobStateCancelled,
+		},
+		"unaware, ordered failure": {
+			ordered: true, status: http.StatusUnprocessableEntity, unaware: true,
+			state: rivertype.JobStateCancelled,
+		},
 		"unaware, success": {status: http.StatusOK, unaware: true, state: rivertype.JobStateCompleted},
-		"unaware, retryable failure": {status: http.StatusInternalServerError, unaware: true,
-			state: rivertype.JobStateAvailable},
+		"unaware, retryable failure": {
+			status: http.StatusInternalServerError, unaware: true,
+			state: rivertype.JobStateAvailable,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

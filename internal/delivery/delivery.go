@@ -211,7 +211,8 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 // work delivers or holds a message. It stores the destination's name in *to and returns the outcome:
 // OutcomeOK, OutcomeHeld or the class of the error.
 func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
-	to *string) (outcome string, err error) {
+	to *string,
+) (outcome string, err error) {
 	if w.config.Holds != nil && w.config.Holds(job.CreatedAt) {
 		return hold(ctx, job, HeldForRestored, nil)
 	}
@@ -391,7 +392,8 @@ func metadataOf(job *river.Job[Args]) metadata {
 // newRequest returns the POST request. Its body is the payload; its headers let a receiver drop a
 // repeat (Webhook-Id), see the attempt, verify the signature and continue the trace.
 func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args],
-	meta *metadata) (*http.Request, error) {
+	meta *metadata,
+) (*http.Request, error) {
 	body := job.Args.Body()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
 	if err != nil {

@@ -558,8 +558,10 @@ func TestFailureOf_MatchesRecordedFailure(t *testing.T) {
 			Status: 422, Headers: map[string]string{"Content-Type": "application/problem+json"},
 			Body: `{"type": "https://bank.example/x", "title": "No"}`,
 		}},
-		"refused": {url: "http://" + gone.Addr().String() + "/",
-			answer: delivery.Answer{Failure: delivery.TypeConnectionRefused}},
+		"refused": {
+			url:    "http://" + gone.Addr().String() + "/",
+			answer: delivery.Answer{Failure: delivery.TypeConnectionRefused},
+		},
 	} {
 		url := test.url
 		if url == "" {

@@ -253,8 +253,10 @@ var checks = []check{
 func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
 	findings := []Finding{database(ctx, m), rights(ctx, m), rowSecurity(ctx, m)}
 	if err := m.Check(ctx); err != nil {
-		return append(findings, Finding{Name: "schema", Detail: err.Error(),
-			Do: "follow the message; the other checks need a schema that is up to date"})
+		return append(findings, Finding{
+			Name: "schema", Detail: err.Error(),
+			Do: "follow the message; the other checks need a schema that is up to date",
+		})
 	}
 	findings = append(findings, Finding{Name: "schema", OK: true, Detail: "up to date"}, clock(ctx, m))
 	for _, c := range checks {
@@ -289,17 +291,21 @@ func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	case errors.Is(err, postgres.ErrManyLocks):
 		return Finding{Name: name, OK: true, Detail: "not compared with those of this dlqd: " + err.Error()}
 	case err != nil:
-		return Finding{Name: name, Detail: "comparing them with those of this dlqd failed: " + err.Error(),
-			Do: "follow the message"}
+		return Finding{
+			Name: name, Detail: "comparing them with those of this dlqd failed: " + err.Error(),
+			Do: "follow the message",
+		}
 	case len(drift) > 0:
 		more := ""
 		if len(drift) > maxDrift {
 			more = fmt.Sprintf(" and %d more", len(drift)-maxDrift)
 			drift = drift[:maxDrift]
 		}
-		return Finding{Name: name, Detail: "differ from those of this dlqd: " + strings.Join(drift, "; ") + more,
+		return Finding{
+			Name: name, Detail: "differ from those of this dlqd: " + strings.Join(drift, "; ") + more,
 			Do: "undo the changes: of functions, views and triggers with dlqd detach, " +
-				"then dlqd migrate up (or dlqd attach); of tables by hand"}
+				"then dlqd migrate up (or dlqd attach); of tables by hand",
+		}
 	}
 	return Finding{Name: name, OK: true, Detail: "match those of this dlqd"}
 }
@@ -319,12 +325,16 @@ func clock(ctx context.Context, m *postgres.Migrator) Finding {
 	middle := start.Add(time.Since(start) / 2)
 	skew := there.Sub(middle)
 	if skew.Abs() > maxClockSkew {
-		return Finding{Name: "clock",
+		return Finding{
+			Name:   "clock",
 			Detail: fmt.Sprintf("the database's clock is %s off this machine's", skew.Round(time.Millisecond)),
-			Do:     "synchronize both by NTP"}
+			Do:     "synchronize both by NTP",
+		}
 	}
-	return Finding{Name: "clock", OK: true,
-		Detail: fmt.Sprintf("%s off the database's clock", skew.Abs().Round(time.Millisecond))}
+	return Finding{
+		Name: "clock", OK: true,
+		Detail: fmt.Sprintf("%s off the database's clock", skew.Abs().Round(time.Millisecond)),
+	}
 }
 
 // database reports which database was checked.
@@ -373,9 +383,11 @@ func rowSecurity(ctx context.Context, m *postgres.Migrator) Finding {
 		return Finding{Name: "row level security", Detail: checkFailed + err.Error(), Do: useOtherRole}
 	}
 	if len(tables) > 0 {
-		return Finding{Name: "row level security", Detail: "hides rows of " + strings.Join(tables, ", ") +
-			" from dlqd, so that everything but capture fails",
-			Do: "for dlqd's role: ALTER ROLE … BYPASSRLS"}
+		return Finding{
+			Name: "row level security", Detail: "hides rows of " + strings.Join(tables, ", ") +
+				" from dlqd, so that everything but capture fails",
+			Do: "for dlqd's role: ALTER ROLE … BYPASSRLS",
+		}
 	}
 	return Finding{Name: "row level security", OK: true, Detail: "hides none of River's rows from dlqd"}
 }

@@ -51,64 +51,104 @@ func TestExamine_FindsEachProblem(t *testing.T) {
 	// Each round combines problems that can exist at the same time.
 	type problem struct{ name, sql, remedy, detail string }
 	for _, round := range [][]problem{{
-		{"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture",
-			"dlq_capture is disabled, dlq_follow is enabled"},
-		{"capture", "SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'stuck')", "SELECT dlq.set_capture('on')",
-			"is off, by kim since"},
-		{"scopes", "INSERT INTO dlq.role_scopes (role, queues) VALUES ('was_renamed', '{a}')", "DELETE FROM dlq.role_scopes",
-			"roles that do not exist: was_renamed"},
-		{"grants", "GRANT SELECT ON ALL TABLES IN SCHEMA dlq TO dlq_reader",
-			"REVOKE SELECT ON ALL TABLES IN SCHEMA dlq FROM dlq_reader", "dlq_reader may read partitions, tokens or sessions"},
-		{"reconciler", "UPDATE dlq.reconcile_looks SET done_at = now() - interval '10 minutes'", "SELECT dlq.reconcile()",
-			"has not scanned for 60"},
-		{"filing", `INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at)
+		{
+			"triggers", "ALTER TABLE river_job DISABLE TRIGGER dlq_capture", "ALTER TABLE river_job ENABLE TRIGGER dlq_capture",
+			"dlq_capture is disabled, dlq_follow is enabled",
+		},
+		{
+			"capture", "SELECT dlq.set_capture('off', p_actor => 'kim', p_note => 'stuck')", "SELECT dlq.set_capture('on')",
+			"is off, by kim since",
+		},
+		{
+			"scopes", "INSERT INTO dlq.role_scopes (role, queues) VALUES ('was_renamed', '{a}')", "DELETE FROM dlq.role_scopes",
+			"roles that do not exist: was_renamed",
+		},
+		{
+			"grants", "GRANT SELECT ON ALL TABLES IN SCHEMA dlq TO dlq_reader",
+			"REVOKE SELECT ON ALL TABLES IN SCHEMA dlq FROM dlq_reader", "dlq_reader may read partitions, tokens or sessions",
+		},
+		{
+			"reconciler", "UPDATE dlq.reconcile_looks SET done_at = now() - interval '10 minutes'", "SELECT dlq.reconcile()",
+			"has not scanned for 60",
+		},
+		{
+			"filing", `INSERT INTO dlq.job_facts (job_id, job_created_at, fact, at)
 			VALUES (1, now(), 'retried', now() - interval '1 hour')`,
-			"DELETE FROM dlq.job_facts", "1 facts to apply (ends of redeliveries"},
+			"DELETE FROM dlq.job_facts", "1 facts to apply (ends of redeliveries",
+		},
 		{"River's leader", "DELETE FROM river_leader", `INSERT INTO river_leader (leader_id, elected_at, expires_at)
 			VALUES ('me', now(), now() + interval '1 hour')`, "there is none"},
-		{"jobs", `INSERT INTO river_job (kind, args, max_attempts, scheduled_at)
+		{
+			"jobs", `INSERT INTO river_job (kind, args, max_attempts, scheduled_at)
 			VALUES ('k', '{}', 1, now() - interval '2 hours')`, "DELETE FROM river_job",
-			"1 available jobs have waited for more than an hour (queue default)"},
-		{"default partitions", `INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind)
+			"1 available jobs have waited for more than an hour (queue default)",
+		},
+		{
+			"default partitions", `INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind)
 			VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q',
 				'k')`, `ALTER TABLE dlq.dead_letter_transitions_default DISABLE TRIGGER USER; DELETE
 					FROM dlq.dead_letter_transitions_default; ALTER TABLE dlq.dead_letter_transitions_default ENABLE TRIGGER USER`,
-			"hold 1 rows whose partition was missing"},
-		{"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')",
-			"an operator holds open: destination:x"},
-		{"dlqd's triggers", "ALTER TABLE dlq.dead_letter_queue DISABLE TRIGGER dead_letter_move",
-			"ALTER TABLE dlq.dead_letter_queue ENABLE TRIGGER dead_letter_move", "dead_letter_move on dead_letter_queue"},
-		{"tables and functions", "ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER",
+			"hold 1 rows whose partition was missing",
+		},
+		{
+			"circuit breakers", "SELECT dlq.open_breaker('destination:x')", "SELECT dlq.reset_breaker('destination:x')",
+			"an operator holds open: destination:x",
+		},
+		{
+			"dlqd's triggers", "ALTER TABLE dlq.dead_letter_queue DISABLE TRIGGER dead_letter_move",
+			"ALTER TABLE dlq.dead_letter_queue ENABLE TRIGGER dead_letter_move", "dead_letter_move on dead_letter_queue",
+		},
+		{
+			"tables and functions", "ALTER TABLE dlq.dead_letter_transitions DISABLE TRIGGER USER",
 			"ALTER TABLE dlq.dead_letter_transitions ENABLE TRIGGER USER",
-			"trigger transitions_append_only on dead_letter_transitions is disabled"},
-		{"tables and functions", "ALTER FUNCTION dlq.origin(text, text) COST 7",
-			"ALTER FUNCTION dlq.origin(text, text) COST 100", "function origin(p_actor text, p_claimed text) is different"},
-		{"tables and functions", "ALTER INDEX dlq.dead_letter_open_due RENAME TO x",
-			"ALTER INDEX dlq.x RENAME TO dead_letter_open_due", "index dead_letter_open_due is missing"},
-		{"tables and functions", "ALTER TABLE dlq.dead_letter_inbox ADD CONSTRAINT mine CHECK (queue <> 'x')",
-			"ALTER TABLE dlq.dead_letter_inbox DROP CONSTRAINT mine", "constraint mine on dead_letter_inbox was added"},
-		{"tables and functions", "ALTER TABLE dlq.settings ALTER value DROP NOT NULL",
-			"ALTER TABLE dlq.settings ALTER value SET NOT NULL", "column settings.value is different"},
-		{"tables and functions", "CREATE UNIQUE INDEX mine ON dlq.dead_letter_inbox (queue)", "DROP INDEX dlq.mine",
-			"index mine was added"},
-		{"tables and functions", "ALTER TABLE dlq.job_facts ADD note text", "ALTER TABLE dlq.job_facts DROP note",
-			"column job_facts.note was added"},
-		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits
+			"trigger transitions_append_only on dead_letter_transitions is disabled",
+		},
+		{
+			"tables and functions", "ALTER FUNCTION dlq.origin(text, text) COST 7",
+			"ALTER FUNCTION dlq.origin(text, text) COST 100", "function origin(p_actor text, p_claimed text) is different",
+		},
+		{
+			"tables and functions", "ALTER INDEX dlq.dead_letter_open_due RENAME TO x",
+			"ALTER INDEX dlq.x RENAME TO dead_letter_open_due", "index dead_letter_open_due is missing",
+		},
+		{
+			"tables and functions", "ALTER TABLE dlq.dead_letter_inbox ADD CONSTRAINT mine CHECK (queue <> 'x')",
+			"ALTER TABLE dlq.dead_letter_inbox DROP CONSTRAINT mine", "constraint mine on dead_letter_inbox was added",
+		},
+		{
+			"tables and functions", "ALTER TABLE dlq.settings ALTER value DROP NOT NULL",
+			"ALTER TABLE dlq.settings ALTER value SET NOT NULL", "column settings.value is different",
+		},
+		{
+			"tables and functions", "CREATE UNIQUE INDEX mine ON dlq.dead_letter_inbox (queue)", "DROP INDEX dlq.mine",
+			"index mine was added",
+		},
+		{
+			"tables and functions", "ALTER TABLE dlq.job_facts ADD note text", "ALTER TABLE dlq.job_facts DROP note",
+			"column job_facts.note was added",
+		},
+		{
+			"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits
 			JOIN pg_class ON pg_class.oid = inhrelid
 			WHERE inhparent = 'dlq.dead_letter_resolved'::regclass
 				AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`,
-			"CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved exist only 0.0 days ahead"},
+			"CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved exist only 0.0 days ahead",
+		},
 	}, {
 		// Caused by the next one.
 		{"tables and functions", "SELECT 1", "SELECT 1", "trigger dlq_follow on river_job is for replicas only"},
-		{"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow",
-			"ALTER TABLE river_job ENABLE TRIGGER dlq_follow", "dlq_follow is enabled for replicas only"},
+		{
+			"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow",
+			"ALTER TABLE river_job ENABLE TRIGGER dlq_follow", "dlq_follow is enabled for replicas only",
+		},
 		{"capture", "SELECT dlq.set_capture('strict')", "SELECT dlq.set_capture('on')", "is strict, by"},
-		{"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits
+		{
+			"partitions", `DO $$ DECLARE p text; BEGIN FOR p IN SELECT inhrelid::regclass FROM pg_inherits
 			JOIN pg_class ON pg_class.oid = inhrelid
 			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass
 				AND relname ~ '[0-9]$' LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`,
-			"CALL dlq.ensure_partitions()", "exist only 0.0 days ahead"},
+			"CALL dlq.ensure_partitions()", "exist only 0.0 days ahead",
+		},
 	}} {
 		for _, p := range round {
 			exec(p.sql)

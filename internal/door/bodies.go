@@ -36,7 +36,8 @@ const chunk = 4 << 10
 // as bytes arrive: an announced length acquires none. The caller must call done to release the
 // quota.
 func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, client string, limit int64,
-	into io.Writer) (done func(), _ error) {
+	into io.Writer,
+) (done func(), _ error) {
 	reader := &bodyReader{
 		bodies: b, client: client, body: r.Body, control: http.NewResponseController(w), start: time.Now(),
 	}

@@ -35,8 +35,10 @@ const (
 
 // Reasons returns all reasons.
 func Reasons() []string {
-	return []string{RefusedHost, RefusedOrigin, RefusedRequests, RefusedRate, RefusedBodies, RefusedSlow,
-		RefusedConnections}
+	return []string{
+		RefusedHost, RefusedOrigin, RefusedRequests, RefusedRate, RefusedBodies, RefusedSlow,
+		RefusedConnections,
+	}
 }
 
 // Config configures [Guard] and [Limit].
@@ -94,8 +96,10 @@ func Guard(config Config, next http.Handler) http.Handler {
 	if len(config.Origins) > 0 { // without any origin, the library would allow all
 		next = cors.New(cors.Options{
 			AllowedOrigins: config.Origins,
-			AllowedMethods: []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
-				http.MethodDelete},
+			AllowedMethods: []string{
+				http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
+				http.MethodDelete,
+			},
 			AllowedHeaders: []string{"Content-Type", "Authorization", "Traceparent", "Tracestate"},
 			ExposedHeaders: []string{"Retry-After", "RateLimit", "RateLimit-Policy"},
 		}).Handler(next)

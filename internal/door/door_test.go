@@ -20,8 +20,10 @@ func guard(config door.Config) http.Handler {
 
 func TestGuard_RefusesUnknownHosts(t *testing.T) {
 	t.Parallel()
-	handler := guard(door.Config{Hosts: append(door.HostsOf([]string{"dlqd.internal:7353", "0.0.0.0:80", ":80",
-		"unix:/run/x:1", "[fe80::1%eth0]:80"}), "Public.Example", "10.9.8.7")})
+	handler := guard(door.Config{Hosts: append(door.HostsOf([]string{
+		"dlqd.internal:7353", "0.0.0.0:80", ":80",
+		"unix:/run/x:1", "[fe80::1%eth0]:80",
+	}), "Public.Example", "10.9.8.7")})
 	tcp := &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 7353}
 	for host, want := range map[string]int{
 		"localhost": 200, "localhost:7353": 200, "LOCALHOST.": 200, "127.0.0.1:7353": 200,

@@ -313,8 +313,10 @@ func TestApply_DistinguishesReusedJobIDs(t *testing.T) {
 // The first job of an entry that succeeds resolves it.
 func TestApply_ResolvesOnSuccessOfEarlierRedelivery(t *testing.T) {
 	t.Parallel()
-	for _, status := range []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed,
-		deadletter.Processing} {
+	for _, status := range []deadletter.Status{
+		deadletter.Pending, deadletter.Manual, deadletter.Failed,
+		deadletter.Processing,
+	} {
 		t.Run(string(status), func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)

@@ -367,8 +367,10 @@ func TestRedeliver_LocksInOrderOfBulkActions(t *testing.T) {
 	_, err = held.Exec(t.Context(), "SELECT FROM dlq.dead_letter_queue WHERE id = $1 FOR UPDATE", open)
 	require.NoError(t, err)
 	errs := make(chan error, 2)
-	for i, sql := range []string{`SELECT dlq.act_on('tag', $1, 'kim', NULL, '{"tags": ["seen"]}')`,
-		"SELECT dlq.redeliver($1, 'kim', 'replayed')"} {
+	for i, sql := range []string{
+		`SELECT dlq.act_on('tag', $1, 'kim', NULL, '{"tags": ["seen"]}')`,
+		"SELECT dlq.redeliver($1, 'kim', 'replayed')",
+	} {
 		go func() {
 			_, err := b.pool.Exec(t.Context(), sql, ids)
 			errs <- err

@@ -136,71 +136,125 @@ type field struct {
 var (
 	states     = []string{"pending", "processing", "manual", "resolved", "failed", "archived"}
 	openStates = states[:3]
-	classes    = []string{"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized", "not_found",
-		"business", "code_bug", "unknown"}
+	classes    = []string{
+		"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized", "not_found",
+		"business", "code_bug", "unknown",
+	}
 )
 
 // table has all fields, in the order in which Print writes them.
 var table = []field{
-	{name: "status", json: "status", doc: "State. open and closed select all open and all closed states.",
+	{
+		name: "status", json: "status", doc: "State. open and closed select all open and all closed states.",
 		example: "status:manual,failed", values: slices.Concat(states, []string{"open", "closed"}),
-		words: func(f *Filter) *[]string { return &f.Status }},
-	{name: "queue", json: "queue", doc: "Queue; * stands for any text.", example: "queue:payments",
-		words: func(f *Filter) *[]string { return &f.Queue }},
-	{name: "kind", json: "kind", doc: "Kind of the message or job; * stands for any text.", example: "kind:order.*",
-		words: func(f *Filter) *[]string { return &f.Kind }},
-	{name: "class", json: "errorClass", doc: "Class of the error.", example: "class:outage", values: classes,
-		words: func(f *Filter) *[]string { return &f.ErrorClass }},
-	{name: "type", json: "errorType", doc: "Type of the error.", example: "type:TIMEOUT_ERROR",
-		words: func(f *Filter) *[]string { return &f.ErrorType }},
-	{name: "code", json: "errorCode", doc: "Code of the error.", example: "code:INSUFFICIENT_FUNDS",
-		words: func(f *Filter) *[]string { return &f.ErrorCode }},
-	{name: "destination", json: "destination", doc: "Destination to which the failed delivery went.",
-		example: "destination:bank", words: func(f *Filter) *[]string { return &f.Destination }},
+		words: func(f *Filter) *[]string { return &f.Status },
+	},
+	{
+		name: "queue", json: "queue", doc: "Queue; * stands for any text.", example: "queue:payments",
+		words: func(f *Filter) *[]string { return &f.Queue },
+	},
+	{
+		name: "kind", json: "kind", doc: "Kind of the message or job; * stands for any text.", example: "kind:order.*",
+		words: func(f *Filter) *[]string { return &f.Kind },
+	},
+	{
+		name: "class", json: "errorClass", doc: "Class of the error.", example: "class:outage", values: classes,
+		words: func(f *Filter) *[]string { return &f.ErrorClass },
+	},
+	{
+		name: "type", json: "errorType", doc: "Type of the error.", example: "type:TIMEOUT_ERROR",
+		words: func(f *Filter) *[]string { return &f.ErrorType },
+	},
+	{
+		name: "code", json: "errorCode", doc: "Code of the error.", example: "code:INSUFFICIENT_FUNDS",
+		words: func(f *Filter) *[]string { return &f.ErrorCode },
+	},
+	{
+		name: "destination", json: "destination", doc: "Destination to which the failed delivery went.",
+		example: "destination:bank", words: func(f *Filter) *[]string { return &f.Destination },
+	},
 	{name: "error", json: "errorMessage", doc: "Text in the error message; several must all match. A word without a " +
 		"field is the same.", example: `error:"timed out"`, words: func(f *Filter) *[]string { return &f.ErrorMessage }},
-	{name: "group", json: "fingerprint", doc: "Failure group: its fingerprint or the first characters. A fingerprint of " +
-		"an earlier grouping method also finds the group.", example: "group:3f2a",
-		words: func(f *Filter) *[]string { return &f.Fingerprint }},
-	{name: "rule", json: "rule", doc: "Rule that chose class and strategy.", example: "rule:transport",
-		words: func(f *Filter) *[]string { return &f.Rule }},
-	{name: "strategy", json: "strategy", doc: "Strategy: what happens next.", example: "strategy:conditional",
+	{
+		name: "group", json: "fingerprint", doc: "Failure group: its fingerprint or the first characters. A fingerprint of " +
+			"an earlier grouping method also finds the group.", example: "group:3f2a",
+		words: func(f *Filter) *[]string { return &f.Fingerprint },
+	},
+	{
+		name: "rule", json: "rule", doc: "Rule that chose class and strategy.", example: "rule:transport",
+		words: func(f *Filter) *[]string { return &f.Rule },
+	},
+	{
+		name: "strategy", json: "strategy", doc: "Strategy: what happens next.", example: "strategy:conditional",
 		values: []string{"immediate", "scheduled", "conditional", "manual"},
-		words:  func(f *Filter) *[]string { return &f.Strategy }},
-	{name: "waiting", json: "waitingFor", doc: "What a pending entry waits for besides a time.",
+		words:  func(f *Filter) *[]string { return &f.Strategy },
+	},
+	{
+		name: "waiting", json: "waitingFor", doc: "What a pending entry waits for besides a time.",
 		example: "waiting:condition", values: []string{"automatic", "condition", "pace", "order"},
-		words: func(f *Filter) *[]string { return &f.WaitingFor }},
-	{name: "stage", json: "failedIn", doc: "Last failure: of the job itself, or of a redelivery.",
+		words: func(f *Filter) *[]string { return &f.WaitingFor },
+	},
+	{
+		name: "stage", json: "failedIn", doc: "Last failure: of the job itself, or of a redelivery.",
 		example: "stage:redelivery", values: []string{"job", "redelivery"},
-		words: func(f *Filter) *[]string { return &f.FailedIn }},
-	{name: "assigned", json: "assignee", doc: "Assignee: a name, nobody, or me.", example: "assigned:nobody",
-		words: func(f *Filter) *[]string { return &f.Assignee }},
-	{name: "source", json: "source", doc: "Source of the message.", example: "source:shop",
-		words: func(f *Filter) *[]string { return &f.Source }},
-	{name: "subscriber", json: "subscriberId", doc: "Subscriber whom the message concerns.", example: "subscriber:cus_81",
-		words: func(f *Filter) *[]string { return &f.SubscriberID }},
-	{name: "key", json: "orderingKey", doc: "Ordering key of the message.", example: "key:order-81",
-		words: func(f *Filter) *[]string { return &f.OrderingKey }},
-	{name: "tag", json: "tags", doc: "Tag; several must all match.", example: "tag:incident-81",
-		words: func(f *Filter) *[]string { return &f.Tags }},
-	{name: "id", json: "ids", doc: "Id of the entry. An id without a field is the same.",
-		example: "id:0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c", words: func(f *Filter) *[]string { return &f.IDs }},
-	{name: "message", json: "messageId", doc: "Id of the message.", example: "message:pay-1",
-		words: func(f *Filter) *[]string { return &f.MessageID }},
-	{name: "job", json: "jobId", doc: "Id of the job, or of a redelivery.", example: "job:4711",
-		numbers: func(f *Filter) *[]int64 { return &f.JobID }},
-	{name: "after", json: "after", doc: "Captured at or after a date or time (UTC unless it has a zone).",
-		example: "after:2026-11-20T08:00", read: readAfter},
-	{name: "before", json: "before", doc: "Captured before a date or time.", example: "before:2026-11-21",
-		read: readBefore},
-	{name: "failed", doc: "Captured on a day, or in a range of days or times; either end may be omitted.",
-		example: "failed:2026-11-20..2026-11-21", read: readFailed},
-	{name: "age", doc: "Captured more (>) or less (<) than this long ago; units are s, m, h, d and w.", example: "age:>2d",
-		read: readAge},
-	{name: "attempts", doc: "Number of redeliveries: a number, >, >=, <, <=, or a range.", example: "attempts:>3",
-		read: readAttempts},
-	{name: "payload", json: "payload", doc: "Value at a path of keys in the payload, or JSON that the payload contains.",
-		example: "payload.customer:42"},
+		words: func(f *Filter) *[]string { return &f.FailedIn },
+	},
+	{
+		name: "assigned", json: "assignee", doc: "Assignee: a name, nobody, or me.", example: "assigned:nobody",
+		words: func(f *Filter) *[]string { return &f.Assignee },
+	},
+	{
+		name: "source", json: "source", doc: "Source of the message.", example: "source:shop",
+		words: func(f *Filter) *[]string { return &f.Source },
+	},
+	{
+		name: "subscriber", json: "subscriberId", doc: "Subscriber whom the message concerns.", example: "subscriber:cus_81",
+		words: func(f *Filter) *[]string { return &f.SubscriberID },
+	},
+	{
+		name: "key", json: "orderingKey", doc: "Ordering key of the message.", example: "key:order-81",
+		words: func(f *Filter) *[]string { return &f.OrderingKey },
+	},
+	{
+		name: "tag", json: "tags", doc: "Tag; several must all match.", example: "tag:incident-81",
+		words: func(f *Filter) *[]string { return &f.Tags },
+	},
+	{
+		name: "id", json: "ids", doc: "Id of the entry. An id without a field is the same.",
+		example: "id:0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c", words: func(f *Filter) *[]string { return &f.IDs },
+	},
+	{
+		name: "message", json: "messageId", doc: "Id of the message.", example: "message:pay-1",
+		words: func(f *Filter) *[]string { return &f.MessageID },
+	},
+	{
+		name: "job", json: "jobId", doc: "Id of the job, or of a redelivery.", example: "job:4711",
+		numbers: func(f *Filter) *[]int64 { return &f.JobID },
+	},
+	{
+		name: "after", json: "after", doc: "Captured at or after a date or time (UTC unless it has a zone).",
+		example: "after:2026-11-20T08:00", read: readAfter,
+	},
+	{
+		name: "before", json: "before", doc: "Captured before a date or time.", example: "before:2026-11-21",
+		read: readBefore,
+	},
+	{
+		name: "failed", doc: "Captured on a day, or in a range of days or times; either end may be omitted.",
+		example: "failed:2026-11-20..2026-11-21", read: readFailed,
+	},
+	{
+		name: "age", doc: "Captured more (>) or less (<) than this long ago; units are s, m, h, d and w.", example: "age:>2d",
+		read: readAge,
+	},
+	{
+		name: "attempts", doc: "Number of redeliveries: a number, >, >=, <, <=, or a range.", example: "attempts:>3",
+		read: readAttempts,
+	},
+	{
+		name: "payload", json: "payload", doc: "Value at a path of keys in the payload, or JSON that the payload contains.",
+		example: "payload.customer:42",
+	},
 }
 
 // Field describes a field of the language.

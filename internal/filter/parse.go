@@ -66,8 +66,10 @@ func Read(text, me string) (Filter, []Term) {
 	r := &parser{text: text, me: me}
 	switch {
 	case len(text) > MaxBytes:
-		return r.filter, []Term{{To: utf8.RuneCountInString(text),
-			Problem: fmt.Sprintf("a filter has at most %d bytes; this one has %d", MaxBytes, len(text))}}
+		return r.filter, []Term{{
+			To:      utf8.RuneCountInString(text),
+			Problem: fmt.Sprintf("a filter has at most %d bytes; this one has %d", MaxBytes, len(text)),
+		}}
 	case !utf8.ValidString(text) || strings.ContainsRune(text, 0):
 		return r.filter, []Term{{To: utf8.RuneCountInString(text), Problem: "the text has a NUL character or invalid UTF-8"}}
 	}
@@ -371,8 +373,10 @@ func unknownField(name, rest string) error {
 		names[i] = d.name
 	}
 	if near := nearest(strings.ToLower(name), names); near != "" {
-		return &suggestion{"unknown field " + name + "; did you mean " + near + "? (to search for it in errors, quote it)",
-			[]string{near + word[len(name):], quoted}}
+		return &suggestion{
+			"unknown field " + name + "; did you mean " + near + "? (to search for it in errors, quote it)",
+			[]string{near + word[len(name):], quoted},
+		}
 	}
 	return &suggestion{"unknown field " + name + " (fields: " + strings.Join(names, ", ") + "); to search for it in " +
 		"errors, quote it", []string{quoted}}
@@ -514,8 +518,13 @@ func readFailed(f *Filter, v value) error {
 }
 
 // units are the units of time, with their names in Postgres.
-var units = []struct{ letter, name string }{{"w", "week"}, {"d", "day"}, {"h", "hour"}, {"m", "minute"},
-	{"s", "second"}}
+var units = []struct{ letter, name string }{
+	{"w", "week"},
+	{"d", "day"},
+	{"h", "hour"},
+	{"m", "minute"},
+	{"s", "second"},
+}
 
 var (
 	duration = regexp.MustCompile(`^(?:[0-9]{1,7}[wdhms])+$`)

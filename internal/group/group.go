@@ -198,7 +198,8 @@ type Change struct {
 // Set changes a group. A new owner is assigned the group's open entries, in batches; later entries
 // are assigned as they are filed. Set returns the number of assigned entries.
 func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Change,
-	act deadletter.Act) (assigned int, err error) {
+	act deadletter.Act,
+) (assigned int, err error) {
 	raw, err := json.Marshal(change)
 	if err != nil {
 		return 0, err

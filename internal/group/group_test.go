@@ -124,8 +124,10 @@ func TestGroup_StatusFollowsMarks(t *testing.T) {
 	require.EqualValues(t, 3, muted)
 	b.fail("payments", "aaaa1111", time.Now(), "{}", "a")
 	require.EqualValues(t, 1, *status(group.Muted, true).MuteLeft)
-	marks, err := b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: "aaaa1111"},
-		{Queue: "payments", Fingerprint: "none"}})
+	marks, err := b.store.Marks(t.Context(), []group.Key{
+		{Queue: "payments", Fingerprint: "aaaa1111"},
+		{Queue: "payments", Fingerprint: "none"},
+	})
 	require.NoError(t, err)
 	require.Equal(t, map[group.Key]group.Mark{{Queue: "payments", Fingerprint: "aaaa1111"}: {Muted: true, Fixed: true}},
 		marks)

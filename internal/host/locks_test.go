@@ -41,8 +41,10 @@ func TestHost_SurvivesLocks(t *testing.T) {
 		}), statement)
 		return skipped
 	}
-	for _, mode := range []string{"ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE",
-		"SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE"} {
+	for _, mode := range []string{
+		"ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE",
+		"SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE",
+	} {
 		for _, table := range touched {
 			// Capture skips only where it cannot proceed: one mode conflicts with its reads, four with its
 			// appends.

@@ -177,8 +177,10 @@ func TestHost_JobsCanBeRetriedWhileDLQDWaits(t *testing.T) {
 	h := newHost(t)
 	app := h.application()
 	store := deadletter.NewStore(h.dlqd, postgres.DefaultSchemas())
-	for _, table := range []string{"dead_letter_inbox", "dead_letter_open", "dead_letter_transitions", "entry_jobs",
-		"job_facts", "reconcile_findings"} {
+	for _, table := range []string{
+		"dead_letter_inbox", "dead_letter_open", "dead_letter_transitions", "entry_jobs",
+		"job_facts", "reconcile_findings",
+	} {
 		d := h.fail(app)
 		missed := d.unfiled
 		h.exec(h.admin, "ALTER TABLE river_job DISABLE TRIGGER dlq_capture")

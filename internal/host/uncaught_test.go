@@ -74,8 +74,10 @@ func TestHost_SurvivesChangedRights(t *testing.T) {
 func TestHost_SurvivesShortTimeouts(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	settings := []string{"lock_timeout = '1ms'", "statement_timeout = '2s'", "idle_in_transaction_session_timeout = '2s'",
-		"deadlock_timeout = '1ms'"}
+	settings := []string{
+		"lock_timeout = '1ms'", "statement_timeout = '2s'", "idle_in_transaction_session_timeout = '2s'",
+		"deadlock_timeout = '1ms'",
+	}
 	batches := h.prepare(2 * len(settings))
 	for i, setting := range settings {
 		if strings.HasPrefix(setting, "deadlock") {

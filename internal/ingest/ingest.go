@@ -605,7 +605,8 @@ func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Qu
 
 // insertOrdered stores the order of messages with an ordering key, in queues that keep the order.
 func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, group []*submission,
-	index map[string]int, results []*rivertype.JobInsertResult) error {
+	index map[string]int, results []*rivertype.JobInsertResult,
+) error {
 	rules := i.config.Policy()
 	jobs := make(map[int]*rivertype.JobRow, len(results)) // by index in group, which is the order of submission
 	for _, result := range results {

@@ -380,8 +380,10 @@ func TestSubmitBatch_StoresAllOrNone(t *testing.T) {
 	_, err := i.Submit(t.Context(), b.message("taken", `1`), ingest.Trace{})
 	require.NoError(t, err)
 
-	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("a", `1`), b.message("taken", `2`),
-		b.message("b", `1`)}, ingest.Trace{})
+	_, err = i.SubmitBatch(t.Context(), []*message.Message{
+		b.message("a", `1`), b.message("taken", `2`),
+		b.message("b", `1`),
+	}, ingest.Trace{})
 	var conflict *ingest.ConflictError
 	require.ErrorAs(t, err, &conflict)
 	require.Equal(t, 1, conflict.Index)
@@ -395,8 +397,10 @@ func TestSubmitBatch_StoresAllOrNone(t *testing.T) {
 	require.Equal(t, 1, queue.Index)
 	require.Equal(t, 1, b.jobs())
 
-	receipts, err := i.SubmitBatch(t.Context(), []*message.Message{b.message("b", `1`), b.message("taken", `1`),
-		b.message("a", `1`)}, ingest.Trace{})
+	receipts, err := i.SubmitBatch(t.Context(), []*message.Message{
+		b.message("b", `1`), b.message("taken", `1`),
+		b.message("a", `1`),
+	}, ingest.Trace{})
 	require.NoError(t, err)
 	require.Equal(t, 3, b.jobs())
 	require.Equal(t, "b", receipts[0].MessageID)
@@ -449,8 +453,10 @@ func TestLookup(t *testing.T) {
 		{"priority = 2", ingest.Queued},
 		{"state = 'running', attempt = 1", ingest.Running},
 		{"state = 'retryable'", ingest.Retrying},
-		{"state = 'completed', finalized_at = now(), metadata = '{\"dlq:logical_failure\": {\"body\": \"no\"}}'",
-			ingest.Completed},
+		{
+			"state = 'completed', finalized_at = now(), metadata = '{\"dlq:logical_failure\": {\"body\": \"no\"}}'",
+			ingest.Completed,
+		},
 		{"state = 'available', finalized_at = NULL", ingest.Retrying},
 		{"state = 'cancelled', finalized_at = now(), metadata = '{\"cancel_attempted_at\": \"now\"}'", ingest.Cancelled},
 		{"state = 'available', finalized_at = NULL", ingest.Retrying},

@@ -168,8 +168,10 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 		return nil, err
 	}
 	if len(batch.Messages) == 0 || len(batch.Messages) > most {
-		return nil, &InvalidError{Fields: []FieldError{{Field: "messages",
-			Message: fmt.Sprintf("has %d messages; must have 1 to %d", len(batch.Messages), most)}}}
+		return nil, &InvalidError{Fields: []FieldError{{
+			Field:   "messages",
+			Message: fmt.Sprintf("has %d messages; must have 1 to %d", len(batch.Messages), most),
+		}}}
 	}
 	invalid := &InvalidError{}
 	messages := make([]*Message, len(batch.Messages))

@@ -82,14 +82,18 @@ func TestParse_RejectsInvalidMessages(t *testing.T) {
 		"other half":           {with("source", `"\udc00"`), "source", "half a surrogate"},
 		"huge number":          {with("payload", `[{}, [], 1e400000]`), "payload[2]", "exponent"},
 		"tiny number":          {with("payload", `1E-99999999999999999999`), "payload", "exponent"},
-		"too deep for Go": {with("payload", strings.Repeat("[", 20000)+strings.Repeat("]", 20000)), "",
-			"nested deeper than 64"},
+		"too deep for Go": {
+			with("payload", strings.Repeat("[", 20000)+strings.Repeat("]", 20000)), "",
+			"nested deeper than 64",
+		},
 		"numbers that grow":  {with("payload", "["+strings.Repeat("1e1000,", 50_000)+"0]"), "payload[1400]", "written out"},
 		"the same key twice": {with("payload", `{"a": {"b": 1, "c": 2, "\u0062": 3}}`), "payload.a.c", `the key "b" twice`},
 		"a field twice":      {`{"queue": "a", "queue": "b", "kind": "k", "payload": 1}`, "queue", `the key "queue" twice`},
 		"key twice of many":  {with("payload", "{"+manyKeys(100)+`, "k7": 1}`), "payload.k99", `the key "k7" twice`},
-		"a field in capitals": {`{"queue": "a", "kind": "k", "payload": 1, "Priority": 1}`, "Priority",
-			`unknown field; use "priority"`},
+		"a field in capitals": {
+			`{"queue": "a", "kind": "k", "payload": 1, "Priority": 1}`, "Priority",
+			`unknown field; use "priority"`,
+		},
 		"long number": {with("payload", strings.Repeat("9", 2000)), "payload", "longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -169,8 +173,10 @@ func TestParseBatch_RejectsInvalidBatches(t *testing.T) {
 
 // FuzzCheckJSON checks that text which passes CheckJSON is JSON that decodes.
 func FuzzCheckJSON(f *testing.F) {
-	for _, seed := range []string{`{"a": "\u0000"}`, `[1e5, "\ud83d\ude00", "\\"]`, `"\ud800\u0041"`,
-		`-0.5e-3`, "\"\xff\""} {
+	for _, seed := range []string{
+		`{"a": "\u0000"}`, `[1e5, "\ud83d\ude00", "\\"]`, `"\ud800\u0041"`,
+		`-0.5e-3`, "\"\xff\"",
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {

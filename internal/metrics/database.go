@@ -445,8 +445,10 @@ func (p *publisher) publishInstallation() {
 		count, age *prometheus.Desc
 		n          *int64
 		since      *time.Time
-	}{{unfiledDesc, waitingDesc, p.Capture.Unfiled, p.Capture.UnfiledSince},
-		{factsDesc, factsAgeDesc, p.Capture.Facts, p.Capture.FactsSince}} {
+	}{
+		{unfiledDesc, waitingDesc, p.Capture.Unfiled, p.Capture.UnfiledSince},
+		{factsDesc, factsAgeDesc, p.Capture.Facts, p.Capture.FactsSince},
+	} {
 		if backlog.n == nil { // another session had locked the table
 			continue
 		}

@@ -138,12 +138,16 @@ func New() *Metrics {
 		vec.WithLabelValues("ok")
 		vec.WithLabelValues("error")
 	}
-	for _, action := range []string{"filed", "repeated", "claimed", "decided", "parked", "placed", "put_off", "released",
-		"redelivered", "settled", "requeued"} {
+	for _, action := range []string{
+		"filed", "repeated", "claimed", "decided", "parked", "placed", "put_off", "released",
+		"redelivered", "settled", "requeued",
+	} {
 		m.moves.WithLabelValues(action)
 	}
-	for _, stage := range []string{worker.StageClaim, worker.StageDecision, worker.StagePace, worker.StageGate,
-		stageApproval} {
+	for _, stage := range []string{
+		worker.StageClaim, worker.StageDecision, worker.StagePace, worker.StageGate,
+		stageApproval,
+	} {
 		m.stageSeconds.WithLabelValues(stage, "ok")
 		m.stageSeconds.WithLabelValues(stage, "error")
 	}

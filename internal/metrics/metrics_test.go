@@ -517,8 +517,10 @@ func TestDatabase_LimitsNames(t *testing.T) {
 func TestHistogram_ClassicAndNativeBucketsAgree(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	agos := []time.Duration{time.Second, 3 * time.Second, 5 * time.Second, 100 * time.Second, time.Hour, 90 * time.Minute,
-		60 * 24 * time.Hour}
+	agos := []time.Duration{
+		time.Second, 3 * time.Second, 5 * time.Second, 100 * time.Second, time.Hour, 90 * time.Minute,
+		60 * 24 * time.Hour,
+	}
 	for _, ago := range agos {
 		b.fail(1, "q", "A", ago)
 	}

@@ -103,8 +103,10 @@ func (s *policyState) Collect(ch chan<- prometheus.Metric) {
 type poolState struct{ pool *pgxpool.Pool }
 
 func (poolState) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{connectionsDesc, maxConnsDesc, acquiresDesc, waitedDesc,
-		canceledDesc, waitTimeDesc} {
+	for _, d := range []*prometheus.Desc{
+		connectionsDesc, maxConnsDesc, acquiresDesc, waitedDesc,
+		canceledDesc, waitTimeDesc,
+	} {
 		ch <- d
 	}
 }

@@ -21,7 +21,8 @@ type Places struct {
 // from now on. If within is nil, it reserves all of them; otherwise only those that are no further
 // ahead than within.
 func Reserve(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time,
-	within *time.Duration) (Places, error) {
+	within *time.Duration,
+) (Places, error) {
 	row, err := dbsqlc.New(db).ReservePace(ctx, dbsqlc.ReservePaceParams{
 		Name: name, Rate: perSecond, Count: int32(min(count, math.MaxInt32)), Now: now, Within: within,
 	})

@@ -169,8 +169,10 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 	for _, test := range []struct{ file, text, want string }{
 		{"access", "authentication: [oidc]", "access.yaml:1: authentication: oidc requires oidc.issuer"},
 		{"access", "authentication: [oidc]\noidc: {issuer: 'https://login.example.com'}", "and oidc.clientID"},
-		{"access", "oidc:\n  issuer: http://login.example.com",
-			`access.yaml:2: oidc.issuer: "http://login.example.com" must be https, or http on this machine`},
+		{
+			"access", "oidc:\n  issuer: http://login.example.com",
+			`access.yaml:2: oidc.issuer: "http://login.example.com" must be https, or http on this machine`,
+		},
 		{"access", "oidc: {scopes: [email]}", "access.yaml:1: oidc.scopes: must contain openid"},
 		{"access", "oidc: {audience: ['']}", "oidc.audience: contains an empty audience"},
 		{"access", "oidc: {clientSecret: x}", "oidc.clientSecret: unknown field (known: audience, clientID, " +
@@ -188,12 +190,18 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 		{"retry-policies", "- a", "retry-policies.yaml:1: must be a mapping"},
 		{"retry-policies", "a: 1\n---\nb: 1", "retry-policies.yaml:2: contains more than one document"},
 		{"retry-policies", "queues: {a: {}, a: {}}", "retry-policies.yaml:1: mapping key \"a\" already defined"},
-		{"retry-policies", "defaults: {timeout: 1s}\nqueues:\n  2024: {}",
-			"retry-policies.yaml:3: the name 2024 must be a string: put it in quotes"},
-		{"retry-policies", "queues:\n  a:\n    timeout: \"\"",
-			`retry-policies.yaml:3: queues.a.timeout: "" is not a duration, such as 30s`},
-		{"retry-policies", "queues:\n  a:\n    timeout: 99999999999999h",
-			`retry-policies.yaml:3: queues.a.timeout: "99999999999999h" is too long`},
+		{
+			"retry-policies", "defaults: {timeout: 1s}\nqueues:\n  2024: {}",
+			"retry-policies.yaml:3: the name 2024 must be a string: put it in quotes",
+		},
+		{
+			"retry-policies", "queues:\n  a:\n    timeout: \"\"",
+			`retry-policies.yaml:3: queues.a.timeout: "" is not a duration, such as 30s`,
+		},
+		{
+			"retry-policies", "queues:\n  a:\n    timeout: 99999999999999h",
+			`retry-policies.yaml:3: queues.a.timeout: "99999999999999h" is too long`,
+		},
 		{"retry-policies", "queues:\n  a:\n    attempts: 3", "retry-policies.yaml:3: queues.a.attempts: unknown field " +
 			"(known: backoff, deadLetterLogicalFailures, destination, maxAttempts,"},
 		{"retry-policies", "queues:\n  a:\n    maxAttempts: many", "retry-policies.yaml:3: queues.a.maxAttempts: is of " +
@@ -203,12 +211,18 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 		{"retry-policies", "queues: {a: {whenOpen: hold}}", "queues.a.whenOpen: is hold; must be one of reject, accept"},
 		{"retry-policies", "queues: {a: {timeout: soon}}", `queues.a.timeout: "soon" is not a duration, such as 30s`},
 		{"retry-policies", "queues: {a: {timeout: 30}}", "queues.a.timeout: is of type number; must be string"},
-		{"retry-policies", destination + "queues:\n  a:\n    timeout: 2h\n    destination: d",
-			"retry-policies.yaml:4: queues.a.timeout: is 2h0m0s; must be 1ms to 1h0m0s"},
-		{"retry-policies", destination + "queues:\n  a: {destination: b}",
-			`retry-policies.yaml:3: queues.a.destination: unknown destination "b" (known: d)`},
-		{"retry-policies", destination + "queues: {a: {destination: d, retention: {resolved: 30s}}}",
-			"queues.a.retention.resolved: is 30s; must be 1h0m0s to"},
+		{
+			"retry-policies", destination + "queues:\n  a:\n    timeout: 2h\n    destination: d",
+			"retry-policies.yaml:4: queues.a.timeout: is 2h0m0s; must be 1ms to 1h0m0s",
+		},
+		{
+			"retry-policies", destination + "queues:\n  a: {destination: b}",
+			`retry-policies.yaml:3: queues.a.destination: unknown destination "b" (known: d)`,
+		},
+		{
+			"retry-policies", destination + "queues: {a: {destination: d, retention: {resolved: 30s}}}",
+			"queues.a.retention.resolved: is 30s; must be 1h0m0s to",
+		},
 		{"retry-policies", destination + "queues: {'A b': {destination: d}}", "queues.A b: a queue's name"},
 		{"retry-policies", "destinations: {d: {url: 'ftp://x'}}", "destinations.d.url: must be an http or https URL"},
 		{"retry-policies", "destinations: {d: {}}", "destinations.d: url is required"},
@@ -220,16 +234,26 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 		{"retry-policies", "destinations: {d: {urlFile: gone}}", "destinations.d.urlFile:"},
 		{"retry-policies", "destinations: {d: {urlFile: bank.secret}}", "destinations.d.urlFile: must be an http or " +
 			"https URL"},
-		{"retry-policies", "destinations: {d: {url: 'http://x', urlFile: bank.secret}}",
-			"destinations.d: has url and urlFile; remove one"},
-		{"retry-policies", "destinations: {d: {url: 'http://x', probe: {url: here}}}",
-			"destinations.d.probe.url: must be an http or https URL"},
-		{"retry-policies", destination + "data:\n  sensitivePaths: [card.number]",
-			`data.sensitivePaths[0]: "card.number" begins with "card"; must be payload, headers, metadata`},
-		{"retry-policies", destination + "data: {sensitivePaths: [payload.a, 'payload.b.']}",
-			`data.sensitivePaths[1]: "payload.b." ends with a dot`},
-		{"retry-policies", destination + "data: {sensitivePaths: ['payload...b']}",
-			"has three dots; two dots match any depth"},
+		{
+			"retry-policies", "destinations: {d: {url: 'http://x', urlFile: bank.secret}}",
+			"destinations.d: has url and urlFile; remove one",
+		},
+		{
+			"retry-policies", "destinations: {d: {url: 'http://x', probe: {url: here}}}",
+			"destinations.d.probe.url: must be an http or https URL",
+		},
+		{
+			"retry-policies", destination + "data:\n  sensitivePaths: [card.number]",
+			`data.sensitivePaths[0]: "card.number" begins with "card"; must be payload, headers, metadata`,
+		},
+		{
+			"retry-policies", destination + "data: {sensitivePaths: [payload.a, 'payload.b.']}",
+			`data.sensitivePaths[1]: "payload.b." ends with a dot`,
+		},
+		{
+			"retry-policies", destination + "data: {sensitivePaths: ['payload...b']}",
+			"has three dots; two dots match any depth",
+		},
 		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a[0].b']}", "contains an array index"},
 		{"retry-policies", destination + "data: {sensitivePaths: ['payload.a*']}", "has a * beside other characters"},
 		{"retry-policies", destination + "data: {sensitivePatterns: [phones]}", "data.sensitivePatterns"},
@@ -241,46 +265,68 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 		{"worker-pool", "queues: {nowhere: {concurrency: 1}}", "queues.nowhere: unknown queue (known: default)"},
 		{"dlq-routing", "redeliveriesPerSecond: 1e-300", "redeliveriesPerSecond: is 1e-300; must be 0 (no limit), or 0.001 " +
 			"or more"},
-		{"retry-policies", "destinations: {bank: {url: 'http://x/', redeliveriesPerSecond: 1e-9}}",
-			"destinations.bank.redeliveriesPerSecond: is 1e-09; must be 0 (no limit), or 0.001 or more"},
+		{
+			"retry-policies", "destinations: {bank: {url: 'http://x/', redeliveriesPerSecond: 1e-9}}",
+			"destinations.bank.redeliveriesPerSecond: is 1e-09; must be 0 (no limit), or 0.001 or more",
+		},
 		{"dlq-routing", "classes: {transent: {strategy: manual}}", "classes.transent: unknown class (known: transient,"},
 		{"dlq-routing", "classes: {transient: {strategy: later}}", "classes.transient.strategy: is later; must be one of " +
 			"immediate, scheduled, conditional, manual"},
-		{"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}",
-			`strategies.scheduled.timeZone: "Mars/Base" is not a time zone`},
+		{
+			"dlq-routing", "strategies: {scheduled: {timeZone: Mars/Base}}",
+			`strategies.scheduled.timeZone: "Mars/Base" is not a time zone`,
+		},
 		{"dlq-routing", "strategies: {scheduled: {hours: [24]}}", "strategies.scheduled.hours[0]: is 24; must be 0 to 23"},
 		{"dlq-routing", "strategies: {immediate: {delays: [0s]}}", "strategies.immediate.delays[0]: is 0s; must be 1ms to"},
-		{"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}",
-			`dlq-routing.yaml:3: rules[1].name: "a" is also the name of another rule`},
+		{
+			"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}",
+			`dlq-routing.yaml:3: rules[1].name: "a" is also the name of another rule`,
+		},
 		{"dlq-routing", "rules: [{match: {}}]", "rules[0]: name is required"},
 		{"dlq-routing", "rules:\n- {name: a, match: {kind: k}}", "dlq-routing.yaml:2: rules[0]: has no effect: set a " +
 			"class, a plan"},
-		{"dlq-routing", "rules: [{name: backfilled, match: {kind: k}, class: outage}]",
-			`rules[0].name: "backfilled" is reserved by dlqd`},
+		{
+			"dlq-routing", "rules: [{name: backfilled, match: {kind: k}, class: outage}]",
+			`rules[0].name: "backfilled" is reserved by dlqd`,
+		},
 		{"dlq-routing", "queues:\n  a:\n    plan: {strategy: soon}", "dlq-routing.yaml:3: queues.a.plan.strategy: is soon; " +
 			"must be one of immediate, scheduled, conditional, manual"},
-		{"dlq-routing", "kinds: {'report.*': {plan: {delays: [0s]}}}",
-			"kinds.report.*.plan.delays[0]: is 0s; must be 1ms to"},
-		{"dlq-routing", "kinds: {report: {classes: {bug: {strategy: manual}}}}",
-			"kinds.report.classes.bug: unknown class (known: transient,"},
+		{
+			"dlq-routing", "kinds: {'report.*': {plan: {delays: [0s]}}}",
+			"kinds.report.*.plan.delays[0]: is 0s; must be 1ms to",
+		},
+		{
+			"dlq-routing", "kinds: {report: {classes: {bug: {strategy: manual}}}}",
+			"kinds.report.classes.bug: unknown class (known: transient,",
+		},
 		{"dlq-routing", "automatic: {classes: {bug: {enabled: true}}}", "automatic.classes.bug: unknown class (known: " +
 			"transient,"},
 		{"dlq-routing", "queues:\n  default:\n    classes: {outag: {strategy: manual}}\nstrategies:\n  scheduled: " +
 			"{timeZone: UTC}", "dlq-routing.yaml:3: queues.default.classes.outag: unknown class (known: transient,"},
-		{"dlq-routing", "rules:\n- &q {name: a, match: {kind: k}, class: bug}\n- {<<: *q, name: b}",
-			"dlq-routing.yaml:2: rules[1].class: is bug; must be one of transient,"},
+		{
+			"dlq-routing", "rules:\n- &q {name: a, match: {kind: k}, class: bug}\n- {<<: *q, name: b}",
+			"dlq-routing.yaml:2: rules[1].class: is bug; must be one of transient,",
+		},
 		{"dlq-routing", "automatic: {all: {}}", "automatic.all: enabled is required"},
-		{"dlq-routing", "automatic:\n  queues:\n    mailers: {enabled: true, include: [old]}",
-			"dlq-routing.yaml:3: automatic.queues.mailers.include[0]: is old; must be one of backfilled, single-attempt"},
+		{
+			"dlq-routing", "automatic:\n  queues:\n    mailers: {enabled: true, include: [old]}",
+			"dlq-routing.yaml:3: automatic.queues.mailers.include[0]: is old; must be one of backfilled, single-attempt",
+		},
 		{"dlq-routing", "automatic: {kind: {}}", "automatic.kind: unknown field (known: all, classes, kinds, queues)"},
-		{"dlq-routing", "rules: [{name: a, match: {}, class: outage, tags: [no]}]",
-			`rules[0].tags[0]: "no" must be 3 to 255`},
+		{
+			"dlq-routing", "rules: [{name: a, match: {}, class: outage, tags: [no]}]",
+			`rules[0].tags[0]: "no" must be 3 to 255`,
+		},
 		{"dlq-routing", "smartRetry: {classes: [bug]}", "smartRetry.classes[0]: is bug; must be one of transient, " +
 			"rate_limited,"},
-		{"dlq-routing", "rules: [{name: '', match: {kind: k}, class: outage}]",
-			"rules[0].name: has 0 characters; must have at least 1"},
-		{"dlq-routing", "rules: [{name: a, match: {message: '" + strings.Repeat("x", 1001) + "'}, class: outage}]",
-			"rules[0].match.message: has 1001 characters; must have at most 1000"},
+		{
+			"dlq-routing", "rules: [{name: '', match: {kind: k}, class: outage}]",
+			"rules[0].name: has 0 characters; must have at least 1",
+		},
+		{
+			"dlq-routing", "rules: [{name: a, match: {message: '" + strings.Repeat("x", 1001) + "'}, class: outage}]",
+			"rules[0].match.message: has 1001 characters; must have at most 1000",
+		},
 		{"retry-policy", "{}", "retry-policy.yaml is not a file of a policy (known: retry-policies,"},
 	} {
 		_, _, err := load(t, policytest.Files{test.file: test.text}, "")

@@ -162,8 +162,10 @@ func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) er
 		migrations.files = append(migrations.files, codeFile{name, within.Render(up)})
 	}
 	code := newCode(within)
-	for _, part := range []codePart{migrations, code.routines, code.triggers,
-		newCodePart(fresh, codeFile{"river_triggers.sql", db.RiverTriggers})} {
+	for _, part := range []codePart{
+		migrations, code.routines, code.triggers,
+		newCodePart(fresh, codeFile{"river_triggers.sql", db.RiverTriggers}),
+	} {
 		if err := part.run(ctx, tx); err != nil {
 			return err
 		}

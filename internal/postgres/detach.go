@@ -157,11 +157,15 @@ func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, erro
 	}
 	switch {
 	case tables:
-		left = append(left, Left{"the tables of schema " + m.Schemas.DLQ + ", with the dead letters in them",
-			[]string{"DROP SCHEMA " + m.Schemas.DLQ + " CASCADE; -- or: dlqd detach --drop-data"}})
+		left = append(left, Left{
+			"the tables of schema " + m.Schemas.DLQ + ", with the dead letters in them",
+			[]string{"DROP SCHEMA " + m.Schemas.DLQ + " CASCADE; -- or: dlqd detach --drop-data"},
+		})
 	case schema && !owned:
-		left = append(left, Left{"the empty schema " + m.Schemas.DLQ + ", which another role owns",
-			[]string{"DROP SCHEMA " + m.Schemas.DLQ + ";"}})
+		left = append(left, Left{
+			"the empty schema " + m.Schemas.DLQ + ", which another role owns",
+			[]string{"DROP SCHEMA " + m.Schemas.DLQ + ";"},
+		})
 	}
 	rows, err := m.Pool.Query(ctx, `SELECT rolname::text FROM pg_roles
 		WHERE rolname IN ('dlq_reader', 'dlq_operator', 'dlq_admin') ORDER BY 1`)
@@ -206,8 +210,10 @@ func (m *Migrator) findGrants(ctx context.Context) ([]Left, error) {
 	if err != nil || len(revokes) == 0 {
 		return nil, err
 	}
-	return []Left{{"rights of this role on River's tables and this database (revoke them if only dlqd uses this role)",
-		revokes}}, nil
+	return []Left{{
+		"rights of this role on River's tables and this database (revoke them if only dlqd uses this role)",
+		revokes,
+	}}, nil
 }
 
 // findMarkers returns what dlqd wrote into River's jobs: markers in metadata and undelivered messages.
@@ -229,11 +235,13 @@ func (m *Migrator) findMarkers(ctx context.Context) ([]Left, error) {
 	var left []Left
 	if jobs > 0 {
 		keys := "'{" + strings.Join(markers, ",") + "}'::text[]"
-		left = append(left, Left{fmt.Sprintf("markers in the metadata of %d jobs, until River deletes the jobs", jobs),
+		left = append(left, Left{
+			fmt.Sprintf("markers in the metadata of %d jobs, until River deletes the jobs", jobs),
 			[]string{
 				"UPDATE " + job + " SET metadata = metadata - " + keys + " WHERE id IN (SELECT id FROM " + job +
 					" WHERE metadata ?| " + keys + " LIMIT 1000); -- repeat until it prints UPDATE 0",
-			}})
+			},
+		})
 	}
 	if messages > 0 {
 		left = append(left, Left{fmt.Sprintf("%d messages that were submitted to dlqd and are not delivered: no worker "+

@@ -400,8 +400,13 @@ func TestPartitions_AreCreatedAhead(t *testing.T) {
 
 func TestSchemas_ValidateAndRender(t *testing.T) {
 	t.Parallel()
-	for _, s := range []postgres.Schemas{{DLQ: "a b", River: "public"}, {DLQ: "dlq", River: "Robert'; DROP"},
-		{DLQ: "x", River: "x"}, {DLQ: strings.Repeat("x", 50), River: "public"}, {}} {
+	for _, s := range []postgres.Schemas{
+		{DLQ: "a b", River: "public"},
+		{DLQ: "dlq", River: "Robert'; DROP"},
+		{DLQ: "x", River: "x"},
+		{DLQ: strings.Repeat("x", 50), River: "public"},
+		{},
+	} {
 		require.Error(t, s.Validate(), fmt.Sprint(s))
 	}
 	require.Equal(t, "SELECT a.b FROM jobs.river_job, office.t -- office.x xdlq.y",

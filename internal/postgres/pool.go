@@ -43,7 +43,8 @@ func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error
 
 // OpenWith is [Open] for a pool that calls connected with each new connection before its first use.
 func OpenWith(ctx context.Context, url string, maxConns int32,
-	connected func(context.Context, *pgx.Conn)) (*pgxpool.Pool, error) {
+	connected func(context.Context, *pgx.Conn),
+) (*pgxpool.Pool, error) {
 	return openLimited(ctx, url, maxConns, DefaultTimeout, connected)
 }
 
@@ -75,7 +76,8 @@ func parse(url string) (*pgxpool.Config, error) {
 }
 
 func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration,
-	connected func(context.Context, *pgx.Conn)) (*pgxpool.Pool, error) {
+	connected func(context.Context, *pgx.Conn),
+) (*pgxpool.Pool, error) {
 	config, err := parse(url)
 	if err != nil {
 		return nil, err

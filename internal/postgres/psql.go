@@ -9,8 +9,10 @@ import (
 )
 
 // onlyPgx lists connection parameters of pgx that libpq refuses.
-var onlyPgx = []string{"default_query_exec_mode", "description_cache_capacity", "statement_cache_capacity",
-	"min_read_buffer_size"}
+var onlyPgx = []string{
+	"default_query_exec_mode", "description_cache_capacity", "statement_cache_capacity",
+	"min_read_buffer_size",
+}
 
 // keywordPassword matches the password in a connection string of keywords and values.
 var keywordPassword = regexp.MustCompile(`(?:^|\s)password\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)`)

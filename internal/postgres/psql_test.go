@@ -11,8 +11,10 @@ import (
 func TestForPsql_RemovesPassword(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string][2]string{
-		"postgres://ann:s%40e@db:5432/x?sslmode=require&pool_max_conns=9": {"postgres://ann@db:5432/x?sslmode=require",
-			"s@e"},
+		"postgres://ann:s%40e@db:5432/x?sslmode=require&pool_max_conns=9": {
+			"postgres://ann@db:5432/x?sslmode=require",
+			"s@e",
+		},
 		"postgresql://db/x?password=secret&application_name=a%20b": {"postgresql://db/x?application_name=a%20b", "secret"},
 		"postgres://dlqd@/dlqd?host=%2Fa%20b%2Fsocket":             {"postgres://dlqd@/dlqd?host=%2Fa%20b%2Fsocket", ""},
 		"host=db user=ann password=secret dbname=x":                {"host=db user=ann dbname=x", "secret"},
@@ -22,8 +24,10 @@ func TestForPsql_RemovesPassword(t *testing.T) {
 		require.NoError(t, err, in)
 		require.Equal(t, want, [2]string{clean, password}, in)
 	}
-	for _, in := range []string{"postgres://ann:hush%zz@db/x", "postgres://ann:hush@db:port/x",
-		"host=db password='hush dbname=x", "host=db password=hush=", "password", "postgres://ann:hush@[db/x"} {
+	for _, in := range []string{
+		"postgres://ann:hush%zz@db/x", "postgres://ann:hush@db:port/x",
+		"host=db password='hush dbname=x", "host=db password=hush=", "password", "postgres://ann:hush@[db/x",
+	} {
 		clean, password, err := postgres.ForPsql(in)
 		if in == "host=db password=hush=" { // unusual, but valid
 			require.Equal(t, "hush=", password)

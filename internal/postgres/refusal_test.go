@@ -46,8 +46,10 @@ func TestIsRefusal_DependsOnSQLState(t *testing.T) {
 	defer gone.Release()
 	require.NoError(t, gone.Conn().Close(t.Context()))
 	_, dead := gone.Exec(t.Context(), "SELECT 1")
-	for _, err := range []error{nil, closed, refused, dead, io.ErrUnexpectedEOF, &net.OpError{Err: io.EOF},
-		context.DeadlineExceeded, errors.New("write failed: connection cut")} {
+	for _, err := range []error{
+		nil, closed, refused, dead, io.ErrUnexpectedEOF, &net.OpError{Err: io.EOF},
+		context.DeadlineExceeded, errors.New("write failed: connection cut"),
+	} {
 		require.False(t, postgres.IsRefusal(err), err)
 	}
 	require.Error(t, dead)

@@ -38,35 +38,61 @@ type Right struct {
 // rights of PartAttach.
 func Rights() []Right {
 	return []Right{
-		{Part: PartAttach, On: "database", Privileges: []string{"CREATE"},
-			Why: "create the schema of dlqd's tables; not needed once it exists"},
+		{
+			Part: PartAttach, On: "database", Privileges: []string{"CREATE"},
+			Why: "create the schema of dlqd's tables; not needed once it exists",
+		},
 		{Part: PartAttach, On: "schema", Privileges: []string{"USAGE"}, Why: "use River's tables"},
-		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"TRIGGER"},
-			Why: "run capture in the transactions that end jobs"},
-		{Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"},
-			Why: "read and lock jobs: missed failures, redeliveries in progress, jobs retried elsewhere, erasures"},
-		{Part: PartAttach, On: "table", Object: "river_migration", Privileges: []string{"SELECT"},
-			Why: "read River's version"},
+		{
+			Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"TRIGGER"},
+			Why: "run capture in the transactions that end jobs",
+		},
+		{
+			Part: PartAttach, On: "table", Object: "river_job", Privileges: []string{"SELECT", "UPDATE"},
+			Why: "read and lock jobs: missed failures, redeliveries in progress, jobs retried elsewhere, erasures",
+		},
+		{
+			Part: PartAttach, On: "table", Object: "river_migration", Privileges: []string{"SELECT"},
+			Why: "read River's version",
+		},
 		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"INSERT"}, Why: "insert redeliveries"},
-		{Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"DELETE"}, Optional: true,
+		{
+			Part: PartDLQWorkers, On: "table", Object: "river_job", Privileges: []string{"DELETE"}, Optional: true,
 			Why: "delete failed redeliveries after the dead letter records them, so that River UI lists one job for each " +
-				"dead letter"},
-		{Part: PartDLQWorkers, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"},
-			Why: "assign ids to these jobs"},
-		{Part: PartDLQWorkers, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"},
-			Why: "list queues; pause and resume them for an operator or a circuit breaker of the policy"},
-		{Part: PartAPI, On: "table", Object: "river_job", Privileges: []string{"INSERT"},
-			Why: "replay dead letters and accept messages"},
-		{Part: PartAPI, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"},
-			Why: "assign ids to these jobs"},
-		{Part: PartAPI, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"},
-			Why: "list queues; pause and resume them"},
-		{Part: PartProcess, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "INSERT", "UPDATE"},
-			Why: "deliver messages: River's client reports the queues that it works"},
-		{Part: PartDoctor, On: "table", Object: "river_leader", Privileges: []string{"SELECT"},
-			Why: "check whether River has a leader"},
-		{Part: PartDoctor, On: "role", Object: "pg_read_all_stats", Privileges: []string{"MEMBER"}, Optional: true,
-			Why: "see transactions of other users that hold back vacuum"},
+				"dead letter",
+		},
+		{
+			Part: PartDLQWorkers, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"},
+			Why: "assign ids to these jobs",
+		},
+		{
+			Part: PartDLQWorkers, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"},
+			Why: "list queues; pause and resume them for an operator or a circuit breaker of the policy",
+		},
+		{
+			Part: PartAPI, On: "table", Object: "river_job", Privileges: []string{"INSERT"},
+			Why: "replay dead letters and accept messages",
+		},
+		{
+			Part: PartAPI, On: "sequence", Object: "river_job_id_seq", Privileges: []string{"USAGE"},
+			Why: "assign ids to these jobs",
+		},
+		{
+			Part: PartAPI, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "UPDATE"},
+			Why: "list queues; pause and resume them",
+		},
+		{
+			Part: PartProcess, On: "table", Object: "river_queue", Privileges: []string{"SELECT", "INSERT", "UPDATE"},
+			Why: "deliver messages: River's client reports the queues that it works",
+		},
+		{
+			Part: PartDoctor, On: "table", Object: "river_leader", Privileges: []string{"SELECT"},
+			Why: "check whether River has a leader",
+		},
+		{
+			Part: PartDoctor, On: "role", Object: "pg_read_all_stats", Privileges: []string{"MEMBER"}, Optional: true,
+			Why: "see transactions of other users that hold back vacuum",
+		},
 	}
 }
 
@@ -109,7 +135,8 @@ func (e *MissingRightsError) Error() string {
 // MissingRights checks each privilege of the rights of parts for this session's role. A table that
 // this version of River does not have needs no right.
 func (m *Migrator) MissingRights(ctx context.Context,
-	parts ...string) (role string, missing []MissingRight, err error) {
+	parts ...string,
+) (role string, missing []MissingRight, err error) {
 	var database string
 	var hasSchema, ownSchema bool
 	// A name in a schema that this role may not use is an error, so read the catalog, which every

@@ -73,7 +73,8 @@ func (t timeouts) TraceCopyFromEnd(ctx context.Context, _ *pgx.Conn, _ pgx.Trace
 }
 
 func (t timeouts) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
-	_ pgxpool.TraceAcquireStartData) context.Context {
+	_ pgxpool.TraceAcquireStartData,
+) context.Context {
 	return t.start(ctx)
 }
 

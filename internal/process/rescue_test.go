@@ -56,8 +56,10 @@ func TestRescue_PutsBackMessagesOfADeadProcess(t *testing.T) {
 	message := b.running("dlqd_message", 1, 3, "{}", living, dead)
 	last := b.running("dlqd_message", 3, 3, "{}", dead)
 	cancelled := b.running("dlqd_message", 1, 3, `{"cancel_attempted_at": "2026-01-01T00:00:00Z"}`, dead)
-	others := []int64{b.running("send_email", 1, 3, "{}", dead), b.running("dlqd_message", 1, 3, "{}", dead, living),
-		b.running("dlqd_message", 1, 3, "{}", "host_2026")}
+	others := []int64{
+		b.running("send_email", 1, 3, "{}", dead), b.running("dlqd_message", 1, 3, "{}", dead, living),
+		b.running("dlqd_message", 1, 3, "{}", "host_2026"),
+	}
 	retried, ended := b.rescue(100)
 	require.Zero(t, retried+ended, "all processes are alive")
 

@@ -66,11 +66,13 @@ func TestProtocol_KeepsInvariantsForLong(t *testing.T) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), length)
 	defer cancel()
-	x := &protocol.Explorer{QuietEvery: 64, MaxStates: states, Procs: runtime.NumCPU(),
+	x := &protocol.Explorer{
+		QuietEvery: 64, MaxStates: states, Procs: runtime.NumCPU(),
 		Model: &protocol.Model{Bounds: protocol.Bounds{
 			Jobs: 2, Failures: 4, Workers: 2, Moves: 4, Retries: 3, Misses: 1,
 			Deletes: 2, Attempts: 1, Sent: 2, Isolated: 1, Keys: true,
-		}}}
+		}},
+	}
 	x.Report = func(f protocol.Found) { fmt.Printf("%s: %s\n", time.Since(began).Round(time.Second), &f) } //nolint:forbidigo // go test would keep it until the end
 	found := x.Explore(ctx)
 	fmt.Printf("%s: %s\n", time.Since(began).Round(time.Second), &found) //nolint:forbidigo // likewise

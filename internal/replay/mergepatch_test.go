@@ -36,8 +36,10 @@ func TestMergePatch_FollowsRFC7396(t *testing.T) {
 		{`{"a":1}`, `{"a":[{"b":null,"c":[null]},null]}`, `{"a":[{"b":null,"c":[null]},null]}`},
 		{`[]`, `[{"b":null}]`, `[{"b":null}]`},
 		// values that the patch does not name keep their text
-		{`{"z": 1.0, "b": [1e3, 9007199254740993], "a": {"x": 1.50, "y": 0}}`, `{"a":{"y":null},"n":9007199254740993}`,
-			`{"z":1.0,"b":[1e3, 9007199254740993],"a":{"x":1.50},"n":9007199254740993}`},
+		{
+			`{"z": 1.0, "b": [1e3, 9007199254740993], "a": {"x": 1.50, "y": 0}}`, `{"a":{"y":null},"n":9007199254740993}`,
+			`{"z":1.0,"b":[1e3, 9007199254740993],"a":{"x":1.50},"n":9007199254740993}`,
+		},
 		{`{"a": null, "b": 1}`, `{"a": {"x": null}}`, `{"a":{},"b":1}`},
 	} {
 		got, err := mergePatch(json.RawMessage(c.target), json.RawMessage(c.patch))

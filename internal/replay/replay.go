@@ -605,7 +605,8 @@ type RunEntry struct {
 // Entries returns a page of a run's entries, most recently captured first. outcome, if not empty,
 // and before, if not nil, filter them.
 func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, before *uuid.UUID,
-	most int) ([]RunEntry, error) {
+	most int,
+) ([]RunEntry, error) {
 	rows, err := dbsqlc.New(r.Store.DB()).ReplayEntries(ctx, dbsqlc.ReplayEntriesParams{
 		ID: id, Outcome: outcome, Before: before, Most: int32(most),
 	})

@@ -529,17 +529,31 @@ func TestStart_RejectsInvalidRequests(t *testing.T) {
 	}{
 		{replay.Request{}, deadletter.ErrInvalid, "an empty filter matches every entry"},
 		{replay.Request{Filter: json.RawMessage(`{"errorTipe": "T"}`)}, deadletter.ErrInvalid, "there is no field errorTipe"},
-		{replay.Request{Filter: json.RawMessage(`{"status": "open"}`)}, deadletter.ErrInvalid,
-			"filter: invalid input value for enum"},
-		{replay.Request{Filter: json.RawMessage(`{"after": "yesterdayish"}`)}, deadletter.ErrInvalid,
-			"filter: invalid input syntax"},
-		{replay.Request{Filter: json.RawMessage(`{"ids": ["x"]}`)}, deadletter.ErrInvalid,
-			"filter: invalid input syntax for type uuid"},
+		{
+			replay.Request{Filter: json.RawMessage(`{"status": "open"}`)},
+			deadletter.ErrInvalid,
+			"filter: invalid input value for enum",
+		},
+		{
+			replay.Request{Filter: json.RawMessage(`{"after": "yesterdayish"}`)},
+			deadletter.ErrInvalid,
+			"filter: invalid input syntax",
+		},
+		{
+			replay.Request{Filter: json.RawMessage(`{"ids": ["x"]}`)},
+			deadletter.ErrInvalid,
+			"filter: invalid input syntax for type uuid",
+		},
 		{replay.Request{Filter: json.RawMessage(`[]`)}, deadletter.ErrInvalid, "must be a JSON object"},
-		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`{}`)}}, deadletter.ErrInvalid,
-			"not a JSON Patch"},
-		{replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`[]`), MergePatch: json.RawMessage(`{}`)}},
-			deadletter.ErrInvalid, "cannot be combined"},
+		{
+			replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`{}`)}},
+			deadletter.ErrInvalid,
+			"not a JSON Patch",
+		},
+		{
+			replay.Request{All: true, Patch: replay.Patch{JSONPatch: json.RawMessage(`[]`), MergePatch: json.RawMessage(`{}`)}},
+			deadletter.ErrInvalid, "cannot be combined",
+		},
 	} {
 		_, err := b.replayer.Start(t.Context(), withDefaults(test.request))
 		require.ErrorIs(t, err, test.kind, test.want)
@@ -657,14 +671,18 @@ func TestFilter_SelectingEverythingNeedsConfirmation(t *testing.T) {
 		`{}`, `{"payload": {}}`, `{"tags": []}`, `{"payload": {}, "tags": []}`, `{"kind": "*"}`, `{"kind": ["x", "**"]}`,
 		`{"minRetryCount": 0}`, `{"minRetryCount": "-1"}`, `{"after": "-infinity", "before": "infinity"}`,
 	} {
-		for _, sql := range []string{"SELECT dlq.replay_start($1)", "SELECT dlq.act_where('discard', $1, 'kim')",
-			"SELECT dlq.erase_begin($1, 'x')"} {
+		for _, sql := range []string{
+			"SELECT dlq.replay_start($1)", "SELECT dlq.act_where('discard', $1, 'kim')",
+			"SELECT dlq.erase_begin($1, 'x')",
+		} {
 			_, err := b.pool.Exec(t.Context(), sql, filter)
 			require.ErrorContains(t, err, "an empty filter matches", "%s of %s", sql, filter)
 		}
 	}
-	for _, filter := range []string{`{"payload": {"n": 3}}`, `{"tags": ["x"]}`, `{"kind": "x*"}`, `{"minRetryCount": 1}`,
-		`{"after": "2999-01-01"}`, `{"payload": {}, "queue": "x"}`} {
+	for _, filter := range []string{
+		`{"payload": {"n": 3}}`, `{"tags": ["x"]}`, `{"kind": "x*"}`, `{"minRetryCount": 1}`,
+		`{"after": "2999-01-01"}`, `{"payload": {}, "queue": "x"}`,
+	} {
 		b.exec("SELECT dlq.act_where('discard', $1, 'kim')", filter)
 	}
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open"))

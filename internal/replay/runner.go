@@ -46,7 +46,8 @@ type Runner struct {
 // NewRunner returns a runner. maySend, if not nil, is called in each transaction before it sends
 // (restored.Guard.MaySend).
 func NewRunner(store *deadletter.Store, logger *slog.Logger,
-	maySend func(ctx context.Context, tx postgres.DB) (bool, error)) *Runner {
+	maySend func(ctx context.Context, tx postgres.DB) (bool, error),
+) *Runner {
 	return &Runner{store: store, logger: logger, maySend: maySend, singly: map[uuid.UUID]int{}}
 }
 
@@ -178,7 +179,8 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 // has ended. If none is left, it finishes the run. It returns the last entry that it sent or tried
 // to send.
 func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
-	size int) (last uuid.UUID, err error) {
+	size int,
+) (last uuid.UUID, err error) {
 	ids, err := tx.NextRescued(ctx, dbsqlc.NextRescuedParams{ID: run.ID, Most: int32(size)})
 	if err != nil {
 		return last, err
@@ -193,7 +195,8 @@ func isUnlimited(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run
 
 // capacity returns how many entries may be sent now, or, if none, the time until the next look.
 func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
-	singly bool) (size int, wait time.Duration, err error) {
+	singly bool,
+) (size int, wait time.Duration, err error) {
 	if run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
 		reason := fmt.Sprintf("%d of the last %d redeliveries failed; check them, then resume or cancel the run",
 			run.Failed, run.Ended)
@@ -266,7 +269,8 @@ func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) 
 // edit patches the payloads of entries, calls skip for those to which the patch does not apply, and
 // returns how to undo the edits.
 func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID,
-	skip func(uuid.UUID, string)) (undo dbsqlc.UndoEditsParams, err error) {
+	skip func(uuid.UUID, string),
+) (undo dbsqlc.UndoEditsParams, err error) {
 	undo = dbsqlc.UndoEditsParams{Run: run.ID}
 	events, err := tx.Events(ctx, ids)
 	if err != nil {

@@ -26,7 +26,8 @@ func newGuard(pool *pgxpool.Pool) (*restored.Guard, postgres.DB) {
 
 // watch checks as a process that last wrote mark on timeline.
 func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark,
-	timeline int64) (written int64, verdict string, held bool) {
+	timeline int64,
+) (written int64, verdict string, held bool) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT w.mark, w.verdict, w.held_at IS NOT NULL
 		FROM dlq.watch_server($1, 'test', $2, $3) w`, process, mark, timeline).Scan(&written, &verdict, &held))

@@ -131,9 +131,11 @@ func TestErase_RemovesAllData(t *testing.T) {
 	_, err = b.cold.Partition(t.Context(), b.keeper.Store, archive.Manifest{Unit: trail, Partition: trail}, true)
 	require.NoError(t, err)
 	before := strings.Join(b.find("zaphod"), "\n")
-	for _, table := range []string{"dead_letter_open", "dead_letter_resolved", "dead_letter_transitions", "replay_runs",
+	for _, table := range []string{
+		"dead_letter_open", "dead_letter_resolved", "dead_letter_transitions", "replay_runs",
 		"replay_run_entries", "failure_groups", "group_marks", "saved_views", "job_facts", "river_job",
-		"entries_1", trail + ": {"} {
+		"entries_1", trail + ": {",
+	} {
 		require.Contains(t, before, table, "the test needs data in this table")
 	}
 	jobs := b.count("SELECT count(*) FROM river_job WHERE args::text LIKE '%zaphod%'")

@@ -198,7 +198,8 @@ func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, n
 
 // archiveAndDrop drops a partition after writing it to the archive, except rows that are already there.
 func (k *Keeper) archiveAndDrop(ctx context.Context, partition string, isAudit bool,
-	policyVersion string) (archived int64, err error) {
+	policyVersion string,
+) (archived int64, err error) {
 	if k.Archive == nil {
 		return 0, k.dropPartition(ctx, dbsqlc.DropPartitionParams{Name: partition})
 	}
@@ -228,7 +229,8 @@ func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartiti
 // archiveAndDelete writes a batch of entries to the archive and deletes those that have not changed
 // meanwhile.
 func (k *Keeper) archiveAndDelete(ctx context.Context, periods json.RawMessage, now time.Time,
-	policyVersion string) (looked, deleted, archived int, err error) {
+	policyVersion string,
+) (looked, deleted, archived int, err error) {
 	q := dbsqlc.New(k.Store.DB())
 	ids, err := q.ExpiredEntries(ctx, dbsqlc.ExpiredEntriesParams{Periods: periods, MaxEntries: batchSize, Now: now})
 	if err != nil || len(ids) == 0 {

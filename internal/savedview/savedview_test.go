@@ -78,8 +78,14 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	_, err = s.Get(ctx, "mine", "kim")
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 
-	for _, bad := range []savedview.SavedView{{Name: ""}, {Name: " x"}, {Name: "a\nb"}, {Name: strings.Repeat("x", 101)},
-		{Name: "x", Query: strings.Repeat("x", 4097)}, {Name: "x", Columns: []string{"<b>"}}} {
+	for _, bad := range []savedview.SavedView{
+		{Name: ""},
+		{Name: " x"},
+		{Name: "a\nb"},
+		{Name: strings.Repeat("x", 101)},
+		{Name: "x", Query: strings.Repeat("x", 4097)},
+		{Name: "x", Columns: []string{"<b>"}},
+	} {
 		require.ErrorIs(t, s.Save(ctx, &bad, "kim"), deadletter.ErrInvalid, "%q", bad.Name)
 	}
 	for i := range 99 {

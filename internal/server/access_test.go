@@ -152,8 +152,10 @@ func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	require.NoError(t, err)
-	for _, want := range []string{"dlqd_database_up 1", `dlqd_stage_seconds_count{outcome="ok",stage="claim"}`,
-		`dlqd_loop_healthy{loop="dlq-workers"} 1`} {
+	for _, want := range []string{
+		"dlqd_database_up 1", `dlqd_stage_seconds_count{outcome="ok",stage="claim"}`,
+		`dlqd_loop_healthy{loop="dlq-workers"} 1`,
+	} {
 		require.Contains(t, string(text), want)
 	}
 }

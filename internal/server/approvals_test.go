@@ -347,9 +347,11 @@ func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
 	_, err = kim.Exec(ctx, "SELECT dlq.act_where('discard', '{\"queue\": \"mail\"}')")
 	require.NoError(t, err, "no approval needed")
-	for _, sql := range []string{"SELECT dlq.take_approval('1 hour')", "SELECT dlq.end_approval(gen_random_uuid(), 1)",
+	for _, sql := range []string{
+		"SELECT dlq.take_approval('1 hour')", "SELECT dlq.end_approval(gen_random_uuid(), 1)",
 		"UPDATE dlq.approvals SET state = 'approved'", `INSERT INTO dlq.approval_entries
-			VALUES (gen_random_uuid(), gen_random_uuid())`} {
+			VALUES (gen_random_uuid(), gen_random_uuid())`,
+	} {
 		_, err := kim.Exec(ctx, sql)
 		require.ErrorContains(t, err, "permission denied", sql)
 	}

@@ -120,8 +120,10 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 	// Actions on queues, breakers and runs are in the same trail, with their caller.
 	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 },
 		time.Minute, 50*time.Millisecond)
-	for _, path := range []string{"/api/queues/default/pause", "/api/queues/default/resume",
-		"/api/circuit-breakers/destination:default/open", "/api/circuit-breakers/destination:default/reset"} {
+	for _, path := range []string{
+		"/api/queues/default/pause", "/api/queues/default/resume",
+		"/api/circuit-breakers/destination:default/open", "/api/circuit-breakers/destination:default/reset",
+	} {
 		status, out, _ := b.call("POST", path, `{"actor": "trillian", "note": "ticket 8"}`)
 		require.Equal(t, http.StatusOK, status, out)
 	}
@@ -133,8 +135,10 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 		require.Equal(t, "ticket 8", act["note"])
 		require.Equal(t, moves[0]["configVersion"], act["configVersion"])
 	}
-	require.Equal(t, []any{"circuit breaker destination:default: reset", "circuit breaker destination:default: opened",
-		"queue default: resumed", "queue default: paused"}, reasons)
+	require.Equal(t, []any{
+		"circuit breaker destination:default: reset", "circuit breaker destination:default: opened",
+		"queue default: resumed", "queue default: paused",
+	}, reasons)
 	status, _, _ = b.call("GET", "/api/dlq/audit?entryId=7", "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 }
@@ -143,9 +147,11 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 func everywhere(t *testing.T, b *bundle, cold *archive.Archive) string {
 	t.Helper()
 	var all strings.Builder
-	for _, table := range []string{"dlq.acts", "dlq.replay_runs", "dlq.job_facts", "dlq.dead_letter_queue",
+	for _, table := range []string{
+		"dlq.acts", "dlq.replay_runs", "dlq.job_facts", "dlq.dead_letter_queue",
 		"dlq.dead_letter_transitions", "dlq.erasures", "dlq.replay_run_entries", "dlq.failure_groups",
-		"dlq.settings", "river_job"} {
+		"dlq.settings", "river_job",
+	} {
 		var text *string
 		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT string_agg(to_jsonb(t)::text, E'\\n') FROM "+
 			table+" t").Scan(&text))
@@ -269,8 +275,10 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	require.EqualValues(t, 1, out["archived"])
 	require.Zero(t, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
 		WHERE to_jsonb(dead_letter_queue)::text LIKE '%trillian%'`))
-	for _, body := range []string{`{"filter": {}, "note": "all"}`, `{"filter": {"queue": ["default"]}}`,
-		`{"filter": {"queue": ["default"]}, "note": ""}`} {
+	for _, body := range []string{
+		`{"filter": {}, "note": "all"}`, `{"filter": {"queue": ["default"]}}`,
+		`{"filter": {"queue": ["default"]}, "note": ""}`,
+	} {
 		status, _, _ = b.call("POST", "/api/dlq/erasures", body)
 		require.Equal(t, http.StatusUnprocessableEntity, status, body)
 	}

@@ -80,8 +80,10 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, out)
 	require.Equal(t, "ada", out["stopped"].(map[string]any)["actor"])
 	require.Contains(t, out["stays"].([]any)[0].(map[string]any)["why"], "stopped by ada")
-	for _, path := range []string{"/api/dlq/entries", "/api/dlq/stats",
-		"/api/dlq/entries/" + entries[0].(map[string]any)["id"].(string)} {
+	for _, path := range []string{
+		"/api/dlq/entries", "/api/dlq/stats",
+		"/api/dlq/entries/" + entries[0].(map[string]any)["id"].(string),
+	} {
 		_, document, _ := b.call("GET", path, "")
 		require.Equal(t, "a release", document["automaticStopped"].(map[string]any)["note"], path)
 	}

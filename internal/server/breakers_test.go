@@ -140,8 +140,10 @@ func TestBreaker_OperatorOpensAndResets(t *testing.T) {
 	status, _, header := b.call("POST", "/api/messages", `{"queue": "default", "kind": "k", "payload": 1}`)
 	require.Equal(t, http.StatusServiceUnavailable, status)
 	require.NotEmpty(t, header.Get("Retry-After"))
-	for _, line := range []string{`dlqd_circuit_breaker_state{name="destination:default",state="open"} 1`,
-		`dlqd_alert_max_open{queue="default"} 1000`, `dlqd_policy_up_to_date 1`} {
+	for _, line := range []string{
+		`dlqd_circuit_breaker_state{name="destination:default",state="open"} 1`,
+		`dlqd_alert_max_open{queue="default"} 1000`, `dlqd_policy_up_to_date 1`,
+	} {
 		require.Eventually(t, func() bool { // after the next sample
 			_, metrics, _ := b.call("GET", "/metrics", "")
 			return strings.Contains(metrics["text"].(string), line)

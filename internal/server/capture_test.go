@@ -25,10 +25,14 @@ func TestCapture_IsSwitchedAndAudited(t *testing.T) {
 	require.NotContains(t, out, "changedBy")
 
 	for _, c := range []struct{ mode, body, limit, message string }{
-		{"off", `{"mode": "off", "actor": "kim", "note": "stuck"}`, "00:01:00",
-			"dlqd does nothing in the application's transactions"},
-		{"strict", `{"mode": "strict", "limit": "2s", "actor": "kim", "note": "stuck"}`, "00:00:02",
-			"a job cannot end as a failure unless its dead letter can be written"},
+		{
+			"off", `{"mode": "off", "actor": "kim", "note": "stuck"}`, "00:01:00",
+			"dlqd does nothing in the application's transactions",
+		},
+		{
+			"strict", `{"mode": "strict", "limit": "2s", "actor": "kim", "note": "stuck"}`, "00:00:02",
+			"a job cannot end as a failure unless its dead letter can be written",
+		},
 		{"on", `{"mode": "on", "limit": "100ms", "actor": "kim", "note": "stuck"}`, "00:00:00.1", "Failures are captured"},
 	} {
 		status, done, _ := b.call("PUT", "/api/dlq/capture", c.body)
@@ -49,8 +53,10 @@ func TestCapture_IsSwitchedAndAudited(t *testing.T) {
 		trail = append(trail, fmt.Sprint(move["reason"], ", ", move["note"], ", ", move["detail"]))
 		require.Contains(t, move["origin"], "API, from ")
 	}
-	require.Equal(t, []string{"capture: on, stuck, map[limit:00:00:00.1]", "capture: strict, stuck, map[limit:00:00:02]",
-		"capture: off, stuck, map[limit:00:01:00]"}, trail)
+	require.Equal(t, []string{
+		"capture: on, stuck, map[limit:00:00:00.1]", "capture: strict, stuck, map[limit:00:00:02]",
+		"capture: off, stuck, map[limit:00:01:00]",
+	}, trail)
 
 	for body, detail := range map[string]string{
 		``: "", `{}`: "", `{"mode": "maybe", "actor": "kim"}`: "",

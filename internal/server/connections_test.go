@@ -45,8 +45,10 @@ func TestServe_WorksWithOneConnection(t *testing.T) {
 		{"POST", "/api/dlq/export", `{"filter": {}}`},
 		{"POST", "/api/dlq/replay", `{"filter": {"ids": ["` + id + `"]}, "dryRun": true}`},
 		{"POST", "/api/dlq/entries/" + id + "/replay", "{}"},
-		{"POST", "/api/messages/batch",
-			`{"messages": [{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}]}`},
+		{
+			"POST", "/api/messages/batch",
+			`{"messages": [{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}]}`,
+		},
 		{"POST", "/api/dlq/automatic/stop", "{}"},
 		{"POST", "/api/dlq/automatic/resume", "{}"},
 		{"POST", "/api/circuit-breakers/destination:default/reset", "{}"},

@@ -214,8 +214,13 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Equal(t, 3, strings.Count(page, "failed again</span></td>"))
 		_, page = b.browse(kim, "/replays/"+run+"?outcome=succeeded")
 		has(t, page, "None.")
-		for _, step := range []struct{ do, rate, told string }{{"pause", "", "Paused"}, {"rate", "0.002", "Rate changed"},
-			{"rate", "fast", "must be a number"}, {"resume", "", "Resumed"}, {"cancel", "", "Cancelled"}} {
+		for _, step := range []struct{ do, rate, told string }{
+			{"pause", "", "Paused"},
+			{"rate", "0.002", "Rate changed"},
+			{"rate", "fast", "must be a number"},
+			{"resume", "", "Resumed"},
+			{"cancel", "", "Cancelled"},
+		} {
 			status, told, _ := b.send(kim, "/replays/"+mailRun+"/steer", url.Values{
 				"do": {step.do}, "rate": {step.rate}, "from": {"/replays/" + mailRun},
 			})
@@ -318,8 +323,10 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Contains(t, told, "revoked")
 		require.Equal(t, 2, count("SELECT count(*) FROM dlq.audit('{\"actor\": \"anna\", \"origin\": \"API, from "+
 			"127.0.0.1\"}') WHERE reason LIKE 'tokens%'"))
-		for name, form := range map[string]url.Values{"role": {"name": {"ci"}, "role": {"root"}}, "expires": {"name": {"ci"},
-			"role": {"reader"}, "expires": {"99999d"}}, "name": {"name": {"worker:1"}, "role": {"reader"}}} {
+		for name, form := range map[string]url.Values{"role": {"name": {"ci"}, "role": {"root"}}, "expires": {
+			"name": {"ci"},
+			"role": {"reader"}, "expires": {"99999d"},
+		}, "name": {"name": {"worker:1"}, "role": {"reader"}}} {
 			form.Set("from", "/access")
 			status, told, to := b.send(admin, "/access/tokens", form)
 			require.Equal(t, http.StatusSeeOther, status, "%s: %s", name, told)

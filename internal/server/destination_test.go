@@ -202,8 +202,10 @@ func TestReplay_ListsWhatTheEditChanged(t *testing.T) {
 			50*time.Millisecond)
 		b.awaitEntry(entry, "dlq_manual")
 	}
-	for _, bad := range []string{`{"patch": [{"op": "remove", "path": "/x"}]}`, `{"mergePatch": null}`,
-		`{"payload": 1, "mergePatch": {}}`} {
+	for _, bad := range []string{
+		`{"patch": [{"op": "remove", "path": "/x"}]}`, `{"mergePatch": null}`,
+		`{"payload": 1, "mergePatch": {}}`,
+	} {
 		status, out := b.replay(entry, bad)
 		require.Equal(t, http.StatusUnprocessableEntity, status, "%s: %v", bad, out)
 	}

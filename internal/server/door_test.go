@@ -110,10 +110,12 @@ func TestDoor_RefusesReboundNames(t *testing.T) {
 	require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode)
 	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Host",
 		"dlqd.example").StatusCode)
-	bySocket := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+	bySocket := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		}}}
+		},
+	}}
 	require.Equal(t, 200, b.ask(bySocket, "GET", "http://any.example/api/dlq/entries", "").StatusCode)
 	b.metric(`dlqd_http_refused_total{reason="host"} 9`)
 }
@@ -401,8 +403,10 @@ func TestDoor_AuthenticatesByCertificate(t *testing.T) {
 		"apply to certificates")
 	require.Equal(t, 200, mallory("GET", "/metrics", ""))
 	require.Equal(t, 200, worker("GET", "/api/whoami", ""), "identified by its other name, as dlqd reserves worker:1")
-	for _, header := range []string{"Authorization", "X-Forwarded-Client-Cert", "X-Ssl-Client-Cert",
-		"X-Client-Cert-Subject"} {
+	for _, header := range []string{
+		"Authorization", "X-Forwarded-Client-Cert", "X-Ssl-Client-Cert",
+		"X-Client-Cert-Subject",
+	} {
 		require.Equal(t, 401, anonymous("POST", "/api/messages", aMessage, header, "CN=billing"), header)
 	}
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
@@ -469,10 +473,12 @@ func TestDoor_ServesTLS(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())
 	require.Equal(t, http.StatusBadRequest, answer.StatusCode)
-	bySocket := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+	bySocket := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		}}}
+		},
+	}}
 	require.Equal(t, 200, b.ask(bySocket, "GET", "http://dlqd/livez", "").StatusCode)
 
 	// The subject of a client certificate identifies the client. Another authority's certificate is
@@ -485,7 +491,8 @@ func TestDoor_ServesTLS(t *testing.T) {
 		b.base+"/api/dlq/entries", "").StatusCode)
 	require.Equal(t, "CN=billing", subject.Load())
 	_, err = client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate,
-		error) {
+		error,
+	) {
 		return &stranger, nil
 	}}).Get(b.base + "/livez")
 	require.Error(t, err)
@@ -517,7 +524,8 @@ func TestDoor_ServesTLS(t *testing.T) {
 	write(files.ClientCA, a.pem)
 	require.Eventually(t, func() bool {
 		_, err := client(&tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate,
-			error) {
+			error,
+		) {
 			return &known, nil
 		}}).Get(b.base + "/livez")
 		return err != nil

@@ -24,8 +24,10 @@ func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 		return `{"filter": {"q": ` + string(q) + `}` + rest + `}`
 	}
 	for text, want := range map[string][]string{
-		"": {"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid",
-			"mailqueue/user.mail"},
+		"": {
+			"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid",
+			"mailqueue/user.mail",
+		},
 		"queue:pay_eu":                                {"pay_eu/order.paid", "pay_eu/user.mail"},
 		"status:manual kind:order.*":                  {"pay_eu/order.paid", "mailqueue/order.paid"},
 		`"SECRET of" mailqueue`:                       {"mailqueue/order.paid", "mailqueue/user.mail"},
@@ -106,8 +108,10 @@ func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 	// An unknown or repeated term is an error with its position, and nothing is changed.
 	status, out = b.as(admin, "GET", "/api/dlq/entries?q="+url.QueryEscape("queue:pay_eu qeueu:x"), "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
-	for _, want := range []string{"qeueu:x (at 14): unknown field qeueu; did you mean queue?", `"location":"query.q"`,
-		`"from":13`, `"to":20`, `"suggest":["queue:x"`} {
+	for _, want := range []string{
+		"qeueu:x (at 14): unknown field qeueu; did you mean queue?", `"location":"query.q"`,
+		`"from":13`, `"to":20`, `"suggest":["queue:x"`,
+	} {
 		require.Contains(t, out, want)
 	}
 	status, out = b.as(admin, "POST", "/api/dlq/bulk", body("class:lost", `, "do": "discard"`))

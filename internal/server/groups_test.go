@@ -81,8 +81,10 @@ func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 
 	_, audit, _ := b.call("GET", "/api/dlq/audit?people=true&actor=kim", "")
 	require.Contains(t, audit["moves"].([]any)[0].(map[string]any)["reason"], "assigned to anna")
-	for _, bad := range []string{`{}`, `{"status": "muted"}`, `{"status": "regressed"}`,
-		`{"muteUntil": "2020-01-01T00:00:00Z"}`, `{"who": 1}`} {
+	for _, bad := range []string{
+		`{}`, `{"status": "muted"}`, `{"status": "regressed"}`,
+		`{"muteUntil": "2020-01-01T00:00:00Z"}`, `{"who": 1}`,
+	} {
 		status, out, _ := b.call("PATCH", path, bad)
 		require.Equal(t, http.StatusUnprocessableEntity, status, out)
 	}

@@ -200,9 +200,11 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 		"0-0", "-1-1", "99999999999999999-999999999999999999", "1-" + strings.Repeat("9", 19),
 		encoded, "'%20OR%20true--", "%00", "..%2f..", "%F0%9F%92%A9", "[]", "null",
 	} {
-		for _, path := range []string{"/api/dlq/entries?limit=1&cursor=", "/api/dlq/entries?order=oldest&cursor=",
+		for _, path := range []string{
+			"/api/dlq/entries?limit=1&cursor=", "/api/dlq/entries?order=oldest&cursor=",
 			"/api/dlq/audit?cursor=", "/api/dlq/audit?entryId=", "/api/dlq/entries?queue=mailqueue&cursor=", "/api/dlq/entries/",
-			"/api/dlq/replays/", "/api/messages/"} {
+			"/api/dlq/replays/", "/api/messages/",
+		} {
 			add(hostileRequest{
 				name: "cursor " + c, method: "GET", path: path + c, header: bearer(limited),
 				hidden: b.hidden(payScope), statuses: []int{200, 400, 404, 422},
@@ -281,11 +283,19 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 			})
 		}
 	}
-	for _, header := range []http.Header{{"X-Original-Url": {"/api/dlq/erasures"}}, {"X-Rewrite-Url": {"/api/health"}},
-		{"X-Http-Method-Override": {"DELETE"}}, {"X-Forwarded-Host": {"evil.example"}},
-		{"X-Forwarded-Prefix": {"//evil.example"}}, {"X-Forwarded-Proto": {"javascript"}}, {"Accept": {"text/html"}},
-		{"Accept": {"application/cbor"}}, {"Range": {"bytes=0-10"}}, {"If-None-Match": {"*"}},
-		{"Traceparent": {"00-" + strings.Repeat("f", 300)}}} {
+	for _, header := range []http.Header{
+		{"X-Original-Url": {"/api/dlq/erasures"}},
+		{"X-Rewrite-Url": {"/api/health"}},
+		{"X-Http-Method-Override": {"DELETE"}},
+		{"X-Forwarded-Host": {"evil.example"}},
+		{"X-Forwarded-Prefix": {"//evil.example"}},
+		{"X-Forwarded-Proto": {"javascript"}},
+		{"Accept": {"text/html"}},
+		{"Accept": {"application/cbor"}},
+		{"Range": {"bytes=0-10"}},
+		{"If-None-Match": {"*"}},
+		{"Traceparent": {"00-" + strings.Repeat("f", 300)}},
+	} {
 		maps.Copy(header, bearer(limited))
 		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry, "/api/queues", "/api/dlq/audit"} {
 			add(hostileRequest{
@@ -294,8 +304,10 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 			})
 		}
 	}
-	for _, host := range []string{"evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "169.254.169.254",
-		"localhost@evil.example", "evil.example:80", "[::ffff:8.8.8.8]", "0.0.0.0"} {
+	for _, host := range []string{
+		"evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "169.254.169.254",
+		"localhost@evil.example", "evil.example:80", "[::ffff:8.8.8.8]", "0.0.0.0",
+	} {
 		for _, path := range []string{"/api/dlq/entries", "/livez", "/metrics", "/docs", "/openapi.json"} {
 			header := bearer(everything)
 			header["Host"] = []string{host}
@@ -317,11 +329,15 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 	}
 
 	// Methods and other spellings of paths.
-	for _, method := range []string{"HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND",
-		"get", "GETT", "DEBUG"} {
-		for _, path := range []string{"/api/dlq/entries", "/api/dlq/entries/" + entry,
+	for _, method := range []string{
+		"HEAD", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND",
+		"get", "GETT", "DEBUG",
+	} {
+		for _, path := range []string{
+			"/api/dlq/entries", "/api/dlq/entries/" + entry,
 			"/api/dlq/entries/" + entry + "/discard", "/api/dlq/replays/" + run, "/api/dlq/erasures",
-			"/api/queues/mailqueue/pause", "/metrics", "/api/health", "/", "/openapi.json"} {
+			"/api/queues/mailqueue/pause", "/metrics", "/api/health", "/", "/openapi.json",
+		} {
 			add(hostileRequest{
 				name: "method", method: method, path: path, header: bearer(limited),
 				hidden: b.hidden(payScope), statuses: []int{200, 403, 404, 405},
@@ -394,9 +410,11 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 	flipped := []byte(everything)
 	flipped[10] ^= 1
 	var bad []hostileRequest
-	for i, secret := range []string{revoked, expired, rotated, everything[:40], everything + "a", string(flipped),
+	for i, secret := range []string{
+		revoked, expired, rotated, everything[:40], everything + "a", string(flipped),
 		strings.ToLower(everything), strings.ToUpper(everything), "dlqd_", "null", "undefined", "", "*", "' OR 1=1 --",
-		id(everything), "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.", everything + everything} {
+		id(everything), "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.", everything + everything,
+	} {
 		for j, o := range operations {
 			if o.targetType == "open" || o.id == "get-login" || i > 2 && i%3 != j%3 {
 				continue

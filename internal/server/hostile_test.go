@@ -53,8 +53,10 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 		require.Less(t, len(fmt.Sprint(out)), 4000, name)
 	}
 	for _, value := range []string{"%00", "a%00b", "%ff", "%c3%28", "%ed%a0%80"} {
-		for _, parameter := range []string{"queue", "kind", "errorType", "errorClass", "source", "after", "before", "order",
-			"cursor", "limit", "status"} {
+		for _, parameter := range []string{
+			"queue", "kind", "errorType", "errorClass", "source", "after", "before", "order",
+			"cursor", "limit", "status",
+		} {
 			refused("GET", "/api/dlq/entries?"+parameter+"="+value, "")
 		}
 		for _, parameter := range []string{"actor", "dbUser", "origin", "entryId", "text", "configVersion", "cursor"} {
@@ -70,8 +72,10 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 	}
 	long := strings.Repeat("x", 500_000)
 	deep := strings.Repeat("[", 5000) + strings.Repeat("]", 5000)
-	for _, value := range []string{`"\u0000"`, `"\ud800"`, "\"\xff\"", "99999999999", "1e400000", deep, `"` + long + `"`,
-		`{"a": 1, "a": 2}`} {
+	for _, value := range []string{
+		`"\u0000"`, `"\ud800"`, "\"\xff\"", "99999999999", "1e400000", deep, `"` + long + `"`,
+		`{"a": 1, "a": 2}`,
+	} {
 		for _, body := range []string{
 			`{"filter": {"minRetryCount": %s}}`, `{"filter": {"queue": [%s]}, "dryRun": %s}`,
 			`{"filter": {"after": %s}}`, `{"filter": {"maxAge": %s}}`, `{"filter": {"ids": [%s]}}`,
@@ -81,8 +85,10 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 		} {
 			refused("POST", "/api/dlq/replay", strings.ReplaceAll(body, "%s", value))
 		}
-		for _, body := range []string{`{"do": "tag", "tags": [%s], "filter": {"queue": ["a"]}}`,
-			`{"do": "assign", "assignee": %s, "dryRun": %s, "filter": {"queue": ["a"]}}`} {
+		for _, body := range []string{
+			`{"do": "tag", "tags": [%s], "filter": {"queue": ["a"]}}`,
+			`{"do": "assign", "assignee": %s, "dryRun": %s, "filter": {"queue": ["a"]}}`,
+		} {
 			refused("POST", "/api/dlq/bulk", strings.ReplaceAll(body, "%s", value))
 		}
 		refused("POST", "/api/dlq/entries/"+id+"/replay", `{"payload": 1, "note": `+value+`}`)

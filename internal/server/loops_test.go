@@ -293,9 +293,11 @@ func TestReload_KeepsAQueueThatReturnsDuringItsRemoval(t *testing.T) {
 func TestHealth_ReportsQueuesOverTheirLimits(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
-		files := policytest.Files{"retry-policies": fmt.Sprintf("queues: {one: {destination: d}, two: {destination: "+
-			"d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL),
-			"monitoring": "queues: {one: {maxOpen: 5, maxAge: 2h}}"}
+		files := policytest.Files{
+			"retry-policies": fmt.Sprintf("queues: {one: {destination: d}, two: {destination: "+
+				"d}}\ndestinations: {d: {url: %q}}\n", c.Policy.Destinations["default"].URL),
+			"monitoring": "queues: {one: {maxOpen: 5, maxAge: 2h}}",
+		}
 		c.Policy = policytest.Load(t, files)
 	}})
 	queue := func(name string) api.QueueHealth {

@@ -20,8 +20,10 @@ import (
 )
 
 // secrets are the values in the message that must not appear.
-var secrets = []string{"4111111111111111", "kim@example.com", "dlqd_0123456789abcdefABCDEF0123456789",
-	"DE02120300000000202051", "key-of-the-shop", "sk_live_51H8abcdEFGH"}
+var secrets = []string{
+	"4111111111111111", "kim@example.com", "dlqd_0123456789abcdefABCDEF0123456789",
+	"DE02120300000000202051", "key-of-the-shop", "sk_live_51H8abcdEFGH",
+}
 
 const sensitivePayload = `{"amount": 4200, "card": {"number": "4111111111111111"}, "people": [{"email": "kim@example.com"}], "accounts": [{"iban": "DE02120300000000202051"}],
 	"free": ["see 4111 1111 1111 1111, Bearer dlqd_0123456789abcdefABCDEF0123456789"]}`
@@ -58,8 +60,10 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 			c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 			c.Policy.Access.Authentication = []string{"tokens"}
 			c.Policy.Data.SensitiveColumns = []string{}
-			c.Policy.Data.SensitivePaths = []string{"payload.card.number", "payload..email", "payload.accounts[*].iban",
-				"headers.X-Api-Key"}
+			c.Policy.Data.SensitivePaths = []string{
+				"payload.card.number", "payload..email", "payload.accounts[*].iban",
+				"headers.X-Api-Key",
+			}
 			c.Policy.Data.SensitivePatterns = []string{policy.PatternCardNumbers, policy.PatternTokens}
 		},
 	})}
@@ -101,8 +105,10 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	require.Contains(t, out, `"path":"/a"`)
 	check("dry run of a copy", out)
 	// A value shown as *** is never sent as ***.
-	for _, edit := range []string{`{"payload": {"card": {"number": "***"}}}`,
-		`{"mergePatch": {"card": {"number": "***"}}}`} {
+	for _, edit := range []string{
+		`{"payload": {"card": {"number": "***"}}}`,
+		`{"mergePatch": {"card": {"number": "***"}}}`,
+	} {
 		status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay", edit)
 		require.Equal(t, http.StatusUnprocessableEntity, status, out)
 		require.Contains(t, out, "contains ***, which stands for a masked value")
@@ -208,8 +214,10 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	require.Contains(t, out, secrets[0])
 	status, out = b.as(reader, "GET", "/api/dlq/audit?text=ticket", "")
 	require.Equal(t, http.StatusOK, status)
-	for _, want := range []string{"ticket 7", "ticket 8", `"reason":"revealed"`, `"reason":"export: revealed"`,
-		`"entries":1`, id} {
+	for _, want := range []string{
+		"ticket 7", "ticket 8", `"reason":"revealed"`, `"reason":"export: revealed"`,
+		`"entries":1`, id,
+	} {
 		require.Contains(t, out, want)
 	}
 
@@ -239,8 +247,10 @@ func TestMask_HidesColumnsFromReaders(t *testing.T) {
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.protect('{error_message,retry_history,notes}')")
 	require.NoError(t, err)
 	reader := b.token(access.Reader, nil)
-	for _, path := range []string{"/api/dlq/entries/" + id, "/api/dlq/entries", "/api/dlq/analytics/groups",
-		"/api/dlq/replays/" + b.runs["pay_eu"]} {
+	for _, path := range []string{
+		"/api/dlq/entries/" + id, "/api/dlq/entries", "/api/dlq/analytics/groups",
+		"/api/dlq/replays/" + b.runs["pay_eu"],
+	} {
 		status, out := b.as(reader, "GET", path, "")
 		require.Equal(t, http.StatusOK, status)
 		require.NotContains(t, out, "secret of", path)

@@ -141,8 +141,10 @@ func (c *cluster) copy(name string, more ...string) *cluster {
 	other := &cluster{T: c.T, dir: filepath.Join(filepath.Dir(c.dir), name), archive: c.archive, bin: c.bin}
 	require.NoError(c, os.Mkdir(other.dir, 0o700))
 	data := filepath.Join(other.dir, "pgdata")
-	arguments := append([]string{"--pgdata", data, "--checkpoint", "fast", "--wal-method", "stream", "--dbname",
-		c.embedded.URL()}, more...)
+	arguments := append([]string{
+		"--pgdata", data, "--checkpoint", "fast", "--wal-method", "stream", "--dbname",
+		c.embedded.URL(),
+	}, more...)
 	out, err := exec.CommandContext(c.Context(), filepath.Join(c.bin, "pg_basebackup"), arguments...).CombinedOutput()
 	require.NoError(c, err, string(out))
 	return other
@@ -391,8 +393,10 @@ func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 	for name, becomes := range map[string]struct{ sql, note string }{
 		"another server":   {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '"1"') WHERE key = 'server'`, "this is another server (system identifier "},
 		"another database": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '1') WHERE key = 'server'`, "this is another database of the same server"},
-		"a dump": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`,
-			"its tables were restored from a dump"},
+		"a dump": {
+			`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`,
+			"its tables were restored from a dump",
+		},
 		"a lost mark":    {`UPDATE dlq.processes SET mark = 0`, "is missing: the database was set back while it ran"},
 		"a lost process": {`DELETE FROM dlq.processes`, "is missing: the database was set back while it ran"},
 	} {

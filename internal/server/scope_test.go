@@ -28,16 +28,38 @@ var scopes = []struct {
 	byQueue bool     // it covers whole queues
 	queues  []string // the queues that it covers
 }{
-	{"everything", nil, []string{"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid", "mailqueue/user.mail"},
-		true, []string{"pay_eu", "mailqueue"}},
-	{"a queue", access.Scope{{Queues: []string{"pay_eu"}}}, []string{"pay_eu/order.paid", "pay_eu/user.mail"}, true,
-		[]string{"pay_eu"}},
-	{"a pattern", access.Scope{{Queues: []string{"*queue"}}}, []string{"mailqueue/order.paid", "mailqueue/user.mail"},
-		true, []string{"mailqueue"}},
-	{"kinds", access.Scope{{Kinds: []string{"order.*"}}}, []string{"pay_eu/order.paid", "mailqueue/order.paid"},
-		false, nil},
-	{"a queue and kinds", access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"user.*", "x"}}},
-		[]string{"pay_eu/user.mail"}, false, nil},
+	{
+		"everything", nil,
+		[]string{"pay_eu/order.paid", "pay_eu/user.mail", "mailqueue/order.paid", "mailqueue/user.mail"},
+		true,
+		[]string{"pay_eu", "mailqueue"},
+	},
+	{
+		"a queue",
+		access.Scope{{Queues: []string{"pay_eu"}}},
+		[]string{"pay_eu/order.paid", "pay_eu/user.mail"},
+		true,
+		[]string{"pay_eu"},
+	},
+	{
+		"a pattern",
+		access.Scope{{Queues: []string{"*queue"}}},
+		[]string{"mailqueue/order.paid", "mailqueue/user.mail"},
+		true,
+		[]string{"mailqueue"},
+	},
+	{
+		"kinds",
+		access.Scope{{Kinds: []string{"order.*"}}},
+		[]string{"pay_eu/order.paid", "mailqueue/order.paid"},
+		false, nil,
+	},
+	{
+		"a queue and kinds",
+		access.Scope{{Queues: []string{"pay_*"}, Kinds: []string{"user.*", "x"}}},
+		[]string{"pay_eu/user.mail"},
+		false, nil,
+	},
 	{"elsewhere", access.Scope{{Queues: []string{"pay", "PAY_EU", "pay_e", "p_y_eu", "%"}}}, nil, true, nil},
 }
 
@@ -235,8 +257,10 @@ var operations = []operation{
 	{"open-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/open", access.Operator, "", "queue", ""},
 	{"reset-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/reset", access.Operator, "", "queue", ""},
 	{"get-automatic", "GET", "/api/dlq/automatic", access.Reader, "", "", "everything"},
-	{"set-automatic", "POST", "/api/dlq/automatic/set", access.Operator, `{"queue": "pay_eu", "enabled": false}`,
-		"", "everything"},
+	{
+		"set-automatic", "POST", "/api/dlq/automatic/set", access.Operator, `{"queue": "pay_eu", "enabled": false}`,
+		"", "everything",
+	},
 	{"reset-automatic", "POST", "/api/dlq/automatic/reset", access.Operator, `{"queue": "pay_eu"}`, "", "everything"},
 	{"stop-automatic", "POST", "/api/dlq/automatic/stop", access.Operator, "", "", "everything"},
 	{"resume-automatic", "POST", "/api/dlq/automatic/resume", access.Operator, "", "", "everything"},
@@ -272,8 +296,10 @@ var operations = []operation{
 	{"revoke-token", "DELETE", "/api/tokens/0198a0b0-0000-7000-8000-000000000000", access.Admin, "", "none", "everything"},
 	{"get-policy", "GET", "/api/policy", access.Reader, "", "", "everything"},
 	{"test-policy", "POST", "/api/policy/test", access.Reader, `{"status": 503}`, "", "everything"},
-	{"preview-policy", "POST", "/api/policy/preview", access.Operator, `{"file": "dlq-routing", "text": ""}`,
-		"", "everything"},
+	{
+		"preview-policy", "POST", "/api/policy/preview", access.Operator, `{"file": "dlq-routing", "text": ""}`,
+		"", "everything",
+	},
 	{"examine", "POST", "/api/doctor", access.Admin, "", "", "everything"},
 	{"whoami", "GET", "/api/whoami", "", "", "", ""},
 	{"get-login", "GET", "/api/login", "", "", "none", ""},
@@ -501,8 +527,10 @@ func TestScope_SameInSQL(t *testing.T) {
 			require.Equal(t, len(want), sum("SELECT coalesce(sum(failures), 0)::int FROM dlq.error_types()"))
 			require.ElementsMatch(t, queues, list("SELECT queue FROM dlq.groups"))
 		} else {
-			for _, f := range []string{"stats()", "flow()", "times()", "heat_map()", "error_types()", "top_groups()", "groups()",
-				"retry_cost()", "replay_success()"} {
+			for _, f := range []string{
+				"stats()", "flow()", "times()", "heat_map()", "error_types()", "top_groups()", "groups()",
+				"retry_cost()", "replay_success()",
+			} {
 				_, err := conn.Exec(ctx, "SELECT * FROM dlq."+f)
 				require.ErrorContains(t, err, "limited to some kinds", f)
 			}
@@ -529,9 +557,11 @@ func TestScope_SameInSQL(t *testing.T) {
 			require.NoError(t, err)
 			_, err = conn.Exec(ctx, `CREATE FUNCTION pg_temp.peep(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS $$ BEGIN RAISE NOTICE 'saw %', $1; PERFORM set_config('peep.saw', coalesce(current_setting('peep.saw', true), '') || $1, false); RETURN true; END $$`)
 			require.NoError(t, err)
-			for _, sql := range []string{"SELECT id::text FROM dlq.entries WHERE pg_temp.peep(id::text)",
+			for _, sql := range []string{
+				"SELECT id::text FROM dlq.entries WHERE pg_temp.peep(id::text)",
 				"SELECT id::text FROM dlq.dead_letter_queue WHERE pg_temp.peep(id::text)",
-				"SELECT queue FROM dlq.backlog WHERE pg_temp.peep(queue)"} {
+				"SELECT queue FROM dlq.backlog WHERE pg_temp.peep(queue)",
+			} {
 				list(sql)
 			}
 			var saw *string

@@ -562,8 +562,10 @@ func (s *Server) accessHealth() api.Part {
 	case address == "":
 		return api.Part{Name: "access", OK: true, Detail: "no authentication; only users of this machine can connect"}
 	default:
-		return api.Part{Name: "access",
-			Detail: "INSECURE: every client that reaches " + address + " has full access (--insecure)"}
+		return api.Part{
+			Name:   "access",
+			Detail: "INSECURE: every client that reaches " + address + " has full access (--insecure)",
+		}
 	}
 }
 

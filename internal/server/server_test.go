@@ -289,8 +289,10 @@ func TestEntries_ListPagesAndFilters(t *testing.T) {
 		require.Equal(t, http.StatusOK, status, "%s: %v", query, page)
 		require.Len(t, page["entries"], want, query)
 	}
-	for _, query := range []string{"status=open", "limit=0", "limit=501", "order=random", "cursor=abc", "after=yesterday",
-		"queeu=default"} {
+	for _, query := range []string{
+		"status=open", "limit=0", "limit=501", "order=random", "cursor=abc", "after=yesterday",
+		"queeu=default",
+	} {
 		status, _, _ := b.call("GET", "/api/dlq/entries?"+query, "")
 		require.Equal(t, http.StatusUnprocessableEntity, status, query)
 	}
@@ -311,8 +313,10 @@ func TestSubmit_InvalidInputStoresNothing(t *testing.T) {
 		"too deep": {`{"queue": "default", "kind": "k", "payload": ` + strings.Repeat("[", 99) + strings.Repeat("]",
 			99) + `}`, "body.payload" + strings.Repeat("[0]", 63), 400},
 		"negative priority": {`{"queue": "default", "kind": "k", "payload": 1, "priority": -1}`, "body.priority", 422},
-		"date": {`{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "tomorrow"}`,
-			"body.scheduledAt", 422},
+		"date": {
+			`{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "tomorrow"}`,
+			"body.scheduledAt", 422,
+		},
 		"too large": {`{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 10_000) + `"}`, "", 413},
 	} {
 		status, out, _ := b.call("POST", "/api/messages", test.body)
@@ -557,7 +561,8 @@ func TestListen_UnixSocket(t *testing.T) {
 	require.NoError(t, stale.Close()) // as after a kill
 	b := setup(t, options{config: func(c *server.Config) { c.Listen = append(c.Listen, "unix:"+path) }})
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _,
-		_ string) (net.Conn, error) {
+		_ string,
+	) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
 	}}}
 	response, err := client.Post("http://dlqd/api/messages", "application/json",

@@ -58,7 +58,8 @@ func (b *browser) request(method, path, body string, headers ...string) *http.Re
 func (b *browser) asks(method, path, body string, headers ...string) (*http.Response, string) {
 	b.Helper()
 	response, err := (&http.Client{CheckRedirect: func(*http.Request,
-		[]*http.Request) error {
+		[]*http.Request,
+	) error {
 		return http.ErrUseLastResponse
 	}}).Do(b.request(method, path, body, headers...))
 	require.NoError(b, err)

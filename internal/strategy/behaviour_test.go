@@ -135,8 +135,10 @@ func TestBehaviourDiff_DescribesChanges(t *testing.T) {
 				"d}}\ndestinations: {d: {url: \"http://d\"}}\n"},
 			policytest.Files{"retry-policies": "defaults: {timeout: 90s}\nqueues: {a: {destination: d}, b: {destination: d}, " +
 				"c: {destination: d, timeout: 30s, maxAttempts: 9, whenOpen: accept}}\ndestinations: {d: {url: \"http://d\"}}\n"},
-			[]string{"other queues: timeout 30s -> 1m30s", "queue a, b: timeout 30s -> 1m30s",
-				"queue c: maxAttempts 3 -> 9, whenOpen reject -> accept"},
+			[]string{
+				"other queues: timeout 30s -> 1m30s", "queue a, b: timeout 30s -> 1m30s",
+				"queue c: maxAttempts 3 -> 9, whenOpen reject -> accept",
+			},
 		},
 		{
 			"defaults of breakers", nil,
@@ -161,8 +163,11 @@ func TestBehaviourDiff_DescribesChanges(t *testing.T) {
 				"MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSx}}\n"},
 			[]string{"destination d: secret (hidden) -> (hidden)"},
 		},
-		{"a default that is overridden everywhere changes nothing", nil,
-			policytest.Files{"dlq-routing": "strategies: {immediate: {strategy: manual}}\n"}, nil},
+		{
+			"a default that is overridden everywhere changes nothing", nil,
+			policytest.Files{"dlq-routing": "strategies: {immediate: {strategy: manual}}\n"},
+			nil,
+		},
 	} {
 		old, err := NewPlanner(policytest.Load(t, test.old), nil)
 		require.NoError(t, err)

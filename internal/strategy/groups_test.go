@@ -235,8 +235,11 @@ func TestFingerprint_DistinguishesCauses(t *testing.T) {
 			Failure{Message: "Error: x\n    at a (/app/a.js:7:2)\n    at c (/app/c.js:7:2)"},
 			true,
 		},
-		"lists differ in length": {Failure{Message: "items 1, 2 and 3 are missing"},
-			Failure{Message: "items 7 are missing"}, true},
+		"lists differ in length": {
+			Failure{Message: "items 1, 2 and 3 are missing"},
+			Failure{Message: "items 7 are missing"},
+			true,
+		},
 		"dates differ": {
 			Failure{Message: "closed since Mon, 23 Nov 2026 08:00:00 GMT"},
 			Failure{Message: "closed since Tue, 1 Dec 2026 10:30:00 GMT"},

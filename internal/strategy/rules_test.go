@@ -118,16 +118,20 @@ rules:
 		f := Facts{
 			Type: rapid.String().Draw(rt, "type"), Code: rapid.String().Draw(rt, "code"),
 			Message: rapid.String().Draw(rt, "message"),
-			Context: json.RawMessage(rapid.SampledFrom([]string{"", "{", "null", "[]", `{"a": 1}`, `{"a": {"b": []}}`,
-				`{"x": {"y": 1}}`, `{"status": 1e99}`, `{"status": "503"}`}).Draw(rt, "context")),
+			Context: json.RawMessage(rapid.SampledFrom([]string{
+				"", "{", "null", "[]", `{"a": 1}`, `{"a": {"b": []}}`,
+				`{"x": {"y": 1}}`, `{"status": 1e99}`, `{"status": "503"}`,
+			}).Draw(rt, "context")),
 		}
 		class, rule, _ := p.Classify(f)
 		require.Contains(rt, riverdlq.Classes(), class)
 		require.NotEmpty(rt, rule)
 	})
 	for name, f := range map[string]Facts{
-		"a pattern with exponential backtracking": {Type: strings.Repeat("a", 1<<20),
-			Message: strings.Repeat("a", 1<<20) + "!"},
+		"a pattern with exponential backtracking": {
+			Type:    strings.Repeat("a", 1<<20),
+			Message: strings.Repeat("a", 1<<20) + "!",
+		},
 		"a large context": {Context: json.RawMessage(`{"a": "` + strings.Repeat("x", 1<<20) + `"}`)},
 	} {
 		class, _, _ := p.Classify(f)
@@ -199,8 +203,10 @@ func TestScheduled_RetriesWithinOffPeakHours(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		random := rapid.Float64Range(0, 0.9999).Draw(rt, "random")
 		p := &scheduled{immediate{random: func(*Entry) float64 { return random }}}
-		zone := rapid.SampledFrom([]string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe",
-			"Asia/Kathmandu", "Pacific/Apia"}).Draw(rt, "zone")
+		zone := rapid.SampledFrom([]string{
+			"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe",
+			"Asia/Kathmandu", "Pacific/Apia",
+		}).Draw(rt, "zone")
 		hours := rapid.SliceOfNDistinct(rapid.IntRange(0, 23), 1, 5, rapid.ID).Draw(rt, "hours")
 		now := time.Unix(rapid.Int64Range(1_700_000_000, 1_900_000_000).Draw(rt, "now"), 0)
 		policyPlan := policy.Plan{Hours: hours, TimeZone: zone}

@@ -69,8 +69,10 @@ type Group struct {
 }
 
 // states are River's job states, in the order in which a job passes through them.
-var states = []string{"available", "pending", "scheduled", "running", "retryable", "completed",
-	"cancelled", "discarded"}
+var states = []string{
+	"available", "pending", "scheduled", "running", "retryable", "completed",
+	"cancelled", "discarded",
+}
 
 // Run surveys the jobs of a River. It does not require dlqd to be installed.
 func Run(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
@@ -203,8 +205,10 @@ func (s *Survey) groupFailures(ctx context.Context, db postgres.DB) error {
 	groups := map[[3]string]*Group{}
 	var f failure
 	var context *json.RawMessage
-	_, err = pgx.ForEachRow(rows, []any{&f.Queue, &f.Kind, &f.singleAttempt, &f.at, &f.state, &f.Message, &f.trace,
-		&f.Type, &f.Code, (*string)(&f.Class), &context}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{
+		&f.Queue, &f.Kind, &f.singleAttempt, &f.at, &f.state, &f.Message, &f.trace,
+		&f.Type, &f.Code, (*string)(&f.Class), &context,
+	}, func() error {
 		f.Context = nil
 		if context != nil {
 			f.Context = *context

@@ -48,8 +48,10 @@ func TestCheckEndpoint_RejectsInvalidURLs(t *testing.T) {
 	for _, valid := range []string{"", "http://localhost:4318", "https://collector.example/otlp/"} {
 		require.NoError(t, telemetry.CheckEndpoint(valid))
 	}
-	for _, invalid := range []string{"localhost:4318", "grpc://localhost:4317", "http://",
-		"http://user:secret@collector.example", "\x7f"} {
+	for _, invalid := range []string{
+		"localhost:4318", "grpc://localhost:4317", "http://",
+		"http://user:secret@collector.example", "\x7f",
+	} {
 		err := telemetry.CheckEndpoint(invalid)
 		require.Error(t, err, invalid)
 		require.NotContains(t, err.Error(), "secret")

@@ -281,7 +281,8 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ju
 
 // fileDecided files claimed entries. It returns when the first one that is not manual is due.
 func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, judged *judgements,
-	counts map[string]int) (soonest time.Time, err error) {
+	counts map[string]int,
+) (soonest time.Time, err error) {
 	decider, err := w.readSwitches(ctx, tx, judged.planner)
 	if err != nil {
 		return soonest, err

@@ -153,7 +153,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 // claimWaiting claims entries of groups whose conditions are met. It defers those whose automatic
 // redelivery is off, so that they do not block the others.
 func (w *Worker) claimWaiting(ctx context.Context, tx transaction, decider *decider, queue string,
-	groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int) ([]uuid.UUID, error) {
+	groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int,
+) ([]uuid.UUID, error) {
 	rows, err := tx.ClaimWaiting(ctx, claimParams(queue, groups, most))
 	if err != nil {
 		return nil, err

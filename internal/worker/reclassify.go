@@ -99,8 +99,11 @@ func Reclassify(
 				}
 				d := decider.decide(row, judged.byID[row.ID])
 				also := alsoChanged(row, claimedByID[row.ID], &d, now)
-				c := change{Judgement{row.ErrorClass, row.Rule, row.Strategy}, Judgement{string(d.Class), d.Rule, d.Strategy},
-					strings.Join(also, ",")}
+				c := change{
+					Judgement{row.ErrorClass, row.Rule, row.Strategy},
+					Judgement{string(d.Class), d.Rule, d.Strategy},
+					strings.Join(also, ","),
+				}
 				if c.from == c.to && len(also) == 0 {
 					continue
 				}
@@ -144,7 +147,8 @@ func Reclassify(
 
 // alsoChanged lists what a decision changes in an entry besides class, rule and strategy.
 func alsoChanged(row *dbsqlc.ClaimDueRow, current *dbsqlc.ClaimDecidedRow, d *strategy.Decision,
-	now time.Time) []string {
+	now time.Time,
+) []string {
 	also := []string{}
 	if d.Priority != 0 && d.Priority != int(current.Priority) {
 		also = append(also, "priority")

@@ -123,7 +123,8 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 // claimParkedOrFailed locks up to most entries of a failure group that may be redelivered automatically. It
 // leaves the others unchanged.
 func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, params dbsqlc.ClaimStuckParams,
-	most int) ([]uuid.UUID, error) {
+	most int,
+) ([]uuid.UUID, error) {
 	var ids []uuid.UUID
 	params.Most = int32(max(most, maxRelease))
 	for range maxClaimPages {

@@ -915,10 +915,14 @@ func TestRules_MatchPayloadAndHeaders(t *testing.T) {
 		{"dlqd_message", `{"kind": "paid", "messageId": "m3", "payload": ` + exact + `, "payloadText": ` + string(text) +
 			`, "headers": {"X-Region": "eu"}}`, "large"},
 		{"k", `{"amount": 200}`, "transport"},
-		{"dlqd_message", `{"kind": "paid", "messageId": "m1", "payload": {"amount": 20000}, "headers": {"X-Region": "eu"}}`,
-			"large"},
-		{"dlqd_message", `{"kind": "paid", "messageId": "m2", "payload": {"amount": 20000}, "headers": {"X-Region": "us"}}`,
-			"transport"},
+		{
+			"dlqd_message", `{"kind": "paid", "messageId": "m1", "payload": {"amount": 20000}, "headers": {"X-Region": "eu"}}`,
+			"large",
+		},
+		{
+			"dlqd_message", `{"kind": "paid", "messageId": "m2", "payload": {"amount": 20000}, "headers": {"X-Region": "us"}}`,
+			"transport",
+		},
 		{"k", `{"amount": 20000, "note": "` + strings.Repeat("x", 200_000) + `"}`, "transport"},
 	} {
 		j.exec(`INSERT INTO river_job (kind, args, max_attempts) VALUES ($1, $2, 3)`, test.kind, test.args)

@@ -458,7 +458,8 @@ func (w *Worker) judge(ctx context.Context, rows []dbsqlc.ClaimDueRow) (*judgeme
 }
 
 func judgeEntries(ctx context.Context, queries *dbsqlc.Queries, planner *strategy.Planner, rows []dbsqlc.ClaimDueRow,
-	now time.Time) (*judgements, error) {
+	now time.Time,
+) (*judgements, error) {
 	together, err := rescuedTogether(ctx, queries, rows)
 	if err != nil {
 		return nil, err
@@ -476,7 +477,8 @@ func judgeEntries(ctx context.Context, queries *dbsqlc.Queries, planner *strateg
 // rescues or more), how many other jobs the rescuer discarded together with the last one. The reason
 // of the decision shows the count.
 func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries,
-	rows []dbsqlc.ClaimDueRow) (map[uuid.UUID]int, error) {
+	rows []dbsqlc.ClaimDueRow,
+) (map[uuid.UUID]int, error) {
 	var ids []uuid.UUID
 	for i := range rows {
 		if rescuesOf(&rows[i]) >= strategy.ManyRescues && strings.HasPrefix(rows[i].ErrorMessage, strategy.RescuedBy) {
@@ -548,7 +550,8 @@ func (w *Worker) recordBlocked() error {
 
 // handle redelivers due, decided entries, or defers them.
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time,
-	counts map[string]int) error {
+	counts map[string]int,
+) error {
 	decider, err := w.readSwitches(ctx, tx, w.config.Planner())
 	if err != nil {
 		return err
@@ -660,7 +663,8 @@ func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *stra
 
 // reserve takes up to so many places in a pace: see [pace.Reserve].
 func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, entries int, now time.Time,
-	within *time.Duration, counts map[string]int) (pace.Places, error) {
+	within *time.Duration, counts map[string]int,
+) (pace.Places, error) {
 	start := time.Now()
 	places, err := pace.Reserve(ctx, tx, of.Name, of.PerSecond, entries, now, within)
 	w.recordStage(ctx, StagePace, start, err)
@@ -669,7 +673,8 @@ func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, en
 }
 
 func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID, reason string,
-	counts map[string]int) error {
+	counts map[string]int,
+) error {
 	redeliveries, err := w.config.Store.Redeliver(ctx, tx, ids, w.actor, reason, tx.version)
 	if err != nil {
 		return fmt.Errorf("redeliver: %w", err)

@@ -250,8 +250,10 @@ func TestWorker_ResolvesEntryWhenRedeliverySucceeds(t *testing.T) {
 
 func TestWorker_ParksPermanentErrors(t *testing.T) {
 	t.Parallel()
-	for _, message := range []string{"runtime error: invalid memory address or nil pointer dereference",
-		"card was declined", "who knows"} {
+	for _, message := range []string{
+		"runtime error: invalid memory address or nil pointer dereference",
+		"card was declined", "who knows",
+	} {
 		b := setup(t)
 		b.fail(2, message)
 		b.once()
@@ -420,8 +422,10 @@ func TestWorker_RollsBackBatchWhenAnyStepFails(t *testing.T) {
 		require.Error(t, err, step)
 		b.exec("DROP FUNCTION dlq.die() CASCADE")
 	}
-	for _, step := range []string{"INSERT ON dlq.dead_letter_open", "DELETE ON dlq.dead_letter_inbox",
-		"INSERT ON dlq.dead_letter_transitions"} {
+	for _, step := range []string{
+		"INSERT ON dlq.dead_letter_open", "DELETE ON dlq.dead_letter_inbox",
+		"INSERT ON dlq.dead_letter_transitions",
+	} {
 		breakStep(step, b.worker.File)
 		require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_inbox"), step)
 		require.Zero(t, b.count(`SELECT (SELECT count(*) FROM dlq.dead_letter_transitions) + (SELECT count(*)

@@ -63,8 +63,10 @@ func New(tb testing.TB) *Issuer {
 	})
 	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, _ *http.Request) {
 		i.fetched++
-		answer(w, http.StatusOK, jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &i.key.PublicKey,
-			KeyID: i.kid, Use: "sig"}}})
+		answer(w, http.StatusOK, jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{
+			Key:   &i.key.PublicKey,
+			KeyID: i.kid, Use: "sig",
+		}}})
 	})
 	mux.HandleFunc("GET /authorize", i.authorize)
 	mux.HandleFunc("POST /token", i.token)
@@ -151,7 +153,8 @@ func (i *Issuer) Token(claims map[string]any) string {
 
 // Sign returns what Token does, with another signature and header.
 func (i *Issuer) Sign(algorithm jose.SignatureAlgorithm, key any, header map[jose.HeaderKey]any,
-	claims map[string]any) string {
+	claims map[string]any,
+) string {
 	all := maps.Clone(i.user)
 	maps.Copy(all, map[string]any{
 		"iss": i.URL, "aud": ClientID, "iat": time.Now().Unix(), "exp": time.Now().Add(i.lifetime).Unix(),
