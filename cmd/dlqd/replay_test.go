@@ -68,7 +68,7 @@ func TestReplay_Commands(t *testing.T) {
 	require.Equal(t, "queue default is resumed\n", ok(t, "queues", "resume", "default", api))
 	_, stderr, code = run(t, "queues", "pause", "nowhere", api)
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, `a queue "nowhere"`)
+	require.Contains(t, stderr, `queue "nowhere" does not exist`)
 	require.Regexp(t, `^assign: 7 of 7 dead letters\nundo: dlqd undo [0-9a-f-]{36}\n$`,
 		ok(t, "assign", api, "--to", "ann", "--queue", "default", "--note", "prices are yours"))
 	require.Regexp(t, `^tag: 7 of 7 dead letters\nundo: dlqd undo `, ok(t, "tag", api, "--add", "prices", "--all"))

@@ -29,8 +29,7 @@ SELECT 'remember_taken', 'upgrade' WHERE EXISTS (SELECT FROM dlq.dead_letter_que
 -- +goose Down
 DELETE FROM dlq.settings WHERE key = 'remember_taken';
 DELETE FROM dlq.retired_jobs r USING dlq.retired_jobs o
-WHERE o.job_id = r.job_id AND o.job_created_at = r.job_created_at
-    AND (o.at, o.failure, o.attempt) > (r.at, r.failure, r.attempt);
+WHERE o.job_id = r.job_id AND o.job_created_at = r.job_created_at AND (o.at, o.failure, o.attempt) > (r.at, r.failure, r.attempt);
 ALTER TABLE dlq.retired_jobs
     DROP CONSTRAINT retired_jobs_pkey,
     DROP COLUMN failure,

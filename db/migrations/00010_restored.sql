@@ -7,8 +7,7 @@ COMMENT ON COLUMN dlq.processes.mark IS
     'gone, the database was restored to an earlier moment while the process ran (dlq.watch_server).';
 
 ALTER TABLE dlq.automatic_switches DROP CONSTRAINT automatic_switches_check,
-    ADD CONSTRAINT automatic_switches_check CHECK ((name = '') = (scope IN ('stop', 'all')) OR scope = 'stop'
-        AND name = 'restored');
+    ADD CONSTRAINT automatic_switches_check CHECK ((name = '') = (scope IN ('stop', 'all')) OR scope = 'stop' AND name = 'restored');
 COMMENT ON COLUMN dlq.automatic_switches.name IS
     'Name of the queue or class, or pattern of the kind; '''' for all and stop. restored, with scope stop: the '
     'database was restored, and replay runs and messages are held, too, until dlq.resume_restored.';

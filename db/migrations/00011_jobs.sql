@@ -9,8 +9,7 @@ COMMENT ON COLUMN dlq.replay_run_entries.behind IS
     'way in the queue. Null if it need not wait.';
 
 -- Finds redeliveries under way of jobs that were rescued: see dlq.may_go_alone.
-CREATE INDEX dead_letter_open_rescued ON dlq.dead_letter_open (id) WHERE status = 'dlq_processing'
-    AND metadata ?| '{river:rescue_count,dlq:rescues}';
+CREATE INDEX dead_letter_open_rescued ON dlq.dead_letter_open (id) WHERE status = 'dlq_processing' AND metadata ?| '{river:rescue_count,dlq:rescues}';
 
 -- +goose Down
 DROP INDEX dlq.dead_letter_open_rescued;

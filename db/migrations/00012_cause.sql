@@ -22,18 +22,14 @@ COMMENT ON COLUMN dlq.dead_letter_queue.fingerprint IS
 CREATE INDEX dead_letter_open_by_code ON dlq.dead_letter_open (error_code, id) WHERE error_code IS NOT NULL;
 CREATE INDEX dead_letter_open_by_destination ON dlq.dead_letter_open (destination, id) WHERE destination IS NOT NULL;
 CREATE INDEX dead_letter_resolved_by_code ON dlq.dead_letter_resolved (error_code, id) WHERE error_code IS NOT NULL;
-CREATE INDEX dead_letter_resolved_by_destination ON dlq.dead_letter_resolved (destination, id)
-    WHERE destination IS NOT NULL;
+CREATE INDEX dead_letter_resolved_by_destination ON dlq.dead_letter_resolved (destination, id) WHERE destination IS NOT NULL;
 CREATE INDEX dead_letter_failed_by_code ON dlq.dead_letter_failed (error_code, id) WHERE error_code IS NOT NULL;
-CREATE INDEX dead_letter_failed_by_destination ON dlq.dead_letter_failed (destination, id)
-    WHERE destination IS NOT NULL;
+CREATE INDEX dead_letter_failed_by_destination ON dlq.dead_letter_failed (destination, id) WHERE destination IS NOT NULL;
 CREATE INDEX dead_letter_archived_by_code ON dlq.dead_letter_archived (error_code, id) WHERE error_code IS NOT NULL;
-CREATE INDEX dead_letter_archived_by_destination ON dlq.dead_letter_archived (destination, id)
-    WHERE destination IS NOT NULL;
+CREATE INDEX dead_letter_archived_by_destination ON dlq.dead_letter_archived (destination, id) WHERE destination IS NOT NULL;
 
 -- +goose Down
-DROP INDEX IF EXISTS dlq.dead_letter_open_by_code, dlq.dead_letter_open_by_destination,
-dlq.dead_letter_resolved_by_code,
+DROP INDEX IF EXISTS dlq.dead_letter_open_by_code, dlq.dead_letter_open_by_destination, dlq.dead_letter_resolved_by_code,
     dlq.dead_letter_resolved_by_destination, dlq.dead_letter_failed_by_code, dlq.dead_letter_failed_by_destination,
     dlq.dead_letter_archived_by_code, dlq.dead_letter_archived_by_destination;
 COMMENT ON COLUMN dlq.dead_letter_queue.fingerprint IS 'Equal for entries that failed for the same reason.';

@@ -1,8 +1,7 @@
 -- +goose Up
 -- Only the results of probes end a half-open period. probes_until has a time for each probe under
 -- way, so that a probe that never reports does not keep its place.
-ALTER TABLE dlq.circuit_breakers ADD COLUMN probes_until timestamptz[] NOT NULL DEFAULT '{}',
-    ADD COLUMN trouble_since timestamptz, ADD COLUMN last_tried_at timestamptz;
+ALTER TABLE dlq.circuit_breakers ADD COLUMN probes_until timestamptz[] NOT NULL DEFAULT '{}', ADD COLUMN trouble_since timestamptz, ADD COLUMN last_tried_at timestamptz;
 COMMENT ON COLUMN dlq.circuit_breakers.since IS 'When the breaker entered its state.';
 COMMENT ON COLUMN dlq.circuit_breakers.probes_until IS
     'When each probe that has not reported yet gives its place to another: its timeout and 10 seconds after it '
@@ -11,8 +10,7 @@ COMMENT ON COLUMN dlq.circuit_breakers.trouble_since IS 'When the breaker was la
 COMMENT ON COLUMN dlq.circuit_breakers.last_tried_at IS 'When the last probe began since the breaker was last closed.';
 UPDATE dlq.circuit_breakers b SET trouble_since = coalesce((
     SELECT min(c.at) FROM dlq.circuit_breaker_changes c
-    WHERE c.name = b.name AND c.id > coalesce((SELECT max(d.id) FROM dlq.circuit_breaker_changes d WHERE d.name = b.name
-        AND d.to_state = 'closed'), 0)), b.since)
+    WHERE c.name = b.name AND c.id > coalesce((SELECT max(d.id) FROM dlq.circuit_breaker_changes d WHERE d.name = b.name AND d.to_state = 'closed'), 0)), b.since)
 WHERE b.state <> 'closed';
 
 -- takes has the durations of the last samples, so that a single slow one does not delay the next.

@@ -22,7 +22,7 @@ var (
 		`\b(is|are) told\b|\bgives? way\b|\bits own matter\b|\bto be had\b|\bis at it\b`)
 	text = regexp.MustCompile(`\.(go|sql|md|html|js|css|ya?ml|json|sh|tmpl)$|^(Makefile|LICENSE)$`)
 	// skipped are generated files, data of tests, and tests that quote frozen migrations, which are skipped, too.
-	skipped = regexp.MustCompile(`/dbsqlc/|/testdata/|^openapi/|^tools/(go\.|words/)|^docs/writing\.md$|^config/schemas/|` +
+	skipped = regexp.MustCompile(`/dbsqlc/|/testdata/|^openapi/|^tools/(go\.|words/)|^docs/writing\.md$|^config/schemas/|^db/migrations/|` +
 		`^internal/postgres/(frozen|migrate)_test\.go$`)
 	code = regexp.MustCompile(`\.(go|sql|html)$`)
 	// unbroken matches what a line may be wide for: struct tags, addresses, directives, long literals.
