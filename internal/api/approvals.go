@@ -27,12 +27,14 @@ type Asked struct {
 	Approval *approval.Approval `json:"approval" doc:"The request for approval, which another person must approve."`
 }
 
-// approvalRequested is [Asked] as a huma.StatusError, which lets a handler return it in place of the
+// approvalRequestedError is [Asked] as a huma.StatusError, which lets a handler return it in place of the
 // operation's usual response.
-type approvalRequested struct{ Asked }
+type approvalRequestedError struct{ Asked }
 
-func (a approvalRequested) Error() string  { return "approval " + a.Approval.ID.String() + " requested" }
-func (a approvalRequested) GetStatus() int { return http.StatusAccepted }
+func (a approvalRequestedError) Error() string {
+	return "approval " + a.Approval.ID.String() + " requested"
+}
+func (a approvalRequestedError) GetStatus() int { return http.StatusAccepted }
 
 // approvalOrProblem returns the response to a refused operation. If the refusal is that approval is
 // required, it requests approval.
@@ -46,7 +48,7 @@ func (s *service) approvalOrProblem(ctx context.Context, refusal error, operatio
 	if err != nil {
 		return s.problem(ctx, err)
 	}
-	return huma.ErrorWithHeaders(approvalRequested{Asked{a}},
+	return huma.ErrorWithHeaders(approvalRequestedError{Asked{a}},
 		http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
 }
 

@@ -32,7 +32,7 @@ func (r *Quota) Acquire(client string, n int64) bool {
 	return true
 }
 
-// Give gives back n that a client took.
+// Release returns n that a client acquired.
 func (r *Quota) Release(client string, n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -435,8 +435,8 @@ func withoutComments(sql string) string {
 		end, layout := 1, false
 		switch {
 		case sql[0] == '\'':
-			if close := strings.IndexByte(sql[1:], '\''); close >= 0 {
-				end = close + 2 // a doubled quote begins the next part
+			if closing := strings.IndexByte(sql[1:], '\''); closing >= 0 {
+				end = closing + 2 // a doubled quote begins the next part
 			}
 		case strings.IndexByte(" \t\n\r\f", sql[0]) >= 0:
 			end, layout = len(sql)-len(strings.TrimLeft(sql, " \t\n\r\f")), true

@@ -222,7 +222,7 @@ func (s *Server) start(ctx context.Context) error {
 	}
 	// openDatabase has checked dlqd's own River; only an application's can be older.
 	if s.config.Process && status.RiverVersion < status.RiverLatest {
-		return fmt.Errorf("River's schema is at version %d, and delivering messages needs version %d: "+
+		return fmt.Errorf("the schema of River is at version %d, and delivering messages needs version %d: "+
 			"run River's migrations, or serve with only --api and --dlq-workers", status.RiverVersion, status.RiverLatest)
 	}
 	s.attached = status.Attached
