@@ -182,7 +182,8 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	policyFile := filepath.Join(dir, "retry-policies.yaml")
 	require.NoError(t, os.WriteFile(policyFile,
 		[]byte(strings.Replace(content, "http://user-plain", "ftp://user-plain", 1)), 0o600))
-	require.Eventually(t, func() bool { return strings.Contains(s.log.String(), "reloading the policy failed") }, time.Minute,
+	reloadFails := func() bool { return strings.Contains(s.log.String(), "reloading the policy failed") }
+	require.Eventually(t, reloadFails, time.Minute,
 		50*time.Millisecond)
 	get("/api/health")
 	require.NoError(t, os.WriteFile(policyFile, []byte(content), 0o600))
