@@ -335,8 +335,8 @@ COMMENT ON FUNCTION dlq.erase_runs IS
     'a filter, or that handled these entries. Deletes notes of failure groups and saved views that name the '
     'person. Returns how many runs and approvals were skipped because they have not ended.';
 
--- erase_entries locks jobs, then entries, as redeliveries do. It waits for neither: what another
--- session has locked is skipped, and counted in under_way. Open and failed entries are archived,
+-- erase_entries locks jobs, then entries. It waits for neither: rows that another session has locked
+-- are skipped, and counted in under_way. Open and failed entries are archived,
 -- because nothing is left to redeliver.
 CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer,
     OUT jobs integer, OUT under_way integer)
