@@ -30,7 +30,7 @@ var tables = map[string][]string{
 	"circuit_breakers":        {"breaker"},
 	"dead_letter_transitions": {"analytics"}, // for viewers who are limited to queues and kinds
 	"counters":                {"metrics"},
-	"entry_jobs":              {"worker"}, // the jobs of an entry, to be left out of a count
+	"entry_jobs":              {"worker"}, // a count of other jobs leaves out the jobs of the entry
 	"erasures":                {"deadletter"},
 	"gates":                   {"worker", "metrics"},
 	"failure_groups":          {"group"},
@@ -108,7 +108,7 @@ var texts = []string{
 	"internal/group/group.go",
 }
 
-func TestCode_HasNoOtherStatements(t *testing.T) {
+func TestCode_RunsStatementsOnlyFromQueries(t *testing.T) {
 	t.Parallel()
 	runs := []string{"Exec", "Query", "QueryRow", "SendBatch", "CopyFrom", "Queue"}
 	used := map[string]bool{}

@@ -29,7 +29,7 @@ func newAlertmanager(t *testing.T) *alertmanager {
 	receivers, err := alerting.NewReceivers(t.Context(), nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, receivers.Close()) })
-	// Its Prometheus has no targets, and waits an hour before it alerts on that.
+	// Prometheus has no targets here, and waits an hour before it alerts on that.
 	stack, err := alerting.Start(t.Context(), alerting.Config{
 		Dir: t.TempDir(), Targets: []string{}, Console: "http://dlqd.example",
 		Interval: time.Second, For: time.Hour, Receivers: receivers,

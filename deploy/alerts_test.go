@@ -375,7 +375,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 
 	// Actions of operators, a restore, a missing partition and an invalid policy.
 	w.exec("SELECT dlq.stop_automatic('kim', 'test')")
-	// As in a backup of another server.
+	// The identifier of another server, as after a restore of its backup.
 	w.exec("UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '\"1\"') WHERE key = 'server'")
 	w.exec("DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_archived_%s', to_char(now() AT TIME ZONE 'UTC', " +
 		"'YYYYMM')); END $$")

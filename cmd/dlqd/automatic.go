@@ -161,7 +161,7 @@ func newStop(verb, short string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			done := map[string]string{
 				"stop":   "all automatic redelivery is stopped; resume it with: dlqd automatic resume",
-				"resume": "automatic redelivery is resumed, as the switches allow",
+				"resume": "automatic redelivery is resumed; the switches apply again",
 			}[verb]
 			return c.changeAutomatic(cmd, "/api/dlq/automatic/"+verb, in, done)
 		},

@@ -42,16 +42,16 @@ func TestAutomatic_Commands(t *testing.T) {
 	require.Contains(t, ok(t, "automatic", "stop", api, "--note", "a release"),
 		"all automatic redelivery is stopped; resume it with: dlqd automatic resume")
 	require.Contains(t, ok(t, "automatic", "on", api, "--kind", "report.*"),
-		"(a release); dlqd automatic resume lifts that\nkind report.*: on")
+		"(a release); resume it with: dlqd automatic resume\nkind report.*: on")
 	for _, command := range [][]string{{"automatic"}, {"stats"}} {
-		require.Contains(t, ok(t, append(command, api)...), "(a release); dlqd automatic resume lifts that")
+		require.Contains(t, ok(t, append(command, api)...), "(a release); resume it with: dlqd automatic resume")
 	}
 	_, stderr, _ := run(t, "list", api)
-	require.Contains(t, stderr, "(a release); dlqd automatic resume lifts that")
+	require.Contains(t, stderr, "(a release); resume it with: dlqd automatic resume")
 	stdout, _, code := run(t, "doctor", "--database-url", url)
 	require.Equal(t, 1, code)
 	require.Regexp(t, `WRONG +automatic redelivery +all of it is stopped, by .*: a release`, stdout)
-	require.Contains(t, ok(t, "automatic", "resume", api), "automatic redelivery is resumed, as the switches allow")
+	require.Contains(t, ok(t, "automatic", "resume", api), "automatic redelivery is resumed; the switches apply again")
 	require.Eventually(t, func() bool {
 		var n int
 		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'").Scan(

@@ -389,14 +389,14 @@ var scenarios = map[string]scenario{
 			p.send(4, "payment.booked", `{}`)
 			p.await("4", `SELECT count(*) FROM dlq.dead_letter_queue WHERE dlq_retry_count = 1 AND status = 'dlq_pending'
 				AND next_retry_at > now() + interval '1 minute'`)
-			// A run with more than one entry to replay continues until it is paused.
+			// At this rate the run still has entries to replay when the operator pauses it.
 			p.exec("INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state) " +
 				"SELECT 'app', 'elsewhere', '{}', 1, 1, 'running' FROM generate_series(1, 3)")
 			p.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
 				errors = ARRAY['{"error": "no", "attempt": 1}'::jsonb] WHERE queue = 'elsewhere'`)
 			p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = 'elsewhere' AND status = 'dlq_manual'")
 			p.exec(`SELECT dlq.replay_start('{"queue": ["elsewhere"]}', p_note => 'in vain', p_rate => 0.001, p_force => true)`)
-			// dlqd may be refreshing them at the same time.
+			// dlqd may be refreshing the rollups at the same time.
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 			p.answers(nil)
 		},
@@ -536,7 +536,7 @@ func TestDocs_Analytics(t *testing.T) {
 		file: "../../docs/analytics.md",
 		setUp: func(p *deployment) {
 			p.refuses(3, 422, "payment.captured", "TIMEOUT_ERROR", `{"amount": 1}`)
-			// dlqd may be refreshing them at the same time.
+			// dlqd may be refreshing the rollups at the same time.
 			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
 		},
 		prints: []string{

@@ -399,7 +399,7 @@ BEGIN
          CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
          v_left, v_joined, v_origin, (NEW.move ->> 'operation')::uuid);
 
-    -- Postgres next inserts a row that changes its partition into the new one, where the mark tells
+    -- If the row changes its partition, Postgres next inserts it into the new one. The mark tells
     -- on_enter that the entry is not new.
     NEW.move := CASE WHEN NEW.stage <> v_stage AND NEW.status <> 'dlq_pending' THEN '{"moved": true}' END;
     RETURN NEW;

@@ -20,7 +20,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
     WHERE txid_visible_in_snapshot(x, p_new)
 $$;
 COMMENT ON FUNCTION dlq.moves_between IS
-    'Moves of transactions that committed between two snapshots, none of them made before p_since.';
+    'Moves of transactions that committed between two snapshots. p_since limits how much of the '
+    'trail is read: none of these moves may have been made before it.';
 
 -- has_moves costs a tenth of a fold without moves: its plan is made once per session, and planning
 -- the fold takes 10 ms.
@@ -512,7 +513,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_flow    WHERE step = 'minute' AND bucket < p_now - interval '3 days';
     DELETE FROM dlq.rollup_flow    WHERE step = 'hour' AND bucket < p_now - interval '400 days';
     DELETE FROM dlq.rollup_times   WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    -- These names come from outside: there may be a million of them.
+    -- Error types, sources and fingerprints come from outside: there may be a million of them.
     DELETE FROM dlq.rollup_errors  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'
         WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'

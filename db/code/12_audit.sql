@@ -311,7 +311,7 @@ BEGIN
         UPDATE dlq.approvals a SET request = '{"erased": true}', note = NULL, decision = NULL, problem = NULL
         WHERE a.id IN (SELECT n.id FROM named n) AND a.ended_at IS NOT NULL RETURNING a.id
     ), erased_operations AS (
-        -- So may operations.
+        -- Filters and arguments of operations may name persons, too.
         UPDATE dlq.operations o SET filter = CASE WHEN o.filter IS NOT NULL THEN '{"erased": true}' END::jsonb,
             args = '{}', note = NULL
         WHERE EXISTS (SELECT FROM jsonb_path_query(jsonb_build_array(o.filter, o.args), 'strict $.**') v (value)

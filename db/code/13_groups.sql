@@ -148,7 +148,7 @@ BEGIN
             USING ERRCODE = 'DLQ02';
     ELSIF v_found[2] IS NOT NULL THEN
         RAISE EXCEPTION 'failure group % of queue %: several fingerprints begin with this', p_fingerprint, p_queue
-            USING ERRCODE = 'DLQ04', HINT = 'Give more of its characters.';
+            USING ERRCODE = 'DLQ04', HINT = 'Give more characters of the fingerprint.';
     END IF;
     RETURN v_found[1];
 END

@@ -118,7 +118,9 @@ BEGIN
     IF dlq.chooses_all(p_request -> 'filter')
         AND (p_operation = 'erase' OR NOT coalesce((p_request ->> 'all')::boolean, false)) THEN
         RAISE EXCEPTION '%: an empty filter matches every entry', p_operation USING ERRCODE = 'DLQ04',
-            HINT = 'To select all entries, put "all": true into the request.';
+            HINT = CASE WHEN p_operation = 'erase'
+                THEN 'Name the person, for example {"payload": {"customer": "cus_81"}}.'
+                ELSE 'To select all entries, put "all": true into the request.' END;
     END IF;
     SELECT coalesce(sum(q.n), 0), coalesce(jsonb_object_agg(q.queue, q.n), '{}') INTO v_entries, v_by_queue
     FROM (SELECT p.queue, sum(p.entries)::bigint AS n FROM dlq.preview(v_filter) p GROUP BY p.queue) q;
@@ -238,7 +240,7 @@ DECLARE
 BEGIN
     IF lower(dlq.actor(p_actor)) NOT IN (lower(v_approval.actor),
         lower(coalesce(v_approval.on_behalf_of, v_approval.actor))) THEN
-        RAISE EXCEPTION 'approval %: only % can withdraw it, who requested it', p_id, v_approval.actor
+        RAISE EXCEPTION 'approval %: only the requester % can withdraw it', p_id, v_approval.actor
             USING ERRCODE = 'DLQ06', HINT = 'Others can refuse it.';
     END IF;
     PERFORM dlq.decide_approval(p_id, 'withdrawn', 'withdrawn', p_actor, p_note);

@@ -1,5 +1,5 @@
--- Privileges: three roles for people, and what the policy hides from the first of them. dlqd itself
--- runs as the owner of the schema.
+-- Privileges: three roles for people, and what the policy hides from dlq_reader. dlqd itself runs as
+-- the owner of the schema.
 --
 --     dlq_reader    reads entries (except sensitive columns), the audit trail, analytics, runs and breakers
 --     dlq_operator  also reads sensitive columns; replays, discards, resolves, parks, assigns, tags and notes;
@@ -261,7 +261,7 @@ $$;
 COMMENT ON FUNCTION dlq.find IS
     'Entries that match a filter: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], '
     '"maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, '
-    'destination, errorMessage (texts, all of them), fingerprint (or its first characters), rule, strategy, '
+    'destination, errorMessage (has all of these texts), fingerprint (or its first characters), rule, strategy, '
     'waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, '
     'before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": '
     '["cus_81"]}]). What the policy hides from the caller is null.';

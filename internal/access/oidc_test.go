@@ -275,7 +275,7 @@ func TestOIDC_BoundsKeyRequests(t *testing.T) {
 	require.Equal(t, 2, issuer.Fetched())
 	require.LessOrEqual(t, strings.Count(s.log.String(), "rejected"), 40, "rejected tokens do not fill the log")
 
-	// Their addresses must wait, but a valid token from there is accepted.
+	// An address that sent invalid tokens has to wait, but a valid token from it is accepted.
 	_, err = s.from(t, "10.0.0.2", other.Token(nil))
 	var retry *access.RetryError
 	require.ErrorAs(t, err, &retry)

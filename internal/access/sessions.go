@@ -133,8 +133,8 @@ func (o origin) String() string {
 	return text
 }
 
-// begin starts a session and returns the value of its cookie. It ends the session with the cookie
-// instead, if there is one.
+// begin starts a session and returns the value of its cookie. If instead is the cookie of a
+// session, begin ends that session.
 func (s *Store) begin(ctx context.Context, p *identity, from origin, instead string) (secret string, err error) {
 	secret, hash, err := newSecret(sessionPrefix)
 	if err != nil {
@@ -277,7 +277,7 @@ func isSecure(r *http.Request) bool {
 
 // setCookie sets a cookie, or deletes it if value is empty.
 func setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
-	//nolint:gosec // Secure wherever the browser takes it so
+	//nolint:gosec // Secure wherever browsers accept such a cookie
 	cookie := &http.Cookie{
 		Name: name, Value: value, Path: "/", MaxAge: int(life.Seconds()),
 		Secure: isSecure(r), HttpOnly: true, SameSite: http.SameSiteLaxMode,

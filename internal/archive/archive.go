@@ -56,8 +56,8 @@ type Manifest struct {
 	From      time.Time `json:"from" doc:"Time at which the first row was closed (entries) or written (audit trail)."`
 	To        time.Time `json:"to" doc:"Time at which the last row was closed or written."`
 	Entries   *File     `json:"entries,omitempty" doc:"File of the entries, one row of dead_letter_queue per line."`
-	Audit     *File     `json:"audit,omitempty" doc:"File of their moves, or of the moves of a month, one row of dead_letter_transitions per line."`
-	Erasures  []Erasure `json:"erasures,omitempty" doc:"Erasures in the unit since then."`
+	Audit     *File     `json:"audit,omitempty" doc:"File of the moves of these entries, or of all moves of a month, one row of dead_letter_transitions per line."`
+	Erasures  []Erasure `json:"erasures,omitempty" doc:"Erasures from the unit since it was written."`
 }
 
 // File describes a file of a unit.

@@ -87,7 +87,7 @@ func (s *Stop) String() string {
 	if s.Note != "" {
 		text += " (" + s.Note + ")"
 	}
-	return text + "; dlqd automatic resume lifts that"
+	return text + "; resume it with: dlqd automatic resume"
 }
 
 // Switches are the switches in force.

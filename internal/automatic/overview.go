@@ -30,7 +30,7 @@ type SwitchChange struct {
 	Scope   string    `json:"scope" enum:"stop,all,queue,kind,class" doc:"What the switch applies to. stop: all automatic redelivery was stopped or resumed; with the name restored, dlqd stopped it because the database was restored."`
 	Name    string    `json:"name,omitempty" doc:"Name of the queue or class, or pattern of the kind."`
 	Enabled *bool     `json:"enabled,omitempty" doc:"New value of the switch; absent if the switch was removed."`
-	Include []string  `json:"include,omitempty" doc:"Dead letters that the switch included besides."`
+	Include []string  `json:"include,omitempty" doc:"Which of backfilled and single-attempt dead letters the switch included."`
 	Actor   string    `json:"actor" doc:"Who changed the switch."`
 	DBUser  string    `json:"dbUser" doc:"Database user of the session."`
 	Origin  *string   `json:"origin,omitempty" doc:"Where the change came from."`

@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-// A delivery succeeds every 40 s, longer than openFor. Eight of ten probes are needed, and eight
-// close it.
+// A delivery succeeds every 40 s, longer than openFor. Eight of ten probes have to succeed, so
+// eight successes close the breaker.
 func TestBreaker_ClosesAtLowTraffic(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1}")

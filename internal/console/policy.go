@@ -28,10 +28,10 @@ type policyPage struct {
 	Copies   []copyText
 
 	Today      map[string]int64 // today's dead letters, by the rule that judged them
-	TodayMore  bool             // of the newest entries only
+	TodayMore  bool             // Today counts only the newest entries
 	DraftFiles []string
 	WhyNot     string             // why the viewer may not preview a change
-	Draft      url.Values         // form of a change
+	Draft      url.Values         // the change that the viewer entered
 	Preview    *api.PolicyPreview // effect of the change
 	DraftError *Problem
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// For each reason (note), the work of a job is run again once: for the next reason, the last copy
-// is run again and not the first job. A copy does not inherit River's metadata about the old job.
+// With the same reason (note), a job is run again only once. With another reason, only its last
+// copy is run again. A copy does not inherit River's metadata about the first job.
 func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)

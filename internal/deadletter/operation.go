@@ -36,8 +36,9 @@ type Touched struct {
 	Reason  string    `json:"reason" doc:"Change of the entry, or the reason why it was left unchanged."`
 }
 
-// Operation returns an operation and a page of the entries that it looked at, after an entry. Of
-// the entries that it left unchanged, 10,000 are kept.
+// Operation returns an operation and a page of the entries that it looked at. The page begins after
+// the given entry; nil means at the first. Of the entries that the operation left unchanged, 10,000
+// are kept.
 func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID,
 	most int,
 ) (*Operation, []Touched, error) {

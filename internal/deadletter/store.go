@@ -392,8 +392,8 @@ const entryColumns = summaryColumns + `,
 // exportPage is the number of entries that an export reads at once.
 const exportPage = 200
 
-// FindEntries returns the next [exportPage] entries that a filter selects, in full, in order of
-// capture, after an entry.
+// FindEntries returns the next [exportPage] entries that a filter selects, in full and in order of
+// capture. It begins after the given entry; nil means at the first.
 func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *uuid.UUID) ([]Entry, error) {
 	mask := "(SELECT dlq.mask())"
 	if isRevealed(ctx) {
@@ -823,8 +823,9 @@ func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, 
 // Sweep is the result of checking the jobs of entries in dlq_processing.
 type Sweep = dbsqlc.SweepRedeliveriesRow
 
-// SweepRedeliveries checks the jobs of a batch of entries in dlq_processing, after an entry;
-// uuid.Nil for the first batch. If Sweep.Last is uuid.Nil, there are no more.
+// SweepRedeliveries checks the jobs of the next entries in dlq_processing, in order of id: those
+// after the given id, which is uuid.Nil for the first batch and then Sweep.Last of the previous
+// one. If Sweep.Last is uuid.Nil, no entry is left.
 func (s *Store) SweepRedeliveries(ctx context.Context, after uuid.UUID) (Sweep, error) {
 	return s.queries.SweepRedeliveries(ctx, after)
 }

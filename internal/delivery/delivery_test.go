@@ -391,7 +391,7 @@ func TestDeliver_TypesOfTransportErrors(t *testing.T) {
 	other, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { _ = other.Close() }()
-	// Its local address refuses connections: the port is taken and has no listener.
+	// The client's local address refuses connections: its port is taken and has no listener.
 	taken, err := net.Dial("tcp", other.Addr().String())
 	require.NoError(t, err)
 	defer func() { _ = taken.Close() }()

@@ -158,8 +158,9 @@ func (r *Releaser) releaseFor(ctx context.Context, destination string) error {
 	return err
 }
 
-// releaseRestored releases messages held since the database was restored, after an operator has resumed it.
-// After a start it also releases messages that another process left held.
+// releaseRestored releases the messages that are held because the database was restored, after an
+// operator has resumed them. After a start it also releases messages that another process left
+// held.
 func (r *Releaser) releaseRestored(ctx context.Context) error {
 	if r.Restored == nil {
 		return nil

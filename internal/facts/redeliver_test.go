@@ -276,7 +276,7 @@ func TestRetryAll_SkipsResolvedWork(t *testing.T) {
 		b.requireStatus(id, deadletter.Resolved)
 		resolved = append(resolved, job)
 	}
-	// One resolved by an operator, one open, and one whose redelivery failed.
+	// Entries: one that an operator resolved, one open, and one whose redelivery failed.
 	parked, id := b.createEntry()
 	require.NoError(t, b.store.Park(t.Context(), id, kim))
 	require.NoError(t, b.store.Resolve(t.Context(), id, kim))

@@ -220,7 +220,7 @@ func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	// A single job that is too large.
 	require.Equal(t, 1, left(app, 1, 12<<20))
 	require.Contains(t, app.takeWarnings()[0], "too large")
-	// Its stored size is small because it is compressed; reading it would not be.
+	// The stored value is small because it is compressed, but it is too large when decompressed.
 	h.exec(app, `INSERT INTO river_job (kind, args, max_attempts, state, errors)
 		VALUES ('log', '{}', 1, 'running', ARRAY[jsonb_build_object('attempt', 1, 'error', repeat('x y', 5000000))])`)
 	require.Less(t, h.count("SELECT pg_column_size(errors) FROM river_job WHERE kind = 'log'"), 1<<20)

@@ -196,7 +196,7 @@ func TestDatabase_CountsMoves(t *testing.T) {
 	b.exec("SELECT dlq.trim_rollups(now() + interval '3000 days')")
 	b.exec("SELECT dlq.trim_counters(now() + interval '3000 days')")
 	b.requireSeries(b.takeSample(), want)
-	// As restored from a dump into another server.
+	// The state of a database that was restored from a dump into another server.
 	b.exec("UPDATE dlq.rollup_state SET snapshot = '900000000:900000000:'")
 	b.fail(1, "payments", "TIMEOUT", 0)
 	want["dlq_jobs_total{queue=payments}"], want["dlq_size{queue=payments}"] = 8, 1

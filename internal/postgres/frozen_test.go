@@ -275,7 +275,7 @@ func (l *load) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQ
 }
 
 func (l *load) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
-	// Other errors come from connections that River closes when it stops.
+	// Errors that are not from Postgres come from connections that River closes when it stops.
 	if _, refused := errors.AsType[*pgconn.PgError](data.Err); refused {
 		l.mu.Lock()
 		defer l.mu.Unlock()

@@ -30,7 +30,7 @@ type Right struct {
 	Object     string // name in River's schema, or of a role; empty for the database and for the schema itself
 	Privileges []string
 	Why        string
-	// Optional: without it the part works, but does less.
+	// Optional is set if the part works without the right, but does less.
 	Optional bool
 }
 

@@ -113,7 +113,7 @@ func TestRescue_WorksInBatchesAndSkipsLockedJobs(t *testing.T) {
 	require.Equal(t, "available", b.job(ids[0]).State)
 }
 
-// River may keep a million ended jobs. Rescue does not read them by id, even with stale statistics.
+// River may keep a million ended jobs. A rescue does not read them, even with stale statistics.
 func TestRescue_ReadsOnlyRunningJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// dlq.pattern (db/code/14_masking.sql) has the same patterns, which a test compares.
+// dlq.pattern (db/code/14_masking.sql) has the same patterns; a test compares them.
 const (
 	tokenPattern = `eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?` +
 		`|(?:[Bb]earer|BEARER|[Bb]asic|BASIC)[ :]+[A-Za-z0-9._~+/=-]{8,}` +

@@ -24,7 +24,7 @@ func newGuard(pool *pgxpool.Pool) (*restored.Guard, postgres.DB) {
 	}, pool), schemas.Rendered(pool)
 }
 
-// watch checks as a process that last wrote mark on timeline.
+// watch calls dlq.watch_server as a process that last wrote mark on timeline.
 func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark,
 	timeline int64,
 ) (written int64, verdict string, held bool) {

@@ -531,7 +531,7 @@ func TestApprovals_ContinueAfterAProcessDies(t *testing.T) {
 		_, err = tx.Exec(t.Context(), sql, id)
 		require.NoError(t, err, sql)
 	}
-	// This is the first batch.
+	// The first batch of the approved operation.
 	_, err = tx.Exec(t.Context(), "SELECT dlq.act_where('discard', '{}', 'kim', p_all => true, p_limit => 3)")
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))

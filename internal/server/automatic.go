@@ -30,7 +30,7 @@ func (s *Server) restoredHealth() api.Part {
 // are healthy.
 func (s *Server) automaticHealth(ctx context.Context) api.Part {
 	part := api.Part{Name: "automatic", OK: true, Detail: "unknown"}
-	// Other parts report an error.
+	// If the switches cannot be read, other parts report the error.
 	if switches, err := automatic.Read(ctx, s.store.DB(), s.policy()); err == nil {
 		part.Detail = switches.Summary()
 	}

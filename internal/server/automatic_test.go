@@ -89,8 +89,8 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	}
 	_, health, _ = b.call("GET", "/api/health", "")
 	require.Equal(t, true, health["ok"])
-	require.Regexp(t, "all automatic redelivery was stopped by ada at .* UTC .a release.; dlqd automatic resume "+
-		"lifts that", health["parts"])
+	require.Regexp(t, "all automatic redelivery was stopped by ada at .* UTC .a release.; resume it with: "+
+		"dlqd automatic resume", health["parts"])
 	require.Eventually(t, func() bool {
 		_, metrics, _ := b.call("GET", "/metrics", "")
 		text := metrics["text"].(string)

@@ -168,7 +168,7 @@ func TestReplay_RefusesADestinationForAnApplicationsJob(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs"))
 }
 
-// A destination that the policy no longer has is a delivery error.
+// A replay to a destination that the policy does not have fails with a delivery error.
 func TestReplay_ToARemovedDestinationFails(t *testing.T) {
 	t.Parallel()
 	b, _, other := setupTwo(t)

@@ -128,7 +128,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	if !postgres.IsRefusal(err) {
 		return err
 	}
-	// One rejected entry would block the others forever. As due entries they are retried one by one.
+	// One rejected entry would block the others forever. Make them due: a batch of due entries
+	// that is rejected is retried one by one.
 	w.config.Logger.Error("DLQ worker: the database refused a release; retrying its entries one by one", "queue",
 		queue, "error", err)
 	err = w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {

@@ -230,7 +230,7 @@ func TestAutomatic_ParksSingleAttemptAndBackfilledUnlessIncluded(t *testing.T) {
 	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt; an operator decides whether it may run again$`,
 		j.text("SELECT t.reason FROM dlq.dead_letter_transitions t WHERE t.kind = 'once' AND t.to_status = 'dlq_manual'"))
 
-	// Once a switch names them, reclassify makes them pending.
+	// Once a switch includes backfilled and single-attempt entries, reclassify makes them pending.
 	reclassify := func() *worker.Reclassified {
 		result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
 		require.NoError(t, err)

@@ -79,7 +79,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		if err != nil {
 			return err
 		}
-		// With this many jobs, the failures are below the error rate.
+		// needed is the number of ended jobs at which the failures are below the error rate.
 		needed := smart.MinJobs
 		if failed > 0 {
 			needed = max(needed, int(math.Floor(100*float64(failed)/max(smart.ErrorRate, math.SmallestNonzeroFloat64)))+1)

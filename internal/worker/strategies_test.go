@@ -575,7 +575,7 @@ rules:
 	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'
 		AND rule = 'refused-again'`))
 
-	// So are all other settings of rules and plans.
+	// Changes of all other settings of rules and plans are recorded, too.
 	rules := "rules: [{name: refused-again, match: {message: refused}, class: business}, {name: moon, match: {message: " +
 		"moon}, class: transient%s}]"
 	for _, change := range []struct{ settings, also string }{
@@ -763,7 +763,7 @@ func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	}
 	j.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'stock', 'A-81', id,
 		created_at FROM river_job ORDER BY id`)
-	// They fail in a different order than they were submitted, and close as failed.
+	// The jobs fail in a different order than they were submitted; their entries close as failed.
 	j.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - id * interval '1 s', attempt = 1, errors = ARRAY['{"error": "connection refused", "attempt": 1}'::jsonb]`)
 	j.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	j.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1")
