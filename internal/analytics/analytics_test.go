@@ -565,7 +565,7 @@ func TestReplaySuccess_CountsClassAtRedelivery(t *testing.T) {
 func (b *bundle) delayRefresh(t *testing.T, seconds float64) {
 	t.Helper()
 	var function string
-	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT replace(pg_get_functiondef('dlq.fold_moves'::regproc),
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT replace(pg_get_functiondef('dlq.has_moves'::regproc),
 		E'BEGIN\n', format(E'BEGIN\n PERFORM pg_sleep(%s);\n', $1::float8))`, seconds).Scan(&function))
 	b.exec(t, function)
 }
