@@ -325,7 +325,7 @@ var scenarios = map[string]scenario{
 		}}},
 		prints: []string{
 			`20.* \| this is another database of the same server; its last record is of 20`,
-			`redelivery of a message +\| t +\| +1`, `dead letter with automatic redelivery +\| t +\| +2 \| 2 of them are due`,
+			`redelivery of a message +\| t +\| +1`, `dead letter that goes by itself +\| t +\| +2 \| 2 of them are due`,
 			`(running|scheduled|available) \| default \| +1`,
 			`payment.captured \| 20.* \| (running|scheduled|available)`, `2 \| +2 \|`, `1 \| +1 \|`, `f +\| +0`,
 		},

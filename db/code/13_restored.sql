@@ -259,7 +259,7 @@ BEGIN
         WHERE j.state NOT IN ('completed', 'discarded', 'cancelled') AND j.created_at < v_at
     ) u GROUP BY u.own ORDER BY u.own DESC;
     RETURN QUERY
-    SELECT 'dead letter with automatic redelivery'::text, true, sum(g.n)::bigint, sum(g.due)::bigint
+    SELECT 'dead letter that goes by itself'::text, true, sum(g.n)::bigint, sum(g.due)::bigint
         || ' of them are due'
     FROM (
         SELECT e.queue, e.kind, e.error_class, e.job_kind, count(*) AS n,

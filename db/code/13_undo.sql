@@ -24,7 +24,7 @@ BEGIN
             FROM (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = p_id LIMIT 10000) l);
         WITH reasons AS MATERIALIZED (
             SELECT i.id, CASE WHEN p_why IS NOT NULL THEN p_why
-                              WHEN e.status IS NULL THEN 'the entry was deleted'
+                              WHEN e.status IS NULL THEN 'it is gone'
                               WHEN p_action = 'reopen' AND e.status IN ('dlq_resolved', 'dlq_archived')
                                   THEN 'its payload was erased, or its job has an open entry again'
                               ELSE 'cannot ' || p_action || ' from ' || e.status END AS reason
@@ -213,7 +213,7 @@ BEGIN
         CASE WHEN v_operation.action IN ('discard', 'resolve') THEN ARRAY(SELECT unnest(v_ids) EXCEPT
             SELECT unnest(v_unmoved)) ELSE v_ids END,
                                  CASE WHEN v_operation.action IN ('discard', 'resolve') THEN '{}' ELSE v_unmoved END,
-                                     p_operation, 'the entry has changed since');
+                                     p_operation, 'it has moved on since');
     operation := v_undo;
     looked := cardinality(v_ids);
     changed := cardinality(v_changed);

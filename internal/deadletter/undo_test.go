@@ -157,7 +157,7 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 			}
 			require.Equal(t, after, b.state(ids[0]))
 			require.Equal(t, after, b.state(ids[1]))
-			require.Equal(t, moved, b.state(ids[2]), "the entry has changed since")
+			require.Equal(t, moved, b.state(ids[2]), "it has moved on since")
 			require.Equal(t, elsewhere, b.state(other))
 			status, _, _ := strings.Cut(after, " ")
 			require.Equal(t, map[string]int64{status: 2}, undone.Became)
@@ -177,7 +177,7 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 			o, touched, err = b.store.Operation(t.Context(), undone.Operation, nil, 10)
 			require.NoError(t, err)
 			require.Equal(t, operation, *o.Undoes)
-			require.Equal(t, map[string]int64{"the entry has changed since": 1}, o.Unchanged)
+			require.Equal(t, map[string]int64{"it has moved on since": 1}, o.Unchanged)
 			require.Equal(t, []any{"undo", "anna", int64(3), int64(2)}, []any{o.Action, o.Actor, o.Looked, o.Changed})
 			require.Len(t, touched, 3)
 			require.False(t, touched[2].Changed)

@@ -183,6 +183,6 @@ func TestPreview_IncludesJobsThatFailLater(t *testing.T) {
 	repeats, err := restored.Preview(t.Context(), db)
 	require.NoError(t, err)
 	require.Len(t, repeats, 1)
-	require.Equal(t, "dead letter with automatic redelivery", repeats[0].What)
+	require.Equal(t, "dead letter that goes by itself", repeats[0].What)
 	require.EqualValues(t, 1, repeats[0].Items, "only the old job")
 }
