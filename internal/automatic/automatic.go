@@ -254,7 +254,7 @@ func (s *Switches) Of(e *Entry) Verdict {
 	if rule := s.manualRule(e); rule != "" && !isMessage && !e.Unparked {
 		reason := "its job had one attempt; an operator decides whether it may run again"
 		if rule == policy.RuleBackfilled {
-			reason = "its job failed before dlqd was installed; an operator decides whether it is still wanted"
+			reason = "its job failed before dlqd was attached; an operator decides whether it is still wanted"
 		}
 		return Verdict{ManualRule: rule, Reason: reason}
 	}

@@ -238,7 +238,7 @@ func reasonOf(e *deadletter.Entry, withRule bool) string {
 	case rule == policy.RuleWorkerLost:
 		return "its worker died, or the job never ended, twice or more; the job may kill its worker"
 	case rule == "backfilled":
-		return "its job failed before dlqd was installed"
+		return "its job failed before dlqd was attached"
 	case rule != "" && class != "" && withRule:
 		return "rule " + rule + " classifies its error as " + class
 	case class != "":
