@@ -399,26 +399,40 @@ func TestRollups_RefreshDespiteOpenTransaction(t *testing.T) {
 	}
 	b.exec(t, `SELECT brin_summarize_new_values(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 		WHERE c.relname LIKE 'dead_letter_transitions_%_xid_at_idx' AND c.relkind = 'i'`)
+	// read runs a query and returns its result and the pages of the trail that it read, out of all.
+	read := func(query string) (found, pages, all int64) {
+		var before int64
+		require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+			fetched := func(n *int64) error { // pages that this session has read and not reported yet
+				return tx.QueryRow(t.Context(), `SELECT sum(pg_relation_size(i.inhrelid)) / 8192,
+					sum(pg_stat_get_xact_blocks_fetched(i.inhrelid))
+					FROM pg_inherits i WHERE i.inhparent = 'dlq.dead_letter_transitions'::regclass`).Scan(&all, n)
+			}
+			if err := fetched(&before); err != nil {
+				return err
+			}
+			if err := tx.QueryRow(t.Context(), query).Scan(&found); err != nil {
+				return err
+			}
+			return fetched(&pages)
+		}))
+		return found, pages - before, all
+	}
+	const hasMoves = `SELECT dlq.has_moves(s.snapshot, txid_current_snapshot(), s.since)::int FROM dlq.rollup_state s`
+	found, pages, all := read(hasMoves)
+	require.EqualValues(t, 0, found)
+	require.Less(t, pages, all/4, "the look for moves reads only pages written since the last refresh")
 	b.exec(t, moves, 10)
-	var all, before, after, found int64
-	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
-		fetched := func(n *int64) error { // pages that this session has read and not reported yet
-			return tx.QueryRow(t.Context(), `SELECT sum(pg_relation_size(i.inhrelid)) / 8192,
-				sum(pg_stat_get_xact_blocks_fetched(i.inhrelid))
-				FROM pg_inherits i WHERE i.inhparent = 'dlq.dead_letter_transitions'::regclass`).Scan(&all, n)
-		}
-		if err := fetched(&before); err != nil {
-			return err
-		}
-		if err := tx.QueryRow(t.Context(), `SELECT count(*) FROM dlq.rollup_state s CROSS
-			JOIN LATERAL dlq.moves_between(s.snapshot, txid_current_snapshot(), s.since) m`).Scan(&found); err != nil {
-			return err
-		}
-		return fetched(&after)
-	}))
+	found, pages, all = read(`SELECT count(*) FROM dlq.rollup_state s CROSS
+		JOIN LATERAL dlq.moves_between(s.snapshot, txid_current_snapshot(), s.since) m`)
 	require.EqualValues(t, 10, found)
-	require.Less(t, after-before, all/4, "reads only pages written since the last refresh")
+	require.Less(t, pages, all/4, "reads only pages written since the last refresh")
+	found, _, _ = read(hasMoves)
+	require.EqualValues(t, 1, found)
+	b.refresh(t)
 	require.NoError(t, tx.Commit(t.Context()))
+	found, _, _ = read(hasMoves)
+	require.EqualValues(t, 1, found, "the moves of the transaction that was open")
 	b.refresh(t)
 	stats, err := b.store.Stats(t.Context(), analytics.Window{Over: time.Hour})
 	require.NoError(t, err)
