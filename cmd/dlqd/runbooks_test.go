@@ -182,8 +182,9 @@ var scenarios = map[string]scenario{
 		prints: []string{`default \| T +\| under 1 hour \| +6`, `default \| +3 \|`, `run_again.*\n-+\n +3`},
 		waits:  `completed \| +6 \| +6 \| +0`,
 		after: map[string]string{
-			"SELECT count(*) FROM river_job WHERE metadata @> '{\"dlq:run_again\": \"incident 81\"}' AND state = 'completed'": "6",
-			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'":                                        "6",
+			`SELECT count(*) FROM river_job
+				WHERE metadata @> '{"dlq:run_again": "incident 81"}' AND state = 'completed'`: "6",
+			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "6",
 		},
 		check: func(p *deployment) {
 			require.Equal(p, []string{"0", "1", "2", "3", "4", "5"}, p.bodies("order.placed"))
@@ -215,8 +216,9 @@ var scenarios = map[string]scenario{
 		},
 		prints: []string{`other +\| 20`, `without_a_job.*\n-+\n +0`},
 		after: map[string]string{
-			"SELECT string_agg(kind, ',') FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'":                      "paused",
-			"SELECT string_agg(DISTINCT status::text, ',') FROM dlq.dead_letter_queue WHERE kind IN ('killed', 'deleted')": "dlq_manual",
+			"SELECT string_agg(kind, ',') FROM dlq.dead_letter_queue WHERE status = 'dlq_processing'": "paused",
+			`SELECT string_agg(DISTINCT status::text, ',') FROM dlq.dead_letter_queue
+				WHERE kind IN ('killed', 'deleted')`: "dlq_manual",
 		},
 		check: func(p *deployment) {
 			ok(p.T, "queues", "resume", "other", "--api-url", p.dlqd.api)
@@ -330,8 +332,9 @@ var scenarios = map[string]scenario{
 			`payment.captured \| 20.* \| (running|scheduled|available)`, `2 \| +2 \|`, `1 \| +1 \|`, `f +\| +0`,
 		},
 		after: map[string]string{
-			"SELECT resolution_notes FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_1\"}}'":                  "the bank has it",
-			"SELECT status FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_2\"}}'":                            "dlq_resolved",
+			"SELECT resolution_notes FROM dlq.dead_letter_queue WHERE original_event @> '{\"payload\": {\"paymentId\": \"pay_1\"}}'": "the bank has it",
+			`SELECT status FROM dlq.dead_letter_queue
+				WHERE original_event @> '{"payload": {"paymentId": "pay_2"}}'`: "dlq_resolved",
 			"SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'returned to the automatic path' AND note = 'the bank does not have it'": "1",
 		},
 		check: func(p *deployment) {

@@ -297,7 +297,8 @@ BEGIN
     RETURN ARRAY(
         SELECT q.queue FROM unnest(p_queues) q (queue)
         WHERE EXISTS (
-                SELECT FROM unnest('{available,running,retryable,scheduled,completed,discarded,cancelled}'::text[]) s (state)
+                SELECT FROM unnest(
+                    '{available,running,retryable,scheduled,completed,discarded,cancelled}'::text[]) s (state)
                 CROSS JOIN LATERAL (SELECT j.kind FROM river.river_job j WHERE j.state = s.state::river.river_job_state
                     AND j.queue = q.queue LIMIT 100) k
                 WHERE k.kind <> 'dlqd_message')

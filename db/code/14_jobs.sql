@@ -24,7 +24,8 @@ BEGIN
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'jobs: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'Fields: ids, state, queue, kind, payload, after, before (when the job ended), heldFor, overdue.';
+                HINT = 'Fields: ids, state, queue, kind, payload, after, before (when the job ended), heldFor, '
+                    'overdue.';
         END IF;
     END LOOP;
     v_scope := dlq.scope();

@@ -106,7 +106,8 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
 			where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, slice.Filter.JSON()})
 			where, args = slice.where(where, args)
 			args = append(args, most+1-of)
-			sql := s.schemas.Render("SELECT count(*) FROM (SELECT FROM dlq.dead_letter_queue e WHERE $1::jsonb IS NOT NULL AND " + strings.Join(where, " AND "))
+			sql := s.schemas.Render("SELECT count(*) FROM (SELECT FROM dlq.dead_letter_queue e " +
+				"WHERE $1::jsonb IS NOT NULL AND " + strings.Join(where, " AND "))
 			sql = fmt.Sprintf("%s AND (%s) LIMIT $%d) l", sql, condition, len(args)-1)
 			counted := 0
 			if err := s.read(ctx, until, func(db postgres.DB) error {

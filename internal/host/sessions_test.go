@@ -21,7 +21,8 @@ func TestHost_CapturesUnderAnySetting(t *testing.T) {
 		// application's search_path.
 		`CREATE FUNCTION %s.no(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.no(jsonb, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
-		`CREATE FUNCTION %s.no(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
+		`CREATE FUNCTION %s.no(bigint,
+			bigint) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.starts_with(text,
 			text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.now() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,

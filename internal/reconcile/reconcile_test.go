@@ -404,7 +404,8 @@ func TestReconcile_AdvancesAfterRestoreToOtherServer(t *testing.T) {
 		seen_xid = 1000000000000 WHERE look = 'recent'`)
 	require.Eventually(t, func() bool {
 		b.scan(b.pool, false)
-		return b.count("SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent' AND since > now() - interval '1 hour'") == 1
+		return b.count(`SELECT count(*) FROM dlq.reconcile_looks
+			WHERE look = 'recent' AND since > now() - interval '1 hour'`) == 1
 	}, time.Minute, 100*time.Millisecond, "the scan advances")
 }
 

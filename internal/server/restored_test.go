@@ -391,8 +391,14 @@ func hostOf(t *testing.T, c *cluster) string {
 func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 	t.Parallel()
 	for name, becomes := range map[string]struct{ sql, note string }{
-		"another server":   {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '"1"') WHERE key = 'server'`, "this is another server (system identifier "},
-		"another database": {`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '1') WHERE key = 'server'`, "this is another database of the same server"},
+		"another server": {
+			`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '"1"') WHERE key = 'server'`,
+			"this is another server (system identifier ",
+		},
+		"another database": {
+			`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{database}', '1') WHERE key = 'server'`,
+			"this is another database of the same server",
+		},
 		"a dump": {
 			`UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{table}', '1') WHERE key = 'server'`,
 			"its tables were restored from a dump",
