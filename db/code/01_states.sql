@@ -203,7 +203,8 @@ COMMENT ON FUNCTION dlq.act_in_scope IS
     '(dlq.acts.subject): a queue, its circuit breaker, a failure group of the queue, a replay run, '
     'or a request for approval.';
 
--- For the caller, an entry outside the scope looks the same as one that does not exist.
+-- For the caller, an entry outside the scope looks the same as one that does not exist. Call it
+-- before a query, not in one: the planner would call it for each partition and index.
 CREATE OR REPLACE FUNCTION dlq.ids_in_scope(p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$

@@ -95,6 +95,7 @@ DECLARE
     v_scan           dlq.reconcile_looks;
     v_from           timestamptz;
     v_page           record;
+    v_ids            bigint[]; -- failures of the page that dlqd does not know
     v_locked         bigint[];
     v_jobs           integer := 0;
     v_most_at_cursor constant integer := 10000;
@@ -142,7 +143,8 @@ BEGIN
     began_at := v_scan.began_at;
 
     LOOP
-        -- Read a page of ended jobs, and which of them are failures that dlqd does not know.
+        -- Read a page of ended jobs, then which of its failures dlqd does not know. One query for
+        -- both would take several times as long to plan, and most pages hold no failure.
         -- River's index is by state and time, without the id. If many jobs ended at one time (a
         -- statement with now()), the rest of them is read by id: by time, each page would sort all
         -- of them again.
@@ -158,26 +160,33 @@ BEGIN
                           WHERE j.state = %3$L AND j.finalized_at > $1 ORDER BY j.finalized_at, j.id LIMIT $3)
                       LIMIT $3) p)
             SELECT (SELECT count(*) FROM page) AS jobs, l.id, l.finalized_at,
-                   ARRAY(SELECT j.id FROM page j WHERE j.failed AND %4$s ORDER BY j.id) AS unknown
+                   ARRAY(SELECT p.id FROM page p WHERE p.failed) AS failed
             FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.number DESC LIMIT 1) l ON true$sql$,
                 v_failed,
             -- If many jobs share the time, compare expressions, which have no index, so that
             -- Postgres reads by id.
             format(CASE WHEN v_at_cursor < v_most_at_cursor THEN 'j.state = %L AND j.finalized_at = $1'
                 ELSE 'j.state::text = %L AND greatest(j.finalized_at) = $1' END, v_scan.cursor_state),
-            v_scan.cursor_state, v_unknown)
+            v_scan.cursor_state)
         INTO v_page USING v_scan.cursor_at, v_scan.cursor_id, p_limit - v_jobs;
+        v_ids := '{}';
+        IF cardinality(v_page.failed) > 0 THEN
+            EXECUTE format($sql$
+                SELECT ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY ($1)
+                    AND j.state::text IN ('discarded', 'cancelled') AND %s ORDER BY j.id)$sql$, v_unknown)
+            INTO v_ids USING v_page.failed;
+        END IF;
 
-        IF cardinality(v_page.unknown) > 0 THEN
+        IF cardinality(v_ids) > 0 THEN
             -- Other sessions wait for jobs that are locked here, so lock the tables first, and wait
             -- at most 250 ms for any lock.
             v_wait := current_setting('lock_timeout');
             PERFORM set_config('lock_timeout', '250ms', true);
             LOCK TABLE ONLY dlq.dead_letter_queue, ONLY dlq.dead_letter_inbox, dlq.reconcile_findings,
             dlq.reconcile_looks IN ROW EXCLUSIVE MODE;
-            v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_page.unknown)
+            v_locked := ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY (v_ids)
                 AND j.state::text IN ('discarded', 'cancelled') ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
-            v_scan.skipped := v_scan.skipped OR cardinality(v_locked) < cardinality(v_page.unknown);
+            v_scan.skipped := v_scan.skipped OR cardinality(v_locked) < cardinality(v_ids);
             v_file := format($sql$
                 WITH filed AS (
                     INSERT INTO dlq.dead_letter_queue

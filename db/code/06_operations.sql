@@ -346,9 +346,10 @@ COMMENT ON FUNCTION dlq.redeliver IS
 CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    v_ids    uuid[] := dlq.ids_in_scope(ARRAY[p_id]);
     v_status dlq.dead_letter_status;
 BEGIN
-    SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id]))
+    SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids)
     ORDER BY dlq.is_open(e.status) DESC LIMIT 1;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'dead letter %: there is no such entry', p_id USING ERRCODE = 'DLQ02';

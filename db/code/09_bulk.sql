@@ -970,12 +970,15 @@ COMMENT ON FUNCTION dlq.act_where IS
 CREATE OR REPLACE FUNCTION dlq.act_on_one(p_action text, p_id uuid, p_actor text, p_note text,
     p_args jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_ids uuid[];
 BEGIN
     IF EXISTS (SELECT FROM dlq.act_on(p_action, ARRAY[p_id], p_actor, p_note, p_args)) THEN
         RETURN;
     END IF;
+    v_ids := dlq.ids_in_scope(ARRAY[p_id]);
     IF p_action = 'reopen' AND EXISTS (SELECT FROM dlq.dead_letter_queue e
-        WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id])) AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
         RAISE EXCEPTION 'dead letter %: cannot be reopened: its payload was erased, or its job has an open entry again',
             p_id USING ERRCODE = 'DLQ01';
     END IF;

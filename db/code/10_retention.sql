@@ -391,12 +391,12 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = for
 SET timezone = 'UTC' AS $$
 DECLARE
     v_since timestamptz := dlq.closed_since(p_ids);
-    v_ids   uuid[];
+    v_ids   uuid[] := dlq.ids_in_scope(p_ids);
 BEGIN
     PERFORM dlq.require_approval_to('purge', '{}', jsonb_build_object('ids', to_jsonb(p_ids)), false);
     v_ids := ARRAY(
         SELECT e.id FROM dlq.dead_letter_queue e
-        WHERE e.id = ANY (dlq.ids_in_scope(p_ids)) AND e.status IN ('dlq_resolved', 'dlq_archived')
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived')
             AND e.closed_at >= v_since
           AND (p_hashes IS NULL OR hashtextextended(e::text, 0) = p_hashes[array_position(p_ids, e.id)])
         ORDER BY e.id FOR UPDATE);

@@ -474,6 +474,7 @@ CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
+    v_ids      uuid[] := dlq.ids_in_scope(ARRAY[p_id]);
     v_since    timestamptz := dlq.closed_since(ARRAY[p_id]);
     v_began_at timestamptz := transaction_timestamp();
     v_calls    text;
@@ -490,7 +491,7 @@ BEGIN
         RAISE EXCEPTION 'dead letter %: no reason for revealing it is recorded', p_id USING ERRCODE = 'DLQ06',
             HINT = 'Use CALL dlq.reveal(id, note), outside of a transaction.';
     END IF;
-    RETURN (SELECT to_jsonb(e) FROM dlq.dead_letter_queue e WHERE e.id = ANY (dlq.ids_in_scope(ARRAY[p_id]))
+    RETURN (SELECT to_jsonb(e) FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids)
         AND (e.closed_at IS NULL OR e.closed_at >= v_since));
 END
 $$;

@@ -263,3 +263,29 @@ func TestRoles_ActorIsTheDatabaseUser(t *testing.T) {
 		"SELECT origin FROM dlq.dead_letter_transitions WHERE actor = 'worker:x'").Scan(&origin))
 	require.Equal(t, "API, from 10.0.0.7", origin)
 }
+
+// A query that calls dlq.ids_in_scope makes the planner call it, too: for each partition and index.
+func TestScope_IsReadBeforeQueries(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.URL(t)
+	postgrestest.Alter(t, url, "SET track_functions = 'all'")
+	pool := postgrestest.Open(t, url)
+	const id = "'01900000-0000-7000-8000-000000000001'"
+	for _, statement := range []string{
+		"SELECT dlq.discard(" + id + ", 'kim', 'gone')",
+		"SELECT dlq.reopen(" + id + ", 'kim', 'not done')",
+		"SELECT dlq.replay(" + id + ", 'kim')",
+		"SELECT dlq.delete_entries(ARRAY[" + id + "]::uuid[])",
+		"CALL dlq.reveal(" + id + ", 'ticket 1')",
+	} {
+		conn, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(conn.Release)
+		_, _ = conn.Exec(t.Context(), statement) // most refuse a missing entry
+		var calls int
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT pg_stat_get_xact_function_calls(p.oid)
+			FROM pg_proc p WHERE p.proname = 'ids_in_scope'`).Scan(&calls))
+		require.Less(t, calls, 5, statement)
+		require.Positive(t, calls, statement)
+	}
+}
