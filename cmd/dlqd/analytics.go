@@ -2,51 +2,42 @@ package main
 
 import (
 	"fmt"
-	"net/http"
-	"net/url"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// reportCommand returns a command that prints the report at /api/dlq/analytics/NAME. The command's
-// flags are the report's parameters.
-func reportCommand[T any](name, short string, flags func(*cobra.Command),
-	write func(cmd *cobra.Command, rows []T) error,
+// reportCommand returns a command that prints a report. The command's flags are the report's parameters.
+func reportCommand[In, Row any](operation api.Operation[In, api.Report[Row]], name, short string,
+	flags func(*cobra.Command, *In), write func(cmd *cobra.Command, rows []Row) error,
 ) *cobra.Command {
 	var c client
-	cmd := &cobra.Command{Use: name, Short: short, Args: cobra.NoArgs}
-	flags(cmd)
-	var parameters []*pflag.Flag
-	// The flags of the API's address are added below: they are no parameters of the report.
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { parameters = append(parameters, f) })
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		query := url.Values{}
-		for _, f := range parameters {
-			if value := f.Value.String(); value != "" {
-				query.Set(f.Name, value)
+	var in In
+	cmd := &cobra.Command{
+		Use: name, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			out, err := call(cmd, &c, operation, in)
+			if err != nil || c.asJSON {
+				return err
 			}
-		}
-		var out api.Report[T]
-		if err := c.call(cmd, http.MethodGet, "/api/dlq/analytics/"+name+"?"+query.Encode(), nil, &out); err != nil ||
-			c.asJSON {
-			return err
-		}
-		return write(cmd, out.Rows)
+			return write(cmd, out.Rows)
+		},
 	}
+	flags(cmd, &in)
 	c.register(cmd)
 	return cmd
 }
 
 func newHeatMap() *cobra.Command {
-	return reportCommand("heat-map", "Draw failures by weekday and hour", func(cmd *cobra.Command) {
-		cmd.Flags().String("over", "28d", "how far back, such as 7d or 28d")
-		cmd.Flags().String("queue", "", "only this queue")
-		cmd.Flags().String("timezone", "UTC", "time zone of weekdays and hours, such as Europe/Paris")
+	return reportCommand(api.GetHeatMap, "heat-map", "Draw failures by weekday and hour", func(cmd *cobra.Command,
+		in *api.HeatMapInput,
+	) {
+		cmd.Flags().StringVar(&in.Over, "over", "28d", "how far back, such as 7d or 28d")
+		cmd.Flags().StringVar(&in.Queue, "queue", "", "only this queue")
+		cmd.Flags().StringVar(&in.Timezone, "timezone", "UTC", "time zone of weekdays and hours, such as Europe/Paris")
 	}, func(cmd *cobra.Command, cells []analytics.Cell) error {
 		w, row := table(cmd, "\t0     6     12    18\tSUM")
 		var week [7][24]int64
@@ -75,8 +66,10 @@ func newHeatMap() *cobra.Command {
 }
 
 func newOldest() *cobra.Command {
-	return reportCommand("oldest", "List the dead letters that have been open longest", func(cmd *cobra.Command) {
-		cmd.Flags().Int("limit", 20, "maximum number of rows")
+	return reportCommand(api.GetOldest, "oldest", "List the dead letters that have been open longest", func(cmd *cobra.Command,
+		in *api.LimitInput,
+	) {
+		cmd.Flags().IntVar(&in.Limit, "limit", 20, "maximum number of rows")
 	}, func(cmd *cobra.Command, rows []analytics.Oldest) error {
 		w, row := table(cmd, "OPEN FOR\tID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tASSIGNED TO")
 		for _, o := range rows {
@@ -88,8 +81,10 @@ func newOldest() *cobra.Command {
 }
 
 func newPolicies() *cobra.Command {
-	return reportCommand("policies", "List policy versions and when each came into force", func(cmd *cobra.Command) {
-		cmd.Flags().String("over", "7d", "how far back, such as 24h or 30d")
+	return reportCommand(api.GetPolicies, "policies", "List policy versions and when each came into force", func(
+		cmd *cobra.Command, in *api.OverInput,
+	) {
+		cmd.Flags().StringVar(&in.Over, "over", "7d", "how far back, such as 24h or 30d")
 	}, func(cmd *cobra.Command, rows []analytics.PolicyChange) error {
 		w, row := table(cmd, "IN FORCE SINCE\tVERSION")
 		for _, p := range rows {
@@ -100,9 +95,11 @@ func newPolicies() *cobra.Command {
 }
 
 func newSources() *cobra.Command {
-	return reportCommand("sources", "List the sources with the most failures", func(cmd *cobra.Command) {
-		cmd.Flags().String("over", "7d", "how far back, such as 24h or 30d")
-		cmd.Flags().Int("limit", 20, "maximum number of rows")
+	return reportCommand(api.GetSources, "sources", "List the sources with the most failures", func(cmd *cobra.Command,
+		in *api.SourcesInput,
+	) {
+		cmd.Flags().StringVar(&in.Over, "over", "7d", "how far back, such as 24h or 30d")
+		cmd.Flags().IntVar(&in.Limit, "limit", 20, "maximum number of rows")
 	}, func(cmd *cobra.Command, rows []analytics.Source) error {
 		w, row := table(cmd, "CAPTURED\tSHARE\tSOURCE")
 		for _, s := range rows {

@@ -3,11 +3,9 @@ package main
 import (
 	"bufio"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -50,25 +48,28 @@ func registerExpect(cmd *cobra.Command, into **int64) {
 			"command asks)")
 }
 
-// callConfirmed sends a request that may affect many dead letters. If the API requires the expected
-// number, callConfirmed asks the user at the terminal to type it and sends the request again.
-func (c *client) callConfirmed(cmd *cobra.Command, path string, in any, expect **int64, out any) error {
-	err := c.call(cmd, http.MethodPost, path, in, out)
+// callConfirmed calls an operation that may affect many dead letters. If the API requires the expected number,
+// callConfirmed asks the user at the terminal to type it, sets expect, a field of input, and calls the operation
+// again.
+func callConfirmed[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input *In,
+	expect **int64,
+) (*Out, error) {
+	out, err := call(cmd, c, operation, *input)
 	refused, ok := errors.AsType[*apiError](err)
-	if !ok || refused.status != http.StatusUnprocessableEntity || *expect != nil {
-		return err
+	if !ok || refused.Status != http.StatusUnprocessableEntity || *expect != nil {
+		return out, err
 	}
-	for _, e := range refused.problem.Errors {
-		n, number := e.Value.(float64)
-		if e.Location != "body.expect" || !number {
+	for _, e := range refused.Errors {
+		n, notNumber := strconv.ParseInt(string(e.Value), 10, 64)
+		if e.Location != "body.expect" || notNumber != nil {
 			continue
 		}
-		if *expect, err = askNumber(cmd, int64(n)); err != nil {
-			return err
+		if *expect, err = askNumber(cmd, n); err != nil {
+			return nil, err
 		}
-		return c.call(cmd, http.MethodPost, path, in, out)
+		return call(cmd, c, operation, *input)
 	}
-	return err
+	return out, err
 }
 
 // askNumber asks the user at the terminal to type the number of dead letters. It returns a usage
@@ -99,14 +100,8 @@ func newApprovals() *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List requests for approval, newest first", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var out struct {
-				Approvals []approval.Approval `json:"approvals"`
-			}
-			query := url.Values{"limit": {"200"}}
-			if state != "" {
-				query.Set("state", state)
-			}
-			if err := c.call(cmd, http.MethodGet, api.ApprovalsPath+"?"+query.Encode(), nil, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.ListApprovals, api.ApprovalsInput{State: state, Limit: 200})
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "ID\tSTATE\tACTION\tENTRIES\tREQUESTED BY\tON BEHALF OF\tREQUESTED\tEXPIRES\tDECIDED BY\tNOTE")
@@ -137,25 +132,22 @@ func newDecision(verb, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path := api.ApprovalsPath + "/" + url.PathEscape(args[0])
-			var a approval.Approval
+			in, action := api.ApprovalInput{ID: args[0]}, api.Action{Note: note}
 			switch verb {
 			case "show":
-				if err := c.call(cmd, http.MethodGet, path, nil, &a); err != nil || c.asJSON {
+				a, err := call(cmd, &c, api.GetApproval, in)
+				if err != nil || c.asJSON {
 					return err
 				}
-				return printApproval(cmd, &a)
+				return printApproval(cmd, a)
 			case "approve":
 				if expect == nil {
-					raw, err := c.raw(cmd, http.MethodGet, path, nil)
+					a, _, err := fetch(cmd, &c, api.GetApproval, in)
 					if err != nil {
 						return err
 					}
-					if err := json.Unmarshal(raw, &a); err != nil {
-						return err
-					}
 					if !c.asJSON {
-						if err := printApproval(cmd, &a); err != nil {
+						if err := printApproval(cmd, a); err != nil {
 							return err
 						}
 					}
@@ -163,16 +155,22 @@ func newDecision(verb, short string) *cobra.Command {
 						return err
 					}
 				}
-				if err := c.call(cmd, http.MethodPost, path+"/approve", api.ApproveAction{
-					Action: api.Action{Note: note}, Expect: *expect,
-				}, &a); err != nil || c.asJSON {
+				a, err := call(cmd, &c, api.Approve, api.ApproveInput{
+					ApprovalInput: in, Body: api.ApproveAction{Action: action, Expect: *expect},
+				})
+				if err != nil || c.asJSON {
 					return err
 				}
 				printSafef(cmd.OutOrStdout(), "approved %s: %d dead letters; dlqd carries it out. To see the outcome: dlqd "+
 					"approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
 				return nil
 			default:
-				if err := c.call(cmd, http.MethodPost, path+"/"+verb, api.Action{Note: note}, &a); err != nil || c.asJSON {
+				operation := api.Refuse
+				if verb == "withdraw" {
+					operation = api.Withdraw
+				}
+				a, err := call(cmd, &c, operation, api.DecisionInput{ApprovalInput: in, Body: &action})
+				if err != nil || c.asJSON {
 					return err
 				}
 				printSafef(cmd.OutOrStdout(), "approval %s is %s\n", a.ID, a.State)

@@ -2,38 +2,23 @@ package main
 
 import (
 	"fmt"
-	"net/http"
-	"net/url"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
-	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
 func newAudit() *cobra.Command {
 	var c client
-	filters := map[string]*string{}
-	var manualOnly bool
-	var limit int
+	var in api.AuditInput
 	cmd := &cobra.Command{
 		Use:   "audit",
 		Short: "Search the audit trail: who changed which dead letter, when, from where and why",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			query := url.Values{"limit": {strconv.Itoa(limit)}}
-			for name, value := range filters {
-				if *value != "" {
-					query.Set(name, *value)
-				}
-			}
-			if manualOnly {
-				query.Set("people", "true")
-			}
-			var page api.AuditPage
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/audit?"+query.Encode(), nil, &page); err != nil || c.asJSON {
+			page, err := call(cmd, &c, api.SearchAudit, in)
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "AT\tACTOR\tORIGIN\tENTRY\tFROM\tTO\tREASON\tNOTE\tPOLICY")
@@ -44,30 +29,33 @@ func newAudit() *cobra.Command {
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
 			}
-			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
+			_, err = fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
 			return err
 		},
 	}
 	c.register(cmd)
-	for _, f := range []struct{ flag, name, help string }{
-		{"actor", "actor", "only changes by this actor"},
-		{"db-user", "dbUser", "only changes by this database user"},
-		{"origin", "origin", "only changes from this origin, or part of it, such as an address"},
-		{"id", "entryId", "only changes of this entry"},
-		{"queue", "queue", "only entries of this queue"},
-		{"kind", "kind", "only entries of this kind"},
-		{"from", "from", "only changes from this state"},
-		{"to", "to", "only changes to this state"},
-		{"text", "text", "only changes with these words in the reason or note"},
-		{"policy", "configVersion", "only changes under this version of the policy"},
-		{"after", "after", "only changes at or after this time (RFC 3339)"},
-		{"before", "before", "only changes before this time (RFC 3339)"},
-		{"cursor", "cursor", "cursor that the previous page printed"},
+	for _, f := range []struct {
+		into       *string
+		flag, help string
+	}{
+		{&in.Actor, "actor", "only changes by this actor"},
+		{&in.DBUser, "db-user", "only changes by this database user"},
+		{&in.Origin, "origin", "only changes from this origin, or part of it, such as an address"},
+		{&in.EntryID, "id", "only changes of this entry"},
+		{&in.Queue, "queue", "only entries of this queue"},
+		{&in.Kind, "kind", "only entries of this kind"},
+		{&in.From, "from", "only changes from this state"},
+		{&in.To, "to", "only changes to this state"},
+		{&in.Text, "text", "only changes with these words in the reason or note"},
+		{&in.ConfigVersion, "policy", "only changes under this version of the policy"},
+		{&in.After, "after", "only changes at or after this time (RFC 3339)"},
+		{&in.Before, "before", "only changes before this time (RFC 3339)"},
+		{&in.Cursor, "cursor", "cursor that the previous page printed"},
 	} {
-		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
+		cmd.Flags().StringVar(f.into, f.flag, "", f.help)
 	}
-	cmd.Flags().BoolVar(&manualOnly, "people", false, "only changes by people, not by dlqd")
-	cmd.Flags().IntVar(&limit, "limit", 50, "moves per page, at most 500")
+	cmd.Flags().BoolVar(&in.People, "people", false, "only changes by people, not by dlqd")
+	cmd.Flags().IntVar(&in.Limit, "limit", 50, "moves per page, at most 500")
 	return cmd
 }
 
@@ -92,8 +80,9 @@ func newErase() *cobra.Command {
 			}
 			in.Actor = actor()
 			c.timeout = bulkTimeout
-			var out api.EraseAnswer
-			if err := c.callConfirmed(cmd, "/api/dlq/erasures", &in, &in.Expect, &out); err != nil || c.asJSON {
+			input := api.EraseInput{Body: in}
+			out, err := callConfirmed(cmd, &c, api.Erase, &input, &input.Body.Expect)
+			if err != nil || c.asJSON {
 				return err
 			}
 			if out.DryRun {
@@ -125,10 +114,8 @@ func newErasures() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "erasures", Short: "List the records of erasures", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var out struct {
-				Erasures []deadletter.Erasure `json:"erasures"`
-			}
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/erasures?limit=200", nil, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.ListErasures, api.LimitInput{Limit: 200})
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "AT\tID\tBY\tNOTE\tFIELDS\tENTRIES\tJOBS\tLEFT\tARCHIVED\tUNITS\tDONE")

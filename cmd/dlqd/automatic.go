@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,11 +23,11 @@ func newAutomatic() *cobra.Command {
 			"dead letters, and redelivers none of them automatically. The switches do not affect replays by an operator.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var status automatic.Overview
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/automatic", nil, &status); err != nil || c.asJSON {
+			status, err := call(cmd, &c, api.GetAutomatic, api.None{})
+			if err != nil || c.asJSON {
 				return err
 			}
-			return printAutomatic(cmd, &status)
+			return printAutomatic(cmd, status)
 		},
 	}
 	c.register(cmd)
@@ -129,14 +128,13 @@ func newSwitch(verb, short string) *cobra.Command {
 			if selected != 1 {
 				return &usageError{errors.New("one of --all, --queue, --kind and --class is required")}
 			}
-			path, body := "/api/dlq/automatic/set", any(in)
-			if verb == "reset" {
-				path, body = "/api/dlq/automatic/reset", in.SwitchAction
-			}
 			done := strings.TrimSpace(in.Scope+" "+in.Name) + ": " + map[string]string{
 				"on": "on", "off": "off", "reset": "removed, the policy decides",
 			}[verb]
-			return c.changeAutomatic(cmd, path, body, done)
+			if verb == "reset" {
+				return changeAutomatic(cmd, &c, api.ResetAutomatic, api.ResetAutomaticInput{Body: in.SwitchAction}, done)
+			}
+			return changeAutomatic(cmd, &c, api.SetAutomatic, api.SetAutomaticInput{Body: in}, done)
 		},
 	}
 	c.registerAutomatic(cmd, &in.AutomaticAction)
@@ -163,7 +161,11 @@ func newStop(verb, short string) *cobra.Command {
 				"stop":   "all automatic redelivery is stopped; resume it with: dlqd automatic resume",
 				"resume": "automatic redelivery is resumed; the switches apply again",
 			}[verb]
-			return c.changeAutomatic(cmd, "/api/dlq/automatic/"+verb, in, done)
+			operation := api.StopAutomatic
+			if verb == "resume" {
+				operation = api.ResumeAutomatic
+			}
+			return changeAutomatic(cmd, &c, operation, api.AutomaticInput{Body: &in}, done)
 		},
 	}
 	c.registerAutomatic(cmd, &in)
@@ -178,9 +180,11 @@ func (c *client) registerAutomatic(cmd *cobra.Command, in *api.AutomaticAction) 
 }
 
 // changeAutomatic makes a change and prints which entries are redelivered and which stay.
-func (c *client) changeAutomatic(cmd *cobra.Command, path string, body any, done string) error {
-	var out api.AutomaticChanged
-	if err := c.call(cmd, http.MethodPost, path, body, &out); err != nil || c.asJSON {
+func changeAutomatic[In any](cmd *cobra.Command, c *client, operation api.Operation[In, api.AutomaticChanged],
+	input In, done string,
+) error {
+	out, err := call(cmd, c, operation, input)
+	if err != nil || c.asJSON {
 		return err
 	}
 	if len(out.Goes) > 0 {

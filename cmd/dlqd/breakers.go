@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net/url"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,10 +22,8 @@ func newBreakers() *cobra.Command {
 		Short: "List circuit breakers with their states",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var out struct {
-				Breakers []breaker.Status `json:"breakers"`
-			}
-			if err := list.call(cmd, "GET", "/api/circuit-breakers", nil, &out); err != nil || list.asJSON {
+			out, err := call(cmd, &list, api.ListBreakers, api.None{})
+			if err != nil || list.asJSON {
 				return err
 			}
 			w, row := table(cmd, "NAME\tSTATE\tSINCE\tLAST TRIED\tFAILING\tREASON")
@@ -58,13 +55,14 @@ func newBreakers() *cobra.Command {
 				if !strings.Contains(name, ":") {
 					name = breaker.DestinationPrefix + name
 				}
-				var body any = in
-				if verb == "reset" {
-					body = in.Action
+				var out *breaker.Status
+				var err error
+				if named := (api.BreakerInput{Name: name}); verb == "reset" {
+					out, err = call(cmd, &c, api.ResetBreaker, api.ResetBreakerInput{BreakerInput: named, Body: &in.Action})
+				} else {
+					out, err = call(cmd, &c, api.OpenBreaker, api.OpenBreakerInput{BreakerInput: named, Body: &in})
 				}
-				var out breaker.Status
-				if err := c.call(cmd, "POST", "/api/circuit-breakers/"+url.PathEscape(name)+"/"+verb, body, &out); err != nil ||
-					c.asJSON {
+				if err != nil || c.asJSON {
 					return err
 				}
 				printSafef(cmd.OutOrStdout(), "%s is %s\n", out.Name, out.State)

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -38,7 +36,7 @@ func newMove(name, short string) *cobra.Command {
 				if err := allowOnlyFlags(cmd, "with an ID", "note", "json", "api-url"); err != nil {
 					return err
 				}
-				return c.move(cmd, args[0], name, in.Action)
+				return c.move(cmd, args[0], name, &in.Action)
 			}
 			in.Do = name
 			return c.bulk(cmd, args, &in, &filter)
@@ -100,8 +98,9 @@ func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, fl
 		return err
 	}
 	c.timeout = bulkTimeout
-	var out api.BulkAnswer
-	if err := c.callConfirmed(cmd, "/api/dlq/bulk", in, &in.Expect, &out); err != nil || c.asJSON {
+	input := api.BulkInput{Body: *in}
+	out, err := callConfirmed(cmd, c, api.Bulk, &input, &input.Body.Expect)
+	if err != nil || c.asJSON {
 		return err
 	}
 	if !out.DryRun {
@@ -134,20 +133,24 @@ func newExport() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			request := map[string]any{"filter": selected, "format": format}
+			in := api.ExportInputBody{Filter: selected, Format: format}
 			if cmd.Flags().Changed("reveal") {
-				request["reveal"], request["note"], request["actor"] = true, reveal, actor()
-			}
-			body, err := json.Marshal(request)
-			if err != nil {
-				return err
+				in.Reveal, in.Note, in.Actor = true, reveal, actor()
 			}
 			c.timeout = bulkTimeout
-			response, err := c.do(cmd, http.MethodPost, "/api/dlq/export", bytes.NewReader(body))
+			response, err := do(cmd, &c, api.Export, api.ExportInput{Body: in})
 			if err != nil {
 				return err
 			}
 			defer func() { _ = response.Body.Close() }()
+			if response.StatusCode >= http.StatusBadRequest {
+				raw, err := io.ReadAll(response.Body)
+				if err != nil {
+					return err
+				}
+				_, err = api.Export.Answer(response.StatusCode, response.Header, raw)
+				return commandError(err)
+			}
 			if _, err := io.Copy(cmd.OutOrStdout(), response.Body); err != nil {
 				return errors.Join(errors.New("the export is incomplete"), err)
 			}

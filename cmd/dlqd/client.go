@@ -10,17 +10,13 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"os/user"
-	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
 
-	"github.com/danielgtaylor/huma/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -63,64 +59,54 @@ func (c *client) registerAddress(cmd *cobra.Command) {
 	cmd.Flags().Lookup("api-url").DefValue = redact.Text(defaultURL)
 }
 
-// call sends a request and decodes the answer into out, or prints the answer unchanged with --json.
-// An error answer becomes the error.
-func (c *client) call(cmd *cobra.Command, method, path string, in, out any) error {
-	raw, err := c.raw(cmd, method, path, in)
-	if err != nil {
-		return err
+// call calls an operation and returns its answer. With --json, it also prints the answer unchanged. An error
+// answer becomes the error.
+func call[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input In) (*Out, error) {
+	out, raw, err := fetch(cmd, c, operation, input)
+	_, requested := errors.AsType[*approvalRequestedError](err)
+	if c.asJSON && (err == nil || requested) {
+		_, writeErr := cmd.OutOrStdout().Write(append(bytes.TrimSpace(raw), '\n'))
+		err = cmp.Or(err, writeErr)
 	}
-	if c.asJSON {
-		_, err := cmd.OutOrStdout().Write(append(bytes.TrimSpace(raw), '\n'))
-		return err
-	}
-	return json.Unmarshal(raw, out)
+	return out, err
 }
 
-// raw sends a request and returns the answer.
-func (c *client) raw(cmd *cobra.Command, method, path string, in any) ([]byte, error) {
-	var body io.Reader
-	if in != nil {
-		raw, asTyped := in.([]byte)
-		if !asTyped {
-			var err error
-			if raw, err = json.Marshal(in); err != nil {
-				return nil, err
-			}
-		}
-		body = bytes.NewReader(raw)
-	}
-	response, err := c.do(cmd, method, path, body)
+// fetch calls an operation. It returns its answer decoded and unchanged.
+func fetch[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out],
+	input In,
+) (*Out, []byte, error) {
+	response, err := do(cmd, c, operation, input)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer func() { _ = response.Body.Close() }()
-	answer, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusAccepted || !strings.HasPrefix(response.Header.Get("Location"),
-		api.ApprovalsPath) {
-		return answer, err
+	raw, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, nil, err
 	}
-	var requested api.Asked
-	if err := json.Unmarshal(answer, &requested); err != nil || requested.Approval == nil {
-		return nil, fmt.Errorf("approval is needed, but the API's response names no request for approval: %w", err)
-	}
-	if c.asJSON {
-		_, _ = cmd.OutOrStdout().Write(append(bytes.TrimSpace(answer), '\n'))
-	}
-	return nil, &approvalRequestedError{requested.Approval}
+	out, err := operation.Answer(response.StatusCode, response.Header, raw)
+	return out, raw, commandError(err)
 }
 
-// apiError is an error answer of the API.
-type apiError struct {
-	status  int
-	problem huma.ErrorModel
+// commandError returns an error of the API as a command prints it.
+func commandError(err error) error {
+	if problem, ok := errors.AsType[*api.Problem](err); ok {
+		return &apiError{problem}
+	}
+	if requested, ok := errors.AsType[*api.ApprovalRequestedError](err); ok {
+		return &approvalRequestedError{requested.Approval}
+	}
+	return err
 }
+
+// apiError is an error answer of the API. It names the fields of the request as the API does.
+type apiError struct{ *api.Problem }
 
 func (e *apiError) Error() string {
-	parts := make([]string, 1, 1+len(e.problem.Errors))
-	parts[0] = e.problem.Detail
-	for _, detail := range e.problem.Errors {
-		parts = append(parts, detail.Location+": "+detail.Message)
+	parts := make([]string, 1, 1+len(e.Errors))
+	parts[0] = e.Detail
+	for _, cause := range e.Errors {
+		parts = append(parts, cause.Location+": "+cause.Message)
 	}
 	return strings.ReplaceAll(strings.Join(parts, "; "), `"all": true`, "--all")
 }
@@ -143,16 +129,6 @@ func (c *client) token(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(raw)), nil
 }
 
-// withPayload encodes a request together with a payload exactly as it was typed, which
-// encoding/json would reformat. The request must encode to an object with at least one field.
-func withPayload(request any, payload json.RawMessage) ([]byte, error) {
-	raw, err := json.Marshal(request)
-	if err != nil || payload == nil {
-		return raw, err
-	}
-	return slices.Concat(raw[:len(raw)-1], []byte(`,"payload":`), payload, []byte(`}`)), nil
-}
-
 // redirectError is returned if the API's address redirects.
 type redirectError struct{ to string }
 
@@ -167,8 +143,18 @@ func refuseRedirect(next *http.Request, _ []*http.Request) error {
 	return &redirectError{to: next.URL.Scheme + "://" + next.URL.Host}
 }
 
-// do sends a request; the caller reads the answer. An error answer becomes the error.
-func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*http.Response, error) {
+// do sends the request of an operation; the caller reads the answer.
+func do[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out],
+	input In,
+) (*http.Response, error) {
+	r, err := operation.Request(&input)
+	if err != nil {
+		return nil, commandError(err)
+	}
+	return c.send(cmd, r)
+}
+
+func (c *client) send(cmd *cobra.Command, r *api.Request) (*http.Response, error) {
 	transport := &http.Transport{}
 	base := strings.TrimSuffix(c.base, "/")
 	if socket, ok := strings.CutPrefix(base, "unix:"); ok {
@@ -177,7 +163,11 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}
 	}
-	request, err := http.NewRequestWithContext(cmd.Context(), method, base+path, body)
+	var body io.Reader
+	if r.Body != nil {
+		body = bytes.NewReader(r.Body)
+	}
+	request, err := http.NewRequestWithContext(cmd.Context(), r.Method, base+r.Path, body)
 	if err != nil {
 		return nil, &usageError{err}
 	}
@@ -204,19 +194,7 @@ func (c *client) do(cmd *cobra.Command, method, path string, body io.Reader) (*h
 	if err != nil {
 		return nil, fmt.Errorf("%w (is \"dlqd serve\" running there? --api-url sets another address)", err)
 	}
-	if response.StatusCode < 400 {
-		return response, nil
-	}
-	defer func() { _ = response.Body.Close() }()
-	raw, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, err
-	}
-	refused := &apiError{status: response.StatusCode}
-	if json.Unmarshal(raw, &refused.problem) != nil || refused.problem.Detail == "" {
-		return nil, fmt.Errorf("the API answered %s", response.Status)
-	}
-	return nil, refused
+	return response, nil
 }
 
 func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cells ...any)) {
@@ -307,44 +285,26 @@ func actor() string {
 
 func newList() *cobra.Command {
 	var c client
-	query := url.Values{}
-	var status []string
-	filters := map[string]*string{}
-	var limit int
-	var count bool
+	var in api.ListInput
 	var view string
 	cmd := &cobra.Command{
 		Use:     "list [FILTER]",
 		Short:   "List dead letters",
 		Example: "  dlqd list 'status:manual queue:payments kind:order.* age:>2d \"timed out\"'",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			q, err := filterText(args)
-			if err != nil {
+			var err error
+			if in.Q, err = filterText(args); err != nil {
 				return err
 			}
 			if view != "" {
-				if err := c.applyView(cmd, view, query); err != nil {
+				v, _, err := fetch(cmd, &c, api.GetView, getViewInput(view))
+				if err != nil {
 					return err
 				}
-				q = strings.TrimSpace(query.Get("q") + " " + q)
+				in.Q, in.Order = strings.TrimSpace(v.Query+" "+in.Q), cmp.Or(in.Order, v.Order)
 			}
-			if q != "" {
-				query.Set("q", q)
-			}
-			if len(status) > 0 {
-				query.Set("status", strings.Join(status, ","))
-			}
-			for name, value := range filters {
-				if *value != "" {
-					query.Set(name, *value)
-				}
-			}
-			query.Set("limit", strconv.Itoa(limit))
-			if count {
-				query.Set("count", "true")
-			}
-			var page api.EntryPage
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/entries?"+query.Encode(), nil, &page); err != nil || c.asJSON {
+			page, err := call(cmd, &c, api.ListEntries, in)
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR\tNEXT")
@@ -371,23 +331,26 @@ func newList() *cobra.Command {
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringSliceVar(&status, "status", nil, "only these states: dlq_pending, dlq_processing, dlq_manual, "+
+	cmd.Flags().StringSliceVar(&in.Status, "status", nil, "only these states: dlq_pending, dlq_processing, dlq_manual, "+
 		"dlq_resolved, dlq_failed, dlq_archived")
-	for _, f := range []struct{ flag, name, help string }{
-		{"queue", "queue", "only this queue"},
-		{"kind", "kind", "only this kind"},
-		{"error-type", "errorType", "only this error type"},
-		{"error-class", "errorClass", "only this error class"},
-		{"source", "source", "only messages from this source"},
-		{"after", "after", "only captured at or after this time (RFC 3339)"},
-		{"before", "before", "only captured before this time (RFC 3339)"},
-		{"order", "order", "newest or oldest, for which entries come first"},
-		{"cursor", "cursor", "cursor that the previous page printed"},
+	for _, f := range []struct {
+		into       *string
+		flag, help string
+	}{
+		{&in.Queue, "queue", "only this queue"},
+		{&in.Kind, "kind", "only this kind"},
+		{&in.ErrorType, "error-type", "only this error type"},
+		{&in.ErrorClass, "error-class", "only this error class"},
+		{&in.Source, "source", "only messages from this source"},
+		{&in.After, "after", "only captured at or after this time (RFC 3339)"},
+		{&in.Before, "before", "only captured before this time (RFC 3339)"},
+		{&in.Order, "order", "newest or oldest, for which entries come first"},
+		{&in.Cursor, "cursor", "cursor that the previous page printed"},
 	} {
-		filters[f.name] = cmd.Flags().String(f.flag, "", f.help)
+		cmd.Flags().StringVar(f.into, f.flag, "", f.help)
 	}
-	cmd.Flags().IntVar(&limit, "limit", 50, "entries per page, at most 500")
-	cmd.Flags().BoolVar(&count, "count", false, "print the number of matching entries, up to 10,000")
+	cmd.Flags().IntVar(&in.Limit, "limit", 50, "entries per page, at most 500")
+	cmd.Flags().BoolVar(&in.Count, "count", false, "print the number of matching entries, up to 10,000")
 	cmd.Flags().StringVar(&view, "view", "", "apply a saved view (see dlqd views)")
 	return cmd
 }
@@ -400,12 +363,16 @@ func newShow() *cobra.Command {
 		Short: "Show everything about a dead letter",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var e api.EntryDetail
-			method, path, body := http.MethodGet, "/api/dlq/entries/"+url.PathEscape(args[0]), any(nil)
-			if cmd.Flags().Changed("reveal") {
-				method, path, body = http.MethodPost, path+"/reveal", api.RevealAction{Actor: actor(), Note: reveal}
+			var e *api.EntryDetail
+			var err error
+			if entry := (api.EntryInput{ID: args[0]}); cmd.Flags().Changed("reveal") {
+				e, err = call(cmd, &c, api.RevealEntry, api.RevealInput{
+					EntryInput: entry, Body: api.RevealAction{Actor: actor(), Note: reveal},
+				})
+			} else {
+				e, err = call(cmd, &c, api.GetEntry, entry)
 			}
-			if err := c.call(cmd, method, path, body, &e); err != nil || c.asJSON {
+			if err != nil || c.asJSON {
 				return err
 			}
 			printStop(cmd.ErrOrStderr(), e.AutomaticStopped)
@@ -450,10 +417,9 @@ func newShow() *cobra.Command {
 	return cmd
 }
 
-func (c *client) move(cmd *cobra.Command, id, name string, action any) error {
-	var moved api.Moved
-	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/"+name, action, &moved); err != nil ||
-		c.asJSON {
+func (c *client) move(cmd *cobra.Command, id, name string, action *api.Action) error {
+	moved, err := call(cmd, c, api.MoveEntry(name), api.EntryActionInput{EntryInput: api.EntryInput{ID: id}, Body: action})
+	if err != nil || c.asJSON {
 		return err
 	}
 	printSafef(cmd.OutOrStdout(), "%s is %s\n", moved.ID, moved.Status)
@@ -483,16 +449,13 @@ func newSend() *cobra.Command {
 			if !json.Valid(raw) {
 				return &usageError{errors.New("the payload is not valid JSON")}
 			}
-			body, err := withPayload(struct {
-				api.Submission
-
-				Payload json.RawMessage `json:"payload,omitempty"` // as it was typed
-			}{Submission: s}, raw)
+			s.Payload = raw
+			body, err := s.Encode()
 			if err != nil {
 				return err
 			}
-			var accepted api.Accepted
-			if err := c.call(cmd, http.MethodPost, "/api/messages", body, &accepted); err != nil || c.asJSON {
+			accepted, err := call(cmd, &c, api.SubmitMessage, api.SubmitInput{RawBody: body})
+			if err != nil || c.asJSON {
 				return err
 			}
 			verb := "accepted"

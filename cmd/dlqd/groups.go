@@ -3,9 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -22,23 +19,12 @@ func newGroups() *cobra.Command {
 		Short: "List failure groups (dead letters with the same cause); assign, annotate, mute and fix them",
 	}
 	var c client
-	flags := map[string]*string{}
-	var status []string
-	var limit int
+	var in api.GroupsInput
 	list := &cobra.Command{
 		Use: "list", Short: "List failure groups, most recent failure first", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			query := url.Values{"limit": {strconv.Itoa(limit)}}
-			if len(status) > 0 {
-				query.Set("status", strings.Join(status, ","))
-			}
-			for name, value := range flags {
-				if *value != "" {
-					query.Set(name, *value)
-				}
-			}
-			var page api.GroupPage
-			if err := c.call(cmd, http.MethodGet, groupsPath+"?"+query.Encode(), nil, &page); err != nil || c.asJSON {
+			page, err := call(cmd, &c, api.ListGroups, in)
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "QUEUE\tGROUP\tSTATUS\tOPEN\tFAILURES\tTREND\tCLASS\tOWNER\tFIRST SEEN\tLAST SEEN\tERROR")
@@ -50,28 +36,28 @@ func newGroups() *cobra.Command {
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
 			}
-			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
+			_, err = fmt.Fprintln(cmd.ErrOrStderr(), "more: --cursor", page.Next)
 			return err
 		},
 	}
 	addDefaultList(cmd, list, &c)
 	for _, f := range []*cobra.Command{cmd, list} {
-		f.Flags().StringSliceVar(&status, "status", nil, "only these statuses: open, fixed, regressed, muted")
-		f.Flags().IntVar(&limit, "limit", 50, "groups per page, at most 200")
-		for _, flag := range []struct{ name, parameter, help string }{
-			{"queue", "queue", "only this queue"},
-			{"error-class", "errorClass", "only this error class"},
-			{"owner", "owner", "only this owner; \"nobody\" for groups without an owner"},
-			{"has-open", "hasOpen", "only groups with open dead letters (true) or without (false)"},
-			{"order", "order", "first: the most recent failure (latest), the most open dead letters (open) or the most " +
+		f.Flags().StringSliceVar(&in.Status, "status", nil, "only these statuses: open, fixed, regressed, muted")
+		f.Flags().IntVar(&in.Limit, "limit", 50, "groups per page, at most 200")
+		for _, flag := range []struct {
+			into       *string
+			name, help string
+		}{
+			{&in.Queue, "queue", "only this queue"},
+			{&in.ErrorClass, "error-class", "only this error class"},
+			{&in.Owner, "owner", "only this owner; \"nobody\" for groups without an owner"},
+			{&in.HasOpen, "has-open", "only groups with open dead letters (true) or without (false)"},
+			{&in.Order, "order", "first: the most recent failure (latest), the most open dead letters (open) or the most " +
 				"failures (failures)"},
-			{"over", "over", "period of the trend, such as 24h or 30d"},
-			{"cursor", "cursor", "cursor that the previous page printed"},
+			{&in.Over, "over", "period of the trend, such as 24h or 30d"},
+			{&in.Cursor, "cursor", "cursor that the previous page printed"},
 		} {
-			if flags[flag.parameter] == nil {
-				flags[flag.parameter] = new(string)
-			}
-			f.Flags().StringVar(flags[flag.parameter], flag.name, "", flag.help)
+			f.Flags().StringVar(flag.into, flag.name, "", flag.help)
 		}
 	}
 	cmd.AddCommand(newShowGroup(), newAssignGroup(), newNoteGroup(), newMuteGroup(),
@@ -89,10 +75,8 @@ func newGroups() *cobra.Command {
 	return cmd
 }
 
-const groupsPath = "/api/dlq/groups"
-
-func groupPath(args []string) string {
-	return groupsPath + "/" + url.PathEscape(args[0]) + "/" + url.PathEscape(args[1])
+func groupInput(args []string) api.GroupInput {
+	return api.GroupInput{Queue: args[0], Fingerprint: args[1]}
 }
 
 func newShowGroup() *cobra.Command {
@@ -103,9 +87,8 @@ func newShowGroup() *cobra.Command {
 		Long: "GROUP is the fingerprint, or a prefix of at least four characters that is unique in the queue.",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var g api.GroupDetail
-			if err := c.call(cmd, http.MethodGet, groupPath(args)+"?"+url.Values{"over": {over}}.Encode(), nil,
-				&g); err != nil || c.asJSON {
+			g, err := call(cmd, &c, api.GetGroup, api.GetGroupInput{GroupInput: groupInput(args), Over: over})
+			if err != nil || c.asJSON {
 				return err
 			}
 			if err := printGroup(cmd, &g.Group); err != nil {
@@ -180,11 +163,10 @@ func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.Group
 		Use: verb + " QUEUE GROUP", Short: short, Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()
-			var now api.GroupDetail
+			now := &api.GroupDetail{}
 			if verb == "unmute" { // the new status depends on the current one
-				plain := c
-				plain.asJSON = false
-				if err := plain.call(cmd, http.MethodGet, groupPath(args), nil, &now); err != nil {
+				var err error
+				if now, _, err = fetch(cmd, &c, api.GetGroup, api.GetGroupInput{GroupInput: groupInput(args)}); err != nil {
 					return err
 				}
 			}
@@ -199,8 +181,8 @@ func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.Group
 
 func (c *client) setGroup(cmd *cobra.Command, args []string, in *api.GroupChange) error {
 	c.timeout = bulkTimeout
-	var changed api.GroupChanged
-	if err := c.call(cmd, http.MethodPatch, groupPath(args), in, &changed); err != nil || c.asJSON {
+	changed, err := call(cmd, c, api.SetGroup, api.SetGroupInput{GroupInput: groupInput(args), Body: *in})
+	if err != nil || c.asJSON {
 		return err
 	}
 	if in.Owner != nil {

@@ -260,9 +260,9 @@ func newLogin() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var provided api.Login
 			c.noToken = true
-			if err := c.call(cmd, http.MethodGet, "/api/login", nil, &provided); err != nil {
+			provided, err := call(cmd, &c, api.GetLogin, api.None{})
+			if err != nil {
 				return err
 			}
 			l.Issuer, l.ClientID, l.Scopes = provided.Issuer, provided.ClientID, provided.Scopes
@@ -512,8 +512,8 @@ func newWhoami() *cobra.Command {
 }
 
 func whoami(cmd *cobra.Command, c *client) error {
-	var caller api.Caller
-	if err := c.call(cmd, http.MethodGet, "/api/whoami", nil, &caller); err != nil || c.asJSON {
+	caller, err := call(cmd, c, api.Whoami, api.None{})
+	if err != nil || c.asJSON {
 		return err
 	}
 	if caller.Via == "" {

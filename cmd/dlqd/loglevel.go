@@ -1,8 +1,6 @@
 package main
 
 import (
-	"net/http"
-
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -15,12 +13,14 @@ func newLogLevel() *cobra.Command {
 		Short: "Show or change the log level of the dlqd process that answers, until that process stops",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			method, change := http.MethodGet, any(nil)
+			var now *api.LogLevel
+			var err error
 			if len(args) == 1 {
-				method, change = http.MethodPut, api.LogLevel{Level: args[0]}
+				now, err = call(cmd, &c, api.SetLogLevel, api.SetLogLevelInput{Body: api.LogLevel{Level: args[0]}})
+			} else {
+				now, err = call(cmd, &c, api.GetLogLevel, api.None{})
 			}
-			var now api.LogLevel
-			if err := c.call(cmd, method, "/api/log-level", change, &now); err != nil || c.asJSON {
+			if err != nil || c.asJSON {
 				return err
 			}
 			printSafef(cmd.OutOrStdout(), "%s\n", now.Level)

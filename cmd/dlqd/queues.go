@@ -1,9 +1,6 @@
 package main
 
 import (
-	"net/http"
-	"net/url"
-
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -15,10 +12,8 @@ func newQueues() *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List queues with their jobs and dead letters", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var out struct {
-				Queues []api.Queue `json:"queues"`
-			}
-			if err := c.call(cmd, http.MethodGet, "/api/queues", nil, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.ListQueues, api.None{})
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "QUEUE\tPAUSED\tAVAILABLE\tRUNNING\tRETRYABLE\tSCHEDULED\tHELD\tDEAD LETTERS")
@@ -33,18 +28,22 @@ func newQueues() *cobra.Command {
 		},
 	}
 	addDefaultList(cmd, list, &c)
-	for _, verb := range []struct{ name, short, done string }{
-		{"pause", "Pause a queue: no River client works its jobs", "is paused"},
-		{"resume", "Resume a paused queue", "is resumed"},
+	for _, verb := range []struct {
+		name, short, done string
+		operation         api.Operation[api.QueueActionInput, api.Queue]
+	}{
+		{"pause", "Pause a queue: no River client works its jobs", "is paused", api.PauseQueue},
+		{"resume", "Resume a paused queue", "is resumed", api.ResumeQueue},
 	} {
 		var c client
 		var note string
 		sub := &cobra.Command{
 			Use: verb.name + " QUEUE", Short: verb.short, Args: cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				var q api.Queue
-				if err := c.call(cmd, http.MethodPost, "/api/queues/"+url.PathEscape(args[0])+"/"+verb.name,
-					api.Action{Actor: actor(), Note: note}, &q); err != nil || c.asJSON {
+				q, err := call(cmd, &c, verb.operation, api.QueueActionInput{
+					QueueInput: api.QueueInput{Name: args[0]}, Body: &api.Action{Actor: actor(), Note: note},
+				})
+				if err != nil || c.asJSON {
 					return err
 				}
 				printSafef(cmd.OutOrStdout(), "queue %s %s\n", q.Name, verb.done)

@@ -24,8 +24,8 @@ func newReclassify() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c.timeout = reclassifyTimeout
-			var out worker.Reclassified
-			if err := c.call(cmd, "POST", "/api/dlq/reclassify", in, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.Reclassify, api.ReclassifyInput{Body: &in})
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "ENTRIES\tFROM\tTO\tALSO\tEXAMPLE")

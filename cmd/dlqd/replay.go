@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
 	"os"
 	"reflect"
 	"strings"
@@ -190,8 +188,9 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			if newest {
 				many.Order = "newest"
 			}
-			var answer api.ReplayAnswer
-			if err := c.callConfirmed(cmd, "/api/dlq/replay", &many, &many.Expect, &answer); err != nil || c.asJSON {
+			input := api.StartReplayInput{Body: many}
+			answer, err := callConfirmed(cmd, &c, api.StartReplay, &input, &input.Body.Expect)
+			if err != nil || c.asJSON {
 				return err
 			}
 			if answer.Preview != nil {
@@ -246,16 +245,13 @@ func checkpointMode(resume, fromStart bool) string {
 
 // replayOne replays one dead letter. payload, if not nil, replaces its payload.
 func (c *client) replayOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
-	body, err := withPayload(api.ReplayAction{
-		Action: in.Action, Patch: in.Patch, MergePatch: in.MergePatch,
-		Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force,
-	}, payload)
-	if err != nil {
-		return err
-	}
-	var replayed api.Replayed
-	if err := c.call(cmd, http.MethodPost, "/api/dlq/entries/"+url.PathEscape(id)+"/replay", body,
-		&replayed); err != nil || c.asJSON {
+	replayed, err := call(cmd, c, api.ReplayEntry, api.ReplayEntryInput{
+		EntryInput: api.EntryInput{ID: id}, Body: &api.ReplayAction{
+			Action: in.Action, Payload: payload, Patch: in.Patch, MergePatch: in.MergePatch,
+			Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force,
+		},
+	})
+	if err != nil || c.asJSON {
 		return err
 	}
 	printSafef(cmd.OutOrStdout(), "%s is %s, with job %d\n", replayed.ID, replayed.Status, replayed.JobID)
@@ -277,8 +273,8 @@ func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessa
 		}
 		in.Patch = []json.RawMessage{patch}
 	}
-	var answer api.ReplayAnswer
-	if err := c.call(cmd, http.MethodPost, "/api/dlq/replay", in, &answer); err != nil || c.asJSON {
+	answer, err := call(cmd, c, api.StartReplay, api.StartReplayInput{Body: *in})
+	if err != nil || c.asJSON {
 		return err
 	}
 	if answer.Preview == nil {
@@ -365,12 +361,12 @@ func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
 			return nil
 		case <-time.After(followEvery):
 		}
-		next := replay.Run{}
-		if err := c.call(cmd, http.MethodGet, "/api/dlq/replays/"+run.ID.String(), nil, &next); err != nil {
+		next, err := call(cmd, c, api.GetReplay, api.RunInput{ID: run.ID.String()})
+		if err != nil {
 			end()
 			return err
 		}
-		*run = next
+		*run = *next
 		show()
 	}
 	end()
@@ -442,10 +438,8 @@ func newReplays() *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List the newest replay runs", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var out struct {
-				Runs []replay.Run `json:"runs"`
-			}
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/replays", nil, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.ListReplays, api.None{})
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "ID\tSTATUS\tREPLAYED\tOK\tFAILED\tSKIPPED\tBY\tNOTE")
@@ -471,18 +465,22 @@ func newReplays() *cobra.Command {
 		sub := &cobra.Command{
 			Use: verb.name + " ID", Short: verb.short, Args: cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				path, method, body := "/api/dlq/replays/"+url.PathEscape(args[0]), http.MethodGet, any(nil)
-				if verb.name != "show" && verb.name != "follow" {
-					path, method, body = path+"/"+verb.name, http.MethodPost, api.Action{Actor: actor()}
+				var run *replay.Run
+				var err error
+				if in := (api.RunInput{ID: args[0]}); verb.name == "show" || verb.name == "follow" {
+					run, err = call(cmd, &c, api.GetReplay, in)
+				} else {
+					run, err = call(cmd, &c, api.ControlReplay(verb.name), api.RunActionInput{
+						RunInput: in, Body: &api.Action{Actor: actor()},
+					})
 				}
-				var run replay.Run
-				if err := c.call(cmd, method, path, body, &run); err != nil || c.asJSON {
+				if err != nil || c.asJSON {
 					return err
 				}
 				if verb.name == "follow" {
-					return c.follow(cmd, &run)
+					return c.follow(cmd, run)
 				}
-				return printRun(cmd, &run)
+				return printRun(cmd, run)
 			},
 		}
 		c.register(sub)
@@ -493,12 +491,14 @@ func newReplays() *cobra.Command {
 	rate := &cobra.Command{
 		Use: "rate ID", Short: "Change the rate of a replay run", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var run replay.Run
-			if err := rateClient.call(cmd, http.MethodPost, "/api/dlq/replays/"+url.PathEscape(args[0])+"/rate",
-				api.RateAction{Action: api.Action{Actor: actor()}, Rate: perSecond}, &run); err != nil || rateClient.asJSON {
+			run, err := call(cmd, &rateClient, api.SetReplayRate, api.RateInput{
+				RunInput: api.RunInput{ID: args[0]},
+				Body:     api.RateAction{Action: api.Action{Actor: actor()}, Rate: perSecond},
+			})
+			if err != nil || rateClient.asJSON {
 				return err
 			}
-			return printRun(cmd, &run)
+			return printRun(cmd, run)
 		},
 	}
 	rateClient.register(rate)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"net/http"
-
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -21,11 +19,11 @@ func newRestored() *cobra.Command {
 			"the others.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var restored api.Restored
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/restored", nil, &restored); err != nil || c.asJSON {
+			restored, err := call(cmd, &c, api.GetRestored, api.None{})
+			if err != nil || c.asJSON {
 				return err
 			}
-			return printRestored(cmd, &restored)
+			return printRestored(cmd, restored)
 		},
 	}
 	c.register(cmd)
@@ -39,8 +37,8 @@ func newRestoredResume() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "resume", Short: "Release what dlqd holds since the database was restored", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var out api.RestoredResumed
-			if err := c.call(cmd, http.MethodPost, "/api/dlq/restored/resume", in, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.ResumeRestored, api.AutomaticInput{Body: &in})
+			if err != nil || c.asJSON {
 				return err
 			}
 			if err := printRestored(cmd, &out.Restored); err != nil {

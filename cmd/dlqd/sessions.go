@@ -1,9 +1,6 @@
 package main
 
 import (
-	"net/http"
-	"net/url"
-
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -16,14 +13,8 @@ func newSessions() *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List your sessions or, as an admin, those of all users, newest first", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			path := api.SessionsPath
-			if name != "" {
-				path += "?" + url.Values{"name": {name}}.Encode()
-			}
-			var out struct {
-				Sessions []api.Session `json:"sessions"`
-			}
-			if err := c.call(cmd, http.MethodGet, path, nil, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.ListSessions, api.SessionsInput{Name: name})
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "ID\tNAME\tBY\tFROM\tSIGNED IN\tSEEN\tUNTIL\tBROWSER")
@@ -47,12 +38,8 @@ func newSessionsEnd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "end ID", Short: "End a session; every process rejects it within five seconds", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path := api.SessionsPath + "/" + url.PathEscape(args[0])
-			if note != "" {
-				path += "?" + url.Values{"note": {note}}.Encode()
-			}
-			var out api.EndedSessions
-			if err := c.call(cmd, http.MethodDelete, path, nil, &out); err != nil || c.asJSON {
+			_, err := call(cmd, &c, api.EndSession, api.EndSessionInput{ID: args[0], Note: note})
+			if err != nil || c.asJSON {
 				return err
 			}
 			printSafef(cmd.OutOrStdout(), "session %s has ended\n", args[0])
@@ -70,8 +57,8 @@ func newSessionsEndAll() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "end-all", Short: "End all your sessions or, as an admin, those of another user", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var out api.EndedSessions
-			if err := c.call(cmd, http.MethodPost, api.SessionsPath+"/end", in, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.EndAllSessions, api.EndAllSessionsInput{Body: &in})
+			if err != nil || c.asJSON {
 				return err
 			}
 			printSafef(cmd.OutOrStdout(), "%d sessions have ended\n", out.Ended)

@@ -4,9 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"net/http"
-	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -43,28 +40,17 @@ func newStats() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var r report
-			window := url.Values{"over": {over}}
-			if queue != "" {
-				window.Set("queue", queue)
-			}
-			of := "?" + window.Encode()
-			for _, request := range []struct {
-				path string
-				out  any
-			}{
-				{"stats", &r.Now},
-				{"analytics/flow" + of + "&by=all", &r.Flow},
-				{"analytics/flow" + of + "&by=queue", &r.Open},
-				{"analytics/queues" + of, &r.Queues},
-				{"analytics/times" + of + "&by=queue", &r.Times},
-				{"analytics/error-types" + of, &r.ErrorTypes},
-				{"analytics/groups" + of + "&limit=" + strconv.Itoa(topGroups), &r.Groups},
+			window := api.WindowInput{Over: over, Queue: queue}
+			for _, read := range []func() error{
+				into(cmd, &c, api.GetStats, api.None{}, &r.Now),
+				into(cmd, &c, api.GetFlow, api.FlowInput{WindowInput: window, By: "all"}, &r.Flow),
+				into(cmd, &c, api.GetFlow, api.FlowInput{WindowInput: window, By: "queue"}, &r.Open),
+				into(cmd, &c, api.GetQueueStats, window, &r.Queues),
+				into(cmd, &c, api.GetTimes, api.TimesInput{WindowInput: window, By: "queue"}, &r.Times),
+				into(cmd, &c, api.GetErrorTypes, api.TopInput{WindowInput: window}, &r.ErrorTypes),
+				into(cmd, &c, api.GetTopGroups, api.TopInput{WindowInput: window, Limit: topGroups}, &r.Groups),
 			} {
-				raw, err := c.raw(cmd, http.MethodGet, "/api/dlq/"+request.path, nil)
-				if err != nil {
-					return err
-				}
-				if err := json.Unmarshal(raw, request.out); err != nil {
+				if err := read(); err != nil {
 					return err
 				}
 			}
@@ -79,6 +65,19 @@ func newStats() *cobra.Command {
 	cmd.Flags().StringVar(&queue, "queue", "", "only this queue")
 	cmd.AddCommand(newHeatMap(), newOldest(), newPolicies(), newSources())
 	return cmd
+}
+
+// into returns a function that calls an operation and stores its answer in out.
+func into[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input In,
+	out *Out,
+) func() error {
+	return func() error {
+		answer, _, err := fetch(cmd, c, operation, input)
+		if err == nil {
+			*out = *answer
+		}
+		return err
+	}
 }
 
 func (r *report) print(cmd *cobra.Command, over string) error {

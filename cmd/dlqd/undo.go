@@ -3,8 +3,6 @@ package main
 import (
 	"encoding/json"
 	"maps"
-	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 
@@ -12,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
-	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
 // printUndo prints the command that undoes an operation, if it can be undone.
@@ -35,8 +32,8 @@ func newUndo() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()
 			c.timeout = bulkTimeout
-			var out deadletter.Undone
-			if err := c.call(cmd, http.MethodPost, "/api/dlq/undo/"+url.PathEscape(args[0]), in, &out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.Undo, api.UndoInput{OperationInput: api.OperationInput{ID: args[0]}, Body: &in})
+			if err != nil || c.asJSON {
 				return err
 			}
 			printSafef(cmd.OutOrStdout(), "undone: %d of %d dead letters\n", out.Changed, out.Looked)
@@ -53,20 +50,15 @@ func newUndo() *cobra.Command {
 
 func newOperation() *cobra.Command {
 	var c client
-	var cursor string
-	var limit int
+	var in api.GetOperationInput
 	cmd := &cobra.Command{
 		Use:   "operation OPERATION",
 		Short: "Show a bulk operation: its filter, the dead letters it changed, and why others did not change",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			query := url.Values{"limit": {strconv.Itoa(limit)}}
-			if cursor != "" {
-				query.Set("cursor", cursor)
-			}
-			var o api.OperationDetail
-			if err := c.call(cmd, http.MethodGet, "/api/dlq/operations/"+url.PathEscape(args[0])+"?"+query.Encode(), nil,
-				&o); err != nil || c.asJSON {
+			in.ID = args[0]
+			o, err := call(cmd, &c, api.GetOperation, in)
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "operation\t"+o.ID.String())
@@ -94,7 +86,7 @@ func newOperation() *cobra.Command {
 		},
 	}
 	c.register(cmd)
-	cmd.Flags().StringVar(&cursor, "cursor", "", "cursor that the previous page printed")
-	cmd.Flags().IntVar(&limit, "limit", 100, "dead letters per page, at most 1000")
+	cmd.Flags().StringVar(&in.Cursor, "cursor", "", "cursor that the previous page printed")
+	cmd.Flags().IntVar(&in.Limit, "limit", 100, "dead letters per page, at most 1000")
 	return cmd
 }

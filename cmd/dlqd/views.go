@@ -1,14 +1,11 @@
 package main
 
 import (
-	"net/http"
-	"net/url"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
-	"github.com/dlqd/dlqd/internal/savedview"
 )
 
 func newViews() *cobra.Command {
@@ -19,11 +16,8 @@ func newViews() *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List your saved views, and those that others share", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var out struct {
-				Views []savedview.SavedView `json:"views"`
-			}
-			if err := c.call(cmd, http.MethodGet, api.ViewsPath+"?"+url.Values{"actor": {actor()}}.Encode(), nil,
-				&out); err != nil || c.asJSON {
+			out, err := call(cmd, &c, api.ListViews, api.ViewsInput{Actor: actor()})
+			if err != nil || c.asJSON {
 				return err
 			}
 			w, row := table(cmd, "NAME\tQUERY\tOWNER\tSHARED\tORDER\tCOLUMNS")
@@ -39,10 +33,9 @@ func newViews() *cobra.Command {
 	return cmd
 }
 
-// viewPath returns the API's path of a view of the current user.
-func viewPath(name string, query url.Values) string {
-	query.Set("actor", actor())
-	return api.ViewsPath + "/" + url.PathEscape(name) + "?" + query.Encode()
+// getViewInput names a view of the current user.
+func getViewInput(name string) api.GetViewInput {
+	return api.GetViewInput{ViewInput: api.ViewInput{Name: name}, Actor: actor()}
 }
 
 func newSaveView() *cobra.Command {
@@ -52,8 +45,8 @@ func newSaveView() *cobra.Command {
 		Use: "save NAME QUERY", Short: "Save a filter under a name, or change a saved view", Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Query, in.Actor = args[1], actor()
-			var v savedview.SavedView
-			if err := c.call(cmd, http.MethodPut, api.ViewsPath+"/"+url.PathEscape(args[0]), in, &v); err != nil || c.asJSON {
+			v, err := call(cmd, &c, api.SaveView, api.SaveViewInput{ViewInput: api.ViewInput{Name: args[0]}, Body: in})
+			if err != nil || c.asJSON {
 				return err
 			}
 			printSafef(cmd.OutOrStdout(), "saved: dlqd list --view '%s'\n", v.Name)
@@ -73,30 +66,13 @@ func newDeleteView() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete NAME", Short: "Delete a saved view", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			query := url.Values{}
-			if owner != "" {
-				query.Set("owner", owner)
-			}
-			_, err := c.raw(cmd, http.MethodDelete, viewPath(args[0], query), nil)
+			_, err := call(cmd, &c, api.DeleteView, api.DeleteViewInput{
+				ViewInput: api.ViewInput{Name: args[0]}, Owner: owner, Actor: actor(),
+			})
 			return err
 		},
 	}
 	c.registerURL(cmd)
 	cmd.Flags().StringVar(&owner, "owner", "", "owner of a shared view to delete (admins only)")
 	return cmd
-}
-
-// applyView copies the filter and order of a saved view to the query of a list.
-func (c *client) applyView(cmd *cobra.Command, name string, query url.Values) error {
-	var v savedview.SavedView
-	plain := *c
-	plain.asJSON = false
-	if err := plain.call(cmd, http.MethodGet, viewPath(name, url.Values{}), nil, &v); err != nil {
-		return err
-	}
-	query.Set("q", v.Query)
-	if v.Order != "" {
-		query.Set("order", v.Order)
-	}
-	return nil
 }

@@ -307,8 +307,6 @@ type CallerGrant struct {
 	Sources []string `json:"sources,omitempty" doc:"Patterns of sources that the caller may submit as; absent: every source."`
 }
 
-type whoamiOutput struct{ Body Caller }
-
 // Login is what a client needs to sign in.
 type Login struct {
 	Issuer   string   `json:"issuer" doc:"URL of the OpenID Connect provider."`
@@ -316,22 +314,26 @@ type Login struct {
 	Scopes   []string `json:"scopes" doc:"Scopes to request."`
 }
 
-type loginOutput struct{ Body Login }
+// Operations on the caller.
+var (
+	Whoami   = Operation[None, Caller]{"whoami", http.MethodGet, "/api/whoami"}
+	GetLogin = Operation[None, Login]{"get-login", http.MethodGet, "/api/login"}
+)
 
 func (s *service) registerAccess(api huma.API) {
 	whoami := huma.Operation{
-		OperationID: "whoami", Method: http.MethodGet, Path: "/api/whoami", Tags: []string{operationsTag},
+		Tags:    []string{operationsTag},
 		Summary: "Get the caller and its grants",
 	}
 	example(&whoami, http.StatusOK, Caller{
 		Name: "kim", Via: access.ViaToken,
 		Grants: []CallerGrant{{Role: string(access.Operator), Queues: []string{"payments*"}}},
 	})
-	huma.Register(api, whoami, func(ctx context.Context, _ *struct{}) (*whoamiOutput, error) {
+	register(api, Whoami, whoami, func(ctx context.Context, _ *None) (*Caller, error) {
 		p := access.From(ctx)
-		out := &whoamiOutput{Body: Caller{Name: p.Name, Via: p.Via, Grants: []CallerGrant{}}}
+		out := &Caller{Name: p.Name, Via: p.Via, Grants: []CallerGrant{}}
 		for _, g := range p.Grants {
-			out.Body.Grants = append(out.Body.Grants, CallerGrant{
+			out.Grants = append(out.Grants, CallerGrant{
 				Role: string(g.Role), Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources,
 			})
 		}
@@ -339,7 +341,7 @@ func (s *service) registerAccess(api huma.API) {
 	})
 
 	login := huma.Operation{
-		OperationID: "get-login", Method: http.MethodGet, Path: "/api/login", Tags: []string{operationsTag},
+		Tags:    []string{operationsTag},
 		Summary: "Get the sign-in settings",
 		Description: "\"dlqd login\" needs these settings before the user has signed in. They are not secret. Answers " +
 			"404 if users do not sign in with an OpenID Connect provider.",
@@ -349,12 +351,12 @@ func (s *service) registerAccess(api huma.API) {
 		Issuer: "https://login.example.com", ClientID: "dlqd",
 		Scopes: []string{"openid", "profile", "email", "offline_access"},
 	})
-	huma.Register(api, login, func(context.Context, *struct{}) (*loginOutput, error) {
+	register(api, GetLogin, login, func(context.Context, *None) (*Login, error) {
 		if s.Access != nil {
 			if rules := s.Access.Rules(); slices.Contains(rules.Ways, access.ViaOIDC) {
-				return &loginOutput{Body: Login{
+				return &Login{
 					Issuer: rules.OIDC.Issuer, ClientID: rules.OIDC.ClientID, Scopes: rules.OIDC.Scopes,
-				}}, nil
+				}, nil
 			}
 		}
 		return nil, huma.Error404NotFound("sign-in with an OpenID Connect provider is off (access.yaml: authentication)")

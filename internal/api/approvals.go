@@ -27,14 +27,16 @@ type Asked struct {
 	Approval *approval.Approval `json:"approval" doc:"The request for approval, which another person must approve."`
 }
 
-// approvalRequestedError is [Asked] as a huma.StatusError, which lets a handler return it in place of the
-// operation's usual response.
-type approvalRequestedError struct{ Asked }
+// ApprovalRequestedError is [Asked] in place of an operation's usual answer, as the function that carries the
+// operation out returns it and as its caller gets it.
+type ApprovalRequestedError struct{ Asked }
 
-func (a approvalRequestedError) Error() string {
-	return "approval " + a.Approval.ID.String() + " requested"
+func (a *ApprovalRequestedError) Error() string {
+	return "requires a second person: approval " + a.Approval.ID.String()
 }
-func (a approvalRequestedError) GetStatus() int { return http.StatusAccepted }
+
+// GetStatus implements huma.StatusError.
+func (a *ApprovalRequestedError) GetStatus() int { return http.StatusAccepted }
 
 // approvalOrProblem returns the response to a refused operation. If the refusal is that approval is
 // required, it requests approval.
@@ -48,7 +50,7 @@ func (s *service) approvalOrProblem(ctx context.Context, refusal error, operatio
 	if err != nil {
 		return s.problem(ctx, err)
 	}
-	return huma.ErrorWithHeaders(approvalRequestedError{Asked{a}},
+	return huma.ErrorWithHeaders(&ApprovalRequestedError{Asked{a}},
 		http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
 }
 
@@ -110,30 +112,43 @@ type ApproveAction struct {
 	Expect int64 `json:"expect" minimum:"0" doc:"Number of entries that the approver saw. If the filter now selects more, the response is 409."`
 }
 
-type approvalOutput struct{ Body approval.Approval }
-
-type approvalsInput struct {
+// ApprovalsInput selects requests for approval.
+type ApprovalsInput struct {
 	State string `query:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"Only requests in this state."`
 	Limit int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Maximum number of requests."`
 }
 
-type approvalsOutput struct {
-	Body struct {
-		Approvals []*approval.Approval `json:"approvals" doc:"Requests, latest first."`
-	}
+// ApprovalsOutputBody lists requests for approval.
+type ApprovalsOutputBody struct {
+	Approvals []*approval.Approval `json:"approvals" doc:"Requests, latest first."`
 }
 
-type approveInput struct {
+// ApproveInput approves a request.
+type ApproveInput struct {
 	ApprovalInput
 
 	Body ApproveAction
 }
 
-type decisionInput struct {
+// DecisionInput refuses or withdraws a request.
+type DecisionInput struct {
 	ApprovalInput
 
 	Body *Action
 }
+
+// Operations on requests for approval.
+var (
+	ListApprovals = Operation[ApprovalsInput, ApprovalsOutputBody]{"list-approvals", http.MethodGet, ApprovalsPath}
+	GetApproval   = Operation[ApprovalInput, approval.Approval]{"get-approval", http.MethodGet, ApprovalsPath + "/{id}"}
+	Approve       = Operation[ApproveInput, approval.Approval]{
+		"approve", http.MethodPost, ApprovalsPath + "/{id}/approve",
+	}
+	Refuse   = Operation[DecisionInput, approval.Approval]{"refuse", http.MethodPost, ApprovalsPath + "/{id}/refuse"}
+	Withdraw = Operation[DecisionInput, approval.Approval]{
+		"withdraw", http.MethodPost, ApprovalsPath + "/{id}/withdraw",
+	}
+)
 
 func (s *service) registerApprovals(api huma.API) {
 	tags := []string{"approvals"}
@@ -145,32 +160,27 @@ func (s *service) registerApprovals(api huma.API) {
 		State: approval.Requested, Actor: "kim", RequestedAt: requested, ExpiresAt: requested.Add(24 * time.Hour),
 	}
 	list := huma.Operation{
-		OperationID: "list-approvals", Method: http.MethodGet, Path: ApprovalsPath,
 		Tags: tags, Summary: "List requests for approval", Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"approvals": []approval.Approval{shown}})
-	huma.Register(api, list, func(ctx context.Context, in *approvalsInput) (*approvalsOutput, error) {
+	register(api, ListApprovals, list, func(ctx context.Context, in *ApprovalsInput) (*ApprovalsOutputBody, error) {
 		approvals, err := s.Approvals.List(ctx, in.State, in.Limit)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &approvalsOutput{}
-		out.Body.Approvals = approvals
-		return out, nil
+		return &ApprovalsOutputBody{approvals}, nil
 	})
 
 	get := huma.Operation{
-		OperationID: "get-approval", Method: http.MethodGet, Path: ApprovalsPath + "/{id}", Tags: tags,
+		Tags:    tags,
 		Summary: "Get a request for approval, with its decision and outcome", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, shown)
-	huma.Register(api, get, func(ctx context.Context, in *ApprovalInput) (*approvalOutput, error) {
-		return s.approval(ctx,
-			in.ID)
+	register(api, GetApproval, get, func(ctx context.Context, in *ApprovalInput) (*approval.Approval, error) {
+		return s.approval(ctx, in.ID)
 	})
 
 	approve := huma.Operation{
-		OperationID: "approve", Method: http.MethodPost, Path: ApprovalsPath + "/{id}/approve",
 		Tags: tags, Summary: "Approve the request of another person",
 		Description: "dlqd then executes the operation for exactly the entries that its filter selects now. Answers 409 " +
 			"if these are more than expect. The approver needs the role that the operation needs (admin for purge and " +
@@ -179,31 +189,29 @@ func (s *service) registerApprovals(api huma.API) {
 		Errors: []int{400, 403, 404, 409, 422, 503},
 	}
 	example(&approve, http.StatusOK, shown)
-	huma.Register(api, approve, func(ctx context.Context, in *approveInput) (*approvalOutput, error) {
+	register(api, Approve, approve, func(ctx context.Context, in *ApproveInput) (*approval.Approval, error) {
 		return s.decide(ctx, in.ID, &in.Body.Action, func(ctx context.Context, id uuid.UUID, by approval.Person) error {
 			return s.Approvals.Approve(ctx, id, in.Body.Expect, by)
 		})
 	})
 	for _, verb := range []struct {
-		name, summary string
-		do            func(context.Context, uuid.UUID, deadletter.Act) error
+		operation Operation[DecisionInput, approval.Approval]
+		summary   string
+		do        func(context.Context, uuid.UUID, deadletter.Act) error
 	}{
-		{"refuse", "Refuse a request for approval", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
+		{Refuse, "Refuse a request for approval", func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 			return s.Approvals.Refuse(ctx, id, by)
 		}},
 		{
-			"withdraw", "Withdraw a request for approval that the caller made",
+			Withdraw, "Withdraw a request for approval that the caller made",
 			func(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 				return s.Approvals.Withdraw(ctx, id, by)
 			},
 		},
 	} {
-		op := huma.Operation{
-			OperationID: verb.name, Method: http.MethodPost, Path: ApprovalsPath + "/{id}/" + verb.name,
-			Tags: tags, Summary: verb.summary, Errors: []int{400, 403, 404, 409, 422, 503},
-		}
+		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{400, 403, 404, 409, 422, 503}}
 		example(&op, http.StatusOK, shown)
-		huma.Register(api, op, func(ctx context.Context, in *decisionInput) (*approvalOutput, error) {
+		register(api, verb.operation, op, func(ctx context.Context, in *DecisionInput) (*approval.Approval, error) {
 			return s.decide(ctx, in.ID, in.Body,
 				func(ctx context.Context, id uuid.UUID, by approval.Person) error { return verb.do(ctx, id, by.Act) })
 		})
@@ -243,20 +251,20 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 	}
 }
 
-func (s *service) approval(ctx context.Context, id string) (*approvalOutput, error) {
+func (s *service) approval(ctx context.Context, id string) (*approval.Approval, error) {
 	// huma has checked the format.
 	a, err := s.Approvals.Get(ctx, uuid.MustParse(id))
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &approvalOutput{Body: *a}, nil
+	return a, nil
 }
 
 // decide calls do for a request for approval. It requires authentication, and admin if the
 // requested operation does.
 func (s *service) decide(ctx context.Context, id string, action *Action,
 	do func(context.Context, uuid.UUID, approval.Person) error,
-) (*approvalOutput, error) {
+) (*approval.Approval, error) {
 	out, err := s.approval(ctx, id)
 	if err != nil {
 		return nil, err
@@ -266,13 +274,13 @@ func (s *service) decide(ctx context.Context, id string, action *Action,
 		return nil, huma.Error403Forbidden(
 			"authentication is off (access.yaml: authentication): approvals need authenticated callers")
 	}
-	if admin, everywhere := out.Body.Needs(); admin {
+	if admin, everywhere := out.Needs(); admin {
 		if ctx, err = s.limitTo(ctx, need{access.Admin, !everywhere}); err != nil {
 			return nil, err
 		}
 	}
 	action.act(ctx) // records on whose behalf the caller acts
-	if err := do(ctx, out.Body.ID, action.person(ctx)); err != nil {
+	if err := do(ctx, out.ID, action.person(ctx)); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return s.approval(ctx, id)

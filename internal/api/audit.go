@@ -17,22 +17,23 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-type auditInput struct {
-	Actor         string    `query:"actor" doc:"Only acts of this person or worker."`
-	People        bool      `query:"people" doc:"Only acts of people, not of dlqd itself."`
-	DBUser        string    `query:"dbUser" doc:"Only acts of this database user."`
-	Origin        string    `query:"origin" doc:"Only acts whose origin contains this text, such as an address."`
-	EntryID       string    `query:"entryId" format:"uuid" doc:"Only acts on this entry."`
-	Queue         string    `query:"queue" doc:"Only acts on entries of this queue."`
-	Kind          string    `query:"kind" doc:"Only acts on entries of this kind."`
-	From          string    `query:"from" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes from this state."`
-	To            string    `query:"to" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes to this state."`
-	Text          string    `query:"text" doc:"Only acts with this text in reason or note."`
-	ConfigVersion string    `query:"configVersion" doc:"Only acts under this version of the policy."`
-	After         time.Time `query:"after" doc:"Only acts at or after this time."`
-	Before        time.Time `query:"before" doc:"Only acts before this time."`
-	Limit         int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Acts in a page."`
-	Cursor        string    `query:"cursor" pattern:"^[0-9]{1,17}-[0-9]{1,18}$" doc:"next of the previous page."`
+// AuditInput selects acts of the audit trail.
+type AuditInput struct {
+	Actor         string `query:"actor" doc:"Only acts of this person or worker."`
+	People        bool   `query:"people" doc:"Only acts of people, not of dlqd itself."`
+	DBUser        string `query:"dbUser" doc:"Only acts of this database user."`
+	Origin        string `query:"origin" doc:"Only acts whose origin contains this text, such as an address."`
+	EntryID       string `query:"entryId" format:"uuid" doc:"Only acts on this entry."`
+	Queue         string `query:"queue" doc:"Only acts on entries of this queue."`
+	Kind          string `query:"kind" doc:"Only acts on entries of this kind."`
+	From          string `query:"from" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes from this state."`
+	To            string `query:"to" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes to this state."`
+	Text          string `query:"text" doc:"Only acts with this text in reason or note."`
+	ConfigVersion string `query:"configVersion" doc:"Only acts under this version of the policy."`
+	After         string `query:"after" format:"date-time" doc:"Only acts at or after this time."`
+	Before        string `query:"before" format:"date-time" doc:"Only acts before this time."`
+	Limit         int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Acts in a page."`
+	Cursor        string `query:"cursor" pattern:"^[0-9]{1,17}-[0-9]{1,18}$" doc:"next of the previous page."`
 }
 
 // AuditPage is a page of the audit trail.
@@ -40,8 +41,6 @@ type AuditPage struct {
 	Moves []deadletter.AuditRow `json:"moves" doc:"Acts, latest first."`
 	Next  string                `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
-
-type auditOutput struct{ Body AuditPage }
 
 // EraseRequest is a request to erase data.
 type EraseRequest struct {
@@ -59,15 +58,20 @@ type EraseAnswer struct {
 	DryRun bool `json:"dryRun,omitempty" doc:"Whether this was a dry run, which changes nothing; entries is then the number that the filter selects."`
 }
 
-type eraseInput struct{ Body EraseRequest }
+// EraseInput is a request to erase data.
+type EraseInput struct{ Body EraseRequest }
 
-type eraseOutput struct{ Body EraseAnswer }
-
-type erasuresOutput struct {
-	Body struct {
-		Erasures []deadletter.Erasure `json:"erasures" doc:"Erasures, latest first."`
-	}
+// ErasuresOutputBody lists records of erasures.
+type ErasuresOutputBody struct {
+	Erasures []deadletter.Erasure `json:"erasures" doc:"Erasures, latest first."`
 }
+
+// Operations on the audit trail, and erasure.
+var (
+	SearchAudit  = Operation[AuditInput, AuditPage]{"search-audit", http.MethodGet, "/api/dlq/audit"}
+	Erase        = Operation[EraseInput, EraseAnswer]{"erase", http.MethodPost, "/api/dlq/erasures"}
+	ListErasures = Operation[LimitInput, ErasuresOutputBody]{"list-erasures", http.MethodGet, "/api/dlq/erasures"}
+)
 
 func (s *service) registerAudit(api huma.API) {
 	tags := []string{"audit"}
@@ -76,7 +80,7 @@ func (s *service) registerAudit(api huma.API) {
 	archived, queue, kind := deadletter.Archived, "default", "payment.captured"
 	why, from := "discarded", "API, from 10.0.0.7 (dlqd/0.1.0)"
 	search := huma.Operation{
-		OperationID: "search-audit", Method: http.MethodGet, Path: "/api/dlq/audit", Tags: tags,
+		Tags:    tags,
 		Summary: "Search the audit trail", Errors: []int{422, 503},
 	}
 	example(&search, http.StatusOK,
@@ -84,10 +88,10 @@ func (s *service) registerAudit(api huma.API) {
 			ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: &id,
 			ToStatus: &archived, Reason: &why, Queue: &queue, Kind: &kind,
 		}}})
-	huma.Register(api, search, s.searchAudit)
+	register(api, SearchAudit, search, s.searchAudit)
 
 	erase := huma.Operation{
-		OperationID: "erase", Method: http.MethodPost, Path: "/api/dlq/erasures", Tags: tags,
+		Tags:    tags,
 		Summary: "Erase personal data from entries, their jobs and the archive",
 		Description: "Erases payloads, error texts, metadata, subscribers, tags and notes of the selected open and " +
 			"closed entries, and archives open and failed ones. The record of the erasure does not say whose data it was. " +
@@ -101,36 +105,29 @@ func (s *service) registerAudit(api huma.API) {
 		Fields:       []string{"payload"}, Entries: 3, Jobs: 2,
 	}
 	example(&erase, http.StatusOK, EraseAnswer{Erasure: record})
-	huma.Register(api, erase, s.erase)
+	register(api, Erase, erase, s.erase)
 
 	list := huma.Operation{
-		OperationID: "list-erasures", Method: http.MethodGet, Path: "/api/dlq/erasures", Tags: tags,
+		Tags:    tags,
 		Summary: "List the records of erasures", Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"erasures": []deadletter.Erasure{record}})
-	huma.Register(api, list, func(ctx context.Context, in *limitInput) (*erasuresOutput, error) {
+	register(api, ListErasures, list, func(ctx context.Context, in *LimitInput) (*ErasuresOutputBody, error) {
 		erasures, err := s.Store.Erasures(ctx, in.Limit)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &erasuresOutput{}
-		out.Body.Erasures = erasures
-		return out, nil
+		return &ErasuresOutputBody{erasures}, nil
 	})
 }
 
-func (s *service) searchAudit(ctx context.Context, in *auditInput) (*auditOutput, error) {
+func (s *service) searchAudit(ctx context.Context, in *AuditInput) (*AuditPage, error) {
 	f := deadletter.AuditFilter{
 		Actor: in.Actor, People: in.People, DBUser: in.DBUser,
 		Origin: in.Origin, EntryID: in.EntryID, Queue: in.Queue, Kind: in.Kind,
 		From: in.From, To: in.To, Text: in.Text, ConfigVersion: in.ConfigVersion,
 	}
-	if !in.After.IsZero() {
-		f.After = &in.After
-	}
-	if !in.Before.IsZero() {
-		f.Before = &in.Before
-	}
+	f.After, f.Before = timeOf(in.After), timeOf(in.Before)
 	var cursor deadletter.AuditCursor
 	// The cursor is microseconds and id; huma has checked its format.
 	if at, id, found := strings.Cut(in.Cursor, "-"); found {
@@ -142,16 +139,25 @@ func (s *service) searchAudit(ctx context.Context, in *auditInput) (*auditOutput
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	page := AuditPage{Moves: moves}
+	page := &AuditPage{Moves: moves}
 	if len(moves) > in.Limit {
 		page.Moves = moves[:in.Limit]
 		last := page.Moves[in.Limit-1]
 		page.Next = fmt.Sprintf("%d-%d", last.At.UnixMicro(), last.ID)
 	}
-	return &auditOutput{Body: page}, nil
+	return page, nil
 }
 
-func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, error) {
+// timeOf returns a parameter with a time, whose format huma has checked; nil if it is absent.
+func timeOf(text string) *time.Time {
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return nil
+	}
+	return &at
+}
+
+func (s *service) erase(ctx context.Context, in *EraseInput) (*EraseAnswer, error) {
 	filter, err := in.Body.Filter.resolve(ctx)
 	if err != nil {
 		return nil, err
@@ -169,9 +175,9 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &eraseOutput{Body: EraseAnswer{DryRun: true}}
+		out := &EraseAnswer{DryRun: true}
 		for _, row := range rows {
-			out.Body.Entries += row.Entries
+			out.Entries += row.Entries
 		}
 		return out, nil
 	}
@@ -187,5 +193,5 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 	case err != nil:
 		return nil, s.approvalOrProblem(ctx, err, approval.Erase, approval.Erasure{Filter: filter}, action)
 	}
-	return &eraseOutput{Body: EraseAnswer{Erasure: record}}, nil
+	return &EraseAnswer{Erasure: record}, nil
 }

@@ -44,9 +44,29 @@ type AutomaticChanged struct {
 	Stopped *automatic.Stop `json:"stopped,omitempty" doc:"Set if all automatic redelivery is stopped. Until it is resumed, switches that are on have no effect."`
 }
 
-type automaticOutput struct{ Body automatic.Overview }
+// Inputs of the operations on automatic redelivery.
+type (
+	AutomaticInput      struct{ Body *AutomaticAction }
+	SetAutomaticInput   struct{ Body SetAction }
+	ResetAutomaticInput struct{ Body SwitchAction }
+)
 
-type automaticChangedOutput struct{ Body AutomaticChanged }
+// Operations on automatic redelivery.
+var (
+	GetAutomatic = Operation[None, automatic.Overview]{"get-automatic", http.MethodGet, "/api/dlq/automatic"}
+	SetAutomatic = Operation[SetAutomaticInput, AutomaticChanged]{
+		"set-automatic", http.MethodPost, "/api/dlq/automatic/set",
+	}
+	ResetAutomatic = Operation[ResetAutomaticInput, AutomaticChanged]{
+		"reset-automatic", http.MethodPost, "/api/dlq/automatic/reset",
+	}
+	StopAutomatic = Operation[AutomaticInput, AutomaticChanged]{
+		"stop-automatic", http.MethodPost, "/api/dlq/automatic/stop",
+	}
+	ResumeAutomatic = Operation[AutomaticInput, AutomaticChanged]{
+		"resume-automatic", http.MethodPost, "/api/dlq/automatic/resume",
+	}
+)
 
 func (s *service) registerAutomatic(api huma.API) {
 	tags := []string{"automatic redelivery"}
@@ -55,25 +75,24 @@ func (s *service) registerAutomatic(api huma.API) {
 		Queue: "mailers", Kind: "report.daily", ErrorClass: "transient", Entries: 812, Due: 800,
 	}
 	get := huma.Operation{
-		OperationID: "get-automatic", Method: http.MethodGet, Path: "/api/dlq/automatic", Tags: tags,
+		Tags:    tags,
 		Summary: "Get the switches of automatic redelivery, and the dead letters that are only observed", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, automatic.Overview{
 		Attached: true, Switches: []automatic.Switch{{Scope: automatic.ScopeAll, Source: automatic.FromDefault}},
 		Observed: []automatic.ObservedGroup{group}, Changes: []automatic.SwitchChange{},
 	})
-	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*automaticOutput, error) {
+	register(api, GetAutomatic, get, func(ctx context.Context, _ *None) (*automatic.Overview, error) {
 		status, err := automatic.ReadOverview(ctx, s.Store.DB(), s.Planner().Policy())
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		return &automaticOutput{Body: *status}, nil
+		return status, nil
 	})
 
-	operation := func(verb, summary, description string) huma.Operation {
+	change := func(summary, description string) huma.Operation {
 		op := huma.Operation{
-			OperationID: verb + "-automatic", Method: http.MethodPost, Path: "/api/dlq/automatic/" + verb, Tags: tags,
-			Summary: summary, Description: description + " When the request returns, the change is in force in all processes. " +
+			Tags: tags, Summary: summary, Description: description + " When the request returns, the change is in force in all processes. " +
 				"It is recorded in the audit trail.",
 			Errors: []int{400, 409, 422, 503},
 		}
@@ -84,25 +103,22 @@ func (s *service) registerAutomatic(api huma.API) {
 		}})
 		return op
 	}
-	type setInput struct{ Body SetAction }
-	huma.Register(api, operation("set", "Switch automatic redelivery on or off", "Waiting dead letters are redelivered "+
-		"at the pace of their queue."), func(ctx context.Context, in *setInput) (*automaticChangedOutput, error) {
+	register(api, SetAutomatic, change("Switch automatic redelivery on or off", "Waiting dead letters are redelivered "+
+		"at the pace of their queue."), func(ctx context.Context, in *SetAutomaticInput) (*AutomaticChanged, error) {
 		b := &in.Body
 		return s.changeAutomatic(ctx, &b.AutomaticAction, b.Scope, b.Name, &b.Enabled, b.Include)
 	})
-	type resetInput struct{ Body SwitchAction }
-	huma.Register(api, operation("reset", "Remove an operator's switch, so that the policy applies again",
+	register(api, ResetAutomatic, change("Remove an operator's switch, so that the policy applies again",
 		"Without such a switch, nothing changes."),
-		func(ctx context.Context, in *resetInput) (*automaticChangedOutput, error) {
+		func(ctx context.Context, in *ResetAutomaticInput) (*AutomaticChanged, error) {
 			return s.changeAutomatic(ctx, &in.Body.AutomaticAction, in.Body.Scope, in.Body.Name, nil, nil)
 		})
-	type stopInput struct{ Body *AutomaticAction }
-	huma.Register(api, operation("stop", "Stop all automatic redelivery", "Replays and replay runs continue."),
-		func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
+	register(api, StopAutomatic, change("Stop all automatic redelivery", "Replays and replay runs continue."),
+		func(ctx context.Context, in *AutomaticInput) (*AutomaticChanged, error) {
 			return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", new(true), nil)
 		})
-	huma.Register(api, operation("resume", "Resume automatic redelivery after a stop", "The switches apply again."),
-		func(ctx context.Context, in *stopInput) (*automaticChangedOutput, error) {
+	register(api, ResumeAutomatic, change("Resume automatic redelivery after a stop", "The switches apply again."),
+		func(ctx context.Context, in *AutomaticInput) (*AutomaticChanged, error) {
 			return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", nil, nil)
 		})
 }
@@ -111,13 +127,13 @@ func (s *service) registerAutomatic(api huma.API) {
 // effect.
 func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, scope, name string, enabled *bool,
 	include []string,
-) (*automaticChangedOutput, error) {
+) (*AutomaticChanged, error) {
 	if action == nil {
 		action = &AutomaticAction{}
 	}
 	name = strings.TrimSpace(name)
 	act, p := action.act(ctx), s.Planner().Policy()
-	var out *automaticChangedOutput
+	var out *AutomaticChanged
 	err := deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
 		if err := automatic.Check(ctx, tx, scope, name, enabled, include); err != nil {
 			return err
@@ -134,9 +150,7 @@ func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, 
 		if err != nil {
 			return err
 		}
-		out = &automaticChangedOutput{Body: AutomaticChanged{
-			Preview: *preview, DryRun: action.DryRun, Stopped: after.Stopped,
-		}}
+		out = &AutomaticChanged{Preview: *preview, DryRun: action.DryRun, Stopped: after.Stopped}
 		if action.DryRun {
 			markUnchanged(ctx)
 			return nil

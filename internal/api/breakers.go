@@ -27,43 +27,51 @@ type BreakerInput struct {
 	Name string `path:"name" maxLength:"255" doc:"destination: and the name of a destination, or queue: and the name of a River queue." example:"destination:payments"`
 }
 
-type breakersOutput struct {
-	Body struct {
-		Breakers []breaker.Status `json:"breakers" doc:"Circuit breakers, by name."`
-	}
+// BreakersOutputBody lists circuit breakers.
+type BreakersOutputBody struct {
+	Breakers []breaker.Status `json:"breakers" doc:"Circuit breakers, by name."`
 }
 
-type breakerOutput struct{ Body breaker.Status }
-
-type openInput struct {
+// OpenBreakerInput opens a circuit breaker.
+type OpenBreakerInput struct {
 	BreakerInput
 
 	Body *OpenAction
 }
 
-type resetInput struct {
+// ResetBreakerInput closes a circuit breaker.
+type ResetBreakerInput struct {
 	BreakerInput
 
 	Body *Action
 }
 
+// Operations on circuit breakers.
+var (
+	ListBreakers = Operation[None, BreakersOutputBody]{"list-circuit-breakers", http.MethodGet, "/api/circuit-breakers"}
+	OpenBreaker  = Operation[OpenBreakerInput, breaker.Status]{
+		"open-circuit-breaker", http.MethodPost, "/api/circuit-breakers/{name}/open",
+	}
+	ResetBreaker = Operation[ResetBreakerInput, breaker.Status]{
+		"reset-circuit-breaker", http.MethodPost, "/api/circuit-breakers/{name}/reset",
+	}
+)
+
 func (s *service) registerBreakers(api huma.API) {
 	tags := []string{"circuit breakers"}
 	status := breaker.Status{Name: "destination:payments", State: breaker.Closed, Deliveries: 812, FailureRate: 1.5}
 	list := huma.Operation{
-		OperationID: "list-circuit-breakers", Method: http.MethodGet, Path: "/api/circuit-breakers", Tags: tags,
+		Tags:    tags,
 		Summary: "List all circuit breakers", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"breakers": []breaker.Status{status}})
-	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*breakersOutput, error) {
-		out := &breakersOutput{}
-		out.Body.Breakers = slices.DeleteFunc(s.Breakers.List(),
-			func(b breaker.Status) bool { return !hasBreaker(ctx, b.Name) })
-		return out, nil
+	register(api, ListBreakers, list, func(ctx context.Context, _ *None) (*BreakersOutputBody, error) {
+		return &BreakersOutputBody{slices.DeleteFunc(s.Breakers.List(),
+			func(b breaker.Status) bool { return !hasBreaker(ctx, b.Name) })}, nil
 	})
 
 	open := huma.Operation{
-		OperationID: "open-circuit-breaker", Method: http.MethodPost, Path: "/api/circuit-breakers/{name}/open", Tags: tags,
+		Tags:        tags,
 		Summary:     "Open a circuit breaker",
 		Description: "Stops deliveries to the breaker's destination, for a time or until the breaker is reset.",
 		Errors:      []int{400, 404, 422, 503},
@@ -71,17 +79,17 @@ func (s *service) registerBreakers(api huma.API) {
 	opened := status
 	opened.State, opened.Forced, opened.ChangedBy = breaker.Open, true, "kim"
 	example(&open, http.StatusOK, opened)
-	huma.Register(api, open, s.openBreaker)
+	register(api, OpenBreaker, open, s.openBreaker)
 
 	reset := huma.Operation{
-		OperationID: "reset-circuit-breaker", Method: http.MethodPost, Path: "/api/circuit-breakers/{name}/reset", Tags: tags,
+		Tags:    tags,
 		Summary: "Close a circuit breaker", Errors: []int{400, 404, 422, 503},
 	}
 	example(&reset, http.StatusOK, status)
-	huma.Register(api, reset, s.resetBreaker)
+	register(api, ResetBreaker, reset, s.resetBreaker)
 }
 
-func (s *service) openBreaker(ctx context.Context, in *openInput) (*breakerOutput, error) {
+func (s *service) openBreaker(ctx context.Context, in *OpenBreakerInput) (*breaker.Status, error) {
 	if in.Body == nil {
 		in.Body = &OpenAction{}
 	}
@@ -100,7 +108,7 @@ func (s *service) openBreaker(ctx context.Context, in *openInput) (*breakerOutpu
 	})
 }
 
-func (s *service) resetBreaker(ctx context.Context, in *resetInput) (*breakerOutput, error) {
+func (s *service) resetBreaker(ctx context.Context, in *ResetBreakerInput) (*breaker.Status, error) {
 	return s.changeBreaker(ctx, in.Name, func() error {
 		act := in.Body.act(ctx)
 		_, err := s.Breakers.Reset(ctx, in.Name, act.Actor, act.Note)
@@ -117,7 +125,7 @@ func hasBreaker(ctx context.Context, name string) bool {
 	return scope == nil || ok && scope.HasQueue(queue)
 }
 
-func (s *service) changeBreaker(ctx context.Context, name string, change func() error) (*breakerOutput, error) {
+func (s *service) changeBreaker(ctx context.Context, name string, change func() error) (*breaker.Status, error) {
 	if _, ok := s.Breakers.Find(name); !ok || !hasBreaker(ctx, name) {
 		return nil, huma.Error404NotFound(fmt.Sprintf("circuit breaker %q not found; GET /api/circuit-breakers lists them",
 			name))
@@ -126,5 +134,5 @@ func (s *service) changeBreaker(ctx context.Context, name string, change func() 
 		return nil, s.problem(ctx, err)
 	}
 	status, _ := s.Breakers.Find(name)
-	return &breakerOutput{Body: status}, nil
+	return &status, nil
 }

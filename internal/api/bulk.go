@@ -46,24 +46,31 @@ type BulkAnswer struct {
 	ByType  map[string]int64 `json:"byErrorType,omitempty" doc:"Dry run: selected entries by error type."`
 }
 
-type bulkInput struct{ Body BulkRequest }
+// BulkInput is a bulk action.
+type BulkInput struct{ Body BulkRequest }
 
-type bulkOutput struct{ Body BulkAnswer }
-
-type exportInput struct {
-	Body struct {
-		Filter EntryFilter `json:"filter" doc:"Entries to export."`
-		Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: every field of each entry; csv: one line for each entry, with the fields of a list. ndjson if absent."`
-		Reveal bool        `json:"reveal,omitempty" doc:"Include masked data. Needs a note, which the audit trail records, with the filter and the number of entries, before the first entry is sent."`
-		Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"reveal, without authentication: the viewer, \"api\" if absent. With authentication: the person on whose behalf the caller acts."`
-		Note   string      `json:"note,omitempty" maxLength:"10000" doc:"reveal: the reason."`
-	}
+// ExportInputBody selects the entries and the form of an export.
+type ExportInputBody struct {
+	Filter EntryFilter `json:"filter" doc:"Entries to export."`
+	Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: every field of each entry; csv: one line for each entry, with the fields of a list. ndjson if absent."`
+	Reveal bool        `json:"reveal,omitempty" doc:"Include masked data. Needs a note, which the audit trail records, with the filter and the number of entries, before the first entry is sent."`
+	Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"reveal, without authentication: the viewer, \"api\" if absent. With authentication: the person on whose behalf the caller acts."`
+	Note   string      `json:"note,omitempty" maxLength:"10000" doc:"reveal: the reason."`
 }
+
+// ExportInput is an export.
+type ExportInput struct{ Body ExportInputBody }
+
+// Operations on many dead letters. The answer of Export is a stream of text.
+var (
+	Bulk   = Operation[BulkInput, BulkAnswer]{"bulk", http.MethodPost, "/api/dlq/bulk"}
+	Export = Operation[ExportInput, None]{"export", http.MethodPost, "/api/dlq/export"}
+)
 
 func (s *service) registerBulk(api huma.API) {
 	tags := []string{"dead letters"}
 	bulk := huma.Operation{
-		OperationID: "bulk", Method: http.MethodPost, Path: "/api/dlq/bulk", Tags: tags,
+		Tags:    tags,
 		Summary: "Apply one action to many dead letters",
 		Description: "Discards, resolves, parks, unparks, reopens, assigns, tags, notes or purges the dead letters that " +
 			"a filter selects. Answers when all are done; an interrupted request has changed part of them. Entries whose " +
@@ -71,10 +78,10 @@ func (s *service) registerBulk(api huma.API) {
 		Errors: []int{400, 409, 422, 503},
 	}
 	example(&bulk, http.StatusOK, BulkAnswer{Chosen: 812, Changed: 810})
-	huma.Register(api, bulk, s.bulk)
+	register(api, Bulk, bulk, s.bulk)
 
 	export := huma.Operation{
-		OperationID: "export", Method: http.MethodPost, Path: "/api/dlq/export", Tags: tags,
+		Tags:        tags,
 		Summary:     "Export dead letters as NDJSON or CSV",
 		Description: "Streams the entries in order of capture, without a limit.",
 		Errors:      []int{400, 422, 503},
@@ -84,10 +91,10 @@ func (s *service) registerBulk(api huma.API) {
 			`","status":"dlq_manual"}` + "\n"},
 		"text/csv": {Schema: &huma.Schema{Type: "string"}},
 	}}}
-	huma.Register(api, export, s.export)
+	huma.Register(api, Export.describe(export), s.export)
 }
 
-func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) {
+func (s *service) bulk(ctx context.Context, in *BulkInput) (*BulkAnswer, error) {
 	body := &in.Body
 	filter, err := body.Filter.resolve(ctx)
 	if err != nil {
@@ -123,11 +130,11 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &bulkOutput{Body: BulkAnswer{DryRun: true, ByQueue: map[string]int64{}, ByType: map[string]int64{}}}
+		out := &BulkAnswer{DryRun: true, ByQueue: map[string]int64{}, ByType: map[string]int64{}}
 		for _, row := range rows {
-			out.Body.Chosen += row.Entries
-			out.Body.ByQueue[row.Queue] += row.Entries
-			out.Body.ByType[row.ErrorType] += row.Entries
+			out.Chosen += row.Entries
+			out.ByQueue[row.Queue] += row.Entries
+			out.ByType[row.ErrorType] += row.Entries
 		}
 		return out, nil
 	}
@@ -147,14 +154,14 @@ func (s *service) bulk(ctx context.Context, in *bulkInput) (*bulkOutput, error) 
 	if err != nil {
 		return nil, s.approvalOrProblem(ctx, err, approval.Bulk, request, &body.Action)
 	}
-	out := &bulkOutput{Body: BulkAnswer{Chosen: int64(examined), Changed: int64(changed)}}
+	out := &BulkAnswer{Chosen: int64(examined), Changed: int64(changed)}
 	if changed > 0 && body.Do != "purge" && body.Do != "reopen" {
-		out.Body.Undo = &request.Act.Operation
+		out.Undo = &request.Act.Operation
 	}
 	return out, nil
 }
 
-func (s *service) export(ctx context.Context, in *exportInput) (*huma.StreamResponse, error) {
+func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResponse, error) {
 	filter, err := in.Body.Filter.resolve(ctx)
 	if err != nil {
 		return nil, err

@@ -20,29 +20,34 @@ type CaptureAction struct {
 	Limit string `json:"limit,omitempty" doc:"How long capture may work in one statement of the application; unchanged if absent." example:"250ms"`
 }
 
-type captureOutput struct{ Body reconcile.Capture }
+// SetCaptureInput switches capture.
+type SetCaptureInput struct{ Body CaptureAction }
 
-type capturedOutput struct{ Body reconcile.Switched }
+// Operations on capture.
+var (
+	GetCapture = Operation[None, reconcile.Capture]{"get-capture", http.MethodGet, "/api/dlq/capture"}
+	SetCapture = Operation[SetCaptureInput, reconcile.Switched]{"set-capture", http.MethodPut, "/api/dlq/capture"}
+)
 
 func (s *service) registerCapture(api huma.API) {
 	tags := []string{"capture"}
 	get := huma.Operation{
-		OperationID: "get-capture", Method: http.MethodGet, Path: "/api/dlq/capture", Tags: tags,
+		Tags:    tags,
 		Summary: "Get the mode of capture, and the failures that it missed and the reconciler found", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, reconcile.Capture{
 		Mode: reconcile.ModeOn, Limit: "00:00:00.25", Triggers: reconcile.TriggersEnabled,
 	})
-	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*captureOutput, error) {
+	register(api, GetCapture, get, func(ctx context.Context, _ *None) (*reconcile.Capture, error) {
 		status, err := reconcile.ReadCapture(ctx, s.Store.DB())
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		return &captureOutput{Body: *status}, nil
+		return status, nil
 	})
 
 	put := huma.Operation{
-		OperationID: "set-capture", Method: http.MethodPut, Path: "/api/dlq/capture", Tags: tags,
+		Tags:    tags,
 		Summary: "Switch capture on, off, or to strict",
 		Description: "The change waits for no table lock, so it works while applications are blocked. It takes effect " +
 			"in each session at its next statement, and is recorded in the audit trail.",
@@ -52,8 +57,7 @@ func (s *service) registerCapture(api huma.API) {
 		Mode: reconcile.ModeOff, Writing: 2, Recorded: true,
 		Message: "From each session's next statement on, dlqd does nothing in the application's transactions.",
 	})
-	type input struct{ Body CaptureAction }
-	huma.Register(api, put, func(ctx context.Context, in *input) (*capturedOutput, error) {
+	register(api, SetCapture, put, func(ctx context.Context, in *SetCaptureInput) (*reconcile.Switched, error) {
 		act := in.Body.act(ctx)
 		change := reconcile.Switch{Mode: in.Body.Mode, Actor: act.Actor, Note: act.Note}
 		if in.Body.Limit != "" {
@@ -71,6 +75,6 @@ func (s *service) registerCapture(api huma.API) {
 		if err != nil {
 			return nil, s.problem(ctx, deadletter.AsMoveError(err))
 		}
-		return &capturedOutput{Body: *done}, nil
+		return done, nil
 	})
 }

@@ -131,25 +131,26 @@ type MovesOfDay struct {
 	Replayed int64 `json:"replayed" doc:"Redeliveries started."`
 }
 
-type listInput struct {
-	Q          string    `query:"q" maxLength:"4096" doc:"A filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). A field may be set here or as a parameter, not both." example:"queue:payments age:<2d"`
-	Status     []string  `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states."`
-	Queue      string    `query:"queue" doc:"Only this queue."`
-	Kind       string    `query:"kind" doc:"Only this kind."`
-	ErrorType  string    `query:"errorType" doc:"Only this error type."`
-	ErrorClass string    `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only this class."`
-	Source     string    `query:"source" doc:"Only messages of this source."`
-	After      time.Time `query:"after" doc:"Captured at or after this time."`
-	Before     time.Time `query:"before" doc:"Captured before this time."`
-	Order      string    `query:"order" enum:"newest,oldest" default:"newest" doc:"Order of the entries."`
-	Cursor     string    `query:"cursor" format:"uuid" doc:"next of the previous page."`
-	Limit      int       `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
-	Count      bool      `query:"count" doc:"Count the entries, up to 10,000."`
+// ListInput selects entries of a list.
+type ListInput struct {
+	Q          string   `query:"q" maxLength:"4096" doc:"A filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). A field may be set here or as a parameter, not both." example:"queue:payments age:<2d"`
+	Status     []string `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states."`
+	Queue      string   `query:"queue" doc:"Only this queue."`
+	Kind       string   `query:"kind" doc:"Only this kind."`
+	ErrorType  string   `query:"errorType" doc:"Only this error type."`
+	ErrorClass string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only this class."`
+	Source     string   `query:"source" doc:"Only messages of this source."`
+	After      string   `query:"after" format:"date-time" doc:"Captured at or after this time."`
+	Before     string   `query:"before" format:"date-time" doc:"Captured before this time."`
+	Order      string   `query:"order" enum:"newest,oldest" default:"newest" doc:"Order of the entries."`
+	Cursor     string   `query:"cursor" format:"uuid" doc:"next of the previous page."`
+	Limit      int      `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
+	Count      bool     `query:"count" doc:"Count the entries, up to 10,000."`
 }
 
 // filter returns the filter of the parameters other than q.
-func (in *listInput) filter() filter.Filter {
-	f := filter.Filter{Status: in.Status}
+func (in *ListInput) filter() filter.Filter {
+	f := filter.Filter{Status: in.Status, After: in.After, Before: in.Before}
 	for _, of := range []struct {
 		into *[]string
 		word string
@@ -164,53 +165,52 @@ func (in *listInput) filter() filter.Filter {
 			*of.into = []string{of.word}
 		}
 	}
-	if !in.After.IsZero() {
-		f.After = in.After.Format(time.RFC3339Nano)
-	}
-	if !in.Before.IsZero() {
-		f.Before = in.Before.Format(time.RFC3339Nano)
-	}
 	return f
 }
-
-type listOutput struct{ Body EntryPage }
 
 // EntryInput names an entry. It is exported because huma reads only exported embedded structs.
 type EntryInput struct {
 	ID string `path:"id" format:"uuid" doc:"Id of the entry." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
-type entryOutput struct{ Body EntryDetail }
-
-type revealInput struct {
+// RevealInput reveals an entry.
+type RevealInput struct {
 	EntryInput
 
 	Body RevealAction
 }
 
-type actionInput struct {
+// EntryActionInput is an action on an entry.
+type EntryActionInput struct {
 	EntryInput
 
 	Body *Action
 }
 
-type replayInput struct {
+// ReplayEntryInput replays an entry.
+type ReplayEntryInput struct {
 	EntryInput
 
 	Body *ReplayAction
 }
 
-type movedOutput struct {
-	Status int
-	Body   Moved
-}
+// Operations on entries.
+var (
+	ListEntries = Operation[ListInput, EntryPage]{"list-entries", http.MethodGet, "/api/dlq/entries"}
+	GetEntry    = Operation[EntryInput, EntryDetail]{"get-entry", http.MethodGet, "/api/dlq/entries/{id}"}
+	RevealEntry = Operation[RevealInput, EntryDetail]{
+		"reveal-entry", http.MethodPost, "/api/dlq/entries/{id}/reveal",
+	}
+	ReplayEntry = Operation[ReplayEntryInput, Replayed]{
+		"replay-entry", http.MethodPost, "/api/dlq/entries/{id}/replay",
+	}
+	GetStats = Operation[None, Stats]{"get-stats", http.MethodGet, "/api/dlq/stats"}
+)
 
-type replayedOutput struct {
-	Status int
-	Body   Replayed
+// MoveEntry returns the operation of a move of an entry: discard, resolve, park, unpark or reopen.
+func MoveEntry(move string) Operation[EntryActionInput, Moved] {
+	return Operation[EntryActionInput, Moved]{move + "-entry", http.MethodPost, "/api/dlq/entries/{id}/" + move}
 }
-
-type statsOutput struct{ Body Stats }
 
 const entryExample = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
 
@@ -226,7 +226,7 @@ func (s *service) registerEntries(api huma.API) {
 		"createdAt": "2026-11-21T10:00:00Z", "updatedAt": "2026-11-21T10:00:01Z",
 	}
 	list := huma.Operation{
-		OperationID: "list-entries", Method: http.MethodGet, Path: "/api/dlq/entries", Tags: tags,
+		Tags:    tags,
 		Summary: "List dead letters",
 		Description: "Pages have a cursor, so each costs the same, however many entries there are. Filters that no " +
 			"index answers, such as texts of errors and values in payloads, are searched in page order for 0.3 seconds: " +
@@ -234,12 +234,12 @@ func (s *service) registerEntries(api huma.API) {
 		Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"entries": []any{summary}, "next": entryExample})
-	huma.Register(api, list, s.listEntries)
+	register(api, ListEntries, list, s.listEntries)
 
 	s.registerFilter(api)
 
 	get := huma.Operation{
-		OperationID: "get-entry", Method: http.MethodGet, Path: "/api/dlq/entries/{id}", Tags: tags,
+		Tags:    tags,
 		Summary: "Get a dead letter, with its attempts and audit trail",
 		Errors:  []int{404, 422, 503},
 	}
@@ -258,20 +258,20 @@ func (s *service) registerEntries(api huma.API) {
 		}},
 	})
 	example(&get, http.StatusOK, detail)
-	huma.Register(api, get, s.getEntry)
+	register(api, GetEntry, get, s.getEntry)
 
 	reveal := huma.Operation{
-		OperationID: "reveal-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/reveal", Tags: tags,
+		Tags:    tags,
 		Summary: "Get a dead letter with its masked data, for a reason",
 		Description: "All other responses show masked data (data.sensitivePaths, data.sensitivePatterns) as ***. The " +
 			"audit trail records the note before the response is sent.",
 		Errors: []int{400, 404, 422, 503},
 	}
 	example(&reveal, http.StatusOK, detail)
-	huma.Register(api, reveal, s.revealEntry)
+	register(api, RevealEntry, reveal, s.revealEntry)
 
 	replayOp := huma.Operation{
-		OperationID: "replay-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/replay", Tags: tags,
+		Tags:    tags,
 		Summary: "Replay a dead letter now, unchanged or edited",
 		Description: "Allowed from dlq_pending, dlq_manual and dlq_failed. Answers 409 if the entry's state does not " +
 			"allow it, or if an equal job is live (force overrides). Answers 422 if an edit needs checkpoint.",
@@ -279,7 +279,7 @@ func (s *service) registerEntries(api huma.API) {
 	}
 	example(&replayOp, http.StatusAccepted,
 		Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
-	huma.Register(api, replayOp, s.replayEntry)
+	register(api, ReplayEntry, replayOp, s.replayEntry)
 
 	for _, a := range []struct {
 		name, summary, from string
@@ -302,13 +302,12 @@ func (s *service) registerEntries(api huma.API) {
 		},
 	} {
 		op := huma.Operation{
-			OperationID: a.name + "-entry", Method: http.MethodPost, Path: "/api/dlq/entries/{id}/" + a.name, Tags: tags,
-			Summary:     a.summary,
+			Tags: tags, Summary: a.summary,
 			Description: "Allowed from " + a.from + ". Answers 409 if the entry's state does not allow it.",
 			Errors:      []int{400, 404, 409, 422, 503},
 		}
 		example(&op, http.StatusOK, Moved{ID: uuid.MustParse(entryExample), Status: a.to})
-		huma.Register(api, op, func(ctx context.Context, in *actionInput) (*movedOutput, error) {
+		register(api, MoveEntry(a.name), op, func(ctx context.Context, in *EntryActionInput) (*Moved, error) {
 			// huma has checked the format.
 			id := uuid.MustParse(in.ID)
 			act := in.Body.act(ctx)
@@ -317,16 +316,16 @@ func (s *service) registerEntries(api huma.API) {
 				return nil, s.approvalOrProblem(ctx, err, approval.Bulk, deadletter.Bulk{Action: a.name, Filter: filterOf(id)},
 					in.Body)
 			}
-			moved := Moved{ID: id, Status: a.to}
+			moved := &Moved{ID: id, Status: a.to}
 			if a.name != "reopen" {
 				moved.Undo = &act.Operation
 			}
-			return &movedOutput{Status: http.StatusOK, Body: moved}, nil
+			return moved, nil
 		})
 	}
 
 	stats := huma.Operation{
-		OperationID: "get-stats", Method: http.MethodGet, Path: "/api/dlq/stats", Tags: tags,
+		Tags:    tags,
 		Summary: "Count open dead letters, and the state changes of the last day",
 		Errors:  []int{503},
 	}
@@ -337,10 +336,10 @@ func (s *service) registerEntries(api huma.API) {
 			Entries: 3,
 		}},
 	})
-	huma.Register(api, stats, s.stats)
+	register(api, GetStats, stats, s.stats)
 }
 
-func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, error) {
+func (s *service) listEntries(ctx context.Context, in *ListInput) (*EntryPage, error) {
 	page := deadletter.Page{Oldest: in.Order == "oldest", Limit: in.Limit + 1}
 	var err error
 	if page.Filter, err = mergeText(ctx, in.filter(), "query.q", in.Q); err != nil {
@@ -368,7 +367,7 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	out := EntryPage{Entries: found.Entries, AutomaticStopped: stopped}
+	out := &EntryPage{Entries: found.Entries, AutomaticStopped: stopped}
 	if len(out.Entries) > in.Limit {
 		out.Entries = out.Entries[:in.Limit]
 		found.Next = out.Entries[in.Limit-1].ID
@@ -382,15 +381,15 @@ func (s *service) listEntries(ctx context.Context, in *listInput) (*listOutput, 
 	if in.Count {
 		out.Count = &count
 	}
-	return &listOutput{Body: out}, nil
+	return out, nil
 }
 
-func (s *service) getEntry(ctx context.Context, in *EntryInput) (*entryOutput, error) {
+func (s *service) getEntry(ctx context.Context, in *EntryInput) (*EntryDetail, error) {
 	entry, transitions, err := s.Store.Get(ctx, uuid.MustParse(in.ID))
 	return s.detail(ctx, entry, transitions, err)
 }
 
-func (s *service) revealEntry(ctx context.Context, in *revealInput) (*entryOutput, error) {
+func (s *service) revealEntry(ctx context.Context, in *RevealInput) (*EntryDetail, error) {
 	entry, transitions, err := s.Store.Reveal(ctx, uuid.MustParse(in.ID),
 		(&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx))
 	return s.detail(ctx, entry, transitions, err)
@@ -398,7 +397,7 @@ func (s *service) revealEntry(ctx context.Context, in *revealInput) (*entryOutpu
 
 func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitions []deadletter.Transition,
 	err error,
-) (*entryOutput, error) {
+) (*EntryDetail, error) {
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -406,13 +405,13 @@ func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitio
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &entryOutput{Body: EntryDetail{
+	return &EntryDetail{
 		Entry: *entry, Transitions: transitions,
 		Checkpoint: deadletter.CheckpointOf(entry.Metadata), AutomaticStopped: stopped,
-	}}, nil
+	}, nil
 }
 
-func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOutput, error) {
+func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Replayed, error) {
 	id := uuid.MustParse(in.ID)
 	if in.Body == nil {
 		in.Body = &ReplayAction{}
@@ -449,12 +448,10 @@ func (s *service) replayEntry(ctx context.Context, in *replayInput) (*replayedOu
 			Checkpoint: in.Body.Checkpoint, Force: in.Body.Force,
 		}, &in.Body.Action)
 	}
-	out := &replayedOutput{Status: http.StatusAccepted, Body: Replayed{
-		Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes,
-	}}
+	out := &Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}
 	// A failure to read the stop must not fail the request: the replay has started.
 	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored {
-		out.Body.Warning = "the database was restored: the receiver may already have had this message since (" +
+		out.Warning = "the database was restored: the receiver may already have had this message since (" +
 			stop.Note + ")"
 	}
 	return out, nil
@@ -465,7 +462,7 @@ func filterOf(id uuid.UUID) json.RawMessage {
 	return json.RawMessage(`{"ids":["` + id.String() + `"]}`)
 }
 
-func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) {
+func (s *service) stats(ctx context.Context, _ *None) (*Stats, error) {
 	var rows []deadletter.Backlog
 	var moves analytics.Moves
 	var oldest *time.Time
@@ -484,7 +481,7 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 	); err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	stats := Stats{
+	stats := &Stats{
 		Muted: muted, Observed: observed, Backlog: []BacklogRow{},
 		ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
 		LastDay: MovesOfDay{
@@ -500,5 +497,5 @@ func (s *service) stats(ctx context.Context, _ *struct{}) (*statsOutput, error) 
 		})
 	}
 	stats.NeedsPerson = max(0, stats.ByStatus[string(deadletter.Manual)]-muted)
-	return &statsOutput{Body: stats}, nil
+	return stats, nil
 }

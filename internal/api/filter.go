@@ -68,19 +68,21 @@ type Completion struct {
 	Doc    string `json:"doc,omitempty" doc:"Description of the field or the value."`
 }
 
-type completeInput struct {
+// CompleteInput is a text and the position of its cursor.
+type CompleteInput struct {
 	Q  string `query:"q" maxLength:"4096" doc:"A filter as text (docs/filter.md)." example:"queue:payments st"`
 	At int    `query:"at" minimum:"-1" maximum:"4096" default:"-1" doc:"Position of the cursor, in characters (Unicode code points); -1 is the end." example:"17"`
 }
 
-type completeOutput struct{ Body FilterReading }
+// CompleteFilter parses and completes a filter.
+var CompleteFilter = Operation[CompleteInput, FilterReading]{"complete-filter", http.MethodGet, "/api/dlq/filter"}
 
 // maxCompletions is the maximum number of completions in a response.
 const maxCompletions = 20
 
 func (s *service) registerFilter(api huma.API) {
 	complete := huma.Operation{
-		OperationID: "complete-filter", Method: http.MethodGet, Path: "/api/dlq/filter", Tags: []string{"dead letters"},
+		Tags:    []string{"dead letters"},
 		Summary: "Parse a filter's text and complete it",
 		Description: "Suggests values of open dead letters that an index or the last 2,000 entries have. Invalid terms " +
 			"do not fail the request: each has a problem in the response.",
@@ -95,14 +97,14 @@ func (s *service) registerFilter(api huma.API) {
 		Completions: []Completion{{Insert: "status:", Name: "status", Doc: "State. open and closed select all open and all " +
 			"closed states."}},
 	})
-	huma.Register(api, complete, s.completeFilter)
+	register(api, CompleteFilter, complete, s.completeFilter)
 }
 
-func (s *service) completeFilter(ctx context.Context, in *completeInput) (*completeOutput, error) {
-	out := &completeOutput{Body: FilterReading{Completions: []Completion{}}}
-	out.Body.Filter, out.Body.Terms = filter.Read(in.Q, access.From(ctx).Name)
-	if out.Body.Terms == nil {
-		out.Body.Terms = []filter.Term{}
+func (s *service) completeFilter(ctx context.Context, in *CompleteInput) (*FilterReading, error) {
+	out := &FilterReading{Completions: []Completion{}}
+	out.Filter, out.Terms = filter.Read(in.Q, access.From(ctx).Name)
+	if out.Terms == nil {
+		out.Terms = []filter.Term{}
 	}
 	at := in.At
 	if at < 0 {
@@ -112,10 +114,10 @@ func (s *service) completeFilter(ctx context.Context, in *completeInput) (*compl
 	if !ok {
 		return out, nil
 	}
-	out.Body.From, out.Body.To = typing.From, typing.To
+	out.From, out.To = typing.From, typing.To
 	add := func(name, doc string, ofLanguage bool) {
-		if len(out.Body.Completions) < maxCompletions {
-			out.Body.Completions = append(out.Body.Completions, Completion{
+		if len(out.Completions) < maxCompletions {
+			out.Completions = append(out.Completions, Completion{
 				Insert: typing.Insert(name, ofLanguage), Name: name, Doc: doc,
 			})
 		}

@@ -53,7 +53,8 @@ type GroupChanged struct {
 	Undo     *uuid.UUID `json:"undo,omitempty" doc:"Id of the assignment, for POST /api/dlq/undo/{id}."`
 }
 
-type groupsInput struct {
+// GroupsInput selects failure groups.
+type GroupsInput struct {
 	Status     []string `query:"status" enum:"open,fixed,regressed,muted" doc:"Only groups in these states."`
 	Queue      string   `query:"queue" maxLength:"127" doc:"Only groups of this queue."`
 	ErrorClass string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only groups of this class."`
@@ -65,33 +66,39 @@ type groupsInput struct {
 	Limit      int      `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"Groups in a page."`
 }
 
-type groupsOutput struct{ Body GroupPage }
-
 // GroupInput names a failure group.
 type GroupInput struct {
 	Queue       string `path:"queue" maxLength:"255" doc:"Queue of the group." example:"payments"`
 	Fingerprint string `path:"fingerprint" maxLength:"255" doc:"Fingerprint of the group, or its first characters: at least four, and not those of another group of the queue." example:"3f2a9c41d07be512"`
 }
 
-type groupInput struct {
+// GetGroupInput names a failure group and the length of its trend.
+type GetGroupInput struct {
 	GroupInput
 
 	Over string `query:"over" default:"24h" doc:"Length of the trend, such as 24h or 30d." example:"24h"`
 }
 
-type groupOutput struct{ Body GroupDetail }
-
-type setGroupInput struct {
+// SetGroupInput changes a failure group.
+type SetGroupInput struct {
 	GroupInput
 
 	Body GroupChange
 }
 
-type setGroupOutput struct{ Body GroupChanged }
+// Operations on failure groups.
+var (
+	ListGroups = Operation[GroupsInput, GroupPage]{"list-groups", http.MethodGet, "/api/dlq/groups"}
+	GetGroup   = Operation[GetGroupInput, GroupDetail]{
+		"get-group", http.MethodGet, "/api/dlq/groups/{queue}/{fingerprint}",
+	}
+	SetGroup = Operation[SetGroupInput, GroupChanged]{
+		"set-group", http.MethodPatch, "/api/dlq/groups/{queue}/{fingerprint}",
+	}
+)
 
 func (s *service) registerGroups(api huma.API) {
 	tags := []string{"failure groups"}
-	const path = "/api/dlq/groups"
 	seen := time.Date(2026, 11, 22, 2, 14, 0, 0, time.UTC)
 	title, class, owner := "503 from bank.example", "outage", "kim"
 	shown := group.Group{
@@ -100,15 +107,15 @@ func (s *service) registerGroups(api huma.API) {
 		Trend: []int64{0, 150, 262}, FirstSeen: seen, LastSeen: seen.Add(2 * time.Hour),
 	}
 	list := huma.Operation{
-		OperationID: "list-groups", Method: http.MethodGet, Path: path, Tags: tags, Summary: "List failure groups",
+		Tags: tags, Summary: "List failure groups",
 		Description: "Groups the entries of a queue by the cause of their error, with owner, note, state and trend.",
 		Errors:      []int{403, 422, 503},
 	}
 	example(&list, http.StatusOK, GroupPage{AsOf: seen.Add(2 * time.Hour), Groups: []group.Group{shown}})
-	huma.Register(api, list, s.listGroups)
+	register(api, ListGroups, list, s.listGroups)
 
 	get := huma.Operation{
-		OperationID: "get-group", Method: http.MethodGet, Path: path + "/{queue}/{fingerprint}", Tags: tags,
+		Tags:    tags,
 		Summary: "Get a failure group, with its last entries and their origins", Errors: []int{403, 404, 422, 503},
 	}
 	example(&get, http.StatusOK,
@@ -116,20 +123,20 @@ func (s *service) registerGroups(api huma.API) {
 			Group: shown, Shares: []group.Share{{By: "host", Name: "app-2", Entries: 120, Share: 0.8}},
 			Entries: []deadletter.Summary{},
 		})
-	huma.Register(api, get, s.getGroup)
+	register(api, GetGroup, get, s.getGroup)
 
 	set := huma.Operation{
-		OperationID: "set-group", Method: http.MethodPatch, Path: path + "/{queue}/{fingerprint}", Tags: tags,
+		Tags:    tags,
 		Summary: "Assign, annotate, mute or mark as fixed a failure group",
 		Description: "Changes are recorded in the audit trail (group QUEUE FINGERPRINT). New entries of a muted group " +
 			"cause no notifications and are not counted in needsPerson (GET /api/dlq/stats). Muting ends automatically.",
 		Errors: []int{400, 403, 404, 422, 503},
 	}
 	example(&set, http.StatusOK, GroupChanged{Group: shown, Assigned: 150})
-	huma.Register(api, set, s.setGroup)
+	register(api, SetGroup, set, s.setGroup)
 }
 
-func (s *service) listGroups(ctx context.Context, in *groupsInput) (*groupsOutput, error) {
+func (s *service) listGroups(ctx context.Context, in *GroupsInput) (*GroupPage, error) {
 	w, err := (&WindowInput{Over: in.Over}).window()
 	if err != nil {
 		return nil, err
@@ -149,9 +156,9 @@ func (s *service) listGroups(ctx context.Context, in *groupsInput) (*groupsOutpu
 		open := in.HasOpen == "true"
 		f.HasOpen = &open
 	}
-	out := &groupsOutput{}
-	if out.Body.AsOf, err = s.Analytics.AsOf(ctx); err == nil {
-		out.Body.Groups, out.Body.Next, err = s.Groups.List(ctx, f)
+	out := &GroupPage{}
+	if out.AsOf, err = s.Analytics.AsOf(ctx); err == nil {
+		out.Groups, out.Next, err = s.Groups.List(ctx, f)
 	}
 	if err != nil {
 		return nil, s.problem(ctx, err)
@@ -159,7 +166,7 @@ func (s *service) listGroups(ctx context.Context, in *groupsInput) (*groupsOutpu
 	return out, nil
 }
 
-func (s *service) getGroup(ctx context.Context, in *groupInput) (*groupOutput, error) {
+func (s *service) getGroup(ctx context.Context, in *GetGroupInput) (*GroupDetail, error) {
 	w, err := (&WindowInput{Over: in.Over}).window()
 	if err != nil {
 		return nil, err
@@ -168,15 +175,15 @@ func (s *service) getGroup(ctx context.Context, in *groupInput) (*groupOutput, e
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	out := &groupOutput{Body: GroupDetail{Group: *g}}
-	if out.Body.Former, err = s.Groups.Former(ctx, g); err == nil {
-		out.Body.Shares, err = s.Groups.Shares(ctx, g)
+	out := &GroupDetail{Group: *g}
+	if out.Former, err = s.Groups.Former(ctx, g); err == nil {
+		out.Shares, err = s.Groups.Shares(ctx, g)
 	}
 	if err == nil {
-		out.Body.Entries, err = s.Groups.LastEntries(ctx, g, groupEntries)
+		out.Entries, err = s.Groups.LastEntries(ctx, g, groupEntries)
 	}
 	if err == nil {
-		out.Body.WorkerLost, err = s.workerLost(ctx, g)
+		out.WorkerLost, err = s.workerLost(ctx, g)
 	}
 	if err != nil {
 		return nil, s.problem(ctx, err)
@@ -195,7 +202,7 @@ func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error)
 	return int64(n), err
 }
 
-func (s *service) setGroup(ctx context.Context, in *setGroupInput) (*setGroupOutput, error) {
+func (s *service) setGroup(ctx context.Context, in *SetGroupInput) (*GroupChanged, error) {
 	body := &in.Body
 	change := group.Change{
 		Owner: body.Owner, Note: body.Note, Status: body.Status, MuteUntil: body.MuteUntil, MuteFailures: body.MuteFailures,
@@ -210,9 +217,9 @@ func (s *service) setGroup(ctx context.Context, in *setGroupInput) (*setGroupOut
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	out := &setGroupOutput{Body: GroupChanged{Group: *g, Assigned: assigned}}
+	out := &GroupChanged{Group: *g, Assigned: assigned}
 	if assigned > 0 {
-		out.Body.Undo = &act.Operation
+		out.Undo = &act.Operation
 	}
 	return out, nil
 }

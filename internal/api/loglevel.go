@@ -16,37 +16,43 @@ type LogLevel struct {
 	Level string `json:"level" enum:"debug,info,warn,error" doc:"The lowest level that is logged."`
 }
 
-type logLevelOutput struct{ Body LogLevel }
+// SetLogLevelInput sets the log level.
+type SetLogLevelInput struct{ Body LogLevel }
+
+// Operations on the log level.
+var (
+	GetLogLevel = Operation[None, LogLevel]{"get-log-level", http.MethodGet, "/api/log-level"}
+	SetLogLevel = Operation[SetLogLevelInput, LogLevel]{"set-log-level", http.MethodPut, "/api/log-level"}
+)
 
 func (s *service) registerLogLevel(api huma.API) {
 	tags := []string{operationsTag}
-	now := func() *logLevelOutput {
+	now := func() *LogLevel {
 		level := slog.LevelInfo
 		if s.LogLevel != nil {
 			level = s.LogLevel.Level()
 		}
-		return &logLevelOutput{LogLevel{strings.ToLower(level.String())}}
+		return &LogLevel{strings.ToLower(level.String())}
 	}
 	get := huma.Operation{
-		OperationID: "get-log-level", Method: http.MethodGet, Path: "/api/log-level", Tags: tags,
+		Tags:    tags,
 		Summary: "Get the log level of this process",
 	}
 	example(&get, http.StatusOK, LogLevel{"info"})
-	huma.Register(api, get, func(context.Context, *struct{}) (*logLevelOutput, error) { return now(), nil })
+	register(api, GetLogLevel, get, func(context.Context, *None) (*LogLevel, error) { return now(), nil })
 
 	put := huma.Operation{
-		OperationID: "set-log-level", Method: http.MethodPut, Path: "/api/log-level", Tags: tags,
+		Tags:        tags,
 		Summary:     "Set the log level of this process until it stops",
 		Description: "Changes only the process that handles the request. --log-level sets the initial level.",
 		Errors:      []int{409, 422},
 	}
 	example(&put, http.StatusOK, LogLevel{"debug"})
-	type input struct{ Body LogLevel }
-	huma.Register(api, put, func(ctx context.Context, in *input) (*logLevelOutput, error) {
+	register(api, SetLogLevel, put, func(ctx context.Context, in *SetLogLevelInput) (*LogLevel, error) {
 		if s.LogLevel == nil {
 			return nil, huma.Error409Conflict("the log level of this process cannot be changed")
 		}
-		previous := now().Body.Level
+		previous := now().Level
 		var level slog.Level
 		if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
 			return nil, huma.Error422UnprocessableEntity(err.Error())

@@ -54,7 +54,8 @@ type Accepted struct {
 	Position  *ingest.Position `json:"position,omitempty" doc:"For a duplicate: state of the first submission."`
 }
 
-type submitInput struct {
+// SubmitInput is a message or a batch, which the operation decodes itself.
+type SubmitInput struct {
 	Trace
 
 	RawBody []byte `contentType:"application/json"`
@@ -73,23 +74,38 @@ func traceOf(ctx context.Context) ingest.Trace {
 	return ingest.Trace{Parent: parent, State: state}
 }
 
-type submitOutput struct {
-	Status int
-	Body   Accepted
-}
-
-type batchOutput struct {
-	Status int
-	Body   struct {
-		Messages []Accepted `json:"messages" doc:"Results, in the order of the request."`
+func (a *Accepted) status() int {
+	if a.Duplicate { // nothing was stored
+		return http.StatusOK
 	}
+	return http.StatusAccepted
 }
 
-type messageInput struct {
+// BatchOutputBody is the response to a batch.
+type BatchOutputBody struct {
+	Messages []Accepted `json:"messages" doc:"Results, in the order of the request."`
+}
+
+func (b *BatchOutputBody) status() int {
+	if slices.ContainsFunc(b.Messages, func(a Accepted) bool { return !a.Duplicate }) {
+		return http.StatusAccepted
+	}
+	return http.StatusOK
+}
+
+// MessageInput names a message.
+type MessageInput struct {
 	MessageID string `path:"messageId" maxLength:"128" doc:"Id of the message." example:"0199f2b0-8f6e-7cc3-9d1b-3b1f5a0e7f11"`
 }
 
-type messageOutput struct{ Body ingest.Position }
+// Operations on messages.
+var (
+	SubmitMessage = Operation[SubmitInput, Accepted]{"submit-message", http.MethodPost, "/api/messages"}
+	SubmitBatch   = Operation[SubmitInput, BatchOutputBody]{"submit-batch", http.MethodPost, "/api/messages/batch"}
+	GetMessage    = Operation[MessageInput, ingest.Position]{
+		"get-message", http.MethodGet, "/api/messages/{messageId}",
+	}
+)
 
 const messageExample = "0199f2b0-8f6e-7cc3-9d1b-3b1f5a0e7f11"
 
@@ -111,25 +127,25 @@ const undeliveredQueues = " If an application owns River, a message for a queue 
 
 func (s *service) registerMessages(api huma.API) {
 	submit := huma.Operation{
-		OperationID: "submit-message", Method: http.MethodPost, Path: "/api/messages", Tags: []string{messagesTag},
+		Tags:          []string{messagesTag},
 		Summary:       "Submit a message",
 		Description:   "Answers 202 once the message is on disk. " + duplicates + undeliveredQueues,
 		Errors:        []int{400, 408, 409, 413, 422, 429, 503},
 		DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
 	}
 	example(&submit, http.StatusAccepted, Accepted{MessageID: messageExample, JobID: 41})
-	huma.Register(api, submit, s.submit)
-	describeResponse(api, submit.Path, http.StatusOK, http.StatusAccepted, "The same message was submitted before",
+	register(api, SubmitMessage, submit, s.submit)
+	describeResponse(api, SubmitMessage.Path, http.StatusOK, http.StatusAccepted, "The same message was submitted before",
 		Accepted{
 			MessageID: messageExample, JobID: 41, Duplicate: true,
 			Position: &ingest.Position{
 				MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
 			},
 		})
-	describeBody[Submission](api, submit.Path, "The message.", submissionExample)
+	describeBody[Submission](api, SubmitMessage.Path, "The message.", submissionExample)
 
 	batch := huma.Operation{
-		OperationID: "submit-batch", Method: http.MethodPost, Path: "/api/messages/batch", Tags: []string{messagesTag},
+		Tags:    []string{messagesTag},
 		Summary: "Submit up to 1,000 messages, all or none",
 		Description: "One transaction: if one message is invalid or in conflict, none is stored. " +
 			duplicates + undeliveredQueues,
@@ -137,28 +153,28 @@ func (s *service) registerMessages(api huma.API) {
 		MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
 	}
 	example(&batch, http.StatusAccepted, map[string]any{"messages": []Accepted{{MessageID: messageExample, JobID: 41}}})
-	huma.Register(api, batch, s.submitBatch)
-	describeResponse(api, batch.Path, http.StatusOK, http.StatusAccepted, "All messages were submitted before",
+	register(api, SubmitBatch, batch, s.submitBatch)
+	describeResponse(api, SubmitBatch.Path, http.StatusOK, http.StatusAccepted, "All messages were submitted before",
 		map[string]any{"messages": []Accepted{{
 			MessageID: messageExample, JobID: 41, Duplicate: true,
 			Position: &ingest.Position{
 				MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
 			},
 		}}})
-	describeBody[SubmissionBatch](api, batch.Path, "The messages.", map[string]any{"messages": []any{submissionExample}})
+	describeBody[SubmissionBatch](api, SubmitBatch.Path, "The messages.", map[string]any{"messages": []any{submissionExample}})
 
 	get := huma.Operation{
-		OperationID: "get-message", Method: http.MethodGet, Path: "/api/messages/{messageId}", Tags: []string{messagesTag},
+		Tags:    []string{messagesTag},
 		Summary: "Get the state of a message",
 		Errors:  []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, ingest.Position{
 		MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
 	})
-	huma.Register(api, get, s.getMessage)
+	register(api, GetMessage, get, s.getMessage)
 }
 
-func (s *service) submit(ctx context.Context, in *submitInput) (*submitOutput, error) {
+func (s *service) submit(ctx context.Context, in *SubmitInput) (*Accepted, error) {
 	msg, err := message.Parse(in.RawBody)
 	if err != nil {
 		s.count("", "invalid", 1)
@@ -173,20 +189,19 @@ func (s *service) submit(ctx context.Context, in *submitInput) (*submitOutput, e
 		s.count(msg.Queue, outcomeOf(err), 1)
 		return nil, s.submitProblem(ctx, err, msg.MessageID)
 	}
-	out := &submitOutput{Status: http.StatusAccepted, Body: Accepted{MessageID: receipt.MessageID, JobID: receipt.JobID}}
+	out := &Accepted{MessageID: receipt.MessageID, JobID: receipt.JobID, Duplicate: receipt.Duplicate}
 	if !receipt.Duplicate {
 		s.count(msg.Queue, "accepted", 1)
 		return out, nil
 	}
 	s.count(msg.Queue, "duplicate", 1)
-	out.Status, out.Body.Duplicate = http.StatusOK, true
-	if out.Body.Position, err = s.Ingester.Lookup(ctx, msg.MessageID); err != nil && !errors.Is(err, ingest.ErrNoMessage) {
+	if out.Position, err = s.Ingester.Lookup(ctx, msg.MessageID); err != nil && !errors.Is(err, ingest.ErrNoMessage) {
 		return nil, s.problem(ctx, err)
 	}
 	return out, nil
 }
 
-func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutput, error) {
+func (s *service) submitBatch(ctx context.Context, in *SubmitInput) (*BatchOutputBody, error) {
 	messages, err := message.ParseBatch(in.RawBody, MaxBatch, s.MaxBodyBytes)
 	if err != nil {
 		s.count("", "invalid", 1)
@@ -203,30 +218,28 @@ func (s *service) submitBatch(ctx context.Context, in *submitInput) (*batchOutpu
 		s.count(messages[0].Queue, outcomeOf(err), len(messages))
 		return nil, s.submitProblem(ctx, err, "")
 	}
-	out := &batchOutput{Status: http.StatusOK}
-	out.Body.Messages = make([]Accepted, len(receipts))
+	out := &BatchOutputBody{make([]Accepted, len(receipts))}
 	for i, r := range receipts {
-		out.Body.Messages[i] = Accepted{MessageID: r.MessageID, JobID: r.JobID, Duplicate: r.Duplicate}
+		out.Messages[i] = Accepted{MessageID: r.MessageID, JobID: r.JobID, Duplicate: r.Duplicate}
 		if r.Duplicate {
 			s.count(messages[i].Queue, "duplicate", 1)
-			if out.Body.Messages[i].Position, err = s.Ingester.Lookup(ctx, r.MessageID); err != nil &&
+			if out.Messages[i].Position, err = s.Ingester.Lookup(ctx, r.MessageID); err != nil &&
 				!errors.Is(err, ingest.ErrNoMessage) {
 				return nil, s.problem(ctx, err)
 			}
 			continue
 		}
-		out.Status = http.StatusAccepted // at least one message was stored
 		s.count(messages[i].Queue, "accepted", 1)
 	}
 	return out, nil
 }
 
-func (s *service) getMessage(ctx context.Context, in *messageInput) (*messageOutput, error) {
+func (s *service) getMessage(ctx context.Context, in *MessageInput) (*ingest.Position, error) {
 	position, err := s.Ingester.Lookup(ctx, in.MessageID)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &messageOutput{Body: *position}, nil
+	return position, nil
 }
 
 // count counts submissions. The queue of an invalid submission is not a label: clients could create

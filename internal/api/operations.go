@@ -17,9 +17,11 @@ type Health struct {
 	Queues []QueueHealth `json:"queues" doc:"Health of each queue of the policy, and of other queues with open dead letters. A queue that is down does not make ok false, because dlqd itself works. Empty while the database does not answer."`
 }
 
-type healthOutput struct {
-	Status int
-	Body   Health
+func (h *Health) status() int {
+	if h.OK {
+		return http.StatusOK
+	}
+	return http.StatusServiceUnavailable
 }
 
 // Examination is the result of doctor's checks.
@@ -28,18 +30,23 @@ type Examination struct {
 	Findings []doctor.Finding `json:"findings" doc:"Results of the checks."`
 }
 
-type examinationOutput struct{ Body Examination }
-
-type statusOutput struct {
-	Body struct {
-		Status string `json:"status" doc:"Always ok." example:"ok"`
-	}
+// StatusOutputBody says that a check passed.
+type StatusOutputBody struct {
+	Status string `json:"status" doc:"Always ok." example:"ok"`
 }
+
+// Operations that examine the program.
+var (
+	GetHealth = Operation[None, Health]{"get-health", http.MethodGet, "/api/health"}
+	Examine   = Operation[None, Examination]{"examine", http.MethodPost, "/api/doctor"}
+	Livez     = Operation[None, StatusOutputBody]{"livez", http.MethodGet, "/livez"}
+	Readyz    = Operation[None, StatusOutputBody]{"readyz", http.MethodGet, "/readyz"}
+)
 
 func (s *service) registerOperations(api huma.API) {
 	tags := []string{operationsTag}
 	health := huma.Operation{
-		OperationID: "get-health", Method: http.MethodGet, Path: "/api/health", Tags: tags,
+		Tags:    tags,
 		Summary: "Get the health of dlqd's components and of the queues",
 		Description: "Answers 503, with the same body, while a component does not work. The health of queues is a few " +
 			"seconds old.",
@@ -50,18 +57,16 @@ func (s *service) registerOperations(api huma.API) {
 			Queue: "payment-processing", Status: "down", Reasons: []string{"size 127 exceeds 100"},
 			Warnings: []string{}, Open: 127, OldestSeconds: 840, MaxOpen: 100, MaxAgeSeconds: 1800,
 		}}})
-	huma.Register(api, health, func(ctx context.Context, _ *struct{}) (*healthOutput, error) {
-		out := &healthOutput{Status: http.StatusOK, Body: Health{OK: true, Parts: s.Health(ctx), Queues: s.Queues(ctx)}}
-		for _, part := range out.Body.Parts {
-			if !part.OK {
-				out.Status, out.Body.OK = http.StatusServiceUnavailable, false
-			}
+	register(api, GetHealth, health, func(ctx context.Context, _ *None) (*Health, error) {
+		out := &Health{OK: true, Parts: s.Health(ctx), Queues: s.Queues(ctx)}
+		for _, part := range out.Parts {
+			out.OK = out.OK && part.OK
 		}
 		return out, nil
 	})
 
 	examine := huma.Operation{
-		OperationID: "examine", Method: http.MethodPost, Path: "/api/doctor", Tags: tags,
+		Tags:    tags,
 		Summary: "Run the checks of dlqd doctor",
 		Description: "Runs the checks of \"dlqd doctor\", except for those of the policy's files, and recommends fixes. " +
 			"It changes nothing and takes seconds. Answers 409 while another run is in progress.",
@@ -69,36 +74,34 @@ func (s *service) registerOperations(api huma.API) {
 	}
 	example(&examine, http.StatusOK,
 		Examination{OK: true, Findings: []doctor.Finding{{Name: "triggers", OK: true, Detail: "are there, and enabled"}}})
-	huma.Register(api, examine, func(ctx context.Context, _ *struct{}) (*examinationOutput, error) {
+	register(api, Examine, examine, func(ctx context.Context, _ *None) (*Examination, error) {
 		if !s.examining.TryLock() {
 			return nil, huma.Error409Conflict("another run of the checks is in progress; try again")
 		}
 		defer s.examining.Unlock()
-		out := &examinationOutput{Body: Examination{OK: true, Findings: s.Examine(ctx)}}
-		for _, f := range out.Body.Findings {
-			out.Body.OK = out.Body.OK && f.OK
+		out := &Examination{OK: true, Findings: s.Examine(ctx)}
+		for _, f := range out.Findings {
+			out.OK = out.OK && f.OK
 		}
 		return out, nil
 	})
 
 	live := huma.Operation{
-		OperationID: "livez", Method: http.MethodGet, Path: "/livez", Tags: tags,
+		Tags:    tags,
 		Summary: "Check that the process runs; restart it if this does not answer", Errors: []int{503},
 	}
 	example(&live, http.StatusOK, map[string]string{"status": "ok"})
-	huma.Register(api, live, func(context.Context, *struct{}) (*statusOutput, error) {
-		out := &statusOutput{}
-		out.Body.Status = "ok"
-		return out, nil
+	register(api, Livez, live, func(context.Context, *None) (*StatusOutputBody, error) {
+		return &StatusOutputBody{"ok"}, nil
 	})
 
 	ready := huma.Operation{
-		OperationID: "readyz", Method: http.MethodGet, Path: "/readyz", Tags: tags,
+		Tags: tags,
 		Summary: "Check that the process can serve requests; it cannot while it starts or stops, or while the database " +
 			"does not answer", Errors: []int{503},
 	}
 	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
-	huma.Register(api, ready, func(ctx context.Context, _ *struct{}) (*statusOutput, error) {
+	register(api, Readyz, ready, func(ctx context.Context, _ *None) (*StatusOutputBody, error) {
 		err := s.Ready()
 		if err == nil {
 			err = s.Reach(ctx)
@@ -106,8 +109,6 @@ func (s *service) registerOperations(api huma.API) {
 		if err != nil {
 			return nil, huma.Error503ServiceUnavailable(err.Error())
 		}
-		out := &statusOutput{}
-		out.Body.Status = "ok"
-		return out, nil
+		return &StatusOutputBody{"ok"}, nil
 	})
 }

@@ -100,20 +100,23 @@ const (
 	maxDraftSettings = 10_000
 )
 
-type policyOutput struct{ Body PolicyInForce }
+// Inputs of the operations on the policy.
+type (
+	SampleInput struct{ Body SampleError }
+	DraftInput  struct{ Body PolicyDraft }
+)
 
-type sampleInput struct{ Body SampleError }
-
-type draftInput struct{ Body PolicyDraft }
-
-type policyPreviewOutput struct{ Body PolicyPreview }
-
-type judgementOutput struct{ Body SampleJudgement }
+// Operations on the policy.
+var (
+	GetPolicy     = Operation[None, PolicyInForce]{"get-policy", http.MethodGet, "/api/policy"}
+	TestPolicy    = Operation[SampleInput, SampleJudgement]{"test-policy", http.MethodPost, "/api/policy/test"}
+	PreviewPolicy = Operation[DraftInput, PolicyPreview]{"preview-policy", http.MethodPost, "/api/policy/preview"}
+)
 
 func (s *service) registerPolicy(api huma.API) {
 	tags := []string{policyTag}
 	get := huma.Operation{
-		OperationID: "get-policy", Method: http.MethodGet, Path: "/api/policy", Tags: tags,
+		Tags:    tags,
 		Summary: "Get the policy in force, with the file and line of each value", Errors: []int{503},
 	}
 	example(&get, http.StatusOK, PolicyInForce{
@@ -124,25 +127,23 @@ func (s *service) registerPolicy(api huma.API) {
 		}},
 		Settings: []PolicySetting{{File: "retry-policies", Path: "defaults.timeout", Value: "10s", From: "built in"}},
 	})
-	huma.Register(api, get, func(context.Context, *struct{}) (*policyOutput, error) {
-		return &policyOutput{policyInForce(s.Planner().Policy())}, nil
+	register(api, GetPolicy, get, func(context.Context, *None) (*PolicyInForce, error) {
+		return policyInForce(s.Planner().Policy()), nil
 	})
 
 	test := huma.Operation{
-		OperationID: "test-policy", Method: http.MethodPost, Path: "/api/policy/test",
 		Tags: tags, Summary: "Try an error on the policy in force", Errors: []int{400, 422, 503},
 	}
 	example(&test, http.StatusOK, SampleJudgement{
 		Class: "outage", Rule: "bank-down", Strategy: "conditional",
 		Times: []time.Time{time.Date(2026, 3, 2, 8, 1, 0, 0, time.UTC)},
 	})
-	huma.Register(api, test, func(_ context.Context, in *sampleInput) (*judgementOutput, error) {
-		return &judgementOutput{classify(s.Planner(), &in.Body, time.Now())}, nil
+	register(api, TestPolicy, test, func(_ context.Context, in *SampleInput) (*SampleJudgement, error) {
+		return classify(s.Planner(), &in.Body, time.Now()), nil
 	})
 
 	preview := huma.Operation{
-		OperationID: "preview-policy", Method: http.MethodPost,
-		Path: "/api/policy/preview", Tags: tags, Summary: "Preview a change of the policy",
+		Tags: tags, Summary: "Preview a change of the policy",
 		Description: "Checks a new version of a file and compares it with the policy in force: values, behaviour, and " +
 			"decisions for the newest open dead letters. Nothing is stored. An invalid file answers 422, with one error " +
 			"for each mistake, with file and line. Answers 409 while another preview is in progress.",
@@ -156,10 +157,10 @@ func (s *service) registerPolicy(api huma.API) {
 			To:   worker.Judgement{Class: "unknown", Rule: "none", Strategy: "immediate"}, Also: []string{}, Entries: 31,
 		}},
 	})
-	huma.Register(api, preview, s.previewPolicy)
+	register(api, PreviewPolicy, preview, s.previewPolicy)
 }
 
-func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPreviewOutput, error) {
+func (s *service) previewPolicy(ctx context.Context, in *DraftInput) (*PolicyPreview, error) {
 	if !slices.Contains(s.DraftFiles, in.Body.File) {
 		return nil, huma.Error422UnprocessableEntity("unknown file of the policy", &huma.ErrorDetail{
 			Location: "body.file", Message: "must be one of " + strings.Join(s.DraftFiles, ", "), Value: in.Body.File,
@@ -182,13 +183,13 @@ func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPre
 			"compare the files with \"dlqd config diff\"", n, maxDraftSettings))
 	}
 	inForce := s.Planner()
-	out := &policyPreviewOutput{PolicyPreview{
+	out := &PolicyPreview{
 		Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{},
-	}}
-	for _, c := range policy.Diff(inForce.Policy(), next.Policy()) {
-		out.Body.Values = append(out.Body.Values, c.String())
 	}
-	if err := s.compareOnOpen(ctx, inForce, next, &out.Body); err != nil {
+	for _, c := range policy.Diff(inForce.Policy(), next.Policy()) {
+		out.Values = append(out.Values, c.String())
+	}
+	if err := s.compareOnOpen(ctx, inForce, next, out); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return out, nil
@@ -297,8 +298,8 @@ func text(s *string) string {
 	return *s
 }
 
-func policyInForce(p *policy.Policy) PolicyInForce {
-	out := PolicyInForce{Version: p.Version(), Rules: []PolicyRule{}, Settings: []PolicySetting{}}
+func policyInForce(p *policy.Policy) *PolicyInForce {
+	out := &PolicyInForce{Version: p.Version(), Rules: []PolicyRule{}, Settings: []PolicySetting{}}
 	texts := map[string]string{}
 	for _, setting := range p.Settings() {
 		text := setting.Text()
@@ -318,7 +319,7 @@ func policyInForce(p *policy.Policy) PolicyInForce {
 }
 
 // classify returns how a planner judges an error that fails now, and again after each redelivery.
-func classify(planner *strategy.Planner, in *SampleError, now time.Time) SampleJudgement {
+func classify(planner *strategy.Planner, in *SampleError, now time.Time) *SampleJudgement {
 	facts := strategy.Facts{
 		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class),
 		Kind: in.Kind, Queue: in.Queue, Source: in.Source, Payload: in.Payload,
@@ -328,7 +329,7 @@ func classify(planner *strategy.Planner, in *SampleError, now time.Time) SampleJ
 	}
 	e := &strategy.Entry{Facts: facts, LastFailedAt: now}
 	d := planner.Decide(e, now)
-	out := SampleJudgement{
+	out := &SampleJudgement{
 		Class: string(d.Class), Rule: d.Rule, Strategy: d.Strategy, Reason: d.Reason,
 		WaitingFor: d.WaitingFor, Times: []time.Time{}, Assignee: d.Assignee, Tags: d.Tags,
 	}

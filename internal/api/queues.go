@@ -39,19 +39,24 @@ type QueueInput struct {
 	Name string `path:"name" maxLength:"127" doc:"Name of the queue." example:"payment-processing"`
 }
 
-type queueActionInput struct {
+// QueueActionInput pauses or resumes a queue.
+type QueueActionInput struct {
 	QueueInput
 
 	Body *Action
 }
 
-type queuesOutput struct {
-	Body struct {
-		Queues []Queue `json:"queues" doc:"Queues, by name."`
-	}
+// QueuesOutputBody lists queues.
+type QueuesOutputBody struct {
+	Queues []Queue `json:"queues" doc:"Queues, by name."`
 }
 
-type queueOutput struct{ Body Queue }
+// Operations on queues.
+var (
+	ListQueues  = Operation[None, QueuesOutputBody]{"list-queues", http.MethodGet, "/api/queues"}
+	PauseQueue  = Operation[QueueActionInput, Queue]{"pause-queue", http.MethodPost, "/api/queues/{name}/pause"}
+	ResumeQueue = Operation[QueueActionInput, Queue]{"resume-queue", http.MethodPost, "/api/queues/{name}/resume"}
+)
 
 func (s *service) registerQueues(api huma.API) {
 	tags := []string{"queues"}
@@ -59,36 +64,32 @@ func (s *service) registerQueues(api huma.API) {
 		Name: "payment-processing", Destination: "payments", Concurrency: 20, Available: 3, Running: 2, DeadLetters: 1,
 	}
 	list := huma.Operation{
-		OperationID: "list-queues", Method: http.MethodGet, Path: "/api/queues", Tags: tags,
+		Tags:    tags,
 		Summary: "List all queues, with their live jobs and open dead letters", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"queues": []Queue{queue}})
-	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*queuesOutput, error) {
+	register(api, ListQueues, list, func(ctx context.Context, _ *None) (*QueuesOutputBody, error) {
 		queues, err := s.queues(ctx)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &queuesOutput{}
-		out.Body.Queues = queues
-		return out, nil
+		return &QueuesOutputBody{queues}, nil
 	})
 	for _, verb := range []struct {
-		name, done, summary string
-		run                 func(context.Context, pgx.Tx, string) error
+		operation     Operation[QueueActionInput, Queue]
+		done, summary string
+		run           func(context.Context, pgx.Tx, string) error
 	}{
-		{"pause", "paused", "Pause a queue for all River clients", func(ctx context.Context, tx pgx.Tx, name string) error {
+		{PauseQueue, "paused", "Pause a queue for all River clients", func(ctx context.Context, tx pgx.Tx, name string) error {
 			return s.River.QueuePauseTx(ctx, tx, name, nil)
 		}},
-		{"resume", "resumed", "Resume a queue", func(ctx context.Context, tx pgx.Tx, name string) error {
+		{ResumeQueue, "resumed", "Resume a queue", func(ctx context.Context, tx pgx.Tx, name string) error {
 			return s.River.QueueResumeTx(ctx, tx, name, nil)
 		}},
 	} {
-		op := huma.Operation{
-			OperationID: verb.name + "-queue", Method: http.MethodPost, Path: "/api/queues/{name}/" + verb.name, Tags: tags,
-			Summary: verb.summary, Errors: []int{404, 422, 503},
-		}
+		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{404, 422, 503}}
 		example(&op, http.StatusOK, queue)
-		huma.Register(api, op, func(ctx context.Context, in *queueActionInput) (*queueOutput, error) {
+		register(api, verb.operation, op, func(ctx context.Context, in *QueueActionInput) (*Queue, error) {
 			unknown := huma.Error404NotFound(fmt.Sprintf("queue %q does not exist in River; GET /api/queues lists the queues",
 				in.Name))
 			if !access.ScopeOf(ctx).HasQueue(in.Name) {
@@ -113,9 +114,9 @@ func (s *service) registerQueues(api huma.API) {
 			}
 			i := slices.IndexFunc(queues, func(q Queue) bool { return q.Name == in.Name })
 			if i < 0 { // beyond maxQueues, or just removed
-				return &queueOutput{Body: Queue{Name: in.Name}}, nil
+				return &Queue{Name: in.Name}, nil
 			}
-			return &queueOutput{Body: queues[i]}, nil
+			return &queues[i], nil
 		})
 	}
 }

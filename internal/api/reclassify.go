@@ -16,13 +16,17 @@ type ReclassifyAction struct {
 	DryRun bool `json:"dryRun,omitempty" doc:"Only return what would change."`
 }
 
-type reclassifyInput struct{ Body *ReclassifyAction }
+// ReclassifyInput asks for a new judgement.
+type ReclassifyInput struct{ Body *ReclassifyAction }
 
-type reclassifyOutput struct{ Body worker.Reclassified }
+// Reclassify classifies open entries again.
+var Reclassify = Operation[ReclassifyInput, worker.Reclassified]{
+	"reclassify", http.MethodPost, "/api/dlq/reclassify",
+}
 
 func (s *service) registerReclassify(api huma.API) {
 	reclassify := huma.Operation{
-		OperationID: "reclassify", Method: http.MethodPost, Path: "/api/dlq/reclassify", Tags: []string{"dead letters"},
+		Tags:    []string{"dead letters"},
 		Summary: "Classify open dead letters again by the rules in force",
 		Description: "Skips dead letters that an operator has parked or that are being redelivered. Answers when all " +
 			"are done; an interrupted request has classified part of them.",
@@ -36,10 +40,10 @@ func (s *service) registerReclassify(api huma.API) {
 	example(&reclassify, http.StatusOK, worker.Reclassified{
 		DryRun: true, Looked: 4021, Changed: []worker.Rejudged{judged},
 	})
-	huma.Register(api, reclassify, s.reclassify)
+	register(api, Reclassify, reclassify, s.reclassify)
 }
 
-func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclassifyOutput, error) {
+func (s *service) reclassify(ctx context.Context, in *ReclassifyInput) (*worker.Reclassified, error) {
 	if in.Body == nil {
 		in.Body = &ReclassifyAction{}
 	}
@@ -53,5 +57,5 @@ func (s *service) reclassify(ctx context.Context, in *reclassifyInput) (*reclass
 	if len(result.Parked) > 0 && s.Parked != nil {
 		s.Parked(result.Parked)
 	}
-	return &reclassifyOutput{Body: *result}, nil
+	return result, nil
 }

@@ -46,6 +46,13 @@ type ReplayAnswer struct {
 	Preview *replay.Preview `json:"preview,omitempty" doc:"The result of a dry run."`
 }
 
+func (a *ReplayAnswer) status() int {
+	if a.Run != nil {
+		return http.StatusAccepted
+	}
+	return http.StatusOK
+}
+
 // RunInput names a replay run.
 type RunInput struct {
 	ID string `path:"id" format:"uuid" doc:"The replay run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
@@ -61,22 +68,16 @@ type RateAction struct {
 	Rate float64 `json:"rate" minimum:"0" maximum:"1000000" doc:"Entries a second, at least 0.001; 0 for no limit."`
 }
 
-type replayRunInput struct{ Body ReplayRequest }
+// StartReplayInput is a request for a replay run.
+type StartReplayInput struct{ Body ReplayRequest }
 
-type replayAnswerOutput struct {
-	Status int
-	Body   ReplayAnswer
+// RunsOutputBody lists replay runs.
+type RunsOutputBody struct {
+	Runs []*replay.Run `json:"runs" doc:"Runs, newest first."`
 }
 
-type runOutput struct{ Body replay.Run }
-
-type runsOutput struct {
-	Body struct {
-		Runs []*replay.Run `json:"runs" doc:"Runs, newest first."`
-	}
-}
-
-type runEntriesInput struct {
+// RunEntriesInput selects the entries of a run.
+type RunEntriesInput struct {
 	RunInput
 
 	Outcome string `query:"outcome" enum:"succeeded,failed,skipped,to_go" doc:"Only those with this outcome."`
@@ -90,18 +91,37 @@ type RunEntriesPage struct {
 	Next    string            `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
-type runEntriesOutput struct{ Body RunEntriesPage }
-
-type runActionInput struct {
+// RunActionInput pauses, resumes or cancels a run.
+type RunActionInput struct {
 	RunInput
 
 	Body *Action
 }
 
-type rateInput struct {
+// RateInput changes the rate of a run.
+type RateInput struct {
 	RunInput
 
 	Body RateAction
+}
+
+// Operations on replay runs. The answer of FollowReplay is a stream of events.
+var (
+	StartReplay       = Operation[StartReplayInput, ReplayAnswer]{"start-replay", http.MethodPost, "/api/dlq/replay"}
+	ListReplays       = Operation[None, RunsOutputBody]{"list-replays", http.MethodGet, "/api/dlq/replays"}
+	GetReplay         = Operation[RunInput, replay.Run]{"get-replay", http.MethodGet, "/api/dlq/replays/{id}"}
+	ListReplayEntries = Operation[RunEntriesInput, RunEntriesPage]{
+		"list-replay-entries", http.MethodGet, "/api/dlq/replays/{id}/entries",
+	}
+	SetReplayRate = Operation[RateInput, replay.Run]{
+		"set-replay-rate", http.MethodPost, "/api/dlq/replays/{id}/rate",
+	}
+	FollowReplay = Operation[RunInput, None]{"follow-replay", http.MethodGet, "/api/dlq/replays/{id}/events"}
+)
+
+// ControlReplay returns the operation that pauses, resumes or cancels a run.
+func ControlReplay(verb string) Operation[RunActionInput, replay.Run] {
+	return Operation[RunActionInput, replay.Run]{verb + "-replay", http.MethodPost, "/api/dlq/replays/{id}/" + verb}
 }
 
 func (s *service) registerReplays(api huma.API) {
@@ -113,15 +133,15 @@ func (s *service) registerReplays(api huma.API) {
 		CreatedAt: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
 	}
 	start := huma.Operation{
-		OperationID: "start-replay", Method: http.MethodPost, Path: "/api/dlq/replay", Tags: tags,
+		Tags:    tags,
 		Summary: "Replay many dead letters",
 		Description: "Starts a run in the server and answers 202. A dry run answers 200 and changes nothing. A run " +
 			"replays the entries that its filter selects now. Answers 409 if a destination is unhealthy (force overrides).",
 		Errors: []int{400, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
 	example(&start, http.StatusAccepted, ReplayAnswer{Run: &run})
-	huma.Register(api, start, s.startReplay)
-	describeResponse(api, start.Path, http.StatusOK, http.StatusAccepted, "The result of a dry run",
+	register(api, StartReplay, start, s.startReplay)
+	describeResponse(api, StartReplay.Path, http.StatusOK, http.StatusAccepted, "The result of a dry run",
 		ReplayAnswer{Preview: &replay.Preview{
 			Total: 4200, ByErrorType: map[string]int64{"TIMEOUT_ERROR": 4200},
 			ByQueue: map[string]int64{"default": 4200}, ByAge: map[string]int64{"hour": 4200}, Seconds: 8.4,
@@ -129,29 +149,26 @@ func (s *service) registerReplays(api huma.API) {
 		}})
 
 	list := huma.Operation{
-		OperationID: "list-replays", Method: http.MethodGet, Path: "/api/dlq/replays",
 		Tags: tags, Summary: "List the newest replay runs", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"runs": []replay.Run{run}})
-	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*runsOutput, error) {
+	register(api, ListReplays, list, func(ctx context.Context, _ *None) (*RunsOutputBody, error) {
 		runs, err := s.Replayer.List(ctx, maxRuns)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &runsOutput{}
-		out.Body.Runs = runs
-		return out, nil
+		return &RunsOutputBody{runs}, nil
 	})
 
 	get := huma.Operation{
-		OperationID: "get-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}", Tags: tags,
+		Tags:    tags,
 		Summary: "Get a replay run, with its progress or report", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, run)
-	huma.Register(api, get, func(ctx context.Context, in *RunInput) (*runOutput, error) { return s.run(ctx, in.ID, nil) })
+	register(api, GetReplay, get, func(ctx context.Context, in *RunInput) (*replay.Run, error) { return s.run(ctx, in.ID, nil) })
 
 	entries := huma.Operation{
-		OperationID: "list-replay-entries", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/entries", Tags: tags,
+		Tags:    tags,
 		Summary: "List the entries of a replay run, with their outcomes", Errors: []int{404, 422, 503},
 	}
 	example(&entries, http.StatusOK,
@@ -159,19 +176,16 @@ func (s *service) registerReplays(api huma.API) {
 			ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending",
 			Queue: "payments", Kind: "payment.captured",
 		}}})
-	huma.Register(api, entries, s.runEntries)
+	register(api, ListReplayEntries, entries, s.runEntries)
 
 	for _, verb := range []struct{ name, summary string }{
 		{"pause", "Pause a replay run"},
 		{"resume", "Resume a replay run that is paused, or that stopped because too many redeliveries failed"},
 		{"cancel", "Cancel a replay run; redeliveries that it has started continue"},
 	} {
-		op := huma.Operation{
-			OperationID: verb.name + "-replay", Method: http.MethodPost, Path: "/api/dlq/replays/{id}/" + verb.name, Tags: tags,
-			Summary: verb.summary, Errors: []int{400, 404, 409, 422, 503},
-		}
+		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{400, 404, 409, 422, 503}}
 		example(&op, http.StatusOK, run)
-		huma.Register(api, op, func(ctx context.Context, in *runActionInput) (*runOutput, error) {
+		register(api, ControlReplay(verb.name), op, func(ctx context.Context, in *RunActionInput) (*replay.Run, error) {
 			return s.run(ctx, in.ID, func(id uuid.UUID) error {
 				return s.Replayer.Control(ctx, id, verb.name,
 					in.Body.act(ctx).Actor)
@@ -179,11 +193,11 @@ func (s *service) registerReplays(api huma.API) {
 		})
 	}
 	rate := huma.Operation{
-		OperationID: "set-replay-rate", Method: http.MethodPost, Path: "/api/dlq/replays/{id}/rate", Tags: tags,
+		Tags:    tags,
 		Summary: "Change the rate of a replay run", Errors: []int{400, 404, 422, 503},
 	}
 	example(&rate, http.StatusOK, run)
-	huma.Register(api, rate, func(ctx context.Context, in *rateInput) (*runOutput, error) {
+	register(api, SetReplayRate, rate, func(ctx context.Context, in *RateInput) (*replay.Run, error) {
 		return s.run(ctx, in.ID, func(id uuid.UUID) error {
 			return s.Replayer.SetRate(ctx, id, in.Body.Rate,
 				in.Body.act(ctx).Actor)
@@ -191,11 +205,12 @@ func (s *service) registerReplays(api huma.API) {
 	})
 
 	events := huma.Operation{
-		OperationID: "follow-replay", Method: http.MethodGet, Path: "/api/dlq/replays/{id}/events", Tags: tags,
+		Tags:    tags,
 		Summary: "Stream the progress of a replay run: one event a second, and the report when it ends",
 		Errors:  []int{404, 422},
 	}
 	events.Middlewares = huma.Middlewares{s.refuseUnknownRun(api)}
+	events = FollowReplay.describe(events)
 	sse.Register(api, events, map[string]any{"progress": replay.Run{}, "ended": EndedRun{}}, s.followReplay)
 	stream := api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"]
 	stream.Example = []any{map[string]any{"event": "progress", "data": run}}
@@ -204,7 +219,7 @@ func (s *service) registerReplays(api huma.API) {
 // maxRuns is the maximum number of runs in a list.
 const maxRuns = 50
 
-func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayAnswerOutput, error) {
+func (s *service) startReplay(ctx context.Context, in *StartReplayInput) (*ReplayAnswer, error) {
 	body := &in.Body
 	request := &replay.Request{
 		All: body.All, NewestFirst: body.Order == "newest",
@@ -228,7 +243,7 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		return &replayAnswerOutput{Status: http.StatusOK, Body: ReplayAnswer{Preview: preview}}, nil
+		return &ReplayAnswer{Preview: preview}, nil
 	}
 	if err := s.checkExpected(ctx, request.Filter, true, body.Expect); err != nil {
 		return nil, err
@@ -237,7 +252,7 @@ func (s *service) startReplay(ctx context.Context, in *replayRunInput) (*replayA
 	if err != nil {
 		return nil, s.approvalOrProblem(ctx, err, approval.Replay, request, &body.Action)
 	}
-	return &replayAnswerOutput{Status: http.StatusAccepted, Body: ReplayAnswer{Run: run}}, nil
+	return &ReplayAnswer{Run: run}, nil
 }
 
 // checkSendTo refuses redeliveries to a queue outside the caller's scope. A destination belongs to no
@@ -266,7 +281,7 @@ func patchOf(operations []json.RawMessage, merge json.RawMessage) (replay.Patch,
 	return patch, nil
 }
 
-func (s *service) runEntries(ctx context.Context, in *runEntriesInput) (*runEntriesOutput, error) {
+func (s *service) runEntries(ctx context.Context, in *RunEntriesInput) (*RunEntriesPage, error) {
 	var before *uuid.UUID
 	if in.Cursor != "" {
 		// huma has checked the format.
@@ -276,16 +291,16 @@ func (s *service) runEntries(ctx context.Context, in *runEntriesInput) (*runEntr
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	page := RunEntriesPage{Entries: entries}
+	page := &RunEntriesPage{Entries: entries}
 	if len(entries) > in.Limit {
 		page.Entries = entries[:in.Limit]
 		page.Next = page.Entries[in.Limit-1].ID.String()
 	}
-	return &runEntriesOutput{Body: page}, nil
+	return page, nil
 }
 
 // run applies a change, if any, and returns the run.
-func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) error) (*runOutput, error) {
+func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) error) (*replay.Run, error) {
 	id := uuid.MustParse(text) // huma has checked the format
 	if change != nil {
 		if err := change(id); err != nil {
@@ -296,7 +311,7 @@ func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) e
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &runOutput{Body: *run}, nil
+	return run, nil
 }
 
 // refuseUnknownRun answers 404 for an unknown run. Once the stream has begun, its status is 200.

@@ -27,9 +27,13 @@ type RestoredResumed struct {
 	DryRun bool `json:"dryRun" doc:"Whether this was a dry run, which changes nothing."`
 }
 
-type restoredOutput struct{ Body Restored }
-
-type restoredResumedOutput struct{ Body RestoredResumed }
+// Operations on a restored database.
+var (
+	GetRestored    = Operation[None, Restored]{"get-restored", http.MethodGet, "/api/dlq/restored"}
+	ResumeRestored = Operation[AutomaticInput, RestoredResumed]{
+		"resume-restored", http.MethodPost, "/api/dlq/restored/resume",
+	}
+)
 
 func (s *service) registerRestored(api huma.API) {
 	tags := []string{"automatic redelivery"}
@@ -45,21 +49,21 @@ func (s *service) registerRestored(api huma.API) {
 		}},
 	}
 	get := huma.Operation{
-		OperationID: "get-restored", Method: http.MethodGet, Path: "/api/dlq/restored", Tags: tags,
+		Tags:    tags,
 		Summary: "Get whether the database was restored to an earlier time, and what may be sent a second time",
 		Errors:  []int{503},
 	}
 	example(&get, http.StatusOK, held)
-	huma.Register(api, get, func(ctx context.Context, _ *struct{}) (*restoredOutput, error) {
+	register(api, GetRestored, get, func(ctx context.Context, _ *None) (*Restored, error) {
 		state, err := readRestored(ctx, s.Store.DB())
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		return &restoredOutput{Body: *state}, nil
+		return state, nil
 	})
 
 	resume := huma.Operation{
-		OperationID: "resume-restored", Method: http.MethodPost, Path: "/api/dlq/restored/resume", Tags: tags,
+		Tags:    tags,
 		Summary: "Resume deliveries after a restore",
 		Description: "Held replay runs, redeliveries and messages continue, and dlqd accepts this server from now on. " +
 			"The change is recorded in the audit trail. If nothing is held, nothing changes. The response lists the work " +
@@ -67,19 +71,18 @@ func (s *service) registerRestored(api huma.API) {
 		Errors: []int{400, 409, 422, 503},
 	}
 	example(&resume, http.StatusOK, RestoredResumed{DryRun: true, Restored: held})
-	type resumeInput struct{ Body *AutomaticAction }
-	huma.Register(api, resume, func(ctx context.Context, in *resumeInput) (*restoredResumedOutput, error) {
+	register(api, ResumeRestored, resume, func(ctx context.Context, in *AutomaticInput) (*RestoredResumed, error) {
 		action := in.Body
 		if action == nil {
 			action = &AutomaticAction{}
 		}
-		act, out := action.act(ctx), &restoredResumedOutput{}
+		act, out := action.act(ctx), &RestoredResumed{}
 		err := deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
 			state, err := readRestored(ctx, tx)
 			if err != nil {
 				return err
 			}
-			out.Body = RestoredResumed{Restored: *state, DryRun: action.DryRun}
+			*out = RestoredResumed{Restored: *state, DryRun: action.DryRun}
 			if action.DryRun {
 				markUnchanged(ctx)
 				return nil

@@ -39,53 +39,57 @@ type EndedSessions struct {
 	Ended int `json:"ended" doc:"Number of ended sessions."`
 }
 
-type sessionsInput struct {
+// SessionsInput selects sessions.
+type SessionsInput struct {
 	Name string `query:"name" doc:"Only sessions of this user."`
 }
 
-type sessionsOutput struct {
-	Body struct {
-		Sessions []Session `json:"sessions" doc:"Sessions, latest sign-in first."`
-	}
+// SessionsOutputBody lists sessions.
+type SessionsOutputBody struct {
+	Sessions []Session `json:"sessions" doc:"Sessions, latest sign-in first."`
 }
 
-type endSessionInput struct {
+// EndSessionInput ends a session.
+type EndSessionInput struct {
 	ID   string `path:"id" format:"uuid" doc:"Id of the session."`
 	Note string `query:"note" maxLength:"10000" doc:"Reason, for the audit trail."`
 }
 
-type endSessionsInput struct {
-	Body *EndSessions
-}
+// EndAllSessionsInput ends the sessions of a user.
+type EndAllSessionsInput struct{ Body *EndSessions }
 
-type endedOutput struct{ Body EndedSessions }
+// Operations on sessions.
+var (
+	ListSessions   = Operation[SessionsInput, SessionsOutputBody]{"list-sessions", http.MethodGet, SessionsPath}
+	EndSession     = Operation[EndSessionInput, EndedSessions]{"end-session", http.MethodDelete, SessionsPath + "/{id}"}
+	EndAllSessions = Operation[EndAllSessionsInput, EndedSessions]{
+		"end-sessions", http.MethodPost, SessionsPath + "/end",
+	}
+)
 
 func (s *service) registerSessions(api huma.API) {
 	tags := []string{"sessions"}
 	list := huma.Operation{
-		OperationID: "list-sessions", Method: http.MethodGet,
-		Path: SessionsPath, Tags: tags, Summary: "List browser sessions",
+		Tags: tags, Summary: "List browser sessions",
 		Description: "Returns the caller's sessions. An admin of all queues and kinds sees the sessions of all users.",
 		Errors:      []int{503},
 	}
 	at := time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC)
-	shown := &sessionsOutput{}
-	shown.Body.Sessions = []Session{{
+	shown := &SessionsOutputBody{[]Session{{
 		ID: "0198a0b0-0000-7000-8000-000000000000", Name: "kim@example.com", Via: access.ViaOIDC, Address: "192.0.2.7",
 		Agent: "Mozilla/5.0", CreatedAt: at, SeenAt: at.Add(time.Hour), ExpiresAt: at.Add(13 * time.Hour), Current: true,
-	}}
-	example(&list, http.StatusOK, shown.Body)
-	huma.Register(api, list, s.listSessions)
+	}}}
+	example(&list, http.StatusOK, shown)
+	register(api, ListSessions, list, s.listSessions)
 
 	end := huma.Operation{
-		OperationID: "end-session", Method: http.MethodDelete,
-		Path: SessionsPath + "/{id}", Tags: tags, Summary: "End a session",
+		Tags: tags, Summary: "End a session",
 		Description: "Every process rejects the session within five seconds. Callers end their own sessions; an admin " +
 			"of all queues and kinds ends any session.",
 		Errors: []int{404, 422, 503},
 	}
 	example(&end, http.StatusOK, EndedSessions{1})
-	huma.Register(api, end, func(ctx context.Context, in *endSessionInput) (*endedOutput, error) {
+	register(api, EndSession, end, func(ctx context.Context, in *EndSessionInput) (*EndedSessions, error) {
 		e := access.Ending{ID: in.ID, Note: in.Note}
 		if p := access.From(ctx); !p.MayEverywhere(access.Admin) {
 			e.Name = p.Name
@@ -97,17 +101,16 @@ func (s *service) registerSessions(api huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return &endedOutput{EndedSessions{n}}, nil
+		return &EndedSessions{n}, nil
 	})
 
 	endAll := huma.Operation{
-		OperationID: "end-sessions", Method: http.MethodPost,
-		Path: SessionsPath + "/end", Tags: tags, Summary: "End all sessions of a user",
+		Tags: tags, Summary: "End all sessions of a user",
 		Description: "Ends all sessions of the caller. An admin of all queues and kinds can name another user.",
 		Errors:      []int{400, 403, 422, 503},
 	}
 	example(&endAll, http.StatusOK, EndedSessions{3})
-	huma.Register(api, endAll, func(ctx context.Context, in *endSessionsInput) (*endedOutput, error) {
+	register(api, EndAllSessions, endAll, func(ctx context.Context, in *EndAllSessionsInput) (*EndedSessions, error) {
 		p := access.From(ctx)
 		e := access.Ending{Name: p.Name}
 		if in.Body != nil {
@@ -128,13 +131,12 @@ func (s *service) registerSessions(api huma.API) {
 		if err != nil {
 			return nil, err
 		}
-		return &endedOutput{EndedSessions{n}}, nil
+		return &EndedSessions{n}, nil
 	})
 }
 
-func (s *service) listSessions(ctx context.Context, in *sessionsInput) (*sessionsOutput, error) {
-	p, out := access.From(ctx), &sessionsOutput{}
-	out.Body.Sessions = []Session{}
+func (s *service) listSessions(ctx context.Context, in *SessionsInput) (*SessionsOutputBody, error) {
+	p, out := access.From(ctx), &SessionsOutputBody{[]Session{}}
 	if s.Access == nil {
 		return out, nil
 	}
@@ -150,7 +152,7 @@ func (s *service) listSessions(ctx context.Context, in *sessionsInput) (*session
 		return nil, s.problem(ctx, err)
 	}
 	for _, one := range sessions {
-		out.Body.Sessions = append(out.Body.Sessions, Session{
+		out.Sessions = append(out.Sessions, Session{
 			ID: one.ID, Name: one.Name, Via: one.Via, Address: one.Address, Agent: one.Agent,
 			CreatedAt: one.CreatedAt, SeenAt: one.SeenAt, ExpiresAt: one.ExpiresAt, Current: one.ID == p.Session,
 		})

@@ -47,26 +47,33 @@ type MadeToken struct {
 	Secret string `json:"secret" doc:"The token, to be sent as \"Authorization: Bearer …\". It is shown only in this response."`
 }
 
-type tokensOutput struct {
-	Body struct {
-		Tokens []Token `json:"tokens" doc:"Tokens, oldest first, including expired and revoked ones."`
-	}
+// TokensOutputBody lists tokens.
+type TokensOutputBody struct {
+	Tokens []Token `json:"tokens" doc:"Tokens, oldest first, including expired and revoked ones."`
 }
 
-type newTokenInput struct{ Body NewToken }
+// NewTokenInput creates a token.
+type NewTokenInput struct{ Body NewToken }
 
-type madeTokenOutput struct{ Body MadeToken }
-
-type revokeTokenInput struct {
+// RevokeTokenInput revokes a token.
+type RevokeTokenInput struct {
 	ID   string `path:"id" format:"uuid" doc:"Id of the token."`
 	Note string `query:"note" maxLength:"10000" doc:"Reason, for the audit trail."`
 }
 
-type revokedOutput struct {
-	Body struct {
-		Revoked string `json:"revoked" doc:"Id of the revoked token."`
-	}
+// RevokedOutputBody names the revoked token.
+type RevokedOutputBody struct {
+	Revoked string `json:"revoked" doc:"Id of the revoked token."`
 }
+
+// Operations on tokens.
+var (
+	ListTokens  = Operation[None, TokensOutputBody]{"list-tokens", http.MethodGet, TokensPath}
+	CreateToken = Operation[NewTokenInput, MadeToken]{"create-token", http.MethodPost, TokensPath}
+	RevokeToken = Operation[RevokeTokenInput, RevokedOutputBody]{
+		"revoke-token", http.MethodDelete, TokensPath + "/{id}",
+	}
+)
 
 func (s *service) registerTokens(api huma.API) {
 	tags := []string{"tokens"}
@@ -76,25 +83,22 @@ func (s *service) registerTokens(api huma.API) {
 		CreatedBy: "kim", CreatedAt: at, ExpiresAt: new(at.Add(defaultTokenLife)),
 	}, State: "active"}
 	list := huma.Operation{
-		OperationID: "list-tokens", Method: http.MethodGet, Path: TokensPath,
 		Tags: tags, Summary: "List tokens, without their secrets", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"tokens": []Token{shown}})
-	huma.Register(api, list, func(ctx context.Context, _ *struct{}) (*tokensOutput, error) {
+	register(api, ListTokens, list, func(ctx context.Context, _ *None) (*TokensOutputBody, error) {
 		tokens, err := s.Access.Tokens.List(ctx)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &tokensOutput{}
-		out.Body.Tokens = make([]Token, len(tokens))
+		out := &TokensOutputBody{make([]Token, len(tokens))}
 		for i := range tokens {
-			out.Body.Tokens[i] = Token{tokens[i], tokens[i].State(time.Now())}
+			out.Tokens[i] = Token{tokens[i], tokens[i].State(time.Now())}
 		}
 		return out, nil
 	})
 
 	create := huma.Operation{
-		OperationID: "create-token", Method: http.MethodPost, Path: TokensPath,
 		Tags: tags, Summary: "Create a token", DefaultStatus: http.StatusCreated,
 		Description: "The secret is only in this response: the database stores a hash. The creator of a token cannot " +
 			"approve requests of its holder. If the policy requires approvals, only \"dlqd tokens create\" creates tokens " +
@@ -102,15 +106,14 @@ func (s *service) registerTokens(api huma.API) {
 		Errors: []int{400, 403, 422, 503},
 	}
 	example(&create, http.StatusCreated, MadeToken{shown, "dlqd_…"})
-	huma.Register(api, create, s.createToken)
+	register(api, CreateToken, create, s.createToken)
 
 	revoke := huma.Operation{
-		OperationID: "revoke-token", Method: http.MethodDelete,
-		Path: TokensPath + "/{id}", Tags: tags, Summary: "Revoke a token",
+		Tags: tags, Summary: "Revoke a token",
 		Description: "Every process rejects the token within five seconds.", Errors: []int{404, 422, 503},
 	}
 	example(&revoke, http.StatusOK, map[string]string{"revoked": entryExample})
-	huma.Register(api, revoke, func(ctx context.Context, in *revokeTokenInput) (*revokedOutput, error) {
+	register(api, RevokeToken, revoke, func(ctx context.Context, in *RevokeTokenInput) (*RevokedOutputBody, error) {
 		err := s.Access.Tokens.From(deadletter.Origin(ctx)).Revoke(ctx, in.ID, (*Action)(nil).person(ctx).Actor, in.Note)
 		if errors.Is(err, access.ErrNoToken) {
 			return nil, huma.Error404NotFound(err.Error())
@@ -118,13 +121,11 @@ func (s *service) registerTokens(api huma.API) {
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &revokedOutput{}
-		out.Body.Revoked = in.ID
-		return out, nil
+		return &RevokedOutputBody{in.ID}, nil
 	})
 }
 
-func (s *service) createToken(ctx context.Context, in *newTokenInput) (*madeTokenOutput, error) {
+func (s *service) createToken(ctx context.Context, in *NewTokenInput) (*MadeToken, error) {
 	b, life := in.Body, defaultTokenLife
 	if access.Role(b.Role).Includes(access.Operator) && len(s.Planner().Policy().Access.Approvals.Rules) > 0 {
 		return nil, huma.Error403Forbidden("the policy requires approvals (access.yaml: approvals), and the creator of two " +
@@ -150,5 +151,5 @@ func (s *service) createToken(ctx context.Context, in *newTokenInput) (*madeToke
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &madeTokenOutput{Body: MadeToken{Token{token, token.State(time.Now())}, secret}}, nil
+	return &MadeToken{Token{token, token.State(time.Now())}, secret}, nil
 }

@@ -24,29 +24,35 @@ type OperationDetail struct {
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
-type operationInput struct {
+// GetOperationInput names an operation and a page of its entries.
+type GetOperationInput struct {
 	OperationInput
 
 	Cursor string `query:"cursor" format:"uuid" doc:"next of the previous page."`
 	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Entries in a page."`
 }
 
-type operationOutput struct{ Body OperationDetail }
-
-type undoInput struct {
+// UndoInput undoes an operation.
+type UndoInput struct {
 	OperationInput
 
 	Body *Action
 }
 
-type undoOutput struct{ Body deadletter.Undone }
+// Operations on operators' actions.
+var (
+	GetOperation = Operation[GetOperationInput, OperationDetail]{
+		"get-operation", http.MethodGet, "/api/dlq/operations/{id}",
+	}
+	Undo = Operation[UndoInput, deadletter.Undone]{"undo", http.MethodPost, "/api/dlq/undo/{id}"}
+)
 
 func (s *service) registerUndo(api huma.API) {
 	tags := []string{"dead letters"}
 	at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 	id := uuid.MustParse(entryExample)
 	get := huma.Operation{
-		OperationID: "get-operation", Method: http.MethodGet, Path: "/api/dlq/operations/{id}", Tags: tags,
+		Tags:    tags,
 		Summary: "Get an operator's action: its filter, the entries that it changed, and why it left others unchanged",
 		Errors:  []int{404, 422, 503},
 	}
@@ -54,7 +60,7 @@ func (s *service) registerUndo(api huma.API) {
 		ID: id, Action: "discard", Filter: []byte(`{"queue":["payments"]}`), Actor: "kim", DBUser: "dlqd", StartedAt: at,
 		LastAt: at, Looked: 812, Changed: 810, Unchanged: map[string]int64{"cannot discard from dlq_processing": 2},
 	}, Entries: []deadletter.Touched{{ID: id, Changed: true, Reason: "discarded"}}})
-	huma.Register(api, get, func(ctx context.Context, in *operationInput) (*operationOutput, error) {
+	register(api, GetOperation, get, func(ctx context.Context, in *GetOperationInput) (*OperationDetail, error) {
 		var after *uuid.UUID
 		if in.Cursor != "" {
 			// huma has checked the format.
@@ -65,16 +71,16 @@ func (s *service) registerUndo(api huma.API) {
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &operationOutput{Body: OperationDetail{Operation: *operation, Entries: entries}}
+		out := &OperationDetail{Operation: *operation, Entries: entries}
 		if len(entries) > in.Limit {
-			out.Body.Entries = entries[:in.Limit]
-			out.Body.Next = entries[in.Limit-1].ID.String()
+			out.Entries = entries[:in.Limit]
+			out.Next = entries[in.Limit-1].ID.String()
 		}
 		return out, nil
 	})
 
 	undo := huma.Operation{
-		OperationID: "undo", Method: http.MethodPost, Path: "/api/dlq/undo/{id}", Tags: tags,
+		Tags:    tags,
 		Summary: "Undo an operator's action",
 		Description: "Undoes discard, resolve, park, unpark, assign, tag and note, of one dead letter or of many. " +
 			"Entries that are still in the state that the action gave them return to the state before it; discarded and " +
@@ -84,11 +90,11 @@ func (s *service) registerUndo(api huma.API) {
 	example(&undo, http.StatusOK, deadletter.Undone{
 		Operation: id, Looked: 810, Changed: 808, Became: map[string]int64{"dlq_manual": 808},
 	})
-	huma.Register(api, undo, func(ctx context.Context, in *undoInput) (*undoOutput, error) {
+	register(api, Undo, undo, func(ctx context.Context, in *UndoInput) (*deadletter.Undone, error) {
 		undone, err := s.Store.Undo(ctx, uuid.MustParse(in.ID), in.Body.act(ctx))
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		return &undoOutput{Body: *undone}, nil
+		return undone, nil
 	})
 }

@@ -29,36 +29,45 @@ type ViewBody struct {
 	Actor   string   `json:"actor,omitempty" maxLength:"255" doc:"Owner, if authentication is off; \"api\" if absent."`
 }
 
-type viewsInput struct {
+// ViewsInput names the owner of views.
+type ViewsInput struct {
 	Actor string `query:"actor" maxLength:"255" doc:"Owner, if authentication is off; \"api\" if absent."`
 }
 
-type viewInput struct {
+// GetViewInput names a view and its owner.
+type GetViewInput struct {
 	ViewInput
 
 	Actor string `query:"actor" maxLength:"255" doc:"Owner, if authentication is off; \"api\" if absent."`
 }
 
-type viewsOutput struct {
-	Body struct {
-		Views []savedview.SavedView `json:"views" doc:"The caller's views, then views that others share."`
-	}
+// ViewsOutputBody lists views.
+type ViewsOutputBody struct {
+	Views []savedview.SavedView `json:"views" doc:"The caller's views, then views that others share."`
 }
 
-type viewOutput struct{ Body savedview.SavedView }
-
-type saveViewInput struct {
+// SaveViewInput creates or replaces a view.
+type SaveViewInput struct {
 	ViewInput
 
 	Body ViewBody
 }
 
-type deleteViewInput struct {
+// DeleteViewInput deletes a view.
+type DeleteViewInput struct {
 	ViewInput
 
 	Owner string `query:"owner" maxLength:"255" doc:"Owner of a shared view; needs the role admin. The caller if absent."`
 	Actor string `query:"actor" maxLength:"255" doc:"The actor, if authentication is off; \"api\" if absent."`
 }
+
+// Operations on saved views.
+var (
+	ListViews  = Operation[ViewsInput, ViewsOutputBody]{"list-views", http.MethodGet, ViewsPath}
+	GetView    = Operation[GetViewInput, savedview.SavedView]{"get-view", http.MethodGet, ViewsPath + "/{name}"}
+	SaveView   = Operation[SaveViewInput, savedview.SavedView]{"save-view", http.MethodPut, ViewsPath + "/{name}"}
+	DeleteView = Operation[DeleteViewInput, None]{"delete-view", http.MethodDelete, ViewsPath + "/{name}"}
+)
 
 func (s *service) registerViews(api huma.API) {
 	tags := []string{"saved views"}
@@ -68,36 +77,33 @@ func (s *service) registerViews(api huma.API) {
 		Columns: []string{}, Shared: true, CreatedAt: createdAt, UpdatedAt: createdAt,
 	}
 	list := huma.Operation{
-		OperationID: "list-views", Method: http.MethodGet, Path: ViewsPath, Tags: tags,
+		Tags:    tags,
 		Summary: "List the caller's saved views, and those that others share", Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"views": []savedview.SavedView{shown}})
-	huma.Register(api, list, func(ctx context.Context, in *viewsInput) (out *viewsOutput, err error) {
-		out = &viewsOutput{}
-		if out.Body.Views, err = s.Views.List(ctx, (&Action{Actor: in.Actor}).person(ctx).Actor); err != nil {
+	register(api, ListViews, list, func(ctx context.Context, in *ViewsInput) (out *ViewsOutputBody, err error) {
+		out = &ViewsOutputBody{}
+		if out.Views, err = s.Views.List(ctx, (&Action{Actor: in.Actor}).person(ctx).Actor); err != nil {
 			return nil, s.problem(ctx, err)
 		}
 		return out, nil
 	})
 
 	get := huma.Operation{
-		OperationID: "get-view", Method: http.MethodGet, Path: ViewsPath + "/{name}",
 		Tags: tags, Summary: "Get a saved view", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, shown)
-	huma.Register(api, get, func(ctx context.Context, in *viewInput) (*viewOutput, error) {
-		return s.view(ctx,
-			in.Name, in.Actor)
+	register(api, GetView, get, func(ctx context.Context, in *GetViewInput) (*savedview.SavedView, error) {
+		return s.view(ctx, in.Name, in.Actor)
 	})
 
 	save := huma.Operation{
-		OperationID: "save-view", Method: http.MethodPut, Path: ViewsPath + "/{name}",
 		Tags: tags, Summary: "Create or replace a saved view",
 		Description: "A user has at most 100 views. Answers 409 if another user shares a view of the same name.",
 		Errors:      []int{400, 403, 409, 422, 503},
 	}
 	example(&save, http.StatusOK, shown)
-	huma.Register(api, save, func(ctx context.Context, in *saveViewInput) (*viewOutput, error) {
+	register(api, SaveView, save, func(ctx context.Context, in *SaveViewInput) (*savedview.SavedView, error) {
 		if in.Body.Shared {
 			var err error
 			if ctx, err = s.limitTo(ctx, need{access.Operator, true}); err != nil {
@@ -118,10 +124,10 @@ func (s *service) registerViews(api huma.API) {
 	})
 
 	remove := huma.Operation{
-		OperationID: "delete-view", Method: http.MethodDelete, Path: ViewsPath + "/{name}", Tags: tags,
+		Tags:    tags,
 		Summary: "Delete a saved view", DefaultStatus: http.StatusNoContent, Errors: []int{403, 404, 422, 503},
 	}
-	huma.Register(api, remove, func(ctx context.Context, in *deleteViewInput) (*struct{}, error) {
+	huma.Register(api, DeleteView.describe(remove), func(ctx context.Context, in *DeleteViewInput) (*None, error) {
 		actor := (&Action{Actor: in.Actor}).person(ctx).Actor
 		if in.Owner != "" && in.Owner != actor {
 			var err error
@@ -136,10 +142,10 @@ func (s *service) registerViews(api huma.API) {
 	})
 }
 
-func (s *service) view(ctx context.Context, name, actor string) (*viewOutput, error) {
+func (s *service) view(ctx context.Context, name, actor string) (*savedview.SavedView, error) {
 	v, err := s.Views.Get(ctx, name, (&Action{Actor: actor}).person(ctx).Actor)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
-	return &viewOutput{Body: *v}, nil
+	return v, nil
 }

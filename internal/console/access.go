@@ -1,8 +1,6 @@
 package console
 
 import (
-	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
@@ -59,30 +57,26 @@ func whereInWords(queues, kinds, sources []string) string {
 }
 
 func (c *Console) access(in *request) (*view, error) {
-	me := in.me()
 	a := &accessPage{
-		Admin: me.MayEverywhere(access.Admin), Why: missingRoleIn(me, access.Admin, ""), Roles: rolesInWords(),
-		Copies: copies("dlqd whoami; dlqd sessions", "", in.curl("/api/whoami", api.SessionsPath)),
+		Admin: in.me().MayEverywhere(access.Admin), Why: missingRoleIn(in.me(), access.Admin, ""), Roles: rolesInWords(),
+		Copies: copies("dlqd whoami; dlqd sessions", "", in.curl(api.Whoami.Path, api.ListSessions.Path)),
 	}
 	if a.Admin {
 		a.Copies = copies("dlqd whoami; dlqd sessions; dlqd tokens list", "",
-			in.curl("/api/whoami", api.SessionsPath, api.TokensPath))
+			in.curl(api.Whoami.Path, api.ListSessions.Path, api.ListTokens.Path))
 	}
-	if err := in.get("/api/whoami", nil, &a.Me); err != nil {
+	me, err := call(in, api.Whoami, api.None{})
+	if err != nil {
 		return nil, err
 	}
-	var sessions struct {
-		Sessions []api.Session `json:"sessions"`
-	}
-	if _, err := in.getIfAllowed(api.SessionsPath, nil, &sessions); err != nil {
+	sessions, _, err := callIfAllowed(in, api.ListSessions, api.SessionsInput{})
+	if err != nil {
 		return nil, err
 	}
-	a.Sessions = sessions.Sessions
+	a.Me, a.Sessions = *me, sessions.Sessions
 	if a.Admin {
-		var tokens struct {
-			Tokens []api.Token `json:"tokens"`
-		}
-		if _, err := in.getIfAllowed(api.TokensPath, nil, &tokens); err != nil {
+		tokens, _, err := callIfAllowed(in, api.ListTokens, api.None{})
+		if err != nil {
 			return nil, err
 		}
 		a.Tokens = tokens.Tokens
@@ -117,16 +111,15 @@ func (a *accessPage) summary() string {
 func (c *Console) endSessions(in *request) (*done, error) {
 	note := in.PostFormValue("note")
 	if id := in.PostFormValue("id"); id != "" {
-		if err := in.call(http.MethodDelete, api.SessionsPath+"/"+url.PathEscape(id), url.Values{"note": {note}},
-			nil, nil); err != nil {
+		if _, err := call(in, api.EndSession, api.EndSessionInput{ID: id, Note: note}); err != nil {
 			return nil, err
 		}
 		return &done{
 			To: "/access#sessions", Flash: flash{Text: "The session has ended. Every process refuses it within five seconds."},
 		}, nil
 	}
-	var ended api.EndedSessions
-	if err := in.post(api.SessionsPath+"/end", map[string]any{"note": note}, &ended); err != nil {
+	ended, err := call(in, api.EndAllSessions, api.EndAllSessionsInput{Body: &api.EndSessions{Note: note}})
+	if err != nil {
 		return nil, err
 	}
 	return &done{
@@ -137,30 +130,22 @@ func (c *Console) endSessions(in *request) (*done, error) {
 // changeTokens creates a token and shows its secret once, or revokes a token.
 func (c *Console) changeTokens(in *request) (*done, error) {
 	if id := in.PostFormValue("revoke"); id != "" {
-		if err := in.call(http.MethodDelete, api.TokensPath+"/"+url.PathEscape(id),
-			url.Values{"note": {in.PostFormValue("note")}}, nil, nil); err != nil {
+		if _, err := call(in, api.RevokeToken, api.RevokeTokenInput{ID: id, Note: in.PostFormValue("note")}); err != nil {
 			return nil, err
 		}
 		return &done{
 			To: "/access#tokens", Flash: flash{Text: "The token is revoked. Every process refuses it within five seconds."},
 		}, nil
 	}
-	body := map[string]any{
-		"name": in.PostFormValue("name"), "role": in.PostFormValue("role"), "note": in.PostFormValue("note"),
+	patterns := func(name string) []string {
+		return strings.FieldsFunc(in.PostFormValue(name), func(r rune) bool { return r == ',' || r == ' ' || r == '\n' })
 	}
-	for _, name := range []string{"queues", "kinds", "sources"} {
-		if words := strings.FieldsFunc(in.PostFormValue(name), func(r rune) bool {
-			return r == ',' || r == ' ' ||
-				r == '\n'
-		}); len(words) > 0 {
-			body[name] = words
-		}
-	}
-	if expires := strings.TrimSpace(in.PostFormValue("expires")); expires != "" {
-		body["expires"] = expires
-	}
-	var made api.MadeToken
-	if err := in.post(api.TokensPath, body, &made); err != nil {
+	made, err := call(in, api.CreateToken, api.NewTokenInput{Body: api.NewToken{
+		Name: in.PostFormValue("name"), Role: in.PostFormValue("role"), Note: in.PostFormValue("note"),
+		Queues: patterns("queues"), Kinds: patterns("kinds"), Sources: patterns("sources"),
+		Expires: strings.TrimSpace(in.PostFormValue("expires")),
+	}})
+	if err != nil {
 		return nil, err
 	}
 	v, err := c.access(in)
@@ -168,7 +153,7 @@ func (c *Console) changeTokens(in *request) (*done, error) {
 		return nil, err
 	}
 	if page, ok := v.Data.(*accessPage); ok {
-		page.Made = &made
+		page.Made = made
 	}
 	v.Interval = 0 // a rendering would remove the secret from the page
 	return &done{View: v}, nil

@@ -7,22 +7,19 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/google/uuid"
+
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 )
-
-// moveAnswer is the part of a move's answer that the console shows.
-type moveAnswer struct {
-	JobID int64  `json:"jobId"`
-	Undo  string `json:"undo"`
-}
 
 // act makes one move of one dead letter.
 func (c *Console) act(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), in.PathValue("id")
 	if !slices.Contains([]string{"replay", "discard", "resolve", "park", "unpark", "reopen"}, verb) {
-		return nil, &Problem{
+		return nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "Unknown action",
 			Detail: "choose replay, resolve, unpark, park, discard or reopen",
 		}
@@ -31,8 +28,7 @@ func (c *Console) act(in *request) (*done, error) {
 	if from := in.PostFormValue("next"); access.LocalPath(from) {
 		to = from
 	}
-	var out moveAnswer
-	err := in.post("/api/dlq/entries/"+url.PathEscape(id)+"/"+verb, map[string]any{"note": in.PostFormValue("note")}, &out)
+	out, err := move(in, id, verb, api.Action{Note: in.PostFormValue("note")})
 	if d, ok := approvalRedirect(err); ok {
 		return d, nil
 	}
@@ -45,13 +41,34 @@ func (c *Console) act(in *request) (*done, error) {
 		"reopen": "Reopened: needs a person.",
 	}[verb]
 	return &done{To: to, Flash: flash{
-		Text: short(id) + ": " + text, Undo: out.Undo, To: "/dead-letters/" + url.PathEscape(id),
+		Text: short(id) + ": " + text, Undo: undoOf(out.Undo), To: "/dead-letters/" + url.PathEscape(id),
 	}}, nil
+}
+
+// move makes a move. Only a replay has a job.
+func move(in *request, id, verb string, note api.Action) (*api.Replayed, error) {
+	entry := api.EntryInput{ID: id}
+	if verb == "replay" {
+		return call(in, api.ReplayEntry, api.ReplayEntryInput{EntryInput: entry, Body: &api.ReplayAction{Action: note}})
+	}
+	moved, err := call(in, api.MoveEntry(verb), api.EntryActionInput{EntryInput: entry, Body: &note})
+	if err != nil {
+		return nil, err
+	}
+	return &api.Replayed{Moved: *moved}, nil
+}
+
+// undoOf returns the id of an operation that can be undone, or "".
+func undoOf(operation *uuid.UUID) string {
+	if operation == nil {
+		return ""
+	}
+	return operation.String()
 }
 
 // approvalRedirect returns a redirect to the approval if err says that the action needs a second person.
 func approvalRedirect(err error) (*done, bool) {
-	needs, ok := errors.AsType[*approvalRequiredError](err)
+	needs, ok := errors.AsType[*api.ApprovalRequestedError](err)
 	if !ok {
 		return nil, false
 	}
@@ -64,19 +81,22 @@ func approvalRedirect(err error) (*done, bool) {
 // assign assigns a dead letter to a user, or unassigns it if the field is empty.
 func (c *Console) assign(in *request) (*done, error) {
 	id := in.PathValue("id")
-	var out moveAnswer
-	if err := in.post("/api/dlq/bulk", map[string]any{
-		"do": "assign", "filter": map[string]any{"ids": []string{id}},
-		"assignee": in.PostFormValue("assignee"), "note": in.PostFormValue("note"),
-	}, &out); err != nil {
+	out, err := call(in, api.Bulk, api.BulkInput{Body: api.BulkRequest{
+		Do: "assign", Filter: idFilter(id), Assignee: in.PostFormValue("assignee"),
+		Action: api.Action{Note: in.PostFormValue("note")},
+	}})
+	if err != nil {
 		return nil, err
 	}
 	text := "Assigned to " + in.PostFormValue("assignee") + "."
 	if in.PostFormValue("assignee") == "" {
 		text = "Unassigned."
 	}
-	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: text, Undo: out.Undo}}, nil
+	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: text, Undo: undoOf(out.Undo)}}, nil
 }
+
+// idFilter returns the filter that chooses dead letters by id.
+func idFilter(ids ...string) api.EntryFilter { return api.EntryFilter{Filter: filter.Filter{IDs: ids}} }
 
 // edit is the page that previews an edited payload and then replays with it.
 type edit struct {
@@ -85,57 +105,56 @@ type edit struct {
 	Note    string
 	Changed bool // the payload changed after the preview; nothing was sent
 	Preview api.ReplayAnswer
-	Problem *Problem
+	Problem *api.Problem
 	// Checkpoint is the operator's choice for a resumable job: resume, discard or "" (not chosen yet).
 	Checkpoint string
 }
 
 func (c *Console) edit(in *request) (*done, error) {
 	id, payload := in.PathValue("id"), in.PostFormValue("payload")
-	path := "/api/dlq/entries/" + url.PathEscape(id)
-	var detail api.EntryDetail
-	if err := in.get(path, nil, &detail); err != nil {
+	entry := api.EntryInput{ID: id}
+	detail, err := call(in, api.GetEntry, entry)
+	if err != nil {
 		return nil, err
 	}
 	e := &edit{
-		Entry: newDeadLetterPage(in, &detail), Payload: payload,
+		Entry: newDeadLetterPage(in, detail), Payload: payload,
 		Note: in.PostFormValue("note"), Checkpoint: in.PostFormValue("checkpoint"),
 	}
 	v := &view{Template: "edit", Title: "Edit and replay", Data: e, Section: "/dead-letters"}
 	if !json.Valid([]byte(payload)) {
 		var syntax *json.SyntaxError
 		var read json.RawMessage
-		problem := &Problem{Status: http.StatusUnprocessableEntity, Detail: "the payload is not JSON"}
+		problem := &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "the payload is not JSON"}
 		if err := json.Unmarshal([]byte(payload), &read); errors.As(err, &syntax) {
 			problem.Detail = "the payload is not JSON: " + syntax.Error() + ", at " + placeOf(payload, syntax.Offset)
 		}
 		e.Problem, v.Status = problem, problem.Status
 		return &done{View: v}, nil
 	}
-	patch := []any{map[string]any{"op": "replace", "path": "", "value": json.RawMessage(payload)}}
 	// A payload is sent only after a preview of the same payload.
 	if in.PostFormValue("confirmed") == "" || in.PostFormValue("seen") != payload {
 		e.Changed = in.PostFormValue("confirmed") != ""
-		err := in.post("/api/dlq/replay", map[string]any{
-			"dryRun": true, "filter": map[string]any{"ids": []string{id}}, "patch": patch,
-		}, &e.Preview)
-		if problem, ok := errors.AsType[*Problem](err); ok {
+		preview, err := call(in, api.StartReplay, api.StartReplayInput{Body: api.ReplayRequest{
+			DryRun: true, Filter: idFilter(id),
+			Patch: []json.RawMessage{json.RawMessage(`{"op": "replace", "path": "", "value": ` + payload + `}`)},
+		}})
+		if problem, ok := errors.AsType[*api.Problem](err); ok {
 			e.Problem, v.Status = problem, problem.Status
 		} else if err != nil {
 			return nil, err
+		} else {
+			e.Preview = *preview
 		}
 		return &done{View: v}, nil
 	}
-	var out moveAnswer
-	body := map[string]any{"payload": json.RawMessage(payload), "note": e.Note}
-	if e.Checkpoint != "" {
-		body["checkpoint"] = e.Checkpoint
-	}
-	err := in.post(path+"/replay", body, &out)
+	out, err := call(in, api.ReplayEntry, api.ReplayEntryInput{EntryInput: entry, Body: &api.ReplayAction{
+		Payload: json.RawMessage(payload), Action: api.Action{Note: e.Note}, Checkpoint: e.Checkpoint,
+	}})
 	if d, ok := approvalRedirect(err); ok {
 		return d, nil
 	}
-	if problem, ok := errors.AsType[*Problem](err); ok {
+	if problem, ok := errors.AsType[*api.Problem](err); ok {
 		e.Problem, v.Status = problem, problem.Status
 		return &done{View: v}, nil
 	}
@@ -169,8 +188,8 @@ func (c *Console) undo(in *request) (*done, error) {
 	if from := in.PostFormValue("from"); access.LocalPath(from) {
 		to = from
 	}
-	var out deadletter.Undone
-	if err := in.post("/api/dlq/undo/"+url.PathEscape(in.PathValue("operation")), map[string]any{}, &out); err != nil {
+	out, err := call(in, api.Undo, api.UndoInput{OperationInput: api.OperationInput{ID: in.PathValue("operation")}})
+	if err != nil {
 		return nil, err
 	}
 	text := "Undone for " + plural(out.Changed, "dead letter") + "."
@@ -185,12 +204,13 @@ func (c *Console) undo(in *request) (*done, error) {
 
 // reveal shows a dead letter unmasked, once. The API requires a note and records it.
 func (c *Console) reveal(in *request) (*done, error) {
-	var detail api.EntryDetail
-	if err := in.post("/api/dlq/entries/"+url.PathEscape(in.PathValue("id"))+"/reveal",
-		map[string]any{"note": in.PostFormValue("note")}, &detail); err != nil {
+	detail, err := call(in, api.RevealEntry, api.RevealInput{
+		EntryInput: api.EntryInput{ID: in.PathValue("id")}, Body: api.RevealAction{Note: in.PostFormValue("note")},
+	})
+	if err != nil {
 		return nil, err
 	}
-	l := newDeadLetterPage(in, &detail)
+	l := newDeadLetterPage(in, detail)
 	l.Revealed, l.Masked = true, false
 	return &done{View: &view{
 		Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Section: "/dead-letters",

@@ -11,6 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 )
 
 // approvalsInterval is the render interval of open approval pages.
@@ -105,14 +107,12 @@ const approvalColumns = "id, operation, state, entries, by_queue, actor, request
 	"decided_at, changed, outcome"
 
 func (c *Console) approvals(in *request) (*view, error) {
-	var list struct {
-		Approvals []*approval.Approval `json:"approvals"`
-	}
-	if err := in.get(api.ApprovalsPath, nil, &list); err != nil {
+	list, err := call(in, api.ListApprovals, api.ApprovalsInput{})
+	if err != nil {
 		return nil, err
 	}
 	p := &approvals{Copies: copies("dlqd approvals", "SELECT "+approvalColumns+" FROM dlq.approvals ORDER BY id DESC;",
-		in.curl(api.ApprovalsPath))}
+		in.curl(api.ListApprovals.Path))}
 	own := 0
 	for _, a := range list.Approvals {
 		if a.State != approval.Requested {
@@ -150,11 +150,12 @@ type approvalDetail struct {
 }
 
 func (c *Console) approval(in *request) (*view, error) {
-	a := &approvalDetail{approvalView: approvalView{&approval.Approval{}}}
-	path := api.ApprovalsPath + "/" + url.PathEscape(in.PathValue("id"))
-	if err := in.get(path, nil, a.Approval); err != nil {
+	input := api.ApprovalInput{ID: in.PathValue("id")}
+	requested, err := call(in, api.GetApproval, input)
+	if err != nil {
 		return nil, err
 	}
+	a := &approvalDetail{approvalView: approvalView{requested}}
 	me := in.me()
 	a.Mine = me.Via != access.ViaNothing && a.Actor == me.Name
 	needs := access.Operator
@@ -186,7 +187,7 @@ func (c *Console) approval(in *request) (*view, error) {
 	}
 	id := a.ID.String()
 	a.Copies = copies("dlqd approvals show "+id, "SELECT "+approvalColumns+" FROM dlq.approvals WHERE id = '"+id+"';",
-		in.curl(path))
+		in.curl(address(api.GetApproval, input)))
 	return &view{
 		Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Interval: approvalsInterval,
 	}, nil
@@ -195,36 +196,33 @@ func (c *Console) approval(in *request) (*view, error) {
 // countMatches counts the entries that the operation would touch now. If the count fails, Now stays nil and
 // the page shows only the number at the time of the request.
 func (a *approvalDetail) countMatches(in *request) {
-	var body map[string]any
-	if json.Unmarshal(a.Request, &body) != nil {
+	chosen, err := filter.FromJSON(a.filter())
+	if err != nil {
 		return
 	}
-	ask := map[string]any{"dryRun": true, "filter": a.filter()}
-	var found struct {
-		Chosen  int64 `json:"chosen"`
-		Entries int64 `json:"entries"`
-		Preview *struct {
-			Total int64 `json:"total"`
-		} `json:"preview"`
-	}
+	entries := api.EntryFilter{Filter: chosen}
 	switch a.Operation {
 	case approval.Replay:
-		ask["all"] = true
-		if in.post("/api/dlq/replay", ask, &found) == nil && found.Preview != nil {
+		if found, err := call(in, api.StartReplay, api.StartReplayInput{Body: api.ReplayRequest{
+			DryRun: true, All: true, Filter: entries,
+		}}); err == nil && found.Preview != nil {
 			a.Now = &found.Preview.Total
 		}
 	case approval.Bulk:
-		for _, name := range []string{"do", "all", "assignee", "tags", "force"} {
-			if value, has := body[name]; has {
-				ask[name] = value
-			}
+		var ask deadletter.Bulk
+		if json.Unmarshal(a.Request, &ask) != nil {
+			return
 		}
-		if in.post("/api/dlq/bulk", ask, &found) == nil {
+		if found, err := call(in, api.Bulk, api.BulkInput{Body: api.BulkRequest{
+			DryRun: true, Filter: entries, Do: ask.Action, All: ask.All, Assignee: ask.Assignee, Tags: ask.Tags,
+			Force: ask.Force,
+		}}); err == nil {
 			a.Now = &found.Chosen
 		}
 	default:
-		ask["note"] = "preview before approval"
-		if in.post("/api/dlq/erasures", ask, &found) == nil {
+		if found, err := call(in, api.Erase, api.EraseInput{Body: api.EraseRequest{
+			DryRun: true, Filter: entries, Note: "preview before approval",
+		}}); err == nil {
 			a.Now = &found.Entries
 		}
 	}
@@ -232,8 +230,8 @@ func (a *approvalDetail) countMatches(in *request) {
 
 // decide approves, refuses or withdraws a request.
 func (c *Console) decide(in *request) (*done, error) {
-	verb, id := in.PostFormValue("do"), url.PathEscape(in.PathValue("id"))
-	body := map[string]any{"note": in.PostFormValue("note")}
+	verb, id := in.PostFormValue("do"), in.PathValue("id")
+	input, note := api.ApprovalInput{ID: id}, api.Action{Note: in.PostFormValue("note")}
 	text := map[string]string{
 		"approve": "Approved: dlqd executes it.", "refuse": "Refused: nothing is done.",
 		"withdraw": "Withdrawn: nothing is done.",
@@ -242,20 +240,28 @@ func (c *Console) decide(in *request) (*done, error) {
 	case "approve":
 		expect, err := strconv.ParseInt(digitsOf(in.PostFormValue("expect")), 10, 64)
 		if err != nil {
-			return nil, &Problem{
+			return nil, &api.Problem{
 				Status: http.StatusUnprocessableEntity, Title: "Number required",
 				Detail: "type the number of affected dead letters that the page shows; if more match by then, dlqd refuses",
 			}
 		}
-		body["expect"] = expect
+		if _, err := call(in, api.Approve, api.ApproveInput{
+			ApprovalInput: input, Body: api.ApproveAction{Action: note, Expect: expect},
+		}); err != nil {
+			return nil, err
+		}
 	case "refuse", "withdraw":
+		operation := api.Refuse
+		if verb == "withdraw" {
+			operation = api.Withdraw
+		}
+		if _, err := call(in, operation, api.DecisionInput{ApprovalInput: input, Body: &note}); err != nil {
+			return nil, err
+		}
 	default:
-		return nil, &Problem{
+		return nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose approve, refuse or withdraw",
 		}
 	}
-	if err := in.post(api.ApprovalsPath+"/"+id+"/"+verb, body, nil); err != nil {
-		return nil, err
-	}
-	return &done{To: "/approvals/" + id, Flash: flash{Text: text}}, nil
+	return &done{To: "/approvals/" + url.PathEscape(id), Flash: flash{Text: text}}, nil
 }

@@ -1,12 +1,12 @@
 package console
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,6 +24,8 @@ type auditField struct {
 	Name, Flag, Label, Hint string
 	Choices                 []string
 	Value                   string
+
+	parameter func(*api.AuditInput) *string
 }
 
 func auditFields() []auditField {
@@ -33,18 +35,18 @@ func auditFields() []auditField {
 	}
 	slices.Sort(states)
 	return []auditField{
-		{Name: "actor", Flag: "actor", Label: "Actor", Hint: "kim"},
-		{Name: "text", Flag: "text", Label: "Text", Hint: "in the reason or note"},
-		{Name: "origin", Flag: "origin", Label: "Origin", Hint: "10.0.0.7"},
-		{Name: "queue", Flag: "queue", Label: "Queue"},
-		{Name: "kind", Flag: "kind", Label: "Kind"},
-		{Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "id"},
-		{Name: "from", Flag: "from", Label: "From state", Choices: states},
-		{Name: "to", Flag: "to", Label: "To state", Choices: states},
-		{Name: "dbUser", Flag: "db-user", Label: "Database user"},
-		{Name: "configVersion", Flag: "policy", Label: "Policy version"},
-		{Name: "after", Flag: "after", Label: "At or after (UTC)", Hint: "2026-11-22T09:00"},
-		{Name: "before", Flag: "before", Label: "Before (UTC)", Hint: "2026-11-22T10:00"},
+		{Name: "actor", Flag: "actor", Label: "Actor", Hint: "kim", parameter: func(in *api.AuditInput) *string { return &in.Actor }},
+		{Name: "text", Flag: "text", Label: "Text", Hint: "in the reason or note", parameter: func(in *api.AuditInput) *string { return &in.Text }},
+		{Name: "origin", Flag: "origin", Label: "Origin", Hint: "10.0.0.7", parameter: func(in *api.AuditInput) *string { return &in.Origin }},
+		{Name: "queue", Flag: "queue", Label: "Queue", parameter: func(in *api.AuditInput) *string { return &in.Queue }},
+		{Name: "kind", Flag: "kind", Label: "Kind", parameter: func(in *api.AuditInput) *string { return &in.Kind }},
+		{Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "id", parameter: func(in *api.AuditInput) *string { return &in.EntryID }},
+		{Name: "from", Flag: "from", Label: "From state", Choices: states, parameter: func(in *api.AuditInput) *string { return &in.From }},
+		{Name: "to", Flag: "to", Label: "To state", Choices: states, parameter: func(in *api.AuditInput) *string { return &in.To }},
+		{Name: "dbUser", Flag: "db-user", Label: "Database user", parameter: func(in *api.AuditInput) *string { return &in.DBUser }},
+		{Name: "configVersion", Flag: "policy", Label: "Policy version", parameter: func(in *api.AuditInput) *string { return &in.ConfigVersion }},
+		{Name: "after", Flag: "after", Label: "At or after (UTC)", Hint: "2026-11-22T09:00", parameter: func(in *api.AuditInput) *string { return &in.After }},
+		{Name: "before", Flag: "before", Label: "Before (UTC)", Hint: "2026-11-22T10:00", parameter: func(in *api.AuditInput) *string { return &in.Before }},
 	}
 }
 
@@ -67,16 +69,16 @@ type audit struct {
 	Rows     []auditRow
 	Next     string
 	First    string
-	Problem  *Problem
+	Problem  *api.Problem
 	Copies   []copyText
 }
 
 func (c *Console) audit(in *request) (*view, error) {
 	params := in.URL.Query()
 	a := &audit{Fields: auditFields(), People: len(params) == 0 || params.Get("people") == "true"}
-	query, filter, flags := url.Values{"limit": {listPage}}, map[string]any{}, []string{"dlqd audit"}
+	input := api.AuditInput{People: a.People, Limit: listPage}
+	filter, flags := map[string]any{}, []string{"dlqd audit"}
 	if a.People {
-		query.Set("people", "true")
 		filter["people"], flags = true, append(flags, "--people")
 	}
 	for i := range a.Fields {
@@ -90,22 +92,17 @@ func (c *Console) audit(in *request) (*view, error) {
 		if f.Name == "after" || f.Name == "before" {
 			value = timeAsTyped(value)
 		}
-		query.Set(f.Name, value)
+		*f.parameter(&input) = value
 		filter[f.Name], flags = value, append(flags, "--"+f.Flag+" "+shellQuoted(value))
 	}
-	raw, err := json.Marshal(filter)
-	if err != nil {
-		return nil, err
-	}
-	a.Copies = copies(strings.Join(append(flags, "--limit "+listPage), " "), "SELECT * FROM dlq.audit("+sqlQuoted(string(raw))+", "+listPage+");", in.curl("/api/dlq/audit?"+query.Encode())) //nolint:unqueryvet // for people
+	limit := strconv.Itoa(listPage)
+	a.Copies = copies(strings.Join(append(flags, "--limit "+limit), " "), "SELECT * FROM dlq.audit("+sqlQuoted(jsonOf(filter))+", "+limit+");", in.curl(address(api.SearchAudit, input))) //nolint:unqueryvet // for people
 	v := &view{Template: "audit", Title: "Audit", Data: a, Interval: auditInterval}
-	if cursor := params.Get("cursor"); cursor != "" {
-		query.Set("cursor", cursor)
+	if input.Cursor = params.Get("cursor"); input.Cursor != "" {
 		a.First, v.Interval = in.with("cursor", ""), 0
 	}
-	var page api.AuditPage
-	err = in.get("/api/dlq/audit", query, &page)
-	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
+	page, err := call(in, api.SearchAudit, input)
+	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
 		a.Problem, v.Status, v.Interval = problem, problem.Status, 0
 		a.Sentence = "The search is invalid."
 		return v, nil

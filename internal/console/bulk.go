@@ -27,7 +27,7 @@ type bulk struct {
 	ByAge   []share
 	Preview *replay.Preview // of a replay
 	Typed   bool            // the operator must type the number of entries to confirm
-	Problem *Problem
+	Problem *api.Problem
 	Form    url.Values
 	New     bool                 // the page is /replays/new, which begins with a filter
 	Groups  []analytics.TopGroup // suggestions for the filter
@@ -64,7 +64,7 @@ func newBulk(form url.Values) (*bulk, error) {
 		Form: form, Verbs: bulkVerbs(), New: form.Get("new") != "",
 	}
 	if len(b.IDs) > maxIDs {
-		return nil, &Problem{
+		return nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "Too many dead letters",
 			Detail: "select at most " + number(maxIDs) + ", or all that match",
 		}
@@ -76,7 +76,7 @@ func newBulk(form url.Values) (*bulk, error) {
 		b.Verb = &b.Verbs[at]
 	}
 	if !b.All && len(b.IDs) == 0 {
-		return nil, &Problem{
+		return nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "No dead letters selected",
 			Detail: "select dead letters in the list, or all that match",
 		}
@@ -84,12 +84,12 @@ func newBulk(form url.Values) (*bulk, error) {
 	return b, nil
 }
 
-// filter returns the filter of the selection, as the API takes it.
-func (b *bulk) filter() map[string]any {
+// filter returns the filter of the selection.
+func (b *bulk) filter() api.EntryFilter {
 	if b.All {
-		return map[string]any{"q": b.Query}
+		return api.EntryFilter{Q: b.Query}
 	}
-	return map[string]any{"ids": b.IDs}
+	return idFilter(b.IDs...)
 }
 
 // Words describes the selection.
@@ -107,101 +107,102 @@ func (b *bulk) Words() string {
 // everything reports whether the filter matches all dead letters. The API requires "all" for that.
 func (b *bulk) everything() bool { return b.All && strings.TrimSpace(b.Query) == "" }
 
-// number parses a numeric field of the form; nil if the field is empty.
-func (b *bulk) number(name string) (any, error) {
+// number parses a numeric field of the form; 0 if the field is empty.
+func (b *bulk) number(name string) (float64, error) {
 	text := strings.TrimSpace(b.Form.Get(name))
 	if text == "" {
-		return nil, nil //nolint:nilnil // an empty field is no number, and no error
+		return 0, nil
 	}
 	n, ok := parsedNumber(text)
 	if !ok {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: name + " must be a number, not " + text}
+		return 0, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: name + " must be a number, not " + text}
 	}
 	return n, nil
 }
 
-// body returns the API request for the action.
-func (b *bulk) body() (map[string]any, error) {
-	body := map[string]any{"filter": b.filter(), "all": b.everything()}
-	if note := b.Form.Get("note"); note != "" {
-		body["note"] = note
+// replayRequest returns the API's request for a replay run of the selection.
+func (b *bulk) replayRequest() (r api.ReplayRequest, err error) {
+	r = api.ReplayRequest{
+		Action: api.Action{Note: b.Form.Get("note")}, Filter: b.filter(), All: b.everything(),
+		Order: b.Form.Get("order"), Destination: b.Form.Get("destination"), Force: b.Form.Get("force") != "",
 	}
-	if b.Verb.Name == "replay" {
-		for _, name := range []string{"rate", "concurrency", "stopAt"} {
-			n, err := b.number(name)
-			if err != nil {
-				return nil, err
-			}
-			if n != nil {
-				body[name] = n
-			}
-		}
-		if order := b.Form.Get("order"); order != "" {
-			body["order"] = order
-		}
-		if to := b.Form.Get("destination"); to != "" {
-			body["toDestination"] = to
-		}
-		if b.Form.Get("force") != "" {
-			body["force"] = true
-		}
-		return body, nil
+	if r.Rate, err = b.number("rate"); err != nil {
+		return r, err
 	}
-	body["do"] = b.Verb.Name
-	switch b.Verb.Name {
-	case "assign":
-		body["assignee"] = b.Form.Get("assignee")
-	case "tag":
-		body["tags"] = strings.FieldsFunc(b.Form.Get("tags"), func(r rune) bool { return r == ',' || r == ' ' })
+	concurrency, err := b.number("concurrency")
+	if err != nil {
+		return r, err
 	}
-	return body, nil
+	if r.Concurrency = int(concurrency); float64(r.Concurrency) != concurrency {
+		return r, &api.Problem{
+			Status: http.StatusUnprocessableEntity,
+			Detail: "concurrency must be a whole number, not " + b.Form.Get("concurrency"),
+		}
+	}
+	r.StopAt, err = b.number("stopAt")
+	if err == nil && r.StopAt == 0 && strings.TrimSpace(b.Form.Get("stopAt")) != "" {
+		err = &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "stopAt must be from 1 to 100, not 0"}
+	}
+	return r, err
 }
 
-func (b *bulk) path() string {
-	if b.Verb.Name == "replay" {
-		return "/api/dlq/replay"
+// actionRequest returns the API's request for another action on the selection.
+func (b *bulk) actionRequest() api.BulkRequest {
+	r := api.BulkRequest{
+		Action: api.Action{Note: b.Form.Get("note")}, Filter: b.filter(), All: b.everything(), Do: b.Verb.Name,
 	}
-	return "/api/dlq/bulk"
+	switch b.Verb.Name {
+	case "assign":
+		r.Assignee = b.Form.Get("assignee")
+	case "tag":
+		r.Tags = strings.FieldsFunc(b.Form.Get("tags"), func(r rune) bool { return r == ',' || r == ' ' })
+	}
+	return r
 }
 
 // loadPreview asks the API for a preview.
 func (b *bulk) loadPreview(in *request) error {
-	body, err := b.body()
-	if err != nil {
-		return err
-	}
-	body["dryRun"] = true
-	if b.Verb.Name == "tag" && len(b.Form.Get("tags")) == 0 {
-		body["tags"] = []string{"tag"} // no tag typed yet; a dry run only counts
-	}
 	if b.Verb.Name == "replay" {
-		var answer api.ReplayAnswer
-		if err := in.post(b.path(), body, &answer); err != nil {
+		request, err := b.replayRequest()
+		if err != nil {
+			return err
+		}
+		request.DryRun = true
+		input := api.StartReplayInput{Body: request}
+		answer, err := call(in, api.StartReplay, input)
+		if err != nil {
 			return err
 		}
 		b.Preview = answer.Preview
 		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue), shares(b.Preview.ByErrorType),
 			shares(b.Preview.ByAge)
+		b.Copies = b.copies(in, curlPost(in, api.StartReplay, input))
 	} else {
-		var answer api.BulkAnswer
-		if err := in.post(b.path(), body, &answer); err != nil {
+		request := b.actionRequest()
+		request.DryRun = true
+		if b.Verb.Name == "tag" && len(b.Form.Get("tags")) == 0 {
+			request.Tags = []string{"tag"} // no tag typed yet; a dry run only counts
+		}
+		input := api.BulkInput{Body: request}
+		answer, err := call(in, api.Bulk, input)
+		if err != nil {
 			return err
 		}
 		b.Total, b.ByQueue, b.ByType = answer.Chosen, shares(answer.ByQueue), shares(answer.ByType)
+		b.Copies = b.copies(in, curlPost(in, api.Bulk, input))
 	}
 	b.Typed = b.Total > in.console.Policy().Access.ExpectAbove &&
 		!slices.Contains([]string{"assign", "tag", "note"}, b.Verb.Name)
-	b.Copies = b.copies(in, body)
 	return nil
 }
 
 // copies returns the equivalents of the preview. The command has --dry-run; without it the command
 // carries out the action.
-func (b *bulk) copies(in *request, body map[string]any) []copyText {
+func (b *bulk) copies(in *request, curl string) []copyText {
 	command, filter := "dlqd "+b.Verb.Name, in.filterJSON(b.Query)
 	switch {
 	case !b.All:
-		command, filter = command+" --id "+shellQuoted(strings.Join(b.IDs, ",")), jsonOf(map[string]any{"ids": b.IDs})
+		command, filter = command+" --id "+shellQuoted(strings.Join(b.IDs, ",")), jsonOf(b.filter())
 	case b.everything():
 		command += " --all"
 	default:
@@ -219,10 +220,10 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 			command = flagged(command, flag.name, value)
 		}
 	}
-	if tags, ok := body["tags"].([]string); ok {
+	if b.Verb.Name == "tag" {
 		words := "TAG" // placeholder: no tag typed yet
 		if b.Form.Get("tags") != "" {
-			words = shellQuoted(strings.Join(tags, ","))
+			words = shellQuoted(strings.Join(b.actionRequest().Tags, ","))
 		}
 		command += " --add " + words
 	}
@@ -241,7 +242,7 @@ func (b *bulk) copies(in *request, body map[string]any) []copyText {
 	if b.Verb.Name == "replay" {
 		chosen = "dlq.replayable(" + chosen + ")"
 	}
-	return copies(command, "SELECT * FROM dlq.preview("+chosen+");", in.curlPost(b.path(), body)) //nolint:unqueryvet // for people
+	return copies(command, "SELECT * FROM dlq.preview("+chosen+");", curl) //nolint:unqueryvet // for people
 }
 
 // bulkPreview shows a preview of the action.
@@ -268,9 +269,8 @@ func (c *Console) newReplay(in *request) (*view, error) {
 		return v, err
 	}
 	b.Verb = nil
-	var groups api.Report[analytics.TopGroup]
-	if _, err := in.getIfAllowed("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"6"}},
-		&groups); err != nil {
+	groups, _, err := callIfAllowed(in, api.GetTopGroups, topGroupsInput("24h", 6))
+	if err != nil {
 		return nil, err
 	}
 	b.Groups = slices.DeleteFunc(groups.Rows, func(g analytics.TopGroup) bool { return g.Open == 0 })
@@ -287,7 +287,7 @@ func (b *bulk) page(in *request) (*view, error) {
 	}
 	v.Title = b.Verb.Label
 	err := b.loadPreview(in)
-	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
+	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status < http.StatusInternalServerError {
 		b.Problem, v.Status = problem, problem.Status
 		return v, nil
 	}
@@ -305,9 +305,9 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 		return &done{View: v}, err
 	}
 	if b.Verb == nil {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose an action"}
+		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose an action"}
 	}
-	again := func(problem *Problem) (*done, error) {
+	again := func(problem *api.Problem) (*done, error) {
 		v, err := b.page(in)
 		if err != nil {
 			return nil, err
@@ -318,37 +318,42 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 		v.Status = problem.Status
 		return &done{View: v}, nil
 	}
-	body, err := b.body()
-	if problem, ok := errors.AsType[*Problem](err); ok {
-		return again(problem)
-	}
-	if text := digitsOf(in.PostFormValue("expect")); text != "" && b.Verb.Name != "assign" && b.Verb.Name != "tag" &&
-		b.Verb.Name != "note" {
-		expect, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return again(&Problem{Status: http.StatusUnprocessableEntity, Detail: text + " is not a number; type the number " +
-				"of dead letters"})
+	refused := func(err error) (*done, error) {
+		if d, ok := approvalRedirect(err); ok {
+			return d, nil
 		}
-		body["expect"] = expect
-	}
-	var out struct {
-		Run     *replay.Run `json:"run"`
-		Chosen  int64       `json:"chosen"`
-		Changed int64       `json:"changed"`
-		Undo    string      `json:"undo"`
-	}
-	err = in.post(b.path(), body, &out)
-	if d, ok := approvalRedirect(err); ok {
-		return d, nil
-	}
-	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
-		return again(problem)
-	}
-	if err != nil {
+		if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status < http.StatusInternalServerError {
+			return again(problem)
+		}
 		return nil, err
 	}
-	if out.Run != nil {
-		return &done{To: "/replays/" + out.Run.ID.String(), Flash: flash{Text: "The replay run has started."}}, nil
+	var expect *int64
+	if text := digitsOf(in.PostFormValue("expect")); text != "" && b.Verb.Name != "assign" && b.Verb.Name != "tag" &&
+		b.Verb.Name != "note" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return again(&api.Problem{Status: http.StatusUnprocessableEntity, Detail: text + " is not a number; type the " +
+				"number of dead letters"})
+		}
+		expect = &n
+	}
+	if b.Verb.Name == "replay" {
+		request, err := b.replayRequest()
+		if err != nil {
+			return refused(err)
+		}
+		request.Expect = expect
+		answer, err := call(in, api.StartReplay, api.StartReplayInput{Body: request})
+		if err != nil {
+			return refused(err)
+		}
+		return &done{To: "/replays/" + answer.Run.ID.String(), Flash: flash{Text: "The replay run has started."}}, nil
+	}
+	request := b.actionRequest()
+	request.Expect = expect
+	out, err := call(in, api.Bulk, api.BulkInput{Body: request})
+	if err != nil {
+		return refused(err)
 	}
 	text := b.Verb.Label + ": " + plural(out.Changed, "dead letter") + "."
 	if left := out.Chosen - out.Changed; left > 0 {
@@ -358,9 +363,9 @@ func (c *Console) bulkDo(in *request) (*done, error) {
 	if b.Query != "" {
 		to += "?q=" + url.QueryEscape(b.Query)
 	}
-	f := flash{Text: text, Undo: out.Undo}
-	if out.Undo != "" {
-		f.To = "/operations/" + out.Undo
+	f := flash{Text: text, Undo: undoOf(out.Undo)}
+	if f.Undo != "" {
+		f.To = "/operations/" + f.Undo
 	}
 	return &done{To: to, Flash: f}, nil
 }

@@ -4,40 +4,16 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
-	"strings"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// Problem is an error answer of the API (RFC 9457).
-type Problem struct { //nolint:errname // the RFC's word
-	Status int    `json:"status"`
-	Title  string `json:"title"`
-	Detail string `json:"detail"`
-	Errors []struct {
-		Location string `json:"location"`
-		Message  string `json:"message"`
-		Value    any    `json:"value"`
-	} `json:"errors"`
-}
-
-func (p *Problem) Error() string {
-	text := p.Detail
-	for _, e := range p.Errors {
-		if e.Message != "" && !strings.Contains(text, e.Message) {
-			text += "; " + strings.TrimPrefix(strings.TrimPrefix(e.Location, "body."), "query.") + ": " + e.Message
-		}
-	}
-	return text
-}
-
-func (p *Problem) heading() string {
+// heading returns the heading of the page that shows a problem.
+func heading(p *api.Problem) string {
 	switch p.Status {
 	case http.StatusNotFound:
 		return "Not found"
@@ -51,67 +27,48 @@ func (p *Problem) heading() string {
 	return cmp.Or(p.Title, http.StatusText(p.Status))
 }
 
-// approvalRequiredError is returned for an operation that was not executed: a request for its
-// approval was made instead.
-type approvalRequiredError struct{ api.Asked }
-
-func (e *approvalRequiredError) Error() string {
-	return "requires a second person: approval " + e.Approval.ID.String()
-}
-
-// get reads from the API and decodes the answer into out.
-func (in *request) get(path string, query url.Values, out any) error {
-	return in.call(http.MethodGet, path, query, nil, out)
-}
-
-// getIfAllowed is get for data that the viewer may not be allowed to see. It returns false if the API
-// answers 403 or 404.
-func (in *request) getIfAllowed(path string, query url.Values, out any) (bool, error) {
-	err := in.get(path, query, out)
-	if problem, ok := errors.AsType[*Problem](err); ok && (problem.Status == http.StatusForbidden ||
-		problem.Status == http.StatusNotFound) {
-		return false, nil
+// call calls an operation of the API as the viewer. It returns an *api.Problem if the API refuses, and an
+// *api.ApprovalRequestedError if the operation needs approval.
+func call[In, Out any](in *request, operation api.Operation[In, Out], input In) (*Out, error) {
+	r, err := operation.Request(&input)
+	if err != nil {
+		return nil, err
 	}
-	return err == nil, err
+	answer, err := in.console.send(in.Context(), in.Request, r)
+	if err != nil {
+		return nil, err
+	}
+	if answer.status >= http.StatusMultipleChoices && answer.status < http.StatusBadRequest {
+		return nil, &api.Problem{Status: http.StatusNotFound, Detail: "there is no " + r.Path}
+	}
+	return operation.Answer(answer.status, answer.header, answer.Bytes())
+}
+
+// callIfAllowed is call for data that the viewer may not be allowed to see. It returns false and an empty answer
+// if the API answers 403 or 404.
+func callIfAllowed[In, Out any](in *request, operation api.Operation[In, Out], input In) (*Out, bool, error) {
+	out, err := call(in, operation, input)
+	if problem, ok := errors.AsType[*api.Problem](err); ok && (problem.Status == http.StatusForbidden ||
+		problem.Status == http.StatusNotFound) {
+		return new(Out), false, nil
+	}
+	if err != nil {
+		return new(Out), false, err
+	}
+	return out, true, nil
+}
+
+// address returns the address of an operation in the API, for texts to copy.
+func address[In, Out any](operation api.Operation[In, Out], input In) string {
+	r, err := operation.Request(&input)
+	if err != nil {
+		return operation.Path // unreachable: the page has called the operation
+	}
+	return r.Path
 }
 
 // inParallel runs up to four requests at once.
 func inParallel(requests ...func() error) error { return background.Together(4, requests...) }
-
-// post calls an operation that changes something. It returns an *approvalRequiredError if the operation needs
-// approval.
-func (in *request) post(path string, body, out any) error {
-	return in.call(http.MethodPost, path, nil, body, out)
-}
-
-func (in *request) call(method, path string, query url.Values, body, out any) error {
-	answer, err := in.console.call(in.Context(), in.Request, method, path, query, body)
-	if err != nil {
-		return err
-	}
-	if answer.status >= http.StatusMultipleChoices && answer.status < http.StatusBadRequest {
-		return &Problem{Status: http.StatusNotFound, Detail: "there is no " + path}
-	}
-	if answer.status >= http.StatusBadRequest && (answer.status != http.StatusServiceUnavailable ||
-		strings.Contains(answer.header.Get("Content-Type"), "problem")) {
-		problem := &Problem{}
-		if err := json.Unmarshal(answer.Bytes(), problem); err != nil {
-			return err
-		}
-		problem.Status = answer.status
-		return problem
-	}
-	if answer.status == http.StatusAccepted && answer.header.Get("Location") != "" {
-		e := &approvalRequiredError{}
-		if err := json.Unmarshal(answer.Bytes(), &e.Asked); err == nil && e.Approval != nil {
-			return e
-		}
-	}
-	if out == nil || answer.Len() == 0 {
-		return nil
-	}
-	return json.Unmarshal(answer.Bytes(), out)
-}
 
 // response records an answer of the API.
 type response struct {
@@ -131,37 +88,22 @@ func (r *response) WriteHeader(status int) {
 	}
 }
 
-// call runs an operation of the API in this process as the principal in ctx. The audit trail takes
-// the address and the user agent from the browser's request, from. A panic becomes an error:
-// callers such as live renderings run outside of net/http, which would recover it.
-func (c *Console) call(ctx context.Context, from *http.Request, method, path string, query url.Values,
-	body any,
-) (answer *response, err error) {
+// send sends a request to the API in this process as the principal in ctx. The audit trail takes the address and
+// the user agent from the browser's request, from. A panic becomes an error: callers such as live renderings run
+// outside of net/http, which would recover it.
+func (c *Console) send(ctx context.Context, from *http.Request, sent *api.Request) (answer *response, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("%s %s: %w", method, path, background.Panicked(p))
+			err = fmt.Errorf("%s %s: %w", sent.Method, sent.Path, background.Panicked(p))
 		}
 	}()
-	var raw []byte
-	if body != nil {
-		if raw, err = json.Marshal(body); err != nil {
-			return nil, err
-		}
-	}
-	if strings.Contains(path, "//") || strings.Contains(path+"/", "/./") || strings.Contains(path+"/", "/../") ||
-		strings.HasSuffix(path, "/") {
-		return nil, &Problem{
-			Status: http.StatusUnprocessableEntity, Title: "Invalid name", Detail: "a name must not be empty, \".\" or \"..\"",
-		}
-	}
-	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(raw)) //nolint:gosec // a handler of this process serves it
+	r, err := http.NewRequestWithContext(ctx, sent.Method, sent.Path, bytes.NewReader(sent.Body)) //nolint:gosec // a handler of this process serves it
 	if err != nil {
 		return nil, err
 	}
-	r.URL.RawQuery = query.Encode()
 	r.RemoteAddr, r.Host = from.RemoteAddr, from.Host
 	r.Header.Set("User-Agent", "console, "+from.UserAgent())
-	if body != nil {
+	if sent.Body != nil {
 		r.Header.Set("Content-Type", "application/json")
 	}
 	answer = &response{header: http.Header{}}

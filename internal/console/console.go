@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
@@ -175,14 +176,14 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 		in := c.request(r)
 		r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
 		if err := r.ParseForm(); err != nil {
-			c.answer(w, in, nil, &Problem{
+			c.answer(w, in, nil, &api.Problem{
 				Status: http.StatusRequestEntityTooLarge, Title: "Invalid form",
 				Detail: "the form is malformed, or larger than 4 MiB",
 			})
 			return
 		}
 		d, err := do(in)
-		switch problem, is := errors.AsType[*Problem](err); {
+		switch problem, is := errors.AsType[*api.Problem](err); {
 		case err == nil && d.View != nil:
 			c.answer(w, in, d.View, nil)
 		case err == nil:
@@ -237,17 +238,17 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 
 // errorPage returns the error page. Errors other than API problems are logged.
 func (c *Console) errorPage(in *request, err error) *view {
-	problem, ok := errors.AsType[*Problem](err)
+	problem, ok := errors.AsType[*api.Problem](err)
 	if !ok {
 		if in.Context().Err() == nil {
 			c.Logger.Error("console: loading a page failed", "path", in.URL.Path, "error", err)
 		}
-		problem = &Problem{
+		problem = &api.Problem{
 			Status: http.StatusInternalServerError, Title: "Internal error",
 			Detail: "loading this page failed; see the log of dlqd",
 		}
 	}
-	return &view{Template: "error", Title: problem.heading(), Status: problem.Status, Data: problem}
+	return &view{Template: "error", Title: heading(problem), Status: problem.Status, Data: problem}
 }
 
 func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
@@ -255,7 +256,7 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 		c.NotServed.ServeHTTP(w, r)
 		return
 	}
-	c.answer(w, c.request(r), nil, &Problem{Status: http.StatusNotFound, Detail: "there is no page " + r.URL.Path})
+	c.answer(w, c.request(r), nil, &api.Problem{Status: http.StatusNotFound, Detail: "there is no page " + r.URL.Path})
 }
 
 // me returns the viewer.

@@ -2,11 +2,11 @@ package console
 
 import (
 	"encoding/json"
-	"net/url"
 	"strconv"
 	"strings"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
@@ -33,10 +33,14 @@ func (in *request) curl(addresses ...string) string {
 	return strings.Join(commands, "; ")
 }
 
-// curlPost returns a curl command that posts a JSON body.
-func (in *request) curlPost(path string, body any) string {
-	return "curl -s " + in.bearer() + `-H 'Content-Type: application/json' "$DLQD_API"` + shellQuoted(path) + " -d " +
-		shellQuoted(jsonOf(body))
+// curlPost returns a curl command that posts the body of an operation.
+func curlPost[In, Out any](in *request, operation api.Operation[In, Out], input In) string {
+	r, err := operation.Request(&input)
+	if err != nil {
+		return "" // unreachable: the page has called the operation
+	}
+	return "curl -s " + in.bearer() + `-H 'Content-Type: application/json' "$DLQD_API"` + shellQuoted(r.Path) + " -d " +
+		shellQuoted(string(r.Body))
 }
 
 // bearer returns curl's option for the Authorization header, or "" if the viewer did not
@@ -58,17 +62,17 @@ func (in *request) filterJSON(text string) string {
 }
 
 // listCopies returns the copy texts of a list of dead letters.
-func (in *request) listCopies(text string, oldest bool, limit string) []copyText {
-	command, sql, query := "dlqd list", "SELECT * FROM dlq.find("+sqlQuoted(in.filterJSON(text))+", "+limit, url.Values{"limit": {limit}} //nolint:unqueryvet // for people
+func (in *request) listCopies(text string, oldest bool, limit int) []copyText {
+	command, sql := "dlqd list", "SELECT * FROM dlq.find("+sqlQuoted(in.filterJSON(text))+", "+strconv.Itoa(limit) //nolint:unqueryvet // for people
+	input := api.ListInput{Q: text, Limit: limit}
 	if text != "" {
 		command += " " + shellQuoted(text)
-		query.Set("q", text)
 	}
-	if command += " --limit " + limit; oldest {
+	if command += " --limit " + strconv.Itoa(limit); oldest {
 		command, sql = command+" --order oldest", sql+", p_newest_first => false"
-		query.Set("order", "oldest")
+		input.Order = "oldest"
 	}
-	return copies(command, sql+");", in.curl("/api/dlq/entries?"+query.Encode()))
+	return copies(command, sql+");", in.curl(address(api.ListEntries, input)))
 }
 
 // jsonOf encodes a value as JSON.
@@ -91,32 +95,28 @@ func flagged(command, flag, value string) string {
 	return command + " --" + flag + " " + shellQuoted(value)
 }
 
-// groupCopies returns the copy texts of a list of failure groups, for the query sent to the API.
-func (in *request) groupCopies(query url.Values) []copyText {
+// groupCopies returns the copy texts of a list of failure groups.
+func (in *request) groupCopies(input api.GroupsInput) []copyText {
 	chosen, flags := map[string]any{}, ""
-	for _, name := range []string{"queue", "status", "owner", "hasOpen"} {
-		value := query.Get(name)
-		if value == "" {
-			continue
+	add := func(name, flag, value string, chosenValue any) {
+		if value != "" {
+			chosen[name], flags = chosenValue, flagged(flags, flag, value)
 		}
-		flag := name
-		switch {
-		case name == "owner" && value == "nobody":
-			chosen[name] = ""
-		case name == "status":
-			chosen[name] = strings.Split(value, ",")
-		case name == "hasOpen":
-			flag, chosen[name] = "has-open", value == "true"
-		default:
-			chosen[name] = value
-		}
-		flags = flagged(flags, flag, value)
 	}
-	sql := "SELECT * FROM dlq.groups(" + sqlQuoted(jsonOf(chosen)) + ", " + query.Get("limit") //nolint:unqueryvet // for people
-	if order := query.Get("order"); order != "" {
-		flags, sql = flagged(flags, "order", order), sql+", p_order => "+sqlQuoted(order)
+	owner := input.Owner
+	if owner == "nobody" {
+		owner = ""
 	}
-	if over := query.Get("over"); over != "" {
+	add("queue", "queue", input.Queue, input.Queue)
+	add("status", "status", strings.Join(input.Status, ","), input.Status)
+	add("owner", "owner", input.Owner, owner)
+	add("hasOpen", "has-open", input.HasOpen, input.HasOpen == "true")
+	limit := strconv.Itoa(input.Limit)
+	sql := "SELECT * FROM dlq.groups(" + sqlQuoted(jsonOf(chosen)) + ", " + limit //nolint:unqueryvet // for people
+	if input.Order != "" {
+		flags, sql = flagged(flags, "order", input.Order), sql+", p_order => "+sqlQuoted(input.Order)
+	}
+	if over := input.Over; over != "" {
 		flags = flagged(flags, "over", over)
 		if n, err := strconv.Atoi(over[:len(over)-1]); err == nil {
 			sql += ", p_over => " + sqlQuoted(strconv.Itoa(n)+map[byte]string{
@@ -124,5 +124,5 @@ func (in *request) groupCopies(query url.Values) []copyText {
 			}[over[len(over)-1]])
 		}
 	}
-	return copies("dlqd groups"+flags+" --limit "+query.Get("limit"), sql+");", in.curl("/api/dlq/groups?"+query.Encode()))
+	return copies("dlqd groups"+flags+" --limit "+limit, sql+");", in.curl(address(api.ListGroups, input)))
 }

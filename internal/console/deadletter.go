@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -84,11 +83,11 @@ type verb struct {
 }
 
 func (c *Console) deadLetter(in *request) (*view, error) {
-	var detail api.EntryDetail
-	if err := in.get("/api/dlq/entries/"+url.PathEscape(in.PathValue("id")), nil, &detail); err != nil {
+	detail, err := call(in, api.GetEntry, api.EntryInput{ID: in.PathValue("id")})
+	if err != nil {
 		return nil, err
 	}
-	l := newDeadLetterPage(in, &detail)
+	l := newDeadLetterPage(in, detail)
 	return &view{
 		Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID),
 		Data: l, Interval: deadLetterInterval, Section: "/dead-letters",
@@ -115,7 +114,7 @@ func newDeadLetterPage(in *request, detail *api.EntryDetail) *deadLetterPage {
 	l.Curl = l.curl(in.console.Policy())
 	l.RiverUI = in.console.RiverUI
 	id := detail.ID.String()
-	l.Copies = copies("dlqd show "+id, fmt.Sprintf(`SELECT * FROM dlq.find('{"ids": [%[1]q]}'); SELECT * FROM dlq.audit('{"entryId": %[1]q}');`, id), in.curl("/api/dlq/entries/"+id)) //nolint:unqueryvet // for people
+	l.Copies = copies("dlqd show "+id, fmt.Sprintf(`SELECT * FROM dlq.find('{"ids": [%[1]q]}'); SELECT * FROM dlq.audit('{"entryId": %[1]q}');`, id), in.curl(address(api.GetEntry, api.EntryInput{ID: id}))) //nolint:unqueryvet // for people
 	return l
 }
 

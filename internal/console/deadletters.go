@@ -18,7 +18,7 @@ const (
 	// listInterval is the render interval of an open list.
 	listInterval = 10 * time.Second
 	// listPage is the number of dead letters per page.
-	listPage = "25"
+	listPage = 25
 )
 
 // columns returns the optional columns of the list.
@@ -33,7 +33,7 @@ type list struct {
 	Count   *api.Count
 	Next    string // address of the next page; "" on the last
 	First   string // address of the first page; "" on it
-	Problem *Problem
+	Problem *api.Problem
 	Columns map[string]bool
 	Choices []string // of columns
 	Chosen  []string // the chosen columns; nil for all
@@ -113,10 +113,8 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	l.Otherwise = "?" + first.Encode()
 	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Interval: listInterval}
 	if _, live := isLive(in.Context()); !live {
-		var views struct {
-			Views []savedview.SavedView `json:"views"`
-		}
-		if err := in.get(api.ViewsPath, nil, &views); err != nil {
+		views, err := call(in, api.ListViews, api.ViewsInput{})
+		if err != nil {
 			return nil, err
 		}
 		l.Views, l.Me = views.Views, in.me().Name
@@ -124,15 +122,10 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 			l.Me = "api"
 		}
 	}
-	query := url.Values{"limit": {listPage}, "count": {"true"}}
-	for name, value := range map[string]string{"q": l.Query, "order": l.Order, "cursor": params.Get("cursor")} {
-		if value != "" {
-			query.Set(name, value)
-		}
-	}
-	var page api.EntryPage
-	err := in.get("/api/dlq/entries", query, &page)
-	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
+	page, err := call(in, api.ListEntries, api.ListInput{
+		Q: l.Query, Order: l.Order, Cursor: params.Get("cursor"), Limit: listPage, Count: true,
+	})
+	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
 		l.Problem, v.Status, v.Interval = problem, problem.Status, 0
 		return v, nil
 	}
@@ -155,19 +148,14 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 func (c *Console) saveView(in *request) (*done, error) {
 	name := strings.TrimSpace(in.PostFormValue("name"))
 	if name == "" {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "a saved view requires a name"}
+		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "a saved view requires a name"}
 	}
 	saved := savedview.SavedView{
 		Query: in.PostFormValue("q"), Order: in.PostFormValue("order"), Columns: in.PostForm["column"],
 	}
-	body := map[string]any{"query": saved.Query, "shared": in.PostFormValue("shared") != ""}
-	if saved.Order != "" {
-		body["order"] = saved.Order
-	}
-	if len(saved.Columns) > 0 {
-		body["columns"] = saved.Columns
-	}
-	if err := in.call(http.MethodPut, api.ViewsPath+"/"+url.PathEscape(name), nil, body, nil); err != nil {
+	if _, err := call(in, api.SaveView, api.SaveViewInput{ViewInput: api.ViewInput{Name: name}, Body: api.ViewBody{
+		Query: saved.Query, Order: saved.Order, Columns: saved.Columns, Shared: in.PostFormValue("shared") != "",
+	}}); err != nil {
 		return nil, err
 	}
 	return &done{To: (&list{}).ViewPath(saved), Flash: flash{Text: "Saved view " + name + "."}}, nil
@@ -175,8 +163,7 @@ func (c *Console) saveView(in *request) (*done, error) {
 
 // deleteView deletes a view.
 func (c *Console) deleteView(in *request) (*done, error) {
-	if err := in.call(http.MethodDelete, api.ViewsPath+"/"+url.PathEscape(in.PathValue("name")), nil,
-		nil, nil); err != nil {
+	if _, err := call(in, api.DeleteView, api.DeleteViewInput{ViewInput: api.ViewInput{Name: in.PathValue("name")}}); err != nil {
 		return nil, err
 	}
 	return &done{To: "/dead-letters", Flash: flash{Text: "Deleted view " + in.PathValue("name") + "."}}, nil

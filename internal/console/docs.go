@@ -9,7 +9,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/dlqd/dlqd/internal/api"
 )
+
+// openAPI gets the OpenAPI document, which huma serves beside the operations.
+var openAPI = api.Operation[api.None, apiDocument]{Method: http.MethodGet, Path: "/openapi.json"}
 
 // apiDocument is the part of the OpenAPI document that the page shows.
 type apiDocument struct {
@@ -139,8 +144,8 @@ func (d *apiReference) read(in *request) ([]apiTag, string, error) {
 	if d.tags != nil {
 		return d.tags, d.info, nil
 	}
-	var document apiDocument
-	if err := in.get("/openapi.json", nil, &document); err != nil {
+	document, err := call(in, openAPI, api.None{})
+	if err != nil {
 		return nil, "", err
 	}
 	tags := make([]apiTag, 0, len(document.Tags))
@@ -305,5 +310,5 @@ func (c *Console) tryOperation(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	c.answer(w, in, nil, &Problem{Status: http.StatusNotFound, Detail: "no GET operation has this name"})
+	c.answer(w, in, nil, &api.Problem{Status: http.StatusNotFound, Detail: "no GET operation has this name"})
 }

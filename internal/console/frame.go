@@ -211,38 +211,29 @@ func readSidebar(in *request, before *sidebar) *sidebar {
 	}
 	_ = inParallel(
 		part(func(in *request) error {
-			var switches automatic.Overview
-			ok, err := in.getIfAllowed("/api/dlq/automatic", nil, &switches)
+			switches, ok, err := callIfAllowed(in, api.GetAutomatic, api.None{})
 			s.Observing = ok && switches.Attached && !anyOn(switches.Switches)
 			return err
 		}, func() { s.Observing = before.Observing }),
 		part(func(in *request) error {
-			var stats api.Stats
-			_, err := in.getIfAllowed("/api/dlq/stats", nil, &stats)
+			stats, _, err := callIfAllowed(in, api.GetStats, api.None{})
 			s.Stopped, review = stats.AutomaticStopped, count(stats.NeedsPerson)
 			return err
 		}, func() { s.Stopped, review = before.Stopped, before.Counts["review"] }),
 		part(func(in *request) error {
-			var runs struct {
-				Runs []*replay.Run `json:"runs"`
-			}
-			_, err := in.getIfAllowed("/api/dlq/replays", nil, &runs)
+			runs, _, err := callIfAllowed(in, api.ListReplays, api.None{})
 			runs.Runs = slices.DeleteFunc(runs.Runs, func(r *replay.Run) bool { return r.Status != "running" })
 			replays = count(int64(len(runs.Runs)))
 			return err
 		}, func() { replays = before.Counts["replays"] }),
 		part(func(in *request) error {
-			var requested struct {
-				Approvals []*approval.Approval `json:"approvals"`
-			}
-			_, err := in.getIfAllowed("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"500"}}, &requested)
+			requested, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{State: approval.Requested, Limit: 500})
 			approvals = count(int64(len(requested.Approvals)))
 			return err
 		}, func() { approvals = before.Counts["approvals"] }),
 		part(func(in *request) error {
-			var health api.Health
-			_, err := in.getIfAllowed("/api/health", nil, &health)
-			s.Warnings = warningsOf(&health)
+			health, _, err := callIfAllowed(in, api.GetHealth, api.None{})
+			s.Warnings = warningsOf(health)
 			return err
 		}, func() { s.Warnings = before.Warnings }),
 	)

@@ -26,7 +26,7 @@ type groups struct {
 	Owner    string
 	Over     string
 	Next     string
-	Problem  *Problem
+	Problem  *api.Problem
 	Copies   []copyText
 	AsOf     time.Time
 }
@@ -38,15 +38,15 @@ func (c *Console) groups(in *request) (*view, error) {
 		Queue: params.Get("queue"), Owner: params.Get("owner"), Over: params.Get("over"),
 	}
 	v := &view{Template: "groups", Title: "Groups", Data: g, Interval: groupsInterval}
-	query := url.Values{"limit": {"50"}}
-	for _, name := range []string{"status", "order", "queue", "owner", "over", "cursor", "hasOpen"} {
-		if value := params.Get(name); value != "" {
-			query.Set(name, value)
-		}
+	input := api.GroupsInput{
+		Order: g.Order, Queue: g.Queue, Owner: g.Owner, Over: g.Over, HasOpen: params.Get("hasOpen"),
+		Cursor: params.Get("cursor"), Limit: 50,
 	}
-	var page api.GroupPage
-	err := in.get("/api/dlq/groups", query, &page)
-	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
+	if g.Status != "" {
+		input.Status = strings.Split(g.Status, ",")
+	}
+	page, err := call(in, api.ListGroups, input)
+	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
 		g.Problem, v.Status, v.Interval = problem, problem.Status, 0
 		g.Sentence = "The selection is invalid."
 		return v, nil
@@ -77,8 +77,8 @@ func (c *Console) groups(in *request) (*view, error) {
 			g.Sentence += " " + plural(regressed, "has", "have") + " regressed after being marked as fixed."
 		}
 	}
-	query.Del("cursor")
-	g.Copies = in.groupCopies(query)
+	input.Cursor = ""
+	g.Copies = in.groupCopies(input)
 	return v, nil
 }
 
@@ -102,14 +102,19 @@ func groupPath(queue, fingerprint string) string {
 	return "/groups/" + url.PathEscape(queue) + "/" + url.PathEscape(fingerprint)
 }
 
+// groupInput returns the group that a request's path names.
+func groupInput(in *request) api.GroupInput {
+	return api.GroupInput{Queue: in.PathValue("queue"), Fingerprint: in.PathValue("fingerprint")}
+}
+
 func (c *Console) group(in *request) (*view, error) {
-	var detail api.GroupDetail
-	path := "/api/dlq" + groupPath(in.PathValue("queue"), in.PathValue("fingerprint"))
-	if err := in.get(path, url.Values{"over": {"7d"}}, &detail); err != nil {
+	input := api.GetGroupInput{GroupInput: groupInput(in), Over: "7d"}
+	detail, err := call(in, api.GetGroup, input)
+	if err != nil {
 		return nil, err
 	}
 	g := &groupPage{
-		GroupDetail: detail, Operator: in.me().May(access.Operator),
+		GroupDetail: *detail, Operator: in.me().May(access.Operator),
 		Query: query("group", detail.Fingerprint, "queue", detail.Queue),
 	}
 	for _, by := range []string{"version", "host", "source"} {
@@ -127,7 +132,7 @@ func (c *Console) group(in *request) (*view, error) {
 	chosen := sqlQuoted(jsonOf(map[string]string{"queue": detail.Queue, "fingerprint": detail.Fingerprint}))
 	of := sqlQuoted(detail.Queue) + ", " + sqlQuoted(detail.Fingerprint)
 	g.Copies = copies("dlqd groups show "+shellQuoted(detail.Queue)+" "+shellQuoted(detail.Fingerprint)+" --over 7d",
-		"SELECT * FROM dlq.groups("+chosen+", p_over => '7 days'); SELECT * FROM dlq.group_shares("+of+"); SELECT dlq.group_entries("+of+");", in.curl(path+"?over=7d")) //nolint:unqueryvet // for people
+		"SELECT * FROM dlq.groups("+chosen+", p_over => '7 days'); SELECT * FROM dlq.group_shares("+of+"); SELECT dlq.group_entries("+of+");", in.curl(address(api.GetGroup, input))) //nolint:unqueryvet // for people
 	return &view{
 		Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Interval: groupsInterval, Section: "/groups",
 	}, nil
@@ -156,51 +161,50 @@ func groupSentence(g *group.Group) string {
 
 // setGroup assigns, annotates, mutes, fixes or reopens a group.
 func (c *Console) setGroup(in *request) (*done, error) {
-	queue, fingerprint := in.PathValue("queue"), in.PathValue("fingerprint")
-	change := map[string]any{"why": in.PostFormValue("why")}
+	change := api.GroupChange{Why: in.PostFormValue("why")}
 	var text string
 	switch do := in.PostFormValue("do"); do {
 	case "assign":
-		change["owner"] = in.PostFormValue("owner")
+		change.Owner = new(in.PostFormValue("owner"))
 		text = "Assigned to " + in.PostFormValue("owner") + "."
 		if in.PostFormValue("owner") == "" {
 			text = "Unassigned."
 		}
 	case "note":
-		change["note"] = in.PostFormValue("note")
+		change.Note = new(in.PostFormValue("note"))
 		text = "Note saved."
 	case "fixed", "open":
-		change["status"] = do
+		change.Status = do
 		text = map[string]string{"fixed": "Marked as fixed. The next failure marks it as regressed.", "open": "Reopened."}[do]
 	case "mute":
-		change["status"] = group.Muted
+		change.Status = group.Muted
 		if failures := strings.TrimSpace(in.PostFormValue("failures")); failures != "" {
 			n, err := strconv.ParseInt(failures, 10, 64)
 			if err != nil {
-				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of failures must be a whole " +
+				return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of failures must be a whole " +
 					"number, not " + failures}
 			}
-			change["muteFailures"] = n
+			change.MuteFailures = &n
 		}
 		if hours := strings.TrimSpace(in.PostFormValue("hours")); hours != "" {
 			n, ok := parsedNumber(hours)
 			if !ok || n <= 0 || n > 24*365 {
-				return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of hours must be above 0 and at " +
+				return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of hours must be above 0 and at " +
 					"most 8760, not " + hours}
 			}
-			change["muteUntil"] = in.now.Add(time.Duration(n * float64(time.Hour)))
+			change.MuteUntil = new(in.now.Add(time.Duration(n * float64(time.Hour))))
 		}
 		text = "Muted: dlqd sends no notifications for this group for now."
 	default:
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Detail: "unknown action: choose assign, note, fixed, " +
+		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "unknown action: choose assign, note, fixed, " +
 			"open or mute"}
 	}
-	var changed api.GroupChanged
-	if err := in.call(http.MethodPatch, "/api/dlq"+groupPath(queue, fingerprint), nil, change, &changed); err != nil {
+	changed, err := call(in, api.SetGroup, api.SetGroupInput{GroupInput: groupInput(in), Body: change})
+	if err != nil {
 		return nil, err
 	}
 	if changed.Assigned > 0 {
 		text += " " + plural(changed.Assigned, "dead letter is", "dead letters are") + " assigned, too."
 	}
-	return &done{To: groupPath(queue, fingerprint), Flash: flash{Text: text}}, nil
+	return &done{To: groupPath(in.PathValue("queue"), in.PathValue("fingerprint")), Flash: flash{Text: text}}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -243,7 +244,7 @@ func (l *live) databaseError() error {
 func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	address := r.URL.Query().Get("page")
 	if !access.LocalPath(address) || strings.HasPrefix(address, "/events") {
-		c.answer(w, c.request(r), nil, &Problem{
+		c.answer(w, c.request(r), nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "Invalid page", Detail: "page must be the path of a page",
 		})
 		return

@@ -2,7 +2,6 @@ package console
 
 import (
 	"fmt"
-	"net/url"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
@@ -21,15 +20,14 @@ type operation struct {
 }
 
 func (c *Console) operation(in *request) (*view, error) {
-	o := &operation{}
-	path := "/api/dlq/operations/" + url.PathEscape(in.PathValue("id"))
-	query := url.Values{}
-	if cursor := in.URL.Query().Get("cursor"); cursor != "" {
-		query.Set("cursor", cursor)
-	}
-	if err := in.get(path, query, &o.OperationDetail); err != nil {
+	input := api.GetOperationInput{OperationInput: api.OperationInput{ID: in.PathValue("id")}}
+	curl := in.curl(address(api.GetOperation, input))
+	input.Cursor = in.URL.Query().Get("cursor")
+	detail, err := call(in, api.GetOperation, input)
+	if err != nil {
 		return nil, err
 	}
+	o := &operation{OperationDetail: *detail}
 	if f, err := filter.FromJSON(o.Filter); err == nil {
 		o.Words = f.Print()
 	}
@@ -40,6 +38,6 @@ func (c *Console) operation(in *request) (*view, error) {
 		plural(o.Looked, "dead letter"))
 	o.CanUndo = o.Action != "undo" && o.Action != "purge" && o.Action != "reopen" && in.me().May(access.Operator)
 	id := o.ID.String()
-	o.Copies = copies("dlqd operation "+id, "SELECT * FROM dlq.operation('"+id+"'); SELECT * FROM dlq.operation_entries('"+id+"');", in.curl(path)) //nolint:unqueryvet // for people
+	o.Copies = copies("dlqd operation "+id, "SELECT * FROM dlq.operation('"+id+"'); SELECT * FROM dlq.operation_entries('"+id+"');", curl) //nolint:unqueryvet // for people
 	return &view{Template: "operation", Title: "Bulk operation", Data: o, Section: "/audit"}, nil
 }

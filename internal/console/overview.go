@@ -2,7 +2,6 @@ package console
 
 import (
 	"fmt"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -54,30 +53,31 @@ func (c *Console) overview(in *request) (*view, error) {
 		return v, nil
 	}
 	o := &overview{Copies: copies("dlqd stats --over 24h", "SELECT * FROM dlq.stats('24 hours'); SELECT * FROM dlq.flow('24 hours', 'class'); SELECT * FROM dlq.top_groups('24 hours', p_limit => 8); SELECT * FROM dlq.oldest_entries(1);", //nolint:unqueryvet // for people
-		in.curl("/api/dlq/stats", "/api/dlq/analytics/flow?over=24h&by=class", "/api/dlq/analytics/groups?over=24h&limit=8",
-			"/api/dlq/analytics/oldest?limit=1"))}
-	day := url.Values{"over": {"24h"}}
+		in.curl(api.GetStats.Path,
+			address(api.GetFlow, api.FlowInput{WindowInput: api.WindowInput{Over: "24h"}, By: "class"}),
+			address(api.GetTopGroups, topGroupsInput("24h", 8)), address(api.GetOldest, api.LimitInput{Limit: 1})))}
+	day := api.WindowInput{Over: "24h"}
 	var flow, minutes api.Report[analytics.Series]
 	var queues api.Report[analytics.QueueStats]
 	var times api.Report[analytics.Times]
 	var groups api.Report[analytics.TopGroup]
 	var oldest api.Report[analytics.Oldest]
 	var policies api.Report[analytics.PolicyChange]
-	optional := func(path string, query url.Values, out any) func() error {
-		return func() error {
-			_, err := in.getIfAllowed(path, query, out)
-			return err
-		}
-	}
 	if err := inParallel(
-		func() error { return in.get("/api/dlq/stats", nil, &o.Stats) },
-		optional("/api/dlq/analytics/flow", url.Values{"over": {"24h"}, "by": {"class"}, "step": {"hour"}}, &flow),
-		optional("/api/dlq/analytics/flow", url.Values{"over": {"1h"}, "step": {"minute"}}, &minutes),
-		optional("/api/dlq/analytics/queues", day, &queues),
-		optional("/api/dlq/analytics/times", day, &times),
-		optional("/api/dlq/analytics/groups", url.Values{"over": {"24h"}, "limit": {"8"}}, &groups),
-		optional("/api/dlq/analytics/oldest", url.Values{"limit": {"1"}}, &oldest),
-		optional("/api/dlq/analytics/policies", day, &policies),
+		func() error {
+			stats, err := call(in, api.GetStats, api.None{})
+			if err == nil {
+				o.Stats = *stats
+			}
+			return err
+		},
+		readIfAllowed(in, api.GetFlow, api.FlowInput{WindowInput: day, By: "class", Step: "hour"}, &flow),
+		readIfAllowed(in, api.GetFlow, api.FlowInput{WindowInput: api.WindowInput{Over: "1h"}, Step: "minute"}, &minutes),
+		readIfAllowed(in, api.GetQueueStats, day, &queues),
+		readIfAllowed(in, api.GetTimes, api.TimesInput{WindowInput: day}, &times),
+		readIfAllowed(in, api.GetTopGroups, topGroupsInput("24h", 8), &groups),
+		readIfAllowed(in, api.GetOldest, api.LimitInput{Limit: 1}, &oldest),
+		readIfAllowed(in, api.GetPolicies, api.OverInput{Over: "24h"}, &policies),
 	); err != nil {
 		return nil, err
 	}
@@ -113,19 +113,29 @@ func (c *Console) overview(in *request) (*view, error) {
 	return v, nil
 }
 
+// readIfAllowed returns a function that calls an operation, and sets out if the viewer may see the answer.
+func readIfAllowed[In, Out any](in *request, operation api.Operation[In, Out], input In, out *Out) func() error {
+	return func() error {
+		answer, _, err := callIfAllowed(in, operation, input)
+		*out = *answer
+		return err
+	}
+}
+
+// topGroupsInput asks for the failure groups with the most failures in a window.
+func topGroupsInput(over string, limit int) api.TopInput {
+	return api.TopInput{WindowInput: api.WindowInput{Over: over}, Limit: limit}
+}
+
 // readRunsAndBreakers reads breakers that are not closed, replay runs and requests for approval.
 func (o *overview) readRunsAndBreakers(in *request) error {
-	var breakers struct {
-		Breakers []breaker.Status `json:"breakers"`
-	}
-	if _, err := in.getIfAllowed("/api/circuit-breakers", nil, &breakers); err != nil {
+	breakers, _, err := callIfAllowed(in, api.ListBreakers, api.None{})
+	if err != nil {
 		return err
 	}
 	o.Breakers = slices.DeleteFunc(breakers.Breakers, func(b breaker.Status) bool { return b.State == breaker.Closed })
-	var runs struct {
-		Runs []*replay.Run `json:"runs"`
-	}
-	if _, err := in.getIfAllowed("/api/dlq/replays", nil, &runs); err != nil {
+	runs, _, err := callIfAllowed(in, api.ListReplays, api.None{})
+	if err != nil {
 		return err
 	}
 	for _, run := range runs.Runs {
@@ -144,10 +154,7 @@ func (o *overview) readRunsAndBreakers(in *request) error {
 			}
 		}
 	}
-	var approvals struct {
-		Approvals []*approval.Approval `json:"approvals"`
-	}
-	_, err := in.getIfAllowed("/api/dlq/approvals", url.Values{"state": {"requested"}, "limit": {"5"}}, &approvals)
+	approvals, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{State: approval.Requested, Limit: 5})
 	o.Approvals = approvals.Approvals
 	return err
 }
@@ -235,9 +242,8 @@ func (o *overview) countWaiting(in *request) error {
 	requests := make([]func() error, len(known))
 	for i := range known {
 		requests[i] = func() error {
-			var page api.EntryPage
-			err := in.get("/api/dlq/entries", url.Values{"q": {known[i].Query}, "limit": {"1"}, "count": {"true"}}, &page)
-			if page.Count != nil {
+			page, err := call(in, api.ListEntries, api.ListInput{Q: known[i].Query, Limit: 1, Count: true})
+			if err == nil && page.Count != nil {
 				known[i].Entries, known[i].More = int64(page.Count.Entries), page.Count.AtLeast
 			}
 			return err

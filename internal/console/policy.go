@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
-	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/policy"
 )
@@ -23,7 +22,7 @@ type policyPage struct {
 	Files    []policyFile
 	Form     url.Values
 	Tried    *api.SampleJudgement // the policy's judgement of the error in the form
-	TryError *Problem
+	TryError *api.Problem
 	Classes  []string
 	Copies   []copyText
 
@@ -33,7 +32,7 @@ type policyPage struct {
 	WhyNot     string             // why the viewer may not preview a change
 	Draft      url.Values         // the change that the viewer entered
 	Preview    *api.PolicyPreview // effect of the change
-	DraftError *Problem
+	DraftError *api.Problem
 }
 
 // policyFile is the settings of one file.
@@ -54,10 +53,11 @@ func (c *Console) previewPolicy(in *request) (*done, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Draft, p.Preview = in.PostForm, &api.PolicyPreview{}
-	err = in.post("/api/policy/preview", map[string]any{"file": p.Draft.Get("file"), "text": p.Draft.Get("text")},
-		p.Preview)
-	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
+	p.Draft = in.PostForm
+	p.Preview, err = call(in, api.PreviewPolicy, api.DraftInput{
+		Body: api.PolicyDraft{File: p.Draft.Get("file"), Text: p.Draft.Get("text")},
+	})
+	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status < http.StatusInternalServerError {
 		p.Preview, p.DraftError, v.Status, err = nil, problem, problem.Status, nil
 	}
 	return &done{View: v}, err
@@ -68,11 +68,13 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 		WhyNot: missingRoleIn(in.me(), access.Operator, ""), Form: in.URL.Query(),
 		DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(),
 		Copies: copies("", "SELECT dlq.policy_version(); SELECT * FROM dlq.policy_changes('7 days'); SELECT * FROM dlq.by_rule('24 hours');", //nolint:unqueryvet // for people
-			in.curl("/api/policy", "/api/dlq/analytics/policies?over=7d", "/api/dlq/analytics/rules?over=24h")),
+			in.curl(api.GetPolicy.Path, address(api.GetPolicies, api.OverInput{Over: "7d"}), address(api.GetRules, api.OverInput{Over: "24h"}))),
 	}
-	if err := in.get("/api/policy", nil, &p.Policy); err != nil {
+	inForce, err := call(in, api.GetPolicy, api.None{})
+	if err != nil {
 		return nil, nil, err
 	}
+	p.Policy = *inForce
 	for name := range classes {
 		p.Classes = append(p.Classes, name)
 	}
@@ -87,18 +89,18 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 			f.Own++
 		}
 	}
-	var rules api.Report[analytics.RuleCount]
 	midnight := in.now.UTC().Truncate(24 * time.Hour)
-	if _, err := in.getIfAllowed("/api/dlq/analytics/rules",
-		url.Values{"over": {strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"}}, &rules); err != nil {
+	rules, _, err := callIfAllowed(in, api.GetRules,
+		api.OverInput{Over: strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"})
+	if err != nil {
 		return nil, nil, err
 	}
 	p.Today = map[string]int64{}
 	for _, r := range rules.Rows {
 		p.Today[r.Rule], p.TodayMore = r.Entries, r.More
 	}
-	var health api.Health
-	if _, err := in.getIfAllowed("/api/health", nil, &health); err != nil {
+	health, _, err := callIfAllowed(in, api.GetHealth, api.None{})
+	if err != nil {
 		return nil, nil, err
 	}
 	for _, part := range health.Parts {
@@ -121,34 +123,29 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 
 // testError asks the API how the policy judges the error in the form.
 func (p *policyPage) testError(in *request) error {
-	body := map[string]any{}
-	for _, name := range []string{"type", "code", "message", "class", "kind", "queue", "source"} {
-		if text := p.Form.Get(name); text != "" {
-			body[name] = text
-		}
-	}
-	if p.Form.Get("panic") != "" {
-		body["panic"] = true
+	sample := api.SampleError{
+		Type: p.Form.Get("type"), Code: p.Form.Get("code"), Message: p.Form.Get("message"), Class: p.Form.Get("class"),
+		Kind: p.Form.Get("kind"), Queue: p.Form.Get("queue"), Source: p.Form.Get("source"),
+		Panic: p.Form.Get("panic") != "",
 	}
 	if text := strings.TrimSpace(p.Form.Get("status")); text != "" {
-		status, err := strconv.Atoi(text)
-		if err != nil {
-			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the HTTP status must be a number, " +
+		var err error
+		if sample.Status, err = strconv.Atoi(text); err != nil || sample.Status == 0 {
+			p.TryError = &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "the HTTP status must be a number, " +
 				"such as 503"}
 			return nil //nolint:nilerr // the page shows it
 		}
-		body["status"] = status
 	}
 	if text := strings.TrimSpace(p.Form.Get("payload")); text != "" {
 		if !json.Valid([]byte(text)) {
-			p.TryError = &Problem{Status: http.StatusUnprocessableEntity, Detail: "the payload is not JSON"}
+			p.TryError = &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "the payload is not JSON"}
 			return nil
 		}
-		body["payload"] = json.RawMessage(text)
+		sample.Payload = json.RawMessage(text)
 	}
-	p.Tried = &api.SampleJudgement{}
-	err := in.post("/api/policy/test", body, p.Tried)
-	if problem, ok := errors.AsType[*Problem](err); ok && problem.Status < http.StatusInternalServerError {
+	var err error
+	p.Tried, err = call(in, api.TestPolicy, api.SampleInput{Body: sample})
+	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status < http.StatusInternalServerError {
 		p.Tried, p.TryError = nil, problem
 		return nil
 	}

@@ -63,20 +63,16 @@ func (b breakerRow) Word() mark {
 
 func (c *Console) queues(in *request) (*view, error) {
 	q := &queues{Copies: copies("dlqd queues; dlqd breakers", "SELECT * FROM dlq.count_jobs() ORDER BY queue, state; SELECT * FROM dlq.paused_queues(); SELECT * FROM dlq.circuit_breakers;", //nolint:unqueryvet // for people
-		in.curl("/api/queues", "/api/circuit-breakers"))}
-	var list struct {
-		Queues []api.Queue `json:"queues"`
-	}
-	if err := in.get("/api/queues", nil, &list); err != nil {
+		in.curl(api.ListQueues.Path, api.ListBreakers.Path))}
+	list, err := call(in, api.ListQueues, api.None{})
+	if err != nil {
 		return nil, err
 	}
 	for i := range list.Queues {
 		q.Queues = append(q.Queues, queueRow{list.Queues[i], missingRoleIn(in.me(), access.Operator, list.Queues[i].Name)})
 	}
-	var breakers struct {
-		Breakers []breaker.Status `json:"breakers"`
-	}
-	if err := in.get("/api/circuit-breakers", nil, &breakers); err != nil {
+	breakers, err := call(in, api.ListBreakers, api.None{})
+	if err != nil {
 		return nil, err
 	}
 	for _, b := range breakers.Breakers {
@@ -173,31 +169,34 @@ func (q *queues) summary() string {
 // actOnQueue pauses or resumes a queue, or opens or resets a breaker.
 func (c *Console) actOnQueue(in *request) (*done, error) {
 	name, verb := in.PostFormValue("name"), in.PostFormValue("do")
-	body := map[string]any{"note": in.PostFormValue("note")}
-	var path, text string
+	note := api.Action{Note: in.PostFormValue("note")}
+	queue := api.QueueActionInput{QueueInput: api.QueueInput{Name: name}, Body: &note}
+	var text string
+	var err error
 	switch verb {
-	case "pause", "resume":
-		path = "/api/queues/" + url.PathEscape(name) + "/" + verb
-		text = map[string]string{
-			"pause":  "Queue " + name + " is paused: running jobs finish, no job starts.",
-			"resume": "Queue " + name + " is resumed.",
-		}[verb]
+	case "pause":
+		text = "Queue " + name + " is paused: running jobs finish, no job starts."
+		_, err = call(in, api.PauseQueue, queue)
+	case "resume":
+		text = "Queue " + name + " is resumed."
+		_, err = call(in, api.ResumeQueue, queue)
 	case "open":
 		text = name + " is open: no deliveries until an operator resets it."
-		if during := strings.TrimSpace(in.PostFormValue("for")); during != "" {
-			body["for"] = during
-			text = name + " is open for " + during + ": no deliveries meanwhile."
+		action := api.OpenAction{Action: note, For: strings.TrimSpace(in.PostFormValue("for"))}
+		if action.For != "" {
+			text = name + " is open for " + action.For + ": no deliveries meanwhile."
 		}
-		path = "/api/circuit-breakers/" + url.PathEscape(name) + "/open"
+		_, err = call(in, api.OpenBreaker, api.OpenBreakerInput{BreakerInput: api.BreakerInput{Name: name}, Body: &action})
 	case "reset":
-		path, text = "/api/circuit-breakers/"+url.PathEscape(name)+"/reset", name+" is closed: deliveries resume."
+		text = name + " is closed: deliveries resume."
+		_, err = call(in, api.ResetBreaker, api.ResetBreakerInput{BreakerInput: api.BreakerInput{Name: name}, Body: &note})
 	default:
-		return nil, &Problem{
+		return nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "Unknown action",
 			Detail: "choose pause or resume for a queue, open or reset for a breaker",
 		}
 	}
-	if err := in.post(path, body, nil); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return &done{To: "/queues#" + url.PathEscape(name), Flash: flash{Text: text}}, nil

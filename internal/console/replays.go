@@ -190,7 +190,7 @@ func (c *Console) replays(in *request) (*view, error) {
 		return nil, err
 	}
 	p := &replays{Runs: runs, Why: missingRole(in.me(), access.Operator), Copies: copies("dlqd replays",
-		"SELECT "+runColumns+" FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;", in.curl("/api/dlq/replays"))}
+		"SELECT "+runColumns+" FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;", in.curl(api.ListReplays.Path))}
 	p.Sentence = p.summary()
 	return &view{Template: "replays", Title: "Replays", Data: p, Interval: runsInterval}, nil
 }
@@ -205,10 +205,8 @@ func missingRole(p *access.Principal, role access.Role) string {
 }
 
 func (in *request) runs() ([]replayRun, error) {
-	var list struct {
-		Runs []*replay.Run `json:"runs"`
-	}
-	if err := in.get("/api/dlq/replays", nil, &list); err != nil {
+	list, err := call(in, api.ListReplays, api.None{})
+	if err != nil {
 		return nil, err
 	}
 	runs := make([]replayRun, len(list.Runs))
@@ -268,32 +266,27 @@ type runFailure struct {
 }
 
 func (c *Console) replayRun(in *request) (*view, error) {
-	id := url.PathEscape(in.PathValue("id"))
-	path := "/api/dlq/replays/" + id
-	r := &runDetail{
-		replayRun: replayRun{&replay.Run{}}, Why: missingRole(in.me(), access.Operator),
-		Outcome: in.URL.Query().Get("outcome"),
-	}
-	if err := in.get(path, nil, r.Run); err != nil {
+	input, id := api.RunInput{ID: in.PathValue("id")}, url.PathEscape(in.PathValue("id"))
+	shown, err := call(in, api.GetReplay, input)
+	if err != nil {
 		return nil, err
 	}
+	r := &runDetail{
+		replayRun: replayRun{shown}, Why: missingRole(in.me(), access.Operator), Outcome: in.URL.Query().Get("outcome"),
+	}
 	if r.Failed > 0 {
-		var failed api.RunEntriesPage
-		if err := in.get(path+"/entries", url.Values{"outcome": {"failed"}, "limit": {strconv.Itoa(runFailures)}},
-			&failed); err != nil {
+		failed, err := call(in, api.ListReplayEntries, api.RunEntriesInput{
+			RunInput: input, Outcome: "failed", Limit: runFailures,
+		})
+		if err != nil {
 			return nil, err
 		}
 		r.Failures, r.More = reasons(failed.Entries), failed.Next != ""
 	}
-	query := url.Values{"limit": {strconv.Itoa(runPage)}}
-	if r.Outcome != "" {
-		query.Set("outcome", r.Outcome)
-	}
-	if cursor := in.URL.Query().Get("cursor"); cursor != "" {
-		query.Set("cursor", cursor)
-	}
-	var page api.RunEntriesPage
-	if err := in.get(path+"/entries", query, &page); err != nil {
+	page, err := call(in, api.ListReplayEntries, api.RunEntriesInput{
+		RunInput: input, Outcome: r.Outcome, Cursor: in.URL.Query().Get("cursor"), Limit: runPage,
+	})
+	if err != nil {
 		return nil, err
 	}
 	r.Entries = page.Entries
@@ -324,7 +317,7 @@ func (c *Console) replayRun(in *request) (*view, error) {
 	run := r.ID.String()
 	r.Copies = copies("dlqd replays show "+run, "SELECT "+runColumns+" FROM dlq.replay_runs WHERE id = '"+run+
 		"'; SELECT entry_id, job_id, outcome, ended_at FROM dlq.replay_run_entries WHERE run_id = '"+run+"';",
-		in.curl(path, path+"/entries"))
+		in.curl(address(api.GetReplay, input), address(api.ListReplayEntries, api.RunEntriesInput{RunInput: input})))
 	every := idleRunInterval
 	if r.Status == "running" {
 		every = activeRunInterval
@@ -369,22 +362,19 @@ func (r *runDetail) compare(in *request) error {
 			break
 		}
 	}
-	var chosen map[string]json.RawMessage
-	if json.Unmarshal(r.Filter, &chosen) != nil || chosen["ids"] != nil || bytes.Contains(r.Filter, []byte(`"***"`)) ||
+	chosen, err := filter.FromJSON(r.Filter)
+	if err != nil || chosen.IDs != nil || bytes.Contains(r.Filter, []byte(`"***"`)) ||
 		r.Why != "" {
 		return nil //nolint:nilerr // nothing can have joined the run, or the viewer may not see it
 	}
-	chosen["after"] = json.RawMessage(strconv.Quote(r.CreatedAt.Format(time.RFC3339Nano)))
-	var answer api.ReplayAnswer
-	if err := in.post("/api/dlq/replay", map[string]any{"dryRun": true, "all": true, "filter": chosen},
-		&answer); err != nil || answer.Preview == nil {
+	chosen.After = r.CreatedAt.Format(time.RFC3339Nano)
+	answer, err := call(in, api.StartReplay, api.StartReplayInput{Body: api.ReplayRequest{
+		DryRun: true, All: true, Filter: api.EntryFilter{Filter: chosen},
+	}})
+	if err != nil || answer.Preview == nil {
 		return nil //nolint:nilerr // the page omits the comparison
 	}
-	raw, err := json.Marshal(chosen)
-	if err != nil {
-		return err
-	}
-	r.Since, r.SinceURL = &answer.Preview.Total, "/dead-letters?"+url.Values{"q": {filterWords(raw)}}.Encode()
+	r.Since, r.SinceURL = &answer.Preview.Total, "/dead-letters?"+url.Values{"q": {chosen.Print()}}.Encode()
 	return nil
 }
 
@@ -392,27 +382,28 @@ func (r *runDetail) compare(in *request) error {
 func (c *Console) controlRun(in *request) (*done, error) {
 	id := in.PathValue("id")
 	to, verb := "/replays/"+url.PathEscape(id), in.PostFormValue("do")
-	body := map[string]any{}
+	input := api.RunInput{ID: id}
 	text := map[string]string{
 		"pause": "Paused. Redeliveries under way continue.", "resume": "Resumed.",
 		"cancel": "Cancelled. Redeliveries under way continue.", "rate": "Rate changed.",
 	}[verb]
 	if text == "" {
-		return nil, &Problem{
+		return nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause, resume, cancel or rate",
 		}
 	}
 	if verb == "rate" {
 		perSecond, ok := parsedNumber(cmp.Or(strings.TrimSpace(in.PostFormValue("rate")), "0"))
 		if !ok {
-			return nil, &Problem{
+			return nil, &api.Problem{
 				Status: http.StatusUnprocessableEntity, Title: "Invalid rate",
 				Detail: "the rate must be a number of entries per second, or empty for no limit",
 			}
 		}
-		body["rate"] = perSecond
-	}
-	if err := in.post("/api/dlq/replays/"+url.PathEscape(id)+"/"+verb, body, nil); err != nil {
+		if _, err := call(in, api.SetReplayRate, api.RateInput{RunInput: input, Body: api.RateAction{Rate: perSecond}}); err != nil {
+			return nil, err
+		}
+	} else if _, err := call(in, api.ControlReplay(verb), api.RunActionInput{RunInput: input}); err != nil {
 		return nil, err
 	}
 	return &done{To: to, Flash: flash{Text: text}}, nil

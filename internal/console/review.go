@@ -17,7 +17,7 @@ const (
 	// reviewInterval is the render interval of an open review.
 	reviewInterval = 10 * time.Second
 	// reviewPage is the number of dead letters that the review lists.
-	reviewPage = "20"
+	reviewPage = 20
 )
 
 // review is the list of entries that need a person, oldest first, with one of them open for a
@@ -58,9 +58,8 @@ func (c *Console) review(in *request) (*view, error) {
 	if q := strings.TrimSpace(in.URL.Query().Get("q")); q != "" {
 		r.Query += " " + q
 	}
-	var page api.EntryPage
-	if err := in.get("/api/dlq/entries", url.Values{"q": {r.Query}, "order": {"oldest"}, "limit": {reviewPage}},
-		&page); err != nil {
+	page, err := call(in, api.ListEntries, api.ListInput{Q: r.Query, Order: "oldest", Limit: reviewPage})
+	if err != nil {
 		return nil, err
 	}
 	r.Copies = in.listCopies(r.Query, true, reviewPage)
@@ -88,11 +87,11 @@ func (c *Console) review(in *request) (*view, error) {
 	}
 	if len(r.Entries) > 0 {
 		v.Live = in.with("at", r.Entries[at].ID.String()) // a live rendering shows this entry even if the list changes
-		var detail api.EntryDetail
-		if err := in.get("/api/dlq/entries/"+r.Entries[at].ID.String(), nil, &detail); err != nil {
+		detail, err := call(in, api.GetEntry, api.EntryInput{ID: r.Entries[at].ID.String()})
+		if err != nil {
 			return nil, err
 		}
-		r.Entry = newDeadLetterPage(in, &detail)
+		r.Entry = newDeadLetterPage(in, detail)
 		r.Next = in.with("at", "")
 		if at+1 < len(r.Entries) {
 			r.Next = in.with("at", r.Entries[at+1].ID.String())

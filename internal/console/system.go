@@ -51,41 +51,43 @@ func (c *Console) system(in *request) (*view, error) {
 	s := &system{
 		WhyAutomatic: missingRoleIn(in.me(), access.Operator, ""), WhyChecks: missingRoleIn(in.me(), access.Admin, ""),
 		Copies: append(copies("dlqd automatic; dlqd capture", "SELECT * FROM dlq.automatic; SELECT * FROM dlq.capture_status();", //nolint:unqueryvet // for people
-			in.curl("/api/health", "/api/dlq/automatic", "/api/dlq/capture")), copyText{"checks", "dlqd doctor"}),
+			in.curl(api.GetHealth.Path, api.GetAutomatic.Path, api.GetCapture.Path)), copyText{"checks", "dlqd doctor"}),
 	}
 	if !in.me().May(access.Metrics) {
-		return nil, &Problem{Status: http.StatusForbidden, Detail: "this page requires the role reader"}
+		return nil, &api.Problem{Status: http.StatusForbidden, Detail: "this page requires the role reader"}
 	}
-	var health api.Health
-	ok, err := in.getIfAllowed("/api/health", nil, &health)
+	health, ok, err := callIfAllowed(in, api.GetHealth, api.None{})
 	if err != nil {
 		return nil, err
 	}
 	if s.Hidden = !ok; ok {
-		s.Health = &health
+		s.Health = health
 		for _, p := range health.Parts {
 			s.Parts = append(s.Parts, newPart(p))
 		}
 	}
-	var overview automatic.Overview
-	if ok, err = in.getIfAllowed("/api/dlq/automatic", nil, &overview); err != nil {
+	overview, ok, err := callIfAllowed(in, api.GetAutomatic, api.None{})
+	if err != nil {
 		return nil, err
-	} else if ok {
-		s.Automatic = &overview
+	}
+	if ok {
+		s.Automatic = overview
 	}
 	if s.Automatic != nil && s.Automatic.Stopped != nil && s.Automatic.Stopped.Restored {
-		var restored api.Restored
-		if ok, err = in.getIfAllowed("/api/dlq/restored", nil, &restored); err != nil {
+		restored, ok, err := callIfAllowed(in, api.GetRestored, api.None{})
+		if err != nil {
 			return nil, err
-		} else if ok {
-			s.Restored = &restored
+		}
+		if ok {
+			s.Restored = restored
 		}
 	}
-	var capture reconcile.Capture
-	if ok, err = in.getIfAllowed("/api/dlq/capture", nil, &capture); err != nil {
+	capture, ok, err := callIfAllowed(in, api.GetCapture, api.None{})
+	if err != nil {
 		return nil, err
-	} else if ok {
-		s.Capture = &capture
+	}
+	if ok {
+		s.Capture = capture
 	}
 	s.Sentence = s.summary()
 	return &view{Template: "system", Title: "System", Data: s, Interval: systemInterval, Section: "/system"}, nil
@@ -148,13 +150,12 @@ func (c *Console) checks(in *request) (*done, error) {
 	}
 	s, ok := v.Data.(*system)
 	if !ok {
-		return nil, &Problem{
+		return nil, &api.Problem{
 			Status: http.StatusInternalServerError, Title: "Internal error",
 			Detail: "loading this page failed; see the log of dlqd",
 		}
 	}
-	s.Checks = &api.Examination{}
-	if err := in.post("/api/doctor", nil, s.Checks); err != nil {
+	if s.Checks, err = call(in, api.Examine, api.None{}); err != nil {
 		return nil, err
 	}
 	for _, f := range s.Checks.Findings {
@@ -166,9 +167,14 @@ func (c *Console) checks(in *request) (*done, error) {
 	return &done{View: v}, nil
 }
 
+// automaticInput returns the note of a form as the input of an operation on automatic redelivery.
+func automaticInput(in *request) api.AutomaticInput {
+	return api.AutomaticInput{Body: &api.AutomaticAction{Action: api.Action{Note: in.PostFormValue("note")}}}
+}
+
 // resumeRestored lets a restored database send again.
 func (c *Console) resumeRestored(in *request) (*done, error) {
-	if err := in.post("/api/dlq/restored/resume", map[string]any{"note": in.PostFormValue("note")}, nil); err != nil {
+	if _, err := call(in, api.ResumeRestored, automaticInput(in)); err != nil {
 		return nil, err
 	}
 	return &done{To: "/system#automatic", Flash: flash{Text: "Sending resumed: dlqd sends what was held."}}, nil
@@ -182,9 +188,13 @@ func (c *Console) switchAutomatic(in *request) (*done, error) {
 		"resume": "The stop is lifted. The switches apply again.",
 	}[verb]
 	if text == "" {
-		return nil, &Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose stop or resume"}
+		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose stop or resume"}
 	}
-	if err := in.post("/api/dlq/automatic/"+verb, map[string]any{"note": in.PostFormValue("note")}, nil); err != nil {
+	operation := api.StopAutomatic
+	if verb == "resume" {
+		operation = api.ResumeAutomatic
+	}
+	if _, err := call(in, operation, automaticInput(in)); err != nil {
 		return nil, err
 	}
 	return &done{To: "/system#automatic", Flash: flash{Text: text}}, nil

@@ -1,0 +1,195 @@
+package api
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"reflect"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// Operation is an operation of the API. In holds its parameters and its body, in the form that huma reads, and
+// Out is the body of its answer. The API registers the operation, and the console and the command line call it,
+// by the same value: a renamed field does not compile on either side.
+type Operation[In, Out any] struct{ ID, Method, Path string }
+
+// None is the input of an operation without parameters and body.
+type None = struct{}
+
+// Request is a request for an operation, without the address of the API and the caller's credentials.
+type Request struct {
+	Method string
+	Path   string // with the query
+	Body   []byte // JSON; nil for no body
+}
+
+// Request returns the request for an operation. Parameters with their zero value are omitted, so the API's
+// defaults apply.
+func (o Operation[In, Out]) Request(in *In) (*Request, error) {
+	r := &Request{Method: o.Method, Path: o.Path}
+	query, input := url.Values{}, reflect.ValueOf(in).Elem()
+	for _, field := range reflect.VisibleFields(input.Type()) {
+		value := input.FieldByIndex(field.Index)
+		if name := field.Tag.Get("path"); name != "" {
+			text := parameterText(value)
+			if text == "" || text == "." || text == ".." { // would name another operation
+				return nil, &Problem{
+					Status: http.StatusUnprocessableEntity, Title: "Invalid name",
+					Detail: "a name must not be empty, \".\" or \"..\"",
+				}
+			}
+			r.Path = strings.Replace(r.Path, "{"+name+"}", url.PathEscape(text), 1)
+		}
+		if name := field.Tag.Get("query"); name != "" && !value.IsZero() {
+			query.Set(name, parameterText(value))
+		}
+		switch {
+		case field.Name == "RawBody":
+			r.Body = value.Bytes()
+		case field.Name == "Body" && (value.Kind() != reflect.Pointer || !value.IsNil()):
+			var err error
+			if r.Body, err = encodeBody(value.Interface()); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if len(query) > 0 {
+		r.Path += "?" + query.Encode()
+	}
+	return r, nil
+}
+
+// parameterText returns a parameter as huma parses it.
+func parameterText(value reflect.Value) string {
+	if list, ok := value.Interface().([]string); ok {
+		return strings.Join(list, ",")
+	}
+	return fmt.Sprint(value.Interface())
+}
+
+// encodeBody returns a body as JSON. The payload of a replay stays as it was typed: encoding/json would
+// reformat it, and queues with exact payloads deliver the text.
+func encodeBody(body any) ([]byte, error) {
+	action, ok := body.(*ReplayAction)
+	if !ok || action.Payload == nil {
+		return json.Marshal(body)
+	}
+	rest := *action
+	rest.Payload = nil
+	return withPayload(rest, action.Payload)
+}
+
+// Encode returns a message as JSON, with its payload as it was typed.
+func (s *Submission) Encode() ([]byte, error) {
+	return withPayload(struct {
+		Submission
+
+		Payload json.RawMessage `json:"payload,omitempty"` // hides that of Submission
+	}{Submission: *s}, s.Payload)
+}
+
+// withPayload encodes an object without a payload, and adds the payload unchanged.
+func withPayload(object any, payload json.RawMessage) ([]byte, error) {
+	raw, err := json.Marshal(object)
+	if err != nil || payload == nil {
+		return raw, err
+	}
+	raw = raw[:len(raw)-1]
+	if len(raw) > 1 {
+		raw = append(raw, ',')
+	}
+	return append(append(append(raw, `"payload":`...), payload...), '}'), nil
+}
+
+// Problem is an error answer of the API (RFC 9457).
+type Problem struct { //nolint:errname // the RFC's word
+	Status int            `json:"status"`
+	Title  string         `json:"title"`
+	Detail string         `json:"detail"`
+	Errors []ProblemCause `json:"errors"`
+}
+
+// ProblemCause is one cause of a problem: what is wrong with a part of the request.
+type ProblemCause struct {
+	Location string          `json:"location"`
+	Message  string          `json:"message"`
+	Value    json.RawMessage `json:"value"`
+}
+
+func (p *Problem) Error() string {
+	text := p.Detail
+	for _, e := range p.Errors {
+		if e.Message != "" && !strings.Contains(text, e.Message) {
+			text += "; " + strings.TrimPrefix(strings.TrimPrefix(e.Location, "body."), "query.") + ": " + e.Message
+		}
+	}
+	return text
+}
+
+// Answer returns the answer of an operation. An error answer becomes a [*Problem], and a request for approval
+// an [*ApprovalRequestedError]: then the operation was not carried out.
+func (o Operation[In, Out]) Answer(status int, header http.Header, body []byte) (*Out, error) {
+	out := new(Out)
+	if status >= http.StatusBadRequest {
+		problem := &Problem{}
+		if json.Unmarshal(body, problem) == nil && problem.Detail != "" {
+			problem.Status = status
+			return nil, problem
+		}
+		// get-health answers 503 with its usual body.
+		if status != http.StatusServiceUnavailable || json.Unmarshal(body, out) != nil {
+			return nil, fmt.Errorf("the API answered %d %s", status, http.StatusText(status))
+		}
+		return out, nil
+	}
+	if status == http.StatusAccepted && strings.HasPrefix(header.Get("Location"), ApprovalsPath) {
+		requested := &ApprovalRequestedError{}
+		if err := json.Unmarshal(body, &requested.Asked); err != nil || requested.Approval == nil {
+			return nil, errors.Join(errors.New("approval is needed, but the API's response names no request for approval"), err)
+		}
+		return nil, requested
+	}
+	if len(body) == 0 {
+		return out, nil
+	}
+	return out, json.Unmarshal(body, out)
+}
+
+// output is the answer to an operation, as huma writes it.
+type output[Out any] struct {
+	Status int
+	Body   Out
+}
+
+// withStatus is a body whose content decides the status of the answer.
+type withStatus interface{ status() int }
+
+// register registers the function that carries out an operation.
+func register[In, Out any](api huma.API, o Operation[In, Out], described huma.Operation,
+	carryOut func(context.Context, *In) (*Out, error),
+) {
+	described = o.describe(described)
+	huma.Register(api, described, func(ctx context.Context, in *In) (*output[Out], error) {
+		out, err := carryOut(ctx, in)
+		if err != nil {
+			return nil, err
+		}
+		status := cmp.Or(described.DefaultStatus, http.StatusOK)
+		if s, ok := any(out).(withStatus); ok {
+			status = s.status()
+		}
+		return &output[Out]{status, *out}, nil
+	})
+}
+
+// describe adds the operation's name and address to its description.
+func (o Operation[In, Out]) describe(described huma.Operation) huma.Operation {
+	described.OperationID, described.Method, described.Path = o.ID, o.Method, o.Path
+	return described
+}
