@@ -56,7 +56,7 @@ type EraseRequest struct {
 type EraseAnswer struct {
 	deadletter.Erasure
 
-	DryRun bool `json:"dryRun,omitempty" doc:"Whether this was a dry run, which changes nothing; entries is then the number that the filter selects."`
+	DryRun bool `json:"dryRun,omitempty" doc:"Whether this was a dry run, which changes nothing: at is the time of the count, entries is the number that the filter selects, and the other fields are empty."`
 }
 
 type eraseInput struct{ Body EraseRequest }
@@ -169,7 +169,7 @@ func (s *service) erase(ctx context.Context, in *eraseInput) (*eraseOutput, erro
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &eraseOutput{Body: EraseAnswer{DryRun: true}}
+		out := &eraseOutput{Body: EraseAnswer{Erasure: deadletter.Erasure{At: time.Now(), Fields: []string{}}, DryRun: true}}
 		for _, row := range rows {
 			out.Body.Entries += row.Entries
 		}

@@ -83,7 +83,8 @@ func (s *service) registerOperations(api huma.API) {
 
 	live := huma.Operation{
 		OperationID: "livez", Method: http.MethodGet, Path: "/livez", Tags: tags,
-		Summary: "Check that the process runs; restart it if this does not answer", Errors: []int{503},
+		Summary: "Check that the process runs; restart it if this does not answer",
+		Errors:  []int{http.StatusUnprocessableEntity, http.StatusServiceUnavailable},
 	}
 	example(&live, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, live, func(context.Context, *struct{}) (*statusOutput, error) {
@@ -95,7 +96,8 @@ func (s *service) registerOperations(api huma.API) {
 	ready := huma.Operation{
 		OperationID: "readyz", Method: http.MethodGet, Path: "/readyz", Tags: tags,
 		Summary: "Check that the process can serve requests; it cannot while it starts or stops, or while the database " +
-			"does not answer", Errors: []int{503},
+			"does not answer",
+		Errors: []int{http.StatusUnprocessableEntity, http.StatusServiceUnavailable},
 	}
 	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
 	huma.Register(api, ready, func(ctx context.Context, _ *struct{}) (*statusOutput, error) {

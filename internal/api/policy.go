@@ -183,7 +183,7 @@ func (s *service) previewPolicy(ctx context.Context, in *draftInput) (*policyPre
 	}
 	inForce := s.Planner()
 	out := &policyPreviewOutput{PolicyPreview{
-		Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{},
+		Values: []string{}, Behaviour: append([]string{}, strategy.BehaviourDiff(inForce, next)...), Changed: []worker.Rejudged{},
 	}}
 	for _, c := range policy.Diff(inForce.Policy(), next.Policy()) {
 		out.Body.Values = append(out.Body.Values, c.String())
