@@ -99,7 +99,7 @@ freeze: ## at a release: freeze its migrations (LAST=00007: up to this one), and
 
 .PHONY: openapi-lint
 openapi-lint: ## lint the OpenAPI document with Redocly (needs npm)
-	REDOCLY_TELEMETRY=off $(REDOCLY) lint --config openapi/redocly.yaml openapi/openapi.yaml
+	REDOCLY_TELEMETRY=off $(REDOCLY) lint openapi/openapi.yaml
 
 .PHONY: script-check
 script-check: ## type-check the console's script (needs npm)

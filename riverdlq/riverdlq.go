@@ -218,8 +218,8 @@ func clean(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// Middleware records structured errors, and cancels a job at once if the class of its error is
-// permanent.
+// Middleware records structured errors, returned or as the value of a panic. It cancels a job at once if the
+// class of a returned error is permanent.
 type Middleware struct {
 	river.MiddlewareDefaults
 
@@ -241,8 +241,15 @@ func NewMiddleware() *Middleware { return &Middleware{} }
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
 	start, returned := time.Now(), false
 	defer func() {
-		if !returned { // doInner panicked; River recovers it
-			_ = m.recordAttempt(ctx, job, time.Since(start))
+		if returned {
+			return
+		}
+		_ = m.recordAttempt(ctx, job, time.Since(start))
+		if value := recover(); value != nil { // nil: the goroutine ends
+			if err, ok := value.(error); ok {
+				_ = Record(ctx, job, err)
+			}
+			panic(value) // River recovers it, and its trace has the frames of the first panic
 		}
 	}()
 	err := doInner(ctx)

@@ -110,8 +110,11 @@ func newAttach() *cobra.Command {
 					printMissing(out, plan)
 					return fmt.Errorf("cannot attach: %w", err)
 				}
-				if len(plan.Create) == 0 {
+				if len(plan.Create)+len(plan.Upgrade) == 0 {
 					_, _ = fmt.Fprintln(out, "dlqd is already attached; nothing to create")
+				}
+				for _, item := range plan.Upgrade {
+					_, _ = fmt.Fprintln(out, "upgrade", item)
 				}
 				for _, item := range plan.Create {
 					_, _ = fmt.Fprintln(out, "create", item)
@@ -150,7 +153,8 @@ func newAttach() *cobra.Command {
 	database.register(cmd)
 	cmd.Flags().BoolVar(&backfill, "backfill", false, "also record jobs that failed before and that River still has; "+
 		"they wait for an operator")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be created, and which privileges are missing")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be created or upgraded, and which privileges are "+
+		"missing")
 	return cmd
 }
 

@@ -397,6 +397,7 @@ func newShow() *cobra.Command {
 			if e.Checkpoint != nil {
 				row("checkpoint", e.Checkpoint.String())
 			}
+			row("assignee", text(e.AssignedTo))
 			row("notes", text(e.Notes))
 			row("event", string(e.OriginalEvent))
 			if len(e.EditedEvent) > 0 {

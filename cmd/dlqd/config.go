@@ -61,8 +61,10 @@ func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
 	return rejectFlags(cmd, "if the policy names its destinations", "destination")
 }
 
-// loadPlanner loads a policy and compiles its rules.
+// loadPlanner loads a policy and compiles its rules, to check or compare it. It needs no files with secrets:
+// they are not in Git, so a reviewer and CI do not have them.
 func loadPlanner(source policy.Source) (*strategy.Planner, error) {
+	source.SecretsElsewhere = true
 	p, err := policy.Load(source)
 	if err != nil {
 		return nil, err
@@ -76,7 +78,9 @@ func newConfigCheck() *cobra.Command {
 		Use:   "check [DIR]",
 		Short: "Check a policy; print each error with file and line",
 		Long: "Check reads DIR (default: the current directory) as serve does, for one environment or, without --env, " +
-			"for each.",
+			"for each.\n" +
+			"It warns of missing files with secrets, which only serve needs, and of queues that the policy names elsewhere\n" +
+			"but does not have. A warning does not fail the check.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := "."
@@ -105,6 +109,9 @@ func newConfigCheck() *cobra.Command {
 					continue
 				}
 				p := planner.Policy()
+				for _, warning := range p.Warnings() {
+					printSafef(cmd.ErrOrStderr(), "warning: %s\n", warning)
+				}
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok, version %s: %d queues, %d destinations, %d rules\n", name,
 					p.Version(), len(p.Queues), len(p.Destinations), len(p.Routing.Rules))
 			}
@@ -158,8 +165,8 @@ func newConfigDiff() *cobra.Command {
 				}
 				planners[i], err = loadPlanner(policy.Source{Dir: dir, Env: env, Destination: defaultDestination})
 				remove()
-				if err != nil {
-					return fmt.Errorf("%s: %w", name, err)
+				if err != nil { // name the revision, not the directory that is gone
+					return fmt.Errorf("%s: %s", name, strings.ReplaceAll(err.Error(), dir, name))
 				}
 			}
 			out := cmd.OutOrStdout()
@@ -342,7 +349,12 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 	}
 	destination := p.Destinations[queue.Destination]
 	if destination == nil {
-		destination = &policy.Destination{URL: defaultDestination}
+		destination = &policy.Destination{}
+	}
+	if destination.URL == "" { // unknown, or in a file that is not read here
+		known := *destination
+		known.URL = defaultDestination
+		destination = &known
 	}
 	sent := &message.Message{
 		MessageID: "sample", Queue: s.Queue, EventKind: s.Kind, Source: s.Source, Payload: payload, Headers: s.Headers,

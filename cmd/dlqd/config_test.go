@@ -99,6 +99,93 @@ func TestConfigCheck_NamesFileAndLine(t *testing.T) {
 	require.Contains(t, stderr, "rules[0].match.message")
 }
 
+// TestConfig_NeedsNoSecrets checks that a reviewer, who has no files with secrets, can check, compare and test
+// a policy.
+func TestConfig_NeedsNoSecrets(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{
+		"retry-policies": "queues: {orders: {destination: shop}, mails: {destination: mailer}}\ndestinations:\n" +
+			"  shop: {url: 'https://shop.example.com/', secretFile: shop.secret}\n  mailer: {urlFile: mailer.url}\n",
+		"access": "authentication: [oidc]\noidc: {issuer: 'https://login.example.com', clientID: dlqd, " +
+			"clientSecretFile: oidc.secret}\n",
+	})
+	samples := filepath.Join(dir, "x.samples.yaml")
+	require.NoError(t, os.WriteFile(samples, []byte("- {name: a, queue: mails, answer: {status: 503}, expect: {class: "+
+		"outage}}\n- {name: b, queue: orders, answer: {status: 422}, expect: {class: validation}}\n"), 0o600))
+	stdout, stderr, code := run(t, "config", "check", dir)
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "ok, version")
+	for _, want := range []string{
+		"retry-policies.yaml:3: destinations.shop.secretFile: ", "retry-policies.yaml:4: destinations.mailer.urlFile: ",
+		"access.yaml:2: oidc.clientSecretFile: ",
+	} {
+		require.Contains(t, stderr, want)
+	}
+	require.Contains(t, ok(t, "config", "test", "--config-dir", dir, samples), "2 samples")
+	_, stderr, code = run(t, "serve", "--config-dir", dir, "--database-url", postgrestest.URL(t))
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "shop.secret")
+
+	temporary := t.TempDir()
+	diff := func(args ...string) (string, int) {
+		cmd := exec.CommandContext(t.Context(), program, append([]string{"config", "diff"}, args...)...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "TMPDIR="+temporary)
+		out, _ := cmd.CombinedOutput()
+		left, err := os.ReadDir(temporary)
+		require.NoError(t, err)
+		require.Empty(t, left, "a diff leaves no files")
+		return string(out), cmd.ProcessState.ExitCode()
+	}
+	for _, args := range [][]string{
+		{"init", "--quiet"}, {"add", "."}, {"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-qm", "policy"},
+	} {
+		require.NoError(t, exec.CommandContext(t.Context(), "git", append([]string{"-C", dir}, args...)...).Run())
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "shop.secret"), []byte("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+		0o600))
+	out, code := diff("HEAD:.", ".")
+	require.Zero(t, code, out)
+	require.Equal(t, "no difference\n", out)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "monitoring.yaml"), []byte("defaults: {maxOpen: many}"), 0o600))
+	out, code = diff("HEAD:.", ".")
+	require.Equal(t, 1, code)
+	require.Contains(t, out, "monitoring.yaml:1")
+	require.NoError(t, exec.CommandContext(t.Context(), "git", "-C", dir, "add", "monitoring.yaml").Run())
+	require.NoError(t, exec.CommandContext(t.Context(), "git", "-C", dir, "-c", "user.name=t", "-c",
+		"user.email=t@example.com", "commit", "-qm", "mistake").Run())
+	out, code = diff("HEAD:.", "HEAD~1:.")
+	require.Equal(t, 1, code)
+	require.Contains(t, out, "HEAD:./monitoring.yaml:1", "it names the revision")
+}
+
+func TestConfigCheck_WarnsOfUnknownQueues(t *testing.T) {
+	t.Parallel()
+	files := policytest.Files{
+		"retry-policies":  "queues: {orders: {destination: shop}}\ndestinations: {shop: {url: 'https://shop.example.com/'}}\n",
+		"circuit-breaker": "riverQueues: {mailers: {openFor: 60s}}\n",
+		"dlq-routing": "rules:\n- {name: a, match: {queue: ordres}, class: outage}\n- {name: b, match: {queue: [ord*, " +
+			"mailers]}, class: outage}\nqueues:\n  ordrs: {maxRetries: 2}\nautomatic:\n  queues: {odrers: {enabled: true}}\n",
+		"monitoring": "queues: {orderz: {maxOpen: 3}}\n",
+		"access": "authentication: [tokens]\ngrants: [{groups: [g], role: reader, queues: [order-*]}]\n" +
+			"approvals: {rules: [{operations: [purge], queues: [oders]}]}\n",
+	}
+	_, stderr, code := run(t, "config", "check", policytest.Dir(t, files))
+	require.Zero(t, code, stderr)
+	for _, want := range []string{
+		`dlq-routing.yaml:2: rules[0].match.queue: no queue of this policy has the name "ordres"`,
+		`dlq-routing.yaml:5: queues.ordrs: `, `dlq-routing.yaml:7: automatic.queues.odrers: `,
+		`monitoring.yaml:1: queues.orderz: `, `access.yaml:2: grants[0].queues: `,
+		`access.yaml:3: approvals.rules[0].queues: `,
+	} {
+		require.Contains(t, stderr, want)
+	}
+	require.NotContains(t, stderr, "rules[1]")
+	delete(files, "retry-policies") // an application may work every queue
+	_, stderr, code = run(t, "config", "check", policytest.Dir(t, files))
+	require.Zero(t, code, stderr)
+	require.Empty(t, stderr)
+}
+
 func TestConfigTest_FailsOnUnexpectedDecision(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "x.samples.yaml")

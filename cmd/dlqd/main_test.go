@@ -81,7 +81,8 @@ type served struct {
 	api string
 	log *syncBuffer
 
-	read chan struct{} // closed when all of the log is read
+	stderr io.Closer
+	read   chan struct{} // closed when all of the log is read
 }
 
 type syncBuffer struct {
@@ -110,6 +111,7 @@ func serve(t *testing.T, args ...string) *served {
 		append([]string{"serve", "--listen", "127.0.0.1:0", "--archive", "none"}, args...)...)
 	pipe, err := s.cmd.StderrPipe()
 	require.NoError(t, err)
+	s.stderr = pipe
 	require.NoError(t, s.cmd.Start())
 	t.Cleanup(func() { _ = s.cmd.Process.Signal(syscall.SIGTERM); _ = s.cmd.Wait() })
 	ready := make(chan string, 1)
@@ -297,6 +299,22 @@ func TestServe_EmbeddedPostgres(t *testing.T) {
 	require.Zero(t, s.stop(syscall.SIGINT), s.log.String())
 	require.Contains(t, ok(t, append([]string{"migrate", "status"}, embedded(t, dir)...)...), "up to date",
 		"migrate status starts the server")
+}
+
+// TestServe_SurvivesAClosedLog checks that serve goes on if the program that reads its log has ended
+// (dlqd serve 2>&1 | head), and stops its Postgres at the end.
+func TestServe_SurvivesAClosedLog(t *testing.T) {
+	t.Parallel()
+	parent := dataDir(t)
+	require.NoError(t, os.Chmod(parent, 0o755)) // the server runs as another user
+	dir := filepath.Join(parent, "data")
+	s := serve(t, embedded(t, dir)...)
+	require.NoError(t, s.stderr.Close())
+	ok(t, "log-level", "debug", "--api-url", s.api)
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP)) // a reload is logged
+	ok(t, "send", "--api-url", s.api, "--kind", "k", "1")
+	require.Zero(t, s.stop(syscall.SIGTERM), "not ended by SIGPIPE")
+	require.NoFileExists(t, filepath.Join(dir, "pgdata", "postmaster.pid"), "Postgres has stopped")
 }
 
 // TestPsql_HidesPassword checks the arguments of psql, which other users of the machine can read: the

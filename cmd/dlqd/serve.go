@@ -45,6 +45,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			if err := database.check(cmd); err != nil {
 				return err
 			}
+			ignoreClosedPipes()
 			config.LogLevel = new(slog.LevelVar)
 			if err := config.LogLevel.UnmarshalText([]byte(logLevel)); err != nil {
 				return &usageError{err}
@@ -167,6 +168,10 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 	flags.Lookup("otlp-endpoint").DefValue = "$OTEL_EXPORTER_OTLP_ENDPOINT"
 	return cmd
 }
+
+// ignoreClosedPipes lets a process go on if the program that reads its log has ended
+// (dlqd serve 2>&1 | head). By default, the next line of the log would end the process by SIGPIPE.
+func ignoreClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // reloadOnHangup reloads the server's policy on SIGHUP.
 func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {

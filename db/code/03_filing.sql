@@ -31,11 +31,12 @@ BEGIN
         END IF;
         IF error_stack_trace IS NOT NULL THEN
             error_type := 'panic';
+        END IF;
         -- Metadata outlives the attempt that wrote it, so it counts only if it is from the last
         -- attempt.
-        ELSIF v_reported -> 'attempt' = coalesce(v_last -> 'attempt', to_jsonb(p_attempt)) THEN
+        IF v_reported -> 'attempt' = coalesce(v_last -> 'attempt', to_jsonb(p_attempt)) THEN
             error_message := coalesce(v_reported ->> 'message', error_message);
-            error_type := left(v_reported ->> 'type', 255);
+            error_type := coalesce(left(v_reported ->> 'type', 255), error_type);
             error_code := left(v_reported ->> 'code', 255);
             error_title := left(v_reported ->> 'title', 1000);
             error_context := nullif(v_reported -> 'context', 'null');

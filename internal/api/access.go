@@ -127,7 +127,11 @@ func describeNeeds(api huma.API) {
 	}
 	for path, item := range document.Paths {
 		for _, operation := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
-			if operation == nil || slices.Contains(publicPaths, path) {
+			if operation == nil {
+				continue
+			}
+			if slices.Contains(publicPaths, path) {
+				operation.Security = []map[string][]string{} // the document says that it needs none
 				continue
 			}
 			n, text := needOf(operation.OperationID), "Needs no role."

@@ -253,7 +253,8 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	}
 	api := humago.New(mux, humaConfig)
 	observe := func(ctx huma.Context, next func(huma.Context)) { s.observe(api, ctx, next) }
-	api.UseMiddleware(observe, s.authorize(api), s.refuseWhenIdle(api), refuseUnstorable(api), s.readBodies(api))
+	api.UseMiddleware(observe, s.authorize(api), s.refuseWhenIdle(api), refuseUnstorable(api), joinLists(api),
+		s.readBodies(api))
 	s.registerMessages(api)
 	s.registerEntries(api)
 	s.registerReplays(api)
@@ -474,6 +475,50 @@ func (c readContext) SetReadDeadline(time.Time) error { return nil }
 
 // Unwrap implements the interface of humago.Unwrap.
 func (c readContext) Unwrap() huma.Context { return c.humaContext }
+
+// joinLists lets clients repeat a list parameter (status=a&status=b) as well as separate its values by
+// commas, which huma expects. It refuses other parameters that are given twice: huma would use the first.
+func joinLists(api huma.API) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		lists := listContext{humaContext: ctx, joined: map[string]string{}}
+		url := ctx.URL()
+		query := url.Query()
+		for _, p := range ctx.Operation().Parameters {
+			switch values := query[p.Name]; {
+			case p.In != "query" || len(values) < 2:
+			case p.Schema.Type == huma.TypeArray:
+				lists.joined[p.Name] = strings.Join(values, ",")
+			default:
+				_ = huma.WriteErr(api, ctx, http.StatusUnprocessableEntity, "validation failed", &huma.ErrorDetail{
+					Location: "query." + p.Name, Message: "given " + strconv.Itoa(len(values)) + " times; it takes one value",
+				})
+				return
+			}
+		}
+		if len(lists.joined) > 0 {
+			ctx = lists
+		}
+		next(ctx)
+	}
+}
+
+// listContext is the context of a request that repeats list parameters.
+type listContext struct {
+	humaContext
+
+	joined map[string]string
+}
+
+// Query returns the value of a parameter. Those of a list that the request repeats are joined by commas.
+func (c listContext) Query(name string) string {
+	if joined, ok := c.joined[name]; ok {
+		return joined
+	}
+	return c.humaContext.Query(name)
+}
+
+// Unwrap implements the interface of humago.Unwrap.
+func (c listContext) Unwrap() huma.Context { return c.humaContext }
 
 // problem returns the response for an error. Errors that a client cannot fix are logged; the
 // response does not repeat them.

@@ -55,7 +55,7 @@ type EraseRequest struct {
 type EraseAnswer struct {
 	deadletter.Erasure
 
-	DryRun bool `json:"dryRun,omitempty" doc:"Whether this was a dry run, which changes nothing; entries is then the number that the filter selects."`
+	DryRun bool `json:"dryRun,omitempty" doc:"Whether this was a dry run, which changes nothing: at is the time of the count, entries is the number that the filter selects, and the other fields are empty."`
 }
 
 // EraseInput is a request to erase data.
@@ -175,7 +175,7 @@ func (s *service) erase(ctx context.Context, in *EraseInput) (*EraseAnswer, erro
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		out := &EraseAnswer{DryRun: true}
+		out := &EraseAnswer{Erasure: deadletter.Erasure{At: time.Now(), Fields: []string{}}, DryRun: true}
 		for _, row := range rows {
 			out.Entries += row.Entries
 		}

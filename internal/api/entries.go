@@ -134,7 +134,7 @@ type MovesOfDay struct {
 // ListInput selects entries of a list.
 type ListInput struct {
 	Q          string   `query:"q" maxLength:"4096" doc:"A filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). A field may be set here or as a parameter, not both." example:"queue:payments age:<2d"`
-	Status     []string `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states."`
+	Status     []string `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states: several values are separated by commas, or the parameter is repeated."`
 	Queue      string   `query:"queue" doc:"Only this queue."`
 	Kind       string   `query:"kind" doc:"Only this kind."`
 	ErrorType  string   `query:"errorType" doc:"Only this error type."`

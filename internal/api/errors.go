@@ -31,6 +31,8 @@ const (
 func init() { //nolint:gochecknoinits // huma has these as variables of the package
 	// encoding/json accepts "Filter" for "filter"; other parsers do not.
 	huma.ValidateStrictCasing = true
+	// Answers have empty arrays, not null.
+	huma.DefaultArrayNullable = false
 	standard := huma.NewError
 	huma.NewError = func(status int, msg string, errs ...error) huma.StatusError {
 		e := standard(status, truncate(msg, maxDetail), errs[:min(len(errs), maxProblems)]...)

@@ -55,7 +55,7 @@ type GroupChanged struct {
 
 // GroupsInput selects failure groups.
 type GroupsInput struct {
-	Status     []string `query:"status" enum:"open,fixed,regressed,muted" doc:"Only groups in these states."`
+	Status     []string `query:"status" enum:"open,fixed,regressed,muted" doc:"Only groups in these states: several values are separated by commas, or the parameter is repeated."`
 	Queue      string   `query:"queue" maxLength:"127" doc:"Only groups of this queue."`
 	ErrorClass string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only groups of this class."`
 	Owner      string   `query:"owner" maxLength:"255" doc:"Only groups of this owner; \"nobody\" for groups without an owner." example:"kim"`

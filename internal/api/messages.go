@@ -33,7 +33,7 @@ type Submission struct {
 	Payload      json.RawMessage            `json:"payload" doc:"Body of the delivery: any JSON."`
 	Source       string                     `json:"source,omitempty" maxLength:"255" doc:"Sender of the message." example:"checkout"`
 	SubscriberID string                     `json:"subscriberId,omitempty" maxLength:"255" doc:"Subscriber whom the message concerns." example:"sub_81"`
-	Priority     int                        `json:"priority,omitempty" minimum:"1" maximum:"4" default:"2" doc:"1 is the most urgent, 4 the least."`
+	Priority     int                        `json:"priority,omitempty" minimum:"1" maximum:"4" doc:"1 is the most urgent, 4 the least; 2 if absent."`
 	Tags         []string                   `json:"tags,omitempty" maxItems:"32" doc:"Tags of three or more letters, digits, _ and -."`
 	Headers      map[string]string          `json:"headers,omitempty" doc:"HTTP headers of the delivery, sent unchanged."`
 	Metadata     map[string]json.RawMessage `json:"metadata,omitempty" doc:"Stored with the message, not delivered."`

@@ -88,7 +88,8 @@ func (s *service) registerOperations(api huma.API) {
 
 	live := huma.Operation{
 		Tags:    tags,
-		Summary: "Check that the process runs; restart it if this does not answer", Errors: []int{503},
+		Summary: "Check that the process runs; restart it if this does not answer",
+		Errors:  []int{http.StatusUnprocessableEntity, http.StatusServiceUnavailable},
 	}
 	example(&live, http.StatusOK, map[string]string{"status": "ok"})
 	register(api, Livez, live, func(context.Context, *None) (*StatusOutputBody, error) {
@@ -98,7 +99,8 @@ func (s *service) registerOperations(api huma.API) {
 	ready := huma.Operation{
 		Tags: tags,
 		Summary: "Check that the process can serve requests; it cannot while it starts or stops, or while the database " +
-			"does not answer", Errors: []int{503},
+			"does not answer",
+		Errors: []int{http.StatusUnprocessableEntity, http.StatusServiceUnavailable},
 	}
 	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
 	register(api, Readyz, ready, func(ctx context.Context, _ *None) (*StatusOutputBody, error) {

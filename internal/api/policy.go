@@ -184,7 +184,7 @@ func (s *service) previewPolicy(ctx context.Context, in *DraftInput) (*PolicyPre
 	}
 	inForce := s.Planner()
 	out := &PolicyPreview{
-		Values: []string{}, Behaviour: strategy.BehaviourDiff(inForce, next), Changed: []worker.Rejudged{},
+		Values: []string{}, Behaviour: append([]string{}, strategy.BehaviourDiff(inForce, next)...), Changed: []worker.Rejudged{},
 	}
 	for _, c := range policy.Diff(inForce.Policy(), next.Policy()) {
 		out.Values = append(out.Values, c.String())

@@ -28,7 +28,7 @@ type ReplayRequest struct {
 	DryRun      bool              `json:"dryRun,omitempty" doc:"Only return what the run would do."`
 	Expect      *int64            `json:"expect,omitempty" minimum:"0" doc:"Expected number of entries: required above the policy's expectAbove. A different number answers 409."`
 	Order       string            `json:"order,omitempty" enum:"oldest,newest" doc:"Order of the replays; oldest if absent."`
-	BatchSize   int               `json:"batchSize,omitempty" minimum:"1" maximum:"10000" default:"100" doc:"Entries that are replayed in one step. A run without rate and concurrency commits several steps together, up to 500 entries."`
+	BatchSize   int               `json:"batchSize,omitempty" minimum:"1" maximum:"10000" doc:"Entries that are replayed in one step; 100 if absent. A run without rate and concurrency commits several steps together, up to 500 entries."`
 	Rate        float64           `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Entries a second, at least 0.001; unlimited if absent."`
 	Concurrency int               `json:"concurrency,omitempty" minimum:"0" maximum:"1000000" doc:"Maximum number of redeliveries in progress; unlimited if absent."`
 	Patch       []json.RawMessage `json:"patch,omitempty" doc:"JSON Patch (RFC 6902) of each payload."`
@@ -37,7 +37,7 @@ type ReplayRequest struct {
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver messages to this destination instead of the destination of their queue. Rejected if the filter selects an application's job, which has no destination."`
 	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs that have completed a step continue after it (resume) or repeat all steps (discard). Required for a patch if the filter selects such jobs; otherwise resume if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Start although a destination is unhealthy, and replay entries although an equal job is live."`
-	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" default:"50" doc:"Percentage of failures among the last 50 redeliveries at which the run stops."`
+	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" doc:"Percentage of failures among the last 50 redeliveries at which the run stops; 50 if absent."`
 }
 
 // ReplayAnswer is a started run, or the result of a dry run.

@@ -219,6 +219,25 @@ func TestCapture_RecordsPanics(t *testing.T) {
 	require.Contains(t, *entry.ErrorStackTrace, "TestCapture_RecordsPanics")
 }
 
+// A panic with a structured error keeps what the error says, and has a stack trace.
+func TestCapture_RecordsPanicsWithStructuredErrors(t *testing.T) {
+	t.Parallel()
+	b := setup(t, func(context.Context, *river.Job[testArgs]) error {
+		panic(fmt.Errorf("charge: %w", &riverdlq.Error{
+			Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness, Title: "Declined",
+			Message: "insufficient funds", Context: map[string]any{"payment": "pay_81"},
+		}))
+	})
+	b.runJob(&river.InsertOpts{MaxAttempts: 1}, rivertype.JobStateDiscarded)
+	entry, _ := b.entry()
+	require.Equal(t, "CardDeclined", *entry.ErrorType)
+	require.Equal(t, "51", *entry.ErrorCode)
+	require.Equal(t, "business", *entry.ErrorClass)
+	require.Equal(t, "insufficient funds", *entry.ErrorMessage)
+	require.JSONEq(t, `{"payment": "pay_81"}`, string(entry.ErrorContext))
+	require.Contains(t, *entry.ErrorStackTrace, "TestCapture_RecordsPanicsWithStructuredErrors")
+}
+
 func TestCapture_RecordsJobCancel(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(context.Context, *river.Job[testArgs]) error {

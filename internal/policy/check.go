@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"errors"
+	"io/fs"
 	"maps"
 	"net/url"
 	"os"
@@ -90,6 +92,44 @@ func (l *loader) check() {
 	}
 	l.checkRouting()
 	l.checkAccess()
+	l.checkNames()
+}
+
+// checkNames warns of queues that the policy names in routing, limits or rights, but not in queues. They are
+// right only for the queues of an application. If the policy has no queues of its own, all are.
+func (l *loader) checkNames() {
+	p := l.policy
+	if p.Where("retry-policies", "queues") == "retry-policies" {
+		return
+	}
+	known := slices.Concat(p.QueueNames(), slices.Collect(maps.Keys(p.Breakers.RiverQueues)))
+	slices.Sort(known)
+	check := func(file, at string, patterns ...string) {
+		for _, pattern := range patterns {
+			if !slices.ContainsFunc(known, func(name string) bool { return MatchPattern(pattern, name) }) {
+				l.warnf(file, at, "no queue of this policy has the name %q (its queues: %s); right only for a queue that an "+
+					"application works", pattern, strings.Join(known, ", "))
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Routing.Queues)) {
+		check("dlq-routing", "queues."+name, name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Routing.Automatic.Queues)) {
+		check("dlq-routing", "automatic.queues."+name, name)
+	}
+	for i := range p.Routing.Rules {
+		check("dlq-routing", "rules["+strconv.Itoa(i)+"].match.queue", p.Routing.Rules[i].Match.Queue...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Monitoring.Queues)) {
+		check("monitoring", "queues."+name, name)
+	}
+	for i := range p.Access.Grants {
+		check("access", "grants["+strconv.Itoa(i)+"].queues", p.Access.Grants[i].Queues...)
+	}
+	for i := range p.Access.Approvals.Rules {
+		check("access", "approvals.rules["+strconv.Itoa(i)+"].queues", p.Access.Approvals.Rules[i].Queues...)
+	}
 }
 
 func (l *loader) checkDestination(name string, d *Destination) {
@@ -107,6 +147,9 @@ func (l *loader) checkDestination(name string, d *Destination) {
 		if d.URL = l.readSecret("retry-policies", at+".urlFile", d.URLFile); d.URL != "" {
 			l.checkURL(at+".urlFile", d.URL)
 		}
+		if l.source.SecretsElsewhere {
+			d.URL = ""
+		}
 	}
 	if d.Probe.URL != "" {
 		l.checkURL(at+".probe.url", d.Probe.URL)
@@ -121,6 +164,9 @@ func (l *loader) checkDestination(name string, d *Destination) {
 		if _, err := newSigner(d.Secret); err != nil {
 			l.addf(file, at+".secret", "must be base64, with or without the prefix whsec_")
 		}
+	}
+	if d.SecretFile != "" && l.source.SecretsElsewhere {
+		d.Secret = ""
 	}
 }
 
@@ -137,7 +183,9 @@ func (l *loader) readSecret(file, at, path string) (secret string) {
 	l.policy.secretFiles = append(l.policy.secretFiles, path)
 	raw, err := os.ReadFile(path)
 	secret = strings.TrimSpace(string(raw))
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) && l.source.SecretsElsewhere {
+		l.warnf(file, at, "%s is missing here; dlqd serve needs it", path)
+	} else if err != nil {
 		l.addf(file, at, "%w", err)
 	} else if secret == "" {
 		l.addf(file, at, "%s is empty", path)

@@ -75,6 +75,9 @@ type Source struct {
 	Env string // folder of Dir/environments, merged over Dir key by key; empty for none
 	// Destination is the URL of the destination "default" if the policy defines no queues.
 	Destination string
+	// SecretsElsewhere is for commands that check or compare a policy, on a machine that need not have the
+	// files with its secrets. A missing one is a warning, and secrets of files count as empty.
+	SecretsElsewhere bool
 }
 
 // Setting is one effective value.
@@ -194,6 +197,10 @@ func (p *Policy) Where(file, path string) string {
 	return file
 }
 
+// Warnings returns what is probably a mistake, with file and line. It does not keep the policy from being
+// in force.
+func (p *Policy) Warnings() []string { return p.warnings }
+
 // Settings returns every effective value, in order. Secrets are hidden.
 func (p *Policy) Settings() []Setting { return p.settings }
 
@@ -214,6 +221,11 @@ type draft struct {
 func (l *loader) addf(file, path, format string, args ...any) {
 	l.problems = append(l.problems, fmt.Errorf("%s: %s: %w", l.policy.Where(file, path), path,
 		fmt.Errorf(format, args...)))
+}
+
+// warnf records something at a path of a file that is probably a mistake.
+func (l *loader) warnf(file, path, format string, args ...any) {
+	l.policy.warnings = append(l.policy.warnings, l.policy.Where(file, path)+": "+path+": "+fmt.Sprintf(format, args...))
 }
 
 // checkDir rejects what would be ignored silently: a misspelled file name, or a missing

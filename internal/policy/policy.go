@@ -35,6 +35,7 @@ type Policy struct {
 	secretFiles []string
 	secrets     map[string]string // by the path of the field and the file that it names
 	filesHash   string            // hash of the files when they were read, for Watch
+	warnings    []string
 }
 
 // RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.

@@ -23,24 +23,41 @@ func (p *Policy) Committed() bool {
 	return strings.Contains(p.version, dirty) && version(p.dir, p.settings) != p.version
 }
 
+// Committed reports whether Git tracks the source's directory, and its files are those of the commit.
+func (s Source) Committed() bool {
+	commit, clean := commitOf(s.Dir)
+	return commit != "" && clean
+}
+
 // version returns the Git commit of a directory, or a hash of the effective values.
 func version(dir string, settings []Setting) string {
-	if dir != "" {
-		if commit, err := git(dir, "rev-parse", "--short=12", "HEAD"); err == nil && commit != "" {
-			// A directory that Git ignores or does not track is not part of the commit.
-			if tracked, err := git(dir, "ls-files", "--", "."); err == nil && tracked != "" {
-				// A commit may happen meanwhile: the files are clean only if HEAD is the same
-				// before and after the check.
-				changed, err := git(dir, "status", "--porcelain", "--", ".")
-				after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
-				if err != nil || afterErr != nil || changed != "" || after != commit {
-					commit += dirty + hashSettings(settings)[:6]
-				}
-				return commit
-			}
-		}
+	switch commit, clean := commitOf(dir); {
+	case commit == "":
+		return hashSettings(settings)
+	case clean:
+		return commit
+	default:
+		return commit + dirty + hashSettings(settings)[:6]
 	}
-	return hashSettings(settings)
+}
+
+// commitOf returns the Git commit of a directory, and whether its files are those of the commit. The commit
+// is "" if Git ignores the directory or does not track it.
+func commitOf(dir string) (commit string, clean bool) {
+	if dir == "" {
+		return "", false
+	}
+	commit, err := git(dir, "rev-parse", "--short=12", "HEAD")
+	if err != nil {
+		return "", false
+	}
+	if tracked, err := git(dir, "ls-files", "--", "."); err != nil || tracked == "" {
+		return "", false
+	}
+	// A commit may happen meanwhile: the files are clean only if HEAD is the same before and after the check.
+	changed, err := git(dir, "status", "--porcelain", "--", ".")
+	after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
+	return commit, err == nil && afterErr == nil && changed == "" && after == commit
 }
 
 func hashSettings(settings []Setting) string {

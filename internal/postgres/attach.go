@@ -19,7 +19,8 @@ const (
 
 // Plan describes what [Migrator.Attach] would do.
 type Plan struct {
-	Create []string // objects to create, for display; empty if nothing is left to do
+	Create  []string // objects to create, for display
+	Upgrade []string // parts of an older installation to upgrade, for display
 	// Refusals are the reasons why Attach would break the application or this dlqd. Each says what
 	// to do.
 	Refusals []string
@@ -72,7 +73,11 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 			"migrations first", status.RiverVersion, oldestRiver))
 		return p, nil
 	}
-	if status.Version < status.Latest {
+	older := status.Version > 0
+	if older && status.Version < status.Latest {
+		p.Upgrade = append(p.Upgrade, fmt.Sprintf("schema %s from version %d to version %d", m.Schemas.DLQ, status.Version,
+			status.Latest))
+	} else if status.Version < status.Latest {
 		p.Create = append(p.Create,
 			"schema "+m.Schemas.DLQ,
 			m.Schemas.Render("table dlq.dead_letter_queue, partitioned by stage; closed entries by month"),
@@ -86,9 +91,12 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 				"dlq.acts, dlq.duties, dlq.approvals, dlq.approval_entries"))
 	}
 	if !status.codeCurrent || !status.triggersCurrent {
-		p.Create = append(p.Create,
-			"functions and views in schema "+m.Schemas.DLQ+", and triggers on its tables",
-			"roles dlq_reader, dlq_operator and dlq_admin, if this role may create roles")
+		code := "functions and views in schema " + m.Schemas.DLQ + ", and triggers on its tables"
+		if older {
+			p.Upgrade = append(p.Upgrade, code)
+		} else {
+			p.Create = append(p.Create, code, "roles dlq_reader, dlq_operator and dlq_admin, if this role may create roles")
+		}
 	}
 	if !status.riverTriggersCurrent {
 		p.Create = append(p.Create,

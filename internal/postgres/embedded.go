@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/signal"
 	"os/user"
 	"path/filepath"
 	"strconv"
@@ -101,6 +102,7 @@ func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error
 		return nil, err
 	}
 	config.DataDir = dir
+	ignoreDeadlySignals()
 	e := &Embedded{config: config}
 	if e.owner, err = serverOwner(); err != nil {
 		return nil, err
@@ -117,6 +119,11 @@ func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error
 	}
 	return e, nil
 }
+
+// ignoreDeadlySignals keeps signals from ending this process before it has stopped its server: SIGPIPE, if
+// what reads its output has ended, and SIGHUP, if its terminal has. A program may still react to them
+// ([signal.Notify]). Unlike with [signal.Ignore], programs that it starts receive them as usual.
+func ignoreDeadlySignals() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP) }
 
 func (e *Embedded) start(ctx context.Context) error {
 	if err := e.owner.chown(e.config.DataDir); err != nil {

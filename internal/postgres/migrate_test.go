@@ -218,6 +218,23 @@ func TestMigrate_RetriesDuringGrants(t *testing.T) {
 	}
 }
 
+func TestPlan_NamesTheUpgradeOfAnOlderInstallation(t *testing.T) {
+	t.Parallel()
+	pool := riverDatabase(t)
+	m := newMigrator(pool)
+	require.NoError(t, m.Attach(t.Context()))
+	status, err := m.Status(t.Context())
+	require.NoError(t, err)
+	execute(t, pool, "DELETE FROM dlq.schema_migrations WHERE version_id = $1", status.Latest)
+	execute(t, pool, "UPDATE dlq.settings SET value = 'older' WHERE key = 'code_version'")
+	plan, err := m.Plan(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, plan.Err())
+	require.Equal(t, fmt.Sprintf("schema dlq from version %d to version %d", status.Latest-1, status.Latest), plan.Upgrade[0])
+	require.Contains(t, plan.Upgrade[1], "functions and views")
+	require.Empty(t, plan.Create)
+}
+
 func TestAttach_DetachRemovesEverything(t *testing.T) {
 	t.Parallel()
 	pool := riverDatabase(t)
@@ -240,6 +257,7 @@ func TestAttach_DetachRemovesEverything(t *testing.T) {
 		plan, err = m.Plan(t.Context())
 		require.NoError(t, err)
 		require.Empty(t, plan.Create)
+		require.Empty(t, plan.Upgrade)
 	}
 	status, err := m.Status(t.Context())
 	require.NoError(t, err)

@@ -18,6 +18,18 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
+// A dry run of an erasure counts, and has no record whose time it could give.
+func TestErase_DryRunGivesTheTimeOfTheCount(t *testing.T) {
+	t.Parallel()
+	b := setup(t, options{})
+	status, out, _ := b.call("POST", "/api/dlq/erasures", `{"filter": {"tags": ["x"]}, "note": "n", "dryRun": true}`)
+	require.Equal(t, http.StatusOK, status, out)
+	at, err := time.Parse(time.RFC3339Nano, out["at"].(string))
+	require.NoError(t, err)
+	require.False(t, at.IsZero())
+	require.EqualValues(t, 0, out["entries"])
+}
+
 func TestAnalytics_AnswersEveryFigure(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -392,6 +393,48 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 
 // Missing files never mean the built-in defaults, and files that come back are noticed, whether
 // files or directories were replaced.
+// A rollback of the policy is "git revert", also of the commit that added a file.
+func TestReload_AcceptsACommittedRemoval(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	git := func(args ...string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "git", append([]string{
+			"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com",
+		}, args...)...).CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	commit := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+		git("add", ".")
+		git("commit", "--quiet", "-m", name)
+	}
+	git("init", "--quiet")
+	commit("worker-pool.yaml", "{}")
+	commit("dlq-routing.yaml", "rules: [{name: gone-page, match: {status: 404}, class: outage}]\n")
+	source := policy.Source{Dir: dir, Destination: "http://127.0.0.1:9/"}
+	loaded, err := policy.Load(source)
+	require.NoError(t, err)
+	b := setup(t, options{config: func(c *server.Config) { c.Source, c.Policy = source, loaded }})
+	await := func(rule, ok bool) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			_, up := b.policyPart()
+			_, out, _ := b.call("GET", "/api/policy", "")
+			return up == ok && strings.Contains(fmt.Sprint(out["rules"]), "name:gone-page") == rule
+		}, time.Minute, 50*time.Millisecond)
+	}
+	await(true, true)
+	git("revert", "--no-edit", "HEAD")
+	await(false, true)
+	git("revert", "--no-edit", "HEAD")
+	await(true, true)
+	git("rm", "--quiet", "dlq-routing.yaml")
+	await(true, false) // until it is committed
+	git("commit", "--quiet", "-m", "remove")
+	await(false, true)
+}
+
 func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(answering(http.StatusOK))

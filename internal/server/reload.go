@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"strings"
 	"time"
@@ -27,7 +26,7 @@ func (s *Server) Reload(ctx context.Context) error {
 	old := s.policy()
 	next, err := policy.Load(s.config.Source)
 	if err == nil {
-		err = missingFilesError(old, next)
+		err = s.checkMissingFiles(old, next)
 	}
 	var planner *strategy.Planner
 	if err == nil {
@@ -54,11 +53,33 @@ func (s *Server) Reload(ctx context.Context) error {
 	return nil
 }
 
-// missingFilesError returns an error if files that old was read from are missing in next.
-func missingFilesError(old, next *policy.Policy) error {
-	if missing := old.Gone(next); missing != "" {
-		return fmt.Errorf("%s: missing or empty; restore it. "+
-			"To use the built-in defaults instead, write {} to the file or restart dlqd", missing)
+// missingFilesError is the error of a reload without files that the policy in force was read from.
+type missingFilesError struct{ files string }
+
+func (e *missingFilesError) Error() string {
+	return e.files + ": missing or empty; restore it. To use the built-in defaults instead, commit the removal in Git, " +
+		"write {} to the file, or restart dlqd"
+}
+
+// checkMissingFiles returns an error if files that old was read from are missing in next. A removal that is
+// committed in Git is deliberate, such as the revert of the commit that added the file.
+func (s *Server) checkMissingFiles(old, next *policy.Policy) error {
+	if missing := old.Gone(next); missing != "" && !s.config.Source.Committed() {
+		return &missingFilesError{missing}
+	}
+	return nil
+}
+
+// reloadCommitted reloads the policy if its files were not committed when it was last loaded or refused, and
+// are now. A commit changes no file, so that [policy.Watch] does not see it.
+func (s *Server) reloadCommitted(ctx context.Context) error {
+	removed := false
+	if err := s.reloadErr.Load(); err != nil {
+		_, missing := errors.AsType[*missingFilesError](*err)
+		removed = missing && s.config.Source.Committed()
+	}
+	if removed || s.policy().Committed() {
+		return s.Reload(ctx)
 	}
 	return nil
 }
@@ -84,7 +105,7 @@ func (s *Server) publishPolicy(ctx context.Context) {
 func (s *Server) draft(file, text string) (*strategy.Planner, error) {
 	next, err := s.policy().Draft(s.config.Source, file, text)
 	if err == nil {
-		err = missingFilesError(s.policy(), next)
+		err = s.checkMissingFiles(s.policy(), next)
 	}
 	if err == nil {
 		var planner *strategy.Planner

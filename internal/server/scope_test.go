@@ -178,6 +178,10 @@ func (b *scopeBundle) as(token, method, path, body string) (int, string) {
 	}
 	raw, err := io.ReadAll(response.Body)
 	require.NoError(b, err)
+	var answer any
+	if json.Unmarshal(raw, &answer) == nil {
+		requireNoNullArrays(b, answer, method+" "+path)
+	}
 	return response.StatusCode, string(raw)
 }
 

@@ -304,16 +304,10 @@ func (s *Server) startPolicyAndBreakers(ctx context.Context) error {
 	if s.config.Source.Dir != "" {
 		// Reload logs its own errors.
 		s.loops.Add(policy.Watch(s.config.Source, s.policy, func(ctx context.Context) { _ = s.Reload(ctx) }))
-		// A commit changes the policy's version, but none of its files, so Watch does not see it.
 		s.loops.Add(background.New(background.Config{
 			Name: "policy-version", Interval: versionInterval, WhenIdle: true,
-			Failing: "updating the policy's version after a commit failed",
-			Once: background.Each(func(ctx context.Context) error {
-				if s.policy().Committed() {
-					return s.Reload(ctx)
-				}
-				return nil
-			}),
+			Failing: "reloading the policy after a commit failed",
+			Once:    background.Each(s.reloadCommitted),
 		}))
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -110,11 +112,54 @@ func (b *bundle) call(method, path, body string) (int, map[string]any, http.Head
 		if response.StatusCode >= 400 {
 			require.Contains(b, response.Header.Get("Content-Type"), "application/problem+json")
 		}
+		requireNoNullArrays(b, out, method+" "+path)
 	} else {
 		out["text"] = string(raw)
 	}
 	return response.StatusCode, out, response.Header
 }
+
+// requireNoNullArrays fails if an answer has null for a field that the API's document calls an array.
+func requireNoNullArrays(t testing.TB, answer any, label string) {
+	t.Helper()
+	switch answer := answer.(type) {
+	case map[string]any:
+		for name, value := range answer {
+			require.False(t, value == nil && arrays()[name], "%s: %s is null", label, name)
+			requireNoNullArrays(t, value, label)
+		}
+	case []any:
+		for _, value := range answer {
+			requireNoNullArrays(t, value, label)
+		}
+	}
+}
+
+// arrays has the names of fields that are arrays in each schema of the API's document that has them.
+var arrays = sync.OnceValue(func() map[string]bool {
+	_, raw, err := api.OpenAPI()
+	if err != nil {
+		panic(err)
+	}
+	var document struct {
+		Components struct {
+			Schemas map[string]struct {
+				Properties map[string]struct{ Type any }
+			}
+		}
+	}
+	if err := json.Unmarshal(raw, &document); err != nil {
+		panic(err)
+	}
+	names := map[string]bool{}
+	for _, schema := range document.Components.Schemas {
+		for name, property := range schema.Properties {
+			is, seen := names[name]
+			names[name] = property.Type == "array" && (is || !seen)
+		}
+	}
+	return names
+})
 
 func (b *bundle) submit(id string) {
 	b.Helper()
@@ -281,6 +326,7 @@ func TestEntries_ListPagesAndFilters(t *testing.T) {
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	for query, want := range map[string]int{
 		"status=dlq_pending,dlq_manual": 5, "status=dlq_failed": 0,
+		"status=dlq_failed&status=dlq_pending&status=dlq_manual": 5, "status=dlq_failed,dlq_resolved&status=dlq_pending": 5,
 		"queue=default": 5, "kind=order.placed": 5, "kind=other": 0,
 		"errorType=HTTP_404": 5, "errorClass=not_found": 0, "source=x": 0, "after=2020-01-01T00:00:00Z": 5,
 		"before=" + url.QueryEscape("2020-01-01T00:00:00+02:00"): 0,
@@ -291,7 +337,7 @@ func TestEntries_ListPagesAndFilters(t *testing.T) {
 	}
 	for _, query := range []string{
 		"status=open", "limit=0", "limit=501", "order=random", "cursor=abc", "after=yesterday",
-		"queeu=default",
+		"queeu=default", "status=&status=dlq_failed", "status=dlq_failed&status=open",
 	} {
 		status, _, _ := b.call("GET", "/api/dlq/entries?"+query, "")
 		require.Equal(t, http.StatusUnprocessableEntity, status, query)
