@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -78,10 +80,11 @@ func newArchiveList() *cobra.Command {
 		Use: "list", Short: "List the units of the archive", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flag.with(cmd, &database, func(a *archive.Archive) error {
-				units, err := a.Units(cmd.Context())
+				units, incomplete, err := a.Units(cmd.Context())
 				if err != nil {
 					return err
 				}
+				printIncomplete(cmd.ErrOrStderr(), incomplete)
 				if asJSON {
 					_, err := fmt.Fprintln(cmd.OutOrStdout(), string(mustJSON(map[string]any{"units": units})))
 					return err
@@ -115,52 +118,111 @@ func size(f *archive.File) int64 {
 	return f.Bytes
 }
 
+// printIncomplete prints a line for each incomplete unit and returns how many have a manifest that
+// cannot be read. The others have none: they are being written, or their writing was interrupted.
+func printIncomplete(w io.Writer, incomplete []error) (bad int) {
+	for _, err := range incomplete {
+		if errors.Is(err, archive.ErrUnreadable) {
+			bad++
+			_, _ = fmt.Fprintln(w, "BAD ", err)
+			continue
+		}
+		_, _ = fmt.Fprintln(w, "incomplete ", err)
+	}
+	return bad
+}
+
 func newArchiveVerify() *cobra.Command {
 	var flag archiveFlag
 	var database databaseFlags
 	cmd := &cobra.Command{
-		Use: "verify [UNIT…]", Short: "Check units, or all units, against their manifests",
+		Use: "verify [UNIT…]", Short: "Check units, or all units, against their manifests and the database",
+		Long: "Without UNIT, verify also looks for units that the database says were archived and that the archive does " +
+			"not have.\n" +
+			"It skips that if neither --database-url nor --data-dir names the database.",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if flag.value == "" {
+				database.allowedWithURL = []string{"data-dir"} // locates the archive
+			}
 			return flag.with(cmd, &database, func(a *archive.Archive) error {
-				units, err := unitsByName(cmd.Context(), a, args)
+				units, incomplete, err := unitsByName(cmd.Context(), a, args)
 				if err != nil {
 					return err
 				}
-				bad := 0
+				out := cmd.OutOrStdout()
+				looked, bad := len(units)+len(incomplete), printIncomplete(out, incomplete)
 				for _, m := range units {
 					if err := a.Verify(cmd.Context(), &m); err != nil {
 						bad++
-						_, _ = fmt.Fprintln(cmd.OutOrStdout(), "BAD ", err)
+						_, _ = fmt.Fprintln(out, "BAD ", err)
 						continue
 					}
-					_, _ = fmt.Fprintf(cmd.OutOrStdout(), "ok    %s: %d entries, %d moves\n", m.Unit, lines(m.Entries), lines(m.Audit))
+					_, _ = fmt.Fprintf(out, "ok    %s: %d entries, %d moves\n", m.Unit, lines(m.Entries), lines(m.Audit))
 				}
+				var errs []error
 				if bad > 0 {
-					return fmt.Errorf("%d of %d units do not match their manifests", bad, len(units))
+					errs = append(errs, fmt.Errorf("%d of %d units do not match their manifests", bad, looked))
 				}
-				return nil
+				if len(args) > 0 {
+					return errors.Join(errs...)
+				}
+				missing, err := missingUnits(cmd, &flag, &database, a, units)
+				for _, err := range missing {
+					_, _ = fmt.Fprintln(out, "BAD ", err)
+				}
+				if len(missing) > 0 {
+					errs = append(errs, fmt.Errorf("the archive lacks %d units or partitions that were archived", len(missing)))
+				}
+				return errors.Join(append(errs, err)...)
 			})
 		},
 	}
 	flag.register(cmd)
-	database.registerDataDir(cmd)
+	database.register(cmd)
 	return cmd
 }
 
-// unitsByName returns the units with the given names, or all units.
-func unitsByName(ctx context.Context, a *archive.Archive, names []string) ([]archive.Manifest, error) {
+// missingUnits compares the units of the archive with the database, if the flags name one.
+func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags, a *archive.Archive,
+	units []archive.Manifest,
+) (missing []error, err error) {
+	if database.url == "" {
+		// The default data directory belongs to an archive that --archive names only if --data-dir says so.
+		named := flag.value == "" || cmd.Flags().Changed("data-dir")
+		if _, err := os.Stat(filepath.Join(database.dataDir, "pgdata")); err != nil || !named {
+			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "not compared with the database: --database-url or --data-dir names it")
+			return nil, nil
+		}
+	}
+	err = database.withMigrator(cmd, func(mig *postgres.Migrator) error {
+		if err := mig.Check(cmd.Context()); err != nil {
+			return err
+		}
+		missing, err = a.Missing(cmd.Context(), deadletter.NewStore(mig.Pool, mig.Schemas), units)
+		return err
+	})
+	return missing, err
+}
+
+// unitsByName returns the units with the given names, or all units and the errors of incomplete ones.
+func unitsByName(ctx context.Context, a *archive.Archive, names []string) (units []archive.Manifest,
+	incomplete []error, err error,
+) {
 	if len(names) == 0 {
 		return a.Units(ctx)
 	}
-	var units []archive.Manifest
 	for _, name := range names {
 		m, err := a.Manifest(ctx, name)
-		if err != nil {
-			return nil, err
+		switch {
+		case err == nil:
+			units = append(units, *m)
+		case errors.Is(err, archive.ErrUnreadable):
+			incomplete = append(incomplete, err)
+		default:
+			return nil, nil, err
 		}
-		units = append(units, *m)
 	}
-	return units, nil
+	return units, incomplete, nil
 }
 
 func newArchiveShow() *cobra.Command {

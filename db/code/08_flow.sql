@@ -213,9 +213,71 @@ $$;
 COMMENT ON FUNCTION dlq.order_again IS
     'Restores a job''s former place in the order of its key, because its work is to be done after all.';
 
--- If another session holds the lock on the next job, order_done does not wake it. That job then
--- notices by itself: a held message looks for its predecessor again each time that it runs
--- (internal/delivery/held.go).
+-- wake_first waits for no lock. What it skips because another session holds it, dlq.wake_ordered finds
+-- a second later.
+CREATE OR REPLACE FUNCTION dlq.wake_first(p_queue text, p_key text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
+DECLARE
+    v_place bigint := -1;
+    v_first record;
+BEGIN
+    FOR v_looked IN 1 .. 100 LOOP
+        SELECT o.place, o.job_id, o.job_created_at, e.id IS NOT NULL AS is_open, n.id AS live_id,
+            n.state = 'scheduled' AND n.metadata @> '{"dlq:held": "order"}' AS is_held
+        INTO v_first
+        FROM (SELECT f.place, f.job_id, f.job_created_at FROM dlq.ordered_jobs f
+            WHERE f.queue = p_queue AND f.ordering_key = p_key AND f.place > v_place ORDER BY f.place LIMIT 1) o
+        LEFT JOIN dlq.dead_letter_open e ON e.river_job_id = o.job_id AND e.job_created_at = o.job_created_at
+        LEFT JOIN dlq.entry_jobs m ON m.job_id = e.redelivery_job_id AND m.entry_id = e.id
+        LEFT JOIN river.river_job n ON n.id = coalesce(m.job_id, o.job_id)
+            AND n.created_at = coalesce(m.job_created_at, o.job_created_at) AND n.finalized_at IS NULL;
+        IF NOT FOUND THEN
+            RETURN false;
+        ELSIF v_first.is_held THEN
+            UPDATE river.river_job j SET state = 'available', scheduled_at = now(), metadata = j.metadata - 'dlq:held'
+            WHERE j.id = (SELECT l.id FROM river.river_job l WHERE l.id = v_first.live_id AND l.state = 'scheduled'
+                AND l.metadata @> '{"dlq:held": "order"}' FOR NO KEY UPDATE SKIP LOCKED);
+            IF FOUND THEN
+                PERFORM pg_notify('river.river_insert', json_build_object('queue', p_queue)::text);
+                RETURN true;
+            END IF;
+            RETURN false;
+        ELSIF v_first.live_id IS NOT NULL OR v_first.is_open
+            OR dlq.is_undone(v_first.job_id, v_first.job_created_at) THEN
+            RETURN false;
+        END IF;
+        PERFORM dlq.leave_order(v_first.job_id, v_first.job_created_at);
+        v_place := v_first.place;
+    END LOOP;
+    RETURN false;
+END
+$$;
+COMMENT ON FUNCTION dlq.wake_first IS
+    'Makes the first unfinished job of an ordering key, or its redelivery, available if it is held because of '
+    'its order. Deletes the places of finished jobs before it. Returns whether it made a job available.';
+
+-- wake_ordered looks at up to p_limit keys, which bounds its time and the jobs that it locks.
+CREATE OR REPLACE FUNCTION dlq.wake_ordered(p_limit integer, p_queue text DEFAULT '', p_key text DEFAULT '',
+    OUT queue text, OUT ordering_key text, OUT woken integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    woken := 0;
+    FOR v_looked IN 1 .. p_limit LOOP
+        SELECT o.queue, o.ordering_key INTO p_queue, p_key FROM dlq.ordered_jobs o
+        WHERE (o.queue, o.ordering_key) > (p_queue, p_key) ORDER BY o.queue, o.ordering_key LIMIT 1;
+        EXIT WHEN NOT FOUND; -- p_queue and p_key are null
+        woken := woken + dlq.wake_first(p_queue, p_key)::integer;
+    END LOOP;
+    queue := coalesce(p_queue, '');
+    ordering_key := coalesce(p_key, '');
+END
+$$;
+COMMENT ON FUNCTION dlq.wake_ordered IS
+    'Wakes the first jobs (dlq.wake_first) of up to p_limit ordering keys after the given one. Returns the last '
+    'key, or empty texts if none is left, and how many it woke. It finds jobs whose predecessor was done '
+    'without waking them.';
+
 CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -227,20 +289,7 @@ BEGIN
     FROM dlq.entry_jobs m JOIN dlq.dead_letter_open e ON e.id = m.entry_id
     WHERE m.job_id = p_job AND m.job_created_at = p_created_at;
     PERFORM dlq.leave_order(coalesce(v_job, p_job), coalesce(v_created, p_created_at));
-    UPDATE river.river_job j SET state = 'available', scheduled_at = now(), metadata = j.metadata - 'dlq:held'
-    WHERE j.id = (
-        SELECT n.id
-        FROM (SELECT o.job_id, o.job_created_at FROM dlq.ordered_jobs o WHERE o.queue = p_queue
-            AND o.ordering_key = p_key ORDER BY o.place LIMIT 1) o
-        LEFT JOIN dlq.dead_letter_open e ON e.river_job_id = o.job_id AND e.job_created_at = o.job_created_at
-        LEFT JOIN dlq.entry_jobs m ON m.job_id = e.redelivery_job_id AND m.entry_id = e.id
-        JOIN river.river_job n ON n.id = coalesce(m.job_id, o.job_id)
-            AND n.created_at = coalesce(m.job_created_at, o.job_created_at)
-        WHERE n.state = 'scheduled' AND n.metadata @> '{"dlq:held": "order"}'
-        FOR NO KEY UPDATE OF n SKIP LOCKED);
-    IF FOUND THEN
-        PERFORM pg_notify('river.river_insert', json_build_object('queue', p_queue)::text);
-    END IF;
+    PERFORM dlq.wake_first(p_queue, p_key);
 END
 $$;
 COMMENT ON FUNCTION dlq.order_done IS

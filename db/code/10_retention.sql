@@ -56,6 +56,9 @@ BEGIN
     PERFORM dlq.require_everything('partitions');
     SELECT format('%I.%I', n.nspname, c.relname || '_' || to_char(v_month, 'YYYYMM')) INTO v_name FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent;
+    IF to_regclass(v_name) IS NOT NULL THEN -- without the lock, which a long transaction would hold
+        RETURN true;
+    END IF;
     -- One session at a time, over all dlqd processes.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partition', 0));
     IF to_regclass(v_name) IS NOT NULL THEN

@@ -5,3 +5,30 @@ SELECT dlq.take_duty('archive', @holder::uuid, @during::interval)::boolean AS ta
 
 -- name: EndDuty :exec
 SELECT dlq.end_duty('archive', @holder::uuid);
+
+-- name: RecordUnit :exec
+-- RecordUnit records a complete unit in the audit trail, once.
+SELECT dlq.record_act(u.subject, 'archived', 'retention', NULL,
+    jsonb_build_object('archive', @archive::text, 'rows', @archived_rows::bigint))
+FROM (SELECT 'archive unit ' || @unit::text AS subject) u
+WHERE NOT EXISTS (SELECT FROM dlq.acts a WHERE a.subject = u.subject AND a.act = 'archived'
+    AND a.detail ->> 'archive' = @archive::text);
+
+-- name: RecordedUnits :many
+-- RecordedUnits returns what the audit trail says is in an archive: units with their rows, and dropped
+-- partitions with the rows that they had, of which the archive may have more than one unit.
+SELECT r.name::text AS name, r.is_partition::boolean AS is_partition, max(r.archived_rows)::bigint AS archived_rows,
+    max(r.at)::timestamptz AS at
+FROM (
+    SELECT substr(a.subject, length('archive unit ') + 1) AS name, false AS is_partition,
+        (a.detail ->> 'rows')::bigint AS archived_rows, a.at
+    FROM dlq.acts a
+    WHERE a.subject LIKE 'archive unit %' AND a.act = 'archived' AND a.detail ->> 'archive' = @archive::text
+    UNION ALL
+    SELECT substr(a.subject, length('partition ') + 1), true, (a.detail ->> 'rows')::bigint, a.at
+    FROM dlq.acts a
+    WHERE a.subject LIKE 'partition %' AND a.act = 'dropped' AND a.detail ->> 'archive' = @archive::text
+      AND (a.detail ->> 'rows')::bigint > 0
+) r
+GROUP BY r.name, r.is_partition
+ORDER BY r.name, r.is_partition;

@@ -52,6 +52,10 @@ SELECT created_at FROM dlq.dead_letter_queue WHERE stage IN ('inbox', 'open')
     AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))))
         ORDER BY id LIMIT 1;
 
+-- name: EnsureMonth :one
+SELECT dlq.ensure_partition(('dlq.dead_letter_' || substr(@status::text, 5))::regclass,
+    @month::timestamptz)::boolean AS exists;
+
 -- name: RestoreEntries :one
 SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text,
     nullif(@note::text, ''))::integer AS entries;

@@ -34,6 +34,10 @@ WHERE r.attempt IN (0, l.attempt);
 -- name: ForgetOrdered :one
 SELECT dlq.forget_ordered()::integer AS forgotten;
 
+-- name: WakeOrdered :one
+SELECT w.queue::text AS queue, w.ordering_key::text AS ordering_key, w.woken::integer AS woken
+FROM dlq.wake_ordered(@max_keys::integer, @queue::text, @ordering_key::text) w;
+
 -- name: LiveJobs :many
 -- LiveJobs counts jobs that have not ended, by queue and state, and how many of them are held.
 SELECT j.queue, j.state::text AS state, count(*) AS jobs,

@@ -3,8 +3,8 @@
 //
 // A unit is the data that was removed together: a month of closed entries, a batch of single
 // entries, or a month of the audit trail. It is a folder of gzipped NDJSON files, which any tool can
-// read, and a manifest. The manifest is written last: a unit without one is incomplete and is
-// written again.
+// read, and a manifest. The manifest is written last: a unit without one that can be read is
+// incomplete and is written again, unless the database says that it was complete.
 package archive
 
 import (
@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"os"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -37,13 +38,18 @@ const (
 	manifestName = "manifest.json"
 	entriesName  = "entries"
 	auditName    = "audit"
+	dataSuffix   = ".ndjson.gz"
 
 	// maxLine is the longest line that is read; jsonb cannot hold a larger value.
 	maxLine = 256 << 20
 )
 
-// ErrNoUnit means that a unit does not exist.
-var ErrNoUnit = errors.New("there is no such unit")
+// ErrNoUnit means that a unit does not exist. ErrUnreadable means that its manifest cannot be read, so
+// the unit counts as one that does not exist; such an error is an ErrNoUnit, too.
+var (
+	ErrNoUnit     = errors.New("there is no such unit")
+	ErrUnreadable = fmt.Errorf("its manifest cannot be read (%w)", ErrNoUnit)
+)
 
 // Manifest describes a unit.
 type Manifest struct {
@@ -58,6 +64,16 @@ type Manifest struct {
 	Entries   *File     `json:"entries,omitempty" doc:"File of the entries, one row of dead_letter_queue per line."`
 	Audit     *File     `json:"audit,omitempty" doc:"File of the moves of these entries, or of all moves of a month, one row of dead_letter_transitions per line."`
 	Erasures  []Erasure `json:"erasures,omitempty" doc:"Erasures from the unit since it was written."`
+}
+
+// rows returns the number of rows in the unit's files.
+func (m *Manifest) rows() (n int64) {
+	for _, f := range []*File{m.Entries, m.Audit} {
+		if f != nil {
+			n += f.Lines
+		}
+	}
+	return n
 }
 
 // File describes a file of a unit.
@@ -84,17 +100,23 @@ type Archive struct {
 // Open opens the archive at a URL (s3://bucket?region=…&prefix=…/, file:///path) or in a directory,
 // which it creates if it is missing.
 func Open(ctx context.Context, at string) (*Archive, error) {
-	url := at
-	if !strings.Contains(at, "://") {
+	url, isURL := at, strings.Contains(at, "://")
+	switch {
+	case !isURL:
 		dir, err := filepath.Abs(at)
 		if err != nil {
 			return nil, err
 		}
+		at = dir // the database records the location, and processes have different working directories
 		url = "file://" + filepath.ToSlash(dir) + "?create_dir=true&metadata=skip&no_tmp_dir=true"
+	case strings.HasPrefix(at, "file://"):
+		// A file can only be renamed within its file system, so it is written beside its final name.
+		_, query, _ := strings.Cut(at, "?")
+		url = strings.TrimSuffix(at, "?"+query) + "?" + strings.TrimPrefix(query+"&", "&") + "no_tmp_dir=true"
 	}
 	bucket, err := blob.OpenBucket(ctx, url)
 	if err != nil {
-		if url == at { // the error repeats the URL
+		if isURL { // the error repeats the URL
 			err = errors.New(redact.Hide(err.Error(), redact.Secrets(url, false)...))
 		}
 		return nil, fmt.Errorf("archive %s: %w", withoutCredentials(at), err)
@@ -117,30 +139,47 @@ func (a *Archive) String() string { return a.url }
 // Close releases the archive.
 func (a *Archive) Close() error { return a.bucket.Close() }
 
-// Units returns the manifests of all complete units, by name.
-func (a *Archive) Units(ctx context.Context) ([]Manifest, error) {
-	units := []Manifest{}
+// Units returns the manifests of all complete units, by name, and an error for each incomplete one: an
+// ErrUnreadable, or an ErrNoUnit for files without a manifest. Those are being written, or their
+// writing was interrupted.
+func (a *Archive) Units(ctx context.Context) (units []Manifest, incomplete []error, err error) {
+	units = []Manifest{}
+	last := ""
 	list := a.bucket.List(nil)
 	for {
 		object, err := list.Next(ctx)
 		if errors.Is(err, io.EOF) {
-			return units, nil
+			return units, incomplete, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("archive %s: %w", a, err)
+			return nil, nil, fmt.Errorf("archive %s: %w", a, err)
 		}
-		if path.Base(object.Key) != manifestName {
+		unit := path.Dir(object.Key)
+		if unit == last || !isUnitFile(path.Base(object.Key)) {
 			continue
 		}
-		m, err := a.Manifest(ctx, path.Dir(object.Key))
-		if err != nil {
-			return nil, err
+		last = unit
+		m, err := a.Manifest(ctx, unit)
+		switch {
+		case err == nil:
+			units = append(units, *m)
+		case errors.Is(err, ErrNoUnit):
+			incomplete = append(incomplete, err)
+		default:
+			return nil, nil, err
 		}
-		units = append(units, *m)
 	}
 }
 
-// Manifest reads a unit's manifest. It returns ErrNoUnit if there is none.
+// isUnitFile returns whether a file has the name of a unit's file. An archive's directory may contain
+// other files.
+func isUnitFile(name string) bool {
+	return name == manifestName ||
+		strings.Contains(name, dataSuffix) && (strings.HasPrefix(name, entriesName) || strings.HasPrefix(name, auditName))
+}
+
+// Manifest reads a unit's manifest. It returns ErrNoUnit if there is none, and ErrUnreadable if it is
+// not the manifest of this unit.
 func (a *Archive) Manifest(ctx context.Context, unit string) (*Manifest, error) {
 	raw, err := a.bucket.ReadAll(ctx, path.Join(unit, manifestName))
 	if gcerrors.Code(err) == gcerrors.NotFound {
@@ -151,7 +190,10 @@ func (a *Archive) Manifest(ctx context.Context, unit string) (*Manifest, error) 
 	}
 	var m Manifest
 	if err := json.Unmarshal(raw, &m); err != nil {
-		return nil, fmt.Errorf("archive %s: %s: manifest: %w", a, unit, err)
+		return nil, fmt.Errorf("archive %s: %s: %w: %w", a, unit, ErrUnreadable, err)
+	}
+	if m.Unit != unit {
+		return nil, fmt.Errorf("archive %s: %s: %w: it names the unit %q", a, unit, ErrUnreadable, m.Unit)
 	}
 	return &m, nil
 }
@@ -161,7 +203,71 @@ func (a *Archive) putManifest(ctx context.Context, m *Manifest) error {
 	if err != nil {
 		return err
 	}
-	return a.bucket.WriteAll(ctx, path.Join(m.Unit, manifestName), append(raw, '\n'), nil)
+	o, err := a.create(ctx, path.Join(m.Unit, manifestName), "application/json")
+	if err != nil {
+		return err
+	}
+	if _, err := o.Write(append(raw, '\n')); err != nil {
+		o.abandon()
+		return err
+	}
+	return o.commit()
+}
+
+// object is a file that is being written. The archive has it after commit, complete, or not at all.
+type object struct {
+	*blob.Writer
+
+	local  *os.File // has another name before commit; nil in an object store
+	cancel context.CancelFunc
+}
+
+func (a *Archive) create(ctx context.Context, key, contentType string) (*object, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	o := &object{cancel: cancel}
+	var err error
+	o.Writer, err = a.bucket.NewWriter(ctx, key, &blob.WriterOptions{
+		ContentType: contentType,
+		BeforeWrite: func(as func(any) bool) error { as(&o.local); return nil },
+	})
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return o, nil
+}
+
+// commit completes the file. A local file is synced before it is renamed, and then its directories
+// are: what is archived leaves the database, which survives a power failure.
+func (o *object) commit() error {
+	if o.local == nil {
+		defer o.cancel()
+		return o.Close()
+	}
+	if err := o.local.Sync(); err != nil {
+		o.abandon()
+		return err
+	}
+	defer o.cancel()
+	if err := o.Close(); err != nil {
+		return err
+	}
+	dir := filepath.Dir(o.local.Name())
+	return errors.Join(syncDir(dir), syncDir(filepath.Dir(dir)))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir) //nolint:gosec // a directory of the archive
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// abandon cancels the writing, which leaves no file behind.
+func (o *object) abandon() {
+	o.cancel()
+	_ = o.Close()
 }
 
 // Verify reads a unit's files and checks them against the manifest; every line must be JSON.
@@ -239,22 +345,19 @@ func (a *Archive) lines(ctx context.Context, m *Manifest, f *File, each func(lin
 
 // fileWriter writes the lines of one file.
 type fileWriter struct {
-	blob   *blob.Writer
+	object *object
 	sum    hash.Hash
 	gzip   *gzip.Writer
-	cancel context.CancelFunc
 	file   File
 }
 
 func (a *Archive) createFile(ctx context.Context, unit, name string) (*fileWriter, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	w, err := a.bucket.NewWriter(ctx, path.Join(unit, name), &blob.WriterOptions{ContentType: "application/gzip"})
+	o, err := a.create(ctx, path.Join(unit, name), "application/gzip")
 	if err != nil {
-		cancel()
 		return nil, fmt.Errorf("archive %s: %s/%s: %w", a, unit, name, err)
 	}
-	f := &fileWriter{blob: w, sum: sha256.New(), cancel: cancel, file: File{Name: name}}
-	f.gzip = gzip.NewWriter(io.MultiWriter(w, f.sum, (*counter)(&f.file.Bytes)))
+	f := &fileWriter{object: o, sum: sha256.New(), file: File{Name: name}}
+	f.gzip = gzip.NewWriter(io.MultiWriter(o, f.sum, (*counter)(&f.file.Bytes)))
 	return f, nil
 }
 
@@ -272,33 +375,34 @@ func (f *fileWriter) line(line string) error {
 }
 
 func (f *fileWriter) close() (*File, error) {
-	defer f.cancel()
-	if err := errors.Join(f.gzip.Close(), f.blob.Close()); err != nil {
+	if err := f.gzip.Close(); err != nil {
+		f.object.abandon()
+		return nil, err
+	}
+	if err := f.object.commit(); err != nil {
 		return nil, err
 	}
 	f.file.SHA256 = hex.EncodeToString(f.sum.Sum(nil))
 	return &f.file, nil
 }
 
-// abandon cancels the upload, which leaves no file behind.
-func (f *fileWriter) abandon() {
-	f.cancel()
-	_ = f.blob.Close()
-}
-
 // freeName returns the first unused unit name: name, name~2 and so on. taken are the units before
-// it.
-func (a *Archive) freeName(ctx context.Context, name string) (free string, taken []Manifest, err error) {
+// it. The name of an incomplete unit is unused, except if the database says that it was complete: its
+// files may be the only copy of its rows.
+func (a *Archive) freeName(ctx context.Context, name string, recorded map[string]bool) (free string,
+	taken []Manifest, err error,
+) {
 	free = name
 	for n := 2; ; n++ {
 		m, err := a.Manifest(ctx, free)
-		if errors.Is(err, ErrNoUnit) {
+		switch {
+		case err == nil:
+			taken = append(taken, *m)
+		case !errors.Is(err, ErrNoUnit):
+			return "", nil, err
+		case !recorded[free]:
 			return free, taken, nil
 		}
-		if err != nil {
-			return "", nil, err
-		}
-		taken = append(taken, *m)
 		free = name + "~" + strconv.Itoa(n)
 	}
 }

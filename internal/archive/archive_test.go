@@ -3,7 +3,12 @@ package archive_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,4 +49,35 @@ func TestBatches_AreBoundedInBytes(t *testing.T) {
 	}))
 	require.Equal(t, large+small, n)
 	require.LessOrEqual(t, batches, 6)
+}
+
+// A disk that is full when the manifest is written leaves no manifest: an empty one would end the
+// listing of all units. A limit of file sizes stands for the disk, in a process of its own.
+func TestUnit_LeavesNoManifestOnFullDisk(t *testing.T) {
+	t.Parallel()
+	const inside = "DLQD_TEST_FULL_DISK"
+	dir := os.Getenv(inside)
+	if dir == "" {
+		dir = t.TempDir()
+		limited := exec.CommandContext(t.Context(), "sh", "-c", `ulimit -f 2; exec "$0" -test.run '^'"$1"'$'`, os.Args[0],
+			t.Name())
+		limited.Env = append(os.Environ(), inside+"="+dir)
+		out, err := limited.CombinedOutput()
+		require.NoError(t, err, string(out))
+		files, err := filepath.Glob(filepath.Join(dir, "u", "*"))
+		require.NoError(t, err)
+		require.Len(t, files, 1, "the entries; the manifest did not fit")
+		return
+	}
+	signal.Ignore(syscall.SIGXFSZ)
+	cold, err := archive.Open(t.Context(), dir)
+	require.NoError(t, err)
+	unit := cold.NewUnit(archive.Manifest{Unit: "u", Policy: strings.Repeat("x", 4096)})
+	require.NoError(t, unit.Entry(t.Context(), `{"n": 1}`, time.Now()))
+	_, err = unit.Close(t.Context())
+	require.ErrorIs(t, err, syscall.EFBIG)
+	units, incomplete, err := cold.Units(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, units)
+	require.Len(t, incomplete, 1)
 }

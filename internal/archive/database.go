@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dlqd/dlqd/internal/archive/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -38,7 +39,11 @@ type Archived struct {
 // an earlier round or because they were restored; it compares lines. Rows are read in short
 // transactions, so dlq.drop_partition checks by count and hash that none has changed meanwhile.
 func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Manifest, isAudit bool) (*Archived, error) {
-	free, taken, err := a.freeName(ctx, m.Unit)
+	recorded, err := a.recordedUnits(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	free, taken, err := a.freeName(ctx, m.Unit, recorded)
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +105,12 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 		}
 	}
 	archived.Hash = sum.String()
-	_, err = unit.Close(ctx)
-	return archived, err
+	written, err := unit.Close(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Earlier units, too: a process may have ended between writing a unit and recording it.
+	return archived, a.record(ctx, store, append(taken, *written)...)
 }
 
 // Rows writes a unit with the given closed entries, up to a page, and their moves. It returns the
@@ -109,7 +118,11 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
 	ids []uuid.UUID,
 ) (written []uuid.UUID, hashes []int64, err error) {
-	if m.Unit, _, err = a.freeName(ctx, m.Unit); err != nil {
+	recorded, err := a.recordedUnits(ctx, store)
+	if err != nil {
+		return nil, nil, err
+	}
+	if m.Unit, _, err = a.freeName(ctx, m.Unit, recorded); err != nil {
 		return nil, nil, err
 	}
 	var rows []row
@@ -133,8 +146,68 @@ func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
 	for _, r := range rows {
 		written, hashes = append(written, r.ID), append(hashes, r.Hash)
 	}
-	_, err = unit.Close(ctx)
-	return written, hashes, err
+	closed, err := unit.Close(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return written, hashes, a.record(ctx, store, *closed)
+}
+
+// record records units in the database's audit trail, before their rows leave the database.
+func (a *Archive) record(ctx context.Context, store *deadletter.Store, units ...Manifest) error {
+	for _, m := range units {
+		if m.rows() == 0 { // an empty unit is not written
+			continue
+		}
+		if err := dbsqlc.New(store.DB()).RecordUnit(ctx, dbsqlc.RecordUnitParams{
+			Unit: m.Unit, Archive: a.String(), ArchivedRows: m.rows(),
+		}); err != nil {
+			return fmt.Errorf("archive %s: %s: record the unit: %w", a, m.Unit, err)
+		}
+	}
+	return nil
+}
+
+// recordedUnits returns the names of the units that the database says are in the archive.
+func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (map[string]bool, error) {
+	all, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, a.String())
+	names := map[string]bool{}
+	for _, r := range all {
+		names[r.Name] = true
+	}
+	return names, err
+}
+
+// Missing compares units with the database's audit trail. It returns an error for each unit, and each
+// dropped partition, of which the trail says that the archive has it, and that units lacks or has with
+// fewer rows.
+func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []Manifest) (missing []error, err error) {
+	recorded, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, a.String())
+	if err != nil {
+		return nil, err
+	}
+	inUnit, ofPartition := map[string]int64{}, map[string]int64{}
+	for _, m := range units {
+		inUnit[m.Unit] += m.rows()
+		rows := m.Entries
+		if rows == nil { // a month of the audit trail
+			rows = m.Audit
+		}
+		if rows != nil {
+			ofPartition[m.Partition] += rows.Lines
+		}
+	}
+	for _, r := range recorded {
+		what, has := "unit", inUnit[r.Name]
+		if r.IsPartition {
+			what, has = "partition", ofPartition[r.Name]
+		}
+		if has < r.ArchivedRows {
+			missing = append(missing, fmt.Errorf("archive %s: %s %s: has %d rows; the database says that it was archived "+
+				"with %d, on %s", a, what, r.Name, has, r.ArchivedRows, r.At.UTC().Format(time.DateOnly)))
+		}
+	}
+	return missing, nil
 }
 
 // row is a row of a partition: an entry, or a move (with the key Seq and At).
@@ -239,32 +312,54 @@ func digest(line []byte) (d [16]byte) {
 }
 
 // Restore returns a unit's entries to the database, or only the one with the given id, and protects
-// them from retention until the given time. Existing entries are left unchanged. It returns the
-// number of restored entries.
+// them from retention until the given time. Existing entries are left unchanged. It checks the unit
+// before it writes, and writes in one transaction. It returns the number of restored entries.
 func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time,
 	act deadletter.Act,
 ) (restored int, err error) {
-	found := false
-	err = a.batches(ctx, m, func(line []byte) (bool, error) {
-		if only == uuid.Nil {
-			return true, nil
+	type month struct {
+		status string
+		begin  time.Time
+	}
+	found, months := only == uuid.Nil, map[month]bool{}
+	if err := a.Entries(ctx, m, func(line []byte) error {
+		var e struct {
+			ID       uuid.UUID `json:"id"`
+			Status   string    `json:"status"`
+			ClosedAt time.Time `json:"closed_at"`
 		}
-		id, err := entryID(line)
-		found = found || id == only
-		return id == only, err
-	}, func(batch []json.RawMessage) error {
-		raw, err := json.Marshal(batch)
-		if err != nil {
+		if err := json.Unmarshal(line, &e); err != nil {
 			return err
 		}
-		n, err := store.RestoreEntries(ctx, raw, until, act)
-		restored += n
-		return err
-	})
-	if err == nil && !found && only != uuid.Nil {
-		err = fmt.Errorf("archive %s: %s: there is no entry %s in the unit", a, m.Unit, only)
+		if only == uuid.Nil || e.ID == only {
+			at := e.ClosedAt.UTC()
+			months[month{e.Status, time.Date(at.Year(), at.Month(), 1, 0, 0, 0, 0, time.UTC)}] = true
+			found = true
+		}
+		return nil
+	}); err != nil {
+		return 0, err
 	}
-	return restored, err
+	if !found {
+		return 0, fmt.Errorf("archive %s: %s: there is no entry %s in the unit", a, m.Unit, only)
+	}
+	for month := range months {
+		if err := store.EnsureMonth(ctx, month.status, month.begin); err != nil {
+			return 0, err
+		}
+	}
+	return store.RestoreEntries(ctx, until, act, func(restore func(entries json.RawMessage) error) error {
+		return a.batches(ctx, m, func(line []byte) (bool, error) {
+			id, err := entryID(line)
+			return only == uuid.Nil || id == only, err
+		}, func(batch []json.RawMessage) error {
+			raw, err := json.Marshal(batch)
+			if err != nil {
+				return err
+			}
+			return restore(raw)
+		})
+	})
 }
 
 // batches calls each with the entries of a unit that accept returns true for, in batches bounded in rows and

@@ -47,21 +47,35 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 // [deadletter.Store.Erase] does, and from moves the details. A changed unit gets new files, then a
 // manifest that names them and the erasure, and then loses the old files, so that it is complete at
 // any time. An interrupted erasure is repeated, which also deletes the files that it left.
-// Retention and other erasures wait meanwhile.
+// Retention and other erasures wait meanwhile. A unit that cannot be read or written does not stop the
+// others: the error names it, and erasing again completes the erasure.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID,
 	filter json.RawMessage,
 ) (done Erased, err error) {
 	ran, err := RunExclusive(ctx, store, retentionTimeout, func(ctx context.Context) error {
-		all, err := a.Units(ctx)
+		units, failed, err := a.Units(ctx)
 		if err != nil {
 			return err
 		}
-		done.Units = int64(len(all))
+		// forEach runs fn on the units for which no fn has failed.
+		forEach := func(fn func(m *Manifest) error) error {
+			left := units[:0]
+			for _, m := range units {
+				if err := fn(&m); err != nil {
+					failed = append(failed, err)
+				} else {
+					left = append(left, m)
+				}
+			}
+			units = left
+			return ctx.Err()
+		}
 		// An entry's moves may be in another unit than the entry, which may be in the database:
 		// months of the audit trail are separate units.
 		erased := map[uuid.UUID]json.RawMessage{}
-		for _, m := range all {
-			if err := a.batches(ctx, &m, func([]byte) (bool, error) { return true, nil }, func(batch []json.RawMessage) error {
+		if err := forEach(func(m *Manifest) error {
+			done.Units++
+			return a.batches(ctx, m, func([]byte) (bool, error) { return true, nil }, func(batch []json.RawMessage) error {
 				rows, err := store.EraseRows(ctx, batch, filter)
 				if err != nil || len(rows) == 0 {
 					return err
@@ -70,23 +84,24 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 				jobs, err := store.EraseArchived(ctx, slices.Collect(maps.Values(rows)))
 				done.Jobs += int64(jobs)
 				return err
-			}); err != nil {
-				return err
-			}
+			})
+		}); err != nil {
+			return err
 		}
-		for _, m := range all {
-			if err := a.addErasedInDatabase(ctx, store, &m, erased); err != nil {
-				return err
-			}
+		if err := forEach(func(m *Manifest) error { return a.addErasedInDatabase(ctx, store, m, erased) }); err != nil {
+			return err
 		}
-		for i := range all {
-			n, err := a.rewrite(ctx, &all[i], erasure, erased)
+		if err := forEach(func(m *Manifest) error {
+			n, err := a.rewrite(ctx, m, erasure, erased)
 			done.Entries += n
-			if err != nil {
-				return err
-			}
+			return err
+		}); err != nil {
+			return err
 		}
-		return a.deleteUnnamed(ctx, all)
+		if err := a.deleteUnnamed(ctx, units); err != nil {
+			failed = append(failed, err)
+		}
+		return errors.Join(failed...)
 	})
 	if err == nil && !ran {
 		err = fmt.Errorf("archive %s: another process has been writing to it for %s; erase again later", a, retentionTimeout)

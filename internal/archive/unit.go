@@ -44,7 +44,7 @@ func (u *Unit) extendPeriod(at time.Time) {
 
 func (u *Unit) add(ctx context.Context, f **fileWriter, name, line string) (err error) {
 	if *f == nil {
-		if *f, err = u.archive.createFile(ctx, u.manifest.Unit, name+u.suffix+".ndjson.gz"); err != nil {
+		if *f, err = u.archive.createFile(ctx, u.manifest.Unit, name+u.suffix+dataSuffix); err != nil {
 			return err
 		}
 	}
@@ -94,7 +94,7 @@ func (u *Unit) closeFiles() (err error) {
 func (u *Unit) Abandon() {
 	for _, f := range []**fileWriter{&u.entries, &u.audit} {
 		if *f != nil {
-			(*f).abandon()
+			(*f).object.abandon()
 			*f = nil
 		}
 	}

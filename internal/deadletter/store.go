@@ -694,17 +694,38 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	}
 }
 
-// RestoreEntries brings archived entries back and keeps retention from dropping their months until a
-// time. It skips entries that are present, and returns how many it restored.
-func (s *Store) RestoreEntries(ctx context.Context, entries json.RawMessage, until time.Time, act Act) (int, error) {
-	var n int32
-	err := s.move(ctx, func(tx postgres.DB) (err error) {
-		n, err = dbsqlc.New(tx).RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{
-			Entries: entries, Until: until, Actor: act.Actor, Note: act.Note,
+// EnsureMonth creates the partition for entries that closed with a status in a month. Its lock on the
+// table of the status ends with the call.
+func (s *Store) EnsureMonth(ctx context.Context, status string, month time.Time) error {
+	exists, err := s.queries.EnsureMonth(ctx, dbsqlc.EnsureMonthParams{Status: status, Month: month})
+	if err == nil && !exists {
+		err = fmt.Errorf("partition of %s for %s: another session holds its table; try again", status,
+			month.Format("2006-01"))
+	}
+	return err
+}
+
+// RestoreEntries brings archived entries back, all or none, and keeps retention from dropping their
+// months until a time. batches calls restore with the entries, batch by batch; it runs again if
+// another transaction collides. RestoreEntries skips entries that are present, and returns how many it
+// restored.
+func (s *Store) RestoreEntries(ctx context.Context, until time.Time, act Act,
+	batches func(restore func(entries json.RawMessage) error) error,
+) (restored int, err error) {
+	err = s.move(ctx, func(tx postgres.DB) error {
+		restored = 0
+		return batches(func(entries json.RawMessage) error {
+			n, err := dbsqlc.New(tx).RestoreEntries(ctx, dbsqlc.RestoreEntriesParams{
+				Entries: entries, Until: until, Actor: act.Actor, Note: act.Note,
+			})
+			restored += int(n)
+			return err
 		})
-		return err
 	})
-	return int(n), err
+	if err != nil {
+		return 0, err
+	}
+	return restored, nil
 }
 
 // Protect sets the columns hidden from the role dlq_reader and the masking rules for all callers

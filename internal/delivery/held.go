@@ -40,6 +40,8 @@ const (
 	// releases it earlier; holdTime covers a release that was missed. Each recheck costs as much as
 	// a delivery.
 	holdTime = 15 * time.Minute
+	// maxWake bounds the ordering keys that one round looks at. A key takes some 0.1 ms.
+	maxWake = 500
 	// maxRelease bounds the messages of a destination that one round releases.
 	maxRelease = 1000
 	// lingerDoublings is for how many seconds after a breaker has closed messages may still become
@@ -72,9 +74,9 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 	}
 	most := holdTime
 	if reason != HeldForBreaker && reason != HeldForRestored {
-		// A predecessor may end between the check and this job's becoming visible as held, and the
-		// releaser does not know redirected destinations. So these messages check again after a
-		// second, then at doubling intervals.
+		// The releaser does not know redirected destinations, and a predecessor may end between the
+		// check and this job's becoming visible as held. So these messages check again after a second,
+		// then at doubling intervals. The releaser finds a message without a predecessor before.
 		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
 	}
 	return OutcomeHeld, river.JobSnooze(spread(most))
@@ -93,6 +95,9 @@ type Releaser struct {
 	// resumedAt is when a restored database resumed or the loop started; zero once all messages held for
 	// a restore are released.
 	resumedAt time.Time
+	// queue and orderingKey are the ordering key that the last round looked at last.
+	queue, orderingKey string
+
 	closed    map[string]time.Time // by destination: when its breaker was first seen closed
 	drained   map[string]bool      // by destination: no message is held
 }
@@ -106,16 +111,33 @@ func (r *Releaser) Loop() *background.Loop {
 	})
 }
 
-// once runs one round. It releases messages held for a restored database, then messages held for
-// breakers that permit it.
+// once runs one round. It releases messages held for a restored database, then the first messages of
+// ordering keys, then messages held for breakers that permit it.
 func (r *Releaser) once(ctx context.Context) error {
-	errs := []error{r.releaseRestored(ctx)}
+	errs := []error{r.releaseRestored(ctx), r.wakeOrdered(ctx)}
 	for name := range r.Policy().Destinations {
 		if err := r.releaseFor(ctx, name); err != nil {
 			errs = append(errs, fmt.Errorf("destination %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// wakeOrdered releases messages that are held behind messages that are done. Usually the end of the
+// earlier message releases the next one. It cannot while that one is just becoming held or is locked, or
+// if the earlier message was deleted, or if its process died.
+func (r *Releaser) wakeOrdered(ctx context.Context) error {
+	last, err := dbsqlc.New(r.DB).WakeOrdered(ctx, dbsqlc.WakeOrderedParams{
+		MaxKeys: maxWake, Queue: r.queue, OrderingKey: r.orderingKey,
+	})
+	if err != nil {
+		return fmt.Errorf("ordered messages: %w", err)
+	}
+	r.queue, r.orderingKey = last.Queue, last.OrderingKey
+	if last.Woken > 0 {
+		r.Logger.Debug("messages held for their order released", "messages", last.Woken)
+	}
+	return nil
 }
 
 // releaseFor releases messages of a destination as its breaker permits.

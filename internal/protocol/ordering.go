@@ -7,7 +7,8 @@ import (
 
 // Ordering keys have a model of their own: two messages of one key, two workers that deliver,
 // processes that die, and messages that are rescued. It models these functions of
-// db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, rescue_messages.
+// db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, wake_first,
+// rescue_messages.
 
 // The invariants of ordering keys, as reports name them.
 const (
@@ -60,7 +61,7 @@ type OrderingStep struct {
 	Text  string
 	After Ordering
 	Wrong string
-	Bad   bool // a process dies or the receiver refuses; messages must be able to arrive without such steps
+	Bad   bool // a process dies, the receiver refuses or a hold time ends: messages must be able to arrive without
 }
 
 // Steps returns the possible steps.
@@ -86,10 +87,12 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 				}, "worker %d fetches message %d", idle, m)
 			}
 		case Retryable:
-			can(false, func(o *Ordering) string {
+			// Messages must be able to arrive without the end of a hold time, which may be minutes away.
+			can(true, func(o *Ordering) string {
 				o.Messages[m].Job = Available
 				return ""
 			}, "the hold time of message %d ends", m)
+			can(false, func(o *Ordering) string { o.wakeFirst(); return "" }, "the releaser looks at the key")
 		case Running:
 			// A message whose request is about to be sent is not rescued. That case of a frozen
 			// process is left out: see docs/protocol.md.
@@ -172,10 +175,20 @@ func (s *Ordering) first(m int) bool {
 // done is dlq.order_done: the place goes, and the next message may go at once.
 func (s *Ordering) done(m int) {
 	s.Messages[m].Place = false
+	s.wakeFirst()
+}
+
+// wakeFirst is dlq.wake_first: the first message that is not done may go, and the places before it go.
+func (s *Ordering) wakeFirst() {
 	for n := range s.Messages {
-		if s.Messages[n].Place {
-			if s.Messages[n].Job == Retryable {
-				s.Messages[n].Job = Available
+		m := &s.Messages[n]
+		switch {
+		case !m.Place:
+		case m.Job == Completed:
+			m.Place = false
+		default:
+			if m.Job == Retryable {
+				m.Job = Available
 			}
 			return
 		}

@@ -36,7 +36,7 @@ func (b *bundle) find(word string) (where []string) {
 			where = append(where, fmt.Sprintf("%s: %d", table, n))
 		}
 	}
-	units, err := b.cold.Units(b.Context())
+	units, _, err := b.cold.Units(b.Context())
 	require.NoError(b, err)
 	for _, m := range units {
 		look := func(line []byte) error {

@@ -240,7 +240,7 @@ func TestPartitions_DrainDefaultPartition(t *testing.T) {
 // units returns the archive's units by partition.
 func (b *bundle) units() map[string][]archive.Manifest {
 	b.Helper()
-	units, err := b.cold.Units(b.Context())
+	units, _, err := b.cold.Units(b.Context())
 	require.NoError(b, err)
 	by := map[string][]archive.Manifest{}
 	for _, m := range units {

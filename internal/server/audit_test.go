@@ -171,7 +171,7 @@ func everywhere(t *testing.T, b *bundle, cold *archive.Archive) string {
 			all.WriteString(*text)
 		}
 	}
-	units, err := cold.Units(t.Context())
+	units, _, err := cold.Units(t.Context())
 	require.NoError(t, err)
 	for _, m := range units {
 		require.NoError(t, cold.Verify(t.Context(), &m))
@@ -253,7 +253,7 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'erased' AND actor = 'kim'
 		AND note = 'request 42'`))
 
-	units, err := cold.Units(t.Context())
+	units, _, err := cold.Units(t.Context())
 	require.NoError(t, err)
 	for _, m := range units {
 		require.Len(t, m.Erasures, 1)

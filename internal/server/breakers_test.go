@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -221,6 +222,55 @@ func TestOrdering_DeadLetterHoldsItsKey(t *testing.T) {
 	status, _, _ = b.call("POST", "/api/dlq/entries/"+entry+"/discard", `{}`)
 	require.Equal(t, http.StatusOK, status)
 	b.awaitMessage("c2", "completed")
+}
+
+// A message whose predecessor went away without waking it is released, however long it is held: here
+// the end of the predecessor meets a lock, and then the first message that waits is deleted.
+func TestOrdering_ReleasesMessagesWithoutPredecessor(t *testing.T) {
+	t.Parallel()
+	receiver := &down{}
+	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.Header.Get("Webhook-Id"), "first") {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			return
+		}
+		receiver.ServeHTTP(w, r)
+	}, config: func(c *server.Config) { c.Policy.Queues["default"].Ordering = true }})
+	submit := func(id, key string) {
+		status, out, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
+		require.Equal(t, http.StatusAccepted, status, out)
+	}
+	for _, key := range []string{"a", "b"} {
+		submit("first-"+key, key)
+		entry := b.awaitMessage("first-"+key, "dead-lettered")["deadLetter"].(map[string]any)["id"].(string)
+		b.awaitEntry(entry, "dlq_manual")
+		for _, n := range []string{"2", "3", "4"} {
+			submit(key+n, key)
+		}
+	}
+	require.Eventually(t, func() bool {
+		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata @> '{"dlq:held": "order"}'`) ==
+			6
+	}, time.Minute, 50*time.Millisecond)
+	b.exec(`UPDATE river_job SET scheduled_at = now() + interval '1 day' WHERE state = 'scheduled'`)
+
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE args ->> 'messageId' IN ('a2', 'b2') FOR UPDATE")
+	require.NoError(t, err)
+	b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_open), 'kim')")
+	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM dlq.job_facts") == 0 }, time.Minute,
+		50*time.Millisecond)
+	_, err = tx.Exec(t.Context(), "DELETE FROM river_job WHERE args ->> 'messageId' = 'b2'")
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	b.awaitMessage("a4", "completed")
+	b.awaitMessage("b4", "completed")
+	_, taken := receiver.seen()
+	slices.SortStableFunc(taken, func(x, y string) int { return strings.Compare(x[:1], y[:1]) })
+	require.Equal(t, []string{"a2", "a3", "a4", "b3", "b4"}, taken)
 }
 
 // Dead letters of one key that failed one after the other are redelivered in order by a replay run.

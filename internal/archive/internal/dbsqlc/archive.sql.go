@@ -7,9 +7,9 @@ package dbsqlc
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
-	"time"
 )
 
 const EndDuty = `-- name: EndDuty :exec
@@ -19,6 +19,78 @@ SELECT dlq.end_duty('archive', $1::uuid)
 func (q *Queries) EndDuty(ctx context.Context, holder uuid.UUID) error {
 	_, err := q.db.Exec(ctx, EndDuty, holder)
 	return err
+}
+
+const RecordUnit = `-- name: RecordUnit :exec
+SELECT dlq.record_act(u.subject, 'archived', 'retention', NULL,
+    jsonb_build_object('archive', $1::text, 'rows', $2::bigint))
+FROM (SELECT 'archive unit ' || $3::text AS subject) u
+WHERE NOT EXISTS (SELECT FROM dlq.acts a WHERE a.subject = u.subject AND a.act = 'archived'
+    AND a.detail ->> 'archive' = $1::text)
+`
+
+type RecordUnitParams struct {
+	Archive      string
+	ArchivedRows int64
+	Unit         string
+}
+
+// RecordUnit records a complete unit in the audit trail, once.
+func (q *Queries) RecordUnit(ctx context.Context, arg RecordUnitParams) error {
+	_, err := q.db.Exec(ctx, RecordUnit, arg.Archive, arg.ArchivedRows, arg.Unit)
+	return err
+}
+
+const RecordedUnits = `-- name: RecordedUnits :many
+SELECT r.name::text AS name, r.is_partition::boolean AS is_partition, max(r.archived_rows)::bigint AS archived_rows,
+    max(r.at)::timestamptz AS at
+FROM (
+    SELECT substr(a.subject, length('archive unit ') + 1) AS name, false AS is_partition,
+        (a.detail ->> 'rows')::bigint AS archived_rows, a.at
+    FROM dlq.acts a
+    WHERE a.subject LIKE 'archive unit %' AND a.act = 'archived' AND a.detail ->> 'archive' = $1::text
+    UNION ALL
+    SELECT substr(a.subject, length('partition ') + 1), true, (a.detail ->> 'rows')::bigint, a.at
+    FROM dlq.acts a
+    WHERE a.subject LIKE 'partition %' AND a.act = 'dropped' AND a.detail ->> 'archive' = $1::text
+      AND (a.detail ->> 'rows')::bigint > 0
+) r
+GROUP BY r.name, r.is_partition
+ORDER BY r.name, r.is_partition
+`
+
+type RecordedUnitsRow struct {
+	Name         string
+	IsPartition  bool
+	ArchivedRows int64
+	At           time.Time
+}
+
+// RecordedUnits returns what the audit trail says is in an archive: units with their rows, and dropped
+// partitions with the rows that they had, of which the archive may have more than one unit.
+func (q *Queries) RecordedUnits(ctx context.Context, archive string) ([]RecordedUnitsRow, error) {
+	rows, err := q.db.Query(ctx, RecordedUnits, archive)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RecordedUnitsRow{}
+	for rows.Next() {
+		var i RecordedUnitsRow
+		if err := rows.Scan(
+			&i.Name,
+			&i.IsPartition,
+			&i.ArchivedRows,
+			&i.At,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const TakeDuty = `-- name: TakeDuty :one

@@ -231,6 +231,23 @@ func (q *Queries) CountUpTo(ctx context.Context, arg CountUpToParams) (int64, er
 	return count, err
 }
 
+const EnsureMonth = `-- name: EnsureMonth :one
+SELECT dlq.ensure_partition(('dlq.dead_letter_' || substr($1::text, 5))::regclass,
+    $2::timestamptz)::boolean AS exists
+`
+
+type EnsureMonthParams struct {
+	Status string
+	Month  time.Time
+}
+
+func (q *Queries) EnsureMonth(ctx context.Context, arg EnsureMonthParams) (bool, error) {
+	row := q.db.QueryRow(ctx, EnsureMonth, arg.Status, arg.Month)
+	var exists bool
+	err := row.Scan(&exists)
+	return exists, err
+}
+
 const EraseArchived = `-- name: EraseArchived :one
 SELECT dlq.erase_archived($1::jsonb)::integer AS jobs
 `

@@ -197,3 +197,27 @@ func (q *Queries) ReleaseHeld(ctx context.Context, arg ReleaseHeldParams) (int32
 	err := row.Scan(&released)
 	return released, err
 }
+
+const WakeOrdered = `-- name: WakeOrdered :one
+SELECT w.queue::text AS queue, w.ordering_key::text AS ordering_key, w.woken::integer AS woken
+FROM dlq.wake_ordered($1::integer, $2::text, $3::text) w
+`
+
+type WakeOrderedParams struct {
+	MaxKeys     int32
+	Queue       string
+	OrderingKey string
+}
+
+type WakeOrderedRow struct {
+	Queue       string
+	OrderingKey string
+	Woken       int32
+}
+
+func (q *Queries) WakeOrdered(ctx context.Context, arg WakeOrderedParams) (WakeOrderedRow, error) {
+	row := q.db.QueryRow(ctx, WakeOrdered, arg.MaxKeys, arg.Queue, arg.OrderingKey)
+	var i WakeOrderedRow
+	err := row.Scan(&i.Queue, &i.OrderingKey, &i.Woken)
+	return i, err
+}

@@ -1,0 +1,179 @@
+package retention_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/archive"
+	"github.com/dlqd/dlqd/internal/deadletter"
+)
+
+// archiveMonth archives and drops the month of n new resolved entries, and returns its unit.
+func (b *bundle) archiveMonth(n int) (unit string) {
+	b.Helper()
+	b.createClosed(n, "payments", "dlq_resolved")
+	y, m0, _ := time.Now().UTC().Date()
+	b.now = time.Date(y, m0+4, 10, 12, 0, 0, 0, time.UTC)
+	require.Equal(b, n, b.run().Archived)
+	return time.Now().UTC().Format("dead_letter_resolved_200601")
+}
+
+// scan returns the archive's units, the errors of incomplete ones, and those that the database misses.
+func (b *bundle) scan() (units []archive.Manifest, incomplete, missing []error) {
+	b.Helper()
+	units, incomplete, err := b.cold.Units(b.Context())
+	require.NoError(b, err)
+	missing, err = b.cold.Missing(b.Context(), b.keeper.Store, units)
+	require.NoError(b, err)
+	return units, incomplete, missing
+}
+
+// A full disk left an empty manifest. The unit counts as not there: lists and erasures include the
+// others, and the next round writes it again.
+func TestArchive_WritesUnreadableUnitAgain(t *testing.T) {
+	t.Parallel()
+	for name, manifest := range map[string]string{"empty": "", "cut": `{"unit": "dead_`, "of another unit": `{}`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			unit := time.Now().UTC().Format("dead_letter_resolved_200601")
+			dir := filepath.Join(b.cold.String(), unit)
+			require.NoError(t, os.MkdirAll(dir, 0o700))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "manifest.json"), []byte(manifest), 0o600))
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "entries.ndjson.gz"), []byte("cut"), 0o600))
+
+			b.createClosed(2, "mails", "dlq_resolved")
+			now := b.now
+			b.now = b.now.Add(8 * 24 * time.Hour)
+			require.Equal(t, 2, b.run().Deleted, "another unit")
+			b.now = now
+			units, incomplete, missing := b.scan()
+			require.Len(t, units, 1)
+			require.Len(t, incomplete, 1)
+			require.ErrorIs(t, incomplete[0], archive.ErrUnreadable)
+			require.ErrorContains(t, incomplete[0], unit)
+			require.Empty(t, missing)
+			store := b.keeper.Store
+			e, err := store.Erase(t.Context(), json.RawMessage(`{"queue": "mails"}`), deadletter.Act{Actor: "kim"})
+			require.NoError(t, err)
+			done, err := b.cold.Erase(t.Context(), store, e.ID, json.RawMessage(`{"queue": "mails"}`))
+			require.ErrorIs(t, err, archive.ErrUnreadable, "the erasure says which unit it did not search")
+			require.EqualValues(t, 2, done.Entries, "the other unit is erased")
+
+			require.Equal(t, unit, b.archiveMonth(3))
+			units, incomplete, missing = b.scan()
+			require.Len(t, units, 2)
+			require.Empty(t, incomplete)
+			require.Empty(t, missing)
+			require.EqualValues(t, 3, b.units()[unit][0].Entries.Lines)
+			_, err = b.cold.Erase(t.Context(), store, e.ID, json.RawMessage(`{"queue": "mails"}`))
+			require.NoError(t, err)
+		})
+	}
+}
+
+// The database says which units are complete, so a unit that is gone is missed, and the files of a
+// unit whose manifest is gone are not overwritten: its rows have left the database.
+func TestArchive_MissesUnitsThatAreGone(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.createClosed(2, "mails", "dlq_resolved")
+	now := b.now
+	b.now = b.now.Add(8 * 24 * time.Hour)
+	require.Equal(t, 2, b.run().Deleted)
+	b.now = now
+	unit := b.archiveMonth(3)
+	units, _, missing := b.scan()
+	require.Len(t, units, 2)
+	require.Empty(t, missing)
+	_, err := b.cold.Restore(t.Context(), b.keeper.Store, &b.units()[unit][0], uuid.Nil, b.now, deadletter.Act{Actor: "kim"})
+	require.NoError(t, err)
+
+	dir := b.cold.String()
+	require.NoError(t, os.Remove(filepath.Join(dir, unit, "manifest.json")))
+	_, incomplete, missing := b.scan()
+	require.Len(t, incomplete, 1)
+	require.ErrorIs(t, incomplete[0], archive.ErrNoUnit)
+	require.Len(t, missing, 2, "the unit, and the partition that was dropped")
+	require.ErrorContains(t, missing[0], unit)
+	before, err := os.ReadFile(filepath.Join(dir, unit, "entries.ndjson.gz"))
+	require.NoError(t, err)
+	b.now = b.now.Add(time.Hour)
+	require.Equal(t, 3, b.run().Archived, "the restored entries")
+	after, err := os.ReadFile(filepath.Join(dir, unit, "entries.ndjson.gz"))
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	require.Equal(t, unit+"~2", b.units()[unit][0].Unit)
+
+	single, err := filepath.Glob(filepath.Join(dir, "entries_*"))
+	require.NoError(t, err)
+	require.Len(t, single, 1)
+	require.NoError(t, os.RemoveAll(single[0]))
+	_, _, missing = b.scan()
+	require.Len(t, missing, 2, "the unit without a manifest, and the batch; the second unit has the partition's rows")
+	require.ErrorContains(t, missing[1], filepath.Base(single[0]))
+}
+
+// A unit is checked before the first entry is written.
+func TestRestore_RestoresNothingFromCorruptUnit(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	unit := b.archiveMonth(1500) // more than a batch
+	m := b.units()[unit][0]
+	sum := m.Entries.SHA256
+	m.Entries.SHA256 = strings.Repeat("0", 64)
+	restore := func(only uuid.UUID) (int, error) {
+		return b.cold.Restore(t.Context(), b.keeper.Store, &m, only, b.now.Add(time.Hour), deadletter.Act{Actor: "kim"})
+	}
+	n, err := restore(uuid.Nil)
+	require.ErrorContains(t, err, "SHA-256")
+	require.Zero(t, n)
+	require.Zero(t, b.countIn("dlq_resolved"))
+	m.Entries.SHA256 = sum
+	n, err = restore(uuid.Nil)
+	require.NoError(t, err)
+	require.Equal(t, 1500, n)
+}
+
+// All entries of a unit are restored, or none: here the second batch is refused.
+func TestRestore_RestoresAllOrNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	unit := b.archiveMonth(1500)
+	m := b.units()[unit][0]
+	b.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF (SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'restored from the archive') > 1000 THEN
+			RAISE 'refused';
+		END IF;
+		RETURN NULL;
+	END $$`)
+	b.exec(`CREATE TRIGGER refuse AFTER INSERT ON dlq.dead_letter_queue FOR EACH STATEMENT EXECUTE FUNCTION refuse()`)
+	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.Nil, b.now.Add(time.Hour), deadletter.Act{Actor: "kim"})
+	require.ErrorContains(t, err, "refused")
+	require.Zero(t, n)
+	require.Zero(t, b.countIn("dlq_resolved"))
+}
+
+// A damaged unit does not stop the erasure from the others, and the error names it.
+func TestErase_ContinuesAfterDamagedUnit(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.createClosed(2, "mails", "dlq_resolved")
+	now := b.now
+	b.now = b.now.Add(8 * 24 * time.Hour)
+	b.run()
+	b.now = now
+	unit := b.archiveMonth(1)
+	file := filepath.Join(b.cold.String(), unit, "entries.ndjson.gz")
+	require.NoError(t, os.WriteFile(file, []byte("rot"), 0o600))
+	done, err := b.cold.Erase(t.Context(), b.keeper.Store, uuid.New(), json.RawMessage(`{"kind": "k"}`))
+	require.ErrorContains(t, err, unit)
+	require.EqualValues(t, 2, done.Entries)
+}
