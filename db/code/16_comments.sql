@@ -11,8 +11,7 @@ COMMENT ON TYPE dlq.dead_letter_stage IS
     'Partition of a dead letter. inbox: its job has just ended, and no DLQ worker has filed it yet. The others '
     'follow from the status.';
 COMMENT ON TYPE dlq.strategy IS
-    'What happens next to a dead letter: immediate (a redelivery after a delay), scheduled (at the next off-peak '
-    'hour), conditional (once a condition holds) or manual (an operator decides).';
+    'Strategy of a dead letter, which decides when it is redelivered; manual: an operator decides.';
 COMMENT ON TYPE dlq.resolution_strategy IS
     'How a dead letter was closed: redelivered by a worker, replayed by an operator, resolved by an operator '
     'outside dlqd, or discarded.';

@@ -278,6 +278,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerPolicy(api)
 	s.registerSessions(api)
 	describeNeeds(api)
+	describeStrategies(api.OpenAPI().Components.Schemas)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
 	mux.HandleFunc("GET "+runbooksPath+"{name}", runbook)

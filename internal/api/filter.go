@@ -5,13 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"reflect"
 	"slices"
 	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
 // EntryFilter chooses dead letters. An empty field matches all.
@@ -49,6 +52,24 @@ func mergeText(ctx context.Context, f filter.Filter, location, text string) (fil
 		return f, huma.Error422UnprocessableEntity(err.Error(), &huma.ErrorDetail{Location: location, Message: err.Error()})
 	}
 	return out, nil
+}
+
+// describeStrategies sets the values of the fields that name a strategy. A field's tag cannot list
+// them, because strategies can be added.
+func describeStrategies(schemas huma.Registry) {
+	for _, t := range []reflect.Type{
+		reflect.TypeFor[deadletter.Summary](), reflect.TypeFor[EntryDetail](),
+		reflect.TypeFor[filter.Filter](), reflect.TypeFor[EntryFilter](),
+	} {
+		field := schemas.SchemaFromRef(schemas.Schema(t, true, "").Ref).Properties["strategy"]
+		if field.Items != nil {
+			field = field.Items
+		}
+		for _, name := range strategies.Names() {
+			field.Enum = append(field.Enum, name)
+		}
+		field.PrecomputeMessages()
+	}
 }
 
 // FilterReading is how a text is read as a filter, and its completions.

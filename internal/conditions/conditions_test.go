@@ -45,7 +45,7 @@ func TestConditions(t *testing.T) {
 		DB: pool, Policy: current, Breakers: breakers,
 		Measure: func(context.Context) (conditions.Load, error) { return load, failure },
 	})
-	want := rules.Routing.Strategies.Conditional.Conditions
+	want := rules.Routing.Strategies["conditional"].Conditions
 	unmetAt := func(l conditions.Load) string {
 		load = l
 		if err := c.Update(t.Context()); failure == nil {

@@ -44,7 +44,7 @@ type Summary struct {
 	DestinationURL *string    `json:"destinationUrl,omitempty" doc:"URL of the destination, without parts that may be secret." db:"destination_url"`
 	Fingerprint    *string    `json:"fingerprint,omitempty" doc:"Failure group: the same for entries of a queue that failed for the same reason." db:"fingerprint"`
 	AssignedTo     *string    `json:"assignedTo,omitempty" doc:"Assignee." db:"assigned_to"`
-	Strategy       *string    `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"How the entry is handled next; absent until a worker has decided it." db:"strategy"`
+	Strategy       *string    `json:"strategy,omitempty" doc:"How the entry is handled next; absent until a worker has decided it." db:"strategy"`
 	NextRetryAt    *time.Time `json:"nextRetryAt,omitempty" doc:"Time at which a worker handles the entry next." db:"next_retry_at"`
 	WaitingFor     *string    `json:"waitingFor,omitempty" doc:"What the entry waits for besides nextRetryAt: automatic (automatic redelivery is off for it, so it is only observed), condition: followed by the unmet condition, pace, or order (an earlier entry with its ordering key)." db:"waiting_for"`
 	Next           *string    `json:"next,omitempty" doc:"Description of the next step; absent for closed entries." db:"next"`

@@ -70,8 +70,10 @@ func (t *Typing) Complete() []Field {
 		}
 		return out
 	}
-	words := lookup(t.Field).values
-	if t.Field == "assigned" {
+	var words []string
+	if d := lookup(t.Field); d.values != nil {
+		words = d.values()
+	} else if t.Field == "assigned" {
 		words = []string{"me", "nobody"}
 	}
 	for _, w := range words {

@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
 // Filter selects the dead letters for which all of its fields hold. An empty filter selects all.
@@ -27,7 +29,7 @@ type Filter struct {
 	ErrorMessage  []string `json:"errorMessage,omitempty" doc:"Error text contains all of these texts, ignoring case."`
 	Fingerprint   []string `json:"fingerprint,omitempty" doc:"In one of these failure groups: fingerprints, or their first characters."`
 	Rule          []string `json:"rule,omitempty" doc:"Class and strategy chosen by one of these rules."`
-	Strategy      []string `json:"strategy,omitempty" enum:"immediate,scheduled,conditional,manual" doc:"With one of these strategies."`
+	Strategy      []string `json:"strategy,omitempty" doc:"With one of these strategies."`
 	WaitingFor    []string `json:"waitingFor,omitempty" enum:"automatic,condition,pace,order" doc:"Pending and waiting for one of these besides a time: automatic redelivery to be switched on, a condition, a place in the pace, or earlier messages of the ordering key."`
 	FailedIn      []string `json:"failedIn,omitempty" enum:"job,redelivery" doc:"Last failure: of the job itself, or of a redelivery."`
 	Assignee      []string `json:"assignee,omitempty" doc:"Assigned to one of these; \"\" selects unassigned entries."`
@@ -125,7 +127,7 @@ type field struct {
 	json    string // in the filter's JSON, if it is exactly one field there
 	doc     string
 	example string
-	values  []string // the only values; nil if any value is allowed
+	values  func() []string // the only values; nil if any value is allowed
 	words   func(*Filter) *[]string
 	numbers func(*Filter) *[]int64
 	// read is set instead of words and numbers for fields with a syntax of their own: it parses one
@@ -142,11 +144,13 @@ var (
 	}
 )
 
+func oneOf(values ...string) func() []string { return func() []string { return values } }
+
 // table has all fields, in the order in which Print writes them.
 var table = []field{
 	{
 		name: "status", json: "status", doc: "State. open and closed select all open and all closed states.",
-		example: "status:manual,failed", values: slices.Concat(states, []string{"open", "closed"}),
+		example: "status:manual,failed", values: oneOf(slices.Concat(states, []string{"open", "closed"})...),
 		words: func(f *Filter) *[]string { return &f.Status },
 	},
 	{
@@ -158,7 +162,7 @@ var table = []field{
 		words: func(f *Filter) *[]string { return &f.Kind },
 	},
 	{
-		name: "class", json: "errorClass", doc: "Class of the error.", example: "class:outage", values: classes,
+		name: "class", json: "errorClass", doc: "Class of the error.", example: "class:outage", values: oneOf(classes...),
 		words: func(f *Filter) *[]string { return &f.ErrorClass },
 	},
 	{
@@ -186,17 +190,17 @@ var table = []field{
 	},
 	{
 		name: "strategy", json: "strategy", doc: "Strategy: what happens next.", example: "strategy:conditional",
-		values: []string{"immediate", "scheduled", "conditional", "manual"},
+		values: strategies.Names,
 		words:  func(f *Filter) *[]string { return &f.Strategy },
 	},
 	{
 		name: "waiting", json: "waitingFor", doc: "What a pending entry waits for besides a time.",
-		example: "waiting:condition", values: []string{"automatic", "condition", "pace", "order"},
+		example: "waiting:condition", values: oneOf("automatic", "condition", "pace", "order"),
 		words: func(f *Filter) *[]string { return &f.WaitingFor },
 	},
 	{
 		name: "stage", json: "failedIn", doc: "Last failure: of the job itself, or of a redelivery.",
-		example: "stage:redelivery", values: []string{"job", "redelivery"},
+		example: "stage:redelivery", values: oneOf("job", "redelivery"),
 		words: func(f *Filter) *[]string { return &f.FailedIn },
 	},
 	{
@@ -270,7 +274,10 @@ type Field struct {
 func Fields() []Field {
 	out := make([]Field, len(table))
 	for i, d := range table {
-		out[i] = Field{Name: d.name, Doc: d.doc, Example: d.example, Values: d.values, JSON: d.json}
+		out[i] = Field{Name: d.name, Doc: d.doc, Example: d.example, JSON: d.json}
+		if d.values != nil {
+			out[i].Values = d.values()
+		}
 	}
 	return out
 }

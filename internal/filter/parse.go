@@ -265,7 +265,7 @@ func (r *parser) set(d *field, values []value) error {
 				continue
 			}
 		}
-		if d.values != nil && !slices.Contains(d.values, text) {
+		if d.values != nil && !slices.Contains(d.values(), text) {
 			return unknownValue(d, text)
 		}
 		if d.name == "status" {
@@ -384,8 +384,8 @@ func unknownField(name, rest string) error {
 
 func unknownValue(d *field, text string) error {
 	problem := fmt.Sprintf("unknown %s %q", d.name, text)
-	list := " (values: " + strings.Join(d.values, ", ") + ")"
-	if near := nearest(strings.ToLower(text), d.values); near != "" {
+	list := " (values: " + strings.Join(d.values(), ", ") + ")"
+	if near := nearest(strings.ToLower(text), d.values()); near != "" {
 		return &suggestion{problem + "; did you mean " + near + "?" + list, []string{d.name + ":" + near}}
 	}
 	return errors.New(problem + list)

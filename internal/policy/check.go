@@ -203,9 +203,9 @@ func (l *loader) checkRouting() {
 	const file = "dlq-routing"
 	r := &l.policy.Routing
 	l.checkPace(file, "redeliveriesPerSecond", r.RedeliveriesPerSecond)
-	l.checkPlan("strategies.immediate", &r.Strategies.Immediate)
-	l.checkPlan("strategies.scheduled", &r.Strategies.Scheduled)
-	l.checkPlan("strategies.conditional", &r.Strategies.Conditional)
+	for _, name := range slices.Sorted(maps.Keys(r.Strategies)) {
+		l.checkPlan("strategies."+name, r.Strategies[name])
+	}
 	l.checkClasses("classes", r.Classes)
 	for _, name := range slices.Sorted(maps.Keys(r.Queues)) {
 		at := "queues." + name

@@ -244,18 +244,14 @@ func (w Words) Match(text string) bool {
 	return slices.ContainsFunc(w, func(pattern string) bool { return MatchPattern(pattern, text) })
 }
 
-// Strategies are the defaults of each strategy.
-type Strategies struct {
-	Immediate   Plan `json:"immediate"   jsonschema:"description=Redelivers after each of the delays in turn."`
-	Scheduled   Plan `json:"scheduled"   jsonschema:"description=Redelivers in the next off-peak hour."`
-	Conditional Plan `json:"conditional" jsonschema:"description=Redelivers when the conditions hold."`
-}
+// Strategies are the defaults of each strategy, by its name.
+type Strategies map[string]*Plan
 
 // Plan is what happens to an entry. An unset field comes from the next wider place. The order is:
 // rule, the kind's plan for the class, the kind's plan, the queue's plan for the class, the queue's
 // plan, the class's plan, the strategy's defaults.
 type Plan struct {
-	Strategy   string          `json:"strategy,omitempty"   jsonschema:"enum=immediate,enum=scheduled,enum=conditional,enum=manual"`
+	Strategy   string          `json:"strategy,omitempty"`
 	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Delays from the last failure to each redelivery; the last one repeats."`
 	Jitter     *float64        `json:"jitter,omitempty"     jsonschema:"minimum=0,maximum=1,description=Maximum random increase of a delay\\, as a share of the delay."`
 	MaxRetries int             `json:"maxRetries,omitempty" jsonschema:"minimum=0,maximum=1000,description=Redeliveries after which a failure closes the entry as dlq_failed; 0 uses the next wider setting."`

@@ -48,7 +48,7 @@ func TestDefault(t *testing.T) {
 	}, p.Breaker("default"))
 	require.Equal(t, 100, p.Concurrency("default"))
 	require.Equal(t, []time.Duration{time.Minute, 5 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour},
-		p.Routing.Strategies.Immediate.Delays)
+		p.Routing.Strategies["immediate"].Delays)
 	require.False(t, p.SmartRetryOn("default"))
 	for _, s := range p.Settings() {
 		if s.Path == "destinations.default.url" {
@@ -90,8 +90,8 @@ destinations:
 	require.Equal(t, 100, p.Concurrency("orders"))
 	require.Equal(t, policy.Pace{Name: "destination:bank", PerSecond: 5}, p.PaceOf("orders"))
 	require.Equal(t, policy.Pace{Name: "queue:elsewhere", PerSecond: 100}, p.PaceOf("elsewhere"))
-	require.Equal(t, []time.Duration{5 * time.Second}, p.Routing.Strategies.Immediate.Delays)
-	require.Equal(t, 5, p.Routing.Strategies.Immediate.MaxRetries, "an overlay changed a value that it does not set")
+	require.Equal(t, []time.Duration{5 * time.Second}, p.Routing.Strategies["immediate"].Delays)
+	require.Equal(t, 5, p.Routing.Strategies["immediate"].MaxRetries, "an overlay changed a value that it does not set")
 	require.Equal(t, 90*time.Second, p.MaxTimeout())
 	require.NotNil(t, p.Destinations["bank"].Signer())
 	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
 
+	"github.com/dlqd/dlqd/internal/strategy/strategies"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -36,6 +37,27 @@ func (ByClass[T]) JSONSchemaExtend(schema *jsonschema.Schema) {
 	schema.PropertyNames = &jsonschema.Schema{}
 	for _, class := range classNames() {
 		schema.PropertyNames.Enum = append(schema.PropertyNames.Enum, class)
+	}
+}
+
+// JSONSchemaExtend adds the names of the strategies that have defaults.
+func (Strategies) JSONSchemaExtend(schema *jsonschema.Schema) {
+	schema.Properties = jsonschema.NewProperties()
+	for _, s := range strategies.All() {
+		if s.Defaults != "" {
+			plan := *schema.AdditionalProperties
+			plan.Description = s.Defaults
+			schema.Properties.Set(s.Name, &plan)
+		}
+	}
+	schema.AdditionalProperties = jsonschema.FalseSchema
+}
+
+// JSONSchemaExtend adds the names of the strategies.
+func (Plan) JSONSchemaExtend(schema *jsonschema.Schema) {
+	strategy, _ := schema.Properties.Get("strategy")
+	for _, name := range strategies.Names() {
+		strategy.Enum = append(strategy.Enum, name)
 	}
 }
 

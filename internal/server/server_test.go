@@ -68,8 +68,9 @@ func setup(t *testing.T, o options) *bundle {
 		Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
 	}
 	soon := []time.Duration{20 * time.Millisecond}
-	strategies := &rules.Routing.Strategies
-	strategies.Immediate.Delays, strategies.Scheduled.Delays, strategies.Conditional.Delays = soon, soon, soon
+	for _, defaults := range rules.Routing.Strategies {
+		defaults.Delays = soon
+	}
 	if o.config != nil {
 		o.config(&config)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,15 +14,16 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/strategy/strategies"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// The strategies, as the enum dlq.strategy names them.
+// The built-in strategies.
 const (
-	Immediate   = "immediate"
-	Scheduled   = "scheduled"
-	Conditional = "conditional"
-	Manual      = "manual"
+	Immediate   = strategies.Immediate
+	Scheduled   = strategies.Scheduled
+	Conditional = strategies.Conditional
+	Manual      = strategies.Manual
 )
 
 // waitLimit is how long an entry waits for a condition before a worker checks it again, even if no
@@ -32,15 +34,34 @@ const waitLimit = time.Hour
 // know.
 const unknownDelay = time.Minute
 
-// Strategy decides when an entry is redelivered. Besides an implementation, a new strategy needs
-// an entry in [NewPlanner], a section of the policy and a value of the enum dlq.strategy.
+// Strategy decides when an entry is redelivered. A new one needs a name in internal/strategy/strategies,
+// an entry in implementations, and a label of the enum dlq.strategy, which a migration adds; see
+// docs/extending.md.
 type Strategy interface {
 	// First returns when a worker should check an entry that has just got this strategy, and what
 	// the entry waits for besides the time ("" for nothing).
 	First(e *Entry, plan *policy.Plan, now time.Time) (at time.Time, waitingFor string)
-	// Due decides whether an entry whose time has come is redelivered now or checked again later,
-	// and why.
+	// Due decides whether an entry whose time has come is redelivered now or checked again later.
 	Due(e *Entry, plan *policy.Plan, now time.Time) Verdict
+}
+
+// implementations are the strategies by name. Manual has none. Conditional differs from Immediate in its
+// conditions, which [Planner.Due] checks.
+var implementations = map[string]Strategy{
+	Immediate:   &immediate{random: randomOf},
+	Scheduled:   &scheduled{immediate{random: randomOf}},
+	Conditional: &immediate{random: randomOf},
+}
+
+// Add adds a strategy that is not built in. It is called before the first policy is read. defaults
+// describes the strategy's defaults in the schema of dlq-routing.yaml; if it is empty, the strategy has
+// none.
+func Add(name, defaults string, s Strategy) {
+	if slices.Contains(strategies.Names(), name) {
+		panic("strategy " + name + " exists already")
+	}
+	strategies.Add(strategies.Strategy{Name: name, Defaults: defaults})
+	implementations[name] = s
 }
 
 // Conditions reports why redeliveries to a destination should wait now. Unmet returns "" if every
@@ -70,7 +91,7 @@ type Verdict struct {
 	Redeliver  bool
 	Again      time.Time // time of the next check, if not Redeliver
 	WaitingFor string    // besides the time
-	Reason     string
+	Reason     string    // if not Redeliver
 }
 
 // Decision is the decision about an entry that failed.
@@ -94,7 +115,6 @@ type Planner struct {
 	rules      []rule
 	budget     time.Duration // of the rules, for one error
 	conditions Conditions
-	strategies map[string]Strategy
 }
 
 // NewPlanner returns the planner of a policy. If conditions is nil, all conditions are met. The error
@@ -104,14 +124,7 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	if err != nil {
 		return nil, err
 	}
-	planner := &Planner{policy: p, rules: rules, budget: DefaultBudget, conditions: conditions}
-	immediate := immediate{random: randomOf}
-	planner.strategies = map[string]Strategy{
-		Immediate:   &immediate,
-		Scheduled:   &scheduled{immediate},
-		Conditional: &conditional{immediate},
-	}
-	return planner, nil
+	return &Planner{policy: p, rules: rules, budget: DefaultBudget, conditions: conditions}, nil
 }
 
 // Policy returns the policy that the planner applies.
@@ -139,14 +152,7 @@ func (p *Planner) Plan(class riverdlq.Class, queue, kind string, rule *policy.Ru
 		fill(&plan, layer)
 	}
 	plan.Strategy = cmp.Or(plan.Strategy, Manual)
-	switch plan.Strategy {
-	case Immediate:
-		fill(&plan, &routing.Strategies.Immediate)
-	case Scheduled:
-		fill(&plan, &routing.Strategies.Scheduled)
-	case Conditional:
-		fill(&plan, &routing.Strategies.Conditional)
-	}
+	fill(&plan, routing.Strategies[plan.Strategy])
 	return plan
 }
 
@@ -201,7 +207,7 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	if e.Rescues >= ManyRescues {
 		d.Strategy, d.Rule = Manual, policy.RuleWorkerLost
 		d.Reason += ": " + workerLost(e)
-	} else if s, ok := p.strategies[plan.Strategy]; ok {
+	} else if s, ok := implementations[plan.Strategy]; ok {
 		d.Next, d.WaitingFor = s.First(e, &plan, now)
 	} else {
 		d.Reason += " needs a person"
@@ -230,7 +236,7 @@ func workerLost(e *Entry) string {
 // Due decides about an entry whose time has come. It checks the conditions first: an entry whose
 // conditions are unmet waits until a gate of the worker releases it, or for waitLimit.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
-	s, ok := p.strategies[name]
+	s, ok := implementations[name]
 	if !ok {
 		// Another version of dlqd chose the strategy. Leave the entry to that version.
 		return Verdict{Again: now.Add(unknownDelay), Reason: "this version of dlqd does not know strategy " + name}
@@ -290,10 +296,10 @@ func (p *Planner) UnmetBy(queue, destination string, c *policy.Conditions) strin
 // Probes returns how many of a queue's entries are sent as probes after their conditions are met
 // again.
 func (p *Planner) Probes(e *Entry) int {
-	for _, c := range []*policy.Conditions{p.planOf(e).Conditions, p.policy.Routing.Strategies.Conditional.Conditions} {
-		if c != nil && c.Probes > 0 {
-			return c.Probes
-		}
+	plan := p.planOf(e)
+	fill(&plan, p.policy.Routing.Strategies[Conditional])
+	if c := plan.Conditions; c != nil {
+		return max(c.Probes, 1)
 	}
 	return 1
 }
@@ -332,7 +338,7 @@ func (s *immediate) after(e *Entry, plan *policy.Plan, now time.Time) time.Time 
 }
 
 func (*immediate) Due(*Entry, *policy.Plan, time.Time) Verdict {
-	return Verdict{Redeliver: true, Reason: "due"}
+	return Verdict{Redeliver: true}
 }
 
 // scheduled retries at the time that the destination asked for, or else at a random time within the
@@ -365,13 +371,6 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 		return time.Time{} // no hours, or an invalid zone; policies are checked for that
 	}
 	return schedule.Next(now)
-}
-
-// conditional retries like immediate. It differs in its conditions, which [Planner.Due] checks.
-type conditional struct{ immediate }
-
-func (*conditional) Due(*Entry, *policy.Plan, time.Time) Verdict {
-	return Verdict{Redeliver: true, Reason: "due, and its conditions are met"}
 }
 
 // The values of WaitingFor: automatic redelivery is switched off for the entry; the entry waits for

@@ -1,6 +1,8 @@
 package strategy
 
 import (
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -9,6 +11,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/strategy/strategies"
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
@@ -133,4 +136,9 @@ func TestPlanner_PermanentClassesNeedManualHandling(t *testing.T) {
 		require.Equal(t, manual, d.Next.IsZero(), class)
 		require.NotEmpty(t, d.Reason)
 	}
+}
+
+func TestStrategies_EachButManualHasImplementation(t *testing.T) {
+	t.Parallel()
+	require.ElementsMatch(t, strategies.Names(), append(slices.Collect(maps.Keys(implementations)), Manual))
 }
