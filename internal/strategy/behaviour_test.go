@@ -146,6 +146,11 @@ func TestBehaviourDiff_DescribesChanges(t *testing.T) {
 			[]string{"destination default: breaker.openFor 30s -> 45s"},
 		},
 		{
+			"defaults of queues' limits", nil,
+			policytest.Files{"monitoring": "defaults: {maxOpen: 7}\n"},
+			[]string{"other queues: maxOpen 1000 -> 7", "queue default: maxOpen 1000 -> 7"},
+		},
+		{
 			"conditions", nil,
 			policytest.Files{"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 50}}}\n"},
 			[]string{"every queue, class outage: conditions.cpuBelow 80 -> 50"},

@@ -48,6 +48,7 @@ func TestClassify(t *testing.T) {
 		{Facts{Message: "context deadline exceeded"}, riverdlq.ClassTransient, "timeout"},
 		{Facts{Type: "TIMEOUT_ERROR"}, riverdlq.ClassTransient, "transport"},
 		{Facts{Message: "rpc error: code = ResourceExhausted desc = quota"}, riverdlq.ClassRateLimited, "grpc-status"},
+		{Facts{Code: "ERR_INVALID_URL", Message: "order 81"}, riverdlq.ClassMalformed, "decode"},
 		{Facts{Message: "circuit breaker is open"}, riverdlq.ClassOutage, "circuit-open"},
 		{
 			Facts{Message: "FATAL: the database system is shutting down (SQLSTATE 57P03)"},
@@ -133,4 +134,12 @@ func TestPlanner_PermanentClassesNeedManualHandling(t *testing.T) {
 		require.Equal(t, manual, d.Next.IsZero(), class)
 		require.NotEmpty(t, d.Reason)
 	}
+}
+
+func TestPlanner_ReturnsTheUnmetCondition(t *testing.T) {
+	t.Parallel()
+	p, err := NewPlanner(policytest.Load(t, nil), fakeConditions("the machine is busy"))
+	require.NoError(t, err)
+	require.Equal(t, "the machine is busy", p.UnmetBy("orders", "", &policy.Conditions{}))
+	require.Empty(t, p.UnmetBy("orders", "", nil), "a plan without conditions")
 }

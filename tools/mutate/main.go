@@ -188,7 +188,7 @@ type sample struct {
 func (s *sample) take(ctx context.Context, room string, count int) error {
 	r := runner{room: room}
 	defer r.close()
-	tests, err := r.hashTests()
+	tests, err := r.readTests()
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,6 +45,7 @@ type runner struct {
 	room     string
 	dir      string // of built tests; "" until the first mutant
 	limits   map[string]time.Duration
+	rapid    map[string]bool // packages with tests that use rapid
 	template string // the database that tests copy
 }
 
@@ -56,9 +58,10 @@ func (r *runner) packages() []string {
 
 func (r *runner) close() { _ = os.RemoveAll(r.dir) }
 
-// hashTests returns a hash of the room's test files.
-func (r *runner) hashTests() (string, error) {
+// readTests returns a hash of the room's test files.
+func (r *runner) readTests() (string, error) {
 	hash := sha256.New()
+	r.rapid = map[string]bool{}
 	for _, pkg := range r.packages() {
 		files, err := filepath.Glob(filepath.Join(pkg, "*_test.go"))
 		if err != nil {
@@ -70,6 +73,7 @@ func (r *runner) hashTests() (string, error) {
 				return "", err
 			}
 			_, _ = hash.Write(raw)
+			r.rapid[pkg] = r.rapid[pkg] || bytes.Contains(raw, []byte(`"pgregory.net/rapid"`))
 		}
 	}
 	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
@@ -152,7 +156,11 @@ func (r *runner) binary(pkg string) string {
 func (r *runner) test(ctx context.Context, pkg string, limit time.Duration) (by string, err error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	cmd := exec.CommandContext(limited, r.binary(pkg), "-test.failfast", "-test.timeout=0", "-test.parallel=3")
+	args := []string{"-test.failfast", "-test.timeout=0", "-test.parallel=3"}
+	if r.rapid[pkg] { // no search for a smaller counterexample, and no file with it
+		args = append(args, "-rapid.shrinktime=0s", "-rapid.nofailfile")
+	}
+	cmd := exec.CommandContext(limited, r.binary(pkg), args...)
 	cmd.Dir = pkg
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
