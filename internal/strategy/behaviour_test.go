@@ -156,6 +156,12 @@ func TestBehaviourDiff_DescribesChanges(t *testing.T) {
 			[]string{"every queue, class outage: conditions.cpuBelow 80 -> 50"},
 		},
 		{
+			"the order of rules",
+			policytest.Files{"dlq-routing": "rules: [{name: a, match: {kind: x}, tags: [tag]}, {name: b, match: {queue: y}, tags: [tag]}]\n"},
+			policytest.Files{"dlq-routing": "rules: [{name: b, match: {queue: y}, tags: [tag]}, {name: a, match: {kind: x}, tags: [tag]}]\n"},
+			[]string{"rules: order [a, b] -> [b, a]"},
+		},
+		{
 			"smart retry", nil,
 			policytest.Files{"dlq-routing": "smartRetry: {enabled: true}\nqueues: {jobs: {smartRetry: false}}\n"},
 			[]string{"everywhere: smartRetry.enabled false -> true", "queue default: smartRetry false -> true"},
