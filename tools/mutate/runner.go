@@ -33,20 +33,22 @@ const (
 	slack    = 10 * time.Second
 )
 
-// codeTests are the packages whose tests run SQL functions most, the fastest first. Those whose name is in the name of
-// the changed file (05_reconcile.sql) run before the others.
+// codeTests are the packages whose tests run SQL functions most, the fastest first.
 var codeTests = strings.Fields(`internal/breaker internal/retention internal/group internal/reconcile internal/replay
 	internal/analytics internal/facts internal/automatic internal/restored internal/deadletter internal/worker`)
 
-var failure = regexp.MustCompile(`^\s*--- FAIL: (\S+)|^(panic|fatal error):`)
+var (
+	failure  = regexp.MustCompile(`^\s*--- FAIL: (\S+)|^(panic|fatal error):`)
+	function = regexp.MustCompile(`(?m)^CREATE OR REPLACE [A-Z]+ (dlq\.\w+)`)
+)
 
 // runner runs the tests of a room.
 type runner struct {
 	room     string
 	dir      string // of built tests; "" until the first mutant
 	limits   map[string]time.Duration
-	rapid    map[string]bool // packages with tests that use rapid
-	template string // the database that tests copy
+	sources  map[string]string // of the tests and queries of a package
+	template string            // the database that tests copy
 }
 
 func (r *runner) packages() []string {
@@ -58,22 +60,22 @@ func (r *runner) packages() []string {
 
 func (r *runner) close() { _ = os.RemoveAll(r.dir) }
 
-// readTests returns a hash of the room's test files.
+// readTests reads the room's tests and queries, and returns a hash of them.
 func (r *runner) readTests() (string, error) {
 	hash := sha256.New()
-	r.rapid = map[string]bool{}
+	r.sources = map[string]string{}
 	for _, pkg := range r.packages() {
 		files, err := filepath.Glob(filepath.Join(pkg, "*_test.go"))
 		if err != nil {
 			return "", err
 		}
-		for _, file := range files {
+		for _, file := range append(files, "db/queries/"+filepath.Base(pkg)+".sql") {
 			raw, err := os.ReadFile(file)
-			if err != nil {
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // not every package has queries
 				return "", err
 			}
 			_, _ = hash.Write(raw)
-			r.rapid[pkg] = r.rapid[pkg] || bytes.Contains(raw, []byte(`"pgregory.net/rapid"`))
+			r.sources[pkg] += string(raw)
 		}
 	}
 	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
@@ -112,7 +114,7 @@ func (r *runner) run(ctx context.Context, m Mutant) (verdict, by string, err err
 		if ok, err := r.install(ctx, m); err != nil || !ok {
 			return invalid, "", err
 		}
-		slices.SortStableFunc(packages, func(a, b string) int { return near(m.File, b) - near(m.File, a) })
+		slices.SortStableFunc(packages, func(a, b string) int { return r.near(m, b) - r.near(m, a) })
 	} else {
 		changed := filepath.Join(r.dir, "changed.go")
 		path, err := filepath.Abs(m.File)
@@ -132,9 +134,16 @@ func (r *runner) run(ctx context.Context, m Mutant) (verdict, by string, err err
 	return survived, "", nil
 }
 
-// near returns 1 if a package is named in the name of a file, otherwise 0.
-func near(file, pkg string) int {
-	return strings.Count(filepath.Base(file), filepath.Base(pkg))
+// near returns how often the tests and queries of a package name the function that a mutant changes: the tests of such
+// packages run first.
+func (r *runner) near(m Mutant, pkg string) int {
+	name := "?"
+	for _, match := range function.FindAllSubmatchIndex(m.Source, -1) {
+		if bytes.Count(m.Source[:match[0]], []byte("\n")) < m.Line {
+			name = string(m.Source[match[2]:match[3]])
+		}
+	}
+	return strings.Count(r.sources[pkg], name+"(")
 }
 
 // build builds the tests of a package with an overlay.
@@ -157,7 +166,7 @@ func (r *runner) test(ctx context.Context, pkg string, limit time.Duration) (by 
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	args := []string{"-test.failfast", "-test.timeout=0", "-test.parallel=3"}
-	if r.rapid[pkg] { // no search for a smaller counterexample, and no file with it
+	if strings.Contains(r.sources[pkg], `"pgregory.net/rapid"`) { // no search for a smaller counterexample, and no file with it
 		args = append(args, "-rapid.shrinktime=0s", "-rapid.nofailfile")
 	}
 	cmd := exec.CommandContext(limited, r.binary(pkg), args...)
