@@ -41,6 +41,7 @@ test: install-postgres ## run all tests with the race detector (PACKAGES=… sel
 	@# wait for a server, so that more of them than processors run at once.
 	GORACE=atexit_sleep_ms=50 GOGC=400 go run ./internal/postgres/postgrestest/withpostgres \
 		go test $(RACE) -parallel 3 -vet=off -ldflags=-w -timeout 30m $(PACKAGES)
+	cd tools && CGO_ENABLED=0 go test ./mutate
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## disturb an application at random for a while (TRIAL=10m), and check that each failure has one dead letter
@@ -53,6 +54,15 @@ model: ## check the protocol model with two jobs (TRIAL=1h, at most STATES=20000
 .PHONY: trial-kills
 trial-kills: install-postgres ## kill, stop and disconnect processes that deliver 10,000 ordered messages; check for lost and repeated ones
 	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_KeepsOrderThroughKills ./cmd/dlqd
+
+ROOMS ?= internal/strategy internal/breaker internal/facts internal/deadletter internal/access db/code
+COUNT ?= 60
+SEED ?= 1
+
+.PHONY: mutate
+mutate: install-postgres ## change the code of ROOMS in COUNT places each, one at a time, and list the changes that no test notices (takes hours; resumes)
+	cd tools && CGO_ENABLED=0 go build -o ../bin/mutate ./mutate
+	go run ./internal/postgres/postgrestest/withpostgres bin/mutate -seed $(SEED) -count $(COUNT) $(ROOMS)
 
 .PHONY: check
 check: fmt-check lint words generate-check openapi-lint script-check vulnerabilities ## check format, lint, words and width, generated files, OpenAPI, the console's script and known vulnerabilities

@@ -130,13 +130,18 @@ func TestBreaker_ConsecutiveFailuresOpenIt(t *testing.T) {
 	for range 1000 {
 		require.True(t, b.deliver(one, true))
 	}
-	for range 19 {
-		require.True(t, b.deliver(one, false))
+	for range 2 {
+		require.True(t, b.deliver(one, true), "a success ends a row of failures")
+		for range 19 {
+			require.True(t, b.deliver(one, false))
+		}
 	}
 	b.requireState(one, breaker.Closed)
 	require.True(t, b.deliver(one, false))
 	state, _ := one.State(bank)
 	require.Equal(t, breaker.Open, state, "this process opens it at once")
+	status, _ := one.Find(bank)
+	require.Equal(t, "20 consecutive failures", status.Reason)
 	b.requireState(two, breaker.Open)
 
 	// Half-open: ten probes over both processes, no more.
@@ -243,6 +248,19 @@ func TestBreaker_OperatorOpensAndResets(t *testing.T) {
 	require.False(t, found)
 }
 
+func TestBreaker_OperatorOpensItForATime(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	p := breaker.New(breaker.Config{ // Now is the machine's
+		DB: b.pool, Policy: func() *policy.Policy { return b.policy }, Actor: "one", Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", time.Hour))
+	b.requireState(p, breaker.Open)
+	_, wait := p.State(bank)
+	require.Greater(t, wait, 50*time.Minute)
+	require.LessOrEqual(t, wait, time.Hour)
+}
+
 func TestBreaker_DisabledNeverOpens(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "destinations: {default: {enabled: false}}")
@@ -321,7 +339,10 @@ func TestBreaker_WritesOpeningAfterDatabaseReturns(t *testing.T) {
 			b.requireState(b.process("two"), breaker.Closed)
 			continue
 		}
+		require.NoError(t, b.process("three").ForceOpen(t.Context(), "queue:emails", "kim", "", 0))
 		b.requireState(p, breaker.Open)
+		state, _ := p.State("queue:emails")
+		require.Equal(t, breaker.Open, state, "the shared state was read, too")
 		b.requireState(b.process("two"), breaker.Open)
 		require.True(t, b.deliver(p, true), "a probe")
 		b.requireState(p, breaker.Closed)
@@ -412,6 +433,23 @@ func TestBreaker_LostProbeFreesItsPlace(t *testing.T) {
 	b.requireState(p, breaker.HalfOpen)
 	lost.Done(t.Context(), true)
 	b.requireState(p, breaker.Closed)
+}
+
+// Every held message asks for a permit.
+func TestBreaker_AsksDatabaseOnlyIfAPlaceMayBeFree(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 1, probes: 1}")
+	db := &failingDB{DB: b.pool}
+	p := b.breakers("one", db, func() *policy.Policy { return b.policy })
+	require.True(t, b.deliver(p, false))
+	b.pass(31 * time.Second)
+	require.NotNil(t, b.permit(p))
+	b.requireState(p, breaker.HalfOpen)
+	db.off.Store(true)
+	require.Nil(t, b.permit(p), "the probe runs")
+	b.pass(time.Minute)
+	_, err := p.Allow(t.Context(), "default", timeout)
+	require.Error(t, err, "the probe has lost its place")
 }
 
 // If the policy is lowered to fewer probes than have reported, one place is left for the probe that
@@ -606,6 +644,29 @@ func TestQueues_ResumeQueueThatPolicyNoLongerNames(t *testing.T) {
 	require.NoError(t, err)
 	b.requireQueue("sms", breaker.Closed, false)
 	require.NoError(t, b.watch.RunOnce(t.Context()))
+}
+
+// An error names its queue, and does not keep the other queues from being checked.
+func TestQueues_CheckOthersAfterAnError(t *testing.T) {
+	t.Parallel()
+	b := setupQueues(t, "riverQueues: {broken: {minimumCount: 1}, emails: {minimumCount: 1}}", "broken", "emails")
+	b.exec(t, "ALTER TABLE dlq.circuit_breakers ADD CONSTRAINT works CHECK (name <> 'queue:broken')")
+	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at)
+		SELECT 'app', '{}', q, 1, 'discarded', $1 FROM unnest(ARRAY['broken', 'emails']) q`, b.clock())
+	require.ErrorContains(t, b.watch.RunOnce(t.Context()), "queue broken: ")
+	require.NoError(t, b.process.Sync(t.Context()))
+	state, _ := b.process.State("queue:emails")
+	require.Equal(t, breaker.Open, state)
+
+	// The queues are no longer in the policy.
+	b.exec(t, "ALTER TABLE dlq.circuit_breakers DROP CONSTRAINT works")
+	b.requireQueue("broken", breaker.Open, true)
+	b.exec(t, "ALTER TABLE dlq.circuit_breakers ADD CHECK (name <> 'queue:broken') NOT VALID")
+	b.policy = policytest.Load(t, nil)
+	require.ErrorContains(t, b.watch.RunOnce(t.Context()), "queue broken: ")
+	require.NoError(t, b.process.Sync(t.Context()))
+	state, _ = b.process.State("queue:emails")
+	require.Equal(t, breaker.Closed, state)
 }
 
 // queues is a bundle with River queues that no client works, and one process that watches them.

@@ -194,9 +194,11 @@ func TestBreaker_SinceIsWhenItWasLastClosed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1, probes: 1, openFor: 30s}")
 	p := b.process("one")
+	status, _ := p.Find(bank)
+	require.Equal(t, breaker.Status{Name: bank, State: breaker.Closed}, status, "it has never opened")
 	opened := b.clock()
 	require.True(t, b.deliver(p, false))
-	status, _ := p.Find(bank)
+	status, _ = p.Find(bank)
 	require.True(t, opened.Equal(*status.Since), "in this process")
 	for range 3 {
 		b.pass(31 * time.Second)
@@ -303,4 +305,33 @@ func TestQueues_StayPausedByOperator(t *testing.T) {
 	b.requireQueue("emails", breaker.HalfOpen, true)
 	b.end("completed")
 	b.requireQueue("emails", breaker.Closed, true)
+}
+
+// A queue that an operator resumed is not paused again until its breaker changes.
+func TestQueues_StayResumedByOperator(t *testing.T) {
+	t.Parallel()
+	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
+	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
+	b.requireQueue("emails", breaker.Open, true)
+	require.NoError(t, b.client.QueueResume(t.Context(), "emails", nil))
+	b.requireQueue("emails", breaker.Open, false)
+	b.pass(10 * time.Second)
+	b.requireQueue("emails", breaker.HalfOpen, false)
+	b.running()
+	b.requireQueue("emails", breaker.HalfOpen, true)
+	require.NoError(t, b.client.QueueResume(t.Context(), "emails", nil))
+	b.requireQueue("emails", breaker.HalfOpen, false)
+}
+
+func TestQueues_ResumeWhenProbesSucceed(t *testing.T) {
+	t.Parallel()
+	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
+	b.exec(t, "SELECT dlq.open_breaker('queue:emails', 'one', 'it fails', '10 s', false, $1)", b.clock())
+	b.requireQueue("emails", breaker.Open, true)
+	b.pass(10 * time.Second)
+	b.requireQueue("emails", breaker.HalfOpen, false)
+	b.running()
+	b.requireQueue("emails", breaker.HalfOpen, true)
+	b.end("completed")
+	b.requireQueue("emails", breaker.Closed, false)
 }

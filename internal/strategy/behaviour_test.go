@@ -146,9 +146,20 @@ func TestBehaviourDiff_DescribesChanges(t *testing.T) {
 			[]string{"destination default: breaker.openFor 30s -> 45s"},
 		},
 		{
+			"defaults of queues' limits", nil,
+			policytest.Files{"monitoring": "defaults: {maxOpen: 7}\n"},
+			[]string{"other queues: maxOpen 1000 -> 7", "queue default: maxOpen 1000 -> 7"},
+		},
+		{
 			"conditions", nil,
 			policytest.Files{"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 50}}}\n"},
 			[]string{"every queue, class outage: conditions.cpuBelow 80 -> 50"},
+		},
+		{
+			"the order of rules",
+			policytest.Files{"dlq-routing": "rules: [{name: a, match: {kind: x}, tags: [tag]}, {name: b, match: {queue: y}, tags: [tag]}]\n"},
+			policytest.Files{"dlq-routing": "rules: [{name: b, match: {queue: y}, tags: [tag]}, {name: a, match: {kind: x}, tags: [tag]}]\n"},
+			[]string{"rules: order [a, b] -> [b, a]"},
 		},
 		{
 			"smart retry", nil,

@@ -107,6 +107,8 @@ rules: [{name: ours, match: {kind: ruled}, class: unknown}]
 			Type: "TypeError", Context: context(`{"status": 500, "retryAfterSeconds": 5}`),
 		}},
 		{"rate_limited", "http-status", strategy.Facts{Context: context(`{"status": 403, "retryAfterSeconds": 5}`)}},
+		{"rate_limited", "http-status", strategy.Facts{Context: context(`{"status": 400, "retryAfterSeconds": 5}`)}},
+		{"transient", "http-status", strategy.Facts{Context: context(`{"status": 500}`), Message: "the card was declined"}},
 		{"rate_limited", "http-status", strategy.Facts{Context: context(`{"status": 418, "retryAfterSeconds": 0}`)}},
 		{"code_bug", "nil-dereference", strategy.Facts{Type: "TypeError", Context: context(`{"status": 500}`)}},
 		{"serialization", "", strategy.Facts{Code: "UNABLE_TO_LOCK_ROW", Context: context(`{"status": 400}`)}},

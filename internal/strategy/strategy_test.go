@@ -51,6 +51,7 @@ func TestClassify(t *testing.T) {
 		{Facts{Message: "context deadline exceeded"}, riverdlq.ClassTransient, "timeout"},
 		{Facts{Type: "TIMEOUT_ERROR"}, riverdlq.ClassTransient, "transport"},
 		{Facts{Message: "rpc error: code = ResourceExhausted desc = quota"}, riverdlq.ClassRateLimited, "grpc-status"},
+		{Facts{Code: "ERR_INVALID_URL", Message: "order 81"}, riverdlq.ClassMalformed, "decode"},
 		{Facts{Message: "circuit breaker is open"}, riverdlq.ClassOutage, "circuit-open"},
 		{
 			Facts{Message: "FATAL: the database system is shutting down (SQLSTATE 57P03)"},
@@ -141,4 +142,12 @@ func TestPlanner_PermanentClassesNeedManualHandling(t *testing.T) {
 func TestStrategies_EachButManualHasImplementation(t *testing.T) {
 	t.Parallel()
 	require.ElementsMatch(t, strategies.Names(), append(slices.Collect(maps.Keys(implementations)), Manual))
+}
+
+func TestPlanner_ReturnsTheUnmetCondition(t *testing.T) {
+	t.Parallel()
+	p, err := NewPlanner(policytest.Load(t, nil), fakeConditions("the machine is busy"))
+	require.NoError(t, err)
+	require.Equal(t, "the machine is busy", p.UnmetBy("orders", "", &policy.Conditions{}))
+	require.Empty(t, p.UnmetBy("orders", "", nil), "a plan without conditions")
 }

@@ -72,6 +72,8 @@ var stacks = map[string]map[string][]string{
 			"java.lang.RuntimeException: task failed\n\tat com.acme.OrderWorker.work(OrderWorker.java:38)\n" +
 				"Caused by: java.lang.NullPointerException: x\n\tat com.acme.StockService$$SpringCGLIB$$0.take(<generated>)\n" +
 				"\tat com.acme.StockService.take(StockService.java:2)\n",
+			"org.postgresql.util.PSQLException: x\n\tat org.postgresql.jdbc.PgStatement.execute(PgStatement.java:2)\n" +
+				"\tat com.acme.StockService.take(StockService.java:14)\n",
 		},
 		"Kotlin's Refunds.pay": {
 			"java.lang.IllegalStateException: no\n\tat com.acme.Refunds$pay$2.invokeSuspend(Refunds.kt:12)\n" +
@@ -162,6 +164,13 @@ var stacks = map[string]map[string][]string{
 			"   0: std::panicking::begin_panic_handler\n   1: anyhow::error::<impl anyhow::Error>::msg\n" +
 				"             at /root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/anyhow-1.0.75/src/error.rs:83:36\n" +
 				"   2: shop[1a2b3c4d5e6f7a8b]::orders::place::{closure#3}\n             at /build/src/orders.rs:19:13\n",
+			// Crates that rustLibs does not list.
+			"   0: core::panicking::panic_fmt\n   1: price_tables::row\n" +
+				"             at /usr/local/cargo/registry/src/index.crates.io-6f17d22bba15001f/price-tables-1.0.0/src/lib.rs:3:1\n" +
+				"   2: shop::orders::place\n             at ./src/orders.rs:12:9\n",
+			"   0: core::panicking::panic_fmt\n   1: price_tables::row\n" +
+				"             at /root/.cargo/git/checkouts/price-tables-1a2b3c4d/5e6f7a8/src/lib.rs:3:1\n" +
+				"   2: shop::orders::place\n             at ./src/orders.rs:12:9\n",
 		},
 		"stock::take": {
 			"   0: rust_begin_unwind\n   1: core::panicking::panic_fmt\n   2: shop::stock::take\n" +
@@ -205,6 +214,8 @@ var stacks = map[string]map[string][]string{
 			"#0 /app/src/Order.php(12): App\\Stock->take(Array)\n#1 /app/src/Worker.php(12): App\\Order->place(Array)\n" +
 				"#2 {main}\n",
 			"#0 /srv/src/Order.php(17): App\\Stock->take(5)\n#1 {main}\n",
+			"#0 /app/vendor/acme/lists/src/Lists.php(3): array_map(Object(Closure), Array)\n" +
+				"#1 /app/src/Order.php(12): App\\Stock->take(Array)\n",
 		},
 		"a closure of Job's": {
 			"#0 [internal function]: App\\Job->App\\{closure}(1)\n#1 /app/src/Job.php(3): array_map(Object(Closure), Array)\n",
