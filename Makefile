@@ -30,8 +30,8 @@ run: install-postgres build ## run dlqd with an embedded Postgres until stopped
 
 RACE ?= -race
 # The slowest packages start first: a slow one at the end would leave processors idle.
-LONGEST := ./internal/server ./internal/console ./cmd/dlqd ./internal/postgres ./deploy ./internal/worker \
-	./internal/host ./internal/deadletter
+LONGEST := ./internal/server ./internal/console ./internal/protocol ./cmd/dlqd ./internal/postgres ./deploy \
+	./internal/worker ./internal/host ./internal/deadletter
 PACKAGES ?= $(LONGEST) ./...
 
 .PHONY: test

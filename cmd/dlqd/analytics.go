@@ -66,9 +66,8 @@ func newHeatMap() *cobra.Command {
 }
 
 func newOldest() *cobra.Command {
-	return reportCommand(api.GetOldest, "oldest", "List the dead letters that have been open longest", func(cmd *cobra.Command,
-		in *api.LimitInput,
-	) {
+	const short = "List the dead letters that have been open longest"
+	return reportCommand(api.GetOldest, "oldest", short, func(cmd *cobra.Command, in *api.LimitInput) {
 		cmd.Flags().IntVar(&in.Limit, "limit", 20, "maximum number of rows")
 	}, func(cmd *cobra.Command, rows []analytics.Oldest) error {
 		w, row := table(cmd, "OPEN FOR\tID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tASSIGNED TO")

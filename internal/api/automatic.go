@@ -44,12 +44,14 @@ type AutomaticChanged struct {
 	Stopped *automatic.Stop `json:"stopped,omitempty" doc:"Set if all automatic redelivery is stopped. Until it is resumed, switches that are on have no effect."`
 }
 
-// Inputs of the operations on automatic redelivery.
-type (
-	AutomaticInput      struct{ Body *AutomaticAction }
-	SetAutomaticInput   struct{ Body SetAction }
-	ResetAutomaticInput struct{ Body SwitchAction }
-)
+// AutomaticInput stops or resumes automatic redelivery.
+type AutomaticInput struct{ Body *AutomaticAction }
+
+// SetAutomaticInput sets a switch.
+type SetAutomaticInput struct{ Body SetAction }
+
+// ResetAutomaticInput resets a switch.
+type ResetAutomaticInput struct{ Body SwitchAction }
 
 // Operations on automatic redelivery.
 var (

@@ -161,7 +161,8 @@ func (s *service) registerMessages(api huma.API) {
 				MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
 			},
 		}}})
-	describeBody[SubmissionBatch](api, SubmitBatch.Path, "The messages.", map[string]any{"messages": []any{submissionExample}})
+	describeBody[SubmissionBatch](api, SubmitBatch.Path, "The messages.",
+		map[string]any{"messages": []any{submissionExample}})
 
 	get := huma.Operation{
 		Tags:    []string{messagesTag},

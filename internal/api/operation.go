@@ -67,7 +67,7 @@ func (o Operation[In, Out]) Request(in *In) (*Request, error) {
 
 // parameterText returns a parameter as huma parses it.
 func parameterText(value reflect.Value) string {
-	if list, ok := value.Interface().([]string); ok {
+	if list, ok := reflect.TypeAssert[[]string](value); ok {
 		return strings.Join(list, ",")
 	}
 	return fmt.Sprint(value.Interface())

@@ -100,11 +100,11 @@ const (
 	maxDraftSettings = 10_000
 )
 
-// Inputs of the operations on the policy.
-type (
-	SampleInput struct{ Body SampleError }
-	DraftInput  struct{ Body PolicyDraft }
-)
+// SampleInput is an error to classify.
+type SampleInput struct{ Body SampleError }
+
+// DraftInput is a draft of the policy.
+type DraftInput struct{ Body PolicyDraft }
 
 // Operations on the policy.
 var (
@@ -184,7 +184,8 @@ func (s *service) previewPolicy(ctx context.Context, in *DraftInput) (*PolicyPre
 	}
 	inForce := s.Planner()
 	out := &PolicyPreview{
-		Values: []string{}, Behaviour: append([]string{}, strategy.BehaviourDiff(inForce, next)...), Changed: []worker.Rejudged{},
+		Values: []string{}, Behaviour: append([]string{}, strategy.BehaviourDiff(inForce, next)...),
+		Changed: []worker.Rejudged{},
 	}
 	for _, c := range policy.Diff(inForce.Policy(), next.Policy()) {
 		out.Values = append(out.Values, c.String())

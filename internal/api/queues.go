@@ -80,9 +80,12 @@ func (s *service) registerQueues(api huma.API) {
 		done, summary string
 		run           func(context.Context, pgx.Tx, string) error
 	}{
-		{PauseQueue, "paused", "Pause a queue for all River clients", func(ctx context.Context, tx pgx.Tx, name string) error {
-			return s.River.QueuePauseTx(ctx, tx, name, nil)
-		}},
+		{
+			PauseQueue, "paused", "Pause a queue for all River clients",
+			func(ctx context.Context, tx pgx.Tx, name string) error {
+				return s.River.QueuePauseTx(ctx, tx, name, nil)
+			},
+		},
 		{ResumeQueue, "resumed", "Resume a queue", func(ctx context.Context, tx pgx.Tx, name string) error {
 			return s.River.QueueResumeTx(ctx, tx, name, nil)
 		}},

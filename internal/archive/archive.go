@@ -257,7 +257,7 @@ func (o *object) commit() error {
 }
 
 func syncDir(dir string) error {
-	d, err := os.Open(dir) //nolint:gosec // a directory of the archive
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}

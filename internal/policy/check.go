@@ -183,11 +183,12 @@ func (l *loader) readSecret(file, at, path string) (secret string) {
 	l.policy.secretFiles = append(l.policy.secretFiles, path)
 	raw, err := os.ReadFile(path)
 	secret = strings.TrimSpace(string(raw))
-	if errors.Is(err, fs.ErrNotExist) && l.source.SecretsElsewhere {
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && l.source.SecretsElsewhere:
 		l.warnf(file, at, "%s is missing here; dlqd serve needs it", path)
-	} else if err != nil {
+	case err != nil:
 		l.addf(file, at, "%w", err)
-	} else if secret == "" {
+	case secret == "":
 		l.addf(file, at, "%s is empty", path)
 	}
 	return secret

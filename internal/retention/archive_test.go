@@ -93,7 +93,8 @@ func TestArchive_MissesUnitsThatAreGone(t *testing.T) {
 	units, _, missing := b.scan()
 	require.Len(t, units, 2)
 	require.Empty(t, missing)
-	_, err := b.cold.Restore(t.Context(), b.keeper.Store, &b.units()[unit][0], uuid.Nil, b.now, deadletter.Act{Actor: "kim"})
+	_, err := b.cold.Restore(t.Context(), b.keeper.Store, &b.units()[unit][0], uuid.Nil, b.now,
+		deadletter.Act{Actor: "kim"})
 	require.NoError(t, err)
 
 	dir := b.cold.String()

@@ -121,17 +121,17 @@ func (b *bundle) call(method, path, body string) (int, map[string]any, http.Head
 }
 
 // requireNoNullArrays fails if an answer has null for a field that the API's document calls an array.
-func requireNoNullArrays(t testing.TB, answer any, label string) {
-	t.Helper()
+func requireNoNullArrays(tb testing.TB, answer any, label string) {
+	tb.Helper()
 	switch answer := answer.(type) {
 	case map[string]any:
 		for name, value := range answer {
-			require.False(t, value == nil && arrays()[name], "%s: %s is null", label, name)
-			requireNoNullArrays(t, value, label)
+			require.False(tb, value == nil && arrays()[name], "%s: %s is null", label, name)
+			requireNoNullArrays(tb, value, label)
 		}
 	case []any:
 		for _, value := range answer {
-			requireNoNullArrays(t, value, label)
+			requireNoNullArrays(tb, value, label)
 		}
 	}
 }

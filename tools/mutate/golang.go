@@ -14,8 +14,9 @@ var swaps = map[token.Token]string{
 	token.BREAK: "continue", token.CONTINUE: "break",
 }
 
-// mutateGo returns the mutants of a Go file: other operators, conditions that are always or never true, no negation, true
-// for false, and statements that are left out. Log messages stay as they are, because no test has to notice them.
+// mutateGo returns the mutants of a Go file: other operators, conditions that are always or never
+// true, no negation, true for false, and statements that are left out. Log messages stay as they
+// are, because no test has to notice them.
 func mutateGo(file string, source []byte) (all []Mutant, err error) {
 	files := token.NewFileSet()
 	tree, err := parser.ParseFile(files, file, source, parser.SkipObjectResolution|parser.ParseComments)

@@ -160,8 +160,9 @@ func (r *runner) binary(pkg string) string {
 	return filepath.Join(r.dir, strings.ReplaceAll(pkg, "/", "-")+".test")
 }
 
-// test runs the built tests of a package, and returns the first that failed, "timeout", or "". It ends the process at the
-// first failure (-failfast does not stop parallel tests), and drops the databases that such a process leaves.
+// test runs the built tests of a package, and returns the first that failed, "timeout", or "". It
+// ends the process at the first failure (-failfast does not stop parallel tests), and drops the
+// databases that such a process leaves.
 func (r *runner) test(ctx context.Context, pkg string, limit time.Duration) (by string, err error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -224,7 +225,8 @@ func as(ctx context.Context, role, database string, fn func(*pgx.Conn) error) er
 }
 
 func names(ctx context.Context, conn *pgx.Conn, pattern string) ([]string, error) {
-	rows, _ := conn.Query(ctx, "SELECT datname FROM pg_database WHERE datname LIKE $1", pattern) // CollectRows has the error
+	// CollectRows returns the error.
+	rows, _ := conn.Query(ctx, "SELECT datname FROM pg_database WHERE datname LIKE $1", pattern)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 

@@ -135,7 +135,8 @@ func TestAdd_StrategyDecidesMovesAndIsShown(t *testing.T) {
 	call(t, "GET", base+"/api/dlq/filter?q=strategy:dou", "", &completed)
 	require.Equal(t, []struct{ Insert string }{{"doubling"}}, completed.Completions)
 	var selected struct{ Chosen int }
-	call(t, "POST", base+"/api/dlq/bulk", `{"do": "discard", "filter": {"strategy": ["doubling"]}, "dryRun": true}`, &selected)
+	call(t, "POST", base+"/api/dlq/bulk",
+		`{"do": "discard", "filter": {"strategy": ["doubling"]}, "dryRun": true}`, &selected)
 	require.Equal(t, 2, selected.Chosen, "a filter given as JSON does not know the strategy")
 }
 
