@@ -174,7 +174,7 @@ func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 		"attach":          database + " backfill dry-run",
 		"detach":          database + " drop-data",
 		"archive list":    "archive data-dir json", // archive_test.go
-		"archive verify":  "archive data-dir",
+		"archive verify":  database + " archive",
 		"archive show":    "archive audit data-dir",
 		"archive restore": database + " archive id keep note",
 		"capture status":  database + " json",

@@ -53,9 +53,18 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 	filter json.RawMessage,
 ) (done Erased, err error) {
 	ran, err := RunExclusive(ctx, store, retentionTimeout, func(ctx context.Context) error {
-		units, failed, err := a.Units(ctx)
+		units, incomplete, err := a.Units(ctx)
 		if err != nil {
 			return err
+		}
+		failed, err := a.Missing(ctx, store, units)
+		if err != nil {
+			return err
+		}
+		for _, err := range incomplete {
+			if errors.Is(err, ErrUnreadable) { // files without a manifest are of a unit that is not written yet
+				failed = append(failed, err)
+			}
 		}
 		// forEach runs fn on the units for which no fn has failed.
 		forEach := func(fn func(m *Manifest) error) error {

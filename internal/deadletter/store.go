@@ -436,7 +436,7 @@ const (
 
 // trail returns the audit rows of an entry since its capture, oldest first, at most [maxTrail].
 func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
-	var trail []Transition
+	trail := []Transition{}
 	for from := entry.CreatedAt.Add(-time.Hour); len(trail) < maxTrail; from = from.AddDate(0, trailMonths, 0) {
 		sql, args := s.TrailSQL(ctx, entry.ID, from, maxTrail-len(trail))
 		rows, err := s.statements.Query(ctx, sql, args...)
