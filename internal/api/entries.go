@@ -441,7 +441,7 @@ func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Repla
 	}, patch)
 	if err != nil {
 		if in.Body.Payload != nil { // replay.Request has only patches
-			patch.JSONPatch = slices.Concat([]byte(`[{"op":"replace","path":"","value":`), in.Body.Payload, []byte(`}]`))
+			patch.JSONPatch = slices.Concat([]byte{'['}, replay.Replacement(in.Body.Payload), []byte{']'})
 		}
 		return nil, s.approvalOrProblem(ctx, err, approval.Replay, replay.Request{
 			Patch: patch, Filter: filterOf(id), Destination: in.Body.Destination,

@@ -161,7 +161,8 @@ func (s *service) registerMessages(api huma.API) {
 				MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
 			},
 		}}})
-	describeBody[SubmissionBatch](api, SubmitBatch.Path, "The messages.", map[string]any{"messages": []any{submissionExample}})
+	describeBody[SubmissionBatch](api, SubmitBatch.Path, "The messages.",
+		map[string]any{"messages": []any{submissionExample}})
 
 	get := huma.Operation{
 		Tags:    []string{messagesTag},
@@ -311,9 +312,11 @@ func (s *service) rejection(ctx context.Context, err error, messageID string) (o
 	case errors.As(err, &refused):
 		return "refused", huma.Error422UnprocessableEntity(refused.Error())
 	case errors.Is(err, ingest.ErrFull):
-		return "overflow", huma.ErrorWithHeaders(huma.Error429TooManyRequests(err.Error()+"; send it again later"), retryAfter())
+		return "overflow", huma.ErrorWithHeaders(huma.Error429TooManyRequests(err.Error()+"; send it again later"),
+			retryAfter())
 	case errors.Is(err, ingest.ErrStopped):
-		return "error", huma.ErrorWithHeaders(huma.Error503ServiceUnavailable("dlqd is stopping; nothing was stored"), retryAfter())
+		return "error", huma.ErrorWithHeaders(huma.Error503ServiceUnavailable("dlqd is stopping; nothing was stored"),
+			retryAfter())
 	case errors.Is(err, ingest.ErrUncertain):
 		s.Logger.ErrorContext(ctx, "submission uncertain", "message_id", messageID, "error", err)
 		detail := ingest.ErrUncertain.Error()

@@ -111,7 +111,8 @@ func TestOperation_ReturnsErrorsOfTheAPI(t *testing.T) {
 	require.Equal(t, id, requested.Approval.ID)
 	require.ErrorContains(t, of(http.StatusAccepted, api.ApprovalsPath+"/"+id.String(), `{}`), "names no request")
 
-	health, err := api.GetHealth.Answer(http.StatusServiceUnavailable, nil, []byte(`{"ok": false, "parts": [{"name": "a"}]}`))
+	health, err := api.GetHealth.Answer(http.StatusServiceUnavailable, nil,
+		[]byte(`{"ok": false, "parts": [{"name": "a"}]}`))
 	require.NoError(t, err, "health is an answer, too, while a part fails")
 	require.Len(t, health.Parts, 1)
 }

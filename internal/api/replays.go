@@ -165,7 +165,9 @@ func (s *service) registerReplays(api huma.API) {
 		Summary: "Get a replay run, with its progress or report", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, run)
-	register(api, GetReplay, get, func(ctx context.Context, in *RunInput) (*replay.Run, error) { return s.run(ctx, in.ID, nil) })
+	register(api, GetReplay, get, func(ctx context.Context, in *RunInput) (*replay.Run, error) {
+		return s.run(ctx, in.ID, nil)
+	})
 
 	entries := huma.Operation{
 		Tags:    tags,

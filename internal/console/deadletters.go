@@ -163,7 +163,9 @@ func (c *Console) saveView(in *request) (*done, error) {
 
 // deleteView deletes a view.
 func (c *Console) deleteView(in *request) (*done, error) {
-	if _, err := call(in, api.DeleteView, api.DeleteViewInput{ViewInput: api.ViewInput{Name: in.PathValue("name")}}); err != nil {
+	if _, err := call(in, api.DeleteView, api.DeleteViewInput{
+		ViewInput: api.ViewInput{Name: in.PathValue("name")},
+	}); err != nil {
 		return nil, err
 	}
 	return &done{To: "/dead-letters", Flash: flash{Text: "Deleted view " + in.PathValue("name") + "."}}, nil

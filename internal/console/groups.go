@@ -181,23 +181,29 @@ func (c *Console) setGroup(in *request) (*done, error) {
 		if failures := strings.TrimSpace(in.PostFormValue("failures")); failures != "" {
 			n, err := strconv.ParseInt(failures, 10, 64)
 			if err != nil {
-				return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of failures must be a whole " +
-					"number, not " + failures}
+				return nil, &api.Problem{
+					Status: http.StatusUnprocessableEntity,
+					Detail: "the number of failures must be a whole number, not " + failures,
+				}
 			}
 			change.MuteFailures = &n
 		}
 		if hours := strings.TrimSpace(in.PostFormValue("hours")); hours != "" {
 			n, ok := parsedNumber(hours)
 			if !ok || n <= 0 || n > 24*365 {
-				return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of hours must be above 0 and at " +
-					"most 8760, not " + hours}
+				return nil, &api.Problem{
+					Status: http.StatusUnprocessableEntity,
+					Detail: "the number of hours must be above 0 and at most 8760, not " + hours,
+				}
 			}
 			change.MuteUntil = new(in.now.Add(time.Duration(n * float64(time.Hour))))
 		}
 		text = "Muted: dlqd sends no notifications for this group for now."
 	default:
-		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "unknown action: choose assign, note, fixed, " +
-			"open or mute"}
+		return nil, &api.Problem{
+			Status: http.StatusUnprocessableEntity,
+			Detail: "unknown action: choose assign, note, fixed, open or mute",
+		}
 	}
 	changed, err := call(in, api.SetGroup, api.SetGroupInput{GroupInput: groupInput(in), Body: change})
 	if err != nil {

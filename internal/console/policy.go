@@ -68,7 +68,8 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 		WhyNot: missingRoleIn(in.me(), access.Operator, ""), Form: in.URL.Query(),
 		DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(),
 		Copies: copies("", "SELECT dlq.policy_version(); SELECT * FROM dlq.policy_changes('7 days'); SELECT * FROM dlq.by_rule('24 hours');", //nolint:unqueryvet // for people
-			in.curl(api.GetPolicy.Path, address(api.GetPolicies, api.OverInput{Over: "7d"}), address(api.GetRules, api.OverInput{Over: "24h"}))),
+			in.curl(api.GetPolicy.Path, address(api.GetPolicies, api.OverInput{Over: "7d"}),
+				address(api.GetRules, api.OverInput{Over: "24h"}))),
 	}
 	inForce, err := call(in, api.GetPolicy, api.None{})
 	if err != nil {

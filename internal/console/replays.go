@@ -400,7 +400,9 @@ func (c *Console) controlRun(in *request) (*done, error) {
 				Detail: "the rate must be a number of entries per second, or empty for no limit",
 			}
 		}
-		if _, err := call(in, api.SetReplayRate, api.RateInput{RunInput: input, Body: api.RateAction{Rate: perSecond}}); err != nil {
+		if _, err := call(in, api.SetReplayRate, api.RateInput{
+			RunInput: input, Body: api.RateAction{Rate: perSecond},
+		}); err != nil {
 			return nil, err
 		}
 	} else if _, err := call(in, api.ControlReplay(verb), api.RunActionInput{RunInput: input}); err != nil {

@@ -188,7 +188,9 @@ func (c *Console) switchAutomatic(in *request) (*done, error) {
 		"resume": "The stop is lifted. The switches apply again.",
 	}[verb]
 	if text == "" {
-		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose stop or resume"}
+		return nil, &api.Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose stop or resume",
+		}
 	}
 	operation := api.StopAutomatic
 	if verb == "resume" {

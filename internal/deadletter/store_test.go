@@ -209,7 +209,9 @@ func TestReplay_EditKeepsOriginal(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	entry := b.createEntry()
-	job, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Payload: json.RawMessage(`{"value": "mended"}`), Act: kim})
+	job, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{
+		Payload: json.RawMessage(`{"value": "mended"}`), Act: kim,
+	})
 	require.NoError(t, err)
 	row, err := b.client.JobGet(t.Context(), job)
 	require.NoError(t, err)

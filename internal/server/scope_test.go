@@ -644,7 +644,8 @@ func TestScope_LimitsMoves(t *testing.T) {
 	own := b.ids["pay_eu/order.paid"]
 	status, out := b.as(operator, "POST", "/api/dlq/entries/"+own+"/unpark", "")
 	require.Equal(t, http.StatusOK, status, out)
-	_, told, _ := b.send(operator, "/dead-letters/"+b.ids["mailqueue/order.paid"]+"/assign", url.Values{"assignee": {"lee"}})
+	_, told, _ := b.send(operator, "/dead-letters/"+b.ids["mailqueue/order.paid"]+"/assign",
+		url.Values{"assignee": {"lee"}})
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE assigned_to = 'lee'"), told)
 	status, out = b.as(operator, "POST", "/api/dlq/bulk", `{"do": "park", "filter": {}, "all": true, "dryRun": true}`)
 	require.Equal(t, http.StatusOK, status)
