@@ -32,8 +32,8 @@ func reportCommand[In, Row any](operation api.Operation[In, api.Report[Row]], na
 }
 
 func newHeatMap() *cobra.Command {
-	return reportCommand(api.GetHeatMap, "heat-map", "Draw failures by weekday and hour", func(cmd *cobra.Command,
-		in *api.HeatMapInput,
+	return reportCommand(api.GetHeatMap, "heat-map", "Draw failures by weekday and hour", func(
+		cmd *cobra.Command, in *api.HeatMapInput,
 	) {
 		cmd.Flags().StringVar(&in.Over, "over", "28d", "how far back, such as 7d or 28d")
 		cmd.Flags().StringVar(&in.Queue, "queue", "", "only this queue")
@@ -94,8 +94,8 @@ func newPolicies() *cobra.Command {
 }
 
 func newSources() *cobra.Command {
-	return reportCommand(api.GetSources, "sources", "List the sources with the most failures", func(cmd *cobra.Command,
-		in *api.SourcesInput,
+	return reportCommand(api.GetSources, "sources", "List the sources with the most failures", func(
+		cmd *cobra.Command, in *api.SourcesInput,
 	) {
 		cmd.Flags().StringVar(&in.Over, "over", "7d", "how far back, such as 24h or 30d")
 		cmd.Flags().IntVar(&in.Limit, "limit", 20, "maximum number of rows")

@@ -267,11 +267,7 @@ func (c *client) replayOne(cmd *cobra.Command, id string, payload json.RawMessag
 func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
 	in.Filter.IDs = []string{id}
 	if payload != nil {
-		patch, err := json.Marshal(map[string]any{"op": "replace", "path": "", "value": payload})
-		if err != nil {
-			return err
-		}
-		in.Patch = []json.RawMessage{patch}
+		in.Patch = []json.RawMessage{replay.Replacement(payload)}
 	}
 	answer, err := call(cmd, c, api.StartReplay, api.StartReplayInput{Body: *in})
 	if err != nil || c.asJSON {

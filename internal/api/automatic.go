@@ -94,7 +94,8 @@ func (s *service) registerAutomatic(api huma.API) {
 
 	change := func(summary, description string) huma.Operation {
 		op := huma.Operation{
-			Tags: tags, Summary: summary, Description: description + " When the request returns, the change is in force in all processes. " +
+			Tags: tags, Summary: summary,
+			Description: description + " When the request returns, the change is in force in all processes. " +
 				"It is recorded in the audit trail.",
 			Errors: []int{400, 409, 422, 503},
 		}

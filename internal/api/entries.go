@@ -435,13 +435,13 @@ func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Repla
 	if in.Body.Payload != nil && (in.Body.Patch != nil || in.Body.MergePatch != nil) {
 		return nil, huma.Error422UnprocessableEntity("give either a payload or a patch, not both")
 	}
-	job, changes, err := s.Replayer.Replay(ctx, id, &replay.Single{
-		Payload: in.Body.Payload, Patch: patch, Destination: in.Body.Destination,
-		Checkpoint: in.Body.Checkpoint, Force: in.Body.Force, Act: in.Body.act(ctx),
-	})
+	job, changes, err := s.Replayer.Replay(ctx, id, deadletter.Replay{
+		Payload: in.Body.Payload, Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force,
+		Act: in.Body.act(ctx),
+	}, patch)
 	if err != nil {
 		if in.Body.Payload != nil { // replay.Request has only patches
-			patch.JSONPatch = slices.Concat([]byte(`[{"op":"replace","path":"","value":`), in.Body.Payload, []byte(`}]`))
+			patch.JSONPatch = slices.Concat([]byte{'['}, replay.Replacement(in.Body.Payload), []byte{']'})
 		}
 		return nil, s.approvalOrProblem(ctx, err, approval.Replay, replay.Request{
 			Patch: patch, Filter: filterOf(id), Destination: in.Body.Destination,

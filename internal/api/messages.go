@@ -178,8 +178,7 @@ func (s *service) registerMessages(api huma.API) {
 func (s *service) submit(ctx context.Context, in *SubmitInput) (*Accepted, error) {
 	msg, err := message.Parse(in.RawBody)
 	if err != nil {
-		s.count("", "invalid", 1)
-		return nil, s.submitProblem(ctx, err, "")
+		return nil, s.rejected(ctx, err, "", "", 1)
 	}
 	if err := checkSubmit(ctx, msg.Queue, msg.EventKind, msg.Source); err != nil {
 		s.count("", "forbidden", 1)
@@ -187,8 +186,7 @@ func (s *service) submit(ctx context.Context, in *SubmitInput) (*Accepted, error
 	}
 	receipt, err := s.Ingester.Submit(ctx, msg, traceOf(ctx))
 	if err != nil {
-		s.count(msg.Queue, outcomeOf(err), 1)
-		return nil, s.submitProblem(ctx, err, msg.MessageID)
+		return nil, s.rejected(ctx, err, msg.Queue, msg.MessageID, 1)
 	}
 	out := &Accepted{MessageID: receipt.MessageID, JobID: receipt.JobID, Duplicate: receipt.Duplicate}
 	if !receipt.Duplicate {
@@ -205,8 +203,7 @@ func (s *service) submit(ctx context.Context, in *SubmitInput) (*Accepted, error
 func (s *service) submitBatch(ctx context.Context, in *SubmitInput) (*BatchOutputBody, error) {
 	messages, err := message.ParseBatch(in.RawBody, MaxBatch, s.MaxBodyBytes)
 	if err != nil {
-		s.count("", "invalid", 1)
-		return nil, s.submitProblem(ctx, err, "")
+		return nil, s.rejected(ctx, err, "", "", 1)
 	}
 	for _, msg := range messages {
 		if err := checkSubmit(ctx, msg.Queue, msg.EventKind, msg.Source); err != nil {
@@ -216,8 +213,7 @@ func (s *service) submitBatch(ctx context.Context, in *SubmitInput) (*BatchOutpu
 	}
 	receipts, err := s.Ingester.SubmitBatch(ctx, messages, traceOf(ctx))
 	if err != nil {
-		s.count(messages[0].Queue, outcomeOf(err), len(messages))
-		return nil, s.submitProblem(ctx, err, "")
+		return nil, s.rejected(ctx, err, messages[0].Queue, "", len(messages))
 	}
 	out := &BatchOutputBody{make([]Accepted, len(receipts))}
 	for i, r := range receipts {
@@ -252,36 +248,16 @@ func (s *service) count(queue, outcome string, messages int) {
 	s.Metrics.Submitted.WithLabelValues(queue, outcome).Add(float64(messages))
 }
 
-func outcomeOf(err error) string {
-	var unknown *ingest.UnknownQueueError
-	var conflict *ingest.ConflictError
-	var refused *ingest.RefusedError
-	var open *ingest.OpenError
-	var unworked *ingest.UnworkedQueueError
-	var away *ingest.AwayError
-	switch {
-	case errors.As(err, &unknown):
-		return "invalid"
-	case errors.As(err, &unworked):
-		return "unworked"
-	case errors.As(err, &away):
-		return "away"
-	case errors.As(err, &conflict):
-		return "conflict"
-	case errors.As(err, &open):
-		return "open"
-	case errors.As(err, &refused):
-		return "refused"
-	case errors.Is(err, ingest.ErrFull):
-		return "overflow"
-	default:
-		return "error"
-	}
+// rejected counts a failed submission and returns its response.
+func (s *service) rejected(ctx context.Context, err error, queue, messageID string, messages int) error {
+	outcome, response := s.rejection(ctx, err, messageID)
+	s.count(queue, outcome, messages)
+	return response
 }
 
-// submitProblem returns the response to a failed submission. It names the invalid fields. If the
-// outcome is uncertain, it names the messageId with which a retry settles it.
-func (s *service) submitProblem(ctx context.Context, err error, messageID string) error {
+// rejection returns the outcome of a failed submission, for the metric, and its response, which names the invalid
+// fields. If the outcome is uncertain, the response names the messageId with which a retry settles it.
+func (s *service) rejection(ctx context.Context, err error, messageID string) (outcome string, response error) {
 	var invalid *message.InvalidError
 	var unknown *ingest.UnknownQueueError
 	var conflict *ingest.ConflictError
@@ -291,12 +267,12 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 	var away *ingest.AwayError
 	switch {
 	case errors.As(err, &open):
-		return retryLater(open, open.RetryAfter)
+		return "open", retryLater(open, open.RetryAfter)
 	case errors.As(err, &away):
 		if away.Err != nil {
 			s.Logger.ErrorContext(ctx, "submission rejected", "queue", away.Queue, "error", away.Err)
 		}
-		return retryLater(away, away.RetryAfter)
+		return "away", retryLater(away, away.RetryAfter)
 	case errors.As(err, &invalid):
 		details := make([]error, len(invalid.Fields))
 		for i, f := range invalid.Fields {
@@ -310,17 +286,17 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		if invalid.Malformed {
 			status = http.StatusBadRequest
 		}
-		return huma.NewError(status, invalid.Error(), details...)
+		return "invalid", huma.NewError(status, invalid.Error(), details...)
 	case errors.As(err, &unknown):
 		p := access.From(ctx)
 		unknown.Known = slices.DeleteFunc(slices.Clone(unknown.Known),
 			func(queue string) bool { return !p.MayIn(access.Sender, queue) })
-		return huma.Error422UnprocessableEntity("invalid message: "+unknown.Error(),
+		return "invalid", huma.Error422UnprocessableEntity("invalid message: "+unknown.Error(),
 			&huma.ErrorDetail{
 				Location: locate("queue", unknown.Index, messageID), Message: unknown.Error(), Value: unknown.Queue,
 			})
 	case errors.As(err, &unworked):
-		return huma.Error422UnprocessableEntity("message rejected: "+unworked.Error()+"; nothing was stored",
+		return "unworked", huma.Error422UnprocessableEntity("message rejected: "+unworked.Error()+"; nothing was stored",
 			&huma.ErrorDetail{
 				Location: locate("queue", unworked.Index, messageID), Message: "is not delivered", Value: unworked.Queue,
 			})
@@ -328,27 +304,29 @@ func (s *service) submitProblem(ctx context.Context, err error, messageID string
 		if !access.From(ctx).MayEverywhere(access.Reader) { // the job may be outside the sender's scope
 			conflict.JobID = 0
 		}
-		return huma.Error409Conflict(conflict.Error(),
+		return "conflict", huma.Error409Conflict(conflict.Error(),
 			&huma.ErrorDetail{
 				Location: locate("messageId", conflict.Index, messageID),
 				Message:  "was used for other content", Value: conflict.MessageID,
 			})
 	case errors.As(err, &refused):
-		return huma.Error422UnprocessableEntity(refused.Error())
+		return "refused", huma.Error422UnprocessableEntity(refused.Error())
 	case errors.Is(err, ingest.ErrFull):
-		return huma.ErrorWithHeaders(huma.Error429TooManyRequests(err.Error()+"; send it again later"), retryAfter())
+		return "overflow", huma.ErrorWithHeaders(huma.Error429TooManyRequests(err.Error()+"; send it again later"),
+			retryAfter())
 	case errors.Is(err, ingest.ErrStopped):
-		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable("dlqd is stopping; nothing was stored"), retryAfter())
+		return "error", huma.ErrorWithHeaders(huma.Error503ServiceUnavailable("dlqd is stopping; nothing was stored"),
+			retryAfter())
 	case errors.Is(err, ingest.ErrUncertain):
 		s.Logger.ErrorContext(ctx, "submission uncertain", "message_id", messageID, "error", err)
 		detail := ingest.ErrUncertain.Error()
 		if messageID != "" {
 			detail += " (" + messageID + ")"
 		}
-		return huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(detail,
+		return "error", huma.ErrorWithHeaders(huma.Error503ServiceUnavailable(detail,
 			&huma.ErrorDetail{Location: "body.messageId", Message: "retry with this messageId", Value: messageID}), retryAfter())
 	}
-	return s.problem(ctx, err)
+	return "error", s.problem(ctx, err)
 }
 
 // locate returns the location of a message's field. An empty messageId means that the message is

@@ -86,9 +86,12 @@ func (s *service) registerQueues(api huma.API) {
 				return s.River.QueuePauseTx(ctx, tx, name, nil)
 			},
 		},
-		{ResumeQueue, "resumed", "Resume a queue", func(ctx context.Context, tx pgx.Tx, name string) error {
-			return s.River.QueueResumeTx(ctx, tx, name, nil)
-		}},
+		{
+			ResumeQueue, "resumed", "Resume a queue",
+			func(ctx context.Context, tx pgx.Tx, name string) error {
+				return s.River.QueueResumeTx(ctx, tx, name, nil)
+			},
+		},
 	} {
 		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{404, 422, 503}}
 		example(&op, http.StatusOK, queue)

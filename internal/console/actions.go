@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/replay"
 )
 
 // act makes one move of one dead letter.
@@ -111,7 +113,7 @@ type edit struct {
 }
 
 func (c *Console) edit(in *request) (*done, error) {
-	id, payload := in.PathValue("id"), in.PostFormValue("payload")
+	id, payload := in.PathValue("id"), in.formText("payload")
 	entry := api.EntryInput{ID: id}
 	detail, err := call(in, api.GetEntry, entry)
 	if err != nil {
@@ -133,11 +135,11 @@ func (c *Console) edit(in *request) (*done, error) {
 		return &done{View: v}, nil
 	}
 	// A payload is sent only after a preview of the same payload.
-	if in.PostFormValue("confirmed") == "" || in.PostFormValue("seen") != payload {
+	if in.PostFormValue("confirmed") == "" || in.formText("seen") != payload {
 		e.Changed = in.PostFormValue("confirmed") != ""
 		preview, err := call(in, api.StartReplay, api.StartReplayInput{Body: api.ReplayRequest{
 			DryRun: true, Filter: idFilter(id),
-			Patch: []json.RawMessage{json.RawMessage(`{"op": "replace", "path": "", "value": ` + payload + `}`)},
+			Patch: []json.RawMessage{replay.Replacement(json.RawMessage(payload))},
 		}})
 		if problem, ok := errors.AsType[*api.Problem](err); ok {
 			e.Problem, v.Status = problem, problem.Status
@@ -165,6 +167,11 @@ func (c *Console) edit(in *request) (*done, error) {
 		To:    "/dead-letters/" + url.PathEscape(id),
 		Flash: flash{Text: "Replayed with edits as job " + number(out.JobID) + ". The original is below."},
 	}, nil
+}
+
+// formText returns a field of the form with the line breaks that the operator typed: browsers send each as CR LF.
+func (in *request) formText(name string) string {
+	return strings.ReplaceAll(in.PostFormValue(name), "\r\n", "\n")
 }
 
 // placeOf returns the line and column of an offset in a text.

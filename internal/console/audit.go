@@ -25,28 +25,29 @@ type auditField struct {
 	Choices                 []string
 	Value                   string
 
-	parameter func(*api.AuditInput) *string
+	into *string // the parameter of the operation
 }
 
-func auditFields() []auditField {
+// auditFields returns the fields. Their values go into in.
+func auditFields(in *api.AuditInput) []auditField {
 	states := make([]string, 0, len(marks))
 	for status := range marks {
 		states = append(states, string(status))
 	}
 	slices.Sort(states)
 	return []auditField{
-		{Name: "actor", Flag: "actor", Label: "Actor", Hint: "kim", parameter: func(in *api.AuditInput) *string { return &in.Actor }},
-		{Name: "text", Flag: "text", Label: "Text", Hint: "in the reason or note", parameter: func(in *api.AuditInput) *string { return &in.Text }},
-		{Name: "origin", Flag: "origin", Label: "Origin", Hint: "10.0.0.7", parameter: func(in *api.AuditInput) *string { return &in.Origin }},
-		{Name: "queue", Flag: "queue", Label: "Queue", parameter: func(in *api.AuditInput) *string { return &in.Queue }},
-		{Name: "kind", Flag: "kind", Label: "Kind", parameter: func(in *api.AuditInput) *string { return &in.Kind }},
-		{Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "id", parameter: func(in *api.AuditInput) *string { return &in.EntryID }},
-		{Name: "from", Flag: "from", Label: "From state", Choices: states, parameter: func(in *api.AuditInput) *string { return &in.From }},
-		{Name: "to", Flag: "to", Label: "To state", Choices: states, parameter: func(in *api.AuditInput) *string { return &in.To }},
-		{Name: "dbUser", Flag: "db-user", Label: "Database user", parameter: func(in *api.AuditInput) *string { return &in.DBUser }},
-		{Name: "configVersion", Flag: "policy", Label: "Policy version", parameter: func(in *api.AuditInput) *string { return &in.ConfigVersion }},
-		{Name: "after", Flag: "after", Label: "At or after (UTC)", Hint: "2026-11-22T09:00", parameter: func(in *api.AuditInput) *string { return &in.After }},
-		{Name: "before", Flag: "before", Label: "Before (UTC)", Hint: "2026-11-22T10:00", parameter: func(in *api.AuditInput) *string { return &in.Before }},
+		{Name: "actor", Flag: "actor", Label: "Actor", Hint: "kim", into: &in.Actor},
+		{Name: "text", Flag: "text", Label: "Text", Hint: "in the reason or note", into: &in.Text},
+		{Name: "origin", Flag: "origin", Label: "Origin", Hint: "10.0.0.7", into: &in.Origin},
+		{Name: "queue", Flag: "queue", Label: "Queue", into: &in.Queue},
+		{Name: "kind", Flag: "kind", Label: "Kind", into: &in.Kind},
+		{Name: "entryId", Flag: "id", Label: "Dead letter", Hint: "id", into: &in.EntryID},
+		{Name: "from", Flag: "from", Label: "From state", Choices: states, into: &in.From},
+		{Name: "to", Flag: "to", Label: "To state", Choices: states, into: &in.To},
+		{Name: "dbUser", Flag: "db-user", Label: "Database user", into: &in.DBUser},
+		{Name: "configVersion", Flag: "policy", Label: "Policy version", into: &in.ConfigVersion},
+		{Name: "after", Flag: "after", Label: "At or after (UTC)", Hint: "2026-11-22T09:00", into: &in.After},
+		{Name: "before", Flag: "before", Label: "Before (UTC)", Hint: "2026-11-22T10:00", into: &in.Before},
 	}
 }
 
@@ -75,8 +76,8 @@ type audit struct {
 
 func (c *Console) audit(in *request) (*view, error) {
 	params := in.URL.Query()
-	a := &audit{Fields: auditFields(), People: len(params) == 0 || params.Get("people") == "true"}
-	input := api.AuditInput{People: a.People, Limit: listPage}
+	input := api.AuditInput{People: len(params) == 0 || params.Get("people") == "true", Limit: listPage}
+	a := &audit{Fields: auditFields(&input), People: input.People}
 	filter, flags := map[string]any{}, []string{"dlqd audit"}
 	if a.People {
 		filter["people"], flags = true, append(flags, "--people")
@@ -92,7 +93,7 @@ func (c *Console) audit(in *request) (*view, error) {
 		if f.Name == "after" || f.Name == "before" {
 			value = timeAsTyped(value)
 		}
-		*f.parameter(&input) = value
+		*f.into = value
 		filter[f.Name], flags = value, append(flags, "--"+f.Flag+" "+shellQuoted(value))
 	}
 	limit := strconv.Itoa(listPage)

@@ -181,8 +181,10 @@ func (c *Console) setGroup(in *request) (*done, error) {
 		if failures := strings.TrimSpace(in.PostFormValue("failures")); failures != "" {
 			n, err := strconv.ParseInt(failures, 10, 64)
 			if err != nil {
-				return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "the number of failures must be a whole " +
-					"number, not " + failures}
+				return nil, &api.Problem{
+					Status: http.StatusUnprocessableEntity,
+					Detail: "the number of failures must be a whole number, not " + failures,
+				}
 			}
 			change.MuteFailures = &n
 		}

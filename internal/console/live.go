@@ -319,7 +319,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 // parameters are the query parameters that pages read. canonical drops all others, so that they
 // create no separate topic.
 var parameters = func() []string {
-	ofAudit := auditFields()
+	ofAudit := auditFields(&api.AuditInput{})
 	names := make([]string, len(ofAudit))
 	for i, f := range ofAudit {
 		names[i] = f.Name

@@ -88,7 +88,7 @@ func TestAttempts_RecordDurationAndLoad(t *testing.T) {
 				}
 			}
 			// A redelivery is a separate job with its own attempts.
-			job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+			job, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: kim})
 			require.NoError(t, err)
 			require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE id = $1 AND metadata ? 'dlq:attempts'", job))
 			b.await(job, rivertype.JobStateDiscarded)

@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
 // anyJSON draws JSON values of any shape. Keys and texts are often those that capture reads.
@@ -78,7 +80,7 @@ func TestCapture_NeverRaises(t *testing.T) {
 		require.NotEmpty(rt, entry.ErrorMessage)
 		_, err = json.Marshal(entry)
 		require.NoError(rt, err, "encoding the entry")
-		job, err := b.store.Replay(t.Context(), entryID, kim, nil, true)
+		job, err := b.store.Replay(t.Context(), entryID, deadletter.Replay{Force: true, Act: kim})
 		require.NoError(rt, err, "replaying the entry")
 		entry, _, err = b.store.Get(t.Context(), entryID)
 		require.NoError(rt, err)

@@ -485,7 +485,7 @@ func TestCapture_ReopensEntryIfClosedRedeliveryFails(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	first := b.createEntry()
-	job, err := b.store.Replay(t.Context(), first.ID, kim, nil, false)
+	job, err := b.store.Replay(t.Context(), first.ID, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	b.endBySQL(job, "completed")
 	b.processInbox()

@@ -295,7 +295,7 @@ func TestFile_EndsRedeliveryThatLostItsMarker(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	id := b.createUnfiled()
-	job, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	job, err := b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	// An application overwrites the metadata.
 	b.exec("UPDATE river_job SET state = 'running', attempt = 1, metadata = '{}' WHERE id = $1", job)

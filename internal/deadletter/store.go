@@ -590,22 +590,23 @@ func (a Act) operation() uuid.UUID {
 // NewOperation returns an id for an operation.
 func NewOperation() uuid.UUID { return uuid.Must(uuid.NewV7()) }
 
-// Replay redelivers an entry now and returns the new job's id. A payload that is not nil replaces
-// that of the entry.
-func (s *Store) Replay(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, force bool) (int64, error) {
-	return s.ReplayTo(ctx, id, act, payload, "", "", force)
+// Replay describes the replay of one entry.
+type Replay struct {
+	Payload     json.RawMessage // replaces the entry's payload; nil for no change
+	Destination string          // overrides the destination of the entry's queue; "" for no change
+	// Checkpoint is [Resume] or [Discard]. An edit requires it if the entry has a [Checkpoint].
+	Checkpoint string
+	Force      bool // although an equal job is live
+	Act        Act
 }
 
-// ReplayTo is [Store.Replay] with a destination that overrides the one of the entry's queue, and
-// with what to do about a [Checkpoint] ([Resume] or [Discard]). "" keeps the default of either.
-func (s *Store) ReplayTo(ctx context.Context, id uuid.UUID, act Act, payload json.RawMessage, destination,
-	checkpoint string, force bool,
-) (int64, error) {
+// Replay redelivers an entry now and returns the new job's id.
+func (s *Store) Replay(ctx context.Context, id uuid.UUID, in Replay) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
 		params := dbsqlc.ReplayParams{
-			ID: id, Actor: act.Actor, Note: act.Note, Payload: string(payload),
-			Force: force, Destination: destination, Checkpoint: checkpoint,
+			ID: id, Actor: in.Act.Actor, Note: in.Act.Note, Payload: string(in.Payload),
+			Force: in.Force, Destination: in.Destination, Checkpoint: in.Checkpoint,
 		}
 		job, err = dbsqlc.New(tx).Replay(ctx, params)
 		return err

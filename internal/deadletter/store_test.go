@@ -164,7 +164,7 @@ func TestMoves_ParkResolveAndUnpark(t *testing.T) {
 	require.Equal(t, "kim", trail[len(trail)-1].Actor)
 	require.Equal(t, "a note", *trail[len(trail)-1].Note)
 	require.ErrorIs(t, b.store.Discard(ctx, id, kim), deadletter.ErrNotAllowed)
-	_, err = b.store.Replay(ctx, id, kim, nil, false)
+	_, err = b.store.Replay(ctx, id, deadletter.Replay{Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrNotAllowed)
 	require.Contains(t, err.Error(), "cannot replay from dlq_resolved (allowed: dlq_pending, dlq_manual, dlq_failed)")
 
@@ -177,7 +177,7 @@ func TestReplay_ResolvesWhenJobCompletes(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	entry := b.createEntry()
-	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	job, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	row, err := b.client.JobGet(t.Context(), job)
 	require.NoError(t, err)
@@ -186,7 +186,7 @@ func TestReplay_ResolvesWhenJobCompletes(t *testing.T) {
 	require.Equal(t, 1, row.MaxAttempts)
 	require.Contains(t, string(row.Metadata), entry.ID.String())
 
-	_, err = b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	_, err = b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrNotAllowed, "a redelivery is in progress")
 
 	b.start()
@@ -209,7 +209,9 @@ func TestReplay_EditKeepsOriginal(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	entry := b.createEntry()
-	job, err := b.store.Replay(t.Context(), entry.ID, kim, json.RawMessage(`{"value": "mended"}`), false)
+	job, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{
+		Payload: json.RawMessage(`{"value": "mended"}`), Act: kim,
+	})
 	require.NoError(t, err)
 	row, err := b.client.JobGet(t.Context(), job)
 	require.NoError(t, err)
@@ -228,13 +230,13 @@ func TestReplay_RejectedReplayEditsNothing(t *testing.T) {
 	b.endBySQL(id, "discarded")
 	twin := b.insert(opts)
 	entry, _ := b.entry()
-	_, err := b.store.Replay(t.Context(), entry.ID, kim, json.RawMessage(`{}`), false)
+	_, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Payload: json.RawMessage(`{}`), Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.Contains(t, err.Error(), fmt.Sprintf("job %d with the same unique key is live", twin))
 	after, _ := b.entry()
 	require.Nil(t, after.EditedEvent)
 	require.Equal(t, deadletter.Pending, after.Status)
-	_, err = b.store.Replay(t.Context(), entry.ID, kim, nil, true)
+	_, err = b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Force: true, Act: kim})
 	require.NoError(t, err)
 }
 
@@ -242,7 +244,7 @@ func TestReplay_CountsOutcomeOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	entry := b.createEntry()
-	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	job, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	b.endBySQL(job, "completed")
 	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id) SELECT id, created_at, 'completed', $2
@@ -256,7 +258,7 @@ func TestReplay_RecordsCancelledJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	entry := b.createEntry()
-	job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	job, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	_, err = b.client.JobCancel(t.Context(), job)
 	require.NoError(t, err)
@@ -270,7 +272,7 @@ func TestSweep_ReturnsEntriesWithoutJobs(t *testing.T) {
 	b := setup(t, succeed)
 	entry := b.createEntry()
 	replay := func() int64 {
-		job, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+		job, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: kim})
 		require.NoError(t, err)
 		return job
 	}
@@ -434,7 +436,7 @@ func TestMoves_StayLegalUnderContention(t *testing.T) {
 					err = b.store.Unpark(t.Context(), id, kim)
 				case 2:
 					var job int64
-					if job, err = b.store.Replay(t.Context(), id, kim, nil, false); err == nil {
+					if job, err = b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim}); err == nil {
 						_, err = b.pool.Exec(t.Context(), "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1",
 							job)
 					}
@@ -477,7 +479,7 @@ func TestReopen_MovesClosedEntriesToManual(t *testing.T) {
 	require.Equal(t, deadletter.Manual, after.Status)
 	require.Nil(t, after.ClosedAt)
 	require.Equal(t, "reopened", *trail[len(trail)-1].Reason)
-	_, err := b.store.Replay(t.Context(), entry.ID, kim, nil, false)
+	_, err := b.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 
 	// An erased entry cannot be reopened.

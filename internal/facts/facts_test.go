@@ -98,7 +98,7 @@ func (b *bundle) entryOf(job int64) uuid.UUID {
 
 func (b *bundle) replay(entry uuid.UUID) int64 {
 	b.Helper()
-	job, err := b.store.Replay(b.Context(), entry, kim, nil, false)
+	job, err := b.store.Replay(b.Context(), entry, deadletter.Replay{Act: kim})
 	require.NoError(b, err)
 	b.exec("UPDATE river_job SET state = 'running', attempt = 1 WHERE id = $1", job)
 	return job
@@ -205,7 +205,7 @@ func TestApply_ReturnsEntryOfCancelledRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	_, id := b.createEntry()
-	job, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	job, err := b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	_, err = b.river.JobCancel(t.Context(), job)
 	require.NoError(t, err)
@@ -358,7 +358,7 @@ func TestApply_DeletesWaitingRedeliveryAfterSuccess(t *testing.T) {
 	_, id := b.createEntry()
 	early := b.replay(id)
 	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', next_retry_at = now() WHERE id = $1", id)
-	waiting, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	waiting, err := b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	b.endJob(early, "completed")
 	b.apply()
@@ -688,7 +688,7 @@ func TestApply_CountsSuccessOfRetryOnce(t *testing.T) {
 	b.retry(job)
 	b.startJob(job)
 	b.endJob(job, "completed")
-	done, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	done, err := b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	require.Equal(t, job, done)
 	b.requireStatus(id, deadletter.Resolved)
@@ -1027,10 +1027,10 @@ func TestApply_RejectsSecondOpenEntryOfJob(t *testing.T) {
 		b.requireStatus(id, deadletter.Failed)
 		open := twin(b, job)
 		require.NotEqual(t, id, open)
-		_, err := b.store.Replay(t.Context(), id, kim, nil, false)
+		_, err := b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 		require.ErrorContains(t, err, "has an open entry")
 		require.ErrorIs(t, err, deadletter.ErrNotAllowed)
-		_, err = b.store.Replay(t.Context(), id, kim, nil, true)
+		_, err = b.store.Replay(t.Context(), id, deadletter.Replay{Force: true, Act: kim})
 		require.ErrorContains(t, err, "has an open entry")
 		b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, db_user) SELECT job_id, job_created_at,
 			'retried', entry_id, 'app' FROM dlq.entry_jobs WHERE job_id = $1`, sent)

@@ -70,7 +70,7 @@ func TestRedeliver_ChecksOriginalJob(t *testing.T) {
 	b.retry(job)
 	b.exec("SELECT dlq.set_capture('on')")
 	b.startJob(job)
-	got, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	got, err := b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 	require.NoError(t, err)
 	require.Equal(t, job, got, "the replay returns the job that is followed")
 	b.apply()
@@ -99,7 +99,7 @@ func TestRedeliver_ChecksOriginalJob(t *testing.T) {
 	verdict, _ = b.verdict(id)
 	require.Equal(t, deadletter.VerdictBusy, verdict)
 	b.requireStatus(id, deadletter.Pending)
-	_, err = b.store.Replay(t.Context(), id, kim, nil, false)
+	_, err = b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, "Try again")
 	require.NoError(t, tx.Rollback(t.Context()))
@@ -188,7 +188,7 @@ func TestRedeliver_RejectsIfEqualJobHoldsKey(t *testing.T) {
 	verdict, other := b.verdict(id)
 	require.Equal(t, deadletter.VerdictLive, verdict)
 	require.Equal(t, equal, other)
-	_, err := b.store.Replay(t.Context(), id, kim, nil, false)
+	_, err := b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, fmt.Sprintf("job %d with the same unique key is live", equal))
 
@@ -196,12 +196,12 @@ func TestRedeliver_RejectsIfEqualJobHoldsKey(t *testing.T) {
 	verdict, other = b.verdict(id)
 	require.Equal(t, deadletter.VerdictDone, verdict)
 	require.Equal(t, equal, other)
-	_, err = b.store.Replay(t.Context(), id, kim, nil, false)
+	_, err = b.store.Replay(t.Context(), id, deadletter.Replay{Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, fmt.Sprintf("job %d with the same unique key has ended", equal))
 	b.requireStatus(id, deadletter.Pending)
 
-	job, err := b.store.Replay(t.Context(), id, kim, nil, true)
+	job, err := b.store.Replay(t.Context(), id, deadletter.Replay{Force: true, Act: kim})
 	require.NoError(t, err)
 	require.Empty(t, b.key(job), "a forced redelivery takes no key")
 	b.endJob(job, "completed")
@@ -255,10 +255,10 @@ func TestReplay_RejectsEditWhileJobIsLive(t *testing.T) {
 	job, id := b.createEntry()
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(job)
-	_, err := b.store.Replay(t.Context(), id, kim, []byte(`{"amount": 3}`), false)
+	_, err := b.store.Replay(t.Context(), id, deadletter.Replay{Payload: []byte(`{"amount": 3}`), Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, "with its original payload")
-	_, err = b.store.Replay(t.Context(), id, kim, []byte(`{"amount": 3}`), true)
+	_, err = b.store.Replay(t.Context(), id, deadletter.Replay{Payload: []byte(`{"amount": 3}`), Force: true, Act: kim})
 	require.NoError(t, err)
 }
 
@@ -337,7 +337,7 @@ func TestRedeliver_DoesNotWaitForUniqueKeys(t *testing.T) {
 		first: deadletter.VerdictSent, second: deadletter.VerdictBusy, plain: deadletter.VerdictSent,
 	}, verdicts)
 	b.requireStatus(second, deadletter.Pending)
-	_, err = b.store.Replay(t.Context(), second, kim, nil, false)
+	_, err = b.store.Replay(t.Context(), second, deadletter.Replay{Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, "Try again")
 	_, err = app.Exec(t.Context(), insert, "first") // no longer waits for dlqd

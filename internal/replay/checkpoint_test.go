@@ -136,10 +136,10 @@ func (o *orders) checkpoint(id uuid.UUID) string {
 }
 
 // replay replays an entry and returns the steps of its job.
-func (o *orders) replay(id uuid.UUID, in replay.Single) string {
+func (o *orders) replay(id uuid.UUID, in deadletter.Replay) string {
 	o.Helper()
 	in.Act = deadletter.Act{Actor: "kim"}
-	job, _, err := o.replayer.Replay(o.Context(), id, &in)
+	job, _, err := o.replayer.Replay(o.Context(), id, in, replay.Patch{})
 	require.NoError(o, err)
 	o.wait(job)
 	return o.worker.done()
@@ -153,7 +153,8 @@ func TestCheckpoint_EditRequiresChoice(t *testing.T) {
 	edited := json.RawMessage(`{"amount": 12}`)
 
 	id := o.createEntry()
-	_, _, err := o.replayer.Replay(t.Context(), id, &replay.Single{Payload: edited, Act: deadletter.Act{Actor: "kim"}})
+	_, _, err := o.replayer.Replay(t.Context(), id, deadletter.Replay{Payload: edited, Act: deadletter.Act{Actor: "kim"}},
+		replay.Patch{})
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 	require.ErrorContains(t, err, "have a checkpoint")
 	require.Equal(t, deadletter.Pending, o.entry(id).Status)
@@ -164,12 +165,12 @@ func TestCheckpoint_EditRequiresChoice(t *testing.T) {
 		id, edited)
 	require.ErrorContains(t, err, "invalid checkpoint restart")
 
-	require.Equal(t, "ship 12", o.replay(id, replay.Single{Payload: edited, Checkpoint: deadletter.Resume}))
+	require.Equal(t, "ship 12", o.replay(id, deadletter.Replay{Payload: edited, Checkpoint: deadletter.Resume}))
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 
 	id = o.createEntry()
 	require.Equal(t, "reserve 12, charge 12, ship 12",
-		o.replay(id, replay.Single{Payload: edited, Checkpoint: deadletter.Discard}))
+		o.replay(id, deadletter.Replay{Payload: edited, Checkpoint: deadletter.Discard}))
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 	require.Equal(t, "resumes after step charge", o.checkpoint(id), "the entry keeps its checkpoint")
 	require.Equal(t, 1, o.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE entry_id = $1
@@ -179,7 +180,7 @@ func TestCheckpoint_EditRequiresChoice(t *testing.T) {
 	o.worker.mu.Lock()
 	o.worker.fixed = true
 	o.worker.mu.Unlock()
-	require.Equal(t, "ship 10", o.replay(id, replay.Single{}), "an unedited replay resumes")
+	require.Equal(t, "ship 10", o.replay(id, deadletter.Replay{}), "an unedited replay resumes")
 	require.Equal(t, deadletter.Resolved, o.entry(id).Status)
 }
 
@@ -190,7 +191,7 @@ func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 	o := setupOrders(t)
 	id := o.createEntry()
 	require.Equal(t, "reserve 12",
-		o.replay(id, replay.Single{
+		o.replay(id, deadletter.Replay{
 			Payload: json.RawMessage(`{"amount": 12, "failIn": "charge"}`), Checkpoint: deadletter.Discard,
 		}))
 	require.Equal(t, deadletter.Pending, o.entry(id).Status)
@@ -208,7 +209,8 @@ func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 
 	// A reopened entry also needs the choice.
 	o.exec("SELECT dlq.reopen($1)", id)
-	_, _, err := o.replayer.Replay(t.Context(), id, &replay.Single{Payload: json.RawMessage(`{"amount": 13}`)})
+	_, _, err := o.replayer.Replay(t.Context(), id, deadletter.Replay{Payload: json.RawMessage(`{"amount": 13}`)},
+		replay.Patch{})
 	require.ErrorContains(t, err, "have a checkpoint")
 
 	// A completed job is run again from the start.
@@ -283,9 +285,9 @@ func TestCheckpoint_DiscardsCursors(t *testing.T) {
 	entry, _, err := b.store.Get(t.Context(), id)
 	require.NoError(t, err)
 	require.Equal(t, "resumes in step ship", deadletter.CheckpointOf(entry.Metadata).String())
-	job, _, err := b.replayer.Replay(t.Context(), id, &replay.Single{
+	job, _, err := b.replayer.Replay(t.Context(), id, deadletter.Replay{
 		Payload: json.RawMessage(`{"amount": 12}`), Checkpoint: deadletter.Discard, Act: deadletter.Act{Actor: "kim"},
-	})
+	}, replay.Patch{})
 	require.NoError(t, err)
 	const keys = "'{river:resumable_step,river:resumable_cursor}'"
 	require.Zero(t, b.count("SELECT count(*) FROM river_job WHERE id = $1 AND metadata ?| "+keys, job))

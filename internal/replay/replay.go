@@ -52,6 +52,11 @@ type Patch struct {
 	MergePatch json.RawMessage `json:"mergePatch,omitempty"` // RFC 7396
 }
 
+// Replacement returns the operation of a JSON Patch that replaces the whole payload.
+func Replacement(payload json.RawMessage) json.RawMessage {
+	return slices.Concat([]byte(`{"op":"replace","path":"","value":`), payload, []byte(`}`))
+}
+
 // Validate returns an error if the patch is invalid.
 func (p *Patch) Validate() error {
 	if p.JSONPatch != nil && p.MergePatch != nil {

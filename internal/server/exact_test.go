@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -137,6 +139,23 @@ func TestExact_DeliversEditsAsTyped(t *testing.T) {
 	require.Equal(t, []string{payload, typed, `{"z":2.0,"a":[ 1E3 ],"b":3}`, `{"z":2.0,"a":[1E3]}`}, receiver.all())
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue
 		WHERE edited_event -> 'payload' = '{"z": 2.0, "a": [1000]}'`), "the parsed copy has the same edit")
+}
+
+func TestExact_DeliversEditsInTheConsoleAsTyped(t *testing.T) {
+	t.Parallel()
+	b, receiver := setupExact(t, policy.PayloadExact)
+	status, out := b.submitPayload("m1", `{"z":1.0}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	entry := b.parked("m1")
+	receiver.take()
+	const typed = "{\"z\" : 2.0,\n \"a\":[ 1E3 ], \"b\": \"<&>\"}"
+	sent := strings.ReplaceAll(typed, "\n", "\r\n") // as browsers send a line break of a form
+	console := &scopeBundle{bundle: b}
+	status, told, _ := console.send("", "/dead-letters/"+entry+"/edit",
+		url.Values{"payload": {sent}, "seen": {sent}, "confirmed": {"yes"}})
+	require.Equal(t, http.StatusSeeOther, status, told)
+	b.awaitEntry(entry, "dlq_resolved")
+	require.Equal(t, []string{`{"z":1.0}`, typed}, receiver.all())
 }
 
 func TestExact_OffByDefault(t *testing.T) {

@@ -81,7 +81,7 @@ func TestAutomatic_ObservesOnAttachedRiver(t *testing.T) {
 	require.Error(t, err, "no entry is due")
 
 	// An operator's replay works. If it fails, the entry is observed again.
-	_, err = j.store.Replay(t.Context(), entry.ID, deadletter.Act{Actor: "kim"}, nil, false)
+	_, err = j.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: deadletter.Act{Actor: "kim"}})
 	require.NoError(t, err)
 	j.failure = refused
 	j.endRedeliveries("discarded")

@@ -296,7 +296,7 @@ func (m *machine) operate() {
 	var err error
 	switch verb {
 	case "replay":
-		_, err = m.store.Replay(m.Context(), id, act, nil, false)
+		_, err = m.store.Replay(m.Context(), id, deadletter.Replay{Act: act})
 	case "discard":
 		err = m.store.Discard(m.Context(), id, act)
 	case "resolve":
