@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -98,18 +99,27 @@ func newConfigCheck() *cobra.Command {
 				}
 			}
 			var errs []error
+			printed := map[string]bool{} // a mistake of the base files is one of each environment
 			for _, e := range envs {
 				name := dir
 				if e != "" {
 					name += " --env " + e
 				}
 				planner, err := loadPlanner(policy.Source{Dir: dir, Env: e, Destination: defaultDestination})
+				known := func(text string) bool { // from an earlier environment
+					before := printed[text]
+					printed[text] = true
+					return before
+				}
 				if err != nil {
-					errs = append(errs, fmt.Errorf("%s: %w", name, err))
+					lines := strings.Split(strings.TrimPrefix(err.Error(), "policy "+dir+": "), "\n")
+					if lines = slices.DeleteFunc(lines, known); len(lines) > 0 {
+						errs = append(errs, fmt.Errorf("%s: %s", name, strings.Join(lines, "\n")))
+					}
 					continue
 				}
 				p := planner.Policy()
-				for _, warning := range p.Warnings() {
+				for _, warning := range slices.DeleteFunc(slices.Clone(p.Warnings()), known) {
 					printSafef(cmd.ErrOrStderr(), "warning: %s\n", warning)
 				}
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok, version %s: %d queues, %d destinations, %d rules\n", name,

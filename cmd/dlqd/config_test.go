@@ -79,6 +79,20 @@ func TestConfigCheck_ExampleIsValid(t *testing.T) {
 	require.Regexp(t, `strategies.immediate.maxRetries = 5 +built in`, out)
 }
 
+func TestConfigCheck_PrintsEachMistakeOnce(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: many}\n"})
+	for _, env := range []string{"prod", "dev"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, "environments", env), 0o700))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "environments", "prod", "worker-pool.yaml"),
+		[]byte("defaults: {concurrency: none}\n"), 0o600))
+	_, stderr, code := run(t, "config", "check", dir)
+	require.Equal(t, 1, code)
+	require.Equal(t, 1, strings.Count(stderr, "monitoring.yaml:1"), stderr)
+	require.Equal(t, 1, strings.Count(stderr, "worker-pool.yaml:1"), stderr)
+}
+
 func TestConfigCheck_NamesFileAndLine(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"dlq-routing": "rules:\n- name: a\n  match: {message: '('}\n  class: " +

@@ -104,6 +104,11 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			if err := checkRiverUI(config.RiverUI); err != nil {
 				return err
 			}
+			for _, address := range config.Listen { // before Postgres starts
+				if err := api.CheckListen(cmd.Context(), address); err != nil {
+					return &usageError{err}
+				}
+			}
 			config.Source = source.source()
 			if config.Policy, err = policy.Load(config.Source); err != nil {
 				return err

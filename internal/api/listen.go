@@ -2,11 +2,13 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // Listen opens an address of --listen: TCP, or a Unix socket. It removes the socket file of a
@@ -38,6 +40,30 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 		return nil, fmt.Errorf("--listen %s: %w", address, err)
 	}
 	return listener, os.Chmod(path, 0o660) //nolint:gosec // the group may submit
+}
+
+// CheckListen returns an error if an address of --listen is wrong. It leaves nothing open. That another process
+// listens there is no mistake of the address.
+func CheckListen(ctx context.Context, address string) error {
+	if path, unix := strings.CutPrefix(address, "unix:"); unix {
+		if info, err := os.Stat(filepath.Dir(path)); path == "" || err != nil || !info.IsDir() {
+			return fmt.Errorf("--listen %s: must be unix: and the path of a socket in a directory that exists", address)
+		}
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		return fmt.Errorf("--listen %s: must be host:port or unix:PATH, such as 127.0.0.1:7353", address)
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	switch operation, ok := errors.AsType[*net.OpError](err); {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil
+	case ok:
+		return fmt.Errorf("--listen %s: %w", address, operation.Err)
+	case err != nil:
+		return fmt.Errorf("--listen %s: %w", address, err)
+	}
+	return listener.Close()
 }
 
 // URL returns the address of a listener of [Listen]: a URL, or unix: and a path. Unix sockets are
