@@ -296,6 +296,7 @@ BEGIN
     SELECT count(*) INTO v_open_runs FROM dlq.replay_runs r WHERE r.id = ANY (v_runs)
         AND r.status NOT IN ('completed', 'cancelled');
     -- Requests for approval may name persons, too.
+    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_operation
     WITH named AS MATERIALIZED (
         SELECT a.id FROM dlq.approvals a
         WHERE a.id IS DISTINCT FROM dlq.approved() AND a.request ->> 'erased' IS NULL
@@ -320,6 +321,7 @@ BEGIN
            OR o.filter ?| dlq.personal_filters() AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t
                WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
     ) SELECT count(*) INTO v_open_approvals FROM named n WHERE n.id NOT IN (SELECT b.id FROM erased_approvals b);
+    PERFORM set_config('dlq.erasing', '', true);
     UPDATE dlq.group_marks m SET note = NULL WHERE dlq.names(m.note, v_values);
     -- A saved view without its query would select all entries, so it is deleted. Values of fields
     -- such as queue:mailers are not personal data; "queue:mailers" in quotes is a text, and may be.
@@ -380,6 +382,7 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
     WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
         AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_content
     UPDATE dlq.dead_letter_queue e SET
         original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message,
         error_title = x.error_title, error_stack_trace = x.error_stack_trace,

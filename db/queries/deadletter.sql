@@ -136,11 +136,7 @@ SELECT dlq.protect(@columns::text[], @masked::jsonb) WHERE NOT EXISTS (
 SELECT dlq.record_reveal(@id::uuid, @note::text, @actor::text);
 
 -- name: RecordExport :exec
--- RecordExport records an export of masked values: the actor, the reason, the filter, and how many
--- entries it chooses now.
-SELECT dlq.record_act('export', 'revealed', @actor::text, @note::text,
-    jsonb_build_object('filter', @filter::jsonb, 'entries',
-        (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview(@filter::jsonb) p)));
+SELECT dlq.record_export(@filter::jsonb, @revealed::boolean, @actor::text, nullif(@note::text, ''));
 
 -- name: ChoosesAll :one
 SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
