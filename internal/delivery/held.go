@@ -98,8 +98,8 @@ type Releaser struct {
 	// queue and orderingKey are the ordering key that the last round looked at last.
 	queue, orderingKey string
 
-	closed    map[string]time.Time // by destination: when its breaker was first seen closed
-	drained   map[string]bool      // by destination: no message is held
+	closed  map[string]time.Time // by destination: when its breaker was first seen closed
+	drained map[string]bool      // by destination: no message is held
 }
 
 // Loop returns the loop that releases held messages.
