@@ -42,10 +42,10 @@ func (s *service) registerLogLevel(api huma.API) {
 
 	put := huma.Operation{
 		OperationID: "set-log-level", Method: http.MethodPut, Path: "/api/log-level", Tags: tags,
-		Summary:     "Set the log level of this process until it stops",
+		Summary: "Set the log level of this process until it stops",
 		Description: "Changes only the process that handles the request. --log-level sets the initial level. The change is " +
 			"in the audit trail.",
-		Errors:      []int{409, 422},
+		Errors: []int{409, 422},
 	}
 	example(&put, http.StatusOK, LogLevel{"debug"})
 	type input struct{ Body LogLevel }
