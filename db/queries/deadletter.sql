@@ -169,6 +169,9 @@ UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @a
     finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = @id RETURNING jobs, finished_at;
 
+-- name: EraseStatistics :one
+SELECT dlq.erase_statistics(@erasure::uuid)::text[] AS tables;
+
 -- name: EraseArchived :one
 SELECT dlq.erase_archived(@entries::jsonb)::integer AS jobs;
 

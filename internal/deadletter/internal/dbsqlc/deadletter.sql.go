@@ -294,6 +294,17 @@ func (q *Queries) EraseRows(ctx context.Context, arg EraseRowsParams) ([]EraseRo
 	return items, nil
 }
 
+const EraseStatistics = `-- name: EraseStatistics :one
+SELECT dlq.erase_statistics($1::uuid)::text[] AS tables
+`
+
+func (q *Queries) EraseStatistics(ctx context.Context, erasure uuid.UUID) ([]string, error) {
+	row := q.db.QueryRow(ctx, EraseStatistics, erasure)
+	var tables []string
+	err := row.Scan(&tables)
+	return tables, err
+}
+
 const EraseStep = `-- name: EraseStep :one
 SELECT coalesce(dlq.erase_step($1::uuid, $2::jsonb, $3::uuid),
     '00000000-0000-0000-0000-000000000000')::uuid AS last
