@@ -10,6 +10,14 @@ CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queu
           OR OLD.stage = 'inbox' OR OLD.stage IS DISTINCT FROM NEW.stage)
     EXECUTE FUNCTION dlq.on_move();
 
+-- Only statements that set these columns pay for the comparison.
+CREATE OR REPLACE TRIGGER dead_letter_content BEFORE UPDATE OF original_event, error_message ON dlq.dead_letter_queue
+    FOR EACH ROW
+    WHEN (NEW.move IS NULL AND OLD.status = NEW.status AND OLD.stage <> 'inbox'
+          AND (OLD.original_event IS DISTINCT FROM NEW.original_event
+               OR OLD.error_message IS DISTINCT FROM NEW.error_message))
+    EXECUTE FUNCTION dlq.on_content();
+
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_open
     FOR EACH ROW WHEN (NEW.status <> 'dlq_pending') EXECUTE FUNCTION dlq.on_enter();
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_resolved
@@ -42,6 +50,11 @@ CREATE OR REPLACE TRIGGER transitions_rewrite BEFORE UPDATE ON dlq.dead_letter_t
 CREATE OR REPLACE TRIGGER acts_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.acts
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 
+CREATE OR REPLACE TRIGGER operations_kept BEFORE UPDATE OR DELETE ON dlq.operations
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_operation();
+CREATE OR REPLACE TRIGGER operations_truncate BEFORE TRUNCATE ON dlq.operations
+    FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
+
 CREATE OR REPLACE TRIGGER erasures_kept BEFORE DELETE OR TRUNCATE ON dlq.erasures
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('records of erasures are permanent');
 CREATE OR REPLACE TRIGGER erasures_progress BEFORE UPDATE ON dlq.erasures
@@ -65,6 +78,7 @@ BEGIN
         SELECT t.tgname, t.tgrelid::regclass AS name, k.text
         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
         JOIN (VALUES ('dead_letter_move', 'Rejects moves that the state table does not allow, and writes audit rows.'),
+            ('dead_letter_content', 'Rejects changes of payloads and errors without an audit row.'),
             ('dead_letter_enter', 'Rejects new entries that are not dlq_pending.'),
             ('dead_letter_insert', 'Rejects new entries that are neither dlq_pending nor have an audit row.'),
                      ('dead_letter_delete', 'Rejects the deletion of open and failed entries.'),
@@ -72,6 +86,8 @@ BEGIN
                      ('transitions_append_only', 'The audit trail is append-only.'),
                      ('transitions_rewrite', 'The audit trail is append-only, except that dlq.erase removes payloads.'),
                      ('acts_append_only', 'The audit trail is append-only.'),
+                     ('operations_kept', 'Operations are part of the audit trail.'),
+                     ('operations_truncate', 'Rejects TRUNCATE.'),
                      ('role_scope_change', 'Makes dlq.visible_entries a security barrier while any role has a scope.'),
                      ('erasures_kept', 'Records of erasures are permanent.'),
                      ('erasures_progress', 'Of the record of an erasure, only the progress can change.')) k (name, text)

@@ -98,6 +98,10 @@ func newErase() *cobra.Command {
 					"locked by "+
 					"another session; run the command again later\n", out.UnderWay)
 			}
+			if len(out.Unanalyzed) > 0 {
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "not analyzed: %s; their statistics may still have erased values, until "+
+					"their owner runs ANALYZE\n", strings.Join(out.Unanalyzed, ", "))
+			}
 			return err
 		},
 	}

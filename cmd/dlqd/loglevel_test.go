@@ -20,7 +20,8 @@ func TestLogLevel(t *testing.T) {
 	receiver := httptest.NewServer(
 		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) }))
 	t.Cleanup(receiver.Close)
-	s := serve(t, "--database-url", postgrestest.URL(t), "--destination", receiver.URL, "--log-format", "json")
+	url := postgrestest.URL(t)
+	s := serve(t, "--database-url", url, "--destination", receiver.URL, "--log-format", "json")
 	api := "--api-url=" + s.api
 	send := func(id string) {
 		ok(t, "send", api, "--kind", "k", "--message-id", id, `{"card": "4111111111111111"}`)
@@ -50,6 +51,10 @@ func TestLogLevel(t *testing.T) {
 	changes := logged("log level changed")
 	require.Len(t, changes, 2)
 	require.Equal(t, []any{"debug", "error"}, []any{changes[1]["from"], changes[1]["to"]})
+	var recorded string
+	require.NoError(t, postgrestest.Open(t, url).QueryRow(t.Context(), `SELECT string_agg(act, ', ' ORDER BY at)
+		FROM dlq.acts WHERE subject LIKE 'log level of %' AND origin IS NOT NULL`).Scan(&recorded))
+	require.Equal(t, "set to debug, set to error", recorded)
 	_, stderr, code := run(t, "log-level", api, "loud")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "debug, info, warn, error")

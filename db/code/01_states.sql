@@ -530,6 +530,44 @@ $$;
 COMMENT ON FUNCTION dlq.on_rewrite IS
     'Trigger: refuses changes of the audit trail, except for payloads that dlq.erase removes.';
 
+CREATE OR REPLACE FUNCTION dlq.on_operation() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF current_setting('dlq.recording', true) IS NOT DISTINCT FROM txid_current()::text THEN
+        IF TG_OP = 'DELETE' THEN
+            RETURN OLD;
+        ELSIF to_jsonb(NEW) - '{looked,changed,unchanged,last_at}'::text[]
+            = to_jsonb(OLD) - '{looked,changed,unchanged,last_at}'::text[] THEN
+            RETURN NEW;
+        END IF;
+    ELSIF TG_OP = 'UPDATE' AND current_setting('dlq.erasing', true) IS NOT DISTINCT FROM txid_current()::text
+        AND to_jsonb(NEW) - '{filter,args,note}'::text[] = to_jsonb(OLD) - '{filter,args,note}'::text[] THEN
+        RETURN NEW;
+    END IF;
+    RAISE EXCEPTION 'operation %: % is not allowed: the audit trail is append-only', OLD.id, TG_OP
+        USING ERRCODE = 'DLQ01';
+END
+$$;
+COMMENT ON FUNCTION dlq.on_operation IS
+    'Trigger: refuses changes of operations, except for their progress (dlq.record_operation), data that '
+    'dlq.erase removes, and the deletion of old ones (dlq.forget_old).';
+
+-- A statement that sets move, or the status, writes an audit row (dlq.on_move). dlq.failed_again writes
+-- one after the change.
+CREATE OR REPLACE FUNCTION dlq.on_content() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF txid_current()::text <> ALL (ARRAY[coalesce(current_setting('dlq.recording', true), ''),
+        coalesce(current_setting('dlq.erasing', true), '')]) THEN
+        RAISE EXCEPTION 'dead letter %: its payload and its error cannot be changed without an audit row', OLD.id
+            USING ERRCODE = 'DLQ01', HINT = 'dlq.replay edits the payload of a redelivery; dlq.erase erases data.';
+    END IF;
+    RETURN NEW;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_content IS
+    'Trigger: refuses changes of payloads and errors of entries without an audit row.';
+
 CREATE OR REPLACE FUNCTION dlq.on_erasure() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

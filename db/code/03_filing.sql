@@ -438,6 +438,7 @@ BEGIN
     IF EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry AND t.failed_at = p_at) THEN
         RETURN; -- this failure is already recorded
     END IF;
+    PERFORM set_config('dlq.recording', txid_current()::text, true); -- see dlq.on_content
     UPDATE dlq.dead_letter_open e SET
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
         error_title = v_fail.error_title,
@@ -464,6 +465,7 @@ BEGIN
             'job ' || e.river_job_id || ' failed again') END
     WHERE e.id = p_entry AND e.last_failed_at <= p_at
     RETURNING e.status INTO v_status;
+    PERFORM set_config('dlq.recording', '', true);
     IF v_status IS NULL OR v_status = 'dlq_processing' THEN -- the entry has a newer failure, or did not move
         INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
             next_retry_at, river_job_id, queue, kind, error_class, from_class, error_type, failed_at)

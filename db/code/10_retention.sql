@@ -495,11 +495,13 @@ BEGIN
         LIMIT p_limit);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     v_most := greatest(v_most, v_count);
+    PERFORM set_config('dlq.recording', txid_current()::text, true); -- see dlq.on_operation
     DELETE FROM dlq.operations o
     WHERE o.id IN (SELECT d.id FROM dlq.operations d WHERE d.last_at < p_now - interval '400 days'
         AND NOT EXISTS (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = d.id) ORDER BY d.id LIMIT p_limit);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     v_most := greatest(v_most, v_count);
+    PERFORM set_config('dlq.recording', '', true);
     -- A missing gate or pace starts anew.
     DELETE FROM dlq.gates g WHERE greatest(g.started_at, g.until) < p_now - interval '30 days';
     DELETE FROM dlq.paces p WHERE p.free_at < p_now - interval '1 day';

@@ -127,9 +127,13 @@ COMMENT ON FUNCTION dlq.audit IS
 CREATE OR REPLACE FUNCTION dlq.erased(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    p_entry.event_id := NULL;
+    p_entry.source := NULL;
+    p_entry.assigned_to := NULL;
     p_entry.original_event := '{"erased": true}';
     p_entry.edited_event := NULL;
     p_entry.error_message := 'erased';
+    p_entry.error_code := NULL;
     p_entry.error_title := NULL;
     p_entry.error_stack_trace := NULL;
     p_entry.error_context := NULL;
@@ -147,7 +151,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.erased IS
-    'Returns the entry without payload, error texts, metadata, subscriber, ordering key, tags and notes.';
+    'Returns the entry without message id, source, payload, error texts and code, metadata, subscriber, ordering '
+    'key, tags, assignee and notes.';
 
 CREATE OR REPLACE FUNCTION dlq.erase_rows(p_rows jsonb, p_filter jsonb) RETURNS TABLE (id uuid, line text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -270,7 +275,8 @@ DECLARE
     v_values         text[] := ARRAY(SELECT DISTINCT v.value #>> '{}'
         FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key,
             CASE f.key WHEN 'payloadAt' THEN jsonb_path_query_array(f.value, '$[*].values[*]') ELSE f.value END), '{}')
-                FROM jsonb_each(p_filter) f WHERE f.key = ANY (dlq.personal_filters())), 'strict $.**') v (value)
+                FROM jsonb_each(p_filter) f WHERE f.key = ANY (dlq.personal_filters() || 'messageId'::text)), 'strict $.**')
+                    v (value)
                              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
     v_runs           uuid[];
     v_open_runs      integer;
@@ -296,6 +302,7 @@ BEGIN
     SELECT count(*) INTO v_open_runs FROM dlq.replay_runs r WHERE r.id = ANY (v_runs)
         AND r.status NOT IN ('completed', 'cancelled');
     -- Requests for approval may name persons, too.
+    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_operation
     WITH named AS MATERIALIZED (
         SELECT a.id FROM dlq.approvals a
         WHERE a.id IS DISTINCT FROM dlq.approved() AND a.request ->> 'erased' IS NULL
@@ -320,6 +327,7 @@ BEGIN
            OR o.filter ?| dlq.personal_filters() AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t
                WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
     ) SELECT count(*) INTO v_open_approvals FROM named n WHERE n.id NOT IN (SELECT b.id FROM erased_approvals b);
+    PERFORM set_config('dlq.erasing', '', true);
     UPDATE dlq.group_marks m SET note = NULL WHERE dlq.names(m.note, v_values);
     -- A saved view without its query would select all entries, so it is deleted. Values of fields
     -- such as queue:mailers are not personal data; "queue:mailers" in quotes is a text, and may be.
@@ -343,12 +351,16 @@ CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note 
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
-    v_since timestamptz := dlq.closed_since(p_ids);
+    v_since timestamptz; -- when the first of the entries closed
     v_from  timestamptz; -- start of the audit rows
     v_ids   uuid[];
     v_jobs  bigint[];
 BEGIN
     PERFORM dlq.file(p_ids);
+    -- In all months, because an entry whose job failed by a clock that was ahead closed before the time in
+    -- its id: p_ids was chosen by a filter, which finds it.
+    SELECT least(dlq.closed_since(p_ids), min(e.closed_at)) INTO v_since FROM dlq.dead_letter_queue e
+    WHERE e.id = ANY (p_ids);
     SELECT coalesce(array_agg(e.id), '{}'), min(e.created_at) - interval '1 hour' INTO v_ids, v_from
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids) AND e.status <> 'dlq_processing'
         AND (e.closed_at IS NULL OR e.closed_at >= v_since);
@@ -380,13 +392,15 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
     WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
         AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_content
     UPDATE dlq.dead_letter_queue e SET
         original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message,
         error_title = x.error_title, error_stack_trace = x.error_stack_trace,
         error_context = x.error_context, retry_history = x.retry_history, replay_attempts = x.replay_attempts,
         metadata = x.metadata,
         subscriber_id = x.subscriber_id, ordering_key = x.ordering_key, unique_key = x.unique_key, tags = x.tags,
-        notes = x.notes, resolution_notes = x.resolution_notes
+        notes = x.notes, resolution_notes = x.resolution_notes, event_id = x.event_id, source = x.source,
+        error_code = x.error_code, assigned_to = x.assigned_to
     FROM (SELECT d.id AS entry, (dlq.erased(d)).* FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids)
         AND d.closed_at >= v_since) x
     WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
@@ -407,13 +421,93 @@ BEGIN
     PERFORM dlq.erase_trail(v_ids, v_from);
     PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d
         WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since));
-    PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note, '{resolved,archived}');
+    PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note, '{resolved,archived}', p_since => v_since);
 END
 $$;
 COMMENT ON FUNCTION dlq.erase_entries IS
     'Erases payloads, error texts and other personal data of entries, of their jobs and of the details of the '
     'audit trail. Open and failed entries are archived. Entries that have a redelivery under way, or that '
     'another session has locked, are skipped and counted in under_way.';
+
+-- The planner's statistics keep values of columns: the most frequent ones, and a sample of the others.
+-- ANALYZE replaces them. It takes no lock that readers or writers wait for.
+CREATE OR REPLACE FUNCTION dlq.erase_statistics(p_erasure uuid) RETURNS text[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    v_since  constant timestamptz := (SELECT r.at FROM dlq.erasures r WHERE r.id = p_erasure);
+    v_months oid[];       -- months of closed entries with erased ones
+    v_from   timestamptz; -- start of the audit rows of erased entries
+    v_table  record;
+    v_left   text[] := '{}';
+BEGIN
+    PERFORM dlq.require_admin('erase');
+    SELECT array_agg(DISTINCT e.tableoid), min(e.created_at) - interval '1 hour' INTO v_months, v_from
+    FROM dlq.dead_letter_queue e
+    WHERE e.id IN (SELECT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.at >= v_since AND t.reason = 'erased');
+    FOR v_table IN
+        SELECT c.oid::regclass AS name, pg_has_role(c.relowner, 'USAGE') AS may
+        FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
+        LEFT JOIN pg_class p ON p.oid = i.inhparent
+        -- ANALYZE of a parent analyzes all of its partitions, so a parent is left out unless it has statistics,
+        -- which it has only after an operator's ANALYZE.
+        WHERE (c.relkind = 'r' OR c.relkind = 'p' AND EXISTS (SELECT FROM pg_stats s
+                WHERE s.schemaname = c.relnamespace::regnamespace::text AND s.tablename = c.relname AND s.inherited))
+          AND (c.oid = 'river.river_job'::regclass
+            OR c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.dead_letter_queue'::regclass)
+            AND CASE p.relname
+                WHEN 'dead_letter_resolved' THEN c.oid = ANY (v_months)
+                WHEN 'dead_letter_archived' THEN c.oid = ANY (v_months)
+                WHEN 'dead_letter_transitions' THEN coalesce(dlq.partition_end(c.oid) > v_from, true)
+                ELSE true END)
+        ORDER BY c.oid
+    LOOP
+        BEGIN
+            IF v_table.may THEN
+                EXECUTE format('ANALYZE %s', v_table.name);
+                CONTINUE;
+            END IF;
+        EXCEPTION WHEN lock_not_available THEN NULL;
+        END;
+        v_left := v_left || v_table.name::text;
+    END LOOP;
+    IF v_left <> '{}' THEN
+        RAISE WARNING 'erasure %: the statistics of % may still have values of erased rows', p_erasure,
+            array_to_string(v_left, ', ') USING HINT = 'The owner of the table runs ANALYZE.';
+    END IF;
+    RETURN v_left;
+END
+$$;
+COMMENT ON FUNCTION dlq.erase_statistics IS
+    'Runs ANALYZE on the tables that an erasure may have changed, because the planner''s statistics keep values. '
+    'Returns the tables that dlqd may not analyze, or that another session kept locked.';
+
+-- Only for the owner of the schema: for other callers, counts of matches would reveal masked values.
+CREATE OR REPLACE FUNCTION dlq.traces(p_values text[]) RETURNS TABLE (table_name text, column_name text,
+    row_count bigint)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+    v_table record;
+BEGIN
+    FOR v_table IN
+        SELECT c.oid::regclass AS name, array_agg(a.attname::text ORDER BY a.attnum) AS columns,
+            string_agg(format('count(*) FILTER (WHERE dlq.names(t.%I::text, $1))', a.attname), ', ' ORDER BY a.attnum)
+                AS counts
+        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND (c.oid = 'river.river_job'::regclass
+            OR c.relnamespace = (SELECT q.relnamespace FROM pg_class q WHERE q.oid = 'dlq.dead_letter_queue'::regclass))
+          AND a.atttypid IN ('text'::regtype, 'text[]'::regtype, 'jsonb'::regtype, 'jsonb[]'::regtype, 'json'::regtype,
+              'varchar'::regtype, 'varchar[]'::regtype)
+        GROUP BY c.oid ORDER BY c.oid::regclass::text
+    LOOP
+        RETURN QUERY EXECUTE format('SELECT $3, k.name, k.n FROM (SELECT ARRAY[%s] AS counts FROM %s t) c
+            CROSS JOIN LATERAL unnest($2, c.counts) k (name, n) WHERE k.n > 0', v_table.counts, v_table.name)
+            USING p_values, v_table.columns, v_table.name::text;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION dlq.traces IS
+    'Counts the rows in which a column of any table of dlqd, or of River''s jobs, contains one of the values: what '
+    'an erasure left, and other entries that name the person. It reads all tables. For the owner of the schema.';
 
 CREATE OR REPLACE FUNCTION dlq.erase_begin(p_filter jsonb, p_note text, p_actor text DEFAULT session_user) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -489,6 +583,8 @@ BEGIN
         COMMIT;
         EXIT WHEN v_after IS NULL;
     END LOOP;
+    PERFORM dlq.erase_statistics(p_erasure);
+    COMMIT;
 END
 $$;
 COMMENT ON PROCEDURE dlq.erase IS

@@ -37,6 +37,7 @@ BEGIN
         ) SELECT jsonb_object_agg(c.reason, c.n) INTO v_counts
             FROM (SELECT w.reason, count(*) AS n FROM reasons w GROUP BY w.reason) c;
     END IF;
+    PERFORM set_config('dlq.recording', txid_current()::text, true); -- see dlq.on_operation
     UPDATE dlq.operations o SET looked = o.looked + cardinality(p_ids), changed = o.changed + cardinality(p_changed),
         last_at = clock_timestamp(),
         unchanged = (SELECT coalesce(jsonb_object_agg(c.key, c.n), '{}') FROM (
@@ -47,6 +48,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'operation %: belongs to another caller or action', p_id USING ERRCODE = 'DLQ04';
     END IF;
+    PERFORM set_config('dlq.recording', '', true);
 END
 $$;
 COMMENT ON FUNCTION dlq.record_operation IS

@@ -463,6 +463,24 @@ END
 $$;
 COMMENT ON FUNCTION dlq.record_reveal IS 'Writes the audit row of a reveal (see dlq.reveal).';
 
+-- Values of fields that may name a person are left out, because nothing is erased from dlq.acts.
+CREATE OR REPLACE FUNCTION dlq.record_export(p_filter jsonb, p_revealed boolean, p_actor text, p_note text)
+    RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_personal constant text[] := dlq.personal_filters()
+        || '{errorMessage,messageId,source,errorType,errorCode,assignee}'::text[];
+BEGIN
+    PERFORM dlq.record_act('export', CASE WHEN p_revealed THEN 'revealed' ELSE 'exported' END, p_actor, p_note,
+        jsonb_build_object('filter', p_filter - v_personal,
+            'leftOut', (SELECT jsonb_agg(k.key) FROM jsonb_object_keys(p_filter) k (key) WHERE k.key = ANY (v_personal)),
+            'entries', CASE WHEN p_revealed THEN (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview(p_filter) p) END));
+END
+$$;
+COMMENT ON FUNCTION dlq.record_export IS
+    'Writes the audit row of an export: the actor, the filter without values that may name a person, and for an '
+    'export of masked values (p_revealed) the reason and the number of entries.';
+
 -- Each reveal has an audit row of its own: only dlq.reveal may call this function, after it has
 -- committed the row. The row is older than the transaction, so that it cannot be rolled back. It is
 -- at most a minute old by the clock, because a transaction may stay open.

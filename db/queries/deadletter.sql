@@ -136,11 +136,7 @@ SELECT dlq.protect(@columns::text[], @masked::jsonb) WHERE NOT EXISTS (
 SELECT dlq.record_reveal(@id::uuid, @note::text, @actor::text);
 
 -- name: RecordExport :exec
--- RecordExport records an export of masked values: the actor, the reason, the filter, and how many
--- entries it chooses now.
-SELECT dlq.record_act('export', 'revealed', @actor::text, @note::text,
-    jsonb_build_object('filter', @filter::jsonb, 'entries',
-        (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview(@filter::jsonb) p)));
+SELECT dlq.record_export(@filter::jsonb, @revealed::boolean, @actor::text, nullif(@note::text, ''));
 
 -- name: ChoosesAll :one
 SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
@@ -172,6 +168,9 @@ SELECT coalesce(dlq.erase_step(@erasure::uuid, @filter::jsonb, sqlc.narg('after'
 UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, jobs = jobs + @jobs,
     finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = @id RETURNING jobs, finished_at;
+
+-- name: EraseStatistics :one
+SELECT dlq.erase_statistics(@erasure::uuid)::text[] AS tables;
 
 -- name: EraseArchived :one
 SELECT dlq.erase_archived(@entries::jsonb)::integer AS jobs;

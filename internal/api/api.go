@@ -369,8 +369,8 @@ func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context
 
 type changesKey struct{}
 
-// markUnchanged notes that the request of ctx changes nothing although it is no GET: it is a dry run, a
-// preview or an export. Open pages of the console are not rendered again for it.
+// markUnchanged notes that the request of ctx changes nothing although it is no GET: it is a dry run or
+// a preview. Open pages of the console are not rendered again for it.
 func markUnchanged(ctx context.Context) {
 	if changes, ok := ctx.Value(changesKey{}).(*bool); ok {
 		*changes = false

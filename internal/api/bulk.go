@@ -83,7 +83,7 @@ func (s *service) registerBulk(api huma.API) {
 	export := huma.Operation{
 		Tags:        tags,
 		Summary:     "Export dead letters as NDJSON or CSV",
-		Description: "Streams the entries in order of capture, without a limit.",
+		Description: "Streams the entries in order of capture, without a limit. Each export is in the audit trail.",
 		Errors:      []int{400, 422, 503},
 	}
 	export.Responses = map[string]*huma.Response{"200": {Description: "The entries", Content: map[string]*huma.MediaType{
@@ -166,17 +166,13 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 	if err != nil {
 		return nil, err
 	}
-	if in.Body.Reveal {
-		if ctx, err = s.Store.RevealMany(ctx, filter,
-			(&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)); err != nil {
-			return nil, s.problem(ctx, err)
-		}
-	} else if in.Body.Note != "" || in.Body.Actor != "" {
+	if !in.Body.Reveal && (in.Body.Note != "" || in.Body.Actor != "") {
 		return nil, huma.Error422UnprocessableEntity("note and actor are only for reveal",
 			&huma.ErrorDetail{Location: "body.reveal", Message: "is required with a note or an actor"})
 	}
-	if !in.Body.Reveal { // revealing leaves an audit row
-		markUnchanged(ctx)
+	if ctx, err = s.Store.RecordExport(ctx, filter, in.Body.Reveal,
+		(&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)); err != nil {
+		return nil, s.problem(ctx, err)
 	}
 	format := cmp.Or(in.Body.Format, "ndjson")
 	// Read the first page now: after the stream has begun, an invalid filter could not be reported.

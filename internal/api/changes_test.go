@@ -38,8 +38,8 @@ type noConditions struct{}
 
 func (noConditions) Unmet(string, string, *policy.Conditions) string { return "" }
 
-// The console is notified of operations that change something, but not of dry runs, previews,
-// exports and checks.
+// The console is notified of operations that change something, but not of dry runs, previews
+// and checks.
 func TestOperations_NotifyTheConsoleOfChanges(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -59,7 +59,7 @@ func TestOperations_NotifyTheConsoleOfChanges(t *testing.T) {
 	for _, c := range []struct{ method, path, body, tag string }{
 		{"POST", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["a"]}, "dryRun": true}`, ""},
 		{"POST", "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["a"]}}`, "dead letters"},
-		{"POST", "/api/dlq/export", `{"filter": {"queue": ["a"]}}`, ""},
+		{"POST", "/api/dlq/export", `{"filter": {"queue": ["a"]}}`, "dead letters"},
 		{"POST", "/api/dlq/export", `{"filter": {"queue": ["a"]}, "reveal": true, "note": "n"}`, "dead letters"},
 		{"POST", "/api/dlq/replay", `{"filter": {"queue": ["a"]}, "dryRun": true}`, ""},
 		{"POST", "/api/dlq/replay", `{"filter": {"queue": ["a"]}}`, "replay runs"},

@@ -5,11 +5,17 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
+
+// logLevelTimeout bounds how long a change of the log level waits for its audit row.
+const logLevelTimeout = 2 * time.Second
 
 // LogLevel is the log level of a process.
 type LogLevel struct {
@@ -42,10 +48,11 @@ func (s *service) registerLogLevel(api huma.API) {
 	register(api, GetLogLevel, get, func(context.Context, *None) (*LogLevel, error) { return now(), nil })
 
 	put := huma.Operation{
-		Tags:        tags,
-		Summary:     "Set the log level of this process until it stops",
-		Description: "Changes only the process that handles the request. --log-level sets the initial level.",
-		Errors:      []int{409, 422},
+		Tags:    tags,
+		Summary: "Set the log level of this process until it stops",
+		Description: "Changes only the process that handles the request. --log-level sets the initial level. The change is " +
+			"in the audit trail.",
+		Errors: []int{409, 422},
 	}
 	example(&put, http.StatusOK, LogLevel{"debug"})
 	register(api, SetLogLevel, put, func(ctx context.Context, in *SetLogLevelInput) (*LogLevel, error) {
@@ -56,6 +63,13 @@ func (s *service) registerLogLevel(api huma.API) {
 		var level slog.Level
 		if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
 			return nil, huma.Error422UnprocessableEntity(err.Error())
+		}
+		// The level must be changeable while the database is away.
+		recording, cancel := context.WithTimeout(ctx, logLevelTimeout)
+		defer cancel()
+		if err := s.Store.Record(recording, "log level of "+postgres.ProcessName(), "set to "+in.Body.Level,
+			(&Action{}).act(ctx), func(pgx.Tx) error { return nil }); err != nil {
+			s.Logger.WarnContext(ctx, "recording the change of the log level failed", "error", err)
 		}
 		// While the change is logged, the level is at most warn, so that the log shows every change
 		// and its actor.

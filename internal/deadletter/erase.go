@@ -3,6 +3,7 @@ package deadletter
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -29,6 +30,7 @@ type Erasure struct {
 	Archives     int64      `json:"archives" doc:"Units of the archive that were searched." db:"archives"`
 	Archive      *string    `json:"archive,omitempty" doc:"Location of the archive; absent if none was searched." db:"archive"`
 	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"Time at which the erasure finished; absent while it runs, and if entries were skipped." db:"finished_at"`
+	Unanalyzed   []string   `json:"unanalyzed,omitempty" doc:"Tables whose statistics may still have erased values, because dlqd may not analyze them, or another session held them; their owner runs ANALYZE. Only in the answer to the erasure." db:"-"`
 }
 
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, " +
@@ -81,13 +83,20 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 }
 
 // FinishErasure adds the results for archives to the record, and marks the erasure as finished
-// unless entries were left.
+// unless entries were left. Then it replaces the statistics of the tables, which keep values.
 func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int64) error {
 	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{
 		ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs,
 	})
 	e.Jobs, e.FinishedAt = row.Jobs, row.FinishedAt
-	return err
+	if err != nil {
+		return err
+	}
+	if e.Unanalyzed, err = s.queries.EraseStatistics(ctx, e.ID); err != nil {
+		return fmt.Errorf("erasure %s: it is done, but ANALYZE failed, and statistics may still have erased values: %w",
+			e.ID, err)
+	}
+	return nil
 }
 
 // EraseArchived erases what the database still holds of archived entries (as returned by

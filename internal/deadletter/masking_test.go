@@ -336,9 +336,9 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 	require.Contains(t, *entry.ErrorMessage, email)
 	last := trail[len(trail)-1]
 	require.Equal(t, []string{"kim", "revealed", "ticket 7"}, []string{last.Actor, *last.Reason, *last.Note})
-	_, err = store.RevealMany(ctx, json.RawMessage(`{"queue": "q"}`), deadletter.Act{Actor: "kim"})
+	_, err = store.RecordExport(ctx, json.RawMessage(`{"queue": "q"}`), true, deadletter.Act{Actor: "kim"})
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
-	all, err := store.RevealMany(ctx, json.RawMessage(`{"queue": "q"}`), act)
+	all, err := store.RecordExport(ctx, json.RawMessage(`{"queue": "q"}`), true, act)
 	require.NoError(t, err)
 	found2, err := store.FindEntries(all, json.RawMessage(`{"queue": "q"}`), nil)
 	require.NoError(t, err)

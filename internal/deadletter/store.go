@@ -546,19 +546,24 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 	return s.Get(context.WithValue(ctx, revealKey{}, true), id)
 }
 
-// RevealMany writes an audit row for an unmasked export of the entries that a filter selects. Reads
-// with the returned context are unmasked. It requires a note.
-func (s *Store) RevealMany(ctx context.Context, filter json.RawMessage, act Act) (context.Context, error) {
-	if strings.TrimSpace(act.Note) == "" {
+// RecordExport writes an audit row for an export of the entries that a filter selects. With reveal,
+// reads with the returned context are unmasked, which requires a note.
+func (s *Store) RecordExport(ctx context.Context, filter json.RawMessage, reveal bool, act Act) (context.Context, error) {
+	if reveal && strings.TrimSpace(act.Note) == "" {
 		return nil, &MoveError{
 			Kind: ErrInvalid, Detail: "export: an unmasked export requires a note",
 			Hint: "Give the reason in the note; it is written to the audit trail.",
 		}
 	}
 	err := s.move(ctx, func(tx postgres.DB) error {
-		return dbsqlc.New(tx).RecordExport(ctx, dbsqlc.RecordExportParams{Actor: act.Actor, Note: act.Note, Filter: filter})
+		return dbsqlc.New(tx).RecordExport(ctx, dbsqlc.RecordExportParams{
+			Revealed: reveal, Actor: act.Actor, Note: act.Note, Filter: filter,
+		})
 	})
-	return context.WithValue(ctx, revealKey{}, true), err
+	if reveal {
+		ctx = context.WithValue(ctx, revealKey{}, true)
+	}
+	return ctx, err
 }
 
 // ClosedSince returns the earliest time at which an entry can have closed: the time of its job's

@@ -77,6 +77,17 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 	refused["DELETE FROM dlq.acts"] = "the audit trail is append-only"
 	refused["UPDATE dlq.acts SET actor = 'x'"] = "the audit trail is append-only"
 	refused["TRUNCATE dlq.acts"] = "the audit trail is append-only"
+	require.NoError(t, exec("SELECT dlq.act_on('note', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'seen')"))
+	for _, sql := range []string{
+		"UPDATE dlq.operations SET actor = 'x'", "UPDATE dlq.operations SET note = NULL",
+		"UPDATE dlq.operations SET changed = 0", "DELETE FROM dlq.operations", "TRUNCATE dlq.operations CASCADE",
+	} {
+		refused[sql] = "the audit trail is append-only"
+	}
+	for _, table := range []string{"dead_letter_queue", "dead_letter_failed", "dead_letter_failed_" + now} {
+		refused["UPDATE dlq."+table+" SET original_event = '{}'"] = "without an audit row"
+		refused["UPDATE dlq."+table+" SET error_message = 'x'"] = "without an audit row"
+	}
 	for sql, want := range refused {
 		require.ErrorContains(t, exec(sql), want, sql)
 	}

@@ -247,8 +247,8 @@ func TestUndo_SkipsErasedEntries(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
 	id := b.createEntries("payments", 1)[0]
-	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}', notes = 'of cus-4711'
-		WHERE id = $1`, id)
+	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}', notes = 'of cus-4711',
+		move = '{"actor": "kim"}' WHERE id = $1`, id)
 	found, _ := b.bulk("note", `{"payload": {"customer": "cus-4711"}}`,
 		deadletter.Bulk{Act: deadletter.Act{Note: "called cus-4711"}})
 	assigned, _ := b.bulk("assign", `{"queue": "payments"}`, deadletter.Bulk{Assignee: "cleo"})
@@ -381,7 +381,8 @@ func TestReopen_RejectsErasedEntries(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
 	id := b.createEntries("payments", 1)[0]
-	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}' WHERE id = $1`, id)
+	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"customer": "cus-4711"}', move = '{"actor": "kim"}'
+		WHERE id = $1`, id)
 	operation, changed := b.bulk("discard", `{"queue": "payments"}`, deadletter.Bulk{})
 	require.Equal(t, 1, changed)
 	b.exec(`CALL dlq.erase('{"payload": {"customer": "cus-4711"}}', 'request 1', 'kim')`)

@@ -343,8 +343,8 @@ func TestRun_PatchesPayloads(t *testing.T) {
 			'running')`)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'`)
 	b.file()
-	b.exec(`UPDATE dlq.dead_letter_open SET original_event = '[]' WHERE id = (SELECT id FROM dlq.dead_letter_open
-		ORDER BY id LIMIT 1)`)
+	b.exec(`UPDATE dlq.dead_letter_open SET original_event = '[]', move = '{"actor": "kim"}'
+		WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 1)`)
 	patch := replay.Patch{JSONPatch: json.RawMessage(`[{"op": "replace", "path": "/amount", "value": 20}]`)}
 
 	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Patch: patch}))

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/archive"
@@ -201,6 +202,88 @@ func TestErase_IncludesMissedFailures(t *testing.T) {
 		require.Empty(t, b.find("zaphod"))
 	}
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"erased\": true}'"))
+}
+
+// plantEntry creates a closed dead letter that has a word in each column that a sender, a receiver or an
+// operator fills.
+func (b *bundle) plantEntry(word string) (id string) {
+	b.Helper()
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, tags)
+		VALUES ('dlqd_message', jsonb_build_object('messageId', $1::text, 'kind', 'k', 'queue', 'payments', 'source', $1,
+			'payload', jsonb_build_object('customer', $1), 'subscriberId', $1, 'orderingKey', $1), 'payments', 1, 'running',
+			ARRAY[$1])`, word)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+		errors = ARRAY[jsonb_build_object('error', $1 || ' is unknown', 'attempt', 1)],
+		metadata = jsonb_build_object('dlq:error', jsonb_build_object('attempt', 0, 'type', 'T', 'code', $1::text,
+			'message', $1 || ' is unknown', 'context', jsonb_build_object('name', $1))) WHERE state = 'running'`, word)
+	b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'), 'kim')")
+	id = b.text("SELECT id::text FROM dlq.dead_letter_open WHERE event_id = $1", word)
+	b.exec("SELECT dlq.act_on('assign', ARRAY[$1::uuid], 'kim', NULL, jsonb_build_object('assignee', $2::text))", id, word)
+	return id
+}
+
+// What identifies the message and who looks after it is erased, too. dlq.traces finds what stays, and
+// other entries that name the person.
+func TestErase_TracesFindWhatStays(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.plantEntry("zaphod")
+	b.createClosed(1, "payments", "dlq_resolved")
+	b.exec(`UPDATE dlq.dead_letter_queue SET error_message = 'a friend of zaphod', move = '{"actor": "kim"}'
+		WHERE status = 'dlq_resolved'`)
+	traces := func() (found []string) {
+		rows, err := b.pool.Query(t.Context(), "SELECT table_name || '.' || column_name FROM dlq.traces('{zaphod}') ORDER BY 1")
+		require.NoError(t, err)
+		found, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return found
+	}
+	before := traces()
+	for _, column := range []string{
+		"event_id", "source", "error_code", "assigned_to", "subscriber_id", "ordering_key", "tags", "original_event",
+	} {
+		require.Contains(t, before, "dlq.dead_letter_queue."+column)
+	}
+	require.Contains(t, before, "river_job.args")
+	e := b.erase(`{"payload": {"customer": "zaphod"}}`)
+	require.NotNil(t, e.FinishedAt)
+	require.Empty(t, e.Unanalyzed)
+	require.Equal(t, []string{"dlq.dead_letter_queue.error_message", "dlq.dead_letter_transitions.reason"}, traces(),
+		"another entry, and the assignment")
+}
+
+// The planner's statistics keep frequent values of columns. An erasure replaces them.
+func TestErase_ReplacesStatistics(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, tags)
+		SELECT 'k', '{"customer": "zaphod"}', 'payments', 1, 'running', ARRAY['zaphod'] FROM generate_series(1, 5)`)
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'")
+	b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')")
+	b.exec("ANALYZE river_job")
+	b.exec("ANALYZE dlq.dead_letter_queue")
+	kept := func() int {
+		return b.count(`SELECT count(*) FROM pg_stats WHERE schemaname IN ('dlq', 'public')
+			AND concat_ws(' ', most_common_vals, most_common_elems) LIKE '%zaphod%'`)
+	}
+	require.Positive(t, kept())
+	b.erase(`{"payload": {"customer": "zaphod"}}`)
+	require.Zero(t, kept())
+}
+
+// An entry whose job failed by a clock that was ahead closed before the time in its id.
+func TestErase_IncludesEntriesOfFastClocks(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+		VALUES ('k', '{"customer": "zaphod"}', 'payments', 1, 'running')`)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() + interval '3 days' WHERE state = 'running'`)
+	b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')")
+	require.Equal(t, 1, b.countIn("dlq_archived"))
+	e := b.erase(`{"payload": {"customer": "zaphod"}}`)
+	require.EqualValues(t, 1, e.Entries)
+	require.NotNil(t, e.FinishedAt)
+	require.Empty(t, b.find("zaphod"))
 }
 
 // A value counts as a name where it stands alone, not where it is the beginning of another number.

@@ -180,6 +180,8 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 			return out
 		}())
 	}
+	require.Equal(t, 1, b.count(`SELECT least(count(*), 1) FROM dlq.acts WHERE subject = 'export' AND act = 'exported'
+		AND origin IS NOT NULL`), "exports of masked values leave audit rows, too")
 	check("log", log.text())
 	require.Contains(t, log.text(), "Job cancelled explicitly", "the log says that a job failed, without its error")
 

@@ -318,7 +318,7 @@ func requireParksPoisonOnly(t *testing.T, sql string) {
 		b.exec(`UPDATE river_job SET args = jsonb_build_object('n', $1::int) WHERE args = '{}'`, i)
 	}
 	b.once()
-	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"poison": true}'
+	b.exec(`UPDATE dlq.dead_letter_queue SET original_event = '{"poison": true}', move = '{"actor": "kim"}'
 		WHERE id = (SELECT id FROM dlq.dead_letter_open ORDER BY id OFFSET 2 LIMIT 1)`)
 	b.exec(sql)
 	b.now = b.now.Add(time.Hour)

@@ -294,6 +294,17 @@ func (q *Queries) EraseRows(ctx context.Context, arg EraseRowsParams) ([]EraseRo
 	return items, nil
 }
 
+const EraseStatistics = `-- name: EraseStatistics :one
+SELECT dlq.erase_statistics($1::uuid)::text[] AS tables
+`
+
+func (q *Queries) EraseStatistics(ctx context.Context, erasure uuid.UUID) ([]string, error) {
+	row := q.db.QueryRow(ctx, EraseStatistics, erasure)
+	var tables []string
+	err := row.Scan(&tables)
+	return tables, err
+}
+
 const EraseStep = `-- name: EraseStep :one
 SELECT coalesce(dlq.erase_step($1::uuid, $2::jsonb, $3::uuid),
     '00000000-0000-0000-0000-000000000000')::uuid AS last
@@ -657,21 +668,23 @@ func (q *Queries) RecordAct(ctx context.Context, arg RecordActParams) error {
 }
 
 const RecordExport = `-- name: RecordExport :exec
-SELECT dlq.record_act('export', 'revealed', $1::text, $2::text,
-    jsonb_build_object('filter', $3::jsonb, 'entries',
-        (SELECT coalesce(sum(p.entries), 0) FROM dlq.preview($3::jsonb) p)))
+SELECT dlq.record_export($1::jsonb, $2::boolean, $3::text, nullif($4::text, ''))
 `
 
 type RecordExportParams struct {
-	Actor  string
-	Note   string
-	Filter json.RawMessage
+	Filter   json.RawMessage
+	Revealed bool
+	Actor    string
+	Note     string
 }
 
-// RecordExport records an export of masked values: the actor, the reason, the filter, and how many
-// entries it chooses now.
 func (q *Queries) RecordExport(ctx context.Context, arg RecordExportParams) error {
-	_, err := q.db.Exec(ctx, RecordExport, arg.Actor, arg.Note, arg.Filter)
+	_, err := q.db.Exec(ctx, RecordExport,
+		arg.Filter,
+		arg.Revealed,
+		arg.Actor,
+		arg.Note,
+	)
 	return err
 }
 
