@@ -115,6 +115,27 @@ COMMENT ON FUNCTION dlq.with_attempts IS
     'A retry history, completed by a worker''s report of its attempts (metadata key dlq:attempts, '
     'by attempt number): processingDuration in seconds, and systemState.';
 
+-- Four functions cut what rules and fingerprints read of an entry. Queries inline them, which needs STABLE.
+-- pg_column_size comes first: it does not decompress a column, and a text of the other size is made only
+-- of values that pass.
+CREATE OR REPLACE FUNCTION dlq.judged_message(p_message text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN left(p_message, 8192);
+COMMENT ON FUNCTION dlq.judged_message IS 'The part of an error message that rules read: its first 8,192 characters.';
+
+CREATE OR REPLACE FUNCTION dlq.judged_context(p_context jsonb) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN pg_column_size(p_context) <= 65536 AND octet_length(p_context::text) <= 65536 THEN p_context END;
+COMMENT ON FUNCTION dlq.judged_context IS 'The context of an error as rules read it: null if it is larger than 64 KiB.';
+
+CREATE OR REPLACE FUNCTION dlq.judged_event(p_event jsonb) RETURNS jsonb
+LANGUAGE sql STABLE PARALLEL SAFE
+RETURN CASE WHEN pg_column_size(p_event) <= 262144
+    AND octet_length(p_event::text) <= CASE WHEN p_event ? 'payloadText' THEN 262144 ELSE 131072 END THEN p_event END;
+COMMENT ON FUNCTION dlq.judged_event IS
+    'A message as rules read it: null if it is larger than 128 KiB, or than 256 KiB if it has its payload twice '
+    '(payloadText).';
+
 CREATE OR REPLACE FUNCTION dlq.trace_ends(p_trace text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN octet_length(p_trace) <= 16384 THEN p_trace ELSE left(p_trace, 8192) || E'\n…\n'

@@ -3,32 +3,25 @@
 -- reads one range of the index dead_letter_open_due for each priority: a single scan over all
 -- priorities would pass every urgent entry that is not due yet. Columns that only a decision needs
 -- (the error and, if rules read it, the message) are read only for undecided entries.
-SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message,
-       coalesce(d.error_type, '')::text AS error_type,
-       coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_title, '')::text AS error_title,
-       coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
-       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy,
-       coalesce(d.rule, '')::text AS rule,
-       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at,
-       coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.rescues, d.message
+SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source,
+       CASE WHEN d.strategy IS NULL THEN coalesce(dlq.judged_message(d.error_message), '')
+           ELSE '' END::text AS error_message,
+       coalesce(d.error_type, '')::text AS error_type, coalesce(d.error_code, '')::text AS error_code,
+       coalesce(d.error_title, '')::text AS error_title, coalesce(d.error_class, '')::text AS error_class,
+       coalesce(d.reported_class, '')::text AS reported_class,
+       CASE WHEN d.strategy IS NULL THEN coalesce(dlq.trace_ends(d.error_stack_trace), '')
+           ELSE '' END::text AS error_stack_trace,
+       CASE WHEN d.strategy IS NULL THEN dlq.judged_context(d.error_context) END::jsonb AS error_context,
+       d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
+       coalesce(d.waiting_for, '')::text AS waiting_for,
+       d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint,
+       CASE WHEN d.strategy IS NULL THEN dlq.rescues(d.metadata) ELSE 0 END::integer AS rescues,
+       CASE WHEN d.strategy IS NULL AND @read_messages::boolean
+           THEN dlq.judged_event(coalesce(d.edited_event, d.original_event)) END::jsonb AS message
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
-    SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_title, e.error_class, e.reported_class,
-           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '')
-               ELSE '' END::text AS error_message,
-           CASE WHEN e.strategy IS NULL THEN coalesce(dlq.trace_ends(e.error_stack_trace), '')
-               ELSE '' END::text AS error_stack_trace,
-           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536
-               AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
-           e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-           e.job_kind, e.captured_by, e.max_retries, e.fingerprint,
-           CASE WHEN e.strategy IS NULL THEN dlq.rescues(e.metadata) ELSE 0 END::integer AS rescues,
-           CASE WHEN e.strategy IS NULL AND @read_messages::boolean
-               AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
-                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE
-                    WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
-                THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
+    SELECT e.*
     FROM dlq.dead_letter_open e
     WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority
         AND e.next_retry_at <= coalesce(sqlc.narg('now')::timestamptz, now())
@@ -51,18 +44,17 @@ FOR UPDATE OF e SKIP LOCKED;
 -- Unfiled returns unfiled entries that no other worker is filing, described, the earliest failure
 -- first. It locks them only until this statement's transaction ends, because entries are judged
 -- outside a transaction. The columns are those of ClaimDue.
-SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192),
-    '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
-       coalesce(f.error_code, '')::text AS error_code, coalesce(f.error_title, '')::text AS error_title,
-       ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
-       coalesce(dlq.trace_ends(f.error_stack_trace::text), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
-       i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
-       ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
+SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source,
+       coalesce(dlq.judged_message(f.error_message), '')::text AS error_message,
+       coalesce(f.error_type, '')::text AS error_type, coalesce(f.error_code, '')::text AS error_code,
+       coalesce(f.error_title, '')::text AS error_title, ''::text AS error_class,
+       coalesce(f.error_class, '')::text AS reported_class,
+       coalesce(dlq.trace_ends(f.error_stack_trace), '')::text AS error_stack_trace,
+       dlq.judged_context(f.error_context)::jsonb AS error_context,
+       i.dlq_retry_count, ''::text AS strategy, ''::text AS rule, ''::text AS waiting_for,
+       i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
        i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint, dlq.rescues(i.metadata)::integer AS rescues,
-       CASE WHEN @read_messages::boolean AND pg_column_size(i.original_event) <= 262144
-           AND octet_length(i.original_event::text) <= CASE WHEN i.original_event ? 'payloadText' THEN 262144
-               ELSE 131072 END THEN i.original_event END::jsonb AS message
+       CASE WHEN @read_messages::boolean THEN dlq.judged_event(i.original_event) END::jsonb AS message
 FROM dlq.dead_letter_inbox i
 CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
 WHERE i.id > @after::uuid AND i.id <> ALL (@refused::uuid[])
@@ -287,22 +279,19 @@ FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 -- DecidedEntries returns a page of the open entries that rules, and no operator, have judged: the
 -- ones that reclassify judges again. The columns are those of ClaimDue.
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source,
-       coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
        coalesce(e.reported_class, '')::text AS reported_class,
        coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
-           THEN e.error_context END::jsonb AS error_context,
+       dlq.judged_context(e.error_context)::jsonb AS error_context,
        e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule,
        coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
        e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint,
        dlq.rescues(e.metadata)::integer AS rescues,
-       CASE WHEN @read_messages::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
-                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE
-                    WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
-            THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
+       CASE WHEN @read_messages::boolean THEN dlq.judged_event(coalesce(e.edited_event, e.original_event)) END::jsonb
+           AS message
 FROM dlq.dead_letter_open e
 WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL
     AND e.parked_by IS NULL

@@ -45,10 +45,9 @@ const FormerEntries = `-- name: FormerEntries :many
 SELECT e.id, e.queue, e.fingerprint::text AS former,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title,
-       coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
        coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
-            THEN e.error_context END::jsonb AS error_context,
+       dlq.judged_context(e.error_context)::jsonb AS error_context,
        e.last_failed_at
 FROM dlq.dead_letter_open e
 WHERE length(e.fingerprint) < 20 AND (e.fingerprint, e.id) > ($1::text, $2::uuid)
@@ -210,10 +209,9 @@ const LastGroupEntries = `-- name: LastGroupEntries :many
 SELECT e.id, e.queue, e.fingerprint::text AS former,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title,
-       coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
        coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
-            THEN e.error_context END::jsonb AS error_context,
+       dlq.judged_context(e.error_context)::jsonb AS error_context,
        e.last_failed_at
 FROM (SELECT unnest($1::text[]) AS queue, unnest($2::text[]) AS fingerprint,
              unnest($3::integer[]) AS most) g

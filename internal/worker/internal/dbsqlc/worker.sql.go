@@ -92,32 +92,25 @@ func (q *Queries) ClaimDecided(ctx context.Context, arg ClaimDecidedParams) ([]C
 }
 
 const ClaimDue = `-- name: ClaimDue :many
-SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source, d.error_message,
-       coalesce(d.error_type, '')::text AS error_type,
-       coalesce(d.error_code, '')::text AS error_code, coalesce(d.error_title, '')::text AS error_title,
-       coalesce(d.error_class, '')::text AS error_class, coalesce(d.reported_class, '')::text AS reported_class,
-       d.error_stack_trace, d.error_context, d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy,
-       coalesce(d.rule, '')::text AS rule,
-       coalesce(d.waiting_for, '')::text AS waiting_for, d.next_retry_at,
-       coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
-       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint, d.rescues, d.message
+SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source,
+       CASE WHEN d.strategy IS NULL THEN coalesce(dlq.judged_message(d.error_message), '')
+           ELSE '' END::text AS error_message,
+       coalesce(d.error_type, '')::text AS error_type, coalesce(d.error_code, '')::text AS error_code,
+       coalesce(d.error_title, '')::text AS error_title, coalesce(d.error_class, '')::text AS error_class,
+       coalesce(d.reported_class, '')::text AS reported_class,
+       CASE WHEN d.strategy IS NULL THEN coalesce(dlq.trace_ends(d.error_stack_trace), '')
+           ELSE '' END::text AS error_stack_trace,
+       CASE WHEN d.strategy IS NULL THEN dlq.judged_context(d.error_context) END::jsonb AS error_context,
+       d.dlq_retry_count, coalesce(d.strategy::text, '')::text AS strategy, coalesce(d.rule, '')::text AS rule,
+       coalesce(d.waiting_for, '')::text AS waiting_for,
+       d.next_retry_at, coalesce(d.ordering_key, '')::text AS ordering_key, d.last_failed_at,
+       d.job_kind, d.captured_by, d.max_retries, coalesce(d.fingerprint, '')::text AS fingerprint,
+       CASE WHEN d.strategy IS NULL THEN dlq.rescues(d.metadata) ELSE 0 END::integer AS rescues,
+       CASE WHEN d.strategy IS NULL AND $1::boolean
+           THEN dlq.judged_event(coalesce(d.edited_event, d.original_event)) END::jsonb AS message
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
-    SELECT e.id, e.queue, e.kind, e.source, e.error_type, e.error_code, e.error_title, e.error_class, e.reported_class,
-           CASE WHEN e.strategy IS NULL THEN coalesce(left(e.error_message, 8192), '')
-               ELSE '' END::text AS error_message,
-           CASE WHEN e.strategy IS NULL THEN coalesce(dlq.trace_ends(e.error_stack_trace), '')
-               ELSE '' END::text AS error_stack_trace,
-           CASE WHEN e.strategy IS NULL AND pg_column_size(e.error_context) <= 65536
-               AND octet_length(e.error_context::text) <= 65536 THEN e.error_context END::jsonb AS error_context,
-           e.dlq_retry_count, e.strategy, e.rule, e.waiting_for, e.next_retry_at, e.ordering_key, e.last_failed_at,
-           e.job_kind, e.captured_by, e.max_retries, e.fingerprint,
-           CASE WHEN e.strategy IS NULL THEN dlq.rescues(e.metadata) ELSE 0 END::integer AS rescues,
-           CASE WHEN e.strategy IS NULL AND $1::boolean
-               AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
-                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE
-                    WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
-                THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
+    SELECT e.id, e.event_id, e.river_job_id, e.job_created_at, e.queue, e.kind, e.job_kind, e.subscriber_id, e.source, e.priority, e.tags, e.original_event, e.edited_event, e.error_message, e.error_type, e.error_code, e.error_class, e.reported_class, e.error_stack_trace, e.error_context, e.fingerprint, e.retry_history, e.retry_count, e.max_retries, e.dlq_retry_count, e.dlq_max_retries, e.replay_attempts, e.status, e.strategy, e.rule, e.next_retry_at, e.waiting_for, e.ordering_key, e.order_place, e.redelivery_job_id, e.locked_by, e.locked_at, e.parked_by, e.assigned_to, e.notes, e.resolution_strategy, e.resolved_by, e.resolution_notes, e.resolution_timestamp, e.config_version, e.unique_key, e.unique_states, e.metadata, e.move, e.captured_by, e.first_failed_at, e.last_failed_at, e.created_at, e.filed_at, e.updated_at, e.closed_at, e.stage, e.error_title, e.destination, e.destination_url
     FROM dlq.dead_letter_open e
     WHERE e.status = 'dlq_pending' AND e.waiting_for IS DISTINCT FROM 'automatic' AND e.priority = p.priority
         AND e.next_retry_at <= coalesce($2::timestamptz, now())
@@ -557,22 +550,19 @@ func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 
 const DecidedEntries = `-- name: DecidedEntries :many
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source,
-       coalesce(left(e.error_message, 8192), '')::text AS error_message,
+       coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
        coalesce(e.reported_class, '')::text AS reported_class,
        coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(e.error_context) <= 65536 AND octet_length(e.error_context::text) <= 65536
-           THEN e.error_context END::jsonb AS error_context,
+       dlq.judged_context(e.error_context)::jsonb AS error_context,
        e.dlq_retry_count, coalesce(e.strategy::text, '')::text AS strategy, coalesce(e.rule, '')::text AS rule,
        coalesce(e.waiting_for, '')::text AS waiting_for,
        e.next_retry_at, coalesce(e.ordering_key, '')::text AS ordering_key, e.last_failed_at,
        e.job_kind, e.captured_by, e.max_retries, coalesce(e.fingerprint, '')::text AS fingerprint,
        dlq.rescues(e.metadata)::integer AS rescues,
-       CASE WHEN $1::boolean AND pg_column_size(coalesce(e.edited_event, e.original_event)) <= 262144
-                AND octet_length(coalesce(e.edited_event, e.original_event)::text) <= CASE
-                    WHEN coalesce(e.edited_event, e.original_event) ? 'payloadText' THEN 262144 ELSE 131072 END
-            THEN coalesce(e.edited_event, e.original_event) END::jsonb AS message
+       CASE WHEN $1::boolean THEN dlq.judged_event(coalesce(e.edited_event, e.original_event)) END::jsonb
+           AS message
 FROM dlq.dead_letter_open e
 WHERE e.id > $2::uuid AND e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL
     AND e.parked_by IS NULL
@@ -1261,18 +1251,17 @@ func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow
 }
 
 const Unfiled = `-- name: Unfiled :many
-SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source, coalesce(left(f.error_message::text, 8192),
-    '')::text AS error_message, coalesce(f.error_type, '')::text AS error_type,
-       coalesce(f.error_code, '')::text AS error_code, coalesce(f.error_title, '')::text AS error_title,
-       ''::text AS error_class, coalesce(f.error_class, '')::text AS reported_class,
-       coalesce(dlq.trace_ends(f.error_stack_trace::text), '')::text AS error_stack_trace,
-       CASE WHEN pg_column_size(f.error_context) <= 65536 THEN f.error_context END::jsonb AS error_context,
-       i.dlq_retry_count, ''::text AS strategy, ''::text AS rule,
-       ''::text AS waiting_for, i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
+SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source,
+       coalesce(dlq.judged_message(f.error_message), '')::text AS error_message,
+       coalesce(f.error_type, '')::text AS error_type, coalesce(f.error_code, '')::text AS error_code,
+       coalesce(f.error_title, '')::text AS error_title, ''::text AS error_class,
+       coalesce(f.error_class, '')::text AS reported_class,
+       coalesce(dlq.trace_ends(f.error_stack_trace), '')::text AS error_stack_trace,
+       dlq.judged_context(f.error_context)::jsonb AS error_context,
+       i.dlq_retry_count, ''::text AS strategy, ''::text AS rule, ''::text AS waiting_for,
+       i.next_retry_at, coalesce(i.ordering_key, '')::text AS ordering_key, i.last_failed_at,
        i.job_kind, i.captured_by, i.max_retries, ''::text AS fingerprint, dlq.rescues(i.metadata)::integer AS rescues,
-       CASE WHEN $1::boolean AND pg_column_size(i.original_event) <= 262144
-           AND octet_length(i.original_event::text) <= CASE WHEN i.original_event ? 'payloadText' THEN 262144
-               ELSE 131072 END THEN i.original_event END::jsonb AS message
+       CASE WHEN $1::boolean THEN dlq.judged_event(i.original_event) END::jsonb AS message
 FROM dlq.dead_letter_inbox i
 CROSS JOIN LATERAL dlq.describe_failure(i.retry_history, i.metadata, i.retry_count, i.last_failed_at) f
 WHERE i.id > $2::uuid AND i.id <> ALL ($3::uuid[])
