@@ -202,9 +202,6 @@ func (s *sample) take(ctx context.Context, room string, count int) error {
 		}
 		done, found := s.known[m.Sum]
 		if !found || done.Verdict == survived && done.Tests != tests {
-			if err := r.start(ctx); err != nil {
-				return err
-			}
 			start := time.Now()
 			done = result{File: m.File, Change: m.Change, Sum: m.Sum, Line: m.Line, Tests: tests}
 			if done.Verdict, done.By, err = r.run(ctx, m); err != nil {
