@@ -28,17 +28,20 @@ const (
 	testRole = "dlqd_test"
 	// urlVariable names the environment variable with the URL of the server that all mutants share.
 	urlVariable = "DLQD_TEST_DATABASE_URL"
-	// A mutant has slack and patience times the duration of the tests without a change. Then it counts as killed.
+	// The tests of a mutant may take patience times as long as without a change, and slack. Then it
+	// counts as killed.
 	patience = 5
 	slack    = 10 * time.Second
 )
 
-// codeTests are the packages with tests of SQL functions, the fastest first. Those of internal/server are too slow.
-var codeTests = strings.Fields(`internal/deadletter internal/worker internal/facts internal/reconcile internal/replay
-	internal/host internal/breaker internal/retention internal/group internal/analytics internal/automatic internal/restored
-	internal/savedview internal/approval internal/metrics internal/delivery internal/process`)
+// codeTests are the packages with tests of SQL functions. Those of internal/server are too slow.
+var codeTests = strings.Fields(`internal/deadletter internal/worker internal/facts internal/reconcile
+	internal/replay internal/host internal/breaker internal/retention internal/group internal/analytics
+	internal/automatic internal/restored internal/savedview internal/approval internal/metrics
+	internal/delivery internal/process`)
 
-// nearest is how many of these packages run for a mutant. A mutant that only the tests of others would kill survives.
+// nearest is how many of these packages run for a mutant: those whose tests and queries name the
+// changed function most. A mutant that only the tests of others would kill survives.
 const nearest = 4
 
 var (
@@ -154,8 +157,8 @@ func (r *runner) run(ctx context.Context, m Mutant) (verdict, by string, err err
 	return survived, "", nil
 }
 
-// near returns how often the tests and queries of a package name the function that a mutant changes, and the other
-// functions of the file, which count less.
+// near returns how often the tests and queries of a package name the function that a mutant changes,
+// and the other functions of its file, which count less.
 func (r *runner) near(m Mutant, pkg string) (n int) {
 	own, names := "", map[string]bool{}
 	for _, match := range function.FindAllSubmatchIndex(m.Source, -1) {
@@ -189,13 +192,15 @@ func (r *runner) binary(pkg string) string {
 	return filepath.Join(r.dir, strings.ReplaceAll(pkg, "/", "-")+".test")
 }
 
-// test runs the built tests of a package, and returns the first that failed, "timeout", or "". It ends the process at the
-// first failure (-failfast does not stop parallel tests), and drops the databases that such a process leaves.
+// test runs the built tests of a package, and returns the first that failed, "timeout", or "". It ends
+// the process at the first failure, because -failfast does not stop parallel tests that have begun,
+// and drops the databases that such a process leaves.
 func (r *runner) test(ctx context.Context, pkg string, limit time.Duration) (by string, err error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	args := []string{"-test.failfast", "-test.timeout=0", "-test.parallel=3"}
-	if strings.Contains(r.sources[pkg], `"pgregory.net/rapid"`) { // no search for a smaller counterexample, and no file with it
+	if strings.Contains(r.sources[pkg], `"pgregory.net/rapid"`) {
+		// Do not look for a smaller counterexample, and write no file with it.
 		args = append(args, "-rapid.shrinktime=0s", "-rapid.nofailfile")
 	}
 	cmd := exec.CommandContext(limited, r.binary(pkg), args...)
@@ -253,7 +258,10 @@ func as(ctx context.Context, role, database string, fn func(*pgx.Conn) error) er
 }
 
 func names(ctx context.Context, conn *pgx.Conn, pattern string) ([]string, error) {
-	rows, _ := conn.Query(ctx, "SELECT datname FROM pg_database WHERE datname LIKE $1", pattern) // CollectRows has the error
+	rows, err := conn.Query(ctx, "SELECT datname FROM pg_database WHERE datname LIKE $1", pattern)
+	if err != nil {
+		return nil, err
+	}
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
