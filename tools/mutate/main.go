@@ -79,7 +79,7 @@ type result struct {
 func main() {
 	seed := flag.Uint64("seed", 1, "selects the sample; take a new one after adding tests for survivors")
 	count := flag.Int("count", 60, "mutants of each room, not counting invalid and equivalent ones")
-	file := flag.String("results", "bin/mutants.jsonl", "results are appended here; mutants that it lists are not run again")
+	file := flag.String("results", "bin/mutants.jsonl", "file of results; a mutant that it lists is not run again")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *seed, *count, *file, flag.Args())
@@ -202,9 +202,6 @@ func (s *sample) take(ctx context.Context, room string, count int) error {
 		}
 		done, found := s.known[m.Sum]
 		if !found || done.Verdict == survived && done.Tests != tests {
-			if err := r.start(ctx); err != nil {
-				return err
-			}
 			start := time.Now()
 			done = result{File: m.File, Change: m.Change, Sum: m.Sum, Line: m.Line, Tests: tests}
 			if done.Verdict, done.By, err = r.run(ctx, m); err != nil {
@@ -232,7 +229,8 @@ func (s *sample) report(room string) string {
 	var b strings.Builder
 	n := s.killed + len(s.survivors)
 	low, high := wilson(s.killed, n)
-	fmt.Fprintf(&b, "%s: score %.2f (90 %% interval %.2f to %.2f): %d of %d mutants killed; not counted: %d invalid, %d equivalent; %d places to change\n",
+	fmt.Fprintf(&b, "%s: score %.2f (90 %% interval %.2f to %.2f): %d of %d mutants killed; "+
+		"not counted: %d invalid, %d equivalent; %d places to change\n",
 		room, float64(s.killed)/float64(max(n, 1)), low, high, s.killed, n, s.invalid, s.skipped, len(s.mutants))
 	for _, m := range s.survivors {
 		fmt.Fprintf(&b, "  %s:%d: %s\n", m.File, m.Line, m.Change)

@@ -28,14 +28,21 @@ const (
 	testRole = "dlqd_test"
 	// urlVariable names the environment variable with the URL of the server that all mutants share.
 	urlVariable = "DLQD_TEST_DATABASE_URL"
-	// A mutant has slack and patience times the duration of the tests without a change. Then it counts as killed.
+	// The tests of a mutant may take patience times as long as without a change, and slack. Then it
+	// counts as killed.
 	patience = 5
 	slack    = 10 * time.Second
 )
 
-// codeTests are the packages whose tests run SQL functions most, the fastest first.
-var codeTests = strings.Fields(`internal/breaker internal/retention internal/group internal/reconcile internal/replay
-	internal/analytics internal/facts internal/automatic internal/restored internal/deadletter internal/worker`)
+// codeTests are the packages with tests of SQL functions. Those of internal/server are too slow.
+var codeTests = strings.Fields(`internal/deadletter internal/worker internal/facts internal/reconcile
+	internal/replay internal/host internal/breaker internal/retention internal/group internal/analytics
+	internal/automatic internal/restored internal/savedview internal/approval internal/metrics
+	internal/delivery internal/process`)
+
+// nearest is how many of these packages run for a mutant: those whose tests and queries name the
+// changed function most. A mutant that only the tests of others would kill survives.
+const nearest = 4
 
 var (
 	failure  = regexp.MustCompile(`^\s*--- FAIL: (\S+)|^(panic|fatal error):`)
@@ -45,10 +52,10 @@ var (
 // runner runs the tests of a room.
 type runner struct {
 	room     string
-	dir      string // of built tests; "" until the first mutant
-	limits   map[string]time.Duration
-	sources  map[string]string // of the tests and queries of a package
-	template string            // the database that tests copy
+	dir      string                   // of built tests; "" until the first mutant
+	limits   map[string]time.Duration // of packages whose tests have passed without a change
+	sources  map[string]string        // of the tests and queries of a package
+	template string                   // the database that tests copy
 }
 
 func (r *runner) packages() []string {
@@ -81,27 +88,36 @@ func (r *runner) readTests() (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
-// start runs the tests without a change, once, and measures how long they take.
-func (r *runner) start(ctx context.Context) (err error) {
-	if r.dir != "" {
-		return nil
+// start runs the tests of packages without a change, once, and measures how long they take.
+func (r *runner) start(ctx context.Context, packages []string) (err error) {
+	if r.dir == "" {
+		r.limits = map[string]time.Duration{}
+		if r.dir, err = os.MkdirTemp("", "mutate-"); err != nil {
+			return err
+		}
 	}
-	if r.dir, err = os.MkdirTemp("", "mutate-"); err != nil {
-		return err
-	}
-	r.limits = map[string]time.Duration{}
-	for _, pkg := range r.packages() {
+	for _, pkg := range packages {
+		if r.limits[pkg] > 0 {
+			continue
+		}
 		if output, err := r.build(ctx, pkg, "{}"); err != nil {
 			return fmt.Errorf("building the tests of %s: %w\n%s", pkg, err, output)
 		}
+		if err := r.resetTemplate(ctx); err != nil {
+			return err
+		}
 		start := time.Now()
-		if by, err := r.test(ctx, pkg, 10*time.Minute); by != "" || err != nil {
-			return errors.Join(err, fmt.Errorf("%s fails without a change: %s", pkg, by))
+		by, err := r.test(ctx, pkg, 10*time.Minute)
+		if err != nil {
+			return err
+		}
+		if by != "" {
+			return fmt.Errorf("%s fails without a change: %s", pkg, by)
 		}
 		r.limits[pkg] = patience*time.Since(start) + slack
 		fmt.Printf("%s passes without a change in %.1fs\n", pkg, time.Since(start).Seconds())
 	}
-	if r.room == codeRoom {
+	if r.room == codeRoom && r.template == "" {
 		return r.findTemplate(ctx)
 	}
 	return nil
@@ -109,12 +125,19 @@ func (r *runner) start(ctx context.Context) (err error) {
 
 // run returns the verdict about a mutant, and the test that killed it.
 func (r *runner) run(ctx context.Context, m Mutant) (verdict, by string, err error) {
-	packages := slices.Clone(r.packages())
+	packages := r.packages()
+	if r.room == codeRoom {
+		packages = slices.Clone(packages)
+		slices.SortStableFunc(packages, func(a, b string) int { return r.near(m, b) - r.near(m, a) })
+		packages = packages[:nearest]
+	}
+	if err := r.start(ctx, packages); err != nil {
+		return "", "", err
+	}
 	if r.room == codeRoom {
 		if ok, err := r.install(ctx, m); err != nil || !ok {
 			return invalid, "", err
 		}
-		slices.SortStableFunc(packages, func(a, b string) int { return r.near(m, b) - r.near(m, a) })
 	} else {
 		changed := filepath.Join(r.dir, "changed.go")
 		path, err := filepath.Abs(m.File)
@@ -134,16 +157,25 @@ func (r *runner) run(ctx context.Context, m Mutant) (verdict, by string, err err
 	return survived, "", nil
 }
 
-// near returns how often the tests and queries of a package name the function that a mutant changes: the tests of such
-// packages run first.
-func (r *runner) near(m Mutant, pkg string) int {
-	name := "?"
+// near returns how often the tests and queries of a package name the function that a mutant changes,
+// and the other functions of its file, which count less.
+func (r *runner) near(m Mutant, pkg string) (n int) {
+	own, names := "", map[string]bool{}
 	for _, match := range function.FindAllSubmatchIndex(m.Source, -1) {
+		name := string(m.Source[match[2]:match[3]]) + "("
+		names[name] = true
 		if bytes.Count(m.Source[:match[0]], []byte("\n")) < m.Line {
-			name = string(m.Source[match[2]:match[3]])
+			own = name
 		}
 	}
-	return strings.Count(r.sources[pkg], name+"(")
+	for name := range names {
+		count := strings.Count(r.sources[pkg], name)
+		if name == own {
+			count *= 100
+		}
+		n += count
+	}
+	return n
 }
 
 // build builds the tests of a package with an overlay.
@@ -160,14 +192,15 @@ func (r *runner) binary(pkg string) string {
 	return filepath.Join(r.dir, strings.ReplaceAll(pkg, "/", "-")+".test")
 }
 
-// test runs the built tests of a package, and returns the first that failed, "timeout", or "". It
-// ends the process at the first failure (-failfast does not stop parallel tests), and drops the
-// databases that such a process leaves.
+// test runs the built tests of a package, and returns the first that failed, "timeout", or "". It ends
+// the process at the first failure, because -failfast does not stop parallel tests that have begun,
+// and drops the databases that such a process leaves.
 func (r *runner) test(ctx context.Context, pkg string, limit time.Duration) (by string, err error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	args := []string{"-test.failfast", "-test.timeout=0", "-test.parallel=3"}
-	if strings.Contains(r.sources[pkg], `"pgregory.net/rapid"`) { // no search for a smaller counterexample, and no file with it
+	if strings.Contains(r.sources[pkg], `"pgregory.net/rapid"`) {
+		// Do not look for a smaller counterexample, and write no file with it.
 		args = append(args, "-rapid.shrinktime=0s", "-rapid.nofailfile")
 	}
 	cmd := exec.CommandContext(limited, r.binary(pkg), args...)
@@ -225,8 +258,10 @@ func as(ctx context.Context, role, database string, fn func(*pgx.Conn) error) er
 }
 
 func names(ctx context.Context, conn *pgx.Conn, pattern string) ([]string, error) {
-	// CollectRows returns the error.
-	rows, _ := conn.Query(ctx, "SELECT datname FROM pg_database WHERE datname LIKE $1", pattern)
+	rows, err := conn.Query(ctx, "SELECT datname FROM pg_database WHERE datname LIKE $1", pattern)
+	if err != nil {
+		return nil, err
+	}
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
@@ -257,16 +292,23 @@ func (r *runner) findTemplate(ctx context.Context) error {
 	})
 }
 
-// install makes the template anew and replaces the functions of a mutant's file in it. It returns false if Postgres
-// refuses them.
-func (r *runner) install(ctx context.Context, m Mutant) (ok bool, err error) {
-	if err := as(ctx, "", "", func(conn *pgx.Conn) error {
+// resetTemplate makes the template anew.
+func (r *runner) resetTemplate(ctx context.Context) error {
+	if r.template == "" {
+		return nil
+	}
+	return as(ctx, "", "", func(conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "DROP DATABASE IF EXISTS "+r.template+" WITH (FORCE)")
 		if err == nil {
 			_, err = conn.Exec(ctx, "CREATE DATABASE "+r.template+" TEMPLATE unchanged OWNER "+testRole)
 		}
 		return err
-	}); err != nil {
+	})
+}
+
+// install replaces the functions of a mutant's file in the template. It returns false if Postgres refuses them.
+func (r *runner) install(ctx context.Context, m Mutant) (ok bool, err error) {
+	if err := r.resetTemplate(ctx); err != nil {
 		return false, err
 	}
 	err = as(ctx, testRole, r.template, func(conn *pgx.Conn) error {
