@@ -275,7 +275,8 @@ DECLARE
     v_values         text[] := ARRAY(SELECT DISTINCT v.value #>> '{}'
         FROM jsonb_path_query((SELECT coalesce(jsonb_object_agg(f.key,
             CASE f.key WHEN 'payloadAt' THEN jsonb_path_query_array(f.value, '$[*].values[*]') ELSE f.value END), '{}')
-                FROM jsonb_each(p_filter) f WHERE f.key = ANY (dlq.personal_filters() || 'messageId'::text)), 'strict $.**')
+                FROM jsonb_each(p_filter) f
+                WHERE f.key = ANY (dlq.personal_filters() || 'messageId'::text)), 'strict $.**')
                     v (value)
                              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
     v_runs           uuid[];

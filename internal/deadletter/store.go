@@ -548,7 +548,8 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 
 // RecordExport writes an audit row for an export of the entries that a filter selects. With reveal,
 // reads with the returned context are unmasked, which requires a note.
-func (s *Store) RecordExport(ctx context.Context, filter json.RawMessage, reveal bool, act Act) (context.Context, error) {
+func (s *Store) RecordExport(ctx context.Context, filter json.RawMessage, reveal bool, act Act,
+) (context.Context, error) {
 	if reveal && strings.TrimSpace(act.Note) == "" {
 		return nil, &MoveError{
 			Kind: ErrInvalid, Detail: "export: an unmasked export requires a note",
