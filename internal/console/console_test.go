@@ -90,7 +90,11 @@ func (c *chromium) start() (context.Context, error) {
 	return c.ctx, c.err
 }
 
+// stop closes the browser. Ending its process is not enough: that may be the wrapper that Debian installs.
 func (c *chromium) stop() {
+	if c.ctx != nil {
+		_ = chromedp.Cancel(c.ctx)
+	}
 	for _, cancel := range c.cancel {
 		defer cancel()
 	}
