@@ -52,7 +52,8 @@ func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 	require.Equal(t, "dlq_manual", statusOf(2))
 
 	require.EqualValues(t, 1, ask("/api/dlq/erasures", `{"note": "request 42", "filter": `+filterFor(5)+`}`)["entries"])
-	require.Equal(t, `{"erased": true}`, b.text("SELECT original_event FROM dlq.dead_letter_queue WHERE event_id = 'm5'"))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event = '{"erased": true}'
+		AND event_id IS NULL`))
 	require.Contains(t, b.text("SELECT original_event FROM dlq.dead_letter_queue WHERE event_id = 'm4'"),
 		"9007199254740994")
 
