@@ -24,6 +24,7 @@ var tables = map[string][]string{
 	"dead_letter_queue": {"deadletter", "automatic", "group", "ingest", "metrics", "replay", "worker"},
 
 	// metrics reads counts and ages: one row of a rollup, or a bounded range of an index.
+	"acts":                    {"archive"}, // which units were archived
 	"approvals":               {"approval", "metrics"},
 	"automatic_changes":       {"automatic"},
 	"automatic_switches":      {"automatic"},
