@@ -287,6 +287,7 @@ func TestErase_IncludesEntriesOfFastClocks(t *testing.T) {
 	b.exec("SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim')")
 	row := b.text(`SELECT jsonb_agg(to_jsonb(e) || jsonb_build_object('closed_at', now() - interval '3 days'))::text
 		FROM dlq.dead_letter_queue e`)
+	b.exec("DELETE FROM river_job") // otherwise the failure of the deleted entry is filed again
 	b.exec("DELETE FROM dlq.dead_letter_archived")
 	b.exec("SELECT dlq.restore_entries($1::jsonb, now() + interval '1 day', 'kim')", row)
 	e := b.erase(`{"payload": {"customer": "zaphod"}}`)
