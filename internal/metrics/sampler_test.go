@@ -45,8 +45,9 @@ func TestSampler_OneStallDoesNotDelayNext(t *testing.T) {
 	var since time.Time
 	require.Eventually(t, func() bool {
 		var waits bool
-		require.NoError(t, b.pool.QueryRow(t.Context(),
-			"SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'dlq.paces'::regclass)").Scan(&waits))
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (
+			SELECT FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+			WHERE a.datname = current_database() AND NOT l.granted AND l.relation = 'dlq.paces'::regclass)`).Scan(&waits))
 		if waits && since.IsZero() {
 			since = time.Now()
 		}
