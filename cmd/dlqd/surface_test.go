@@ -120,7 +120,7 @@ func sqlCode(t *testing.T) string {
 func storedTexts(t *testing.T) []string {
 	t.Helper()
 	stores := regexp.MustCompile(`(?:jsonb_build_object\('actor'|record_act\(|_reason text DEFAULT|\breason = |` +
-		`'reason', |note_on\()(?:'(?:[^']|'')*'|[^';])*`)
+		`'reason', |note_on\(|_reason\(\) RETURNS text)(?:'(?:[^']|'')*'|[^';])*`)
 	literal := regexp.MustCompile(`'((?:[^']|'')*)'`)
 	texts := regexp.MustCompile(`\{"actor": "\w+", "reason":[^']*\}`).FindAllString(sqlCode(t), -1)
 	for _, statement := range stores.FindAllString(sqlCode(t), -1) {

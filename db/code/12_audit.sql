@@ -241,12 +241,18 @@ COMMENT ON FUNCTION dlq.erase_archived IS
     'edited payloads in the audit trail, error texts in reports and titles, and their jobs. Returns how many '
     'jobs.';
 
+CREATE OR REPLACE FUNCTION dlq.erased_reason() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 'erased';
+COMMENT ON FUNCTION dlq.erased_reason IS
+    'The reason of the audit row of an erasure, which dlq.were_erased and dlq.erase_statistics look for.';
+
 CREATE OR REPLACE FUNCTION dlq.were_erased(p_ids uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
     RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids)
-        AND t.reason = 'erased' AND t.at >= dlq.closed_since(p_ids);
+        AND t.reason = dlq.erased_reason() AND t.at >= dlq.closed_since(p_ids);
 END
 $$;
 COMMENT ON FUNCTION dlq.were_erased IS 'Returns those of the entries whose data was erased in the database.';
@@ -422,7 +428,7 @@ BEGIN
     PERFORM dlq.erase_trail(v_ids, v_from);
     PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d
         WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since));
-    PERFORM dlq.note_on(v_ids, p_actor, 'erased', p_note, '{resolved,archived}', p_since => v_since);
+    PERFORM dlq.note_on(v_ids, p_actor, dlq.erased_reason(), p_note, '{resolved,archived}', p_since => v_since);
 END
 $$;
 COMMENT ON FUNCTION dlq.erase_entries IS
@@ -444,7 +450,8 @@ BEGIN
     PERFORM dlq.require_admin('erase');
     SELECT array_agg(DISTINCT e.tableoid), min(e.created_at) - interval '1 hour' INTO v_months, v_from
     FROM dlq.dead_letter_queue e
-    WHERE e.id IN (SELECT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.at >= v_since AND t.reason = 'erased');
+    WHERE e.id IN (SELECT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.at >= v_since
+        AND t.reason = dlq.erased_reason());
     FOR v_table IN
         SELECT c.oid::regclass AS name, pg_has_role(c.relowner, 'USAGE') AS may
         FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid

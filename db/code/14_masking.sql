@@ -441,6 +441,11 @@ $$;
 COMMENT ON FUNCTION dlq.refuse_mask IS
     'Raises an error for a payload, or a patch of one, that contains *** while masking is on.';
 
+CREATE OR REPLACE FUNCTION dlq.revealed_reason() RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN 'revealed';
+COMMENT ON FUNCTION dlq.revealed_reason IS 'The reason of the audit row of a reveal, which dlq.revealed looks for.';
+
 -- The reason is committed before the entry is shown: a row of the same transaction could be rolled
 -- back.
 CREATE OR REPLACE FUNCTION dlq.record_reveal(p_id uuid, p_note text, p_actor text DEFAULT session_user) RETURNS void
@@ -457,7 +462,7 @@ BEGIN
     IF v_found.ids = '{}' THEN
         PERFORM dlq.refuse_move(p_id, 'reveal', 'any');
     END IF;
-    PERFORM dlq.note_on(v_found.ids, p_actor, 'revealed', p_note, v_found.stages, p_since => v_found.since,
+    PERFORM dlq.note_on(v_found.ids, p_actor, dlq.revealed_reason(), p_note, v_found.stages, p_since => v_found.since,
         p_until => v_found.until);
 END
 $$;
@@ -504,7 +509,7 @@ BEGIN
     v_caller := v_lines[CASE WHEN v_lines[2] ~ 'p_entry := dlq.revealed\(p_id\)\W*$' THEN 3 ELSE 2 END];
     IF strpos(coalesce(v_caller, ''), 'reveal(uuid,text,jsonb)') = 0
         OR NOT EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_id AND t.actor = session_user
-            AND t.reason = 'revealed'
+            AND t.reason = dlq.revealed_reason()
                    AND t.at >= clock_timestamp() - interval '1 minute' AND t.at < v_began_at) THEN
         RAISE EXCEPTION 'dead letter %: no reason for revealing it is recorded', p_id USING ERRCODE = 'DLQ06',
             HINT = 'Use CALL dlq.reveal(id, note), outside of a transaction.';

@@ -191,7 +191,7 @@ func sentenceOf(e *deadletter.Entry) string {
 	case deadletter.Pending:
 		if e.Next != nil {
 			add(*e.Next)
-			if reason := reasonOf(e, e.Rule == nil || !strings.Contains(*e.Next, "by rule "+*e.Rule)); reason != "" {
+			if reason := reasonOf(e, !nextNamesRule(e)); reason != "" {
 				add(reason)
 			}
 		}
@@ -220,6 +220,12 @@ func sentenceOf(e *deadletter.Entry) string {
 		add(fmt.Sprintf("%s of %d made", plural(e.DLQRetryCount, "redelivery", "redeliveries"), e.DLQMaxRetries))
 	}
 	return strings.Join(sentences, " ")
+}
+
+// nextNamesRule reports whether the next step of a pending entry (dlq.next_step) names the entry's rule. It
+// does if it is a time, and not if it is a decision, an order or a condition.
+func nextNamesRule(e *deadletter.Entry) bool {
+	return e.Strategy != nil && (e.WaitingFor == nil || *e.WaitingFor == "pace" || *e.WaitingFor == "automatic")
 }
 
 // reasonOf returns which rule chose the class and what the class means, or "" if neither is known.
