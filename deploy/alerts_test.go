@@ -25,7 +25,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/alerting"
-	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -83,11 +83,11 @@ func newMonitored(t *testing.T, files policytest.Files) *monitored {
 		DatabaseURL: w.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{w.address}, Policy: rules, Source: source,
 		Logger: slog.New(slog.DiscardHandler), StopTimeout: 10 * time.Second,
-		Measure: func(context.Context) (conditions.Load, error) {
+		Measure: func(context.Context) (breaker.Load, error) {
 			if w.unmeasured.Load() {
-				return conditions.Load{}, errors.New("no load today")
+				return breaker.Load{}, errors.New("no load today")
 			}
-			return conditions.Load{}, nil
+			return breaker.Load{}, nil
 		},
 	}
 	w.serve()

@@ -1,7 +1,8 @@
 // Package breaker implements the circuit breakers of destinations and River queues. Each process
 // decides from its own deliveries whether a closed breaker should open. The state of a breaker is
 // shared through Postgres: every process learns within a second that a breaker has opened,
-// half-open probes are counted over all processes, and the state survives a restart.
+// half-open probes are counted over all processes, and the state survives a restart. The package also
+// measures the other conditions of redeliveries ([Conditions]).
 package breaker
 
 import (

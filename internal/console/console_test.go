@@ -31,7 +31,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/access"
-	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
@@ -150,7 +150,7 @@ func open(t *testing.T, change func(*server.Config)) *testServer {
 		DatabaseURL: o.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: logger(),
 		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second,
-		Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
+		Measure: func(context.Context) (breaker.Load, error) { return breaker.Load{}, nil },
 	}
 	if change != nil {
 		change(&o.config)

@@ -28,7 +28,6 @@ import (
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/console"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
@@ -130,7 +129,7 @@ type Config struct {
 	OTLPEndpoint string
 	// Measure returns the load of the machine and the database; nil means that conditions measures
 	// it.
-	Measure func(context.Context) (conditions.Load, error)
+	Measure func(context.Context) (breaker.Load, error)
 }
 
 // Server runs the parts of dlqd.
@@ -164,7 +163,7 @@ type Server struct {
 	certificates *door.Certificates
 	listeners    []net.Listener
 
-	conditions  *conditions.Conditions
+	conditions  *breaker.Conditions
 	planner     atomic.Pointer[strategy.Planner] // by the policy in force
 	reloading   sync.Mutex
 	reloadErr   atomic.Pointer[error]    // of the last reload; nil if it succeeded
@@ -283,7 +282,7 @@ func (s *Server) startPolicyAndBreakers(ctx context.Context) error {
 	s.breakers = breaker.New(breaker.Config{
 		DB: s.store.DB(), Policy: s.policy, Actor: postgres.ProcessName(), Logger: s.logger,
 	})
-	s.conditions = conditions.New(conditions.Config{
+	s.conditions = breaker.NewConditions(breaker.ConditionsConfig{
 		DB: s.pool, Policy: s.policy, Breakers: s.breakers, Measure: s.config.Measure,
 	})
 	planner, err := strategy.NewPlanner(s.config.Policy, s.conditions)

@@ -26,7 +26,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
-	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
@@ -65,7 +65,7 @@ func setup(t *testing.T, o options) *bundle {
 		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: slog.New(slog.DiscardHandler),
 		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second,
-		Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
+		Measure: func(context.Context) (breaker.Load, error) { return breaker.Load{}, nil },
 	}
 	soon := []time.Duration{20 * time.Millisecond}
 	for _, defaults := range rules.Routing.Strategies {

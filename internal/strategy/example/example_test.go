@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlqd/dlqd/internal/conditions"
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
@@ -159,7 +159,7 @@ func start(t *testing.T, url string, rules *policy.Policy) string {
 		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: slog.New(slog.DiscardHandler),
 		MaxConns: postgrestest.MaxConns, StopTimeout: 20 * time.Second,
-		Measure: func(context.Context) (conditions.Load, error) { return conditions.Load{}, nil },
+		Measure: func(context.Context) (breaker.Load, error) { return breaker.Load{}, nil },
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -1,7 +1,4 @@
-// Package conditions checks whether dead letters can be redelivered now: whether the destination's
-// breaker is closed and its health probe succeeds, and whether this machine and the database have
-// capacity.
-package conditions
+package breaker
 
 import (
 	"cmp"
@@ -15,13 +12,12 @@ import (
 	"github.com/shirou/gopsutil/v4/mem"
 
 	"github.com/dlqd/dlqd/internal/background"
-	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// DefaultInterval is how often the load of the machine and the database is measured.
-const DefaultInterval = 2 * time.Second
+// DefaultConditionsInterval is how often the load of the machine and the database is measured.
+const DefaultConditionsInterval = 2 * time.Second
 
 // maxProbeDelay is how long probes that take their whole timeout may delay the next measurement.
 const maxProbeDelay = time.Minute
@@ -29,19 +25,21 @@ const maxProbeDelay = time.Minute
 // Load is how much is in use, in percent.
 type Load struct{ CPU, Memory, Connections float64 }
 
-// Config configures [Conditions].
-type Config struct {
+// ConditionsConfig configures [Conditions].
+type ConditionsConfig struct {
 	DB       postgres.DB
 	Policy   func() *policy.Policy
-	Breakers *breaker.Breakers
-	Interval time.Duration // 0 means DefaultInterval
+	Breakers *Breakers
+	Interval time.Duration // 0 means DefaultConditionsInterval
 	// Measure returns the load of machine and database. If it is nil, they are measured.
 	Measure func(ctx context.Context) (Load, error)
 }
 
-// Conditions holds the conditions as they were measured last.
+// Conditions holds, as they were measured last, the conditions under which dead letters can be redelivered
+// now: the destination's breaker is closed and its health probe succeeds, and this machine and the database
+// have capacity.
 type Conditions struct {
-	config Config
+	config ConditionsConfig
 	client *http.Client
 
 	mu     sync.Mutex
@@ -55,9 +53,9 @@ type probe struct {
 	problem string // "" if it succeeded
 }
 
-// New returns conditions without measurements. Redelivery does not wait for unknown conditions.
-func New(config Config) *Conditions {
-	config.Interval = cmp.Or(config.Interval, DefaultInterval)
+// NewConditions returns conditions without measurements. Redelivery does not wait for unknown conditions.
+func NewConditions(config ConditionsConfig) *Conditions {
+	config.Interval = cmp.Or(config.Interval, DefaultConditionsInterval)
 	c := &Conditions{config: config, client: &http.Client{}, probes: map[string]probe{}}
 	if config.Measure == nil {
 		c.config.Measure = c.measure
@@ -154,11 +152,11 @@ func (c *Conditions) Unmet(queue, to string, want *policy.Conditions) string {
 		destination = c.config.Policy().Destinations[to]
 	}
 	if isSet(want.Breaker) {
-		name := breaker.QueuePrefix + queue
+		name := QueuePrefix + queue
 		if destination != nil {
-			name = breaker.DestinationPrefix + destination.Name
+			name = DestinationPrefix + destination.Name
 		}
-		if state, wait := c.config.Breakers.State(name); state == breaker.Open && wait > 0 {
+		if state, wait := c.config.Breakers.State(name); state == Open && wait > 0 {
 			return "circuit breaker " + name + " is open"
 		}
 	}

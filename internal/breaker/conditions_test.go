@@ -1,4 +1,4 @@
-package conditions_test
+package breaker_test
 
 import (
 	"context"
@@ -15,13 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/breaker"
-	"github.com/dlqd/dlqd/internal/conditions"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
-
-func TestMain(m *testing.M) { postgrestest.Main(m) }
 
 func TestConditions(t *testing.T) {
 	t.Parallel()
@@ -40,13 +37,13 @@ func TestConditions(t *testing.T) {
 	pool := postgrestest.Pool(t)
 	logger := slog.New(slog.DiscardHandler)
 	breakers := breaker.New(breaker.Config{DB: pool, Policy: current, Actor: "test", Logger: logger})
-	load, failure := conditions.Load{}, error(nil)
-	c := conditions.New(conditions.Config{
+	load, failure := breaker.Load{}, error(nil)
+	c := breaker.NewConditions(breaker.ConditionsConfig{
 		DB: pool, Policy: current, Breakers: breakers,
-		Measure: func(context.Context) (conditions.Load, error) { return load, failure },
+		Measure: func(context.Context) (breaker.Load, error) { return load, failure },
 	})
 	want := rules.Routing.Strategies["conditional"].Conditions
-	unmetAt := func(l conditions.Load) string {
+	unmetAt := func(l breaker.Load) string {
 		load = l
 		if err := c.Update(t.Context()); failure == nil {
 			require.NoError(t, err)
@@ -54,26 +51,26 @@ func TestConditions(t *testing.T) {
 		return c.Unmet("mails", "", want)
 	}
 	require.Empty(t, c.Unmet("mails", "", want), "unknown conditions delay nothing")
-	require.Empty(t, unmetAt(conditions.Load{CPU: 79.9, Memory: 84.9, Connections: 84.9}))
+	require.Empty(t, unmetAt(breaker.Load{CPU: 79.9, Memory: 84.9, Connections: 84.9}))
 	require.Equal(t, "80 % of this machine's processors are in use (must be below 80 %)",
-		unmetAt(conditions.Load{CPU: 80}))
-	require.Equal(t, "91 % of this machine's memory is in use (must be below 85 %)", unmetAt(conditions.Load{Memory: 91}))
+		unmetAt(breaker.Load{CPU: 80}))
+	require.Equal(t, "91 % of this machine's memory is in use (must be below 85 %)", unmetAt(breaker.Load{Memory: 91}))
 	require.Equal(t, "99 % of the database's connections are in use (must be below 85 %)",
-		unmetAt(conditions.Load{Connections: 99}))
+		unmetAt(breaker.Load{Connections: 99}))
 	require.Empty(t, c.Unmet("mails", "", &policy.Conditions{}), "a plan without conditions has none unmet")
 	failure = errors.New("no /proc")
-	require.Contains(t, unmetAt(conditions.Load{}), "connections", "the last measurement applies")
+	require.Contains(t, unmetAt(breaker.Load{}), "connections", "the last measurement applies")
 	failure = nil
-	require.Empty(t, unmetAt(conditions.Load{}))
+	require.Empty(t, unmetAt(breaker.Load{}))
 
 	status.Store(http.StatusServiceUnavailable)
 	require.Eventually(t, func() bool {
-		return unmetAt(conditions.Load{}) == "the probe of destination mailer answers 503"
+		return unmetAt(breaker.Load{}) == "the probe of destination mailer answers 503"
 	}, time.Minute, 50*time.Millisecond)
 	require.Empty(t, c.Unmet("elsewhere", "", want), "an application's queue has no probe")
 	probed.Close()
 	require.Eventually(t, func() bool {
-		return unmetAt(conditions.Load{}) == "the probe of destination mailer does not answer"
+		return unmetAt(breaker.Load{}) == "the probe of destination mailer does not answer"
 	}, time.Minute, 50*time.Millisecond)
 
 	require.NoError(t, breakers.ForceOpen(t.Context(), "destination:mailer", "kim", "", 0))
@@ -89,7 +86,7 @@ func TestConditions_MeasuresLoad(t *testing.T) {
 	pool := postgrestest.Pool(t)
 	current := func() *policy.Policy { return rules }
 	logger := slog.New(slog.DiscardHandler)
-	c := conditions.New(conditions.Config{
+	c := breaker.NewConditions(breaker.ConditionsConfig{
 		DB: pool, Policy: current,
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: current, Actor: "test", Logger: logger}),
 	})
