@@ -48,7 +48,7 @@ var tables = map[string][]string{
 	"rollup_backlog":          {"metrics", "deadletter"}, // the open entries, if counting them takes long
 	"rollup_flow":             {"analytics"},
 	"rollup_state":            {"analytics", "metrics", "deadletter"},
-	"saved_views":             {"savedview"},
+	"saved_views":             {"deadletter"},
 	"sessions":                {"access"},
 	"settings":                {"automatic", "deadletter", "retention"},
 	"tokens":                  {"access"},

@@ -184,3 +184,20 @@ SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::json
 
 -- name: ClosedMonths :many
 SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at FROM dlq.closed_months() m;
+
+-- name: Views :many
+SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.columns::text[] AS columns,
+    v.sort::text AS sort, v.shared::boolean AS shared, v.created_at::timestamptz AS created_at,
+    v.updated_at::timestamptz AS updated_at
+FROM dlq.views(@actor::text) v;
+
+-- name: SaveView :exec
+SELECT dlq.save_view(@name::text, @query::text, @columns::text[], @sort::text, @shared::boolean, @actor::text);
+
+-- name: DeleteView :exec
+SELECT dlq.delete_view(@name::text, nullif(@owner::text, ''), @actor::text);
+
+-- name: ReservePace :one
+-- ReservePace reserves places in a stream of redeliveries that all processes share.
+SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted
+FROM dlq.reserve_pace(@name::text, @rate::float8, @count::integer, @now::timestamptz, sqlc.narg('within')::interval) p;

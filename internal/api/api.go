@@ -39,7 +39,6 @@ import (
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
 	"github.com/dlqd/dlqd/internal/replay"
-	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -109,7 +108,6 @@ type Config struct {
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
 	Groups       *group.Store
-	Views        *savedview.Store
 	River        *river.Client[pgx.Tx] // lists and pauses queues; works no jobs
 	Access       *access.Authenticator // nil: no authentication
 	Metrics      *metrics.Metrics

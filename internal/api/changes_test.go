@@ -19,7 +19,6 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/replay"
-	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
@@ -51,9 +50,9 @@ func TestOperations_NotifyTheConsoleOfChanges(t *testing.T) {
 	server := httptest.NewServer(api.New(api.Config{
 		Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler), LogLevel: &slog.LevelVar{},
 		Store: store, Planner: plan,
-		Replayer: &replay.Replayer{Store: store, Planner: plan}, Views: &savedview.Store{Store: store},
-		Examine: func(context.Context) []doctor.Finding { return nil },
-		Console: func(http.Handler, http.Handler) api.Console { return recordingConsole{changes: changes} },
+		Replayer: &replay.Replayer{Store: store, Planner: plan},
+		Examine:  func(context.Context) []doctor.Finding { return nil },
+		Console:  func(http.Handler, http.Handler) api.Console { return recordingConsole{changes: changes} },
 	}))
 	t.Cleanup(server.Close)
 	for _, c := range []struct{ method, path, body, tag string }{

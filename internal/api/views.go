@@ -8,8 +8,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
-	"github.com/dlqd/dlqd/internal/savedview"
 )
 
 // ViewsPath is the path of saved views.
@@ -43,7 +43,7 @@ type GetViewInput struct {
 
 // ViewsOutputBody lists views.
 type ViewsOutputBody struct {
-	Views []savedview.SavedView `json:"views" doc:"The caller's views, then views that others share."`
+	Views []deadletter.SavedView `json:"views" doc:"The caller's views, then views that others share."`
 }
 
 // SaveViewInput creates or replaces a view.
@@ -64,15 +64,15 @@ type DeleteViewInput struct {
 // Operations on saved views.
 var (
 	ListViews  = Operation[ViewsInput, ViewsOutputBody]{"list-views", http.MethodGet, ViewsPath}
-	GetView    = Operation[GetViewInput, savedview.SavedView]{"get-view", http.MethodGet, ViewsPath + "/{name}"}
-	SaveView   = Operation[SaveViewInput, savedview.SavedView]{"save-view", http.MethodPut, ViewsPath + "/{name}"}
+	GetView    = Operation[GetViewInput, deadletter.SavedView]{"get-view", http.MethodGet, ViewsPath + "/{name}"}
+	SaveView   = Operation[SaveViewInput, deadletter.SavedView]{"save-view", http.MethodPut, ViewsPath + "/{name}"}
 	DeleteView = Operation[DeleteViewInput, None]{"delete-view", http.MethodDelete, ViewsPath + "/{name}"}
 )
 
 func (s *service) registerViews(api huma.API) {
 	tags := []string{"saved views"}
 	createdAt := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
-	shown := savedview.SavedView{
+	shown := deadletter.SavedView{
 		Name: "bank outages", Owner: "kim", Query: "class:outage queue:payments",
 		Columns: []string{}, Shared: true, CreatedAt: createdAt, UpdatedAt: createdAt,
 	}
@@ -80,10 +80,10 @@ func (s *service) registerViews(api huma.API) {
 		Tags:    tags,
 		Summary: "List the caller's saved views, and those that others share", Errors: []int{422, 503},
 	}
-	example(&list, http.StatusOK, map[string]any{"views": []savedview.SavedView{shown}})
+	example(&list, http.StatusOK, map[string]any{"views": []deadletter.SavedView{shown}})
 	register(api, ListViews, list, func(ctx context.Context, in *ViewsInput) (out *ViewsOutputBody, err error) {
 		out = &ViewsOutputBody{}
-		if out.Views, err = s.Views.List(ctx, (&Action{Actor: in.Actor}).person(ctx).Actor); err != nil {
+		if out.Views, err = s.Store.SavedViews(ctx, (&Action{Actor: in.Actor}).person(ctx).Actor); err != nil {
 			return nil, s.problem(ctx, err)
 		}
 		return out, nil
@@ -93,7 +93,7 @@ func (s *service) registerViews(api huma.API) {
 		Tags: tags, Summary: "Get a saved view", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, shown)
-	register(api, GetView, get, func(ctx context.Context, in *GetViewInput) (*savedview.SavedView, error) {
+	register(api, GetView, get, func(ctx context.Context, in *GetViewInput) (*deadletter.SavedView, error) {
 		return s.view(ctx, in.Name, in.Actor)
 	})
 
@@ -103,7 +103,7 @@ func (s *service) registerViews(api huma.API) {
 		Errors:      []int{400, 403, 409, 422, 503},
 	}
 	example(&save, http.StatusOK, shown)
-	register(api, SaveView, save, func(ctx context.Context, in *SaveViewInput) (*savedview.SavedView, error) {
+	register(api, SaveView, save, func(ctx context.Context, in *SaveViewInput) (*deadletter.SavedView, error) {
 		if in.Body.Shared {
 			var err error
 			if ctx, err = s.limitTo(ctx, need{access.Operator, true}); err != nil {
@@ -114,10 +114,10 @@ func (s *service) registerViews(api huma.API) {
 		if _, err := mergeText(ctx, filter.Filter{}, "body.query", in.Body.Query); err != nil {
 			return nil, err
 		}
-		v := savedview.SavedView{
+		v := deadletter.SavedView{
 			Name: in.Name, Query: in.Body.Query, Columns: in.Body.Columns, Order: in.Body.Order, Shared: in.Body.Shared,
 		}
-		if err := s.Views.Save(ctx, &v, (&Action{Actor: in.Body.Actor}).person(ctx).Actor); err != nil {
+		if err := s.Store.SaveView(ctx, &v, (&Action{Actor: in.Body.Actor}).person(ctx).Actor); err != nil {
 			return nil, s.problem(ctx, err)
 		}
 		return s.view(ctx, in.Name, in.Body.Actor)
@@ -135,15 +135,15 @@ func (s *service) registerViews(api huma.API) {
 				return nil, err
 			}
 		}
-		if err := s.Views.Delete(ctx, in.Name, in.Owner, actor); err != nil {
+		if err := s.Store.DeleteView(ctx, in.Name, in.Owner, actor); err != nil {
 			return nil, s.problem(ctx, err)
 		}
 		return nil, nil //nolint:nilnil // no content
 	})
 }
 
-func (s *service) view(ctx context.Context, name, actor string) (*savedview.SavedView, error) {
-	v, err := s.Views.Get(ctx, name, (&Action{Actor: actor}).person(ctx).Actor)
+func (s *service) view(ctx context.Context, name, actor string) (*deadletter.SavedView, error) {
+	v, err := s.Store.SavedView(ctx, name, (&Action{Actor: actor}).person(ctx).Actor)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

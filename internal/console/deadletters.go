@@ -11,7 +11,6 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
-	"github.com/dlqd/dlqd/internal/savedview"
 )
 
 const (
@@ -43,12 +42,12 @@ type list struct {
 	Operator  bool
 	Copies    []copyText
 	Searched  *time.Time // time to which a text search has looked back
-	Views     []savedview.SavedView
+	Views     []deadletter.SavedView
 	Me        string // the viewer, who may delete views of their own
 }
 
 // ViewPath returns the address of the list with a saved view.
-func (l *list) ViewPath(v savedview.SavedView) string {
+func (l *list) ViewPath(v deadletter.SavedView) string {
 	query := url.Values{"q": {v.Query}}
 	if v.Order != "" {
 		query.Set("order", v.Order)
@@ -150,7 +149,7 @@ func (c *Console) saveView(in *request) (*done, error) {
 	if name == "" {
 		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: "a saved view requires a name"}
 	}
-	saved := savedview.SavedView{
+	saved := deadletter.SavedView{
 		Query: in.PostFormValue("q"), Order: in.PostFormValue("order"), Columns: in.PostForm["column"],
 	}
 	if _, err := call(in, api.SaveView, api.SaveViewInput{ViewInput: api.ViewInput{Name: name}, Body: api.ViewBody{

@@ -12,8 +12,8 @@ import (
 
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/breaker"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
-	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -165,7 +165,7 @@ func (r *Releaser) releaseFor(ctx context.Context, destination string) error {
 	most := min(settings.Probes<<doublings, maxRelease)
 	if rate := p.Destinations[destination].RedeliveriesPerSecond; rate > 0 {
 		within := releaseInterval
-		places, err := pace.Reserve(ctx, r.DB, breaker.DestinationPrefix+destination, rate, most, now, &within)
+		places, err := deadletter.ReservePlaces(ctx, r.DB, breaker.DestinationPrefix+destination, rate, most, now, &within)
 		if err != nil {
 			return err
 		}

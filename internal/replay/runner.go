@@ -16,7 +16,6 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/facts"
-	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
@@ -218,7 +217,7 @@ func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockR
 	}
 	if run.Rate != nil {
 		step, now := paceStep, time.Now()
-		slots, err := pace.Reserve(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, now, &step)
+		slots, err := deadletter.ReservePlaces(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, now, &step)
 		if err != nil || slots.Granted == 0 {
 			return 0, min(max(slots.First.Sub(now)-step, soon), idle), err
 		}

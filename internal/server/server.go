@@ -44,7 +44,6 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/restored"
 	"github.com/dlqd/dlqd/internal/retention"
-	"github.com/dlqd/dlqd/internal/savedview"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -614,7 +613,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	}
 	handler := api.New(api.Config{
 		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups,
-		Views: &savedview.Store{Store: s.store}, Archive: s.archive, Planner: s.planner.Load,
+		Archive: s.archive, Planner: s.planner.Load,
 		Breakers: s.breakers, River: riverAdmin, Metrics: s.metrics, Logger: s.logger,
 		MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,

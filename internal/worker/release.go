@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/automatic"
-	"github.com/dlqd/dlqd/internal/pace"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
@@ -114,7 +114,7 @@ func (w *Worker) releaseGroup(
 			due = append(due, row)
 		}
 	}
-	places, gap := pace.Places{First: now, Granted: len(due)}, time.Duration(0)
+	places, gap := deadletter.Places{First: now, Granted: len(due)}, time.Duration(0)
 	if limit.PerSecond > 0 && len(due) > 0 {
 		gap = time.Duration(float64(time.Second) / limit.PerSecond)
 		if places, err = w.reserve(ctx, tx, limit, len(due), now, &w.config.GateInterval, counts); err != nil {

@@ -24,7 +24,6 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
-	"github.com/dlqd/dlqd/internal/pace"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -661,12 +660,12 @@ func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *stra
 	return ready, nil
 }
 
-// reserve takes up to so many places in a pace: see [pace.Reserve].
+// reserve takes up to so many places in a pace: see [deadletter.ReservePlaces].
 func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, entries int, now time.Time,
 	within *time.Duration, counts map[string]int,
-) (pace.Places, error) {
+) (deadletter.Places, error) {
 	start := time.Now()
-	places, err := pace.Reserve(ctx, tx, of.Name, of.PerSecond, entries, now, within)
+	places, err := deadletter.ReservePlaces(ctx, tx, of.Name, of.PerSecond, entries, now, within)
 	w.recordStage(ctx, StagePace, start, err)
 	counts["placed"] += places.Granted
 	return places, err

@@ -37,8 +37,8 @@ const (
 // codeTests are the packages with tests of SQL functions. Those of internal/server are too slow.
 var codeTests = strings.Fields(`internal/deadletter internal/worker internal/facts internal/reconcile
 	internal/replay internal/host internal/breaker internal/retention internal/group internal/analytics
-	internal/automatic internal/restored internal/savedview internal/approval internal/metrics
-	internal/delivery internal/process`)
+	internal/automatic internal/restored internal/approval internal/metrics internal/delivery
+	internal/process`)
 
 // nearest is how many of these packages run for a mutant: those whose tests and queries name the
 // changed function most. A mutant that only the tests of others would kill survives.

@@ -231,6 +231,21 @@ func (q *Queries) CountUpTo(ctx context.Context, arg CountUpToParams) (int64, er
 	return count, err
 }
 
+const DeleteView = `-- name: DeleteView :exec
+SELECT dlq.delete_view($1::text, nullif($2::text, ''), $3::text)
+`
+
+type DeleteViewParams struct {
+	Name  string
+	Owner string
+	Actor string
+}
+
+func (q *Queries) DeleteView(ctx context.Context, arg DeleteViewParams) error {
+	_, err := q.db.Exec(ctx, DeleteView, arg.Name, arg.Owner, arg.Actor)
+	return err
+}
+
 const EnsureMonth = `-- name: EnsureMonth :one
 SELECT dlq.ensure_partition(('dlq.dead_letter_' || substr($1::text, 5))::regclass,
     $2::timestamptz)::boolean AS exists
@@ -778,6 +793,38 @@ func (q *Queries) Replay(ctx context.Context, arg ReplayParams) (int64, error) {
 	return job, err
 }
 
+const ReservePace = `-- name: ReservePace :one
+SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted
+FROM dlq.reserve_pace($1::text, $2::float8, $3::integer, $4::timestamptz, $5::interval) p
+`
+
+type ReservePaceParams struct {
+	Name   string
+	Rate   float64
+	Count  int32
+	Now    time.Time
+	Within *time.Duration
+}
+
+type ReservePaceRow struct {
+	FirstAt time.Time
+	Granted int32
+}
+
+// ReservePace reserves places in a stream of redeliveries that all processes share.
+func (q *Queries) ReservePace(ctx context.Context, arg ReservePaceParams) (ReservePaceRow, error) {
+	row := q.db.QueryRow(ctx, ReservePace,
+		arg.Name,
+		arg.Rate,
+		arg.Count,
+		arg.Now,
+		arg.Within,
+	)
+	var i ReservePaceRow
+	err := row.Scan(&i.FirstAt, &i.Granted)
+	return i, err
+}
+
 const RestoreEntries = `-- name: RestoreEntries :one
 SELECT dlq.restore_entries($1::jsonb, $2::timestamptz, $3::text,
     nullif($4::text, ''))::integer AS entries
@@ -800,6 +847,31 @@ func (q *Queries) RestoreEntries(ctx context.Context, arg RestoreEntriesParams) 
 	var entries int32
 	err := row.Scan(&entries)
 	return entries, err
+}
+
+const SaveView = `-- name: SaveView :exec
+SELECT dlq.save_view($1::text, $2::text, $3::text[], $4::text, $5::boolean, $6::text)
+`
+
+type SaveViewParams struct {
+	Name    string
+	Query   string
+	Columns []string
+	Sort    string
+	Shared  bool
+	Actor   string
+}
+
+func (q *Queries) SaveView(ctx context.Context, arg SaveViewParams) error {
+	_, err := q.db.Exec(ctx, SaveView,
+		arg.Name,
+		arg.Query,
+		arg.Columns,
+		arg.Sort,
+		arg.Shared,
+		arg.Actor,
+	)
+	return err
 }
 
 const SweepRedeliveries = `-- name: SweepRedeliveries :one
@@ -872,6 +944,53 @@ func (q *Queries) Undo(ctx context.Context, arg UndoParams) (UndoRow, error) {
 		&i.LastID,
 	)
 	return i, err
+}
+
+const Views = `-- name: Views :many
+SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.columns::text[] AS columns,
+    v.sort::text AS sort, v.shared::boolean AS shared, v.created_at::timestamptz AS created_at,
+    v.updated_at::timestamptz AS updated_at
+FROM dlq.views($1::text) v
+`
+
+type ViewsRow struct {
+	Owner     string
+	Name      string
+	Query     string
+	Columns   []string
+	Sort      string
+	Shared    bool
+	CreatedAt time.Time
+	UpdatedAt time.Time
+}
+
+func (q *Queries) Views(ctx context.Context, actor string) ([]ViewsRow, error) {
+	rows, err := q.db.Query(ctx, Views, actor)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ViewsRow{}
+	for rows.Next() {
+		var i ViewsRow
+		if err := rows.Scan(
+			&i.Owner,
+			&i.Name,
+			&i.Query,
+			&i.Columns,
+			&i.Sort,
+			&i.Shared,
+			&i.CreatedAt,
+			&i.UpdatedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const WereErased = `-- name: WereErased :many

@@ -1,5 +1,4 @@
-// Package pace reserves places for redeliveries in streams that all processes share.
-package pace
+package deadletter
 
 import (
 	"context"
@@ -7,20 +6,21 @@ import (
 	"math"
 	"time"
 
-	"github.com/dlqd/dlqd/internal/pace/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/deadletter/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Places are consecutive places in a stream, the first one at First.
+// Places are consecutive places in a stream of redeliveries that all processes share, the first one at
+// First.
 type Places struct {
 	First   time.Time
 	Granted int
 }
 
-// Reserve reserves up to count places in the named stream, which has perSecond places a second,
+// ReservePlaces reserves up to count places in the named stream, which has perSecond places a second,
 // from now on. If within is nil, it reserves all of them; otherwise only those that are no further
 // ahead than within.
-func Reserve(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time,
+func ReservePlaces(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time,
 	within *time.Duration,
 ) (Places, error) {
 	row, err := dbsqlc.New(db).ReservePace(ctx, dbsqlc.ReservePaceParams{

@@ -1,4 +1,4 @@
-package savedview_test
+package deadletter_test
 
 import (
 	"context"
@@ -12,25 +12,22 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
-	"github.com/dlqd/dlqd/internal/savedview"
 )
-
-func TestMain(m *testing.M) { postgrestest.Main(m) }
 
 // Users see their own views and shared ones. Views are saved, changed and deleted by name, and
 // limited in number.
 func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
-	s := &savedview.Store{Store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
+	s := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	save := func(ctx context.Context, actor, name, query string, shared bool) error {
-		return s.Save(ctx, &savedview.SavedView{
+		return s.SaveView(ctx, &deadletter.SavedView{
 			Name: name, Query: query, Columns: []string{"status", "errorType"}, Order: "oldest", Shared: shared,
 		}, actor)
 	}
 	names := func(ctx context.Context, actor string) (names []string) {
 		t.Helper()
-		views, err := s.List(ctx, actor)
+		views, err := s.SavedViews(ctx, actor)
 		require.NoError(t, err)
 		for _, v := range views {
 			names = append(names, v.Owner+"/"+v.Name)
@@ -48,7 +45,7 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 		"a view with a filter that the reader may not use is hidden")
 	require.NoError(t, save(ctx, "kim", "customer", "queue:a key:cus_42", true))
 	require.Equal(t, []string{"kim/ours"}, names(postgres.AsReader(ctx), "ben"))
-	v, err := s.Get(ctx, "mine", "anna")
+	v, err := s.SavedView(ctx, "mine", "anna")
 	require.NoError(t, err)
 	require.Equal(t, "queue:mails", v.Query)
 	require.Equal(t, []string{"status", "errorType"}, v.Columns)
@@ -57,11 +54,11 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	require.ErrorIs(t, save(ctx, "anna", "ours", "x", true), deadletter.ErrNotAllowed,
 		"another user shares a view of this name")
 	require.NoError(t, save(ctx, "anna", "ours", "queue:a", false))
-	v, err = s.Get(ctx, "ours", "anna")
+	v, err = s.SavedView(ctx, "ours", "anna")
 	require.NoError(t, err)
 	require.Equal(t, "queue:a", v.Query, "the own view comes before a shared one")
 	require.NoError(t, save(ctx, "kim", "mine", "status:pending", false))
-	v, err = s.Get(ctx, "mine", "kim")
+	v, err = s.SavedView(ctx, "mine", "kim")
 	require.NoError(t, err)
 	require.Equal(t, "status:pending", v.Query)
 
@@ -71,14 +68,14 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	require.Equal(t, []string{"cleo/mails"}, names(postgres.WithScope(ctx, `[{"queues": ["mail*", "pay"]}]`), "dan"))
 	require.Empty(t, names(postgres.WithScope(ctx, `[{"queues": ["pay"]}]`), "dan"))
 
-	require.ErrorIs(t, s.Delete(ctx, "mine", "", "ben"), deadletter.ErrNotFound)
-	require.ErrorIs(t, s.Delete(ctx, "mine", "kim", "ben"), deadletter.ErrNotFound, "the view is not shared")
-	require.NoError(t, s.Delete(ctx, "ours", "kim", "ben"), "an admin deletes a shared view")
-	require.NoError(t, s.Delete(ctx, "mine", "", "kim"))
-	_, err = s.Get(ctx, "mine", "kim")
+	require.ErrorIs(t, s.DeleteView(ctx, "mine", "", "ben"), deadletter.ErrNotFound)
+	require.ErrorIs(t, s.DeleteView(ctx, "mine", "kim", "ben"), deadletter.ErrNotFound, "the view is not shared")
+	require.NoError(t, s.DeleteView(ctx, "ours", "kim", "ben"), "an admin deletes a shared view")
+	require.NoError(t, s.DeleteView(ctx, "mine", "", "kim"))
+	_, err = s.SavedView(ctx, "mine", "kim")
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 
-	for _, bad := range []savedview.SavedView{
+	for _, bad := range []deadletter.SavedView{
 		{Name: ""},
 		{Name: " x"},
 		{Name: "a\nb"},
@@ -86,7 +83,7 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 		{Name: "x", Query: strings.Repeat("x", 4097)},
 		{Name: "x", Columns: []string{"<b>"}},
 	} {
-		require.ErrorIs(t, s.Save(ctx, &bad, "kim"), deadletter.ErrInvalid, "%q", bad.Name)
+		require.ErrorIs(t, s.SaveView(ctx, &bad, "kim"), deadletter.ErrInvalid, "%q", bad.Name)
 	}
 	for i := range 99 {
 		require.NoError(t, save(ctx, "kim", "view "+strconv.Itoa(i), "", false))
@@ -103,7 +100,7 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 func TestSavedViews_MaskSensitiveValuesForOthers(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
-	s := &savedview.Store{Store: deadletter.NewStore(pool, postgres.DefaultSchemas())}
+	s := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	for name, query := range map[string]string{
 		"list":   `queue:a payload.customer.email:kim@example.com,"anna b@example.com" status:manual`,
 		"quoted": `-payload."customer"."email":x payload.customer."email":"y \" z" class:outage`,
@@ -111,10 +108,10 @@ func TestSavedViews_MaskSensitiveValuesForOthers(t *testing.T) {
 		"json":   `queue:a payload:{"customer": {"email": "kim@example.com"}}`,
 		"array":  `payload.customer.0.email:kim`,
 	} {
-		require.NoError(t, s.Save(t.Context(), &savedview.SavedView{Name: name, Query: query, Shared: true}, "kim"))
+		require.NoError(t, s.SaveView(t.Context(), &deadletter.SavedView{Name: name, Query: query, Shared: true}, "kim"))
 	}
 	shown := func(actor string) map[string]string {
-		views, err := s.List(t.Context(), actor)
+		views, err := s.SavedViews(t.Context(), actor)
 		require.NoError(t, err)
 		queries := map[string]string{}
 		for _, v := range views {
@@ -124,7 +121,7 @@ func TestSavedViews_MaskSensitiveValuesForOthers(t *testing.T) {
 	}
 	plain := shown("kim")
 	require.Equal(t, plain, shown("anna"), "nothing is sensitive")
-	require.NoError(t, s.Store.Protect(t.Context(), []string{},
+	require.NoError(t, s.Protect(t.Context(), []string{},
 		policy.Data{SensitivePaths: []string{"payload.customer.email"}}.Masked()))
 	require.Equal(t, plain, shown("kim"))
 	require.Equal(t, map[string]string{

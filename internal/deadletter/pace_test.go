@@ -1,4 +1,4 @@
-package pace_test
+package deadletter_test
 
 import (
 	"testing"
@@ -6,14 +6,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlqd/dlqd/internal/pace"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func TestMain(m *testing.M) { postgrestest.Main(m) }
-
 // A stream keeps its rate however often callers reserve: it skips no place, and grants none twice.
-func TestReserve_KeepsRate(t *testing.T) {
+func TestReservePlaces_KeepsRate(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
@@ -29,7 +27,7 @@ func TestReserve_KeepsRate(t *testing.T) {
 			length := time.Duration(seconds) * time.Second
 			for at := time.Duration(0); at < length; at += max(caller.every, length/1000) {
 				within := max(caller.within, length/1000)
-				places, err := pace.Reserve(t.Context(), pool, caller.name+time.Duration(rate*1e9).String(), rate, 1000,
+				places, err := deadletter.ReservePlaces(t.Context(), pool, caller.name+time.Duration(rate*1e9).String(), rate, 1000,
 					start.Add(at), &within)
 				require.NoError(t, err)
 				if granted += places.Granted; places.Granted > 0 {
@@ -43,31 +41,31 @@ func TestReserve_KeepsRate(t *testing.T) {
 }
 
 // An unused stream saves up nothing: its next place is now, and those that follow have its rate.
-func TestReserve_UnusedStreamStartsNow(t *testing.T) {
+func TestReservePlaces_UnusedStreamStartsNow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start, second := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC), time.Second
-	_, err := pace.Reserve(t.Context(), pool, "queue", 1, 1, start, &second)
+	_, err := deadletter.ReservePlaces(t.Context(), pool, "queue", 1, 1, start, &second)
 	require.NoError(t, err)
 	for _, within := range []*time.Duration{&second, nil} {
 		start = start.Add(time.Hour)
-		places, err := pace.Reserve(t.Context(), pool, "queue", 1, 2, start, within)
+		places, err := deadletter.ReservePlaces(t.Context(), pool, "queue", 1, 2, start, within)
 		require.NoError(t, err)
 		require.Equal(t, 2, places.Granted)
 		require.WithinDuration(t, start, places.First, 0)
-		places, err = pace.Reserve(t.Context(), pool, "queue", 1, 100, start, &second)
+		places, err = deadletter.ReservePlaces(t.Context(), pool, "queue", 1, 100, start, &second)
 		require.NoError(t, err)
 		require.Zero(t, places.Granted, "the next place is in two seconds")
 	}
 }
 
 // A caller that finds no place within reach reserves none, and the stream does not change.
-func TestReserve_NoPlaceWithinReachReservesNone(t *testing.T) {
+func TestReservePlaces_NoPlaceWithinReachReservesNone(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
 	start, second := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC), time.Second
-	reserve := func(count int, within *time.Duration) pace.Places {
-		places, err := pace.Reserve(t.Context(), pool, "queue", 1, count, start, within)
+	reserve := func(count int, within *time.Duration) deadletter.Places {
+		places, err := deadletter.ReservePlaces(t.Context(), pool, "queue", 1, count, start, within)
 		require.NoError(t, err)
 		return places
 	}

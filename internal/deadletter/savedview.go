@@ -1,0 +1,71 @@
+package deadletter
+
+import (
+	"context"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/deadletter/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// SavedView is a named filter of dead letters, with its columns and order. Users see their own views
+// and those that others share.
+type SavedView struct {
+	Name      string    `json:"name" doc:"Name of the view." example:"bank outages"`
+	Owner     string    `json:"owner" doc:"Owner of the view." example:"kim"`
+	Query     string    `json:"query" doc:"Filter as text: the q of GET /api/dlq/entries." example:"status:manual queue:payments"`
+	Columns   []string  `json:"columns" doc:"Columns of the list, in order; empty for the default columns."`
+	Order     string    `json:"order,omitempty" doc:"Order of the list; absent for the default order."`
+	Shared    bool      `json:"shared" doc:"Whether other users see the view."`
+	CreatedAt time.Time `json:"createdAt" doc:"When the view was created."`
+	UpdatedAt time.Time `json:"updatedAt" doc:"When the view was last changed."`
+}
+
+// SavedViews returns the views of actor, then those that others share.
+func (s *Store) SavedViews(ctx context.Context, actor string) ([]SavedView, error) {
+	rows, err := dbsqlc.New(s.DB()).Views(ctx, actor)
+	views := make([]SavedView, len(rows))
+	for i, r := range rows {
+		views[i] = SavedView{
+			Name: r.Name, Owner: r.Owner, Query: r.Query, Columns: r.Columns, Order: r.Sort,
+			Shared: r.Shared, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
+		}
+	}
+	return views, AsMoveError(err)
+}
+
+// SavedView returns the view of a name that actor owns, or else one that others share.
+func (s *Store) SavedView(ctx context.Context, name, actor string) (*SavedView, error) {
+	views, err := s.SavedViews(ctx, actor)
+	if err != nil {
+		return nil, err
+	}
+	for i := range views {
+		if views[i].Name == name {
+			return &views[i], nil
+		}
+	}
+	return nil, &MoveError{Kind: ErrNotFound, Detail: "saved view " + name + ": not found"}
+}
+
+// SaveView creates or replaces actor's view of a name. It reads Name, Query, Columns, Order and Shared
+// of v.
+func (s *Store) SaveView(ctx context.Context, v *SavedView, actor string) error {
+	columns := v.Columns
+	if columns == nil {
+		columns = []string{}
+	}
+	return AsMoveError(s.InTx(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).SaveView(ctx, dbsqlc.SaveViewParams{
+			Name: v.Name, Query: v.Query, Columns: columns, Sort: v.Order, Shared: v.Shared, Actor: actor,
+		})
+	}))
+}
+
+// DeleteView deletes a view of actor or, if owner is not "", one that owner shares. The latter needs
+// the role admin.
+func (s *Store) DeleteView(ctx context.Context, name, owner, actor string) error {
+	return AsMoveError(s.InTx(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).DeleteView(ctx, dbsqlc.DeleteViewParams{Name: name, Owner: owner, Actor: actor})
+	}))
+}
