@@ -112,7 +112,7 @@ func newApprovals() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	addDefaultList(cmd, list, &c)
+	addDefaultList(cmd, list, &c, "approvals", "id")
 	for _, f := range []*cobra.Command{cmd, list} {
 		f.Flags().StringVar(&state, "state", "", "only in this state: requested, approved, done, failed, refused, expired "+
 			"or withdrawn")
@@ -141,29 +141,7 @@ func newDecision(verb, short string) *cobra.Command {
 				}
 				return printApproval(cmd, a)
 			case "approve":
-				if expect == nil {
-					a, _, err := fetch(cmd, &c, api.GetApproval, in)
-					if err != nil {
-						return err
-					}
-					if !c.asJSON {
-						if err := printApproval(cmd, a); err != nil {
-							return err
-						}
-					}
-					if expect, err = askNumber(cmd, a.Entries); err != nil {
-						return err
-					}
-				}
-				a, err := call(cmd, &c, api.Approve, api.ApproveInput{
-					ApprovalInput: in, Body: api.ApproveAction{Action: action, Expect: *expect},
-				})
-				if err != nil || c.asJSON {
-					return err
-				}
-				printSafef(cmd.OutOrStdout(), "approved %s: %d dead letters; dlqd carries it out. To see the outcome: dlqd "+
-					"approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
-				return nil
+				return approve(cmd, &c, in, action, expect)
 			default:
 				operation := api.Refuse
 				if verb == "withdraw" {
@@ -178,7 +156,11 @@ func newDecision(verb, short string) *cobra.Command {
 			}
 		},
 	}
-	c.register(cmd)
+	if verb == "show" {
+		c.registerNamed(cmd, "", "id")
+	} else {
+		c.register(cmd)
+	}
 	if verb == "approve" {
 		cmd.Flags().Var(countFlag{&expect}, "expect",
 			"number of dead letters that you approve: rejected if more match now (at a terminal, the command asks)")
@@ -187,6 +169,33 @@ func newDecision(verb, short string) *cobra.Command {
 		cmd.Flags().StringVar(&note, "note", "", "reason")
 	}
 	return cmd
+}
+
+// approve approves a request for at most expect dead letters. If expect is nil, it asks for the number.
+func approve(cmd *cobra.Command, c *client, in api.ApprovalInput, action api.Action, expect *int64) error {
+	if expect == nil {
+		a, _, err := fetch(cmd, c, api.GetApproval, in)
+		if err != nil {
+			return err
+		}
+		if !c.asJSON {
+			if err := printApproval(cmd, a); err != nil {
+				return err
+			}
+		}
+		if expect, err = askNumber(cmd, a.Entries); err != nil {
+			return err
+		}
+	}
+	a, err := call(cmd, c, api.Approve, api.ApproveInput{
+		ApprovalInput: in, Body: api.ApproveAction{Action: action, Expect: *expect},
+	})
+	if err != nil || c.asJSON {
+		return err
+	}
+	printSafef(cmd.OutOrStdout(), "approved %s: %d dead letters; dlqd carries it out. To see the outcome: dlqd "+
+		"approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
+	return nil
 }
 
 func printApproval(cmd *cobra.Command, a *approval.Approval) error {

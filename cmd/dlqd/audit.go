@@ -26,6 +26,9 @@ func newAudit() *cobra.Command {
 				row(stamp(m.At), m.Actor, text(m.Origin), text(m.EntryID), text(m.FromStatus), text(m.ToStatus), text(m.Reason),
 					text(m.Note), text(m.ConfigVersion))
 			}
+			if len(page.Moves) == 0 {
+				c.noteUnknownQueues(cmd, "", in.Queue)
+			}
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
 			}
@@ -33,7 +36,7 @@ func newAudit() *cobra.Command {
 			return err
 		},
 	}
-	c.register(cmd)
+	c.registerNamed(cmd, "moves", "entryId")
 	for _, f := range []struct {
 		into       *string
 		flag, help string
@@ -130,6 +133,6 @@ func newErasures() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	c.register(cmd)
+	c.registerNamed(cmd, "erasures", "id")
 	return cmd
 }

@@ -35,12 +35,12 @@ func newBreakers() *cobra.Command {
 				if b.LastTried != nil {
 					tried = ago(*b.LastTried)
 				}
-				row(b.Name, b.State, since, tried, fmt.Sprintf("%.0f %% of %d", b.FailureRate, b.Deliveries), shorten(b.Reason, 60))
+				row(b.Name, b.State, since, tried, fmt.Sprintf("%.0f %% of %d", b.FailureRate, b.Deliveries), b.Reason)
 			}
 			return w.Flush()
 		},
 	}
-	addDefaultList(cmd, show, &list)
+	addDefaultList(cmd, show, &list, "breakers", "name")
 
 	change := func(verb, short string, flags func(*cobra.Command, *api.OpenAction)) {
 		var c client

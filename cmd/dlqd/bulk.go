@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -33,7 +34,7 @@ func newMove(name, short string) *cobra.Command {
 				return err
 			}
 			if one {
-				if err := allowOnlyFlags(cmd, "with an ID", "note", "json", "api-url"); err != nil {
+				if err := allowOnlyFlags(cmd, "with an ID", "note", "json", "output", "api-url"); err != nil {
 					return err
 				}
 				return c.move(cmd, args[0], name, &in.Action)
@@ -103,6 +104,9 @@ func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, fl
 	if err != nil || c.asJSON {
 		return err
 	}
+	if out.Chosen == 0 {
+		c.noteUnknownQueues(cmd, in.Filter.Q, in.Filter.Queue...)
+	}
 	if !out.DryRun {
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %d of %d dead letters\n", in.Do, out.Changed, out.Chosen)
 		printUndo(cmd, out.Undo)
@@ -116,8 +120,12 @@ func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, fl
 
 // printSplit prints the number of entries by one property.
 func printSplit(cmd *cobra.Command, by string, counts map[string]int64) {
+	width := 0
+	for key := range counts {
+		width = max(width, utf8.RuneCountInString(cmp.Or(key, "(none)")))
+	}
 	for _, key := range slices.Sorted(maps.Keys(counts)) {
-		printSafef(cmd.OutOrStdout(), "  %-10s  %-40s  %d\n", by, shorten(cmp.Or(key, "(none)"), 40), counts[key])
+		printSafef(cmd.OutOrStdout(), "  %-10s  %-*s  %d\n", by, width, cmp.Or(key, "(none)"), counts[key])
 	}
 }
 

@@ -10,10 +10,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/user"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 
@@ -27,7 +27,8 @@ import (
 // client calls the API of a running dlqd.
 type client struct {
 	base    string
-	asJSON  bool
+	asJSON  bool          // print the API's answer itself, in the format of output
+	output  *output       // as given; nil if it was not
 	timeout time.Duration // of one request; 0 means apiTimeout
 	// tokenFile is a file with a token. There is no flag for the token itself, because other users of
 	// the machine can read arguments.
@@ -37,9 +38,13 @@ type client struct {
 	plainHTTP bool   // allow sending a token unencrypted over the network
 }
 
-func (c *client) register(cmd *cobra.Command) {
+func (c *client) register(cmd *cobra.Command) { c.registerNamed(cmd, "") }
+
+// registerNamed is register for a command that prints a table. list and names say what -o name prints, see
+// [output].
+func (c *client) registerNamed(cmd *cobra.Command, list string, names ...string) {
 	c.registerURL(cmd)
-	cmd.Flags().BoolVar(&c.asJSON, "json", false, "print the API's response as JSON")
+	(&output{client: c, list: list, names: names}).register(cmd)
 }
 
 func (c *client) registerURL(cmd *cobra.Command) {
@@ -59,16 +64,24 @@ func (c *client) registerAddress(cmd *cobra.Command) {
 	cmd.Flags().Lookup("api-url").DefValue = redact.Text(defaultURL)
 }
 
-// call calls an operation and returns its answer. With --json, it also prints the answer unchanged. An error
-// answer becomes the error.
+// call calls an operation and returns its answer. With --json or --output, it also prints the answer itself. An
+// error answer becomes the error.
 func call[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input In) (*Out, error) {
 	out, raw, err := fetch(cmd, c, operation, input)
 	_, requested := errors.AsType[*approvalRequestedError](err)
 	if c.asJSON && (err == nil || requested) {
-		_, writeErr := cmd.OutOrStdout().Write(append(bytes.TrimSpace(raw), '\n'))
-		err = cmp.Or(err, writeErr)
+		err = cmp.Or(err, c.printAnswer(cmd.OutOrStdout(), raw))
 	}
 	return out, err
+}
+
+// printAnswer prints an answer of the API as --output says, or as JSON.
+func (c *client) printAnswer(w io.Writer, answer []byte) error {
+	if c.output != nil {
+		return c.output.print(w, answer)
+	}
+	_, err := w.Write(append(bytes.TrimSpace(answer), '\n'))
+	return err
 }
 
 // fetch calls an operation. It returns its answer decoded and unchanged.
@@ -103,12 +116,40 @@ func commandError(err error) error {
 type apiError struct{ *api.Problem }
 
 func (e *apiError) Error() string {
-	parts := make([]string, 1, 1+len(e.Errors))
-	parts[0] = e.Detail
-	for _, cause := range e.Errors {
-		parts = append(parts, cause.Location+": "+cause.Message)
+	var parts []string
+	if e.Detail != "validation failed" || len(e.Errors) == 0 { // huma's words; the mistakes follow
+		parts = append(parts, e.Detail)
+	}
+	for _, mistake := range e.Errors {
+		if strings.Contains(e.Detail, mistake.Message) {
+			continue // the detail says it already
+		}
+		message := mistake.Message
+		var id string
+		if strings.HasPrefix(message, "expected string to be RFC 4122 uuid") && json.Unmarshal(mistake.Value, &id) == nil {
+			message = id + " is not an id, such as " + exampleID
+		}
+		parts = append(parts, mistake.Location+": "+message)
 	}
 	return strings.ReplaceAll(strings.Join(parts, "; "), `"all": true`, "--all")
+}
+
+// exampleID shows what an id looks like.
+const exampleID = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
+
+// cause returns what kept a request from being answered, without the request and the operation that
+// net/http and net put in front of it.
+func cause(err error) error {
+	if request, ok := errors.AsType[*url.Error](err); ok {
+		err = request.Err
+	}
+	if operation, ok := errors.AsType[*net.OpError](err); ok {
+		err = operation.Err
+	}
+	if call, ok := errors.AsType[*os.SyscallError](err); ok {
+		err = call.Err
+	}
+	return err
 }
 
 // token returns the token to send, or "" for none.
@@ -192,21 +233,10 @@ func (c *client) send(cmd *cobra.Command, r *api.Request) (*http.Response, error
 		return nil, redirect
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w (is \"dlqd serve\" running there? --api-url sets another address)", err)
+		return nil, fmt.Errorf("%s: %w (is \"dlqd serve\" running there? --api-url sets another address)",
+			redact.Text(c.base), cause(err))
 	}
 	return response, nil
-}
-
-func table(cmd *cobra.Command, header string) (w *tabwriter.Writer, row func(cells ...any)) {
-	w = tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(w, header)
-	return w, func(cells ...any) {
-		texts := make([]string, len(cells))
-		for i, cell := range cells {
-			texts[i] = printable(fmt.Sprint(cell))
-		}
-		_, _ = fmt.Fprintln(w, strings.Join(texts, "\t"))
-	}
 }
 
 // printable makes untrusted text safe for a terminal. Control characters become blanks; characters
@@ -310,11 +340,14 @@ func newList() *cobra.Command {
 			w, row := table(cmd, "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR\tNEXT")
 			for _, e := range page.Entries {
 				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType),
-					ago(e.LastFailedAt)+" ago", shorten(text(e.ErrorMessage), 60), text(e.Next))
+					ago(e.LastFailedAt)+" ago", text(e.ErrorMessage), text(e.Next))
 			}
 			printStop(cmd.ErrOrStderr(), page.AutomaticStopped)
 			if err := w.Flush(); err != nil {
 				return err
+			}
+			if len(page.Entries) == 0 {
+				c.noteUnknownQueues(cmd, in.Q, in.Queue)
 			}
 			if page.Count != nil {
 				printSafef(cmd.ErrOrStderr(), "%s%d dead letters\n", map[bool]string{true: "at least "}[page.Count.AtLeast],
@@ -330,7 +363,7 @@ func newList() *cobra.Command {
 			return err
 		},
 	}
-	c.register(cmd)
+	c.registerNamed(cmd, "entries", "id")
 	cmd.Flags().StringSliceVar(&in.Status, "status", nil, "only these states: dlq_pending, dlq_processing, dlq_manual, "+
 		"dlq_resolved, dlq_failed, dlq_archived")
 	for _, f := range []struct {
@@ -363,6 +396,9 @@ func newShow() *cobra.Command {
 		Short: "Show everything about a dead letter",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkID(args[0]); err != nil {
+				return err
+			}
 			var e *api.EntryDetail
 			var err error
 			if entry := (api.EntryInput{ID: args[0]}); cmd.Flags().Changed("reveal") {
@@ -413,7 +449,7 @@ func newShow() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	c.register(cmd)
+	c.registerNamed(cmd, "", "id")
 	cmd.Flags().StringVar(&reveal, "reveal", "", "show masked values unmasked; REASON goes to the audit trail")
 	return cmd
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -64,10 +65,31 @@ func rejectUnknownSubcommands(cmd *cobra.Command) {
 	}
 }
 
-// addDefaultList adds list to cmd and makes cmd without a subcommand run list.
-func addDefaultList(cmd, list *cobra.Command, c *client) {
+// mistakes says what the values of flags must be, by the type of the flag.
+var mistakes = map[string]string{
+	"int": "must be a whole number", "int32": "must be a whole number", "int64": "must be a whole number",
+	"float64": "must be a number", "bool": "must be true or false",
+	"duration": "must be a duration, such as 30s, 5m or 2h",
+}
+
+// flagError words the error for a flag's value without the words of strconv and time.
+func flagError(_ *cobra.Command, err error) error {
+	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return &usageError{err}
+	}
+	mistake, known := mistakes[invalid.GetFlag().Value.Type()]
+	if !known {
+		mistake = cause(invalid.Unwrap()).Error()
+	}
+	return &usageError{fmt.Errorf("--%s %s: %s", invalid.GetFlag().Name, invalid.GetValue(), mistake)}
+}
+
+// addDefaultList adds list to cmd and makes cmd without a subcommand run list. field and names say what
+// -o name prints, see [output].
+func addDefaultList(cmd, list *cobra.Command, c *client, field string, names ...string) {
 	cmd.RunE = list.RunE
-	c.register(cmd)
-	c.register(list)
+	c.registerNamed(cmd, field, names...)
+	c.registerNamed(list, field, names...)
 	cmd.AddCommand(list)
 }

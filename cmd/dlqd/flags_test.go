@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,6 +18,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/api"
 )
 
 const testEntry = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
@@ -216,6 +219,56 @@ func requireRejected(t *testing.T, reason string, args ...string) {
 	err := root.ExecuteContext(t.Context())
 	require.ErrorContains(t, err, reason, args)
 	require.Equal(t, exitUsage, exitCode(err), args)
+}
+
+// TestFlags_WordMistakesWithoutGo checks that mistakes in a command line are printed once, without the words
+// of Go's packages.
+func TestFlags_WordMistakesWithoutGo(t *testing.T) {
+	t.Parallel()
+	for reason, args := range map[string][]string{
+		"--limit abc: must be a whole number":                     {"list", "--limit", "abc"},
+		"--rate x: must be a number":                              {"replay", "--rate", "x"},
+		"--stop-timeout 5: must be a duration":                    {"serve", "--stop-timeout", "5"},
+		"--all x: must be true or false":                          {"replay", "--all=x"},
+		"xyz is not the id of a dead letter":                      {"show", "xyz"},
+		"--until soon: must be a time":                            {"groups", "mute", "q", "g", "--until", "soon"},
+		"--for long: must be a duration":                          {"groups", "mute", "q", "g", "--for", "long"},
+		"--payload: {x is not valid JSON":                         {"replay", testEntry, "--payload", "{x"},
+		"--patch: must be a JSON Patch":                           {"replay", testEntry, "--patch", "{}"},
+		"--listen localhost: must be host:port or unix:PATH":      {"serve", "--listen", "localhost"},
+		"--listen 127.0.0.1:99999: address 99999: invalid port":   {"serve", "--listen", "127.0.0.1:99999"},
+		"--listen unix:/nowhere/dlqd.sock: must be unix: and the": {"serve", "--listen", "unix:/nowhere/dlqd.sock"},
+	} {
+		if args[0] == "serve" {
+			dir := t.TempDir()
+			requireRejected(t, reason, append(args, "--data-dir", filepath.Join(dir, "data"))...)
+			require.NoDirExists(t, filepath.Join(dir, "data"), "Postgres has not been started")
+			continue
+		}
+		requireRejected(t, reason, args...)
+	}
+}
+
+func TestAPIError_SaysEachMistakeOnce(t *testing.T) {
+	t.Parallel()
+	for want, problem := range map[string]*api.Problem{
+		"query.limit: expected number <= 500": {
+			Detail: "validation failed",
+			Errors: []api.ProblemCause{{Location: "query.limit", Message: "expected number <= 500"}},
+		},
+		"filter: a (at 1): unknown": {
+			Detail: "filter: a (at 1): unknown", Errors: []api.ProblemCause{{Location: "query.q", Message: "unknown"}},
+		},
+		"path.id: x is not an id, such as " + exampleID: {
+			Detail: "validation failed", Errors: []api.ProblemCause{{
+				Location: "path.id", Message: "expected string to be RFC 4122 uuid: invalid UUID length: 1",
+				Value: json.RawMessage(`"x"`),
+			}},
+		},
+		"no such thing": {Detail: "no such thing"},
+	} {
+		require.Equal(t, want, (&apiError{problem}).Error())
+	}
 }
 
 func TestFlags_DatabaseURLExcludesEmbeddedServer(t *testing.T) {

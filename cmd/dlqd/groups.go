@@ -31,7 +31,10 @@ func newGroups() *cobra.Command {
 			for i := range page.Groups {
 				g := &page.Groups[i]
 				row(g.Queue, g.Fingerprint, g.Status, g.Open, g.Failures, sparkline(g.Trend, add), text(g.ErrorClass),
-					text(g.Owner), ago(g.FirstSeen)+" ago", ago(g.LastSeen)+" ago", shorten(text(g.Title), 60))
+					text(g.Owner), ago(g.FirstSeen)+" ago", ago(g.LastSeen)+" ago", text(g.Title))
+			}
+			if len(page.Groups) == 0 {
+				c.noteUnknownQueues(cmd, "", in.Queue)
 			}
 			if err := w.Flush(); err != nil || page.Next == "" {
 				return err
@@ -40,7 +43,7 @@ func newGroups() *cobra.Command {
 			return err
 		},
 	}
-	addDefaultList(cmd, list, &c)
+	addDefaultList(cmd, list, &c, "groups", "queue", "fingerprint")
 	for _, f := range []*cobra.Command{cmd, list} {
 		f.Flags().StringSliceVar(&in.Status, "status", nil, "only these statuses: open, fixed, regressed, muted")
 		f.Flags().IntVar(&in.Limit, "limit", 50, "groups per page, at most 200")
@@ -110,12 +113,12 @@ func newShowGroup() *cobra.Command {
 			w, row = table(cmd, "\nID\tSTATUS\tKIND\tFAILED\tERROR\tNEXT")
 			for _, e := range g.Entries {
 				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Kind, ago(e.LastFailedAt)+" ago",
-					shorten(text(e.ErrorMessage), 60), text(e.Next))
+					text(e.ErrorMessage), text(e.Next))
 			}
 			return w.Flush()
 		},
 	}
-	c.register(cmd)
+	c.registerNamed(cmd, "", "queue", "fingerprint")
 	cmd.Flags().StringVar(&over, "over", "24h", "period of the trend, such as 24h or 30d")
 	return cmd
 }
@@ -235,14 +238,14 @@ func newMuteGroup() *cobra.Command {
 			case during != "":
 				d, err := policy.ParseDuration(during)
 				if err != nil {
-					return &usageError{fmt.Errorf("--for: %w", err)}
+					return &usageError{fmt.Errorf("--for %s: %s", during, mistakes["duration"])}
 				}
 				at := time.Now().Add(d)
 				in.MuteUntil = &at
 			case until != "":
 				at, err := time.Parse(time.RFC3339, until)
 				if err != nil {
-					return &usageError{fmt.Errorf("--until: %w", err)}
+					return &usageError{fmt.Errorf("--until %s: must be a time, such as 2026-11-21T08:00:00Z", until)}
 				}
 				in.MuteUntil = &at
 			}

@@ -134,6 +134,8 @@ func newRoot(hard context.Context) *cobra.Command {
 	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(),
 		newDoctor(), newPsql(), newOpenAPI())
 	rejectUnknownSubcommands(root)
+	root.SetFlagErrorFunc(flagError)
+	addCompletions(root)
 	return root
 }
 

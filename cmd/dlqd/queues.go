@@ -1,10 +1,39 @@
 package main
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/policy"
 )
+
+// noteUnknownQueues says which queues of a filter that selects nothing do not exist. q is the filter's text.
+func (c *client) noteUnknownQueues(cmd *cobra.Command, q string, queues ...string) {
+	if read, err := filter.Parse(q, "me"); err == nil {
+		queues = slices.Concat(queues, read.Queue)
+	}
+	queues = slices.DeleteFunc(queues, func(name string) bool { return name == "" })
+	if len(queues) == 0 {
+		return
+	}
+	out := ask(c, cmd, api.ListQueues, api.None{})
+	if len(out.Queues) == 0 { // the call failed
+		return
+	}
+	names := make([]string, len(out.Queues))
+	for i := range out.Queues {
+		names[i] = out.Queues[i].Name
+	}
+	for _, queue := range queues {
+		if !slices.ContainsFunc(names, func(name string) bool { return policy.MatchPattern(queue, name) }) {
+			printSafef(cmd.ErrOrStderr(), "there is no queue %s (queues: %s)\n", queue, strings.Join(names, ", "))
+		}
+	}
+}
 
 func newQueues() *cobra.Command {
 	cmd := &cobra.Command{Use: "queues", Short: "List queues; pause and resume them", Args: cobra.NoArgs}
@@ -27,7 +56,7 @@ func newQueues() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	addDefaultList(cmd, list, &c)
+	addDefaultList(cmd, list, &c, "queues", "name")
 	for _, verb := range []struct {
 		name, short, done string
 		operation         api.Operation[api.QueueActionInput, api.Queue]

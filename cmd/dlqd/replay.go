@@ -75,6 +75,15 @@ func isID(args []string) (bool, error) {
 	return false, nil
 }
 
+// checkID rejects an argument that is no id.
+func checkID(id string) error {
+	if _, err := uuid.Parse(id); err != nil {
+		return &usageError{fmt.Errorf("%s is not the id of a dead letter, such as %s; \"dlqd list\" prints ids",
+			id, exampleID)}
+	}
+	return nil
+}
+
 // filterText joins the arguments to a filter and checks its syntax.
 func filterText(args []string) (string, error) {
 	text := strings.Join(args, " ")
@@ -124,7 +133,7 @@ func (f *filterFlags) requiredFilter(args []string, all bool) (api.EntryFilter, 
 func jsonFlag(name, value string) (json.RawMessage, error) {
 	var raw json.RawMessage
 	if err := json.Unmarshal([]byte(value), &raw); err != nil {
-		return nil, &usageError{fmt.Errorf("--%s: %w", name, err)}
+		return nil, &usageError{fmt.Errorf("--%s: %s is not valid JSON", name, shorten(value, 80))}
 	}
 	return raw, nil
 }
@@ -146,7 +155,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if patch != "" {
 				if err := json.Unmarshal([]byte(patch), &many.Patch); err != nil {
-					return &usageError{fmt.Errorf("--patch: %w", err)}
+					return &usageError{errors.New("--patch: must be a JSON Patch (RFC 6902), such as " +
+						`[{"op": "remove", "path": "/note"}]`)}
 				}
 			}
 			one, err := isID(args)
@@ -162,7 +172,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			many.Actor = actor()
 			if one {
 				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination",
-					"resume", "from-start", "dry-run", "json", "api-url"); err != nil {
+					"resume", "from-start", "dry-run", "json", "output", "api-url"); err != nil {
 					return err
 				}
 				var replacement json.RawMessage
@@ -192,6 +202,9 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			answer, err := callConfirmed(cmd, &c, api.StartReplay, &input, &input.Body.Expect)
 			if err != nil || c.asJSON {
 				return err
+			}
+			if answer.Preview != nil && answer.Preview.Total == 0 || answer.Run != nil && answer.Run.Total == 0 {
+				c.noteUnknownQueues(cmd, many.Filter.Q, many.Filter.Queue...)
 			}
 			if answer.Preview != nil {
 				return printPreview(cmd, answer.Preview)
@@ -449,7 +462,7 @@ func newReplays() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	addDefaultList(cmd, list, &c)
+	addDefaultList(cmd, list, &c, "runs", "id")
 	for _, verb := range []struct{ name, short string }{
 		{"show", "Show the progress of a replay run"},
 		{"follow", "Follow a replay run until it ends"},

@@ -24,7 +24,7 @@ func newSessions() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	addDefaultList(cmd, list, &c)
+	addDefaultList(cmd, list, &c, "sessions", "id")
 	for _, f := range []*cobra.Command{cmd, list} {
 		f.Flags().StringVar(&name, "name", "", "only sessions of this user")
 	}

@@ -55,7 +55,14 @@ func newStats() *cobra.Command {
 				}
 			}
 			if c.asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
+				raw, err := json.Marshal(r)
+				if err != nil {
+					return err
+				}
+				return c.printAnswer(cmd.OutOrStdout(), raw)
+			}
+			if len(r.Queues.Rows) == 0 {
+				c.noteUnknownQueues(cmd, "", queue)
 			}
 			return r.print(cmd, over)
 		},
@@ -136,7 +143,7 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 	w, row = table(cmd, "\nFAILURES\tTREND\tOPEN\tQUEUE\tTYPE\tFIRST SEEN\tLAST SEEN\tERROR")
 	for _, g := range r.Groups.Rows {
 		row(g.InWindow, sparkline(g.Trend, add), g.Open, g.Queue, text(g.ErrorType), ago(g.FirstSeen)+" ago",
-			ago(g.LastSeen)+" ago", shorten(text(g.Title), 60))
+			ago(g.LastSeen)+" ago", text(g.Title))
 	}
 	if err := w.Flush(); err != nil {
 		return err

@@ -85,7 +85,7 @@ func newOperation() *cobra.Command {
 			return nil
 		},
 	}
-	c.register(cmd)
+	c.registerNamed(cmd, "entries", "id")
 	cmd.Flags().StringVar(&in.Cursor, "cursor", "", "cursor that the previous page printed")
 	cmd.Flags().IntVar(&in.Limit, "limit", 100, "dead letters per page, at most 1000")
 	return cmd

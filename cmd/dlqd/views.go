@@ -28,7 +28,7 @@ func newViews() *cobra.Command {
 			return w.Flush()
 		},
 	}
-	addDefaultList(cmd, list, &c)
+	addDefaultList(cmd, list, &c, "views", "name")
 	cmd.AddCommand(newSaveView(), newDeleteView())
 	return cmd
 }

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+)
+
+// The values of --output.
+const (
+	outputJSON = "json"
+	outputYAML = "yaml"
+	outputWide = "wide" // tables with complete values, not limited to the width of the terminal
+	outputName = "name" // only what other commands take: ids, or names
+)
+
+// output is the flag --output of a command.
+type output struct {
+	client *client
+	format string
+	// list is the field of the API's response with the items that -o name prints, or "" for the response
+	// itself; names are the fields of an item that it prints. Without names, the command prints no table, and
+	// takes only json and yaml.
+	list  string
+	names []string
+}
+
+// formats returns the values that the flag takes.
+func (o *output) formats() []string {
+	if len(o.names) == 0 {
+		return []string{outputJSON, outputYAML}
+	}
+	return []string{outputJSON, outputYAML, outputWide, outputName}
+}
+
+// String implements pflag.Value.
+func (o *output) String() string { return o.format }
+
+// Type implements pflag.Value.
+func (*output) Type() string { return "format" }
+
+// Set implements pflag.Value.
+func (o *output) Set(format string) error {
+	if !slices.Contains(o.formats(), format) {
+		return errors.New("must be " + strings.Join(o.formats(), ", "))
+	}
+	o.format, o.client.output, o.client.asJSON = format, o, format != outputWide
+	return nil
+}
+
+// register adds --output, and --json as an alias of --output json.
+func (o *output) register(cmd *cobra.Command) {
+	help := map[string]string{
+		outputJSON: "json", outputYAML: "yaml", outputWide: "wide (a table with complete values)",
+		outputName: "name (only ids or names)",
+	}
+	formats := o.formats()
+	texts := make([]string, len(formats))
+	for i, format := range formats {
+		texts[i] = help[format]
+	}
+	cmd.Flags().VarP(o, "output", "o", "format: "+strings.Join(texts, ", "))
+	cmd.Flags().BoolVar(&o.client.asJSON, "json", false, "print the API's response as JSON; the same as -o json")
+	cmd.MarkFlagsMutuallyExclusive("json", "output")
+}
+
+// print prints an answer of the API in the format of the flag.
+func (o *output) print(w io.Writer, answer []byte) error {
+	switch o.format {
+	case outputYAML:
+		node, err := yamlOf(json.NewDecoder(bytes.NewReader(answer)))
+		if err != nil {
+			return err
+		}
+		encoder := yaml.NewEncoder(w)
+		encoder.SetIndent(2)
+		return errors.Join(encoder.Encode(node), encoder.Close())
+	case outputName:
+		return o.printNames(w, answer)
+	default:
+		_, err := w.Write(append(bytes.TrimSpace(answer), '\n'))
+		return err
+	}
+}
+
+func (o *output) printNames(w io.Writer, answer []byte) error {
+	items := []map[string]any{{}}
+	if o.list == "" {
+		if err := json.Unmarshal(answer, &items[0]); err != nil {
+			return err
+		}
+	} else {
+		var lists map[string]json.RawMessage
+		if err := json.Unmarshal(answer, &lists); err != nil {
+			return err
+		}
+		if items = nil; lists[o.list] != nil {
+			if err := json.Unmarshal(lists[o.list], &items); err != nil {
+				return err
+			}
+		}
+	}
+	for _, item := range items {
+		var names []string
+		for _, name := range o.names {
+			if value, ok := item[name].(string); ok {
+				names = append(names, printable(value))
+			}
+		}
+		if len(names) < len(o.names) {
+			continue // a request for approval instead of the answer
+		}
+		if _, err := fmt.Fprintln(w, strings.Join(names, " ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// yamlOf reads a JSON value as YAML, with the order of its fields and the digits of its numbers.
+func yamlOf(decoder *json.Decoder) (*yaml.Node, error) {
+	decoder.UseNumber()
+	token, err := decoder.Token()
+	if err != nil {
+		return nil, err
+	}
+	switch token := token.(type) {
+	case json.Delim:
+		node := &yaml.Node{Kind: yaml.MappingNode}
+		if token == '[' {
+			node.Kind = yaml.SequenceNode
+		}
+		for decoder.More() { // names and values of an object, or the items of an array
+			item, err := yamlOf(decoder)
+			if err != nil {
+				return nil, err
+			}
+			node.Content = append(node.Content, item)
+		}
+		_, err := decoder.Token() // its end
+		return node, err
+	case json.Number:
+		return &yaml.Node{Kind: yaml.ScalarNode, Value: token.String()}, nil
+	default:
+		node := &yaml.Node{}
+		return node, node.Encode(token)
+	}
+}

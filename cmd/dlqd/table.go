@@ -1,0 +1,124 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8/cwriter"
+)
+
+// tableGap is the number of blanks between two columns.
+const tableGap = 2
+
+// minColumn is the width to which a column is shortened at most.
+const minColumn = 12
+
+// textTable collects rows and prints them in columns. On a terminal it shortens the widest columns of a list,
+// so that a row fits a line. Elsewhere, with -o wide, and in tables of names and values, values are complete.
+type textTable struct {
+	out   io.Writer
+	width int // of a line; 0 for no limit
+	title string
+	rows  [][]string
+}
+
+// table returns a table and a function that adds a row. The header has its columns separated by tabs; that of
+// a list is in capitals.
+func table(cmd *cobra.Command, header string) (t *textTable, row func(cells ...any)) {
+	header, title := strings.TrimLeft(header, "\n"), header[:len(header)-len(strings.TrimLeft(header, "\n"))]
+	t = &textTable{out: cmd.OutOrStdout(), title: title, rows: [][]string{strings.Split(header, "\t")}}
+	if format := cmd.Flags().Lookup("output"); format == nil || format.Value.String() != outputWide {
+		t.width = terminalWidth(t.out)
+	}
+	if !strings.ContainsFunc(t.rows[0][0], unicode.IsUpper) || strings.ContainsFunc(t.rows[0][0], unicode.IsLower) {
+		t.width = 0
+	}
+	return t, func(cells ...any) {
+		texts := make([]string, len(cells))
+		for i, cell := range cells {
+			texts[i] = printable(fmt.Sprint(cell))
+		}
+		t.rows = append(t.rows, texts)
+	}
+}
+
+// terminalWidth returns the columns of the terminal that out writes to, or 0 if it is none.
+func terminalWidth(out io.Writer) int {
+	file, ok := out.(*os.File)
+	if !ok || !cwriter.IsTerminal(int(file.Fd())) {
+		return 0
+	}
+	width, _, err := cwriter.GetSize(int(file.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
+}
+
+// Flush prints the table.
+func (t *textTable) Flush() error {
+	var widths []int
+	for _, cells := range t.rows {
+		for i, cell := range cells {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	if t.width > 0 {
+		t.fit(widths)
+	}
+	var text strings.Builder
+	text.WriteString(t.title)
+	for _, cells := range t.rows {
+		var line strings.Builder
+		for i, cell := range cells {
+			cell = shorten(cell, widths[i])
+			line.WriteString(cell)
+			if i < len(cells)-1 {
+				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+tableGap))
+			}
+		}
+		text.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	}
+	_, err := io.WriteString(t.out, text.String())
+	return err
+}
+
+// fit shortens the widest columns until a row fits the width. It keeps ids and names, which other commands
+// take, and no column becomes narrower than its title or minColumn.
+func (t *textTable) fit(widths []int) {
+	over := tableGap*(len(widths)-1) - t.width
+	for _, width := range widths {
+		over += width
+	}
+	for ; over > 0; over-- {
+		widest := -1
+		for i, width := range widths {
+			title := ""
+			if i < len(t.rows[0]) {
+				title = t.rows[0][i]
+			}
+			if slices.Contains(wholeColumns, title) || width <= max(minColumn, utf8.RuneCountInString(title)) {
+				continue
+			}
+			if widest < 0 || width > widths[widest] {
+				widest = i
+			}
+		}
+		if widest < 0 {
+			return
+		}
+		widths[widest]--
+	}
+}
+
+// wholeColumns are the titles of columns whose values other commands take, or that mean nothing if shortened.
+var wholeColumns = []string{"ID", "GROUP", "NAME", "QUEUE", "DEAD LETTER", "ENTRY", "TREND"}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/require"
+)
+
+// A list is as wide as the terminal, keeps ids, and is complete where there is room or no terminal.
+func TestTable_UsesTheWidthOfTheTerminal(t *testing.T) {
+	t.Parallel()
+	message := strings.Repeat("the connection was reset ", 8)
+	lines := func(width int, header string) []string {
+		var out bytes.Buffer
+		cmd := &cobra.Command{}
+		cmd.SetOut(&out)
+		w, row := table(cmd, header)
+		if width > 0 && w.width == 0 && strings.HasPrefix(header, "ID") {
+			w.width = width
+		}
+		row(testEntry, "manual", message, "retry")
+		require.NoError(t, w.Flush())
+		return strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	}
+	const header = "ID\tSTATUS\tERROR\tNEXT"
+	for _, width := range []int{0, 300} {
+		require.Contains(t, lines(width, header)[1], message+"  retry")
+	}
+	for _, width := range []int{100, 80} {
+		line := lines(width, header)[1]
+		require.Equal(t, width, utf8.RuneCountInString(line), line)
+		require.Contains(t, line, testEntry)
+		require.Contains(t, line, "…  retry")
+	}
+	require.Contains(t, lines(20, header)[1], testEntry, "ids are kept in a narrow terminal")
+	require.Contains(t, lines(80, "dead letter\tx")[1], message, "tables of names and values are complete")
+}
