@@ -485,7 +485,8 @@ func (b *tab) navigate(act func()) {
 
 // click clicks the first element that matches a selector, as a mouse does. A live section may move
 // meanwhile, so click checks the pressed element before it releases the button. If it is another
-// element, click releases elsewhere and tries again.
+// element, click releases elsewhere and tries again, as it does if the element moves before the
+// release.
 func (b *tab) click(selector string) {
 	b.Helper()
 	b.clicks++
@@ -507,7 +508,8 @@ func (b *tab) click(selector string) {
 		ctx, cancel := context.WithTimeout(b.ctx, evaluateTimeout)
 		defer cancel()
 		_ = chromedp.Run(ctx, mouse(input.MouseReleased, at[0], at[1])) // a page that is being left may not answer
-		return true
+		var missed bool
+		return !b.tryEvaluate("window.clicked === false", &missed) || !missed
 	})
 }
 
@@ -520,6 +522,8 @@ const placeOf = `(() => {
 	const {x, y, width, height} = found.getClientRects()[0] ?? {};
 	const at = [x + width / 2, y + height / 2];
 	window.aim = found;
+	window.clicked = false;
+	found.addEventListener("click", () => window.clicked = true);
 	return found.contains(document.elementFromPoint(...at)) ? at : [];
 })()`
 
