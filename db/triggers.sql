@@ -13,7 +13,7 @@ CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queu
 -- Only statements that set these columns pay for the comparison.
 CREATE OR REPLACE TRIGGER dead_letter_content BEFORE UPDATE OF original_event, error_message ON dlq.dead_letter_queue
     FOR EACH ROW
-    WHEN (NEW.move IS NULL AND OLD.status = NEW.status AND OLD.stage <> 'inbox'
+    WHEN (NEW.move IS NULL AND OLD.status = NEW.status
           AND (OLD.original_event IS DISTINCT FROM NEW.original_event
                OR OLD.error_message IS DISTINCT FROM NEW.error_message))
     EXECUTE FUNCTION dlq.on_content();

@@ -91,6 +91,18 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 	for sql, want := range refused {
 		require.ErrorContains(t, exec(sql), want, sql)
 	}
+	// An UPDATE of an entry in the inbox files it, with the audit row of its capture.
+	require.NoError(t, exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+		VALUES ('k', '{"n": 1}', 'q', 1, 'running')`))
+	require.NoError(t, exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+		errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE state = 'running'`))
+	for _, table := range []string{"dead_letter_queue", "dead_letter_inbox"} {
+		for _, column := range []string{"original_event = '{}'", "error_message = 'x'"} {
+			sql := "UPDATE dlq." + table + " SET " + column + " WHERE stage = 'inbox'"
+			require.ErrorContains(t, exec(sql), "without an audit row", sql)
+		}
+	}
+	require.Equal(t, "1", ownerSession(t, pool).text("SELECT count(*)::text FROM dlq.dead_letter_inbox"))
 	require.Equal(t, "4", ownerSession(t, pool).text(`SELECT count(*)::text FROM dlq.dead_letter_queue
 		WHERE status = 'dlq_failed'`))
 }
