@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	neturl "net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -47,9 +48,17 @@ const (
 // ErrNoUnit means that a unit does not exist. ErrUnreadable means that its manifest cannot be read, so
 // the unit counts as one that does not exist; such an error is an ErrNoUnit, too.
 var (
-	ErrNoUnit     = errors.New("there is no such unit")
-	ErrUnreadable = fmt.Errorf("its manifest cannot be read (%w)", ErrNoUnit)
+	ErrNoUnit           = errors.New("there is no such unit")
+	ErrUnreadable error = incompleteError("its manifest cannot be read")
+	errNoManifest error = incompleteError("it has no manifest, so it is being written, or its writing was interrupted")
 )
+
+// incompleteError says why a unit counts as one that does not exist.
+type incompleteError string
+
+func (e incompleteError) Error() string { return string(e) }
+
+func (incompleteError) Is(target error) bool { return target == ErrNoUnit } //nolint:errorlint // as errors.Is calls it
 
 // Manifest describes a unit.
 type Manifest struct {
@@ -110,9 +119,11 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 		at = dir // the database records the location, and processes have different working directories
 		url = "file://" + filepath.ToSlash(dir) + "?create_dir=true&metadata=skip&no_tmp_dir=true"
 	case strings.HasPrefix(at, "file://"):
-		// A file can only be renamed within its file system, so it is written beside its final name.
+		// A file can only be renamed within its file system, so it is written beside its final name. A file
+		// of attributes beside it would not be synced, and an empty one would make its file unreadable.
 		_, query, _ := strings.Cut(at, "?")
-		url = strings.TrimSuffix(at, "?"+query) + "?" + strings.TrimPrefix(query+"&", "&") + "no_tmp_dir=true"
+		url = strings.TrimSuffix(at, "?"+query) + "?" + strings.TrimPrefix(query+"&", "&") +
+			"no_tmp_dir=true&metadata=skip"
 	}
 	bucket, err := blob.OpenBucket(ctx, url)
 	if err != nil {
@@ -124,13 +135,19 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 	return &Archive{bucket: bucket, url: withoutCredentials(at)}, nil
 }
 
-// withoutCredentials returns an archive's location without user and query, which may contain secrets.
+// withoutCredentials returns an archive's location without user and query, which may contain secrets. It
+// keeps the prefix, because a bucket may have several archives.
 func withoutCredentials(at string) string {
-	at, _, _ = strings.Cut(at, "?")
-	if scheme, rest, ok := strings.Cut(at, "://"); ok {
-		return scheme + "://" + rest[strings.LastIndex(rest, "@")+1:]
+	scheme, rest, isURL := strings.Cut(at, "://")
+	if !isURL {
+		return at
 	}
-	return at
+	rest, query, _ := strings.Cut(rest, "?")
+	location := scheme + "://" + rest[strings.LastIndex(rest, "@")+1:]
+	if values, err := neturl.ParseQuery(query); err == nil && values.Get("prefix") != "" {
+		location += "?prefix=" + values.Get("prefix")
+	}
+	return location
 }
 
 // String returns the archive's location.
@@ -141,14 +158,18 @@ func (a *Archive) Close() error { return a.bucket.Close() }
 
 // Units returns the manifests of all complete units, by name, and an error for each incomplete one: an
 // ErrUnreadable, or an ErrNoUnit for files without a manifest. Those are being written, or their
-// writing was interrupted.
+// writing was interrupted. If the store refuses every manifest, Units returns that error.
 func (a *Archive) Units(ctx context.Context) (units []Manifest, incomplete []error, err error) {
 	units = []Manifest{}
 	last := ""
+	var refused error
 	list := a.bucket.List(nil)
 	for {
 		object, err := list.Next(ctx)
 		if errors.Is(err, io.EOF) {
+			if len(units) == 0 && refused != nil {
+				return nil, nil, refused
+			}
 			return units, incomplete, nil
 		}
 		if err != nil {
@@ -163,10 +184,15 @@ func (a *Archive) Units(ctx context.Context) (units []Manifest, incomplete []err
 		switch {
 		case err == nil:
 			units = append(units, *m)
-		case errors.Is(err, ErrNoUnit):
+		case errors.Is(err, ErrUnreadable):
 			incomplete = append(incomplete, err)
-		default:
+		case errors.Is(err, ErrNoUnit):
+			incomplete = append(incomplete, fmt.Errorf("archive %s: %s: %w", a, unit, errNoManifest))
+		case ctx.Err() != nil:
 			return nil, nil, err
+		default: // one bad sector, or one object that was moved to a slow storage class
+			refused = err
+			incomplete = append(incomplete, fmt.Errorf("%w: %w", ErrUnreadable, err))
 		}
 	}
 }

@@ -81,3 +81,47 @@ func TestUnit_LeavesNoManifestOnFullDisk(t *testing.T) {
 	require.Empty(t, units)
 	require.Len(t, incomplete, 1)
 }
+
+// A manifest that the store cannot read does not end the listing of the other units. If it can read none,
+// the listing says why.
+func TestUnits_ListsOthersIfStoreCannotReadManifest(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cold, err := archive.Open(t.Context(), dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = cold.Close() })
+	write := func(name string) {
+		unit := cold.NewUnit(archive.Manifest{Unit: name})
+		require.NoError(t, unit.Entry(t.Context(), `{"n": 1}`, time.Now()))
+		_, err := unit.Close(t.Context())
+		require.NoError(t, err)
+	}
+	write("a")
+	// A broken file of attributes stands for a bad sector.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a", "manifest.json.attrs"), nil, 0o600))
+	_, _, err = cold.Units(t.Context())
+	require.Error(t, err)
+	require.NotErrorIs(t, err, archive.ErrNoUnit, "its name must not be used again")
+
+	write("b")
+	units, incomplete, err := cold.Units(t.Context())
+	require.NoError(t, err)
+	require.Len(t, units, 1)
+	require.Len(t, incomplete, 1)
+	require.ErrorIs(t, incomplete[0], archive.ErrUnreadable)
+	require.ErrorContains(t, incomplete[0], "a:")
+}
+
+// A bucket may have several archives: the prefix is part of an archive's location, secrets are not.
+func TestOpen_KeepsPrefixInLocation(t *testing.T) {
+	t.Parallel()
+	for at, want := range map[string]string{
+		"s3://cold?region=eu-west-1&prefix=dlqd/": "s3://cold?prefix=dlqd/",
+		"s3://cold?region=eu-west-1":              "s3://cold",
+	} {
+		cold, err := archive.Open(t.Context(), at)
+		require.NoError(t, err)
+		require.Equal(t, want, cold.String())
+		require.NoError(t, cold.Close())
+	}
+}

@@ -180,12 +180,23 @@ func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (m
 
 // Missing compares units with the database's audit trail. It returns an error for each unit, and each
 // dropped partition, of which the trail says that the archive has it, and that units lacks or has with
-// fewer rows.
+// fewer rows. Units that were written after units was listed are not missing.
 func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []Manifest) (missing []error, err error) {
 	recorded, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, a.String())
 	if err != nil {
 		return nil, err
 	}
+	if missing = a.lacking(recorded, units); len(missing) == 0 {
+		return nil, nil
+	}
+	if units, _, err = a.Units(ctx); err != nil {
+		return nil, err
+	}
+	return a.lacking(recorded, units), nil
+}
+
+// lacking returns an error for each recorded unit and partition that units lacks or has with fewer rows.
+func (a *Archive) lacking(recorded []dbsqlc.RecordedUnitsRow, units []Manifest) (missing []error) {
 	inUnit, ofPartition := map[string]int64{}, map[string]int64{}
 	for _, m := range units {
 		inUnit[m.Unit] += m.rows()
@@ -207,7 +218,7 @@ func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []
 				"with %d, on %s", a, what, r.Name, has, r.ArchivedRows, r.At.UTC().Format(time.DateOnly)))
 		}
 	}
-	return missing, nil
+	return missing
 }
 
 // row is a row of a partition: an entry, or a move (with the key Seq and At).

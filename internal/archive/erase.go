@@ -40,7 +40,8 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 		}
 		record.Archived, record.Archives, record.Archive, jobs = done.Entries, done.Units, &at, done.Jobs
 	}
-	return record, store.FinishErasure(ctx, &record, jobs)
+	err = store.FinishErasure(ctx, &record, jobs)
+	return record, err
 }
 
 // Erase erases the data that a filter selects from every unit: from entries as
@@ -61,11 +62,9 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 		if err != nil {
 			return err
 		}
-		for _, err := range incomplete {
-			if errors.Is(err, ErrUnreadable) { // files without a manifest are of a unit that is not written yet
-				failed = append(failed, err)
-			}
-		}
+		// No other process writes now, so files without a manifest are of a unit whose writing was
+		// interrupted. They may have the person's data until the next round of retention writes them again.
+		failed = append(failed, incomplete...)
 		// forEach runs fn on the units for which no fn has failed.
 		forEach := func(fn func(m *Manifest) error) error {
 			left := units[:0]

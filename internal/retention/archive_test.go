@@ -122,6 +122,35 @@ func TestArchive_MissesUnitsThatAreGone(t *testing.T) {
 	require.ErrorContains(t, missing[1], filepath.Base(single[0]))
 }
 
+// A process was killed before it wrote a manifest. Its files may have the person's data, so the erasure is not
+// complete before retention has written the unit again.
+func TestErase_IncludesInterruptedUnits(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	unit := time.Now().UTC().Format("dead_letter_resolved_200601")
+	dir := filepath.Join(b.cold.String(), unit)
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "entries.ndjson.gz"), []byte("cut"), 0o600))
+	erase := func() error {
+		_, err := b.cold.Erase(t.Context(), b.keeper.Store, uuid.New(), json.RawMessage(`{"kind": "k"}`))
+		return err
+	}
+	require.ErrorContains(t, erase(), unit+": it has no manifest")
+	require.Equal(t, unit, b.archiveMonth(1))
+	require.NoError(t, erase())
+}
+
+// Retention may write a unit while another process compares the archive with the database.
+func TestArchive_MissesNoUnitThatIsNewerThanTheList(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	units, _, _ := b.scan()
+	b.archiveMonth(1)
+	missing, err := b.cold.Missing(t.Context(), b.keeper.Store, units)
+	require.NoError(t, err)
+	require.Empty(t, missing)
+}
+
 // A unit is checked before the first entry is written.
 func TestRestore_RestoresNothingFromCorruptUnit(t *testing.T) {
 	t.Parallel()

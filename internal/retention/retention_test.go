@@ -423,7 +423,7 @@ func TestArchive_WorksWithS3(t *testing.T) {
 	b.cold, err = archive.Open(t.Context(), "s3://cold?region=eu-west-1&use_path_style=true&endpoint="+
 		url.QueryEscape(store.URL)+"&prefix=dlqd/")
 	require.NoError(t, err)
-	require.Equal(t, "s3://cold", b.cold.String())
+	require.Equal(t, "s3://cold?prefix=dlqd/", b.cold.String())
 	b.keeper.Archive = b.cold
 	pool.Store(b.pool)
 	b.createClosed(3, "payments", "dlq_resolved")
