@@ -92,6 +92,8 @@ func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int6
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, eraseTimeout) // a statement without a deadline has a minute
+	defer cancel()
 	if e.Unanalyzed, err = s.queries.EraseStatistics(ctx, e.ID); err != nil {
 		return fmt.Errorf("erasure %s: it is done, but ANALYZE failed, and statistics may still have erased values: %w",
 			e.ID, err)
