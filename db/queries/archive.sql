@@ -16,19 +16,24 @@ WHERE NOT EXISTS (SELECT FROM dlq.acts a WHERE a.subject = u.subject AND a.act =
 
 -- name: RecordedUnits :many
 -- RecordedUnits returns what the audit trail says is in an archive: units with their rows, and dropped
--- partitions with the rows that they had, of which the archive may have more than one unit.
+-- partitions with the rows that they had, of which the archive may have more than one unit. A unit is removed
+-- if the owner of the schema has recorded so (act removed), such as after the end of a legal period.
 SELECT r.name::text AS name, r.is_partition::boolean AS is_partition, max(r.archived_rows)::bigint AS archived_rows,
-    max(r.at)::timestamptz AS at
+    (max(r.at) FILTER (WHERE NOT r.is_removal))::timestamptz AS at,
+    coalesce(max(r.at) FILTER (WHERE r.is_removal) > max(r.at) FILTER (WHERE NOT r.is_removal), false)::boolean
+        AS is_removed
 FROM (
     SELECT substr(a.subject, length('archive unit ') + 1) AS name, false AS is_partition,
-        (a.detail ->> 'rows')::bigint AS archived_rows, a.at
+        (a.detail ->> 'rows')::bigint AS archived_rows, a.at, a.act = 'removed' AS is_removal
     FROM dlq.acts a
-    WHERE a.subject LIKE 'archive unit %' AND a.act = 'archived' AND a.detail ->> 'archive' = @archive::text
+    WHERE a.subject LIKE 'archive unit %' AND a.act IN ('archived', 'removed')
+      AND a.detail ->> 'archive' = @archive::text
     UNION ALL
-    SELECT substr(a.subject, length('partition ') + 1), true, (a.detail ->> 'rows')::bigint, a.at
+    SELECT substr(a.subject, length('partition ') + 1), true, (a.detail ->> 'rows')::bigint, a.at, false
     FROM dlq.acts a
     WHERE a.subject LIKE 'partition %' AND a.act = 'dropped' AND a.detail ->> 'archive' = @archive::text
       AND (a.detail ->> 'rows')::bigint > 0
 ) r
 GROUP BY r.name, r.is_partition
+HAVING bool_or(NOT r.is_removal)
 ORDER BY r.name, r.is_partition;

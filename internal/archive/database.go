@@ -180,7 +180,8 @@ func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (m
 
 // Missing compares units with the database's audit trail. It returns an error for each unit, and each
 // dropped partition, of which the trail says that the archive has it, and that units lacks or has with
-// fewer rows. Units that were written after units was listed are not missing.
+// fewer rows. Units that were written after units was listed are not missing, nor are those that the owner
+// of the schema has recorded as removed.
 func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []Manifest) (missing []error, err error) {
 	recorded, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, a.String())
 	if err != nil {
@@ -197,7 +198,7 @@ func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []
 
 // lacking returns an error for each recorded unit and partition that units lacks or has with fewer rows.
 func (a *Archive) lacking(recorded []dbsqlc.RecordedUnitsRow, units []Manifest) (missing []error) {
-	inUnit, ofPartition := map[string]int64{}, map[string]int64{}
+	inUnit, ofPartition, removed := map[string]int64{}, map[string]int64{}, map[string]bool{}
 	for _, m := range units {
 		inUnit[m.Unit] += m.rows()
 		rows := m.Entries
@@ -208,7 +209,11 @@ func (a *Archive) lacking(recorded []dbsqlc.RecordedUnitsRow, units []Manifest) 
 			ofPartition[m.Partition] += rows.Lines
 		}
 	}
-	for _, r := range recorded {
+	for _, r := range recorded { // a month's first unit has the name of its partition, and comes before it
+		if r.IsRemoved || r.IsPartition && removed[r.Name] {
+			removed[r.Name] = true
+			continue
+		}
 		what, has := "unit", inUnit[r.Name]
 		if r.IsPartition {
 			what, has = "partition", ofPartition[r.Name]

@@ -36,11 +36,15 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 		at := a.String()
 		done, err := a.Erase(ctx, store, record.ID, filter)
 		if err != nil {
-			return record, fmt.Errorf("erasure %s: %w: %w", record.ID, ErrIncomplete, err)
+			err = fmt.Errorf("erasure %s: %w: %w", record.ID, ErrIncomplete, err)
+			return record, errors.Join(err, store.EraseStatistics(ctx, &record))
 		}
 		record.Archived, record.Archives, record.Archive, jobs = done.Entries, done.Units, &at, done.Jobs
 	}
-	err = store.FinishErasure(ctx, &record, jobs)
+	if err := store.FinishErasure(ctx, &record, jobs); err != nil {
+		return record, err
+	}
+	err = store.EraseStatistics(ctx, &record)
 	return record, err
 }
 

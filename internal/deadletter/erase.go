@@ -83,20 +83,21 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 }
 
 // FinishErasure adds the results for archives to the record, and marks the erasure as finished
-// unless entries were left. Then it replaces the statistics of the tables, which keep values.
+// unless entries were left.
 func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int64) error {
 	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{
 		ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs,
 	})
 	e.Jobs, e.FinishedAt = row.Jobs, row.FinishedAt
-	if err != nil {
-		return err
-	}
+	return err
+}
+
+// EraseStatistics replaces the statistics of the tables that an erasure changed, because they keep values.
+func (s *Store) EraseStatistics(ctx context.Context, e *Erasure) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout) // a statement without a deadline has a minute
 	defer cancel()
 	if e.Unanalyzed, err = s.queries.EraseStatistics(ctx, e.ID); err != nil {
-		return fmt.Errorf("erasure %s: it is done, but ANALYZE failed, and statistics may still have erased values: %w",
-			e.ID, err)
+		return fmt.Errorf("erasure %s: ANALYZE failed, and statistics may still have erased values: %w", e.ID, err)
 	}
 	return nil
 }

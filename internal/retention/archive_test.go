@@ -120,6 +120,20 @@ func TestArchive_MissesUnitsThatAreGone(t *testing.T) {
 	_, _, missing = b.scan()
 	require.Len(t, missing, 2, "the unit without a manifest, and the batch; the second unit has the partition's rows")
 	require.ErrorContains(t, missing[1], filepath.Base(single[0]))
+
+	remove := func(unit string) {
+		b.exec(`SELECT dlq.record_act('archive unit ' || $1, 'removed', 'kim', 'kept for 7 years',
+			jsonb_build_object('archive', $2::text))`, unit, dir)
+	}
+	remove(filepath.Base(single[0]))
+	_, _, missing = b.scan()
+	require.Len(t, missing, 1)
+	remove(unit)
+	_, _, missing = b.scan()
+	require.Empty(t, missing)
+	require.NoError(t, os.RemoveAll(filepath.Join(dir, unit+"~2")))
+	_, _, missing = b.scan()
+	require.Len(t, missing, 1, "the unit that was written after the first one")
 }
 
 // A process was killed before it wrote a manifest. Its files may have the person's data, so the erasure is not

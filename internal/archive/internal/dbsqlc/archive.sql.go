@@ -43,19 +43,23 @@ func (q *Queries) RecordUnit(ctx context.Context, arg RecordUnitParams) error {
 
 const RecordedUnits = `-- name: RecordedUnits :many
 SELECT r.name::text AS name, r.is_partition::boolean AS is_partition, max(r.archived_rows)::bigint AS archived_rows,
-    max(r.at)::timestamptz AS at
+    (max(r.at) FILTER (WHERE NOT r.is_removal))::timestamptz AS at,
+    coalesce(max(r.at) FILTER (WHERE r.is_removal) > max(r.at) FILTER (WHERE NOT r.is_removal), false)::boolean
+        AS is_removed
 FROM (
     SELECT substr(a.subject, length('archive unit ') + 1) AS name, false AS is_partition,
-        (a.detail ->> 'rows')::bigint AS archived_rows, a.at
+        (a.detail ->> 'rows')::bigint AS archived_rows, a.at, a.act = 'removed' AS is_removal
     FROM dlq.acts a
-    WHERE a.subject LIKE 'archive unit %' AND a.act = 'archived' AND a.detail ->> 'archive' = $1::text
+    WHERE a.subject LIKE 'archive unit %' AND a.act IN ('archived', 'removed')
+      AND a.detail ->> 'archive' = $1::text
     UNION ALL
-    SELECT substr(a.subject, length('partition ') + 1), true, (a.detail ->> 'rows')::bigint, a.at
+    SELECT substr(a.subject, length('partition ') + 1), true, (a.detail ->> 'rows')::bigint, a.at, false
     FROM dlq.acts a
     WHERE a.subject LIKE 'partition %' AND a.act = 'dropped' AND a.detail ->> 'archive' = $1::text
       AND (a.detail ->> 'rows')::bigint > 0
 ) r
 GROUP BY r.name, r.is_partition
+HAVING bool_or(NOT r.is_removal)
 ORDER BY r.name, r.is_partition
 `
 
@@ -64,10 +68,12 @@ type RecordedUnitsRow struct {
 	IsPartition  bool
 	ArchivedRows int64
 	At           time.Time
+	IsRemoved    bool
 }
 
 // RecordedUnits returns what the audit trail says is in an archive: units with their rows, and dropped
-// partitions with the rows that they had, of which the archive may have more than one unit.
+// partitions with the rows that they had, of which the archive may have more than one unit. A unit is removed
+// if the owner of the schema has recorded so (act removed), such as after the end of a legal period.
 func (q *Queries) RecordedUnits(ctx context.Context, archive string) ([]RecordedUnitsRow, error) {
 	rows, err := q.db.Query(ctx, RecordedUnits, archive)
 	if err != nil {
@@ -82,6 +88,7 @@ func (q *Queries) RecordedUnits(ctx context.Context, archive string) ([]Recorded
 			&i.IsPartition,
 			&i.ArchivedRows,
 			&i.At,
+			&i.IsRemoved,
 		); err != nil {
 			return nil, err
 		}
