@@ -214,7 +214,7 @@ COMMENT ON FUNCTION dlq.order_again IS
     'Restores a job''s former place in the order of its key, because its work is to be done after all.';
 
 -- wake_first waits for no lock. What it skips because another session holds it, dlq.wake_ordered finds
--- a second later.
+-- in its next round over all keys.
 CREATE OR REPLACE FUNCTION dlq.wake_first(p_queue text, p_key text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
