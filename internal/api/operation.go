@@ -142,8 +142,9 @@ func (o Operation[In, Out]) Answer(status int, header http.Header, body []byte) 
 			problem.Status = status
 			return nil, problem
 		}
-		// get-health answers 503 with its usual body.
-		if status != http.StatusServiceUnavailable || json.Unmarshal(body, out) != nil {
+		// get-health answers 503 with its usual body. Another operation's 503 may have JSON of a proxy.
+		_, isHealth := any(out).(*Health)
+		if !isHealth || status != http.StatusServiceUnavailable || json.Unmarshal(body, out) != nil {
 			return nil, fmt.Errorf("the API answered %d %s", status, http.StatusText(status))
 		}
 		return out, nil
@@ -158,7 +159,10 @@ func (o Operation[In, Out]) Answer(status int, header http.Header, body []byte) 
 	if len(body) == 0 {
 		return out, nil
 	}
-	return out, json.Unmarshal(body, out)
+	if err := json.Unmarshal(body, out); err != nil {
+		return nil, fmt.Errorf("the response is not one of dlqd's API: %w", err)
+	}
+	return out, nil
 }
 
 // output is the answer to an operation, as huma writes it.

@@ -103,6 +103,9 @@ func TestOperation_ReturnsErrorsOfTheAPI(t *testing.T) {
 	require.ErrorAs(t, of(http.StatusConflict, "", `{"status": 409, "detail": "no"}`), &problem)
 	require.Equal(t, http.StatusConflict, problem.Status)
 	require.EqualError(t, of(http.StatusBadGateway, "", "<html>"), "the API answered 502 Bad Gateway")
+	require.EqualError(t, of(http.StatusServiceUnavailable, "", `{"message": "no healthy upstream"}`),
+		"the API answered 503 Service Unavailable", "a proxy's answer is no success")
+	require.ErrorContains(t, of(http.StatusOK, "", "<html>"), "is not one of dlqd's API")
 	var requested *api.ApprovalRequestedError
 	id := uuid.New()
 	body, err := json.Marshal(api.Asked{Approval: &approval.Approval{ID: id}})
