@@ -170,11 +170,20 @@ func ask[In, Out any](c *client, cmd *cobra.Command, operation api.Operation[In,
 	return out
 }
 
-// completions returns the completion of each item: a value and its description, which may be empty.
+// shellCharacters are characters with which a shell runs another command. Senders and receivers of messages choose
+// values such as error types. bash inserts what several values have in common unquoted, and the script of cobra
+// evaluates the line at the next completion.
+const shellCharacters = "`$;&|<>()\\"
+
+// completions returns the completion of each item: a value and its description, which may be empty. It leaves out
+// values that a shell could take for a command or that could control the terminal.
 func completions[T any](items []T, of func(item *T) (value, description string)) []cobra.Completion {
 	all := make([]cobra.Completion, 0, len(items))
 	for i := range items {
 		value, description := of(&items[i])
+		if strings.ContainsAny(value, shellCharacters) || printable(value) != value {
+			continue
+		}
 		all = append(all, cobra.CompletionWithDesc(value, printable(description)))
 	}
 	return all
@@ -255,7 +264,9 @@ func filterTerms(c *client, cmd *cobra.Command, before []string, typed string) (
 ) {
 	reading, runes := completeFilter(c, cmd, typed), []rune(typed)
 	start := string(runes[:min(reading.From, len(runes))])
-	return completions(reading.Completions, func(f *api.Completion) (string, string) {
-		return start + f.Insert, f.Doc
-	}), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	values := completions(reading.Completions, func(f *api.Completion) (string, string) { return f.Insert, f.Doc })
+	for i := range values {
+		values[i] = start + values[i] // start is what the user typed
+	}
+	return values, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
