@@ -36,6 +36,9 @@ type client struct {
 	secret    string // a token obtained by this command
 	noToken   bool   // send no token: the operation needs none
 	plainHTTP bool   // allow sending a token unencrypted over the network
+	// completing is set while a shell waits for values: a sign-in is used as it is stored, because renewing it
+	// waits for other processes and for the provider.
+	completing bool
 }
 
 func (c *client) register(cmd *cobra.Command) { c.registerNamed(cmd, "") }

@@ -66,7 +66,7 @@ func addCompletions(cmd *cobra.Command) {
 
 // clientOf returns a client for the flags of a command line that is being completed.
 func clientOf(cmd *cobra.Command) *client {
-	c := &client{timeout: completionTimeout}
+	c := &client{timeout: completionTimeout, completing: true}
 	c.base, _ = cmd.Flags().GetString("api-url")
 	c.tokenFile, _ = cmd.Flags().GetString("token-file")
 	c.plainHTTP, _ = cmd.Flags().GetBool("plain-http")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
@@ -16,4 +17,19 @@ func TestCompletions_LeaveOutWhatAShellRuns(t *testing.T) {
 	}
 	require.Equal(t, []cobra.Completion{"CARD_DECLINED\tan error\x20", "timed out\tan error\x20"},
 		completions(values, func(value *string) (string, string) { return *value, "an error\n" }))
+}
+
+// A completion uses a sign-in as it is stored, even if another process holds its lock.
+func TestCompletions_DoNotRenewASignIn(t *testing.T) { //nolint:paralleltest // sets the environment
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	c := &client{base: "http://127.0.0.1:1", completing: true}
+	path, err := loginPath(c.base)
+	require.NoError(t, err)
+	unlock, err := lockLogin(path)
+	require.NoError(t, err)
+	defer unlock()
+	require.NoError(t, (&login{API: c.base, IDToken: "stored", Expiry: time.Now().Add(-time.Hour)}).write(path))
+	token, err := c.loginToken(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "stored", token)
 }

@@ -129,7 +129,7 @@ func (c *client) loginToken(ctx context.Context) (string, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	if err != nil || time.Until(l.Expiry) > loginMargin {
+	if err != nil || c.completing || time.Until(l.Expiry) > loginMargin {
 		return l.token(), err
 	}
 	unlock, err := lockLogin(path)
