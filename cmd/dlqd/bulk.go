@@ -34,7 +34,7 @@ func newMove(name, short string) *cobra.Command {
 				return err
 			}
 			if one {
-				if err := allowOnlyFlags(cmd, "with an ID", "note", "json", "output", "api-url"); err != nil {
+				if err := allowOnlyFlags(cmd, "with an ID", "note"); err != nil {
 					return err
 				}
 				return c.move(cmd, args[0], name, &in.Action)

@@ -191,6 +191,9 @@ func refuseRedirect(next *http.Request, _ []*http.Request) error {
 func do[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out],
 	input In,
 ) (*http.Response, error) {
+	if err := checkCommonFlags(cmd); err != nil {
+		return nil, err
+	}
 	r, err := operation.Request(&input)
 	if err != nil {
 		return nil, commandError(err)

@@ -13,9 +13,11 @@ import (
 // A command rejects flags that it does not act on. Otherwise a command that ignores --dry-run or a
 // filter would carry out the action, or apply it to all entries.
 
-// allowOnlyFlags rejects all flags except names. condition describes when the other flags have no effect.
+// allowOnlyFlags rejects all flags except names and those of the connection and the output. condition describes when
+// the other flags have no effect.
 func allowOnlyFlags(cmd *cobra.Command, condition string, names ...string) error {
 	var unused []string
+	names = append(names, "api-url", "token-file", "plain-http", "json", "output")
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if !slices.Contains(names, f.Name) {
 			unused = append(unused, "--"+f.Name)
@@ -33,6 +35,17 @@ func rejectFlags(cmd *cobra.Command, condition string, names ...string) error {
 		}
 	}
 	return unusedFlagsError(condition, unused)
+}
+
+// checkCommonFlags checks flags that many commands that call the API have.
+func checkCommonFlags(cmd *cobra.Command) error {
+	if limit := cmd.Flags().Lookup("limit"); limit != nil && limit.Value.String() == "0" {
+		return &usageError{errors.New("--limit 0: must be at least 1")} // Operation.Request would omit it
+	}
+	if cmd.Flags().Changed("json") {
+		return rejectFlags(cmd, "with --json", "output")
+	}
+	return nil
 }
 
 func unusedFlagsError(condition string, unused []string) error {

@@ -373,6 +373,32 @@ func TestFlags_SingleEntryCommandsRejectBulkFlags(t *testing.T) {
 	require.ErrorContains(t, err, "--payload has no effect without an ID")
 }
 
+// Flags that a request cannot express are usage errors. A single entry takes the flags of the connection.
+func TestFlags_CommonFlags(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"list", "--limit", "0"}, "--limit 0: must be at least 1"},
+		{[]string{"list", "--json", "-o", "yaml"}, "--output has no effect with --json"},
+		{[]string{"replay", testEntry, "--resume", "--from-start"}, "--from-start has no effect with --resume"},
+	} {
+		requests, err := runWithFakeAPI(t, test.args...)
+		var usage *usageError
+		require.ErrorAs(t, err, &usage, test.args)
+		require.EqualError(t, err, test.want)
+		require.Empty(t, requests)
+	}
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("x"), 0o600))
+	for _, verb := range []string{"discard", "replay"} {
+		requests, err := runWithFakeAPI(t, verb, testEntry, "--token-file", token)
+		require.NoError(t, err)
+		require.Contains(t, requests, "POST /api/dlq/entries/"+testEntry)
+	}
+}
+
 func TestCommands_UnknownSubcommandFails(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{

@@ -68,7 +68,6 @@ func (o *output) register(cmd *cobra.Command) {
 	}
 	cmd.Flags().VarP(o, "output", "o", "format: "+strings.Join(texts, ", "))
 	cmd.Flags().BoolVar(&o.client.asJSON, "json", false, "print the API's response as JSON; the same as -o json")
-	cmd.MarkFlagsMutuallyExclusive("json", "output")
 }
 
 // print prints an answer of the API in the format of the flag.

@@ -168,11 +168,16 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 					return err
 				}
 			}
+			if resume {
+				if err := rejectFlags(cmd, "with --resume", "from-start"); err != nil {
+					return err
+				}
+			}
 			many.Checkpoint = checkpointMode(resume, fromStart)
 			many.Actor = actor()
 			if one {
 				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination",
-					"resume", "from-start", "dry-run", "json", "output", "api-url"); err != nil {
+					"resume", "from-start", "dry-run"); err != nil {
 					return err
 				}
 				var replacement json.RawMessage
@@ -237,7 +242,6 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags.BoolVar(&resume, "resume", false, "with an edited payload: resumable jobs continue after their last "+
 		"completed step")
 	flags.BoolVar(&fromStart, "from-start", false, "resumable jobs run all their steps again")
-	cmd.MarkFlagsMutuallyExclusive("resume", "from-start")
 	flags.BoolVar(&newest, "newest-first", false, "replay the newest entries first (default: oldest first)")
 	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percentage of failures among the last 50 "+
 		"redeliveries that stops the run")
