@@ -74,6 +74,7 @@ func call[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In
 	_, requested := errors.AsType[*approvalRequestedError](err)
 	if c.asJSON && (err == nil || requested) {
 		err = cmp.Or(err, c.printAnswer(cmd.OutOrStdout(), raw))
+		c.noteNextPage(cmd.ErrOrStderr(), raw)
 	}
 	return out, err
 }

@@ -89,6 +89,19 @@ func (o *output) print(w io.Writer, answer []byte) error {
 	}
 }
 
+// noteNextPage prints the cursor of the next page, which -o name omits. JSON and YAML contain it.
+func (c *client) noteNextPage(w io.Writer, answer []byte) {
+	if c.output == nil || c.output.format != outputName || c.output.list == "" {
+		return
+	}
+	var page struct {
+		Next string `json:"next"`
+	}
+	if json.Unmarshal(answer, &page) == nil && page.Next != "" {
+		printSafef(w, "more: --cursor %s\n", page.Next)
+	}
+}
+
 func (o *output) printNames(w io.Writer, answer []byte) error {
 	items := []map[string]any{{}}
 	if o.list == "" {

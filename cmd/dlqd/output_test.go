@@ -51,7 +51,10 @@ func TestOutput_FormatsAndCompletions(t *testing.T) {
 		return len(group) == 2
 	}, time.Minute, 50*time.Millisecond)
 	require.Equal(t, strings.Join(group, " ")+"\n", api("groups", "show", group[0], group[1], "-o", "name"))
-	_, stderr, code := run(t, "list", "-o", "xml")
+	_, stderr, code := run(t, "list", "-o", "name", "--limit", "1", "--api-url", s.api)
+	require.Zero(t, code)
+	require.Empty(t, stderr, "one entry is the last page")
+	_, stderr, code = run(t, "list", "-o", "xml")
 	require.Equal(t, 2, code)
 	require.Equal(t, "dlqd: --output xml: must be json, yaml, wide, name\n", stderr)
 	_, stderr, code = run(t, "discard", id, "-o", "wide")
