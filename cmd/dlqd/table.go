@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 	"unicode"
-	"unicode/utf8"
 
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"github.com/vbauerster/mpb/v8/cwriter"
 )
@@ -18,6 +18,10 @@ const tableGap = 2
 
 // minColumn is the width to which a column is shortened at most.
 const minColumn = 12
+
+// columns measures texts as terminals show them: Chinese characters and emoji take two columns, combining characters
+// none.
+var columns = &runewidth.Condition{StrictEmojiNeutral: true}
 
 // textTable collects rows and prints them in columns. On a terminal it shortens the widest columns of a list,
 // so that a row fits a line. Elsewhere, with -o wide, and in tables of names and values, values are complete.
@@ -69,7 +73,7 @@ func (t *textTable) Flush() error {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			widths[i] = max(widths[i], columns.StringWidth(cell))
 		}
 	}
 	if t.width > 0 {
@@ -80,10 +84,10 @@ func (t *textTable) Flush() error {
 	for _, cells := range t.rows {
 		var line strings.Builder
 		for i, cell := range cells {
-			cell = shorten(cell, widths[i])
+			cell = columns.Truncate(cell, widths[i], "…")
 			line.WriteString(cell)
 			if i < len(cells)-1 {
-				line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+tableGap))
+				line.WriteString(strings.Repeat(" ", widths[i]-columns.StringWidth(cell)+tableGap))
 			}
 		}
 		text.WriteString(strings.TrimRight(line.String(), " ") + "\n")
@@ -106,7 +110,7 @@ func (t *textTable) fit(widths []int) {
 			if i < len(t.rows[0]) {
 				title = t.rows[0][i]
 			}
-			if slices.Contains(wholeColumns, title) || width <= max(minColumn, utf8.RuneCountInString(title)) {
+			if slices.Contains(wholeColumns, title) || width <= max(minColumn, columns.StringWidth(title)) {
 				continue
 			}
 			if widest < 0 || width > widths[widest] {

@@ -39,3 +39,21 @@ func TestTable_UsesTheWidthOfTheTerminal(t *testing.T) {
 	require.Contains(t, lines(20, header)[1], testEntry, "ids are kept in a narrow terminal")
 	require.Contains(t, lines(80, "dead letter\tx")[1], message, "tables of names and values are complete")
 }
+
+// Chinese characters take two columns of a terminal, combining characters none.
+func TestTable_AlignsWideCharacters(t *testing.T) {
+	t.Parallel()
+	for _, message := range []string{strings.Repeat("支付失敗", 30), strings.Repeat("Björn ", 40)} {
+		var out bytes.Buffer
+		cmd := &cobra.Command{}
+		cmd.SetOut(&out)
+		w, row := table(cmd, "ID\tERROR\tNEXT")
+		w.width = 80
+		row("a", message, "retry")
+		row("b", "short", "retry")
+		require.NoError(t, w.Flush())
+		lines := strings.Split(out.String(), "\n")
+		require.LessOrEqual(t, columns.StringWidth(lines[1]), 80, lines[1])
+		require.Equal(t, columns.StringWidth(lines[2]), columns.StringWidth(lines[1]), out.String())
+	}
+}
