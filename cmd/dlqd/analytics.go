@@ -27,7 +27,7 @@ func reportCommand[In, Row any](operation api.Operation[In, api.Report[Row]], na
 		},
 	}
 	flags(cmd, &in)
-	c.register(cmd)
+	c.registerTable(cmd)
 	return cmd
 }
 

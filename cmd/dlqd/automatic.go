@@ -30,7 +30,7 @@ func newAutomatic() *cobra.Command {
 			return printAutomatic(cmd, status)
 		},
 	}
-	c.register(cmd)
+	c.registerTable(cmd)
 	cmd.AddCommand(
 		newSwitch("on", "Switch automatic redelivery on: waiting dead letters go at the rate of their queue"),
 		newSwitch("off", "Switch automatic redelivery off: dead letters are only observed"),
@@ -173,7 +173,7 @@ func newStop(verb, short string) *cobra.Command {
 }
 
 func (c *client) registerAutomatic(cmd *cobra.Command, in *api.AutomaticAction) {
-	c.register(cmd)
+	c.registerTable(cmd)
 	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
 	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only show which dead letters would be redelivered, and which not")

@@ -41,13 +41,19 @@ type client struct {
 	completing bool
 }
 
-func (c *client) register(cmd *cobra.Command) { c.registerNamed(cmd, "") }
+func (c *client) register(cmd *cobra.Command) {
+	c.registerURL(cmd)
+	(&output{client: c}).register(cmd)
+}
 
-// registerNamed is register for a command that prints a table. list and names say what -o name prints, see
+// registerTable is register for a command that prints a table.
+func (c *client) registerTable(cmd *cobra.Command) { c.registerNamed(cmd, "") }
+
+// registerNamed is registerTable for a table of things with names. list and names say what -o name prints, see
 // [output].
 func (c *client) registerNamed(cmd *cobra.Command, list string, names ...string) {
 	c.registerURL(cmd)
-	(&output{client: c, list: list, names: names}).register(cmd)
+	(&output{client: c, list: list, names: names, table: true}).register(cmd)
 }
 
 func (c *client) registerURL(cmd *cobra.Command) {

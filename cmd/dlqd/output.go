@@ -26,18 +26,22 @@ type output struct {
 	client *client
 	format string
 	// list is the field of the API's response with the items that -o name prints, or "" for the response
-	// itself; names are the fields of an item that it prints. Without names, the command prints no table, and
-	// takes only json and yaml.
+	// itself; names are the fields of an item that it prints, if any.
 	list  string
 	names []string
+	table bool // the command prints a table, of which -o wide prints complete values
 }
 
 // formats returns the values that the flag takes.
 func (o *output) formats() []string {
-	if len(o.names) == 0 {
-		return []string{outputJSON, outputYAML}
+	formats := []string{outputJSON, outputYAML}
+	if o.table {
+		formats = append(formats, outputWide)
 	}
-	return []string{outputJSON, outputYAML, outputWide, outputName}
+	if len(o.names) > 0 {
+		formats = append(formats, outputName)
+	}
+	return formats
 }
 
 // String implements pflag.Value.

@@ -7,6 +7,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// A command that shortens its tables can print them complete.
+func TestOutput_TablesHaveWide(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"stats", "oldest"}, {"stats", "sources"}, {"automatic"}, {"reclassify"}, {"list"}} {
+		_, err := runWithFakeAPI(t, append(args, "-o", "wide")...)
+		require.NoError(t, err, args)
+	}
+	_, err := runWithFakeAPI(t, "discard", testEntry, "-o", "wide")
+	require.EqualError(t, err, "--output wide: must be json, yaml")
+}
+
 // A script that reads -o name must learn that there are more.
 func TestOutput_NamesNoteTheNextPage(t *testing.T) {
 	t.Parallel()

@@ -45,7 +45,7 @@ func newReclassify() *cobra.Command {
 			return nil
 		},
 	}
-	c.register(cmd)
+	c.registerTable(cmd)
 	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
 	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only show what would change")

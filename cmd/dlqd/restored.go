@@ -26,7 +26,7 @@ func newRestored() *cobra.Command {
 			return printRestored(cmd, restored)
 		},
 	}
-	c.register(cmd)
+	c.registerTable(cmd)
 	cmd.AddCommand(newRestoredResume())
 	return cmd
 }

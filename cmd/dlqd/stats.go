@@ -67,7 +67,7 @@ func newStats() *cobra.Command {
 			return r.print(cmd, over)
 		},
 	}
-	c.register(cmd)
+	c.registerTable(cmd)
 	cmd.Flags().StringVar(&over, "over", "24h", "how far back, such as 90m, 24h or 30d")
 	cmd.Flags().StringVar(&queue, "queue", "", "only this queue")
 	cmd.AddCommand(newHeatMap(), newOldest(), newPolicies(), newSources())

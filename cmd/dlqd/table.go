@@ -24,7 +24,8 @@ const minColumn = 12
 var columns = &runewidth.Condition{StrictEmojiNeutral: true}
 
 // textTable collects rows and prints them in columns. On a terminal it shortens the widest columns of a list,
-// so that a row fits a line. Elsewhere, with -o wide, and in tables of names and values, values are complete.
+// so that a row fits a line, if the command has -o wide. Elsewhere, with -o wide, and in tables of names and values,
+// values are complete.
 type textTable struct {
 	out   io.Writer
 	width int // of a line; 0 for no limit
@@ -37,8 +38,10 @@ type textTable struct {
 func table(cmd *cobra.Command, header string) (t *textTable, row func(cells ...any)) {
 	header, title := strings.TrimLeft(header, "\n"), header[:len(header)-len(strings.TrimLeft(header, "\n"))]
 	t = &textTable{out: cmd.OutOrStdout(), title: title, rows: [][]string{strings.Split(header, "\t")}}
-	if format := cmd.Flags().Lookup("output"); format == nil || format.Value.String() != outputWide {
-		t.width = terminalWidth(t.out)
+	if flag := cmd.Flags().Lookup("output"); flag != nil {
+		if o, ok := flag.Value.(*output); ok && o.table && o.format != outputWide {
+			t.width = terminalWidth(t.out)
+		}
 	}
 	if !strings.ContainsFunc(t.rows[0][0], unicode.IsUpper) || strings.ContainsFunc(t.rows[0][0], unicode.IsLower) {
 		t.width = 0
