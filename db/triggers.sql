@@ -84,7 +84,7 @@ BEGIN
                      ('dead_letter_delete', 'Rejects the deletion of open and failed entries.'),
                      ('dead_letter_truncate', 'Rejects TRUNCATE.'),
                      ('transitions_append_only', 'The audit trail is append-only.'),
-                     ('transitions_rewrite', 'The audit trail is append-only, except that dlq.erase removes payloads.'),
+                     ('transitions_rewrite', 'The audit trail is append-only, except that dlq.erase removes data.'),
                      ('acts_append_only', 'The audit trail is append-only.'),
                      ('operations_kept', 'Operations are part of the audit trail.'),
                      ('operations_truncate', 'Rejects TRUNCATE.'),

@@ -513,22 +513,25 @@ END
 $$;
 COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement, with the reason that the trigger passes.';
 
--- The only change allowed: dlq.erase removes the edited payload from a row. Actor, time and reason
--- stay.
+-- The only change allowed: dlq.erase removes the edited payload from a row, and names from its reason. Actor
+-- and time stay.
 CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF current_setting('dlq.erasing', true) IS DISTINCT FROM txid_current()::text
-        OR NEW.detail IS DISTINCT FROM jsonb_strip_nulls(jsonb_build_object('run', OLD.detail -> 'run', 'erased', true))
-        OR to_jsonb(NEW) - 'detail' IS DISTINCT FROM to_jsonb(OLD) - 'detail' THEN
+        OR NEW.detail IS DISTINCT FROM OLD.detail
+            AND NEW.detail IS DISTINCT FROM jsonb_strip_nulls(jsonb_build_object('run', OLD.detail -> 'run', 'erased',
+                true))
+        OR NEW.reason IS DISTINCT FROM OLD.reason AND NEW.reason IS DISTINCT FROM dlq.reason_without_names(OLD.reason)
+        OR to_jsonb(NEW) - '{detail,reason}'::text[] IS DISTINCT FROM to_jsonb(OLD) - '{detail,reason}'::text[] THEN
         RAISE EXCEPTION 'UPDATE on the audit trail is not allowed: it is append-only' USING ERRCODE = 'DLQ01',
-            HINT = 'dlq.erase removes payloads from it.';
+            HINT = 'dlq.erase removes payloads and names from it.';
     END IF;
     RETURN NEW;
 END
 $$;
 COMMENT ON FUNCTION dlq.on_rewrite IS
-    'Trigger: refuses changes of the audit trail, except for payloads that dlq.erase removes.';
+    'Trigger: refuses changes of the audit trail, except for payloads and names that dlq.erase removes.';
 
 CREATE OR REPLACE FUNCTION dlq.on_operation() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -341,7 +341,7 @@ BEGIN
     IF NOT v_of_audit THEN
         PERFORM dlq.retire(NULL, v_partition);
         IF p_rows IS NULL THEN
-            EXECUTE format('SELECT dlq.erase_trail(array_agg(e.id), dlq.closed_since(array_agg(e.id))) FROM %s e WHERE e.edited_event IS NOT NULL HAVING count(*) > 0', v_partition);
+            EXECUTE format('SELECT dlq.erase_trail(array_agg(e.id), least(dlq.closed_since(array_agg(e.id)), min(e.created_at) - interval ''1 hour'')) FROM %s e WHERE e.edited_event IS NOT NULL HAVING count(*) > 0', v_partition);
         END IF;
     END IF;
     EXECUTE format('DROP TABLE %s', v_partition);

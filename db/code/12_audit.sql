@@ -135,6 +135,7 @@ BEGIN
     p_entry.error_message := 'erased';
     p_entry.error_code := NULL;
     p_entry.error_title := NULL;
+    p_entry.destination_url := NULL;
     p_entry.error_stack_trace := NULL;
     p_entry.error_context := NULL;
     p_entry.retry_history := '[]';
@@ -151,8 +152,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.erased IS
-    'Returns the entry without message id, source, payload, error texts and code, metadata, subscriber, ordering '
-    'key, tags, assignee and notes.';
+    'Returns the entry without message id, source, payload, error texts and code, URL of the destination, metadata, '
+    'subscriber, ordering key, tags, assignee and notes.';
 
 CREATE OR REPLACE FUNCTION dlq.erase_rows(p_rows jsonb, p_filter jsonb) RETURNS TABLE (id uuid, line text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -180,6 +181,13 @@ $$;
 COMMENT ON FUNCTION dlq.erase_jobs IS
     'Deletes args, errors, tags and metadata of jobs that have ended. Returns how many.';
 
+CREATE OR REPLACE FUNCTION dlq.reason_without_names(p_reason text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_reason LIKE 'assigned to %' AND p_reason <> 'assigned to nobody' THEN 'assigned'
+            WHEN p_reason LIKE 'tagged %' THEN 'tagged' ELSE p_reason END;
+COMMENT ON FUNCTION dlq.reason_without_names IS
+    'The reason of an audit row without the assignee or the tags in it. The archive does the same (internal/archive).';
+
 -- The run id is kept: it says nothing about a person.
 CREATE OR REPLACE FUNCTION dlq.erase_trail(p_ids uuid[], p_since timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -187,15 +195,19 @@ SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
     PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_rewrite
     UPDATE dlq.dead_letter_transitions t
-    SET detail = jsonb_strip_nulls(jsonb_build_object('run', t.detail -> 'run', 'erased', true))
+    SET detail = CASE WHEN t.detail IS NOT NULL
+            THEN jsonb_strip_nulls(jsonb_build_object('run', t.detail -> 'run', 'erased', true)) END,
+        reason = dlq.reason_without_names(t.reason)
     WHERE t.entry_id = ANY (p_ids) AND t.at >= p_since
-        AND CASE jsonb_typeof(t.detail) WHEN 'object' THEN t.detail - 'run' NOT IN ('{}', '{"erased": true}') END;
+        AND (CASE jsonb_typeof(t.detail) WHEN 'object' THEN t.detail - 'run' NOT IN ('{}', '{"erased": true}') END
+            OR t.reason <> dlq.reason_without_names(t.reason));
     PERFORM set_config('dlq.erasing', '', true);
     UPDATE dlq.replay_run_entries r SET detail = NULL WHERE r.entry_id = ANY (p_ids) AND r.detail IS NOT NULL;
 END
 $$;
 COMMENT ON FUNCTION dlq.erase_trail IS
-    'Deletes edited payloads of entries from the audit trail, and error texts from the reports of replay runs.';
+    'Deletes edited payloads, assignees and tags of entries from the audit trail, and error texts from the reports '
+    'of replay runs.';
 
 -- The lock is that of the rollups, which write failure groups.
 CREATE OR REPLACE FUNCTION dlq.erase_titles(p_groups text[]) RETURNS void
@@ -206,6 +218,9 @@ BEGIN
         UPDATE dlq.failure_groups g SET title = g.error_type
         FROM unnest(p_groups) p (name) WHERE g.queue = split_part(p.name, E'\n', 1)
             AND g.fingerprint = split_part(p.name, E'\n', 2);
+        UPDATE dlq.group_aliases a SET title = NULL
+        FROM unnest(p_groups) p (name) WHERE a.queue = split_part(p.name, E'\n', 1)
+            AND a.fingerprint = split_part(p.name, E'\n', 2) AND a.title IS NOT NULL;
     END IF;
 END
 $$;
@@ -230,7 +245,9 @@ BEGIN
               AND (r ->> 'job_created_at')::timestamptz = j.created_at)
                OR j.metadata ->> 'dlq:entry_id' = ANY (v_ids::text[]))
         ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
-    PERFORM dlq.erase_trail(v_ids, dlq.closed_since(v_ids));
+    -- By the time of capture too, because an id has the time of the application's clock, which may be ahead.
+    PERFORM dlq.erase_trail(v_ids, least(dlq.closed_since(v_ids),
+        (SELECT min((r ->> 'created_at')::timestamptz) - interval '1 hour' FROM jsonb_array_elements(p_rows) r)));
     PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT (r ->> 'queue') || E'\n' || (r ->> 'fingerprint')
         FROM jsonb_array_elements(p_rows) r WHERE r ->> 'fingerprint' IS NOT NULL));
     RETURN dlq.erase_jobs(v_jobs);
@@ -238,8 +255,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.erase_archived IS
     'Erases what the database still has of entries that are only in the archive (rows of dead_letter_queue): '
-    'edited payloads in the audit trail, error texts in reports and titles, and their jobs. Returns how many '
-    'jobs.';
+    'edited payloads, assignees and tags in the audit trail, error texts in reports and titles, and their jobs. '
+    'Returns how many jobs.';
 
 CREATE OR REPLACE FUNCTION dlq.erased_reason() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -251,8 +268,9 @@ CREATE OR REPLACE FUNCTION dlq.were_erased(p_ids uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
+    -- In all months: an id has the time of the application's clock, and its entry may have been erased before it.
     RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids)
-        AND t.reason = dlq.erased_reason() AND t.at >= dlq.closed_since(p_ids);
+        AND t.reason = dlq.erased_reason();
 END
 $$;
 COMMENT ON FUNCTION dlq.were_erased IS 'Returns those of the entries whose data was erased in the database.';
@@ -285,6 +303,9 @@ DECLARE
                 WHERE f.key = ANY (dlq.personal_filters() || 'messageId'::text)), 'strict $.**')
                     v (value)
                              WHERE jsonb_typeof(v.value) IN ('string', 'number') AND length(v.value #>> '{}') > 2);
+    v_since          constant timestamptz := ( -- start of the audit rows
+        SELECT least(dlq.closed_since(p_ids), min(e.created_at) - interval '1 hour')
+        FROM dlq.dead_letter_queue e WHERE e.id = ANY (p_ids));
     v_runs           uuid[];
     v_open_runs      integer;
     v_open_approvals integer;
@@ -332,7 +353,7 @@ BEGIN
             WHERE jsonb_typeof(v.value) IN ('string', 'number') AND v.value #>> '{}' = ANY (v_values))
            OR dlq.names(concat_ws(' ', o.note, o.filter ->> 'errorMessage'), v_values)
            OR o.filter ?| dlq.personal_filters() AND o.id IN (SELECT t.operation FROM dlq.dead_letter_transitions t
-               WHERE t.entry_id = ANY (p_ids) AND t.at >= dlq.closed_since(p_ids))
+               WHERE t.entry_id = ANY (p_ids) AND t.at >= v_since)
     ) SELECT count(*) INTO v_open_approvals FROM named n WHERE n.id NOT IN (SELECT b.id FROM erased_approvals b);
     PERFORM set_config('dlq.erasing', '', true);
     UPDATE dlq.group_marks m SET note = NULL WHERE dlq.names(m.note, v_values);
@@ -402,7 +423,7 @@ BEGIN
     PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_content
     UPDATE dlq.dead_letter_queue e SET
         original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message,
-        error_title = x.error_title, error_stack_trace = x.error_stack_trace,
+        error_title = x.error_title, destination_url = x.destination_url, error_stack_trace = x.error_stack_trace,
         error_context = x.error_context, retry_history = x.retry_history, replay_attempts = x.replay_attempts,
         metadata = x.metadata,
         subscriber_id = x.subscriber_id, ordering_key = x.ordering_key, unique_key = x.unique_key, tags = x.tags,
@@ -426,8 +447,11 @@ BEGIN
     WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND o.job_id = d.river_job_id
         AND o.job_created_at = d.job_created_at;
     PERFORM dlq.erase_trail(v_ids, v_from);
-    PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d
-        WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since));
+    -- Groups that an entry has left, too: their title may be its text.
+    PERFORM dlq.erase_titles(ARRAY(SELECT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d
+        WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND d.fingerprint IS NOT NULL
+        UNION SELECT t.queue || E'\n' || t.joined_group FROM dlq.dead_letter_transitions t
+        WHERE t.entry_id = ANY (v_ids) AND t.at >= v_from AND t.joined_group IS NOT NULL));
     PERFORM dlq.note_on(v_ids, p_actor, dlq.erased_reason(), p_note, '{resolved,archived}', p_since => v_since);
 END
 $$;

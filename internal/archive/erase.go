@@ -9,6 +9,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -49,9 +50,10 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 }
 
 // Erase erases the data that a filter selects from every unit: from entries as
-// [deadletter.Store.Erase] does, and from moves the details. A changed unit gets new files, then a
-// manifest that names them and the erasure, and then loses the old files, so that it is complete at
-// any time. An interrupted erasure is repeated, which also deletes the files that it left.
+// [deadletter.Store.Erase] does, and from moves the details, assignees and tags. A changed unit gets
+// new files, then a manifest that names them and the erasure, and then loses the old files, so that
+// it is complete at any time. An interrupted erasure is repeated, which also deletes the files that
+// it left.
 // Retention and other erasures wait meanwhile. A unit that cannot be read or written does not stop the
 // others: the error names it, and erasing again completes the erasure.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID,
@@ -129,7 +131,7 @@ type Erased struct {
 }
 
 // addErasedInDatabase adds to erased the entries that were erased in the database, by this erasure or
-// an earlier one, and of which the unit has moves with details. Their value is nil.
+// an earlier one, and of which the unit has moves with such data. Their value is nil.
 func (a *Archive) addErasedInDatabase(ctx context.Context, store *deadletter.Store, m *Manifest,
 	erased map[uuid.UUID]json.RawMessage,
 ) error {
@@ -143,7 +145,7 @@ func (a *Archive) addErasedInDatabase(ctx context.Context, store *deadletter.Sto
 		return err
 	}
 	if err := a.Audit(ctx, m, func(line []byte) error {
-		entry, has, err := parseDetail(line)
+		entry, has, err := parseMove(line)
 		if _, known := erased[entry]; err != nil || !has || known {
 			return err
 		}
@@ -166,23 +168,36 @@ func entryID(line []byte) (uuid.UUID, error) {
 	return e.ID, err
 }
 
-// parseDetail returns the entry of a move's line, and whether the move has a detail that may be
-// personal. The run that made the move is not.
-func parseDetail(line []byte) (entry uuid.UUID, has bool, err error) {
+// parseMove returns the entry of a move's line, and whether the move has a detail, an assignee or tags
+// that may be personal. The run that made the move is not.
+func parseMove(line []byte) (entry uuid.UUID, has bool, err error) {
 	var t struct {
 		EntryID uuid.UUID                  `json:"entry_id"`
 		Detail  map[string]json.RawMessage `json:"detail"`
+		Reason  string                     `json:"reason"`
 	}
 	err = json.Unmarshal(line, &t)
 	delete(t.Detail, "run")
 	delete(t.Detail, "erased")
-	return t.EntryID, len(t.Detail) > 0, err
+	return t.EntryID, len(t.Detail) > 0 || reasonWithoutNames(t.Reason) != t.Reason, err
 }
 
-// countErased counts the erased entries in a unit, and the details of their moves.
+// reasonWithoutNames returns the reason of a move without the assignee or the tags in it, as
+// dlq.reason_without_names does.
+func reasonWithoutNames(reason string) string {
+	switch {
+	case strings.HasPrefix(reason, "assigned to ") && reason != "assigned to nobody":
+		return "assigned"
+	case strings.HasPrefix(reason, "tagged "):
+		return "tagged"
+	}
+	return reason
+}
+
+// countErased counts the erased entries in a unit, and those of their moves that have personal data.
 func (a *Archive) countErased(ctx context.Context, m *Manifest,
 	erased map[uuid.UUID]json.RawMessage,
-) (entries, details int64, err error) {
+) (entries, moves int64, err error) {
 	if err := a.Entries(ctx, m, func(line []byte) error {
 		id, err := entryID(line)
 		if erased[id] != nil {
@@ -193,13 +208,13 @@ func (a *Archive) countErased(ctx context.Context, m *Manifest,
 		return 0, 0, err
 	}
 	err = a.Audit(ctx, m, func(line []byte) error {
-		entry, has, err := parseDetail(line)
+		entry, has, err := parseMove(line)
 		if _, isErased := erased[entry]; has && isErased {
-			details++
+			moves++
 		}
 		return err
 	})
-	return entries, details, err
+	return entries, moves, err
 }
 
 // rewrite replaces a unit that contains data of erased entries, sets m to the new manifest, and
@@ -210,8 +225,8 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID,
 	if len(erased) == 0 {
 		return 0, nil
 	}
-	entries, details, err := a.countErased(ctx, m, erased)
-	if err != nil || entries+details == 0 {
+	entries, moves, err := a.countErased(ctx, m, erased)
+	if err != nil || entries+moves == 0 {
 		return 0, err
 	}
 	unit := a.NewUnit(*m)
@@ -232,12 +247,12 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID,
 		return 0, err
 	}
 	if err := a.Audit(ctx, m, func(line []byte) error {
-		entry, has, err := parseDetail(line)
+		entry, has, err := parseMove(line)
 		if err != nil {
 			return err
 		}
 		if _, isErased := erased[entry]; has && isErased {
-			if line, err = withoutDetail(line); err != nil {
+			if line, err = eraseMove(line); err != nil {
 				return err
 			}
 		}
@@ -252,24 +267,31 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID,
 	return entries, err
 }
 
-// withoutDetail removes an edit of the payload from a move's line and keeps the run that made the
-// move.
-func withoutDetail(line []byte) ([]byte, error) {
+// eraseMove removes an edit of the payload and names from a move's line, as dlq.erase_trail does. The run
+// that made the move stays.
+func eraseMove(line []byte) ([]byte, error) {
+	var t struct {
+		Detail map[string]json.RawMessage `json:"detail"`
+		Reason *string                    `json:"reason"`
+	}
 	var row map[string]json.RawMessage
-	if err := json.Unmarshal(line, &row); err != nil {
+	err := errors.Join(json.Unmarshal(line, &t), json.Unmarshal(line, &row))
+	if err != nil {
 		return nil, err
 	}
-	var detail map[string]json.RawMessage
-	if err := json.Unmarshal(row["detail"], &detail); err != nil {
-		return nil, err
+	if t.Detail != nil {
+		left := map[string]json.RawMessage{"erased": json.RawMessage("true")}
+		if run, has := t.Detail["run"]; has {
+			left["run"] = run
+		}
+		if row["detail"], err = json.Marshal(left); err != nil {
+			return nil, err
+		}
 	}
-	left := map[string]json.RawMessage{"erased": json.RawMessage("true")}
-	if run, has := detail["run"]; has {
-		left["run"] = run
-	}
-	var err error
-	if row["detail"], err = json.Marshal(left); err != nil {
-		return nil, err
+	if t.Reason != nil {
+		if row["reason"], err = json.Marshal(reasonWithoutNames(*t.Reason)); err != nil {
+			return nil, err
+		}
 	}
 	return json.Marshal(row)
 }
