@@ -71,7 +71,8 @@ func newErase() *cobra.Command {
 		Short: "Erase personal data from dead letters, their jobs and the archive",
 		Long: "Erase removes payloads, error texts, metadata, subscriber, tags and notes from the dead letters that the " +
 			"filter\n" +
-			"and the flags select. It archives those that are open or failed. A record of the erasure stays, without the data.",
+			"and the flags select. It archives those that are open or failed. A record of the erasure stays, without the data.\n" +
+			"Erase prints the rows of reports and of the audit trail that may still name the person, as queries that list them.",
 		Example: `  dlqd erase --payload-contains '{"customer": "cus_81"}' --note "request 42"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := isID(args); err != nil {
@@ -100,6 +101,14 @@ func newErase() *cobra.Command {
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "not erased: %d dead letters or replay runs that are in progress, or "+
 					"locked by "+
 					"another session; run the command again later\n", out.UnderWay)
+			}
+			for _, l := range out.Leaves {
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "stays, and may name the person: %d rows of %s (%s): %s\n",
+					l.Rows, l.Table, strings.Join(l.Columns, ", "), l.Query)
+			}
+			if out.Entries+out.Archived > 0 {
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), "to find a name in any table, also in other dead letters, run as "+
+					"dlqd's database owner: SELECT * FROM dlq.traces('{NAME}')")
 			}
 			if len(out.Unanalyzed) > 0 {
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "not analyzed: %s; their statistics may still have erased values, until "+

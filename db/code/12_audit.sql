@@ -262,7 +262,7 @@ CREATE OR REPLACE FUNCTION dlq.erased_reason() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 'erased';
 COMMENT ON FUNCTION dlq.erased_reason IS
-    'The reason of the audit row of an erasure, which dlq.were_erased and dlq.erase_statistics look for.';
+    'The reason of the audit row of an erasure, which dlq.were_erased and dlq.erased_entries look for.';
 
 CREATE OR REPLACE FUNCTION dlq.were_erased(p_ids uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -460,12 +460,79 @@ COMMENT ON FUNCTION dlq.erase_entries IS
     'audit trail. Open and failed entries are archived. Entries that have a redelivery under way, or that '
     'another session has locked, are skipped and counted in under_way.';
 
+CREATE OR REPLACE FUNCTION dlq.erased_entries(p_erasure uuid) RETURNS SETOF uuid
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
+DECLARE
+    v_since constant timestamptz := (SELECT r.at FROM dlq.erasures r WHERE r.id = p_erasure);
+BEGIN
+    PERFORM dlq.require_admin('erase');
+    RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.at >= v_since
+        AND t.reason = dlq.erased_reason();
+END
+$$;
+COMMENT ON FUNCTION dlq.erased_entries IS
+    'The entries that were erased in the database by an erasure, or by one that began after it.';
+
+-- Reports count the types of errors and the sources, and operators wrote notes on many entries at once or on
+-- groups: an erasure changes neither, but says where they are. Each query is counted and returned as it is, so
+-- that the caller can read the same rows.
+CREATE OR REPLACE FUNCTION dlq.erase_leaves(p_erasure uuid) RETURNS TABLE (table_name text, columns text[],
+    row_count bigint, query text)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
+DECLARE
+    v_entries constant text := format('SELECT dlq.erased_entries(%L)', p_erasure);
+    v_moves   constant text := format('dlq.dead_letter_transitions m WHERE m.entry_id IN (%s)', v_entries);
+BEGIN
+    PERFORM dlq.require_admin('erase');
+    FOR table_name, columns, query IN VALUES
+        ('dead_letter_queue', '{kind,error_type,destination}'::text[], format(
+            'SELECT t.id, t.kind, t.error_type, t.destination FROM dlq.dead_letter_queue t WHERE t.id IN (%s)',
+            v_entries)),
+        ('dead_letter_transitions', '{kind,note,error_type,source}', format(
+            'SELECT m.at, m.actor, m.kind, m.note, m.error_type, m.source FROM %s', v_moves)),
+        ('rollup_errors', '{error_type}', format(
+            'SELECT t.* FROM dlq.rollup_errors t WHERE (t.queue, t.error_type) IN (SELECT m.queue, '
+            'm.error_type FROM %s AND m.error_type <> '''')', v_moves)),
+        ('rollup_sources', '{source}', format(
+            'SELECT t.* FROM dlq.rollup_sources t WHERE t.source IN (SELECT m.source FROM %s)', v_moves)),
+        ('counters', '{label}', format(
+            'SELECT t.* FROM dlq.counters t WHERE t.name = ''error_type'' AND t.label IN (SELECT m.error_type FROM %s '
+            'AND m.error_type <> '''')', v_moves)),
+        ('failure_groups', '{title,error_type}', format(
+            'SELECT t.* FROM dlq.failure_groups t WHERE (t.queue, t.fingerprint) IN (SELECT m.queue, m.joined_group '
+            'FROM %s)', v_moves)),
+        ('group_marks', '{owner,note}', format(
+            'SELECT t.* FROM dlq.group_marks t WHERE coalesce(t.owner, t.note) IS NOT NULL AND (t.queue, '
+            't.fingerprint) IN (SELECT m.queue, m.joined_group FROM %s)', v_moves)),
+        ('operations', '{filter,args,note}', format(
+            'SELECT t.* FROM dlq.operations t WHERE t.args || coalesce(t.filter, ''{}'') || '
+            'jsonb_strip_nulls(jsonb_build_object(''note'', t.note)) NOT IN (''{}'', ''{"erased": true}'') AND t.id IN '
+            '(SELECT m.operation FROM %s)', v_moves)),
+        ('replay_runs', '{filter,patch,merge_patch,note}', format(
+            'SELECT t.* FROM dlq.replay_runs t WHERE t.filter ->> ''erased'' IS NULL AND t.id IN (SELECT n.run_id '
+            'FROM dlq.replay_run_entries n WHERE n.entry_id IN (%s))', v_entries)),
+        ('approvals', '{request,note,decision,problem}', format(
+            'SELECT t.* FROM dlq.approvals t WHERE (t.request ->> ''erased'' IS NULL OR coalesce(t.note, t.decision, '
+            't.problem) IS NOT NULL) AND t.id IN (SELECT n.approval_id FROM dlq.approval_entries n '
+            'WHERE n.entry_id IN (%s))', v_entries))
+    LOOP
+        EXECUTE format('SELECT count(*) FROM (%s) q', query) INTO row_count;
+        IF row_count > 0 THEN
+            RETURN NEXT;
+        END IF;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION dlq.erase_leaves IS
+    'What an erasure leaves of the entries that it erased in the database, which may name the person: tables, '
+    'columns, the number of rows, and the query that lists these. dlq.traces finds values of the person anywhere.';
+
 -- The planner's statistics keep values of columns: the most frequent ones, and a sample of the others.
 -- ANALYZE replaces them. It takes no lock that readers or writers wait for.
 CREATE OR REPLACE FUNCTION dlq.erase_statistics(p_erasure uuid) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 DECLARE
-    v_since  constant timestamptz := (SELECT r.at FROM dlq.erasures r WHERE r.id = p_erasure);
     v_months oid[];       -- months of closed entries with erased ones
     v_from   timestamptz; -- start of the audit rows of erased entries
     v_table  record;
@@ -474,8 +541,7 @@ BEGIN
     PERFORM dlq.require_admin('erase');
     SELECT array_agg(DISTINCT e.tableoid), min(e.created_at) - interval '1 hour' INTO v_months, v_from
     FROM dlq.dead_letter_queue e
-    WHERE e.id IN (SELECT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.at >= v_since
-        AND t.reason = dlq.erased_reason());
+    WHERE e.id IN (SELECT dlq.erased_entries(p_erasure));
     FOR v_table IN
         SELECT c.oid::regclass AS name, pg_has_role(c.relowner, 'USAGE') AS may
         FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
@@ -602,6 +668,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_after uuid;
     v_started_at timestamptz := clock_timestamp();
+    v_left record;
 BEGIN
     p_erasure := dlq.erase_begin(p_filter, p_note, p_actor);
     COMMIT;
@@ -617,9 +684,14 @@ BEGIN
     END LOOP;
     PERFORM dlq.erase_statistics(p_erasure);
     COMMIT;
+    FOR v_left IN SELECT l.* FROM dlq.erase_leaves(p_erasure) l LOOP
+        RAISE NOTICE 'erasure %: may still name the person: % rows of % (%)', p_erasure, v_left.row_count,
+            v_left.table_name, array_to_string(v_left.columns, ', ') USING HINT = v_left.query;
+    END LOOP;
 END
 $$;
 COMMENT ON PROCEDURE dlq.erase IS
     'Erases the data of the person whom a filter names (see dlq.find) from entries, jobs and the details of the '
     'audit trail, in small batches. Keeps a record in dlq.erasures, and returns its id; the record does not say '
-    'whose data it was. Archives are outside of the database: "dlqd erase" erases both.';
+    'whose data it was. Notices say what stays (see dlq.erase_leaves). Archives are outside of the database: '
+    '"dlqd erase" erases both.';

@@ -384,8 +384,9 @@ DECLARE
             "revealed", "river_leader", "run_again", "set_automatic", "set_group", "stop_automatic",
             "sweep_redeliveries", "trail", "undo", "unpark", "withdraw_approval"],
         "dlq_admin": ["backfill", "delete_entries", "delete_jobs", "drop_partition", "ensure_partition",
-            "ensure_partitions", "erase", "erase_begin", "erase_statistics", "erase_step", "missing_partitions",
-            "rebuild_rollups", "reconcile", "set_capture", "set_role_scope", "restore_entries"]}';
+            "ensure_partitions", "erase", "erase_begin", "erase_leaves", "erase_statistics", "erase_step",
+            "erased_entries", "missing_partitions", "rebuild_rollups", "reconcile", "set_capture", "set_role_scope",
+            "restore_entries"]}';
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.protect', 0));
     EXECUTE format('REVOKE ALL ON ALL ROUTINES IN SCHEMA %s FROM PUBLIC', v_schema);

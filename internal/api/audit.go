@@ -95,8 +95,8 @@ func (s *service) registerAudit(api huma.API) {
 		Summary: "Erase personal data from entries, their jobs and the archive",
 		Description: "Erases payloads, error texts, metadata, subscribers, tags and notes of the selected open and " +
 			"closed entries, and archives open and failed ones. The record of the erasure does not say whose data it was. " +
-			"Entries with a redelivery in progress are skipped and counted: erase again when it has ended. Answers when " +
-			"all is done; repeat an interrupted request.",
+			"Entries with a redelivery in progress are skipped and counted: erase again when it has ended. The answer says " +
+			"which rows stay that may name the person. Answers when all is done; repeat an interrupted request.",
 		Errors: []int{409, 422, 503},
 	}
 	record := deadletter.Erasure{
@@ -104,7 +104,12 @@ func (s *service) registerAudit(api huma.API) {
 		FilterSHA256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
 		Fields:       []string{"payload"}, Entries: 3, Jobs: 2,
 	}
-	example(&erase, http.StatusOK, EraseAnswer{Erasure: record})
+	erased := record
+	erased.Leaves = []deadletter.Leaves{{
+		Table: "rollup_sources", Columns: []string{"source"}, Rows: 3,
+		Query: "SELECT t.* FROM dlq.rollup_sources t WHERE t.source IN (…)",
+	}}
+	example(&erase, http.StatusOK, EraseAnswer{Erasure: erased})
 	register(api, Erase, erase, s.erase)
 
 	list := huma.Operation{

@@ -38,14 +38,14 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 		done, err := a.Erase(ctx, store, record.ID, filter)
 		if err != nil {
 			err = fmt.Errorf("erasure %s: %w: %w", record.ID, ErrIncomplete, err)
-			return record, errors.Join(err, store.EraseStatistics(ctx, &record))
+			return record, errors.Join(err, store.CheckErased(ctx, &record))
 		}
 		record.Archived, record.Archives, record.Archive, jobs = done.Entries, done.Units, &at, done.Jobs
 	}
 	if err := store.FinishErasure(ctx, &record, jobs); err != nil {
 		return record, err
 	}
-	err = store.EraseStatistics(ctx, &record)
+	err = store.CheckErased(ctx, &record)
 	return record, err
 }
 

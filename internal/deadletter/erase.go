@@ -30,7 +30,16 @@ type Erasure struct {
 	Archives     int64      `json:"archives" doc:"Units of the archive that were searched." db:"archives"`
 	Archive      *string    `json:"archive,omitempty" doc:"Location of the archive; absent if none was searched." db:"archive"`
 	FinishedAt   *time.Time `json:"finishedAt,omitempty" doc:"Time at which the erasure finished; absent while it runs, and if entries were skipped." db:"finished_at"`
+	Leaves       []Leaves   `json:"leaves,omitempty" doc:"Rows that the erasure left and that may name the person. Only in the answer to the erasure." db:"-"`
 	Unanalyzed   []string   `json:"unanalyzed,omitempty" doc:"Tables whose statistics may still have erased values, because dlqd may not analyze them, or another session held them; their owner runs ANALYZE. Only in the answer to the erasure." db:"-"`
+}
+
+// Leaves are rows of a table that an erasure left and that may name the person.
+type Leaves struct {
+	Table   string   `json:"table" doc:"Table of the database." db:"table_name"`
+	Columns []string `json:"columns" doc:"Its columns with texts of senders, receivers and operators." db:"columns"`
+	Rows    int64    `json:"rows" doc:"Number of rows that belong to erased entries." db:"row_count"`
+	Query   string   `json:"query" doc:"SQL query that lists the rows." db:"query"`
 }
 
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, " +
@@ -92,12 +101,21 @@ func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int6
 	return err
 }
 
-// EraseStatistics replaces the statistics of the tables that an erasure changed, because they keep values.
-func (s *Store) EraseStatistics(ctx context.Context, e *Erasure) (err error) {
+// CheckErased replaces the statistics of the tables that an erasure changed, because they keep values, and
+// looks for rows that may still name the person.
+func (s *Store) CheckErased(ctx context.Context, e *Erasure) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout) // a statement without a deadline has a minute
 	defer cancel()
 	if e.Unanalyzed, err = s.queries.EraseStatistics(ctx, e.ID); err != nil {
 		return fmt.Errorf("erasure %s: ANALYZE failed, and statistics may still have erased values: %w", e.ID, err)
+	}
+	rows, err := s.db.Query(ctx, "SELECT table_name, columns, row_count, query FROM dlq.erase_leaves($1)", e.ID)
+	if err == nil {
+		e.Leaves, err = pgx.CollectRows(rows, pgx.RowToStructByName[Leaves])
+	}
+	if err != nil {
+		return fmt.Errorf("erasure %s: looking for rows that may still name the person failed; "+
+			"dlq.erase_leaves lists them: %w", e.ID, err)
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func (b *bundle) erase(filter string) deadletter.Erasure {
 	require.NoError(b, err)
 	e.Archived, e.Archives = done.Entries, done.Units
 	require.NoError(b, store.FinishErasure(b.Context(), &e, done.Jobs))
-	require.NoError(b, store.EraseStatistics(b.Context(), &e))
+	require.NoError(b, store.CheckErased(b.Context(), &e))
 	return e
 }
 
