@@ -3,6 +3,9 @@ package retention_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -124,8 +127,8 @@ func TestErase_RemovesAllData(t *testing.T) {
 	b.exec("SELECT dlq.refresh_rollups()")
 	// The first entry is only in the archive, except for its job. The second is closed, and its
 	// moves are in the archive. The others are open.
-	b.exec("SELECT dlq.act_on('assign', ARRAY[$1::uuid, $2::uuid], 'kim', NULL, '{\"assignee\": \"zaphod\"}')", id(1), id(2))
-	b.exec("SELECT dlq.act_on('tag', ARRAY[$1::uuid, $2::uuid], 'kim', NULL, '{\"tags\": [\"zaphod\"]}')", id(1), id(2))
+	b.exec(`SELECT dlq.act_on('assign', ARRAY[$1::uuid, $2::uuid], 'kim', NULL, '{"assignee": "zaphod"}')`, id(1), id(2))
+	b.exec(`SELECT dlq.act_on('tag', ARRAY[$1::uuid, $2::uuid], 'kim', NULL, '{"tags": ["zaphod"]}')`, id(1), id(2))
 	b.exec("SELECT dlq.act_on('resolve', ARRAY[$1::uuid, $2::uuid], 'kim')", id(1), id(2))
 	first := uuid.MustParse(id(1))
 	ids, hashes, err := b.cold.Rows(t.Context(), b.keeper.Store, archive.Manifest{Unit: "entries_1"}, []uuid.UUID{first})
@@ -257,6 +260,194 @@ func TestErase_TracesFindWhatStays(t *testing.T) {
 		"dlq.dead_letter_queue.error_message", "dlq.dead_letter_queue.error_title", "dlq.dead_letter_queue.retry_history",
 		"dlq.dead_letter_transitions.source", "public.river_job.errors",
 	}, after)
+}
+
+// ownColumns are the columns of dlqd's tables, and of river_job, that have no text of a sender, a receiver or
+// an operator's note: names of queues, policies and users, states, hashes, and texts of dlqd. Those that have
+// are in the table of the runbook.
+var ownColumns = map[string]string{
+	"approvals":               "operation by_queue state actor on_behalf_of token_by origin scope decided_by",
+	"acts":                    "actor db_user origin config_version",
+	"archived_partitions":     "partition_name archive",
+	"automatic_changes":       "scope name include actor db_user origin",
+	"automatic_switches":      "scope name include actor",
+	"circuit_breaker_changes": "name actor db_user",
+	"circuit_breakers":        "name changed_by",
+	"counters":                "name queue",
+	"dead_letter_queue": "queue job_kind error_class reported_class fingerprint rule waiting_for locked_by parked_by " +
+		"resolved_by config_version move captured_by",
+	"dead_letter_transitions": "actor db_user rule queue error_class config_version from_class left_group joined_group " +
+		"origin",
+	"duties":              "name",
+	"entry_jobs":          "destination",
+	"erasures":            "actor db_user origin filter_sha256 fields archive",
+	"failure_groups":      "queue fingerprint error_class",
+	"gates":               "name state",
+	"group_aliases":       "queue former fingerprint",
+	"group_marks":         "queue fingerprint fixed_by muted_by updated_by inherited_from",
+	"job_facts":           "fact db_user",
+	"metrics_sample":      "sample",
+	"operation_unchanged": "reason",
+	"operations":          "action actor db_user origin scope unchanged",
+	"ordered_jobs":        "queue",
+	"paces":               "name",
+	"processes":           "name version parts queues",
+	"reconcile_findings":  "why",
+	"reconcile_looks":     "look cursor_state triggers triggers_before",
+	"replay_run_entries":  "outcome",
+	"replay_runs":         "scope queue destination actor origin reason forecast checkpoint",
+	"restored_partitions": "partition_name",
+	"river_job":           "kind queue attempted_by",
+	"role_scopes":         "queues kinds",
+	"rollup_backlog":      "queue error_class",
+	"rollup_errors":       "queue",
+	"rollup_flow":         "scope queue error_class",
+	"rollup_groups":       "queue fingerprint",
+	"rollup_times":        "measure scope queue",
+	"saved_views":         "owner columns sort scope",
+	"sessions":            "name via issuer subject groups address agent",
+	"settings":            "key value",
+	"tokens":              "name role queues kinds sources created_by revoked_by",
+}
+
+// listedColumns returns the columns that the runbook lists as erased, and those that it lists as staying, as
+// dlq.traces names them.
+func listedColumns(t *testing.T) (erased, stays []string) {
+	t.Helper()
+	page, err := os.ReadFile("../../runbooks/customer-data-gone.md")
+	require.NoError(t, err)
+	name := regexp.MustCompile("`(\\w+)`")
+	for line := range strings.Lines(string(page)) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 || !name.MatchString(cells[1]) {
+			continue
+		}
+		table := "dlq." + name.FindStringSubmatch(cells[1])[1]
+		if table == "dlq.river_job" {
+			table = "public.river_job"
+		}
+		for i, into := range []*[]string{&erased, &stays} {
+			for _, column := range name.FindAllStringSubmatch(cells[2+i], -1) {
+				*into = append(*into, table+"."+column[1])
+			}
+		}
+	}
+	return erased, stays
+}
+
+// A person is planted in every column that a sender, a receiver or an operator fills. The runbook lists these:
+// the erased ones have no trace of the person afterwards, the others do. A new column is in one of the lists.
+func TestErase_RunbookListsEveryColumn(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	erased, stays := listedColumns(t)
+	listed := slices.Concat(erased, stays)
+
+	rows, err := b.pool.Query(t.Context(), `SELECT n.nspname || '.' || c.relname || '.' || a.attname
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+		JOIN pg_type y ON y.oid = a.atttypid LEFT JOIN pg_type i ON i.oid = y.typelem AND y.typcategory = 'A'
+		WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND (n.nspname = 'dlq' OR c.oid = 'river_job'::regclass)
+			AND coalesce(i.typname, y.typname) IN ('text', 'varchar', 'bpchar', 'name', 'json', 'jsonb', 'xml', 'citext')`)
+	require.NoError(t, err)
+	columns, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	known := slices.Clone(listed)
+	for table, names := range ownColumns {
+		schema := "dlq."
+		if table == "river_job" {
+			schema = "public."
+		}
+		for column := range strings.FieldsSeq(names) {
+			known = append(known, schema+table+"."+column)
+		}
+	}
+	require.ElementsMatch(t, columns, known, "list each column with texts in the runbook, or in ownColumns")
+
+	b.plantEverywhere("zaphod")
+	traces := func() []string {
+		rows, err := b.pool.Query(t.Context(), "SELECT table_name || '.' || column_name FROM dlq.traces('{zaphod}')")
+		require.NoError(t, err)
+		found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return found
+	}
+	require.ElementsMatch(t, listed, traces())
+	e := b.erase(`{"payload": {"customer": "zaphod"}}`)
+	require.NotNil(t, e.FinishedAt)
+	require.ElementsMatch(t, stays, traces())
+
+	// The answer says where else to look, by the erased entries.
+	var leaves []string
+	for _, l := range e.Leaves {
+		leaves = append(leaves, l.Table)
+		require.EqualValues(t, l.Rows, b.count("SELECT count(*) FROM ("+l.Query+") q"), l.Query)
+	}
+	require.Subset(t, leaves, []string{
+		"dead_letter_queue", "dead_letter_transitions", "rollup_errors", "rollup_sources", "counters", "failure_groups",
+		"group_marks",
+	})
+}
+
+// plantEverywhere creates a closed dead letter, and acts of operators about it, that have a word in each column
+// that a sender, a receiver or an operator fills.
+func (b *bundle) plantEverywhere(word string) {
+	b.Helper()
+	fail := func() {
+		b.exec(`UPDATE river_job SET state = 'discarded', attempt = 1, finalized_at = now(),
+			errors = ARRAY[jsonb_build_object('error', $1 || ' is unknown', 'trace', $1 || '.go:1', 'attempt', 1)],
+			metadata = metadata || jsonb_build_object('name', $1::text, 'dlq:error', jsonb_build_object('attempt', 1,
+				'type', $1, 'code', $1, 'title', $1, 'message', $1 || ' is unknown',
+				'context', jsonb_build_object('destination', $1, 'url', 'http://' || $1 || '/')))
+			WHERE state IN ('running', 'available')`, word)
+		b.exec("SELECT dlq.apply_facts()")
+		b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'), 'kim')")
+	}
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, tags) VALUES ('dlqd_message',
+		jsonb_build_object('messageId', $1::text, 'kind', $1, 'queue', 'payments', 'source', $1, 'subscriberId', $1,
+			'orderingKey', $1, 'payload', jsonb_build_object('customer', $1)), 'payments', 1, 'running', ARRAY[$1])`, word)
+	fail()
+	id := b.text("SELECT id::text FROM dlq.dead_letter_open WHERE event_id = $1", word)
+	b.exec("SELECT dlq.replay($1, 'kim', $2, jsonb_build_object('customer', $2::text))", id, word)
+	fail()
+	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = md5($1), move = '{"actor": "worker:1", "reason": "judged"}'
+		WHERE status = 'dlq_manual'`, word)
+	b.exec("SELECT dlq.refresh_rollups()")
+	for action, args := range map[string]string{"assign": "assignee", "tag": "tags"} {
+		b.exec(`SELECT dlq.act_on($1, ARRAY[$2::uuid], 'kim', $3, jsonb_build_object($4::text,
+			CASE $4 WHEN 'tags' THEN jsonb_build_array($3::text) ELSE to_jsonb($3::text) END))`, action, id, word, args)
+	}
+	filter := fmt.Sprintf(`{"payload": {"customer": %q}}`, word)
+	b.exec("SELECT dlq.act_where('note', $1, 'kim', $2)", filter, word)
+	for _, patch := range []string{"p_patch => '[{\"op\": \"add\", \"path\": \"/name\", \"value\": \"%s\"}]'",
+		"p_merge_patch => '{\"name\": \"%s\"}'"} {
+		b.exec("SELECT dlq.replay_cancel(dlq.replay_start($1, 'kim', $2, p_force => true, "+fmt.Sprintf(patch, word)+"))",
+			filter, word)
+	}
+	b.exec("UPDATE dlq.replay_run_entries SET detail = $1", word)
+	b.exec(`SELECT dlq.refuse_approval(dlq.request_approval('bulk', jsonb_build_object('do', 'discard', 'filter',
+		$1::jsonb), $2, 'kim'), $2, 'ann')`, filter, word)
+	b.exec("UPDATE dlq.approvals SET problem = $1", word)
+	b.exec(`SELECT dlq.set_group(g.queue, g.fingerprint, jsonb_build_object('owner', $1::text, 'note', $1), 'kim', $1)
+		FROM dlq.failure_groups g`, word)
+	b.exec("SELECT dlq.save_view($1, 'payload.customer:' || $1, p_actor => 'kim')", word)
+	b.exec("SELECT dlq.act_on('resolve', ARRAY[$1::uuid], 'kim', $2)", id, word)
+
+	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job) SELECT river_job_id, job_created_at,
+		'refused', id, jsonb_build_object('state', 'discarded', 'errors', jsonb_build_array(jsonb_build_object('error',
+		$1::text))) FROM dlq.dead_letter_queue`, word)
+	b.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
+		SELECT queue, $1, river_job_id, job_created_at FROM dlq.dead_letter_queue`, word)
+	b.exec(`INSERT INTO dlq.group_aliases (queue, former, fingerprint, main, title)
+		SELECT queue, 'former', fingerprint, true, $1 FROM dlq.failure_groups`, word)
+	b.exec("SELECT dlq.open_breaker('destination:d', 'kim', $1)", word)
+	b.exec("SELECT dlq.set_automatic('queue', 'payments', true, p_actor => 'kim', p_note => $1)", word)
+	b.exec(`INSERT INTO dlq.tokens (id, name, hash, role, note, created_by)
+		VALUES (gen_random_uuid(), 'kim', sha256(''), 'reader', $1, 'kim')`, word)
+	b.exec(`INSERT INTO dlq.erasures (id, actor, note, filter_sha256, fields)
+		VALUES (gen_random_uuid(), 'kim', $1, '', '{}')`, word)
+	b.exec(`INSERT INTO dlq.metrics_sample (at, took, counters, sample)
+		SELECT now(), '1s', json_agg(c), '{}' FROM dlq.counters c`)
 }
 
 // The planner's statistics keep frequent values of columns. An erasure replaces them.
