@@ -58,6 +58,9 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	secret("signing key", signing)
 	filed := base64.StdEncoding.EncodeToString([]byte("another-signing-key-of-32-bytes-or-so"))
 	secret("filed signing key", filed)
+	former := base64.StdEncoding.EncodeToString([]byte("the-former-signing-key-of-32-bytes-or-so"))
+	secret("former signing key", former)
+	filed = "whsec_" + filed + "\nwhsec_" + former
 	destinations := map[string]string{}
 	for _, name := range []string{"plain", "problem", "logical", "redirect"} {
 		destinations[name] = fmt.Sprintf("http://user-%s:%s@%s/%s/%s?key=%s", name,

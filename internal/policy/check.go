@@ -157,13 +157,13 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	l.checkPace(file, at+".redeliveriesPerSecond", d.RedeliveriesPerSecond)
 	l.checkRange(file, at+".probe.every", d.Probe.Every, 100*time.Millisecond, time.Hour)
 	l.checkRange(file, at+".probe.timeout", d.Probe.Timeout, time.Millisecond, time.Minute)
+	at, place := at+".secret", ""
 	if d.SecretFile != "" {
-		d.Secret = Secret(l.readSecret("retry-policies", at+".secretFile", d.SecretFile))
+		at, place = at+"File", l.secretPath(d.SecretFile)+": "
+		d.Secret = Secret(l.readSecret(file, at, d.SecretFile))
 	}
-	if d.Secret != "" {
-		if _, err := newSigner(d.Secret); err != nil {
-			l.addf(file, at+".secret", "must be base64, with or without the prefix whsec_")
-		}
+	if _, err := newSigners(d.Secret); err != nil {
+		l.addf(file, at, "%s%w", place, err)
 	}
 	if d.SecretFile != "" && l.source.SecretsElsewhere {
 		d.Secret = ""
@@ -177,9 +177,7 @@ func (l *loader) readSecret(file, at, path string) (secret string) {
 		return l.draft.inForce.secrets[key]
 	}
 	defer func() { l.policy.secrets[key] = secret }()
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(l.source.Dir, path)
-	}
+	path = l.secretPath(path)
 	l.policy.secretFiles = append(l.policy.secretFiles, path)
 	raw, err := os.ReadFile(path)
 	secret = strings.TrimSpace(string(raw))
@@ -192,6 +190,14 @@ func (l *loader) readSecret(file, at, path string) (secret string) {
 		l.addf(file, at, "%s is empty", path)
 	}
 	return secret
+}
+
+// secretPath returns the path of a file that contains a secret.
+func (l *loader) secretPath(path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(l.source.Dir, path)
 }
 
 func (l *loader) checkURL(at, text string) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
@@ -109,7 +110,7 @@ type Destination struct {
 	Name       string `json:"-"`
 	URL        string `json:"url"        jsonschema:"description=http or https URL. Use urlFile for a URL that contains a secret."`
 	URLFile    string `json:"urlFile"    jsonschema:"description=File with the URL: an absolute path\\, or relative to the policy's directory. dlqd then shows only the URL's host."`
-	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…) that signs deliveries. Prefer secretFile."`
+	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…) that signs deliveries. During a rotation\\, two lines: the new secret\\, then the former one. Prefer secretFile."`
 	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret: an absolute path\\, or relative to the policy's directory."`
 	// RedeliveriesPerSecond limits what dlqd sends again: redeliveries of DLQ workers, and messages
 	// that were held.
@@ -128,8 +129,11 @@ func (d *Destination) ShownURL() string {
 
 // Hide replaces the destination's secrets in a text, because responses and errors may repeat them.
 func (d *Destination) Hide(text string) string {
-	return redact.Hide(text, append(append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...),
-		string(d.Secret))...)
+	secrets := append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...)
+	for _, line := range d.Secret.lines() {
+		secrets = append(secrets, strings.TrimPrefix(line, secretPrefix))
+	}
+	return redact.Hide(text, secrets...)
 }
 
 // ErrorPaths are places in responses: keys joined by dots, such as result.reasonCode. Case, _ and -

@@ -227,6 +227,10 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 		{"retry-policies", "destinations: {d: {url: 'ftp://x'}}", "destinations.d.url: must be an http or https URL"},
 		{"retry-policies", "destinations: {d: {}}", "destinations.d: url is required"},
 		{"retry-policies", "destinations: {d: {url: 'http://x', secret: '!'}}", "destinations.d.secret: must be base64"},
+		{
+			"retry-policies", "destinations: {d: {url: 'http://x', secret: QUFBQQ==}}",
+			"destinations.d.secret: has 4 bytes; must have at least 24",
+		},
 		{"retry-policies", "destinations: {d: {url: 'http://x', secretFile: gone}}", "destinations.d.secretFile:"},
 		{"access", "oidc: {clientSecretFile: gone}", "oidc.clientSecretFile:"},
 		{"access", "sessions: {idle: 1m}", "sessions.idle:"},

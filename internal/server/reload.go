@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,10 +49,28 @@ func (s *Server) Reload(ctx context.Context) error {
 	s.publishPolicy(ctx)
 	s.metrics.Reloads.WithLabelValues("ok").Inc()
 	s.logger.Info("policy reloaded", "from", old.Version(), "to", next.Version(), "changes", len(policy.Diff(old, next)))
+	s.logSecrets(old, next)
 	if s.queues != nil {
 		s.queues.Wake()
 	}
 	return nil
+}
+
+// logSecrets logs each destination whose secrets a reload changed, without the secrets.
+func (s *Server) logSecrets(old, next *policy.Policy) {
+	for _, name := range slices.Sorted(maps.Keys(next.Destinations)) {
+		former, d := old.Destinations[name], next.Destinations[name]
+		if former == nil || former.Secret == d.Secret {
+			continue
+		}
+		event := "signing secrets changed"
+		total, added := d.SecretsSince(former)
+		if added > 0 {
+			event = "new signing secret in force"
+		}
+		s.logger.Info(event, "destination", name, "secrets", total, "added", added, "path",
+			cmp.Or(d.SecretFile, next.Where("retry-policies", "destinations."+name+".secret")))
+	}
 }
 
 // missingFilesError is the error of a reload without files that the policy in force was read from.
