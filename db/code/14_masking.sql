@@ -70,7 +70,8 @@ COMMENT ON FUNCTION dlq.personal_filters IS
     'The filter fields that search dlq.filtered_columns(); their values may name a person.';
 
 -- tokens: the prefixes of most issuers of tokens. cardNumbers: numbers with the prefixes of card
--- issuers, without separators or in the groups that are printed on cards.
+-- issuers, without separators or in the groups that are printed on cards. emails: addresses with a dot
+-- in their domain, also those in URLs.
 CREATE OR REPLACE FUNCTION dlq.pattern(p_name text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_name
@@ -79,10 +80,11 @@ RETURN CASE p_name
         || '|(?:dlqds?|npm|github_pat|gh[oprsu])_[A-Za-z0-9_]{16,}|(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}|whsec_[A-Za-z0-9+/=]{16,}|sk-[A-Za-z0-9_-]{20,}'
         || '|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[a-z]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{16,}'
         || '|-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[A-Za-z0-9+/=\s]*'
+    WHEN 'emails' THEN '[A-Za-z0-9._%+-]+(?:@|%40)(?:[A-Za-z0-9-]+\.)+[A-Za-z][A-Za-z0-9-]*[A-Za-z0-9]'
     WHEN 'cardNumbers' THEN '(?<![0-9.])(?:[2-6][0-9]{12,18}|[2-6][0-9]{3}(?:[ -][0-9]{4}){3}|3[47][0-9]{2}[ -][0-9]{6}[ -][0-9]{5})(?![0-9])'
 END;
 COMMENT ON FUNCTION dlq.pattern IS
-    'The regular expression of a pattern: tokens or cardNumbers. Of card numbers, only those with a correct '
+    'The regular expression of a pattern: tokens, emails or cardNumbers. Of card numbers, only those with a correct '
     'check digit are masked (dlq.is_luhn).';
 
 CREATE OR REPLACE FUNCTION dlq.is_luhn(p_number text) RETURNS boolean
@@ -119,10 +121,16 @@ BEGIN
         END IF;
         p_text := replace(p_text, v_value, '***');
     END LOOP;
-    IF v_patterns IS NULL OR length(p_text) < 13 THEN -- patterns match longer texts only
+    IF v_patterns IS NULL OR length(p_text) < 6 THEN -- patterns match longer texts only
         RETURN p_text;
     ELSIF length(p_text) > 1000000 THEN
         p_text := left(p_text, 1000000) || '***';
+    END IF;
+    IF v_patterns ? 'emails' AND p_text ~ dlq.pattern('emails') THEN
+        p_text := regexp_replace(p_text, dlq.pattern('emails'), '***', 'g');
+    END IF;
+    IF length(p_text) < 13 THEN -- the other patterns match longer texts only
+        RETURN p_text;
     END IF;
     IF v_patterns ? 'tokens' AND p_text ~ dlq.pattern('tokens') THEN
         p_text := regexp_replace(p_text, dlq.pattern('tokens'), '***', 'g');
@@ -152,6 +160,8 @@ DECLARE
     v_value text;
 BEGIN
     IF p_path IS NOT NULL AND p_text ~* (p_mask ->> 'keys') THEN
+        RETURN true;
+    ELSIF length(p_text) > 5 AND p_mask -> 'patterns' ? 'emails' AND p_text ~ dlq.pattern('emails') THEN
         RETURN true;
     ELSIF length(p_text) > 12 AND (p_mask -> 'patterns' ? 'tokens' AND p_text ~ dlq.pattern('tokens')
         OR p_mask -> 'patterns' ? 'cardNumbers' AND dlq.has_card(p_text)) THEN
@@ -185,7 +195,7 @@ BEGIN
     CASE jsonb_typeof(p_node)
     WHEN 'object' THEN
         RETURN coalesce((
-            SELECT jsonb_object_agg(CASE WHEN length(c.key) > 12 OR p_values <> '{}'
+            SELECT jsonb_object_agg(CASE WHEN length(c.key) > 5 OR p_values <> '{}'
                 THEN dlq.mask_text(c.key, p_mask, p_values) ELSE c.key END,
                 CASE WHEN (v_last IS NULL OR v_last ? lower(c.key)) AND c.path ~* v_where THEN '"***"'
                     WHEN dlq.needs_mask(c.value::text, p_path, p_mask, p_values)

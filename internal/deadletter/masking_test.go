@@ -39,6 +39,30 @@ func maskingPolicy() policy.Data {
 	}
 }
 
+// Go masks the answers of destinations, and SQL what is shown.
+func TestMask_HidesAddresses(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Open(t, postgrestest.URL(t))
+	data := policy.Data{SensitivePatterns: []string{policy.PatternEmails}}
+	mask := string(data.Masked())
+	for in, want := range map[string]string{
+		"no such mailbox: <Kim.Lee+x@mail.example.co.uk>.": "no such mailbox: <***>.",
+		"GET /users?email=kim%40example.com&page=2":        "GET /users?email=***&page=2",
+		"k@x.co":                          "***",
+		"pkg@1.2.3, root@localhost, @kim": "pkg@1.2.3, root@localhost, @kim",
+		strings.Repeat("a@", 100_000):     strings.Repeat("a@", 100_000),
+	} {
+		require.Equal(t, want, data.Mask(nil)(in))
+		var out string
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_text($1, $2)", in, mask).Scan(&out))
+		require.Equal(t, want, out)
+	}
+	var out string
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.masked_json($1, 'payload', $2)::text",
+		`{"to": ["k@x.co", {"by": "Kim <kim@example.com>"}], "k@x.co": 1, "n": 1.50}`, mask).Scan(&out))
+	require.JSONEq(t, `{"to": ["***", {"by": "Kim <***>"}], "***": 1, "n": 1.50}`, out)
+}
+
 func TestMask_HidesSensitiveValues(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.URL(t))

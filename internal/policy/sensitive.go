@@ -19,6 +19,7 @@ import (
 const (
 	PatternCardNumbers = "cardNumbers"
 	PatternTokens      = "tokens"
+	PatternEmails      = "emails"
 )
 
 // pathRoots are the first segments that a sensitive path may have.
@@ -165,6 +166,9 @@ func (d *Data) Mask(event func() map[string]any) func(text string) string {
 			return redact.Hidden
 		}
 		text = redact.Hide(text, values...)
+		if slices.Contains(d.SensitivePatterns, PatternEmails) {
+			text = redact.Emails(text)
+		}
 		if slices.Contains(d.SensitivePatterns, PatternTokens) {
 			text = redact.Tokens(text)
 		}

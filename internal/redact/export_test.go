@@ -1,4 +1,4 @@
 package redact
 
-// Patterns returns the patterns of tokens and of payment card numbers.
-func Patterns() []string { return []string{tokenPattern, cardPattern} }
+// Patterns returns the patterns of tokens, e-mail addresses and payment card numbers.
+func Patterns() []string { return []string{tokenPattern, emailPattern, cardPattern} }

@@ -13,16 +13,21 @@ const (
 		`|(?:sk|pk|rk)_(?:live|test)_[A-Za-z0-9]{8,}|whsec_[A-Za-z0-9+/=]{16,}|sk-[A-Za-z0-9_-]{20,}` +
 		`|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{35}|xox[a-z]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{16,}` +
 		`|-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[A-Za-z0-9+/=\s]*`
-	cardPattern = `[2-6][0-9]{12,18}|[2-6][0-9]{3}(?:[ -][0-9]{4}){3}|3[47][0-9]{2}[ -][0-9]{6}[ -][0-9]{5}`
+	emailPattern = `[A-Za-z0-9._%+-]+(?:@|%40)(?:[A-Za-z0-9-]+\.)+[A-Za-z][A-Za-z0-9-]*[A-Za-z0-9]`
+	cardPattern  = `[2-6][0-9]{12,18}|[2-6][0-9]{3}(?:[ -][0-9]{4}){3}|3[47][0-9]{2}[ -][0-9]{6}[ -][0-9]{5}`
 )
 
 var (
 	tokens = regexp.MustCompile(tokenPattern)
+	emails = regexp.MustCompile(emailPattern)
 	cards  = regexp.MustCompile(cardPattern)
 )
 
 // Tokens hides tokens in a text. It recognises them by the formats of their issuers.
 func Tokens(text string) string { return tokens.ReplaceAllString(text, Hidden) }
+
+// Emails hides e-mail addresses in a text, also those in URLs.
+func Emails(text string) string { return emails.ReplaceAllString(text, Hidden) }
 
 // CardNumbers hides payment card numbers in a text: those with a correct check digit (ISO/IEC 7812,
 // Luhn).

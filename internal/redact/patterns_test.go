@@ -26,9 +26,14 @@ func TestPatterns_MatchTheDatabase(t *testing.T) {
 		"Authorization: Bearer abcdefgh12345678":         "Authorization: ***",
 		"key sk_live_abcdefgh1234":                       "key ***",
 		"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-x": "***",
-		"nothing": "nothing",
+		"to <Ann.Lee+x@mail.example.co.uk>.":             "to <***>.",
+		"GET /users?email=ann%40example.com&x=1":         "GET /users?email=***&x=1",
+		"4111111111111111@example.com":                   "***",
+		"a@b.co":                                         "***",
+		"pkg@1.2.3, root@localhost, @kim":                "pkg@1.2.3, root@localhost, @kim",
+		"nothing":                                        "nothing",
 	} {
-		require.Equal(t, want, redact.CardNumbers(redact.Tokens(text)))
+		require.Equal(t, want, redact.CardNumbers(redact.Tokens(redact.Emails(text))))
 	}
 	require.Equal(t, prefix, redact.Tokens(prefix))
 	sql, err := os.ReadFile("../../db/code/14_masking.sql")
