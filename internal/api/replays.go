@@ -19,6 +19,10 @@ import (
 // progressInterval is the time between two events of a progress stream.
 const progressInterval = time.Second
 
+// heartbeatInterval is the longest time without an event. Proxies close streams that are silent for longer
+// (nginx: 60 s).
+const heartbeatInterval = 15 * time.Second
+
 // ReplayRequest asks for a replay run.
 type ReplayRequest struct {
 	Action
@@ -211,7 +215,7 @@ func (s *service) registerReplays(api huma.API) {
 		Summary: "Stream the progress of a replay run: one event a second, and the report when it ends",
 		Errors:  []int{404, 422},
 	}
-	events.Middlewares = huma.Middlewares{s.refuseUnknownRun(api)}
+	events.Middlewares = huma.Middlewares{s.refuseUnknownRun(api), unbuffered}
 	events = FollowReplay.describe(events)
 	sse.Register(api, events, map[string]any{"progress": replay.Run{}, "ended": EndedRun{}}, s.followReplay)
 	stream := api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"]
@@ -334,13 +338,26 @@ func (s *service) refuseUnknownRun(api huma.API) func(huma.Context, func(huma.Co
 	}
 }
 
+// unbuffered lets nginx pass on each event of a stream at once. By default it waits until its buffer is full.
+func unbuffered(ctx huma.Context, next func(huma.Context)) {
+	ctx.SetHeader("X-Accel-Buffering", "no")
+	next(ctx)
+}
+
 func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sender) {
 	id := uuid.MustParse(in.ID)
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
+	var run *replay.Run
 	for {
-		run, err := s.Replayer.Get(ctx, id)
-		if err != nil {
+		timed, cancel := context.WithTimeout(ctx, heartbeatInterval)
+		latest, err := s.Replayer.Get(timed, id)
+		late := timed.Err() != nil && ctx.Err() == nil
+		cancel()
+		switch {
+		case err == nil:
+			run = latest
+		case run == nil || !late: // late: the database does not answer, and the last state is sent again
 			return
 		}
 		if run.Status != "running" && run.Status != "paused" {

@@ -252,6 +252,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	p := access.From(r.Context())
 	address = canonical(address)
 	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no") // nginx passes on each event at once
 	w.WriteHeader(http.StatusOK)
 	control := http.NewResponseController(w)
 	_ = control.Flush()
