@@ -171,23 +171,40 @@ func With(ctx context.Context, p *Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, p)
 }
 
-type reauthenticateKey struct{}
+type reauthenticationKey struct{}
+
+type reauthentication struct {
+	again func() (*Principal, error)
+	ended func() <-chan struct{}
+}
 
 // WithReauthentication returns a context in which [StillAuthenticated] authenticates the caller by
-// calling again.
-func WithReauthentication(ctx context.Context, again func() (*Principal, error)) context.Context {
-	return context.WithValue(ctx, reauthenticateKey{}, again)
+// calling again, and [SessionsEnded] calls ended.
+func WithReauthentication(ctx context.Context, again func() (*Principal, error),
+	ended func() <-chan struct{},
+) context.Context {
+	return context.WithValue(ctx, reauthenticationKey{}, reauthentication{again, ended})
 }
 
 // StillAuthenticated reports whether the caller would be authenticated now with the same grants as at the start
 // of the request. Long-running requests check it. Without [WithReauthentication] it returns true.
 func StillAuthenticated(ctx context.Context) bool {
-	again, ok := ctx.Value(reauthenticateKey{}).(func() (*Principal, error))
+	r, ok := ctx.Value(reauthenticationKey{}).(reauthentication)
 	if !ok {
 		return true
 	}
-	p, err := again()
+	p, err := r.again()
 	return err == nil && reflect.DeepEqual(p, From(ctx))
+}
+
+// SessionsEnded returns a channel that is closed when this process next ends a session, so that long-running
+// requests call [StillAuthenticated] at once. Without [WithReauthentication] it returns nil.
+func SessionsEnded(ctx context.Context) <-chan struct{} {
+	r, ok := ctx.Value(reauthenticationKey{}).(reauthentication)
+	if !ok {
+		return nil
+	}
+	return r.ended()
 }
 
 // From returns the caller of ctx, or [Unrestricted] if ctx has none.

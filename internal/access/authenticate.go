@@ -82,6 +82,7 @@ type Authenticator struct {
 	flights  singleflight.Group
 	mu       sync.Mutex
 	known    map[[32]byte]lookup
+	ended    chan struct{} // closed when sessions end; nil until awaited
 	turn     chan struct{} // held by one token lookup at a time, of peers that had too many refusals; see waitTurn
 	failures failedSignIns
 }

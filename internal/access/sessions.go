@@ -406,7 +406,21 @@ func (a *Authenticator) EndSessions(ctx context.Context, e Ending) (int, error) 
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	maps.DeleteFunc(a.known, func(_ [32]byte, l lookup) bool { return l.session != nil })
+	if a.ended != nil {
+		close(a.ended)
+		a.ended = nil
+	}
 	return n, err
+}
+
+// SessionsEnded returns a channel that the next call of [Authenticator.EndSessions] closes.
+func (a *Authenticator) SessionsEnded() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended == nil {
+		a.ended = make(chan struct{})
+	}
+	return a.ended
 }
 
 // rotate replaces the value of a session's cookie and returns the new one; empty if another request

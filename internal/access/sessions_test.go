@@ -201,8 +201,14 @@ func TestSessions_SignInAndOut(t *testing.T) {
 	require.Equal(t, "token anna reader", second.caller())
 	third := c.browser()
 	third.signIn(reader)
+	ended := c.access.SessionsEnded()
 	third.send(http.MethodPost, "/sign-out", url.Values{"everywhere": {"1"}})
 	require.Empty(t, second.caller())
+	select {
+	case <-ended: // event streams end at once
+	default:
+		require.Fail(t, "the end of the sessions was not announced")
+	}
 	require.Equal(t, "2", b.text(`SELECT count(*) FROM dlq.acts WHERE subject = 'sessions' AND act = 'signed out'
 		AND actor = 'anna'`))
 	require.Equal(t, "2", b.text(`SELECT detail ->> 'sessions' FROM dlq.acts WHERE subject = 'sessions'

@@ -192,7 +192,7 @@ func (s *service) signIn(next http.Handler) http.Handler {
 		}
 		s.Access.Renew(w, r, p)
 		ctx := access.WithReauthentication(r.Context(),
-			func() (*access.Principal, error) { return s.Access.Reauthenticate(r, p) })
+			func() (*access.Principal, error) { return s.Access.Reauthenticate(r, p) }, s.Access.SessionsEnded)
 		next.ServeHTTP(w, r.WithContext(access.With(ctx, p)))
 	})
 }

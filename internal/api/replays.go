@@ -370,6 +370,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 		select {
 		case <-ctx.Done():
 			return
+		case <-access.SessionsEnded(ctx):
 		case <-ticker.C:
 		}
 		if s.Ready() != nil || !access.StillAuthenticated(ctx) { // streams must not delay a stop

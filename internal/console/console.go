@@ -10,6 +10,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"path"
 	"strings"
 	"time"
 
@@ -257,6 +258,27 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c.answer(w, c.request(r), nil, &api.Problem{Status: http.StatusNotFound, Detail: "there is no page " + r.URL.Path})
+}
+
+// pageOf returns the page that has the form of a request: the one that the form names in its field from, if
+// that is the nearest page above the form's address or there is none above it.
+func (c *Console) pageOf(r *http.Request) string {
+	nearest := "/"
+	for at := r.URL.EscapedPath(); at != "/" && at != "."; at = path.Dir(at) {
+		page, err := http.NewRequestWithContext(r.Context(), http.MethodGet, at, http.NoBody)
+		if err != nil {
+			break
+		}
+		if _, pattern := c.mux.Handler(page); strings.HasPrefix(pattern, "GET ") && access.ReturnTo(at) == at {
+			nearest = at
+			break
+		}
+	}
+	from := r.PostFormValue("from")
+	if at, _, _ := strings.Cut(from, "?"); access.ReturnTo(from) == from && (nearest == "/" || at == nearest) {
+		return from
+	}
+	return nearest
 }
 
 // me returns the viewer.

@@ -56,6 +56,7 @@ type frame struct {
 	sidebar
 
 	Path     string // the page's address, with the query
+	Page     string // Path or, for the answer to a form, the page that has the form
 	Sections []section
 	Who      *access.Principal
 	Role     access.Role
@@ -79,8 +80,12 @@ func newFrame(in *request) *frame {
 	return f
 }
 
-// complete fills in the navigation and the sidebar.
+// complete fills in the page, the navigation and the sidebar.
 func (f *frame) complete(in *request) {
+	f.Page = f.Path
+	if in.Method == http.MethodPost {
+		f.Page = in.console.pageOf(in.Request)
+	}
 	if f.Bare {
 		return
 	}
@@ -308,9 +313,13 @@ func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
 	return f
 }
 
-// Events returns the address of the page's event stream; "" if the page is not live.
+// Events returns the address of the page's event stream. That of a page without live sections tells a
+// signed-in viewer when the session has ended; others have no stream ("").
 func (f *frame) Events() string {
-	if f.Interval == 0 {
+	switch {
+	case f.Interval == 0 && f.Who.Session != "":
+		return "/events"
+	case f.Interval == 0:
 		return ""
 	}
 	return "/events?page=" + url.QueryEscape(cmp.Or(f.Live, f.Path))

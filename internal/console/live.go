@@ -240,38 +240,42 @@ func (l *live) databaseError() error {
 }
 
 // events streams the live sections of a page as they change. A rendering shows what the viewer
-// would see on loading the page.
+// would see on loading the page. Without a page, the stream only tells when the viewer is signed out.
 func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	address := r.URL.Query().Get("page")
-	if !access.LocalPath(address) || strings.HasPrefix(address, "/events") {
+	if address != "" && (!access.LocalPath(address) || strings.HasPrefix(address, "/events")) {
 		c.answer(w, c.request(r), nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "Invalid page", Detail: "page must be the path of a page",
 		})
 		return
 	}
-	p := access.From(r.Context())
-	address = canonical(address)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // nginx passes on each event at once
 	w.WriteHeader(http.StatusOK)
 	control := http.NewResponseController(w)
 	_ = control.Flush()
-	watched, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name, permissionsKey(p)+viewerKey(address, p)+address,
-		address)
-	if !ok { // an event, because the page's script does not see a status other than 200
-		_, _ = fmt.Fprintf(w, "event: refused\ndata: you have %d live pages; this one reloads every minute\n\n",
-			maxPagesPerUser)
-		return
-	}
-	defer done()
-	var shown uint64
-	var failed error // of the latest rendering
-	beat := time.NewTicker(beatInterval)
-	defer beat.Stop()
 	send := func(name, data string) bool {
 		_, err := fmt.Fprintf(w, "event: %s\ndata: %s\n\n", name, strings.ReplaceAll(data, "\n", "\ndata: "))
 		return err == nil && control.Flush() == nil
 	}
+	var watched chan event // nil: the page is not live
+	if address != "" {
+		p := access.From(r.Context())
+		address = canonical(address)
+		events, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name,
+			permissionsKey(p)+viewerKey(address, p)+address, address)
+		switch {
+		case ok:
+			defer done()
+			watched = events
+		case !send("refused", fmt.Sprintf("you have %d live pages; this one reloads every minute", maxPagesPerUser)):
+			return
+		}
+	}
+	var shown uint64
+	var failed error // of the latest rendering
+	beat := time.NewTicker(beatInterval)
+	defer beat.Stop()
 	for {
 		var fresh *event
 		select {
@@ -279,6 +283,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			return
 		case e := <-watched:
 			fresh = &e
+		case <-access.SessionsEnded(r.Context()):
 		case <-beat.C:
 		}
 		if c.Ready != nil && c.Ready() != nil {

@@ -188,6 +188,19 @@ func TestLive_ShowsLostServer(t *testing.T) {
 	requireNow(t, b.shownAt())
 }
 
+// TestLive_ShowsOffline checks that a page whose browser is offline says so at once, and recovers.
+func TestLive_ShowsOffline(t *testing.T) {
+	t.Parallel()
+	b := open(t, nil).awayFromUTC()
+	b.open("/dead-letters")
+	b.until(live)
+	b.value(`dispatchEvent(new Event("offline"))`)
+	b.until(isStale("offline"))
+	requireNow(t, b.shownAt())
+	b.value(`dispatchEvent(new Event("online"))`)
+	b.until(live)
+}
+
 // TestLive_ShowsLostDatabase checks that a page whose database hangs says so, and recovers
 // when the database answers again.
 func TestLive_ShowsLostDatabase(t *testing.T) {

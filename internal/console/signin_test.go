@@ -62,8 +62,27 @@ func TestSignIn_Token(t *testing.T) {
 	kim.until(`document.querySelector("[data-connection]").innerText.startsWith("signed out")`)
 	require.Equal(t, "called the customer", kim.value(`document.querySelector("#act input[name=note]").value`))
 
+	reader.allow("401") // its stream may end before the answer arrives
 	reader.follow(reader.button("Sign out"))
 	require.Equal(t, "/sign-in", reader.value("location.pathname"))
+}
+
+// TestSignIn_EverywhereEndsOtherBrowsers signs a user out everywhere. A page without live sections leads to the
+// sign-in page, too.
+func TestSignIn_EverywhereEndsOtherBrowsers(t *testing.T) {
+	t.Parallel()
+	o := open(t, withTokens)
+	secret := o.token("kim", access.Operator)
+	first, second := o.tab(), o.tab()
+	for _, b := range []*tab{first, second} {
+		b.allow("401")
+		b.signIn(secret)
+	}
+	first.open("/policy")
+	second.open("/access")
+	second.follow(second.button("Sign me out everywhere"))
+	second.until(`location.pathname === "/sign-in"`)
+	first.until(`location.pathname + location.search === "/sign-in?to=%2Fpolicy"`)
 }
 
 func TestSignIn_OpenIDConnect(t *testing.T) {

@@ -228,6 +228,7 @@ func TestLive_LimitsConcurrentRenderings(t *testing.T) {
 func TestLive_ReportsProblems(t *testing.T) {
 	t.Parallel()
 	var lost, out atomic.Bool
+	ended := make(chan struct{})
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}, mux: http.NewServeMux()}
 	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
 		return []byte("the page"), time.Hour, nil
@@ -244,7 +245,7 @@ func TestLive_ReportsProblems(t *testing.T) {
 				return nil, access.ErrRefused
 			}
 			return access.From(r.Context()), nil
-		})
+		}, func() <-chan struct{} { return ended })
 		c.events(w, r.WithContext(ctx))
 	}))
 	defer server.Close()
@@ -273,6 +274,7 @@ func TestLive_ReportsProblems(t *testing.T) {
 	lost.Store(false)
 	next("same", "")
 	out.Store(true)
+	close(ended)
 	next("ended", "")
 	rest, err := io.ReadAll(answer.Body)
 	require.NoError(t, err)

@@ -93,13 +93,14 @@ let staleTimer;
 // When the server rendered what the page shows (RFC 3339, UTC).
 let shownAt = new Date().toISOString();
 
-/** @param {"live" | "lost" | "trouble"} state */
+/** @param {"live" | "not live" | "lost" | "trouble"} state */
 function connected(state, detail = "") {
 	if (!connection) return;
-	connection.hidden = false;
-	connection.classList.toggle("lost", state !== "live");
-	document.body.classList.toggle("stale", state !== "live");
-	connection.textContent = state === "live" ? "live" : `${state === "lost" ? "connection lost" : detail}, showing ${shownAt.slice(11, 19)} UTC`;
+	const stale = state === "lost" || state === "trouble";
+	connection.hidden = state === "not live";
+	connection.classList.toggle("lost", stale);
+	document.body.classList.toggle("stale", stale);
+	connection.textContent = !stale ? state : `${state === "lost" ? "connection lost" : detail}, showing ${shownAt.slice(11, 19)} UTC`;
 }
 
 /** @param {Element} old @param {Element} fresh */
@@ -224,21 +225,24 @@ function follow(address) {
 	if (document.hidden) return;
 	const stream = new EventSource(address);
 	events = stream;
+	const normal = () => connected(address.includes("?") ? "live" : "not live"); // without live sections, it tells of a sign-out
+	let up = normal;
 	const alive = () => {
-		connected("live");
+		up();
 		clearTimeout(staleTimer);
 		staleTimer = setTimeout(() => connected("lost"), 4000); // the server sends an event every second
 	};
-	stream.addEventListener("open", alive);
+	stream.addEventListener("open", () => { clearInterval(reloading); up = normal; alive(); });
 	stream.addEventListener("page", (event) => { alive(); shownAt = event.lastEventId; show(event.data); });
 	stream.addEventListener("same", (event) => { alive(); shownAt = event.data; });
 	stream.addEventListener("beat", alive);
 	// The viewer is signed out or has other permissions, or the server does not know: reconnect() finds out.
-	stream.addEventListener("ended", () => { disconnect(); connected("lost"); reconnect(address); });
+	// A page that signs out itself is left meanwhile.
+	stream.addEventListener("ended", () => { disconnect(); connected("lost"); retry = setTimeout(() => reconnect(address), 500); });
 	// The user has too many live pages: this page reloads every minute, unless it has a draft.
 	stream.addEventListener("refused", (event) => {
-		disconnect();
-		connected("trouble", event.data);
+		up = () => connected("trouble", event.data);
+		up();
 		reloading = setInterval(() => { if (!hasDraft()) location.reload(); }, 60_000);
 	});
 	stream.addEventListener("trouble", (event) => { alive(); connected("trouble", event.data); });
@@ -256,11 +260,12 @@ async function reconnect(address) {
 	const status = await fetch("/api/whoami").then((answer) => answer.status, () => 0);
 	if (document.hidden) return; // the visibilitychange event reconnects
 	if (status === 200) return follow(address);
-	if (status === 401 && !hasDraft()) return location.reload();
+	const signIn = `/sign-in?to=${encodeURIComponent(document.body.dataset.page ?? "/")}`;
+	if (status === 401 && !hasDraft()) return location.replace(signIn); // a reload would send the form of its answer again
 	if (status === 401 && connection && !one("a", connection)) {
 		connected("trouble", "signed out");
 		const link = document.createElement("a");
-		link.href = `/sign-in?to=${encodeURIComponent(location.pathname + location.search)}`;
+		link.href = signIn;
 		link.target = "_blank";
 		link.textContent = "sign in";
 		connection.append(" ", link);
@@ -274,6 +279,8 @@ if (address) {
 	addEventListener("pageshow", (event) => { if (event.persisted) follow(address); });
 	addEventListener("pagehide", disconnect);
 	document.addEventListener("visibilitychange", () => document.hidden ? disconnect() : follow(address));
+	addEventListener("offline", () => { disconnect(); connected("trouble", "offline"); });
+	addEventListener("online", () => follow(address));
 }
 document.getElementById("new-rows")?.addEventListener("click", () => location.reload());
 
