@@ -288,13 +288,28 @@ func setCookie(w http.ResponseWriter, r *http.Request, name, value string, life 
 	http.SetCookie(w, cookie)
 }
 
-// sessionCookie returns the value of the session cookie; empty without one, or with several.
-func sessionCookie(r *http.Request) string {
-	cookies := r.CookiesNamed(cookieOf(r))
-	if len(cookies) != 1 || !wellFormed(sessionPrefix, cookies[0].Value) {
+// SetCookie sets a cookie of dlqd's pages, or deletes it if value is empty. Its name is that of the session
+// cookie and a suffix, and browsers protect it like the session cookie.
+func SetCookie(w http.ResponseWriter, r *http.Request, suffix, value string, life time.Duration) {
+	setCookie(w, r, cookieOf(r)+suffix, value, life)
+}
+
+// Cookie returns the value of a cookie of [SetCookie]; empty without one, or with several.
+func Cookie(r *http.Request, suffix string) string {
+	cookies := r.CookiesNamed(cookieOf(r) + suffix)
+	if len(cookies) != 1 {
 		return ""
 	}
 	return cookies[0].Value
+}
+
+// sessionCookie returns the value of the session cookie; empty without one, or with several.
+func sessionCookie(r *http.Request) string {
+	value := Cookie(r, "")
+	if !wellFormed(sessionPrefix, value) {
+		return ""
+	}
+	return value
 }
 
 // isOwnPage reports whether a request comes from a page of dlqd, or from a browser that opens a link

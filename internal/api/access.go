@@ -1,8 +1,10 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -202,6 +204,8 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	switch page := s.console != nil && isPage(r); {
 	case page && access.IsRefusal(err):
 		http.Redirect(w, r, access.SignInURL(r), http.StatusSeeOther) //nolint:gosec // a path of dlqd
+	case s.console != nil && isForm(r) && (errors.Is(err, access.ErrUnknown) || errors.Is(err, access.ErrRefused)):
+		s.refuseForm(w, r)
 	case page && errors.Is(err, access.ErrProvider):
 		w.Header().Set("Retry-After", "5")
 		s.console.SignInFailed(w, r, http.StatusServiceUnavailable, access.ErrProvider.Error())
@@ -228,6 +232,32 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 func isPage(r *http.Request) bool {
 	return r.Method == http.MethodGet && !strings.HasPrefix(r.URL.Path, "/api/") && r.URL.Path != "/metrics" &&
 		strings.Contains(r.Header.Get("Accept"), "text/html")
+}
+
+// isForm reports whether a browser sends a form of a page.
+func isForm(r *http.Request) bool {
+	return r.Method == http.MethodPost && !strings.HasPrefix(r.URL.Path, "/api/") &&
+		strings.HasPrefix(r.Header.Get("Content-Type"), "application/x-www-form-urlencoded") &&
+		strings.Contains(r.Header.Get("Accept"), "text/html")
+}
+
+// maxRefusedForm is how much of a form the sign-in page can repeat, in bytes. Anyone may send one.
+const maxRefusedForm = 64 << 10
+
+// refuseForm answers the form of a user who is not signed in, or no longer, with the sign-in page. The page
+// gets the fields, so that what was typed is not lost.
+func (s *service) refuseForm(w http.ResponseWriter, r *http.Request) {
+	var form bytes.Buffer
+	done, err := s.bodies.Read(w, r, door.Peer(r), maxRefusedForm+1, &form)
+	defer done()
+	why := "you are signed out, so nothing was done"
+	if err != nil || form.Len() > maxRefusedForm {
+		why += "; the form is too large to keep"
+		form.Reset()
+	}
+	r.Body = io.NopCloser(&form)
+	w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
+	s.console.SignInFailed(w, r, http.StatusUnauthorized, why)
 }
 
 // authorize refuses operations that the caller may not call, and limits the others to the caller's

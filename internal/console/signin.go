@@ -2,6 +2,8 @@ package console
 
 import (
 	"net/http"
+	"net/url"
+	"strings"
 
 	"github.com/dlqd/dlqd/internal/access"
 )
@@ -9,8 +11,10 @@ import (
 // signingIn is the sign-in page.
 type signingIn struct {
 	Tokens, Provider bool
-	To               string // path to return to
-	Why              string // why the sign-in failed; "" at first
+	To               string     // path to return to
+	Why              string     // why the sign-in failed; "" at first
+	Kept             bool       // what was typed into a form is shown again after the sign-in
+	TooLong          url.Values // what was typed, if it is too long to keep
 }
 
 func (c *Console) signIn(w http.ResponseWriter, r *http.Request, status int, why string) {
@@ -21,6 +25,14 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request, status int, why
 			page.To = to
 		}
 	}
+	if r.Method == http.MethodPost && !strings.HasPrefix(r.URL.Path, "/sign-") { // a form of a page
+		page.To = c.pageOf(r)
+		if t := typedIn(r); len(t.Fields) > 0 {
+			if page.Kept = t.keep(w, r); !page.Kept {
+				page.TooLong = t.Fields
+			}
+		}
+	}
 	if c.SignInWays != nil {
 		page.Tokens, page.Provider = c.SignInWays()
 	}
@@ -28,7 +40,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request, status int, why
 	c.answer(w, in, &view{Template: "signin", Title: "Sign in", Status: status, Data: &page}, nil)
 }
 
-// SignInFailed shows the sign-in page with the reason why it failed.
+// SignInFailed shows the sign-in page with the reason why it failed, or why the form in the request was refused.
 func (c *Console) SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string) {
 	c.signIn(w, r, status, why)
 }

@@ -67,6 +67,40 @@ func TestSignIn_Token(t *testing.T) {
 	require.Equal(t, "/sign-in", reader.value("location.pathname"))
 }
 
+// TestSignIn_KeepsWhatWasTyped decides about a dead letter after the session has ended. After the sign-in, the
+// note is in the form, and stays there; nothing was done.
+func TestSignIn_KeepsWhatWasTyped(t *testing.T) {
+	t.Parallel()
+	o := open(t, withTokens)
+	o.fail("reports", "report.daily", "no such report", 1)
+	id := o.text("SELECT id::text FROM dlq.dead_letter_open")
+	kim := o.tab()
+	kim.allow("401")
+	kim.signIn(o.token("kim", access.Operator))
+	kim.open("/dead-letters/" + id)
+	kim.until(live)
+	const note, words = `document.querySelector("#act input[name=note]").value`, "called the customer: “paid”"
+	kim.fill("#act input[name=note]", words)
+	o.exec("DELETE FROM dlq.sessions")
+	kim.until(`document.querySelector("[data-connection]").innerText.startsWith("signed out")`)
+	kim.follow("#act [value=resolve]")
+	kim.waitForText("nothing was done")
+	kim.fill("input[name=token]", o.token("kim2", access.Operator))
+	kim.navigate(func() { kim.press("\r") })
+	require.Equal(t, "/dead-letters/"+id, kim.value("location.pathname"))
+	require.Equal(t, words, kim.value(note))
+	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
+	kim.until(live)
+	o.exec("SELECT dlq.note($1, 'seen', 'ann')", id)
+	kim.until(`document.getElementById("trail").innerText.includes("ann")`)
+	require.Equal(t, words, kim.value(note), "a live update replaced the note")
+	kim.follow("#act [value=resolve]")
+	kim.waitForText("Resolved.")
+	require.Equal(t, words, o.text("SELECT resolution_notes FROM dlq.dead_letter_queue WHERE id = $1", id))
+	kim.open("/dead-letters/" + id)
+	require.Empty(t, kim.value(note), "the note is there again")
+}
+
 // TestSignIn_EverywhereEndsOtherBrowsers signs a user out everywhere. A page without live sections leads to the
 // sign-in page, too.
 func TestSignIn_EverywhereEndsOtherBrowsers(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/cookiejar"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -214,4 +215,82 @@ func TestSessions_OnlyAdminsEndThoseOfOthers(t *testing.T) {
 	response, body = root.asks("POST", "/api/sessions/end", `{"name": "nobody"}`)
 	require.Equal(t, http.StatusOK, response.StatusCode)
 	require.JSONEq(t, `{"ended": 0}`, body)
+}
+
+// A form without a session gets the sign-in page. After the sign-in it has what was typed, once, and it is not
+// sent. Programs get problem details, as before.
+func TestSessions_KeepWhatWasTyped(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Source = policy.Source{Dir: dir, Destination: policytest.Destination}
+		rules, err := policy.Load(c.Source)
+		require.NoError(t, err)
+		c.Policy, c.Process, c.DLQWorkers = rules, false, false
+	}})
+	secret, err := access.NewStore(b.pool, postgres.DefaultSchemas()).Create(t.Context(),
+		&access.Token{Name: "kim", Role: access.Admin}, "test")
+	require.NoError(t, err)
+	// browse returns a function that sends requests as a new browser does, and follows redirects.
+	browse := func() func(method, path string, form url.Values, headers ...string) (int, string) {
+		jar, err := cookiejar.New(nil)
+		require.NoError(t, err)
+		return func(method, path string, form url.Values, headers ...string) (int, string) {
+			t.Helper()
+			request, err := http.NewRequestWithContext(t.Context(), method, b.base+path, strings.NewReader(form.Encode()))
+			require.NoError(t, err)
+			request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			request.Header.Set("Accept", "text/html")
+			request.Header.Set("Sec-Fetch-Site", "same-origin")
+			for i := 0; i < len(headers); i += 2 {
+				request.Header.Set(headers[i], headers[i+1])
+			}
+			response, err := (&http.Client{Jar: jar}).Do(request)
+			require.NoError(t, err)
+			defer response.Body.Close()
+			raw, err := io.ReadAll(response.Body)
+			require.NoError(t, err)
+			return response.StatusCode, string(raw)
+		}
+	}
+	form := url.Values{
+		"from": {"/access"}, "name": {`ci "bot"`}, "role": {"operator"}, "note": {"for the <pipeline>"},
+	}
+	send := browse()
+	status, page := send("POST", "/access/tokens", form)
+	require.Equal(t, http.StatusUnauthorized, status)
+	has(t, page, `<input type="hidden" name="to" value="/access">`)
+	has(t, page, "nothing was done")
+	status, page = send("POST", "/sign-in", url.Values{"token": {secret}, "to": {"/access"}})
+	require.Equal(t, http.StatusOK, status)
+	has(t, page, `value="ci &#34;bot&#34;"`)
+	has(t, page, `value="for the &lt;pipeline&gt;"`)
+	has(t, page, `<option value="operator" selected="">`)
+	has(t, page, "nothing was done")
+	_, page = send("GET", "/access", nil)
+	require.NotContains(t, page, "nothing was done")
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.tokens WHERE name LIKE 'ci%'"))
+
+	// A text that no cookie can hold is shown on the sign-in page.
+	send = browse()
+	form.Set("note", strings.Repeat("for the pipeline ", 500))
+	status, page = send("POST", "/access/tokens", form)
+	require.Equal(t, http.StatusUnauthorized, status)
+	has(t, page, "Too long to keep: copy “note”")
+	has(t, page, form.Get("note"))
+	form.Set("note", strings.Repeat("x", 100_000))
+	status, page = send("POST", "/access/tokens", form)
+	require.Equal(t, http.StatusUnauthorized, status)
+	has(t, page, "too large to keep")
+	_, page = send("POST", "/sign-in", url.Values{"token": {secret}, "to": {"/access"}})
+	require.NotContains(t, page, "nothing was done")
+
+	send = browse()
+	status, page = send("POST", "/access/tokens", form, "Accept", "*/*")
+	require.Equal(t, http.StatusUnauthorized, status)
+	has(t, page, `"status":401`)
+	status, _ = send("POST", "/access/tokens", form, "Sec-Fetch-Site", "cross-site")
+	require.Equal(t, http.StatusForbidden, status)
+	_, page = send("POST", "/sign-in", url.Values{"token": {secret}, "to": {"/access"}})
+	require.NotContains(t, page, "nothing was done", "a page of another site typed into a form")
 }

@@ -103,12 +103,18 @@ function connected(state, detail = "") {
 	connection.textContent = !stale ? state : `${state === "lost" ? "connection lost" : detail}, showing ${shownAt.slice(11, 19)} UTC`;
 }
 
+/**
+ * Reports whether the user typed what a field has: in this page, or before a sign-in.
+ * @param {HTMLInputElement | HTMLTextAreaElement} field
+ */
+const typed = (field) => field.value !== field.defaultValue || "typed" in field.dataset;
+
 /** @param {Element} old @param {Element} fresh */
 function busy(old, fresh) {
 	const active = document.activeElement;
 	for (const field of old.querySelectorAll("input, textarea, select")) {
 		if (field instanceof HTMLSelectElement ? [...field.options].some((option) => option.selected !== option.defaultSelected && option.index > 0) :
-			/** @type {HTMLInputElement} */ (field).value !== /** @type {HTMLInputElement} */ (field).defaultValue) return true;
+			typed(/** @type {HTMLInputElement} */ (field))) return true;
 	}
 	return active instanceof HTMLElement && old.contains(active) && (active.matches("input, textarea, select, button, summary, [data-copy]") || !fresh.innerHTML);
 }
@@ -203,7 +209,7 @@ function announceRows(rows) {
 }
 
 /** Reports whether a field has text that a reload would lose. */
-const hasDraft = () => /** @type {(HTMLInputElement | HTMLTextAreaElement)[]} */ (all("main input:not([type=checkbox]):not([data-filter]):not([data-tree-search]), main textarea")).some((field) => field.value !== field.defaultValue);
+const hasDraft = () => /** @type {(HTMLInputElement | HTMLTextAreaElement)[]} */ (all("main input:not([type=checkbox]):not([data-filter]):not([data-tree-search]), main textarea")).some(typed);
 
 /** @type {EventSource | undefined} */
 let events;
