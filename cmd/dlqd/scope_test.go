@@ -127,7 +127,7 @@ var withoutCommand = []string{
 	"get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
 	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost", "get-analytics-rules", "preview-policy",
 	// for pages; commands read files or the database
-	"complete-filter", "get-policy", "test-policy", "examine",
+	"complete-filter", "get-policy", "test-policy", "examine", "get-revealed-entry",
 	"list-replay-entries", "list-tokens", "create-token", "revoke-token",
 	// TestScope_LimitsEveryOperation, in package server
 	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo",

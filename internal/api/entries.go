@@ -31,6 +31,7 @@ type EntryPage struct {
 	Count      *Count     `json:"count,omitempty" doc:"Number of entries that the filter selects, if requested."`
 	// AutomaticStopped is part of every list, so that each viewer sees it.
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
+	RevealedUntil    *time.Time      `json:"revealedUntil,omitempty" doc:"Only of get-revealed-entry: until when it returns the entry unmasked; absent: the entry is masked."`
 }
 
 // Count is the number of entries that a filter chooses.
@@ -201,6 +202,9 @@ var (
 	RevealEntry = Operation[RevealInput, EntryDetail]{
 		"reveal-entry", http.MethodPost, "/api/dlq/entries/{id}/reveal",
 	}
+	GetRevealedEntry = Operation[EntryInput, EntryDetail]{
+		"get-revealed-entry", http.MethodGet, "/api/dlq/entries/{id}/reveal",
+	}
 	ReplayEntry = Operation[ReplayEntryInput, Replayed]{
 		"replay-entry", http.MethodPost, "/api/dlq/entries/{id}/replay",
 	}
@@ -269,6 +273,16 @@ func (s *service) registerEntries(api huma.API) {
 	}
 	example(&reveal, http.StatusOK, detail)
 	register(api, RevealEntry, reveal, s.revealEntry)
+
+	revealed := huma.Operation{
+		Tags:    tags,
+		Summary: "Get a dead letter that the caller has revealed",
+		Description: "For ten minutes after the caller has revealed it, the entry has its masked data, and revealedUntil. " +
+			"Otherwise it is masked. The audit trail gets no further row: that of the reveal covers this time.",
+		Errors: []int{404, 422, 503},
+	}
+	example(&revealed, http.StatusOK, detail)
+	register(api, GetRevealedEntry, revealed, s.revealedEntry)
 
 	replayOp := huma.Operation{
 		Tags:    tags,
@@ -393,6 +407,15 @@ func (s *service) revealEntry(ctx context.Context, in *RevealInput) (*EntryDetai
 	entry, transitions, err := s.Store.Reveal(ctx, uuid.MustParse(in.ID),
 		(&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx))
 	return s.detail(ctx, entry, transitions, err)
+}
+
+func (s *service) revealedEntry(ctx context.Context, in *EntryInput) (*EntryDetail, error) {
+	entry, transitions, until, err := s.Store.Revealed(ctx, uuid.MustParse(in.ID), (&Action{}).act(ctx).Actor)
+	detail, err := s.detail(ctx, entry, transitions, err)
+	if err == nil && !until.IsZero() {
+		detail.RevealedUntil = &until
+	}
+	return detail, err
 }
 
 func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitions []deadletter.Transition,

@@ -209,17 +209,33 @@ func (c *Console) undo(in *request) (*done, error) {
 	return &done{To: to, Flash: flash{Text: text, To: "/operations/" + out.Operation.String()}}, nil
 }
 
-// reveal shows a dead letter unmasked, once. The API requires a note and records it.
+// reveal leads to a dead letter unmasked. The API requires a note and records it.
 func (c *Console) reveal(in *request) (*done, error) {
-	detail, err := call(in, api.RevealEntry, api.RevealInput{
-		EntryInput: api.EntryInput{ID: in.PathValue("id")}, Body: api.RevealAction{Note: in.PostFormValue("note")},
-	})
+	id := in.PathValue("id")
+	if _, err := call(in, api.RevealEntry, api.RevealInput{
+		EntryInput: api.EntryInput{ID: id}, Body: api.RevealAction{Note: in.PostFormValue("note")},
+	}); err != nil {
+		return nil, err
+	}
+	return &done{To: "/dead-letters/" + url.PathEscape(id) + "/reveal"}, nil
+}
+
+// revealed shows a dead letter unmasked for a while after the viewer has revealed it, and masked from then on.
+func (c *Console) revealed(in *request) (*view, error) {
+	id := in.PathValue("id")
+	detail, err := call(in, api.GetRevealedEntry, api.EntryInput{ID: id})
 	if err != nil {
 		return nil, err
 	}
 	l := newDeadLetterPage(in, detail)
-	l.Revealed, l.Masked = true, false
-	return &done{View: &view{
+	v := &view{
 		Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID), Data: l, Section: "/dead-letters",
-	}}, nil
+	}
+	if detail.RevealedUntil == nil {
+		v.Interval, v.Live = deadLetterInterval, "/dead-letters/"+url.PathEscape(id)
+		return v, nil
+	}
+	l.Revealed, l.Masked = true, false
+	v.Until = *detail.RevealedUntil
+	return v, nil
 }

@@ -69,6 +69,7 @@ func New(config Config) *Console {
 	c.action("/dead-letters/{id}/assign", c.assign)
 	c.action("/dead-letters/{id}/edit", c.edit)
 	c.action("/dead-letters/{id}/reveal", c.reveal)
+	c.page("/dead-letters/{id}/reveal", c.revealed)
 	c.action("/undo/{operation}", c.undo)
 	c.page("/operations/{id}", c.operation)
 	c.page("/groups", c.groups)
@@ -150,6 +151,8 @@ type view struct {
 	Status int
 	// Live is the address of the page's live sections; "" if it is the address of the page.
 	Live string
+	// Until is when the page must no longer show what it shows; zero: it may stay.
+	Until time.Time
 	// Section is the path of the navigation item to highlight, if the path of the page does not tell.
 	Section string
 }

@@ -325,6 +325,14 @@ func (f *frame) Events() string {
 	return "/events?page=" + url.QueryEscape(cmp.Or(f.Live, f.Path))
 }
 
+// SecondsLeft returns the time until the page ends, rounded up; 0 if it does not end.
+func (f *frame) SecondsLeft() int {
+	if f.Until.IsZero() {
+		return 0
+	}
+	return max(0, int(time.Until(f.Until).Seconds())) + 1
+}
+
 // permissionsKey returns a key for the viewer's permissions. Viewers with the same key see the same
 // pages.
 func permissionsKey(p *access.Principal) string {

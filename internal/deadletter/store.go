@@ -546,6 +546,39 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 	return s.Get(context.WithValue(ctx, revealKey{}, true), id)
 }
 
+// RevealFor is how long [Store.Revealed] shows an entry unmasked after a reveal.
+const RevealFor = 10 * time.Minute
+
+// Revealed returns what [Store.Get] does. If the actor has revealed the entry within [RevealFor], the entry is
+// unmasked, and until is the end of that time; else until is zero. It writes no audit row: that of the reveal
+// covers this time.
+func (s *Store) Revealed(ctx context.Context, id uuid.UUID, actor string) (entry *Entry, trail []Transition,
+	until time.Time, err error,
+) {
+	sql, args := s.TrailSQL(ctx, id, time.Now().Add(-RevealFor), maxTrail)
+	rows, err := s.statements.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, nil, until, err
+	}
+	recent, err := pgx.CollectRows(rows, pgx.RowToStructByName[Transition])
+	if err != nil {
+		return nil, nil, until, err
+	}
+	for i := range recent {
+		if t := &recent[i]; t.Actor == actor && t.Reason != nil && *t.Reason == revealedReason {
+			until = t.At.Add(RevealFor)
+		}
+	}
+	if !until.IsZero() {
+		ctx = context.WithValue(ctx, revealKey{}, true)
+	}
+	entry, trail, err = s.Get(ctx, id)
+	return entry, trail, until, err
+}
+
+// revealedReason is dlq.revealed_reason().
+const revealedReason = "revealed"
+
 // RecordExport writes an audit row for an export of the entries that a filter selects. With reveal,
 // reads with the returned context are unmasked, which requires a note.
 func (s *Store) RecordExport(ctx context.Context, filter json.RawMessage, reveal bool, act Act,

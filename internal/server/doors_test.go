@@ -19,6 +19,7 @@ var consoleRequests = map[string][]string{
 	"list-entries":          {"GET /dead-letters", "GET /review"},
 	"get-entry":             {"GET /dead-letters/{id}"},
 	"reveal-entry":          {"POST /dead-letters/{id}/reveal?note=n"},
+	"get-revealed-entry":    {"GET /dead-letters/{id}/reveal"},
 	"replay-entry":          {"POST /dead-letters/{id}/act?do=replay", "POST /dead-letters/{id}/edit?payload=1"},
 	"discard-entry":         {"POST /dead-letters/{id}/act?do=discard"},
 	"resolve-entry":         {"POST /dead-letters/{id}/act?do=resolve"},

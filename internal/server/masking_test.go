@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/server"
 )
 
@@ -211,6 +213,41 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	for _, secret := range secrets[:len(secrets)-1] {
 		require.Contains(t, out, secret)
 	}
+	// Afterwards the same person gets it again, for a time and without another audit row.
+	const reveals = "SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'revealed'"
+	for range 2 {
+		status, out = b.as(operator, "GET", reveal, "")
+		require.Equal(t, http.StatusOK, status, out)
+		require.Contains(t, out, secrets[0])
+		require.Contains(t, out, `"revealedUntil"`)
+	}
+	status, out = b.browse(operator, "/dead-letters/"+id+"/reveal")
+	require.Equal(t, http.StatusOK, status)
+	has(t, out, secrets[0])
+	has(t, out, "data-seconds-left")
+	status, out = b.as(b.token(access.Admin, nil), "GET", reveal, "")
+	require.Equal(t, http.StatusOK, status, out)
+	check("another person", out)
+	status, out = b.as(operator, "GET", strings.TrimSuffix(reveal, "/reveal"), "")
+	require.Equal(t, http.StatusOK, status, out)
+	check("an entry that is revealed elsewhere", out)
+	require.Equal(t, 1, b.count(reveals))
+	status, _, to := b.send(operator, "/dead-letters/"+id+"/reveal", url.Values{"note": {"ticket 9"}})
+	require.Equal(t, []any{http.StatusSeeOther, "/dead-letters/" + id + "/reveal"}, []any{status, to})
+	require.Equal(t, 2, b.count(reveals))
+	superuser, err := pgx.Connect(t.Context(), postgrestest.Superuser(t, b.url))
+	require.NoError(t, err)
+	defer superuser.Close(t.Context())
+	_, err = superuser.Exec(t.Context(), "SET session_replication_role = replica")
+	require.NoError(t, err)
+	_, err = superuser.Exec(t.Context(),
+		"UPDATE dlq.dead_letter_transitions SET at = at - interval '11 minutes' WHERE reason = 'revealed'")
+	require.NoError(t, err)
+	status, out = b.as(operator, "GET", reveal, "")
+	require.Equal(t, http.StatusOK, status, out)
+	check("after the end", out)
+	require.NotContains(t, out, `"revealedUntil"`)
+
 	status, out = b.as(operator, "POST", "/api/dlq/export",
 		`{"filter": {"queue": ["default"]}, "reveal": true, "note": "ticket 8"}`)
 	require.Equal(t, http.StatusOK, status)

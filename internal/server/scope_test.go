@@ -224,6 +224,7 @@ var operations = []operation{
 	{"export", "POST", "/api/dlq/export", access.Operator, `{"filter": {}}`, "", ""},
 	{"bulk", "POST", "/api/dlq/bulk", access.Operator, `{"do": "note", "filter": {}, "all": true, "note": "n"}`, "", ""},
 	{"reveal-entry", "POST", "/api/dlq/entries/{id}/reveal", access.Operator, `{"note": "n"}`, "entry", ""},
+	{"get-revealed-entry", "GET", "/api/dlq/entries/{id}/reveal", access.Operator, "", "entry", ""},
 	{"replay-entry", "POST", "/api/dlq/entries/{id}/replay", access.Operator, "", "entry", ""},
 	{"discard-entry", "POST", "/api/dlq/entries/{id}/discard", access.Operator, "", "entry", ""},
 	{"resolve-entry", "POST", "/api/dlq/entries/{id}/resolve", access.Operator, "", "entry", ""},

@@ -290,6 +290,28 @@ if (address) {
 }
 document.getElementById("new-rows")?.addEventListener("click", () => location.reload());
 
+// A page with revealed data ends after a time. Then only the forms that the user typed into stay.
+
+/** @param {Element} within */
+function keepDrafts(within) {
+	for (const child of [...within.children]) {
+		const fields = /** @type {HTMLInputElement[]} */ (all("input, textarea", child));
+		if (!fields.some(typed)) child.remove();
+		else if (child.tagName !== "FORM") keepDrafts(child);
+	}
+}
+const secondsLeft = Number(document.body.dataset.secondsLeft ?? 0);
+if (secondsLeft > 0) {
+	const end = Date.now() + secondsLeft * 1000;
+	const ending = setInterval(() => { // a timer of this length would stop while the machine sleeps
+		if (Date.now() < end) return;
+		clearInterval(ending);
+		const main = one("main");
+		if (hasDraft() && main) keepDrafts(main);
+		else location.reload();
+	}, 1000);
+}
+
 // Selection: a bar with the actions on the selected rows, or on all that match.
 
 const picks = () => /** @type {HTMLInputElement[]} */ (all("input[name=id][type=checkbox]"));
