@@ -275,23 +275,18 @@ func isSecure(r *http.Request) bool {
 	return r.TLS != nil || !IsLoopback(door.Host(r)) || r.Header.Get("X-Forwarded-Proto") == "https"
 }
 
-// setCookie sets a cookie, or deletes it if value is empty.
-func setCookie(w http.ResponseWriter, r *http.Request, name, value string, life time.Duration) {
+// SetCookie sets a cookie of dlqd's pages, or deletes it if value is empty. Its name is that of the session
+// cookie and a suffix, and browsers protect it like the session cookie.
+func SetCookie(w http.ResponseWriter, r *http.Request, suffix, value string, life time.Duration) {
 	//nolint:gosec // Secure wherever browsers accept such a cookie
 	cookie := &http.Cookie{
-		Name: name, Value: value, Path: "/", MaxAge: int(life.Seconds()),
+		Name: cookieOf(r) + suffix, Value: value, Path: "/", MaxAge: int(life.Seconds()),
 		Secure: isSecure(r), HttpOnly: true, SameSite: http.SameSiteLaxMode,
 	}
 	if value == "" {
 		cookie.MaxAge = -1
 	}
 	http.SetCookie(w, cookie)
-}
-
-// SetCookie sets a cookie of dlqd's pages, or deletes it if value is empty. Its name is that of the session
-// cookie and a suffix, and browsers protect it like the session cookie.
-func SetCookie(w http.ResponseWriter, r *http.Request, suffix, value string, life time.Duration) {
-	setCookie(w, r, cookieOf(r)+suffix, value, life)
 }
 
 // Cookie returns the value of a cookie of [SetCookie]; empty without one, or with several.
@@ -403,7 +398,7 @@ func (a *Authenticator) Renew(w http.ResponseWriter, r *http.Request, p *Princip
 
 func (a *Authenticator) setSessionCookie(w http.ResponseWriter, r *http.Request, secret string) {
 	rules := a.Rules()
-	setCookie(w, r, cookieOf(r), secret, rules.Sessions.orDefault().Absolute)
+	SetCookie(w, r, "", secret, rules.Sessions.orDefault().Absolute)
 }
 
 // forget removes cached lookups, so that the next request queries the database.

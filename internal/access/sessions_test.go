@@ -551,7 +551,13 @@ func oidcRules(issuer string) access.Rules {
 // redirects it.
 func (b *browser) provider() string {
 	b.Helper()
-	response, body := b.send(http.MethodGet, "/sign-in/oidc?to=/groups", nil)
+	return b.providerFrom("/groups")
+}
+
+// providerFrom does what provider does, from the page at a path.
+func (b *browser) providerFrom(to string) string {
+	b.Helper()
+	response, body := b.send(http.MethodGet, "/sign-in/oidc?to="+url.QueryEscape(to), nil)
 	require.Equal(b, http.StatusSeeOther, response.StatusCode, body)
 	address, err := url.Parse(response.Header.Get("Location"))
 	require.NoError(b, err)
@@ -609,9 +615,24 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 
 	// Login CSRF: a callback in another browser, a repeated one, or an invented one.
 	for name, change := range map[string]func(*browser, url.Values){
-		"another browser":  func(victim *browser, _ url.Values) { clear(victim.cookies) },
-		"another sign-in":  func(victim *browser, _ url.Values) { victim.provider() },
-		"invented":         func(victim *browser, _ url.Values) { victim.cookies["dlqd-sign-in"] = "x.y" },
+		"another browser": func(victim *browser, _ url.Values) { clear(victim.cookies) },
+		"another sign-in": func(victim *browser, q url.Values) {
+			before := q.Get("state")
+			clear(victim.cookies)
+			_, query, _ := strings.Cut(victim.provider(), "?")
+			other, err := url.ParseQuery(query)
+			require.NoError(t, err)
+			// The cookie of the other sign-in, under the name of this one.
+			victim.cookies = map[string]string{
+				"dlqd-sign-in-" + before[:12]: slices.Collect(maps.Values(victim.cookies))[0],
+			}
+			q.Set("code", other.Get("code"))
+		},
+		"invented": func(victim *browser, _ url.Values) {
+			for name := range victim.cookies {
+				victim.cookies[name] = "x.y"
+			}
+		},
 		"no state":         func(_ *browser, q url.Values) { q.Del("state") },
 		"another state":    func(_ *browser, q url.Values) { q.Set("state", "x") },
 		"another code":     func(_ *browser, q url.Values) { q.Set("code", "x") },
@@ -631,7 +652,7 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 	}
 	twice := c.browser()
 	path = twice.provider()
-	cookies := map[string]string{"dlqd-sign-in": twice.cookies["dlqd-sign-in"]}
+	cookies := maps.Clone(twice.cookies)
 	status, _ = twice.back(path)
 	require.Equal(t, http.StatusSeeOther, status)
 	copied := c.with(cookies)
@@ -669,4 +690,31 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 	down := b.console(func() access.Rules { return oidcRules(issuer.URL) }, false).browser()
 	response, _ = down.send(http.MethodGet, "/sign-in/oidc", nil)
 	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+}
+
+// Several tabs of a browser sign in at once. Each arrives where it wanted to go.
+func TestSessions_SignInFromTwoTabs(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	issuer := accesstest.New(t)
+	kim := b.console(rules(oidcRules(issuer.URL)), false).browser()
+	first, second := kim.providerFrom("/groups"), kim.providerFrom("/queues?q=a")
+	status, to := kim.back(first)
+	require.Equal(t, []any{http.StatusSeeOther, "/groups"}, []any{status, to})
+	status, to = kim.back(second)
+	require.Equal(t, []any{http.StatusSeeOther, "/queues?q=a"}, []any{status, to})
+	require.Equal(t, "oidc kim@example.com operator", kim.caller())
+	require.Len(t, kim.cookies, 1, "the cookies of the sign-ins are deleted")
+
+	// Sign-ins that never end do not fill the cookie header: a proxy would refuse all requests.
+	for range 20 {
+		kim.providerFrom("/" + strings.Repeat("a", 1500))
+		size := 0
+		for name, value := range kim.cookies {
+			size += len(name) + len(value)
+		}
+		require.Less(t, size, 4<<10)
+	}
+	status, to = kim.back(kim.providerFrom("/groups"))
+	require.Equal(t, []any{http.StatusSeeOther, "/groups"}, []any{status, to}, "the latest sign-in counts")
 }

@@ -201,33 +201,56 @@ func (s *SignIn) signOut(w http.ResponseWriter, r *http.Request) {
 		s.answerError(w, r, err)
 		return
 	}
-	setCookie(w, r, cookieOf(r), "", 0)
+	SetCookie(w, r, "", "", 0)
 	http.Redirect(w, r, SignInPath, http.StatusSeeOther)
 }
 
 // pendingSignIn is a sign-in that waits for the provider's answer. Its cookie holds all of its state:
 // where to go afterwards, and a secret from which state, nonce and PKCE verifier are derived. So an
-// answer is valid only in the browser that asked.
+// answer is valid only in the browser that asked. Each has a cookie of its own, named by its state, so
+// that several tabs can sign in at once.
 type pendingSignIn struct{ secret, to string }
 
-func pendingCookie(r *http.Request) string { return cookieOf(r) + "-sign-in" }
+const (
+	pendingCookie = "-sign-in-"
+	// maxPending limits the cookies of all pending sign-ins, in bytes. A proxy accepts 8 KiB of cookies in all (nginx).
+	maxPending = 3 << 10
+)
+
+// pendingSuffix returns the suffix of the cookie of the sign-in with a state.
+func pendingSuffix(state string) string { return pendingCookie + state[:min(len(state), 12)] }
 
 func (p *pendingSignIn) String() string {
 	return p.secret + "." + base64.RawURLEncoding.EncodeToString([]byte(p.to))
 }
 
-// pendingOf returns the sign-in in the request's cookie; nil without one, or with several.
-func pendingOf(r *http.Request) *pendingSignIn {
-	cookies := r.CookiesNamed(pendingCookie(r))
-	if len(cookies) != 1 {
-		return nil
+// keep sets the cookie. It deletes the oldest ones beyond maxPending: browsers send the latest last (RFC 6265, 5.4).
+func (p *pendingSignIn) keep(w http.ResponseWriter, r *http.Request) {
+	left := maxPending - len(p.String())
+	for _, other := range slices.Backward(r.Cookies()) {
+		suffix, ok := strings.CutPrefix(other.Name, cookieOf(r))
+		if !ok || !strings.HasPrefix(suffix, pendingCookie) {
+			continue
+		}
+		if left -= len(other.Name) + len(other.Value); left < 0 {
+			SetCookie(w, r, suffix, "", 0)
+		}
 	}
-	secret, encoded, ok := strings.Cut(cookies[0].Value, ".")
+	SetCookie(w, r, pendingSuffix(p.derive("state")), p.String(), signInTimeout)
+}
+
+// pendingOf returns the sign-in with a state, by the request's cookie, or nil.
+func pendingOf(r *http.Request, state string) *pendingSignIn {
+	secret, encoded, ok := strings.Cut(Cookie(r, pendingSuffix(state)), ".")
 	to, err := base64.RawURLEncoding.DecodeString(encoded)
 	if !ok || err != nil || len(secret) != len(rand.Text()) {
 		return nil
 	}
-	return &pendingSignIn{secret, ReturnTo(string(to))}
+	p := &pendingSignIn{secret, ReturnTo(string(to))}
+	if subtle.ConstantTimeCompare([]byte(state), []byte(p.derive("state"))) != 1 {
+		return nil
+	}
+	return p
 }
 
 // derive returns a value that cannot be computed without the secret.
@@ -269,7 +292,7 @@ func (s *SignIn) redirectToProvider(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p := &pendingSignIn{rand.Text(), ReturnTo(r.URL.Query().Get("to"))}
-	setCookie(w, r, pendingCookie(r), p.String(), signInTimeout)
+	p.keep(w, r)
 	address := config.AuthCodeURL(p.derive("state"), oidc.Nonce(p.derive("nonce")),
 		oauth2.S256ChallengeOption(p.derive("verifier")))
 	http.Redirect(w, r, address, http.StatusSeeOther) //nolint:gosec // the provider's
@@ -299,14 +322,14 @@ func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oaut
 // signInWithProvider signs in the user whom the provider sends back.
 func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
-	p := pendingOf(r)
-	// The answer is for another browser, or for an earlier sign-in.
-	if p == nil || subtle.ConstantTimeCompare([]byte(query.Get("state")), []byte(p.derive("state"))) != 1 {
+	state := query.Get("state")
+	p := pendingOf(r, state)
+	if p == nil { // the answer is for another browser
 		s.answerFailure(w, r, http.StatusBadRequest,
 			"this browser did not start this sign-in, or the sign-in took too long: sign in again")
 		return
 	}
-	setCookie(w, r, pendingCookie(r), "", 0)
+	SetCookie(w, r, pendingSuffix(state), "", 0)
 	rules, config := s.provider(w, r)
 	if config == nil {
 		return
