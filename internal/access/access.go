@@ -87,6 +87,8 @@ type Principal struct {
 	Name   string // the actor of the audit trail
 	Via    string
 	Grants []Grant
+	// Groups are the groups that the provider or the proxy sent.
+	Groups []string
 	// TokenBy is the creator of the caller's token; empty for callers without a token.
 	TokenBy string
 	// Session is the id of the caller's browser session; empty for callers without a session.

@@ -45,10 +45,12 @@ func (r *Rules) principal(name, via string, names func(*UserGrant) bool) *Princi
 // user returns a caller whom a proxy or a provider authenticated, with the grants of the name and
 // the groups.
 func (r *Rules) user(name, via string, groups []string) *Principal {
-	return r.principal(name, via, func(g *UserGrant) bool {
+	p := r.principal(name, via, func(g *UserGrant) bool {
 		return slices.Contains(g.Users, name) ||
 			slices.ContainsFunc(g.Groups, func(group string) bool { return slices.Contains(groups, group) })
 	})
+	p.Groups = groups
+	return p
 }
 
 // Proxy is a reverse proxy that authenticates users and names them in headers.

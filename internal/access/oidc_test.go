@@ -91,11 +91,11 @@ func TestOIDC_MapsClaimsToNameAndGrants(t *testing.T) {
 		require.NoError(t, err, s.log.String())
 		return p
 	}
-	operator := access.Grant{Role: access.Operator, Queues: []string{"payments*"}}
+	operator, ops := access.Grant{Role: access.Operator, Queues: []string{"payments*"}}, []string{"ops"}
 	require.Equal(t, &access.Principal{
-		Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}},
+		Name: "kim@example.com", Via: "oidc", Grants: []access.Grant{operator, {Role: access.Reader}}, Groups: ops,
 	}, authenticate(nil))
-	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}},
+	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc", Grants: []access.Grant{operator}, Groups: ops},
 		authenticate(map[string]any{"email_verified": false}), "an unverified email is ignored")
 	require.Equal(t, &access.Principal{Name: "u-1", Via: "oidc"},
 		authenticate(map[string]any{"email": nil, "groups": nil}))
@@ -106,7 +106,7 @@ func TestOIDC_MapsClaimsToNameAndGrants(t *testing.T) {
 	require.Equal(t, "kim@example.com", authenticate(map[string]any{"aud": []string{"another", "dlqd-api"}}).Name)
 
 	s.rules.OIDC.UsernameClaim, s.rules.OIDC.GroupsClaim = "preferred_username", "https://example.com/teams"
-	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}},
+	require.Equal(t, &access.Principal{Name: "kim", Via: "oidc", Grants: []access.Grant{operator}, Groups: ops},
 		authenticate(map[string]any{
 			"preferred_username": "kim", "groups": nil, "https://example.com/teams": []any{1, "ops"},
 		}))

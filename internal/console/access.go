@@ -56,6 +56,33 @@ func whereInWords(queues, kinds, sources []string) string {
 	return "in " + strings.Join(parts, "; ")
 }
 
+// noRole is the page for a caller who has no role, or none that reads dead letters.
+type noRole struct {
+	*access.Principal
+
+	From  string   // what sends the groups of such callers; "" if they have none
+	Shown []string // the first maxGroups groups
+	More  int      // the number of others
+}
+
+// maxGroups limits the groups on the page: a provider may send hundreds.
+const maxGroups = 50
+
+func (c *Console) noRole(in *request, v *view) *view {
+	p := in.me()
+	n := &noRole{Principal: p, Shown: p.Groups[:min(len(p.Groups), maxGroups)]}
+	n.More = len(p.Groups) - len(n.Shown)
+	rules := c.Policy().Access
+	switch p.Via {
+	case access.ViaOIDC:
+		n.From = "the OpenID Connect provider (claim " + rules.OIDC.GroupsClaim + ")"
+	case access.ViaProxy:
+		n.From = "the proxy (header " + rules.Proxy.GroupsHeader + ")"
+	}
+	v.Template, v.Data = "norole", n
+	return v
+}
+
 func (c *Console) access(in *request) (*view, error) {
 	a := &accessPage{
 		Admin: in.me().MayEverywhere(access.Admin), Why: missingRoleIn(in.me(), access.Admin, ""), Roles: rolesInWords(),

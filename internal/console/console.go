@@ -255,6 +255,9 @@ func (c *Console) errorPage(in *request, err error) *view {
 			Detail: "loading this page failed; see the log of dlqd",
 		}
 	}
+	if problem.Status == http.StatusForbidden && in.me().Via != "" && !in.me().May(access.Reader) {
+		return c.noRole(in, &view{Title: heading(problem), Status: problem.Status})
+	}
 	return &view{Template: "error", Title: heading(problem), Status: problem.Status, Data: problem}
 }
 

@@ -36,16 +36,16 @@ type section struct {
 func sections() []section {
 	return []section{
 		{Name: "Overview", Path: "/", Icon: "overview", Key: "o"},
-		{Name: "Dead letters", Path: "/dead-letters", Icon: "letters", Key: "d"},
-		{Name: "Groups", Path: "/groups", Icon: "groups", Key: "g"},
-		{Name: "Review", Path: "/review", Icon: "review", Key: "r"},
-		{Name: "Replays", Path: "/replays", Icon: "replays", Key: "p"},
-		{Name: "Queues", Path: "/queues", Icon: "queues", Key: "q"},
-		{Name: "Policy", Path: "/policy", Icon: "policy", Key: "y"},
+		{Name: "Dead letters", Path: "/dead-letters", Icon: "letters", Key: "d", Role: access.Reader},
+		{Name: "Groups", Path: "/groups", Icon: "groups", Key: "g", Role: access.Reader},
+		{Name: "Review", Path: "/review", Icon: "review", Key: "r", Role: access.Reader},
+		{Name: "Replays", Path: "/replays", Icon: "replays", Key: "p", Role: access.Reader},
+		{Name: "Queues", Path: "/queues", Icon: "queues", Key: "q", Role: access.Reader},
+		{Name: "Policy", Path: "/policy", Icon: "policy", Key: "y", Role: access.Reader},
 		{Name: "Approvals", Path: "/approvals", Icon: "approvals", Key: "v", Role: access.Operator},
-		{Name: "Audit", Path: "/audit", Icon: "audit", Key: "a"},
+		{Name: "Audit", Path: "/audit", Icon: "audit", Key: "a", Role: access.Reader},
 		{Name: "Access", Path: "/access", Icon: "access", Key: "c"},
-		{Name: "System", Path: "/system", Icon: "system", Key: "s"},
+		{Name: "System", Path: "/system", Icon: "system", Key: "s", Role: access.Reader},
 		{Name: "API", Path: "/docs", Icon: "api", Key: "i"},
 	}
 }
@@ -90,7 +90,8 @@ func (f *frame) complete(in *request) {
 		return
 	}
 	for _, s := range sections() {
-		if s.Role != "" && !f.Who.May(s.Role) {
+		// To a visitor of /docs who is not signed in, the pages offer the sign-in.
+		if visitor := f.Who.Via == "" && s.Role == access.Reader; s.Role != "" && !f.Who.May(s.Role) && !visitor {
 			continue
 		}
 		path := in.URL.Path

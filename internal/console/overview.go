@@ -49,8 +49,8 @@ type waiting struct {
 func (c *Console) overview(in *request) (*view, error) {
 	v := &view{Template: "overview", Title: "Overview", Interval: overviewInterval}
 	if !in.me().May(access.Reader) {
-		v.Template, v.Data, v.Interval = "norole", in.me(), 0
-		return v, nil
+		v.Interval = 0
+		return c.noRole(in, v), nil
 	}
 	o := &overview{Copies: copies("dlqd stats --over 24h", "SELECT * FROM dlq.stats('24 hours'); SELECT * FROM dlq.flow('24 hours', 'class'); SELECT * FROM dlq.top_groups('24 hours', p_limit => 8); SELECT * FROM dlq.oldest_entries(1);", //nolint:unqueryvet // for people
 		in.curl(api.GetStats.Path,

@@ -139,3 +139,33 @@ grants:
 	b.until(`location.pathname + location.search === ` + quoted(listOf("status:manual")))
 	b.waitForText("kim@example.com operator")
 }
+
+// TestSignIn_NoRole signs in a user without a role. They see which groups the provider sent, on every page that
+// they may not see, and links only to the others.
+func TestSignIn_NoRole(t *testing.T) {
+	t.Parallel()
+	issuer := accesstest.New(t)
+	dir := policytest.Dir(t, policytest.Files{"access": `authentication: [oidc]
+oidc: {issuer: "` + issuer.URL + `", clientID: dlqd}
+grants:
+  - {groups: [payments-oncall], role: operator}
+`})
+	o := open(t, func(c *server.Config) {
+		c.Source = policy.Source{Dir: dir, Destination: policytest.Destination}
+		rules, err := policy.Load(c.Source)
+		require.NoError(t, err)
+		c.Policy = rules
+	})
+	b := o.tab()
+	b.open("/")
+	b.follow(b.button("Sign in with OpenID Connect"))
+	b.waitForText("kim@example.com has no role")
+	require.Equal(t, "ops", b.texts("#groups li"))
+	require.Contains(t, b.texts("main"), "claim groups")
+	require.Equal(t, "/ /access /docs", b.value(`[...document.querySelectorAll(".rail li a")].map(a => a.pathname).join(" ")`))
+	b.allow("status of 403")
+	b.open("/dead-letters")
+	require.Equal(t, "ops", b.texts("#groups li"))
+	b.open("/access")
+	b.waitForText("You are kim@example.com")
+}
