@@ -182,6 +182,7 @@ func (c *Console) changeTokens(in *request) (*done, error) {
 	if page, ok := v.Data.(*accessPage); ok {
 		page.Made = made
 	}
+	v.Secret = true
 	v.Interval = 0 // a rendering would remove the secret from the page
 	return &done{View: v}, nil
 }

@@ -151,6 +151,8 @@ type view struct {
 	Status int
 	// Live is the address of the page's live sections; "" if it is the address of the page.
 	Live string
+	// Secret means that the page contains a secret, and is not compressed.
+	Secret bool
 	// Until is when the page must no longer show what it shows; zero: it may stay.
 	Until time.Time
 	// Section is the path of the navigation item to highlight, if the path of the page does not tell.
@@ -239,8 +241,13 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 	header := w.Header()
 	header.Set("Content-Type", "text/html; charset=utf-8")
 	header.Set("Content-Security-Policy", contentSecurityPolicy)
+	answer := page.Bytes()
+	if len(answer) >= minCompressed && mayCompress(in.Request, v) && acceptsGzip(in.Request) {
+		header.Set("Content-Encoding", "gzip")
+		answer = compressed(answer)
+	}
 	w.WriteHeader(cmp.Or(v.Status, http.StatusOK))
-	_, _ = w.Write(page.Bytes())
+	_, _ = w.Write(answer)
 }
 
 // errorPage returns the error page. Errors other than API problems are logged.

@@ -64,6 +64,11 @@ func static() http.Handler {
 		}
 		w.Header().Set("Content-Type", mime.TypeByExtension(path.Ext(r.URL.Path)))
 		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+		w.Header().Set("Vary", "Accept-Encoding")
+		if acceptsGzip(r) {
+			w.Header().Set("Content-Encoding", "gzip")
+			raw = compressedAssets()[r.URL.Path]
+		}
 		_, _ = w.Write(raw)
 	})
 }
