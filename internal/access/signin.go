@@ -268,17 +268,22 @@ func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	scheme := "https"
-	if !isSecure(r) {
-		scheme = "http"
-	}
 	// Sessions end without renewal; offline access is for "dlqd login".
 	scopes := slices.DeleteFunc(slices.Clone(rules.OIDC.Scopes),
 		func(scope string) bool { return scope == oidc.ScopeOfflineAccess })
 	return &oauth2.Config{
 		ClientID: rules.OIDC.ClientID, ClientSecret: rules.OIDC.ClientSecret,
-		Endpoint: endpoint, Scopes: scopes, RedirectURL: scheme + "://" + r.Host + CallbackPath,
+		Endpoint: endpoint, Scopes: scopes, RedirectURL: SignInOrigin(r) + CallbackPath,
 	}, nil
+}
+
+// SignInOrigin returns the origin to which the provider sends a browser back. It is another than the browser's if
+// a proxy in front of dlqd does not forward the host or the scheme.
+func SignInOrigin(r *http.Request) string {
+	if isSecure(r) {
+		return "https://" + r.Host
+	}
+	return "http://" + r.Host
 }
 
 var errProviderAnswer = errors.New("the answer of the OpenID Connect provider was rejected; dlqd's log has the reason")

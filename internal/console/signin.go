@@ -12,6 +12,8 @@ import (
 type signingIn struct {
 	Tokens, Provider bool
 	To               string     // path to return to
+	Origin           string     // where the provider sends the browser back to
+	Elsewhere        bool       // Origin is known to be another than the page's; the script knows, too
 	Why              string     // why the sign-in failed; "" at first
 	Kept             bool       // what was typed into a form is shown again after the sign-in
 	TooLong          url.Values // what was typed, if it is too long to keep
@@ -35,6 +37,9 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request, status int, why
 	}
 	if c.SignInWays != nil {
 		page.Tokens, page.Provider = c.SignInWays()
+		page.Origin = access.SignInOrigin(r)
+		host := r.Header.Get("X-Forwarded-Host")
+		page.Elsewhere = host != "" && !strings.EqualFold(host, r.Host)
 	}
 	in.frame.Bare = true
 	c.answer(w, in, &view{Template: "signin", Title: "Sign in", Status: status, Data: &page}, nil)

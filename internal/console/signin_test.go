@@ -1,9 +1,14 @@
 package console_test
 
 import (
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"testing"
 
+	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/access"
@@ -135,9 +140,24 @@ grants:
 	})
 	b := o.tab()
 	b.open(listOf("status:manual"))
+	require.Equal(t, true, b.value(`document.querySelector("[data-origin]").hidden`), "a warning without a reason")
 	b.follow(b.button("Sign in with OpenID Connect"))
 	b.until(`location.pathname + location.search === ` + quoted(listOf("status:manual")))
 	b.waitForText("kim@example.com operator")
+
+	// A proxy that does not forward the host: the provider would send the browser to dlqd's own address.
+	upstream, err := url.Parse(o.base)
+	require.NoError(t, err)
+	forward := httputil.NewSingleHostReverseProxy(upstream)
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Host = upstream.Host
+		forward.ServeHTTP(w, r)
+	}))
+	t.Cleanup(proxy.Close)
+	behind := o.tab()
+	behind.run(chromedp.Navigate(proxy.URL + "/sign-in"))
+	behind.until(`!document.querySelector("[data-origin]").hidden`)
+	require.Contains(t, behind.texts("[data-origin]"), o.base)
 }
 
 // TestSignIn_NoRole signs in a user without a role. They see which groups the provider sent, on every page that

@@ -71,6 +71,11 @@ document.addEventListener("keydown", (event) => {
 	copy(event.target);
 });
 
+// The sign-in page knows where the provider sends the browser back to.
+
+const origin = /** @type {HTMLElement | null} */ (one("[data-origin]"));
+if (origin && origin.dataset.origin !== location.origin) origin.hidden = false;
+
 // Light or dark.
 
 const themeSwitch = /** @type {HTMLElement | null} */ (one("[data-theme-switch]"));
