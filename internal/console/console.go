@@ -229,7 +229,7 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 		in.frame.Flash = takeFlash(w, in.Request)
 		in.frame.complete(in)
 		err = c.templates.page(&page, in.frame)
-		if in.Method == http.MethodGet && v.Status == 0 {
+		if err == nil && in.Method == http.MethodGet && v.Status == 0 {
 			fillTyped(w, in.Request, &page)
 		}
 	}
