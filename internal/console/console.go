@@ -10,6 +10,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"path"
 	"strings"
 	"time"
@@ -291,6 +292,15 @@ func (c *Console) pageOf(r *http.Request) string {
 		}
 	}
 	from := r.PostFormValue("from")
+	if nearest == "/bulk" { // its address selects the dead letters
+		selected := url.Values{}
+		for _, name := range []string{"q", "id", "all", "do", "new"} {
+			if values := r.PostForm[name]; len(values) > 0 {
+				selected[name] = values
+			}
+		}
+		return nearest + "?" + selected.Encode()
+	}
 	if at, _, _ := strings.Cut(from, "?"); access.ReturnTo(from) == from && (nearest == "/" || at == nearest) {
 		return from
 	}
