@@ -45,7 +45,7 @@ func sections() []section {
 		{Name: "Approvals", Path: "/approvals", Icon: "approvals", Key: "v", Role: access.Operator},
 		{Name: "Audit", Path: "/audit", Icon: "audit", Key: "a", Role: access.Reader},
 		{Name: "Access", Path: "/access", Icon: "access", Key: "c"},
-		{Name: "System", Path: "/system", Icon: "system", Key: "s", Role: access.Reader},
+		{Name: "System", Path: "/system", Icon: "system", Key: "s", Role: access.Metrics},
 		{Name: "API", Path: "/docs", Icon: "api", Key: "i"},
 	}
 }
@@ -91,7 +91,7 @@ func (f *frame) complete(in *request) {
 	}
 	for _, s := range sections() {
 		// To a visitor of /docs who is not signed in, the pages offer the sign-in.
-		if visitor := f.Who.Via == "" && s.Role == access.Reader; s.Role != "" && !f.Who.May(s.Role) && !visitor {
+		if visitor := f.Who.Via == "" && s.Role != access.Operator; s.Role != "" && !f.Who.May(s.Role) && !visitor {
 			continue
 		}
 		path := in.URL.Path
