@@ -344,29 +344,48 @@ COMMENT ON FUNCTION dlq.redeliver IS
     'queue.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
     v_ids    uuid[] := dlq.ids_in_scope(ARRAY[p_id]);
     v_status dlq.dead_letter_status;
+    v_since  timestamptz;
+    v_by     text; -- whose redelivery resolved the entry
+    v_last   text; -- the move that gave the entry its status
 BEGIN
-    SELECT e.status INTO v_status FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids)
+    -- With the bound, the plan leaves out, and does not lock, older months of the trail.
+    SELECT e.status, e.updated_at - interval '31 days', CASE e.status WHEN 'dlq_resolved' THEN e.resolved_by END
+    INTO v_status, v_since, v_by
+    FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids)
     ORDER BY dlq.is_open(e.status) DESC LIMIT 1;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'dead letter %: there is no such entry', p_id USING ERRCODE = 'DLQ02';
     END IF;
+    SELECT coalesce(v_by, t.actor) || CASE t.reason WHEN 'resolved outside dlqd' THEN ' resolved it'
+            WHEN 'discarded' THEN ' discarded it' WHEN 'parked' THEN ' parked it'
+            WHEN 'returned to the automatic path' THEN ' unparked it'
+            WHEN 'reopened' THEN ' reopened it' WHEN 'replayed' THEN ' replayed it'
+            WHEN 'edited and replayed' THEN ' edited and replayed it'
+            ELSE ' moved it to ' || t.to_status || coalesce(' (' || left(t.reason, 200) || ')', '') END
+        || to_char(t.at AT TIME ZONE 'UTC', '" at "YYYY-MM-DD"T"HH24:MI:SS"Z"')
+        || coalesce(': "' || left(CASE WHEN t.mask -> 'hidden' ? 'notes' THEN NULL
+            ELSE dlq.masked_text(nullif(t.note, ''), t.mask) END, 300) || '"', '') || '.' INTO v_last
+    FROM (SELECT l.actor, l.reason, l.to_status, l.at, l.note, dlq.mask() AS mask FROM dlq.dead_letter_transitions l
+          WHERE l.entry_id = p_id AND l.at >= v_since AND l.from_status <> l.to_status
+          ORDER BY l.at DESC, l.id DESC LIMIT 1) t;
     RAISE EXCEPTION 'dead letter %: cannot % from % (allowed: %)', p_id, p_verb, v_status, p_from
-        USING ERRCODE = 'DLQ01', HINT = CASE v_status
+        USING ERRCODE = 'DLQ01', HINT = concat_ws(' ', v_last, CASE v_status
             WHEN 'dlq_pending'    THEN 'Allowed from dlq_pending: replay, discard, park.'
             WHEN 'dlq_manual'     THEN 'Allowed from dlq_manual: replay, discard, resolve, unpark.'
             WHEN 'dlq_failed'     THEN 'Allowed from dlq_failed: replay, discard.'
             WHEN 'dlq_processing' THEN 'Nothing is allowed from dlq_processing: its job has to end first.'
-            ELSE 'Allowed from ' || v_status || ': reopen.' END;
+            ELSE 'Allowed from ' || v_status || ': reopen.' END);
 END
 $$;
 COMMENT ON FUNCTION dlq.refuse_move IS
     'Raises the error for an entry that cannot be moved: DLQ02 if there is no such entry, or else '
-    'DLQ01 with its status, the statuses from which the move is allowed, and the moves that its '
-    'status allows.';
+    'DLQ01 with its status, the statuses from which the move is allowed, who gave the entry its status, '
+    'when and with which note, and the moves that its status allows.';
 
 CREATE OR REPLACE FUNCTION dlq.replay(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     p_payload jsonb DEFAULT NULL, p_force boolean DEFAULT false, p_destination text DEFAULT NULL,

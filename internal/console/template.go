@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -114,6 +115,7 @@ var functions = template.FuncMap{
 	"first": firstLine, "icon": icon, "deref": deref, "dict": dict, "query": query,
 	"json": pretty, "editable": editable, "join": strings.Join, "add": func(a, b int) int { return a + b },
 	"args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
+	"noticed": noticed,
 }
 
 // mark is how a state is shown: a sign and a word, never colour alone.
@@ -393,6 +395,32 @@ func visible(value any) []run {
 	}
 	flush()
 	return runs
+}
+
+// moveTime is the time in the error of a refused move: "kim resolved it at 2026-11-22T10:00:00Z".
+var moveTime = regexp.MustCompile(`\bat (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)`)
+
+// piece is a piece of a notice: text, or a time that is shown relative to now.
+type piece struct {
+	Text string
+	At   time.Time
+}
+
+// noticed splits a notice at the times of moves.
+func noticed(text string) (pieces []piece) {
+	for {
+		found := moveTime.FindStringSubmatchIndex(text)
+		if found == nil {
+			return append(pieces, piece{Text: text})
+		}
+		pieces = append(pieces, piece{Text: text[:found[0]]})
+		if at, err := time.Parse(time.RFC3339, text[found[2]:found[3]]); err == nil {
+			pieces = append(pieces, piece{At: at})
+		} else {
+			pieces = append(pieces, piece{Text: text[found[0]:found[1]]})
+		}
+		text = text[found[1]:]
+	}
 }
 
 const (

@@ -1,6 +1,7 @@
 package deadletter_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 var kim = deadletter.Act{Actor: "kim", Note: "a note"}
@@ -171,6 +174,39 @@ func TestMoves_ParkResolveAndUnpark(t *testing.T) {
 	require.ErrorIs(t, b.store.Park(ctx, uuid.New(), kim), deadletter.ErrNotFound)
 	_, _, err = b.store.Get(ctx, uuid.New())
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
+}
+
+// TestMoves_RefusalSaysWhoMovedTheEntry checks that a refusal names the move that gave the entry its
+// state, as the audit trail shows it to the caller.
+func TestMoves_RefusalSaysWhoMovedTheEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t, succeed)
+	id := b.createEntry().ID
+	require.EqualError(t, b.store.Resolve(t.Context(), id, kim), "dead letter "+id.String()+": cannot resolve from "+
+		"dlq_pending (allowed: dlq_manual). Allowed from dlq_pending: replay, discard, park.", "it was only captured")
+	require.NoError(t, b.store.Park(t.Context(), id, kim))
+	lee := deadletter.Act{Actor: "lee", Note: "ticket 4711, card 4242424242424242"}
+	require.NoError(t, b.store.Resolve(t.Context(), id, lee))
+	b.exec("SELECT dlq.note($1, 'not a move', 'pat')", id)
+	_, trail := b.entry()
+	resolved := trail[len(trail)-2]
+	require.Equal(t, deadletter.Resolved, resolved.ToStatus)
+	refused := func(ctx context.Context, said string) {
+		t.Helper()
+		err := b.store.Discard(ctx, id, kim)
+		require.ErrorIs(t, err, deadletter.ErrNotAllowed)
+		require.Equal(t, "dead letter "+id.String()+": cannot discard from dlq_resolved (allowed: dlq_pending, dlq_manual, "+
+			"dlq_failed). lee resolved it at "+resolved.At.UTC().Format(time.RFC3339)+said+
+			". Allowed from dlq_resolved: reopen.", err.Error())
+	}
+	refused(t.Context(), `: "ticket 4711, card 4242424242424242"`)
+	require.NoError(t, b.store.Protect(t.Context(), []string{"notes"},
+		policy.Data{SensitivePatterns: []string{"cardNumbers"}}.Masked()))
+	refused(t.Context(), `: "ticket 4711, card ***"`)
+	refused(postgres.AsReader(t.Context()), "")
+	err := b.store.Discard(postgres.WithScope(t.Context(), `[{"queues": ["elsewhere"]}]`), id, kim)
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+	require.NotContains(t, err.Error(), "lee")
 }
 
 func TestReplay_ResolvesWhenJobCompletes(t *testing.T) {
