@@ -505,6 +505,7 @@ BEGIN
     -- A missing gate or pace starts anew.
     DELETE FROM dlq.gates g WHERE greatest(g.started_at, g.until) < p_now - interval '30 days';
     DELETE FROM dlq.paces p WHERE p.free_at < p_now - interval '1 day';
+    DELETE FROM dlq.reviews r WHERE r.at < p_now - interval '1 hour';
     DELETE FROM dlq.reconcile_findings f WHERE f.hour < p_now - interval '1100 days';
     RETURN v_most;
 END
@@ -512,8 +513,8 @@ $$;
 COMMENT ON FUNCTION dlq.forget_old IS
     'Deletes, up to p_limit rows of each: replay runs, approvals and operations (dlq.operations) 400 days after '
     'they ended, and changes of circuit breakers after 1,100 days. Also deletes findings of the reconciler '
-    'after 1,100 days, and unused gates and paces. Returns the largest count of one table: p_limit if there may '
-    'be more.';
+    'after 1,100 days, unused gates and paces, and reviews that have ended. Returns the largest count of one '
+    'table: p_limit if there may be more.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_recent() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -414,7 +414,7 @@ BEGIN
         SELECT c.oid::regclass AS name FROM pg_class c
         -- Only dlqd reads the tables that are named here.
         WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
-            AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'visible_entries')
+            AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'reviews', 'visible_entries')
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
     END LOOP;

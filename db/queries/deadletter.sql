@@ -197,6 +197,14 @@ SELECT dlq.save_view(@name::text, @query::text, @columns::text[], @sort::text, @
 -- name: DeleteView :exec
 SELECT dlq.delete_view(@name::text, nullif(@owner::text, ''), @actor::text);
 
+-- name: ReviewNext :one
+-- ReviewNext hands out one of these entries to an operator; it returns the nil UUID if none is left.
+SELECT coalesce(dlq.review_next(@ids::uuid[], @actor::text), '00000000-0000-0000-0000-000000000000')::uuid AS id;
+
+-- name: InReview :many
+SELECT r.entry_id::uuid AS entry_id, r.actor::text AS actor, r.at::timestamptz AS at
+FROM dlq.in_review(@ids::uuid[]) r;
+
 -- name: ReservePace :one
 -- ReservePace reserves places in a stream of redeliveries that all processes share.
 SELECT p.first_at::timestamptz AS first_at, p.granted::integer AS granted

@@ -54,6 +54,7 @@ type Summary struct {
 	CreatedAt      time.Time  `json:"createdAt" doc:"Time of capture." db:"created_at"`
 	UpdatedAt      time.Time  `json:"updatedAt" doc:"Time of the last move." db:"updated_at"`
 	ClosedAt       *time.Time `json:"closedAt,omitempty" doc:"Time at which the entry was closed." db:"closed_at"`
+	Review         *Review    `json:"review,omitempty" doc:"The operator who has the entry in review; absent if none has." db:"-"`
 }
 
 // Entry is a dead letter with all its data.

@@ -440,6 +440,37 @@ func (q *Queries) FinishErasure(ctx context.Context, arg FinishErasureParams) (F
 	return i, err
 }
 
+const InReview = `-- name: InReview :many
+SELECT r.entry_id::uuid AS entry_id, r.actor::text AS actor, r.at::timestamptz AS at
+FROM dlq.in_review($1::uuid[]) r
+`
+
+type InReviewRow struct {
+	EntryID uuid.UUID
+	Actor   string
+	At      time.Time
+}
+
+func (q *Queries) InReview(ctx context.Context, ids []uuid.UUID) ([]InReviewRow, error) {
+	rows, err := q.db.Query(ctx, InReview, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []InReviewRow{}
+	for rows.Next() {
+		var i InReviewRow
+		if err := rows.Scan(&i.EntryID, &i.Actor, &i.At); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Move = `-- name: Move :exec
 SELECT dlq.act_on_one($1::text, $2::uuid, $3::text, nullif($4::text, ''),
     jsonb_build_object('operation', $5::uuid))
@@ -847,6 +878,23 @@ func (q *Queries) RestoreEntries(ctx context.Context, arg RestoreEntriesParams) 
 	var entries int32
 	err := row.Scan(&entries)
 	return entries, err
+}
+
+const ReviewNext = `-- name: ReviewNext :one
+SELECT coalesce(dlq.review_next($1::uuid[], $2::text), '00000000-0000-0000-0000-000000000000')::uuid AS id
+`
+
+type ReviewNextParams struct {
+	Ids   []uuid.UUID
+	Actor string
+}
+
+// ReviewNext hands out one of these entries to an operator; it returns the nil UUID if none is left.
+func (q *Queries) ReviewNext(ctx context.Context, arg ReviewNextParams) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, ReviewNext, arg.Ids, arg.Actor)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
 }
 
 const SaveView = `-- name: SaveView :exec
