@@ -49,6 +49,7 @@ var needs = map[string]need{
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
 
 	"get-operation": {access.Reader, true}, "undo": {access.Operator, true},
+	"review-next": {access.Operator, true},
 
 	// Groups are counted by queue, like analytics, so callers who are limited to kinds are refused.
 	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},

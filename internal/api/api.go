@@ -232,6 +232,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	humaConfig.Tags = []*huma.Tag{
 		{Name: messagesTag, Description: "Submit messages and look up their state."},
 		{Name: "dead letters", Description: "Find, inspect, replay and close the entries of jobs that failed for good."},
+		{Name: reviewTag, Description: "Dead letters handed out to operators for a decision."},
 		{Name: "failure groups", Description: "Dead letters of a queue with the same cause, with the owner, note and state " +
 			"of the group."},
 		{Name: "saved views", Description: "Saved filters of dead letters."},
@@ -255,6 +256,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		s.readBodies(api))
 	s.registerMessages(api)
 	s.registerEntries(api)
+	s.registerReview(api)
 	s.registerReplays(api)
 	s.registerBulk(api)
 	s.registerUndo(api)

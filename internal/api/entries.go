@@ -377,6 +377,13 @@ func (s *service) listEntries(ctx context.Context, in *ListInput) (*EntryPage, e
 	if err := background.Together(len(queries), queries...); err != nil {
 		return nil, s.problem(ctx, err)
 	}
+	shown := make([]*deadletter.Summary, len(found.Entries))
+	for i := range found.Entries {
+		shown[i] = &found.Entries[i]
+	}
+	if err := s.Store.ReadReviews(ctx, shown...); err != nil {
+		return nil, s.problem(ctx, err)
+	}
 	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
 	if err != nil {
 		return nil, s.problem(ctx, err)
@@ -421,6 +428,9 @@ func (s *service) revealedEntry(ctx context.Context, in *EntryInput) (*EntryDeta
 func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitions []deadletter.Transition,
 	err error,
 ) (*EntryDetail, error) {
+	if err == nil {
+		err = s.Store.ReadReviews(ctx, &entry.Summary)
+	}
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

@@ -112,6 +112,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.mux.Serv
 // pagesOf maps the tag of an operation to the pages that show what the operation changes.
 // Operations with other tags may change any page, because every page shows counts.
 var pagesOf = map[string][]string{
+	"review":      {"/review", "/dead-letters"},
 	"saved views": {"/dead-letters", "/audit"},
 	"sessions":    {"/access", "/audit"},
 	"tokens":      {"/access", "/audit"},
@@ -309,3 +310,11 @@ func (c *Console) pageOf(r *http.Request) string {
 
 // me returns the viewer.
 func (in *request) me() *access.Principal { return access.From(in.Context()) }
+
+// actor returns the viewer's name in the audit trail.
+func (in *request) actor() string {
+	if in.me().Via == access.ViaNothing {
+		return "api"
+	}
+	return in.me().Name
+}

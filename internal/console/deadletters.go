@@ -116,10 +116,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		if err != nil {
 			return nil, err
 		}
-		l.Views, l.Me = views.Views, in.me().Name
-		if in.me().Via == access.ViaNothing {
-			l.Me = "api"
-		}
+		l.Views, l.Me = views.Views, in.actor()
 	}
 	page, err := call(in, api.ListEntries, api.ListInput{
 		Q: l.Query, Order: l.Order, Cursor: params.Get("cursor"), Limit: listPage, Count: true,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
@@ -21,42 +22,70 @@ const (
 )
 
 // review is the list of entries that need a person, oldest first, with one of them open for a
-// decision.
+// decision. Operators who review at the same time are handed out different entries.
 type review struct {
 	Sentence string
 	Whose    string // me, nobody, or "" for all
 	Query    string
 	Entries  []deadletter.Summary
 	More     bool
-	Entry    *deadLetterPage // nil: no entry is left, or the one on an open page was decided meanwhile
+	Entry    *deadLetterPage // nil: none is free, or the one on an open page was decided meanwhile
 	Next     string          // address after the decision
 	Copies   []copyText
+
+	search string // the filter in the page's address
 }
 
 // At returns the address of the review with another entry open.
-func (r *review) At(id uuid.UUID) string {
-	query := url.Values{"at": {id.String()}}
+func (r *review) At(id uuid.UUID) string { return r.address("at", id) }
+
+// address returns the address of the review with a parameter: at opens an entry, and after hands out
+// the next one after an entry.
+func (r *review) address(name string, id uuid.UUID) string {
+	query := url.Values{name: {id.String()}}
 	if r.Whose != "" {
 		query.Set("whose", r.Whose)
+	}
+	if r.search != "" {
+		query.Set("q", r.search)
 	}
 	return "/review?" + query.Encode()
 }
 
-func (c *Console) review(in *request) (*view, error) {
-	r := &review{Whose: in.URL.Query().Get("whose"), Query: "status:manual"}
-	switch r.Whose {
-	case "me":
-		r.Query += " assigned:me"
-		if in.me().Name == "" {
-			r.Whose, r.Query = "", "status:manual"
-		}
-	case "nobody":
-		r.Query += " assigned:nobody"
+// newReview returns the review of a page, and its filter without the state.
+func newReview(in *request) (r *review, chosen string) {
+	params := in.URL.Query()
+	r = &review{Whose: params.Get("whose"), search: strings.TrimSpace(params.Get("q"))}
+	switch {
+	case r.Whose == "me" && in.me().Name != "":
+		chosen = "assigned:me"
+	case r.Whose == "nobody":
+		chosen = "assigned:nobody"
 	default:
 		r.Whose = ""
 	}
-	if q := strings.TrimSpace(in.URL.Query().Get("q")); q != "" {
-		r.Query += " " + q
+	chosen = strings.TrimSpace(chosen + " " + r.search)
+	r.Query = strings.TrimSpace("status:manual " + chosen)
+	return r, chosen
+}
+
+func (c *Console) review(in *request) (*view, error) {
+	r, chosen := newReview(in)
+	at, _ := uuid.Parse(in.URL.Query().Get("at"))
+	_, live := isLive(in.Context())
+	var mine uuid.UUID // the entry that is handed out to the viewer
+	hands := !live && in.me().May(access.Operator)
+	if hands {
+		asked := api.ReviewRequest{Q: chosen}
+		if at != uuid.Nil {
+			asked.Entry = at.String()
+		} else if after, err := uuid.Parse(in.URL.Query().Get("after")); err == nil {
+			asked.After = after.String()
+		}
+		var err error
+		if mine, err = handOut(in, asked); err != nil {
+			return nil, err
+		}
 	}
 	page, err := call(in, api.ListEntries, api.ListInput{Q: r.Query, Order: "oldest", Limit: reviewPage})
 	if err != nil {
@@ -64,14 +93,62 @@ func (c *Console) review(in *request) (*view, error) {
 	}
 	r.Copies = in.listCopies(r.Query, true, reviewPage)
 	r.Entries, r.More = page.Entries, page.Next != ""
-	at := max(slices.IndexFunc(r.Entries,
-		func(e deadletter.Summary) bool { return e.ID.String() == in.URL.Query().Get("at") }), 0)
+	for i := range r.Entries {
+		if with := r.Entries[i].Review; with != nil && with.Actor == in.actor() {
+			r.Entries[i].Review = nil // shows only other operators
+		}
+	}
+	free := slices.IndexFunc(r.Entries, func(e deadletter.Summary) bool { return e.Review == nil })
+	listed := slices.ContainsFunc(r.Entries, func(e deadletter.Summary) bool { return e.ID == at })
+	r.summarize(free < 0)
+	switch {
+	case mine != uuid.Nil:
+		at = mine
+	case live, listed: // the entry that the page was loaded with, or one that another operator has in review
+	case hands && at != uuid.Nil: // it was decided
+		if at, err = handOut(in, api.ReviewRequest{Q: chosen}); err != nil {
+			return nil, err
+		}
+	default:
+		at = uuid.Nil
+	}
+	if at == uuid.Nil && len(r.Entries) > 0 && !in.me().MayEverywhere(access.Operator) {
+		at = r.Entries[max(free, 0)].ID // the viewer may not decide about all of them
+	}
+	v := &view{Template: "review", Title: "Review", Data: r, Interval: reviewInterval}
+	if at == uuid.Nil {
+		return v, nil
+	}
+	if !live || listed || r.More {
+		detail, err := call(in, api.GetEntry, api.EntryInput{ID: at.String()})
+		if err != nil {
+			return nil, err
+		}
+		if !live || detail.Status == deadletter.Manual {
+			r.Entry = newDeadLetterPage(in, detail)
+		}
+	}
+	if r.Entry == nil {
+		r.Sentence += " The dead letter shown below no longer waits."
+		return v, nil
+	}
+	if with := r.Entry.Review; with != nil && with.Actor == in.actor() {
+		r.Entry.Review = nil
+	}
+	r.Next = r.address("after", at)
+	v.Live = r.At(at) // a live rendering shows this entry even if the list changes
+	return v, nil
+}
+
+// summarize sets the sentence. taken reports that other operators have all listed entries in review.
+func (r *review) summarize(taken bool) {
 	switch n := len(r.Entries); {
 	case n == 0:
 		r.Sentence = map[string]string{
 			"": "No dead letters wait for a person.", "me": "No dead letters assigned to you wait for a person.",
 			"nobody": "All dead letters that wait for a person are assigned.",
 		}[r.Whose]
+		return
 	case r.More:
 		r.Sentence = fmt.Sprintf("More than %d dead letters wait for a person, the oldest captured %s.", n,
 			ago(r.Entries[0].CreatedAt))
@@ -79,23 +156,16 @@ func (c *Console) review(in *request) (*view, error) {
 		r.Sentence = fmt.Sprintf("%s, the oldest captured %s.",
 			plural(n, "dead letter waits for a person", "dead letters wait for a person"), ago(r.Entries[0].CreatedAt))
 	}
-	v := &view{Template: "review", Title: "Review", Data: r, Interval: reviewInterval}
-	if _, live := isLive(in.Context()); live &&
-		(len(r.Entries) == 0 || r.Entries[at].ID.String() != in.URL.Query().Get("at")) {
-		r.Sentence += " The dead letter shown below no longer waits."
-		return v, nil
+	if taken {
+		r.Sentence += " Other operators are looking at them."
 	}
-	if len(r.Entries) > 0 {
-		v.Live = in.with("at", r.Entries[at].ID.String()) // a live rendering shows this entry even if the list changes
-		detail, err := call(in, api.GetEntry, api.EntryInput{ID: r.Entries[at].ID.String()})
-		if err != nil {
-			return nil, err
-		}
-		r.Entry = newDeadLetterPage(in, detail)
-		r.Next = in.with("at", "")
-		if at+1 < len(r.Entries) {
-			r.Next = in.with("at", r.Entries[at+1].ID.String())
-		}
+}
+
+// handOut returns the entry that the API hands out to the viewer, or uuid.Nil if it hands out none.
+func handOut(in *request, asked api.ReviewRequest) (uuid.UUID, error) {
+	out, _, err := callIfAllowed(in, api.ReviewNext, api.ReviewInput{Body: &asked})
+	if err != nil || out.ID == nil {
+		return uuid.Nil, err
 	}
-	return v, nil
+	return *out.ID, nil
 }

@@ -3,10 +3,16 @@ package server_test
 import (
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
+	"html"
 	"io"
 	"net/http"
 	"net/url"
+	"regexp"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -52,4 +58,161 @@ func TestMoves_RefusalSaysWhoDecided(t *testing.T) {
 	require.NoError(t, err)
 	has(t, string(page), `lee resolved it <time datetime="`+at+`"`)
 	has(t, string(page), `</time>: &#34;ticket &lt;4711&gt;&#34;. Allowed from dlq_resolved: reopen.`)
+}
+
+// decision finds the entry that a page of the review opens, and the page after the decision.
+var decision = regexp.MustCompile(
+	`action="/dead-letters/([0-9a-f-]{36})/act"[^>]*>\s*<input[^>]*>\s*<input type="hidden" name="next" value="([^"]*)">`)
+
+// reviewed opens the review. It returns the open entry, "" for none, and the page after the decision.
+func (b *scopeBundle) reviewed(token, path string) (id, next, page string) {
+	b.Helper()
+	status, page := b.browse(token, path)
+	require.Equal(b, http.StatusOK, status, path)
+	if found := decision.FindStringSubmatch(page); found != nil {
+		return found[1], html.UnescapeString(found[2]), page
+	}
+	return "", "", page
+}
+
+// handedOut hands out an entry. It returns its id, "" for none.
+func (b *scopeBundle) handedOut(token, body string) string {
+	b.Helper()
+	status, out := b.as(token, "POST", "/api/dlq/review", body)
+	require.Equal(b, http.StatusOK, status, out)
+	var answer api.HandedOut
+	require.NoError(b, json.Unmarshal([]byte(out), &answer))
+	if answer.ID == nil {
+		return ""
+	}
+	return answer.ID.String()
+}
+
+// TestReview_SharesTheEntries has four operators decide about 40 entries, two of them through the
+// console. No decision is refused because an entry was handed out twice.
+func TestReview_SharesTheEntries(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t)
+	b.fail("payments", 40)
+	var operators sync.WaitGroup
+	var mu sync.Mutex
+	var refused []string
+	left := func() int { return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") }
+	decide := func(name string, one func(token string) (decided bool, problem string)) {
+		token := b.named(name, access.Operator, "root")
+		operators.Go(func() {
+			for {
+				decided, problem := one(token)
+				if problem != "" {
+					mu.Lock()
+					refused = append(refused, name+": "+problem)
+					mu.Unlock()
+				}
+				if decided {
+					continue
+				}
+				if left() == 0 {
+					return
+				}
+				time.Sleep(10 * time.Millisecond) // others decide about the last ones
+			}
+		})
+	}
+	for _, name := range []string{"ann", "kim"} {
+		decide(name, func(token string) (bool, string) {
+			id := b.handedOut(token, "")
+			if id == "" {
+				return false, ""
+			}
+			if status, out := b.as(token, "POST", "/api/dlq/entries/"+id+"/resolve", ""); status != http.StatusOK {
+				return true, out
+			}
+			return true, ""
+		})
+	}
+	for _, name := range []string{"lee", "pat"} {
+		path := "/review"
+		decide(name, func(token string) (bool, string) {
+			id, next, _ := b.reviewed(token, path)
+			if id == "" {
+				return false, ""
+			}
+			status, told, to := b.send(token, "/dead-letters/"+id+"/act", url.Values{
+				"do": {"discard"}, "from": {path}, "next": {next},
+			})
+			if status != http.StatusSeeOther || !strings.HasSuffix(told, ": Discarded.") {
+				return true, told
+			}
+			path = to
+			return true, ""
+		})
+	}
+	operators.Wait()
+	require.Empty(t, refused)
+	require.Equal(t, 40,
+		b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status IN ('dlq_resolved', 'dlq_archived')"))
+}
+
+// TestReview_ShowsWhoLooks checks that two operators get different entries, and that pages and the API
+// show who has an entry in review. A review hinders no other operator, and a reader has none.
+func TestReview_ShowsWhoLooks(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t)
+	b.fail("payments", 3)
+	first := b.text("SELECT min(id::text) FROM dlq.dead_letter_open")
+	last := b.text("SELECT max(id::text) FROM dlq.dead_letter_open")
+	kim, lee, pat := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root"),
+		b.named("pat", access.Operator, "root")
+	reader := b.named("rita", access.Reader, "root")
+	const looks = "lee is looking at this"
+
+	id, _, page := b.reviewed(lee, "/review")
+	require.Equal(t, first, id)
+	require.NotContains(t, page, looks, "the page shows only other operators")
+	id, next, page := b.reviewed(kim, "/review")
+	require.NotEqual(t, first, id)
+	require.Equal(t, "/review?after="+id, next)
+	has(t, page, looks)
+	again, _, _ := b.reviewed(kim, "/review")
+	require.Equal(t, id, again, "a reload changes nothing")
+	for _, token := range []string{kim, reader} {
+		_, page = b.browse(token, "/dead-letters/"+first)
+		has(t, page, looks)
+		_, page = b.browse(token, "/dead-letters?q=status:manual")
+		require.Equal(t, 1, strings.Count(page, looks))
+	}
+	status, out := b.as(reader, "GET", "/api/dlq/entries/"+first, "")
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, out, `"review":{"actor":"lee","at":"`)
+	status, _ = b.as(reader, "POST", "/api/dlq/review", "")
+	require.Equal(t, http.StatusForbidden, status)
+	opened, _, _ := b.reviewed(reader, "/review")
+	require.Equal(t, last, opened, "the first one that no operator looks at")
+
+	// kim goes on, and the entry is free again.
+	onward, _, _ := b.reviewed(kim, next)
+	require.Equal(t, last, onward)
+	require.Equal(t, id, b.handedOut(pat, ""))
+	require.Empty(t, b.handedOut(b.named("ann", access.Operator, "root"), ""), "others have all in review")
+	none, _, page := b.reviewed(b.named("bea", access.Operator, "root"), "/review")
+	require.Empty(t, none)
+	has(t, page, "Other operators are looking at them.")
+	has(t, page, fmt.Sprintf(`href="/review?at=%s"`, first))
+
+	// An operator who chooses an entry from the list gets it, and may act on it.
+	chosen, _, page := b.reviewed(kim, "/review?at="+first)
+	require.Equal(t, first, chosen)
+	has(t, page, looks)
+	_, told, _ := b.send(kim, "/dead-letters/"+first+"/act", url.Values{"do": {"park"}, "from": {"/review?at=" + first}})
+	require.Contains(t, told, "cannot park from dlq_manual")
+	_, told, _ = b.send(kim, "/dead-letters/"+first+"/act", url.Values{"do": {"resolve"}})
+	require.Contains(t, told, "Resolved.")
+	_, page = b.browse(kim, "/dead-letters/"+first)
+	require.NotContains(t, page, looks)
+	elsewhere, _, _ := b.reviewed(kim, "/review?at="+first)
+	require.Equal(t, last, elsewhere, "the entry was decided, so the next one is handed out")
+	require.Empty(t, b.handedOut(lee, `{"entry": "`+first+`"}`))
+	require.Empty(t, b.handedOut(lee, `{"q": "queue:mail"}`))
+	status, out = b.as(lee, "POST", "/api/dlq/review", `{"q": "status:pending"}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status, out)
 }

@@ -231,6 +231,7 @@ var operations = []operation{
 	{"park-entry", "POST", "/api/dlq/entries/{id}/park", access.Operator, "", "entry", ""},
 	{"unpark-entry", "POST", "/api/dlq/entries/{id}/unpark", access.Operator, "", "entry", ""},
 	{"reopen-entry", "POST", "/api/dlq/entries/{id}/reopen", access.Operator, "", "entry", ""},
+	{"review-next", "POST", "/api/dlq/review", access.Operator, "", "", ""},
 	{"get-operation", "GET", "/api/dlq/operations/{id}", access.Reader, "", "operation", ""},
 	{"undo", "POST", "/api/dlq/undo/{id}", access.Operator, "", "operation", ""},
 	{"list-groups", "GET", "/api/dlq/groups?limit=200", access.Reader, "", "", "queues"},
