@@ -135,7 +135,7 @@ func newDecision(verb, short string) *cobra.Command {
 			in, action := api.ApprovalInput{ID: args[0]}, api.Action{Note: note}
 			switch verb {
 			case "show":
-				a, err := call(cmd, &c, api.GetApproval, in)
+				a, err := call(cmd, &c, api.GetApproval, api.GetApprovalInput{ApprovalInput: in})
 				if err != nil || c.asJSON {
 					return err
 				}
@@ -174,7 +174,7 @@ func newDecision(verb, short string) *cobra.Command {
 // approve approves a request for at most expect dead letters. If expect is nil, it asks for the number.
 func approve(cmd *cobra.Command, c *client, in api.ApprovalInput, action api.Action, expect *int64) error {
 	if expect == nil {
-		a, _, err := fetch(cmd, c, api.GetApproval, in)
+		a, _, err := fetch(cmd, c, api.GetApproval, api.GetApprovalInput{ApprovalInput: in})
 		if err != nil {
 			return err
 		}

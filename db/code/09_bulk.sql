@@ -304,14 +304,20 @@ COMMENT ON FUNCTION dlq.find_ids IS
     'Ids of entries that match a filter, in order of capture, after p_after and below p_below.';
 
 -- Unknown states are kept; filter_where rejects them.
-CREATE OR REPLACE FUNCTION dlq.replayable(p_filter jsonb) RETURNS jsonb
+CREATE OR REPLACE FUNCTION dlq.only_in_states(p_filter jsonb, p_states text[]) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_filter || jsonb_build_object('status', CASE WHEN p_filter ? 'status'
-        THEN (SELECT coalesce(jsonb_agg(s.word), '[]')
-            FROM jsonb_array_elements(CASE jsonb_typeof(p_filter -> 'status') WHEN 'array' THEN p_filter -> 'status'
-                ELSE jsonb_build_array(p_filter -> 'status') END) s (word)
-              WHERE s.word NOT IN ('"dlq_processing"', '"dlq_resolved"', '"dlq_archived"'))
-        ELSE '["dlq_pending", "dlq_manual", "dlq_failed"]' END)
+        THEN (SELECT coalesce(jsonb_agg(s.word), '[]') FROM unnest(dlq.filter_words(p_filter, 'status')) s (word)
+              WHERE s.word = ANY (p_states) OR s.word NOT IN ('dlq_pending', 'dlq_processing', 'dlq_manual',
+                  'dlq_failed', 'dlq_resolved', 'dlq_archived'))
+        ELSE to_jsonb(p_states) END)
+$$;
+COMMENT ON FUNCTION dlq.only_in_states IS
+    'Restricts a filter to entries in these states. Without a status, the filter gets all of them.';
+
+CREATE OR REPLACE FUNCTION dlq.replayable(p_filter jsonb) RETURNS jsonb
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT dlq.only_in_states(p_filter, '{dlq_pending,dlq_manual,dlq_failed}')
 $$;
 COMMENT ON FUNCTION dlq.replayable IS
     'Restricts a filter to entries that can be replayed: keeps those of its states from which a replay is '

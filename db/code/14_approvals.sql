@@ -72,11 +72,62 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_approval_to IS 'dlq.require_approval for a change of many entries (dlq.act_on).';
 
+-- A request counts only entries that its operation can change: an entry that another operator closed
+-- meanwhile needs no approval any more.
 CREATE OR REPLACE FUNCTION dlq.approval_filter(p_operation text, p_request jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE p_operation WHEN 'replay' THEN dlq.replayable(p_request -> 'filter') ELSE p_request -> 'filter' END
+    SELECT CASE p_operation
+        WHEN 'replay' THEN dlq.replayable(p_request -> 'filter')
+        WHEN 'erase' THEN p_request -> 'filter'
+        ELSE dlq.only_in_states(p_request -> 'filter', CASE p_request ->> 'do'
+            WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
+            WHEN 'purge' THEN CASE WHEN (p_request ->> 'force')::boolean
+                THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_resolved,dlq_archived}'
+                ELSE '{dlq_resolved,dlq_archived}' END
+            ELSE '{dlq_manual}' END::text[]) END
 $$;
-COMMENT ON FUNCTION dlq.approval_filter IS 'The filter of a request for approval.';
+COMMENT ON FUNCTION dlq.approval_filter IS
+    'The filter of a request for approval, restricted to the states from which its operation is allowed.';
+
+CREATE OR REPLACE FUNCTION dlq.approval_where(p_approval dlq.approvals, p_filter jsonb) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT dlq.filter_where(p_filter) || dlq.scope_where(p_approval.scope)
+        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))'
+$$;
+COMMENT ON FUNCTION dlq.approval_where IS
+    'Returns the SQL condition (see dlq.filter_where) that a row e matches p_filter in the scope of the requester.';
+
+-- An entry that closed since the request, into a state that the request does not select, was closed by
+-- another operator or by a redelivery. Its state at the request is not known: with a status in the
+-- filter, closed may count entries that the request did not select.
+CREATE OR REPLACE FUNCTION dlq.approval_matches(p_id uuid, OUT entries bigint, OUT arrived bigint, OUT closed jsonb)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_approval dlq.approvals;
+    v_filter   jsonb;
+BEGIN
+    SELECT * INTO v_approval FROM dlq.approvals a WHERE a.id = p_id AND dlq.scope_within(a.scope, dlq.scope());
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'approval %: there is no such request', p_id USING ERRCODE = 'DLQ02';
+    END IF;
+    v_filter := dlq.approval_filter(v_approval.operation, v_approval.request);
+    EXECUTE 'SELECT count(*), count(*) FILTER (WHERE e.id >= $2) FROM dlq.dead_letter_queue e WHERE '
+        || dlq.approval_where(v_approval, v_filter)
+    INTO entries, arrived USING v_filter, dlq.first_id(v_approval.requested_at);
+    closed := '{}';
+    IF v_filter ? 'status' AND v_filter -> 'status' <> '[]' THEN
+        EXECUTE 'SELECT coalesce(jsonb_object_agg(c.status, c.n), ''{}'') FROM (
+                SELECT e.status, count(*) AS n FROM dlq.dead_letter_queue e
+                WHERE e.stage IN (''resolved'', ''failed'', ''archived'') AND e.closed_at > $2 AND e.id < $3
+                    AND e.status::text <> ALL (dlq.filter_words($1, ''status''))
+                    AND ' || dlq.approval_where(v_approval, v_filter - 'status') || ' GROUP BY e.status) c'
+        INTO closed USING v_filter, v_approval.requested_at, dlq.first_id(v_approval.requested_at);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.approval_matches IS
+    'What approving a request would change now: the number of entries, how many of them arrived after the '
+    'request, and how many that it selected before were closed since, by their state.';
 
 CREATE OR REPLACE FUNCTION dlq.require_role_for(p_operation text, p_request jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -204,9 +255,8 @@ BEGIN
             USING ERRCODE = 'DLQ04', HINT = 'It was requested for ' || v_approval.entries || '.';
     END IF;
     -- In the scope of the requester, which is within that of the approver.
-    EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(v_filter) || dlq.scope_where(v_approval.scope)
-         || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) ON CONFLICT DO NOTHING'
-             USING v_filter, p_id;
+    EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE '
+        || dlq.approval_where(v_approval, v_filter) || ' ON CONFLICT DO NOTHING' USING v_filter, p_id;
     GET DIAGNOSTICS v_frozen = ROW_COUNT;
     IF v_frozen > p_expect THEN
         RAISE EXCEPTION 'approval %: matches % dead letters, more than the % expected', p_id, v_frozen, p_expect

@@ -25,6 +25,11 @@ WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (sqlc.narg(id)::uuid I
     AND (@state::text = '' OR a.state = @state::text)
 ORDER BY a.id DESC LIMIT @most::integer;
 
+-- name: Matches :one
+-- Matches counts what approving a request would change now.
+SELECT m.entries::bigint AS entries, m.arrived::bigint AS arrived, m.closed::jsonb AS closed
+FROM dlq.approval_matches(@id::uuid) m;
+
 -- name: Take :many
 -- Take takes the next approved request to carry out, if there is one.
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,

@@ -105,6 +105,13 @@ type ApprovalInput struct {
 	ID string `path:"id" format:"uuid" doc:"Id of the request." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
+// GetApprovalInput names a request for approval.
+type GetApprovalInput struct {
+	ApprovalInput
+
+	Matches bool `query:"matches" doc:"Count what approving the request would change now, if it waits."`
+}
+
 // ApproveAction approves a request.
 type ApproveAction struct {
 	Action
@@ -140,7 +147,7 @@ type DecisionInput struct {
 // Operations on requests for approval.
 var (
 	ListApprovals = Operation[ApprovalsInput, ApprovalsOutputBody]{"list-approvals", http.MethodGet, ApprovalsPath}
-	GetApproval   = Operation[ApprovalInput, approval.Approval]{"get-approval", http.MethodGet, ApprovalsPath + "/{id}"}
+	GetApproval   = Operation[GetApprovalInput, approval.Approval]{"get-approval", http.MethodGet, ApprovalsPath + "/{id}"}
 	Approve       = Operation[ApproveInput, approval.Approval]{
 		"approve", http.MethodPost, ApprovalsPath + "/{id}/approve",
 	}
@@ -176,8 +183,15 @@ func (s *service) registerApprovals(api huma.API) {
 		Summary: "Get a request for approval, with its decision and outcome", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, shown)
-	register(api, GetApproval, get, func(ctx context.Context, in *ApprovalInput) (*approval.Approval, error) {
-		return s.approval(ctx, in.ID)
+	register(api, GetApproval, get, func(ctx context.Context, in *GetApprovalInput) (*approval.Approval, error) {
+		a, err := s.approval(ctx, in.ID)
+		if err != nil || !in.Matches || a.State != approval.Requested {
+			return a, err
+		}
+		if a.Matches, err = s.Approvals.Matches(ctx, a.ID); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return a, nil
 	})
 
 	approve := huma.Operation{

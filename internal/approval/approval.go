@@ -56,6 +56,14 @@ type Approval struct {
 	Outcome     *uuid.UUID      `json:"outcome,omitempty" doc:"The replay run or the erasure that was started."`
 	Problem     string          `json:"problem,omitempty" doc:"Why the operation failed."`
 	EndedAt     *time.Time      `json:"endedAt,omitempty" doc:"When the request was done, failed, was refused or withdrawn, or expired."`
+	Matches     *Matches        `json:"matches,omitempty" doc:"With matches: what approving the request would change now."`
+}
+
+// Matches is what approving a request would change now.
+type Matches struct {
+	Entries int64            `json:"entries" doc:"Number of entries that the operation would change."`
+	Arrived int64            `json:"arrived" doc:"How many of them were captured after the request."`
+	Closed  map[string]int64 `json:"closed" doc:"Number of entries that the request selected before and that were closed since, by their state."`
 }
 
 // Do returns the requested operation; for a bulk operation, its action.
@@ -150,6 +158,16 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
 		}
 	}
 	return list[0], nil
+}
+
+// Matches counts what approving a request that waits would change now.
+func (s *Store) Matches(ctx context.Context, id uuid.UUID) (*Matches, error) {
+	row, err := dbsqlc.New(s.Store.DB()).Matches(ctx, id)
+	if err != nil {
+		return nil, deadletter.AsMoveError(err)
+	}
+	m := &Matches{Entries: row.Entries, Arrived: row.Arrived}
+	return m, json.Unmarshal(row.Closed, &m.Closed)
 }
 
 // List returns requests, latest first: those in a state, or all if state is "".

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/url"
@@ -12,11 +13,16 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/deadletter"
-	"github.com/dlqd/dlqd/internal/filter"
 )
 
-// approvalsInterval is the render interval of open approval pages.
-const approvalsInterval = 5 * time.Second
+const (
+	// approvalsInterval is the render interval of open approval pages.
+	approvalsInterval = 5 * time.Second
+	// countingTimeout limits the time to count the entries of a request. countingShare times that time is the
+	// minimum render interval: an open page counts a twentieth of the time.
+	countingTimeout = 3 * time.Second
+	countingShare   = 20
+)
 
 // approvalView is a request for approval as pages show it.
 type approvalView struct {
@@ -141,7 +147,8 @@ func (c *Console) approvals(in *request) (*view, error) {
 type approvalDetail struct {
 	approvalView
 
-	Now        *int64 // number of entries that match now; nil if it is unknown
+	Now        *int64 // number of entries that approval would change now; nil if it is unknown
+	Since      string // why Now differs from the number when requested; "" if it does not
 	WhyApprove string // why the viewer cannot approve the request; "" if the viewer can
 	WhyRefuse  string
 	Mine       bool
@@ -150,7 +157,7 @@ type approvalDetail struct {
 }
 
 func (c *Console) approval(in *request) (*view, error) {
-	input := api.ApprovalInput{ID: in.PathValue("id")}
+	input := api.GetApprovalInput{ApprovalInput: api.ApprovalInput{ID: in.PathValue("id")}}
 	requested, err := call(in, api.GetApproval, input)
 	if err != nil {
 		return nil, err
@@ -173,8 +180,9 @@ func (c *Console) approval(in *request) (*view, error) {
 	if a.WhyApprove = a.WhyRefuse; a.WhyApprove == "" && a.Mine {
 		a.WhyApprove = "you requested it; another person must approve it"
 	}
-	if _, live := isLive(in.Context()); a.Open() && !live { // counting is expensive: only when the page is loaded
-		a.countMatches(in)
+	counting := time.Duration(0)
+	if a.Open() {
+		counting = a.countMatches(in, input)
 	}
 	rest := map[string]json.RawMessage{}
 	_ = json.Unmarshal(a.Request, &rest)
@@ -189,43 +197,50 @@ func (c *Console) approval(in *request) (*view, error) {
 	a.Copies = copies("dlqd approvals show "+id, "SELECT "+approvalColumns+" FROM dlq.approvals WHERE id = '"+id+"';",
 		in.curl(address(api.GetApproval, input)))
 	return &view{
-		Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a, Interval: approvalsInterval,
+		Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a,
+		Interval: max(approvalsInterval, countingShare*counting),
 	}, nil
 }
 
-// countMatches counts the entries that the operation would touch now. If the count fails, Now stays nil and
-// the page shows only the number at the time of the request.
-func (a *approvalDetail) countMatches(in *request) {
-	chosen, err := filter.FromJSON(a.filter())
-	if err != nil {
-		return
+// countMatches counts the entries that approval would change now, and returns how long that took. If it fails,
+// Now stays nil and the page shows only the number at the time of the request.
+func (a *approvalDetail) countMatches(in *request, input api.GetApprovalInput) time.Duration {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(in.Context(), countingTimeout)
+	defer cancel()
+	input.Matches = true
+	counted, err := call(&request{Request: in.WithContext(ctx), console: in.console}, api.GetApproval, input)
+	if err == nil && counted.Matches != nil {
+		a.Now, a.Since = &counted.Matches.Entries, sinceRequest(a.Entries, counted.Matches)
 	}
-	entries := api.EntryFilter{Filter: chosen}
-	switch a.Operation {
-	case approval.Replay:
-		if found, err := call(in, api.StartReplay, api.StartReplayInput{Body: api.ReplayRequest{
-			DryRun: true, All: true, Filter: entries,
-		}}); err == nil && found.Preview != nil {
-			a.Now = &found.Preview.Total
-		}
-	case approval.Bulk:
-		var ask deadletter.Bulk
-		if json.Unmarshal(a.Request, &ask) != nil {
-			return
-		}
-		if found, err := call(in, api.Bulk, api.BulkInput{Body: api.BulkRequest{
-			DryRun: true, Filter: entries, Do: ask.Action, All: ask.All, Assignee: ask.Assignee, Tags: ask.Tags,
-			Force: ask.Force,
-		}}); err == nil {
-			a.Now = &found.Chosen
-		}
-	default:
-		if found, err := call(in, api.Erase, api.EraseInput{Body: api.EraseRequest{
-			DryRun: true, Filter: entries, Note: "preview before approval",
-		}}); err == nil {
-			a.Now = &found.Entries
+	return time.Since(began)
+}
+
+// sinceRequest returns why a request that selected a number of entries selects another number now, such as "3 were
+// resolved meanwhile"; "" if nothing changed. Closed may count entries that the request did not select (see
+// dlq.approval_matches): if it is above the number of entries that left, the text names no states.
+func sinceRequest(before int64, now *approval.Matches) string {
+	var why []string
+	left, closed := before+now.Arrived-now.Entries, int64(0)
+	for _, n := range now.Closed {
+		closed += n
+	}
+	if closed <= left {
+		left -= closed
+		for _, state := range []deadletter.Status{deadletter.Resolved, deadletter.Archived, deadletter.Failed} {
+			if n := now.Closed[string(state)]; n > 0 {
+				word := statusOf(state).Word + " meanwhile"
+				why = append(why, plural(n, "was "+word, "were "+word))
+			}
 		}
 	}
+	if left > 0 {
+		why = append(why, plural(left, "no longer matches", "no longer match"))
+	}
+	if now.Arrived > 0 {
+		why = append(why, number(now.Arrived)+" arrived")
+	}
+	return strings.Join(why, ", ")
 }
 
 // decide approves, refuses or withdraws a request.

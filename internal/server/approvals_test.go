@@ -232,6 +232,47 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	}, time.Minute, 50*time.Millisecond)
 }
 
+// A request counts the entries that its operation can still change, and says what became of the others.
+func TestApprovals_CountWhatTheyWouldChange(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
+	b.fail("payments", 5)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}}`)
+	require.EqualValues(t, 5, b.approval(lee, id).Entries)
+	require.Nil(t, b.approval(lee, id).Matches)
+	_, err := b.pool.Exec(t.Context(),
+		"SELECT dlq.act_on('resolve', ARRAY(SELECT id FROM dlq.dead_letter_queue ORDER BY id LIMIT 2), 'ann')")
+	require.NoError(t, err)
+	b.fail("payments", 1)
+	b.fail("mail", 1)
+
+	matches := func(token string) *approval.Matches {
+		status, out := b.as(token, "GET", "/api/dlq/approvals/"+id+"?matches=true", "")
+		require.Equal(t, http.StatusOK, status, out)
+		var a approval.Approval
+		require.NoError(t, json.Unmarshal([]byte(out), &a))
+		return a.Matches
+	}
+	want := &approval.Matches{Entries: 4, Arrived: 1, Closed: map[string]int64{"dlq_resolved": 2}}
+	require.Equal(t, want, matches(lee))
+	require.Equal(t, want, matches(kim))
+	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 3}`))
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 4}`))
+	a := b.awaitApproval(kim, id, "done")
+	require.EqualValues(t, 4, *a.Frozen)
+	require.EqualValues(t, 4, *a.Changed)
+	require.Nil(t, matches(lee), "the request was decided")
+
+	// Each operation counts its own states.
+	for do, entries := range map[string]int64{
+		"discard": 1, "resolve": 1, "unpark": 1, "purge": 6, `purge", "force": true, "x": "`: 7,
+	} {
+		require.EqualValues(t, entries, b.count(`SELECT sum(p.entries)::bigint FROM dlq.preview(dlq.approval_filter('bulk',
+			'{"filter": {}, "do": "`+do+`"}')) p`), do)
+	}
+}
+
 // An operation approved in time runs even after the request would have expired.
 func TestApprovals_DoNotExpireOnceApproved(t *testing.T) {
 	t.Parallel()

@@ -176,6 +176,25 @@ func (q *Queries) ExtendReservation(ctx context.Context, arg ExtendReservationPa
 	return err
 }
 
+const Matches = `-- name: Matches :one
+SELECT m.entries::bigint AS entries, m.arrived::bigint AS arrived, m.closed::jsonb AS closed
+FROM dlq.approval_matches($1::uuid) m
+`
+
+type MatchesRow struct {
+	Entries int64
+	Arrived int64
+	Closed  json.RawMessage
+}
+
+// Matches counts what approving a request would change now.
+func (q *Queries) Matches(ctx context.Context, id uuid.UUID) (MatchesRow, error) {
+	row := q.db.QueryRow(ctx, Matches, id)
+	var i MatchesRow
+	err := row.Scan(&i.Entries, &i.Arrived, &i.Closed)
+	return i, err
+}
+
 const Refuse = `-- name: Refuse :exec
 SELECT dlq.refuse_approval($1::uuid, nullif($2::text, ''), $3::text)
 `
