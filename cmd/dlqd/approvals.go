@@ -17,15 +17,19 @@ import (
 )
 
 // approvalRequestedError is returned for an operation that was not carried out: a request for its
-// approval was made instead.
-type approvalRequestedError struct{ approval *approval.Approval }
+// approval was made instead, or an equal one waits already.
+type approvalRequestedError struct{ api.Asked }
 
 func (e *approvalRequestedError) Error() string {
-	a := e.approval
-	return fmt.Sprintf("approval requires a second person; nothing was changed yet. Request %s for %d dead letters "+
+	a := e.Approval
+	already := ""
+	if e.Existing {
+		already = fmt.Sprintf("%s requested the same at %s, and no second request was made. ", a.Actor, stamp(a.RequestedAt))
+	}
+	return fmt.Sprintf("approval requires a second person; nothing was changed yet. %sRequest %s for %d dead letters "+
 		"expires at %s. "+
-		"To approve, another person runs: dlqd approvals approve %s --expect %d", a.ID, a.Entries, stamp(a.ExpiresAt),
-		a.ID, a.Entries)
+		"To approve, another person runs: dlqd approvals approve %s --expect %d", already, a.ID, a.Entries,
+		stamp(a.ExpiresAt), a.ID, a.Entries)
 }
 
 // countFlag is an optional integer flag: nil unless it is given.

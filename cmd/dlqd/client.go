@@ -117,7 +117,7 @@ func commandError(err error) error {
 		return &apiError{problem}
 	}
 	if requested, ok := errors.AsType[*api.ApprovalRequestedError](err); ok {
-		return &approvalRequestedError{requested.Approval}
+		return &approvalRequestedError{requested.Asked}
 	}
 	return err
 }

@@ -153,6 +153,7 @@ DECLARE
     v_filter   jsonb;
     v_entries  bigint;
     v_by_queue jsonb;
+    v_equal    uuid;
     v_expires  timestamptz := now() + make_interval(secs => coalesce((SELECT (s.value::jsonb ->> 'seconds')::float8
         FROM dlq.settings s WHERE s.key = 'approvals'), 86400));
 BEGIN
@@ -175,6 +176,16 @@ BEGIN
     END IF;
     SELECT coalesce(sum(q.n), 0), coalesce(jsonb_object_agg(q.queue, q.n), '{}') INTO v_entries, v_by_queue
     FROM (SELECT p.queue, sum(p.entries)::bigint AS n FROM dlq.preview(v_filter) p GROUP BY p.queue) q;
+    -- One request for the same operation waits, whoever asks next: once it is approved, a second one would
+    -- find nothing left to do. Two transactions that ask at the same moment still make two.
+    SELECT a.id INTO v_equal FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at > now()
+        AND a.operation = p_operation AND a.request = p_request AND a.scope IS NOT DISTINCT FROM dlq.scope()
+    ORDER BY a.id LIMIT 1;
+    IF v_equal IS NOT NULL THEN
+        PERFORM dlq.record_act('approval ' || v_equal, 'requested again', p_actor, p_note,
+            jsonb_build_object('operation', p_operation, 'do', p_request ->> 'do', 'entries', v_entries));
+        RETURN v_equal;
+    END IF;
     INSERT INTO dlq.approvals (id, operation, request, entries, by_queue, actor, on_behalf_of, token_by, origin, note,
         scope, expires_at)
     VALUES (v_id, p_operation, p_request, v_entries, v_by_queue, v_actor,
@@ -187,7 +198,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.request_approval IS
     'Requests approval of an operation by a second person: bulk (such as {"do": "discard", "filter": {"queue": '
-    '"payments"}}: discard, resolve, unpark or purge), replay or erase. Returns its id, for dlq.approve.';
+    '"payments"}}: discard, resolve, unpark or purge), replay or erase. Returns its id, for dlq.approve. If an '
+    'equal request waits already, returns its id and makes no second one.';
 
 -- A person may have several names: those of a token and of a sign-in, in upper and lower case. The
 -- creator of a token is the same person as the token.

@@ -1,6 +1,9 @@
 -- name: RequestApproval :one
-SELECT dlq.request_approval(@operation::text, @request::jsonb, nullif(@note::text, ''), @actor::text,
-    nullif(@on_behalf_of::text, ''), nullif(@token_by::text, ''))::uuid AS id;
+-- RequestApproval requests an operation. The statement's snapshot has an equal request that waits
+-- already, but not the one that it makes itself.
+SELECT r.id::uuid AS id, EXISTS (SELECT FROM dlq.approvals a WHERE a.id = r.id)::boolean AS existing
+FROM dlq.request_approval(@operation::text, @request::jsonb, nullif(@note::text, ''), @actor::text,
+    nullif(@on_behalf_of::text, ''), nullif(@token_by::text, '')) r (id);
 
 -- name: Approve :exec
 SELECT dlq.approve(@id::uuid, @expect::bigint, nullif(@note::text, ''), @actor::text, nullif(@on_behalf_of::text, ''),

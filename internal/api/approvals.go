@@ -25,6 +25,7 @@ const ApprovalsPath = "/api/dlq/approvals"
 // was requested.
 type Asked struct {
 	Approval *approval.Approval `json:"approval" doc:"The request for approval, which another person must approve."`
+	Existing bool               `json:"existing,omitempty" doc:"Whether the request waited already: it is for the same operation, and no second one was made."`
 }
 
 // ApprovalRequestedError is [Asked] in place of an operation's usual answer, as the function that carries the
@@ -46,11 +47,11 @@ func (s *service) approvalOrProblem(ctx context.Context, refusal error, operatio
 	if !errors.Is(deadletter.AsMoveError(refusal), deadletter.ErrApproval) {
 		return s.problem(ctx, refusal)
 	}
-	a, err := s.Approvals.Request(ctx, operation, request, action.person(ctx))
+	a, existing, err := s.Approvals.Request(ctx, operation, request, action.person(ctx))
 	if err != nil {
 		return s.problem(ctx, err)
 	}
-	return huma.ErrorWithHeaders(&ApprovalRequestedError{Asked{a}},
+	return huma.ErrorWithHeaders(&ApprovalRequestedError{Asked{a, existing}},
 		http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
 }
 
@@ -249,7 +250,7 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 		if response == nil {
 			response = &huma.Response{
 				Description: "The operation needs a second person: approval was requested",
-				Content:     map[string]*huma.MediaType{"application/json": {Schema: schema, Example: Asked{&shown}}},
+				Content:     map[string]*huma.MediaType{"application/json": {Schema: schema, Example: Asked{Approval: &shown}}},
 			}
 			operation.Responses[status] = response
 		} else {

@@ -101,22 +101,26 @@ func (s *Store) inTx(ctx context.Context, fn func(q *dbsqlc.Queries) error) erro
 	return deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error { return fn(dbsqlc.New(tx)) }))
 }
 
-// Request creates a request for an operation.
-func (s *Store) Request(ctx context.Context, operation string, request any, by Person) (*Approval, error) {
+// Request creates a request for an operation. If an equal request waits already, Request returns that one and
+// existing is true.
+func (s *Store) Request(ctx context.Context, operation string, request any, by Person) (a *Approval, existing bool,
+	err error,
+) {
 	raw, err := json.Marshal(request)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	var id uuid.UUID
+	var row dbsqlc.RequestApprovalRow
 	if err := s.inTx(ctx, func(q *dbsqlc.Queries) (err error) {
-		id, err = q.RequestApproval(ctx, dbsqlc.RequestApprovalParams{
+		row, err = q.RequestApproval(ctx, dbsqlc.RequestApprovalParams{
 			Operation: operation, Request: raw, Note: by.Note, Actor: by.Actor, OnBehalfOf: by.OnBehalfOf, TokenBy: by.TokenBy,
 		})
 		return err
 	}); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return s.Get(ctx, id)
+	a, err = s.Get(ctx, row.ID)
+	return a, row.Existing, err
 }
 
 // Approve approves a request for the entries that its filter selects now, and returns an error if

@@ -74,10 +74,13 @@ func approvalRedirect(err error) (*done, bool) {
 	if !ok {
 		return nil, false
 	}
-	return &done{
-		To:    "/approvals/" + needs.Approval.ID.String(),
-		Flash: flash{Text: "This requires a second person. dlqd made a request for approval; nothing was done yet."},
-	}, true
+	a := needs.Approval
+	text := "This requires a second person. dlqd made a request for approval; nothing was done yet."
+	if needs.Existing {
+		text = a.Actor + " asked for the same " + ago(a.RequestedAt) + ", and it waits for a second person. dlqd made no " +
+			"second request; nothing was done yet."
+	}
+	return &done{To: "/approvals/" + a.ID.String(), Flash: flash{Text: text}}, true
 }
 
 // assign assigns a dead letter to a user, or unassigns it if the field is empty.

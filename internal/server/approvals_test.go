@@ -273,6 +273,38 @@ func TestApprovals_CountWhatTheyWouldChange(t *testing.T) {
 	}
 }
 
+// Two people who ask for the same operation make one request. Another operation, or another scope, makes another.
+func TestApprovals_EqualRequestsAreOne(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard", "replay"}})
+	b.fail("payments", 2)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	const discard = `{"do": "discard", "filter": {"queue": ["payments"]}, "note": "ticket 7"}`
+	id := b.ask(kim, "/api/dlq/bulk", discard)
+	for name, token := range map[string]string{"kim": kim, "lee": lee} {
+		status, out := b.as(token, "POST", "/api/dlq/bulk",
+			`{"filter": {"queue": ["payments"]}, "do": "discard", "note": "me too"}`)
+		require.Equal(t, http.StatusAccepted, status, out)
+		require.Contains(t, out, `"existing":true`, name)
+		require.Contains(t, out, `"id":"`+id+`"`, name)
+		require.Contains(t, out, `"actor":"kim"`, name)
+	}
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.approvals"))
+	require.Equal(t, "kim: me too, lee: me too", b.text(`SELECT string_agg(actor || ': ' || note, ', ' ORDER BY actor)
+		FROM dlq.acts WHERE subject = 'approval `+id+`' AND act = 'requested again'`))
+
+	status, out := b.as(b.named("limited", access.Operator, "root", "payments"), "POST", "/api/dlq/bulk", discard)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.NotContains(t, out, "existing")
+	status, out = b.as(lee, "POST", "/api/dlq/replay", `{"filter": {"queue": ["payments"]}, "force": true}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.NotContains(t, out, "existing")
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "refuse", `{}`))
+	status, out = b.as(lee, "POST", "/api/dlq/bulk", discard)
+	require.Equal(t, http.StatusAccepted, status, out)
+	require.NotContains(t, out, "existing", "a request that was decided does not count")
+}
+
 // An operation approved in time runs even after the request would have expired.
 func TestApprovals_DoNotExpireOnceApproved(t *testing.T) {
 	t.Parallel()
@@ -495,7 +527,7 @@ func TestApprovals_PersonalDataIsErased(t *testing.T) {
 	ended := b.text(`SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"subscriberId": ["cus_81"]}}', 'asked by phone', 'kim')::text`)
 	require.Equal(t, http.StatusOK, b.decide(kim, ended, "withdraw", `{"note": "cus_81 called again"}`))
 	open := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}, "note": "for cus_81"}`)
-	other := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}}`)
+	other := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments", "mail"]}}`)
 	status, out := b.as(boss, "POST", "/api/dlq/erasures",
 		`{"filter": {"subscriberId": ["cus_81"]}, "note": "request 42"}`)
 	require.Equal(t, http.StatusOK, status, out)

@@ -211,8 +211,9 @@ func (q *Queries) Refuse(ctx context.Context, arg RefuseParams) error {
 }
 
 const RequestApproval = `-- name: RequestApproval :one
-SELECT dlq.request_approval($1::text, $2::jsonb, nullif($3::text, ''), $4::text,
-    nullif($5::text, ''), nullif($6::text, ''))::uuid AS id
+SELECT r.id::uuid AS id, EXISTS (SELECT FROM dlq.approvals a WHERE a.id = r.id)::boolean AS existing
+FROM dlq.request_approval($1::text, $2::jsonb, nullif($3::text, ''), $4::text,
+    nullif($5::text, ''), nullif($6::text, '')) r (id)
 `
 
 type RequestApprovalParams struct {
@@ -224,7 +225,14 @@ type RequestApprovalParams struct {
 	TokenBy    string
 }
 
-func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams) (uuid.UUID, error) {
+type RequestApprovalRow struct {
+	ID       uuid.UUID
+	Existing bool
+}
+
+// RequestApproval requests an operation. The statement's snapshot has an equal request that waits
+// already, but not the one that it makes itself.
+func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams) (RequestApprovalRow, error) {
 	row := q.db.QueryRow(ctx, RequestApproval,
 		arg.Operation,
 		arg.Request,
@@ -233,9 +241,9 @@ func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams
 		arg.OnBehalfOf,
 		arg.TokenBy,
 	)
-	var id uuid.UUID
-	err := row.Scan(&id)
-	return id, err
+	var i RequestApprovalRow
+	err := row.Scan(&i.ID, &i.Existing)
+	return i, err
 }
 
 const Take = `-- name: Take :many
