@@ -129,6 +129,26 @@ COMMENT ON FUNCTION dlq.approval_matches IS
     'What approving a request would change now: the number of entries, how many of them arrived after the '
     'request, and how many that it selected before were closed since, by their state.';
 
+-- Few requests wait at a time: the fifty latest are looked at, each by the ids of the entries only.
+CREATE OR REPLACE FUNCTION dlq.requests_for(p_ids uuid[]) RETURNS TABLE (approval_id uuid, entry_id uuid)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_approval dlq.approvals;
+    v_filter   jsonb;
+BEGIN
+    FOR v_approval IN
+        SELECT a.* FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at > now()
+            AND dlq.scope_within(a.scope, dlq.scope()) ORDER BY a.id DESC LIMIT 50
+    LOOP
+        v_filter := dlq.approval_filter(v_approval.operation, v_approval.request);
+        RETURN QUERY EXECUTE 'SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.id = ANY ($3) AND '
+            || dlq.approval_where(v_approval, v_filter) USING v_filter, v_approval.id, p_ids;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION dlq.requests_for IS
+    'The requests for approval that wait and select one of these entries now, with the entries that each selects.';
+
 CREATE OR REPLACE FUNCTION dlq.require_role_for(p_operation text, p_request jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -33,6 +33,10 @@ ORDER BY a.id DESC LIMIT @most::integer;
 SELECT m.entries::bigint AS entries, m.arrived::bigint AS arrived, m.closed::jsonb AS closed
 FROM dlq.approval_matches(@id::uuid) m;
 
+-- name: RequestsFor :many
+-- RequestsFor returns the requests that wait and select one of the entries, with the entries that each selects.
+SELECT r.approval_id::uuid AS approval_id, r.entry_id::uuid AS entry_id FROM dlq.requests_for(@ids::uuid[]) r;
+
 -- name: Take :many
 -- Take takes the next approved request to carry out, if there is one.
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,

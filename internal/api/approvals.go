@@ -124,6 +124,8 @@ type ApproveAction struct {
 type ApprovalsInput struct {
 	State string `query:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"Only requests in this state."`
 	Limit int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Maximum number of requests."`
+
+	Entries []string `query:"entries" maxItems:"200" doc:"Only requests that wait and select one of these entries now."`
 }
 
 // ApprovalsOutputBody lists requests for approval.
@@ -172,7 +174,20 @@ func (s *service) registerApprovals(api huma.API) {
 	}
 	example(&list, http.StatusOK, map[string]any{"approvals": []approval.Approval{shown}})
 	register(api, ListApprovals, list, func(ctx context.Context, in *ApprovalsInput) (*ApprovalsOutputBody, error) {
-		approvals, err := s.Approvals.List(ctx, in.State, in.Limit)
+		var approvals []*approval.Approval
+		var err error
+		if len(in.Entries) > 0 {
+			ids := make([]uuid.UUID, len(in.Entries))
+			for i, text := range in.Entries {
+				if ids[i], err = uuid.Parse(text); err != nil {
+					return nil, huma.Error422UnprocessableEntity("entries must be ids of dead letters",
+						&huma.ErrorDetail{Location: "query.entries", Message: "is not a UUID", Value: text})
+				}
+			}
+			approvals, err = s.Approvals.ListFor(ctx, ids)
+		} else {
+			approvals, err = s.Approvals.List(ctx, in.State, in.Limit)
+		}
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}

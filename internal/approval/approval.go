@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -56,6 +57,7 @@ type Approval struct {
 	Outcome     *uuid.UUID      `json:"outcome,omitempty" doc:"The replay run or the erasure that was started."`
 	Problem     string          `json:"problem,omitempty" doc:"Why the operation failed."`
 	EndedAt     *time.Time      `json:"endedAt,omitempty" doc:"When the request was done, failed, was refused or withdrawn, or expired."`
+	Selects     []uuid.UUID     `json:"selects,omitempty" doc:"With entries: those of them that the request selects now."`
 	Matches     *Matches        `json:"matches,omitempty" doc:"With matches: what approving the request would change now."`
 }
 
@@ -178,6 +180,26 @@ func (s *Store) Matches(ctx context.Context, id uuid.UUID) (*Matches, error) {
 func (s *Store) List(ctx context.Context, state string, limit int) ([]*Approval, error) {
 	return s.find(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(limit)})
 }
+
+// ListFor returns the requests that wait and select one of the entries now, latest first.
+func (s *Store) ListFor(ctx context.Context, entries []uuid.UUID) ([]*Approval, error) {
+	found, err := dbsqlc.New(s.Store.DB()).RequestsFor(ctx, entries)
+	if err != nil || len(found) == 0 {
+		return []*Approval{}, deadletter.AsMoveError(err)
+	}
+	selects := map[uuid.UUID][]uuid.UUID{}
+	for _, f := range found {
+		selects[f.ApprovalID] = append(selects[f.ApprovalID], f.EntryID)
+	}
+	list, err := s.List(ctx, Requested, maxRequestsFor)
+	for _, a := range list {
+		a.Selects = selects[a.ID]
+	}
+	return slices.DeleteFunc(list, func(a *Approval) bool { return len(a.Selects) == 0 }), err
+}
+
+// maxRequestsFor is above the number of requests that dlq.requests_for looks at.
+const maxRequestsFor = 60
 
 func (s *Store) find(ctx context.Context, which dbsqlc.ApprovalsParams) ([]*Approval, error) {
 	rows, err := dbsqlc.New(s.Store.DB()).Approvals(ctx, which)

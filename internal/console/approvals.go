@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
@@ -98,6 +101,46 @@ func (a approvalView) Sentence() string {
 		return asks + " It expired without a decision; nothing was done."
 	}
 	return asks
+}
+
+// askedFor are requests for approval that wait and select entries of a page, latest first.
+type askedFor []approvalView
+
+// For returns the latest of the requests that select an entry, or nil.
+func (a askedFor) For(entry uuid.UUID) *approvalView {
+	for i := range a {
+		if slices.Contains(a[i].Selects, entry) {
+			return &a[i]
+		}
+	}
+	return nil
+}
+
+// askedFor returns the requests that select one of the entries, as far as the viewer may see them. If they cannot
+// be read, the page shows none.
+func (in *request) askedFor(entries ...uuid.UUID) askedFor {
+	if len(entries) == 0 || !in.me().May(access.Operator) {
+		return nil
+	}
+	ids := make([]string, len(entries))
+	for i, id := range entries {
+		ids[i] = id.String()
+	}
+	list, _, _ := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{Entries: ids}) //nolint:errcheck // see above
+	requests := make(askedFor, len(list.Approvals))
+	for i, a := range list.Approvals {
+		requests[i] = approvalView{a}
+	}
+	return requests
+}
+
+// askedForAll is askedFor for the entries of a list.
+func (in *request) askedForAll(entries []deadletter.Summary) askedFor {
+	ids := make([]uuid.UUID, len(entries))
+	for i := range entries {
+		ids[i] = entries[i].ID
+	}
+	return in.askedFor(ids...)
 }
 
 type approvals struct {

@@ -33,6 +33,30 @@ func (o *testServer) signedIn(name, path string) *tab {
 	return b
 }
 
+// TestApprovals_AreShownWhereTheyApply checks that an entry, the list and the group show who asked for what, and that
+// a colleague who asks for the same is led to the first request.
+func TestApprovals_AreShownWhereTheyApply(t *testing.T) {
+	t.Parallel()
+	o := open(t, withApprovals)
+	o.failManual(1)
+	id := o.text("SELECT id::text FROM dlq.dead_letter_open")
+	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_open")
+	pat, list := o.signedIn("pat", "/dead-letters/"+id), o.signedIn("lee", "/dead-letters")
+	list.until(live)
+	pat.follow("#act [value=discard]")
+	pat.waitForText("dlqd made a request for approval")
+	list.until(`document.querySelector("#asked-for").innerText.includes("Discard asked for by pat")`)
+	list.until(`document.querySelector("#rows").innerText.includes("Discard asked for by pat")`)
+	for _, path := range []string{group, "/dead-letters/" + id, "/review"} {
+		list.open(path)
+		list.waitForText("Discard asked for by pat")
+	}
+	list.follow("#act [value=discard]")
+	list.waitForText("pat asked for the same")
+	require.Equal(t, "/approvals/"+o.text("SELECT id::text FROM dlq.approvals"), list.value("location.pathname"))
+	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.approvals"))
+}
+
 const discardReports = `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"kind": "report.daily"}}',
 	'ticket 7', 'pat')::text`
 

@@ -41,6 +41,7 @@ type deadLetterPage struct {
 	Revealed bool   // shown unmasked by this request
 	Hidden   bool   // the viewer may not see payloads
 	RiverUI  string // address of River UI; "" if not configured
+	Asked    askedFor
 }
 
 // IsMessage reports whether the job was created for a message.
@@ -113,6 +114,7 @@ func newDeadLetterPage(in *request, detail *api.EntryDetail) *deadLetterPage {
 		strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
 	l.Curl = l.curl(in.console.Policy())
 	l.RiverUI = in.console.RiverUI
+	l.Asked = in.askedFor(detail.ID)
 	id := detail.ID.String()
 	l.Copies = copies("dlqd show "+id, fmt.Sprintf(`SELECT * FROM dlq.find('{"ids": [%[1]q]}'); SELECT * FROM dlq.audit('{"entryId": %[1]q}');`, id), in.curl(address(api.GetEntry, api.EntryInput{ID: id}))) //nolint:unqueryvet // for people
 	return l

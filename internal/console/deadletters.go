@@ -29,6 +29,7 @@ type list struct {
 	Query   string
 	Order   string
 	Entries []deadletter.Summary
+	Asked   askedFor
 	Count   *api.Count
 	Next    string // address of the next page; "" on the last
 	First   string // address of the first page; "" on it
@@ -129,6 +130,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		return nil, err
 	}
 	l.Entries, l.Count, l.Searched = page.Entries, page.Count, page.SearchedTo
+	l.Asked = in.askedForAll(page.Entries)
 	if page.Next != "" {
 		l.Next = in.with("cursor", page.Next)
 	}

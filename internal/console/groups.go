@@ -89,6 +89,7 @@ type groupPage struct {
 	Shares   []shareBy
 	Operator bool
 	Query    string // finds the group's entries in the list
+	Asked    askedFor
 	Copies   []copyText
 }
 
@@ -129,6 +130,7 @@ func (c *Console) group(in *request) (*view, error) {
 		}
 	}
 	g.Sentence = groupSentence(&detail.Group)
+	g.Asked = in.askedForAll(detail.Entries)
 	chosen := sqlQuoted(jsonOf(map[string]string{"queue": detail.Queue, "fingerprint": detail.Fingerprint}))
 	of := sqlQuoted(detail.Queue) + ", " + sqlQuoted(detail.Fingerprint)
 	g.Copies = copies("dlqd groups show "+shellQuoted(detail.Queue)+" "+shellQuoted(detail.Fingerprint)+" --over 7d",

@@ -305,6 +305,44 @@ func TestApprovals_EqualRequestsAreOne(t *testing.T) {
 	require.NotContains(t, out, "existing", "a request that was decided does not count")
 }
 
+// A list of requests for entries has those that wait and select one of them, within the caller's scope.
+func TestApprovals_AreListedForEntries(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard", "resolve"}})
+	b.fail("payments", 2)
+	b.fail("mail", 1)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	ids := strings.Split(b.text("SELECT string_agg(id::text, ',' ORDER BY queue DESC, id) FROM dlq.dead_letter_queue"), ",")
+	list := func(token string, of ...string) (found map[string]int) {
+		status, out := b.as(token, "GET", "/api/dlq/approvals?entries="+strings.Join(of, ","), "")
+		require.Equal(t, http.StatusOK, status, out)
+		var answer struct{ Approvals []approval.Approval }
+		require.NoError(t, json.Unmarshal([]byte(out), &answer))
+		found = map[string]int{}
+		for _, a := range answer.Approvals {
+			found[a.ID.String()] = len(a.Selects)
+		}
+		return found
+	}
+	require.Empty(t, list(lee, ids...))
+	all := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}}`)
+	one := b.ask(kim, "/api/dlq/entries/"+ids[1]+"/resolve", "")
+	require.Equal(t, map[string]int{all: 2, one: 1}, list(lee, ids...))
+	require.Equal(t, map[string]int{all: 1}, list(lee, ids[0]))
+	require.Empty(t, list(lee, ids[2]))
+	require.Empty(t, list(b.named("limited", access.Operator, "root", "payments"), ids...),
+		"requests of everything are outside the scope")
+	status, _ := b.as(lee, "GET", "/api/dlq/approvals?entries=x", "")
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+
+	// An entry that the operation can no longer change is not asked for, nor one of a decided request.
+	require.Equal(t, http.StatusOK, b.decide(lee, one, "approve", `{"expect": 1}`))
+	b.awaitApproval(kim, one, "done")
+	require.Equal(t, map[string]int{all: 1}, list(lee, ids...))
+	require.Equal(t, http.StatusOK, b.decide(lee, all, "refuse", `{}`))
+	require.Empty(t, list(lee, ids...))
+}
+
 // An operation approved in time runs even after the request would have expired.
 func TestApprovals_DoNotExpireOnceApproved(t *testing.T) {
 	t.Parallel()

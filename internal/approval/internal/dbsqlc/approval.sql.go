@@ -246,6 +246,36 @@ func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams
 	return i, err
 }
 
+const RequestsFor = `-- name: RequestsFor :many
+SELECT r.approval_id::uuid AS approval_id, r.entry_id::uuid AS entry_id FROM dlq.requests_for($1::uuid[]) r
+`
+
+type RequestsForRow struct {
+	ApprovalID uuid.UUID
+	EntryID    uuid.UUID
+}
+
+// RequestsFor returns the requests that wait and select one of the entries, with the entries that each selects.
+func (q *Queries) RequestsFor(ctx context.Context, ids []uuid.UUID) ([]RequestsForRow, error) {
+	rows, err := q.db.Query(ctx, RequestsFor, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RequestsForRow{}
+	for rows.Next() {
+		var i RequestsForRow
+		if err := rows.Scan(&i.ApprovalID, &i.EntryID); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Take = `-- name: Take :many
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,
        coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
