@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -46,6 +47,7 @@ type Approval struct {
 	State       string          `json:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"requested, until it is decided or expires; approved, until the operation is done or failed; refused, withdrawn, expired."`
 	Actor       string          `json:"actor" doc:"The requester, who is also the actor of the approved operation."`
 	OnBehalfOf  *string         `json:"onBehalfOf,omitempty" doc:"Person on whose behalf the requester acts."`
+	TokenBy     *string         `json:"tokenBy,omitempty" doc:"Who created the token with which the request was made."`
 	Note        string          `json:"note,omitempty" doc:"Reason for the request."`
 	RequestedAt time.Time       `json:"requestedAt" doc:"When approval was requested."`
 	ExpiresAt   time.Time       `json:"expiresAt" doc:"When the request expires."`
@@ -81,6 +83,17 @@ func (a *Approval) Do() string {
 // that role for every queue and kind.
 func (a *Approval) Needs() (admin, everywhere bool) {
 	return a.Operation == Erase || a.Do() == "purge", a.Operation == Erase
+}
+
+// RequestedBy reports whether a person counts as the requester, and so cannot approve: by name, or with a token that
+// the requester created. dlq.require_second_person decides.
+func (a *Approval) RequestedBy(name, tokenBy string) bool {
+	for _, requester := range []*string{&a.Actor, a.OnBehalfOf, a.TokenBy} {
+		if requester != nil && strings.EqualFold(*requester, name) {
+			return true
+		}
+	}
+	return strings.EqualFold(tokenBy, a.Actor)
 }
 
 // Person is the person who requests or decides.
@@ -166,6 +179,11 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
 	return list[0], nil
 }
 
+// Version returns a text that changes whenever a request is made, decided or ended.
+func (s *Store) Version(ctx context.Context) (string, error) {
+	return dbsqlc.New(s.Store.DB()).Version(ctx)
+}
+
 // Matches counts what approving a request that waits would change now.
 func (s *Store) Matches(ctx context.Context, id uuid.UUID) (*Matches, error) {
 	row, err := dbsqlc.New(s.Store.DB()).Matches(ctx, id)
@@ -214,7 +232,7 @@ func approval(row *dbsqlc.ApprovalsRow) *Approval {
 	a := &Approval{
 		ID: row.ID, Operation: row.Operation, Request: row.Request, Entries: row.Entries,
 		ByQueue: row.ByQueue, State: row.State, Actor: row.Actor, OnBehalfOf: row.OnBehalfOf,
-		Note: row.Note, RequestedAt: row.RequestedAt, ExpiresAt: row.ExpiresAt,
+		TokenBy: row.TokenBy, Note: row.Note, RequestedAt: row.RequestedAt, ExpiresAt: row.ExpiresAt,
 		DecidedBy: row.DecidedBy, DecidedAt: row.DecidedAt, Decision: row.Decision,
 		Frozen: row.Frozen, Changed: row.Changed, Outcome: row.Outcome, Problem: row.Problem, EndedAt: row.EndedAt,
 	}

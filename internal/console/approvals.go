@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -143,6 +144,34 @@ func (in *request) askedForAll(entries []deadletter.Summary) askedFor {
 	return in.askedFor(ids...)
 }
 
+// Ending tells the requester how the request ended.
+func (a approvalView) Ending() string {
+	text := "Your request to " + strings.ToLower(a.Do()) + " " + plural(a.Entries, "dead letter")
+	by := ""
+	if a.DecidedBy != nil {
+		by = *a.DecidedBy
+	}
+	switch a.State {
+	case "done":
+		text += " was approved by " + by + ", and dlqd executed it"
+		if a.Changed != nil {
+			text += ": " + number(*a.Changed) + " changed"
+		}
+	case "failed":
+		text += " was approved by " + by + ", but it failed: " + a.Problem
+	case "refused":
+		text += " was refused by " + by
+		if a.Decision != "" {
+			text += ": " + a.Decision
+		}
+	case approval.Expired:
+		text += " expired without a decision"
+	default:
+		text += " was " + a.State + " by " + by
+	}
+	return text + "."
+}
+
 type approvals struct {
 	Sentence string
 	Open     []approvalView
@@ -162,29 +191,29 @@ func (c *Console) approvals(in *request) (*view, error) {
 	}
 	p := &approvals{Copies: copies("dlqd approvals", "SELECT "+approvalColumns+" FROM dlq.approvals ORDER BY id DESC;",
 		in.curl(api.ListApprovals.Path))}
-	own := 0
+	forMe := 0
 	for _, a := range list.Approvals {
 		if a.State != approval.Requested {
 			p.Ended = append(p.Ended, approvalView{a})
 			continue
 		}
 		p.Open = append(p.Open, approvalView{a})
-		if a.Actor == in.me().Name {
-			own++
+		if in.me().Via != access.ViaNothing && mayApprove(in.me(), a) {
+			forMe++
 		}
 	}
-	switch n := len(p.Open); {
-	case n == 0:
-		p.Sentence = "No open requests."
-	case own == n:
-		p.Sentence = plural(n, "of your requests waits", "of your requests wait") + " for a second person."
-	default:
-		p.Sentence = plural(n-own, "request waits", "requests wait") + " for you."
-		if own > 0 {
-			p.Sentence += " " + plural(own, "of your requests waits", "of your requests wait") + " for another person."
-		}
+	var sentences []string
+	if forMe > 0 {
+		sentences = append(sentences, plural(forMe, "request waits", "requests wait")+" for you.")
 	}
-	return &view{Template: "approvals", Title: "Approvals", Data: p, Interval: approvalsInterval}, nil
+	if others := len(p.Open) - forMe; others > 0 {
+		sentences = append(sentences, plural(others, "request waits", "requests wait")+" for another person.")
+	}
+	p.Sentence = cmp.Or(strings.Join(sentences, " "), "No open requests.")
+	return &view{
+		Template: "approvals", Title: "Approvals", Data: p, Interval: approvalsInterval,
+		Seen: outcomesFor(in.me(), list.Approvals...),
+	}, nil
 }
 
 type approvalDetail struct {
@@ -220,8 +249,8 @@ func (c *Console) approval(in *request) (*view, error) {
 	default:
 		a.WhyRefuse = missingRole(me, needs)
 	}
-	if a.WhyApprove = a.WhyRefuse; a.WhyApprove == "" && a.Mine {
-		a.WhyApprove = "you requested it; another person must approve it"
+	if a.WhyApprove = a.WhyRefuse; a.WhyApprove == "" && a.RequestedBy(me.Name, me.TokenBy) {
+		a.WhyApprove = "you count as the requester; another person must approve it"
 	}
 	counting := time.Duration(0)
 	if a.Open() {
@@ -241,7 +270,7 @@ func (c *Console) approval(in *request) (*view, error) {
 		in.curl(address(api.GetApproval, input)))
 	return &view{
 		Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a,
-		Interval: max(approvalsInterval, countingShare*counting),
+		Interval: max(approvalsInterval, countingShare*counting), Seen: outcomesFor(me, requested),
 	}, nil
 }
 

@@ -57,6 +57,46 @@ func TestApprovals_AreShownWhereTheyApply(t *testing.T) {
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.approvals"))
 }
 
+// TestApprovals_TellWhomTheyConcern makes a request outside of the server, as another process would. Whoever may
+// approve it sees it on any page, in the title and in the icon of the tab, and the requester does not. The
+// requester sees the outcome on any page until they have opened it.
+func TestApprovals_TellWhomTheyConcern(t *testing.T) {
+	t.Parallel()
+	o := open(t, withApprovals)
+	o.failManual(3)
+	pat, lee := o.signedIn("pat", "/dead-letters"), o.signedIn("lee", "/queues")
+	for _, b := range []*tab{pat, lee} {
+		b.until(live)
+	}
+	const waiting, quiet = `document.title.startsWith("(1) ") && document.getElementById("waits-approvals").textContent === "1"
+		&& document.querySelector("link[rel=icon]").href.endsWith("/icon-waiting.svg")`,
+		`!document.title.startsWith("(") && document.getElementById("waits-approvals").textContent === ""
+		&& document.querySelector("link[rel=icon]").href.endsWith("/icon.svg")`
+	lee.until(quiet)
+	id := o.text(discardReports)
+	lee.until(waiting)
+	lee.open("/policy")
+	lee.until(waiting)
+	pat.until(`document.querySelector("#asked-for").innerText.includes("pat")`)
+	pat.until(quiet)
+
+	lee.open("/approvals")
+	lee.waitForText("1 request waits for you.")
+	lee.open("/approvals/" + id)
+	lee.fill("input[name=expect]", "3")
+	lee.follow("#decide [value=approve]")
+	lee.until(quiet)
+	const outcome = "Your request to discard 3 dead letters was approved by lee, and dlqd executed it: 3 changed."
+	pat.waitForText(outcome)
+	pat.script(false)
+	pat.open("/policy")
+	require.Contains(t, pat.texts("#outcomes"), outcome)
+	pat.open("/approvals/" + id)
+	pat.open("/policy")
+	require.Empty(t, pat.texts("#outcomes"))
+	require.Empty(t, lee.texts("#outcomes"))
+}
+
 const discardReports = `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"kind": "report.daily"}}',
 	'ticket 7', 'pat')::text`
 

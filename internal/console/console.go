@@ -39,8 +39,11 @@ type Config struct {
 	// then.
 	Ready func() error
 	// Reach returns an error if the database does not answer.
-	Reach  func(ctx context.Context) error
-	Logger *slog.Logger
+	Reach func(ctx context.Context) error
+	// Requests returns a text that changes whenever a request for approval is made, decided or ended. Nil: pages do
+	// not tell their viewer of requests.
+	Requests func(ctx context.Context) (string, error)
+	Logger   *slog.Logger
 }
 
 // Console serves the pages.
@@ -51,6 +54,7 @@ type Console struct {
 	templates templates
 	live      live
 	sidebar   sidebarCache
+	requests  requestCache
 	reference apiReference
 }
 
@@ -124,6 +128,7 @@ func (c *Console) Changed(tag string) {
 	paths := pagesOf[tag]
 	if paths == nil {
 		c.sidebar.invalidate()
+		c.requests.invalidate()
 	}
 	c.live.wake(paths...)
 }
@@ -159,6 +164,8 @@ type view struct {
 	Until time.Time
 	// Section is the path of the navigation item to highlight, if the path of the page does not tell.
 	Section string
+	// Seen are the keys of the outcomes of requests for approval that the page shows the requester.
+	Seen []string
 }
 
 // page registers a page.
@@ -228,6 +235,7 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 		in.frame.loadSidebar(in)
 		err = c.templates.live(&page, in.frame)
 	} else {
+		markSeen(w, in.Request, v.Seen)
 		in.frame.Flash = takeFlash(w, in.Request)
 		in.frame.complete(in)
 		err = c.templates.page(&page, in.frame)

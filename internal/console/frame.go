@@ -18,7 +18,6 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
-	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -55,6 +54,7 @@ type frame struct {
 	view
 	sidebar
 
+	Own      own    // what only this viewer is told
 	Path     string // the page's address, with the query
 	Page     string // Path or, for the answer to a form, the page that has the form
 	Sections []section
@@ -99,6 +99,7 @@ func (f *frame) complete(in *request) {
 		f.Sections = append(f.Sections, s)
 	}
 	f.loadSidebar(in)
+	f.Own = in.console.requests.own(in)
 }
 
 func (f *frame) loadSidebar(in *request) {
@@ -198,7 +199,7 @@ func (a *sidebarCache) invalidate() {
 // value, so that a page that explains a problem does not fail because of it.
 func readSidebar(in *request, before *sidebar) *sidebar {
 	var s sidebar
-	var review, replays, approvals string
+	var review, replays string
 	count := func(n int64) string {
 		if n == 0 {
 			return ""
@@ -233,17 +234,12 @@ func readSidebar(in *request, before *sidebar) *sidebar {
 			return err
 		}, func() { replays = before.Counts["replays"] }),
 		part(func(in *request) error {
-			requested, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{State: approval.Requested, Limit: 500})
-			approvals = count(int64(len(requested.Approvals)))
-			return err
-		}, func() { approvals = before.Counts["approvals"] }),
-		part(func(in *request) error {
 			health, _, err := callIfAllowed(in, api.GetHealth, api.None{})
 			s.Warnings = warningsOf(health)
 			return err
 		}, func() { s.Warnings = before.Warnings }),
 	)
-	s.Counts = map[string]string{"review": review, "replays": replays, "approvals": approvals}
+	s.Counts = map[string]string{"review": review, "replays": replays}
 	return &s
 }
 

@@ -274,6 +274,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	}
 	var shown uint64
 	var failed error // of the latest rendering
+	var told string  // the viewer's own sections
 	beat := time.NewTicker(beatInterval)
 	defer beat.Stop()
 	for {
@@ -315,6 +316,10 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			shown = fresh.sum
 			_, err := fmt.Fprintf(w, "id: %s\n", fresh.at.UTC().Format(time.RFC3339))
 			sent = err == nil && send("page", string(fresh.html))
+		}
+		if sections := c.ownSections(r); sent && sections != told {
+			told = sections
+			sent = send("own", told)
 		}
 		if !sent {
 			return

@@ -99,6 +99,10 @@ func parse() templates {
 func (t templates) page(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "frame") }
 func (t templates) live(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "live") }
 
+func (t templates) own(out *bytes.Buffer, o own) error {
+	return t["approvals"].ExecuteTemplate(out, "own", o)
+}
+
 func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
 	page := t[f.Template]
 	if page == nil {

@@ -627,6 +627,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 			return console.New(console.Config{
 				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env,
 				Ready: s.ready, Reach: s.pool.Ping, Logger: s.logger.With("part", "console"),
+				Requests:   (&approval.Store{Store: s.store}).Version,
 				SignInWays: s.access.SignInWays, RiverUI: strings.TrimSuffix(s.config.RiverUI, "/"),
 			})
 		},

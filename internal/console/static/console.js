@@ -126,20 +126,23 @@ function busy(old, fresh) {
 
 // While a button of the mouse or a finger is down, nothing changes: a click must hit one element.
 let pressed = false;
-/** @type {string | undefined} */
-let heldHTML;
+/** @type {Map<string, string>} */
+const held = new Map();
 addEventListener("pointerdown", (event) => {
 	pressed = event.button === 0 && event.target instanceof Element && event.target.closest("a, button, input, select, textarea, summary, label, [data-copy]") !== null;
 });
 for (const end of ["pointerup", "pointercancel", "blur"]) addEventListener(end, () => setTimeout(() => { // after the click
 	pressed = false;
-	if (heldHTML !== undefined) show(heldHTML);
+	for (const [name, html] of [...held]) show(html, name);
 }));
 
-/** @param {string} html */
-function show(html) {
-	heldHTML = pressed ? html : undefined;
-	if (pressed) return;
+/** @param {string} html @param {string} [name] */
+function show(html, name = "page") {
+	if (pressed) {
+		held.set(name, html);
+		return;
+	}
+	held.delete(name);
 	const fresh = new DOMParser().parseFromString(html, "text/html");
 	for (const part of fresh.querySelectorAll("[data-live][id]")) {
 		const old = document.getElementById(part.id);
@@ -163,6 +166,16 @@ function show(html) {
 		if (focused) /** @type {HTMLElement | null} */ (old.querySelector(`[href="${CSS.escape(focused)}"]`))?.focus();
 	}
 	updateTimes();
+	showWaiting();
+}
+
+// The number of requests that wait for the viewer's approval is also in the title and the icon of the tab.
+const title = document.title.replace(/^\(\d+\) /, ""), tabIcon = /** @type {HTMLLinkElement | null} */ (one("link[rel=icon]"));
+function showWaiting() {
+	const waiting = document.getElementById("waits-approvals")?.textContent;
+	document.title = waiting ? `(${waiting}) ${title}` : title;
+	const icon = waiting ? tabIcon?.dataset.waiting : tabIcon?.dataset.icon;
+	if (tabIcon && icon && tabIcon.getAttribute("href") !== icon) tabIcon.href = icon;
 }
 
 /** @param {Element} old @param {Element} fresh */
@@ -246,6 +259,7 @@ function follow(address) {
 	stream.addEventListener("open", () => { clearInterval(reloading); up = normal; alive(); });
 	stream.addEventListener("page", (event) => { alive(); shownAt = event.lastEventId; show(event.data); });
 	stream.addEventListener("same", (event) => { alive(); shownAt = event.data; });
+	stream.addEventListener("own", (event) => show(event.data, "own")); // sections of this viewer only
 	stream.addEventListener("beat", alive);
 	// The viewer is signed out or has other permissions, or the server does not know: reconnect() finds out.
 	// A page that signs out itself is left meanwhile.

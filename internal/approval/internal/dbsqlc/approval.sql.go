@@ -15,7 +15,7 @@ import (
 
 const Approvals = `-- name: Approvals :many
 SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue,
-       a.state, a.actor, a.on_behalf_of, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
+       a.state, a.actor, a.on_behalf_of, a.token_by, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
        a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)),
            '')::text AS decision, a.frozen, a.changed, a.outcome,
        coalesce(dlq.masked_text(a.problem, dlq.mask(false)), '')::text AS problem, a.ended_at
@@ -40,6 +40,7 @@ type ApprovalsRow struct {
 	State       string
 	Actor       string
 	OnBehalfOf  *string
+	TokenBy     *string
 	Note        string
 	RequestedAt time.Time
 	ExpiresAt   time.Time
@@ -73,6 +74,7 @@ func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]Approva
 			&i.State,
 			&i.Actor,
 			&i.OnBehalfOf,
+			&i.TokenBy,
 			&i.Note,
 			&i.RequestedAt,
 			&i.ExpiresAt,
@@ -322,6 +324,19 @@ func (q *Queries) Take(ctx context.Context, during time.Duration) ([]TakeRow, er
 		return nil, err
 	}
 	return items, nil
+}
+
+const Version = `-- name: Version :one
+SELECT coalesce(sum(hashtextextended(a.id::text || a.state, 0)), 0)::text AS version
+FROM dlq.approvals a WHERE a.state IN ('requested', 'approved')
+`
+
+// Version changes whenever a request is made, decided or ended. Pages that are open run it, once for each process.
+func (q *Queries) Version(ctx context.Context) (string, error) {
+	row := q.db.QueryRow(ctx, Version)
+	var version string
+	err := row.Scan(&version)
+	return version, err
 }
 
 const Withdraw = `-- name: Withdraw :exec

@@ -1,0 +1,261 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+const (
+	// requestsInterval is the interval at which a process with open pages checks, once for all of them, whether
+	// requests for approval changed. A viewer sees a change within this interval and the next beat of the page's
+	// stream, which is less than five seconds.
+	requestsInterval = 2 * time.Second
+	// requestsTimeout limits the check, and the reading after a change.
+	requestsTimeout = time.Second
+	// requestsMaxAge is the age at which requests are read again without a change.
+	requestsMaxAge = time.Minute
+	// outcomePeriod is how long pages show the requester an outcome that the requester has not seen.
+	outcomePeriod = 7 * 24 * time.Hour
+)
+
+// own is what a page shows its viewer only. Viewers with the same permissions share the rest.
+type own struct {
+	Waiting int            // number of requests for approval that the viewer may approve
+	Ended   []approvalView // requests of the viewer that ended, and whose outcome the viewer has not seen
+}
+
+// Count returns Waiting as the navigation and the title show it; "" for none.
+func (o own) Count() string {
+	if o.Waiting == 0 {
+		return ""
+	}
+	return number(o.Waiting)
+}
+
+// requestCache caches requests for approval for all pages of a process. After a change, it reads them once for
+// viewers with the same permissions.
+type requestCache struct {
+	reading singleflight.Group
+
+	mu      sync.Mutex
+	version string // see Config.Requests
+	checked time.Time
+	lists   map[string]requestList // by permissions
+}
+
+type requestList struct {
+	version  string
+	at       time.Time
+	requests []*approval.Approval
+}
+
+// invalidate makes the next page check for changes.
+func (c *requestCache) invalidate() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.checked = time.Time{}
+}
+
+// own returns what the page at the request's address, or the page that an event stream is for, shows its viewer.
+func (c *requestCache) own(in *request) (o own) {
+	me := in.me()
+	if in.console.Requests == nil || me.Via == access.ViaNothing || !me.May(access.Operator) {
+		return o
+	}
+	page := in.URL.Path
+	if page == "/events" {
+		page, _, _ = strings.Cut(in.URL.Query().Get("page"), "?")
+	}
+	seen := seenOutcomes(in.Request)
+	for _, a := range c.list(in) {
+		switch {
+		case mayApprove(me, a):
+			o.Waiting++
+		case page == "/approvals" || page == "/approvals/"+a.ID.String(): // the page itself shows the outcome
+		case isOutcomeFor(me, a) && !slices.Contains(seen, outcomeKey(a)):
+			o.Ended = append(o.Ended, approvalView{a})
+		}
+	}
+	return o
+}
+
+// list returns the requests that wait, and the latest others, as far as the viewer may see them. If they cannot be
+// read, list returns those that were read last.
+func (c *requestCache) list(in *request) []*approval.Approval {
+	version, key := c.check(in), permissionsKey(in.me())
+	c.mu.Lock()
+	known, ok := c.lists[key]
+	c.mu.Unlock()
+	if ok && known.version == version && time.Since(known.at) < requestsMaxAge {
+		return known.requests
+	}
+	found, err, _ := c.reading.Do("list "+version+" "+key, func() (any, error) {
+		ctx, cancel := c.sharedContext(in)
+		defer cancel()
+		in := &request{Request: in.WithContext(ctx), console: in.console}
+		list := requestList{version: version, at: time.Now()}
+		waiting, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{State: approval.Requested, Limit: 500})
+		if err != nil {
+			return nil, err
+		}
+		latest, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{})
+		if err != nil {
+			return nil, err
+		}
+		list.requests = append(waiting.Approvals, slices.DeleteFunc(latest.Approvals,
+			func(a *approval.Approval) bool { return a.State == approval.Requested })...)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		maps.DeleteFunc(c.lists, func(_ string, l requestList) bool { return time.Since(l.at) > requestsMaxAge })
+		if c.lists == nil {
+			c.lists = map[string]requestList{}
+		}
+		c.lists[key] = list
+		return list.requests, nil
+	})
+	if err != nil {
+		return known.requests
+	}
+	requests, _ := found.([]*approval.Approval)
+	return requests
+}
+
+// check returns the version of the requests, at most requestsInterval old. If it cannot be read, check returns the
+// last one.
+func (c *requestCache) check(in *request) string {
+	c.mu.Lock()
+	version, isFresh := c.version, time.Since(c.checked) < requestsInterval
+	c.mu.Unlock()
+	if isFresh {
+		return version
+	}
+	found, _, _ := c.reading.Do("version", func() (any, error) { //nolint:errcheck // the function returns none
+		ctx, cancel := c.sharedContext(in)
+		defer cancel()
+		began := time.Now()
+		now, err := in.console.Requests(ctx)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.checked = began
+		if err == nil {
+			c.version = now
+		}
+		return c.version, nil
+	})
+	version, _ = found.(string)
+	return version
+}
+
+// sharedContext returns a context for statements whose result other pages share: they do not end with this request,
+// and do not count for it.
+func (c *requestCache) sharedContext(in *request) (context.Context, context.CancelFunc) {
+	ctx, _ := postgres.Counting(context.WithoutCancel(in.Context()))
+	return context.WithTimeout(ctx, requestsTimeout)
+}
+
+// mayApprove reports whether the viewer may approve a request that the API lists for the viewer, which is within the
+// viewer's scope as an operator. dlq.approve decides.
+func mayApprove(me *access.Principal, a *approval.Approval) bool {
+	if a.State != approval.Requested || !time.Now().Before(a.ExpiresAt) || a.RequestedBy(me.Name, me.TokenBy) {
+		return false
+	}
+	var request struct{ ToDestination *string }
+	_ = json.Unmarshal(a.Request, &request)
+	admin, everywhere := a.Needs()
+	switch {
+	case everywhere:
+		return me.MayEverywhere(access.Admin)
+	case request.ToDestination != nil: // a destination does not belong to a queue
+		return me.MayEverywhere(access.Operator)
+	case admin:
+		of := map[string]int64{}
+		_ = json.Unmarshal(a.ByQueue, &of)
+		for queue := range of {
+			if !me.MayIn(access.Admin, queue) {
+				return false
+			}
+		}
+		return me.May(access.Admin)
+	}
+	return true
+}
+
+// isOutcomeFor reports whether a request ended lately by another person's decision or without one, and the viewer
+// made it or is the person on whose behalf it was made.
+func isOutcomeFor(me *access.Principal, a *approval.Approval) bool {
+	isMine := strings.EqualFold(a.Actor, me.Name) || a.OnBehalfOf != nil && strings.EqualFold(*a.OnBehalfOf, me.Name)
+	return isMine && a.EndedAt != nil && time.Since(*a.EndedAt) < outcomePeriod &&
+		(a.DecidedBy == nil || !strings.EqualFold(*a.DecidedBy, me.Name))
+}
+
+// seenCookie has the keys of the outcomes that the user has seen in this browser.
+const seenCookie = "dlqd-seen"
+
+// maxSeen limits the number of keys in the cookie. Older ones are dropped.
+const maxSeen = 60
+
+// outcomeKey returns the last digits of a request's id, which are random.
+func outcomeKey(a *approval.Approval) string { return a.ID.String()[24:] }
+
+func seenOutcomes(r *http.Request) []string {
+	cookie, err := r.Cookie(seenCookie)
+	if err != nil || cookie.Value == "" {
+		return nil
+	}
+	return strings.Split(cookie.Value, ".")
+}
+
+// markSeen adds outcomes to the cookie.
+func markSeen(w http.ResponseWriter, r *http.Request, keys []string) {
+	seen := seenOutcomes(r)
+	all := slices.Clone(seen)
+	for _, key := range keys {
+		if !slices.Contains(all, key) {
+			all = append(all, key)
+		}
+	}
+	if len(all) == len(seen) {
+		return
+	}
+	http.SetCookie(w, &http.Cookie{ //nolint:gosec // secure where the connection is
+		Name: seenCookie, Value: strings.Join(all[max(0, len(all)-maxSeen):], "."), Path: "/",
+		MaxAge: int(outcomePeriod.Seconds()), HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+	})
+}
+
+// outcomesFor returns the keys of the outcomes for the viewer among requests that the page shows.
+func outcomesFor(me *access.Principal, requests ...*approval.Approval) (keys []string) {
+	for _, a := range requests {
+		if isOutcomeFor(me, a) {
+			keys = append(keys, outcomeKey(a))
+		}
+	}
+	return keys
+}
+
+// ownSections returns the live sections that only the viewer's page has; "" if there are none.
+func (c *Console) ownSections(r *http.Request) string {
+	if c.Requests == nil {
+		return ""
+	}
+	var html bytes.Buffer
+	if err := c.templates.own(&html, c.requests.own(c.request(r))); err != nil {
+		c.Logger.Error("console: rendering the viewer's sections failed", "error", err)
+		return ""
+	}
+	return html.String()
+}
