@@ -24,7 +24,8 @@ func (e *approvalRequestedError) Error() string {
 	a := e.Approval
 	already := ""
 	if e.Existing {
-		already = fmt.Sprintf("%s requested the same at %s, and no second request was made. ", a.Actor, stamp(a.RequestedAt))
+		already = fmt.Sprintf("%s requested the same at %s, and no second request was made. ", a.Actor,
+			stamp(a.RequestedAt))
 	}
 	return fmt.Sprintf("approval requires a second person; nothing was changed yet. %sRequest %s for %d dead letters "+
 		"expires at %s. "+

@@ -196,8 +196,8 @@ BEGIN
     END IF;
     SELECT coalesce(sum(q.n), 0), coalesce(jsonb_object_agg(q.queue, q.n), '{}') INTO v_entries, v_by_queue
     FROM (SELECT p.queue, sum(p.entries)::bigint AS n FROM dlq.preview(v_filter) p GROUP BY p.queue) q;
-    -- One request for the same operation waits, whoever asks next: once it is approved, a second one would
-    -- find nothing left to do. Two transactions that ask at the same moment still make two.
+    -- Once an equal request is approved, a second one would find nothing left to do. Two transactions that
+    -- ask at the same moment still make two.
     SELECT a.id INTO v_equal FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at > now()
         AND a.operation = p_operation AND a.request = p_request AND a.scope IS NOT DISTINCT FROM dlq.scope()
     ORDER BY a.id LIMIT 1;
@@ -287,8 +287,9 @@ BEGIN
             USING ERRCODE = 'DLQ04', HINT = 'It was requested for ' || v_approval.entries || '.';
     END IF;
     -- In the scope of the requester, which is within that of the approver.
-    EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE '
-        || dlq.approval_where(v_approval, v_filter) || ' ON CONFLICT DO NOTHING' USING v_filter, p_id;
+    EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id)
+        SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.approval_where(v_approval, v_filter)
+        || ' ON CONFLICT DO NOTHING' USING v_filter, p_id;
     GET DIAGNOSTICS v_frozen = ROW_COUNT;
     IF v_frozen > p_expect THEN
         RAISE EXCEPTION 'approval %: matches % dead letters, more than the % expected', p_id, v_frozen, p_expect

@@ -150,8 +150,10 @@ type DecisionInput struct {
 // Operations on requests for approval.
 var (
 	ListApprovals = Operation[ApprovalsInput, ApprovalsOutputBody]{"list-approvals", http.MethodGet, ApprovalsPath}
-	GetApproval   = Operation[GetApprovalInput, approval.Approval]{"get-approval", http.MethodGet, ApprovalsPath + "/{id}"}
-	Approve       = Operation[ApproveInput, approval.Approval]{
+	GetApproval   = Operation[GetApprovalInput, approval.Approval]{
+		"get-approval", http.MethodGet, ApprovalsPath + "/{id}",
+	}
+	Approve = Operation[ApproveInput, approval.Approval]{
 		"approve", http.MethodPost, ApprovalsPath + "/{id}/approve",
 	}
 	Refuse   = Operation[DecisionInput, approval.Approval]{"refuse", http.MethodPost, ApprovalsPath + "/{id}/refuse"}
@@ -265,7 +267,9 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 		if response == nil {
 			response = &huma.Response{
 				Description: "The operation needs a second person: approval was requested",
-				Content:     map[string]*huma.MediaType{"application/json": {Schema: schema, Example: Asked{Approval: &shown}}},
+				Content: map[string]*huma.MediaType{
+					"application/json": {Schema: schema, Example: Asked{Approval: &shown}},
+				},
 			}
 			operation.Responses[status] = response
 		} else {

@@ -77,8 +77,8 @@ func approvalRedirect(err error) (*done, bool) {
 	a := needs.Approval
 	text := "This requires a second person. dlqd made a request for approval; nothing was done yet."
 	if needs.Existing {
-		text = a.Actor + " asked for the same " + ago(a.RequestedAt) + ", and it waits for a second person. dlqd made no " +
-			"second request; nothing was done yet."
+		text = a.Actor + " asked for the same " + ago(a.RequestedAt) + ", and it waits for a second person. " +
+			"dlqd made no second request; nothing was done yet."
 	}
 	return &done{To: "/approvals/" + a.ID.String(), Flash: flash{Text: text}}, true
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -225,7 +226,15 @@ type approvalDetail struct {
 	WhyRefuse  string
 	Mine       bool
 	Rest       json.RawMessage // the other parameters of the operation
+	Result     *approvalResult // nil until dlqd has executed the request
 	Copies     []copyText
+}
+
+// approvalResult is what an executed request left as it was, and where to find what it changed.
+type approvalResult struct {
+	Left     []share // numbers of entries, by reason
+	To, Name string  // page of the bulk operation or of the replay run; "" if there is none
+	CanUndo  bool    // the bulk operation has the id of the request
 }
 
 func (c *Console) approval(in *request) (*view, error) {
@@ -256,6 +265,9 @@ func (c *Console) approval(in *request) (*view, error) {
 	if a.Open() {
 		counting = a.countMatches(in, input)
 	}
+	if err := a.findResult(in); err != nil {
+		return nil, err
+	}
 	rest := map[string]json.RawMessage{}
 	_ = json.Unmarshal(a.Request, &rest)
 	delete(rest, "filter")
@@ -272,6 +284,40 @@ func (c *Console) approval(in *request) (*view, error) {
 		Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a,
 		Interval: max(approvalsInterval, countingShare*counting), Seen: outcomesFor(me, requested),
 	}, nil
+}
+
+// findResult sets Result once dlqd has executed the request, in whole or in part.
+func (a *approvalDetail) findResult(in *request) error {
+	if a.State != "done" && a.State != "failed" || a.Frozen == nil {
+		return nil
+	}
+	r, left := &approvalResult{}, map[string]int64{}
+	switch a.Operation {
+	case approval.Bulk:
+		operation, ok, err := callIfAllowed(in, api.GetOperation, api.GetOperationInput{
+			OperationInput: api.OperationInput{ID: a.ID.String()}, Limit: 1,
+		})
+		if err != nil {
+			return err
+		}
+		if ok { // an operation that found no entry is not recorded
+			r.To, r.Name = "/operations/"+a.ID.String(), "Bulk operation"
+			r.CanUndo = operation.Action != "purge" && operation.Changed > 0 && in.me().May(access.Operator)
+		}
+		maps.Copy(left, operation.Unchanged)
+		left["no longer matched the filter after the approval"] = *a.Frozen - operation.Looked
+	case approval.Replay:
+		if a.Outcome != nil {
+			r.To, r.Name = "/replays/"+a.Outcome.String(), "Replay run"
+		}
+		if a.Changed != nil {
+			left["changed state after the approval"] = *a.Frozen - *a.Changed
+		}
+	}
+	maps.DeleteFunc(left, func(_ string, n int64) bool { return n <= 0 })
+	r.Left = shares(left)
+	a.Result = r
+	return nil
 }
 
 // countMatches counts the entries that approval would change now, and returns how long that took. If it fails,

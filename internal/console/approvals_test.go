@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -57,9 +58,9 @@ func TestApprovals_AreShownWhereTheyApply(t *testing.T) {
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.approvals"))
 }
 
-// TestApprovals_TellWhomTheyConcern makes a request outside of the server, as another process would. Whoever may
-// approve it sees it on any page, in the title and in the icon of the tab, and the requester does not. The
-// requester sees the outcome on any page until they have opened it.
+// TestApprovals_TellWhomTheyConcern makes a request outside of the server, as another process would. An
+// operator who may approve it sees it on any page, in the title and in the icon of the tab, and the requester does
+// not. The requester sees the outcome on any page until they have opened it.
 func TestApprovals_TellWhomTheyConcern(t *testing.T) {
 	t.Parallel()
 	o := open(t, withApprovals)
@@ -68,10 +69,9 @@ func TestApprovals_TellWhomTheyConcern(t *testing.T) {
 	for _, b := range []*tab{pat, lee} {
 		b.until(live)
 	}
-	const waiting, quiet = `document.title.startsWith("(1) ") && document.getElementById("waits-approvals").textContent === "1"
-		&& document.querySelector("link[rel=icon]").href.endsWith("/icon-waiting.svg")`,
-		`!document.title.startsWith("(") && document.getElementById("waits-approvals").textContent === ""
-		&& document.querySelector("link[rel=icon]").href.endsWith("/icon.svg")`
+	const of = `document.getElementById("waits-approvals").textContent === "%s" && document.title.startsWith("(") === %t` +
+		` && document.querySelector("link[rel=icon]").href.endsWith("/%s")`
+	waiting, quiet := fmt.Sprintf(of, "1", true, "icon-waiting.svg"), fmt.Sprintf(of, "", false, "icon.svg")
 	lee.until(quiet)
 	id := o.text(discardReports)
 	lee.until(waiting)
@@ -95,6 +95,36 @@ func TestApprovals_TellWhomTheyConcern(t *testing.T) {
 	pat.open("/policy")
 	require.Empty(t, pat.texts("#outcomes"))
 	require.Empty(t, lee.texts("#outcomes"))
+}
+
+// TestApprovals_ShowTheResultWithUndo executes a request of which another operator has changed an entry after the
+// approval. The page shows what was left and why, and undoes the operation.
+func TestApprovals_ShowTheResultWithUndo(t *testing.T) {
+	t.Parallel()
+	o := open(t, withApprovals)
+	o.failManual(3)
+	id := o.text(discardReports)
+	lee := o.signedIn("lee", "/approvals/"+id)
+	lee.until(live)
+	// The request cannot be executed before the entry has moved.
+	tx, err := o.pool.Begin(t.Context())
+	require.NoError(t, err)
+	for _, sql := range []string{
+		"SELECT dlq.approve(id, 3, p_actor => 'ann') FROM dlq.approvals",
+		"SELECT dlq.discard((SELECT min(entry_id::text)::uuid FROM dlq.approval_entries), 'kim')",
+	} {
+		_, err = tx.Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
+	require.NoError(t, tx.Commit(t.Context()))
+	lee.until(`document.querySelector("#result").checkVisibility()`)
+	lee.waitForText("2 dead letters were changed.")
+	require.Contains(t, lee.texts("#result"), "Left as they were")
+	lee.follow("#result button")
+	lee.waitForText("Undone for 2 dead letters.")
+	require.Equal(t, "/approvals/"+id, lee.value("location.pathname"))
+	lee.follow("#result a")
+	require.Equal(t, "/operations/"+id, lee.value("location.pathname"))
 }
 
 const discardReports = `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"kind": "report.daily"}}',

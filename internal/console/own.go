@@ -108,7 +108,9 @@ func (c *requestCache) list(in *request) []*approval.Approval {
 		defer cancel()
 		in := &request{Request: in.WithContext(ctx), console: in.console}
 		list := requestList{version: version, at: time.Now()}
-		waiting, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{State: approval.Requested, Limit: 500})
+		waiting, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{
+			State: approval.Requested, Limit: 500,
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -268,8 +268,8 @@ func TestApprovals_CountWhatTheyWouldChange(t *testing.T) {
 	for do, entries := range map[string]int64{
 		"discard": 1, "resolve": 1, "unpark": 1, "purge": 6, `purge", "force": true, "x": "`: 7,
 	} {
-		require.EqualValues(t, entries, b.count(`SELECT sum(p.entries)::bigint FROM dlq.preview(dlq.approval_filter('bulk',
-			'{"filter": {}, "do": "`+do+`"}')) p`), do)
+		require.EqualValues(t, entries, b.count(`SELECT sum(p.entries)::bigint
+			FROM dlq.preview(dlq.approval_filter('bulk', '{"filter": {}, "do": "`+do+`"}')) p`), do)
 	}
 }
 
@@ -312,7 +312,8 @@ func TestApprovals_AreListedForEntries(t *testing.T) {
 	b.fail("payments", 2)
 	b.fail("mail", 1)
 	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
-	ids := strings.Split(b.text("SELECT string_agg(id::text, ',' ORDER BY queue DESC, id) FROM dlq.dead_letter_queue"), ",")
+	ids := strings.Split(b.text("SELECT string_agg(id::text, ',' ORDER BY queue DESC, id) FROM dlq.dead_letter_queue"),
+		",")
 	list := func(token string, of ...string) (found map[string]int) {
 		status, out := b.as(token, "GET", "/api/dlq/approvals?entries="+strings.Join(of, ","), "")
 		require.Equal(t, http.StatusOK, status, out)
