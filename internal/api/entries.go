@@ -31,7 +31,6 @@ type EntryPage struct {
 	Count      *Count     `json:"count,omitempty" doc:"Number of entries that the filter selects, if requested."`
 	// AutomaticStopped is part of every list, so that each viewer sees it.
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
-	RevealedUntil    *time.Time      `json:"revealedUntil,omitempty" doc:"Only of get-revealed-entry: until when it returns the entry unmasked; absent: the entry is masked."`
 }
 
 // Count is the number of entries that a filter chooses.
@@ -57,6 +56,7 @@ type EntryDetail struct {
 	Transitions      []deadletter.Transition `json:"transitions" doc:"Audit trail of the entry, oldest change first."`
 	Checkpoint       *deadletter.Checkpoint  `json:"checkpoint,omitempty" doc:"Progress of its resumable job: a redelivery skips the completed steps."`
 	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
+	RevealedUntil    *time.Time              `json:"revealedUntil,omitempty" doc:"Only of get-revealed-entry: until when it returns the entry unmasked; absent: the entry is masked."`
 }
 
 // Action is the actor and the note of an operator's action.
