@@ -419,8 +419,10 @@ func (b *bundle) plantEverywhere(word string) {
 	}
 	filter := fmt.Sprintf(`{"payload": {"customer": %q}}`, word)
 	b.exec("SELECT dlq.act_where('note', $1, 'kim', $2)", filter, word)
-	for _, patch := range []string{"p_patch => '[{\"op\": \"add\", \"path\": \"/name\", \"value\": \"%s\"}]'",
-		"p_merge_patch => '{\"name\": \"%s\"}'"} {
+	for _, patch := range []string{
+		"p_patch => '[{\"op\": \"add\", \"path\": \"/name\", \"value\": \"%s\"}]'",
+		"p_merge_patch => '{\"name\": \"%s\"}'",
+	} {
 		b.exec("SELECT dlq.replay_cancel(dlq.replay_start($1, 'kim', $2, p_force => true, "+fmt.Sprintf(patch, word)+"))",
 			filter, word)
 	}
