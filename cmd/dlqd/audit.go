@@ -107,8 +107,8 @@ func newErase() *cobra.Command {
 					l.Rows, l.Table, strings.Join(l.Columns, ", "), l.Query)
 			}
 			if out.Entries+out.Archived > 0 {
-				_, err = fmt.Fprintln(cmd.OutOrStdout(), "to find a name in any table, also in other dead letters, run as "+
-					"dlqd's database owner: SELECT * FROM dlq.traces('{NAME}')")
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), "to find a name in any table, also in other dead letters, call "+
+					"dlq.traces('{NAME}') as dlqd's database owner")
 			}
 			if len(out.Unanalyzed) > 0 {
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "not analyzed: %s; their statistics may still have erased values, until "+

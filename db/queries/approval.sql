@@ -24,7 +24,8 @@ SELECT dlq.withdraw_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 -- Approvals returns requests, the latest first: the one with an id, those in a state, or all. What
 -- the policy masks is masked.
 SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue,
-       a.state, a.actor, a.on_behalf_of, a.token_by, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
+       a.state, a.actor, a.on_behalf_of, a.token_by,
+       coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
        a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)),
            '')::text AS decision, a.frozen, a.changed, a.outcome,
        coalesce(dlq.masked_text(a.problem, dlq.mask(false)), '')::text AS problem, a.ended_at

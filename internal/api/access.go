@@ -42,8 +42,9 @@ var needs = map[string]need{
 
 	"list-entries": {access.Reader, true}, "complete-filter": {access.Reader, true},
 	"get-entry": {access.Reader, true}, "get-stats": {access.Reader, true},
-	"reveal-entry": {access.Operator, true}, "get-revealed-entry": {access.Operator, true}, "export": {access.Operator, true},
-	"bulk": {access.Operator, true}, "replay-entry": {access.Operator, true},
+	"reveal-entry": {access.Operator, true}, "get-revealed-entry": {access.Operator, true},
+	"export": {access.Operator, true},
+	"bulk":   {access.Operator, true}, "replay-entry": {access.Operator, true},
 	"discard-entry": {access.Operator, true},
 	"resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},

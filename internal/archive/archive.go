@@ -58,7 +58,7 @@ type incompleteError string
 
 func (e incompleteError) Error() string { return string(e) }
 
-func (incompleteError) Is(target error) bool { return target == ErrNoUnit } //nolint:errorlint // as errors.Is calls it
+func (incompleteError) Is(target error) bool { return target == ErrNoUnit }
 
 // Manifest describes a unit.
 type Manifest struct {

@@ -128,7 +128,7 @@ func (in *request) askedFor(entries ...uuid.UUID) askedFor {
 	for i, id := range entries {
 		ids[i] = id.String()
 	}
-	list, _, _ := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{Entries: ids}) //nolint:errcheck // see above
+	list, _, _ := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{Entries: ids})
 	requests := make(askedFor, len(list.Approvals))
 	for i, a := range list.Approvals {
 		requests[i] = approvalView{a}

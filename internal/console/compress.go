@@ -17,7 +17,8 @@ const minCompressed = 1400
 // its address also occurs in its data (BREACH): a site that makes the browser load pages, and sees the traffic,
 // could guess data. So only pages that the user opens from dlqd's pages, or by their address, are compressed.
 func mayCompress(r *http.Request, v *view) bool {
-	return v.Until.IsZero() && !v.Secret && slices.Contains([]string{"same-origin", "none"}, r.Header.Get("Sec-Fetch-Site"))
+	return v.Until.IsZero() && !v.Secret &&
+		slices.Contains([]string{"same-origin", "none"}, r.Header.Get("Sec-Fetch-Site"))
 }
 
 // acceptsGzip reports whether the client accepts compressed answers.

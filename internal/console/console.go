@@ -291,7 +291,7 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 func (c *Console) pageOf(r *http.Request) string {
 	nearest := "/"
 	for at := r.URL.EscapedPath(); at != "/" && at != "."; at = path.Dir(at) {
-		page, err := http.NewRequestWithContext(r.Context(), http.MethodGet, at, http.NoBody)
+		page, err := http.NewRequestWithContext(r.Context(), http.MethodGet, at, http.NoBody) //nolint:gosec // it is never sent
 		if err != nil {
 			break
 		}

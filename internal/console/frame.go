@@ -54,7 +54,7 @@ type frame struct {
 	view
 	sidebar
 
-	Own      own    // what only this viewer is told
+	Own      own    // of this viewer only
 	Path     string // the page's address, with the query
 	Page     string // Path or, for the answer to a form, the page that has the form
 	Sections []section

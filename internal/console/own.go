@@ -118,8 +118,8 @@ func (c *requestCache) list(in *request) []*approval.Approval {
 		if err != nil {
 			return nil, err
 		}
-		list.requests = append(waiting.Approvals, slices.DeleteFunc(latest.Approvals,
-			func(a *approval.Approval) bool { return a.State == approval.Requested })...)
+		list.requests = slices.Concat(waiting.Approvals, slices.DeleteFunc(latest.Approvals,
+			func(a *approval.Approval) bool { return a.State == approval.Requested }))
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		maps.DeleteFunc(c.lists, func(_ string, l requestList) bool { return time.Since(l.at) > requestsMaxAge })
@@ -145,7 +145,7 @@ func (c *requestCache) check(in *request) string {
 	if isFresh {
 		return version
 	}
-	found, _, _ := c.reading.Do("version", func() (any, error) { //nolint:errcheck // the function returns none
+	found, _, _ := c.reading.Do("version", func() (any, error) {
 		ctx, cancel := c.sharedContext(in)
 		defer cancel()
 		began := time.Now()
@@ -175,7 +175,9 @@ func mayApprove(me *access.Principal, a *approval.Approval) bool {
 	if a.State != approval.Requested || !time.Now().Before(a.ExpiresAt) || a.RequestedBy(me.Name, me.TokenBy) {
 		return false
 	}
-	var request struct{ ToDestination *string }
+	var request struct {
+		ToDestination *string `json:"toDestination"`
+	}
 	_ = json.Unmarshal(a.Request, &request)
 	admin, everywhere := a.Needs()
 	switch {

@@ -25,7 +25,8 @@ type stream struct {
 func (b *bundle) streams() map[string]*stream {
 	b.Helper()
 	const run = "0198a0b0-0000-7000-8000-000000000000"
-	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, status) VALUES ('" + run + "', '{}', 'kim', 1, 'paused')")
+	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, status) " +
+		"VALUES ('" + run + "', '{}', 'kim', 1, 'paused')")
 	open := map[string]*stream{}
 	for _, path := range []string{"/events?page=/groups", "/api/dlq/replays/" + run + "/events"} {
 		request, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.base+path, http.NoBody)
