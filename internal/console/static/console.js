@@ -73,8 +73,8 @@ document.addEventListener("keydown", (event) => {
 
 // The sign-in page knows where the provider sends the browser back to.
 
-const origin = /** @type {HTMLElement | null} */ (one("[data-origin]"));
-if (origin && origin.dataset.origin !== location.origin) origin.hidden = false;
+const elsewhere = /** @type {HTMLElement | null} */ (one("[data-origin]"));
+if (elsewhere && elsewhere.dataset.origin !== location.origin) elsewhere.hidden = false;
 
 // Light or dark.
 
