@@ -97,6 +97,18 @@ func TestApprovals_TellWhomTheyConcern(t *testing.T) {
 	require.Empty(t, lee.texts("#outcomes"))
 }
 
+// TestApprovals_TellHiddenPages checks that the tab of a hidden page shows that a request waits.
+func TestApprovals_TellHiddenPages(t *testing.T) {
+	t.Parallel()
+	o := open(t, withApprovals)
+	o.failManual(1)
+	lee := o.signedIn("lee", "/queues")
+	lee.until(live)
+	lee.value(`Object.defineProperty(document, "hidden", {configurable: true, value: true}); document.dispatchEvent(new Event("visibilitychange"))`)
+	o.text(discardReports)
+	lee.until(`document.title.startsWith("(1) ")`)
+}
+
 // TestApprovals_ShowTheResultWithUndo executes a request of which another operator has changed an entry after the
 // approval. The page shows what was left and why, and undoes the operation.
 func TestApprovals_ShowTheResultWithUndo(t *testing.T) {

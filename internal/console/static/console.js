@@ -178,6 +178,29 @@ function showWaiting() {
 	if (tabIcon && icon && tabIcon.getAttribute("href") !== icon) tabIcon.href = icon;
 }
 
+// A hidden page closes its stream. One of the browser's hidden pages, which has the lock, listens for all of them, so
+// that their tabs show what waits. Over plain HTTP from another machine there are no locks: then a hidden page is
+// updated once it is visible.
+const hiddenPages = new BroadcastChannel("dlqd-own");
+hiddenPages.addEventListener("message", (event) => { if (document.hidden) show(event.data, "own"); });
+let listening = new AbortController();
+function listenHidden() {
+	listening.abort();
+	listening = new AbortController();
+	const { signal } = listening, from = document.body.dataset.events;
+	if (!document.hidden || !from) return;
+	navigator.locks?.request("dlqd-own", { signal }, () => new Promise((release) => {
+		const stream = new EventSource(from);
+		stream.addEventListener("own", (event) => { show(event.data, "own"); hiddenPages.postMessage(event.data); });
+		const end = () => { stream.close(); release(undefined); };
+		for (const last of ["ended", "refused"]) stream.addEventListener(last, end);
+		stream.addEventListener("error", () => { if (stream.readyState === EventSource.CLOSED) end(); });
+		signal.addEventListener("abort", end);
+	})).catch(() => {}); // it became visible before it had the lock
+}
+document.addEventListener("visibilitychange", listenHidden);
+addEventListener("pagehide", () => listening.abort());
+
 /** @param {Element} old @param {Element} fresh */
 function showRows(old, fresh) {
 	const rows = new Map(all("[data-id]", old).map((row) => [row.dataset.id, row]));
