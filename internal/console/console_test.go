@@ -273,11 +273,12 @@ type tab struct {
 	o   *testServer
 	ctx context.Context //nolint:containedctx // it is the tab
 
-	mu       sync.Mutex
-	clicks   int       // and filled fields
-	began    time.Time // when an incident began
-	problems []string  // errors and warnings of the browser
-	allowed  []string  // parts of problems that the test provokes
+	mu        sync.Mutex
+	clicks    int // and filled fields
+	scriptOff bool
+	began     time.Time // when an incident began
+	problems  []string  // errors and warnings of the browser
+	allowed   []string  // parts of problems that the test provokes
 }
 
 func (o *testServer) tab() *tab {
@@ -378,6 +379,7 @@ func (b *tab) theme(name string) {
 func (b *tab) script(on bool) {
 	b.Helper()
 	b.run(emulation.SetScriptExecutionDisabled(!on))
+	b.scriptOff = !on
 }
 
 // open loads a page.
@@ -508,8 +510,8 @@ func (b *tab) click(selector string) {
 		ctx, cancel := context.WithTimeout(b.ctx, evaluateTimeout)
 		defer cancel()
 		_ = chromedp.Run(ctx, mouse(input.MouseReleased, at[0], at[1])) // a page that is being left may not answer
-		var missed bool
-		return !b.tryEvaluate("window.clicked === false", &missed) || !missed
+		var missed bool                                                 // without scripts, no event tells
+		return b.scriptOff || !b.tryEvaluate("window.clicked === false", &missed) || !missed
 	})
 }
 
