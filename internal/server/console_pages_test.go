@@ -247,7 +247,8 @@ func TestConsole_OperatorPages(t *testing.T) {
 		_, page = b.browse(lee, "/approvals")
 		has(t, page, "1 request waits for you.")
 		_, page = b.browse(lee, "/approvals/"+asked)
-		has(t, page, "kim requests to discard 2 dead letters.")
+		// One or both of mail: the first of its run may have been sent.
+		require.Regexp(t, `kim requests to discard [12] dead letters?\.`, page)
 		match := regexp.MustCompile(`Approve: Discard (\d+)`).FindStringSubmatch(page)
 		require.Len(t, match, 2)
 		now := match[1] // others failed since
