@@ -224,7 +224,9 @@ func TestDoor_LimitsTheShareOfAClient(t *testing.T) {
 	require.Equal(t, "1", refused.Header.Get("Retry-After"))
 	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Test-Client",
 		"other").StatusCode)
-	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/readyz", "", "Test-Client", "greedy").StatusCode)
+	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/livez", "", "Test-Client", "greedy").StatusCode)
+	require.NotEqual(t, http.StatusTooManyRequests, // a busy machine may be unready
+		b.ask(http.DefaultClient, "GET", b.base+"/readyz", "", "Test-Client", "greedy").StatusCode)
 	require.NoError(t, tx.Rollback(t.Context()))
 	for range 4 {
 		require.Equal(t, http.StatusAccepted, <-answers)
