@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-GO_TOOL := CGO_ENABLED=0 go tool -modfile=tools/go.mod
+GO_TOOL := CGO_ENABLED=0 go tool -modfile=$(CURDIR)/tools/go.mod
 REDOCLY := npx --yes @redocly/cli@2.77.0
 TSC := npx --yes -p typescript@5.9.3 tsc
 
@@ -41,7 +41,12 @@ test: install-postgres ## run all tests with the race detector (PACKAGES=… sel
 	@# wait for a server, so that more of them than processors run at once.
 	GORACE=atexit_sleep_ms=50 GOGC=400 go run ./internal/postgres/postgrestest/withpostgres \
 		go test $(RACE) -parallel 3 -vet=off -ldflags=-w -timeout 30m $(PACKAGES)
+	go run ./internal/postgres/postgrestest/withpostgres go -C riverdlq test $(RACE) -vet=off ./...
 	cd tools && CGO_ENABLED=0 go test ./mutate
+
+.PHONY: riverdlq-matrix
+riverdlq-matrix: install-postgres ## test riverdlq with River 0.39, 0.42, 0.45 and the last four releases (needs the module proxy)
+	go run ./internal/postgres/postgrestest/withpostgres scripts/riverdlq-matrix.sh
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## disturb an application at random for a while (TRIAL=10m), and check that each failure has one dead letter
@@ -78,6 +83,7 @@ fmt-check:
 .PHONY: lint
 lint: ## run the linters
 	$(GO_TOOL) golangci-lint run
+	cd riverdlq && $(GO_TOOL) golangci-lint run
 
 .PHONY: words
 words: ## look for words that docs/writing.md excludes, and for lines above 120 columns
@@ -85,10 +91,12 @@ words: ## look for words that docs/writing.md excludes, and for lines above 120 
 	bin/words
 
 .PHONY: generate
-generate: build ## generate internal/*/internal/dbsqlc, openapi/ and config/schemas/
+generate: build ## generate internal/*/internal/dbsqlc, openapi/, config/schemas/ and the copy of riverdlq
 	$(GO_TOOL) sqlc generate
 	./bin/dlqd openapi > openapi/openapi.yaml
 	./bin/dlqd openapi --json > openapi/openapi.json
+	(echo '// Code generated from riverdlq/riverdlq.go by "make generate". DO NOT EDIT.'; echo; cat riverdlq/riverdlq.go) \
+		> internal/riverdlq/riverdlq.go
 	for file in retry-policies circuit-breaker dlq-routing worker-pool monitoring access; do ./bin/dlqd config schema $$file > config/schemas/$$file.schema.json; done
 
 .PHONY: generate-check

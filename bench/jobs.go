@@ -13,7 +13,7 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 const (

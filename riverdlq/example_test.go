@@ -1,6 +1,7 @@
 package riverdlq_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -9,6 +10,62 @@ import (
 
 	"github.com/dlqd/dlqd/riverdlq"
 )
+
+type ChargeArgs struct {
+	PaymentID string `json:"paymentId"`
+	Amount    int    `json:"amount"`
+}
+
+func (ChargeArgs) Kind() string { return "charge" }
+
+type ChargeWorker struct {
+	river.WorkerDefaults[ChargeArgs]
+}
+
+func (w *ChargeWorker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
+	err := charge(ctx, job.Args.PaymentID, job.Args.Amount)
+	switch {
+	case errors.Is(err, errDeclined):
+		return &riverdlq.Error{
+			Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness,
+			Context: map[string]any{"paymentId": job.Args.PaymentID},
+			Err:     err,
+		}
+	case errors.Is(err, errBusy):
+		return &riverdlq.Error{Type: "BankBusy", Class: riverdlq.ClassRateLimited, Err: err}
+	}
+	return err
+}
+
+var (
+	errDeclined = errors.New("insufficient funds")
+	errBusy     = errors.New("too many requests")
+)
+
+// charge stands for a call of a bank.
+func charge(_ context.Context, _ string, amount int) error {
+	if amount > 1000 {
+		return errDeclined
+	}
+	return errBusy
+}
+
+// A worker says what went wrong. The class of the first error is permanent, so the middleware
+// cancels that job; River retries the second.
+func Example() {
+	worker := &ChargeWorker{}
+	for _, amount := range []int{5000, 100} {
+		err := worker.Work(context.Background(), &river.Job[ChargeArgs]{
+			Args: ChargeArgs{PaymentID: "pay_81", Amount: amount},
+		})
+		var structured *riverdlq.Error
+		errors.As(err, &structured)
+		fmt.Printf("%v (permanent: %v)\n", err, structured.Class.Permanent())
+	}
+	// Output:
+	// CardDeclined: insufficient funds (permanent: true)
+	// BankBusy: too many requests (permanent: false)
+}
 
 // A worker returns an Error of a permanent class when running the job again cannot help.
 func ExampleError() {
@@ -25,6 +82,22 @@ func ExampleError() {
 	// permanent: true
 }
 
+// The classes of which another attempt cannot help.
+func ExampleClass_Permanent() {
+	for _, class := range riverdlq.Classes() {
+		if class.Permanent() {
+			fmt.Println(class)
+		}
+	}
+	// Output:
+	// validation
+	// malformed
+	// unauthorized
+	// not_found
+	// business
+	// code_bug
+}
+
 // A client records structured errors once its configuration has the middleware.
 func ExampleNewMiddleware() {
 	config := &river.Config{
@@ -32,4 +105,25 @@ func ExampleNewMiddleware() {
 	}
 	fmt.Println(len(config.Middleware))
 	// Output: 1
+}
+
+// The load of the machine is recorded with each failed attempt, if the application measures it.
+func ExampleMiddleware() {
+	middleware := &riverdlq.Middleware{SystemState: latestLoad}
+	state, known := middleware.SystemState()
+	fmt.Printf("%+v %v\n", state, known)
+	// Output: {CPU:41.5 Memory:63} true
+}
+
+// latestLoad stands for a measurement that the application takes from time to time.
+func latestLoad() (riverdlq.SystemState, bool) {
+	return riverdlq.SystemState{CPU: 41.5, Memory: 63}, true
+}
+
+// A hook or a middleware of the application records an error that the worker does not return.
+// Outside of a job, Record returns an error.
+func ExampleRecord() {
+	err := riverdlq.Record(context.Background(), &rivertype.JobRow{}, &riverdlq.Error{Message: "no"})
+	fmt.Println(err != nil)
+	// Output: true
 }

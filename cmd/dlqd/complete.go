@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/replay"
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // completionTimeout limits a request for values while a shell waits for them.

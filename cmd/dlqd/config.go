@@ -22,8 +22,8 @@ import (
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // defaultDestination is the address of the practice receiver.

@@ -19,7 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/replay"
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // EntryPage is one page of a list.

@@ -16,9 +16,9 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // PolicyInForce is the policy in force.

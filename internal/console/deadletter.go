@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/replay"
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // deadLetterInterval is the render interval of an open dead letter.

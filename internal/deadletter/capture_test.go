@@ -25,7 +25,7 @@ import (
 	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // childVariable makes this test binary run as a River program without dlqd.
@@ -273,6 +273,33 @@ func TestCapture_RecordsStructuredErrors(t *testing.T) {
 	require.Equal(t, "Declined", *entry.ErrorTitle)
 	require.Equal(t, "bank", *entry.Destination)
 	require.Equal(t, "https://bank.example/", *entry.DestinationURL)
+}
+
+// The metadata that riverdlq writes, which its own module tests on other versions of River, is read in full.
+func TestCapture_ReadsMetadataOfRiverdlq(t *testing.T) {
+	t.Parallel()
+	metadata, err := os.ReadFile("../../riverdlq/testdata/metadata.json")
+	require.NoError(t, err)
+	b := setup(t, succeed)
+	id := b.insert(nil)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 2, metadata = $2::jsonb,
+		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'no', 'at', now()),
+			jsonb_build_object('attempt', 2, 'error', 'charge: BankUnavailable: the bank does not answer', 'at', now())]
+		WHERE id = $1`, id, string(metadata))
+	entry, _ := b.entry()
+	require.Equal(t, "BankUnavailable", *entry.ErrorType)
+	require.Equal(t, "503", *entry.ErrorCode)
+	require.Equal(t, "outage", *entry.ErrorClass)
+	require.Equal(t, "Bank unavailable", *entry.ErrorTitle)
+	require.Equal(t, "the bank does not answer", *entry.ErrorMessage)
+	require.Contains(t, string(entry.ErrorContext), "9007199254740993")
+	require.Contains(t, string(entry.ErrorContext), "a\uFFFDb")
+	require.JSONEq(t, `{"cpu": 41.5, "memory": 63}`, string(entry.SystemState))
+	attempts := attemptsOf(t, entry.RetryHistory)
+	require.Len(t, attempts, 2)
+	for _, attempt := range attempts {
+		require.InDelta(t, 0.25, *attempt.ProcessingDuration, 0)
+	}
 }
 
 func TestCapture_IgnoresStructuredErrorsOfEarlierAttempts(t *testing.T) {

@@ -32,8 +32,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }

@@ -19,9 +19,9 @@ import (
 
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // Answer is a destination's answer to a sample message.

@@ -11,8 +11,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/telemetry"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // startSpan starts the span of an attempt, in the trace of the message's submission. A redelivery

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
 
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy/strategies"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // durationPattern is the pattern of a duration in a file.

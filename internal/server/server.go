@@ -44,10 +44,10 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/restored"
 	"github.com/dlqd/dlqd/internal/retention"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // Defaults of a server.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/redact"
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // place is a scope in which policy values apply, such as a queue, a destination, or a class of

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // Facts describe an error and the job or message that failed with it, as its source recorded

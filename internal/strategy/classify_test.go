@@ -10,8 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // The error names of the design document are recognized in every field that may contain them: 65

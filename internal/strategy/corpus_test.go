@@ -17,8 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // realError is a line of testdata/errors.jsonl, with the labels of two readers.

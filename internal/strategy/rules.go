@@ -18,7 +18,7 @@ import (
 	"github.com/expr-lang/expr/vm"
 
 	"github.com/dlqd/dlqd/internal/policy"
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // Limits on rules, which operators write, and on the untrusted texts that they read. The time of a

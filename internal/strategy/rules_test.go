@@ -16,7 +16,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 func plannerOf(t *testing.T, routing string) *Planner {

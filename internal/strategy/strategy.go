@@ -14,8 +14,8 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy/strategies"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // The built-in strategies.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy/strategies"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 func TestClassifyStatus_ClassOfEachStatus(t *testing.T) {

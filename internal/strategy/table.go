@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/dlqd/dlqd/riverdlq"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // line is a line of the built-in table: a group of errors with the same class.

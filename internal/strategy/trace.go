@@ -145,7 +145,7 @@ func goFrames(lines []string) []frame {
 		switch {
 		case slices.Contains(goStandard, first) || strings.HasPrefix(function, "golang.org/x/sync"):
 			of = ofRuntime
-		case strings.Contains(function, "riverqueue/river") || strings.Contains(function, "dlqd/riverdlq"):
+		case containsAny(function, []string{"riverqueue/river", "dlqd/riverdlq", "dlqd/internal/riverdlq"}):
 			of = ofRuntime
 		case containsAny(file[1], []string{"/pkg/mod/", "/vendor/"}) || strings.Contains(file[1], "@v"):
 			of = ofLibrary

@@ -15,8 +15,8 @@ import (
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 const (

@@ -10,9 +10,9 @@ import (
 
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // The decisions of a batch are collected in rows and written by one statement per kind, with one

@@ -14,9 +14,9 @@ import (
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 const (

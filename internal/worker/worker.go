@@ -26,9 +26,9 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
-	"github.com/dlqd/dlqd/riverdlq"
 )
 
 // Default intervals of a worker.

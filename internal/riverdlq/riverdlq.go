@@ -1,0 +1,307 @@
+// Code generated from riverdlq/riverdlq.go by "make generate". DO NOT EDIT.
+
+// Package riverdlq adds structure to the errors of a River application: the type and code of an
+// error, its class, and context for the operator. dlqd uses them to decide what happens to a job
+// that failed for good.
+//
+//	workers := river.NewWorkers()
+//	client, err := river.NewClient(driver, &river.Config{
+//		Middleware: []rivertype.Middleware{riverdlq.NewMiddleware()},
+//		...
+//	})
+//
+//	func (w *ChargeWorker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
+//		if declined {
+//			return &riverdlq.Error{
+//				Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness, Message: "insufficient funds",
+//			}
+//		}
+//
+// The package is optional: dlqd also captures jobs that fail with a plain error, and classifies
+// them by its message.
+package riverdlq
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+)
+
+// MetadataKey is the key in a job's metadata that holds its structured error.
+const MetadataKey = "dlq:error"
+
+// AttemptsKey is the key in a job's metadata that holds its failed attempts by number: the duration
+// of each, and the load of the worker's machine.
+const AttemptsKey = "dlq:attempts"
+
+// maxAttempts is the number of attempts that are kept for a job. The oldest are dropped.
+const maxAttempts = 100
+
+// maxMessageBytes limits each recorded text (message, type, code, title, strings of the context),
+// because the job stores them at every attempt. A longer text is cut.
+const maxMessageBytes = 64 << 10
+
+// maxContextBytes limits the context as JSON. A larger one is dropped.
+const maxContextBytes = 256 << 10
+
+// Class is the kind of an error. It decides whether retrying can help, and what dlqd does.
+type Class string
+
+// The classes, with examples. Retrying helps against the first three. The others need an operator
+// or a change of the program.
+const (
+	ClassTransient    Class = "transient"    // connection reset or refused, timeout, HTTP 408, 423, 425, 500, 502
+	ClassRateLimited  Class = "rate_limited" // HTTP 429, quota exceeded
+	ClassOutage       Class = "outage"       // HTTP 503, 504, circuit open, a downstream or database is down
+	ClassValidation   Class = "validation"   // HTTP 400, 405, 413, 422
+	ClassMalformed    Class = "malformed"    // cannot be decoded
+	ClassUnauthorized Class = "unauthorized" // HTTP 401, 403
+	ClassNotFound     Class = "not_found"    // HTTP 404, 410
+	ClassBusiness     Class = "business"     // payment declined, out of stock, HTTP 402, 409
+	ClassCodeBug      Class = "code_bug"     // panic, nil dereference, type error
+	ClassUnknown      Class = "unknown"      // no rule matched: River retries, then the entry is parked
+)
+
+// Classes returns all classes.
+func Classes() []Class {
+	return []Class{
+		ClassTransient, ClassRateLimited, ClassOutage, ClassValidation, ClassMalformed, ClassUnauthorized,
+		ClassNotFound, ClassBusiness, ClassCodeBug, ClassUnknown,
+	}
+}
+
+// Permanent reports whether running the same job again cannot help.
+func (c Class) Permanent() bool {
+	return slices.Contains([]Class{
+		ClassValidation, ClassMalformed, ClassUnauthorized, ClassNotFound, ClassBusiness,
+		ClassCodeBug,
+	}, c)
+}
+
+// Error is an error with the fields by which dlqd classifies and groups it. All fields are
+// optional, but Message or Err should be set.
+type Error struct {
+	Type    string         // name of the error, such as "CardDeclined"
+	Code    string         // code within the type, such as an HTTP status or a SQLSTATE
+	Class   Class          // empty: dlqd classifies it by the other fields
+	Title   string         // what went wrong, the same text each time: dlqd groups by it if there is no Code
+	Message string         // for people; if empty, the text of Err
+	Context map[string]any // anything that can be marshaled to JSON; up to 256 KiB
+	Err     error          // the underlying error, for errors.Is and errors.As
+}
+
+// Error returns the type and the message as text that River can store. A NUL character in it would
+// make the database refuse the completion of this job, and of every job that River completes in the
+// same batch.
+func (e *Error) Error() string {
+	message := e.Message
+	if message == "" && e.Err != nil {
+		message = e.Err.Error()
+	}
+	if e.Type != "" {
+		message = e.Type + ": " + message
+	}
+	return clean(message)
+}
+
+// Unwrap returns the underlying error.
+func (e *Error) Unwrap() error { return e.Err }
+
+// record is the value stored under [MetadataKey].
+type record struct {
+	Attempt int             `json:"attempt"`
+	Type    string          `json:"type,omitempty"`
+	Code    string          `json:"code,omitempty"`
+	Class   Class           `json:"class,omitempty"`
+	Title   string          `json:"title,omitempty"`
+	Message string          `json:"message"`
+	Context json.RawMessage `json:"context,omitempty"`
+}
+
+// Record stores the structured error in err's chain, if there is one, in the job's metadata. ctx
+// must be the context of the job's worker: outside a worker, middleware or hook, Record returns an
+// error.
+func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
+	var structured *Error
+	if !errors.As(err, &structured) {
+		return nil
+	}
+	message := structured.Message
+	if message == "" {
+		message = err.Error()
+	}
+	r := record{
+		Attempt: job.Attempt,
+		Type:    clean(structured.Type),
+		Code:    clean(structured.Code),
+		Class:   structured.Class,
+		Title:   clean(structured.Title),
+		Message: clean(message),
+	}
+	if structured.Context != nil {
+		r.Context = storable(structured.Context)
+	}
+	return river.MetadataSet(ctx, MetadataKey, r)
+}
+
+// storable returns context as JSON that jsonb can hold, or nil if it cannot be stored: then the
+// rest of the error is still recorded, and the job still completes.
+//
+// Decoding replaces invalid Unicode (half a surrogate pair). Numbers keep their digits, because an
+// id beyond 2^53 does not fit a float64; a context with a number outside the range of a float64 is
+// dropped.
+func storable(context map[string]any) json.RawMessage {
+	raw, err := json.Marshal(context)
+	if err != nil || len(raw) > maxContextBytes {
+		return nil
+	}
+	var tree any
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.UseNumber()
+	if decoder.Decode(&tree) != nil {
+		return nil
+	}
+	tree, ok := cleanTree(tree)
+	if !ok {
+		return nil
+	}
+	raw, err = json.Marshal(tree)
+	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+// maxNumberLength limits the characters of a number, because jsonb writes out all its digits. The
+// largest float64 has 309.
+const maxNumberLength = 400
+
+// cleanTree makes all texts storable, and reports whether all numbers are.
+func cleanTree(tree any) (any, bool) {
+	ok := true
+	each := func(node any) any {
+		node, fine := cleanTree(node)
+		ok = ok && fine
+		return node
+	}
+	switch node := tree.(type) {
+	case string:
+		return clean(node), true
+	case json.Number:
+		size, err := node.Float64()
+		return node, err == nil && len(node) <= maxNumberLength && (size != 0 || strings.Trim(string(node), "-0.") == "")
+	case []any:
+		for i := range node {
+			node[i] = each(node[i])
+		}
+	case map[string]any:
+		cleaned := make(map[string]any, len(node))
+		for key, value := range node {
+			cleaned[clean(key)] = each(value)
+		}
+		return cleaned, ok
+	}
+	return tree, ok
+}
+
+// clean returns text that jsonb can hold, cut to maxMessageBytes.
+func clean(s string) string {
+	if len(s) > maxMessageBytes {
+		s = s[:maxMessageBytes]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// Middleware records structured errors, returned or as the value of a panic. It cancels a job at once if the
+// class of a returned error is permanent.
+type Middleware struct {
+	river.MiddlewareDefaults
+
+	// SystemState, if not nil, returns the load of this machine, or false if it is unknown. It is
+	// called after each failed attempt and must not block.
+	SystemState func() (SystemState, bool)
+}
+
+// SystemState is the load of a machine.
+type SystemState struct {
+	CPU    float64 `json:"cpu"`    // percent used, of all processors
+	Memory float64 `json:"memory"` // percent used
+}
+
+// NewMiddleware returns a middleware for river.Config.
+func NewMiddleware() *Middleware { return &Middleware{} }
+
+// Work implements rivertype.WorkerMiddleware.
+func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	start, returned := time.Now(), false
+	defer func() {
+		if returned {
+			return
+		}
+		_ = m.recordAttempt(ctx, job, time.Since(start))
+		if value := recover(); value != nil { // nil: the goroutine ends
+			if err, ok := value.(error); ok {
+				_ = Record(ctx, job, err)
+			}
+			panic(value) // River recovers it, and its trace has the frames of the first panic
+		}
+	}()
+	err := doInner(ctx)
+	returned = true
+	var snoozed *river.JobSnoozeError
+	if err == nil || errors.As(err, &snoozed) {
+		return err
+	}
+	if recordErr := m.recordAttempt(ctx, job, time.Since(start)); recordErr != nil {
+		return errors.Join(err, recordErr)
+	}
+	if recordErr := Record(ctx, job, err); recordErr != nil {
+		return errors.Join(err, recordErr)
+	}
+	var structured *Error
+	var cancelled *river.JobCancelError
+	if errors.As(err, &structured) && structured.Class.Permanent() && !errors.As(err, &cancelled) {
+		return river.JobCancel(err)
+	}
+	return err
+}
+
+// attempt is the record of one attempt under [AttemptsKey].
+type attempt struct {
+	Seconds float64      `json:"seconds"`
+	System  *SystemState `json:"system,omitempty"`
+}
+
+// recordAttempt adds this attempt to the earlier ones in the job's metadata.
+func (m *Middleware) recordAttempt(ctx context.Context, job *rivertype.JobRow, took time.Duration) error {
+	var metadata struct {
+		Attempts map[int]json.RawMessage `json:"dlq:attempts"`
+	}
+	if json.Unmarshal(job.Metadata, &metadata) != nil || metadata.Attempts == nil {
+		metadata.Attempts = map[int]json.RawMessage{}
+	}
+	last := attempt{Seconds: took.Round(time.Microsecond).Seconds()}
+	if m.SystemState != nil {
+		if state, known := m.SystemState(); known {
+			last.System = &state
+		}
+	}
+	raw, err := json.Marshal(last)
+	if err != nil { // NaN or infinity, which JSON cannot hold
+		return nil //nolint:nilerr // the attempt failed for another reason
+	}
+	metadata.Attempts[job.Attempt] = raw
+	numbers := slices.Sorted(maps.Keys(metadata.Attempts))
+	for _, number := range numbers[:max(len(numbers)-maxAttempts, 0)] {
+		delete(metadata.Attempts, number)
+	}
+	return river.MetadataSet(ctx, AttemptsKey, metadata.Attempts)
+}
