@@ -442,12 +442,23 @@ BEGIN
         FROM filed f JOIN unnest(p_ids, p_reasons) AS r (id, reason) ON r.id = f.id
     )
     SELECT coalesce(array_agg(f.id), '{}') INTO v_filed FROM filed f;
+    -- The insert waits for a transaction that closes the open entry of the same job. That entry may
+    -- have taken in the same failure there, which only a new statement sees.
+    IF EXISTS (SELECT FROM dlq.dead_letter_open e
+               JOIN dlq.retired_jobs r ON r.job_id = e.river_job_id AND r.job_created_at = e.job_created_at
+                   AND r.failure = e.id AND r.entry_id <> e.id
+               WHERE e.id = ANY (v_filed)
+                 AND (r.attempt = e.retry_count OR e.id = dlq.entry_id(e.river_job_id, e.last_failed_at))) THEN
+        RAISE EXCEPTION 'another entry has taken in one of these failures: try again'
+            USING ERRCODE = 'serialization_failure';
+    END IF;
     RETURN v_filed;
 END
 $$;
 COMMENT ON FUNCTION dlq.file_as IS
     'Files entries of the inbox that the caller has locked, decided or undecided. Returns their '
-    'ids. Rows whose job has an open entry, or whose failure is known, stay for dlq.file_repeats.';
+    'ids. Rows whose job has an open entry, or whose failure is known, stay for dlq.file_repeats. '
+    'Raises 40001 if another entry took in one of the failures at the same time: call again.';
 
 CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_errors jsonb, p_metadata jsonb, p_attempt integer,
     p_max_attempts integer, p_at timestamptz, p_actor text) RETURNS void
@@ -586,7 +597,11 @@ BEGIN
     IF cardinality(v_ids) = 0 THEN
         RETURN 0;
     END IF;
-    v_filed := cardinality(dlq.file_as(v_ids));
+    BEGIN
+        v_filed := cardinality(dlq.file_as(v_ids));
+    EXCEPTION WHEN serialization_failure THEN
+        v_filed := cardinality(dlq.file_as(v_ids));
+    END;
     IF v_filed < cardinality(v_ids) THEN
         -- Lock the open entries of their jobs together with the entries that the caller acts on, in
         -- the order of dlq.lock_entries.

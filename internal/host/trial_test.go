@@ -319,8 +319,10 @@ func (h *host) requireFiledOnce() {
 				'') || coalesce((SELECT ' now ' || to_jsonb(j)::text FROM river_job j WHERE j.id = f.job_id), ' gone')
 		FROM failures f WHERE f.captured AND NOT EXISTS (SELECT FROM filed t WHERE t.job_id = f.job_id
 			AND t.at = f.at)`), "captured failures that are in no entry")
-	require.Empty(h, h.strings(`SELECT t.job_id || ' ' || t.at || ': ' || string_agg(t.entry_id::text, ' ') FROM filed t
-		JOIN failures f ON f.job_id = t.job_id AND f.at = t.at
+	require.Empty(h, h.strings(`SELECT t.job_id || ' ' || t.at || ': ' || string_agg(t.entry_id::text, ' ') || '; '
+			|| (SELECT string_agg(concat_ws(' ', a.at, a.entry_id, a.to_status, a.actor, a.reason), '; ' ORDER BY a.at)
+				FROM dlq.dead_letter_transitions a WHERE a.entry_id = ANY (array_agg(t.entry_id)))
+		FROM filed t JOIN failures f ON f.job_id = t.job_id AND f.at = t.at
 		GROUP BY t.job_id, t.at HAVING count(DISTINCT t.entry_id) > 1`), "failures that are in two entries")
 	require.Empty(h, h.strings(`SELECT t.entry_id || ' ' || t.failed_at || ': ' || count(*)
 		FROM dlq.dead_letter_transitions t WHERE t.failed_at IS NOT NULL
