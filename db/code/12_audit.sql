@@ -57,7 +57,8 @@ DECLARE
     v_until timestamptz := 'infinity';
     v_scope jsonb := dlq.scope();
     v_mask  jsonb := dlq.mask(false);
-    v_note  text := CASE WHEN v_mask IS NULL THEN 't.note' ELSE 'dlq.masked_text(t.note, $8)' END;
+    v_note  text := CASE WHEN 'notes' = ANY (dlq.hidden_columns()) THEN 'NULL::text'
+        WHEN v_mask IS NULL THEN 't.note' ELSE 'dlq.masked_text(t.note, $8)' END;
 BEGIN
     -- As in dlq.filter_where, values are read from parameter $1 and never become part of the SQL
     -- text.

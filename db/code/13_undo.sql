@@ -75,7 +75,8 @@ DECLARE
     v_operation dlq.operations := dlq.one_operation(p_id);
     v_mask      constant jsonb := dlq.mask(false);
 BEGIN
-    v_operation.note := dlq.masked_text(v_operation.note, v_mask);
+    v_operation.note := CASE WHEN NOT 'notes' = ANY (dlq.hidden_columns())
+        THEN dlq.masked_text(v_operation.note, v_mask) END;
     v_operation.filter := CASE WHEN NOT dlq.hidden_columns() && dlq.filtered_columns()
         THEN dlq.masked_detail(v_operation.filter, v_mask) END;
     v_operation.args := CASE WHEN NOT dlq.hidden_columns() && dlq.filtered_columns()

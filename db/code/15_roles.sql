@@ -318,15 +318,15 @@ BEGIN
             ('dlq.dead_letter_queue'::regclass, dlq.with_title(p_sensitive), dlq.masked_columns()),
             -- Edited payloads, patches, filters on payloads, and error texts are in other tables,
             -- too.
-            ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END,
-                ARRAY['detail', 'note']),
+            ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END
+                || CASE WHEN 'notes' = ANY (p_sensitive) THEN ARRAY['note'] END, ARRAY['detail', 'note']),
             ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context',
                 'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
             ('dlq.replay_runs', CASE WHEN p_sensitive && dlq.filtered_columns()
                 THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
             ('dlq.ordered_jobs', NULL, ARRAY['ordering_key']),
-            ('dlq.operations', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['filter', 'args'] END,
-                ARRAY['filter', 'args', 'note']),
+            ('dlq.operations', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['filter', 'args'] END
+                || CASE WHEN 'notes' = ANY (p_sensitive) THEN ARRAY['note'] END, ARRAY['filter', 'args', 'note']),
             ('dlq.approvals', CASE WHEN p_sensitive && dlq.filtered_columns() THEN ARRAY['request'] END,
                 ARRAY['request', 'note', 'decision', 'problem']),
             ('dlq.replay_run_entries', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['detail'] END,
@@ -335,7 +335,7 @@ BEGIN
                 ARRAY['title']),
             ('dlq.group_aliases', CASE WHEN 'error_message' = ANY (p_sensitive) THEN ARRAY['title'] END,
              ARRAY['title']),
-            ('dlq.acts', NULL, ARRAY['detail', 'note'])
+            ('dlq.acts', CASE WHEN 'notes' = ANY (p_sensitive) THEN ARRAY['note'] END, ARRAY['detail', 'note'])
         LOOP
             v_hidden := CASE v_role WHEN 'dlq_reader' THEN coalesce(v_hidden, '{}') ELSE '{}' END
                 || CASE WHEN p_masked ?| '{where,patterns}' THEN v_masked ELSE '{}' END;

@@ -459,7 +459,8 @@ func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 // parameters, for EXPLAIN.
 func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limit int) (string, []any) {
 	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason,
-		dlq.masked_text(note, m.mask) AS note, strategy, rule, next_retry_at, river_job_id, config_version, origin, operation,
+		CASE WHEN m.mask -> 'hidden' ? 'notes' THEN NULL ELSE dlq.masked_text(note, m.mask) END AS note, strategy,
+		rule, next_retry_at, river_job_id, config_version, origin, operation,
 			CASE WHEN m.mask -> 'hidden' ? 'edited_event' THEN NULL ELSE dlq.masked_detail(detail, m.mask) END AS detail
 		FROM dlq.dead_letter_transitions CROSS JOIN (SELECT CASE WHEN NOT $6 THEN dlq.mask($5) END AS mask OFFSET 0) m
 		WHERE entry_id = $1 AND at >= $2 AND at < $3 ORDER BY at, id LIMIT $4`),

@@ -204,7 +204,22 @@ func TestMoves_RefusalSaysWhoMovedTheEntry(t *testing.T) {
 		policy.Data{SensitivePatterns: []string{"cardNumbers"}}.Masked()))
 	refused(t.Context(), `: "ticket 4711, card ***"`)
 	refused(postgres.AsReader(t.Context()), "")
-	err := b.store.Discard(postgres.WithScope(t.Context(), `[{"queues": ["elsewhere"]}]`), id, kim)
+	_, shown, err := b.store.Get(t.Context(), id)
+	require.NoError(t, err)
+	_, hidden, err := b.store.Get(postgres.AsReader(t.Context()), id)
+	require.NoError(t, err)
+	require.Len(t, hidden, len(shown))
+	require.Equal(t, "not a move", *shown[len(shown)-1].Note)
+	for i := range hidden {
+		require.Nil(t, hidden[i].Note, "the trail hides notes, too")
+	}
+	reader := `SELECT coalesce(string_agg(a.note, ' '), '') FROM set_config('dlq.sight', 'reader', true), dlq.audit($1) a`
+	for _, filter := range []string{`{"entryId": "` + id.String() + `"}`, `{"text": "4711"}`} {
+		var notes string
+		require.NoError(t, b.pool.QueryRow(t.Context(), reader, filter).Scan(&notes))
+		require.Empty(t, notes, filter)
+	}
+	err = b.store.Discard(postgres.WithScope(t.Context(), `[{"queues": ["elsewhere"]}]`), id, kim)
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 	require.NotContains(t, err.Error(), "lee")
 }
