@@ -71,7 +71,7 @@ var needs = map[string]need{
 	"withdraw": {access.Operator, true},
 
 	"list-tokens": {access.Admin, false}, "create-token": {access.Admin, false}, "revoke-token": {access.Admin, false},
-	"get-policy": {access.Reader, false}, "test-policy": {access.Reader, false},
+	"get-policy": {access.Reader, true}, "test-policy": {access.Reader, false},
 	"preview-policy": {access.Operator, false},
 
 	"search-audit": {access.Reader, true}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/message"
@@ -35,7 +37,7 @@ type PolicyRule struct {
 	Match policy.Match `json:"match" doc:"Conditions, all of which an error must match."`
 	Does  string       `json:"does,omitempty" doc:"Strategy that the rule assigns; absent: that of the kind, queue or class."`
 	From  string       `json:"from" doc:"File and line."`
-	Text  string       `json:"text" doc:"The whole rule, as written in the file."`
+	Text  string       `json:"text" doc:"The whole rule, as written in the file; empty if it names queues that the caller may not see."`
 }
 
 // PolicySetting is one value in force.
@@ -116,8 +118,10 @@ var (
 func (s *service) registerPolicy(api huma.API) {
 	tags := []string{policyTag}
 	get := huma.Operation{
-		Tags:    tags,
-		Summary: "Get the policy in force, with the file and line of each value", Errors: []int{503},
+		Tags:        tags,
+		Summary:     "Get the policy in force, with the file and line of each value",
+		Description: "A caller who is limited to some queues gets what decides about all queues, or only about theirs.",
+		Errors:      []int{503},
 	}
 	example(&get, http.StatusOK, PolicyInForce{
 		Version: "3d5ebe1c5944", Rules: []PolicyRule{{
@@ -127,8 +131,8 @@ func (s *service) registerPolicy(api huma.API) {
 		}},
 		Settings: []PolicySetting{{File: "retry-policies", Path: "defaults.timeout", Value: "10s", From: "built in"}},
 	})
-	register(api, GetPolicy, get, func(context.Context, *None) (*PolicyInForce, error) {
-		return policyInForce(s.Planner().Policy()), nil
+	register(api, GetPolicy, get, func(ctx context.Context, _ *None) (*PolicyInForce, error) {
+		return policyInForce(s.Planner().Policy(), access.ScopeOf(ctx)), nil
 	})
 
 	test := huma.Operation{
@@ -299,24 +303,86 @@ func text(s *string) string {
 	return *s
 }
 
-func policyInForce(p *policy.Policy) *PolicyInForce {
+// policyInForce returns a policy, as far as it concerns the queues of a scope.
+func policyInForce(p *policy.Policy, scope access.Scope) *PolicyInForce {
+	queues := slices.Concat(p.QueueNames(), slices.Collect(maps.Keys(p.Routing.Queues)),
+		slices.Collect(maps.Keys(p.Workers.Queues)), slices.Collect(maps.Keys(p.Monitoring.Queues)),
+		slices.Collect(maps.Keys(p.Breakers.RiverQueues)))
+	for _, part := range scope {
+		queues = append(queues, part.Queues...)
+	}
 	out := &PolicyInForce{Version: p.Version(), Rules: []PolicyRule{}, Settings: []PolicySetting{}}
 	texts := map[string]string{}
 	for _, setting := range p.Settings() {
 		text := setting.Text()
 		texts[setting.File+" "+setting.Path] = text
+		if scope != nil && !concerns(p, scope, queues, &setting) {
+			continue
+		}
 		out.Settings = append(out.Settings, PolicySetting{
 			File: setting.File, Path: setting.Path, Value: text, From: p.Place(setting.Origin),
 		})
 	}
 	for i, rule := range p.Routing.Rules {
 		path := fmt.Sprintf("rules[%d]", i)
+		shown, text := rule.Match, texts["dlq-routing "+path]
+		if scope != nil && len(rule.Match.Queue) > 0 {
+			shown.Queue = nil
+			for _, pattern := range rule.Match.Queue {
+				if slices.ContainsFunc(queues, func(name string) bool {
+					return scope.HasQueue(name) && policy.MatchPattern(pattern, name)
+				}) {
+					shown.Queue = append(shown.Queue, pattern)
+				}
+			}
+			if len(shown.Queue) == 0 {
+				continue
+			}
+			if len(shown.Queue) < len(rule.Match.Queue) {
+				text = ""
+			}
+		}
 		out.Rules = append(out.Rules, PolicyRule{
-			Name: rule.Name, Class: rule.Class, Match: rule.Match, Does: rule.Plan.Strategy,
-			From: p.Place(p.Where("dlq-routing", path)), Text: texts["dlq-routing "+path],
+			Name: rule.Name, Class: rule.Class, Match: shown, Does: rule.Plan.Strategy,
+			From: p.Place(p.Where("dlq-routing", path)), Text: text,
 		})
 	}
 	return out
+}
+
+// concerns reports whether a setting decides about all queues, or only about queues of the scope. Any other
+// setting is hidden from callers who are limited to the scope.
+func concerns(p *policy.Policy, scope access.Scope, queues []string, s *policy.Setting) bool {
+	part, rest, _ := strings.Cut(s.Path, ".")
+	switch s.File + " " + part {
+	case "dlq-routing classes", "dlq-routing strategies", "dlq-routing smartRetry", "dlq-routing redeliveriesPerSecond",
+		"circuit-breaker defaults", "worker-pool defaults", "monitoring defaults":
+		return true
+	case "retry-policies queues", "dlq-routing queues", "worker-pool queues", "monitoring queues",
+		"circuit-breaker riverQueues":
+		return ofNames(rest, queues, scope.HasQueue)
+	case "retry-policies destinations", "circuit-breaker destinations":
+		return ofNames(rest, slices.Collect(maps.Keys(p.Destinations)), func(destination string) bool {
+			users := p.QueuesOf(destination)
+			return len(users) > 0 && !slices.ContainsFunc(users, func(queue string) bool { return !scope.HasQueue(queue) })
+		})
+	}
+	return false
+}
+
+// ofNames reports whether a path begins with one of the names, and only with names that may be shown: a name
+// may contain dots.
+func ofNames(path string, names []string, shown func(name string) bool) bool {
+	found := false
+	for _, name := range names {
+		if path == name || strings.HasPrefix(path, name+".") {
+			if !shown(name) {
+				return false
+			}
+			found = true
+		}
+	}
+	return found
 }
 
 // classify returns how a planner judges an error that fails now, and again after each redelivery.

@@ -30,6 +30,7 @@ type policyPage struct {
 	TodayMore  bool             // Today counts only the newest entries
 	DraftFiles []string
 	WhyNot     string             // why the viewer may not preview a change
+	WhyNotTest string             // why the viewer may not test an error, and sees a part of the policy
 	Draft      url.Values         // the change that the viewer entered
 	Preview    *api.PolicyPreview // effect of the change
 	DraftError *api.Problem
@@ -65,7 +66,8 @@ func (c *Console) previewPolicy(in *request) (*done, error) {
 
 func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 	p := &policyPage{
-		WhyNot: missingRoleIn(in.me(), access.Operator, ""), Form: in.URL.Query(),
+		WhyNot:     missingRoleIn(in.me(), access.Operator, ""),
+		WhyNotTest: missingRoleIn(in.me(), access.Reader, ""), Form: in.URL.Query(),
 		DraftFiles: policy.Source{Env: c.Environment}.DraftFiles(),
 		Copies: copies("", "SELECT dlq.policy_version(); SELECT * FROM dlq.policy_changes('7 days'); SELECT * FROM dlq.by_rule('24 hours');", //nolint:unqueryvet // for people
 			in.curl(api.GetPolicy.Path, address(api.GetPolicies, api.OverInput{Over: "7d"}),
@@ -160,6 +162,9 @@ func (p *policyPage) summary() string {
 	}
 	text := "Version " + p.Policy.Version + " is in force: " + plural(len(p.Policy.Rules), "rule") + " and " +
 		plural(own, "value") + " from files; other values are built in."
+	if p.WhyNotTest != "" {
+		text += " Shown is what decides about all queues, or only about yours."
+	}
 	if p.Problem != "" {
 		text = "The files have errors and are not in force. " + text
 	}

@@ -302,7 +302,7 @@ var operations = []operation{
 	{"list-tokens", "GET", "/api/tokens", access.Admin, "", "", "everything"},
 	{"create-token", "POST", "/api/tokens", access.Admin, `{"name": "walker", "role": "sender"}`, "", "everything"},
 	{"revoke-token", "DELETE", "/api/tokens/0198a0b0-0000-7000-8000-000000000000", access.Admin, "", "none", "everything"},
-	{"get-policy", "GET", "/api/policy", access.Reader, "", "", "everything"},
+	{"get-policy", "GET", "/api/policy", access.Reader, "", "", ""},
 	{"test-policy", "POST", "/api/policy/test", access.Reader, `{"status": 503}`, "", "everything"},
 	{
 		"preview-policy", "POST", "/api/policy/preview", access.Operator, `{"file": "dlq-routing", "text": ""}`,
