@@ -16,7 +16,7 @@ RETURN CASE p_from
             'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_failed'::dlq.dead_letter_status
         THEN ARRAY['dlq_processing', 'dlq_resolved', 'dlq_archived']::dlq.dead_letter_status[]
-    -- Reopened by an operator, or because the job was run again outside dlqd.
+    -- An operator reopens the entry, or its job was run again outside dlqd.
     WHEN 'dlq_resolved'::dlq.dead_letter_status THEN ARRAY['dlq_manual']::dlq.dead_letter_status[]
     WHEN 'dlq_archived'::dlq.dead_letter_status THEN ARRAY['dlq_manual']::dlq.dead_letter_status[]
 END;
@@ -38,8 +38,8 @@ RETURN CASE p_status
 END;
 COMMENT ON FUNCTION dlq.stage_of IS 'The partition (stage) of a filed dead letter with this status.';
 
--- PL/pgSQL, because Postgres plans an SQL function that it cannot inline anew in every statement
--- (measured: 22 µs of the 45 µs of an insert).
+-- PL/pgSQL keeps its plan within a session. Postgres cannot inline this function, so it would plan
+-- an SQL function again in every statement (measured: 22 µs of the 45 µs of an insert).
 CREATE OR REPLACE FUNCTION dlq.uuid_v7() RETURNS uuid
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 DECLARE
@@ -83,9 +83,10 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'reconciler', 'sweep', 'retention', 'backfill');
 COMMENT ON FUNCTION dlq.is_person IS 'Whether an actor is a user or a program of one, not dlqd itself.';
 
--- Only the schema's owner may set dlq.origin. For other callers the address comes from the server;
--- application_name is the client's own claim. A database user or a user of the API may have the
--- same name as one of dlqd's actors, such as capture: a database user still gets an origin.
+-- The setting dlq.origin, in which the API describes its caller, counts only if the caller owns the
+-- schema. For other callers the address comes from the server; application_name is the client's own
+-- claim. A database user may have the name of one of dlqd's actors, such as capture: the second
+-- condition gives the moves of such a user an origin, too.
 CREATE OR REPLACE FUNCTION dlq.origin(p_actor text, p_claimed text DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE
@@ -100,8 +101,9 @@ COMMENT ON FUNCTION dlq.origin IS
     'program of the database session, with the claimed name if it differs from the actor. Null for '
     'moves that dlqd makes itself.';
 
--- dlqd sets dlq.scope for one transaction. For any other user the roles of session_user count, so
--- SET ROLE does not widen the scope.
+-- For the schema's owner the scope is the setting dlq.scope, which dlqd sets for one transaction. For
+-- other users the roles of session_user count, so SET ROLE does not widen the scope. Only a user who
+-- is a member of the owner gets the scope of the role chosen by SET ROLE.
 CREATE OR REPLACE FUNCTION dlq.scope() RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -159,7 +161,8 @@ COMMENT ON FUNCTION dlq.in_patterns IS
     'Whether a queue and a kind are in a scope, given as dlq.scope_patterns returns it. Objects of '
     'a whole queue have a null kind: they are in scope if kinds are not limited.';
 
--- Inlined, too: if the scope is a constant or a parameter, its patterns are computed at plan time.
+-- Postgres inlines this expression, too. If the scope is a constant or a parameter, its patterns are
+-- computed at plan time.
 CREATE OR REPLACE FUNCTION dlq.in_scope(p_queue text, p_kind text, p_scope jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN dlq.in_patterns(p_queue, p_kind, dlq.scope_patterns(p_scope));
@@ -203,8 +206,8 @@ COMMENT ON FUNCTION dlq.act_in_scope IS
     '(dlq.acts.subject): a queue, its circuit breaker, a failure group of the queue, a replay run, '
     'or a request for approval.';
 
--- For the caller, an entry outside the scope looks the same as one that does not exist. Call it
--- before a query, not in one: the planner would call it for each partition and index.
+-- For the caller, an entry outside the scope looks the same as one that does not exist. Call this
+-- function before a query, not in one: the planner would call it for each partition and index.
 CREATE OR REPLACE FUNCTION dlq.ids_in_scope(p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
@@ -315,8 +318,8 @@ BEGIN
 
     NEW.updated_at := now();
     IF OLD.stage = 'inbox' THEN
-        -- Filing adds a job's further failure to its open entry and drops a known failure: such a
-        -- row does not move.
+        -- If the job has an open entry, or an entry already holds this failure, the row does not
+        -- move: filing adds the failure to the open entry, or drops it.
         IF dlq.is_repeat(OLD.river_job_id, OLD.job_created_at)
            OR NOT dlq.may_be_filed(OLD.id, OLD.river_job_id, OLD.job_created_at, OLD.retry_count, OLD.last_failed_at)
                THEN
@@ -392,7 +395,7 @@ BEGIN
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id,
              NEW.river_job_id),
          NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
-         -- For an operator's move, the policy in force at the time, not the one that decided last.
+         -- For an operator's move: the policy in force now, not the one under which dlqd last decided.
          CASE WHEN v_origin IS NULL THEN NEW.config_version ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
          OLD.error_class,
          CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
@@ -400,8 +403,8 @@ BEGIN
          CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
          v_left, v_joined, v_origin, (NEW.move ->> 'operation')::uuid);
 
-    -- If the row changes its partition, Postgres next inserts it into the new one. The mark tells
-    -- on_enter that the entry is not new.
+    -- If the row changes its partition, Postgres inserts it into the new one after this trigger. The
+    -- marker "moved" tells dlq.on_enter that the entry is not new.
     NEW.move := CASE WHEN NEW.stage <> v_stage AND NEW.status <> 'dlq_pending' THEN '{"moved": true}' END;
     RETURN NEW;
 END
@@ -457,8 +460,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.fence_table IS
-    'Limits what readers of a table see to the rows in their scope, for which p_sees holds. With a '
-    'null p_sees, readers with a scope see no rows.';
+    'Enables row level security on a table. A reader with a scope sees only the rows for which the '
+    'condition p_sees holds; no rows if p_sees is null. A reader without a scope sees all rows.';
 
 -- guard_partition puts the parent's statement triggers on a partition: the parent's own do not fire
 -- for a statement that names the partition.
@@ -513,8 +516,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement, with the reason that the trigger passes.';
 
--- The only change allowed: dlq.erase removes the edited payload from a row, and names from its reason. Actor
--- and time stay.
+-- A row of the audit trail changes only if dlq.erase removes the payload that an operator edited
+-- (detail) or names (reason). All other columns, such as actor and time, stay.
 CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -555,8 +558,8 @@ COMMENT ON FUNCTION dlq.on_operation IS
     'Trigger: refuses changes of operations, except for their progress (dlq.record_operation), data that '
     'dlq.erase removes, and the deletion of old ones (dlq.forget_old).';
 
--- A statement that sets move, or the status, writes an audit row (dlq.on_move). dlq.failed_again writes
--- one after the change.
+-- The trigger's WHEN skips statements that set move or the status: dlq.on_move writes their audit row.
+-- dlq.recording is set by functions that write the audit row after the change, dlq.erasing by dlq.erase.
 CREATE OR REPLACE FUNCTION dlq.on_content() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
