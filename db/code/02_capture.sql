@@ -22,8 +22,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_text ~ '^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$' THEN p_text::uuid END;
 COMMENT ON FUNCTION dlq.to_uuid IS 'p_text as a UUID; null if it is not one.';
 
--- SQL expressions, not PL/pgSQL, so that Postgres inlines them. date_part is STABLE, so entry_id
--- cannot be IMMUTABLE.
+-- The next three functions are SQL expressions, not PL/pgSQL, so that Postgres inlines them.
+-- date_part is STABLE, so the two that use it cannot be IMMUTABLE.
 CREATE OR REPLACE FUNCTION dlq.uuid_of(p_us bigint, p_number bigint) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN encode(int8send(((p_us / 1000) << 16) | 28672 | ((p_us % 1000) << 2))
@@ -46,8 +46,8 @@ COMMENT ON FUNCTION dlq.entry_id IS
     'The id of the dead letter of a failure, made from the job''s id and its finalized_at, so that '
     'one failure has one id in capture, in a fact and in the reconciler.';
 
--- The switch is the body of two functions. Replacing them takes no lock on River's or dlqd's
--- tables, and takes effect in every session at its next statement.
+-- The mode and the limit of capture are stored as the bodies of two functions. Replacing these takes
+-- no lock on River's or dlqd's tables, and takes effect in every session at its next statement.
 CREATE OR REPLACE FUNCTION dlq.put_capture(p_mode text, p_limit interval) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
@@ -56,7 +56,7 @@ BEGIN
     LOOP
         v_try := v_try + 1;
         BEGIN
-            IF v_try <= 2 THEN -- serialize changes; any role may hold this lock, so two attempts at most wait for it
+            IF v_try <= 2 THEN -- serializes changes; only two attempts wait, because any role may hold this lock
                 PERFORM pg_advisory_xact_lock(hashtextextended('dlq.put_capture', 0));
             END IF;
             EXECUTE format('CREATE OR REPLACE FUNCTION dlq.capture_mode() RETURNS text LANGUAGE sql STABLE RETURN %L::text', p_mode);
@@ -158,12 +158,13 @@ CREATE OR REPLACE FUNCTION dlq.is_failure(p_job jsonb, p_before jsonb DEFAULT NU
 LANGUAGE sql IMMUTABLE
 RETURN CASE p_job ->> 'state'
     -- River's scheduler discards a retry whose unique key another job holds: a duplicate, not a
-    -- failure. Its marker stays in the metadata, so it counts only if the job was scheduled or
-    -- retryable before, or its previous state is unknown.
+    -- failure. The scheduler's marker stays in the metadata if the job runs again later. So the
+    -- marker means a duplicate only if the job was scheduled or retryable before, or if its previous
+    -- state is unknown.
     WHEN 'discarded' THEN NOT (p_job -> 'metadata' @> '{"unique_key_conflict": "scheduler_discarded"}'
                                AND coalesce(p_before ->> 'state' IN ('scheduled', 'retryable'), true))
-    -- A worker that returns river.JobCancel(err) adds an error. A cancellation by an operator
-    -- leaves cancel_attempted_at.
+    -- A worker that cancels its job (river.JobCancel(err)) adds an error: a failure. A cancellation
+    -- by an operator, which is no failure, sets cancel_attempted_at.
     WHEN 'cancelled' THEN NOT (p_job -> 'metadata' ? 'cancel_attempted_at')
                           AND CASE jsonb_typeof(p_job -> 'errors')
                               WHEN 'array' THEN jsonb_array_length(p_job -> 'errors') ELSE 0 END
@@ -180,23 +181,26 @@ LANGUAGE sql VOLATILE
 RETURN pg_notify('dlq.wake', '');
 COMMENT ON FUNCTION dlq.wake IS 'Notifies DLQ workers that there is work. They also poll.';
 
--- capture and follow contain their statements twice. At the first job of an application's statement
--- they run in a block that catches every error (a lock that is not available, a plan that cannot be
--- made, an added constraint). Once they have worked, they run outside a block for the statement's
--- other jobs, because each block that writes costs a subtransaction id. The parts that the copies
--- share are written once, here; \sf dlq.capture shows the function.
+-- dlq.capture and dlq.follow contain each of their SQL statements twice:
+--   - For the first job of an application's statement: in a block that catches every error (a lock
+--     that is not available, a plan that cannot be made, an added constraint).
+--   - For the further jobs of that statement: without a block, because each block that writes costs
+--     a subtransaction id. The first job has shown that the SQL statement works.
+-- The texts below are the parts that both copies share; \sf dlq.capture shows the whole function.
 --
--- The result of the first job holds for the statement's other jobs. A setting of the transaction
--- keeps it as "statement until tables": the statement's time and the end of the time that capture
--- may work on it, both in microseconds (until = 0: skip), then the tables written so far: i
--- (inbox), f (job_facts).
+-- A setting of the transaction passes the result of the first job on to the further jobs, as
+-- "statement until tables":
+--   statement: when the application's statement began, in microseconds
+--   until:     until when capture may work on it, in microseconds; 0 to skip the further jobs
+--   tables:    the tables written so far: i (inbox), f (job_facts)
 DO $install$
 DECLARE
-    -- v_failure is dlq.is_failure as an expression on NEW and OLD. v_entry checks a job's size,
-    -- because time is checked only between jobs and one large job could exceed the limit. At most
-    -- 10 MB are copied, which takes 100 ms, and at most 50 bytes for each microsecond left.
-    -- Compressed errors and metadata count a hundred times, because they are unpacked; args are
-    -- copied as stored.
+    -- v_failure is dlq.is_failure as an expression on NEW and OLD.
+    --
+    -- v_entry appends the failure, unless the job is too large: capture checks the time only between
+    -- jobs, and copying one large job could exceed the limit. It copies at most 10 MB, which takes
+    -- 100 ms, and at most 50 bytes for each microsecond left. Compressed errors and metadata count a
+    -- hundred times, because copying unpacks them; args are copied as stored.
     v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded'
         THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
             AND OLD.state IN ('scheduled', 'retryable'))
@@ -236,13 +240,17 @@ DECLARE
                        NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(),
                        v_failed_at, v_failed_at;
             END IF$sql$;
-    -- Whether the job may be one that dlqd made or follows, or one retried a moment ago. The marker
-    -- only says where to look: applications copy metadata to other jobs.
+    -- v_marked is whether dlqd may have made or may follow this job, or whether the job may have been
+    -- retried a moment ago. It only decides whether v_fact looks the job up: a marker (dlq:entry_id)
+    -- alone proves nothing, because applications copy metadata to other jobs.
     v_marked constant text := $sql$NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1$sql$;
-    -- A SERIALIZABLE transaction must not read here: with any transaction that appends to the same
-    -- page, the read would count as a conflict between the application's own transactions. It
-    -- trusts the marker, which dlq.apply_fact checks. If the marker was copied, the reconciler
-    -- finds the failure.
+    -- v_fact looks the job up in entry_jobs and job_facts. If it is found, it is no new failure, and
+    -- its end is recorded as a fact.
+    --
+    -- Under SERIALIZABLE it does not read these tables: any other transaction that appends to a page
+    -- that was read would count as a conflict, and the application's transaction could fail. There
+    -- it trusts the marker, which dlq.apply_fact checks later. If the application copied the marker
+    -- from another job, the reconciler finds the failure.
     v_fact constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
                     v_known := NEW.metadata ? 'dlq:entry_id';
                 ELSE
@@ -260,15 +268,16 @@ DECLARE
                                'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata',
                                NEW.metadata) END;
                 END IF$sql$;
-    -- dlq.supersede sets a job to completed with a new finalized_at, so such a job's entry comes
-    -- from its marker, which dlq.apply_fact checks.
+    -- v_retry records a retry. The entry's id follows from the job's finalized_at, except for a
+    -- completed job: dlq.supersede completes jobs with a new finalized_at. The entry's id of such a
+    -- job comes from a marker in its metadata, which dlq.apply_fact checks.
     v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
             SELECT NEW.id, NEW.created_at, 'retried',
                    CASE OLD.state WHEN 'completed'
                        THEN dlq.to_uuid(coalesce(OLD.metadata #>> '{dlq:done,entry}', OLD.metadata ->> 'dlq:entry_id'))
                            ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
-    -- The time until which capture may work on this statement: the limit from now, or half of the
-    -- session's statement_timeout if that ends earlier.
+    -- v_until is the time until which capture may work on this statement: now plus the limit, or the
+    -- statement's start plus half of statement_timeout, if that is earlier.
     v_until constant text := $sql$(date_part('epoch', least(clock_timestamp() + dlq.capture_limit(),
                     CASE WHEN current_setting('statement_timeout') <> '0'
                         THEN statement_timestamp() + current_setting('statement_timeout')::interval / 2
@@ -401,7 +410,7 @@ BEGIN
     ELSE
         BEGIN
             IF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
-                RETURN NULL; -- dlqd has never known this job
+                RETURN NULL; -- the job is neither a redelivery nor that of a resolved entry
             END IF;
             v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 ELSE %2$s END;
             IF v_until > 0 THEN
