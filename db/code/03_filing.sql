@@ -1,12 +1,12 @@
--- Filing moves a row of the inbox to the open partition, with a description of its failure and an
--- audit row. DLQ workers file and judge in one step. An operation on an entry that is still in the
--- inbox files it first.
+-- Filing makes an entry of a failure in the inbox: it moves the row to the open partition, describes
+-- the failure, and writes an audit row. DLQ workers file and decide (class, strategy, time) in one
+-- step. An operation on an entry that is still in the inbox files it first, undecided.
 
 -- describe_failure describes a failure from the errors and metadata of its job. An application may
 -- have left any JSON there, so the code is in one block that catches every error: a poorly
 -- described entry is better than one that cannot be filed. The block writes nothing, so it costs no
--- subtransaction id. The function runs once per failure, so it uses plain assignments, which
--- PL/pgSQL evaluates without a query, where it can.
+-- subtransaction id. The function runs once per failure, so where possible it uses plain
+-- assignments, which PL/pgSQL evaluates without a query.
 CREATE OR REPLACE FUNCTION dlq.describe_failure(p_errors jsonb, p_metadata jsonb, p_attempt integer,
     p_failed_at timestamptz,
     OUT error_message text, OUT error_type text, OUT error_code text, OUT error_title text, OUT error_class text,
@@ -32,8 +32,8 @@ BEGIN
         IF error_stack_trace IS NOT NULL THEN
             error_type := 'panic';
         END IF;
-        -- Metadata outlives the attempt that wrote it, so it counts only if it is from the last
-        -- attempt.
+        -- The reported error stays in the metadata during later attempts, so it counts only if the
+        -- last attempt wrote it.
         IF v_reported -> 'attempt' = coalesce(v_last -> 'attempt', to_jsonb(p_attempt)) THEN
             error_message := coalesce(v_reported ->> 'message', error_message);
             error_type := coalesce(left(v_reported ->> 'type', 255), error_type);
@@ -75,8 +75,8 @@ BEGIN
             retry_history := dlq.with_attempts(retry_history, p_metadata -> 'dlq:attempts');
             v_last := retry_history -> -1;
         END IF;
-        -- An invalid time raises, but everything else is described by now. dlq.to_timestamptz would
-        -- cost a subtransaction.
+        -- An invalid time raises an error here, when everything else is already described.
+        -- dlq.to_timestamptz would cost a subtransaction.
         v_started := v_last ->> 'at';
         IF v_started LIKE '____-__-__T__:__:__%' AND NOT v_last ? 'processingDuration'
            AND v_last ->> 'error' NOT LIKE 'Stuck job rescued by %' THEN
@@ -115,9 +115,9 @@ COMMENT ON FUNCTION dlq.with_attempts IS
     'A retry history, completed by a worker''s report of its attempts (metadata key dlq:attempts, '
     'by attempt number): processingDuration in seconds, and systemState.';
 
--- Four functions cut what rules and fingerprints read of an entry. Queries inline them, which needs STABLE.
--- pg_column_size comes first: it does not decompress a column, and a text of the other size is made only
--- of values that pass.
+-- The next four functions limit how much rules and fingerprints read of an entry. Queries inline them;
+-- those that cast jsonb to text have to be STABLE for that. They compare pg_column_size first, which does
+-- not decompress the column, so that only values within that limit are converted to text.
 CREATE OR REPLACE FUNCTION dlq.judged_message(p_message text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN left(p_message, 8192);
@@ -162,7 +162,7 @@ BEGIN
     p_entry.error_context := v_fail.error_context;
     p_entry.retry_history := v_fail.retry_history;
     p_entry.first_failed_at := v_fail.first_failed_at;
-    -- River's column takes NULL elements and nested arrays.
+    -- River's column allows NULL elements and nested arrays. An entry gets a flat list without NULL.
     p_entry.tags := ARRAY(SELECT t FROM unnest(p_entry.tags) t WHERE t IS NOT NULL);
     p_entry.next_retry_at := coalesce(p_entry.next_retry_at, now());
     p_entry.filed_at := clock_timestamp();
@@ -224,18 +224,20 @@ COMMENT ON FUNCTION dlq.failure_of IS
     'The id of a failure, from the end of a job in the form of dlq.job_facts.job, or as to_jsonb of '
     'the job''s row.';
 
--- known_failure is the one function that decides whether a failure of a job is known. A failure has
--- an id and an attempt. The id is dlq.entry_id of the job and its finalized_at, and becomes the id
--- of the failure's entry. The id alone identifies the failure if finalized_at is a past time:
--- River's clients write microseconds. "infinity" or a future time comes again with the job's next
--- failure, so there the attempt counts, too.
+-- known_failure alone decides whether dlqd already has a failure of a job. A failure has an id and
+-- an attempt. The id is made of the job's id and its finalized_at (dlq.entry_id), and becomes the id
+-- of the failure's entry.
+--   - If finalized_at is a valid past time, the id alone identifies the failure: River's clients
+--     write microseconds.
+--   - If finalized_at is "infinity" or in the future, the job's next failure may have the same
+--     finalized_at, so the attempt has to be the same, too.
 --
--- An entry's id proves the entry's own failure. dlq.retired_jobs has the other failures that
--- entries have taken in: see dlq.take_failure.
+-- If an entry has the failure's id, the failure is known. dlq.retired_jobs has the failures that
+-- entries with other ids have taken in (dlq.take_failure), and those of deleted entries.
 --
--- There is no SET clause and one SELECT, so that Postgres inlines the function in FROM. It uses
--- subqueries of one value, not UNION: partitions closed before the failure are pruned at run time,
--- and the later subqueries do not run if an entry is found.
+-- The function has no SET clause and is one SELECT, so that Postgres inlines it in FROM. It has
+-- subqueries that return one value, not UNION: Postgres then prunes, at run time, partitions that
+-- closed before the failure, and skips the later subqueries once one has found the failure.
 CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer,
     p_finalized_at timestamptz)
 RETURNS TABLE (known text)
@@ -244,8 +246,8 @@ BEGIN ATOMIC
     SELECT coalesce(
         CASE WHEN p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN coalesce(
             (SELECT 'entry' FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.id = p_failure LIMIT 1),
-            -- A closed entry closed after it failed (a day of tolerance for clocks that differ), so
-            -- earlier partitions are pruned.
+            -- An entry closes after its failure, so earlier partitions are pruned. The day allows
+            -- for clocks that differ.
             (SELECT 'entry' FROM dlq.dead_letter_queue e
              WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_failure
                  AND e.closed_at >= p_finalized_at - interval '1 day' LIMIT 1)) END,
@@ -270,8 +272,8 @@ BEGIN ATOMIC
            AND dlq.failure_of(p_job, f.job) = p_failure
            AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day'
                OR f.job -> 'attempt' = to_jsonb(p_attempt)) LIMIT 1),
-        -- The entry waits for this very job, and the sweep applies its end. The cast makes the
-        -- planner use the index by job.
+        -- An entry that waits for the end of this job, which is its own: the sweep will apply that
+        -- end. The cast of status makes the planner use the index by job.
         (SELECT 'waits' FROM dlq.dead_letter_queue e
          WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at
              AND e.redelivery_job_id = p_job AND e.status::text = 'dlq_processing')
@@ -309,7 +311,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.take_failure IS
-    'Records that an entry took in a failure that the entry''s id does not prove.';
+    'Records in dlq.retired_jobs that an entry took in a failure. Needed if the id of the entry does '
+    'not identify the failure: the ids differ, or the failure has no valid time.';
 
 CREATE OR REPLACE FUNCTION dlq.may_be_filed(p_id uuid, p_job bigint, p_created_at timestamptz, p_attempt integer,
     p_failed_at timestamptz) RETURNS boolean
@@ -325,9 +328,9 @@ COMMENT ON FUNCTION dlq.may_be_filed IS
     'entry of another failure has its id.';
 
 -- to_be_filed is may_be_filed for a batch. file_as calls it once, and only if the batch has rows
--- that need it. Planning this query takes milliseconds, since the plan has all partitions, so it is
--- planned once per batch or session and not per row. Partitions closed before the failure are
--- pruned at run time: by the time in the id (1970 if the id has none), or by now() if that time is
+-- that need the check. Planning its query takes milliseconds, because the plan has all partitions,
+-- so one query checks the whole batch. At run time, Postgres prunes partitions that closed before
+-- the failure: before the time in the id (1970 if the id has none), or before now() if that time is
 -- in the future.
 CREATE OR REPLACE FUNCTION dlq.to_be_filed(p_ids uuid[]) RETURNS SETOF tid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -363,9 +366,10 @@ COMMENT ON FUNCTION dlq.to_be_filed IS
 -- a transaction retries a job and fails it again with now()), and a job has at most one open entry.
 -- file_repeats handles further failures of a job, failures of redeliveries, and known failures.
 --
--- Nearly all rows are of jobs that dlqd does not remember. Entries are queried only for other jobs,
--- for rows of the reconciler, and for ids without the time of the failure: once for the whole
--- batch, at the first such row, as a hashed subplan.
+-- Nearly all rows come from capture, have the time of the failure in their id, and belong to a job
+-- that is not in dlq.retired_jobs. They are filed without a look at other entries. For other rows
+-- dlq.to_be_filed checks the entries: as a hashed subplan, it runs once for the whole batch, at the
+-- first such row.
 CREATE OR REPLACE FUNCTION dlq.file_as(p_ids uuid[], p_actor text DEFAULT NULL, p_config_version text DEFAULT NULL,
     p_statuses text[] DEFAULT NULL, p_strategies text[] DEFAULT NULL,
     p_error_classes text[] DEFAULT NULL, p_rules text[] DEFAULT NULL, p_fingerprints text[] DEFAULT NULL,
@@ -442,8 +446,8 @@ BEGIN
         FROM filed f JOIN unnest(p_ids, p_reasons) AS r (id, reason) ON r.id = f.id
     )
     SELECT coalesce(array_agg(f.id), '{}') INTO v_filed FROM filed f;
-    -- The insert waits for a transaction that closes the open entry of the same job. That entry may
-    -- have taken in the same failure there, which only a new statement sees.
+    -- The insert may have waited for a transaction that closed the open entry of the same job. If
+    -- that entry took in the same failure in that transaction, only a new statement can see it.
     IF EXISTS (SELECT FROM dlq.dead_letter_open e
                JOIN dlq.retired_jobs r ON r.job_id = e.river_job_id AND r.job_created_at = e.job_created_at
                    AND r.failure = e.id AND r.entry_id <> e.id
@@ -476,8 +480,8 @@ BEGIN
         error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url, reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
-        -- An inbox row has all of a job's errors, a fact only the last: drop the attempts that the
-        -- new history repeats, and append it.
+        -- p_errors has all errors of the job if it comes from the inbox, only the last if it comes
+        -- from a fact. So drop the attempts that the new history repeats, then append that history.
         retry_history = coalesce((SELECT jsonb_agg(o.failed ORDER BY o.number)
             FROM jsonb_array_elements(e.retry_history) WITH ORDINALITY o (failed, number)
                                   WHERE NOT v_fail.retry_history @> jsonb_build_array(jsonb_build_object('at',
@@ -486,8 +490,8 @@ BEGIN
         retry_count = greatest(e.retry_count, p_attempt), max_retries = coalesce(p_max_attempts, e.max_retries),
         last_failed_at = p_at,
         metadata = dlq.metadata_after(e.metadata, true, e.river_job_id, p_metadata),
-        -- A pending entry becomes undecided. A manual one, or one with another redelivery under
-        -- way, does not.
+        -- A pending entry becomes undecided. A manual entry, or one with a redelivery under way,
+        -- keeps its decision.
         error_class = CASE WHEN e.status = 'dlq_pending' THEN v_fail.error_class ELSE e.error_class END,
         fingerprint = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.fingerprint END,
         strategy = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.strategy END,
@@ -551,7 +555,8 @@ BEGIN
             IF NOT FOUND AND (dlq.has_open_entry(v_row.river_job_id, v_row.job_created_at)
                               OR dlq.may_be_filed(v_row.id, v_row.river_job_id, v_row.job_created_at, v_row.retry_count,
                                   v_row.last_failed_at)) THEN
-                -- Locked, or just closed: the next call files it, as a new entry if the old one is closed.
+                -- The open entry is locked or has just closed. The next call handles this row: if the entry
+                -- is closed, the row becomes a new entry.
                 CONTINUE;
             ELSIF NOT FOUND THEN
                 -- An entry of another failure has this id: the next call files the row under a new
@@ -560,7 +565,7 @@ BEGIN
                 PERFORM dlq.take_failure(v_row.river_job_id, v_row.job_created_at, v_row.id, v_row.retry_count, v_id);
             END IF;
         ELSIF v_entry.status = 'dlq_processing' AND v_entry.redelivery_job_id = v_row.river_job_id THEN
-            -- The entry waits for this very job, and this is the job's end.
+            -- The entry waits for this job, and the row is the job's end.
             INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
             VALUES (v_row.river_job_id, v_row.job_created_at, 'discarded', v_entry.id, v_end);
         ELSE
@@ -591,7 +596,8 @@ DECLARE
     v_ids   uuid[];
     v_filed integer;
 BEGIN
-    -- Waits for a session that is filing them, so that the caller's next statement finds them open.
+    -- Locking waits for another session that is filing these rows, so that the caller's next statement
+    -- finds the entries in the open partition.
     v_ids := ARRAY(WITH locked AS (SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (p_ids) ORDER BY i.id
         FOR UPDATE) SELECT DISTINCT h.id FROM locked h);
     IF cardinality(v_ids) = 0 THEN
@@ -643,7 +649,8 @@ COMMENT ON FUNCTION dlq.is_repeat IS
     'such a job is a further failure of that entry; lists and counts do not show it.';
 
 -- At most 10,000 unfiled entries are counted, so that the cost stays bounded while no DLQ worker
--- runs. Without a scope, open entries are counted from an index, which does not have the kind.
+-- runs. The view has one branch for callers without a scope, whose open entries are counted from an
+-- index alone. Callers with a scope need another branch, because the index lacks the kind.
 CREATE OR REPLACE VIEW dlq.backlog WITH (security_barrier) AS
     SELECT b.status, b.queue, b.error_class, sum(b.entries)::bigint AS entries, bool_or(b.more) AS more
     FROM (
