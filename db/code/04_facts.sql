@@ -1,23 +1,26 @@
--- Facts are what applications' transactions append about jobs of entries (see 02_capture.sql). Here
--- they are applied to the entries, in transactions of dlqd's own. These do not wait for an
--- application: entries and jobs that another session has locked are left for the next call.
+-- A fact says what happened to a job that has an entry: capture appends it in the application's
+-- transaction (02_capture.sql), and dlqd appends some itself. The functions of this file apply facts
+-- to the entries, in transactions of dlqd's own. These do not wait for an application: entries and
+-- jobs that another session has locked are left for the next call.
 
 CREATE OR REPLACE FUNCTION dlq.is_superseded(p_state text, p_attempt integer, p_metadata jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
--- A job that was run again outside dlqd keeps the marker, but has made one more attempt.
+-- A job that ran again outside dlqd keeps the marker dlq:done, but has made one more attempt.
 RETURN p_state = 'completed' AND p_metadata #> '{dlq:done,attempt}' IS NOT DISTINCT FROM to_jsonb(p_attempt);
 COMMENT ON FUNCTION dlq.is_superseded IS
     'Whether dlqd set a job of River to completed (dlq.supersede) and the job has not run since.';
 
--- supersede removes jobs whose work is done from River's list of discarded jobs, where "retry all"
--- would run them again. The original becomes completed. It keeps its unique key only if the key
--- held while it was discarded; otherwise the job that did the work may hold the key by now. It
--- loses its marker (dlq:entry_id), so that capture does not record a success. Other redeliveries of
--- the entry that are not running are deleted, or become completed if dlqd may not delete.
+-- supersede removes the jobs of resolved entries from River's list of discarded jobs, where "retry
+-- all" would do their work again:
+--   - The entry's own job becomes completed. It keeps its unique key only if the key applied in its
+--     former state: otherwise the job that did the work may hold the key. It loses the marker
+--     dlq:entry_id, so that capture does not record a success.
+--   - Redeliveries that did not do the work and are not running are deleted. If dlqd has no right to
+--     delete, they become completed.
 --
 -- An operator's transaction may stay open, and River's scheduler would wait for the jobs that it
--- locks. For an operator, supersede locks only jobs that have ended, and leaves the others to
--- dlqd's own transactions, by a fact.
+-- locks. So for an operator, supersede locks only jobs that have ended. For the others it appends
+-- the fact "closed", which a transaction of dlqd applies.
 CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[], p_states text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -144,7 +147,7 @@ CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
 BEGIN
-    -- Every replay run that redelivered one of these entries has succeeded with it.
+    -- Every replay run that redelivered one of these entries counts it as succeeded.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp()
     FROM unnest(p_ids) i (id) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
     WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
@@ -234,12 +237,12 @@ BEGIN
         v_fail.error_class := NULL;
         v_fail.error_message := 'redelivery was cancelled by an operator';
     ELSIF v_fail.error_class IS NULL AND v_fail.error_message LIKE 'Stuck job rescued by %' THEN
-        -- The worker was cut off before it could report an error: the entry keeps its class (see
-        -- strategy.Planner).
+        -- River's rescuer ended the attempt before the worker could report an error: the entry keeps
+        -- its class (see strategy.Planner).
         v_class := v_entry.error_class;
     END IF;
-    -- This failure became another entry, which is closed, before p_entry was filed. An operator has
-    -- to decide whether that one settles it: park p_entry.
+    -- Another entry, which is closed, already has this failure. Whether p_entry can be closed as well
+    -- is for an operator to decide: park it.
     v_other := CASE WHEN v_own_job
         THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job)), p_entry),
                                              (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox'
@@ -271,7 +274,8 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
-    -- If a redelivery lost its marker, capture also wrote a row to the inbox.
+    -- Record the failure as taken in if it is one of the entry's own job. Also if it is in the inbox:
+    -- capture wrote it there if the redelivery had lost its marker.
     IF v_own_job OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
         PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job),
             (p_job ->> 'attempt')::integer, p_entry);
@@ -361,8 +365,8 @@ BEGIN
             RETURN true;
         END IF;
     EXCEPTION WHEN OTHERS THEN
-        -- A missing right, or a constraint or trigger of the application: look for the job's end
-        -- instead.
+        -- A right is missing, or a constraint or trigger of the application refuses the change. Without
+        -- the marker, check below whether the job has ended.
         NULL;
     END;
     SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
@@ -374,10 +378,10 @@ BEGIN
         RETURN true;
     END IF;
     IF v_job ->> 'state' NOT IN ('completed', 'discarded', 'cancelled') THEN
-        -- A redelivery has its marker from the start.
+        -- The job runs. A redelivery has its marker from the start; another job gets it later.
         RETURN v_job -> 'metadata' @> jsonb_build_object('dlq:entry_id', p_entry);
     END IF;
-    -- The job has ended. If its end is a fact, that fact is applied in its turn.
+    -- The job has ended. If its end is also a fact, dlq.apply_facts applies that.
     IF NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = p_job AND f.job_created_at = p_created_at
         AND f.fact IN ('completed', 'discarded', 'cancelled')) THEN
         PERFORM dlq.apply_end(p_entry, v_job, true);
@@ -392,8 +396,8 @@ COMMENT ON FUNCTION dlq.watch_job IS
 
 -- file_end files a failure that a fact records and that no entry takes in, because its entry is
 -- closed or deleted. A fact has the error but not the payload, which comes from the first of these:
---   1. River's job, which may run again by now. If dlq.supersede has completed it since, it has
---      lost its unique key, and the redelivery is guarded by the key of the closed entry.
+--   1. River's job, even if it runs again by now. If dlq.supersede has completed the job, it may have
+--      lost its unique key; the new entry then gets the key of the closed one.
 --   2. The job's closed entry p_entry.
 --   3. Nothing: the job and its entries were deleted before the fact was applied. The failure
 --      becomes an entry without a payload, like an erased one, with the queue and kind of the
@@ -482,8 +486,8 @@ BEGIN
     IF EXISTS (SELECT FROM dlq.dead_letter_inbox i
                WHERE i.id = v_failure AND i.river_job_id = v_job AND i.original_event = '{"erased": true}') THEN
         PERFORM dlq.file(ARRAY[v_failure]);
-        -- If an entry of another failure has the id, dlq.file gave this row a new one: file it by
-        -- that.
+        -- If an entry of another failure has the id v_failure, dlq.file gave this row a new id. Then
+        -- file the row by its new id.
         SELECT r.entry_id INTO v_id FROM dlq.retired_jobs r
         WHERE r.job_id = v_job AND r.job_created_at = v_created_at AND r.failure = v_failure
           AND r.attempt = coalesce(v_attempt, 0) AND r.entry_id <> v_failure;
@@ -536,7 +540,8 @@ BEGIN
             RETURN;
         END IF;
         IF p_own THEN
-            -- This row counts the failure, unless file_end or failed_again records it below.
+            -- The audit row gets the time of the failure, and so counts it, unless file_end or
+            -- failed_again below writes an audit row that counts it.
             INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
                 next_retry_at, river_job_id, queue, kind,
                                                      error_class, from_class, config_version, error_type, failed_at)
@@ -556,7 +561,7 @@ BEGIN
             PERFORM dlq.take_failure(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer,
                 p_entry);
         ELSIF v_own_job THEN
-            PERFORM dlq.file_end(p_entry, p_job); -- the entry was closed without this failure
+            PERFORM dlq.file_end(p_entry, p_job); -- the closed entry does not have this failure
         END IF;
         IF dlq.is_open(v_entry.status) AND (NOT p_own OR v_entry.status <> 'dlq_processing') THEN
             PERFORM dlq.failed_again(p_entry, p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer,
@@ -665,8 +670,8 @@ BEGIN
         ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- this retry resolved it
                           WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed'
                               AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
-            -- The retry had locked the job when another job resolved the entry, so that the job was
-            -- not superseded then: do it now. It is too late only if the job runs.
+            -- If another job resolved the entry while the retry had this job locked, dlq.supersede
+            -- skipped this job. Supersede it now; if it runs, supersede skips it again.
             IF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved' THEN
                 PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint],
                     'capture');
@@ -732,11 +737,12 @@ COMMENT ON FUNCTION dlq.may_pass IS
 -- exists. The most frequent fact (the redelivery that an entry waits for has completed) is applied
 -- in one statement for all entries.
 --
--- Facts are read from p_from on. While an open transaction keeps vacuum from removing deleted rows,
--- reading past them twenty times a second would cost more and more. A caller that passes p_from
--- reads the whole table from time to time: see internal/facts. The query has subqueries of one
--- value, not EXISTS, for which Postgres might read the whole table with a plan from when it was
--- small.
+-- Facts are read from the position p_from on. While an open transaction keeps vacuum from removing
+-- deleted rows, reading past those rows twenty times a second would cost more and more. A caller that
+-- passes p_from still has to read the whole table from time to time: see internal/facts.
+--
+-- The queries have subqueries that return one value instead of EXISTS: with EXISTS, a plan that
+-- Postgres made while the table was small might read the whole table.
 CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL,
     p_from tid DEFAULT '(0,0)', p_careful boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -752,10 +758,11 @@ DECLARE
     v_result  text;
     v_count   integer := 0;
     v_wake    boolean := false;
-    -- Entries stay locked until this call ends, and an operator or worker that moves one waits.
+    -- The call stops after 1 s. Its entries stay locked until then, and an operator or worker that
+    -- moves one of them waits.
     v_until   constant timestamptz := clock_timestamp() + interval '1 s';
-    -- Jobs stay locked as well, so this call waits at most 250 ms for a session that has locked a
-    -- table of dlqd.
+    -- The call may hold locks on jobs, too. So it waits at most 250 ms for a session that has locked
+    -- a table of dlqd.
     v_wait    constant text := current_setting('lock_timeout');
 BEGIN
     PERFORM set_config('lock_timeout', '250ms', true);
@@ -790,8 +797,8 @@ BEGIN
         FROM dlq.job_facts f
         WHERE f.ctid >= p_from AND (f.fact <> 'refused' OR p_careful
             AND dlq.to_timestamptz(f.job ->> 'refusedAt') < now() - interval '1 minute')
-          -- The state of a followed job is read first, so that nothing is locked for a running job
-          -- twenty times a second.
+          -- If a followed job still runs, its fact is skipped here, so that it is not locked twenty
+          -- times a second.
           AND CASE f.fact WHEN 'following' THEN (SELECT j.state FROM river.river_job j WHERE j.id = f.job_id
               AND j.created_at = f.job_created_at) IS DISTINCT FROM 'running'
                           ELSE f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id
