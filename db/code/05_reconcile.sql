@@ -19,13 +19,13 @@ COMMENT ON FUNCTION dlq.trigger_state IS
 -- upgrade adds all of them, however long that takes: some ten seconds for a million jobs. A
 -- statement of the earlier functions may still be running then, so for ten minutes each scan of the
 -- reconciler adds what has changed since. Failures of deleted entries are in dlq.retired_jobs
--- already. Entries that closed before the oldest failure that River keeps have taken in none of
--- these.
+-- already. Entries that closed before the oldest failure that River keeps are not read: they cannot
+-- have taken in a failure that River keeps.
 CREATE OR REPLACE FUNCTION dlq.remember_taken() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on
 SET enable_bitmapscan = on SET jit = off AS $$
 DECLARE
-    v_state  text; -- upgrade: nothing is added yet; again: everything before v_since is
+    v_state  text; -- upgrade: nothing is added yet; again: everything from before v_since is added
     v_since  timestamptz;
     v_oldest timestamptz;
 BEGIN
@@ -45,14 +45,15 @@ BEGIN
       AND CASE WHEN e.id = dlq.entry_id(j.id, j.finalized_at)
           THEN j.finalized_at NOT BETWEEN '1970-01-01Z' AND e.created_at + interval '1 day'
               AND e.retry_count = j.attempt
-               -- If finalized_at is not a valid time, the error and its time identify the failure.
+               -- An entry with another id has the failure if its time, its attempts or its audit
+               -- trail contain the failure.
                ELSE e.last_failed_at = j.finalized_at
                     OR e.retry_history @> jsonb_build_array(jsonb_build_object('at',
                         j.errors[cardinality(j.errors)] -> 'at', 'attempt',
                         j.errors[cardinality(j.errors)] -> 'attempt'))
                     OR EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id
                         AND t.failed_at = j.finalized_at)
-                    -- The failure of a followed job may be recorded only in a note.
+                    -- Of the failure of a job that a closed entry followed, a note may be the only record.
                     OR e.closed_at IS NOT NULL AND greatest(e.closed_at, e.last_failed_at) >= j.finalized_at
                        AND EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id
                            AND k.job_created_at = j.created_at AND k.entry_id = e.id) END
@@ -82,14 +83,14 @@ CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off
 SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    -- The clocks of River's clients may be behind by this much, and their updates late.
+    -- The clocks of River's clients may be behind by this much, or their updates late by it.
     v_overlap        constant interval := '5 minutes';
     v_failed         constant text := $sql$
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
                      WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at'
                          AND cardinality(j.errors) > 0 END$sql$;
-    -- Subqueries of one value, not EXISTS: for EXISTS, Postgres might join whole tables, with a
-    -- plan from when they were small.
+    -- A subquery that returns one value instead of EXISTS: with EXISTS, a plan that Postgres made
+    -- while the tables were small might join whole tables.
     v_unknown        constant text :=
         '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';
     v_scan           dlq.reconcile_looks;
@@ -130,7 +131,8 @@ BEGIN
                 CASE p_look WHEN 'recent' THEN v_scan.since - v_overlap END) END;
         v_scan.began_at := now();
         v_scan.began_xmin := txid_snapshot_xmin(txid_current_snapshot());
-        -- The snapshot's xmax is not enough: transactions with higher ids may be running.
+        -- Every transaction that already runs has a lower id than this one. The xmax of the snapshot
+        -- would not be enough: running transactions may have higher ids than that.
         v_scan.began_xid := txid_current();
         v_scan.from_at := v_from;
         v_scan.cursor_state := 'cancelled';
@@ -143,11 +145,13 @@ BEGIN
     began_at := v_scan.began_at;
 
     LOOP
-        -- Read a page of ended jobs, then which of its failures dlqd does not know. One query for
-        -- both would take several times as long to plan, and most pages hold no failure.
-        -- River's index is by state and time, without the id. If many jobs ended at one time (a
-        -- statement with now()), the rest of them is read by id: by time, each page would sort all
-        -- of them again.
+        -- A first query reads a page of ended jobs. If the page has failures, a second one finds
+        -- those that dlqd does not know. One query for both would take several times as long to
+        -- plan, and most pages hold no failure.
+        --
+        -- River's index is by state and time, without the id. If many jobs have the time of the
+        -- cursor (one statement ended them with now()), they are read by id: read by time, they
+        -- would all be sorted again for each page.
         EXECUTE format('SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = %L AND j.finalized_at = $1 LIMIT $2) j', v_scan.cursor_state)
         INTO v_at_cursor USING v_scan.cursor_at, v_most_at_cursor;
         EXECUTE format($sql$
@@ -163,8 +167,8 @@ BEGIN
                    ARRAY(SELECT p.id FROM page p WHERE p.failed) AS failed
             FROM (VALUES (1)) one LEFT JOIN (SELECT * FROM page p ORDER BY p.number DESC LIMIT 1) l ON true$sql$,
                 v_failed,
-            -- If many jobs share the time, compare expressions, which have no index, so that
-            -- Postgres reads by id.
+            -- If many jobs have the time of the cursor, compare expressions that have no index, so
+            -- that Postgres reads by id.
             format(CASE WHEN v_at_cursor < v_most_at_cursor THEN 'j.state = %L AND j.finalized_at = $1'
                 ELSE 'j.state::text = %L AND greatest(j.finalized_at) = $1' END, v_scan.cursor_state),
             v_scan.cursor_state)
@@ -217,8 +221,8 @@ BEGIN
                 ), causes AS (
                     SELECT CASE WHEN (SELECT a.act FROM dlq.acts a WHERE a.subject = 'capture'
                         AND a.at <= f.last_failed_at ORDER BY a.at DESC LIMIT 1) = 'off'
-                                  -- A job's finalized_at is earlier than the statement that ends
-                                  -- it.
+                                  -- A job's finalized_at may be earlier than the statement that
+                                  -- ends the job: capture may have been switched off in between.
                                   OR EXISTS (SELECT FROM dlq.acts a WHERE a.subject = 'capture' AND a.act = 'off'
                                       AND a.at BETWEEN f.last_failed_at AND f.last_failed_at + $5) THEN 'capture_off'
                                 WHEN 'missing' IN ($3, $4) THEN 'trigger_missing'
@@ -274,9 +278,9 @@ BEGIN
             END IF;
             IF p_look = 'recent' AND NOT v_scan.skipped THEN
                 IF v_scan.began_xmin >= v_scan.seen_xid THEN
-                    -- The transactions that ran when the earlier scan (seen_xid) began have ended,
-                    -- and this scan has seen their jobs. Transactions that commit from now on began
-                    -- after seen_at.
+                    -- All transactions that ran when the earlier scan (seen_xid) began had ended
+                    -- before this scan began, so this scan has seen their jobs. Transactions that
+                    -- commit later began after seen_at: the next scan starts there.
                     v_scan.since := v_scan.seen_at;
                     v_scan.seen_xid := NULL;
                 END IF;
@@ -386,8 +390,8 @@ BEGIN
     -- A TRUNCATE, as in a restore, leaves the table empty for a statement with an older snapshot,
     -- even one that waited for its lock. So take the lock in a statement of its own.
     LOCK TABLE river.river_job IN ACCESS SHARE MODE;
-    -- A failure that is still a fact needs the entry if River has deleted the job, so it goes to
-    -- the inbox now.
+    -- A failure that is still a fact takes its payload from the entry if River has deleted the job.
+    -- So it goes to the inbox now, before the entry is deleted.
     FOR v_fact IN EXECUTE format($sql$
         SELECT f.ctid AS tid, e.id AS entry, jsonb_build_object('id', f.job_id, 'created_at', f.job_created_at, 'state',
             f.fact, 'finalized_at', f.at) || coalesce(f.job, '{}') AS job
@@ -413,7 +417,7 @@ BEGIN
         ) t JOIN river.river_job j ON j.id = t.job_id AND j.created_at = t.job_created_at
         ORDER BY j.id, j.created_at, t.failure, t.attempt
         ON CONFLICT DO NOTHING$sql$, v_entries) USING p_ids, dlq.closed_since(p_ids);
-    -- If one of their jobs is run again and fails, that is a failure of its own then.
+    -- If one of these jobs runs again and fails, that failure becomes an entry of its own.
     EXECUTE format('DELETE FROM dlq.entry_jobs k USING (%1$s) e WHERE k.entry_id = e.id', v_entries)
         USING p_ids, dlq.closed_since(p_ids);
 END
@@ -425,7 +429,7 @@ COMMENT ON FUNCTION dlq.retire IS
 CREATE OR REPLACE FUNCTION dlq.forget_jobs() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
-    -- Only after a day: a restore of River's table may be under way.
+    -- Rows stay for a day, because a restore of River's table may be under way.
     DELETE FROM dlq.retired_jobs r
     WHERE r.at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = r.job_id
         AND j.created_at = r.job_created_at)
