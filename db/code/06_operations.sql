@@ -16,8 +16,8 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS
     'Whether a job with this metadata resumes: River skips the steps that an earlier attempt '
     'completed.';
 
--- carried_metadata keeps what the application left in a job's metadata and drops what describes the
--- old job. A job's metadata must be an object.
+-- carried_metadata keeps what the application wrote into a job's metadata, and drops what describes
+-- the old job. River needs an object: metadata of another type becomes {}.
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
@@ -29,9 +29,9 @@ COMMENT ON FUNCTION dlq.carried_metadata IS
     'The metadata of a job that repeats the work of another. p_checkpoint: discard, to run all '
     'steps of a resumable job again.';
 
--- A redelivery is a separate job, and River keeps rescue counts and checkpoints per job. An entry
--- keeps the checkpoint of its last job, and the rescue count of each redelivery beside that of its
--- own job.
+-- River keeps rescue counts and checkpoints for each job, and a redelivery is a separate job. So an
+-- entry keeps the checkpoint of the job that failed last, and one rescue count each for its own job
+-- and for every redelivery.
 CREATE OR REPLACE FUNCTION dlq.metadata_after(p_metadata jsonb, p_own boolean, p_job bigint, p_of_job jsonb)
     RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -70,8 +70,8 @@ COMMENT ON FUNCTION dlq.rescues IS
     'How often River''s rescuer ended attempts of an entry, by the entry''s metadata: attempts of '
     'its own job and of its redeliveries.';
 
--- A job that was rescued twice or more may kill its worker and all that runs beside it, so one such
--- job is tried at a time.
+-- A job that was rescued twice or more may crash its process, and with it all other jobs there. So a
+-- queue gets one such job at a time.
 CREATE OR REPLACE FUNCTION dlq.may_go_alone(p_id uuid, p_entry_queue text, p_queue text, p_ids uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -152,9 +152,9 @@ BEGIN
                 ORDER BY e.stage, e.id -- the order of dlq.lock_entries
                 FOR UPDATE
             ) e
-            -- The original, if it has ended, locked so that it is not retried meanwhile. A job that
-            -- runs or waits to run belongs to the application and River. A job that dlqd itself
-            -- completed (done) has not done the work.
+            -- The entry's own job, if it has ended. It is locked so that it is not retried
+            -- meanwhile. It is not locked if it runs or waits to run: then it belongs to the
+            -- application and River. If dlqd itself completed it (done), it has not done the work.
             LEFT JOIN LATERAL (
                 SELECT j.state, dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS done FROM river.river_job j
                 WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at
@@ -225,8 +225,8 @@ BEGIN
         SELECT jobs.entry_id, 'sent' AS verdict, jobs.id AS job_id, NULL::timestamptz AS job_created_at,
             NULL::bytea AS unique_key FROM jobs
         UNION ALL
-        -- If an insert returned no row, another session or another entry of this batch has just
-        -- taken the key.
+        -- If the insert of a job returned no row, another session or another entry of this batch has
+        -- just taken its unique key.
         SELECT l.id, CASE WHEN l.verdict = 'sent' THEN 'conflict' ELSE l.verdict END,
                -- Return the key's holder only if it decided the verdict. Otherwise return the
                -- entry's own job, even if another job has the key by now.
@@ -283,11 +283,11 @@ DECLARE
 BEGIN
     -- Lock the entries first, with the caller's lock_timeout and before any job: the application's
     -- statement that ends such a job must not wait for a session that has locked an entry. From
-    -- then on this function waits only for unique keys and for locks on dlqd's tables, and not for
-    -- long.
+    -- then on this function waits only for unique keys and for locks on dlqd's tables, at most 50 or
+    -- 250 ms each.
     PERFORM dlq.lock_entries(p_ids, '{dlq_pending,dlq_manual,dlq_failed}');
-    -- Recovery from a lock timeout needs a subtransaction. Most batches need none: their entries
-    -- have no unique key, or a job still holds it.
+    -- Recovery from a lock timeout needs a subtransaction. Most batches need none, because they insert
+    -- no unique key: their entries have none, or a job still holds it.
     IF p_force OR (SELECT e.id FROM dlq.dead_letter_queue e
                    WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL
                        AND e.unique_states IS NOT NULL
@@ -310,8 +310,8 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
         NULL;
     END;
-    -- One by one and for 500 ms at most, because other sessions that insert an equal job wait
-    -- meanwhile.
+    -- Redeliver the entries one by one, for 500 ms at most, because other sessions that insert an
+    -- equal job wait meanwhile.
     v_deadline := clock_timestamp() + interval '500 ms';
     FOR v_entry IN
         SELECT e.id, e.river_job_id FROM dlq.dead_letter_queue e
@@ -353,7 +353,8 @@ DECLARE
     v_by     text; -- whose redelivery resolved the entry
     v_last   text; -- the move that gave the entry its status
 BEGIN
-    -- With the bound, the plan leaves out, and does not lock, older months of the trail.
+    -- v_since bounds the query of the audit trail below, so that its plan neither contains nor locks
+    -- the partitions of older months.
     SELECT e.status, e.updated_at - interval '31 days', CASE e.status WHEN 'dlq_resolved' THEN e.resolved_by END
     INTO v_status, v_since, v_by
     FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids)
@@ -402,7 +403,7 @@ BEGIN
         RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id
             USING HINT = 'SELECT * FROM dlq.restored() lists the work that dlqd holds.';
     END IF;
-    -- Filed and locked, so that the entry cannot move to another partition while dlq.redeliver
+    -- File and lock the entry first. Otherwise it could move to another partition while dlq.redeliver
     -- waits for it, which would raise 40001.
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
@@ -517,9 +518,11 @@ END
 $$;
 COMMENT ON FUNCTION dlq.reopen IS 'Reopens a closed entry: it becomes dlq_manual.';
 
--- While the job of an entry in dlq_processing waits or runs, however long, nothing is written. The
--- sweep reads those entries and applies ends that no trigger saw. An entry whose job is gone
--- becomes pending again, or manual if the job was retried outside dlqd.
+-- The sweep looks at the jobs of entries in dlq_processing:
+--   - If the job waits or runs, the sweep writes nothing, however long that takes.
+--   - If the job has ended and no trigger saw it, the sweep applies the end.
+--   - If the job is gone, the entry becomes pending again, or manual if the job was retried outside
+--     dlqd.
 CREATE OR REPLACE FUNCTION dlq.sweep_redeliveries(p_limit integer DEFAULT 1000,
     p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
 RETURNS TABLE (looked integer, last uuid, settled integer, requeued integer)
