@@ -1,9 +1,9 @@
 -- The triggers on River's table. dlqd runs this file in a transaction of its own, and only if
 -- triggers are missing or have changed: the statements lock river_job against writers for a moment.
 
--- No trigger function runs for a job that succeeds, except for a redelivery of an entry: WHEN
--- compares the row in memory. The conditions are short because Postgres parses them again for every
--- statement. By River's own constraint, finalized_at is set for jobs that ended and for no others.
+-- A job that succeeds runs no trigger function, unless it is a redelivery of an entry: Postgres
+-- evaluates WHEN on the row in memory. The conditions are short because Postgres parses them again
+-- for every statement. A constraint of River sets finalized_at for jobs that ended and for no others.
 -- The triggers have no COMMENT: only the owner of the table could set it.
 CREATE OR REPLACE TRIGGER dlq_capture AFTER UPDATE OF state ON river.river_job
     FOR EACH ROW

@@ -100,9 +100,9 @@ BEGIN
 END
 $$;
 
--- Readers of a table see the rows in their scope (dlq.scope); the owner, as which dlqd works and
--- captures, sees all. Rows that do not belong to a queue are visible only to readers without a
--- scope.
+-- Readers of a table see the rows in their scope (dlq.scope). The owner sees all rows: dlqd works,
+-- and capture writes, as the owner. Rows that belong to no queue are visible only to readers without
+-- a scope.
 DO $$
 DECLARE
     v_table regclass;
@@ -137,7 +137,7 @@ BEGIN
         PERFORM dlq.fence_table(t.relid, v_sees) FROM pg_partition_tree(v_table) t UNION ALL
             SELECT dlq.fence_table(v_table, v_sees) WHERE NOT EXISTS (SELECT FROM pg_partition_tree(v_table));
     END LOOP;
-    ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- only functions show it
+    ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- roles read saved views through dlq.views alone
     -- Only the owner reads these, even after a GRANT on all tables of the schema.
     ALTER TABLE dlq.tokens ENABLE ROW LEVEL SECURITY;
     ALTER TABLE dlq.sessions ENABLE ROW LEVEL SECURITY;
