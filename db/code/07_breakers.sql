@@ -33,8 +33,8 @@ CREATE OR REPLACE FUNCTION dlq.breaker_in_scope(p_name text, p_scope jsonb) RETU
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
 RETURN p_scope IS NULL OR p_name LIKE 'queue:%' AND dlq.in_scope(substr(p_name, length('queue:') + 1), NULL, p_scope);
 COMMENT ON FUNCTION dlq.breaker_in_scope IS
-    'Whether a circuit breaker is in a scope (dlq.scope): without a limit all are, otherwise those '
-    'of its queues.';
+    'Whether a circuit breaker is in a scope (dlq.scope). If the scope is null, all are; otherwise '
+    'only breakers of queues in the scope.';
 
 CREATE OR REPLACE FUNCTION dlq.require_breaker(p_name text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -97,10 +97,12 @@ END
 $$;
 COMMENT ON FUNCTION dlq.reset_breaker IS 'Closes a breaker. Returns false if it was closed already.';
 
--- A half-open breaker has p_probes places. A reported outcome takes one for good. A running probe
--- takes one until it reports. If its process died or lost the database, it keeps the place until
--- its timeout and 10 seconds have passed. At least one place is left for the probe that decides,
--- even if the policy has lowered the number of probes since.
+-- A half-open breaker has p_probes places for probes:
+--   - A probe takes a place when it starts. If its process dies or loses the database, the place
+--     becomes free p_timeout and 10 seconds later.
+--   - Once the probe has reported its outcome, the place stays taken.
+-- There is always one place for running probes, even if the policy has lowered the number of probes:
+-- without a further probe, the breaker would stay half-open.
 CREATE OR REPLACE FUNCTION dlq.take_probe(p_name text, p_probes integer, p_open_for interval, p_actor text,
     p_now timestamptz DEFAULT now(), p_timeout interval DEFAULT '30 seconds') RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -133,7 +135,8 @@ COMMENT ON FUNCTION dlq.take_probe IS
     'loses its place. Returns the epoch to pass to dlq.report_probe; null if no probe may start. '
     'p_open_for is ignored: processes from before migration 00015 pass it.';
 
--- A late outcome counts in its own half-open period, even if another probe has taken its place.
+-- An outcome that comes after its place became free still counts, even if another probe has taken the
+-- place, as long as the half-open period (epoch) of its probe lasts.
 CREATE OR REPLACE FUNCTION dlq.report_probe(p_name text, p_epoch bigint, p_ok boolean, p_probes integer,
     p_success_rate float8,
     p_open_for interval, p_actor text, p_now timestamptz DEFAULT now(), p_until timestamptz DEFAULT NULL)
