@@ -90,7 +90,7 @@ BEGIN
         FROM river.river_job j
         WHERE j.state = 'running' AND j.kind = 'dlqd_message'
           AND j.attempted_by[cardinality(j.attempted_by)] = ANY (v_silent)
-        -- The expression keeps the planner off the index of ids, which also contains all finished
+        -- "+ 0" keeps the planner from reading by the index of ids, which also contains all finished
         -- jobs.
         ORDER BY j.id + 0
         LIMIT p_limit
@@ -213,8 +213,8 @@ $$;
 COMMENT ON FUNCTION dlq.order_again IS
     'Restores a job''s former place in the order of its key, because its work is to be done after all.';
 
--- wake_first waits for no lock. What it skips because another session holds it, dlq.wake_ordered finds
--- in its next round over all keys.
+-- wake_first waits for no lock. It skips a job that another session has locked; dlq.wake_ordered finds
+-- that job in its next round over all keys.
 CREATE OR REPLACE FUNCTION dlq.wake_first(p_queue text, p_key text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -297,8 +297,8 @@ COMMENT ON FUNCTION dlq.order_done IS
     'or that job''s redelivery, available.';
 
 -- complete_ordered completes the job and removes its place in one transaction. If the place were
--- removed first and the process died, later messages would be delivered, and then the rescued job
--- again, after them. River's completer finds the job completed and leaves it alone.
+-- removed first and the process then died, later messages would be delivered, and the rescued job
+-- would deliver its message again after them. River's completer leaves a completed job as it is.
 CREATE OR REPLACE FUNCTION dlq.complete_ordered(p_queue text, p_key text, p_job bigint, p_created_at timestamptz,
     p_attempt integer) RETURNS boolean
 LANGUAGE plpgsql
@@ -335,10 +335,10 @@ COMMENT ON FUNCTION dlq.forget_ordered IS
     'Deletes up to p_limit rows of ordered_jobs whose work is done and that no reader has deleted. Returns how '
     'many.';
 
--- A client of an application fetches every job of its queues and fails those with a kind that it
--- does not know. The jobs of a queue show who works it. Without jobs of other kinds, a queue that
--- River lists and no dlqd has worked counts as shared. The function reads at most 100 jobs per
--- queue and state.
+-- dlqd must not put messages into an application's queue: the application's River client fetches
+-- every job of its queues, and fails those with a kind that it does not know. A queue counts as
+-- shared if it has jobs of other kinds than dlqd's. A queue without such jobs counts as shared if
+-- River lists it and no dlqd has worked it. The function reads at most 100 jobs per queue and state.
 CREATE OR REPLACE FUNCTION dlq.shared_queues(p_queues text[]) RETURNS text[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
