@@ -13,8 +13,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN to_timestamp(('x' || substr(replace(p_id::text, '-', ''), 1, 12))::bit(48)::bigint / 1000.0);
 COMMENT ON FUNCTION dlq.captured_at IS 'When the job of an entry failed, from the entry''s id, to the millisecond.';
 
--- If every group of the scope names queues, without a pattern, the condition lists them so that an
--- index finds them.
+-- If every element of the scope names its queues without patterns, the condition also lists the
+-- queues, so that Postgres can use an index.
 CREATE OR REPLACE FUNCTION dlq.scope_where(p_scope jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN p_scope IS NULL THEN '' ELSE
@@ -27,7 +27,8 @@ $$;
 COMMENT ON FUNCTION dlq.scope_where IS
     'Returns the SQL condition, to be appended to others, that a row e is in a scope (see dlq.scope).';
 
--- filter_words is immutable so that the planner knows the values, which are in a parameter.
+-- filter_words is IMMUTABLE so that the planner computes the values from the filter, a parameter, and
+-- plans with them.
 CREATE OR REPLACE FUNCTION dlq.filter_words(p_filter jsonb, p_key text) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ARRAY(SELECT coalesce(w, '')
@@ -220,8 +221,8 @@ $$;
 COMMENT ON FUNCTION dlq.filter_bounds IS
     'The range of ids that the times of a filter allow: from first on, and less than below. Null for no bound.';
 
--- filter_values probes an index for each next value. Without an index, and for callers who are
--- limited to queues or kinds, it reads the 2,000 entries that failed last.
+-- filter_values finds each next distinct value by one probe of the column's index. If the column has
+-- no index, or the caller has a scope, it reads the 2,000 open entries that failed last.
 CREATE OR REPLACE FUNCTION dlq.filter_values(p_field text, p_text text DEFAULT '', p_limit integer DEFAULT 20)
 RETURNS TABLE (value text, note text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
@@ -283,7 +284,8 @@ COMMENT ON FUNCTION dlq.filter_values IS
     'fingerprint, note is the queue and title of the group.';
 
 -- find_ids returns ids in order, so that a caller continues after the last one. find_ids and
--- dlq.preview run as the owner of the schema, because filters read tables that the caller may not.
+-- dlq.preview run as the owner of the schema, because filters read tables that the caller may not
+-- read.
 CREATE OR REPLACE FUNCTION dlq.find_ids(p_filter jsonb, p_limit integer, p_after uuid DEFAULT NULL,
     p_newest_first boolean DEFAULT false, p_below uuid DEFAULT NULL)
 RETURNS SETOF uuid
@@ -475,7 +477,7 @@ BEGIN
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
         RAISE EXCEPTION 'replay: you may not send redeliveries to queue %', p_queue USING ERRCODE = 'DLQ06';
     END IF;
-    IF NOT p_force THEN -- with p_force, the replay does not wait for the preview either
+    IF NOT p_force THEN -- p_force also saves the preview, which reads all matching entries
         v_queues := CASE WHEN p_queue IS NULL THEN ARRAY(SELECT DISTINCT p.queue FROM dlq.preview(v_filter) p)
             ELSE ARRAY[p_queue] END;
         SELECT string_agg(b.name, ', ' ORDER BY b.name) INTO v_breakers FROM dlq.circuit_breakers b
@@ -509,7 +511,7 @@ BEGIN
     v_where := dlq.filter_where(v_filter)
         || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_where
-        -- A failure in the inbox may be there twice.
+        -- The inbox may contain the same failure twice.
         || ' ON CONFLICT DO NOTHING' USING v_filter, v_id;
     GET DIAGNOSTICS v_total = ROW_COUNT;
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, behind, leads)
@@ -725,14 +727,14 @@ COMMENT ON FUNCTION dlq.note_on IS
     'Writes an audit row for each of the entries, which must be in partitions of these stages and are not '
     'moved. p_since and p_until: when the first and the last closed entry closed, if the caller knows.';
 
--- lock_filed locks filed entries: open ones in the order of their ids, then closed ones in theirs,
--- so that no two transactions deadlock. It looks for closed ones only if not all are open, in the
--- stages that p_from names. If an entry moved to another partition while this waited for its lock,
--- Postgres ends the statement (40001), and the loop tries it again.
+-- lock_filed locks filed entries: first the open ones by id, then the closed ones by id, so that no
+-- two transactions deadlock. It looks for closed entries only if not all entries are open, and only
+-- in the stages of the states p_from. If an entry moves to another partition while the statement
+-- waits for its lock, Postgres ends the statement (40001), and the loop repeats it.
 --
--- A statement locks each month that it may read, with all of that month's indexes. Most entries
--- close within two months after their job failed, so a single entry is looked for there first.
--- Callers read only what closed between since and until.
+-- A statement locks the partition of each month that it may read, with all indexes of the partition.
+-- Most entries close within two months after their job failed, so the search for a single entry
+-- begins with those months. With since and until, statements of the caller lock few months, too.
 CREATE OR REPLACE FUNCTION dlq.lock_filed(p_ids uuid[], p_from dlq.dead_letter_status[],
     OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -872,9 +874,10 @@ BEGIN
                 || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes) ELSE '{}' END))
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_pending' AND e.stage = 'open';
     WHEN 'unpark' THEN
-        -- The entry is due at once, with the immediate strategy: a person has decided, so its class
-        -- is ignored this time. The rule unparked replaces single-attempt and backfilled, which
-        -- stay manual unless a switch includes them.
+        -- The entry is due at once, with the immediate strategy: an operator has decided, so its
+        -- class does not matter this time. The rule becomes unparked, because entries with the rule
+        -- single-attempt or backfilled stay manual unless a switch of automatic redelivery includes
+        -- them.
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked',
             next_retry_at = now(), notes = coalesce(p_note, e.notes),
             move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'returned to the automatic path',
@@ -960,7 +963,7 @@ BEGIN
     SELECT count(*) INTO changed
     FROM dlq.act_on(p_action, v_ids, p_actor, p_note,
         p_args || jsonb_build_object('operation', operation, 'filter', p_filter));
-    IF dlq.approved() IS NOT NULL THEN -- each is changed once, also if another session continues the work
+    IF dlq.approved() IS NOT NULL THEN -- so that a session that continues the approval skips these entries
         UPDATE dlq.approval_entries x SET done_at = now() WHERE x.approval_id = dlq.approved()
             AND x.entry_id = ANY (v_ids);
         UPDATE dlq.approvals a SET changed = coalesce(a.changed, 0) + act_where.changed WHERE a.id = dlq.approved();
