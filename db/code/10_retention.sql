@@ -1,6 +1,6 @@
--- Retention. Whole partitions are dropped; entries of queues with a shorter period than others are
--- deleted in small batches. Both are archived first, to a directory or an object store. dlqd calls
--- these functions.
+-- Retention drops whole partitions. Entries of queues with a shorter period than others are deleted
+-- in small batches. dlqd archives both first, to a directory or an object store, and then calls these
+-- functions.
 
 -- A duty is a row and not a lock: a lock would need a transaction or a session that stays open
 -- while gigabytes are written to an object store.
@@ -30,9 +30,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.default_partition IS 'The default partition of a partitioned table.';
 
--- ensure_partition locks the table against writers: otherwise a writer that had chosen the default
--- partition for its row, and waited for its lock, would fail (23514). It waits for the lock for at
--- most half a second. Applications never wait for it, because they write only to the inbox.
+-- ensure_partition locks the parent table against writers. Otherwise a writer could choose the default
+-- partition for its row, wait there for a lock, and fail (23514) once the month has a partition.
+-- ensure_partition waits for its lock for at most half a second. Applications never wait for
+-- ensure_partition, because they write only to the inbox.
 CREATE OR REPLACE FUNCTION dlq.ensure_partition(p_parent regclass, p_month timestamptz) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '500ms' AS $$
 DECLARE
@@ -46,7 +47,7 @@ BEGIN
             THEN
         RAISE EXCEPTION '%: is not partitioned by month', p_parent USING ERRCODE = 'DLQ04',
             HINT = 'dlq.missing_partitions() lists the partitions that are missing.';
-    ELSIF NOT dlq.is_owner() AND v_month > now() + interval '1 year' THEN -- every partition is in every plan
+    ELSIF NOT dlq.is_owner() AND v_month > now() + interval '1 year' THEN -- plans contain all partitions
         RAISE EXCEPTION '%: cannot create a partition for %', p_parent, p_month USING ERRCODE = 'DLQ04',
             HINT = 'Only the owner of dlqd''s schema can create partitions more than a year ahead.';
     ELSIF v_month IS NULL OR v_month NOT BETWEEN '1970-01-01Z' AND now() + interval '10 years' THEN
@@ -56,7 +57,7 @@ BEGIN
     PERFORM dlq.require_everything('partitions');
     SELECT format('%I.%I', n.nspname, c.relname || '_' || to_char(v_month, 'YYYYMM')) INTO v_name FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent;
-    IF to_regclass(v_name) IS NOT NULL THEN -- without the lock, which a long transaction would hold
+    IF to_regclass(v_name) IS NOT NULL THEN -- before the lock below, which a long transaction may hold
         RETURN true;
     END IF;
     -- One session at a time, over all dlqd processes.
@@ -68,8 +69,8 @@ BEGIN
         CASE WHEN v_of_audit THEN 'at, id' ELSE 'id' END);
     EXECUTE format('COMMENT ON TABLE %s IS %L', v_name, 'A month of ' || p_parent || ', from ' || v_month || '.');
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', p_parent);
-    -- Move the rows of this month that came before its partition existed. The guard against DELETE
-    -- is off for that.
+    -- Move the rows of this month that were written before its partition existed. The trigger that
+    -- refuses DELETE is disabled for that.
     EXECUTE format('ALTER TABLE %s DISABLE TRIGGER %I', dlq.default_partition(p_parent), v_trigger);
     EXECUTE format('WITH misplaced AS (DELETE FROM %1$s WHERE %2$I >= %3$L AND %2$I < %4$L RETURNING *) INSERT INTO %5$s SELECT * FROM misplaced',
                    dlq.default_partition(p_parent), CASE WHEN v_of_audit THEN 'at' ELSE 'closed_at' END, v_month,
@@ -148,7 +149,7 @@ BEGIN
         FOR v_partition IN SELECT * FROM dlq.missing_partitions(p_months) LOOP
             IF NOT dlq.ensure_partition(v_partition.parent, v_partition.month) THEN
                 v_busy := v_partition.name;
-                EXIT; -- the session that holds this table blocks others, too
+                EXIT; -- the session that has locked this table may have locked the others, too
             END IF;
             COMMIT;
         END LOOP;
@@ -260,8 +261,8 @@ $$;
 COMMENT ON FUNCTION dlq.drop_empty_month IS
     'Drops one month of failed entries that is over and empty. Returns its name; null if there is none.';
 
--- A month is dropped whole, once its end is older than the longest period of any queue. Until then
--- its entries stay, up to a month longer than their period.
+-- A month is dropped as a whole, once its end is older than the longest period of any queue. So an
+-- entry of that queue may stay up to a month longer than its period.
 CREATE OR REPLACE FUNCTION dlq.expired_partitions(p_periods jsonb, p_audit interval, p_now timestamptz DEFAULT now())
 RETURNS TABLE (partition_name text, of_audit boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -384,9 +385,9 @@ COMMENT ON FUNCTION dlq.expired_entries IS
     'Locks and returns closed entries whose period is over, of queues that keep entries for less time than '
     'others. Their month is not over for the other queues, so these entries are deleted one by one.';
 
--- Failures of jobs that River still has are recorded first, so that the reconciler does not file
--- them again. Edited payloads in the audit trail are erased, unless the entry is in the archive:
--- without the entry, a later erasure of a person's data would not find them.
+-- delete_entries first records the failures of jobs that River still has, so that the reconciler does
+-- not file them again. It erases edited payloads in the audit trail, unless the entry is in the
+-- archive: a later erasure of a person's data finds these payloads only by their entry.
 CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[], p_hashes bigint[] DEFAULT NULL,
     p_actor text DEFAULT session_user, p_reason text DEFAULT 'deleted', p_note text DEFAULT NULL,
     p_operation uuid DEFAULT NULL) RETURNS integer
@@ -502,7 +503,7 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     v_most := greatest(v_most, v_count);
     PERFORM set_config('dlq.recording', '', true);
-    -- A missing gate or pace starts anew.
+    -- Unused gates and paces can be deleted: a new row begins with the first use.
     DELETE FROM dlq.gates g WHERE greatest(g.started_at, g.until) < p_now - interval '30 days';
     DELETE FROM dlq.paces p WHERE p.free_at < p_now - interval '1 day';
     DELETE FROM dlq.reviews r WHERE r.at < p_now - interval '1 hour';
