@@ -1,10 +1,10 @@
--- Analytics: rollups of the audit trail, and the functions that read them. No query of these counts
--- entries or moves.
+-- Analytics: rollups of the audit trail, and the functions that read the rollups. Only
+-- dlq.oldest_entries and dlq.by_rule read entries instead, and a limited number of them.
 
 -- moves_between finds the moves of transactions that began after the first snapshot, and of those
--- that were in progress in it. Moves are in the trail nearly in the order of their transactions, so
--- BRIN finds the few pages to read, no matter how long a transaction was open and how many others
--- ran meanwhile.
+-- that were in progress in it. The rows of the trail are nearly in the order of their transaction
+-- ids, so a BRIN index finds the few pages to read, no matter how long a transaction was open and how
+-- many others ran meanwhile.
 CREATE OR REPLACE FUNCTION dlq.moves_between(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz)
     RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -23,7 +23,8 @@ COMMENT ON FUNCTION dlq.moves_between IS
     'Moves of transactions that committed between two snapshots. p_since limits how much of the '
     'trail is read: none of these moves may have been made before it.';
 
--- A fold without moves takes ten times as long as this look; most of it is planning.
+-- has_moves saves calls of dlq.fold_moves, which takes ten times as long even if there are no moves:
+-- most of its time is planning.
 CREATE OR REPLACE FUNCTION dlq.has_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -32,8 +33,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.has_moves IS 'Whether dlq.moves_between returns moves.';
 
--- In a database that was restored from a dump, transaction ids are those of another server. Moves
--- that are older than the column have none.
+-- After a restore from a dump, a move may have a transaction id of another server, which is ahead of
+-- this server's: such a move counts by its time. Moves from before the column xid existed have a null
+-- xid.
 CREATE OR REPLACE FUNCTION dlq.moves_of_day(p_day timestamptz, p_new txid_snapshot, p_at timestamptz)
     RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off
@@ -103,9 +105,11 @@ BEGIN
             SELECT CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.left_group END AS left_group,
                    CASE WHEN n.left_group IS DISTINCT FROM n.joined_group THEN n.joined_group END AS joined_group) g
     ), minutes AS MATERIALIZED (
-        -- A move counts once, for the class after it, and an open entry leaves the class before it.
-        -- A failure counts in its own minute. A failed redelivery counts for the class with which
-        -- its entry was sent, because the new error has no class yet.
+        -- A move makes up to three rows, which differ in sign:
+        --    1: the move, for the class that the entry has after it
+        --   -1: the entry leaves the class that it had before
+        --    0: a failure, in the minute in which the job failed. A failed redelivery counts for the
+        --       class with which its entry was sent, because the new error has no class yet.
         SELECT date_trunc('minute', c.at) AS minute, f.queue, c.class,
                count(*) FILTER (WHERE c.sign = 0 AND f.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE c.sign = 0) AS failures,
@@ -118,7 +122,7 @@ BEGIN
                    AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed'
                    AND f.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
-               -- Without failed entries, which are closed already.
+               -- Not from dlq_failed: a failed entry is closed already.
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived'
                    AND dlq.is_open(f.from_status)) AS archived,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual'
@@ -247,7 +251,7 @@ BEGIN
         --   - If it is replayed or reopened after that, it joins again without a failure.
         --   - If dlq.regroup moves it to a group that does not continue its former one, its last
         --     failure counts there, at its time. The former group keeps that failure, too.
-        --   - If it is judged again, it moves without a failure.
+        --   - If it is decided again without a further failure, it changes its group without a failure.
         SELECT f.queue,
                CASE WHEN (f.queue, f.joined_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group')
                     THEN f.joined_group ELSE 'other' END AS fingerprint,
@@ -269,7 +273,7 @@ BEGIN
         FROM (
             SELECT m.queue, m.fingerprint, sum(m.failures) AS failures,
                    CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
-                   -- Only failures change last_seen; an entry that closes is none.
+                   -- Failures set last_seen. An entry that closes does not.
                    min(m.at) AS first_seen, coalesce(max(m.at) FILTER (WHERE m.failures > 0), max(m.at)) AS last_seen,
                    (array_agg(m.entry_id ORDER BY m.at DESC))[1] AS sample,
                    (array_agg(m.to_class ORDER BY m.at DESC))[1] AS class
@@ -391,12 +395,12 @@ BEGIN
         v_count := dlq.fold_moves(v_state.snapshot, v_new, v_state.since, v_at);
         PERFORM dlq.count_moves(v_state.snapshot, v_new, v_state.since, v_at);
     END IF;
-    -- Without moves, a write per second would be wasted.
+    -- Without moves, write the state only every 10 seconds.
     IF v_count > 0 OR v_at > v_state.at + interval '10 seconds' THEN
         UPDATE dlq.rollup_state SET
             snapshot = v_new, at = v_at, moves = moves + v_count,
-            -- Once all transactions that ran at the last snapshot have ended, later moves are of
-            -- transactions that began after it.
+            -- If all transactions that ran at the last snapshot have ended, moves that follow are made
+            -- by transactions that began after that snapshot.
             since = CASE WHEN txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_state.snapshot) THEN v_state.at
                 ELSE v_state.since END;
     END IF;
@@ -471,8 +475,9 @@ BEGIN
 
     SELECT date_trunc('day', min(t.at)) INTO v_day FROM dlq.dead_letter_transitions t;
     v_first := date_trunc('week', v_day);
-    -- A week of which the trail has lost a part is kept. Failures alone do not show a loss: they
-    -- may be older than the trail, if they were filed later.
+    -- Keep the rollups of the first week if the trail no longer has all moves of that week. Failures
+    -- from before the trail do not show that it lost moves: a failure counts at the time when its job
+    -- failed, which is earlier than its first move if it was filed later.
     IF EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.scope = 'all' AND r.bucket < v_day
                AND (r.redelivered, r.resolved, r.failed, r.archived) <> (0, 0, 0, 0)) THEN
         v_first := v_first + interval '7 days';
@@ -867,8 +872,8 @@ $$;
 COMMENT ON FUNCTION dlq.policy_changes IS 'When the version of the policy changed, newest first, 1,000 at most.';
 
 -- Rules have no rollup. by_rule reads the newest entries of all queues, so that it costs the same
--- for every caller. The custom plan knows the times, and excludes and does not lock partitions of
--- before.
+-- for every caller. A custom plan knows the times, so it neither contains nor locks the partitions of
+-- earlier months.
 CREATE OR REPLACE FUNCTION dlq.by_rule(p_over interval DEFAULT '24 hours', p_most integer DEFAULT 5000)
 RETURNS TABLE (rule text, entries bigint, more boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_sort = off
