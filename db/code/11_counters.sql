@@ -13,9 +13,9 @@ RETURN 20;
 COMMENT ON FUNCTION dlq.most_counted_types IS
     'The number of error types per queue with counters of their own; the rest counts as other.';
 
--- count_moves adds the moves between two snapshots to the counters or, if p_old is null, those
--- since p_since that are visible in a snapshot taken at p_at. After a restore from a dump the
--- counters lack what the database lacks.
+-- count_moves adds moves to the counters: those between two snapshots or, if p_old is null, those
+-- since p_since that are visible in p_new, a snapshot taken at p_at. After a restore from a dump,
+-- moves that the dump does not contain are missing in the counters, too.
 CREATE OR REPLACE FUNCTION dlq.count_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz,
     p_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -31,8 +31,8 @@ SET max_parallel_workers_per_gather = 0 AS $$
               WHERE p_old IS NULL AND t.at >= p_since AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new)
                   OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))) m
     ), queues AS MATERIALIZED (
-        -- Names come from outside, so only a limited number of queues have counters of their own:
-        -- the first ones.
+        -- Names of queues come from outside, so only a limited number of queues have counters of their
+        -- own: those that came first.
         SELECT k.queue, CASE WHEN k.known OR row_number() OVER (PARTITION BY k.known ORDER BY k.moves DESC,
             k.queue) <= dlq.most_counted_queues() - k.counted THEN k.queue ELSE 'other' END AS shown
         FROM (SELECT f.queue, count(*) AS moves, EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'captured'
@@ -151,14 +151,16 @@ COMMENT ON FUNCTION dlq.trim_counters IS
     'Gives counters to the most frequent error types of the last seven days. Deletes those of queues that were '
     'not used for 30 days, if others need the room.';
 
--- needs_person reads p_most manual and p_most failed entries, in equal shares:
---   1. If a class of a queue has no more manual entries than its share, the count is exact.
---   2. If it has more, the count is at least the estimate of the rollups: all manual entries, less
---      the open entries of muted groups, less those that became manual within the time.
---   3. Failed entries are read in the ranges between the muted groups of their queue, so that a
---      large muted group does not use up the share of the others.
+-- needs_person reads at most about p_most manual entries and as many failed ones.
+--   - Manual entries: each class of each queue gets an equal share of p_most. If it has fewer manual
+--     entries than that, the count is exact. If it has more, the count is at least an estimate from
+--     the rollups: its manual entries, less the open entries of muted groups, less those that became
+--     manual within p_after.
+--   - Failed entries: they are read in the ranges of fingerprints between the muted groups of their
+--     queue, and each range gets an equal share of p_most. So a large muted group does not use up
+--     the share of the other groups.
 --
--- Bitmap scans are off: they read all index entries of a class before the first row.
+-- Bitmap scans are off, because they read all index entries of a class before the first row.
 CREATE OR REPLACE FUNCTION dlq.needs_person(p_after interval DEFAULT '15 minutes', p_queues text[] DEFAULT '{}',
     p_afters interval[] DEFAULT '{}', p_most integer DEFAULT 5000)
 RETURNS TABLE (queue text, error_class text, entries bigint)
