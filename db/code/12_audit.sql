@@ -1,8 +1,9 @@
 -- Search of the audit trail, and the erasure of a person's data, of which a record is kept.
 
--- trail_begins bounds the months in which an entry's moves can be. All of them were made after its
--- capture, by this server's clock. If the entry is gone, its id has the time when its job failed,
--- by the application's clock. An hour, or a day, allows for clocks that were set back.
+-- trail_begins bounds the months in which the moves of an entry can be. All moves are made after the
+-- entry's capture (created_at, by this server's clock); an hour allows for a clock that was set back.
+-- If the entry is deleted, the bound is the time in its id, at which the job failed by the
+-- application's clock; a day allows for clocks that differ.
 CREATE OR REPLACE FUNCTION dlq.trail_begins(p_id uuid) RETURNS timestamptz
 LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
@@ -124,7 +125,7 @@ COMMENT ON FUNCTION dlq.audit IS
     '"origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), '
     '"configVersion", "operation", "after", "before"}.';
 
--- erased keeps of an entry that it failed, when, how, and what became of it.
+-- erased keeps when an entry failed, with which error type and class, and what became of the entry.
 CREATE OR REPLACE FUNCTION dlq.erased(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -189,7 +190,7 @@ RETURN CASE WHEN p_reason LIKE 'assigned to %' AND p_reason <> 'assigned to nobo
 COMMENT ON FUNCTION dlq.reason_without_names IS
     'The reason of an audit row without the assignee or the tags in it. The archive does the same (internal/archive).';
 
--- The run id is kept: it says nothing about a person.
+-- The id of the replay run stays: it says nothing about a person.
 CREATE OR REPLACE FUNCTION dlq.erase_trail(p_ids uuid[], p_since timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
@@ -210,7 +211,7 @@ COMMENT ON FUNCTION dlq.erase_trail IS
     'Deletes edited payloads, assignees and tags of entries from the audit trail, and error texts from the reports '
     'of replay runs.';
 
--- The lock is that of the rollups, which write failure groups.
+-- erase_titles takes the lock of refreshes of the rollups, because they write failure groups.
 CREATE OR REPLACE FUNCTION dlq.erase_titles(p_groups text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -246,7 +247,8 @@ BEGIN
               AND (r ->> 'job_created_at')::timestamptz = j.created_at)
                OR j.metadata ->> 'dlq:entry_id' = ANY (v_ids::text[]))
         ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
-    -- By the time of capture too, because an id has the time of the application's clock, which may be ahead.
+    -- The time of capture counts, too, if it is earlier than the time in the id: that is the time of the
+    -- application's clock, which may be ahead.
     PERFORM dlq.erase_trail(v_ids, least(dlq.closed_since(v_ids),
         (SELECT min((r ->> 'created_at')::timestamptz) - interval '1 hour' FROM jsonb_array_elements(p_rows) r)));
     PERFORM dlq.erase_titles(ARRAY(SELECT DISTINCT (r ->> 'queue') || E'\n' || (r ->> 'fingerprint')
@@ -269,15 +271,16 @@ CREATE OR REPLACE FUNCTION dlq.were_erased(p_ids uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
-    -- In all months: an id has the time of the application's clock, and its entry may have been erased before it.
+    -- Read all months of the trail. A bound by the time in the id could miss the erasure: that time is of the
+    -- application's clock, which may be ahead.
     RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids)
         AND t.reason = dlq.erased_reason();
 END
 $$;
 COMMENT ON FUNCTION dlq.were_erased IS 'Returns those of the entries whose data was erased in the database.';
 
--- An erasure rather erases too much: names finds values inside of longer words. Only a number does
--- not match inside of a longer number: cus_8 is not in cus_81.
+-- An erasure may erase more than necessary: names also finds values inside of longer words. Exception:
+-- a number is not found inside of a longer number, so cus_8 is not in cus_81.
 CREATE OR REPLACE FUNCTION dlq.names(p_text text, p_values text[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 RETURN EXISTS (SELECT FROM unnest(p_values) v (value) WHERE CASE
@@ -290,9 +293,10 @@ COMMENT ON FUNCTION dlq.names IS
     'Whether a text contains one of the values. A number does not match inside of a longer one: cus_8 is not in '
     'cus_81.';
 
--- The filter, the patch or the note of a replay run may name a person. A run is erased if it
--- contains a value of the erasure's filter, or if it selected by payloads, subscribers, ordering
--- keys or tags, or patched, and redelivered one of the person's entries.
+-- The filter, the patch or the note of a replay run may name the person. A run is erased if
+--   - it contains a value of the erasure's filter, or
+--   - it redelivered one of the person's entries, and has a patch, or a filter of payloads,
+--     subscribers, ordering keys or tags.
 CREATE OR REPLACE FUNCTION dlq.erase_runs(p_filter jsonb, p_ids uuid[]) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -358,8 +362,9 @@ BEGIN
     ) SELECT count(*) INTO v_open_approvals FROM named n WHERE n.id NOT IN (SELECT b.id FROM erased_approvals b);
     PERFORM set_config('dlq.erasing', '', true);
     UPDATE dlq.group_marks m SET note = NULL WHERE dlq.names(m.note, v_values);
-    -- A saved view without its query would select all entries, so it is deleted. Values of fields
-    -- such as queue:mailers are not personal data; "queue:mailers" in quotes is a text, and may be.
+    -- A saved view whose query names the person is deleted: without its query it would select all
+    -- entries. Values of fields such as queue:mailers are no personal data, so they are not compared.
+    -- "queue:mailers" in quotes is a search text, and may be personal data.
     DELETE FROM dlq.saved_views w
     WHERE dlq.names(w.name || ' '
         || regexp_replace(w.query,
@@ -372,9 +377,9 @@ COMMENT ON FUNCTION dlq.erase_runs IS
     'a filter, or that handled these entries. Deletes notes of failure groups and saved views that name the '
     'person. Returns how many runs and approvals were skipped because they have not ended.';
 
--- erase_entries locks jobs, then entries. It waits for neither: rows that another session has locked
--- are skipped, and counted in under_way. Open and failed entries are archived,
--- because nothing is left to redeliver.
+-- erase_entries locks jobs first, then entries, and waits for neither: entries whose rows or jobs
+-- another session has locked are skipped, and counted in under_way. Open and failed entries are
+-- archived, because nothing is left to redeliver.
 CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer,
     OUT jobs integer, OUT under_way integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -386,8 +391,8 @@ DECLARE
     v_jobs  bigint[];
 BEGIN
     PERFORM dlq.file(p_ids);
-    -- In all months, because an entry whose job failed by a clock that was ahead closed before the time in
-    -- its id: p_ids was chosen by a filter, which finds it.
+    -- This reads all months. If the application's clock was ahead, an entry may have closed before the time in
+    -- its id; a filter finds such an entry, so p_ids may contain it.
     SELECT least(dlq.closed_since(p_ids), min(e.closed_at)) INTO v_since FROM dlq.dead_letter_queue e
     WHERE e.id = ANY (p_ids);
     SELECT coalesce(array_agg(e.id), '{}'), min(e.created_at) - interval '1 hour' INTO v_ids, v_from
@@ -436,8 +441,8 @@ BEGIN
     GET DIAGNOSTICS entries = ROW_COUNT;
 
     -- Facts that are not applied yet, or that the database refuses, still say that the job ended, but
-    -- lose its metadata and errors. A job that cancelled itself has an error; a job that was cancelled
-    -- has none.
+    -- lose its metadata and errors. A failure keeps one empty error: by its errors, dlq.is_failure tells a
+    -- job that its worker cancelled from one that an operator cancelled.
     UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job)
         THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
     WHERE f.job IS NOT NULL AND (f.entry_id = ANY (v_ids) OR (f.job_id, f.job_created_at) IN (
@@ -448,7 +453,7 @@ BEGIN
     WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND o.job_id = d.river_job_id
         AND o.job_created_at = d.job_created_at;
     PERFORM dlq.erase_trail(v_ids, v_from);
-    -- Groups that an entry has left, too: their title may be its text.
+    -- Also the titles of groups that an entry has left: such a title may be the entry's error text.
     PERFORM dlq.erase_titles(ARRAY(SELECT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d
         WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND d.fingerprint IS NOT NULL
         UNION SELECT t.queue || E'\n' || t.joined_group FROM dlq.dead_letter_transitions t
@@ -474,9 +479,9 @@ $$;
 COMMENT ON FUNCTION dlq.erased_entries IS
     'The entries that were erased in the database by an erasure, or by one that began after it.';
 
--- Reports count the types of errors and the sources, and operators wrote notes on many entries at once or on
--- groups: an erasure changes neither, but says where they are. Each query is counted and returned as it is, so
--- that the caller can read the same rows.
+-- An erasure leaves error types and sources, because reports count them, and notes that operators wrote on
+-- groups or on many entries at once. erase_leaves says where these are. It returns each query whose rows it has
+-- counted, so that the caller can read the same rows.
 CREATE OR REPLACE FUNCTION dlq.erase_leaves(p_erasure uuid) RETURNS TABLE (table_name text, columns text[],
     row_count bigint, query text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
