@@ -1,10 +1,10 @@
 -- Automatic redelivery: what it is switched on for, who switched it, and what happens next to an
 -- entry.
 --
--- Switches of operators are rows of automatic_switches. Those of the policy are published by the
--- last DLQ worker that loaded one (settings, key automatic). The default for all depends on whether
--- River belongs to an application. DLQ workers use their own policy; this file shows operators the
--- same.
+-- Switches of operators are rows of automatic_switches. The switches of the policy are in settings,
+-- key automatic: each DLQ worker publishes them when it loads a policy. The default for all depends
+-- on whether River belongs to an application. A DLQ worker decides by the policy that it has loaded
+-- itself; the functions of this file show operators the policy that was published last.
 
 CREATE OR REPLACE VIEW dlq.automatic AS
     WITH policy AS (
@@ -30,8 +30,9 @@ COMMENT ON VIEW dlq.automatic IS
     'the database was restored (dlq.resume_restored). Change them with dlq.set_automatic, dlq.reset_automatic, '
     'dlq.stop_automatic and dlq.resume_automatic.';
 
--- Sequential scans are on here: with enable_seqscan off, the cost of scanning the few switches
--- makes Postgres compile the query (JIT), which takes longer than the query.
+-- The functions below scan the few switches. Many of their callers set enable_seqscan = off, which
+-- makes the estimated cost of a scan so high that Postgres would compile the query (JIT). Compiling
+-- takes longer than running the query, so these functions set enable_seqscan = on and jit = off.
 CREATE OR REPLACE FUNCTION dlq.automatic_for(p_queue text, p_kind text, p_class text, p_job_kind text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 BEGIN
@@ -50,8 +51,8 @@ DECLARE
 BEGIN
     SELECT CASE
         WHEN bool_or(a.narrow) THEN bool_and(a.enabled) FILTER (WHERE a.narrow)
-        -- dlqd's own messages are not subject to the default of a River that belongs to an
-        -- application.
+        -- If River belongs to an application, the default is off for the application's jobs, but not
+        -- for dlqd's own messages.
         ELSE bool_or(a.enabled OR p_job_kind = 'dlqd_message' AND a.source = 'default') FILTER (WHERE a.scope = 'all')
         END INTO v_on
     FROM (SELECT s.scope, s.enabled, s.source,
@@ -113,10 +114,10 @@ CREATE OR REPLACE TRIGGER automatic_changes_append_only BEFORE UPDATE OR DELETE 
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 COMMENT ON TRIGGER automatic_changes_append_only ON dlq.automatic_changes IS 'The audit trail is append-only.';
 
--- change_automatic changes one switch. DLQ workers hold the lock, shared, from before they read the
--- switches until they commit. Once the transaction of a change ends, the change is in force over
--- all processes: earlier decisions are committed, and later ones see it. p_enabled null deletes the
--- switch.
+-- change_automatic changes one switch, or deletes it if p_enabled is null. It takes an advisory lock
+-- that DLQ workers hold in shared mode from before they read the switches until they commit. So once
+-- a change is committed, it is in force in all processes: decisions from before it are committed, and
+-- later decisions see it.
 CREATE OR REPLACE FUNCTION dlq.change_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[],
     p_actor text, p_note text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
