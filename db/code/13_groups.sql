@@ -1,6 +1,6 @@
--- Failure groups: owner, note, mark as fixed, and mute. The rollups hold what a group is (title,
--- counts, times); group_marks holds what operators say of it. Reads decide whether a mute has ended
--- or a fixed group has failed again, so no write of an application has to.
+-- Failure groups: owner, note, mark as fixed, and mute. The title, counts and times of a group are in
+-- the rollups; what operators set is in group_marks. Whether a mute has ended, or a fixed group has
+-- failed again, is decided when the group is read, so that no write of an application has to do it.
 
 CREATE OR REPLACE FUNCTION dlq.is_muted(p_mark dlq.group_marks, p_failures bigint) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -289,8 +289,8 @@ BEGIN
         mute_upto = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_upto ELSE m.mute_upto END,
         inherited_from = CASE WHEN v_mute OR p_changes ? 'status' THEN NULL ELSE m.inherited_from END,
         updated_at = now(), updated_by = excluded.updated_by;
-    -- A dlqd of an earlier grouping method files entries into the former groups, until they are
-    -- moved; these groups therefore get the same marks.
+    -- The former groups get the same marks: a dlqd with an earlier grouping method files entries into
+    -- them, which stay there until dlq.regroup moves them.
     UPDATE dlq.group_marks f SET
         (owner, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto)
             = (m.owner, m.fixed_at, m.fixed_by, m.muted_at, m.muted_by, m.mute_until, m.mute_upto)
@@ -354,8 +354,8 @@ COMMENT ON FUNCTION dlq.muted_entries IS
 -- moves the open entries of the former group there (regroup). Closed entries keep their
 -- fingerprint.
 
--- part_of returns the marks of a former group that a group did not inherit because the two are not
--- one to one.
+-- part_of is for a group that does not inherit the mute and the mark as fixed of its former group,
+-- because the two are not one to one: the group's note tells operators of them.
 CREATE OR REPLACE FUNCTION dlq.part_of(p_former dlq.group_marks) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN coalesce((p_former).muted_at, (p_former).fixed_at) IS NOT NULL THEN
@@ -498,8 +498,8 @@ BEGIN
         -- Only entries that have not changed since they were read.
         JOIN dlq.dead_letter_open e ON e.id = n.id AND e.fingerprint = n.former AND e.last_failed_at = n.last_failed_at
         LEFT JOIN dlq.group_aliases a ON a.main AND a.queue = e.queue AND a.former = n.former
-        -- An entry without an alias counts as other. It waits until the rollups must have counted
-        -- it.
+        -- If the former group has no alias, the rollups may not have counted the entry yet, or count it
+        -- as other. Such an entry is moved only after the rollups have counted its last change.
         WHERE a.former IS NOT NULL OR e.updated_at < v_at
         ORDER BY e.id FOR UPDATE OF e SKIP LOCKED
     ), moved AS (
