@@ -1,7 +1,8 @@
--- A database that was restored to an earlier moment does not know what was sent since. dlqd records
--- the server, timeline and database that it runs on (settings, key server), and each process
--- records a mark (processes.mark). If one of them is not as expected, dlqd holds automatic
--- deliveries and replay runs until an operator resumes them.
+-- A database that was restored to an earlier moment does not know what was sent since. To detect
+-- that, dlqd records the server, timeline and database that it runs on (settings, key server), and
+-- each process writes a mark, a number that it increases every few seconds (processes.mark). If a
+-- process finds another server, or does not find its own mark, dlqd holds automatic deliveries and
+-- replay runs until an operator resumes them.
 --
 -- The hold is the row (stop, restored) of automatic_switches. The reason for it is in settings, key
 -- restored.
@@ -12,8 +13,8 @@ DECLARE
     v_system   text;
     v_timeline bigint;
 BEGIN
-    -- Postgres 15 to 18 let every role call these functions. A provider may have revoked that, or
-    -- lack them; same_server ignores keys that are missing.
+    -- Postgres 15 to 18 let every role call these functions. A hosted Postgres may have revoked that
+    -- right, or lack the functions; dlq.same_server ignores keys that are missing.
     BEGIN
         SELECT s.system_identifier::text INTO v_system FROM pg_control_system() s;
     EXCEPTION WHEN OTHERS THEN
@@ -55,8 +56,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.is_restored IS 'Whether dlqd holds deliveries because the database was restored.';
 
--- Every transaction that sends automatically calls may_send first. A change of the switches waits
--- for its shared lock, which is held until the transaction ends.
+-- Every transaction that sends automatically calls may_send first. may_send takes a shared lock until
+-- the transaction ends, and a change of the switches (dlq.change_automatic) waits for that lock.
 CREATE OR REPLACE FUNCTION dlq.may_send(p_process uuid, p_mark bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off AS $$
 BEGIN
@@ -91,8 +92,9 @@ BEGIN
     -- that was committed before it is lost.
     v_mark_intact := p_mark > 0 AND NOT v_mark_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
     IF dlq.is_restored() THEN
-        -- Only a hold because of the timeline can end here: it was made by a process that had just
-        -- started and could not know of the promotion.
+        -- Of the holds, only one because of the timeline can end without an operator. A process that
+        -- had just started could not tell a promotion from a restore; a process that ran through the
+        -- promotion can.
         IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline')
             THEN
             RETURN 'same';
@@ -153,8 +155,8 @@ BEGIN
             ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now();
         END CASE;
     END IF;
-    -- The mark is on disk before this returns, even with synchronous_commit off: otherwise a crash
-    -- would look like a restore.
+    -- The commit of the mark waits for the disk, even if the session has synchronous_commit off.
+    -- Otherwise a crash could lose the mark, which would look like a restore.
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'local', true);
     END IF;
@@ -190,7 +192,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                 p_known ->> 'system')
         WHEN p_now -> 'database' <> p_known -> 'database' THEN 'this is another database of the same server'
         ELSE 'its tables were restored from a dump' END
-        -- Without this process, which has just written its own row.
+        -- Not seen_at of this process, which has just written its own row.
         || coalesce('; its last record is of '
             || to_char(greatest((SELECT max(t.at) FROM dlq.dead_letter_transitions t),
                 (SELECT max(p.seen_at) FROM dlq.processes p WHERE p.id <> p_process)) AT TIME ZONE 'UTC',
@@ -266,7 +268,8 @@ BEGIN
             count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
         FROM (SELECT * FROM dlq.dead_letter_open o WHERE o.status = 'dlq_pending' AND o.strategy IS NOT NULL
             LIMIT v_most) e
-        -- By the age of the job, because a redelivery that ran at v_at is rescued, and fails, later.
+        -- Select by the age of the job, not by the last failure: a redelivery that ran at v_at is
+        -- rescued, and so fails, later.
         WHERE e.job_created_at < v_at
         GROUP BY e.queue, e.kind, e.error_class, e.job_kind
     ) g WHERE dlq.switched_on(g.queue, g.kind, g.error_class, g.job_kind) HAVING sum(g.n) > 0;
