@@ -23,8 +23,8 @@ BEGIN
         WHERE NOT EXISTS (SELECT FROM dlq.in_review(p_ids) r WHERE r.entry_id = i.id AND r.actor <> v_actor)
         ORDER BY i.place
     LOOP
-        -- If the lock is not free, another session is handing out the entry. If that session has
-        -- committed, the next statement sees its review, because locks end after the commit.
+        -- If the lock is not free, another session is handing out the entry. If it is free, a session
+        -- that held it before has committed, so the next statement sees the review of that session.
         CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtextextended('dlq.reviews ' || v_id, 0));
         CONTINUE WHEN NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_id AND e.status = 'dlq_manual')
             OR EXISTS (SELECT FROM dlq.in_review(ARRAY[v_id]) r WHERE r.actor <> v_actor);
