@@ -1,10 +1,10 @@
--- Saved views: named lists of entries. A query is text of the filter language, which only the
--- program parses; the database stores it.
+-- Saved views: named lists of entries. The query of a view is text in the filter language. The
+-- database stores that text; only Go code parses it (internal/filter).
 
--- masked_query masks a query for other users, because the values that a query looks for may name a
--- person. The value of payload.<path> is masked if that path is sensitive, as dlq.masked_detail
--- does. A payload: term takes JSON, whose end only the program finds, so the rest of the query is
--- left out.
+-- masked_query masks a query for users other than its owner, because the values that a query looks
+-- for may name a person. The value of payload.<path> is masked if that path is sensitive, as in
+-- dlq.masked_detail. After "payload:" comes JSON, and this function cannot tell where the JSON ends,
+-- so it masks the whole rest of the query.
 CREATE OR REPLACE FUNCTION dlq.masked_query(p_query text, p_mask jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -48,7 +48,8 @@ BEGIN
     FROM dlq.saved_views v
     WHERE v.owner = v_actor OR v.shared AND dlq.scope_within(v.scope, v_scope)
         AND NOT (dlq.is_reader() AND v.query ~* '\m(payload|subscriber|tag|key:)')
-      -- Words outside of fields are searched for in error messages.
+      -- Words outside of fields are searched for in error messages: a caller who may not see error
+      -- messages sees no query with such words.
       AND NOT ('error_message' = ANY (dlq.hidden_columns())
           AND regexp_replace(v.query, '(^|\s)[[:alpha:].]+:("(?:[^"\\]|\\.)*"|\S*)', ' ', 'g') ~ '\S')
     ORDER BY v.owner <> v_actor, v.name;
