@@ -1,8 +1,8 @@
--- Approvals. A request is approved by a second person, and then carried out by dlqd on exactly the
--- entries that the approval recorded. Every function that operators call checks it
--- (dlq.require_approval), whichever client they use.
+-- Approvals. A second person approves a request, and dlqd then carries it out on exactly the entries
+-- that matched at the approval. The functions that carry out operators' requests check themselves
+-- whether an approval is needed (dlq.require_approval), so that no client can bypass it.
 
--- Only dlqd can set this, for the duration of a transaction.
+-- Only dlqd can set dlq.approved, for the duration of a transaction.
 CREATE OR REPLACE FUNCTION dlq.approved() RETURNS uuid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN nullif(current_setting('dlq.approved', true), '') IS NOT NULL AND dlq.is_owner()
@@ -97,9 +97,9 @@ $$;
 COMMENT ON FUNCTION dlq.approval_where IS
     'Returns the SQL condition (see dlq.filter_where) that a row e matches p_filter in the scope of the requester.';
 
--- An entry that closed since the request, into a state that the request does not select, was closed by
--- another operator or by a redelivery. Its state at the request is not known: with a status in the
--- filter, closed may count entries that the request did not select.
+-- closed counts entries that closed after the request, into a state that the request does not select:
+-- another operator or a redelivery closed them. Their state at the time of the request is not stored.
+-- So if the filter has a status, closed may also count entries that the request did not select.
 CREATE OR REPLACE FUNCTION dlq.approval_matches(p_id uuid, OUT entries bigint, OUT arrived bigint, OUT closed jsonb)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -129,7 +129,8 @@ COMMENT ON FUNCTION dlq.approval_matches IS
     'What approving a request would change now: the number of entries, how many of them arrived after the '
     'request, and how many that it selected before were closed since, by their state.';
 
--- Few requests wait at a time: the fifty latest are looked at, each by the ids of the entries only.
+-- Few requests wait at a time, so requests_for checks the fifty latest only. It evaluates the filter of
+-- each request on the entries p_ids alone.
 CREATE OR REPLACE FUNCTION dlq.requests_for(p_ids uuid[]) RETURNS TABLE (approval_id uuid, entry_id uuid)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -196,8 +197,8 @@ BEGIN
     END IF;
     SELECT coalesce(sum(q.n), 0), coalesce(jsonb_object_agg(q.queue, q.n), '{}') INTO v_entries, v_by_queue
     FROM (SELECT p.queue, sum(p.entries)::bigint AS n FROM dlq.preview(v_filter) p GROUP BY p.queue) q;
-    -- Once an equal request is approved, a second one would find nothing left to do. Two transactions that
-    -- ask at the same moment still make two.
+    -- An equal request that waits is returned instead of a second one, which would find nothing left to do
+    -- once the first is carried out. Two transactions at the same time may still create two requests.
     SELECT a.id INTO v_equal FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at > now()
         AND a.operation = p_operation AND a.request = p_request AND a.scope IS NOT DISTINCT FROM dlq.scope()
     ORDER BY a.id LIMIT 1;
@@ -286,7 +287,7 @@ BEGIN
         RAISE EXCEPTION 'approval %: pass the number of dead letters that you expect it to change', p_id
             USING ERRCODE = 'DLQ04', HINT = 'It was requested for ' || v_approval.entries || '.';
     END IF;
-    -- In the scope of the requester, which is within that of the approver.
+    -- Entries are selected in the scope of the requester, which is within that of the approver.
     EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id)
         SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.approval_where(v_approval, v_filter)
         || ' ON CONFLICT DO NOTHING' USING v_filter, p_id;
@@ -331,7 +332,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.withdraw_approval IS 'Withdraws the caller''s own request for approval.';
 
--- One process at a time carries an approval out. If that process dies, another continues after
+-- One process at a time carries an approval out. If that process dies, another one continues after
 -- taken_until.
 CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval) RETURNS SETOF dlq.approvals
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
