@@ -84,9 +84,9 @@ $$;
 COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
 
 -- run_again skips redeliveries of entries, jobs that dlqd itself completed, and jobs that were run
--- again with the same note. Of a job that was run again with another note, only the copy counts,
--- because it has done the work last, or is still doing it. Checkpoints of resumable jobs, which River
--- keeps after a failed attempt, are discarded: the new job repeats all steps.
+-- again with the same note. If a job was run again with another note, run_again skips the job and
+-- takes its copy, once that has completed: the copy did the work last. It discards checkpoints of
+-- resumable jobs, which River keeps after a failed attempt, so that the new job repeats all steps.
 CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL,
     p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
