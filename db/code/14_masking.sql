@@ -9,7 +9,8 @@
 --   - last: the last keys of these paths, if they are known
 --   - patterns: names of patterns
 --
--- A path consists of keys, separated by the character U+001F; arrays are looked into.
+-- A path is the keys from the outermost one to that of the value, separated by the character U+001F.
+-- Positions in arrays are not part of a path: it matches in every element of an array.
 
 CREATE OR REPLACE FUNCTION dlq.is_reader() RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -30,7 +31,7 @@ COMMENT ON FUNCTION dlq.sensitive_columns IS
     'The columns of entries that the policy marks as sensitive. Until dlqd has published the policy: its '
     'defaults.';
 
--- A title is the beginning of an error message.
+-- error_title is the beginning of the error message, so it is hidden together with the message.
 CREATE OR REPLACE FUNCTION dlq.with_title(p_columns text[]) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN 'error_message' = ANY (p_columns) THEN p_columns || 'error_title'::text ELSE p_columns END;
@@ -105,9 +106,9 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.has_card IS 'Whether a text contains a payment card number, or more than 100 candidates.';
 
--- mask_text and mask_node do not set search_path, which would cost more than the rest of them;
--- their callers set it. To bound the time, texts beyond a length or a number of candidates are
--- masked more than necessary.
+-- mask_text and mask_node do not set search_path, because a SET clause would cost more time than all
+-- that they do; their callers set it. To bound the time, more than necessary is masked in texts that
+-- are very long or have very many candidates.
 CREATE OR REPLACE FUNCTION dlq.mask_text(p_text text, p_mask jsonb, p_values text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
@@ -152,8 +153,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.mask_text IS 'dlq.masked_text for use in other functions.';
 
--- Most parts of a document contain nothing to mask. Checking their text first costs a tenth of
--- masking them.
+-- needs_mask saves calls of mask_node: most parts of a document contain nothing to mask, and a check
+-- of their text takes a tenth of the time of masking them.
 CREATE OR REPLACE FUNCTION dlq.needs_mask(p_text text, p_path text, p_mask jsonb, p_values text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
@@ -302,7 +303,7 @@ BEGIN
                 WHEN 'array' THEN n.value END) a) c
         WHERE n.depth < 70
     )
-    -- Each value, and its JSON form with escapes.
+    -- Each value as it is, and as it is written in JSON, with escapes.
     SELECT array_agg(DISTINCT t.text) INTO v_all
     FROM (SELECT DISTINCT n.value #>> '{}' AS text FROM n WHERE n.found
         AND jsonb_typeof(n.value) IN ('string', 'number') AND length(n.value #>> '{}') > 3 LIMIT 101) v
@@ -437,7 +438,7 @@ COMMENT ON FUNCTION dlq.masked_detail IS
     'Masks the detail of an audit row, a replay run or an answer: payload, mergePatch, patch, changes, '
     'payloadAt (whose paths are those of the payload) and filter.';
 
--- A payload that was shown with *** must not be sent with it.
+-- An operator who saw a payload with *** must not send it with *** in place of the masked values.
 CREATE OR REPLACE FUNCTION dlq.refuse_mask(p_action text, p_document jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -456,8 +457,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 'revealed';
 COMMENT ON FUNCTION dlq.revealed_reason IS 'The reason of the audit row of a reveal, which dlq.revealed looks for.';
 
--- The reason is committed before the entry is shown: a row of the same transaction could be rolled
--- back.
+-- The audit row with the reason is committed before the entry is shown: if both were in one
+-- transaction, the caller could see the entry and roll the row back.
 CREATE OR REPLACE FUNCTION dlq.record_reveal(p_id uuid, p_note text, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -478,7 +479,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.record_reveal IS 'Writes the audit row of a reveal (see dlq.reveal).';
 
--- Values of fields that may name a person are left out, because nothing is erased from dlq.acts.
+-- The audit row leaves out values of filter fields that may name a person, because an erasure deletes
+-- nothing from dlq.acts.
 CREATE OR REPLACE FUNCTION dlq.record_export(p_filter jsonb, p_revealed boolean, p_actor text, p_note text)
     RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -496,13 +498,13 @@ COMMENT ON FUNCTION dlq.record_export IS
     'Writes the audit row of an export: the actor, the filter without values that may name a person, and for an '
     'export of masked values (p_revealed) the reason and the number of entries.';
 
--- Each reveal has an audit row of its own: only dlq.reveal may call this function, after it has
--- committed the row. The row is older than the transaction, so that it cannot be rolled back. It is
--- at most a minute old by the clock, because a transaction may stay open.
+-- Each reveal needs an audit row of its own, so only dlq.reveal may call revealed, after it has
+-- committed the row. revealed therefore requires a row that is older than its transaction, which
+-- cannot be rolled back, and at most a minute old by the clock, because a transaction may stay open.
 --
--- The caller is read from PG_CONTEXT, which is in the language of lc_messages and names dlq.reveal
--- without its schema if the schema was in search_path at its first call. A caller could forge the
--- context, but would gain only a second reveal of the same entry within a minute of the first.
+-- revealed finds its caller in PG_CONTEXT. That text is in the language of lc_messages, and names
+-- dlq.reveal without its schema if the schema was in search_path at the first call. A caller could
+-- forge the context, but would gain only a second reveal of the same entry within a minute.
 CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
