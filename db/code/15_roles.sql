@@ -7,8 +7,8 @@
 --     dlq_admin     also purges, erases, restores, drops months after their retention, creates partitions, and
 --                   rebuilds rollups
 --
--- No role writes to tables. Functions do, as the owner of the schema, so that every change follows
--- the state table and has an audit row, and audit rows cannot be changed.
+-- No role may write to tables. Roles call functions, which write as the owner of the schema, so that
+-- every change follows the state table and has an audit row, and audit rows cannot be changed.
 
 CREATE OR REPLACE FUNCTION dlq.has_role(p_role text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -240,8 +240,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: calls dlq.fence_entries.';
 
--- The statement does not lock partitions of other states, nor months before the entries failed: see
--- dlq.closed_since.
+-- With the conditions on status and closed_at, the statement of find locks neither partitions of other
+-- states nor months before the entries failed: see dlq.closed_since.
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100,
     p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
@@ -297,8 +297,9 @@ COMMENT ON FUNCTION dlq.set_role_scope IS
     '["order.*"]}], where * matches any text. A member of several roles sees what any of their rows allows. '
     'Null removes the limit. Writes an audit row.';
 
--- protect is called when the sensitive data of the policy changes. If anything is masked, roles get
--- no privilege on columns that may contain it: they read these through views and functions.
+-- dlqd calls protect when the policy marks other data as sensitive. If the policy masks values, roles
+-- get no privilege on columns that may contain such values: they read these through views and
+-- functions.
 CREATE OR REPLACE FUNCTION dlq.protect(p_sensitive text[], p_masked jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -413,7 +414,8 @@ BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA %s TO dlq_reader, dlq_operator, dlq_admin', v_schema);
     FOR v_grant IN
         SELECT c.oid::regclass AS name FROM pg_class c
-        -- Only dlqd reads the tables that are named here.
+        -- Roles get no privilege on the tables and the view that are named here: functions and views
+        -- read them.
         WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
             AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'reviews', 'visible_entries')
     LOOP
