@@ -1,6 +1,6 @@
--- install_roles runs here and not in 15_roles.sql: it alters functions of all files. When an
--- upgrade has run a file, it keeps the functions that the file changed, and drops others of the
--- same names (internal/postgres/code.go).
+-- install_roles alters functions of all files, so it runs in the last file. After an upgrade has run
+-- a file, it drops functions that have the name of a function that the file created or altered, but
+-- were not created or altered by the file themselves (internal/postgres/code.go).
 SELECT dlq.install_roles();
 
 -- Comments on tables, columns and types of frozen migrations, in place of the original ones.
@@ -24,8 +24,8 @@ COMMENT ON TYPE dlq.rollup_step IS
     'Length of a rollup''s buckets. Minutes stay for three days, hours for 400 days, days and weeks for ever; '
     'names that senders choose for less, see dlq.trim_rollups().';
 
--- A comment locks its table against VACUUM and other changes of the table. A table that another session
--- has locked keeps its comments until the next upgrade.
+-- COMMENT ON takes a lock that conflicts with VACUUM and with other changes of the table. If another
+-- session has locked a table, the table keeps its comments until the next upgrade.
 DO $$
 DECLARE
     v_schema regnamespace := (SELECT c.relnamespace FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass);
@@ -593,8 +593,8 @@ BEGIN
 END
 $$;
 
--- Comments on objects without a place of their own for one: indexes, sequences, columns of views.
--- Indexes of partitions have none; see the index of the table.
+-- Comments on objects that no file of db/code creates by name: indexes, sequences, columns of views.
+-- Indexes of partitions have no comment; the index of the parent table has it.
 
 DO $$
 DECLARE
