@@ -1,6 +1,6 @@
--- Operations and their undo. An operation is one bulk change by an operator. Its audit rows carry
--- its id and what is needed to put an entry back (detail: was). The table operations records the
--- request, and the entries that it did not change.
+-- Operations and their undo. An operation is one bulk change by an operator. The audit row of each
+-- changed entry has the operation's id, and the former values that an undo restores (detail: was).
+-- The request is a row of operations; the entries that it did not change are in operation_unchanged.
 
 CREATE OR REPLACE FUNCTION dlq.record_operation(p_id uuid, p_action text, p_filter jsonb, p_args jsonb, p_actor text,
     p_note text, p_ids uuid[], p_changed uuid[], p_undoes uuid DEFAULT NULL, p_why text DEFAULT NULL) RETURNS void
@@ -111,9 +111,9 @@ COMMENT ON FUNCTION dlq.operation_entries IS
     'The entries of an operation, in order of capture after p_after: what it did to each, or why it skipped it '
     '(10,000 skipped ones are kept).';
 
--- undo puts back entries that are still where an operation put them. It reads the audit rows of the
--- operation in order, so that a caller continues after the last one, as part of the same undo
--- (p_as).
+-- undo puts back the entries that are still where an operation put them. It reads the audit rows of
+-- the operation in order, so that the next call can continue after the last row, as part of the same
+-- undo (p_as).
 CREATE OR REPLACE FUNCTION dlq.undo(p_operation uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user,
     p_limit integer DEFAULT NULL, p_after timestamptz DEFAULT NULL, p_after_id bigint DEFAULT NULL,
     p_as uuid DEFAULT NULL,
