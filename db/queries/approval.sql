@@ -1,6 +1,6 @@
 -- name: RequestApproval :one
--- RequestApproval requests an operation. The statement's snapshot has an equal request that waits
--- already, but not the one that it makes itself.
+-- RequestApproval requests an operation. existing is whether an equal request waited already: the
+-- statement's snapshot contains such a request, but not one that the statement itself creates.
 SELECT r.id::uuid AS id, EXISTS (SELECT FROM dlq.approvals a WHERE a.id = r.id)::boolean AS existing
 FROM dlq.request_approval(@operation::text, @request::jsonb, nullif(@note::text, ''), @actor::text,
     nullif(@on_behalf_of::text, ''), nullif(@token_by::text, '')) r (id);
@@ -13,7 +13,7 @@ SELECT dlq.approve(@id::uuid, @expect::bigint, nullif(@note::text, ''), @actor::
 SELECT dlq.refuse_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 
 -- name: Version :one
--- Version changes whenever a request is made, decided or ended. Pages that are open run it, once for each process.
+-- Version changes whenever a request is made, decided or ended. Each process runs it for its open pages.
 SELECT coalesce(sum(hashtextextended(a.id::text || a.state, 0)), 0)::text AS version
 FROM dlq.approvals a WHERE a.state IN ('requested', 'approved');
 
@@ -55,7 +55,7 @@ FROM dlq.take_approval(@during::interval) t;
 UPDATE dlq.approvals SET taken_until = now() + sqlc.arg(during)::interval WHERE id = @id AND state = 'approved';
 
 -- name: EndReservation :exec
--- EndReservation ends that time: another process, or this one later, carries the request out.
+-- EndReservation ends the reservation, so that another process, or the same one later, carries the request out.
 UPDATE dlq.approvals SET taken_until = NULL WHERE id = @id AND state = 'approved';
 
 -- name: End :exec

@@ -17,8 +17,8 @@ LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind'
 ORDER BY s.scope, s.name;
 
 -- name: AutomaticStop :one
--- AutomaticStop returns what stops all automatic redelivery, and since when; no row if nothing
--- does. A restore of the database comes first.
+-- AutomaticStop returns the stop of all automatic redelivery, and since when; no row if there is
+-- none. If an operator stopped it and the database was restored, it returns the restore.
 SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored,
        (s.name = '' OR (SELECT count(*) FROM dlq.automatic_switches o WHERE o.scope = 'stop') > 1)::boolean AS by_person
 FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;

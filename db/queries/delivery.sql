@@ -11,8 +11,8 @@ SELECT dlq.complete_ordered(@queue::text, @key::text, @job::bigint, @created_at:
     AS completed;
 
 -- name: AttemptRuns :one
--- AttemptRuns returns whether an attempt at a job still runs, as far as River knows: another
--- process may have released the job.
+-- AttemptRuns returns whether an attempt at a job still runs, by River's table: another process may
+-- have put the job back (dlq.rescue_messages).
 SELECT EXISTS (
     SELECT FROM river.river_job j
     WHERE j.id = @job AND j.created_at = @created_at AND j.state = 'running' AND j.attempt = @attempt::integer

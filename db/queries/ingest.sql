@@ -4,9 +4,10 @@ SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text
     AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10;
 
 -- name: OpenEvents :many
--- OpenEvents returns the open dead letters of these messages. While an entry is in the inbox, its
--- job usually still exists, and its unique key shows that. The inbox has no index for this query,
--- so it is read only if it has an entry older than 12 hours, whose job River may have deleted.
+-- OpenEvents returns the open dead letters of these messages. Of an entry in the inbox, the job
+-- usually still exists, and its unique key shows the duplicate. Only if the inbox has an entry older
+-- than 12 hours, whose job River may have deleted, does OpenEvents read the inbox, which has no
+-- index for this query.
 SELECT e.event_id::text AS event_id, e.id, e.status FROM dlq.dead_letter_queue e WHERE e.stage = 'open'
     AND e.event_id = ANY (@event_ids::text[])
 UNION ALL

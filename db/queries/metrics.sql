@@ -1,7 +1,7 @@
 -- name: ReadSample :one
--- ReadSample is the only query of a scrape: it reads one row, however large the backlog is. It
--- returns the sample only if it is not the one of known_at, which the process has already. If there
--- is no sample (yet, or after a crash), the known one remains the last.
+-- ReadSample is the only query of a scrape: it reads one row, however large the backlog is. If the
+-- sample is the one of @known_at, which the process already has, counters and sample are null. They
+-- are also null, and at is @known_at, if there is no sample, as before the first one or after a crash.
 SELECT coalesce(s.at, @known_at)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters,
     coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
 FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> @known_at THEN m.counters END AS counters,

@@ -29,8 +29,8 @@ UNION ALL
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
 -- name: NextRescued :many
--- NextRescued returns the first entry of each queue among a run's entries whose jobs were rescued
--- twice or more and that wait to be sent one at a time.
+-- NextRescued returns, for each queue, the first of a run's entries that wait because their jobs were
+-- rescued twice or more: such entries are sent one at a time.
 SELECT DISTINCT ON (e.queue) w.entry_id
 FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
       WHERE r.run_id = @id AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
@@ -80,10 +80,9 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@events::jsonb[]) AS event) d
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
 
 -- name: UndoEdits :exec
--- UndoEdits restores the payload of entries that a run did not send after all, so that its patch
--- does not go out with another redelivery. An empty text in @befores means that there was no edit.
--- If the run follows the entry's own job, the edit is undone, too: that job has the payload that it
--- had.
+-- UndoEdits restores the payload of entries that a run edited but did not send, so that no other
+-- redelivery carries the run's patch. It also does so if the run follows the entry's own job, which
+-- has the original payload. An empty text in @befores means that the entry was not edited before.
 UPDATE dlq.dead_letter_queue e SET edited_event = nullif(d.before, '')::jsonb
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@befores::text[]) AS before) d
 JOIN dlq.replay_run_entries r ON r.run_id = @run::uuid AND r.entry_id = d.id
@@ -121,8 +120,8 @@ SELECT dlq.unworked_queues(@queues::text[])::text[] AS queues;
 UPDATE dlq.replay_runs SET forecast = @forecast::jsonb WHERE id = @id;
 
 -- name: RunsByID :many
--- RunsByID returns runs, the newest first. The outcomes of runs in @known, which are final, are not
--- counted again: succeeded and failed are -1.
+-- RunsByID returns runs, the newest first. For runs in @known, of which the caller knows the final
+-- outcomes, it counts none: succeeded and failed are -1.
 SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held,
        r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force,
        coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,

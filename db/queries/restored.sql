@@ -7,8 +7,9 @@ SELECT w.mark::bigint AS mark, coalesce(w.timeline, 0)::bigint AS timeline, w.ve
 FROM dlq.watch_server(@process::uuid, @name::text, @mark::bigint, @timeline::bigint) w;
 
 -- name: MaySend :one
--- MaySend returns whether a process may send automatically. Every transaction that does so calls it
--- before it reads what it acts on, and holds its lock until it commits.
+-- MaySend returns whether a process may send automatically. Every transaction that sends
+-- automatically calls it before it reads what to send. MaySend takes a lock until the transaction
+-- ends (dlq.may_send).
 SELECT dlq.may_send(@process::uuid, @mark::bigint)::text AS verdict;
 
 -- name: Restored :many

@@ -32,8 +32,8 @@ CROSS JOIN LATERAL (
 LIMIT @max_entries::integer;
 
 -- name: ClaimUndecided :many
--- ClaimUndecided locks those of the given entries that are still undecided and have not failed
--- again since they were judged.
+-- ClaimUndecided locks those of the given entries that are still undecided and have not failed again
+-- since they were read.
 SELECT e.id FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id
     AND e.last_failed_at = j.last_failed_at
@@ -41,9 +41,9 @@ WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTI
 FOR UPDATE OF e SKIP LOCKED;
 
 -- name: Unfiled :many
--- Unfiled returns unfiled entries that no other worker is filing, described, the earliest failure
--- first. It locks them only until this statement's transaction ends, because entries are judged
--- outside a transaction. The columns are those of ClaimDue.
+-- Unfiled describes unfiled entries that no other worker is filing, the earliest failure first. The
+-- planner decides outside of transactions, so the locks of Unfiled end with its own transaction, and
+-- ClaimUnfiled locks the entries again. The columns are those of ClaimDue.
 SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source,
        coalesce(dlq.judged_message(f.error_message), '')::text AS error_message,
        coalesce(f.error_type, '')::text AS error_type, coalesce(f.error_code, '')::text AS error_code,
@@ -63,9 +63,9 @@ LIMIT @max_entries::integer
 FOR KEY SHARE OF i SKIP LOCKED;
 
 -- name: RescuedTogether :many
--- RescuedTogether returns for each entry how many other jobs of the application were discarded in
--- the same run of River's rescuer as the job that failed last: the rescuer gives all of them the
--- same time. Up to 1,000 are counted, once for each time.
+-- RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer
+-- discarded in the run in which the entry's job failed last. All jobs that one run discards have the
+-- same finalized_at. At most 1,000 jobs of a run are counted.
 WITH entries AS MATERIALIZED (
     SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e
     WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open')
@@ -99,7 +99,8 @@ SELECT dlq.file_as(@ids::uuid[], @actor::text, @config_version::text, @statuses:
                    @priorities::smallint[], @tags::jsonb[], @assignees::text[], @reasons::text[])::uuid[] AS filed;
 
 -- name: FileRepeats :one
--- FileRepeats files those of the claimed entries that are further failures of open ones.
+-- FileRepeats removes those claimed rows of the inbox that do not become entries: see
+-- dlq.file_repeats.
 SELECT dlq.file_repeats(@ids::uuid[], false)::uuid[] AS ids;
 
 -- name: FileUndecided :one
@@ -136,8 +137,9 @@ FROM (
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: Postpone :exec
--- Postpone makes entries wait longer, or for something else. Groups of waiting entries need a class
--- and a rule, and an entry that an operator returned undecided has none, so they are set.
+-- Postpone makes entries wait longer, or for something else. It sets a missing class or rule, because
+-- waiting entries are grouped by both (WaitingGroups), and an undecided entry that an operator
+-- unparked has none.
 UPDATE dlq.dead_letter_queue e SET
     error_class = coalesce(e.error_class, 'unknown'),
     rule = coalesce(e.rule, 'none'),
@@ -200,8 +202,8 @@ WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_ke
     e.job_created_at) IS NOT NULL;
 
 -- name: WaitingQueues :many
--- WaitingQueues returns queues with entries that wait for a condition: one probe of the index
--- dead_letter_open_waiting for each queue.
+-- WaitingQueues returns queues with entries that wait for a condition. It probes the index
+-- dead_letter_open_waiting once for each queue.
 WITH RECURSIVE q AS (
     (SELECT e.queue FROM dlq.dead_letter_open e WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %'
         ORDER BY e.queue LIMIT 1)
@@ -214,8 +216,9 @@ WITH RECURSIVE q AS (
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
 
 -- name: WaitingGroups :many
--- WaitingGroups returns groups of a queue's entries that wait for a condition, each with one plan:
--- one probe of the index dead_letter_open_waiting for each.
+-- WaitingGroups returns the kinds, classes and rules of a queue's entries that wait for a condition:
+-- entries that are equal in all three have the same conditions. It probes the index
+-- dead_letter_open_waiting once for each group.
 WITH RECURSIVE g AS (
     (SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
      WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
@@ -276,8 +279,8 @@ SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 
 -- name: DecidedEntries :many
--- DecidedEntries returns a page of the open entries that rules, and no operator, have judged: the
--- ones that reclassify judges again. The columns are those of ClaimDue.
+-- DecidedEntries returns a page of the open entries that were decided by rules and parked by no
+-- operator: reclassify decides these again. The columns are those of ClaimDue.
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source,
        coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
@@ -299,8 +302,8 @@ ORDER BY e.id
 LIMIT @max_entries::integer;
 
 -- name: ClaimDecided :many
--- ClaimDecided locks those of the given entries that reclassify still applies to and that have not
--- failed again since they were judged, and returns the other columns that a decision changes.
+-- ClaimDecided locks those of the given entries that DecidedEntries would still return and that have
+-- not failed again since it did. It returns further columns that a decision may change.
 SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
 FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id
@@ -309,8 +312,8 @@ WHERE e.status IN ('dlq_pending', 'dlq_manual') AND e.strategy IS NOT NULL AND e
 FOR UPDATE OF e SKIP LOCKED;
 
 -- name: StuckGroups :many
--- StuckGroups returns failure groups (queue and fingerprint) with parked or failed entries: one
--- probe of the indexes by fingerprint for each group.
+-- StuckGroups returns failure groups (queue and fingerprint) with manual or failed entries. It probes
+-- the indexes by fingerprint once for each group.
 WITH RECURSIVE g AS (
     (SELECT e.queue, e.fingerprint FROM dlq.dead_letter_queue e
      WHERE e.status IN ('dlq_manual', 'dlq_failed') AND e.fingerprint IS NOT NULL
@@ -326,8 +329,8 @@ WITH RECURSIVE g AS (
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT @most::integer;
 
 -- name: GroupFailures :one
--- GroupFailures counts the jobs that have joined a failure group since the time of an id, up to
--- 10,000. For a former group it counts those of the groups that its errors are in now, too.
+-- GroupFailures counts the entries of a failure group with the id @since or a later one, up to
+-- 10,000. For a former group it also counts entries of the groups that its errors are in now.
 SELECT count(*) FROM (
     SELECT FROM dlq.dead_letter_queue e
     WHERE e.queue = @queue::text AND e.fingerprint = ANY (dlq.group_names(@queue::text, @fingerprint::text))
@@ -342,8 +345,8 @@ SELECT count(*) FROM (
       AND NOT j.metadata ? 'dlq:done_by' LIMIT @most::integer) c;
 
 -- name: ClaimStuck :many
--- ClaimStuck locks the oldest parked or failed entries of a failure group, after one of them, that
--- no operator parked and that have not failed since a time.
+-- ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It
+-- leaves out entries that an operator parked, and those that failed at @before or later.
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries,
        dlq.rescues(e.metadata)::integer AS rescues
@@ -360,8 +363,8 @@ FOR UPDATE SKIP LOCKED;
 SELECT name FROM dlq.gates WHERE name LIKE 'smart:%' AND state IN ('probing', 'open');
 
 -- name: ObservedGroups :many
--- ObservedGroups returns groups of observed entries: one probe of the index
--- dead_letter_open_observed for each.
+-- ObservedGroups returns the queues, kinds and classes of observed entries. It probes the index
+-- dead_letter_open_observed once for each group.
 WITH RECURSIVE g AS (
     (SELECT e.queue, e.job_kind, e.kind, e.error_class FROM dlq.dead_letter_open e
      WHERE e.status = 'dlq_pending' AND e.waiting_for = 'automatic'

@@ -294,8 +294,9 @@ type RotateSessionParams struct {
 	ArriveWithin time.Duration
 }
 
-// RotateSession changes the hash of a session; of concurrent requests one succeeds. If the last new
-// cookie never arrived, the browser sends the previous one, which is accepted then.
+// RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. If the
+// browser never received the last new cookie, it still sends the previous one, and RotateSession
+// accepts that.
 func (q *Queries) RotateSession(ctx context.Context, arg RotateSessionParams) (int64, error) {
 	result, err := q.db.Exec(ctx, RotateSession,
 		arg.NewHash,

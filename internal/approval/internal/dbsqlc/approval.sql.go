@@ -149,7 +149,7 @@ const EndReservation = `-- name: EndReservation :exec
 UPDATE dlq.approvals SET taken_until = NULL WHERE id = $1 AND state = 'approved'
 `
 
-// EndReservation ends that time: another process, or this one later, carries the request out.
+// EndReservation ends the reservation, so that another process, or the same one later, carries the request out.
 func (q *Queries) EndReservation(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, EndReservation, id)
 	return err
@@ -233,8 +233,8 @@ type RequestApprovalRow struct {
 	Existing bool
 }
 
-// RequestApproval requests an operation. The statement's snapshot has an equal request that waits
-// already, but not the one that it makes itself.
+// RequestApproval requests an operation. existing is whether an equal request waited already: the
+// statement's snapshot contains such a request, but not one that the statement itself creates.
 func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams) (RequestApprovalRow, error) {
 	row := q.db.QueryRow(ctx, RequestApproval,
 		arg.Operation,
@@ -332,7 +332,7 @@ SELECT coalesce(sum(hashtextextended(a.id::text || a.state, 0)), 0)::text AS ver
 FROM dlq.approvals a WHERE a.state IN ('requested', 'approved')
 `
 
-// Version changes whenever a request is made, decided or ended. Pages that are open run it, once for each process.
+// Version changes whenever a request is made, decided or ended. Each process runs it for its open pages.
 func (q *Queries) Version(ctx context.Context) (string, error) {
 	row := q.db.QueryRow(ctx, Version)
 	var version string

@@ -71,9 +71,9 @@ type RecordedUnitsRow struct {
 	IsRemoved    bool
 }
 
-// RecordedUnits returns what the audit trail says is in an archive: units with their rows, and dropped
-// partitions with the rows that they had, of which the archive may have more than one unit. A unit is removed
-// if the owner of the schema has recorded so (act removed), such as after the end of a legal period.
+// RecordedUnits returns what an archive contains by the audit trail: units, and dropped partitions, each with
+// the number of rows. The archive may have several units of one partition. A unit counts as removed if the owner
+// of the schema has recorded its removal (act removed), for example after the end of a legal period.
 func (q *Queries) RecordedUnits(ctx context.Context, archive string) ([]RecordedUnitsRow, error) {
 	rows, err := q.db.Query(ctx, RecordedUnits, archive)
 	if err != nil {

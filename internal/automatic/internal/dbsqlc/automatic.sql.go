@@ -72,8 +72,8 @@ type AutomaticStopRow struct {
 	ByPerson bool
 }
 
-// AutomaticStop returns what stops all automatic redelivery, and since when; no row if nothing
-// does. A restore of the database comes first.
+// AutomaticStop returns the stop of all automatic redelivery, and since when; no row if there is
+// none. If an operator stopped it and the database was restored, it returns the restore.
 func (q *Queries) AutomaticStop(ctx context.Context) (AutomaticStopRow, error) {
 	row := q.db.QueryRow(ctx, AutomaticStop)
 	var i AutomaticStopRow

@@ -23,8 +23,8 @@ type AttemptRunsParams struct {
 	Attempt   int32
 }
 
-// AttemptRuns returns whether an attempt at a job still runs, as far as River knows: another
-// process may have released the job.
+// AttemptRuns returns whether an attempt at a job still runs, by River's table: another process may
+// have put the job back (dlq.rescue_messages).
 func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool, error) {
 	row := q.db.QueryRow(ctx, AttemptRuns, arg.Job, arg.CreatedAt, arg.Attempt)
 	var runs bool

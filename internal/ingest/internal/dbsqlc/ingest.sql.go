@@ -186,9 +186,10 @@ type OpenEventsRow struct {
 	Status  string
 }
 
-// OpenEvents returns the open dead letters of these messages. While an entry is in the inbox, its
-// job usually still exists, and its unique key shows that. The inbox has no index for this query,
-// so it is read only if it has an entry older than 12 hours, whose job River may have deleted.
+// OpenEvents returns the open dead letters of these messages. Of an entry in the inbox, the job
+// usually still exists, and its unique key shows the duplicate. Only if the inbox has an entry older
+// than 12 hours, whose job River may have deleted, does OpenEvents read the inbox, which has no
+// index for this query.
 func (q *Queries) OpenEvents(ctx context.Context, eventIds []string) ([]OpenEventsRow, error) {
 	rows, err := q.db.Query(ctx, OpenEvents, eventIds)
 	if err != nil {

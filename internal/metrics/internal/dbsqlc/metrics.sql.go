@@ -348,9 +348,9 @@ type ReadSampleRow struct {
 	Now      time.Time
 }
 
-// ReadSample is the only query of a scrape: it reads one row, however large the backlog is. It
-// returns the sample only if it is not the one of known_at, which the process has already. If there
-// is no sample (yet, or after a crash), the known one remains the last.
+// ReadSample is the only query of a scrape: it reads one row, however large the backlog is. If the
+// sample is the one of @known_at, which the process already has, counters and sample are null. They
+// are also null, and at is @known_at, if there is no sample, as before the first one or after a crash.
 func (q *Queries) ReadSample(ctx context.Context, knownAt time.Time) (ReadSampleRow, error) {
 	row := q.db.QueryRow(ctx, ReadSample, knownAt)
 	var i ReadSampleRow

@@ -334,8 +334,8 @@ type NextRescuedParams struct {
 	Most int32
 }
 
-// NextRescued returns the first entry of each queue among a run's entries whose jobs were rescued
-// twice or more and that wait to be sent one at a time.
+// NextRescued returns, for each queue, the first of a run's entries that wait because their jobs were
+// rescued twice or more: such entries are sent one at a time.
 func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, NextRescued, arg.ID, arg.Most)
 	if err != nil {
@@ -659,8 +659,8 @@ type RunsByIDRow struct {
 	Failed      int64
 }
 
-// RunsByID returns runs, the newest first. The outcomes of runs in @known, which are final, are not
-// counted again: succeeded and failed are -1.
+// RunsByID returns runs, the newest first. For runs in @known, of which the caller knows the final
+// outcomes, it counts none: succeeded and failed are -1.
 func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDRow, error) {
 	rows, err := q.db.Query(ctx, RunsByID, arg.Known, arg.Ids)
 	if err != nil {
@@ -802,10 +802,9 @@ type UndoEditsParams struct {
 	Run     uuid.UUID
 }
 
-// UndoEdits restores the payload of entries that a run did not send after all, so that its patch
-// does not go out with another redelivery. An empty text in @befores means that there was no edit.
-// If the run follows the entry's own job, the edit is undone, too: that job has the payload that it
-// had.
+// UndoEdits restores the payload of entries that a run edited but did not send, so that no other
+// redelivery carries the run's patch. It also does so if the run follows the entry's own job, which
+// has the original payload. An empty text in @befores means that the entry was not edited before.
 func (q *Queries) UndoEdits(ctx context.Context, arg UndoEditsParams) error {
 	_, err := q.db.Exec(ctx, UndoEdits, arg.Ids, arg.Befores, arg.Run)
 	return err

@@ -21,8 +21,9 @@ type MaySendParams struct {
 	Mark    int64
 }
 
-// MaySend returns whether a process may send automatically. Every transaction that does so calls it
-// before it reads what it acts on, and holds its lock until it commits.
+// MaySend returns whether a process may send automatically. Every transaction that sends
+// automatically calls it before it reads what to send. MaySend takes a lock until the transaction
+// ends (dlq.may_send).
 func (q *Queries) MaySend(ctx context.Context, arg MaySendParams) (string, error) {
 	row := q.db.QueryRow(ctx, MaySend, arg.Process, arg.Mark)
 	var verdict string

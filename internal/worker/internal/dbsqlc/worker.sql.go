@@ -63,8 +63,8 @@ type ClaimDecidedRow struct {
 	DlqMaxRetries int32
 }
 
-// ClaimDecided locks those of the given entries that reclassify still applies to and that have not
-// failed again since they were judged, and returns the other columns that a decision changes.
+// ClaimDecided locks those of the given entries that DecidedEntries would still return and that have
+// not failed again since it did. It returns further columns that a decision may change.
 func (q *Queries) ClaimDecided(ctx context.Context, arg ClaimDecidedParams) ([]ClaimDecidedRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
@@ -300,8 +300,8 @@ type ClaimStuckRow struct {
 	Rescues    int32
 }
 
-// ClaimStuck locks the oldest parked or failed entries of a failure group, after one of them, that
-// no operator parked and that have not failed since a time.
+// ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It
+// leaves out entries that an operator parked, and those that failed at @before or later.
 func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]ClaimStuckRow, error) {
 	rows, err := q.db.Query(ctx, ClaimStuck,
 		arg.Queue,
@@ -352,8 +352,8 @@ type ClaimUndecidedParams struct {
 	LastFailedAts []time.Time
 }
 
-// ClaimUndecided locks those of the given entries that are still undecided and have not failed
-// again since they were judged.
+// ClaimUndecided locks those of the given entries that are still undecided and have not failed again
+// since they were read.
 func (q *Queries) ClaimUndecided(ctx context.Context, arg ClaimUndecidedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ClaimUndecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
@@ -604,8 +604,8 @@ type DecidedEntriesRow struct {
 	Message         json.RawMessage
 }
 
-// DecidedEntries returns a page of the open entries that rules, and no operator, have judged: the
-// ones that reclassify judges again. The columns are those of ClaimDue.
+// DecidedEntries returns a page of the open entries that were decided by rules and parked by no
+// operator: reclassify decides these again. The columns are those of ClaimDue.
 func (q *Queries) DecidedEntries(ctx context.Context, arg DecidedEntriesParams) ([]DecidedEntriesRow, error) {
 	rows, err := q.db.Query(ctx, DecidedEntries, arg.ReadMessages, arg.After, arg.MaxEntries)
 	if err != nil {
@@ -748,7 +748,8 @@ const FileRepeats = `-- name: FileRepeats :one
 SELECT dlq.file_repeats($1::uuid[], false)::uuid[] AS ids
 `
 
-// FileRepeats files those of the claimed entries that are further failures of open ones.
+// FileRepeats removes those claimed rows of the inbox that do not become entries: see
+// dlq.file_repeats.
 func (q *Queries) FileRepeats(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, FileRepeats, ids)
 	var ids_2 []uuid.UUID
@@ -803,8 +804,8 @@ type GroupFailuresParams struct {
 	Since       uuid.UUID
 }
 
-// GroupFailures counts the jobs that have joined a failure group since the time of an id, up to
-// 10,000. For a former group it counts those of the groups that its errors are in now, too.
+// GroupFailures counts the entries of a failure group with the id @since or a later one, up to
+// 10,000. For a former group it also counts entries of the groups that its errors are in now.
 func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (int64, error) {
 	row := q.db.QueryRow(ctx, GroupFailures, arg.Queue, arg.Fingerprint, arg.Since)
 	var count int64
@@ -892,8 +893,8 @@ type ObservedGroupsRow struct {
 	ErrorClass string
 }
 
-// ObservedGroups returns groups of observed entries: one probe of the index
-// dead_letter_open_observed for each.
+// ObservedGroups returns the queues, kinds and classes of observed entries. It probes the index
+// dead_letter_open_observed once for each group.
 func (q *Queries) ObservedGroups(ctx context.Context, most int32) ([]ObservedGroupsRow, error) {
 	rows, err := q.db.Query(ctx, ObservedGroups, most)
 	if err != nil {
@@ -1072,8 +1073,9 @@ type PostponeParams struct {
 	Reasons       []string
 }
 
-// Postpone makes entries wait longer, or for something else. Groups of waiting entries need a class
-// and a rule, and an entry that an operator returned undecided has none, so they are set.
+// Postpone makes entries wait longer, or for something else. It sets a missing class or rule, because
+// waiting entries are grouped by both (WaitingGroups), and an undecided entry that an operator
+// unparked has none.
 func (q *Queries) Postpone(ctx context.Context, arg PostponeParams) error {
 	_, err := q.db.Exec(ctx, Postpone,
 		arg.ConfigVersion,
@@ -1133,9 +1135,9 @@ type RescuedTogetherRow struct {
 	Others int32
 }
 
-// RescuedTogether returns for each entry how many other jobs of the application were discarded in
-// the same run of River's rescuer as the job that failed last: the rescuer gives all of them the
-// same time. Up to 1,000 are counted, once for each time.
+// RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer
+// discarded in the run in which the entry's job failed last. All jobs that one run discards have the
+// same finalized_at. At most 1,000 jobs of a run are counted.
 func (q *Queries) RescuedTogether(ctx context.Context, ids []uuid.UUID) ([]RescuedTogetherRow, error) {
 	rows, err := q.db.Query(ctx, RescuedTogether, ids)
 	if err != nil {
@@ -1228,8 +1230,8 @@ type StuckGroupsRow struct {
 	Fingerprint string
 }
 
-// StuckGroups returns failure groups (queue and fingerprint) with parked or failed entries: one
-// probe of the indexes by fingerprint for each group.
+// StuckGroups returns failure groups (queue and fingerprint) with manual or failed entries. It probes
+// the indexes by fingerprint once for each group.
 func (q *Queries) StuckGroups(ctx context.Context, most int32) ([]StuckGroupsRow, error) {
 	rows, err := q.db.Query(ctx, StuckGroups, most)
 	if err != nil {
@@ -1305,9 +1307,9 @@ type UnfiledRow struct {
 	Message         json.RawMessage
 }
 
-// Unfiled returns unfiled entries that no other worker is filing, described, the earliest failure
-// first. It locks them only until this statement's transaction ends, because entries are judged
-// outside a transaction. The columns are those of ClaimDue.
+// Unfiled describes unfiled entries that no other worker is filing, the earliest failure first. The
+// planner decides outside of transactions, so the locks of Unfiled end with its own transaction, and
+// ClaimUnfiled locks the entries again. The columns are those of ClaimDue.
 func (q *Queries) Unfiled(ctx context.Context, arg UnfiledParams) ([]UnfiledRow, error) {
 	rows, err := q.db.Query(ctx, Unfiled,
 		arg.ReadMessages,
@@ -1386,8 +1388,9 @@ type WaitingGroupsRow struct {
 	Rule       string
 }
 
-// WaitingGroups returns groups of a queue's entries that wait for a condition, each with one plan:
-// one probe of the index dead_letter_open_waiting for each.
+// WaitingGroups returns the kinds, classes and rules of a queue's entries that wait for a condition:
+// entries that are equal in all three have the same conditions. It probes the index
+// dead_letter_open_waiting once for each group.
 func (q *Queries) WaitingGroups(ctx context.Context, arg WaitingGroupsParams) ([]WaitingGroupsRow, error) {
 	rows, err := q.db.Query(ctx, WaitingGroups, arg.Most, arg.Queue)
 	if err != nil {
@@ -1421,8 +1424,8 @@ WITH RECURSIVE q AS (
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL
 `
 
-// WaitingQueues returns queues with entries that wait for a condition: one probe of the index
-// dead_letter_open_waiting for each queue.
+// WaitingQueues returns queues with entries that wait for a condition. It probes the index
+// dead_letter_open_waiting once for each queue.
 func (q *Queries) WaitingQueues(ctx context.Context) ([]string, error) {
 	rows, err := q.db.Query(ctx, WaitingQueues)
 	if err != nil {
