@@ -37,8 +37,9 @@ PACKAGES ?= $(LONGEST) ./...
 .PHONY: test
 test: install-postgres ## run all tests with the race detector (PACKAGES=… selects packages, RACE= disables the detector); "make lint" runs vet
 	@scripts/install.sh cc curl chromium prometheus alertmanager pgbouncer
-	@# Without GORACE, each program built with the race detector sleeps for a second before it exits. Most tests
-	@# wait for a server, so that more of them, and of the packages, than processors run at once.
+	@# Without GORACE, each program built with the race detector sleeps for a second before it exits. Most of the
+	@# time, tests wait for a server, so -p and -parallel run more packages and tests at once than there are
+	@# processors.
 	GORACE=atexit_sleep_ms=50 GOGC=400 go run ./internal/postgres/postgrestest/withpostgres \
 		go test $(RACE) -p 3 -parallel 3 -vet=off -ldflags=-w -timeout 60m $(PACKAGES)
 	go run ./internal/postgres/postgrestest/withpostgres go -C riverdlq test $(RACE) -vet=off ./...
