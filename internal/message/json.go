@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// maxExponent keeps numbers within Postgres' numeric, which jsonb uses: 131,072 digits before the
-// point and 16,383 after it. Numbers that long have no use here, and take their full length once
-// they are written out.
+// maxExponent is the largest exponent of a number, and the most characters of a number. It is far
+// below the limits of Postgres' numeric, which jsonb uses (131,072 digits before the point, 16,383
+// after it): such numbers have no use here, and jsonb writes out all of their digits.
 const maxExponent = 1000
 
 // maxGrowth bounds by which factor a document may grow when jsonb writes its numbers out: 1e1000 is
@@ -32,7 +32,7 @@ const fewKeys = 24
 // MaxDepth. It does not decode the document, and allocates only for large objects and escaped keys.
 func CheckJSON(raw []byte) error { return check(raw, nil) }
 
-// check is CheckJSON that also calls onKey, if not nil, with each key and its depth.
+// check does what CheckJSON does. It also calls onKey, if not nil, with each key and its depth.
 func check(raw []byte, onKey func(depth int, key []byte) error) error {
 	if err := wellFormed(raw); err != nil {
 		return err
@@ -86,8 +86,8 @@ func check(raw []byte, onKey func(depth int, key []byte) error) error {
 	return nil
 }
 
-// checkNumber returns the end of the number at a byte, and the most digits by which its exponent
-// makes it longer.
+// checkNumber returns the end of the number that begins at a byte, and by how many digits at most the
+// number becomes longer when its exponent is written out.
 func checkNumber(raw []byte, at int) (end, exponent int, err error) {
 	end = at + 1
 	for end < len(raw) && strings.IndexByte("+-.eE0123456789", raw[end]) >= 0 {
@@ -139,7 +139,8 @@ type keySet struct {
 	many              map[string]struct{} // its keys, if there are fewKeys or more
 }
 
-// has reports whether an object already has a key. The object's own keys are the last of keys.
+// has reports whether an object already has a key. keys has the keys of all open objects; those of
+// this object come last.
 func (s *keySet) has(keys [][]byte, key []byte) bool {
 	keysOfObject := keys[s.first:]
 	if len(keysOfObject) < fewKeys {
@@ -200,7 +201,7 @@ func unquoted(raw []byte) []byte {
 	return []byte(text)
 }
 
-// shortened returns a client's text as an error repeats it.
+// shortened returns a client's text for an error message: its first 100 bytes if it is longer.
 func shortened[T string | []byte](text T) string {
 	const most = 100
 	if len(text) <= most {

@@ -136,8 +136,8 @@ var reservedHeaders = map[string]bool{
 	"Upgrade": true, "Traceparent": true, "Tracestate": true, "User-Agent": true,
 }
 
-// wire is a submitted message. It decodes loosely the fields that the decoder would refuse without
-// naming them.
+// wire is a submitted message. Its own fields replace those of Message: their types accept more values,
+// so that decode can name the field of an invalid one.
 type wire struct {
 	Message
 
