@@ -33,9 +33,9 @@ func members(raw json.RawMessage) (all []member, ok bool, err error) {
 	return all, true, nil
 }
 
-// mergePatch implements RFC 7396, section 2. Values that the patch does not name keep their order
-// and text, and so all digits. (evanphx/json-patch drops nulls inside arrays of the patch, which
-// the RFC keeps.) Names in the patch must be unique.
+// mergePatch implements RFC 7396, section 2. Values that the patch does not name keep their order and
+// their text, so that no digit of a number is lost. It is used instead of evanphx/json-patch, which
+// drops nulls inside arrays of the patch; the RFC keeps them. Names in the patch must be unique.
 func mergePatch(target, patch json.RawMessage) (json.RawMessage, error) {
 	changes, ok, err := members(patch)
 	if err != nil || !ok {

@@ -249,7 +249,7 @@ type Replayer struct {
 	outcomes outcomes
 }
 
-// startConditions returns the conditions for starting a run.
+// startConditions returns the conditions under which a run may start without force.
 func startConditions() *policy.Conditions {
 	yes, most := true, 95.0
 	return &policy.Conditions{Breaker: &yes, Probe: &yes, ConnectionsBelow: &most}
@@ -490,8 +490,8 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 	return runs[0], nil
 }
 
-// outcomes caches the outcomes of runs that have ended with all their redeliveries, so that they
-// are counted once.
+// outcomes caches how many redeliveries of a run succeeded and failed, once the run and all its
+// redeliveries have ended, so that the database counts them once.
 type outcomes struct {
 	mu sync.Mutex
 	of map[uuid.UUID][2]int64 // succeeded, failed

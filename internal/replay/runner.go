@@ -50,7 +50,7 @@ func NewRunner(store *deadletter.Store, logger *slog.Logger,
 	return &Runner{store: store, logger: logger, maySend: maySend, singly: map[uuid.UUID]int{}}
 }
 
-// Results of one look at a run, as the time until the next look.
+// Results of advancing a run by a batch: the time until the next batch is tried.
 const (
 	idle = interval        // nothing to do until a redelivery ends
 	soon = paceStep / 2    // the concurrency or the rate delays the run for a moment
@@ -99,18 +99,18 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	return wait, errors.Join(errs...)
 }
 
-// maxTries limits how often a batch is run that collides with other transactions.
+// maxTries is how often a batch is tried if it collides with other transactions.
 const maxTries = 10
 
 // maxSingly is the number of entries sent one by one after a rejection: the size of the largest
 // batch.
 const maxSingly = 10_000
 
-// batch advances a run by one batch, or by several without a rate or concurrency, in one
-// transaction.
+// batch advances a run by one batch, in one transaction. If the run has neither a rate nor a
+// concurrency, the transaction sends several batches.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err error) {
 	p = idle
-	// Redeliveries in progress and recent outcomes are known once the facts are applied.
+	// Apply the facts first, so that the redeliveries in progress and the recent outcomes are known.
 	if err := facts.ApplyRun(ctx, r.store, id); err != nil {
 		return idle, err
 	}
@@ -142,7 +142,7 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 			next := dbsqlc.ReplayNextParams{ID: id, NewestFirst: run.NewestFirst, After: run.Cursor, Most: int32(size)}
 			ids, err := tx.ReplayNext(ctx, next)
 			if err == nil && len(ids) == 0 && run.Cursor != nil {
-				next.After = nil // entries that waited behind another of their ordering key
+				next.After = nil // before the cursor, entries may have waited for another one of their ordering key
 				ids, err = tx.ReplayNext(ctx, next)
 			}
 			if err != nil {
@@ -192,7 +192,8 @@ func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.Lock
 
 func isUnlimited(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
 
-// capacity returns how many entries may be sent now, or, if none, the time until the next look.
+// capacity returns how many entries may be sent now. If none may, it returns the time after which to
+// ask again.
 func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	singly bool,
 ) (size int, wait time.Duration, err error) {
