@@ -20,8 +20,8 @@ import (
 // need is what an operation requires of the caller.
 type need struct {
 	role access.Role // "" for any authenticated caller
-	// scoped operations are limited to the caller's queues and kinds. The others require the role
-	// in all of them.
+	// scoped means that the operation is limited to the queues and kinds for which the caller has the
+	// role. Otherwise the caller needs the role for all queues and kinds.
 	scoped bool
 }
 
@@ -95,8 +95,8 @@ var needs = map[string]need{
 	"get-analytics-sources":    {access.Reader, false},
 	"get-analytics-policies":   {access.Reader, true}, "get-analytics-rules": {access.Reader, true},
 
-	// Callers see and end their own sessions; for other users', the handlers require admin
-	// everywhere.
+	// Callers see and end their own sessions. For those of other users, the handlers require admin
+	// for all queues and kinds.
 	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
 
 	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false},
@@ -215,7 +215,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
 		door.Problem(w, http.StatusTooManyRequests, err.Error())
 	case errors.Is(err, access.ErrProvider):
-		w.Header().Set("Retry-After", "5") // providerInterval of access: dlqd does not ask the provider more often
+		w.Header().Set("Retry-After", "5") // access.providerInterval: dlqd asks the provider at most once in that time
 		door.Problem(w, http.StatusServiceUnavailable,
 			access.ErrProvider.Error()+": the token cannot be verified now; tokens of dlqd still work")
 	case access.IsRefusal(err):
@@ -243,11 +243,12 @@ func isForm(r *http.Request) bool {
 		strings.Contains(r.Header.Get("Accept"), "text/html")
 }
 
-// maxRefusedForm is how much of a form the sign-in page can repeat, in bytes. Anyone may send one.
+// maxRefusedForm is the maximum size, in bytes, of a form that the sign-in page repeats. It is small,
+// because callers who are not signed in may send such forms.
 const maxRefusedForm = 64 << 10
 
-// refuseForm answers the form of a user who is not signed in, or no longer, with the sign-in page. The page
-// gets the fields, so that what was typed is not lost.
+// refuseForm answers a form with the sign-in page if the user is not signed in, or no longer. The page
+// repeats the form's fields, so that the user's input is not lost.
 func (s *service) refuseForm(w http.ResponseWriter, r *http.Request) {
 	var form bytes.Buffer
 	done, err := s.bodies.Read(w, r, door.Peer(r), maxRefusedForm+1, &form)
@@ -275,8 +276,8 @@ func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context))
 	}
 }
 
-// limitTo refuses a caller without what n requires. Otherwise it returns a context that is limited
-// to the caller's queues and kinds for the role.
+// limitTo returns an error if the caller lacks what n requires. Otherwise it returns a context that is
+// limited to the queues and kinds for which the caller has the role.
 func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) {
 	p := access.From(ctx)
 	if n.role != "" && !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
@@ -303,8 +304,8 @@ func forbidden(p *access.Principal, n need) string {
 	return detail + "; " + p.Name + " has no role (access.yaml: grants)"
 }
 
-// act returns the actor and the note of a request, whose body is optional. The actor is the
-// authenticated caller. A different name in the body is recorded beside the request's origin.
+// act returns the actor and the note of a request; a is nil if the request has no body. The actor is
+// the authenticated caller. A different name in the body is recorded with the request's origin.
 func (a *Action) act(ctx context.Context) deadletter.Act {
 	by := a.person(ctx)
 	if by.OnBehalfOf != "" {

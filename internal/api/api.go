@@ -47,9 +47,9 @@ import (
 // DefaultMaxBodyBytes is the default maximum size of a message.
 const DefaultMaxBodyBytes = 1 << 20
 
-// DefaultMaxBodiesBytes is the default total size of the request bodies that are being read or
-// answered. The default is higher if four of the largest batches need more, because one client may
-// use only half of it.
+// DefaultMaxBodiesBytes is the default limit of the total size of all request bodies that are being
+// read or answered. If four of the largest batches are larger, their size is the default: one client
+// may use only half of the limit.
 const DefaultMaxBodiesBytes = 256 << 20
 
 // maxBatchBodies is the maximum size of a batch, in messages of maximum size.
@@ -119,16 +119,22 @@ type Config struct {
 	// BodyGrace is how long a body may take in addition to its time at door.MinBodyRate; 0 means
 	// door.DefaultBodyGrace.
 	BodyGrace time.Duration
-	// Door configures which requests are let in. Its Client also names the client whose quota a body
-	// uses; nil means the authenticated caller. Its Refused is ignored.
+	// Door configures which requests are let in. Door.Client also tells whose quota a body uses; if it
+	// is nil, that is the authenticated caller's. New sets Door.Refused.
 	Door door.Config
 	// WriteTimeout is how long a client may leave part of a response unread; 0 means
 	// DefaultWriteTimeout.
 	WriteTimeout time.Duration
-	// Health returns the health of each part, and Queues that of each queue, or nothing if the
-	// database does not answer. Ready returns an error if requests should not be sent to this
-	// process; it does not check the database, which Reach does. Idle, if not nil, returns why all
-	// operations except those about the program itself are refused now.
+	// Health returns the health of each part of the program.
+	//
+	// Queues returns the health of each queue, or nil if the database does not answer.
+	//
+	// Ready returns an error if this process should get no requests. It does not ask the database.
+	//
+	// Reach returns an error if the database does not answer.
+	//
+	// Idle may be nil. While it returns an error, all operations are refused with that error, except
+	// those that examine the program.
 	Health func(ctx context.Context) []Part
 	Queues func(ctx context.Context) []QueueHealth
 	Ready  func() error
@@ -298,8 +304,8 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 // panicDetail is what a client is sent after a panic. The panic's own text may be secret.
 const panicDetail = "internal error; dlqd's log has the cause"
 
-// recoverPanics answers a request whose handler panics with a problem. If the answer has begun, it closes
-// the connection instead, so that the client does not take the part that it has for the whole.
+// recoverPanics answers a request with a problem if its handler panics. If the answer has begun, it closes
+// the connection instead, so that the client sees that the answer is incomplete.
 func (s *service) recoverPanics(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -320,9 +326,9 @@ func (s *service) recoverPanics(next http.Handler) http.Handler {
 	})
 }
 
-// handleOperation handles a request to an operation, and answers it with a problem if it panics before it
-// answers. [service.recoverPanics] would not do: the console calls operations without net/http, and a
-// failed request is counted with its operation.
+// handleOperation handles a request to an operation. If the operation panics before it answers,
+// handleOperation answers with a problem. [service.recoverPanics] is not enough: requests of the console do
+// not pass through it, and only here is the operation known, with which the failed request is counted.
 func (s *service) handleOperation(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	defer func() {
 		p := recover()
@@ -408,7 +414,7 @@ func origin(ctx huma.Context) string {
 		host = "a local socket"
 	}
 	agent := ctx.Header("User-Agent")
-	// The client must not close the bracket.
+	// Replace parentheses, so that a client cannot end the part in parentheses and add text after it.
 	if agent = strings.ToValidUTF8(agent[:min(len(agent), maxAgent)], "?"); agent != "" {
 		agent = " (" + strings.NewReplacer("(", "[", ")", "]").Replace(agent) + ")"
 	}
@@ -457,7 +463,8 @@ func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)
 // maxPooledBuffer is the maximum size of a reused buffer, in bytes.
 const maxPooledBuffer = 64 << 10
 
-// humaContext allows embedding: a field named Context would hide the method.
+// humaContext is huma.Context under a name that can be embedded: an embedded field Context would hide
+// the method of that name.
 type humaContext huma.Context
 
 // readContext is the context of a request whose body is already read.
@@ -536,7 +543,7 @@ func (s *service) problem(ctx context.Context, err error) error {
 		case errors.Is(err, deadletter.ErrForbidden):
 			status = http.StatusForbidden
 		}
-		// Replace the SQL argument by the API's field.
+		// The text of the error names an argument of SQL: name the field of the API instead.
 		return huma.NewError(status, strings.ReplaceAll(move.Error(), "p_all => true", `"all": true`))
 	case errors.Is(err, ingest.ErrNoMessage):
 		return huma.Error404NotFound(err.Error() + "; it was never submitted, or River has deleted its job")

@@ -28,8 +28,8 @@ type Asked struct {
 	Existing bool               `json:"existing,omitempty" doc:"Whether the request waited already: it is for the same operation, and no second one was made."`
 }
 
-// ApprovalRequestedError is [Asked] in place of an operation's usual answer, as the function that carries the
-// operation out returns it and as its caller gets it.
+// ApprovalRequestedError is the error for [Asked]. The function that carries out an operation returns it
+// instead of an answer, and so does [Operation.Answer] to the operation's caller.
 type ApprovalRequestedError struct{ Asked }
 
 func (a *ApprovalRequestedError) Error() string {

@@ -246,8 +246,8 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// cell returns a text that a spreadsheet does not take for a formula. Texts come from outside. Some
-// spreadsheets also recognise formulas after blanks and in full-width characters.
+// cell returns a text in a form that no spreadsheet evaluates as a formula, because texts come from
+// outside. Some spreadsheets also evaluate formulas after blanks and in full-width characters.
 func cell(text *string) string {
 	if text == nil || *text == "" {
 		return ""

@@ -11,8 +11,9 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// Generators make a request field with a default a required one, and a nullable array one that each
-// caller has to check. Linters want the operations that need no authentication to say so.
+// For a field of a request with a default, generators of clients make a required field; for a nullable
+// array, one that each caller has to check. So the document has neither. Linters require that each
+// operation without authentication is declared as such.
 func TestOpenAPI_SuitsGenerators(t *testing.T) {
 	t.Parallel()
 	_, raw, err := api.OpenAPI()

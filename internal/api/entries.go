@@ -450,7 +450,7 @@ func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Repla
 		in.Body = &ReplayAction{}
 	}
 	if string(in.Body.Payload) == "null" {
-		in.Body.Payload = nil // sent by clients that omit no field
+		in.Body.Payload = nil // some clients send null for an absent field
 	}
 	if in.Body.Payload != nil {
 		if err := message.CheckJSON(in.Body.Payload); err != nil {

@@ -61,7 +61,8 @@ func init() { //nolint:gochecknoinits // huma has these as variables of the pack
 	}
 }
 
-// echo returns a value as a response repeats it; nil if it is too long.
+// echo returns a client's value for an error response: a text is cut, and another value is nil if it is
+// too long.
 func echo(value any) any {
 	if text, ok := value.(string); ok {
 		return truncate(text, maxEcho)

@@ -42,8 +42,8 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, os.Chmod(path, 0o660) //nolint:gosec // the group may submit
 }
 
-// CheckListen returns an error if an address of --listen is wrong. It leaves nothing open. That another process
-// listens there is no mistake of the address.
+// CheckListen returns an error if an address of --listen is invalid. An address on which another process
+// listens is valid. CheckListen leaves nothing open.
 func CheckListen(ctx context.Context, address string) error {
 	if path, unix := strings.CutPrefix(address, "unix:"); unix {
 		if info, err := os.Stat(filepath.Dir(path)); path == "" || err != nil || !info.IsDir() {

@@ -64,7 +64,7 @@ func (s *service) registerLogLevel(api huma.API) {
 		if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
 			return nil, huma.Error422UnprocessableEntity(err.Error())
 		}
-		// The level must be changeable while the database is away.
+		// The level changes even if the database does not answer: then only the audit row is missing.
 		recording, cancel := context.WithTimeout(ctx, logLevelTimeout)
 		defer cancel()
 		if err := s.Store.Record(recording, "log level of "+postgres.ProcessName(), "set to "+in.Body.Level,

@@ -15,8 +15,8 @@ import (
 )
 
 // Operation is an operation of the API. In holds its parameters and its body, in the form that huma reads, and
-// Out is the body of its answer. The API registers the operation, and the console and the command line call it,
-// by the same value: a renamed field does not compile on either side.
+// Out is the body of its answer. The API registers the same value by which the console and the command line call
+// the operation, so that code with the old name of a renamed field does not compile.
 type Operation[In, Out any] struct{ ID, Method, Path string }
 
 // None is the input of an operation without parameters and body.
@@ -142,7 +142,8 @@ func (o Operation[In, Out]) Answer(status int, header http.Header, body []byte) 
 			problem.Status = status
 			return nil, problem
 		}
-		// get-health answers 503 with its usual body. Another operation's 503 may have JSON of a proxy.
+		// get-health answers 503 with its usual body. A 503 for another operation may come from a proxy,
+		// with other JSON.
 		_, isHealth := any(out).(*Health)
 		if !isHealth || status != http.StatusServiceUnavailable || json.Unmarshal(body, out) != nil {
 			return nil, fmt.Errorf("the API answered %d %s", status, http.StatusText(status))

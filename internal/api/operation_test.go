@@ -32,7 +32,7 @@ type echoInput struct {
 	Body  *api.Action
 }
 
-// What a caller puts into a request, the operation gets.
+// An operation gets the input that its caller put into the request.
 func TestOperation_SendsItsInput(t *testing.T) {
 	t.Parallel()
 	echo := api.Operation[echoInput, echoInput]{ID: "echo", Method: http.MethodPost, Path: "/echo/{name}"}

@@ -62,7 +62,7 @@ type SampleError struct {
 	Payload json.RawMessage `json:"payload,omitempty" doc:"Payload, for rules that match it."`
 }
 
-// SampleJudgement is how the policy judges an error.
+// SampleJudgement is the policy's decision on a sample error.
 type SampleJudgement struct {
 	Class      string      `json:"class" doc:"Class of the error."`
 	Rule       string      `json:"rule,omitempty" doc:"Rule that chose the class; absent if the built-in table chose it."`
@@ -90,7 +90,7 @@ type PolicyPreview struct {
 }
 
 const (
-	// maxTimes is the maximum number of times in a judgement.
+	// maxTimes is the maximum number of times in a decision.
 	maxTimes = 10
 	// maxSampled is how many open dead letters a draft is tried on, and sampleBudget the maximum
 	// time for it.
@@ -200,8 +200,8 @@ func (s *service) previewPolicy(ctx context.Context, in *DraftInput) (*PolicyPre
 	return out, nil
 }
 
-// compareOnOpen compares how two policies judge the newest open dead letters. It reads them as the
-// caller sees them, because a rule that matched a masked value would reveal it.
+// compareOnOpen compares the decisions of two policies on the newest open dead letters. It evaluates the
+// rules on the data that the caller may see, because a rule that matched a masked value would reveal it.
 func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Planner, out *PolicyPreview) error {
 	changes := map[[2]worker.Judgement]*worker.Rejudged{}
 	until := time.Now().Add(sampleBudget)
@@ -240,7 +240,7 @@ func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Pla
 			out.Looked++
 			facts := factsOf(e)
 			rescues := 0
-			// No rule of the policy overrides worker-lost.
+			// An entry with the rule worker-lost keeps it: no rule of a policy overrides that one.
 			if text(e.Rule) == policy.RuleWorkerLost {
 				rescues = strategy.ManyRescues
 			}
@@ -303,7 +303,7 @@ func text(s *string) string {
 	return *s
 }
 
-// policyInForce returns a policy, as far as it concerns the queues of a scope.
+// policyInForce returns the parts of a policy that a caller with this scope may see.
 func policyInForce(p *policy.Policy, scope access.Scope) *PolicyInForce {
 	queues := slices.Concat(p.QueueNames(), slices.Collect(maps.Keys(p.Routing.Queues)),
 		slices.Collect(maps.Keys(p.Workers.Queues)), slices.Collect(maps.Keys(p.Monitoring.Queues)),
@@ -350,8 +350,8 @@ func policyInForce(p *policy.Policy, scope access.Scope) *PolicyInForce {
 	return out
 }
 
-// concerns reports whether a setting decides about all queues, or only about queues of the scope. Any other
-// setting is hidden from callers who are limited to the scope.
+// concerns reports whether a caller who is limited to the scope may see a setting. That is so if the setting
+// applies to all queues, or only to queues of the scope.
 func concerns(p *policy.Policy, scope access.Scope, queues []string, s *policy.Setting) bool {
 	part, rest, _ := strings.Cut(s.Path, ".")
 	switch s.File + " " + part {
@@ -370,8 +370,8 @@ func concerns(p *policy.Policy, scope access.Scope, queues []string, s *policy.S
 	return false
 }
 
-// ofNames reports whether a path begins with one of the names, and only with names that may be shown: a name
-// may contain dots.
+// ofNames reports whether a path begins with one of the names, and all names that it begins with may be shown.
+// It may begin with several, because a name may contain dots.
 func ofNames(path string, names []string, shown func(name string) bool) bool {
 	found := false
 	for _, name := range names {
@@ -385,7 +385,8 @@ func ofNames(path string, names []string, shown func(name string) bool) bool {
 	return found
 }
 
-// classify returns how a planner judges an error that fails now, and again after each redelivery.
+// classify returns a planner's decision on an error that occurs now, and the times of its redeliveries if each
+// of them fails with the same error.
 func classify(planner *strategy.Planner, in *SampleError, now time.Time) *SampleJudgement {
 	facts := strategy.Facts{
 		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class),

@@ -33,7 +33,7 @@ kinds: {user.mail: {maxRetries: 1}}
 	for name, test := range map[string]struct {
 		scope         access.Scope
 		rules         []string
-		shown, hidden []string // texts of the answer; texts that it must not have
+		shown, hidden []string // texts that the answer must contain, and must not contain
 	}{
 		"everywhere": {
 			nil,

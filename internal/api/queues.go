@@ -127,8 +127,8 @@ func (s *service) registerQueues(api huma.API) {
 	}
 }
 
-// queues returns what River, the policy and the dead letters know of the queues that the caller's
-// scope covers with all kinds.
+// queues returns the queues of River, of the policy and of dead letters. It omits queues of which the
+// caller may not see all kinds.
 func (s *service) queues(ctx context.Context) ([]Queue, error) {
 	found := map[string]*Queue{}
 	of := func(name string) *Queue {

@@ -9,14 +9,14 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// ReclassifyAction asks for a new judgement of open entries.
+// ReclassifyAction asks to classify open entries again.
 type ReclassifyAction struct {
 	Action
 
 	DryRun bool `json:"dryRun,omitempty" doc:"Only return what would change."`
 }
 
-// ReclassifyInput asks for a new judgement.
+// ReclassifyInput classifies open entries again.
 type ReclassifyInput struct{ Body *ReclassifyAction }
 
 // Reclassify classifies open entries again.

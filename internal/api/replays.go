@@ -320,7 +320,8 @@ func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) e
 	return run, nil
 }
 
-// refuseUnknownRun answers 404 for an unknown run. Once the stream has begun, its status is 200.
+// refuseUnknownRun answers 404 for an unknown run before the stream begins: from then on the status is
+// 200.
 func (s *service) refuseUnknownRun(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		if id, err := uuid.Parse(ctx.Param("id")); err == nil { // else huma refuses the format
@@ -373,7 +374,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 		case <-access.SessionsEnded(ctx):
 		case <-ticker.C:
 		}
-		if s.Ready() != nil || !access.StillAuthenticated(ctx) { // streams must not delay a stop
+		if s.Ready() != nil || !access.StillAuthenticated(ctx) { // an open stream must not delay the stop of the process
 			return
 		}
 	}

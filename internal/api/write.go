@@ -15,7 +15,7 @@ func withWriteTimeout(next http.Handler, timeout time.Duration) http.Handler {
 		timed := &timedWriter{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout}
 		timed.extend()
 		next.ServeHTTP(timed, r)
-		timed.extend() // for the rest of the buffer
+		timed.extend() // net/http writes the rest of its buffer after this
 	})
 }
 
