@@ -21,7 +21,7 @@ type accessPage struct {
 	Grants   []policy.Grant // from the policy
 	Ways     []string       // of authentication
 	Tokens   []api.Token
-	Made     *api.MadeToken // by this request; nil otherwise: the secret is shown once
+	Made     *api.MadeToken // the token that this request created, whose secret is shown once; otherwise nil
 	Roles    []roleWords
 	Copies   []copyText
 }
@@ -60,7 +60,7 @@ func whereInWords(queues, kinds, sources []string) string {
 type noRole struct {
 	*access.Principal
 
-	From  string   // what sends the groups of such callers; "" if they have none
+	From  string   // the provider or proxy that sends the caller's groups; "" if callers like this have no groups
 	Shown []string // the first maxGroups groups
 	More  int      // the number of others
 }

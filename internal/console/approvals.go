@@ -23,8 +23,8 @@ import (
 const (
 	// approvalsInterval is the render interval of open approval pages.
 	approvalsInterval = 5 * time.Second
-	// countingTimeout limits the time to count the entries of a request. countingShare times that time is the
-	// minimum render interval: an open page counts a twentieth of the time.
+	// countingTimeout limits the time to count the entries of a request. The minimum render interval of an open
+	// page is countingShare times as long as its last count took, so that it counts at most a twentieth of the time.
 	countingTimeout = 3 * time.Second
 	countingShare   = 20
 )
@@ -230,7 +230,8 @@ type approvalDetail struct {
 	Copies     []copyText
 }
 
-// approvalResult is what an executed request left as it was, and where to find what it changed.
+// approvalResult is the result of an executed request: how many entries it did not change and why, and the
+// page that lists those that it changed.
 type approvalResult struct {
 	Left     []share // numbers of entries, by reason
 	To, Name string  // page of the bulk operation or of the replay run; "" if there is none

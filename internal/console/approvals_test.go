@@ -34,8 +34,8 @@ func (o *testServer) signedIn(name, path string) *tab {
 	return b
 }
 
-// TestApprovals_AreShownWhereTheyApply checks that an entry, the list and the group show who asked for what, and that
-// a colleague who asks for the same is led to the first request.
+// TestApprovals_AreShownWhereTheyApply checks that an entry, the list and the group show who requested which action,
+// and that another operator who requests the same action gets to the first request.
 func TestApprovals_AreShownWhereTheyApply(t *testing.T) {
 	t.Parallel()
 	o := open(t, withApprovals)

@@ -13,9 +13,10 @@ import (
 // minCompressed is the size from which answers are compressed, in bytes: smaller ones fit into a packet.
 const minCompressed = 1400
 
-// mayCompress reports whether a page may be compressed. The size of a compressed answer tells whether a text in
-// its address also occurs in its data (BREACH): a site that makes the browser load pages, and sees the traffic,
-// could guess data. So only pages that the user opens from dlqd's pages, or by their address, are compressed.
+// mayCompress reports whether a page may be compressed. The size of a compressed page reveals whether a text in
+// its address also occurs in its data (BREACH). An attacker whose site makes the browser load pages of dlqd, and
+// who sees the traffic, could so guess data. Therefore only pages that the user opens from dlqd's pages, or by
+// their address, are compressed.
 func mayCompress(r *http.Request, v *view) bool {
 	return v.Until.IsZero() && !v.Secret &&
 		slices.Contains([]string{"same-origin", "none"}, r.Header.Get("Sec-Fetch-Site"))

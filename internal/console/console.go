@@ -40,8 +40,8 @@ type Config struct {
 	Ready func() error
 	// Reach returns an error if the database does not answer.
 	Reach func(ctx context.Context) error
-	// Requests returns a text that changes whenever a request for approval is made, decided or ended. Nil: pages do
-	// not tell their viewer of requests.
+	// Requests returns a text that changes whenever a request for approval is made, decided or ended. If it is nil,
+	// pages show no notices of requests.
 	Requests func(ctx context.Context) (string, error)
 	Logger   *slog.Logger
 }
@@ -160,7 +160,7 @@ type view struct {
 	Live string
 	// Secret means that the page contains a secret, and is not compressed.
 	Secret bool
-	// Until is when the page must no longer show what it shows; zero: it may stay.
+	// Until is the time from which the page must not show its content any more; zero for no such time.
 	Until time.Time
 	// Section is the path of the navigation item to highlight, if the path of the page does not tell.
 	Section string
@@ -286,8 +286,9 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, c.request(r), nil, &api.Problem{Status: http.StatusNotFound, Detail: "there is no page " + r.URL.Path})
 }
 
-// pageOf returns the page that has the form of a request: the one that the form names in its field from, if
-// that is the nearest page above the form's address or there is none above it.
+// pageOf returns the address of the page from which the form of a request was sent. By the form's address, that
+// is the nearest page above it. The form's field from has the same path, with the page's query; from decides
+// alone if there is no page above the form's address.
 func (c *Console) pageOf(r *http.Request) string {
 	nearest := "/"
 	for at := r.URL.EscapedPath(); at != "/" && at != "."; at = path.Dir(at) {

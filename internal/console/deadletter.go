@@ -64,8 +64,8 @@ func (l *deadLetterPage) Editable() bool {
 // header is a header of the message. Deliveries send it unchanged.
 type header struct{ Name, Value string }
 
-// attempt is one attempt of the work. The list is newest first; an attempt that is due comes before
-// them.
+// attempt is an attempt of the job, or a redelivery. A list of them has the newest first; before that comes
+// the next step, if a time is set for it.
 type attempt struct {
 	At     time.Time
 	Title  string

@@ -90,7 +90,7 @@ func (f *frame) complete(in *request) {
 		return
 	}
 	for _, s := range sections() {
-		// To a visitor of /docs who is not signed in, the pages offer the sign-in.
+		// A visitor of /docs who is not signed in sees the sections, too: their pages lead to the sign-in.
 		if visitor := f.Who.Via == "" && s.Role != access.Operator; s.Role != "" && !f.Who.May(s.Role) && !visitor {
 			continue
 		}
@@ -153,7 +153,8 @@ func (a *sidebarCache) get(in *request) sidebar {
 	if _, live := isLive(in.Context()); ok && (live || time.Since(known.at) <= sidebarMaxAge) {
 		return known
 	}
-	// The key includes invalidBefore: a reading that began before the latest action is not joined.
+	// The key includes invalidBefore, so that this request does not join a reading that began before the
+	// latest action.
 	reading := a.reading.DoChan(key+invalidBefore.String(), func() (any, error) {
 		defer func() {
 			if p := recover(); p != nil {

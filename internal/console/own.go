@@ -70,7 +70,8 @@ func (c *requestCache) invalidate() {
 	c.checked = time.Time{}
 }
 
-// own returns what the page at the request's address, or the page that an event stream is for, shows its viewer.
+// own returns what a page shows only to its viewer. The page is the one at the request's address or, if that is an
+// event stream, the page that the stream is for.
 func (c *requestCache) own(in *request) (o own) {
 	me := in.me()
 	if in.console.Requests == nil || me.Via == access.ViaNothing || !me.May(access.Operator) {
@@ -169,8 +170,8 @@ func (c *requestCache) sharedContext(in *request) (context.Context, context.Canc
 	return context.WithTimeout(ctx, requestsTimeout)
 }
 
-// mayApprove reports whether the viewer may approve a request that the API lists for the viewer, which is within the
-// viewer's scope as an operator. dlq.approve decides.
+// mayApprove reports whether the viewer may approve a request of a list of the API. It does not check the viewer's
+// scope, because the API lists only requests in the scope. dlq.approve decides; pages show this beforehand.
 func mayApprove(me *access.Principal, a *approval.Approval) bool {
 	if a.State != approval.Requested || !time.Now().Before(a.ExpiresAt) || a.RequestedBy(me.Name, me.TokenBy) {
 		return false

@@ -21,12 +21,12 @@ type policyPage struct {
 	Problem  string // why the files are not in force
 	Files    []policyFile
 	Form     url.Values
-	Tried    *api.SampleJudgement // the policy's judgement of the error in the form
+	Tried    *api.SampleJudgement // the policy's decision on the error in the form
 	TryError *api.Problem
 	Classes  []string
 	Copies   []copyText
 
-	Today      map[string]int64 // today's dead letters, by the rule that judged them
+	Today      map[string]int64 // today's dead letters, by the rule that decided them
 	TodayMore  bool             // Today counts only the newest entries
 	DraftFiles []string
 	WhyNot     string             // why the viewer may not preview a change
@@ -124,7 +124,7 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 	return p, v, nil
 }
 
-// testError asks the API how the policy judges the error in the form.
+// testError asks the API for the policy's decision on the error in the form.
 func (p *policyPage) testError(in *request) error {
 	sample := api.SampleError{
 		Type: p.Form.Get("type"), Code: p.Form.Get("code"), Message: p.Form.Get("message"), Class: p.Form.Get("class"),

@@ -365,7 +365,7 @@ func (r *runDetail) compare(in *request) error {
 	chosen, err := filter.FromJSON(r.Filter)
 	if err != nil || chosen.IDs != nil || bytes.Contains(r.Filter, []byte(`"***"`)) ||
 		r.Why != "" {
-		return nil //nolint:nilerr // nothing can have joined the run, or the viewer may not see it
+		return nil //nolint:nilerr // no later entry can match the filter, or the viewer may not count them
 	}
 	chosen.After = r.CreatedAt.Format(time.RFC3339Nano)
 	answer, err := call(in, api.StartReplay, api.StartReplayInput{Body: api.ReplayRequest{

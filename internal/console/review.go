@@ -29,7 +29,7 @@ type review struct {
 	Query    string
 	Entries  []deadletter.Summary
 	More     bool
-	Entry    *deadLetterPage // nil: none is free, or the one on an open page was decided meanwhile
+	Entry    *deadLetterPage // the open one; nil if none is free, or if it was decided while the page was open
 	Next     string          // address after the decision
 	Copies   []copyText
 
@@ -104,8 +104,8 @@ func (c *Console) review(in *request) (*view, error) {
 	switch {
 	case mine != uuid.Nil:
 		at = mine
-	case live, listed: // the entry that the page was loaded with, or one that another operator has in review
-	case hands && at != uuid.Nil: // it was decided
+	case live, listed: // keep at: the page was loaded with it, or another operator has it in review
+	case hands && at != uuid.Nil: // the entry at was decided: hand out another one
 		if at, err = handOut(in, api.ReviewRequest{Q: chosen}); err != nil {
 			return nil, err
 		}
@@ -113,7 +113,7 @@ func (c *Console) review(in *request) (*view, error) {
 		at = uuid.Nil
 	}
 	if at == uuid.Nil && len(r.Entries) > 0 && !in.me().MayEverywhere(access.Operator) {
-		at = r.Entries[max(free, 0)].ID // the viewer may not decide about all of them
+		at = r.Entries[max(free, 0)].ID // a viewer who may not decide on every entry sees one to read
 	}
 	v := &view{Template: "review", Title: "Review", Data: r, Interval: reviewInterval}
 	if at == uuid.Nil {

@@ -13,10 +13,10 @@ type signingIn struct {
 	Tokens, Provider bool
 	To               string     // path to return to
 	Origin           string     // where the provider sends the browser back to
-	Elsewhere        bool       // Origin is known to be another than the page's; the script knows, too
+	Elsewhere        bool       // a proxy's header shows that Origin is not the page's origin; the script checks that, too
 	Why              string     // why the sign-in failed; "" at first
-	Kept             bool       // what was typed into a form is shown again after the sign-in
-	TooLong          url.Values // what was typed, if it is too long to keep
+	Kept             bool       // the input of the refused form is kept, and shown again after the sign-in
+	TooLong          url.Values // the input of the refused form, if it is too long to keep
 }
 
 func (c *Console) signIn(w http.ResponseWriter, r *http.Request, status int, why string) {

@@ -22,7 +22,7 @@ type node struct {
 	Key      string
 	Type     string // object, array, string, number or literal
 	Value    string
-	Query    string // finds entries with the same value here; "" if no filter can
+	Query    string // a filter for entries with this value at this path; "" if the filter language has none
 	Children []*node
 	Left     int // number of children that are not shown
 	Open     bool

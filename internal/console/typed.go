@@ -17,7 +17,7 @@ import (
 )
 
 // typed are the fields of a form that a user sent without being signed in. A cookie keeps them during the
-// sign-in, and the page with the form then shows them in it. Only the user sends the form again.
+// sign-in. Then the page with the form is filled with them; the form is sent only if the user sends it again.
 type typed struct {
 	Action string     `json:"a"` // the path that the form was sent to
 	Fields url.Values `json:"f"`
@@ -31,7 +31,7 @@ const (
 	typedFor = time.Hour
 )
 
-// setByPages are fields that pages set, and users do not type.
+// setByPages are fields that pages set. They are not user input.
 var setByPages = []string{"from", "next", "seen", "confirmed", "preview"}
 
 // typedIn returns the fields of the form in a request. They are empty if the form cannot be read.
@@ -56,7 +56,8 @@ func (t *typed) keep(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// fillTyped fills the fields in the cookie into their form, and deletes the cookie, if the page has the form.
+// fillTyped looks for the form of the cookie's fields in a page. If the page has the form, fillTyped fills the
+// fields in and deletes the cookie.
 func fillTyped(w http.ResponseWriter, r *http.Request, page *bytes.Buffer) {
 	var t typed
 	raw, err := base64.RawURLEncoding.DecodeString(access.Cookie(r, typedCookie))
@@ -80,8 +81,8 @@ func fillTyped(w http.ResponseWriter, r *http.Request, page *bytes.Buffer) {
 	access.SetCookie(w, r, typedCookie, "", 0)
 }
 
-// formIn returns the form that most of the fields fit; nil if there is none with the action. A page may have
-// several forms with the same action.
+// formIn returns the form of a page with the action of t; nil if there is none. If several forms have this
+// action, it returns the one that has most of the fields.
 func (t *typed) formIn(root *html.Node) (form *html.Node) {
 	most := -1
 	for n := range root.Descendants() {
@@ -103,8 +104,8 @@ func (t *typed) formIn(root *html.Node) (form *html.Node) {
 	return form
 }
 
-// fill sets the fields of a form, shows it if it is folded, and says above it that nothing was done. The
-// attribute data-typed keeps live updates from replacing a field.
+// fill sets the fields of a form, unfolds the form, and adds a line above it which says that nothing was done.
+// The attribute data-typed keeps live updates from replacing a field.
 func (t *typed) fill(form *html.Node) {
 	for field := range form.Descendants() {
 		values := t.Fields[attribute(field, "name")]
