@@ -232,8 +232,8 @@ COMMENT ON FUNCTION dlq.failure_of IS
 --   - If finalized_at is "infinity" or in the future, the job's next failure may have the same
 --     finalized_at, so the attempt has to be the same, too.
 --
--- If an entry has the failure's id, the failure is known. dlq.retired_jobs has the failures that
--- entries with other ids have taken in (dlq.take_failure), and those of deleted entries.
+-- If an entry has the failure's id, the failure is known. dlq.retired_jobs has the failures that are
+-- recorded in entries with other ids (dlq.take_failure), and those of deleted entries.
 --
 -- The function has no SET clause and is one SELECT, so that Postgres inlines it in FROM. It has
 -- subqueries that return one value, not UNION: Postgres then prunes, at run time, partitions that
@@ -299,7 +299,8 @@ BEGIN
                    WHERE k.known = 'entry');
 END
 $$;
-COMMENT ON FUNCTION dlq.is_taken IS 'Whether an entry took in a failure. The entry may be deleted since.';
+COMMENT ON FUNCTION dlq.is_taken IS
+    'Whether a failure is or was recorded in an entry. That entry may have been deleted since.';
 
 CREATE OR REPLACE FUNCTION dlq.take_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer,
     p_entry uuid) RETURNS void
@@ -311,8 +312,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.take_failure IS
-    'Records in dlq.retired_jobs that an entry took in a failure. Needed if the id of the entry does '
-    'not identify the failure: the ids differ, or the failure has no valid time.';
+    'Writes to dlq.retired_jobs that a failure is recorded in an entry. Needed if the id of the entry '
+    'does not identify the failure: the ids differ, or the failure has no valid time.';
 
 CREATE OR REPLACE FUNCTION dlq.may_be_filed(p_id uuid, p_job bigint, p_created_at timestamptz, p_attempt integer,
     p_failed_at timestamptz) RETURNS boolean
@@ -324,7 +325,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.may_be_filed IS
-    'Whether a row of the inbox can become an entry: no entry has taken in its failure, and no '
+    'Whether a row of the inbox can become an entry: its failure is recorded in no entry, and no '
     'entry of another failure has its id.';
 
 -- to_be_filed is may_be_filed for a batch. file_as calls it once, and only if the batch has rows
@@ -447,7 +448,7 @@ BEGIN
     )
     SELECT coalesce(array_agg(f.id), '{}') INTO v_filed FROM filed f;
     -- The insert may have waited for a transaction that closed the open entry of the same job. If
-    -- that entry took in the same failure in that transaction, only a new statement can see it.
+    -- that transaction recorded the same failure in the closed entry, only a new statement sees that.
     IF EXISTS (SELECT FROM dlq.dead_letter_open e
                JOIN dlq.retired_jobs r ON r.job_id = e.river_job_id AND r.job_created_at = e.job_created_at
                    AND r.failure = e.id AND r.entry_id <> e.id
@@ -462,7 +463,7 @@ $$;
 COMMENT ON FUNCTION dlq.file_as IS
     'Files entries of the inbox that the caller has locked, decided or undecided. Returns their '
     'ids. Rows whose job has an open entry, or whose failure is known, stay for dlq.file_repeats. '
-    'Raises 40001 if another entry took in one of the failures at the same time: call again.';
+    'Raises 40001 if one of the failures was recorded in another entry at the same time: call again.';
 
 CREATE OR REPLACE FUNCTION dlq.failed_again(p_entry uuid, p_errors jsonb, p_metadata jsonb, p_attempt integer,
     p_max_attempts integer, p_at timestamptz, p_actor text) RETURNS void
@@ -586,7 +587,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.file_repeats IS
     'Removes rows from the inbox that do not become entries: further failures of a job that has an '
-    'open entry, ends of redeliveries (as facts), and failures that an entry took in before. '
+    'open entry, ends of redeliveries (as facts), and failures that an entry already has. '
     'p_wait: wait for locked entries instead of leaving their rows for the next call. Returns the '
     'ids of the removed rows.';
 
@@ -623,9 +624,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.file IS
-    'Files those of the entries that are still in the inbox, undecided. Operations on entries call '
-    'this first, as a separate statement. DLQ workers file the rest within moments. Returns how '
-    'many were filed.';
+    'Files the given entries that are still in the inbox, undecided. Operations on entries call this '
+    'first, as a separate statement. DLQ workers file other entries within moments. Returns how many '
+    'were filed.';
 
 CREATE OR REPLACE FUNCTION dlq.is_repeat(p_job bigint, p_job_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

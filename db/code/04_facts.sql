@@ -196,7 +196,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.has_failure IS
-    'Whether an entry has already taken in a failure of a job (to_jsonb of its row, or a fact).';
+    'Whether a failure of a job (to_jsonb of its row, or a fact) is already recorded in this entry.';
 
 CREATE OR REPLACE FUNCTION dlq.record_end(p_entry uuid, p_job jsonb, p_actor text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -274,8 +274,8 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
-    -- Record the failure as taken in if it is one of the entry's own job. Also if it is in the inbox:
-    -- capture wrote it there if the redelivery had lost its marker.
+    -- Write to dlq.retired_jobs that the entry has this failure: if the job is the entry's own, or if
+    -- the failure is in the inbox, where capture writes it if a redelivery has lost its marker.
     IF v_own_job OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
         PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job),
             (p_job ->> 'attempt')::integer, p_entry);
@@ -394,8 +394,8 @@ COMMENT ON FUNCTION dlq.watch_job IS
     'applies its end. If it is gone, parks the entry that waits for it. Returns false if it runs '
     'without a marker: call again.';
 
--- file_end files a failure that a fact records and that no entry takes in, because its entry is
--- closed or deleted. A fact has the error but not the payload, which comes from the first of these:
+-- file_end files a failure of which there is only a fact, because its entry is closed or deleted. A
+-- fact has the error but not the payload, which comes from the first of these:
 --   1. River's job, even if it runs again by now. If dlq.supersede has completed the job, it may have
 --      lost its unique key; the new entry then gets the key of the closed one.
 --   2. The job's closed entry p_entry.
@@ -504,9 +504,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.file_end IS
-    'Appends a failure of a job (to_jsonb of its row, or a fact) to the inbox if no entry has taken '
-    'it in, with the payload of River''s job or of its closed entry p_entry. If both are deleted, '
-    'or the payload was erased, files it as an archived entry.';
+    'Appends a failure of a job (to_jsonb of its row, or a fact) to the inbox if it is recorded in no '
+    'entry, with the payload of River''s job or of the job''s closed entry p_entry. If both are '
+    'deleted, or the payload was erased, files the failure as an archived entry.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_end(p_entry uuid, p_job jsonb, p_own boolean) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -582,8 +582,8 @@ LANGUAGE sql STABLE
 RETURN (SELECT r.entry_id FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at
     AND r.failure = p_failure ORDER BY r.attempt DESC LIMIT 1);
 COMMENT ON FUNCTION dlq.taken_by IS
-    'The entry that took in a failure of a job although the entry''s id does not prove it '
-    '(dlq.retired_jobs); null for other failures.';
+    'The entry in which a failure of a job is recorded, by dlq.retired_jobs; null for failures that are not '
+    'there, because the id of their entry identifies them.';
 
 CREATE OR REPLACE FUNCTION dlq.apply_fact(p_fact dlq.job_facts) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off

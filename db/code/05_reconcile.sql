@@ -15,12 +15,12 @@ COMMENT ON FUNCTION dlq.trigger_state IS
     'Whether dlqd''s triggers on river_job are enabled, disabled (ENABLE REPLICA included) or '
     'missing.';
 
--- Before schema version 9, entries took in failures without a record in dlq.retired_jobs. The
+-- Before schema version 9, dlq.retired_jobs did not list the failures that entries have. The
 -- upgrade adds all of them, however long that takes: some ten seconds for a million jobs. A
 -- statement of the earlier functions may still be running then, so for ten minutes each scan of the
 -- reconciler adds what has changed since. Failures of deleted entries are in dlq.retired_jobs
--- already. Entries that closed before the oldest failure that River keeps are not read: they cannot
--- have taken in a failure that River keeps.
+-- already. Entries that closed before the oldest failure that River keeps are not read: no failure
+-- that River keeps can be recorded in them.
 CREATE OR REPLACE FUNCTION dlq.remember_taken() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on
 SET enable_bitmapscan = on SET jit = off AS $$
@@ -66,7 +66,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.remember_taken IS
-    'After the upgrade to schema version 9: adds failures that entries took in earlier to '
+    'After the upgrade to schema version 9: adds failures that were recorded in entries earlier to '
     'dlq.retired_jobs, as far as River still shows them.';
 
 -- look_for_failures advances a scan by one batch:
@@ -83,7 +83,7 @@ CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off
 SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    -- The clocks of River's clients may be behind by this much, or their updates late by it.
+    -- The clocks of River's clients may be slow, and their updates late, by this much.
     v_overlap        constant interval := '5 minutes';
     v_failed         constant text := $sql$
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
