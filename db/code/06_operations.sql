@@ -565,7 +565,7 @@ BEGIN
                 next_retry_at = now(),
                 move = jsonb_build_object('actor', 'sweep', 'reason', 'job ' || v_entry.job_id || ' is gone')
             WHERE id = v_entry.id AND stage = 'open' AND status = 'dlq_processing';
-            -- The replay run that made the job no longer waits for it.
+            -- End the wait of the replay run that made the job.
             UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = 'job ' || v_entry.job_id || ' is gone',
                 ended_at = clock_timestamp()
             FROM dlq.entry_jobs m

@@ -357,5 +357,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.shared_queues IS
-    'Returns those of the queues that clients other than dlqd''s work, too: they have jobs of other kinds, or '
-    'River lists them and no dlqd has worked them.';
+    'Of the given queues, returns those that River clients other than dlqd''s may work: queues with jobs of other '
+    'kinds, and queues that River lists and no dlqd has worked.';

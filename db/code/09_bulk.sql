@@ -322,8 +322,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT dlq.only_in_states(p_filter, '{dlq_pending,dlq_manual,dlq_failed}')
 $$;
 COMMENT ON FUNCTION dlq.replayable IS
-    'Restricts a filter to entries that can be replayed: keeps those of its states from which a replay is '
-    'allowed. Without a status, the filter gets all of these states.';
+    'Restricts a filter to entries that can be replayed: of its states, keeps those from which a replay is '
+    'allowed. A filter without a status gets all of these states.';
 
 CREATE OR REPLACE FUNCTION dlq.chooses_all(p_filter jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -562,8 +562,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off
                      AND r.updated_at > now() - interval '30 minutes') ORDER BY 1)
 $$;
 COMMENT ON FUNCTION dlq.unworked_queues IS
-    'Returns those of the queues that no River client has worked for half an hour. A job in such a queue waits '
-    'until a client works it.';
+    'Of the given queues, returns those that no River client has worked for half an hour. A job in such a queue '
+    'waits until a client works it.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_move(p_run uuid, p_from dlq.replay_status[], p_to dlq.replay_status,
     p_reason text) RETURNS void
@@ -780,7 +780,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.lock_filed IS
-    'Locks those of the entries, which must be filed, that are in one of these states. Returns their ids, their '
+    'Locks the given entries that are in one of these states. All must be filed. Returns their ids, their '
     'stages, and when the first and the last of them closed (null if none is closed).';
 
 -- lock_entries is lock_filed for entries that may still be in the inbox.

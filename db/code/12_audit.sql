@@ -188,7 +188,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_reason LIKE 'assigned to %' AND p_reason <> 'assigned to nobody' THEN 'assigned'
             WHEN p_reason LIKE 'tagged %' THEN 'tagged' ELSE p_reason END;
 COMMENT ON FUNCTION dlq.reason_without_names IS
-    'The reason of an audit row without the assignee or the tags in it. The archive does the same (internal/archive).';
+    'The reason of an audit row without the assignee or the tags in it. internal/archive has the same rule for rows of '
+    'the archive.';
 
 -- The id of the replay run stays: it says nothing about a person.
 CREATE OR REPLACE FUNCTION dlq.erase_trail(p_ids uuid[], p_since timestamptz) RETURNS void
@@ -277,7 +278,7 @@ BEGIN
         AND t.reason = dlq.erased_reason();
 END
 $$;
-COMMENT ON FUNCTION dlq.were_erased IS 'Returns those of the entries whose data was erased in the database.';
+COMMENT ON FUNCTION dlq.were_erased IS 'Of the given entries, returns those whose data was erased in the database.';
 
 -- An erasure may erase more than necessary: names also finds values inside of longer words. Exception:
 -- a number is not found inside of a longer number, so cus_8 is not in cus_81.

@@ -63,7 +63,8 @@ BEGIN
     RETURN v_on;
 END
 $$;
-COMMENT ON FUNCTION dlq.switched_on IS 'dlq.automatic_for, ignoring stops.';
+COMMENT ON FUNCTION dlq.switched_on IS
+    'What dlq.automatic_for returns unless all automatic redelivery is stopped.';
 
 CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_strategy dlq.strategy, p_rule text,
     p_next_retry_at timestamptz, p_waiting_for text,

@@ -354,8 +354,8 @@ COMMENT ON FUNCTION dlq.muted_entries IS
 -- moves the open entries of the former group there (regroup). Closed entries keep their
 -- fingerprint.
 
--- part_of is for a group that does not inherit the mute and the mark as fixed of its former group,
--- because the two are not one to one: the group's note tells operators of them.
+-- A group does not inherit the mute and the mark as fixed of a former group if the two groups are not
+-- one to one. Instead its note names them, in the words of part_of.
 CREATE OR REPLACE FUNCTION dlq.part_of(p_former dlq.group_marks) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN coalesce((p_former).muted_at, (p_former).fixed_at) IS NOT NULL THEN

@@ -266,7 +266,8 @@ COMMENT ON FUNCTION dlq.masked_json IS
     'Returns JSON at a path (null: no path) with *** in place of masked values and of p_values. A document of '
     'more than 50,000 characters that contains any is masked as a whole.';
 
--- The args of an application's job are the payload; those of a message contain one.
+-- The args of an application's job are its payload, so their path is payload. The args of a message
+-- have a key payload, so their own path is empty.
 CREATE OR REPLACE FUNCTION dlq.event_path(p_job_kind text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_job_kind WHEN 'dlqd_message' THEN '' ELSE 'payload' END;

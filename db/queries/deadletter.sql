@@ -2,7 +2,7 @@
 SELECT dlq.filter_where(@filter::jsonb)::text AS condition;
 
 -- name: FilterBounds :one
--- FilterBounds returns the range of ids that a filter can choose: from first on, and less than
+-- FilterBounds returns the range of ids that a filter can select: from first on, and less than
 -- below. The nil UUID means no bound.
 SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first,
     coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds(@filter::jsonb) b;
@@ -61,7 +61,7 @@ SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text,
     nullif(@note::text, ''))::integer AS entries;
 
 -- name: ActWhere :one
--- ActWhere applies an action to a batch of the entries that a filter chooses.
+-- ActWhere applies an action to a batch of the entries that a filter selects.
 SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed,
     coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
 FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, nullif(@note::text, ''), @args::jsonb,
@@ -76,7 +76,7 @@ SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS 
 FROM dlq.preview(@filter::jsonb) p;
 
 -- name: CountUpTo :one
--- CountUpTo counts the entries that a filter chooses, or those of them that a replay run takes, up
+-- CountUpTo counts the entries that a filter selects, or those of them that a replay run takes, up
 -- to @most.
 SELECT count(*) FROM dlq.find_ids(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb)
     ELSE @filter::jsonb END, @most::integer);
@@ -179,7 +179,8 @@ SELECT dlq.erase_archived(@entries::jsonb)::integer AS jobs;
 SELECT e.id::uuid AS id FROM dlq.were_erased(@ids::uuid[]) e (id);
 
 -- name: EraseRows :many
--- EraseRows returns those of the archived entries that a filter chooses, erased.
+-- EraseRows returns, of the given rows of the archive, those that a filter selects, without the data that an
+-- erasure removes.
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::jsonb, @filter::jsonb) r;
 
 -- name: ClosedMonths :many

@@ -60,7 +60,7 @@ WHERE e.id = ANY (@ids::uuid[]) AND dlq.has_checkpoint(e.metadata) AND NOT 'meta
   AND ((SELECT dlq.scope()) IS NULL OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope()))));
 
 -- name: CountCheckpoints :one
--- CountCheckpoints counts the entries with a checkpoint that a filter chooses.
+-- CountCheckpoints counts the entries with a checkpoint that a filter selects.
 SELECT dlq.count_checkpoints(@filter::jsonb)::bigint AS entries;
 
 -- name: IsMasked :one

@@ -302,8 +302,8 @@ ORDER BY e.id
 LIMIT @max_entries::integer;
 
 -- name: ClaimDecided :many
--- ClaimDecided locks those of the given entries that DecidedEntries would still return and that have
--- not failed again since it did. It returns further columns that a decision may change.
+-- ClaimDecided locks the given entries, except for those that DecidedEntries would no longer return and
+-- those that have failed again since then. It returns further columns that a decision may change.
 SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
 FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id

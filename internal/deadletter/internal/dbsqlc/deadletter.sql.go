@@ -39,7 +39,7 @@ type ActWhereRow struct {
 	Operation uuid.UUID
 }
 
-// ActWhere applies an action to a batch of the entries that a filter chooses.
+// ActWhere applies an action to a batch of the entries that a filter selects.
 func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow, error) {
 	row := q.db.QueryRow(ctx, ActWhere,
 		arg.Action,
@@ -222,7 +222,7 @@ type CountUpToParams struct {
 	Most       int32
 }
 
-// CountUpTo counts the entries that a filter chooses, or those of them that a replay run takes, up
+// CountUpTo counts the entries that a filter selects, or those of them that a replay run takes, up
 // to @most.
 func (q *Queries) CountUpTo(ctx context.Context, arg CountUpToParams) (int64, error) {
 	row := q.db.QueryRow(ctx, CountUpTo, arg.Replayable, arg.Filter, arg.Most)
@@ -288,7 +288,8 @@ type EraseRowsRow struct {
 	Line string
 }
 
-// EraseRows returns those of the archived entries that a filter chooses, erased.
+// EraseRows returns, of the given rows of the archive, those that a filter selects, without the data that an
+// erasure removes.
 func (q *Queries) EraseRows(ctx context.Context, arg EraseRowsParams) ([]EraseRowsRow, error) {
 	rows, err := q.db.Query(ctx, EraseRows, arg.Entries, arg.Filter)
 	if err != nil {
@@ -349,7 +350,7 @@ type FilterBoundsRow struct {
 	Below uuid.UUID
 }
 
-// FilterBounds returns the range of ids that a filter can choose: from first on, and less than
+// FilterBounds returns the range of ids that a filter can select: from first on, and less than
 // below. The nil UUID means no bound.
 func (q *Queries) FilterBounds(ctx context.Context, filter json.RawMessage) (FilterBoundsRow, error) {
 	row := q.db.QueryRow(ctx, FilterBounds, filter)

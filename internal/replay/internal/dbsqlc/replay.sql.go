@@ -89,7 +89,7 @@ const CountCheckpoints = `-- name: CountCheckpoints :one
 SELECT dlq.count_checkpoints($1::jsonb)::bigint AS entries
 `
 
-// CountCheckpoints counts the entries with a checkpoint that a filter chooses.
+// CountCheckpoints counts the entries with a checkpoint that a filter selects.
 func (q *Queries) CountCheckpoints(ctx context.Context, filter json.RawMessage) (int64, error) {
 	row := q.db.QueryRow(ctx, CountCheckpoints, filter)
 	var entries int64

@@ -63,8 +63,8 @@ type ClaimDecidedRow struct {
 	DlqMaxRetries int32
 }
 
-// ClaimDecided locks those of the given entries that DecidedEntries would still return and that have
-// not failed again since it did. It returns further columns that a decision may change.
+// ClaimDecided locks the given entries, except for those that DecidedEntries would no longer return and
+// those that have failed again since then. It returns further columns that a decision may change.
 func (q *Queries) ClaimDecided(ctx context.Context, arg ClaimDecidedParams) ([]ClaimDecidedRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
