@@ -230,7 +230,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	humaConfig.DocsPath = ""     // registered below, without resources of other sites
 	humaConfig.SchemasPath = ""
 	humaConfig.Formats = map[string]huma.Format{"application/json": jsonFormat(), "json": jsonFormat()}
-	humaConfig.RejectUnknownQueryParameters = true // a mistyped filter must not choose everything
+	humaConfig.RejectUnknownQueryParameters = true // a filter with a misspelt parameter must not select everything
 	humaConfig.Info.Description = "A dead-letter office for Postgres. Submit messages, follow their delivery, and " +
 		"inspect, edit and replay dead letters."
 	humaConfig.Info.License = &huma.License{Name: "MIT", Identifier: "MIT"}

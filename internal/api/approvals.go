@@ -73,7 +73,7 @@ func (a *Action) person(ctx context.Context) approval.Person {
 	return by
 }
 
-// checkExpected checks the number of entries that filter chooses. Above the policy's expectAbove, expect
+// checkExpected checks the number of entries that filter selects. Above the policy's expectAbove, expect
 // is required; if given, it must be exact.
 func (s *service) checkExpected(ctx context.Context, filter json.RawMessage, replay bool, expect *int64) error {
 	above := s.Planner().Policy().Access.ExpectAbove

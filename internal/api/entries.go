@@ -33,7 +33,7 @@ type EntryPage struct {
 	AutomaticStopped *automatic.Stop `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 }
 
-// Count is the number of entries that a filter chooses.
+// Count is the number of entries that a filter selects.
 type Count struct {
 	Entries int  `json:"entries" doc:"Number of entries, up to 10,000."`
 	AtLeast bool `json:"atLeast,omitempty" doc:"Whether there are or may be more, because the count stopped at 10,000 or at its time limit."`
@@ -490,7 +490,7 @@ func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Repla
 	return out, nil
 }
 
-// filterOf returns the filter that chooses one entry.
+// filterOf returns the filter that selects one entry.
 func filterOf(id uuid.UUID) json.RawMessage {
 	return json.RawMessage(`{"ids":["` + id.String() + `"]}`)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
-// EntryFilter chooses dead letters. An empty field matches all.
+// EntryFilter selects dead letters. An empty field matches all of them.
 type EntryFilter struct {
 	filter.Filter
 

@@ -100,7 +100,7 @@ func (c *Console) assign(in *request) (*done, error) {
 	return &done{To: "/dead-letters/" + url.PathEscape(id), Flash: flash{Text: text, Undo: undoOf(out.Undo)}}, nil
 }
 
-// idFilter returns the filter that chooses dead letters by id.
+// idFilter returns the filter that selects dead letters by id.
 func idFilter(ids ...string) api.EntryFilter { return api.EntryFilter{Filter: filter.Filter{IDs: ids}} }
 
 // edit is the page that previews an edited payload and then replays with it.

@@ -161,8 +161,8 @@ type sign struct {
 	many        int
 }
 
-// signs places the markers. It merges those of a kind that are closer than apart, and moves the
-// others apart.
+// signs places the markers. Markers of one kind whose distance is below apart become one sign. Signs of
+// different kinds are moved to that distance.
 func (c *chart) signs() (signs []*sign) {
 	const apart = 1.5 // minimum distance, in percent of the width
 	span := c.Starts[len(c.Starts)-1].Sub(c.Starts[0])

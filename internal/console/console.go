@@ -162,7 +162,7 @@ type view struct {
 	Secret bool
 	// Until is the time from which the page must not show its content any more; zero for no such time.
 	Until time.Time
-	// Section is the path of the navigation item to highlight, if the path of the page does not tell.
+	// Section is the path of the navigation item to highlight; "" if the path of the page determines it.
 	Section string
 	// Seen are the keys of the outcomes of requests for approval that the page shows the requester.
 	Seen []string

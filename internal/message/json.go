@@ -26,10 +26,10 @@ const (
 // a map.
 const fewKeys = 24
 
-// CheckJSON returns an [*InvalidError] for text that is not JSON, or that jsonb cannot hold or
-// would change: invalid UTF-8, NUL characters, half a surrogate pair, numbers beyond numeric or
-// that grow too much when written out, the same key twice in an object, and nesting deeper than
-// MaxDepth. It does not decode the document, and allocates only for large objects and escaped keys.
+// CheckJSON returns an [*InvalidError] for text that is not JSON, and for JSON that jsonb cannot hold
+// or would change: invalid UTF-8, NUL characters, half a surrogate pair, numbers that are too large or
+// grow too much when written out, the same key twice in an object, and nesting deeper than MaxDepth.
+// It does not decode the document, and allocates only for large objects and escaped keys.
 func CheckJSON(raw []byte) error { return check(raw, nil) }
 
 // check does what CheckJSON does. It also calls onKey, if not nil, with each key and its depth.

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// interval is the time between looks for active runs.
+	// interval is how often the runner looks for active runs.
 	interval = time.Second
 	// paceStep is the length of a step of a run with a rate: shorter steps cost more transactions,
 	// longer ones send bursts.
