@@ -280,10 +280,10 @@ BEGIN ATOMIC
     )::text;
 END;
 COMMENT ON FUNCTION dlq.known_failure IS
-    'Whether a failure of a job is known, and how: entry (an entry took it in, and may be deleted '
-    'since), redelivery (it belongs to the entry that the job redelivers), waits (in the inbox, as '
-    'a fact, or for the sweep). Null if it is unknown. p_failure is dlq.entry_id() of the job and '
-    'p_finalized_at.';
+    'Whether a failure of a job is known, and how: entry (it is recorded in an entry, which may have '
+    'been deleted since), redelivery (it belongs to the entry that the job redelivers), waits (it is '
+    'in the inbox or a fact, or the sweep will find it). Null if it is unknown. p_failure is '
+    'dlq.entry_id() of the job and p_finalized_at.';
 
 -- As in dlq.to_be_filed, a generic plan is made once per session: a custom plan takes milliseconds
 -- each time.

@@ -1,7 +1,7 @@
 -- +goose Up
--- dlq.retired_jobs now records failures that are not proven by the id of an entry: one row per
--- failure, where it was one per job. Existing rows get the zero UUID, which stands for all failures
--- of the job until then.
+-- dlq.retired_jobs gets one row for each failure that the id of an entry does not identify. Before, it
+-- had one row for each job: existing rows get the zero UUID, which stands for all failures of the job
+-- until then.
 ALTER TABLE dlq.retired_jobs
     ADD COLUMN failure  uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
     ADD COLUMN attempt  integer NOT NULL DEFAULT 0,
@@ -9,7 +9,7 @@ ALTER TABLE dlq.retired_jobs
     DROP CONSTRAINT retired_jobs_pkey,
     ADD CONSTRAINT retired_jobs_pkey PRIMARY KEY (job_id, job_created_at, failure, attempt);
 COMMENT ON TABLE dlq.retired_jobs IS
-    'Failures that were recorded in an entry and that the entry''s id does not prove: further failures of its '
+    'Failures that are recorded in an entry, but not identified by the entry''s id: further failures of its '
     'job, failures whose finalized_at is not a possible time (such as infinity), and those of entries that were '
     'deleted while River still had the job. They are never filed again: see dlq.known_failure(). Rows are '
     'deleted after River has deleted the job.';
@@ -21,8 +21,8 @@ COMMENT ON COLUMN dlq.retired_jobs.attempt IS
     'The job''s attempt that failed. It distinguishes failures whose finalized_at is not a possible time, '
     'because these share an id.';
 COMMENT ON COLUMN dlq.retired_jobs.entry_id IS 'The entry that the failure was recorded in.';
--- dlq.remember_taken() adds the failures that entries recorded before, and runs before the
--- reconciler.
+-- dlq.remember_taken() adds the failures that were recorded in entries before. It runs before the
+-- reconciler's next scan.
 INSERT INTO dlq.settings (key, value)
 SELECT 'remember_taken', 'upgrade' WHERE EXISTS (SELECT FROM dlq.dead_letter_queue);
 
