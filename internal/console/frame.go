@@ -311,8 +311,8 @@ func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
 	return f
 }
 
-// Events returns the address of the page's event stream. That of a page without live sections tells a
-// signed-in viewer when the session has ended; others have no stream ("").
+// Events returns the address of the page's event stream. If the page has no live sections, but the viewer has
+// a session, the stream only tells when the session has ended. Without both, Events returns "".
 func (f *frame) Events() string {
 	switch {
 	case f.Interval == 0 && f.Who.Session != "":

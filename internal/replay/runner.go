@@ -27,7 +27,7 @@ const (
 	// longer ones send bursts.
 	paceStep = 50 * time.Millisecond
 	// commitEntries limits the entries that one transaction sends for a run without a rate or
-	// concurrency, in several batches: a commit waits for the disk.
+	// concurrency. The transaction sends several batches, because each commit waits for the disk.
 	commitEntries = 500
 	// turnTimeout bounds one pass over all active runs.
 	turnTimeout = time.Minute
