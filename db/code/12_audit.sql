@@ -165,7 +165,9 @@ BEGIN
         USING p_filter, p_rows;
 END
 $$;
-COMMENT ON FUNCTION dlq.erase_rows IS 'From rows of the archive, returns those that match a filter, erased.';
+COMMENT ON FUNCTION dlq.erase_rows IS
+    'Of the given rows of the archive, returns those that match a filter, without their personal data: as '
+    'dlq.erased changes them.';
 
 CREATE OR REPLACE FUNCTION dlq.erase_jobs(p_jobs bigint[]) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -248,7 +250,7 @@ BEGIN
               AND (r ->> 'job_created_at')::timestamptz = j.created_at)
                OR j.metadata ->> 'dlq:entry_id' = ANY (v_ids::text[]))
         ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
-    -- The time of capture counts, too, if it is earlier than the time in the id: that is the time of the
+    -- Begin at the time of capture if it is earlier than the time in the id: the latter is from the
     -- application's clock, which may be ahead.
     PERFORM dlq.erase_trail(v_ids, least(dlq.closed_since(v_ids),
         (SELECT min((r ->> 'created_at')::timestamptz) - interval '1 hour' FROM jsonb_array_elements(p_rows) r)));
@@ -260,7 +262,7 @@ $$;
 COMMENT ON FUNCTION dlq.erase_archived IS
     'Erases what the database still has of entries that are only in the archive (rows of dead_letter_queue): '
     'edited payloads, assignees and tags in the audit trail, error texts in reports and titles, and their jobs. '
-    'Returns how many jobs.';
+    'Returns how many jobs it erased.';
 
 CREATE OR REPLACE FUNCTION dlq.erased_reason() RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -272,8 +274,8 @@ CREATE OR REPLACE FUNCTION dlq.were_erased(p_ids uuid[]) RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
-    -- Read all months of the trail. A bound by the time in the id could miss the erasure: that time is of the
-    -- application's clock, which may be ahead.
+    -- Read all months of the trail. Reading only from the time in the id on could miss the erasure: that time
+    -- is from the application's clock, which may be ahead.
     RETURN QUERY SELECT DISTINCT t.entry_id FROM dlq.dead_letter_transitions t WHERE t.entry_id = ANY (p_ids)
         AND t.reason = dlq.erased_reason();
 END
@@ -646,7 +648,7 @@ DECLARE
 BEGIN
     PERFORM dlq.require_admin('erase');
     PERFORM dlq.require_everything('erase');
-    -- Again, because further entries may match by now.
+    -- The approval is checked again, because further entries may match by now.
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
     IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN

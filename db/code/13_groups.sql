@@ -367,8 +367,8 @@ COMMENT ON FUNCTION dlq.part_of IS
     'as fixed. Null if it was neither muted nor fixed.';
 
 -- Owner and note are always inherited; a mute and a mark as fixed only while the two groups are one
--- to one. Groups are learned one after another: when a further group appears, an inherited mute or
--- mark ends, unless an operator has changed it since.
+-- to one. Groups are found one after another: when a further one appears, an inherited mute or mark
+-- ends, unless an operator has changed it since.
 CREATE OR REPLACE FUNCTION dlq.inherit_marks(p_queue text, p_former text, p_fingerprint text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE

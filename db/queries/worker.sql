@@ -32,8 +32,8 @@ CROSS JOIN LATERAL (
 LIMIT @max_entries::integer;
 
 -- name: ClaimUndecided :many
--- ClaimUndecided locks those of the given entries that are still undecided and have not failed again
--- since they were read.
+-- ClaimUndecided locks the given entries, except those that were decided or failed again since they
+-- were read.
 SELECT e.id FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id
     AND e.last_failed_at = j.last_failed_at
@@ -195,8 +195,7 @@ ORDER BY d.next_retry_at
 LIMIT 1;
 
 -- name: BlockedByOrder :many
--- BlockedByOrder returns those of the given entries that must wait for earlier work of their ordering
--- key.
+-- BlockedByOrder returns which of the given entries must wait for earlier work of their ordering key.
 SELECT e.id FROM dlq.dead_letter_open e
 WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id,
     e.job_created_at) IS NOT NULL;

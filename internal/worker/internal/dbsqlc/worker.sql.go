@@ -19,8 +19,7 @@ WHERE e.id = ANY ($1::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key,
     e.job_created_at) IS NOT NULL
 `
 
-// BlockedByOrder returns those of the given entries that must wait for earlier work of their ordering
-// key.
+// BlockedByOrder returns which of the given entries must wait for earlier work of their ordering key.
 func (q *Queries) BlockedByOrder(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, BlockedByOrder, ids)
 	if err != nil {
@@ -352,8 +351,8 @@ type ClaimUndecidedParams struct {
 	LastFailedAts []time.Time
 }
 
-// ClaimUndecided locks those of the given entries that are still undecided and have not failed again
-// since they were read.
+// ClaimUndecided locks the given entries, except those that were decided or failed again since they
+// were read.
 func (q *Queries) ClaimUndecided(ctx context.Context, arg ClaimUndecidedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ClaimUndecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
