@@ -429,8 +429,8 @@ $$;
 COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: refuses a new entry that is not dlq_pending.';
 
 -- A statement trigger fires for an INSERT statement, not for the insert that Postgres makes when a
--- row changes its partition. Entries restored from the archive have an audit row of the same
--- transaction.
+-- row changes its partition. on_insert accepts entries that dlqd restores from the archive, because
+-- the same transaction has written an audit row about each of them.
 CREATE OR REPLACE FUNCTION dlq.on_insert() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -275,8 +275,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.wake_ordered IS
     'Wakes the first jobs (dlq.wake_first) of up to p_limit ordering keys after the given one. Returns the last '
-    'key, or empty texts if none is left, and how many it woke. It finds jobs whose predecessor was done '
-    'without waking them.';
+    'key, or empty texts if none is left, and how many it woke. So jobs run even if the end of their '
+    'predecessor did not wake them.';
 
 CREATE OR REPLACE FUNCTION dlq.order_done(p_queue text, p_key text, p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off

@@ -53,7 +53,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     FROM jsonb_array_elements_text(p_keys) WITH ORDINALITY k (key, place)
 $$;
 COMMENT ON FUNCTION dlq.filter_path IS
-    'The JSON path of a place in payloads, given as its keys from the outermost. The path looks into arrays.';
+    'The JSON path (lax) to a value in payloads, made from its keys, the outermost first. Where a value is an '
+    'array, the path matches its elements.';
 
 -- filter_groups returns what dlq.group_names returns, for all groups whose fingerprints begin with
 -- one of the texts.

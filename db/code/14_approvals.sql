@@ -9,8 +9,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         THEN current_setting('dlq.approved', true)::uuid END
 $$;
 COMMENT ON FUNCTION dlq.approved IS
-    'The approval that dlqd carries out in this transaction; null if none. Filters then match only the entries '
-    'of that approval.';
+    'The approval that dlqd carries out in this transaction; null if none. While dlqd carries out an approval, '
+    'filters match only the entries of that approval.';
 
 -- A rule for a queue also applies to redeliveries into that queue from others. dlqd's own changes
 -- and those of the schema's owner have no origin and need no approval: both could write to the
@@ -343,8 +343,9 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     RETURNING a.*
 $$;
 COMMENT ON FUNCTION dlq.take_approval IS
-    'Takes an approved request for p_for, to carry it out. Returns none in a restored database, where the '
-    'request may have been carried out since.';
+    'Reserves an approved request for p_for, so that the caller carries it out and no other process does. '
+    'Returns none while the database is held after a restore: the request may have been carried out before the '
+    'restore.';
 
 CREATE OR REPLACE FUNCTION dlq.end_approval(p_id uuid, p_changed bigint, p_outcome uuid DEFAULT NULL,
     p_problem text DEFAULT NULL) RETURNS void

@@ -22,13 +22,13 @@ COMMENT ON COLUMN dlq.group_aliases.queue IS 'The queue.';
 COMMENT ON COLUMN dlq.group_aliases.former IS 'Fingerprint by the earlier method.';
 COMMENT ON COLUMN dlq.group_aliases.fingerprint IS 'Fingerprint by the current method.';
 COMMENT ON COLUMN dlq.group_aliases.main IS
-    'Whether this group continues the counts of the former one: the first group that was learned does. It also '
-    'has the closed entries of the former group.';
-COMMENT ON COLUMN dlq.group_aliases.entry_id IS 'The entry from which the alias was learned.';
+    'Whether this is the first group that was found for the former one. If so, it continues the counts of the '
+    'former group and shows its closed entries.';
+COMMENT ON COLUMN dlq.group_aliases.entry_id IS 'The entry whose error is in both groups.';
 COMMENT ON COLUMN dlq.group_aliases.title IS
     'The masked error text of that entry, for the title of the group; null once the rollups have counted the '
     'alias.';
-COMMENT ON COLUMN dlq.group_aliases.learned_at IS 'When the alias was learned.';
+COMMENT ON COLUMN dlq.group_aliases.learned_at IS 'When the alias was found.';
 COMMENT ON COLUMN dlq.group_aliases.counted_at IS
     'When the rollups counted the alias; null until then, for about a second.';
 

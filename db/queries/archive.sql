@@ -15,8 +15,8 @@ WHERE NOT EXISTS (SELECT FROM dlq.acts a WHERE a.subject = u.subject AND a.act =
     AND a.detail ->> 'archive' = @archive::text);
 
 -- name: RecordedUnits :many
--- RecordedUnits returns what an archive contains by the audit trail: units, and dropped partitions, each with
--- the number of rows. The archive may have several units of one partition. A unit counts as removed if the owner
+-- RecordedUnits returns what an archive contains according to the audit trail: units, and dropped partitions, each
+-- with the number of rows. The archive may have several units of one partition. A unit is removed if the owner
 -- of the schema has recorded its removal (act removed), for example after the end of a legal period.
 SELECT r.name::text AS name, r.is_partition::boolean AS is_partition, max(r.archived_rows)::bigint AS archived_rows,
     (max(r.at) FILTER (WHERE NOT r.is_removal))::timestamptz AS at,

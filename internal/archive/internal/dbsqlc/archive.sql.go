@@ -71,8 +71,8 @@ type RecordedUnitsRow struct {
 	IsRemoved    bool
 }
 
-// RecordedUnits returns what an archive contains by the audit trail: units, and dropped partitions, each with
-// the number of rows. The archive may have several units of one partition. A unit counts as removed if the owner
+// RecordedUnits returns what an archive contains according to the audit trail: units, and dropped partitions, each
+// with the number of rows. The archive may have several units of one partition. A unit is removed if the owner
 // of the schema has recorded its removal (act removed), for example after the end of a legal period.
 func (q *Queries) RecordedUnits(ctx context.Context, archive string) ([]RecordedUnitsRow, error) {
 	rows, err := q.db.Query(ctx, RecordedUnits, archive)
