@@ -164,7 +164,7 @@ type view struct {
 	Until time.Time
 	// Section is the path of the navigation item to highlight; "" if the path of the page determines it.
 	Section string
-	// Seen are the keys of the outcomes of requests for approval that the page shows the requester.
+	// Seen has an outcomeKey for each request for approval whose outcome the page shows to its requester.
 	Seen []string
 }
 

@@ -64,8 +64,8 @@ func (l *deadLetterPage) Editable() bool {
 // header is a header of the message. Deliveries send it unchanged.
 type header struct{ Name, Value string }
 
-// attempt is an attempt of the job, or a redelivery. A list of them has the newest first; before that comes
-// the next step, if a time is set for it.
+// attempt is an attempt of the job, or a redelivery. A list of attempts begins with the next step, if a time is
+// set for it; then come the attempts, the newest first.
 type attempt struct {
 	At     time.Time
 	Title  string

@@ -162,8 +162,8 @@ func (a *sidebarCache) get(in *request) sidebar {
 					background.Panicked(p))
 			}
 		}()
-		// The result is shared: it must not end with this request, and its statements are not counted for
-		// it.
+		// Several requests share the result: reading must not end with this request, and its statements
+		// are not counted as statements of this request.
 		ctx, _ := postgres.Counting(context.WithoutCancel(in.Context()))
 		at := time.Now()
 		s := *readSidebar(&request{Request: in.WithContext(ctx), console: in.console}, &known)

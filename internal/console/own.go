@@ -24,7 +24,7 @@ const (
 	// requests for approval changed. A viewer sees a change within this interval and the next beat of the page's
 	// stream, which is less than five seconds.
 	requestsInterval = 2 * time.Second
-	// requestsTimeout limits the check, and the reading after a change.
+	// requestsTimeout limits the time of one such check, and of reading the requests after a change.
 	requestsTimeout = time.Second
 	// requestsMaxAge is the age at which requests are read again without a change.
 	requestsMaxAge = time.Minute
