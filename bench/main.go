@@ -33,6 +33,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -44,6 +46,8 @@ type bench struct {
 	rounds int
 	server *postgres.Embedded
 	table  *tabwriter.Writer
+
+	templates []string // databases that reset copies
 }
 
 var runs = map[string]func(*bench, float64) error{
@@ -144,30 +148,67 @@ func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
 	return run(pool)
 }
 
-// reset empties the database and installs River, with or without dlqd.
+// reset replaces the database by a copy of one with River's tables, and with dlqd's or without, which
+// the first reset of each kind migrates.
 func (b *bench) reset(pool *pgxpool.Pool, withDLQ bool) error {
-	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: quiet}
-	if _, err := pool.Exec(b.ctx,
-		"DROP SCHEMA IF EXISTS dlq CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public"); err != nil {
-		return err
-	}
-	if err := m.Up(b.ctx); err != nil {
-		return err
-	}
-	if !withDLQ {
-		if _, err := m.Detach(b.ctx, postgres.Installation{Schema: m.Schemas.DLQ, River: m.Schemas.River, Tables: true},
-			true); err != nil {
-			return err
-		}
-	}
+	config := pool.Config().Copy()
+	database := config.ConnConfig.Database
+	template := database + "_river"
 	if withDLQ {
-		// All of the work is measured: with the default limit, capture would skip jobs on a slow machine.
-		if _, err := pool.Exec(b.ctx, "SELECT dlq.set_capture('on', '1 min')"); err != nil {
+		template = database + "_dlqd"
+	}
+	config.ConnConfig.Database = "postgres"
+	admin, err := pgx.ConnectConfig(b.ctx, config.ConnConfig)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = admin.Close(b.ctx) }()
+	create := func(database, from string) error {
+		if _, err := admin.Exec(b.ctx, "DROP DATABASE IF EXISTS "+database+" WITH (FORCE)"); err != nil {
 			return err
 		}
+		_, err := admin.Exec(b.ctx, "CREATE DATABASE "+database+" TEMPLATE "+from)
+		return err
 	}
-	pool.Reset() // drops prepared statements of the old tables
-	_, err := pool.Exec(b.ctx, "CHECKPOINT")
+	if !slices.Contains(b.templates, template) {
+		if err := create(template, "template0"); err != nil {
+			return err
+		}
+		config.ConnConfig.Database = template
+		if err := migrate(b.ctx, config, withDLQ); err != nil {
+			return err
+		}
+		b.templates = append(b.templates, template)
+	}
+	if err := create(database, template); err != nil {
+		return err
+	}
+	pool.Reset() // its sessions have ended
+	_, err = admin.Exec(b.ctx, "CHECKPOINT")
+	return err
+}
+
+// migrate installs River, and dlqd or not, in an empty database.
+func migrate(ctx context.Context, config *pgxpool.Config, withDLQ bool) error {
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if !withDLQ {
+		river, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: quiet})
+		if err != nil {
+			return err
+		}
+		_, err = river.Migrate(ctx, rivermigrate.DirectionUp, nil)
+		return err
+	}
+	m := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: quiet}
+	if err := m.Up(ctx); err != nil {
+		return err
+	}
+	// All of the work is measured: with the default limit, capture would skip jobs on a slow machine.
+	_, err = pool.Exec(ctx, "SELECT dlq.set_capture('on', '1 min')")
 	return err
 }
 
