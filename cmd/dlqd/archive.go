@@ -187,7 +187,8 @@ func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags
 	units []archive.Manifest,
 ) (missing []error, err error) {
 	if database.url == "" {
-		// The default data directory belongs to an archive that --archive names only if --data-dir says so.
+		// If --archive names the archive, its database need not be the one in the default data directory: compare only
+		// if --data-dir is given, too.
 		named := flag.value == "" || cmd.Flags().Changed("data-dir")
 		if _, err := os.Stat(filepath.Join(database.dataDir, "pgdata")); err != nil || !named {
 			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "not compared with the database: --database-url or --data-dir names it")

@@ -147,8 +147,8 @@ func (e *apiError) Error() string {
 // exampleID shows what an id looks like.
 const exampleID = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
 
-// cause returns what kept a request from being answered, without the request and the operation that
-// net/http and net put in front of it.
+// cause returns the reason why a request got no answer. net/http and net prefix it with the request and the operation;
+// cause removes these.
 func cause(err error) error {
 	if request, ok := errors.AsType[*url.Error](err); ok {
 		err = request.Err

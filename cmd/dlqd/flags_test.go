@@ -312,7 +312,7 @@ func TestFlags_ServeRejectsFlagsWithoutEffect(t *testing.T) {
 		"--max-connections=7", "--tls-cert=a", "--tls-key=a", "--tls-client-ca=a",
 	} {
 		name, _, _ := strings.Cut(flag, "=")
-		// TestDoor_… of internal/server
+		// covered by the tests TestDoor_… of internal/server
 		requireRejected(t, name+" has no effect without --api", "serve", url, "--process", flag)
 	}
 	requireRejected(t, "--tls-cert and --tls-key must be set together", "serve", url, "--tls-cert", "a")

@@ -303,8 +303,8 @@ func TestServe_EmbeddedPostgres(t *testing.T) {
 		"migrate status starts the server")
 }
 
-// TestServe_SurvivesAClosedLog checks that serve goes on if the program that reads its log has ended
-// (dlqd serve 2>&1 | head), and stops its Postgres at the end.
+// TestServe_SurvivesAClosedLog checks that serve continues if the program that reads its log has ended (dlqd serve 2>&1
+// | head), and that it stops its Postgres at the end.
 func TestServe_SurvivesAClosedLog(t *testing.T) {
 	t.Parallel()
 	parent := dataDir(t)

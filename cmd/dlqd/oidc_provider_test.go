@@ -123,9 +123,9 @@ func status(t *testing.T, api, token string) int {
 	return response.StatusCode
 }
 
-// TestLogin_RealProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory
-// where npm has installed it (npm install --prefix DIR oidc-provider); .ci/run sets it. Without it,
-// TestLogin and TestOIDC of internal/access check the same with accesstest's provider only.
+// TestLogin_RealProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory where npm has
+// installed it (npm install --prefix DIR oidc-provider); .ci/run sets it. If it is not set, only TestLogin here and the
+// tests TestOIDC_… of internal/access check sign-in, with accesstest's provider.
 func TestLogin_RealProvider(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_OIDC_PROVIDER")

@@ -40,7 +40,7 @@ func TestRotation_RefusesNoMessage(t *testing.T) {
 		accepted.Add(1)
 		signatures.Store(int64(len(strings.Fields(r.Header.Get("Webhook-Signature")))))
 	})
-	// One delivery at a time: once one has two signatures, none with one is on its way.
+	// One delivery runs at a time: once a delivery has two signatures, no delivery with one signature is running.
 	dir := policytest.Dir(t, policytest.Files{
 		"retry-policies": "queues: {default: {destination: d, maxAttempts: 1}}\ndestinations: {d: {url: \"" + receiver +
 			"\", secretFile: d.secret}}\n",
@@ -53,7 +53,7 @@ func TestRotation_RefusesNoMessage(t *testing.T) {
 	}
 	write(former)
 	s := serve(t, "--database-url", postgrestest.URL(t), "--config-dir", dir)
-	// sendUntil submits messages until the log has a text, and the last delivery so many signatures.
+	// sendUntil submits messages until the log contains text and the last delivery had count signatures.
 	sendUntil := func(text string, count int64) {
 		t.Helper()
 		require.Eventually(t, func() bool {

@@ -174,8 +174,8 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 	return cmd
 }
 
-// ignoreClosedPipes lets a process go on if the program that reads its log has ended
-// (dlqd serve 2>&1 | head). By default, the next line of the log would end the process by SIGPIPE.
+// ignoreClosedPipes lets the process continue if the program that reads its log has ended (dlqd serve 2>&1 | head). By
+// default, SIGPIPE would end the process at the next line of the log.
 func ignoreClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // reloadOnHangup reloads the server's policy on SIGHUP.

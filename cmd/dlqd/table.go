@@ -16,7 +16,7 @@ import (
 // tableGap is the number of blanks between two columns.
 const tableGap = 2
 
-// minColumn is the width to which a column is shortened at most.
+// minColumn is the smallest width to which a column is shortened.
 const minColumn = 12
 
 // columns measures texts as terminals show them: Chinese characters and emoji take two columns, combining characters
