@@ -76,8 +76,8 @@ func Algorithms() []string {
 	return names
 }
 
-// CheckProviderURL accepts https, and http on this machine. Any other URL could be answered by a
-// machine in between.
+// CheckProviderURL accepts https, and http on this machine. With any other URL, another machine on the network could
+// answer in place of the provider.
 func CheckProviderURL(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" {

@@ -97,7 +97,7 @@ func (s *session) principal(rules *Rules) *Principal {
 	return p
 }
 
-// proof is the identity that a user proved at sign-in.
+// identity is what a user proved at sign-in, and what a new session stores.
 type identity struct {
 	name, via       string
 	tokenID         *uuid.UUID
@@ -127,7 +127,7 @@ func originOf(r *http.Request) origin {
 
 func (o origin) String() string {
 	text := "console, from " + o.address
-	if o.agent != "" { // the client must not close the bracket
+	if o.agent != "" { // a bracket in the client's text must not end this part
 		text += " (" + strings.NewReplacer("(", "[", ")", "]").Replace(o.agent) + ")"
 	}
 	return text
@@ -307,9 +307,9 @@ func sessionCookie(r *http.Request) string {
 	return value
 }
 
-// isOwnPage reports whether a request comes from a page of dlqd, or from a browser that opens a link
-// to one. The session cookie counts only for these. Browsers send Sec-Fetch-Site, older ones
-// Origin; a request with neither is no browser's, or only reads.
+// isOwnPage reports whether a request comes from a page of dlqd, or from a browser that opens dlqd in a tab, by its
+// address or by a link. The session cookie is accepted only then. Browsers send Sec-Fetch-Site, and older ones Origin.
+// A request with neither header comes from a program that is no browser, or only reads.
 func isOwnPage(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "same-origin", "none":

@@ -253,7 +253,7 @@ func pendingOf(r *http.Request, state string) *pendingSignIn {
 	return p
 }
 
-// derive returns a value that cannot be computed without the secret.
+// derive returns a value for a purpose that only the holder of the secret can compute.
 func (p *pendingSignIn) derive(what string) string {
 	sum := sha256.Sum256([]byte(what + " " + p.secret))
 	return base64.RawURLEncoding.EncodeToString(sum[:])
@@ -268,7 +268,7 @@ func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Sessions end without renewal; offline access is for "dlqd login".
+	// A session is not renewed at the provider, so it does not request offline access, which "dlqd login" needs.
 	scopes := slices.DeleteFunc(slices.Clone(rules.OIDC.Scopes),
 		func(scope string) bool { return scope == oidc.ScopeOfflineAccess })
 	return &oauth2.Config{
@@ -277,8 +277,8 @@ func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	}, nil
 }
 
-// SignInOrigin returns the origin to which the provider sends a browser back. It is another than the browser's if
-// a proxy in front of dlqd does not forward the host or the scheme.
+// SignInOrigin returns the origin to which the provider sends a browser back. It differs from the origin in the
+// browser's address bar if a proxy in front of dlqd does not forward the host or the scheme.
 func SignInOrigin(r *http.Request) string {
 	if isSecure(r) {
 		return "https://" + r.Host
