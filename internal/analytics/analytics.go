@@ -1,5 +1,6 @@
-// Package analytics reports what happens to dead letters over time. It reads rollups of the audit
-// trail; no query of it counts entries or moves.
+// Package analytics reports what happens to dead letters over time. It reads rollups of the audit trail, so that
+// reports do not count all entries or moves. Two reports read more: [Store.MovesLastDay] counts the moves that are not
+// in the rollups yet, and [Store.ByRule] counts recent entries.
 package analytics
 
 import (

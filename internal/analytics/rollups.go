@@ -20,9 +20,9 @@ const (
 	// maxRefreshRest.
 	refreshRest    = 10
 	maxRefreshRest = 30 * time.Second
-	// refreshTimeout bounds a refresh, so that a hanging one does not block the next. The limit
-	// doubles after each refresh that was cancelled, until one succeeds: there may be more to count
-	// than fits.
+	// refreshTimeout bounds a refresh, so that a hanging one does not block the next. The limit doubles after each
+	// refresh that was cancelled, until one succeeds: after a pause, counting all new moves may take longer than the
+	// limit.
 	refreshTimeout = 5 * time.Second
 	// rebuildTimeout bounds every refresh. A refresh that finds a restored database counts the
 	// whole audit trail.
@@ -38,8 +38,8 @@ func (s *Store) Refresh(ctx context.Context) error {
 	return err
 }
 
-// Trim deletes rollups that are too fine for their age, and gives the most frequent names their own
-// counters.
+// Trim deletes rollups that are too fine for their age, and gives counters of their own to the error types that are now
+// the most frequent.
 func (s *Store) Trim(ctx context.Context) error {
 	return errors.Join(s.queries.TrimRollups(ctx), s.queries.TrimCounters(ctx))
 }
