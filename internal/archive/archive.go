@@ -45,8 +45,8 @@ const (
 	maxLine = 256 << 20
 )
 
-// ErrNoUnit means that a unit does not exist. ErrUnreadable means that its manifest cannot be read, so
-// the unit counts as one that does not exist; such an error is an ErrNoUnit, too.
+// ErrNoUnit means that a unit does not exist. ErrUnreadable means that the manifest of a unit cannot be read. Such a
+// unit is treated as missing, so errors.Is reports an ErrUnreadable as an ErrNoUnit, too.
 var (
 	ErrNoUnit           = errors.New("there is no such unit")
 	ErrUnreadable error = incompleteError("its manifest cannot be read")
@@ -240,7 +240,8 @@ func (a *Archive) putManifest(ctx context.Context, m *Manifest) error {
 	return o.commit()
 }
 
-// object is a file that is being written. The archive has it after commit, complete, or not at all.
+// object is a file that is being written. It appears in the archive with commit, complete; before, the archive has
+// nothing of it.
 type object struct {
 	*blob.Writer
 
@@ -263,8 +264,8 @@ func (a *Archive) create(ctx context.Context, key, contentType string) (*object,
 	return o, nil
 }
 
-// commit completes the file. A local file is synced before it is renamed, and then its directories
-// are: what is archived leaves the database, which survives a power failure.
+// commit completes the file. A local file is synced before it is renamed, and its directories after that: the archived
+// rows are then deleted from the database, so the file must survive a power failure as the database does.
 func (o *object) commit() error {
 	if o.local == nil {
 		defer o.cancel()
@@ -290,7 +291,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// abandon cancels the writing, which leaves no file behind.
+// abandon cancels the writing and leaves no file in the archive.
 func (o *object) abandon() {
 	o.cancel()
 	_ = o.Close()

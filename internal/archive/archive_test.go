@@ -51,8 +51,8 @@ func TestBatches_AreBoundedInBytes(t *testing.T) {
 	require.LessOrEqual(t, batches, 6)
 }
 
-// A disk that is full when the manifest is written leaves no manifest: an empty one would end the
-// listing of all units. A limit of file sizes stands for the disk, in a process of its own.
+// If the disk is full when the manifest is written, the unit has no manifest: an empty one would end the listing of all
+// units. The test limits the size of files in place of the disk, in a process of its own.
 func TestUnit_LeavesNoManifestOnFullDisk(t *testing.T) {
 	t.Parallel()
 	const inside = "DLQD_TEST_FULL_DISK"
@@ -97,7 +97,7 @@ func TestUnits_ListsOthersIfStoreCannotReadManifest(t *testing.T) {
 		require.NoError(t, err)
 	}
 	write("a")
-	// A broken file of attributes stands for a bad sector.
+	// The invalid attributes file makes the manifest unreadable, as a bad sector would.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a", "manifest.json.attrs"), nil, 0o600))
 	_, _, err = cold.Units(t.Context())
 	require.Error(t, err)

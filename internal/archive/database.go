@@ -35,9 +35,9 @@ type Archived struct {
 	Written int64  // rows that were not in the archive before
 }
 
-// Partition writes the rows of a partition to the archive, except rows that are already there, from
-// an earlier round or because they were restored; it compares lines. Rows are read in short
-// transactions, so dlq.drop_partition checks by count and hash that none has changed meanwhile.
+// Partition writes the rows of a partition to the archive. It skips rows whose line is in the archive already, because
+// an earlier round wrote them or they were restored from it. It reads in short transactions, so rows can change
+// meanwhile; dlq.drop_partition checks by count and hash that none did.
 func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Manifest, isAudit bool) (*Archived, error) {
 	recorded, err := a.recordedUnits(ctx, store)
 	if err != nil {
@@ -109,7 +109,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 	if err != nil {
 		return nil, err
 	}
-	// Earlier units, too: a process may have ended between writing a unit and recording it.
+	// Record the earlier units as well: a process may have ended between writing a unit and recording it.
 	return archived, a.record(ctx, store, append(taken, *written)...)
 }
 
@@ -178,10 +178,9 @@ func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (m
 	return names, err
 }
 
-// Missing compares units with the database's audit trail. It returns an error for each unit, and each
-// dropped partition, of which the trail says that the archive has it, and that units lacks or has with
-// fewer rows. Units that were written after units was listed are not missing, nor are those that the owner
-// of the schema has recorded as removed.
+// Missing compares units, a list of the archive's units, with the units and dropped partitions that the database's
+// audit trail records as archived. It returns an error for each of them that the list lacks or has with fewer rows. It
+// ignores units that were written after the list was made, and units that the owner of the schema recorded as removed.
 func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []Manifest) (missing []error, err error) {
 	recorded, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, a.String())
 	if err != nil {
@@ -279,7 +278,7 @@ func readRows(ctx context.Context, tx postgres.DB, query string, args ...any) (a
 	return all, true, nil
 }
 
-// setUTC makes times independent of the session's time zone: lines and hashes are compared.
+// setUTC makes rows print times in UTC, regardless of the session's time zone: lines and hashes are compared.
 func setUTC(ctx context.Context, tx postgres.DB) error {
 	_, err := tx.Exec(ctx, "SET LOCAL timezone = 'UTC'")
 	return err

@@ -84,8 +84,8 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 			units = left
 			return ctx.Err()
 		}
-		// An entry's moves may be in another unit than the entry, which may be in the database:
-		// months of the audit trail are separate units.
+		// An entry and its moves may be in different units, or the entry may still be in the database: months of the
+		// audit trail are archived as separate units.
 		erased := map[uuid.UUID]json.RawMessage{}
 		if err := forEach(func(m *Manifest) error {
 			done.Units++
@@ -130,8 +130,8 @@ type Erased struct {
 	Jobs    int64 // jobs of the erased entries that River still had
 }
 
-// addErasedInDatabase adds to erased the entries that were erased in the database, by this erasure or
-// an earlier one, and of which the unit has moves with such data. Their value is nil.
+// addErasedInDatabase adds to erased, with the value nil, entries that were erased in the database, by this erasure or
+// an earlier one, and whose moves in this unit have personal data.
 func (a *Archive) addErasedInDatabase(ctx context.Context, store *deadletter.Store, m *Manifest,
 	erased map[uuid.UUID]json.RawMessage,
 ) error {
@@ -168,8 +168,8 @@ func entryID(line []byte) (uuid.UUID, error) {
 	return e.ID, err
 }
 
-// parseMove returns the entry of a move's line, and whether the move has a detail, an assignee or tags
-// that may be personal. The run that made the move is not.
+// parseMove returns the entry of a move's line, and whether the move has personal data: a detail, an assignee or tags.
+// The id of the replay run in the detail is not personal.
 func parseMove(line []byte) (entry uuid.UUID, has bool, err error) {
 	var t struct {
 		EntryID uuid.UUID                  `json:"entry_id"`
@@ -267,8 +267,8 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID,
 	return entries, err
 }
 
-// eraseMove removes an edit of the payload and names from a move's line, as dlq.erase_trail does. The run
-// that made the move stays.
+// eraseMove removes an edit of the payload and names from a move's line, as dlq.erase_trail does. It keeps the id of
+// the replay run that made the move.
 func eraseMove(line []byte) ([]byte, error) {
 	var t struct {
 		Detail map[string]json.RawMessage `json:"detail"`
