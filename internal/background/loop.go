@@ -109,7 +109,7 @@ type Loop struct {
 
 	mu          sync.Mutex // guards the rest
 	running     bool
-	since       time.Time     // no success since: the last success, or the start of the loop
+	since       time.Time     // when the time without success began: the last success, or the start of the loop
 	wait        time.Duration // the delay that the last success asked for
 	lastSuccess time.Time
 	turnSince   time.Time
