@@ -123,7 +123,7 @@ func (b *Breakers) Sync(ctx context.Context) error {
 		if was != row.State {
 			b.config.Logger.Warn("circuit breaker changed", "breaker", row.Name, "from", was, "to", row.State, "reason",
 				row.Reason, "actor", row.ChangedBy)
-			delete(b.local, row.Name) // the counts are of an earlier period
+			delete(b.local, row.Name) // the counts are from before this change
 		}
 		b.shared[row.Name] = row
 	}
@@ -232,8 +232,8 @@ func placesLeft(row *dbsqlc.BreakersRow, probes int, now time.Time) int {
 	return max(places, 0)
 }
 
-// Done reports whether the destination was available, whether or not it accepted the message. A
-// failure to store the outcome is only logged: it must not fail a delivery that was made.
+// Done must be called with whether the destination was available, even if it rejected the message. A failure to store
+// the outcome is only logged: it must not fail a delivery that was made.
 func (p *Permit) Done(ctx context.Context, ok bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()

@@ -317,8 +317,8 @@ func (a *failingDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	return a.DB.QueryRow(ctx, sql, args...)
 }
 
-// A first opening while the database is off is written afterwards, so that the breaker becomes
-// half-open and an operator can reset it.
+// If a breaker opens for the first time while the database is unavailable, the opening is written afterwards: only then
+// can the breaker become half-open, and an operator reset it.
 func TestBreaker_WritesOpeningAfterDatabaseReturns(t *testing.T) {
 	t.Parallel()
 	for _, reset := range []bool{false, true} {

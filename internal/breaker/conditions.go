@@ -19,7 +19,8 @@ import (
 // DefaultConditionsInterval is how often the load of the machine and the database is measured.
 const DefaultConditionsInterval = 2 * time.Second
 
-// maxProbeDelay is how long probes that take their whole timeout may delay the next measurement.
+// maxProbeDelay bounds one round of measuring and probing, so that slow probes delay the next measurement by at most
+// this time.
 const maxProbeDelay = time.Minute
 
 // Load is how much is in use, in percent.
@@ -63,7 +64,7 @@ func NewConditions(config ConditionsConfig) *Conditions {
 	return c
 }
 
-// Loop returns the loop that measures.
+// Loop returns the loop that calls [Conditions.Update].
 func (c *Conditions) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "conditions", Interval: c.config.Interval, Timeout: maxProbeDelay,
