@@ -32,9 +32,9 @@ type Cause struct {
 	Message string // may contain data of this one failure
 }
 
-// Paths lists where JSON and XML documents have the parts of a cause: keys joined by dots. Case, _
-// and - do not count, elements of arrays have the path of the array, and an XML document's root
-// element is left out.
+// Paths lists where JSON and XML documents have the parts of a cause: keys joined by dots. Upper and lower case are the
+// same, _ and - are ignored, elements of arrays have the path of the array, and an XML document's root element is left
+// out.
 type Paths struct {
 	Type    []string
 	Code    []string
@@ -49,8 +49,8 @@ type Answer struct {
 	Type, Code  string // from headers; they take precedence over those of the body
 	Body        []byte // only the first MaxBytes are read
 	Paths       Paths  // tried before the built-in ones
-	// Hide, if not nil, removes what must not be shown. It is called with whole texts, before they
-	// are cut.
+	// Hide, if not nil, removes what must not be shown. Texts are passed to it before they are cut, so that it sees
+	// whole secrets.
 	Hide func(text string) string
 }
 
