@@ -506,8 +506,8 @@ func TestCapture_CreatesNewEntryAfterClose(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
 }
 
-// A redelivery that is run again after its entry closed, and fails, is recorded in the entry's
-// trail: the work was done.
+// A redelivery that completed is run again outside dlqd, after it resolved its entry, and fails. The entry's trail
+// records both, and the entry needs manual handling.
 func TestCapture_ReopensEntryIfClosedRedeliveryFails(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

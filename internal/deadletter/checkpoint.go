@@ -9,8 +9,8 @@ import (
 
 // Ways in which a replay treats a checkpoint.
 const (
-	Resume  = "resume"  // the job continues where the last one stopped
-	Discard = "discard" // the job repeats all steps
+	Resume  = "resume"  // the new job continues at the step at which the last one stopped
+	Discard = "discard" // the new job repeats all steps
 )
 
 // Checkpoint is the progress of a resumable River job before it failed. A job with a checkpoint

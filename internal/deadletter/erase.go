@@ -34,7 +34,7 @@ type Erasure struct {
 	Unanalyzed   []string   `json:"unanalyzed,omitempty" doc:"Tables whose statistics may still have erased values, because dlqd may not analyze them, or another session held them; their owner runs ANALYZE. Only in the answer to the erasure." db:"-"`
 }
 
-// Leaves are rows of a table that an erasure left and that may name the person.
+// Leaves describes rows of a table that an erasure did not change and that may still name the person.
 type Leaves struct {
 	Table   string   `json:"table" doc:"Table of the database." db:"table_name"`
 	Columns []string `json:"columns" doc:"Its columns with texts of senders, receivers and operators." db:"columns"`
@@ -91,8 +91,8 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Erasure])
 }
 
-// FinishErasure adds the results for archives to the record, and marks the erasure as finished
-// unless entries were left.
+// FinishErasure adds to the record what was erased in archives, and the number of jobs that were erased for archived
+// entries. It marks the erasure as finished unless entries were left.
 func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int64) error {
 	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{
 		ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs,
@@ -101,10 +101,10 @@ func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int6
 	return err
 }
 
-// CheckErased replaces the statistics of the tables that an erasure changed, because they keep values, and
-// looks for rows that may still name the person.
+// CheckErased runs ANALYZE on the tables that an erasure changed, because the planner's statistics contain values of
+// columns. It then looks for rows that may still name the person.
 func (s *Store) CheckErased(ctx context.Context, e *Erasure) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, eraseTimeout) // a statement without a deadline has a minute
+	ctx, cancel := context.WithTimeout(ctx, eraseTimeout) // without a deadline, a statement is cancelled after a minute
 	defer cancel()
 	if e.Unanalyzed, err = s.queries.EraseStatistics(ctx, e.ID); err != nil {
 		return fmt.Errorf("erasure %s: ANALYZE failed, and statistics may still have erased values: %w", e.ID, err)
@@ -145,7 +145,8 @@ func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Erasure])
 }
 
-// EraseRows erases those of archived entries that a filter selects, and returns them by id.
+// EraseRows removes the personal data from those of the archived entries that a filter selects, and returns the changed
+// entries by id. It changes no table; the caller writes the entries to the archive.
 func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage,
 	filter json.RawMessage,
 ) (map[uuid.UUID]json.RawMessage, error) {

@@ -84,7 +84,7 @@ func TestUnfiled_IsCountedUpToLimit(t *testing.T) {
 	}}, backlog)
 }
 
-// Every action on an unfiled entry files it. The trail begins with the failure.
+// Every action on an unfiled entry files the entry first, so its audit trail begins with the failure.
 func TestUnfiled_IsFiledByEveryAction(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

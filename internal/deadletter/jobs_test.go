@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// With the same reason (note), a job is run again only once. With another reason, only its last
-// copy is run again. A copy does not inherit River's metadata about the first job.
+// dlq.run_again runs a job again once for each reason (note). With another reason, it runs only the last copy of the
+// job again. A copy does not inherit River's metadata about the first job.
 func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)

@@ -10,16 +10,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Places are consecutive places in a stream of redeliveries that all processes share, the first one at
-// First.
+// Places are consecutive time slots in a rate-limited stream of redeliveries that all processes share. The first slot
+// is at First.
 type Places struct {
 	First   time.Time
 	Granted int
 }
 
-// ReservePlaces reserves up to count places in the named stream, which has perSecond places a second,
-// from now on. If within is nil, it reserves all of them; otherwise only those that are no further
-// ahead than within.
+// ReservePlaces reserves up to count slots in the named stream, which has perSecond slots a second, from now on. If
+// within is nil, it reserves all count slots. Otherwise it reserves only slots that are at most within ahead of now.
 func ReservePlaces(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time,
 	within *time.Duration,
 ) (Places, error) {

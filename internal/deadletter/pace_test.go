@@ -40,7 +40,8 @@ func TestReservePlaces_KeepsRate(t *testing.T) {
 	}
 }
 
-// An unused stream saves up nothing: its next place is now, and those that follow have its rate.
+// A stream that was not used for a while grants no places for that time: its next place is now, and the following
+// places have its rate.
 func TestReservePlaces_UnusedStreamStartsNow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// TestReview_EndsWithMoveTimeOrNext checks that an entry is handed out again after its move and return,
-// after two minutes, and when its operator goes on.
+// TestReview_EndsWithMoveTimeOrNext checks that an entry is handed out again after it was moved and moved back, after
+// two minutes, and after its operator was handed out another entry.
 func TestReview_EndsWithMoveTimeOrNext(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

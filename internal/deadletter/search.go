@@ -17,11 +17,10 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Filters that match few entries are searched in slices, which keeps each statement short for any
-// filter.
+// A search reads entries in slices, so that each statement is short even if the filter matches few entries.
 const (
-	// firstSlice is the number of entries of each part in the first slice; later slices take about
-	// sliceTime each.
+	// firstSlice is the number of entries that the first slice reads from each [Part]. The sizes of later slices are
+	// chosen so that a slice takes about sliceTime.
 	firstSlice = 1000
 	maxSlice   = 100_000
 	sliceTime  = 50 * time.Millisecond
@@ -40,9 +39,9 @@ type Found struct {
 	SearchedTo time.Time
 }
 
-// Search is [Store.List] within a time budget. It searches in slices, in page order, if no index
-// answers the filter or half of the budget did not suffice. If the budget ends the search, the
-// result says where to continue.
+// Search is [Store.List] within a time budget. If an index answers the filter, Search first tries a plain list with
+// half of the budget. If no index does, or that half did not suffice, it searches slice by slice in page order. If the
+// budget ends the search, the result says where to continue.
 func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Found, error) {
 	deadline := time.Now().Add(budget)
 	condition, err := s.Where(ctx, &p.Filter)
@@ -84,8 +83,8 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 	return found, nil
 }
 
-// isSearch reports whether no index answers a filter. Indexed fields can select few entries in
-// combination, too; Search finds that out by trying.
+// isSearch reports whether a filter has a condition that no index answers. Other filters can still match few entries,
+// if they combine indexed fields; Search finds that out by trying.
 func isSearch(f *filter.Filter) bool {
 	return len(f.ErrorMessage) > 0 || f.Payload != nil || len(f.PayloadAt) > 0
 }
@@ -200,22 +199,24 @@ func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
 			return uuid.Nil, nil
 		}
 		slice.Cursor, looked = slice.last, true
-		// The results of a slice that ran into the deadline are lost, so slices shrink toward it, down to
-		// firstSlice: smaller ones take no less time, because each is several statements.
+		// The results of a slice that the deadline cuts off are lost, so slices get smaller toward the deadline. They
+		// get no smaller than firstSlice, because each slice costs several statements, which take no less time for
+		// fewer entries.
 		faster := min(float64(min(sliceTime, max(time.Until(deadline)/2, 0)))/float64(
 			max(time.Since(began), time.Millisecond)), 4)
 		entries = min(max(int(float64(entries)*faster), firstSlice), maxSlice)
 	}
 }
 
-// nextSlice sets the end of a slice, which begins at its cursor and has up to so many entries of
-// each part. It returns the parts that can hold them.
+// nextSlice sets the end of a slice so that it has at most the given number of entries of each part. It returns the
+// parts that can hold entries of the slice.
 func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uuid.UUID, entries int,
 	until time.Time,
 ) (among []Part, err error) {
 	slice.last = end
 	for _, part := range parts {
-		// An entry closes after its capture (a day for clock skew).
+		// An entry closes after its capture, so a closed part has no entry that was captured after the part's end. The
+		// clocks of machines may differ, so one day is added.
 		after := uuid.Max
 		if !part.To.IsZero() {
 			after = FirstID(part.To.Add(24*time.Hour + time.Millisecond))

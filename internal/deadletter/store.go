@@ -107,8 +107,9 @@ const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source,
 	last_failed_at, created_at, updated_at, closed_at, fingerprint, assigned_to,
 	error_title, destination, destination_url`
 
-// listColumns are the columns of a list for an entry e, masked by m. An error message is cut to
-// 10,000 characters, masked, and cut to 500: a secret that the first cut splits is not shown.
+// listColumns are the columns of a list for an entry e, masked by m. An error message is cut to 10,000 characters,
+// masked, and cut to 500. The second cut drops the end of the text, where the first cut may have split a secret so that
+// the mask missed it.
 var listColumns = strings.NewReplacer(
 	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS "+
 		"NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
@@ -371,8 +372,8 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 	return parts, nil
 }
 
-// entryColumns are the columns of [Entry]. Tags of unfiled entries are as SQL wrote them: with
-// NULL, or with several dimensions.
+// entryColumns are the columns of [Entry]. The tags of an unfiled entry are as the application's SQL wrote them: they
+// may have NULL elements or several dimensions.
 const entryColumns = summaryColumns + `,
 	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceType' END AS source_type,
 	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceId' END AS source_id,
@@ -577,7 +578,7 @@ func (s *Store) Revealed(ctx context.Context, id uuid.UUID, actor string) (entry
 	return entry, trail, until, err
 }
 
-// revealedReason is dlq.revealed_reason().
+// revealedReason equals the result of the SQL function dlq.revealed_reason.
 const revealedReason = "revealed"
 
 // RecordExport writes an audit row for an export of the entries that a filter selects. With reveal,
@@ -858,7 +859,7 @@ func AsMoveError(err error) error {
 	return err
 }
 
-// Redelivery is the outcome for an entry that was to be redelivered: see dlq.redeliver.
+// Redelivery is the result of redelivering one entry: see dlq.redeliver.
 type Redelivery = dbsqlc.RedeliverRow
 
 // Verdicts of [Redelivery].
