@@ -278,7 +278,7 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	case err != nil:
 		w.config.Logger.WarnContext(ctx, "delivered, but releasing the next message of its ordering key failed; that "+
 			"message checks again later", "queue", job.Queue, "job", job.ID, "error", err)
-	case !completed: // another process runs the attempt that counts
+	case !completed: // another process runs the job's current attempt
 		w.config.Logger.WarnContext(ctx, "delivered, but another process had rescued the job; the receiver gets the "+
 			"message again",
 			"queue", job.Queue, "job", job.ID)

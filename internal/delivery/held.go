@@ -44,8 +44,8 @@ const (
 	maxWake = 500
 	// maxRelease bounds the messages of a destination that one round releases.
 	maxRelease = 1000
-	// lingerDoublings is for how many seconds after a breaker has closed messages may still become
-	// held.
+	// lingerDoublings is the number of doublings, one a second after a breaker has closed, up to which messages may
+	// still become held.
 	lingerDoublings = 10
 	// restoredLinger is for how long after a restored database resumes messages may still become
 	// held.
@@ -74,9 +74,9 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 	}
 	most := holdTime
 	if reason != HeldForBreaker && reason != HeldForRestored {
-		// The releaser does not know redirected destinations, and a predecessor may end between the
-		// check and this job's becoming visible as held. So these messages check again after a second,
-		// then at doubling intervals. The releaser finds a message without a predecessor before.
+		// The releaser does not handle redirected destinations. It can also miss a message whose predecessor ends
+		// before the message is visible as held. So such a message checks again after a second, and then at doubling
+		// intervals. Usually the releaser finds a message without a predecessor earlier.
 		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
 	}
 	return OutcomeHeld, river.JobSnooze(spread(most))
@@ -92,8 +92,8 @@ type Releaser struct {
 	// Restored, if not nil, reports whether messages are held because the database was restored.
 	Restored func() bool
 
-	// resumedAt is when a restored database resumed or the loop started; zero once all messages held for
-	// a restore are released.
+	// resumedAt is when an operator resumed after a restore, or when the loop started. It is zero once no message is
+	// held for a restore.
 	resumedAt time.Time
 	// queue and orderingKey are the ordering key that the last round looked at last.
 	queue, orderingKey string
@@ -123,9 +123,9 @@ func (r *Releaser) once(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// wakeOrdered releases messages that are held behind messages that are done. Usually the end of the
-// earlier message releases the next one. It cannot while that one is just becoming held or is locked, or
-// if the earlier message was deleted, or if its process died.
+// wakeOrdered releases messages whose predecessor is done. Usually the end of a message releases the next one of its
+// key. That fails if the next one is just becoming held or is locked, if the predecessor was deleted, or if its process
+// died.
 func (r *Releaser) wakeOrdered(ctx context.Context) error {
 	last, err := dbsqlc.New(r.DB).WakeOrdered(ctx, dbsqlc.WakeOrderedParams{
 		MaxKeys: maxWake, Queue: r.queue, OrderingKey: r.orderingKey,
