@@ -28,8 +28,8 @@ type Bodies struct {
 	Grace time.Duration // DefaultBodyGrace, except in tests
 }
 
-// chunk is the least amount, in bytes, that a body acquires at a time, so that a sender of single
-// bytes does not lock the quota for each byte.
+// chunk is the least quota, in bytes, that a body acquires at a time: a body that arrives byte by byte would otherwise
+// lock the quota for each byte.
 const chunk = 4 << 10
 
 // Read reads up to limit bytes of a request's body into a writer. It acquires quota for the client
@@ -43,7 +43,7 @@ func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, client string, lim
 	}
 	done = func() { b.Quota.Release(client, reader.acquired) }
 	_, err := io.Copy(into, io.LimitReader(reader, limit))
-	_ = reader.control.SetReadDeadline(time.Time{}) // or it would end the request; a test's recorder has none
+	_ = reader.control.SetReadDeadline(time.Time{}) // otherwise it would end the request; a test's recorder has none
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = ErrSlow
 	}
