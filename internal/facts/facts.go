@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// interval is the time between looks for facts. There is no notification: with one, the
-	// applications' transactions would wait for one another at commit.
+	// interval is the time between two reads of the table of facts. Capture sends no NOTIFY: at commit, the
+	// applications' transactions would wait for one another.
 	interval = 50 * time.Millisecond
 	// retryInterval is the longest pause after failures.
 	retryInterval = 5 * time.Second
@@ -23,17 +23,17 @@ const (
 	batch = 500
 	// timeout bounds one transaction.
 	timeout = 30 * time.Second
-	// maxScanTime is the duration up to which a look reads the whole table each time. If it takes longer, the
-	// whole table is read every wholeInterval.
+	// maxScanTime is the duration up to which each turn reads the whole table. If that takes longer, turns read the
+	// table's end, and the whole table every wholeInterval.
 	maxScanTime   = 20 * time.Millisecond
 	wholeInterval = 10 * time.Second
-	// factTime is the time allowed for applying one fact. The rest of a look's duration counts as
-	// searching.
+	// factTime is the estimated time to apply one fact. It is subtracted from a turn's duration to get the time of
+	// reading.
 	factTime = time.Millisecond
-	// endPages is the part of the table's end, in pages, that other looks read: several thousand facts.
+	// endPages is the number of pages that count as the table's end. They hold several thousand facts.
 	endPages = 256
-	// refusedInterval is the time between retries of rejected facts. Such a look applies all facts one
-	// by one.
+	// refusedInterval is the time between retries of facts that the database rejected. A turn that retries applies all
+	// facts one by one.
 	refusedInterval = time.Minute
 	// maxTries limits how often a batch is run if concurrent moves of its entries collide with it.
 	maxTries = 5
@@ -48,11 +48,11 @@ type Store interface {
 type Applier struct {
 	Store Store
 
-	// fromPage is where a look at the table's end begins. Deleted facts lie before it while an open
-	// transaction keeps vacuum from removing them.
+	// fromPage is the page from which a turn reads the table's end. Earlier pages may be full of deleted facts, which
+	// vacuum cannot remove while an old transaction is open.
 	fromPage int64
 	whole    time.Time     // when the whole table was last read
-	took     time.Duration // how long that took, less the work
+	took     time.Duration // how long that took, less the time for applying facts
 	refused  time.Time     // when rejected facts were last retried
 }
 
@@ -71,9 +71,9 @@ func (a *Applier) Loop() *background.Loop {
 	})
 }
 
-// Once applies a batch of facts and returns how many it applied. It reads the whole table if that is
-// quick, and otherwise only its end, where new facts are. Facts of applications' long transactions
-// can lie before the end; a look at the whole table finds them.
+// Once applies a batch of facts and returns how many it applied. It reads the whole table if that is quick, and
+// otherwise only the table's end, where new facts are. A fact of a long transaction can be before the end; the next
+// read of the whole table finds it.
 func (a *Applier) Once(ctx context.Context) (int, error) {
 	start := time.Now()
 	careful := start.Sub(a.refused) > refusedInterval

@@ -214,8 +214,8 @@ func TestApply_ReturnsEntryOfCancelledRedelivery(t *testing.T) {
 	require.Equal(t, "redelivery was cancelled by an operator", *b.entry(id).ErrorMessage)
 }
 
-// A retried job that runs for long is followed until it ends. Such a look counts no waiting fact
-// and assigns no transaction id.
+// dlqd follows a retried job that runs for long until it ends. While the job runs, its fact does not count as waiting,
+// and applying facts assigns no transaction id.
 func TestApply_FollowsLongRunningJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -534,7 +534,7 @@ func TestApply_ReopensClosedEntryOnRetry(t *testing.T) {
 	b.requireStatus(id, deadletter.Manual)
 	require.Contains(t, b.reason(id), "done twice?")
 
-	// A resolved entry whose original was locked at that moment, and could not be completed.
+	// The original job of this entry was locked when the entry was resolved, so dlqd could not complete the job.
 	held, heldID := b.createEntry()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -719,7 +719,7 @@ func TestApply_SkipsLockedEntries(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// A rejected fact is set aside and does not block the others.
+// A rejected fact is kept for a later retry and does not block the others.
 func TestApply_DefersRejectedFacts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An entry takes in a failure and closes, in a transaction that commits while the same failure,
-// which the reconciler found, is being filed. The failure does not get an entry of its own.
+// While a failure that the reconciler found is being filed, another transaction adds the same failure to an entry,
+// closes the entry and commits. The failure then gets no entry of its own.
 func TestFile_LeavesFailureTakenWhileWaiting(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
