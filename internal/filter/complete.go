@@ -84,8 +84,8 @@ func (t *Typing) Complete() []Field {
 	return out
 }
 
-// Insert returns the text that a completion inserts. ofLanguage tells a word of the language (me,
-// nobody) from a name that is spelled the same.
+// Insert returns the text that a completion inserts for a name. If ofLanguage is set, the name is a word of the
+// language, such as me or nobody; otherwise it is a value that may be spelled like one, and is quoted then.
 func (t *Typing) Insert(name string, ofLanguage bool) string {
 	switch {
 	case t.Field == "" && name == "payload":

@@ -448,7 +448,8 @@ func setOnce(into *string, text string) error {
 // times lists the accepted layouts of a time. Without a zone, it is UTC.
 var times = []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02T15:04Z07:00", "2006-01-02T15:04"}
 
-// readTime returns the time that a text names, and the end of the named day or the same time.
+// readTime returns the time that a text names. If the text names a day, from is its beginning and until its end;
+// otherwise both are the time.
 func readTime(text string) (from, until time.Time, err error) {
 	problem := fmt.Errorf("invalid time %q: must be like 2026-11-20, 2026-11-20T08:00 (UTC) or 2026-11-20T08:00:00+01:00",
 		text)
