@@ -169,8 +169,8 @@ func TestGroup_StatusFollowsMarks(t *testing.T) {
 	}
 }
 
-// The owner of a group is assigned its open entries and those that join it later, by every way. A
-// later assignment of one entry stays.
+// A group's owner is assigned its open entries, and each entry that joins the group later, however it joins. A later
+// assignment of a single entry stays.
 func TestGroup_AssignsEntriesToOwner(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// regroupInterval is the pause between two searches for entries of former groups: processes of an
-	// earlier version may still file some.
+	// regroupInterval is the pause between two searches for entries in groups of an earlier grouping method. Such
+	// entries can appear at any time, because processes of an earlier version may still file some.
 	regroupInterval = 5 * time.Second
 	// regroupTimeout bounds one turn: one batch, or recording the aliases of all groups.
 	regroupTimeout = time.Minute
 	// regroupBatch is the number of entries that one statement moves. The pause after a batch is as
 	// long as the batch took.
 	regroupBatch = 500
-	// aliasInterval is the pause between two searches for groups without an alias. Those without an
-	// entry never get one.
+	// aliasInterval is the pause between two searches for groups of an earlier method that have no alias: the
+	// fingerprint of the group that replaces them. A group without entries never gets one.
 	aliasInterval = time.Minute
 	// aliasPage is the number of groups that one statement reads.
 	aliasPage = 100
@@ -94,8 +94,8 @@ func (r *Regrouper) AliasMarked(ctx context.Context) error {
 	return r.recordAliases(ctx, true)
 }
 
-// recordAliases records the aliases of former groups that have none, as the fingerprints of their last
-// entries.
+// recordAliases records an alias for each group of an earlier method that has none: the fingerprints that its last
+// entries have by the current method.
 func (r *Regrouper) recordAliases(ctx context.Context, onlyMarked bool) error {
 	page := dbsqlc.FormerGroupsParams{OnlyMarked: onlyMarked, Most: aliasPage}
 	for {
