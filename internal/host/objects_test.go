@@ -73,7 +73,7 @@ func (h *host) tryChanges(statements []string) {
 		defer func() { require.NoError(h, tx.Rollback(h.Context())) }()
 		if statement != "" {
 			if _, err := tx.Exec(h.Context(), statement); err != nil {
-				refused++ // part of another object, which is tested itself
+				refused++ // it belongs to another object, which has its own turn
 				return
 			}
 		}
