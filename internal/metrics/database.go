@@ -307,8 +307,8 @@ func (p *publisher) publish() {
 	p.publishRiver()
 }
 
-// publishCounters publishes the monotonic values. Queues of the policy have series from the start,
-// and so have River's queues while there is room.
+// publishCounters publishes the monotonic values. Each queue of the policy has series from the start. River's other
+// queues have them too, up to maxQueues.
 func (p *publisher) publishCounters() {
 	for name, queues := range p.Kinds {
 		for queue, labels := range queues {

@@ -228,7 +228,7 @@ func (m *Metrics) ObserveRetention(what string, n int) {
 	m.retention.WithLabelValues(what).Add(float64(n))
 }
 
-// ObserveTurn counts a run of a loop, for background.Group.Observe.
+// ObserveTurn counts a turn of a loop, for background.Group.Observe.
 func (m *Metrics) ObserveTurn(loop string, took time.Duration, err error) {
 	outcome := "ok"
 	if err != nil {

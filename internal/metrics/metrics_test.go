@@ -223,7 +223,7 @@ func TestDatabase_AcceptsNamesOfApplications(t *testing.T) {
 	require.Contains(t, recorder.Body.String(), `dlq_size{queue="q"} 5`)
 }
 
-// The first burst of a River queue is seen to grow from 0.
+// A River queue has its series before its first failures, so that rate() sees the counter grow from 0.
 func TestDatabase_IncludesQueuesOfRiver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

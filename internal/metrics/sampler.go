@@ -25,7 +25,7 @@ const (
 	sampleInterval    = 2 * time.Second
 	unchangedInterval = 10 * time.Second
 	sampleTimeout     = 30 * time.Second
-	// The pause after a sample is pauseFactor the median duration of the last five, at most maxPause.
+	// The pause after a sample is pauseFactor times the median duration of the last five, at most maxPause.
 	pauseFactor = 20
 	maxPause    = 30 * time.Second
 	// statementTimeout bounds each statement of a sample.
@@ -132,7 +132,7 @@ func (s *Sampler) Once(ctx context.Context) error {
 	}
 	var began time.Time
 	err := s.Store.InTx(ctx, func(tx postgres.DB) error {
-		began = time.Now() // waiting for a connection costs the database nothing
+		began = time.Now() // the duration leaves out the wait for a connection, which costs the database nothing
 		return s.sample(ctx, tx, began)
 	})
 	if s.err = err; err != nil && !began.IsZero() && !errors.Is(err, errOtherProcess) {
