@@ -95,8 +95,9 @@ func (l *loader) check() {
 	l.checkNames()
 }
 
-// checkNames warns of queues that the policy names in routing, limits or rights, but not in queues. They are
-// right only for the queues of an application. If the policy has no queues of its own, all are.
+// checkNames warns of names of queues in routing, limits and rights that are not names of the policy's queues. Such a
+// name is a mistake unless an application works that queue. If the policy defines no queues, checkNames warns of
+// nothing.
 func (l *loader) checkNames() {
 	p := l.policy
 	if p.Where("retry-policies", "queues") == "retry-policies" {

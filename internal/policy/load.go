@@ -75,8 +75,8 @@ type Source struct {
 	Env string // folder of Dir/environments, merged over Dir key by key; empty for none
 	// Destination is the URL of the destination "default" if the policy defines no queues.
 	Destination string
-	// SecretsElsewhere is for commands that check or compare a policy, on a machine that need not have the
-	// files with its secrets. A missing one is a warning, and secrets of files count as empty.
+	// SecretsElsewhere is for commands that check or compare a policy on a machine that may lack its secret files. A
+	// missing file is then a warning, and its secret counts as empty.
 	SecretsElsewhere bool
 }
 
@@ -96,8 +96,7 @@ func (s Setting) String() string {
 // Text returns the value as its file would write it, with secrets hidden.
 func (s Setting) Text() string { return displayValue(s.Value) }
 
-// Place returns an origin relative to the policy's directory, so that it shows no path of the
-// machine.
+// Place returns an origin (file and line) relative to the policy's directory, so that it shows no path of this machine.
 func (p *Policy) Place(origin string) string {
 	if p.dir == "" {
 		return origin
@@ -197,8 +196,7 @@ func (p *Policy) Where(file, path string) string {
 	return file
 }
 
-// Warnings returns what is probably a mistake, with file and line. It does not keep the policy from being
-// in force.
+// Warnings returns probable mistakes, with file and line. A policy with warnings can be in force.
 func (p *Policy) Warnings() []string { return p.warnings }
 
 // Settings returns every effective value, in order. Secrets are hidden.
@@ -223,7 +221,7 @@ func (l *loader) addf(file, path, format string, args ...any) {
 		fmt.Errorf(format, args...)))
 }
 
-// warnf records something at a path of a file that is probably a mistake.
+// warnf records a probable mistake at a path of a file.
 func (l *loader) warnf(file, path, format string, args ...any) {
 	l.policy.warnings = append(l.policy.warnings, l.policy.Where(file, path)+": "+path+": "+fmt.Sprintf(format, args...))
 }
@@ -279,7 +277,7 @@ func (l *loader) load(name string) {
 	origins := map[string]string{}
 	l.policy.origins[name] = origins
 	add := func(one *layer) {
-		// A list of this layer replaces the earlier list, so the origins of the earlier items go.
+		// A list of this layer replaces the earlier list, so the origins of the earlier items are deleted.
 		for old := range origins {
 			if list, _, inside := strings.Cut(old, "["); inside && one.lines[list] != "" {
 				delete(origins, old)
@@ -317,7 +315,7 @@ func (l *loader) load(name string) {
 		inherit(merged, origins, pair[0], pair[1])
 	}
 	if len(l.problems) > 0 {
-		return // the values would not be what the file means
+		return // without these problems solved, the values would not be what the files mean
 	}
 	if err := merged.UnmarshalWithConf("", l.policy.section(name),
 		koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{

@@ -136,9 +136,9 @@ func (d *Destination) Hide(text string) string {
 	return redact.Hide(text, secrets...)
 }
 
-// ErrorPaths are places in responses: keys joined by dots, such as result.reasonCode. Case, _ and -
-// do not count, and elements of an array have the path of the array. The first place that has a
-// value counts.
+// ErrorPaths are places in responses: keys joined by dots, such as result.reasonCode. Upper and lower case are the
+// same, _ and - are ignored, and elements of an array have the path of the array. The first place that has a value is
+// used.
 type ErrorPaths struct {
 	Type    []string `json:"type"    jsonschema:"description=Paths of the error's type."`
 	Code    []string `json:"code"    jsonschema:"description=Paths of the error's code."`
@@ -251,9 +251,9 @@ func (w Words) Match(text string) bool {
 // Strategies are the defaults of each strategy, by its name.
 type Strategies map[string]*Plan
 
-// Plan is what happens to an entry. An unset field comes from the next wider place. The order is:
-// rule, the kind's plan for the class, the kind's plan, the queue's plan for the class, the queue's
-// plan, the class's plan, the strategy's defaults.
+// Plan is what happens to an entry. A field that is not set here comes from the first of these that sets it: the rule,
+// the kind's plan for the class, the kind's plan, the queue's plan for the class, the queue's plan, the class's plan,
+// the strategy's defaults.
 type Plan struct {
 	Strategy   string          `json:"strategy,omitempty"`
 	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Delays from the last failure to each redelivery; the last one repeats."`

@@ -246,8 +246,8 @@ func ascii(text, escape string) string {
 	return out.String()
 }
 
-// matchPath reports whether keys match a path. Case does not count, * is any key, and an empty
-// segment is any number of keys.
+// matchPath reports whether keys match a path. Upper and lower case are the same, * is any key, and an empty segment is
+// any number of keys.
 func matchPath(path, keys []string) bool {
 	switch {
 	case len(path) == 0:

@@ -68,7 +68,7 @@ func hashSettings(settings []Setting) string {
 	return hex.EncodeToString(hash.Sum(nil))[:12]
 }
 
-// git runs a Git command that reads. It takes no lock, so that an operator's commands in the directory do
+// git runs a read-only Git command. The command takes no lock, so that commands of an operator in the same directory do
 // not fail.
 func git(dir string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), gitTimeout)

@@ -23,9 +23,9 @@ const (
 	checkTimeout = 10 * time.Second
 )
 
-// watch detects changes of a policy's files by hashing them. File notifications are not enough: a
-// directory that is replaced (a checkout, a switched symbolic link, a ConfigMap) takes its watch
-// along, and network file systems send none.
+// watch detects changes of a policy's files by hashing them. File notifications would miss some: a watch does not
+// follow a directory that is replaced (by a checkout, a switched symbolic link or a ConfigMap), and network file
+// systems send none.
 type watch struct {
 	source  Source
 	inForce func() *Policy
@@ -50,7 +50,7 @@ func Watch(source Source, inForce func() *Policy, changed func(context.Context))
 
 func (w *watch) once(ctx context.Context) error {
 	if secrets := w.inForce().secretFiles; !slices.Equal(secrets, w.secrets) { // a reload (SIGHUP) changed the list
-		w.secrets, w.loaded = secrets, "" // no hash of these from before that reload: report a change once more
+		w.secrets, w.loaded = secrets, "" // these were never hashed before: report one change, which reads them again
 	}
 	found := w.source.hash() + hashFiles(w.secrets)
 	settled := found == w.last
