@@ -65,10 +65,10 @@ SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsor
 JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1
 GROUP BY t.typname`
 
-// recreateListSQL lists statements that recreate the views and SQL functions of a schema ($1) from
-// the definitions that Postgres prints, as a restored dump does. Postgres names unnamed columns (in
-// a branch of a UNION, in a subquery) and prints those names from then on. It prints a function
-// whose body is a string as it was written.
+// recreateListSQL lists statements that recreate the views and SQL functions of a schema ($1) as a restored dump does:
+// from the definitions that Postgres prints. These may differ from the original text: Postgres names unnamed columns
+// (in a branch of a UNION, in a subquery) and then prints the names. It prints a function whose body is a string
+// unchanged.
 const recreateListSQL = `
 SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'

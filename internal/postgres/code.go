@@ -14,7 +14,8 @@ import (
 var (
 	viewPattern    = regexp.MustCompile(`(?m)^CREATE OR REPLACE VIEW (\S+)`)
 	commentPattern = regexp.MustCompile(`(?m)^COMMENT ON [^';]*(?:'(?:[^']|'')*'\s*)+;`)
-	// dropPattern matches the statement in an error's hint, which is the same in every language.
+	// dropPattern matches the DROP statement in an error's hint. Postgres translates the hint around it, but not the
+	// statement.
 	dropPattern = regexp.MustCompile(`DROP (?:FUNCTION|PROCEDURE|ROUTINE) [^;]*\)`)
 )
 

@@ -277,7 +277,7 @@ func TestGuest_ToleratesLostRights(t *testing.T) {
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.job_facts WHERE job_id = $1 AND fact = 'retried'", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
 
-	// A retry's marker needs SELECT and UPDATE: take one away at a time.
+	// To mark a retried job, dlqd's role needs SELECT and UPDATE. Revoke one of them at a time.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	for _, lost := range []string{"SELECT", "UPDATE"} {
 		execute(t, g.owner, "GRANT SELECT, UPDATE ON river_job TO "+g.DLQDRole)
@@ -293,8 +293,8 @@ func TestGuest_ToleratesLostRights(t *testing.T) {
 	require.Equal(t, 3, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
-// The application is not affected either if another role owns dlqd's schema and revokes its use. A
-// backfill records what failed meanwhile.
+// The application is not affected if another role owns dlqd's schema and revokes its use. A backfill then records the
+// failures of that time.
 func TestGuest_ToleratesLostSchema(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)

@@ -286,8 +286,8 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	return err
 }
 
-// recordFiled records the failures that entries included before schema version 9. It has no
-// statement timeout. The reconciler's runs, which have one, add what has changed since.
+// recordFiled records which failures are in entries that were filed before schema version 9. It has no statement
+// timeout. Runs of the reconciler, which have one, add what has changed since.
 func (m *Migrator) recordFiled(ctx context.Context) error {
 	return m.inTx(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, m.Schemas.Render("SET LOCAL statement_timeout = 0; SELECT dlq.remember_taken()"))
@@ -510,7 +510,7 @@ func (m *Migrator) drop(ctx context.Context, settings, query string) error {
 				return fmt.Errorf("%s: %w", drop, err)
 			}
 		}
-		// A serving dlqd notices by this that it is detached.
+		// The settings are deleted because a serving dlqd reads them to find out whether it is attached.
 		if known, err := hasTable(ctx, tx, m.Schemas.DLQ, "settings"); err != nil || !known {
 			return err
 		}

@@ -148,8 +148,8 @@ func TestMigrate_RepairsMissingCode(t *testing.T) {
 			WHERE river_job_id = (SELECT max(id) FROM river_job)`), name)
 	}
 
-	// Functions and views of an older dlqd that take or return something else are replaced without
-	// a trace.
+	// Functions and views of an older dlqd that have other parameters or results are replaced, and none of them
+	// remains.
 	execute(t, pool, `DROP FUNCTION dlq.reconcile; CREATE FUNCTION dlq.reconcile(p_limit integer, p_whole boolean,
 		OUT filed integer) LANGUAGE sql AS 'SELECT 1';
 		CREATE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user) RETURNS void LANGUAGE sql AS '';

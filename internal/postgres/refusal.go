@@ -30,8 +30,8 @@ func IsRefusal(err error) bool {
 	return errors.As(err, &marshaler) || errors.As(err, &value)
 }
 
-// IsCollision reports whether another transaction was in the way: a deadlock, or "tuple to be
-// locked was already moved to another partition". The transaction succeeds when it is retried.
+// IsCollision reports whether another transaction prevented this one: by a deadlock, or with "tuple to be locked was
+// already moved to another partition". The transaction succeeds when it is retried.
 func IsCollision(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")

@@ -44,9 +44,9 @@ func word(n int) (text string) {
 	return text
 }
 
-// After an upgrade of a database with 200 failure groups in every status and entries in every
-// state, each group continues and is found under its old fingerprint. None looks new or newly
-// failed. An older dlqd that runs beside the new one does not change that.
+// A database with 200 failure groups, in every status and with entries in every state, is upgraded. Afterwards each
+// group continues and is found under its old fingerprint, and none is shown as new or as failed again. An older dlqd
+// that runs beside the new one does not change that.
 func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	t.Parallel()
 	g := frozenGuest(t, "00008")
