@@ -249,8 +249,8 @@ func (x *Explorer) Wander(ctx context.Context, length int) (traces uint64, found
 	return taken.Load(), found
 }
 
-// broken returns the invariant that a trace breaks, on its way or once all actors stop after it. It
-// returns "" for none, and for a trace with an impossible step.
+// broken returns the invariant that breaks during a trace, or after it, once all other actors have stopped. It returns
+// "" if none breaks, and for a trace with an impossible step.
 func (x *Explorer) broken(trace []Step) string {
 	state := Start()
 	for _, step := range trace {

@@ -25,7 +25,7 @@ type Ordering struct {
 
 // Message is a message and its job.
 type Message struct {
-	Job       JobState // Retryable stands for held, behind another message
+	Job       JobState // JobState Retryable means that the message is held behind another one
 	Place     bool     // dlq.ordered_jobs
 	Delivered bool     // for the invariants: the receiver has answered with success
 }
@@ -172,13 +172,13 @@ func (s *Ordering) first(m int) bool {
 	return true
 }
 
-// done is dlq.order_done: the place goes, and the next message may go at once.
+// done is dlq.order_done: it removes the message's place and lets the next message be sent at once.
 func (s *Ordering) done(m int) {
 	s.Messages[m].Place = false
 	s.wakeFirst()
 }
 
-// wakeFirst is dlq.wake_first: the first message that is not done may go, and the places before it go.
+// wakeFirst is dlq.wake_first: it lets the first message that is not done be sent, and removes the places before it.
 func (s *Ordering) wakeFirst() {
 	for n := range s.Messages {
 		m := &s.Messages[n]

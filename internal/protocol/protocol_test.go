@@ -91,8 +91,8 @@ func TestProtocol_KeepsInvariantsForLong(t *testing.T) {
 // needs no race.
 var sequential = protocol.Bounds{Jobs: 1, Failures: 2, Workers: 1, Moves: 2, Retries: 1, Sent: 1, Sequential: true}
 
-// Under the earlier rule, a failure that was folded into an entry was forgotten when that entry
-// closed, and the reconciler filed it again.
+// Under the earlier rule, dlqd forgot a failure that it had added to an open entry once that entry closed, and the
+// reconciler filed the failure again.
 func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	t.Parallel()
 	for _, invariant := range []string{protocol.FiledOnce, protocol.ClosedStaysClosed} {

@@ -459,7 +459,7 @@ func (w *world) delete(e int8) {
 	if entry.Status != Resolved && entry.Status != Archived {
 		return
 	}
-	waiting := w.Facts // a failure that waits as a fact needs the entry, so it goes to the inbox
+	waiting := w.Facts // a fact of a failure needs its entry, so without the entry the failure moves to the inbox
 	for _, f := range waiting[:w.NFacts] {
 		if f.Job == entry.Job && (f.Kind == FactDiscarded || f.Kind == FactCancelled) {
 			w.fileEnd(f.Job, f.Failure, e)

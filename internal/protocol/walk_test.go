@@ -130,7 +130,7 @@ var missed = []protocol.Step{
 	{Rule: protocol.Append},
 }
 
-// rare lists beginnings that random traces hardly ever reach.
+// rare lists beginnings of traces that random choices almost never produce.
 var rare = [][]protocol.Step{
 	// A row of the reconciler waits in the inbox while an entry takes in its failure and is closed.
 	slices.Concat(missed, []protocol.Step{

@@ -483,7 +483,7 @@ func (w *world) watchJob(e, i int8) bool {
 	return true
 }
 
-// endWaits reports whether a fact records an end of a job.
+// endWaits reports whether a fact that is not applied yet records an end of a job.
 func (w *world) endWaits(i int8) bool {
 	for f := range w.NFacts {
 		if w.Facts[f].Job == i && w.Facts[f].Kind.end() {
@@ -666,8 +666,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	return done
 }
 
-// assignEnds sets the entry of a job's failures that wait as facts without one: the entry after which
-// the job was retried.
+// assignEnds assigns the facts of a job's failures that have no entry to entry e, after which the job was retried.
 func (w *world) assignEnds(e, job int8) {
 	facts := w.Facts
 	for _, f := range facts[:w.NFacts] {
@@ -689,7 +688,7 @@ func (w *world) applyFacts() {
 		}
 		return true
 	}
-	// The common case is one statement: the job that an entry waits for has completed.
+	// dlq.apply_facts handles the common case in one statement: the job that an entry waits for has completed.
 	var quick, others []Fact
 	for n := range w.NFacts {
 		f := w.Facts[n]
