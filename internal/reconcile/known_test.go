@@ -359,8 +359,8 @@ func TestKnownFailures_CopyDataOfPurgedEntry(t *testing.T) {
 		"'{\"n\": 1}'"))
 }
 
-// A job whose entry is deleted is retried, fails, and is deleted before dlqd applies the facts. The
-// payload is lost, and the failure makes an archived entry that says so.
+// A job whose entry was deleted is retried and fails, and River deletes the job before dlqd applies the facts. The
+// payload is then lost, so the failure becomes an archived entry whose audit trail says that.
 func TestKnownFailures_AreArchivedIfPayloadIsLost(t *testing.T) {
 	t.Parallel()
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
