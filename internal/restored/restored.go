@@ -47,8 +47,8 @@ type Config struct {
 	Logger  *slog.Logger
 }
 
-// Guard knows which server this process has run on, and is asked before anything is sent. Mark and
-// timeline are those of the last committed check: they prove that nothing was lost.
+// Guard knows on which server this process has run, and decides whether a transaction may send. mark and timeline are
+// those of the last committed check. A server that lacks that mark has lost committed data.
 type Guard struct {
 	config Config
 	loop   *background.Loop
