@@ -35,8 +35,8 @@ func (b *bundle) scan() (units []archive.Manifest, incomplete, missing []error) 
 	return units, incomplete, missing
 }
 
-// A full disk left an empty manifest. The unit counts as not there: lists and erasures include the
-// others, and the next round writes it again.
+// A full disk left a unit with an empty manifest. Lists and erasures treat that unit as missing and include the others,
+// and the next round writes it again.
 func TestArchive_WritesUnreadableUnitAgain(t *testing.T) {
 	t.Parallel()
 	for name, manifest := range map[string]string{"empty": "", "cut": `{"unit": "dead_`, "of another unit": `{}`} {
@@ -79,8 +79,8 @@ func TestArchive_WritesUnreadableUnitAgain(t *testing.T) {
 	}
 }
 
-// The database says which units are complete, so a unit that is gone is missed, and the files of a
-// unit whose manifest is gone are not overwritten: its rows have left the database.
+// The database records which units are complete, so a recorded unit that is missing from the archive is reported. If
+// only its manifest is missing, its files are not overwritten, because its rows are no longer in the database.
 func TestArchive_MissesUnitsThatAreGone(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -492,7 +492,7 @@ func TestErase_IncludesEntriesOfFastClocks(t *testing.T) {
 	require.Empty(t, b.find("zaphod"))
 }
 
-// A value counts as a name where it stands alone, not where it is the beginning of another number.
+// An erasure matches a value only where it stands alone, not where it is the beginning of a longer number.
 func TestErase_MatchesWholeNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

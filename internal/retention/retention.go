@@ -26,8 +26,8 @@ const (
 	batchSize = 1000
 	// maxSteps bounds one round, and with it how long other writers of the archive wait.
 	maxSteps = 1000
-	// interval is the time between two rounds, and timeout bounds one. A round that failed is
-	// repeated after retry: a partition that cannot be archived now rarely can be a second later.
+	// interval is the time between two rounds, and timeout bounds one. A round that failed is repeated after retry,
+	// which is long, because a partition that cannot be archived now usually cannot be archived a second later either.
 	interval = time.Hour
 	timeout  = 12 * time.Hour
 	retry    = 10 * time.Minute
