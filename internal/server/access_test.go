@@ -160,8 +160,8 @@ func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 	}
 }
 
-// A reload of an access.yaml that lost a line gives no caller new access. A stream that follows a
-// run ends when its token is revoked.
+// A reload of an access.yaml in which a line was lost gives no caller more access. An event stream that follows a
+// replay run ends when its token is revoked.
 func TestAccess_ReloadGrantsNothing(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})

@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// A dry run of an erasure counts, and has no record whose time it could give.
+// A dry run of an erasure only counts. It makes no record, so its answer has the time of the count.
 func TestErase_DryRunGivesTheTimeOfTheCount(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
@@ -268,8 +268,8 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, string(record), "zaphod", "the record does not contain the name")
 
-	// The next erasure removes what an interrupted one left behind. Files of an unfinished unit stay until
-	// retention writes the unit anew, so the erasure is not complete.
+	// The next erasure deletes the files that an interrupted one left. It does not delete files of an unfinished unit,
+	// which stay until retention writes the unit again, so the erasure is not complete.
 	stray, unfinished := filepath.Join(dir, month, "entries.ndjson.gz"),
 		filepath.Join(dir, "unfinished", "entries.ndjson.gz")
 	require.NoError(t, os.MkdirAll(filepath.Dir(unfinished), 0o700))

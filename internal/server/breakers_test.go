@@ -224,8 +224,8 @@ func TestOrdering_DeadLetterHoldsItsKey(t *testing.T) {
 	b.awaitMessage("c2", "completed")
 }
 
-// A message whose predecessor went away without waking it is released, however long it is held: here
-// the end of the predecessor meets a lock, and then the first message that waits is deleted.
+// A message is held behind a predecessor that ends without releasing it. dlqd releases it long before its hold time
+// ends. Here a lock prevents the release at the predecessor's end, and then the first waiting message is deleted.
 func TestOrdering_ReleasesMessagesWithoutPredecessor(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -441,9 +441,8 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 	require.Equal(t, 422, submit("m6", "two"))
 }
 
-// Missing files never mean the built-in defaults, and files that come back are noticed, whether
-// files or directories were replaced.
-// A rollback of the policy is "git revert", also of the commit that added a file.
+// The operator rolls the policy back with "git revert", also if that removes a file. A file that is removed without a
+// commit is refused.
 func TestReload_AcceptsACommittedRemoval(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -485,6 +484,8 @@ func TestReload_AcceptsACommittedRemoval(t *testing.T) {
 	await(false, true)
 }
 
+// If files of the policy are missing, the policy in force stays: the built-in defaults do not replace it. dlqd notices
+// when files come back, whether files or directories were replaced.
 func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(answering(http.StatusOK))

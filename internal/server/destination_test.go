@@ -56,7 +56,7 @@ func TestReplay_ToAnotherDestination(t *testing.T) {
 		AND detail = '{"destination": "second"}' AND actor = 'kim'`))
 }
 
-// The destination is for one redelivery: the next goes to the queue's own destination.
+// The requested destination applies to one redelivery. The next redelivery uses the destination of the queue.
 func TestReplay_ToAnotherDestinationAppliesOnce(t *testing.T) {
 	t.Parallel()
 	b, own, other := setupTwo(t)
@@ -93,7 +93,7 @@ func TestReplay_RunToAnotherDestination(t *testing.T) {
 	}
 	status, out := run(`, "toDestination": "third"`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	// The breaker that counts is that of the requested destination.
+	// The breaker of the requested destination decides, not that of the queue's destination.
 	for name, verb := range map[string]string{"default": "open", "second": "open"} {
 		status, out, _ := b.call("POST", "/api/circuit-breakers/destination:"+name+"/"+verb, `{}`)
 		require.Equal(t, http.StatusOK, status, out)

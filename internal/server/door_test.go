@@ -102,7 +102,7 @@ func TestDoor_RefusesReboundNames(t *testing.T) {
 		require.Equal(t, "application/problem+json", response.Header.Get("Content-Type"))
 	}
 	require.Zero(t, b.count("SELECT count(*) FROM river_job"))
-	// The host in the request line counts, not the header.
+	// If the request line has a host, dlqd checks that host and not the Host header.
 	conn := b.dial("GET http://%s/api/dlq/entries HTTP/1.1\r\nHost: localhost\r\n\r\n", evil)
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestDoor_SetsHeadersOnEveryResponse(t *testing.T) {
 	}
 }
 
-// Bodies that clients only announce take no room.
+// A body that a client announces but does not send uses no quota.
 func TestDoor_AnnouncedBodiesTakeNoRoom(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{})
@@ -158,7 +158,7 @@ func TestDoor_AnnouncedBodiesTakeNoRoom(t *testing.T) {
 	}
 }
 
-// A client that sends too slowly or not at all is disconnected, and its room is freed.
+// A client that sends too slowly, or not at all, is disconnected, and its quota is free again.
 func TestDoor_DisconnectsSlowSenders(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 200 * time.Millisecond }})
@@ -199,7 +199,7 @@ func TestDoor_AllowsSlowResponses(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, <-answered)
 }
 
-// One client cannot take all of the room for requests or bodies.
+// One client cannot use the whole quota of requests or bodies.
 func TestDoor_LimitsTheShareOfAClient(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {

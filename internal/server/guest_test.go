@@ -144,7 +144,7 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	// Detach under a running server: the server becomes unready and idle.
 	found, err := migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)
-	// Detach does this first.
+	// The first statement of a detach.
 	_, err = dlqd.Exec(t.Context(), "DROP FUNCTION dlq.capture() CASCADE")
 	require.NoError(t, err)
 	status, out, _ = guest.call(http.MethodGet, "/readyz", "")

@@ -37,9 +37,8 @@ func (s *Server) ready() error {
 	return s.idle()
 }
 
-// reach returns an error if the database does not answer or dlqd was detached. [Server.attachment]
-// checks only every two seconds, and a load balancer must send no request here once "dlqd detach"
-// has returned.
+// reach returns an error if the database does not answer or dlqd was detached. [Server.attachmentLoop] checks only
+// every two seconds, but a load balancer must send no request here once "dlqd detach" has returned.
 func (s *Server) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()

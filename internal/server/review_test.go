@@ -189,7 +189,7 @@ func TestReview_ShowsWhoLooks(t *testing.T) {
 	opened, _, _ := b.reviewed(reader, "/review")
 	require.Equal(t, last, opened, "the first one that no operator looks at")
 
-	// kim goes on, and the entry is free again.
+	// kim opens another entry, so the first one is in review no longer.
 	onward, _, _ := b.reviewed(kim, next)
 	require.Equal(t, last, onward)
 	require.Equal(t, id, b.handedOut(pat, ""))

@@ -404,7 +404,7 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 						require.Equal(t, !inScope, status == http.StatusNotFound, label)
 					case !inScope || o.targetType == "none":
 						require.Equal(t, http.StatusNotFound, status, label+out)
-						if o.targetType == "none" || o.page { // a page also shows what changes on its own
+						if o.targetType == "none" || o.page { // pages also show values that change
 							continue
 						}
 						other := uuid.NewString()
@@ -697,7 +697,7 @@ func TestScope_LimitsMoves(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"),
 		"only the entry in scope moved")
-	// Sums by group match the rows, for one queue and for both.
+	// The sums by queue equal the numbers of entries: for each queue alone, and for both.
 	for scope, captured := range map[string]int{"pay_eu": 2, "mail*": 2, "*": 4} {
 		_, out = b.as(b.token(access.Reader, access.Scope{{Queues: []string{scope}}}), "GET", "/api/dlq/analytics/queues", "")
 		require.Contains(t, out, fmt.Sprintf(`"open":%d,`, captured), scope)

@@ -84,8 +84,8 @@ type Config struct {
 	// files change.
 	Source       policy.Source
 	MaxBodyBytes int64
-	// BodyGrace is how long a body may take in addition to its time at door.MinBodyRate; 0 means
-	// door.DefaultBodyGrace.
+	// BodyGrace is the time that a body may take in addition to the time that it takes at the rate door.MinBodyRate; 0
+	// means door.DefaultBodyGrace.
 	BodyGrace time.Duration
 	// Door configures which requests are let in. The hosts of Listen are added to its Hosts. A nil
 	// Client means the authenticated caller or, without authentication, the peer.
@@ -150,7 +150,7 @@ type Server struct {
 	delivery  *delivery.Worker
 	river     *delivery.Client
 	process   *process.Process
-	// presencePool is the pool of process.
+	// presencePool is the connection pool of the heartbeats and of the rescue of messages: see register.
 	presencePool *pgxpool.Pool
 	guard        atomic.Pointer[restored.Guard] // nil until register
 	worker       *worker.Worker

@@ -61,7 +61,7 @@ func TestStreams_AreNotBufferedByProxies(t *testing.T) {
 	}
 }
 
-// A proxy closes a stream on which nothing comes, so events go on while the database does not answer.
+// A proxy closes a stream that sends nothing, so dlqd sends events even while the database does not answer.
 func TestStreams_GoOnWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	var database *postgrestest.Proxy
@@ -77,7 +77,7 @@ func TestStreams_GoOnWithoutDatabase(t *testing.T) {
 	release := sync.OnceFunc(database.Release)
 	defer release()
 	for path, s := range streams {
-		for range 3 { // some were on their way
+		for range 3 { // the first ones may have been sent before
 			s.next(path)
 		}
 	}
