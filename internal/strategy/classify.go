@@ -166,8 +166,8 @@ func (f *Facts) text() string {
 	return text
 }
 
-// reported returns the line of the reported code or type, or of the name at the beginning of the
-// text. A status of 500 says so little that a bug named in the text comes before it.
+// reported returns the line of the reported code or type, or of the name at the beginning of the text. If the status is
+// 500, which says little about the cause, a bug that the text names takes precedence.
 func (f *Facts) reported(text string, words *wording, status int) *line {
 	var l *line
 	head, _, _ := strings.Cut(text, ":")

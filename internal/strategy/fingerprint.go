@@ -213,8 +213,8 @@ func normalize(text string) string {
 	return strings.Join(strings.Fields(lists.ReplaceAllString(text, "?")), " ")
 }
 
-// withoutIDs replaces words that contain a digit by "?". A word includes what _ joins to it, and
-// what - joins after a digit.
+// withoutIDs replaces words that contain a digit by "?". Parts joined by _ are one word. Parts joined by - are one word
+// once a digit has occurred in it.
 func withoutIDs(text string) string {
 	var out strings.Builder
 	word, hasDigit := 0, false // start of the current word

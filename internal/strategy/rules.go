@@ -27,7 +27,7 @@ import (
 const (
 	maxRules        = 500
 	maxContextBytes = 64 << 10 // bytes; expressions see a larger context or payload as empty
-	maxNodes        = 200      // of an expression
+	maxNodes        = 200      // nodes of the syntax tree of an expression
 	maxMemory       = 100_000  // of an expression's run, in values
 	maxPattern      = 2000     // bytes of a pattern: its instructions are known only once it is compiled
 	maxInstructions = 1000     // of a compiled pattern
@@ -43,7 +43,7 @@ type rule struct {
 	*policy.Rule
 
 	words   []words
-	code    policy.Words // of the code, or of the HTTP status
+	code    policy.Words // alternatives for the code, or for the HTTP status
 	message *regexp.Regexp
 	status  []string
 	when    *expression

@@ -38,8 +38,8 @@ const unknownDelay = time.Minute
 // an entry in implementations, and a label of the enum dlq.strategy, which a migration adds; see
 // docs/extending.md.
 type Strategy interface {
-	// First returns when a worker should check an entry that has just got this strategy, and what
-	// the entry waits for besides the time ("" for nothing).
+	// First returns when a worker should check an entry that has just got this strategy, and what the entry waits for
+	// in addition to that time ("" for nothing).
 	First(e *Entry, plan *policy.Plan, now time.Time) (at time.Time, waitingFor string)
 	// Due decides whether an entry whose time has come is redelivered now or checked again later.
 	Due(e *Entry, plan *policy.Plan, now time.Time) Verdict
@@ -77,10 +77,10 @@ type Entry struct {
 	ID           uuid.UUID
 	Trace        string
 	Before       riverdlq.Class // class before this failure; empty if unknown
-	Rule         string         // that decided last
-	WaitingFor   string         // besides the time
+	Rule         string         // name of the rule that last decided about the entry
+	WaitingFor   string         // what the entry waits for in addition to its time; "" for nothing
 	RetryCount   int            // redeliveries made so far
-	LastFailedAt time.Time      // delays start here
+	LastFailedAt time.Time      // delays count from this time
 	RetryAfter   time.Duration  // requested by the destination at the last failure; 0 if none
 	Rescues      int            // attempts ended by River's rescuer; 0 for messages, whose worker is dlqd itself
 	Together     int            // other jobs that the rescuer discarded at the same time as this entry's last one
@@ -90,8 +90,8 @@ type Entry struct {
 type Verdict struct {
 	Redeliver  bool
 	Again      time.Time // time of the next check, if not Redeliver
-	WaitingFor string    // besides the time
-	Reason     string    // if not Redeliver
+	WaitingFor string    // what it waits for in addition to Again; "" for nothing
+	Reason     string    // why it is not redelivered now, if not Redeliver
 }
 
 // Decision is the decision about an entry that failed.
@@ -191,8 +191,7 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	class, name, rule := p.Classify(e.Facts)
 	reason := "class " + string(class) + " (rule " + name + ")"
 	if name == stuckJob && e.Before != "" {
-		// The rescuer's error does not describe the work that the job did: the class from before
-		// does.
+		// The rescuer's error says nothing about why the work failed, so the entry keeps the class that it had before.
 		class, reason = e.Before, "class "+string(e.Before)+", as before (rule "+name+")"
 	}
 	plan := p.Plan(class, e.Queue, e.Kind, rule)
@@ -246,7 +245,7 @@ func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	if unmet != "" {
 		unmet = conditionPrefix + unmet
 	} else if WaitsForCondition(e.WaitingFor) {
-		unmet = e.WaitingFor // a gate releases it in its turn
+		unmet = e.WaitingFor // keep waiting: a gate releases such entries, a few at a time
 	}
 	if unmet != "" {
 		return Verdict{
@@ -309,8 +308,8 @@ type immediate struct {
 	random func(*Entry) float64 // in [0, 1)
 }
 
-// randomOf returns a number in [0, 1) that depends only on the entry and its retry count, so that a
-// second decision about the same redelivery gives the same time.
+// randomOf returns a number in [0, 1) that depends only on the entry and its retry count. If the same redelivery is
+// decided a second time, it gets the same time.
 func randomOf(e *Entry) float64 {
 	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount),
 		binary.BigEndian.Uint64(e.ID[8:]))).Float64()
@@ -332,7 +331,7 @@ func (s *immediate) after(e *Entry, plan *policy.Plan, now time.Time) time.Time 
 	}
 	at := e.LastFailedAt.Add(delay)
 	if at.Before(now) {
-		return now // the failure is old: dlqd was down, or the job was filed late
+		return now // the delay is over: dlqd was down, or the job was filed late
 	}
 	return at
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// ownership tells whose code a frame belongs to. A frame of the application identifies the cause
-// best.
+// ownership says whether a frame belongs to the application, a library or the runtime. A frame of the application
+// identifies the cause best.
 type ownership int
 
 const (
@@ -133,7 +133,7 @@ func goFrames(lines []string) []frame {
 			function = goArguments.ReplaceAllString(function, "")
 		}
 		if strings.HasPrefix(function, "panic(") || slices.Contains(goPanics, function) {
-			// The frames above are of the deferred function that took the trace.
+			// The frames above belong to the deferred function that recorded the trace.
 			frames = frames[:0]
 			continue
 		}

@@ -7,7 +7,7 @@ import "strings"
 const (
 	maxNameBytes = 255 // of a type or code, as in their columns; a longer one does not match
 	maxNameWords = 10  // of a name; one with more words does not match
-	maxGapWords  = 6   // that … stands for
+	maxGapWords  = 6   // most words in a text for which … stands
 )
 
 // wording is a text as lower-case words: runs of letters and digits. The parts of a name such as
