@@ -38,7 +38,7 @@ const (
 type Survey struct {
 	Schema   string // River's schema
 	Jobs     []Jobs // by queue and kind
-	Total    int    // of Jobs
+	Total    int    // number of the jobs counted in Jobs
 	MoreJobs bool   // there are older jobs, which were not counted
 	Failures Failures
 }
