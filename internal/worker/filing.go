@@ -97,8 +97,7 @@ func (i *inbox) record(s scan, rows []dbsqlc.ClaimDueRow, took time.Duration, fu
 	}
 }
 
-// idBefore returns the smallest id of a time that much before another id's time; uuid.Nil for
-// uuid.Nil.
+// idBefore returns the smallest id of the time that is by earlier than the time in id; uuid.Nil for uuid.Nil.
 func idBefore(id uuid.UUID, by time.Duration) uuid.UUID {
 	if id == uuid.Nil {
 		return id
@@ -186,7 +185,8 @@ func (w *Worker) fileAsManual(ctx context.Context, refused manualEntry) error {
 	})
 }
 
-// file files at most size entries. It returns what it found, and on failure what it claimed.
+// file files at most size failures of the inbox. It returns the failures that it found; on an error, those that it had
+// claimed.
 func (w *Worker) file(ctx context.Context, at scan, size int) (rows []dbsqlc.ClaimDueRow, err error) {
 	began, params := time.Now(), dbsqlc.UnfiledParams{
 		ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size),
@@ -211,8 +211,8 @@ func (w *Worker) file(ctx context.Context, at scan, size int) (rows []dbsqlc.Cla
 	return found, nil
 }
 
-// fileJudged files those entries that no other worker is filing, as the planner decides. It returns
-// them.
+// fileJudged files, as the planner decides, those entries that no other worker is filing. It returns the entries that
+// it claimed.
 func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
 	start := time.Now()
 	defer func() { w.recordStage(ctx, StageDecision, start, err) }()
@@ -241,7 +241,7 @@ func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (cla
 	}
 	w.traceFiling(ctx, claimed, judged, start)
 	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
-		w.batches.Wake() // it may be sleeping longer
+		w.batches.Wake() // that loop may be sleeping until a later time
 	}
 	return claimed, nil
 }
@@ -305,7 +305,7 @@ func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.
 	for _, id := range filed {
 		counts[actions[id]]++
 	}
-	if len(filed) < len(rows) { // the others are further failures of open entries
+	if len(filed) < len(rows) { // the missing ones are further failures of jobs with an open entry
 		ids := column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
 		repeats, err := tx.FileRepeats(ctx, ids)
 		if err != nil {

@@ -95,9 +95,9 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 			return err
 		}
 		planner := decider.planner
-		// A group is the entries of one kind, class and rule, which have the same plan. Each group's
-		// conditions are checked once, so that a group that waits does not block the others. (A condition
-		// that is unmet on this machine may be met on another one.)
+		// A group is the entries of one kind, class and rule, which have the same plan. The conditions are checked once
+		// for each group, so that a group whose conditions are unmet does not block the others. (The load of the
+		// machine is a condition, so another process may find it met.)
 		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
 		if err != nil {
 			return err
@@ -193,8 +193,7 @@ func automaticWaiting(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
 	})
 }
 
-// advance moves a gate one step on: it sends probes, evaluates them, or releases the rest at their
-// pace.
+// advance advances a gate by one step: it sends probes, evaluates them, or releases the other entries at their pace.
 func (w *Worker) advance(ctx context.Context, tx transaction, g *gate, counts map[string]int) error {
 	if locked, err := tx.LockGate(ctx, g.name); err != nil || !locked {
 		return err

@@ -51,7 +51,7 @@ func (w *Worker) Release(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// In the same order as in a batch: two transactions that reserve in several paces would otherwise
+		// Reserve in the order in which batches reserve: two transactions that reserve in several paces would otherwise
 		// deadlock.
 		slices.SortStableFunc(groups, func(a, b dbsqlc.ObservedGroupsRow) int {
 			return strings.Compare(p.PaceOf(a.Queue).Name, p.PaceOf(b.Queue).Name)
@@ -78,7 +78,7 @@ func (w *Worker) Release(ctx context.Context) error {
 		w.published.Store(published)
 	}
 	if err == nil && released {
-		w.notify() // after the commit: before it, a batch does not see them
+		w.notify() // after the commit: an earlier batch would not see the released entries
 	}
 	return err
 }

@@ -241,7 +241,7 @@ func TestWorkerLost_OneRescueIsTransient(t *testing.T) {
 	require.Empty(t, result.Changed)
 }
 
-// rescued makes n jobs discarded by River's rescuer after it ended so many of their attempts.
+// rescued makes n jobs that River's rescuer discarded after it had ended the given number of their attempts.
 func (j *policyBundle) rescued(n int, kind string, rescues int) {
 	j.Helper()
 	j.exec(`INSERT INTO river_job (kind, args, max_attempts, state, metadata)

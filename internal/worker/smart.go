@@ -70,7 +70,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 			return err
 		}
 		if decider.planner.UnmetBreaker(queue) != "" {
-			return nil // redeliveries would only be held
+			return nil // the destination's breaker is open: redeliveries would be held
 		}
 		since := w.now().Add(-smart.Over)
 		failed, err := tx.GroupFailures(ctx, dbsqlc.GroupFailuresParams{

@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
-// maxEntries is the number of entries in one sequence: few, so that much happens to each.
+// maxEntries is the number of entries in one sequence. It is small, so that many events happen to each entry.
 const maxEntries = 3
 
 // machinePolicies are the policies of the property test with the model's view of them: the strategy
@@ -480,7 +480,7 @@ func TestStateMachine(t *testing.T) {
 			actions[name]()
 			m.check(name)
 		}
-		// Close what is left, out of the way of the next round.
+		// Close the remaining entries, so that they do not affect the next round.
 		m.do("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE finalized_at IS NULL")
 		m.do("UPDATE dlq.dead_letter_queue SET status = 'dlq_archived' WHERE status IN ('dlq_pending', 'dlq_manual')")
 	})

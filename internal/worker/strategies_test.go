@@ -391,7 +391,7 @@ rules:
 		AND to_status = 'dlq_pending' AND config_version = $1`, j.planner.Load().Policy().Version()))
 }
 
-// A crash of the application in a redelivery tells nothing about the cause: an entry that was manual
+// A crash of the application during a redelivery says nothing about the cause of the failure: an entry that was manual
 // becomes manual again.
 func TestDecide_CrashInRedeliveryKeepsClass(t *testing.T) {
 	t.Parallel()

@@ -619,9 +619,9 @@ func (w *Worker) deferBehindOthers(ctx context.Context, tx transaction, planner 
 	}), nil
 }
 
-// deferForPace reserves places in shared paces, defers entries whose place is later, and returns the
-// rest. The place of an entry stays reserved for reservationTTL. After a longer downtime it
-// reserves again, or all such entries would be sent at once.
+// deferForPace reserves places in shared paces, defers entries whose place is later, and returns the rest. The place of
+// an entry stays reserved for reservationTTL. An entry that comes later than that reserves again. Otherwise all entries
+// that became due while workers were down would be sent at once.
 func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow,
 	now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string), counts map[string]int,
@@ -660,7 +660,7 @@ func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *stra
 	return ready, nil
 }
 
-// reserve takes up to so many places in a pace: see [deadletter.ReservePlaces].
+// reserve reserves up to the given number of places in a pace: see [deadletter.ReservePlaces].
 func (w *Worker) reserve(ctx context.Context, tx transaction, of policy.Pace, entries int, now time.Time,
 	within *time.Duration, counts map[string]int,
 ) (deadletter.Places, error) {
@@ -795,8 +795,8 @@ func (w *Worker) sweep(ctx context.Context) error {
 	return nil
 }
 
-// RepublishSwitches makes the worker write the policy's switches again although the policy has not
-// changed: dlqd's tables were recreated.
+// RepublishSwitches makes the worker write the policy's switches to the database again. Call it after dlqd's tables
+// were recreated: the worker otherwise writes the switches only when the policy changes.
 func (w *Worker) RepublishSwitches() { w.published.Store(nil) }
 
 // notify wakes the loop that claims batches.
