@@ -83,7 +83,7 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 				if err := store.Refresh(b.ctx); err != nil {
 					return err
 				}
-				*took = time.Since(start) // the last batch's time remains
+				*took = time.Since(start) // each batch overwrites it: the time of the last batch is printed
 			}
 		}
 		if err := tx.Rollback(b.ctx); err != nil {

@@ -150,7 +150,7 @@ func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
 		&id); err != nil {
 		return err
 	}
-	var run string // no worker carries it out
+	var run string // a replay run that stays active, because no worker runs
 	if err := pool.QueryRow(b.ctx, "SELECT dlq.replay_start(jsonb_build_object('ids', jsonb_build_array($1::text)), "+
 		"'bench', p_rate => 0.001, p_force => true)", id).Scan(&run); err != nil {
 		return err

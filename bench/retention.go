@@ -43,7 +43,7 @@ func retentionBench(b *bench, scale float64) error {
 			during, longest, err := captures(b.ctx, pool, func() error {
 				err := removeMonth(b.ctx, pool, how)
 				took = time.Since(start)
-				time.Sleep(max(0, time.Second-took)) // a rate takes a while to measure
+				time.Sleep(max(0, time.Second-took)) // at least a second, so that the rate can be measured
 				return err
 			})
 			if err != nil {
