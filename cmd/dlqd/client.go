@@ -132,7 +132,7 @@ func (e *apiError) Error() string {
 	}
 	for _, mistake := range e.Errors {
 		if strings.Contains(e.Detail, mistake.Message) {
-			continue // the detail says it already
+			continue // the detail contains this message already
 		}
 		message := mistake.Message
 		var id string

@@ -99,14 +99,14 @@ func newConfigCheck() *cobra.Command {
 				}
 			}
 			var errs []error
-			printed := map[string]bool{} // a mistake of the base files is one of each environment
+			printed := map[string]bool{} // a mistake in the base files occurs in each environment: print it once
 			for _, e := range envs {
 				name := dir
 				if e != "" {
 					name += " --env " + e
 				}
 				planner, err := loadPlanner(policy.Source{Dir: dir, Env: e, Destination: defaultDestination})
-				known := func(text string) bool { // from an earlier environment
+				known := func(text string) bool { // whether it was printed for an earlier environment
 					before := printed[text]
 					printed[text] = true
 					return before

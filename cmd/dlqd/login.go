@@ -349,12 +349,12 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 			_, _ = io.WriteString(w, "Sign-in received. Return to your terminal; you can close this page.\n")
 			select {
 			case callbacks <- query:
-			default: // only the first answer counts
+			default: // a first answer was received already: ignore this one
 			}
 		}),
 	}
 	go func() { _ = server.Serve(listener) }()
-	defer func() { // let the browser receive its page
+	defer func() { // give the browser time to receive its page
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {

@@ -42,7 +42,7 @@ const hardStopLimit = 15 * time.Second
 func main() {
 	ctx, hard := signals()
 	root := newRoot(hard)
-	started := false // an error before a command runs is in the command line
+	started := false // an error before a command runs is a mistake in the command line
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	err := root.ExecuteContext(ctx)
 	if err == nil {

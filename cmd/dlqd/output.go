@@ -131,7 +131,7 @@ func (o *output) printNames(w io.Writer, answer []byte) error {
 			}
 		}
 		if len(names) < len(o.names) {
-			continue // a request for approval instead of the answer
+			continue // the response is a request for approval, not the answer
 		}
 		if _, err := fmt.Fprintln(w, strings.Join(names, " ")); err != nil {
 			return err

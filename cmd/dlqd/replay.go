@@ -402,7 +402,7 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 		line = fmt.Sprintf(" %s%s  %d ok, %d failed, %d skipped", perSecond(run), timeLeft(run), run.Succeeded,
 			run.Failed, run.Skipped)
 		mu.Unlock()
-		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // full only at the end
+		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // the bar is full only when the run has ended
 	}
 	end = func() {
 		if run.Status == "completed" {

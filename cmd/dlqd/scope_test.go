@@ -23,7 +23,7 @@ import (
 // commandRequests lists commands with the API request that each makes. {entry}, {queue}, {run} and {approval}
 // (a request for approval) belong first to one queue, then to another.
 var commandRequests = []struct {
-	operation, command string // with --json, if it has that flag
+	operation, command string // the command is run with --json, if it has that flag
 	path, body         string // POST if there is a body
 	elsewhere          bool   // run only outside of the caller's queue, because it changes something
 }{

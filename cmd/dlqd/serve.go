@@ -104,7 +104,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			if err := checkRiverUI(config.RiverUI); err != nil {
 				return err
 			}
-			for _, address := range config.Listen { // before Postgres starts
+			for _, address := range config.Listen { // check the addresses before Postgres starts
 				if err := api.CheckListen(cmd.Context(), address); err != nil {
 					return &usageError{err}
 				}
