@@ -284,7 +284,7 @@ func proxyUser(r *http.Request, rules *Rules) *Principal {
 	}
 	users, groupHeaders := r.Header.Values(rules.Proxy.UserHeader), r.Header.Values(rules.Proxy.GroupsHeader)
 	if len(users) != 1 || len(groupHeaders) > 1 || checkName(strings.TrimSpace(users[0])) != nil {
-		return nil // no header, or a second one that the client added to the proxy's
+		return nil // there is no header, or the client added one to the proxy's
 	}
 	var groups []string
 	for group := range strings.SplitSeq(strings.Join(groupHeaders, ","), ",") {

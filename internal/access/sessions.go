@@ -62,7 +62,7 @@ type Session struct {
 	Agent     string // User-Agent of the browser
 	CreatedAt time.Time
 	SeenAt    time.Time // accurate to a minute
-	ExpiresAt time.Time // unless the user makes another request
+	ExpiresAt time.Time // time of expiry, if the user makes no further request
 }
 
 // ErrNoSession means that no session has the id.

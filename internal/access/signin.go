@@ -329,7 +329,7 @@ func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	state := query.Get("state")
 	p := pendingOf(r, state)
-	if p == nil { // the answer is for another browser
+	if p == nil { // no cookie has this state: another browser began the sign-in
 		s.answerFailure(w, r, http.StatusBadRequest,
 			"this browser did not start this sign-in, or the sign-in took too long: sign in again")
 		return
@@ -362,7 +362,7 @@ func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.C
 	p *pendingSignIn,
 ) (*identity, error) {
 	from := door.Peer(r)
-	if a.failures.wait(from, time.Now()) > 0 { // one at a time; see waitTurn
+	if a.failures.wait(from, time.Now()) > 0 { // such peers look up one at a time: see waitTurn
 		done, err := a.waitTurn(r.Context())
 		if err != nil {
 			return nil, err

@@ -37,9 +37,9 @@ type Issuer struct {
 	lifetime time.Duration
 	nonce    string                   // sent in place of the requested one
 	codes    map[string]authorization // by code
-	refresh  map[string]string        // valid tokens, to ""
+	refresh  map[string]string        // the keys are the valid tokens; all values are ""
 	secret   string                   // of the client; empty: a public client
-	pending  int                      // polls with a device code before the user consents
+	pending  int                      // number of polls with a device code before the user consents
 }
 
 type authorization struct{ nonce, challenge, redirect string }
