@@ -190,7 +190,7 @@ func (a *Archive) Units(ctx context.Context) (units []Manifest, incomplete []err
 			incomplete = append(incomplete, fmt.Errorf("archive %s: %s: %w", a, unit, errNoManifest))
 		case ctx.Err() != nil:
 			return nil, nil, err
-		default: // one bad sector, or one object that was moved to a slow storage class
+		default: // the unit alone cannot be read: a bad sector, or slow storage
 			refused = err
 			incomplete = append(incomplete, fmt.Errorf("%w: %w", ErrUnreadable, err))
 		}

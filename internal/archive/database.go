@@ -201,7 +201,7 @@ func (a *Archive) lacking(recorded []dbsqlc.RecordedUnitsRow, units []Manifest) 
 	for _, m := range units {
 		inUnit[m.Unit] += m.rows()
 		rows := m.Entries
-		if rows == nil { // a month of the audit trail
+		if rows == nil { // the partition is a month of the audit trail
 			rows = m.Audit
 		}
 		if rows != nil {
