@@ -149,7 +149,7 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 			note = *row.Note
 		}
 		switch row.Scope {
-		case "": // a row without a switch
+		case "": // no switch is set; the row only has the stop or the attachment
 		case ScopeStop:
 			byPerson := row.Name != nameRestored || s.Stopped != nil
 			if s.Stopped == nil || row.Name == nameRestored {
