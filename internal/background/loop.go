@@ -275,7 +275,7 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 		err = fmt.Errorf("a turn did not end within %s: %w", l.config.Timeout, err)
 	}
 	cancel()
-	if group.Observe != nil && (err == nil || r.turnCtx.Err() == nil) { // not if a stop cancelled it
+	if group.Observe != nil && (err == nil || r.turnCtx.Err() == nil) { // skip a turn that a stop cancelled
 		group.Observe(l.config.Name, time.Since(start), err)
 	}
 
@@ -353,7 +353,7 @@ func (l *Loop) recordFailure(logger *slog.Logger, err error) time.Duration {
 // while.
 func (l *Loop) shouldLog(err error, now time.Time) bool {
 	text := strings.Map(func(c rune) rune {
-		if unicode.IsDigit(c) { // ports, process ids and times
+		if unicode.IsDigit(c) { // digits of ports, process ids and times differ each time
 			return -1
 		}
 		return c
