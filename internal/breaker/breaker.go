@@ -181,7 +181,7 @@ type Permit struct {
 	breakers *Breakers
 	name     string
 	settings policy.Breaker
-	epoch    int64     // of a probe; 0 for a delivery through a closed breaker
+	epoch    int64     // half-open period of a probe; 0 for a delivery through a closed breaker
 	until    time.Time // when a probe that has not reported loses its place
 }
 
@@ -204,7 +204,7 @@ func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.D
 	case state == HalfOpen && placesLeft(&row, permit.settings.Probes, b.config.Now()) == 0:
 		return nil, nil
 	}
-	now := b.config.Now().Truncate(time.Microsecond) // Postgres' precision
+	now := b.config.Now().Truncate(time.Microsecond) // Postgres stores microseconds
 	permit.until = now.Add(timeout + probeGrace)
 	epoch, err := b.queries.TakeProbe(ctx, dbsqlc.TakeProbeParams{
 		Name: name, Probes: int32(permit.settings.Probes), OpenFor: permit.settings.OpenFor,

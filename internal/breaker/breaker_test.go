@@ -251,7 +251,7 @@ func TestBreaker_OperatorOpensAndResets(t *testing.T) {
 func TestBreaker_OperatorOpensItForATime(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
-	p := breaker.New(breaker.Config{ // Now is the machine's
+	p := breaker.New(breaker.Config{ // Now is not set: the machine's clock
 		DB: b.pool, Policy: func() *policy.Policy { return b.policy }, Actor: "one", Logger: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", time.Hour))

@@ -139,7 +139,7 @@ func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries
 	}
 	from := now.Add(-settings.Window)
 	if since.After(from) {
-		from = since // earlier failures were counted before the breaker closed
+		from = since // earlier failures were counted before the breaker last closed
 	}
 	ended, err := q.QueueOutcomes(ctx, dbsqlc.QueueOutcomesParams{Since: from, Queue: queue, RunningSince: now})
 	if err != nil {
