@@ -65,7 +65,7 @@ func readJSON(body string) fields {
 	f := fields{at: map[string]string{}}
 	decoder := json.NewDecoder(strings.NewReader(body))
 	decoder.UseNumber()
-	type level struct{ object, value bool } // value: the next token of an object is a value
+	type level struct{ object, value bool } // value: in an object, the next token is a value, not a key
 	var levels []level
 	var path []string
 	for len(f.at) < maxFields {
