@@ -289,7 +289,7 @@ func TestScope_IsReadBeforeQueries(t *testing.T) {
 		"CALL dlq.reveal(" + id + ", 'ticket 1')",
 	} {
 		before := called()
-		_, _ = conn.Exec(t.Context(), statement) // most refuse a missing entry
+		_, _ = conn.Exec(t.Context(), statement) // most functions return an error, because the entry is missing
 		calls := called() - before
 		require.Less(t, calls, 5, statement)
 		require.Positive(t, calls, statement)

@@ -637,7 +637,7 @@ type Replay struct {
 	Destination string          // overrides the destination of the entry's queue; "" for no change
 	// Checkpoint is [Resume] or [Discard]. An edit requires it if the entry has a [Checkpoint].
 	Checkpoint string
-	Force      bool // although an equal job is live
+	Force      bool // redeliver even if a live job has the same unique key
 	Act        Act
 }
 

@@ -80,7 +80,7 @@ func TestMoves_FollowStateTable(t *testing.T) {
 	for _, from := range statuses {
 		for _, to := range statuses {
 			if from == to && to != deadletter.Pending {
-				continue // not a move
+				continue // only pending entries may be moved to their own state
 			}
 			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
 				t.Parallel()
