@@ -238,7 +238,7 @@ func (c *Client) updateQueues(ctx context.Context) (time.Duration, error) {
 		err := c.Queues().Remove(removing, name)
 		cancel()
 		switch {
-		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // its jobs still run
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // its jobs still run: try again
 			wait = removeAgain
 		case err != nil:
 			errs = append(errs, fmt.Errorf("queue %s: %w", name, err))
@@ -261,7 +261,7 @@ func RiverLog(next slog.Handler) slog.Handler { return riverLog{next, false} }
 type riverLog struct {
 	slog.Handler
 
-	ofJob bool // a field added earlier shows that all lines are about a job
+	ofJob bool // WithAttrs has added a field of a job, so all lines are about that job
 }
 
 // fieldNames maps River's field names to dlqd's.

@@ -305,7 +305,7 @@ func (w *Worker) classify(planner *strategy.Planner, job *river.Job[Args], err e
 func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
 	details, err := json.Marshal(failure.Context)
 	if err != nil {
-		details = nil // rules that match the context do not apply
+		details = nil // without a context, rules that match it do not apply
 	}
 	return strategy.Facts{
 		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message,
@@ -324,7 +324,7 @@ func isAvailable(err error) bool {
 	}
 	status, answered := structured.Context["status"].(int)
 	if status == http.StatusLocked || status == http.StatusTooEarly {
-		return true // these statuses are about one request
+		return true // a problem with this one request: the destination is available
 	}
 	class := strategy.ClassifyStatus(status)
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
