@@ -93,7 +93,7 @@ func Guard(config Config, next http.Handler) http.Handler {
 		Problem(w, http.StatusForbidden, "requests from pages of this origin are not allowed; --allowed-origin adds it")
 	}))
 	next = crossOrigin.Handler(next)
-	if len(config.Origins) > 0 { // without any origin, the library would allow all
+	if len(config.Origins) > 0 { // without a trusted origin, the library would allow all origins
 		next = cors.New(cors.Options{
 			AllowedOrigins: config.Origins,
 			AllowedMethods: []string{

@@ -126,7 +126,7 @@ func (r *rates) bucket(client string, now time.Time) *rate.Limiter {
 	}
 	if len(r.clients) >= r.sweepAt {
 		for name, b := range r.clients {
-			if b.TokensAt(now) >= float64(r.rate.Requests) { // full, like a new one
+			if b.TokensAt(now) >= float64(r.rate.Requests) { // a full bucket is the same as a new one
 				delete(r.clients, name)
 			}
 		}
