@@ -36,7 +36,7 @@ func At(text string, at int) (Typing, bool) {
 	if d == nil || d.name == "payload" {
 		return Typing{}, false
 	}
-	begins, quoted := 0, false // of the last value
+	begins, quoted := 0, false // start of the last value, and whether it is quoted
 	for i := 0; i < len(values); i++ {
 		switch {
 		case quoted && values[i] == '\\':

@@ -101,7 +101,7 @@ func (s *suggestion) Error() string { return s.problem }
 // value is a value of a term.
 type value struct {
 	text   string
-	quoted bool // has no special meaning, such as me or nobody
+	quoted bool // a quoted value has no special meaning, as me or nobody would
 }
 
 type parser struct {
@@ -562,7 +562,7 @@ func readAge(f *Filter, v value) error {
 		return errors.New("age takes > or < and a duration: age:>2d, age:<30m")
 	}
 	text = strings.TrimPrefix(text[1:], "=")
-	if !v.quoted { // quoted, it is an interval of Postgres
+	if !v.quoted { // a quoted value is an interval in the syntax of Postgres
 		var err error
 		if text, err = readDuration(text); err != nil {
 			return err
