@@ -369,7 +369,7 @@ func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 	case "breaker":
 		d = changesDesc
 	default:
-		return // a total by queue, or of a later version
+		return // a total by queue, or a name of a later version of dlqd
 	}
 	for label, n := range labels {
 		counter(p.ch, d, n, slices.Concat([]string{queue, label}, more)...)

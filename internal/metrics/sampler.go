@@ -108,10 +108,10 @@ type sample struct {
 type Sampler struct {
 	Store   *deadletter.Store
 	Schemas postgres.Schemas
-	Policy  func() *policy.Policy // its needsPersonAfter applies
+	Policy  func() *policy.Policy // provides needsPersonAfter
 	Looked  int                   // entries that dlq.needs_person reads; 0 means maxLooked
 
-	rest  background.Rest // after failed samples
+	rest  background.Rest // computes the pause after failed samples
 	until time.Time       // end of the pause after a failed sample
 	err   error           // of the last sample
 }

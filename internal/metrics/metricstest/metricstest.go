@@ -17,7 +17,7 @@ import (
 // Metric describes a metric that a process serves.
 type Metric struct {
 	Name, Help   string
-	Constant     bool   // its labels have one value a process
+	Constant     bool   // each of its labels has the same value in all of a process's series
 	LabelsInText string // as prometheus.Desc writes them
 }
 
