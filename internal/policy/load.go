@@ -315,7 +315,7 @@ func (l *loader) load(name string) {
 		inherit(merged, origins, pair[0], pair[1])
 	}
 	if len(l.problems) > 0 {
-		return // without these problems solved, the values would not be what the files mean
+		return // with problems in the files, the values would not be what the files mean
 	}
 	if err := merged.UnmarshalWithConf("", l.policy.section(name),
 		koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
@@ -331,7 +331,7 @@ func (l *loader) load(name string) {
 			value = Secret("hidden").String()
 		}
 		list, ok := value.([]any)
-		if ok && len(list) > 0 && reflect.TypeOf(list[0]).Kind() == reflect.Map { // rules: one setting each
+		if ok && len(list) > 0 && reflect.TypeOf(list[0]).Kind() == reflect.Map { // each rule is a setting
 			for i, item := range list {
 				at := path + "[" + strconv.Itoa(i) + "]"
 				l.policy.settings = append(l.policy.settings,

@@ -58,7 +58,7 @@ func (w *watch) once(ctx context.Context) error {
 	if !settled || found == w.loaded {
 		return nil
 	}
-	w.loaded = found // later changes may not have been read
+	w.loaded = found // not a newer hash: later changes may not have been read
 	w.changed(ctx)
 	return nil
 }
