@@ -60,7 +60,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 			causes: []string{"lost " + word(i)}, state: states[i/2%4],
 		}
 		switch i / 8 % 4 {
-		case 1: // has the cause of the group 32 before it
+		case 1: // the same cause as the group 32 places before
 			if i/8%8 == 5 {
 				f.causes = all[i-32].causes
 			}

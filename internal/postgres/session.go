@@ -48,7 +48,7 @@ func begin(mode string, more []string) string {
 // BeginFunc runs fn in a transaction with dlqd's settings.
 func BeginFunc(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
 	options := pgx.TxOptions{}
-	if IsPooled(pool) { // otherwise the session has the settings
+	if IsPooled(pool) { // without a pooler, the session has the settings
 		options.BeginQuery = BeginQuery()
 	}
 	return pgx.BeginTxFunc(ctx, pool, options, fn)
