@@ -32,7 +32,7 @@ func TestHeartbeats_JudgeOnlyWhileTheDatabaseAnswers(t *testing.T) {
 	require.Equal(t, maxGap, before(), "a short stall")
 
 	back := deadAfter + maxGap + 40*time.Second
-	beat(back) // the database hung
+	beat(back) // a late heartbeat: the database hung
 	for at := back; at < back+deadAfter; at += Interval {
 		beat(at)
 		require.EqualValues(t, -1, before(), "other processes could not write meanwhile either")
@@ -40,7 +40,7 @@ func TestHeartbeats_JudgeOnlyWhileTheDatabaseAnswers(t *testing.T) {
 	beat(back + deadAfter)
 	require.Equal(t, back, before())
 
-	beat(0) // another server's clock, after a failover
+	beat(0) // an earlier time: the clock of another server, after a failover
 	require.EqualValues(t, -1, before())
 }
 

@@ -41,7 +41,7 @@ type Queues struct {
 // answer is the result of one query.
 type answer struct {
 	queriedAt time.Time
-	live      map[string]bool // by queue; false if its process is away
+	live      map[string]bool // by queue: true if a live process works it, false if its process is away
 	err       error
 }
 
