@@ -46,7 +46,7 @@ const (
 	Fetched             // River has given the job to the worker
 	MaySend             // no other message comes first
 	Answered            // with success
-	PlaceReleased       // with [Rules.PlaceFirst]: the place is gone, and the job still runs
+	PlaceReleased       // with [Rules.PlaceFirst]: the place is removed, and the job still runs
 )
 
 // StartOrdering returns the state after both messages were submitted.
@@ -240,7 +240,7 @@ func ExploreOrdering(rules Rules) (states int, wrong string, trace []string) {
 	start := StartOrdering()
 	seen := map[Ordering]origin{start: {}}
 	level := []Ordering{start}
-	cameFrom := map[Ordering][]Ordering{} // by steps that are not bad
+	cameFrom := map[Ordering][]Ordering{} // predecessors of each state, by steps that are not Bad
 	way := func(to Ordering, last ...string) []string {
 		for to != start {
 			last = append(last, seen[to].text)

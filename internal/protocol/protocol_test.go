@@ -116,7 +116,7 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 		{Rule: protocol.File},
 		{Rule: protocol.Discard},
 		{Rule: protocol.RetryJob},
-		{Rule: protocol.ApplyFacts}, // "done twice?"
+		{Rule: protocol.ApplyFacts}, // the entry is parked with the reason "done twice?"
 		{Rule: protocol.StartJob},
 		{Rule: protocol.Fail},
 		{Rule: protocol.ReadInbox},

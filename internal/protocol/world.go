@@ -371,7 +371,7 @@ func (w *world) supersede(e, by int8, operator bool) {
 	overtaken := func(s JobState) bool { return s == Discarded || s == Cancelled || !operator && s.waits() }
 	waits := false
 	if o := &w.Jobs[entry.Job]; overtaken(o.State) && o.ID != by {
-		o.Keyed = o.Keyed && o.State.waits() // another job may have taken the key while it was discarded
+		o.Keyed = o.Keyed && o.State.waits() // another job may have taken the key while this one was discarded
 		o.State, o.Finalized, o.Mark, o.DoneOf, o.Done = Completed, w.tick, none, e, true
 	}
 	for i := range w.NJobs {
