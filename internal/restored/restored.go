@@ -96,7 +96,7 @@ func (g *Guard) Check(ctx context.Context, db postgres.DB) error {
 	}
 	g.mu.Lock()
 	previous := hold
-	if found.Mark > g.mark { // else another connection has checked since
+	if found.Mark > g.mark { // otherwise a later check on another connection has ended first
 		g.mark, g.timeline = found.Mark, found.Timeline
 		previous = g.held.Swap(hold)
 	}
