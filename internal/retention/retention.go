@@ -140,7 +140,7 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		done.Deleted += deleted
 		done.Archived += archived
 		if deleted == 0 {
-			return 0, err // all of them changed meanwhile
+			return 0, err // every entry of the batch has changed meanwhile
 		}
 		return looked, err
 	}))
