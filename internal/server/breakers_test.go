@@ -79,7 +79,7 @@ func TestBreaker_Answers503WhileOpen(t *testing.T) {
 	b.submit("m1")
 	b.awaitBreaker("open")
 	body := `{"messageId": "m2", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`
-	require.Eventually(t, func() bool { // unless the request is a probe
+	require.Eventually(t, func() bool { // repeated, because a request that is a probe gets another answer
 		status, out, header := b.call("POST", "/api/messages", body)
 		return status == http.StatusServiceUnavailable && header.Get("Retry-After") == "1" &&
 			strings.Contains(out["detail"].(string), "circuit breaker of its destination default is open")
@@ -531,7 +531,7 @@ func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	awaitServed("two")
 	require.NoError(t, os.Remove(link))
 	awaitRefused("no such file", "two")
-	require.NoError(t, os.Mkdir(link, 0o700)) // without files
+	require.NoError(t, os.Mkdir(link, 0o700)) // the directory has no files
 	awaitRefused("missing or empty", "two")
 	require.NoError(t, os.Remove(link))
 	switchTo(first)

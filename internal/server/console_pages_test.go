@@ -251,7 +251,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Regexp(t, `kim requests to discard [12] dead letters?\.`, page)
 		match := regexp.MustCompile(`Approve: Discard (\d+)`).FindStringSubmatch(page)
 		require.Len(t, match, 2)
-		now := match[1] // others failed since
+		now := match[1] // the number that the page shows: more entries have failed since
 		_, told, _ := b.send(lee, "/approvals/"+asked+"/decide",
 			url.Values{"do": {"approve"}, "from": {"/approvals/" + asked}})
 		require.Contains(t, told, "type the number")

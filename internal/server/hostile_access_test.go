@@ -98,7 +98,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	same := strings.NewReplacer("-", "")
 	sent := same.Replace(strings.ToLower(h.path + h.body))
 	internals := []string{"goroutine ", ".go:", "panic", "SQLSTATE", "pgconn", "river_job"}
-	if h.page { // the form that tries an error on the policy has the word panic
+	if h.page { // the form for testing rules contains the word panic
 		internals = slices.DeleteFunc(internals, func(word string) bool { return word == "panic" })
 	}
 	for _, word := range append(internals, h.hidden...) {

@@ -264,7 +264,7 @@ func TestReload_KeepsAQueueThatReturnsDuringItsRemoval(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "retry-policies.yaml"), []byte(files), 0o600))
 		since := time.Now()
 		require.NoError(t, b.server.Reload(t.Context()))
-		require.Eventually(t, func() bool { // the loop has run since
+		require.Eventually(t, func() bool { // until the loop has run once more
 			for _, status := range b.server.Loops().Statuses() {
 				if status.Name == "policy-queues" && status.LastSuccess.After(since) {
 					return true

@@ -429,7 +429,7 @@ func TestAPI_ServesHealthAndItsDocument(t *testing.T) {
 			for code, r := range op["responses"].(map[string]any) {
 				contents, _ := r.(map[string]any)["content"].(map[string]any)
 				if code == "204" {
-					examples++ // a 204 has no content
+					examples++ // responses with content have an example; a 204 has no content
 				}
 				for kind, content := range contents {
 					if kind == "application/problem+json" {

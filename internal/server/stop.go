@@ -53,7 +53,7 @@ func (s *Server) stop(hard context.Context) error {
 		func() { s.unregister(finish) },
 	)
 
-	if hard.Err() != nil && time.Until(deadline) > s.reserve() { // a second signal
+	if hard.Err() != nil && time.Until(deadline) > s.reserve() { // a second signal leaves only the reserve
 		deadline = time.Now().Add(s.reserve())
 	}
 	half := func() (context.Context, context.CancelFunc) { // of the remaining time
