@@ -99,7 +99,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	}
 	status, inContext, retryAfter := f.answer()
 	if status != 0 && !inContext && (f.isMailReply() || f.isAMQP() || !isAssigned(status)) {
-		status = 0 // a code of another protocol
+		status = 0 // the code is one of another protocol, not an HTTP status
 	}
 	ofStatus := ClassifyStatus(status)
 	switch {
@@ -107,7 +107,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
 		return ofStatus, statusRule
 	case retryAfter && status >= 400 && (ofStatus.Permanent() || ofStatus == riverdlq.ClassUnknown):
-		return riverdlq.ClassRateLimited, statusRule // it may be sent again later
+		return riverdlq.ClassRateLimited, statusRule // the receiver says when to send it again
 	case retryAfter && status >= 400:
 		return ofStatus, statusRule
 	}

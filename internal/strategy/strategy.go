@@ -348,7 +348,7 @@ func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time
 	if e.RetryAfter > 0 {
 		return s.after(e, plan, now), ""
 	}
-	for _, after := range []time.Time{e.LastFailedAt, now} { // now: dlqd was down, or the job was filed late
+	for _, after := range []time.Time{e.LastFailedAt, now} { // from now, if the hour after the failure is over
 		hour := NextHour(plan.Hours, plan.TimeZone, after)
 		if at := hour.Add(time.Duration(s.random(e) * float64(time.Hour))); !hour.IsZero() && !at.Before(now) {
 			return at, ""

@@ -528,7 +528,7 @@ func phpFrames(lines []string) []frame {
 		switch {
 		case !library:
 			frames = append(frames, frame{named, ofApplication})
-		case !vendor: // a file of the application called a library
+		case !vendor: // the frame names a library's function, called from a file of the application
 			frames = append(frames, frame{named, ofLibrary}, frame{file, ofApplication})
 		default:
 			frames = append(frames, frame{named, ofLibrary})
