@@ -55,7 +55,7 @@ type Failures struct {
 	SingleAttempt int // jobs of Count that were allowed one attempt
 	Since, Until  time.Time
 	More          bool    // older jobs were not examined
-	Groups        []Group // of similar failures, largest first
+	Groups        []Group // groups of similar failures, largest first
 }
 
 // Group is a set of similar failures: of one queue, kind and fingerprint.
