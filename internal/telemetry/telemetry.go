@@ -102,7 +102,7 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	process, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "dlqd"), attribute.String("service.version", config.Version),
 			attribute.String("service.instance.id", config.Instance)),
-		resource.WithTelemetrySDK(), resource.WithFromEnv()) // later sources win
+		resource.WithTelemetrySDK(), resource.WithFromEnv()) // later sources override earlier ones
 	if err != nil {
 		return nil, fmt.Errorf("OpenTelemetry: describe this process: %w", err)
 	}
