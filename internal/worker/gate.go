@@ -208,7 +208,7 @@ func (w *Worker) advance(ctx context.Context, tx transaction, g *gate, counts ma
 	}
 	switch state.State {
 	case gateOpen:
-		if now.Sub(state.StartedAt) > gateIdleTime { // nothing was released since: its conditions were not met
+		if now.Sub(state.StartedAt) > gateIdleTime { // no entry was released for that time: the conditions were unmet
 			return w.sendProbes(ctx, tx, g, now, counts)
 		}
 	case gateShut:
@@ -258,7 +258,7 @@ func (w *Worker) releaseRest(ctx context.Context, tx transaction, g *gate, now t
 		}
 		ids = ids[:places.Granted]
 	}
-	if len(ids) == claimed && claimed < maxRelease { // none are left
+	if len(ids) == claimed && claimed < maxRelease { // no entry is left behind the gate
 		err = tx.DeleteGate(ctx, g.name)
 	} else {
 		err = tx.SetGate(ctx, dbsqlc.SetGateParams{Name: g.name, State: gateOpen, Probes: []uuid.UUID{}, Now: now})

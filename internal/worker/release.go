@@ -27,7 +27,7 @@ const releaseGate = "automatic"
 // changed.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
-	var published *policy.Policy // in this transaction
+	var published *policy.Policy // the policy whose switches this transaction wrote
 	err := w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
 		released, published = false, nil
 		if locked, err := tx.LockGate(ctx, releaseGate); err != nil || !locked {

@@ -59,7 +59,7 @@ func (w *Worker) SmartRetry(ctx context.Context) error {
 func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error {
 	p := w.config.Planner().Policy()
 	smart := &p.Routing.SmartRetry
-	if !p.SmartRetryOn(queue) { // switched off since
+	if !p.SmartRetryOn(queue) { // smart retry was switched off after the gate opened
 		return w.queries.DeleteGate(ctx, smartPrefix+queue+":"+fingerprint)
 	}
 	name := smartPrefix + queue + ":" + fingerprint
@@ -109,7 +109,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	if errors.Is(err, errSwitchChanging) {
 		return nil
 	}
-	if postgres.IsRefusal(err) { // the entries stay manual
+	if postgres.IsRefusal(err) { // the database refused the entries: they stay as they are
 		w.config.Logger.Error("DLQ worker: the database refused a smart retry", "queue", queue, "fingerprint",
 			fingerprint, "error", err)
 		until := w.now().Add(smart.Over)

@@ -64,7 +64,7 @@ type modelEntry struct {
 	undecided bool
 	waits     bool // for a condition
 	observed  bool // automatic redelivery was off for it when a worker last checked
-	parked    bool // by an operator, or by a worker for a reason besides the class
+	parked    bool // parked by an operator, or by a worker for a reason other than the class
 	retries   int
 	most      int   // maximum redeliveries; 0 before the first decision
 	live      int64 // job of the redelivery, while dlq_processing

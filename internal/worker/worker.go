@@ -306,7 +306,7 @@ func (w *Worker) recordStage(ctx context.Context, stage string, start time.Time,
 func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 	next, err := w.queries.NextDue(ctx)
 	if err != nil {
-		return w.config.PollInterval // none is pending, or the database is unavailable: the next batch reports that
+		return w.config.PollInterval // none is pending, or the next batch reports the error of the database
 	}
 	until := time.Until(next)
 	if until <= 0 {
@@ -683,7 +683,7 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	alone := 0
 	for _, r := range redeliveries {
 		switch r.Verdict {
-		case deadletter.VerdictLive: // an operator decides whether to run both
+		case deadletter.VerdictLive: // park the entry: an operator decides whether to run both jobs
 			parked = append(parked, manualEntry{
 				ID: r.EntryID, Reason: fmt.Sprintf("job %d with the same unique key is live; replay with force to run both",
 					r.JobID),
@@ -704,7 +704,7 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 				"its job was rescued twice or more, and another such redelivery is running in its queue")
 		case deadletter.VerdictSent:
 			counts["redelivered"]++
-		case deadletter.VerdictFollows, deadletter.VerdictResolved, deadletter.VerdictOpen: // no job was needed
+		case deadletter.VerdictFollows, deadletter.VerdictResolved, deadletter.VerdictOpen: // no new job
 		}
 	}
 	if err := deferred.write(ctx, tx, w.actor, counts); err != nil {

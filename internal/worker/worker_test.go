@@ -376,7 +376,7 @@ func TestWorker_ConcurrentWorkersRedeliverOnce(t *testing.T) {
 		require.NoError(t, <-errs)
 	}
 	drain()
-	drain() // entries that another worker had locked
+	drain() // handle the entries that another worker had locked
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy = 'immediate'"))
 	require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "each entry was filed once")
 	b.now = b.now.Add(time.Hour)
