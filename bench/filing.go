@@ -82,8 +82,8 @@ func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 	return nil
 }
 
-// filingRate returns the number of entries filed per second, without some of the list indexes, and
-// the WAL per entry in bytes. found ends the jobs and brings them into the inbox.
+// filingRate drops the list indexes that without names, and returns the number of entries filed per second and the WAL
+// per entry in bytes. The function found ends the jobs and brings their failures into the inbox.
 func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error,
 	without ...string,
 ) (rate, wal float64, err error) {
