@@ -20,8 +20,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// commandRequests lists commands with the API request that each makes. {entry}, {queue}, {run} and {approval}
-// (a request for approval) belong first to one queue, then to another.
+// commandRequests lists commands with the API request that each makes. The test runs each twice: {entry}, {queue},
+// {run} and {approval} (a request for approval) belong to one queue at first, and then to another.
 var commandRequests = []struct {
 	operation, command string // the command is run with --json, if it has that flag
 	path, body         string // POST if there is a body
@@ -119,8 +119,8 @@ var commandRequests = []struct {
 	{"whoami", "whoami --json", "/api/whoami", "", false},
 }
 
-// withoutCommand are operations that no command calls, or none in a form to compare: stats calls
-// several reports, and capture reads the database.
+// withoutCommand are operations that no command calls, or whose command prints something else: stats calls several
+// reports, and capture reads the database.
 var withoutCommand = []string{
 	"end-session", // TestSessions
 	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level",
