@@ -247,7 +247,7 @@ func TestOIDC_FollowsKeyRotation(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrRefused)
 	require.Equal(t, 2, issuer.Fetched())
 
-	// No token with the new key arrives.
+	// The provider changes its key, and no token with the new key arrives.
 	issuer.Rotate()
 	s.later.Store(int64(20 * time.Minute))
 	require.Eventually(t, func() bool {
