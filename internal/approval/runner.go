@@ -19,8 +19,8 @@ import (
 const (
 	// interval is the time between two checks for approved requests.
 	interval = time.Second
-	// lease is how long a request belongs to the process that executes it, since that process last
-	// renewed it; renewInterval is the interval of renewals.
+	// lease is how long a request is reserved for the process that executes it, after each renewal. The process renews
+	// the lease every renewInterval.
 	lease         = time.Minute
 	renewInterval = 15 * time.Second
 	// turnTimeout limits one request: an erasure reads the whole archive.
