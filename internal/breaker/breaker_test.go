@@ -209,7 +209,7 @@ func TestBreaker_FailedProbesReopenIt(t *testing.T) {
 	require.Equal(t, 1, status.ProbesSucceeded)
 	require.Zero(t, status.ProbesFailed)
 
-	// Probes whose process dies lose their places; reported outcomes still count.
+	// Probes lose their places if their process dies. Outcomes that were reported before still count.
 	for b.permit(p) != nil {
 	}
 	b.pass(39 * time.Second)
