@@ -54,8 +54,8 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 	}
 	old, late := closedAfter(7, 1), closedAfter(8, 10)
 
-	// With fits locks a page, a hundred pages fit into the lock table of a server with default
-	// settings: 64 locks for each of 100 connections, and 16 fast-path locks per connection.
+	// fits is a number of locks for one page at which a hundred pages at a time fit into the lock table of a server
+	// with default settings: 64 locks for each of 100 connections, and 16 fast-path locks per connection.
 	const fits = 80
 	count := func(sql string, args ...any) (n, found int) {
 		t.Helper()

@@ -239,8 +239,8 @@ func quoteJSON(t *testing.T, text string) string {
 	return string(raw)
 }
 
-// Reads every table and calls every function that a role may use. Both come from the catalog, so
-// that new ones are included.
+// The test reads every table and calls every function that a role may use. It takes both from the catalog, so that new
+// ones are included.
 func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 	t.Parallel()
 	url, store := createSensitiveEntries(t)

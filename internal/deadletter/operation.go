@@ -73,8 +73,8 @@ type Undone struct {
 	Became    map[string]int64 `json:"became" doc:"Number of reverted entries by their status now. Discarded and resolved entries return to dlq_manual."`
 }
 
-// Undo reverts the entries that are still as an operation left them, in batches with one
-// transaction each: if it is interrupted, the batches before are reverted.
+// Undo reverts an operation on those of its entries that have not changed since. It works in batches with one
+// transaction each, so an interruption leaves the earlier batches reverted.
 func (s *Store) Undo(ctx context.Context, operation uuid.UUID, act Act) (*Undone, error) {
 	out := &Undone{Operation: act.operation(), Became: map[string]int64{}}
 	params := dbsqlc.UndoParams{

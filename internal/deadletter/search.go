@@ -89,8 +89,8 @@ func isSearch(f *filter.Filter) bool {
 	return len(f.ErrorMessage) > 0 || f.Payload != nil || len(f.PayloadAt) > 0
 }
 
-// CountWithin counts the entries that a filter selects, up to most, within a time budget. more
-// reports that there are, or may be, others.
+// CountWithin counts the entries that a filter selects, up to most, within a time budget. more is true if there are
+// others, or may be because the budget ended the count.
 func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
 	budget time.Duration,
 ) (n int, more bool, err error) {
