@@ -288,8 +288,7 @@ func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, renamed)
 }
 
-// renamed returns the fields with dlqd's names, and whether they are about a job; if so, without its
-// error.
+// renamed returns the fields with dlqd's names, and whether they are about a job. It leaves out the error of a job.
 func (h riverLog) renamed(attrs []slog.Attr) (renamed []slog.Attr, ofJob bool) {
 	ofJob = h.ofJob || slices.ContainsFunc(attrs, func(a slog.Attr) bool {
 		return a.Key == "job_id" || a.Key == "job_kind"
