@@ -34,9 +34,9 @@ const (
 	markedTimeout = 5 * time.Second
 )
 
-// Regrouper moves open entries from groups of an earlier grouping method to those of
-// [strategy.GroupingMethod], which take over their counts, owners and notes. The database holds its
-// progress: a fingerprint says which method made it.
+// Regrouper moves open entries from groups of an earlier grouping method to groups of [strategy.GroupingMethod], which
+// take over their counts, owners and notes. It keeps no record of its progress: an entry's fingerprint shows which
+// method made it.
 type Regrouper struct {
 	Store  *Store
 	Logger *slog.Logger
