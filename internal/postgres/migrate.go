@@ -113,8 +113,8 @@ func (m *Migrator) Up(ctx context.Context) error {
 		if status.Attached {
 			return m.install(ctx, riverAttached)
 		}
-		// On its own River dlqd's client can lead, and a leader discards stuck jobs of kinds that
-		// it does not know.
+		// On a River of its own, dlqd's client can become River's leader. A leader discards stuck jobs of kinds that it
+		// does not know, such as those of an application.
 		if status.RiverVersion > 0 && status.Version == 0 && !m.OwnRiver {
 			return fmt.Errorf("schema %q of this database already has a River: if an application uses it, run \"dlqd "+
 				"attach\"; if it belongs to dlqd, run \"dlqd migrate up --own-river\"", m.Schemas.River)
