@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxAnswerAge is the maximum age of an answer that a queue is worked. It bounds the queries
-	// that submissions cause.
+	// maxAnswerAge is how long an answer that a queue is worked is used again. It bounds the number of queries that
+	// submissions cause.
 	maxAnswerAge = time.Second
 	// queryTimeout bounds one query, for which a submission waits.
 	queryTimeout = 2 * time.Second
