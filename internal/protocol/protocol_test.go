@@ -102,8 +102,8 @@ func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	}
 }
 
-// The trace by which the explorer first broke the rules from before failures were remembered; it
-// needs no race.
+// By this trace the explorer first broke an invariant of the earlier rules, under which dlqd did not remember failures.
+// The trace needs no race.
 func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -168,8 +168,8 @@ func TestProtocol_KeepsUniqueKeyOfFailureInFact(t *testing.T) {
 	}
 }
 
-// A redelivery that was retried outside dlqd before another job resolved the entry, and that dlqd
-// dropped before it ran, has not done the work twice.
+// A redelivery is retried outside dlqd. Before it runs, another job resolves the entry, and dlqd drops the redelivery.
+// The work then counts as done once.
 func TestProtocol_DroppedRedeliveryIsNotDoneTwice(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)

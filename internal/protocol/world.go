@@ -270,8 +270,8 @@ func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 	return left
 }
 
-// foundByReconciler reports whether all rows of a failure come from the reconciler. Rows of capture
-// are not checked for known failures if dlqd remembers nothing about the job.
+// foundByReconciler reports whether the reconciler appended all rows of a failure. Rows that capture appended are not
+// compared with known failures if dlqd has recorded nothing about the job.
 func (w *world) foundByReconciler(f int8) bool {
 	for i := range w.NInbox {
 		if w.Inbox[i].Failure == f && !w.Inbox[i].Reconciler {
@@ -611,8 +611,8 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	}
 	before, acted, byPerson := w.Entries[id].Status, w.Entries[id].Acted, w.Entries[id].ByPerson
 	defer func() {
-		// A success may resolve an entry that an operator reopened after it, if no fact had
-		// recorded it by then: the work is done.
+		// An operator may reopen an entry after its job succeeded, before any fact recorded the success. The success
+		// then resolves the entry again, because the work is done.
 		after := w.Entries[id].Status
 		if byPerson && acted > f.At && before.closed() && after.open() {
 			w.violatef(NotUndone, "an operator made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before,
