@@ -113,7 +113,7 @@ func TestKnownFailures_AreNotFiledAgainAfterClose(t *testing.T) {
 	require.Zero(t, b.fileMissed())
 	require.Equal(t, 1, b.countEntries())
 
-	// Another retry belongs to the entry, too, and its failure is included once.
+	// The failure of another retry is added to the same entry, once.
 	b.retry(id)
 	b.processInbox()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
