@@ -500,7 +500,7 @@ func TestKeeper_DeletesOldReports(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.circuit_breaker_changes"))
 }
 
-// A session that reads a month for long delays a round once, not once for each month.
+// If another session reads a month for a long time, the round waits for its lock once, not once for each month.
 func TestKeeper_StopsAtFirstLock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
