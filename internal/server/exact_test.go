@@ -107,8 +107,8 @@ func TestExact_DeliversBatchesByteForByte(t *testing.T) {
 	require.Equal(t, []string{asWritten}, receiver.all())
 }
 
-// An edit makes new text: as the operator typed it, or as a patch leaves the values that it does
-// not name.
+// An edit delivers a new text: exactly as the operator typed it. A patch leaves the text of values that it does not
+// name unchanged.
 func TestExact_DeliversEditsAsTyped(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)

@@ -12,8 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// A group from its first entry on: it is listed, assigned, marked as fixed, regresses and is muted.
-// Entries of a muted group are not logged.
+// A group appears with its first entry. It is assigned, marked as fixed, regresses and is muted. Entries of a muted
+// group are not logged.
 func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}

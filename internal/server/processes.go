@@ -17,7 +17,7 @@ import (
 // the database was restored. It must come before anything is sent and before a job runs; see
 // process.Rescue.
 func (s *Server) register(ctx context.Context) error {
-	// The two loops of process have their own pool. If requests used up a common pool, other
+	// The heartbeats and the rescue of messages have a pool of their own. If requests used up a common pool, other
 	// processes would consider this one dead.
 	config := s.pool.Config()
 	config.MaxConns, config.MinConns, config.MinIdleConns = 2, 0, 0

@@ -184,7 +184,8 @@ func TestTelemetry_TracesAMessage(t *testing.T) {
 	require.NotNil(t, collector.Metric("dlqd_database_up"))
 }
 
-// The trace of a single replay links to the trace of its request, with the request's tracestate.
+// The trace of a single entry's replay is linked to the trace of the request for it, and has the tracestate of that
+// request.
 func TestTelemetry_LinksSingleReplays(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
