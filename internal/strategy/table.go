@@ -506,8 +506,8 @@ var table = []line{
 	},
 }
 
-// weak is tried last: its names describe the operation rather than the failure, and its texts are
-// single words.
+// weak is tried after table: its names describe the operation rather than the failure, and its texts are single
+// words.
 var weak = []line{
 	{
 		rule: "code-bug", class: riverdlq.ClassCodeBug,
