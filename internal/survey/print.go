@@ -157,8 +157,8 @@ func (p *printer) linef(format string, args ...any) {
 	}
 }
 
-// table prints rows in columns. Application texts are cut to one short line of printable
-// characters, so that they cannot control the terminal.
+// table prints rows in columns. It cuts texts of the application to one short line of printable characters, so that
+// they cannot control the terminal.
 func (p *printer) table(rows [][]any) {
 	if p.err != nil {
 		return
