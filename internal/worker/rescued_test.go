@@ -177,8 +177,8 @@ func TestWorkerLost_NeedsManualHandling(t *testing.T) {
 		WHERE reason LIKE '%: its worker died, or it never ended, 2 times; rescued together with 3 others'`))
 	require.Equal(t, 4, a.count(`SELECT count(*) FROM dlq.find('{"rule": "worker-lost"}')`))
 
-	// A replay run sends such entries one at a time. The killer failed first and kills only its worker;
-	// the others complete.
+	// A replay run sends entries of jobs that may have killed their worker one at a time. The job that kills its worker
+	// failed first and kills only that worker; the others complete.
 	replayer := &replay.Replayer{Store: a.store, Planner: a.planner.Load}
 	_, err := replayer.Start(t.Context(), &replay.Request{
 		Filter: json.RawMessage(`{"rule": "worker-lost"}`), Force: true,
