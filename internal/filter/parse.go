@@ -101,7 +101,7 @@ func (s *suggestion) Error() string { return s.problem }
 // value is a value of a term.
 type value struct {
 	text   string
-	quoted bool // a quoted value has no special meaning, as me or nobody would
+	quoted bool // quoted, so that words such as me or nobody have no special meaning
 }
 
 type parser struct {
