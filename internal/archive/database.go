@@ -377,8 +377,8 @@ func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manif
 	})
 }
 
-// batches calls each with the entries of a unit that accept returns true for, in batches bounded in rows and
-// bytes.
+// batches calls each with those entries of a unit for which accept returns true, in batches that are bounded in rows
+// and bytes.
 func (a *Archive) batches(ctx context.Context, m *Manifest, accept func(line []byte) (bool, error),
 	each func([]json.RawMessage) error,
 ) error {
