@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Times of any year work in a filter. An action whose filter selects every entry is rejected unless
-// the caller confirms it. (Go's zero time is of year 1.)
+// A filter accepts times of any year. (Go's zero time is in year 1.) An action whose filter selects every entry is
+// rejected unless the caller confirms it.
 func TestFilter_AcceptsTimesOfAnyYear(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
