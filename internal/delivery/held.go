@@ -95,7 +95,8 @@ type Releaser struct {
 	// resumedAt is when an operator resumed after a restore, or when the loop started. It is zero once no message is
 	// held for a restore.
 	resumedAt time.Time
-	// queue and orderingKey are the ordering key that the last round looked at last.
+	// queue and orderingKey identify the last ordering key that the previous round read. The next round begins after
+	// it.
 	queue, orderingKey string
 
 	closed  map[string]time.Time // by destination: when its breaker was first seen closed
