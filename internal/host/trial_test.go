@@ -121,7 +121,7 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 		})
 	}
 
-	// dlqd and its operators.
+	// The actors of dlqd, and operators.
 	try := func(pool *pgxpool.Pool, sql string) { // may fail by a lock, a move that is not allowed or a concurrent change
 		if _, err := pool.Exec(t.Context(), sql); err != nil && os.Getenv("DLQD_TRIAL_VERBOSE") != "" {
 			t.Logf("%s: %v", sql, err)
