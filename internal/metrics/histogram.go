@@ -86,7 +86,7 @@ func (b *binned) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// histogram is a Prometheus metric of binned times, with classic and native buckets, both exact.
+// histogram is a Prometheus metric of binned times. It has classic and native buckets; the counts of both are exact.
 type histogram struct {
 	desc   *prometheus.Desc
 	labels []*dto.LabelPair
