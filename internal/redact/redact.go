@@ -14,8 +14,8 @@ import (
 // Hidden replaces what is not shown.
 const Hidden = "***"
 
-// minSecretLength is the length, in bytes, of the shortest secret that is searched for in texts. Shorter
-// ones occur in words.
+// minSecretLength is the length, in bytes, of the shortest secret that is searched for in texts. Shorter secrets would
+// also match parts of ordinary words.
 const minSecretLength = 4
 
 // publicSegment matches a segment of a path, or the name of a parameter, that may be shown: lower-case
