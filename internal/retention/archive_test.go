@@ -205,7 +205,7 @@ func TestRestore_RestoresAllOrNothing(t *testing.T) {
 	require.Zero(t, b.countIn("dlq_resolved"))
 }
 
-// A damaged unit does not stop the erasure from the others, and the error names it.
+// If one unit is damaged, an erasure still erases data from the other units, and its error names the damaged one.
 func TestErase_ContinuesAfterDamagedUnit(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -472,8 +472,8 @@ func TestErase_ReplacesStatistics(t *testing.T) {
 	require.Zero(t, kept())
 }
 
-// An entry whose job failed by a clock that was days ahead closed before the time in its id. When that
-// time has passed, the entry is in an older month than its id says.
+// The clock of a job's worker was days ahead, so the entry closed before the time of failure in its id. Once that time
+// has passed, the entry is in an older month than its id suggests.
 func TestErase_IncludesEntriesOfFastClocks(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
