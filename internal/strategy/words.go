@@ -229,7 +229,7 @@ func (n namesOfErrors) exactly(w *wording, i, j int) int {
 	return noLine
 }
 
-// isGeneric reports whether a word says only that a name is an error's.
+// isGeneric reports whether a word only marks a name as that of an error, such as exception.
 func isGeneric(word []byte) bool {
 	switch string(word) {
 	case "error", "errors", "exception", "err", "fault":
