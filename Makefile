@@ -61,6 +61,19 @@ model: ## check the protocol model with two jobs (TRIAL=1h, at most STATES=20000
 trial-kills: install-postgres ## kill, stop and disconnect processes that deliver 10,000 ordered messages; check for lost and repeated ones
 	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_KeepsOrderThroughKills ./cmd/dlqd
 
+.PHONY: trial-failover
+trial-failover: install-postgres ## kill a primary under load and promote its standby, five times synchronous and five times asynchronous
+	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -parallel 5 -v -run TestServe_SurvivesFailover ./cmd/dlqd
+
+.PHONY: trial-chart
+trial-chart: ## lint and render the Helm chart, decode what it renders, and load the compose file (takes minutes the first time)
+	cd tools/chart && CGO_ENABLED=0 go test ./...
+
+.PHONY: manifests
+manifests: ## copy the alerts into the Helm chart, and render deploy/kubernetes/ from it
+	cp deploy/prometheus/rules.yaml deploy/helm/dlqd/files/rules.yaml
+	cd tools/chart && DLQD_MANIFESTS=write CGO_ENABLED=0 go test -count=1 -run TestManifests ./...
+
 ROOMS ?= internal/strategy internal/breaker internal/facts internal/deadletter internal/access db/code
 COUNT ?= 60
 SEED ?= 1

@@ -1,10 +1,13 @@
 package deploy_test
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -145,5 +148,49 @@ func TestDashboard_MatchesSchema(t *testing.T) {
 		if custom[kind] {
 			check(plugin+"-custom", panel["fieldConfig"].(map[string]any)["defaults"].(map[string]any)["custom"], about)
 		}
+	}
+}
+
+// TestManifests_AreCurrent compares the chart's files with the hash of those that deploy/kubernetes was rendered from.
+// "make trial-chart" compares the manifests themselves; it needs Helm's libraries.
+func TestManifests_AreCurrent(t *testing.T) {
+	t.Parallel()
+	const chart = "helm/dlqd"
+	require.Equal(t, read(t, "prometheus/rules.yaml"), read(t, chart+"/files/rules.yaml"), "make manifests")
+	hash := sha256.New()
+	require.NoError(t, filepath.WalkDir(chart, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		raw := read(t, path)
+		_, err = fmt.Fprintf(hash, "%s %d\n%s", strings.TrimPrefix(path, chart+"/"), len(raw), raw)
+		return err
+	}))
+	for _, name := range []string{"dlqd", "migration", "monitoring"} {
+		require.Contains(t, read(t, "kubernetes/"+name+".yaml"), fmt.Sprintf("\n# chart: %x\n", hash.Sum(nil)),
+			"the chart has changed: make manifests")
+	}
+}
+
+// TestCompose checks the configuration that compose.yaml gives Prometheus and Alertmanager.
+func TestCompose(t *testing.T) {
+	t.Parallel()
+	var compose struct {
+		Configs map[string]struct{ Content string } `yaml:"configs"`
+	}
+	require.NoError(t, yaml.Unmarshal([]byte(read(t, "compose.yaml")), &compose))
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	write("rules.yaml", read(t, "prometheus/rules.yaml"))
+	run(t, "promtool", "check", "config", write("prometheus.yml", compose.Configs["prometheus"].Content))
+	run(t, "amtool", "check-config", write("alertmanager.yml", compose.Configs["alertmanager"].Content))
+	for _, name := range []string{"grafana-datasource", "grafana-dashboards"} {
+		var provisioning map[string]any
+		require.NoError(t, yaml.Unmarshal([]byte(compose.Configs[name].Content), &provisioning))
+		require.Equal(t, 1, provisioning["apiVersion"])
 	}
 }

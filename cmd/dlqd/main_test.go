@@ -104,11 +104,17 @@ func (b *syncBuffer) String() string {
 
 var servesAt = regexp.MustCompile(`api(?:=|":)\["?(http://[^\]\s"]+)`)
 
+// serve starts dlqd on a port that is free, without an archive.
 func serve(t *testing.T, args ...string) *served {
+	t.Helper()
+	return serveOnly(t, append([]string{"--listen", "127.0.0.1:0", "--archive", "none"}, args...)...)
+}
+
+func serveOnly(t *testing.T, args ...string) *served {
 	t.Helper()
 	s := &served{t: t, log: &syncBuffer{}, read: make(chan struct{})}
 	s.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program,
-		append([]string{"serve", "--listen", "127.0.0.1:0", "--archive", "none"}, args...)...)
+		append([]string{"serve"}, args...)...)
 	pipe, err := s.cmd.StderrPipe()
 	require.NoError(t, err)
 	s.stderr = pipe
