@@ -177,6 +177,22 @@ var checks = []check{
 		"see the log of that dlqd: wait for a migration, an erasure or a backfill; restart a process that hangs",
 	},
 	{
+		"replication", `SELECT (r.commit = 'off' OR r.commit <> 'local' AND r.names <> '' AND r.standbys = 0)::integer::float8,
+			CASE WHEN r.commit = 'off' THEN
+				'synchronous_commit is off: after a crash, messages and moves that were acknowledged may be missing'
+			WHEN r.commit <> 'local' AND r.names <> '' THEN format('synchronous: a commit waits for standbys '
+				'(synchronous_standby_names = %L, synchronous_commit = %s); %s', r.names, r.commit, r.connected)
+			WHEN r.standbys > 0 THEN 'asynchronous: what is acknowledged may be missing after a promotion; ' || r.connected
+			ELSE 'no standby is connected' END
+			FROM (SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), s.n,
+				s.n || CASE s.n WHEN 1 THEN ' standby is' ELSE ' standbys are' END || ' connected'
+				FROM (SELECT count(*) FROM pg_stat_replication) s (n)) r (commit, names, standbys, connected)`,
+		func(n float64) bool { return n > 0 },
+		"%[2]s", "%[2]s",
+		"for dlqd's role: ALTER ROLE … SET synchronous_commit = on. If commits wait for a standby that is gone: start it, " +
+			"or change synchronous_standby_names (ALTER SYSTEM, then pg_reload_conf)",
+	},
+	{
 		"replication slots", `SELECT coalesce(max(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
 			ELSE pg_current_wal_lsn() END, restart_lsn)), 0)::float8,
 			coalesce((array_agg(slot_name::text ORDER BY restart_lsn))[1], '') FROM pg_replication_slots

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,10 @@ import (
 // DefaultMaxConns bounds a pool whose URL has no pool_max_conns. River's completer and fetches
 // share the pool with the API.
 const DefaultMaxConns = 20
+
+// hostTimeout bounds an attempt to connect to one of several hosts, unless the URL has a connect_timeout. pgx's
+// default of two minutes is longer than a failover: each new connection would wait for a host that is gone.
+const hostTimeout = 3 * time.Second
 
 // ApplicationName is the application_name of dlqd's sessions, unless the URL sets another.
 const ApplicationName = "dlqd"
@@ -75,6 +80,20 @@ func parse(url string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
+// followPrimary makes connections to several hosts go to the one that accepts writes, since dlqd cannot
+// work on a standby.
+func followPrimary(config *pgx.ConnConfig) {
+	if !slices.ContainsFunc(config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
+		return f.Host != config.Host || f.Port != config.Port // others differ in TLS
+	}) {
+		return
+	}
+	if config.ValidateConnect == nil { // otherwise the URL has target_session_attrs
+		config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	}
+	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, hostTimeout)
+}
+
 func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration,
 	connected func(context.Context, *pgx.Conn),
 ) (*pgxpool.Pool, error) {
@@ -89,6 +108,7 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = ApplicationName
 	}
+	followPrimary(config.ConnConfig)
 	config.ConnConfig.Tracer = timeouts{limit}
 	maps.Copy(config.ConnConfig.RuntimeParams, sessionParameters)
 	if connected != nil {

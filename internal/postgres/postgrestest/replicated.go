@@ -1,0 +1,158 @@
+package postgrestest
+
+import (
+	"context"
+	"log/slog"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Replicated is a Postgres server with a streaming standby. Clients reach both through listeners on loopback.
+type Replicated struct {
+	URL string // of a database of Role, with both hosts
+
+	tb       testing.TB
+	primary  *postgres.Embedded
+	standby  *postgres.Embedded
+	dir      string
+	stream   *Proxy // from the primary to the standby
+	stopping bool   // Lag was called
+}
+
+// NewReplicated starts the servers, for the length of the test. If synchronous, each commit waits for
+// the standby.
+func NewReplicated(tb testing.TB, synchronous bool) *Replicated {
+	tb.Helper()
+	dir, err := os.MkdirTemp(dir(), "dlqd-replicated-")
+	require.NoError(tb, err)
+	require.NoError(tb, os.Chmod(dir, 0o711)) //nolint:gosec // the servers' user has to come in
+	r := &Replicated{tb: tb, dir: dir}
+	tb.Cleanup(func() {
+		r.resume()
+		for _, server := range []*postgres.Embedded{r.standby, r.primary} {
+			if server != nil {
+				_ = server.StopWithin(10 * time.Second)
+			}
+		}
+		_ = os.RemoveAll(dir)
+	})
+	r.primary = r.start("primary")
+	r.stream = NewProxy(tb, r.primary.URL())
+	r.exec(r.primary.URL(), "CREATE ROLE "+Role+" LOGIN")
+	r.exec(r.primary.URL(), "CREATE DATABASE replicated OWNER "+Role)
+	r.copyPrimary()
+	r.standby = r.start("standby")
+	if synchronous {
+		r.exec(r.primary.URL(), "ALTER SYSTEM SET synchronous_standby_names = '*'")
+		r.exec(r.primary.URL(), "SELECT pg_reload_conf()")
+	}
+	want := map[bool]string{true: "sync", false: "async"}[synchronous]
+	require.Eventually(tb, func() bool {
+		return r.text(r.primary.URL(), "SELECT coalesce(max(sync_state), '') FROM pg_stat_replication") == want
+	}, time.Minute, 10*time.Millisecond, "the standby is %s", want)
+
+	hosts := make([]string, 2)
+	for i, server := range []*postgres.Embedded{r.primary, r.standby} {
+		hosts[i] = parse(NewProxy(tb, server.URL()).URL).Host
+	}
+	r.URL = (&url.URL{
+		Scheme: "postgres", User: url.User(Role), Host: strings.Join(hosts, ","), Path: "/replicated",
+		RawQuery: "sslmode=disable",
+	}).String()
+	return r
+}
+
+func (r *Replicated) start(name string) *postgres.Embedded {
+	r.tb.Helper()
+	server, err := postgres.StartEmbedded(r.tb.Context(), postgres.EmbeddedConfig{
+		DataDir: filepath.Join(r.dir, name), BinDir: os.Getenv("DLQD_TEST_POSTGRES_BIN"), Throwaway: true,
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(r.tb, err)
+	return server
+}
+
+// copyPrimary makes the standby's files, as the user that the servers run as.
+func (r *Replicated) copyPrimary() {
+	r.tb.Helper()
+	of, err := os.Stat(filepath.Join(r.dir, "primary", "pgdata"))
+	require.NoError(r.tb, err)
+	stat, ok := of.Sys().(*syscall.Stat_t)
+	require.True(r.tb, ok)
+	to := filepath.Join(r.dir, "standby")
+	require.NoError(r.tb, os.Mkdir(to, 0o700))
+	require.NoError(r.tb, os.Chown(to, int(stat.Uid), int(stat.Gid)))
+	binaries, err := postgres.FindBinaries(r.tb.Context(), os.Getenv("DLQD_TEST_POSTGRES_BIN"), 0)
+	require.NoError(r.tb, err)
+	from := parse(r.stream.URL)
+	from.Path = "/postgres"
+	cmd := exec.CommandContext(r.tb.Context(), binaries.Path("pg_basebackup"), //nolint:gosec // a test helper
+		"--dbname", from.String(), "--pgdata", filepath.Join(to, "pgdata"), "--write-recovery-conf",
+		"--checkpoint", "fast", "--no-sync")
+	cmd.Dir = "/"
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: stat.Uid, Gid: stat.Gid}}
+	}
+	out, err := cmd.CombinedOutput()
+	require.NoError(r.tb, err, string(out))
+}
+
+// Lag stops the stream to the standby, until Fail. The standby has all that was committed before the
+// time that Lag returns.
+func (r *Replicated) Lag() time.Time {
+	r.tb.Helper()
+	at := time.Now()
+	position := r.text(r.primary.URL(), "SELECT pg_current_wal_lsn()::text")
+	require.Eventually(r.tb, func() bool {
+		return r.text(r.standby.URL(), "SELECT (pg_last_wal_receive_lsn() >= '"+position+"')::text") == "true"
+	}, time.Minute, time.Millisecond)
+	r.stream.Hold()
+	r.stopping = true
+	return at
+}
+
+// Fail kills the primary and promotes the standby.
+func (r *Replicated) Fail() {
+	r.tb.Helper()
+	raw, err := os.ReadFile(filepath.Join(r.dir, "primary", "pgdata", "postmaster.pid"))
+	require.NoError(r.tb, err)
+	pid, err := strconv.Atoi(strings.SplitN(string(raw), "\n", 2)[0])
+	require.NoError(r.tb, err)
+	require.NoError(r.tb, syscall.Kill(pid, syscall.SIGKILL))
+	<-r.primary.Exited()
+	require.Equal(r.tb, "true", r.text(r.standby.URL(), "SELECT pg_promote()::text"))
+	r.resume() // what the stream held arrives too late
+}
+
+func (r *Replicated) resume() {
+	if r.stopping {
+		r.stream.Release()
+		r.stopping = false
+	}
+}
+
+func (r *Replicated) exec(url, sql string) {
+	r.tb.Helper()
+	admin(r.tb.Context(), r.tb, url, sql)
+}
+
+func (r *Replicated) text(url, sql string) (text string) {
+	r.tb.Helper()
+	conn, err := pgx.Connect(r.tb.Context(), url)
+	require.NoError(r.tb, err)
+	defer func() { _ = conn.Close(context.WithoutCancel(r.tb.Context())) }()
+	require.NoError(r.tb, conn.QueryRow(r.tb.Context(), sql).Scan(&text))
+	return text
+}
