@@ -13,6 +13,7 @@
 //	go run ./bench outage       ten minutes of outage of one of three destinations; -scale 0.1 for one minute
 //	go run ./bench filing       failures filed and decided per second, and the time from a job's commit to the decision
 //	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
+//	go run ./bench production   connections, WAL, disk, processor time and memory of 1, 2 and 4 processes
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
 // Postgres is an embedded server with default settings and fsync on. It, dlqd and the load share
@@ -55,6 +56,7 @@ var runs = map[string]func(*bench, float64) error{
 	"metrics":    metricsBench,
 	"access":     accessBench,
 	"processing": processing,
+	"production": production,
 	"capture":    capture,
 	"claim":      claim,
 	"console":    consoleBench,
@@ -75,7 +77,7 @@ func main() {
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
-			"ingest|access|processing|capture|claim|console|filing|indexes|metrics|outage|replay|retention|analytics")
+			"ingest|access|processing|capture|claim|console|filing|indexes|metrics|outage|production|replay|retention|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin, *keep); err != nil {

@@ -37,7 +37,8 @@ func (s *submissions) submit(client int, apis []string, stop <-chan struct{}) {
 				return
 			default:
 			}
-			response, err := http1.Post(apis[(client+try)%len(apis)]+"/api/messages", "application/json", strings.NewReader(body))
+			api := apis[(client+try)%len(apis)] + "/api/messages"
+			response, err := http1.Post(api, "application/json", strings.NewReader(body))
 			if err == nil {
 				_, _ = io.Copy(io.Discard, response.Body)
 				_ = response.Body.Close()
@@ -156,7 +157,7 @@ func failOver(t *testing.T, synchronous bool) {
 	done := time.Now()
 	waiting := func() int {
 		return count(`SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable', 'scheduled', 'pending')
-			`)+count("SELECT count(*) FROM dlq.dead_letter_inbox")
+			`) + count("SELECT count(*) FROM dlq.dead_letter_inbox")
 	}
 	if inTrial {
 		require.Eventually(t, func() bool { return waiting() == 0 }, 6*time.Minute, 50*time.Millisecond,
@@ -204,9 +205,9 @@ func failOver(t *testing.T, synchronous bool) {
 	}
 	mu.Unlock()
 	t.Logf("%s: %d messages accepted, %d lost of %d accepted while the standby lagged; held: %t; %d delivered twice; "+
-		"promoted %s after the kill, both ready %s after that; the last message done after %s, %d rescued", kind, len(sent.accepted), lost, exposed, held, repeats,
-		promoted.Sub(killed).Round(10*time.Millisecond), ready.Round(10*time.Millisecond),
-		late.Round(10*time.Millisecond), rescued)
+		"promoted %s after the kill, both ready %s after that; the last message done after %s, %d rescued",
+		kind, len(sent.accepted), lost, exposed, held, repeats, promoted.Sub(killed).Round(10*time.Millisecond),
+		ready.Round(10*time.Millisecond), late.Round(10*time.Millisecond), rescued)
 	for _, s := range processes {
 		require.Zero(t, s.stop(syscall.SIGTERM), s.log.String())
 	}

@@ -532,15 +532,16 @@ func freePort(t *testing.T) string {
 
 var testedBlock = regexp.MustCompile("(?s)```sh test\n(.*?)```")
 
-// TestREADME runs the commands of the README's quick start unchanged, except for the ports.
-func TestREADME(t *testing.T) {
-	t.Parallel()
-	raw, err := os.ReadFile("../../README.md")
+// runBlocks runs the tested blocks of a document as one script, unchanged except for the ports, and
+// returns its output.
+func runBlocks(t *testing.T, path string, blocks int) string {
+	t.Helper()
+	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	script := "set -eu\ntrap 'kill $(jobs -p); wait' EXIT\n"
-	blocks := testedBlock.FindAllStringSubmatch(string(raw), -1)
-	require.Len(t, blocks, 2)
-	for _, block := range blocks {
+	found := testedBlock.FindAllStringSubmatch(string(raw), -1)
+	require.Len(t, found, blocks)
+	for _, block := range found {
 		script += block[1]
 	}
 	api := freePort(t)
@@ -554,12 +555,31 @@ func TestREADME(t *testing.T) {
 	var out syncBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Run(), out.String())
+	return out.String()
+}
+
+// TestREADME runs the commands of the README's quick start.
+func TestREADME(t *testing.T) {
+	t.Parallel()
+	out := runBlocks(t, "../../README.md", 2)
 	for _, want := range []string{
 		`{"messageId":"pay-1","jobId":1}`, `"state":`, "is accepted, as job 2", "ID  ",
 		"last 24 hours:", "error_class",
 	} {
-		require.Contains(t, out.String(), want)
+		require.Contains(t, out, want)
 	}
+}
+
+// TestTutorial runs the commands of docs/tutorial.md.
+func TestTutorial(t *testing.T) {
+	t.Parallel()
+	out := runBlocks(t, "../../docs/tutorial.md", 11)
+	for _, want := range []string{
+		"CustomerNotFound", "no such customer", "invoices went to the old archive", "dlq_resolved",
+	} {
+		require.Contains(t, out, want)
+	}
+	require.Contains(t, out, `{"messages": 60, "repeats": 0}`, "each invoice arrived once")
 }
 
 // TestServe_ExampleConfig serves with config/, which docs/operations.md refers to.
