@@ -289,3 +289,12 @@ func command(t *testing.T, name string, args ...string) {
 	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
 	require.NoError(t, err, string(out))
 }
+
+func TestExamine_ReportsReplication(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.URL(t)
+	require.True(t, examine(t, postgrestest.Open(t, url))["replication"].OK)
+	found := examine(t, postgrestest.Open(t, url+"&synchronous_commit=off"))["replication"]
+	require.False(t, found.OK)
+	require.Contains(t, found.Detail, "synchronous_commit is off")
+}
