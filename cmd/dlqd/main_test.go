@@ -532,8 +532,8 @@ func freePort(t *testing.T) string {
 
 var testedBlock = regexp.MustCompile("(?s)```sh test\n(.*?)```")
 
-// runBlocks runs the tested blocks of a document as one script, unchanged except for the ports, and
-// returns its output.
+// runBlocks runs the tested blocks of a document as one script, unchanged except for the ports and the
+// patience of curl, and returns its output.
 func runBlocks(t *testing.T, path string, blocks int) string {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -546,7 +546,8 @@ func runBlocks(t *testing.T, path string, blocks int) string {
 	}
 	api := freePort(t)
 	script = strings.NewReplacer("make build\n", "", "bin/dlqd serve", program+" serve --listen "+api, "bin/dlqd", program,
-		"127.0.0.1:9090", freePort(t), "127.0.0.1:7353", api).Replace(script)
+		"127.0.0.1:9090", freePort(t), "127.0.0.1:7353", api,
+		"--retry 50", "--retry 500").Replace(script) // on a busy machine the server takes minutes to start
 	dir := dataDir(t)
 	require.NoError(t, os.Chmod(dir, 0o711))
 	cmd := exec.CommandContext(t.Context(), "bash", "-c", script)
