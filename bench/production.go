@@ -41,7 +41,8 @@ func production(b *bench, scale float64) error {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(dir, "dlqd")
-	if out, err := exec.CommandContext(b.ctx, "go", "build", "-o", program, "./cmd/dlqd").CombinedOutput(); err != nil {
+	build := exec.CommandContext(b.ctx, "go", "build", "-o", program, "./cmd/dlqd") //nolint:gosec // in a directory of its own
+	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build: %w: %s", err, out)
 	}
 	b.row("processes", "messages/s", "dlqd: CPU ms/1,000", "Postgres: CPU ms/1,000", "WAL bytes each", "disk bytes each",
@@ -287,7 +288,7 @@ func (p *productionRun) serverTime() time.Duration {
 	postmaster, _ := strconv.Atoi(strings.SplitN(string(raw), "\n", 2)[0])
 	sum := processorTime(postmaster, true)
 	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", postmaster, postmaster))
-	for _, child := range strings.Fields(string(children)) {
+	for child := range strings.FieldsSeq(string(children)) {
 		pid, _ := strconv.Atoi(child)
 		sum += processorTime(pid, false)
 	}

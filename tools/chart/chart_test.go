@@ -59,7 +59,7 @@ func installations() map[string]values {
 			"podDisruptionBudget": values{"enabled": false},
 		},
 		"roles": {
-			"archive": "/archive", "existingPolicy": "policy", "environment": "prod", "logFormat": "text",
+			"archive": "s3://b?region=r", "existingPolicy": "policy", "environment": "prod", "logFormat": "text",
 			"database": values{"mode": "attached", "schema": "dead", "riverSchema": "river"},
 			"roles": values{
 				"api": values{}, "process": values{"replicas": 3, "maxConnections": 10},
@@ -330,6 +330,7 @@ func TestChart_RefusesWrongValues(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]values{
 		"no archive":      {},
+		"a directory":     {"archive": "/archive"}, // there is no volume
 		"unknown value":   {"archive": "none", "replica": 1},
 		"unknown role":    {"archive": "none", "roles": values{"worker": values{}}},
 		"unknown mode":    {"archive": "none", "database": values{"mode": "shared"}},

@@ -35,7 +35,7 @@ type Replicated struct {
 // the standby.
 func NewReplicated(tb testing.TB, synchronous bool) *Replicated {
 	tb.Helper()
-	dir, err := os.MkdirTemp(dir(), "dlqd-replicated-")
+	dir, err := os.MkdirTemp(dir(), "dlqd-replicated-") //nolint:usetesting // tb.TempDir is closed to the servers' user
 	require.NoError(tb, err)
 	require.NoError(tb, os.Chmod(dir, 0o711)) //nolint:gosec // the servers' user has to come in
 	r := &Replicated{tb: tb, dir: dir}
