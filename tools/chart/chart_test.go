@@ -49,13 +49,15 @@ type values = map[string]any
 
 // installations are the values that tests render, by name.
 func installations() map[string]values {
+	image := values{"repository": "registry.example.com/dlqd-s3"}
 	return map[string]values{
 		"plain": {
-			"archive": "s3://dlqd-archive?region=eu-central-1", "serviceMonitor": values{"enabled": true},
+			"image": image, "archive": "s3://dlqd-archive?region=eu-central-1", "serviceMonitor": values{"enabled": true},
 			"prometheusRule": values{"enabled": true},
 		},
 		"small": {
-			"archive": "none", "replicas": 1, "migration": values{"enabled": false}, "networkPolicy": values{"enabled": false},
+			"image": image, "archive": "none", "replicas": 1,
+			"migration": values{"enabled": false}, "networkPolicy": values{"enabled": false},
 			"podDisruptionBudget": values{"enabled": false},
 		},
 		"roles": {
@@ -70,7 +72,8 @@ func installations() map[string]values {
 			"extraArgs":      []any{"--rate-limit=100/s"},
 			"extraEnv":       []any{values{"name": "AWS_REGION", "value": "eu-central-1"}},
 			"serviceAccount": values{"name": "archive"}, "imagePullSecrets": []any{values{"name": "registry"}},
-			"image": values{"digest": "sha256:" + strings.Repeat("a", 64)}, "nodeSelector": values{"disk": "fast"},
+			"image":          values{"repository": "dlqd", "digest": "sha256:" + strings.Repeat("a", 64)},
+			"nodeSelector":   values{"disk": "fast"},
 			"tolerations":    []any{values{"key": "spot", "operator": "Exists"}},
 			"affinity":       values{"nodeAffinity": values{}},
 			"serviceMonitor": values{"enabled": true, "tokenSecret": "", "labels": values{"release": "monitoring"}},
@@ -320,7 +323,7 @@ func TestChart_AlertsAreTheFiles(t *testing.T) {
 	require.NoError(t, yaml.UnmarshalStrict([]byte(text), &want))
 	require.NotEmpty(t, want.Groups)
 	rules := manifests(t, "dlqd", values{
-		"archive": "none", "url": "https://dlqd.example.com", "prometheusRule": values{"enabled": true},
+		"image": values{"repository": "dlqd"}, "archive": "none", "url": "https://dlqd.example.com", "prometheusRule": values{"enabled": true},
 	}).rules
 	require.Len(t, rules, 1)
 	require.Equal(t, want, rules[0].Spec)
@@ -330,6 +333,7 @@ func TestChart_RefusesWrongValues(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]values{
 		"no archive":      {},
+		"no image":        {"archive": "none", "image": values{"tag": "1"}},
 		"a directory":     {"archive": "/archive"}, // there is no volume
 		"unknown value":   {"archive": "none", "replica": 1},
 		"unknown role":    {"archive": "none", "roles": values{"worker": values{}}},
@@ -338,6 +342,9 @@ func TestChart_RefusesWrongValues(t *testing.T) {
 		"a path in a URL": {"archive": "none", "url": "https://example.com/dlqd"},
 		"a file":          {"archive": "none", "policy": values{"../x": ""}},
 	} {
+		if _, has := set["image"]; !has {
+			set["image"] = values{"repository": "dlqd"}
+		}
 		_, err := render(t, "dlqd", set)
 		require.Error(t, err, name)
 	}
@@ -398,7 +405,7 @@ func TestCompose_Loads(t *testing.T) {
 	project, err := loader.LoadWithContext(context.Background(), types.ConfigDetails{
 		WorkingDir:  deploy,
 		ConfigFiles: []types.ConfigFile{{Filename: "compose.yaml", Content: raw}},
-		Environment: types.Mapping{},
+		Environment: types.Mapping{"DLQD_IMAGE": "dlqd/dlqd:0.2.0"},
 	})
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"postgres", "migrate", "dlqd", "prometheus", "alertmanager", "grafana"},
