@@ -52,6 +52,73 @@ COMMENT ON FUNCTION dlq.jobs IS
     '"payload": {"customer": "cus_81"}, "after", "before" (when they ended), "heldFor": "breaker", "overdue": '
     '"1 hour"}.';
 
+-- list_jobs reads one range of River's index of (state, queue, priority, scheduled_at, id) for each of
+-- River's four priorities, so that a page costs the same, however many jobs there are. A caller who sees
+-- only some kinds of the queue gets the matching jobs among the next 1,000.
+CREATE OR REPLACE FUNCTION dlq.list_jobs(p_queue text, p_state text, p_limit integer, p_at timestamptz DEFAULT NULL,
+    p_id bigint DEFAULT NULL) RETURNS TABLE (id bigint, at timestamptz, visible boolean)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    v_scope constant jsonb := dlq.scope();
+    v_whole constant boolean := dlq.in_scope(p_queue, NULL, v_scope);
+    v_down  constant boolean := p_state IN ('cancelled', 'completed', 'discarded');
+BEGIN
+    RETURN QUERY EXECUTE format(
+        'SELECT w.id, w.scheduled_at, CASE WHEN $6 THEN true
+             ELSE dlq.in_scope($1, CASE w.kind WHEN ''dlqd_message'' THEN w.args ->> ''kind'' ELSE w.kind END, $7) END
+         FROM (SELECT j.* FROM generate_series(1, 4) p (priority)
+               CROSS JOIN LATERAL (SELECT j.id, j.scheduled_at, j.kind, j.args FROM river.river_job j
+                   WHERE j.state = $2::river.river_job_state AND j.queue = $1 AND j.priority = p.priority
+                       AND (j.scheduled_at, j.id) %1$s ($4, $5)
+                   ORDER BY j.scheduled_at %2$s, j.id %2$s LIMIT $3) j
+               ORDER BY j.scheduled_at %2$s, j.id %2$s LIMIT $3) w
+         ORDER BY w.scheduled_at %2$s, w.id %2$s',
+        CASE WHEN v_down THEN '<' ELSE '>' END, CASE WHEN v_down THEN 'DESC' ELSE 'ASC' END)
+        USING p_queue, p_state, CASE WHEN v_whole THEN p_limit ELSE greatest(p_limit, 1000) END,
+            coalesce(p_at, CASE WHEN v_down THEN 'infinity'::timestamptz ELSE '-infinity' END),
+            coalesce(p_id, CASE WHEN v_down THEN 9223372036854775807 ELSE 0 END), v_whole, v_scope;
+END
+$$;
+COMMENT ON FUNCTION dlq.list_jobs IS
+    'The ids of River''s jobs of a queue in a state, after the job with p_at and p_id, and whether the caller may '
+    'see each: those that wait or run by the time of their next attempt, the earliest first; those that ended '
+    'the latest first.';
+
+CREATE OR REPLACE FUNCTION dlq.show_jobs(p_ids bigint[], p_all boolean DEFAULT true)
+RETURNS TABLE (id bigint, state text, queue text, kind text, message_id text, priority integer, attempt integer,
+    max_attempts integer, created_at timestamptz, scheduled_at timestamptz, attempted_at timestamptz,
+    finalized_at timestamptz, attempted_by text, held_for text, cancelling boolean, entry_id uuid, errors jsonb,
+    args jsonb)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
+SET jit = off AS $$
+DECLARE
+    v_scope  constant jsonb := dlq.scope();
+    v_mask   constant jsonb := dlq.mask();
+    v_hidden constant text[] := dlq.hidden_columns();
+BEGIN
+    RETURN QUERY SELECT j.id, j.state::text, j.queue::text, k.kind, CASE j.kind WHEN 'dlqd_message'
+            THEN j.args ->> 'messageId' END, j.priority::integer, j.attempt::integer, j.max_attempts::integer,
+        j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at,
+        j.attempted_by[cardinality(j.attempted_by)]::text,
+        CASE WHEN j.state = 'scheduled' THEN j.metadata ->> 'dlq:held' END, j.metadata ? 'cancel_attempted_at',
+        dlq.to_uuid(j.metadata ->> 'dlq:entry_id'), e.errors,
+        CASE WHEN p_all AND NOT 'original_event' = ANY (v_hidden) THEN dlq.masked_event(j.args, j.kind, v_mask) END
+    FROM river.river_job j
+    CROSS JOIN LATERAL (SELECT CASE j.kind WHEN 'dlqd_message' THEN j.args ->> 'kind' ELSE j.kind END AS kind) k
+    CROSS JOIN LATERAL (
+        SELECT jsonb_agg(jsonb_build_object('at', f.failure -> 'at', 'attempt', f.failure -> 'attempt', 'error',
+            dlq.masked_text(f.failure ->> 'error', v_mask,
+                dlq.sensitive_values(j.args, NULL, j.metadata, j.kind, v_mask))) ORDER BY f.place) AS errors
+        FROM unnest(j.errors) WITH ORDINALITY f (failure, place)
+        WHERE NOT v_hidden && '{error_message,retry_history}' AND (p_all OR f.place = cardinality(j.errors))) e
+    WHERE j.id = ANY (p_ids) AND dlq.in_scope(j.queue, k.kind, v_scope);
+END
+$$;
+COMMENT ON FUNCTION dlq.show_jobs IS
+    'River''s jobs with these ids in the caller''s scope, masked as entries are: p_all with args and every error, '
+    'otherwise with the last error only.';
+
 CREATE OR REPLACE FUNCTION dlq.count_jobs(p_filter jsonb DEFAULT '{}')
 RETURNS TABLE (state text, queue text, jobs bigint, first_scheduled timestamptz, last_attempted timestamptz,
     first_ended timestamptz, last_ended timestamptz)

@@ -45,3 +45,26 @@ SELECT j.queue, j.state::text AS state, count(*) AS jobs,
 FROM river.river_job j
 WHERE j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
 GROUP BY j.queue, j.state;
+
+-- name: ListJobs :many
+SELECT l.id::bigint AS id, l.at::timestamptz AS at, l.visible::boolean AS visible
+FROM dlq.list_jobs(@queue::text, @state::text, @max_jobs::integer, sqlc.narg('after')::timestamptz,
+    sqlc.narg('after_id')::bigint) l;
+
+-- name: ShowJobs :many
+-- ShowJobs returns jobs. A time or an id that is absent is the epoch or the nil UUID.
+SELECT j.id::bigint AS id, j.state::text AS state, j.queue::text AS queue, coalesce(j.kind, '')::text AS kind,
+    coalesce(j.message_id, '')::text AS message_id, j.priority::integer AS priority, j.attempt::integer AS attempt,
+    j.max_attempts::integer AS max_attempts, j.created_at::timestamptz AS created_at,
+    j.scheduled_at::timestamptz AS scheduled_at,
+    coalesce(j.attempted_at, 'epoch')::timestamptz AS attempted_at,
+    coalesce(j.finalized_at, 'epoch')::timestamptz AS finalized_at,
+    coalesce(j.attempted_by, '')::text AS attempted_by, coalesce(j.held_for, '')::text AS held_for,
+    j.cancelling::boolean AS cancelling,
+    coalesce(j.entry_id, '00000000-0000-0000-0000-000000000000')::uuid AS entry_id, coalesce(j.errors, '[]')::jsonb AS errors,
+    coalesce(j.args, 'null')::jsonb AS args
+FROM dlq.show_jobs(@ids::bigint[], @everything::boolean) j;
+
+-- name: LockJob :one
+-- LockJob locks a job unless another session has locked it, and returns its state.
+SELECT state::text AS state FROM river.river_job WHERE id = @id FOR NO KEY UPDATE SKIP LOCKED;

@@ -76,6 +76,8 @@ var needs = map[string]need{
 
 	"search-audit": {access.Reader, true}, "list-erasures": {access.Reader, false}, "erase": {access.Admin, false},
 	"list-queues": {access.Reader, true}, "pause-queue": {access.Operator, true}, "resume-queue": {access.Operator, true},
+	"list-jobs": {access.Reader, true}, "get-job": {access.Reader, true},
+	"cancel-job": {access.Operator, true}, "retry-job": {access.Operator, true},
 	"list-circuit-breakers": {access.Reader, true}, "open-circuit-breaker": {access.Operator, true},
 	"reset-circuit-breaker": {access.Operator, true},
 	"get-automatic":         {access.Reader, false},

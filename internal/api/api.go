@@ -108,7 +108,7 @@ type Config struct {
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
 	Groups       *group.Store
-	River        *river.Client[pgx.Tx] // lists and pauses queues; works no jobs
+	River        *river.Client[pgx.Tx] // lists and pauses queues, cancels and retries jobs; works none
 	Access       *access.Authenticator // nil: no authentication
 	Metrics      *metrics.Metrics
 	Tracer       trace.Tracer // nil: requests are not traced
@@ -253,6 +253,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: "tokens", Description: "API tokens: create, list and revoke them."},
 		{Name: "audit", Description: "The audit trail, and erasure of personal data."},
 		{Name: "queues", Description: "List, pause and resume queues."},
+		{Name: "jobs", Description: "River's jobs: messages, and jobs of applications, that are no dead letters yet or any more."},
 		{Name: "circuit breakers", Description: "Breakers that stop deliveries to a failing destination."},
 		{Name: operationsTag, Description: "Health and settings of dlqd itself."},
 	}
@@ -272,6 +273,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerAudit(api)
 	s.registerApprovals(api)
 	s.registerQueues(api)
+	s.registerJobs(api)
 	s.registerAutomatic(api)
 	s.registerRestored(api)
 	s.registerCapture(api)

@@ -76,6 +76,9 @@ func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 // DB returns the store's pool for queries of other packages. It renders schema names.
 func (s *Store) DB() postgres.DB { return s.db }
 
+// In returns a transaction for statements with the schema names of queries.
+func (s *Store) In(tx pgx.Tx) postgres.DB { return s.schemas.Rendered(tx) }
+
 // InTx runs fn in a transaction with sequential scans disabled. A session can plan while the open
 // partition is small and keep that plan while the partition grows; the plan would then scan the
 // whole partition each time.

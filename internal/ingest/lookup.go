@@ -89,14 +89,15 @@ func (i *Ingester) Lookup(ctx context.Context, messageID string) (*Position, err
 	switch {
 	case len(entries) > 0:
 		position.State = DeadLettered
-		position.DeadLetter = linkTo(entries[0].ID, entries[0].Status)
+		position.DeadLetter = LinkTo(entries[0].ID, entries[0].Status)
 	case position.JobID == 0:
 		return nil, fmt.Errorf("message %s: %w", messageID, ErrNoMessage)
 	}
 	return position, nil
 }
 
-func linkTo(entry uuid.UUID, status string) *DeadLetterLink {
+// LinkTo returns the link to a dead letter.
+func LinkTo(entry uuid.UUID, status string) *DeadLetterLink {
 	return &DeadLetterLink{ID: entry, Status: status, URL: "/api/dlq/entries/" + entry.String()}
 }
 

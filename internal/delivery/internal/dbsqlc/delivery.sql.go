@@ -7,7 +7,10 @@ package dbsqlc
 
 import (
 	"context"
+	"encoding/json"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 const AttemptRuns = `-- name: AttemptRuns :one
@@ -68,6 +71,52 @@ func (q *Queries) ForgetOrdered(ctx context.Context) (int32, error) {
 	var forgotten int32
 	err := row.Scan(&forgotten)
 	return forgotten, err
+}
+
+const ListJobs = `-- name: ListJobs :many
+SELECT l.id::bigint AS id, l.at::timestamptz AS at, l.visible::boolean AS visible
+FROM dlq.list_jobs($1::text, $2::text, $3::integer, $4::timestamptz,
+    $5::bigint) l
+`
+
+type ListJobsParams struct {
+	Queue   string
+	State   string
+	MaxJobs int32
+	After   *time.Time
+	AfterID *int64
+}
+
+type ListJobsRow struct {
+	ID      int64
+	At      time.Time
+	Visible bool
+}
+
+func (q *Queries) ListJobs(ctx context.Context, arg ListJobsParams) ([]ListJobsRow, error) {
+	rows, err := q.db.Query(ctx, ListJobs,
+		arg.Queue,
+		arg.State,
+		arg.MaxJobs,
+		arg.After,
+		arg.AfterID,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListJobsRow{}
+	for rows.Next() {
+		var i ListJobsRow
+		if err := rows.Scan(&i.ID, &i.At, &i.Visible); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const LiveJobs = `-- name: LiveJobs :many
@@ -151,6 +200,18 @@ func (q *Queries) LockAttempts(ctx context.Context, arg LockAttemptsParams) ([]i
 	return items, nil
 }
 
+const LockJob = `-- name: LockJob :one
+SELECT state::text AS state FROM river.river_job WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED
+`
+
+// LockJob locks a job unless another session has locked it, and returns its state.
+func (q *Queries) LockJob(ctx context.Context, id int64) (string, error) {
+	row := q.db.QueryRow(ctx, LockJob, id)
+	var state string
+	err := row.Scan(&state)
+	return state, err
+}
+
 const OrderPredecessor = `-- name: OrderPredecessor :one
 SELECT coalesce(dlq.order_predecessor($1::text, $2::text, $3::bigint, $4::timestamptz),
     0)::bigint AS job
@@ -196,6 +257,86 @@ func (q *Queries) ReleaseHeld(ctx context.Context, arg ReleaseHeldParams) (int32
 	var released int32
 	err := row.Scan(&released)
 	return released, err
+}
+
+const ShowJobs = `-- name: ShowJobs :many
+SELECT j.id::bigint AS id, j.state::text AS state, j.queue::text AS queue, coalesce(j.kind, '')::text AS kind,
+    coalesce(j.message_id, '')::text AS message_id, j.priority::integer AS priority, j.attempt::integer AS attempt,
+    j.max_attempts::integer AS max_attempts, j.created_at::timestamptz AS created_at,
+    j.scheduled_at::timestamptz AS scheduled_at,
+    coalesce(j.attempted_at, 'epoch')::timestamptz AS attempted_at,
+    coalesce(j.finalized_at, 'epoch')::timestamptz AS finalized_at,
+    coalesce(j.attempted_by, '')::text AS attempted_by, coalesce(j.held_for, '')::text AS held_for,
+    j.cancelling::boolean AS cancelling,
+    coalesce(j.entry_id, '00000000-0000-0000-0000-000000000000')::uuid AS entry_id, coalesce(j.errors, '[]')::jsonb AS errors,
+    coalesce(j.args, 'null')::jsonb AS args
+FROM dlq.show_jobs($1::bigint[], $2::boolean) j
+`
+
+type ShowJobsParams struct {
+	Ids        []int64
+	Everything bool
+}
+
+type ShowJobsRow struct {
+	ID          int64
+	State       string
+	Queue       string
+	Kind        string
+	MessageID   string
+	Priority    int32
+	Attempt     int32
+	MaxAttempts int32
+	CreatedAt   time.Time
+	ScheduledAt time.Time
+	AttemptedAt time.Time
+	FinalizedAt time.Time
+	AttemptedBy string
+	HeldFor     string
+	Cancelling  bool
+	EntryID     uuid.UUID
+	Errors      json.RawMessage
+	Args        json.RawMessage
+}
+
+// ShowJobs returns jobs. A time or an id that is absent is the epoch or the nil UUID.
+func (q *Queries) ShowJobs(ctx context.Context, arg ShowJobsParams) ([]ShowJobsRow, error) {
+	rows, err := q.db.Query(ctx, ShowJobs, arg.Ids, arg.Everything)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ShowJobsRow{}
+	for rows.Next() {
+		var i ShowJobsRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.State,
+			&i.Queue,
+			&i.Kind,
+			&i.MessageID,
+			&i.Priority,
+			&i.Attempt,
+			&i.MaxAttempts,
+			&i.CreatedAt,
+			&i.ScheduledAt,
+			&i.AttemptedAt,
+			&i.FinalizedAt,
+			&i.AttemptedBy,
+			&i.HeldFor,
+			&i.Cancelling,
+			&i.EntryID,
+			&i.Errors,
+			&i.Args,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const WakeOrdered = `-- name: WakeOrdered :one

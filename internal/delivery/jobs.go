@@ -1,0 +1,149 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
+)
+
+// Job is a job of River, of an application or with a message, as the caller may see it.
+type Job struct {
+	ID          int64      `json:"id" doc:"Id of the job."`
+	State       string     `json:"state" enum:"available,cancelled,completed,discarded,pending,retryable,running,scheduled" doc:"River's state of the job."`
+	Queue       string     `json:"queue" doc:"Queue of the job."`
+	Kind        string     `json:"kind" doc:"Kind of the message or job."`
+	MessageID   string     `json:"messageId,omitempty" doc:"Id of the message, if the job delivers one."`
+	Priority    int        `json:"priority" doc:"1 is the most urgent, 4 the least."`
+	Attempt     int        `json:"attempt" doc:"Attempts made so far."`
+	MaxAttempts int        `json:"maxAttempts" doc:"Attempts after which a failing job is discarded."`
+	CreatedAt   time.Time  `json:"createdAt" doc:"When the job was inserted."`
+	ScheduledAt time.Time  `json:"scheduledAt" doc:"Earliest time of the next attempt, or of the last one."`
+	AttemptedAt *time.Time `json:"attemptedAt,omitempty" doc:"When the last attempt began."`
+	AttemptedBy string     `json:"attemptedBy,omitempty" doc:"River client of the last attempt."`
+	FinalizedAt *time.Time `json:"finalizedAt,omitempty" doc:"When the job ended."`
+	HeldFor     string     `json:"heldFor,omitempty" doc:"Why the message is held: breaker, order or redirected; see GET /api/messages/{messageId}."`
+	Cancelling  bool       `json:"cancelling,omitempty" doc:"Whether its cancellation was requested. A running job ends as cancelled if its worker heeds that."`
+	EntryID     *uuid.UUID `json:"entryId,omitempty" doc:"Dead letter whose redelivery this is."`
+	Error       string     `json:"error,omitempty" doc:"Error of the last failed attempt."`
+}
+
+// Failure is a failed attempt of a job.
+type Failure struct {
+	At      *time.Time `json:"at,omitempty" doc:"When the attempt failed."`
+	Attempt int        `json:"attempt" doc:"Number of the attempt."`
+	Error   string     `json:"error" doc:"Error of the attempt."`
+}
+
+// JobPlace is the place of a job in a list.
+type JobPlace struct {
+	At time.Time
+	ID int64
+}
+
+// endedStates are the states of jobs that have ended.
+var endedStates = map[string]bool{"cancelled": true, "completed": true, "discarded": true}
+
+// HasEnded reports whether the job ended.
+func (j *Job) HasEnded() bool { return endedStates[j.State] }
+
+// ListJobs returns up to limit jobs of a queue in a state, after a place (nil: from the first), and the place from
+// which the list goes on; nil: the list ends. Jobs that have not ended are in the order of their time, the others
+// begin with the latest. A caller who sees only some kinds may get fewer jobs than there are, or none, in a page.
+func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *JobPlace, limit int,
+) (jobs []Job, next *JobPlace, err error) {
+	queries := dbsqlc.New(db)
+	input := dbsqlc.ListJobsParams{Queue: queue, State: state, MaxJobs: int32(limit + 1)} //nolint:gosec // a page
+	if after != nil {
+		input.After, input.AfterID = &after.At, &after.ID
+	}
+	found, err := queries.ListJobs(ctx, input)
+	if err != nil {
+		return nil, nil, err
+	}
+	var ids []int64
+	for i, row := range found {
+		if len(ids) == limit {
+			next = &JobPlace{found[i-1].At, found[i-1].ID}
+			break
+		}
+		if row.Visible {
+			ids = append(ids, row.ID)
+		}
+	}
+	// The list reads a range. If the range was full, more jobs may follow.
+	if next == nil && len(found) > limit {
+		next = &JobPlace{found[len(found)-1].At, found[len(found)-1].ID}
+	}
+	rows, err := queries.ShowJobs(ctx, dbsqlc.ShowJobsParams{Ids: ids})
+	if err != nil {
+		return nil, nil, err
+	}
+	byID := make(map[int64]*dbsqlc.ShowJobsRow, len(rows))
+	for i := range rows {
+		byID[rows[i].ID] = &rows[i]
+	}
+	for _, id := range ids {
+		if row := byID[id]; row != nil && row.State == state { // else it has moved on meanwhile
+			job, _, err := jobOf(row)
+			if err != nil {
+				return nil, nil, err
+			}
+			jobs = append(jobs, *job)
+		}
+	}
+	return jobs, next, nil
+}
+
+// FindJob returns a job, its failed attempts, and its args (null if the caller may not see them); nil if the job does
+// not exist or is outside of the caller's scope.
+func FindJob(ctx context.Context, db postgres.DB, id int64) (*Job, []Failure, json.RawMessage, error) {
+	rows, err := dbsqlc.New(db).ShowJobs(ctx, dbsqlc.ShowJobsParams{Ids: []int64{id}, Everything: true})
+	if err != nil || len(rows) == 0 {
+		return nil, nil, nil, err
+	}
+	job, failures, err := jobOf(&rows[0])
+	return job, failures, rows[0].Args, err
+}
+
+// LockJob locks a job until the end of the transaction, and returns its state; "" if another session has locked the
+// job, or if it does not exist. It does not wait.
+func LockJob(ctx context.Context, tx postgres.DB, id int64) (state string, err error) {
+	state, err = dbsqlc.New(tx).LockJob(ctx, id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return "", nil
+	}
+	return state, err
+}
+
+func jobOf(row *dbsqlc.ShowJobsRow) (*Job, []Failure, error) {
+	job := &Job{
+		ID: row.ID, State: row.State, Queue: row.Queue, Kind: row.Kind, MessageID: row.MessageID,
+		Priority: int(row.Priority), Attempt: int(row.Attempt), MaxAttempts: int(row.MaxAttempts),
+		CreatedAt: row.CreatedAt, ScheduledAt: row.ScheduledAt, AttemptedBy: row.AttemptedBy, HeldFor: row.HeldFor,
+		Cancelling: row.Cancelling,
+	}
+	if !row.AttemptedAt.Equal(time.Unix(0, 0)) {
+		job.AttemptedAt = &row.AttemptedAt
+	}
+	if !row.FinalizedAt.Equal(time.Unix(0, 0)) {
+		job.FinalizedAt = &row.FinalizedAt
+	}
+	if row.EntryID != uuid.Nil {
+		job.EntryID = &row.EntryID
+	}
+	failures := []Failure{}
+	if err := json.Unmarshal(row.Errors, &failures); err != nil {
+		return nil, nil, err
+	}
+	if len(failures) > 0 {
+		job.Error = failures[len(failures)-1].Error
+	}
+	return job, failures, nil
+}
