@@ -83,6 +83,11 @@ func New(config Config) *Console {
 	c.page("/review", c.review)
 	c.page("/queues", c.queues)
 	c.action("/queues/act", c.actOnQueue)
+	c.page("/jobs", c.jobs)
+	c.page("/jobs/{id}", c.job)
+	c.action("/jobs/{id}/act", c.actOnJob)
+	c.page("/messages/{id}", c.message)
+	c.page("/search", c.search)
 	c.page("/replays", c.replays)
 	c.page("/replays/new", c.newReplay)
 	c.page("/replays/{id}", c.replayRun)
@@ -164,6 +169,8 @@ type view struct {
 	Until time.Time
 	// Section is the path of the navigation item to highlight; "" if the path of the page determines it.
 	Section string
+	// To, if not "", is a path of the console that is shown instead.
+	To string
 	// Seen has an outcomeKey for each request for approval whose outcome the page shows to its requester.
 	Seen []string
 }
@@ -173,6 +180,10 @@ func (c *Console) page(pattern string, show func(*request) (*view, error)) {
 	c.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
 		in := c.request(r)
 		v, err := show(in)
+		if err == nil && v.To != "" {
+			http.Redirect(w, r, v.To, http.StatusSeeOther)
+			return
+		}
 		c.answer(w, in, v, err)
 	})
 }

@@ -529,6 +529,43 @@ if (treeSearch) {
 	for (const button of all("button", bar)) button.addEventListener("click", () => go(at + Number(button.dataset.step)));
 }
 
+// Look up: Ctrl K opens a box, which shows what the search page finds. The arrows go through it.
+
+const look = /** @type {HTMLDialogElement | null} */ (document.getElementById("look"));
+const lookLink = one("[data-look]");
+if (look && lookLink) {
+	const field = /** @type {HTMLInputElement} */ (one("input", look)), results = /** @type {HTMLElement} */ (one("[data-found]", look));
+	/** @type {AbortController | undefined} */
+	let asked;
+	/** @type {number | undefined} */
+	let soon;
+	const find = async () => {
+		asked?.abort();
+		asked = new AbortController();
+		if (!field.value.trim()) return results.replaceChildren();
+		const { signal } = asked;
+		const answer = await fetch(`/search?list=1&q=${encodeURIComponent(field.value)}`, { signal, headers: { Accept: "text/html" } }).catch(() => null);
+		if (!answer?.ok || signal.aborted) return;
+		const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+		if (!signal.aborted) results.replaceChildren(...document.importNode(/** @type {Element} */ (page.getElementById("found")), true).childNodes);
+	};
+	const start = () => { if (!look.open) look.showModal(); field.select(); };
+	lookLink.addEventListener("click", (event) => { event.preventDefault(); start(); });
+	field.addEventListener("input", () => { clearTimeout(soon); soon = setTimeout(find, 200); });
+	look.addEventListener("keydown", (event) => {
+		const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+		if (!step) return;
+		event.preventDefault();
+		const stops = [field, ...all("a", results)];
+		stops[(stops.indexOf(/** @type {HTMLElement} */ (document.activeElement)) + step + stops.length) % stops.length].focus();
+	});
+	document.addEventListener("keydown", (event) => {
+		if (!(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey || event.key.toLowerCase() !== "k" || keys?.open) return;
+		event.preventDefault();
+		start();
+	});
+}
+
 // Keyboard shortcuts.
 
 const searched = filter ?? treeSearch;
