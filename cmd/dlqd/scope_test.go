@@ -131,7 +131,7 @@ var withoutCommand = []string{
 	"list-replay-entries", "list-tokens", "create-token", "revoke-token",
 	// TestScope_LimitsEveryOperation, in package server
 	"list-groups", "get-group", "set-group", "list-views", "get-view", "save-view", "delete-view", "get-operation", "undo",
-	"review-next",
+	"review-next", "list-jobs", "get-job", "cancel-job", "retry-job",
 }
 
 // TestScope_CommandsMatchAPI checks that a caller gets the same from a command as from the API: the same

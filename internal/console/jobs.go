@@ -159,10 +159,16 @@ func (j *jobs) summary(queue *api.Queue, counts map[string]int64) string {
 	switch {
 	case counted && count > 0:
 		text = plural(count, "job of "+j.Queue+" is "+j.State.Word, "jobs of "+j.Queue+" are "+j.State.Word) + "."
+	case len(j.Jobs) == 0 && j.State.Name == "discarded":
+		text = "River keeps no job of " + j.Queue + " that failed for good."
+	case len(j.Jobs) == 0 && !counted:
+		text = "River keeps no job of " + j.Queue + " that is " + j.State.Word + "."
 	case len(j.Jobs) == 0:
 		text = "No job of " + j.Queue + " is " + j.State.Word + "."
+	case j.State.Name == "discarded":
+		text = "Jobs of " + j.Queue + " that failed for good. Each has a dead letter."
 	default:
-		text = upper(j.State.Word) + " jobs of " + j.Queue + "."
+		text = "Jobs of " + j.Queue + " that are " + j.State.Word + ", the latest first."
 	}
 	if j.State.Name == "scheduled" && queue.Held > 0 {
 		text += " " + plural(queue.Held, "message waits", "messages wait") + " for a breaker or for an earlier message of the " +
@@ -175,7 +181,7 @@ func (j *jobs) summary(queue *api.Queue, counts map[string]int64) string {
 	case "completed", "cancelled":
 		text += " River deletes them after a day, unless the application has set another time."
 	case "discarded":
-		text += " Each has a dead letter. River deletes the jobs after seven days, unless the application has set another time."
+		text += " River deletes the jobs after seven days, unless the application has set another time."
 	}
 	return text
 }

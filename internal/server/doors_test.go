@@ -16,7 +16,7 @@ import (
 // same {id}.
 var consoleRequests = map[string][]string{
 	"whoami":                {"GET /", "GET /access", "GET /replays/new"},
-	"list-entries":          {"GET /dead-letters", "GET /review"},
+	"list-entries":          {"GET /dead-letters", "GET /review", "GET /search?q=order"},
 	"get-entry":             {"GET /dead-letters/{id}"},
 	"reveal-entry":          {"POST /dead-letters/{id}/reveal?note=n"},
 	"get-revealed-entry":    {"GET /dead-letters/{id}/reveal"},
@@ -49,6 +49,11 @@ var consoleRequests = map[string][]string{
 	"search-audit":          {"GET /audit"},
 	"list-queues":           {"GET /queues"},
 	"pause-queue":           {"POST /queues/act?do=pause&name={id}"},
+	"list-jobs":             {"GET /jobs"},
+	"get-job":               {"GET /jobs/{id}"},
+	"cancel-job":            {"POST /jobs/{id}/act?do=cancel"},
+	"retry-job":             {"POST /jobs/{id}/act?do=retry"},
+	"get-message":           {"GET /messages/none"},
 	"resume-queue":          {"POST /queues/act?do=resume&name={id}"},
 	"stop-automatic":        {"POST /system/automatic?do=stop"},
 	"resume-automatic":      {"POST /system/automatic?do=resume"},

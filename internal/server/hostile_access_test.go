@@ -149,6 +149,8 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 				switch o.targetType {
 				case "entry":
 					targets = []string{b.ids[elsewhere], b.ids["pay_eu/user.mail"], uuid.Nil.String()}
+				case "job":
+					targets = []string{b.jobs[elsewhere], b.jobs["pay_eu/user.mail"], "7999999999"}
 				case "queue":
 					targets = []string{"mailqueue", "pay_eu%00", "*"}
 				case "approval":
@@ -169,7 +171,7 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 					}
 					everywhere := scopes[scope].scope == nil || o.need == "" || o.need == "queues" && scopes[scope].byQueue
 					theirs := scopes[scope].scope == nil || slices.ContainsFunc(scopes[scope].entries,
-						func(name string) bool { return b.ids[name] == target })
+						func(name string) bool { return b.ids[name] == target || b.jobs[name] == target })
 					switch {
 					case o.targetType == "open":
 						h.statuses = []int{200}
@@ -187,7 +189,7 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 						h.statuses = []int{200, 400, 404, 422}
 					case o.method != http.MethodGet && (theirs || o.targetType == "" && scopes[scope].scope == nil):
 						continue // allowed
-					case o.targetType == "entry" && !theirs, o.targetType == "queue",
+					case (o.targetType == "entry" || o.targetType == "job") && !theirs, o.targetType == "queue",
 						(o.targetType == "run" || o.targetType == "operation" || o.targetType == "approval") &&
 							scopes[scope].scope != nil, o.targetType == "none":
 						h.statuses = []int{404}
@@ -221,7 +223,7 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 		for _, path := range []string{
 			"/api/dlq/entries?limit=1&cursor=", "/api/dlq/entries?order=oldest&cursor=",
 			"/api/dlq/audit?cursor=", "/api/dlq/audit?entryId=", "/api/dlq/entries?queue=mailqueue&cursor=", "/api/dlq/entries/",
-			"/api/dlq/replays/", "/api/messages/",
+			"/api/dlq/replays/", "/api/messages/", "/api/jobs/", "/api/jobs?queue=mailqueue&state=discarded&cursor=",
 		} {
 			add(hostileRequest{
 				name: "cursor " + c, method: "GET", path: path + c, header: bearer(limited),

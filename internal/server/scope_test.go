@@ -70,6 +70,7 @@ type scopeBundle struct {
 
 	tokens    *access.Store
 	ids       map[string]string // of entries, by queue/kind
+	jobs      map[string]string // ids of the entries' jobs, by queue/kind
 	runs      map[string]string // of replay runs, by queue
 	approvals map[string]string // ids of requests for approval, by queue
 	done      map[string]string // ids of operations, by queue
@@ -83,12 +84,13 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		for _, config := range configs {
 			config(c)
 		}
-	}}), ids: map[string]string{}, runs: map[string]string{}, approvals: map[string]string{}, done: map[string]string{}}
+	}}), ids: map[string]string{}, jobs: map[string]string{}, runs: map[string]string{}, approvals: map[string]string{}, done: map[string]string{}}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	exec := func(sql string, args ...any) {
 		_, err := b.pool.Exec(t.Context(), sql, args...)
 		require.NoError(t, err, sql)
 	}
+	exec("SELECT setval('river_job_id_seq', 7123456789)") // ids that are part of no other number
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
 		for _, kind := range []string{"order.paid", "user.mail"} {
 			exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
@@ -102,10 +104,11 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	exec(`SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'note')`)
 	// This makes one failure group per queue.
 	exec(`UPDATE dlq.dead_letter_queue SET fingerprint = 'same', move = '{"actor": "worker:1", "reason": "judged"}'`)
-	rows, err := b.pool.Query(t.Context(), "SELECT queue || '/' || kind, id::text FROM dlq.dead_letter_queue")
+	rows, err := b.pool.Query(t.Context(),
+		"SELECT queue || '/' || kind, id::text, river_job_id::text FROM dlq.dead_letter_queue")
 	require.NoError(t, err)
-	var name, id string
-	_, err = pgx.ForEachRow(rows, []any{&name, &id}, func() error { b.ids[name] = id; return nil })
+	var name, id, job string
+	_, err = pgx.ForEachRow(rows, []any{&name, &id, &job}, func() error { b.ids[name], b.jobs[name] = id, job; return nil })
 	require.NoError(t, err)
 	// dlqd may be refreshing the rollups at the same time.
 	exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
@@ -191,7 +194,7 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 	s := scopes[scope]
 	for name, id := range b.ids {
 		if !slices.Contains(s.entries, name) {
-			hidden = append(hidden, id, strings.ReplaceAll(name, "/", ""))
+			hidden = append(hidden, id, b.jobs[name], strings.ReplaceAll(name, "/", ""))
 		}
 	}
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
@@ -261,6 +264,10 @@ var operations = []operation{
 	{"list-queues", "GET", "/api/queues", access.Reader, "", "", ""},
 	{"pause-queue", "POST", "/api/queues/{id}/pause", access.Operator, "", "queue", ""},
 	{"resume-queue", "POST", "/api/queues/{id}/resume", access.Operator, "", "queue", ""},
+	{"list-jobs", "GET", "/api/jobs?queue=pay_eu&state=discarded", access.Reader, "", "", ""},
+	{"get-job", "GET", "/api/jobs/{id}", access.Reader, "", "job", ""},
+	{"cancel-job", "POST", "/api/jobs/{id}/cancel", access.Operator, "", "job", ""},
+	{"retry-job", "POST", "/api/jobs/{id}/retry", access.Operator, "", "job", ""},
 	{"list-circuit-breakers", "GET", "/api/circuit-breakers", access.Reader, "", "", ""},
 	{"open-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/open", access.Operator, "", "queue", ""},
 	{"reset-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/reset", access.Operator, "", "queue", ""},
@@ -354,6 +361,11 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 					for name, id := range b.ids {
 						targets[id] = slices.Contains(s.entries, name)
 					}
+				case "job":
+					targets = map[string]bool{}
+					for name, id := range b.jobs {
+						targets[id] = slices.Contains(s.entries, name)
+					}
 				case "queue":
 					targets = map[string]bool{
 						"pay_eu": slices.Contains(s.queues, "pay_eu"), "mailqueue": slices.Contains(s.queues, "mailqueue"),
@@ -379,8 +391,8 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 						continue // the same as for an admin
 					}
 					label := fmt.Sprintf("%s: %s, %s: %s %s, %s", s.name, role, o.id, o.method, o.path, target)
-					if inScope && (o.targetType == "entry" || o.targetType == "run" || o.targetType == "operation" ||
-						o.targetType == "approval" && o.method == "POST") && may && o.role == access.Operator {
+					if inScope && (o.targetType == "entry" || o.targetType == "job" || o.targetType == "run" ||
+						o.targetType == "operation" || o.targetType == "approval" && o.method == "POST") && may && o.role == access.Operator {
 						continue // would change what other cases read; see TestScope_LimitsMoves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
@@ -408,8 +420,11 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 							continue
 						}
 						other := uuid.NewString()
-						if o.targetType == "queue" {
+						switch o.targetType {
+						case "queue":
 							other = "unknown"
+						case "job":
+							other = "7999999999"
 						}
 						if unknown[o.id] == "" {
 							_, out := b.as(token, o.method, strings.ReplaceAll(o.path, "{id}", other), o.body)

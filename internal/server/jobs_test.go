@@ -1,0 +1,173 @@
+package server_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+)
+
+// A list has every job of its queue and state once, over pages and priorities, in the order of their time.
+func TestJobs_ListInOrder(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	_, err := b.pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state, priority, scheduled_at, finalized_at)
+		SELECT CASE n % 3 WHEN 0 THEN 'order.paid' ELSE 'user.mail' END, '{}', q, 3, s::river_job_state, 1 + n % 4,
+			timestamptz '2027-01-01' + (n * 7 % 31) * interval '1 second', CASE s WHEN 'completed' THEN now() END
+		FROM generate_series(1, 31) n, (VALUES ('pay_eu'), ('mailqueue')) q (q), (VALUES ('scheduled'), ('completed')) s (s)`)
+	require.NoError(t, err)
+	list := func(token, state string) (times []string) {
+		cursor := ""
+		for {
+			status, out := b.as(token, "GET", "/api/jobs?queue=pay_eu&limit=4&state="+state+"&cursor="+cursor, "")
+			require.Equal(t, http.StatusOK, status, out)
+			var page struct {
+				Jobs []struct{ Queue, State, ScheduledAt string }
+				Next string
+			}
+			require.NoError(t, json.Unmarshal([]byte(out), &page))
+			for _, job := range page.Jobs {
+				require.Equal(t, []string{"pay_eu", state}, []string{job.Queue, job.State})
+				times = append(times, job.ScheduledAt)
+			}
+			if cursor = page.Next; cursor == "" {
+				return times
+			}
+		}
+	}
+	reader := b.token(access.Reader, nil)
+	scheduled, completed := list(reader, "scheduled"), list(reader, "completed")
+	require.Len(t, scheduled, 31)
+	require.IsIncreasing(t, scheduled, "what waits: the earliest first")
+	require.Len(t, completed, 31)
+	require.IsDecreasing(t, completed, "what has ended: the latest first")
+	require.Len(t, list(b.token(access.Reader, access.Scope{{Kinds: []string{"order.*"}}}), "scheduled"), 10)
+	require.Empty(t, list(b.token(access.Reader, access.Scope{{Queues: []string{"mailqueue"}}}), "scheduled"))
+	for _, query := range []string{"state=running", "queue=pay_eu", "queue=pay_eu&state=dead", "queue=pay_eu&state=running&cursor=x"} {
+		status, out := b.as(reader, "GET", "/api/jobs?"+query, "")
+		require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	}
+}
+
+// An operator cancels a job, puts it back, and has a waiting job tried now. A state that does not allow it, or a
+// lock of another session, is answered at once.
+func TestJobs_CancelAndRetry(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	insert := func(state string) (id string) {
+		require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, scheduled_at, finalized_at, errors)
+			VALUES ('order.paid', '{"secret": "payload"}', 'pay_eu', 3, 1, $1::text::river_job_state, now() + interval '1 hour',
+			CASE $1::text WHEN 'completed' THEN now() END, ARRAY['{"at": "2026-11-25T08:00:00Z", "attempt": 1, "error": "refused"}'::jsonb])
+			RETURNING id::text`, state).Scan(&id))
+		return id
+	}
+	operator, reader := b.token(access.Operator, access.Scope{{Queues: []string{"pay_eu"}}}), b.token(access.Reader, nil)
+	act := func(token, id, verb string) (int, string) {
+		return b.as(token, "POST", "/api/jobs/"+id+"/"+verb, `{"note": "ticket 7"}`)
+	}
+	state := func(id string) string { return b.text("SELECT state::text FROM river_job WHERE id = " + id) }
+
+	job := insert("retryable")
+	status, out := b.as(operator, "GET", "/api/jobs/"+job, "")
+	require.Equal(t, http.StatusOK, status, out)
+	for _, part := range []string{`"secret":"payload"`, `"error":"refused"`, `"attempt":1`, `"maxAttempts":3`} {
+		require.Contains(t, out, part)
+	}
+	_, out = b.as(reader, "GET", "/api/jobs/"+job, "")
+	require.Contains(t, out, `"error":"refused"`)
+	require.NotContains(t, out, "payload", "payloads are hidden from readers")
+
+	for _, verb := range []string{"cancel", "retry"} {
+		status, out = act(reader, job, verb)
+		require.Equal(t, http.StatusForbidden, status, out)
+	}
+	status, out = act(operator, job, "cancel")
+	require.Equal(t, http.StatusOK, status, out)
+	require.Equal(t, "cancelled", state(job))
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE river_job_id = "+job), "it is no failure")
+	status, out = act(operator, job, "cancel")
+	require.Equal(t, http.StatusConflict, status, out)
+	require.Contains(t, out, "cannot cancel from cancelled")
+	status, out = act(operator, job, "retry")
+	require.Equal(t, http.StatusOK, status, out)
+	require.Equal(t, "available", state(job), "the cancellation is taken back")
+
+	waiting := insert("scheduled")
+	status, out = act(operator, waiting, "retry")
+	require.Equal(t, http.StatusOK, status, out)
+	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job WHERE state = 'available' AND scheduled_at <= now() AND id = "+waiting))
+	done := insert("completed")
+	status, out = act(operator, done, "retry")
+	require.Equal(t, http.StatusConflict, status, "the work is not done twice: "+out)
+	status, out = act(operator, b.jobs["pay_eu/order.paid"], "retry")
+	require.Equal(t, http.StatusConflict, status, "a job with a dead letter is replayed: "+out)
+
+	locked := insert("retryable")
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id = "+locked+" FOR UPDATE")
+	require.NoError(t, err)
+	status, out = act(operator, locked, "cancel")
+	require.Equal(t, http.StatusConflict, status, out)
+	require.Contains(t, out, "locked by another session")
+	require.NoError(t, tx.Rollback(t.Context()))
+
+	_, out = b.as(operator, "GET", "/api/dlq/audit?people=true&text="+url.QueryEscape("job "+job), "")
+	require.Equal(t, 2, strings.Count(out, `"note":"ticket 7"`), out)
+
+	// In the console.
+	status, page := b.browse(operator, "/jobs/"+locked)
+	require.Equal(t, http.StatusOK, status)
+	has(t, page, "Attempt 1 of 3 failed")
+	status, told, to := b.send(operator, "/jobs/"+locked+"/act", url.Values{"do": {"cancel"}, "note": {"no"}})
+	require.Equal(t, []any{http.StatusSeeOther, "/jobs/" + locked}, []any{status, to}, told)
+	require.Equal(t, "cancelled", state(locked))
+}
+
+// The search leads to what has the text as its id, and lists what has it in its name.
+func TestSearch_FindsByIDAndName(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	admin := b.token(access.Admin, nil)
+	entry := b.ids["pay_eu/order.paid"]
+	to := func(token, text string) string {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/search?q="+url.QueryEscape(text), nil)
+		require.NoError(t, err)
+		request.Header.Set("Authorization", "Bearer "+token)
+		request.Header.Set("Accept", "text/html")
+		response, err := http.DefaultTransport.RoundTrip(request)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Less(t, response.StatusCode, 400)
+		return response.Header.Get("Location")
+	}
+	for text, path := range map[string]string{
+		entry: "/dead-letters/" + entry, " " + strings.ToUpper(entry): "/dead-letters/" + entry,
+		b.runs["pay_eu"]: "/replays/" + b.runs["pay_eu"], b.done["pay_eu"]: "/operations/" + b.done["pay_eu"],
+		b.approvals["pay_eu"]: "/approvals/" + b.approvals["pay_eu"], b.jobs["pay_eu/order.paid"]: "/jobs/" + b.jobs["pay_eu/order.paid"],
+		"pay": "", "nothing like this": "",
+	} {
+		require.Equal(t, path, to(admin, text), text)
+	}
+	elsewhere := b.token(access.Admin, access.Scope{{Queues: []string{"mailqueue"}}})
+	for _, id := range []string{entry, b.runs["pay_eu"], b.done["pay_eu"], b.approvals["pay_eu"], b.jobs["pay_eu/order.paid"]} {
+		require.Empty(t, to(elsewhere, id))
+	}
+	_, page := b.browse(admin, "/search?q=pay")
+	has(t, page, `href="/queues#pay_eu"`)
+	_, page = b.browse(elsewhere, "/search?q=pay")
+	require.NotContains(t, page, "pay_eu")
+	_, page = b.browse(admin, "/search?q=audit")
+	has(t, page, `href="/audit"`)
+	_, page = b.browse(admin, "/search?list=1&q="+entry)
+	has(t, page, fmt.Sprintf(`href="/dead-letters/%s"`, entry))
+	status, page := b.browse(admin, "/messages/never-seen")
+	require.Equal(t, http.StatusNotFound, status)
+	has(t, page, "River deletes jobs a day after they completed")
+}
