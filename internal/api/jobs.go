@@ -205,4 +205,3 @@ func (s *service) getJob(ctx context.Context, in *JobInput) (*JobDetail, error) 
 	}
 	return out, nil
 }
-

@@ -92,21 +92,33 @@ func (r *response) WriteHeader(status int) {
 // the user agent from the browser's request, from. A panic becomes an error: callers such as live renderings run
 // outside of net/http, which would recover it.
 func (c *Console) send(ctx context.Context, from *http.Request, sent *api.Request) (answer *response, err error) {
+	answer = &response{header: http.Header{}}
+	if err := c.serve(ctx, from, sent, answer); err != nil {
+		return nil, err
+	}
+	return answer, nil
+}
+
+// serve is send for an answer that is written to w.
+func (c *Console) serve(ctx context.Context, from *http.Request, sent *api.Request, w http.ResponseWriter) (err error) {
 	defer func() {
-		if p := recover(); p != nil {
+		p := recover()
+		if p == http.ErrAbortHandler { //nolint:errorlint,err113 // as net/http compares it
+			panic(p)
+		}
+		if p != nil {
 			err = fmt.Errorf("%s %s: %w", sent.Method, sent.Path, background.Panicked(p))
 		}
 	}()
 	r, err := http.NewRequestWithContext(ctx, sent.Method, sent.Path, bytes.NewReader(sent.Body))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	r.RemoteAddr, r.Host = from.RemoteAddr, from.Host
 	r.Header.Set("User-Agent", "console, "+from.UserAgent())
 	if sent.Body != nil {
 		r.Header.Set("Content-Type", "application/json")
 	}
-	answer = &response{header: http.Header{}}
-	c.API.ServeHTTP(answer, r)
-	return answer, nil
+	c.API.ServeHTTP(w, r)
+	return nil
 }

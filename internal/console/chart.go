@@ -43,6 +43,7 @@ type chart struct {
 	Step    time.Duration
 	Bands   []band
 	Markers []marker
+	File    string // address of its files, without the extension; "" if there are none
 }
 
 // maxNamedMarkers is the maximum number of markers in a chart's summary, or in the title of one sign. The

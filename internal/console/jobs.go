@@ -159,6 +159,9 @@ func (j *jobs) summary(queue *api.Queue, counts map[string]int64) string {
 	switch {
 	case counted && count > 0:
 		text = plural(count, "job of "+j.Queue+" is "+j.State.Word, "jobs of "+j.Queue+" are "+j.State.Word) + "."
+		if j.State.Name == "retryable" {
+			text = plural(count, "job of "+j.Queue+" waits", "jobs of "+j.Queue+" wait") + " for the next attempt."
+		}
 	case len(j.Jobs) == 0 && j.State.Name == "discarded":
 		text = "River keeps no job of " + j.Queue + " that failed for good."
 	case len(j.Jobs) == 0 && !counted:

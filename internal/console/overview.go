@@ -191,7 +191,7 @@ func (o *overview) addMinutes(minutes []analytics.Bucket) {
 // others share one.
 func backlogChart(series []analytics.Series) *chart {
 	const bands = 6
-	c := &chart{Title: "Open dead letters by class, 24 hours", Step: time.Hour}
+	c := &chart{Title: "Open dead letters by class, 24 hours", Step: time.Hour, File: "/chart/backlog"}
 	slices.SortStableFunc(series, func(a, b analytics.Series) int {
 		return int(min(max(sumOpen(b)-sumOpen(a), -1), 1))
 	})

@@ -71,6 +71,13 @@ document.addEventListener("keydown", (event) => {
 	copy(event.target);
 });
 
+// The link to the page, as the address bar has it: filters and dialogs may change it.
+const copyLink = /** @type {HTMLElement | null} */ (one("[data-copy-link]"));
+if (copyLink) {
+	copyLink.hidden = false;
+	copyLink.addEventListener("click", () => { copyLink.dataset.copy = location.origin + (document.body.dataset.page ?? location.pathname + location.search); });
+}
+
 // The sign-in page knows where the provider sends the browser back to.
 
 const elsewhere = /** @type {HTMLElement | null} */ (one("[data-origin]"));
