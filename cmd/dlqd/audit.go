@@ -58,6 +58,7 @@ func newAudit() *cobra.Command {
 		cmd.Flags().StringVar(f.into, f.flag, "", f.help)
 	}
 	cmd.Flags().BoolVar(&in.People, "people", false, "only changes by people, not by dlqd")
+	cmd.Flags().BoolVar(&in.Grouped, "grouped", false, "one row for each operation, not for each of its dead letters")
 	cmd.Flags().IntVar(&in.Limit, "limit", 50, "moves per page, at most 500")
 	return cmd
 }

@@ -42,7 +42,8 @@ COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, oldest first.';
 
 -- audit reads both trails: moves of entries, and changes of anything else (dlq.acts). Their ids
 -- come from one sequence, of which each session caches a range; rows are therefore ordered by time,
--- then by id.
+-- then by id. Grouped, it shows an operation (dlq.operations) instead of its moves, with an id made from the
+-- operation's, and a replay run by its acts only.
 CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100,
     p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid,
@@ -54,6 +55,7 @@ DECLARE
     v_key   text;
     v_where text := 'true';
     v_acts  boolean := NOT p_filter ?| '{entryId,queue,kind,from,to,operation}'; -- acts do not have these columns
+    v_group boolean := v_acts AND NOT p_filter ? 'configVersion' AND coalesce((p_filter ->> 'grouped')::boolean, false);
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
     v_scope jsonb := dlq.scope();
@@ -82,10 +84,11 @@ BEGIN
             WHEN 'operation'     THEN 't.operation = ($1 ->> ''operation'')::uuid'
             WHEN 'after'         THEN 'true'
             WHEN 'before'        THEN 'true'
+            WHEN 'grouped'       THEN 'true'
         END;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'audit: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'Fields: actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, operation, after, before.';
+                HINT = 'Fields: actor, people, dbUser, origin, entryId, queue, kind, from, to, text, configVersion, operation, grouped, after, before.';
         END IF;
     END LOOP;
     v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3'
@@ -101,7 +104,24 @@ BEGIN
              || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail'
                  ELSE 'dlq.masked_detail(t.detail, $8) AS detail' END
              || ', t.operation FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND '
+             || CASE WHEN v_group THEN 't.operation IS NULL AND (t.detail IS NULL OR NOT t.detail ? ''run'') AND '
+                 ELSE '' END
              || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.in_scope(t.queue, t.kind, $7) AND ' END || v_where || ')'
+        || CASE WHEN v_group THEN '
+             UNION ALL
+             (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status,
+                     NULL::dlq.dead_letter_status, t.reason, ' || v_note || ', NULL, NULL, NULL, NULL::bigint, NULL,
+                     ' || CASE WHEN dlq.hidden_columns() && dlq.filtered_columns() THEN '' ELSE
+                         'dlq.masked_detail(jsonb_strip_nulls(t.args || jsonb_build_object(''filter'', t.filter)), $8) || '
+                         END
+                     || 'jsonb_strip_nulls(jsonb_build_object(''entries'', t.looked, ''changed'', t.changed, ''undoes'',
+                         t.undoes)), t.operation
+              FROM (SELECT (''x'' || right(replace(o.id::text, ''-'', ''''), 14))::bit(56)::bigint AS id, o.last_at AS at,
+                        o.actor, o.db_user, o.origin, o.action AS reason, o.note, o.args, o.filter, o.looked, o.changed,
+                        o.undoes, o.scope, o.id AS operation
+                    FROM dlq.operations o WHERE o.last_at >= $4 AND o.last_at < $5) t WHERE '
+             || CASE WHEN v_scope IS NULL THEN '' ELSE 'dlq.scope_within(t.scope, $7) AND ' END || v_where || ')'
+                 ELSE '' END
         || CASE WHEN v_acts THEN '
              UNION ALL
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, NULL::uuid, NULL::dlq.dead_letter_status,
@@ -123,7 +143,8 @@ COMMENT ON FUNCTION dlq.audit IS
     'next page: rows before the time p_before, or before the row with p_before and p_before_id. detail includes '
     'edited payloads. Filter: {"actor": "kim", "people": true (without what dlqd does by itself), "dbUser", '
     '"origin" (a part of it), "entryId", "queue", "kind", "from", "to" (states), "text" (in reason or note), '
-    '"configVersion", "operation", "after", "before"}.';
+    '"configVersion", "operation", "grouped": true (an operation in place of its changes, and of a replay run only its '
+    'acts; without entryId, queue, kind, from, to, operation and configVersion), "after", "before"}.';
 
 -- erased keeps when an entry failed, with which error type and class, and what became of the entry.
 CREATE OR REPLACE FUNCTION dlq.erased(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue

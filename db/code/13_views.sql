@@ -52,10 +52,10 @@ BEGIN
       -- messages sees no query with such words.
       AND NOT ('error_message' = ANY (dlq.hidden_columns())
           AND regexp_replace(v.query, '(^|\s)[[:alpha:].]+:("(?:[^"\\]|\\.)*"|\S*)', ' ', 'g') ~ '\S')
-    ORDER BY v.owner <> v_actor, v.name;
+    ORDER BY v.place NULLS LAST, v.owner <> v_actor, v.name;
 END
 $$;
-COMMENT ON FUNCTION dlq.views IS 'Saved views: the caller''s own, then those that others share.';
+COMMENT ON FUNCTION dlq.views IS 'Saved views: those with a place (see dlq.order_views), then the caller''s own, then those that others share.';
 
 CREATE OR REPLACE FUNCTION dlq.save_view(p_name text, p_query text, p_columns text[] DEFAULT '{}',
     p_sort text DEFAULT '', p_shared boolean DEFAULT false, p_actor text DEFAULT session_user) RETURNS void
@@ -114,3 +114,23 @@ END
 $$;
 COMMENT ON FUNCTION dlq.delete_view IS
     'Deletes one of the caller''s saved views, or, as an admin, a view that p_owner shares.';
+
+-- A place belongs to the view, so a shared view has the same for all who see it.
+CREATE OR REPLACE FUNCTION dlq.order_views(p_names text[], p_actor text DEFAULT session_user) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT dlq.has_role('dlq_operator') THEN
+        RAISE EXCEPTION 'saved views: you may not order them' USING ERRCODE = 'DLQ06',
+            HINT = 'This requires the role operator.';
+    ELSIF cardinality(p_names) > 1000 THEN
+        RAISE EXCEPTION 'saved views: more than 1,000 names' USING ERRCODE = 'DLQ04';
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.save_view', 0));
+    UPDATE dlq.saved_views v SET place = array_position(p_names, v.name)
+    FROM dlq.views(p_actor) w
+    WHERE v.owner = w.owner AND v.name = w.name AND v.place IS DISTINCT FROM array_position(p_names, v.name);
+    PERFORM dlq.record_act('saved views', 'ordered', p_actor);
+END
+$$;
+COMMENT ON FUNCTION dlq.order_views IS
+    'Sets the places of the saved views that the caller sees: those named, in this order; the others have none.';

@@ -379,7 +379,7 @@ DECLARE
             "times",
             "to_uuid", "top_groups", "trail_begins", "trigger_state", "views", "with_title", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "approve", "assign", "assign_group", "count_jobs",
-            "default_partition_rows", "discard", "expired_partitions", "hold_restored", "jobs", "note", "open_breaker",
+            "default_partition_rows", "discard", "expired_partitions", "hold_restored", "jobs", "note", "open_breaker", "order_views",
             "park", "paused_queues", "record_reveal", "refresh_rollups", "refuse_approval", "reopen", "replay",
             "replay_cancel", "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "request_approval",
             "reset_automatic", "reset_breaker", "resolve", "restored", "resume_automatic", "resume_restored", "reveal",

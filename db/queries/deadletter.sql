@@ -192,6 +192,9 @@ SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.c
     v.updated_at::timestamptz AS updated_at
 FROM dlq.views(@actor::text) v;
 
+-- name: OrderViews :exec
+SELECT dlq.order_views(@names::text[], @actor::text);
+
 -- name: SaveView :exec
 SELECT dlq.save_view(@name::text, @query::text, @columns::text[], @sort::text, @shared::boolean, @actor::text);
 

@@ -58,6 +58,7 @@ var needs = map[string]need{
 	// Sharing a view requires operator; deleting another user's shared view requires admin.
 	"list-views": {access.Reader, true}, "get-view": {access.Reader, true},
 	"save-view": {access.Reader, true}, "delete-view": {access.Reader, true},
+	"order-views": {access.Operator, true},
 
 	"list-replays": {access.Reader, true}, "get-replay": {access.Reader, true},
 	"follow-replay": {access.Reader, true}, "list-replay-entries": {access.Reader, true},

@@ -406,8 +406,8 @@ func (s *service) refuseWhenIdle(api huma.API) func(huma.Context, func(huma.Cont
 	}
 }
 
-// maxAgent is how much of a User-Agent is kept, in bytes.
-const maxAgent = 100
+// maxAgent is how much of a User-Agent is kept, in bytes. Browsers name themselves at its end.
+const maxAgent = 200
 
 // origin returns where a request comes from, for the audit trail.
 func origin(ctx huma.Context) string {

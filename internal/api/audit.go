@@ -30,6 +30,7 @@ type AuditInput struct {
 	To            string `query:"to" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes to this state."`
 	Text          string `query:"text" doc:"Only acts with this text in reason or note."`
 	ConfigVersion string `query:"configVersion" doc:"Only acts under this version of the policy."`
+	Grouped       bool   `query:"grouped" doc:"One act for each operation of a user, in place of one for each of its entries: reason is its action, detail has its filter and the number of its entries (entries) and of those that it changed (changed). A replay run has only its own acts. Ignored with entryId, queue, kind, from, to or configVersion."`
 	After         string `query:"after" format:"date-time" doc:"Only acts at or after this time."`
 	Before        string `query:"before" format:"date-time" doc:"Only acts before this time."`
 	Limit         int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Acts in a page."`
@@ -131,6 +132,7 @@ func (s *service) searchAudit(ctx context.Context, in *AuditInput) (*AuditPage, 
 		Actor: in.Actor, People: in.People, DBUser: in.DBUser,
 		Origin: in.Origin, EntryID: in.EntryID, Queue: in.Queue, Kind: in.Kind,
 		From: in.From, To: in.To, Text: in.Text, ConfigVersion: in.ConfigVersion,
+		Grouped: in.Grouped,
 	}
 	f.After, f.Before = timeOf(in.After), timeOf(in.Before)
 	var cursor deadletter.AuditCursor

@@ -61,8 +61,18 @@ type DeleteViewInput struct {
 	Actor string `query:"actor" maxLength:"255" doc:"The actor, if authentication is off; \"api\" if absent."`
 }
 
+// OrderViewsBody is the order of views.
+type OrderViewsBody struct {
+	Names []string `json:"names" maxItems:"1000" doc:"Names of views, in their order. The others that the caller sees come after them."`
+	Actor string   `json:"actor,omitempty" maxLength:"255" doc:"The actor, if authentication is off; \"api\" if absent."`
+}
+
+// OrderViewsInput orders views.
+type OrderViewsInput struct{ Body OrderViewsBody }
+
 // Operations on saved views.
 var (
+	OrderViews = Operation[OrderViewsInput, ViewsOutputBody]{"order-views", http.MethodPost, "/api/dlq/views-order"}
 	ListViews  = Operation[ViewsInput, ViewsOutputBody]{"list-views", http.MethodGet, ViewsPath}
 	GetView    = Operation[GetViewInput, deadletter.SavedView]{"get-view", http.MethodGet, ViewsPath + "/{name}"}
 	SaveView   = Operation[SaveViewInput, deadletter.SavedView]{"save-view", http.MethodPut, ViewsPath + "/{name}"}
@@ -121,6 +131,23 @@ func (s *service) registerViews(api huma.API) {
 			return nil, s.problem(ctx, err)
 		}
 		return s.view(ctx, in.Name, in.Body.Actor)
+	})
+
+	order := huma.Operation{
+		Tags: tags, Summary: "Order the saved views",
+		Description: "A shared view has the same place for all users who see it.", Errors: []int{400, 403, 422, 503},
+	}
+	example(&order, http.StatusOK, map[string]any{"views": []deadletter.SavedView{shown}})
+	register(api, OrderViews, order, func(ctx context.Context, in *OrderViewsInput) (out *ViewsOutputBody, err error) {
+		actor := (&Action{Actor: in.Body.Actor}).person(ctx).Actor
+		if err := s.Store.OrderViews(ctx, in.Body.Names, actor); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		out = &ViewsOutputBody{}
+		if out.Views, err = s.Store.SavedViews(ctx, actor); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return out, nil
 	})
 
 	remove := huma.Operation{

@@ -1,10 +1,12 @@
 package console
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +16,8 @@ import (
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/replay"
 )
 
 // auditInterval is the render interval of the first page of the audit trail. Older pages are not live.
@@ -51,10 +55,17 @@ func auditFields(in *api.AuditInput) []auditField {
 	}
 }
 
-type auditRow struct{ deadletter.AuditRow }
+// auditRow is an act, or an operation with all that it did.
+type auditRow struct {
+	deadletter.AuditRow
+
+	Day      string      // heads the row if it is the first of its day; "" otherwise
+	DayStart time.Time   // of Day
+	Ran      *replay.Run // the replay run whose start the row is; nil for others
+}
 
 // Run returns the id of the replay run that wrote the row, or "".
-func (r auditRow) Run() string {
+func (r *auditRow) Run() string {
 	rest, ok := strings.CutPrefix(fmt.Sprint(deref(r.Reason)), "replay run ")
 	if id, err := uuid.Parse(rest[:min(len(rest), 36)]); ok && err == nil {
 		return id.String()
@@ -62,11 +73,131 @@ func (r auditRow) Run() string {
 	return ""
 }
 
+// Whole reports whether the row is an operation with all of its entries.
+func (r *auditRow) Whole() bool { return r.EntryID == nil && r.Operation != nil }
+
+// operationDone is the detail of an operation in the audit trail.
+type operationDone struct {
+	Filter           json.RawMessage
+	Entries, Changed int64
+	Undoes           string
+	Assignee         *string
+	Tags             []string
+}
+
+func (r *auditRow) done() (d operationDone) {
+	_ = json.Unmarshal(r.Detail, &d) // a detail that is hidden says nothing more
+	return d
+}
+
+// FilterText returns the filter of the operation as it is typed, or "".
+func (r *auditRow) FilterText() string {
+	if f, err := filter.FromJSON(r.done().Filter); err == nil {
+		return f.Print()
+	}
+	return ""
+}
+
+// operationVerbs are the actions of operations as what a person did.
+var operationVerbs = map[string]string{
+	"discard": "discarded", "resolve": "resolved", "park": "parked", "unpark": "returned to automatic", "reopen": "reopened",
+	"assign": "assigned", "tag": "tagged", "note": "noted", "purge": "purged", "undo": "undid an operation on",
+}
+
+// Words says what was done.
+func (r *auditRow) Words() string {
+	reason := fmt.Sprint(deref(r.Reason))
+	if run := r.Ran; run != nil {
+		text := "replayed " + plural(run.Replayed, "dead letter") + ": " + number(run.Succeeded) + " recovered"
+		if run.Failed > 0 {
+			text += ", " + number(run.Failed) + " failed again"
+		}
+		if run.Skipped > 0 {
+			text += ", " + number(run.Skipped) + " skipped"
+		}
+		return text
+	}
+	if !r.Whole() {
+		return reason
+	}
+	d := r.done()
+	verb := operationVerbs[reason]
+	if verb == "" {
+		verb = reason
+	}
+	text := verb + " " + plural(d.Changed, "dead letter")
+	switch {
+	case reason == "assign" && d.Assignee != nil && *d.Assignee != "":
+		text += " to " + *d.Assignee
+	case reason == "assign" && d.Assignee != nil:
+		text = "unassigned " + plural(d.Changed, "dead letter")
+	case len(d.Tags) > 0:
+		text += " " + strings.Join(d.Tags, ", ")
+	}
+	if d.Entries > d.Changed {
+		text += "; " + number(d.Entries-d.Changed) + " unchanged"
+	}
+	return text
+}
+
+// From says in words where the act came from.
+func (r *auditRow) From() string { return originInWords(fmt.Sprint(deref(r.Origin))) }
+
+var (
+	// originParts are the interface, the address and the program of an origin; see api.origin and dlq.origin.
+	originParts = regexp.MustCompile(`^(API|SQL), from (.*?)(?: \((.*?)\))?(, on behalf of .*)?$`)
+	browsers    = [][2]string{
+		{"Edg/", "Edge"}, {"OPR/", "Opera"}, {"Firefox/", "Firefox"}, {"Chrome/", "Chrome"}, {"CriOS/", "Chrome"},
+		{"FxiOS/", "Firefox"}, {"Safari/", "Safari"},
+	}
+	systems = [][2]string{
+		{"iPhone", "iPhone"}, {"iPad", "iPad"}, {"Android", "Android"}, {"Macintosh", "Mac"}, {"Windows", "Windows"},
+		{"CrOS", "ChromeOS"}, {"Linux", "Linux"},
+	}
+)
+
+// originInWords shortens the origin of an act: of a browser, its name, the system and the address.
+func originInWords(origin string) string {
+	parts := originParts.FindStringSubmatch(origin)
+	if parts == nil {
+		return origin
+	}
+	agent, browser := strings.CutPrefix(parts[3], "console, ")
+	if !browser {
+		if program, _, _ := strings.Cut(agent, " "); parts[1] == "API" && program != "" {
+			return program + " from " + parts[2] + parts[4]
+		}
+		return origin
+	}
+	in := func(names [][2]string, otherwise string) string {
+		for _, name := range names {
+			if strings.Contains(agent, name[0]) {
+				return name[1]
+			}
+		}
+		return otherwise
+	}
+	words := in(browsers, "a browser")
+	if system := in(systems, ""); system != "" {
+		words += " on " + system
+	}
+	return words + ", " + parts[2] + parts[4]
+}
+
+// auditTab is a quick choice of rows.
+type auditTab struct {
+	Name, Path string
+	Current    bool
+}
+
 type audit struct {
 	Sentence string
+	Tabs     []auditTab
 	Fields   []auditField
-	Used     bool // a field other than People is set
+	Used     bool // a field other than People, Each and Day is set
 	People   bool
+	Each     bool   // a row for each entry of an operation
+	Day      string // only this day (UTC), as 2026-11-25
 	Rows     []auditRow
 	Next     string
 	First    string
@@ -74,13 +205,35 @@ type audit struct {
 	Copies   []copyText
 }
 
+// auditTabs returns the quick choices. The current one has the address of the page, but for the cursor.
+func auditTabs(in *request) []auditTab {
+	day := func(ago int) string { return in.now.UTC().AddDate(0, 0, -ago).Format(time.DateOnly) }
+	tabs := []auditTab{
+		{Name: "By people", Path: "/audit"}, {Name: "Mine", Path: "/audit?people=true&actor=" + url.QueryEscape(in.actor())},
+		{Name: "Today", Path: "/audit?people=true&day=" + day(0)},
+		{Name: "Yesterday", Path: "/audit?people=true&day=" + day(1)},
+		{Name: "dlqd, too", Path: "/audit?each=true"},
+	}
+	now, err := url.Parse(in.with("cursor", ""))
+	for i := range tabs {
+		if of, wrong := url.Parse(tabs[i].Path); err == nil && wrong == nil {
+			tabs[i].Current = of.Query().Encode() == now.Query().Encode()
+		}
+	}
+	return tabs
+}
+
 func (c *Console) audit(in *request) (*view, error) {
 	params := in.URL.Query()
 	input := api.AuditInput{People: len(params) == 0 || params.Get("people") == "true", Limit: listPage}
-	a := &audit{Fields: auditFields(&input), People: input.People}
-	filter, flags := map[string]any{}, []string{"dlqd audit"}
+	a := &audit{
+		Fields: auditFields(&input), People: input.People, Tabs: auditTabs(in), Each: params.Get("each") == "true",
+		Day: params.Get("day"),
+	}
+	input.Grouped = !a.Each
+	chosen, flags := map[string]any{}, []string{"dlqd audit"}
 	if a.People {
-		filter["people"], flags = true, append(flags, "--people")
+		chosen["people"], flags = true, append(flags, "--people")
 	}
 	for i := range a.Fields {
 		f := &a.Fields[i]
@@ -94,10 +247,18 @@ func (c *Console) audit(in *request) (*view, error) {
 			value = timeAsTyped(value)
 		}
 		*f.into = value
-		filter[f.Name], flags = value, append(flags, "--"+f.Flag+" "+shellQuoted(value))
+		chosen[f.Name], flags = value, append(flags, "--"+f.Flag+" "+shellQuoted(value))
+	}
+	if start, err := time.Parse(time.DateOnly, a.Day); err == nil && input.After == "" && input.Before == "" {
+		input.After, input.Before = start.Format(time.RFC3339), start.AddDate(0, 0, 1).Format(time.RFC3339)
+		chosen["after"], chosen["before"] = input.After, input.Before
+		flags = append(flags, "--after "+input.After, "--before "+input.Before)
+	}
+	if input.Grouped {
+		chosen["grouped"], flags = true, append(flags, "--grouped")
 	}
 	limit := strconv.Itoa(listPage)
-	a.Copies = copies(strings.Join(append(flags, "--limit "+limit), " "), "SELECT * FROM dlq.audit("+sqlQuoted(jsonOf(filter))+", "+limit+");", in.curl(address(api.SearchAudit, input))) //nolint:unqueryvet // for people
+	a.Copies = copies(strings.Join(append(flags, "--limit "+limit), " "), "SELECT * FROM dlq.audit("+sqlQuoted(jsonOf(chosen))+", "+limit+");", in.curl(address(api.SearchAudit, input))) //nolint:unqueryvet // for people
 	v := &view{Template: "audit", Title: "Audit", Data: a, Interval: auditInterval}
 	if input.Cursor = params.Get("cursor"); input.Cursor != "" {
 		a.First, v.Interval = in.with("cursor", ""), 0
@@ -112,7 +273,14 @@ func (c *Console) audit(in *request) (*view, error) {
 		return nil, err
 	}
 	for i := range page.Moves {
-		a.Rows = append(a.Rows, auditRow{page.Moves[i]})
+		row := auditRow{AuditRow: page.Moves[i]}
+		if day := row.At.UTC().Truncate(24 * time.Hour); i == 0 || !day.Equal(page.Moves[i-1].At.UTC().Truncate(24*time.Hour)) {
+			row.Day, row.DayStart = dayInWords(day, in.now), day
+		}
+		a.Rows = append(a.Rows, row)
+	}
+	if err := a.readRuns(in); err != nil {
+		return nil, err
 	}
 	if page.Next != "" {
 		a.Next = in.with("cursor", page.Next)
@@ -122,6 +290,37 @@ func (c *Console) audit(in *request) (*view, error) {
 	}
 	a.Sentence = a.summary()
 	return v, nil
+}
+
+// dayInWords names a day (UTC).
+func dayInWords(day, now time.Time) string {
+	switch today := now.UTC().Truncate(24 * time.Hour); {
+	case day.Equal(today):
+		return "Today"
+	case day.Equal(today.AddDate(0, 0, -1)):
+		return "Yesterday"
+	}
+	return day.Format("Monday, 2 January 2006")
+}
+
+// readRuns reads the results of the replay runs whose starts the page has.
+func (a *audit) readRuns(in *request) error {
+	var starts []*auditRow
+	for i := range a.Rows {
+		if row := &a.Rows[i]; row.EntryID == nil && row.Run() != "" && strings.HasSuffix(fmt.Sprint(deref(row.Reason)), ": started") {
+			starts = append(starts, row)
+		}
+	}
+	if len(starts) == 0 {
+		return nil
+	}
+	list, _, err := callIfAllowed(in, api.ListReplays, api.None{})
+	for _, row := range starts {
+		if i := slices.IndexFunc(list.Runs, func(r *replay.Run) bool { return r.ID.String() == row.Run() }); i >= 0 {
+			row.Ran = list.Runs[i]
+		}
+	}
+	return err
 }
 
 // timeAsTyped converts a time without zone or seconds to RFC 3339 in UTC. Other texts are returned
@@ -143,17 +342,31 @@ func (a *audit) summary() string {
 	if a.People {
 		by = "people"
 	}
+	when := ""
+	if start, err := time.Parse(time.DateOnly, a.Day); err == nil {
+		when = ", " + strings.ToLower(dayInWords(start, time.Now())[:1]) + dayInWords(start, time.Now())[1:]
+		if strings.Contains(when, " 20") {
+			when = ", " + dayInWords(start, time.Now())
+		}
+	}
 	if len(a.Rows) == 0 {
-		if a.Used {
-			return "No action by " + by + " matches."
+		if a.Used || a.Day != "" {
+			return "No action by " + by + " matches" + when + "."
 		}
 		return "No actions by " + by + " yet. This page shows each move of a dead letter and each action of a user."
 	}
-	actors := map[string]bool{}
+	actors := map[string]int{}
+	var names []string
 	for i := range a.Rows {
-		actors[a.Rows[i].Actor] = true
+		if actors[a.Rows[i].Actor]++; actors[a.Rows[i].Actor] == 1 {
+			names = append(names, a.Rows[i].Actor)
+		}
+	}
+	who := strings.Join(names[:min(len(names), 4)], ", ")
+	if more := len(names) - 4; more > 0 {
+		who += " and " + number(more) + " more"
 	}
 	latest := &a.Rows[0]
-	return map[bool]string{true: "Matching actions by ", false: "Actions by "}[a.Used] + by + ": " +
-		plural(len(actors), "actor") + " on this page; the latest action by " + latest.Actor + ", " + ago(latest.At) + "."
+	return map[bool]string{true: "Matching actions by ", false: "Actions by "}[a.Used] + by + when + ": " + who +
+		" on this page; the latest by " + latest.Actor + ", " + ago(latest.At) + "."
 }

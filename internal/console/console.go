@@ -68,6 +68,7 @@ func New(config Config) *Console {
 	c.page("/dead-letters/{id}", c.deadLetter)
 	c.action("/views", c.saveView)
 	c.action("/views/{name}/delete", c.deleteView)
+	c.action("/views/{name}/move", c.moveView)
 	c.page("/dead-letters/export", c.exportForm)
 	c.mux.HandleFunc("POST /dead-letters/export", c.export)
 	c.mux.HandleFunc("GET /chart/{file}", c.chartFile)

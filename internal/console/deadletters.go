@@ -168,6 +168,36 @@ func (c *Console) deleteView(in *request) (*done, error) {
 	return &done{To: "/dead-letters", Flash: flash{Text: "Deleted view " + in.PathValue("name") + "."}}, nil
 }
 
+// moveView moves a view to the left or to the right among the views that the viewer sees. A team shares the order.
+func (c *Console) moveView(in *request) (*done, error) {
+	if why := missingRole(in.me(), access.Operator); why != "" {
+		return nil, &api.Problem{Status: http.StatusForbidden, Detail: "ordering the saved views " + why}
+	}
+	views, err := call(in, api.ListViews, api.ViewsInput{})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, v := range views.Views {
+		if !slices.Contains(names, v.Name) {
+			names = append(names, v.Name)
+		}
+	}
+	at := slices.Index(names, in.PathValue("name"))
+	if at < 0 {
+		return nil, &api.Problem{Status: http.StatusNotFound, Detail: "saved view " + in.PathValue("name") + ": not found"}
+	}
+	to := max(at-1, 0)
+	if in.PostFormValue("to") == "down" {
+		to = min(at+1, len(names)-1)
+	}
+	names[at], names[to] = names[to], names[at]
+	if _, err := call(in, api.OrderViews, api.OrderViewsInput{Body: api.OrderViewsBody{Names: names}}); err != nil {
+		return nil, err
+	}
+	return &done{To: "/dead-letters"}, nil
+}
+
 // with returns the address of the page with one parameter changed, or removed if value is "".
 func (in *request) with(name, value string) string {
 	query := in.URL.Query()

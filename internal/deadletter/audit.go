@@ -24,6 +24,7 @@ type AuditFilter struct {
 	Text          string     `json:"text,omitempty"`
 	ConfigVersion string     `json:"configVersion,omitempty"`
 	Operation     string     `json:"operation,omitempty"`
+	Grouped       bool       `json:"grouped,omitempty"`
 	After         *time.Time `json:"after,omitempty"`
 	Before        *time.Time `json:"before,omitempty"`
 }

@@ -21,7 +21,7 @@ type SavedView struct {
 	UpdatedAt time.Time `json:"updatedAt" doc:"When the view was last changed."`
 }
 
-// SavedViews returns the views of actor, then those that others share.
+// SavedViews returns the views of actor and those that others share, in their order (OrderViews).
 func (s *Store) SavedViews(ctx context.Context, actor string) ([]SavedView, error) {
 	rows, err := dbsqlc.New(s.DB()).Views(ctx, actor)
 	views := make([]SavedView, len(rows))
@@ -67,5 +67,15 @@ func (s *Store) SaveView(ctx context.Context, v *SavedView, actor string) error 
 func (s *Store) DeleteView(ctx context.Context, name, owner, actor string) error {
 	return AsMoveError(s.InTx(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).DeleteView(ctx, dbsqlc.DeleteViewParams{Name: name, Owner: owner, Actor: actor})
+	}))
+}
+
+// OrderViews puts the views that actor sees in the order of names. Views that are not named come after them.
+func (s *Store) OrderViews(ctx context.Context, names []string, actor string) error {
+	if names == nil {
+		names = []string{}
+	}
+	return AsMoveError(s.InTx(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).OrderViews(ctx, dbsqlc.OrderViewsParams{Names: names, Actor: actor})
 	}))
 }

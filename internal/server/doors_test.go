@@ -33,6 +33,7 @@ var consoleRequests = map[string][]string{
 	"get-group":          {"GET /groups/{id}/same"},
 	"set-group":          {"POST /groups/{id}/same?do=open"},
 	"save-view":          {"POST /views?name=of+the+walk&q=status:manual"},
+	"order-views":        {"POST /views/of%20the%20walk/move?to=up"},
 	"delete-view":        {"POST /views/none/delete"},
 	"list-replays":       {"GET /replays"},
 	"get-replay":         {"GET /replays/{id}"},

@@ -243,6 +243,7 @@ var operations = []operation{
 	{"list-views", "GET", "/api/dlq/views", access.Reader, "", "", ""},
 	{"get-view", "GET", "/api/dlq/views/none", access.Reader, "", "none", ""},
 	{"save-view", "PUT", "/api/dlq/views/of%20the%20walk", access.Reader, `{"query": "status:manual"}`, "", ""},
+	{"order-views", "POST", "/api/dlq/views-order", access.Operator, `{"names": ["of the walk"]}`, "", ""},
 	{"delete-view", "DELETE", "/api/dlq/views/none", access.Reader, "", "none", ""},
 	{"list-replays", "GET", "/api/dlq/replays", access.Reader, "", "", ""},
 	{"get-replay", "GET", "/api/dlq/replays/{id}", access.Reader, "", "run", ""},

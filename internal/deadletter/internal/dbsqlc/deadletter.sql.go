@@ -608,6 +608,20 @@ func (q *Queries) OperationEntries(ctx context.Context, arg OperationEntriesPara
 	return items, nil
 }
 
+const OrderViews = `-- name: OrderViews :exec
+SELECT dlq.order_views($1::text[], $2::text)
+`
+
+type OrderViewsParams struct {
+	Names []string
+	Actor string
+}
+
+func (q *Queries) OrderViews(ctx context.Context, arg OrderViewsParams) error {
+	_, err := q.db.Exec(ctx, OrderViews, arg.Names, arg.Actor)
+	return err
+}
+
 const Preview = `-- name: Preview :many
 SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries
 FROM dlq.preview($1::jsonb) p
