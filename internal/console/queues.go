@@ -30,6 +30,9 @@ type queueRow struct {
 	Why string // why the viewer cannot pause or resume it; "" if they can
 }
 
+// Waiting returns the number of jobs that a pause would hold.
+func (q *queueRow) Waiting() int64 { return q.Available + q.Retryable + q.Scheduled }
+
 type breakerRow struct {
 	breaker.Status
 

@@ -93,6 +93,21 @@ func (c *Console) system(in *request) (*view, error) {
 	return &view{Template: "system", Title: "System", Data: s, Interval: systemInterval, Section: "/system"}, nil
 }
 
+// Failing returns the parts that do not work.
+func (s *system) Failing() []part { return s.partsThat(false) }
+
+// Working returns the parts that work.
+func (s *system) Working() []part { return s.partsThat(true) }
+
+func (s *system) partsThat(work bool) (list []part) {
+	for _, p := range s.Parts {
+		if p.OK == work {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
 // Observing reports whether dlqd is attached to an application's River with all automatic
 // redelivery off.
 func (s *system) Observing() bool { return s.Automatic.Attached && !anyOn(s.Automatic.Switches) }
