@@ -61,7 +61,8 @@ SELECT j.id::bigint AS id, j.state::text AS state, j.queue::text AS queue, coale
     coalesce(j.finalized_at, 'epoch')::timestamptz AS finalized_at,
     coalesce(j.attempted_by, '')::text AS attempted_by, coalesce(j.held_for, '')::text AS held_for,
     j.cancelling::boolean AS cancelling,
-    coalesce(j.entry_id, '00000000-0000-0000-0000-000000000000')::uuid AS entry_id, coalesce(j.errors, '[]')::jsonb AS errors,
+    coalesce(j.entry_id, '00000000-0000-0000-0000-000000000000')::uuid AS entry_id,
+    coalesce(j.errors, '[]')::jsonb AS errors,
     coalesce(j.args, 'null')::jsonb AS args
 FROM dlq.show_jobs(@ids::bigint[], @everything::boolean) j;
 

@@ -134,7 +134,8 @@ func (s *service) registerJobs(api huma.API) {
 				return nil, err
 			}
 			if verb.name == "retry" && before.State == "cancelled" && before.DeadLetter != nil {
-				return nil, huma.Error409Conflict(fmt.Sprintf("job %d: has dead letter %s; replay that", in.ID, before.DeadLetter.ID))
+				return nil, huma.Error409Conflict(
+					fmt.Sprintf("job %d: has dead letter %s; replay that", in.ID, before.DeadLetter.ID))
 			}
 			act := fmt.Sprintf("%s job %d", verb.done, in.ID)
 			err = s.Store.Record(ctx, "queue "+before.Queue, act, in.Body.act(ctx), func(tx pgx.Tx) error {
@@ -150,8 +151,9 @@ func (s *service) registerJobs(api huma.API) {
 					}
 				case !slices.Contains(verb.states, state):
 					return &deadletter.MoveError{
-						Kind:   deadletter.ErrNotAllowed,
-						Detail: fmt.Sprintf("job %d: cannot %s from %s (allowed: %s)", in.ID, verb.name, state, strings.Join(verb.states, ", ")),
+						Kind: deadletter.ErrNotAllowed,
+						Detail: fmt.Sprintf("job %d: cannot %s from %s (allowed: %s)", in.ID, verb.name, state,
+							strings.Join(verb.states, ", ")),
 					}
 				}
 				_, err = verb.run(ctx, tx, in.ID)
@@ -190,13 +192,15 @@ func (s *service) getJob(ctx context.Context, in *JobInput) (*JobDetail, error) 
 		return nil, s.problem(ctx, err)
 	}
 	if job == nil {
-		return nil, huma.Error404NotFound(fmt.Sprintf("job %d: no such job; it never existed, or River has deleted it", in.ID))
+		return nil, huma.Error404NotFound(
+			fmt.Sprintf("job %d: no such job; it never existed, or River has deleted it", in.ID))
 	}
 	out := &JobDetail{Job: *job, Errors: failures}
 	if string(args) != "null" {
 		out.Args = args
 	}
-	found, err := s.Store.Search(ctx, deadletter.Page{Filter: filter.Filter{JobID: []int64{in.ID}}, Limit: 1}, searchBudget)
+	page := deadletter.Page{Filter: filter.Filter{JobID: []int64{in.ID}}, Limit: 1}
+	found, err := s.Store.Search(ctx, page, searchBudget)
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}

@@ -100,8 +100,9 @@ func (r *auditRow) FilterText() string {
 
 // operationVerbs are the actions of operations as what a person did.
 var operationVerbs = map[string]string{
-	"discard": "discarded", "resolve": "resolved", "park": "parked", "unpark": "returned to automatic", "reopen": "reopened",
-	"assign": "assigned", "tag": "tagged", "note": "noted", "purge": "purged", "undo": "undid an operation on",
+	"discard": "discarded", "resolve": "resolved", "park": "parked", "unpark": "returned to automatic",
+	"reopen": "reopened", "assign": "assigned", "tag": "tagged", "note": "noted", "purge": "purged",
+	"undo": "undid an operation on",
 }
 
 // Words says what was done.
@@ -274,7 +275,8 @@ func (c *Console) audit(in *request) (*view, error) {
 	}
 	for i := range page.Moves {
 		row := auditRow{AuditRow: page.Moves[i]}
-		if day := row.At.UTC().Truncate(24 * time.Hour); i == 0 || !day.Equal(page.Moves[i-1].At.UTC().Truncate(24*time.Hour)) {
+		day := dayOf(row.At)
+		if i == 0 || !day.Equal(dayOf(page.Moves[i-1].At)) {
 			row.Day, row.DayStart = dayInWords(day, in.now), day
 		}
 		a.Rows = append(a.Rows, row)
@@ -292,9 +294,12 @@ func (c *Console) audit(in *request) (*view, error) {
 	return v, nil
 }
 
+// dayOf returns the beginning of the day (UTC).
+func dayOf(at time.Time) time.Time { return at.UTC().Truncate(24 * time.Hour) }
+
 // dayInWords names a day (UTC).
 func dayInWords(day, now time.Time) string {
-	switch today := now.UTC().Truncate(24 * time.Hour); {
+	switch today := dayOf(now); {
 	case day.Equal(today):
 		return "Today"
 	case day.Equal(today.AddDate(0, 0, -1)):
@@ -307,7 +312,8 @@ func dayInWords(day, now time.Time) string {
 func (a *audit) readRuns(in *request) error {
 	var starts []*auditRow
 	for i := range a.Rows {
-		if row := &a.Rows[i]; row.EntryID == nil && row.Run() != "" && strings.HasSuffix(fmt.Sprint(deref(row.Reason)), ": started") {
+		row := &a.Rows[i]
+		if row.EntryID == nil && row.Run() != "" && strings.HasSuffix(fmt.Sprint(deref(row.Reason)), ": started") {
 			starts = append(starts, row)
 		}
 	}

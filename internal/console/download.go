@@ -54,7 +54,8 @@ func (c *Console) exportForm(in *request) (*view, error) {
 		command += " " + shellQuoted(e.Query)
 	}
 	e.Copies = copies(command, "SELECT * FROM dlq.find("+sqlQuoted(in.filterJSON(e.Query))+");", //nolint:unqueryvet // for people
-		curlPost(in, api.Export, api.ExportInput{Body: api.ExportInputBody{Filter: api.EntryFilter{Q: e.Query}, Format: "csv"}}))
+		curlPost(in, api.Export,
+			api.ExportInput{Body: api.ExportInputBody{Filter: api.EntryFilter{Q: e.Query}, Format: "csv"}}))
 	return v, nil
 }
 
@@ -64,7 +65,8 @@ func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
 	if err := r.ParseForm(); err != nil {
 		c.answer(w, in, nil, &api.Problem{
-			Status: http.StatusRequestEntityTooLarge, Title: "Invalid form", Detail: "the form is malformed, or larger than 4 MiB",
+			Status: http.StatusRequestEntityTooLarge, Title: "Invalid form",
+			Detail: "the form is malformed, or larger than 4 MiB",
 		})
 		return
 	}
@@ -74,7 +76,11 @@ func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 	}
 	sent, err := api.Export.Request(&api.ExportInput{Body: body})
 	if err == nil {
-		answer := &download{ResponseWriter: w, name: "dead-letters." + map[bool]string{true: "csv", false: "ndjson"}[body.Format == "csv"]}
+		name := "dead-letters.ndjson"
+		if body.Format == "csv" {
+			name = "dead-letters.csv"
+		}
+		answer := &download{ResponseWriter: w, name: name}
 		if err = c.serve(r.Context(), r, sent, answer); err == nil && answer.status < http.StatusBadRequest {
 			return
 		}
@@ -138,7 +144,8 @@ func (d *download) Unwrap() http.ResponseWriter { return d.ResponseWriter }
 func (c *Console) chartFile(w http.ResponseWriter, r *http.Request) {
 	in := c.request(r)
 	var flow api.Report[analytics.Series]
-	err := readIfAllowed(in, api.GetFlow, api.FlowInput{WindowInput: api.WindowInput{Over: "24h"}, By: "class", Step: "hour"}, &flow)()
+	err := readIfAllowed(in, api.GetFlow,
+		api.FlowInput{WindowInput: api.WindowInput{Over: "24h"}, By: "class", Step: "hour"}, &flow)()
 	name := r.PathValue("file")
 	if err == nil && (len(flow.Rows) == 0 || name != "backlog.csv" && name != "backlog.svg") {
 		err = &api.Problem{Status: http.StatusNotFound, Detail: "there is no chart " + name + " to download"}

@@ -174,8 +174,8 @@ func (j *jobs) summary(queue *api.Queue, counts map[string]int64) string {
 		text = "Jobs of " + j.Queue + " that are " + j.State.Word + ", the latest first."
 	}
 	if j.State.Name == "scheduled" && queue.Held > 0 {
-		text += " " + plural(queue.Held, "message waits", "messages wait") + " for a breaker or for an earlier message of the " +
-			"same ordering key."
+		text += " " + plural(queue.Held, "message waits", "messages wait") + " for a breaker or for an earlier message of " +
+			"the same ordering key."
 	}
 	if queue.PausedAt != nil {
 		text += " The queue is paused: no job starts."
@@ -330,8 +330,8 @@ func (j *jobPage) state() string {
 		}
 		return "Scheduled: the attempt begins " + until(j.ScheduledAt) + "."
 	case "completed":
-		return "Completed " + ago(j.FinalizedAt) + ", after " + plural(j.Attempt, "attempt") + ". River deletes completed jobs " +
-			"after a day, unless the application has set another time; then this page ends."
+		return "Completed " + ago(j.FinalizedAt) + ", after " + plural(j.Attempt, "attempt") + ". River deletes completed " +
+			"jobs after a day, unless the application has set another time; then this page ends."
 	case "cancelled":
 		if j.DeadLetter != nil {
 			return "Its worker gave it up " + ago(j.FinalizedAt) + "; it has a dead letter."

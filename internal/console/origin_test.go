@@ -11,8 +11,8 @@ func TestAudit_NamesBrowsers(t *testing.T) {
 	for origin, words := range map[string]string{
 		"API, from 10.0.0.7 (console, Mozilla/5.0 [Macintosh; Intel Mac OS X 10_15_7] AppleWebKit/537.36 [KHTML, like " +
 			"Gecko] Chrome/131.0.0.0 Safari/537.36)": "Chrome on Mac, 10.0.0.7",
-		"API, from 10.0.0.7 (console, Mozilla/5.0 [X11; Linux x86_64; rv:132.0] Gecko/20100101 Firefox/132.0)": "Firefox on " +
-			"Linux, 10.0.0.7",
+		"API, from 10.0.0.7 (console, Mozilla/5.0 [X11; Linux x86_64; rv:132.0] Gecko/20100101 " +
+			"Firefox/132.0)": "Firefox on Linux, 10.0.0.7",
 		"API, from ::1 (console, Mozilla/5.0 [iPhone; CPU iPhone OS 18_1 like Mac OS X] AppleWebKit/605.1.15 [KHTML, like " +
 			"Gecko] Version/18.1 Mobile/15E148 Safari/604.1), on behalf of lee": "Safari on iPhone, ::1, on behalf of lee",
 		"API, from 10.0.0.7 (console, )":            "a browser, 10.0.0.7",

@@ -92,7 +92,10 @@ func (s *search) find(in *request) error {
 			queues, _, err := callIfAllowed(in, api.ListQueues, api.None{})
 			for _, q := range queues.Queues {
 				if strings.Contains(strings.ToLower(q.Name), lower) {
-					add(found{Of: "queue", Name: q.Name, Detail: plural(q.DeadLetters, "dead letter"), Path: "/queues#" + url.PathEscape(q.Name)})
+					add(found{
+						Of: "queue", Name: q.Name, Detail: plural(q.DeadLetters, "dead letter"),
+						Path: "/queues#" + url.PathEscape(q.Name),
+					})
 				}
 				if q.Destination != "" && strings.Contains(strings.ToLower(q.Destination), lower) {
 					add(found{
@@ -120,7 +123,10 @@ func (s *search) find(in *request) error {
 		looks = append(looks, func() error {
 			job, ok, err := lookUp(in, api.GetJob, api.JobInput{ID: id})
 			if ok {
-				add(found{Of: "job", Name: strconv.FormatInt(id, 10), Detail: jobMark(job.State).Word, Path: (&jobRow{job.Job}).Path(), exact: true})
+				add(found{
+					Of: "job", Name: strconv.FormatInt(id, 10), Detail: jobMark(job.State).Word, Path: (&jobRow{job.Job}).Path(),
+					exact: true,
+				})
 			}
 			return err
 		}, func() error { return s.findEntries(in, "job", digitsOf(text), add) })
@@ -129,7 +135,9 @@ func (s *search) find(in *request) error {
 		looks = append(looks, func() error {
 			message, ok, err := lookUp(in, api.GetMessage, api.MessageInput{MessageID: text})
 			if ok {
-				add(found{Of: "message", Name: text, Detail: string(message.State), Path: "/messages/" + url.PathEscape(text), exact: true})
+				add(found{
+					Of: "message", Name: text, Detail: string(message.State), Path: "/messages/" + url.PathEscape(text), exact: true,
+				})
 			}
 			return err
 		})
@@ -167,7 +175,10 @@ func (s *search) find(in *request) error {
 			add(found{Of: "page", Name: section.Name, Path: section.Path})
 		}
 	}
-	order := []string{"dead letter", "message", "job", "replay run", "operation", "approval", "group", "page", "queue", "destination", "person", "view"}
+	order := []string{
+		"dead letter", "message", "job", "replay run", "operation", "approval", "group", "page", "queue", "destination",
+		"person", "view",
+	}
 	slices.SortStableFunc(s.Found, func(a, b found) int {
 		if a.Of != b.Of {
 			return slices.Index(order, a.Of) - slices.Index(order, b.Of)
@@ -175,11 +186,17 @@ func (s *search) find(in *request) error {
 		return strings.Compare(a.Name, b.Name)
 	})
 	s.Found = slices.Compact(s.Found)
-	s.Tries = []found{{Of: "errors", Name: "Dead letters whose error contains “" + text + "”", Path: "/dead-letters?q=" + url.QueryEscape(quoted(text))}}
+	s.Tries = []found{{
+		Of: "errors", Name: "Dead letters whose error contains “" + text + "”",
+		Path: "/dead-letters?q=" + url.QueryEscape(quoted(text)),
+	}}
 	if personName.MatchString(text) {
-		s.Tries = append(s.Tries, found{Of: "audit", Name: "What " + text + " did", Path: "/audit?actor=" + url.QueryEscape(text)})
+		s.Tries = append(s.Tries,
+			found{Of: "audit", Name: "What " + text + " did", Path: "/audit?actor=" + url.QueryEscape(text)})
 	}
-	s.Tries = append(s.Tries, found{Of: "audit", Name: "Notes and reasons that contain “" + text + "”", Path: "/audit?text=" + url.QueryEscape(text)})
+	s.Tries = append(s.Tries, found{
+		Of: "audit", Name: "Notes and reasons that contain “" + text + "”", Path: "/audit?text=" + url.QueryEscape(text),
+	})
 	return nil
 }
 
@@ -190,7 +207,8 @@ func (s *search) findByID(in *request, id string, add func(found)) []func() erro
 			entry, ok, err := lookUp(in, api.GetEntry, api.EntryInput{ID: id})
 			if ok {
 				add(found{
-					Of: "dead letter", Name: id, Detail: statusOf(entry.Status).Word + ", " + entry.Queue, Path: "/dead-letters/" + id, exact: true,
+					Of: "dead letter", Name: id, Detail: statusOf(entry.Status).Word + ", " + entry.Queue,
+					Path: "/dead-letters/" + id, exact: true,
 				})
 			}
 			return err
@@ -205,7 +223,10 @@ func (s *search) findByID(in *request, id string, add func(found)) []func() erro
 		func() error {
 			operation, ok, err := lookUp(in, api.GetOperation, api.GetOperationInput{OperationInput: api.OperationInput{ID: id}})
 			if ok {
-				add(found{Of: "operation", Name: id, Detail: operation.Action + " by " + operation.Actor, Path: "/operations/" + id, exact: true})
+				add(found{
+					Of: "operation", Name: id, Detail: operation.Action + " by " + operation.Actor, Path: "/operations/" + id,
+					exact: true,
+				})
 			}
 			return err
 		},
@@ -228,7 +249,10 @@ func (s *search) findEntries(in *request, field, value string, add func(found)) 
 	if ok {
 		for i := range page.Entries {
 			e := &page.Entries[i]
-			add(found{Of: "dead letter", Name: e.ID.String(), Detail: statusOf(e.Status).Word + ", " + e.Queue, Path: "/dead-letters/" + e.ID.String()})
+			add(found{
+				Of: "dead letter", Name: e.ID.String(), Detail: statusOf(e.Status).Word + ", " + e.Queue,
+				Path: "/dead-letters/" + e.ID.String(),
+			})
 		}
 	}
 	return err

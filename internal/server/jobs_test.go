@@ -49,7 +49,9 @@ func TestJobs_ListInOrder(t *testing.T) {
 	require.IsDecreasing(t, completed, "what has ended: the latest first")
 	require.Len(t, list(b.token(access.Reader, access.Scope{{Kinds: []string{"order.*"}}}), "scheduled"), 10)
 	require.Empty(t, list(b.token(access.Reader, access.Scope{{Queues: []string{"mailqueue"}}}), "scheduled"))
-	for _, query := range []string{"state=running", "queue=pay_eu", "queue=pay_eu&state=dead", "queue=pay_eu&state=running&cursor=x"} {
+	for _, query := range []string{
+		"state=running", "queue=pay_eu", "queue=pay_eu&state=dead", "queue=pay_eu&state=running&cursor=x",
+	} {
 		status, out := b.as(reader, "GET", "/api/jobs?"+query, "")
 		require.Equal(t, http.StatusUnprocessableEntity, status, out)
 	}
@@ -135,9 +137,10 @@ func TestSearch_FindsByIDAndName(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
 	admin := b.token(access.Admin, nil)
-	entry := b.ids["pay_eu/order.paid"]
+	entry, job := b.ids["pay_eu/order.paid"], b.jobs["pay_eu/order.paid"]
 	to := func(token, text string) string {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/search?q="+url.QueryEscape(text), nil)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			b.base+"/search?q="+url.QueryEscape(text), nil)
 		require.NoError(t, err)
 		request.Header.Set("Authorization", "Bearer "+token)
 		request.Header.Set("Accept", "text/html")
@@ -150,13 +153,13 @@ func TestSearch_FindsByIDAndName(t *testing.T) {
 	for text, path := range map[string]string{
 		entry: "/dead-letters/" + entry, " " + strings.ToUpper(entry): "/dead-letters/" + entry,
 		b.runs["pay_eu"]: "/replays/" + b.runs["pay_eu"], b.done["pay_eu"]: "/operations/" + b.done["pay_eu"],
-		b.approvals["pay_eu"]: "/approvals/" + b.approvals["pay_eu"], b.jobs["pay_eu/order.paid"]: "/jobs/" + b.jobs["pay_eu/order.paid"],
+		b.approvals["pay_eu"]: "/approvals/" + b.approvals["pay_eu"], job: "/jobs/" + job,
 		"pay": "", "nothing like this": "",
 	} {
 		require.Equal(t, path, to(admin, text), text)
 	}
 	elsewhere := b.token(access.Admin, access.Scope{{Queues: []string{"mailqueue"}}})
-	for _, id := range []string{entry, b.runs["pay_eu"], b.done["pay_eu"], b.approvals["pay_eu"], b.jobs["pay_eu/order.paid"]} {
+	for _, id := range []string{entry, b.runs["pay_eu"], b.done["pay_eu"], b.approvals["pay_eu"], job} {
 		require.Empty(t, to(elsewhere, id))
 	}
 	_, page := b.browse(admin, "/search?q=pay")

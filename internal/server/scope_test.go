@@ -84,7 +84,9 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		for _, config := range configs {
 			config(c)
 		}
-	}}), ids: map[string]string{}, jobs: map[string]string{}, runs: map[string]string{}, approvals: map[string]string{}, done: map[string]string{}}
+	}})}
+	b.ids, b.jobs, b.runs = map[string]string{}, map[string]string{}, map[string]string{}
+	b.approvals, b.done = map[string]string{}, map[string]string{}
 	b.tokens = access.NewStore(b.pool, postgres.DefaultSchemas())
 	exec := func(sql string, args ...any) {
 		_, err := b.pool.Exec(t.Context(), sql, args...)
@@ -108,7 +110,10 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		"SELECT queue || '/' || kind, id::text, river_job_id::text FROM dlq.dead_letter_queue")
 	require.NoError(t, err)
 	var name, id, job string
-	_, err = pgx.ForEachRow(rows, []any{&name, &id, &job}, func() error { b.ids[name], b.jobs[name] = id, job; return nil })
+	_, err = pgx.ForEachRow(rows, []any{&name, &id, &job}, func() error {
+		b.ids[name], b.jobs[name] = id, job
+		return nil
+	})
 	require.NoError(t, err)
 	// dlqd may be refreshing the rollups at the same time.
 	exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
@@ -393,7 +398,8 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 					}
 					label := fmt.Sprintf("%s: %s, %s: %s %s, %s", s.name, role, o.id, o.method, o.path, target)
 					if inScope && (o.targetType == "entry" || o.targetType == "job" || o.targetType == "run" ||
-						o.targetType == "operation" || o.targetType == "approval" && o.method == "POST") && may && o.role == access.Operator {
+						o.targetType == "operation" || o.targetType == "approval" && o.method == "POST") && may &&
+						o.role == access.Operator {
 						continue // would change what other cases read; see TestScope_LimitsMoves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
