@@ -78,11 +78,11 @@ func (r *auditRow) Whole() bool { return r.EntryID == nil && r.Operation != nil 
 
 // operationDone is the detail of an operation in the audit trail.
 type operationDone struct {
-	Filter           json.RawMessage
-	Entries, Changed int64
-	Undoes           string
-	Assignee         *string
-	Tags             []string
+	Filter   json.RawMessage `json:"filter"`
+	Entries  int64           `json:"entries"`
+	Changed  int64           `json:"changed"`
+	Assignee *string         `json:"assignee"`
+	Tags     []string        `json:"tags"`
 }
 
 func (r *auditRow) done() (d operationDone) {

@@ -170,13 +170,14 @@ func (c *Console) chartFile(w http.ResponseWriter, r *http.Request) {
 func (c *chart) csv() []byte {
 	var out bytes.Buffer
 	w := csv.NewWriter(&out)
-	row := []string{"from"}
+	row := make([]string, 0, 1+len(c.Bands))
+	row = append(row, "from")
 	for _, b := range c.Bands {
 		row = append(row, b.Name)
 	}
 	_ = w.Write(row) // a bytes.Buffer returns no error
 	for i, start := range c.Starts {
-		row = []string{start.UTC().Format(time.RFC3339)}
+		row = append(row[:0], start.UTC().Format(time.RFC3339))
 		for _, b := range c.Bands {
 			row = append(row, strconv.FormatInt(b.Values[i], 10))
 		}
@@ -197,11 +198,12 @@ func (c *chart) file() string {
 	head, rest, _ := strings.Cut(image, ">")
 	head = strings.Replace(head, `width="100%"`, `width="960"`, 1)
 	head = strings.Replace(head, "<svg", `<svg xmlns="http://www.w3.org/2000/svg"`, 1)
-	legend := `<g transform="translate(0 ` + fmt.Sprint(chartHeight) + `)">`
+	var legend strings.Builder
+	fmt.Fprintf(&legend, `<g transform="translate(0 %g)">`, chartHeight)
 	for i, b := range c.Bands {
-		legend += fmt.Sprintf(`<rect class="series-%d" x="%d" y="6" width="10" height="10"/><text x="%d" y="15">%s</text>`,
+		fmt.Fprintf(&legend, `<rect class="series-%d" x="%d" y="6" width="10" height="10"/><text x="%d" y="15">%s</text>`,
 			i+1, 150*i, 150*i+15, template.HTMLEscapeString(b.Name))
 	}
 	head = strings.Replace(head, fmt.Sprintf(`height="%g"`, chartHeight), fmt.Sprintf(`height="%g"`, chartHeight+24), 1)
-	return head + ">" + chartStyle + strings.TrimSuffix(rest, "</svg>") + legend + "</g></svg>"
+	return head + ">" + chartStyle + strings.TrimSuffix(rest, "</svg>") + legend.String() + "</g></svg>"
 }

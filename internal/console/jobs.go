@@ -259,7 +259,10 @@ func (c *Console) showJob(in *request, id int64, live string) (*view, error) {
 	j.Mark = (&jobRow{j.Job}).Mark()
 	j.Payload, j.Hidden = j.Args, len(j.Args) == 0
 	if j.MessageID != "" {
-		var message struct{ Payload, Headers json.RawMessage }
+		var message struct {
+			Payload json.RawMessage `json:"payload"`
+			Headers json.RawMessage `json:"headers"`
+		}
 		if json.Unmarshal(j.Args, &message) == nil {
 			j.Payload, j.Headers = message.Payload, message.Headers
 		}

@@ -87,35 +87,7 @@ func (s *search) find(in *request) error {
 		defer mu.Unlock()
 		s.Found = append(s.Found, f)
 	}
-	looks := []func() error{
-		func() error {
-			queues, _, err := callIfAllowed(in, api.ListQueues, api.None{})
-			for _, q := range queues.Queues {
-				if strings.Contains(strings.ToLower(q.Name), lower) {
-					add(found{
-						Of: "queue", Name: q.Name, Detail: plural(q.DeadLetters, "dead letter"),
-						Path: "/queues#" + url.PathEscape(q.Name),
-					})
-				}
-				if q.Destination != "" && strings.Contains(strings.ToLower(q.Destination), lower) {
-					add(found{
-						Of: "destination", Name: q.Destination, Detail: "its dead letters",
-						Path: "/dead-letters?q=" + url.QueryEscape(query("destination", q.Destination)),
-					})
-				}
-			}
-			return err
-		},
-		func() error {
-			views, _, err := callIfAllowed(in, api.ListViews, api.ViewsInput{})
-			for _, v := range views.Views {
-				if strings.Contains(strings.ToLower(v.Name), lower) {
-					add(found{Of: "view", Name: v.Name, Detail: v.Query, Path: (&list{}).ViewPath(v)})
-				}
-			}
-			return err
-		},
-	}
+	looks := findByName(in, lower, add)
 	if id, err := uuid.Parse(text); err == nil {
 		looks = append(looks, s.findByID(in, id.String(), add)...)
 	}
@@ -198,6 +170,39 @@ func (s *search) find(in *request) error {
 		Of: "audit", Name: "Notes and reasons that contain “" + text + "”", Path: "/audit?text=" + url.QueryEscape(text),
 	})
 	return nil
+}
+
+// findByName looks for queues, destinations and views whose name contains a text in lower case.
+func findByName(in *request, lower string, add func(found)) []func() error {
+	return []func() error{
+		func() error {
+			queues, _, err := callIfAllowed(in, api.ListQueues, api.None{})
+			for _, q := range queues.Queues {
+				if strings.Contains(strings.ToLower(q.Name), lower) {
+					add(found{
+						Of: "queue", Name: q.Name, Detail: plural(q.DeadLetters, "dead letter"),
+						Path: "/queues#" + url.PathEscape(q.Name),
+					})
+				}
+				if q.Destination != "" && strings.Contains(strings.ToLower(q.Destination), lower) {
+					add(found{
+						Of: "destination", Name: q.Destination, Detail: "its dead letters",
+						Path: "/dead-letters?q=" + url.QueryEscape(query("destination", q.Destination)),
+					})
+				}
+			}
+			return err
+		},
+		func() error {
+			views, _, err := callIfAllowed(in, api.ListViews, api.ViewsInput{})
+			for _, v := range views.Views {
+				if strings.Contains(strings.ToLower(v.Name), lower) {
+					add(found{Of: "view", Name: v.Name, Detail: v.Query, Path: (&list{}).ViewPath(v)})
+				}
+			}
+			return err
+		},
+	}
 }
 
 // findByID looks for what has a UUID.

@@ -59,7 +59,7 @@ func (j *Job) HasEnded() bool { return endedStates[j.State] }
 func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *JobPlace, limit int,
 ) (jobs []Job, next *JobPlace, err error) {
 	queries := dbsqlc.New(db)
-	input := dbsqlc.ListJobsParams{Queue: queue, State: state, MaxJobs: int32(limit + 1)} //nolint:gosec // a page
+	input := dbsqlc.ListJobsParams{Queue: queue, State: state, MaxJobs: int32(limit + 1)}
 	if after != nil {
 		input.After, input.AfterID = &after.At, &after.ID
 	}
